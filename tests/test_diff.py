@@ -189,13 +189,6 @@ def test_the_exit_status_says_whether_the_models_are_equivalent(cli, words, chan
     assert (said in run.stdout.replace("\n", " ")) == (status == 0)
 
 
-def test_a_margin_within_the_interval_is_undecided(cli, words):
-    (low, high) = (cli("analyze.py", "measure=diff", *words("changed")).result.scalars[f"kl_{end}"]
-                   for end in ("low", "high"))  # fmt: skip
-    run = cli("analyze.py", "measure=diff", *words("changed", f"measure.margin.kl={(low + high) / 2}"))
-    assert run.status == 3, run.stderr
-
-
 def test_few_documents_have_no_interval_and_decide_nothing(cli, words):
     few = ["measure.tokens=64", "measure.tokens_per_part=64", "measure.margin.flips=0.5"]
     run = cli("analyze.py", "measure=diff", *words("changed", *few))

@@ -5,6 +5,7 @@ A wait in a loop over batches, layers or layer pairs has its reason in `REASONS`
 
 from functools import partial
 from itertools import product
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -16,15 +17,18 @@ import tiny
 from fake_device import FakeDevice, move
 from test_work import KINDS, OUTPUTS
 from thinkalike import measures
-from thinkalike.config import instrument, measure_module, measure_schema
+from thinkalike.config import DataConfig, instrument, measure_module, measure_schema
 from thinkalike.contrib.mlem.differentiable import DifferentiableMLEM
 from thinkalike.data.corpus import TokenRows
-from thinkalike.evaluation.changes import by_part, seen
+from thinkalike.data.stimuli import Stimuli
+from thinkalike.evaluation.changes import by_part, moves, perturbed, seen
 from thinkalike.evaluation.likeness import likeness_of
 from thinkalike.instruments.ruler import alike
 from thinkalike.measures.ridge import Predictor
-from thinkalike.models.parts import changed_parts
-from thinkalike.states.batches import array_batches
+from thinkalike.models.parts import changed_parts, parts_of
+from thinkalike.states.batches import ModelRuns, array_batches, text_batches
+from thinkalike.states.stimuli import stimulus_states
+from thinkalike.states.tokens import Pieces
 from thinkalike.training.recipe import StitchConfig
 from thinkalike.training.stitching import STITCH_LOSSES, Microbatch, StitchTraining, mean_losses
 
@@ -35,23 +39,26 @@ REASONS = {
         rows.refuse_flaws kernel_alignment._refuse_flat measures._refuse_flawed neural.of of_layers.u_centred
         comparators.comparable of_layers._of_ranks neighbours.directions closed_forms.is_constant""",
     "its number is the next one where the caller gives none, as jobs do": "layer_means.next_number",
-    "a few numbers go to the GPU or come from it: once a batch": """
+    "a few numbers go to the GPU or come from it: once a batch, or a weight": """
         measures._means_without_parts layer_means.add prediction.judge ridge.of likeness.fit likeness.judge
-        likeness.output_roots tokens_alone.add tokens_alone.source_states changes.seen changes.distances_of_tokens
-        changes.kl frozen._run batches.pool features.differences""",
+        changes.moves likeness.output_roots tokens_alone.add tokens_alone.source_states changes.seen
+        changes.distances_of_tokens changes.kl frozen._run batches.pool features.differences
+        changes.signed_permutation parts.moved batches.of batches.run tokens.word_states rows.massive""",
     "pairs of stimuli closer than rounding, and copies, are found by value: a shape": """
         neural.squared_distances neural.squared""",
     "how many levels, components, tokens or directions there are is a shape": """
-        comparators.ranks_of_levels measures._components estimates.without_means estimates._inverse_of_positions
+        comparators.ranks_of_levels measures._components estimates.without_means estimates._of_positions
         ridge._fold closed_forms.whitening tokens_alone.__init__ features._differ""",
     "the order of ties is drawn on the host, so that it is that of a CPU": "neighbours.nearest",
     "an assignment is solved on the host": "measures.transport_plan",
+    "states of stimuli are kept on the host: once a batch": "stimuli.stimulus_states",
     "penalties are those of a CPU to the bit, and go to the GPU: once a fit": """
         closed_forms.penalties closed_forms.penalty_of likeness._fitted""",
     "at the end of a fit, once a layer pair": """
         encoding_model._ends differentiable.pearson tokens_alone.beside tokens_alone.r2 tokens_alone._states
         tokens_alone.later_shares""",
 }
+TABLE = pd.DataFrame(torch.randint(3, (ROWS, 3), generator=torch.Generator().manual_seed(0)).numpy(), columns=[*"abc"])
 IN_LOOPS = {place for places in REASONS.values() for place in places.split()}
 
 
@@ -74,19 +81,14 @@ def compared(kind, batches, layers, dtype=torch.float32, **chosen):
     return metric.compute()
 
 
-def table():
-    generator = torch.Generator().manual_seed(0)
-    return pd.DataFrame({name: torch.randint(3, (ROWS,), generator=generator).numpy() for name in "abc"})
-
-
 def explained(_, layers, dtype=torch.float32):
-    model = measures.MLEM(alpha=1.0).fit(table(), states(layers, 0, dtype))
-    measures.feature_importance(model, table(), states(1, 0, dtype), permutations=2)
+    model = measures.MLEM(alpha=1.0).fit(TABLE, states(layers, 0, dtype))
+    measures.feature_importance(model, TABLE, states(1, 0, dtype), permutations=2)
 
 
 def learnt(steps, _, dtype=torch.float32):
     model, layer = measures.MLEM(alpha=1.0), states(1, 0, dtype)[0]
-    features = model.fit(table(), layer).encoder_.encode_values(model.read(table(), layer).values)
+    features = model.fit(TABLE, layer).encoder_.encode_values(model.read(TABLE, layer).values)
     for loss, _ in product(("squared_error", "pearson", "spearman"), range(steps)):
         learning = move(DifferentiableMLEM(3, loss=loss), GPU)
         learning.loss(features, layer.requires_grad_()).backward()
@@ -106,8 +108,7 @@ def ruled(_, layers, dtype=torch.float32):
 def iterated(batches, layers, dtype=torch.float32):
     sides = [states(layers, seed, dtype) for seed in range(2)]
     found = array_batches(sides, torch.arange(ROWS) // 4, rows_per_batch=ROWS // batches)
-    for number in range(found.total):
-        list(found.pool(number))
+    assert all(list(found.pool(number)) for number in range(found.total))
 
 
 def made(seed, place):
@@ -145,16 +146,32 @@ def changed(batches, parts):
     base, other = made(1, GPU), made(2, GPU)
     batches = [found for number in range(batches) for found, _ in seen(base, other, rows(number), 6)]
     by_part(base, other, changed_parts(base, other)[:parts], batches, 2)
+    moves(base, other, parts_of(base)[:parts])
+    for number in range(parts):
+        with perturbed(base, other, number) as model:
+            [own.kl(model, 0, own.base) for own in batches]
+
+
+def read(batches, layers, level):
+    measure, runs, models = measure_schema("cka")(), ModelRuns(), [made(1, OTHER), made(2, GPU)]
+    measure.batches, measure.level, measure.given, texts = batches, level, "token_position", ["ab ba b"] * 60 * batches
+    measure.tokens_per_batch, few = 96 if level == "token" else 12, texts[: 4 * batches]
+    words = Pieces(few, [[(0, 2), (3, 5), (6, 7)]] * len(few), [*range(len(few))])
+    runs.text = lambda *_: SimpleNamespace(report=rows(0), facts=dict) if level == "token" else words
+    found = text_batches(models, [range(layers)] * 2, DataConfig(context=32), measure, runs)
+    assert all(list(found.pool(number)) for number in range(found.total))
+    table = pd.DataFrame({"a": range(len(texts))})
+    stimulus_states(models[1], Stimuli(texts, table["a"].to_numpy(), [(0, 2)] * len(texts), texts, table))
 
 
 STATES = {"mlem": explained, "differentiable": learnt, "rsa": distances, "ruler": ruled, "batches": iterated}
 JOBS = {kind: partial(compared, kind) for kind in KINDS} | STATES
 MODELS = {f"stitch {loss}": partial(stitched, loss=loss) for loss in STITCH_LOSSES}
 MODELS |= {"stitch in microbatches": partial(stitched, size=(7, 1)), "likeness": likened, "diff": changed}
-
+MODELS |= {level: partial(read, level=level) for level in ("token", "word")}
 
 LONG = {"likeness", "mlem", "jaccard", "second_order_cosine", "svcca", "soft_matching", "procrustes", "diff"}  # seconds
-LONG |= {"mutual_knn", "differentiable"}
+LONG |= {"mutual_knn", "differentiable", "token", "word"}
 
 
 def by_length(names):
@@ -184,15 +201,6 @@ CHOICES += [(kind, {"given": "token", "null": kind != "r2", "permutations": 1}) 
 @pytest.mark.parametrize(("kind", "chosen"), by_length(CHOICES))
 def test_nulls_and_groups_mix_no_devices(kind, chosen):
     assert waits(partial(compared, kind), 1, 1, **chosen)
-
-
-@pytest.mark.parametrize("kind", ["cka", "mutual_knn", "r2", "token_rsa"])
-def test_the_values_are_those_of_a_cpu(kind, monkeypatch):
-    with FakeDevice():
-        found = compared(kind, 1, 2).value
-        assert found.device.type == ("cpu" if kind == "r2" else "cuda")
-    monkeypatch.setitem(globals(), "GPU", "cpu")
-    torch.testing.assert_close(found.actual, compared(kind, 1, 2).value, atol=1e-6, rtol=0)
 
 
 def test_a_mix_and_a_wait_are_found():

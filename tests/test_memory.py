@@ -90,12 +90,12 @@ def test_a_limit_stops_the_code_at_once_and_leaves_nothing():
 
 
 def test_this_process_takes_more_when_it_has_more():
+    hand_back(CPU)
     before = in_use(CPU)
     assert 2**26 < before < 2**40
     held = np.ones(2**27, dtype=np.uint8)
     assert in_use(CPU) - before > 0.9 * held.nbytes
     assert 2**26 < at_hand(CPU) < 2**50
-    hand_back(CPU)
 
 
 FREE, USED = 16_000_000 * 1024, 250 * 4096

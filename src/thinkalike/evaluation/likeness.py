@@ -21,7 +21,6 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from thinkalike.data.corpus import TokenRows
-from thinkalike.evaluation import tokens_alone
 from thinkalike.evaluation.language import BATCH_TOKENS, ends_of, halved
 from thinkalike.evaluation.tokens_alone import (
     AHEAD,
@@ -29,7 +28,9 @@ from thinkalike.evaluation.tokens_alone import (
     Judged,
     TargetBatch,
     TargetReader,
+    Untrained,
     inner,
+    later_shares,
     source_states,
 )  # fmt: skip
 from thinkalike.measures.closed_forms import LEFT, HalvedMoments, LayerPair, PairStatistics, regression, whitening
@@ -42,6 +43,7 @@ TOKENS = 2**16  # at most, that directions are fitted on, and that measures are 
 OUTPUT_TOKENS = 2**14  # at most, that the output's sensitivity is measured on
 FOR_GRADIENTS, KEPT = 2**30, 25  # bytes at a time, and numbers that a block keeps for each of its width, about
 SOURCE_BYTES, TARGET_BYTES = 28, 24  # of a number of a state: as it is, beyond the tokens, in float64 for moments
+AT_ONCE = 1024  # rows whose surprises are foreseen, which stay in the cache of a processor
 SHARES = (0.9, 0.99)  # of all that is shared; how many directions carry as much is counted
 ByLayer = Mapping[int, Float[Tensor, "n _"]]
 
@@ -234,10 +236,13 @@ class Foreseen:
         for pair, (more, beside, own, usual), sums in zip(self.states.pairs, self._maps, self._sums, strict=True):
             both = self.states.of(pair)
             x, y = source[pair[0]].double() - both.mean_x, target[pair[1]].double() - both.mean_y
-            found = (x @ more - y @ beside).unflatten(1, (AHEAD, -1))
-            actual = (surprises - usual - y @ own).unflatten(1, (AHEAD, -1))
-            each = torch.stack([(found * actual).sum(2), found.square().sum(2), actual.square().sum(2)], 2)
-            sums += torch.einsum("pn,nas->pas", belongs, each).cpu()
+            every = []
+            for mine, theirs, codes in zip(*(rows.split(AT_ONCE) for rows in (x, y, surprises)), strict=True):
+                found = (mine @ more).sub_(theirs @ beside).unflatten(1, (AHEAD, -1))
+                actual = (codes - usual).sub_(theirs @ own).unflatten(1, (AHEAD, -1))
+                sides = (found, actual), (found, found), (actual, actual)
+                every.append(torch.stack([(a * b).sum(2) for a, b in sides], 2))
+            sums += torch.einsum("pn,nas->pas", belongs, torch.cat(every)).cpu()
 
     def _fitted(self, pair: LayerPair) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return the maps of both sides' states beside the target's, that of its state, and the mean of surprises."""
@@ -333,7 +338,7 @@ class LikenessSums:
         self.future.judge(left, batch.left, batch.surprises[batch.beyond.order], parts)
         self.used.append((len(parts), len(batch.parts)))
 
-    def result(self, documents: int, untrained: tokens_alone.Untrained, later: Mapping[int, float]) -> Likeness:
+    def result(self, documents: int, untrained: Untrained, later: Mapping[int, float]) -> Likeness:
         """Return all measures of a report of this many documents; for `later` see `later_shares`."""
         found: dict[str, list[Estimate]] = {}
         for suffix, judges in self._judges.items():
@@ -386,14 +391,9 @@ def likeness_of(
     report_rows, report_documents = report.tokens[spread], report.documents[spread]
     fit_tokens = fit.layout.target_tokens(fit_rows)
     reader = TargetReader(target, depths, fit_tokens)
-    roots, later = (
-        output_roots(target, depths, fit_tokens),
-        tokens_alone.later_shares(source, fit_rows, layers, fit.layout),
-    )
-    sums, untrained = (
-        LikenessSums(layer_pairs, roots),
-        tokens_alone.Untrained(reader.before, depths, source.d_model, roots),
-    )
+    roots = output_roots(target, depths, fit_tokens)
+    later = later_shares(source, fit_rows, layers, fit.layout)
+    sums, untrained = LikenessSums(layer_pairs, roots), Untrained(reader.before, depths, source.d_model, roots)
     for batch in reader.batches(fit_rows, fit_documents, fit.layout, is_fit=True):
         states = source_states(source, batch, layers, fit.layout)
         seen(batch.rows, states, batch.whole)

@@ -197,6 +197,7 @@ class Beyond:
 class TargetBatch(NamedTuple):
     """The target's side of a batch: its inner tokens, those that have others of their row on both sides."""
 
+    target: FrozenModel
     rows: Int[Tensor, "b width"]
     tokens: Int[Tensor, "b t"]  # the target's
     whole: dict[int, Float[Tensor, "b t d"]]  # states of all its tokens
@@ -252,7 +253,7 @@ class TargetReader:
         whole = dict(zip(self.depths, states, strict=True))
         own = {depth: inner(state) for depth, state in whole.items()}
         left = {depth: beyond.of(state).to(state.dtype) for depth, state in own.items()}
-        return TargetBatch(rows, tokens, whole, own, left, beyond, surprising, half.to(place))
+        return TargetBatch(target, rows, tokens, whole, own, left, beyond, surprising, half.to(place))
 
 
 def _are_alone(tokens: Int[Tensor, " n"]) -> bool:
@@ -265,6 +266,8 @@ def source_states(
     source: Any, batch: TargetBatch, layers: Sequence[int], layout: Layout
 ) -> dict[int, Float[Tensor, "b t d"]]:
     """Return the source's states of a batch, of all its tokens, by layer, on the target's device."""
+    if source is batch.target and not layout.source and {*layers} <= batch.whole.keys():
+        return {layer: batch.whole[layer] for layer in layers}
     place = batch.surprises.device
     parts = batch.rows.long().split(max(BATCH_TOKENS // layout.target, 1))
     found = zip(*(layout.source_states(source, part, layers) for part in parts), strict=True)
@@ -302,7 +305,7 @@ class Recurrent:
         self.bias = torch.randn(width, generator=generator)
 
     def residuals(self, rows: Int[Tensor, "b t"], layers: Sequence[int]) -> list[Float[Tensor, "b t d"]]:
-        """Return the states, once for each layer."""
+        """Return the states, which are those of every layer."""
         known, places = rows.unique(return_inverse=True)
         added = ((self.before.embedded(known) - self.before.mean) @ self.inward).float()[places] + self.bias
         state, found = torch.zeros_like(added[:, 0]), []
@@ -319,7 +322,7 @@ class Bag:
         self.before, self.decay = before, decay
 
     def residuals(self, rows: Int[Tensor, "b t"], layers: Sequence[int]) -> list[Float[Tensor, "b t d"]]:
-        """Return the means, once for each layer."""
+        """Return the means, which are those of every layer."""
         known, places = rows.unique(return_inverse=True)
         return [_running(self.before.embedded(known).float()[places], self.decay)] * len(layers)
 
@@ -361,28 +364,29 @@ class Untrained:
     def __init__(self, before: TokensBefore, depths: Sequence[int], width: int, roots: Mapping[int, Tensor]):
         self.networks = [twin(before.target, 0), Recurrent(before, width, 0), *(Bag(before, each) for each in BAGS)]
         self.depths, self.roots = depths, roots
-        self.moments = [HalvedMoments([(depth, depth) for depth in depths]) for _ in self.networks]
+        of_twin, of_one = [(depth, depth) for depth in depths], [(depths[0], depth) for depth in depths]
+        self.moments = [HalvedMoments(of_one if number else of_twin) for number in range(len(self.networks))]
 
-    def _left(self, network: Any, batch: TargetBatch) -> dict[int, Tensor]:
+    def _left(self, network: Any, layers: Sequence[int], batch: TargetBatch) -> dict[int, Tensor]:
         layout = Layout(batch.tokens.shape[1])
-        states = source_states(network, batch._replace(rows=batch.tokens), self.depths, layout)
-        return {depth: batch.beyond.of(inner(each)) for depth, each in states.items()}
+        states = source_states(network, batch._replace(rows=batch.tokens), layers, layout)
+        return {layer: batch.beyond.of(inner(each)) for layer, each in states.items()}
 
     def fit(self, batch: TargetBatch) -> None:
         for network, moments in zip(self.networks, self.moments, strict=True):
-            moments.update(self._left(network, batch), batch.left, batch.parts[batch.beyond.order])
+            left = self._left(network, sorted({layer for layer, _ in moments.pairs}), batch)
+            moments.update(left, batch.left, batch.parts[batch.beyond.order])
 
     @cached_property
     def _judges(self) -> list[list[Judged]]:
-        roots = self.roots
-        return [[Judged(own.ridge((each, each), read=roots[each])) for each in self.depths] for own in self.moments]
+        return [[Judged(own.ridge(pair, read=self.roots[pair[1]])) for pair in own.pairs] for own in self.moments]
 
     def judge(self, batch: TargetBatch) -> None:
         parts = batch.parts[batch.beyond.order]
-        for network, judges in zip(self.networks, self._judges, strict=True):
-            left = self._left(network, batch)
-            for depth, each in zip(self.depths, judges, strict=True):
-                each.add(left[depth], batch.left[depth], parts)
+        for network, moments, judges in zip(self.networks, self.moments, self._judges, strict=True):
+            left = self._left(network, sorted({layer for layer, _ in moments.pairs}), batch)
+            for (layer, depth), each in zip(moments.pairs, judges, strict=True):
+                each.add(left[layer], batch.left[depth], parts)
 
     def beside(self, source: Judged, depth: int, documents: int) -> tuple[Estimate, Estimate]:
         """Return the most of `r2_output` that a network has, and by how much a source has more than `MORE` times any.

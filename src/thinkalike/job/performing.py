@@ -117,7 +117,7 @@ def perform_all(jobs: Sequence[tuple[Instrument, Any]], shown: bool = True) -> l
         if missing := [each for each in missing if each.job.key not in found]:
             began, works = time.monotonic(), opened.enter_context(_begun(missing, len(asked)))
             for each, _ in works:
-                warnings.keep(each.job.states)
+                warnings.keep(each.job.states, [one.called for one in each.instrument.models_of(each.read).values()])
             given = [(each.instrument, each.config, work) for each, work in works]
             with phase_of_all((work for _, work in works), "computing"):
                 (kind, config, work), *others = given
@@ -280,10 +280,13 @@ def _begun(jobs: Sequence[Planned], among: int) -> Iterator[list[tuple[Planned, 
     """Yield the jobs that run, of `among` requested ones, each with its context."""
     import torch
 
+    from thinkalike.memory import reuse_freed
+
     instrument, config = jobs[0].instrument, jobs[0].config
     if config.force and not rank(config):
         for each in jobs:
             shutil.rmtree(each.job.states, ignore_errors=True)
+    reuse_freed()
     torch.manual_seed(instrument.seed(config))  # the jobs of a sweep share a process
     if config.threads:
         torch.set_num_threads(config.threads)
@@ -334,7 +337,7 @@ class Warnings(logging.Handler):
     def __init__(self) -> None:
         super().__init__()
         self.said: dict[str, None] = {}
-        self.files: list[Path] = []
+        self.kept: dict[Path, list[str]] = {}  # names of models of each job
 
     def __enter__(self) -> Warnings:
         LOGGER.addHandler(self)
@@ -348,20 +351,21 @@ class Warnings(logging.Handler):
         if text.startswith(WARNING):
             record.again = getattr(record, "again", False) or text in self.said
             self.said[text] = None
-            for file in self.files:
+            for file, own in self.kept.items():
                 with contextlib.suppress(FileNotFoundError):  # of a job that is done by now
                     file.parent.mkdir(exist_ok=True)
-                    (aside := file.with_suffix(".aside")).write_text(json.dumps([*self.said]))
+                    said = self.of(own, itertools.chain(*self.kept.values()))
+                    (aside := file.with_suffix(".aside")).write_text(json.dumps(said))
                     os.replace(aside, file)
         if not logging.root.handlers and logging.lastResort and LOGGER.handlers[0] is self:  # as if this were not there
             logging.lastResort.handle(record)
 
-    def keep(self, states: Path) -> None:
-        """Keep warnings beside the states of a job, and give those again that a stopped run left there."""
+    def keep(self, states: Path, own: list[str]) -> None:
+        """Keep warnings beside the states of a job of these models, and give those again that a stopped run left."""
         file = states / "warnings.json"
         for text in json.loads(file.read_text()) if file.exists() else ():
-            log.warning("%s", text)
-        self.files.append(file)
+            log.warning("%s%s", WARNING, text)
+        self.kept[file] = own
 
     def of(self, own: Iterable[str], others: Iterable[str]) -> list[str]:
         """Return the warnings that name none of the `others`, models that other jobs of the pass have, unless `own`."""

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from thinkalike.measures.estimates import FEWEST_GROUPS, ROUNDING
 
+AT_ONCE = 2**20  # numbers, which stay in the cache of a processor
 TIE = 1e-9  # of a value: what rounding may take a null off that is equal to it
 Verdict = Literal["equivalent", "not equivalent", "undecided"]
 
@@ -46,7 +47,9 @@ def token_changes(
 
 def divergence(p: Float[Tensor, "n v"], q: Float[Tensor, "n v"]) -> Float[Tensor, " n"]:
     """Return KL(p ‖ q) = Σ p (log p - log q) of each row of log-probabilities in nats, in [0, ∞)."""
-    return (p.exp() * (p - q)).sum(1).clamp(min=0)  # a sum that rounding took below 0
+    parts = zip(*(each.split(max(AT_ONCE // p.shape[1], 1)) for each in (p, q)), strict=True)
+    sums = [own.exp().mul_(own - other).sum(1) for own, other in parts]
+    return torch.cat(sums).clamp(min=0)  # a sum that rounding took below 0
 
 
 def signed_permutation(change: Float[Tensor, "*s"], generator: torch.Generator) -> Float[Tensor, "*s"]:
@@ -57,7 +60,7 @@ def signed_permutation(change: Float[Tensor, "*s"], generator: torch.Generator) 
     for axis, size in enumerate(change.shape):
         order = torch.randperm(size, generator=generator).to(change.device)
         signs = torch.randint(2, (size,), generator=generator).to(change) * 2 - 1
-        change = change.index_select(axis, order) * signs.view(-1, *[1] * (change.dim() - axis - 1))
+        change = change.index_select(axis, order).mul_(signs.view(-1, *[1] * (change.dim() - axis - 1)))
     return change
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any
 
@@ -352,6 +352,7 @@ class RowGroups:
     order: Int[Tensor, " kept"]  # the rows that are in a group, those of one side by side, the smallest groups first
     shapes: Sequence[tuple[int, int]]  # the number of groups of each size, and this size
     rows: int  # how many rows the batch has, those without a group included
+    _last: list[Any] = field(default_factory=list)  # positions, and what `_of_positions` returned for them
 
     @classmethod
     def of(cls, tokens: Int[Tensor, " n"] | Any, fewest: int) -> RowGroups:
@@ -392,22 +393,25 @@ class RowGroups:
         whole = rows[self.order].to(dtype)
         kept = self._centre(whole.clone())
         if positions is not None:
-            _, places = positions[self.order].unique(return_inverse=True)
-            sums = kept.new_zeros(int(places.max()) + 1, kept.shape[1]).index_add_(0, places, kept)
-            effects = self._inverse_of_positions(places) @ sums.double()
-            kept = self._centre(kept.sub_(effects.to(dtype)[places]))
-        apart, offset = (each.square().sum(1, keepdim=True) for each in (kept, whole - kept))
+            places, inverse = self._of_positions(positions)
+            sums = kept.new_zeros(len(inverse), kept.shape[1]).index_add_(0, places, kept)
+            kept = self._centre(kept.sub_((inverse @ sums.double()).to(dtype)[places]))
+        apart, offset = (each.square().sum(1, keepdim=True) for each in (kept, whole.sub_(kept)))
         narrow = common_dtype([rows]) if positions is None else torch.float32  # the last digits are still on their way
         return kept.masked_fill_(all_alike(apart, offset, narrow), 0)
 
-    def _inverse_of_positions(self, places: Int[Tensor, " kept"]) -> Float[Tensor, "p p"]:
-        """Return the pseudo-inverse of the products of positions' indicators less the means of their groups."""
+    def _of_positions(self, positions: Int[Tensor, " n"]) -> tuple[Int[Tensor, " kept"], Float[Tensor, "p p"]]:
+        """Return positions in `order`, and the pseudo-inverse of their indicators' products; the last are kept."""
+        if self._last and self._last[0] is positions:
+            return self._last[1], self._last[2]
+        _, places = positions[self.order].unique(return_inverse=True)
         sizes = torch.tensor([size for count, size in self.shapes for _ in range(count)], device=places.device)
         groups = torch.arange(len(sizes), device=places.device).repeat_interleave(sizes)
         counts = torch.zeros(len(sizes), int(places.max()) + 1, dtype=torch.float64, device=places.device)
         counts.index_put_((groups, places), counts.new_ones(()), accumulate=True)
         products = counts.sum(0).diag() - counts.T @ (counts / sizes[:, None])
-        return torch.linalg.pinv(products, rtol=ROUNDED, hermitian=True)
+        self._last[:] = positions, places, torch.linalg.pinv(products, rtol=ROUNDED, hermitian=True)
+        return self._last[1], self._last[2]
 
     def _centre(self, kept: Float[Tensor, "kept d"]) -> Float[Tensor, "kept d"]:
         for block in self.blocks(kept):

@@ -163,14 +163,14 @@ def exchanged(model: FrozenModel, other: FrozenModel, part: Part) -> Iterator[No
 
 @contextlib.contextmanager
 def moved(base: FrozenModel, changed: FrozenModel, move: Callable[[str, Tensor], Tensor]) -> Iterator[None]:
-    """Add `move(name, changed - base)` to each weight of the base that differs, while this is open; none is packed."""
+    """Add `move(name, changed - base)`, new memory, to each weight of the base that differs, while this is open."""
     theirs, before = dict(changed.module.named_parameters()), []
     try:
         for name, weight in base.module.named_parameters():
             other = theirs[name].to(weight)
             if other.shape == weight.shape and not torch.equal(weight, other):
                 before.append((weight, weight.data))
-                weight.data = weight.data + move(name, other - weight.data)
+                weight.data = move(name, other - weight.data).add_(weight.data)
         yield
     finally:
         for weight, data in before:

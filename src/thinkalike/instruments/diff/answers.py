@@ -24,7 +24,6 @@ from thinkalike.evaluation.changes import (
     PartChanges,
     Seen,
     beyond_forks,
-    log_probabilities,
     mean_over_documents,
     moves,
     seen,
@@ -138,15 +137,15 @@ class Answers:
         order = unread[torch.randperm(len(unread), generator=seeded(0))]
         tokens[slots] = order.repeat(-(-int(slots.sum()) // len(order)))[: int(slots.sum())]
         kl, flips = [], []
-        for row in tokens.split(max(AT_ONCE // (self.base.vocabulary * self.rows.context), 1)):
-            last = self.base.n_layers - 1
-            before, after = (log_probabilities(model, model.head(row, last)) for model in (self.base, self.changed))
+        at_once = max(AT_ONCE // (self.base.vocabulary * self.rows.context), 1)
+        for row, chosen in zip(tokens.split(at_once), slots.split(at_once), strict=True):
+            ends = ((model, model.head(row, model.n_layers - 1)[chosen]) for model in (self.base, self.changed))
+            before, after = (model.finish(end).float().log_softmax(-1) for model, end in ends)
             kl.append(divergence(before, after).cpu())
             flips.append((before.argmax(1) != after.argmax(1)).cpu())
         rows = torch.arange(count)[:, None].expand_as(slots)[slots]
-        after = slots[:, :-1].flatten()
         for name, values in (("unread_kl", torch.cat(kl)), ("unread_flips", torch.cat(flips).double())):
-            self.unread |= ends_of(name, mean_over_documents(values[after], rows))
+            self.unread |= ends_of(name, mean_over_documents(values, rows))
 
     def documents(self, rows: int | None = None) -> Int[Tensor, " n"]:
         """Return the number of the document of each token, the last of a row left out."""
