@@ -68,8 +68,8 @@ class LayerMeasure:
         compare_without_parts: As `compare`, of all rows and of all but each part, (1 + parts, l, m), from the sizes of
             parts that follow one another; None: by comparing again.
         leverage: The share of a prepared layer that a single row decides.
-        prepare_all: As `prepare`, of layers of one shape, (l, n, d): a GPU, where launches cost more than passes over
-            memory, takes them at once.
+        prepare_all: As `prepare`, of layers of one shape, (l, n, d), in their memory: a GPU, where launches cost more
+            than passes over memory, takes them at once.
         is_unbiased: Whether the value expected of independent rows is the same however many there are.
         has_units: Whether a likeness grows with the squares of the sizes of both layers, which `finish` divides out.
     """
@@ -111,7 +111,7 @@ class LayerMeasure:
                 if self.prepare_all is None:
                     made = [self.prepare(rows[0], group[0][0])]
                 else:
-                    stacked = torch.stack(rows) if len(rows) > 1 else rows[0][None]
+                    stacked = torch.stack(rows) if order is None or len(rows) > 1 else rows[0][None]
                     made = self.prepare_all(stacked, [name for name, _ in group])
                 known |= {id(layer): each for (_, layer), each in zip(group, made, strict=True)}
         return [known[id(layer)] for layer in layers]
@@ -166,14 +166,19 @@ def _compare_each(
     return found
 
 
-def products(layers: Sequence[Float[Tensor, "n k"]], blocks: Blocks) -> dict[Pair, Float[Tensor, "l m"]]:
-    """Return the sums of the products of all entries of every two matrices, some rows at a time."""
+def products(
+    layers: Sequence[Float[Tensor, "n k"]], blocks: Blocks, is_symmetric: bool = False
+) -> dict[Pair, Float[Tensor, "l m"]]:
+    """Return the sums of the products of all entries of every two matrices; symmetric ones need about half of these."""
     found: dict[Pair, Tensor] = {}
     rows = len(layers[0]) if layers[0].is_cuda else max(AT_ONCE // max(layers[0].shape[1], 1), 1)
-    for part in zip(*(layer.split(rows) for layer in layers), strict=True):
-        flat = [each.flatten(1) for each in blocks.by_model(part)]
-        for a, b in blocks.pairs:
-            found[a, b] = found.get((a, b), 0) + flat[a] @ flat[b].T
+    for start in range(0, len(layers[0]), rows):
+        strips, end = [layer[start : start + rows] for layer in layers], start + rows
+        sides = [(1, slice(start, end)), (2, slice(end, None))] if is_symmetric else [(1, slice(None))]
+        for times, columns in sides:
+            flat = [each.flatten(1) for each in blocks.by_model([strip[:, columns] for strip in strips])]
+            for a, b in blocks.pairs:
+                found[a, b] = found.get((a, b), 0) + times * (flat[a] @ flat[b].T)
     return found
 
 

@@ -93,7 +93,7 @@ def centred(features: Float[Tensor, "n d"], name: str = "features") -> CentredRo
 
 def centre(features: Float[Tensor, "n d"], name: str = "features") -> CentredRows:
     """Return one layer as `centre_all` does."""
-    return centre_all(features[None], [name])[0]
+    return centre_all(features[None].clone(), [name])[0]
 
 
 def centre_all(features: Float[Tensor, "l n d"], names: Sequence[str]) -> list[CentredRows]:
@@ -102,11 +102,11 @@ def centre_all(features: Float[Tensor, "l n d"], names: Sequence[str]) -> list[C
     HSIC forgives any shift, so it is chosen for its digits. Under the plain mean one massive token would leave a large
     offset in every other row; weights 1 / (kᵢ + mean k) leave it out. Rows may be of any size, as they are divided by
     a power of two first. A GPU need not be waited for at every layer, as flaws are looked at later: `refuse_flaws`.
-    The rows are copied once, and then changed in place: new memory costs several times as much as a pass over it.
+    The layers are changed in place: new memory costs several times as much as a pass over it.
     """
     with torch.no_grad():
         size = size_of(features, (1, 2))
-    rows = features / size[:, None, None]
+    rows = features.div_(size[:, None, None])
     with torch.no_grad():  # constants for a gradient
         mean = rows.mean(1, keepdim=True)
         rows.sub_(mean)

@@ -191,6 +191,7 @@ def _second_order(source: Neighbours, target: Neighbours) -> Float[Tensor, ""]:
 # ---- How alike are the logits of two models for the same tokens?
 
 AT_ONCE = 2**18  # logits whose divergence is computed at a time: they stay in the cache
+NEVER = -1000  # is below the logarithm of any share
 
 
 @takes_arrays
@@ -213,10 +214,9 @@ def disagreement(X: Float[Tensor, "n v"], Y: Float[Tensor, "m w"]) -> Float[Tens
     return DISAGREEMENT.of(X, Y)
 
 
-def _log_shares(logits: Float[Tensor, "n v"], name: str) -> Float[Tensor, "n v"]:
-    shares = logits.log_softmax(1)
-    _refuse_flawed(shares[:, 0].isnan(), name)  # of the whole row
-    return shares
+def _logits(logits: Float[Tensor, "n v"], name: str) -> Float[Tensor, "n v"]:
+    _refuse_flawed(~logits.amax(1).isfinite(), name)  # of a row without a finite logit, with NaN or with +inf
+    return logits
 
 
 class _Tops(NamedTuple):
@@ -246,12 +246,16 @@ def _check_vocabulary(source: int, target: int) -> None:
 
 def _divergences(source: Float[Tensor, "n v"], target: Float[Tensor, "n w"]) -> Float[Tensor, " n"]:
     _check_vocabulary(source.shape[1], target.shape[1])
+    if source is target:
+        return source.new_zeros(len(source), dtype=torch.float64)
     rows = max(AT_ONCE // source.shape[1], 1)
     sums = []
-    for p, q in zip(source.split(rows), target.split(rows), strict=True):
-        middle = torch.logaddexp(p, q) - math.log(2)
-        terms = [torch.where(side > -torch.inf, side.exp() * (side - middle), 0) for side in (p, q)]
-        sums.append((terms[0] + terms[1]).sum(1, dtype=torch.float64) / 2)
+    for parts in zip(source.split(rows), target.split(rows), strict=True):
+        logs = [part.log_softmax(1) for part in parts]
+        p, q = (each.exp() for each in logs)
+        middle = torch.lerp(p, q, 0.5).clamp_(min=torch.finfo(p.dtype).tiny).log_()
+        less = [(each - middle).clamp_(min=NEVER) for each in logs]  # 0 times -inf would be NaN
+        sums.append((less[0].mul_(p) + less[1].mul_(q)).sum(1).double() / 2)
     return torch.cat(sums)
 
 
@@ -283,5 +287,5 @@ def _means_without_parts(
     return {pair: each / counts for pair, each in found.items()}
 
 
-JENSEN_SHANNON = mean_of_rows(_log_shares, _divergences, best=0.0, higher_is_closer=False)
+JENSEN_SHANNON = mean_of_rows(_logits, _divergences, best=0.0, higher_is_closer=False)
 DISAGREEMENT = mean_of_rows(_top, _disagreements, moved=_Tops.moved, best=0.0, higher_is_closer=False)

@@ -89,7 +89,7 @@ class NeuralDistances:
 
     @cached_property
     def norms(self) -> Float[Tensor, " n"]:
-        return self.states.square().sum(1)
+        return torch.linalg.vector_norm(self.states, dim=1).square()
 
     def __len__(self) -> int:
         return len(self.states)
@@ -98,22 +98,23 @@ class NeuralDistances:
         states = self.states[index][:, index] if self.distance == GIVEN else self.states[index]
         return NeuralDistances(states, self.distance, self.whole)
 
-    def block(self, rows: Index, columns: Index) -> Float[Tensor, "a b"]:
-        """Return (D^N)² between two sets of stimuli, in float64."""
+    def block(self, rows: Index, columns: Index, out: Float[Tensor, "a b"] | None = None) -> Float[Tensor, "a b"]:
+        """Return (D^N)² between two sets of stimuli, in float64; for `out` see `squared_distances`."""
         if self.distance == GIVEN:
             return self.states[rows][:, columns]
         left, right = self.states[rows], self.states[columns]
         if self.exact:
-            squared = squared_distances(left, right, self.norms[rows], self.norms[columns])
+            squared = squared_distances(left, right, self.norms[rows], self.norms[columns], out)
             return squared.round_() if self.whole else squared
         return torch.cdist(left, right, p=1).square()  # manhattan
 
     def squared(self) -> Float[Tensor, "n n"]:
         """Return (D^N)² of all pairs of stimuli; identical rows are exactly 0 apart, and have the same distances."""
-        squared = self.states.new_zeros(len(self), len(self))
+        squared = self.states.new_empty(len(self), len(self))
         for start in range(0, len(self), PANEL):  # the upper triangle, mirrored into the lower
             end = start + PANEL
-            squared[start:end, start:] = self.block(slice(start, end), slice(start, None))
+            part = squared[start:end, start:]
+            part.copy_(self.block(slice(start, end), slice(start, None), part))
             squared[end:, start:end] = squared[start:end, end:].T
         if not self.exact or int(squared.fill_diagonal_(0).count_nonzero()) == len(self) * (len(self) - 1):
             return squared
@@ -144,13 +145,20 @@ def upper(n: int, device: torch.device | None = None) -> Int[Tensor, " p"]:
 
 
 def squared_distances(
-    left: Float[Tensor, "a d"], right: Float[Tensor, "b d"], own: Float[Tensor, " a"], other: Float[Tensor, " b"]
+    left: Float[Tensor, "a d"],
+    right: Float[Tensor, "b d"],
+    own: Float[Tensor, " a"],
+    other: Float[Tensor, " b"],
+    out: Float[Tensor, "a b"] | None = None,
 ) -> Float[Tensor, "a b"]:
     """Return ‖x‖² + ‖y‖² - 2 x·y, or ‖x - y‖² itself where digits would cancel: ten digits for centred states.
 
-    The squared norms of both sides are at hand.
+    The squared norms of both sides are at hand. Into `out` go distances of the first rows of the right from all, and
+    infinity for those from themselves.
     """
-    squared = (own[:, None] + other).addmm_(left, right.T, alpha=-2)
+    squared = torch.add(own[:, None], other, out=out).addmm_(left, right.T, alpha=-2)
+    if out is not None:
+        squared.fill_diagonal_(torch.inf)
     near = (squared < CLOSE * (own.max() + other.max())).nonzero()  # few candidates, to avoid another (a, b) matrix
     rows, columns = near.unbind(1)
     close = near[squared[rows, columns] < CLOSE * (own[rows] + other[columns])]

@@ -6,6 +6,7 @@ What they are without a part of the rows comes from the distances of all rows, w
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from thinkalike.measures.contract import Blocks, LayerMeasure, Pair, both_in_order, products
 from thinkalike.measures.distances.comparators import TIED, mid_ranks, ranks_of_levels
-from thinkalike.measures.distances.neural import NeuralDistances, upper
+from thinkalike.measures.distances.neural import PANEL, NeuralDistances, upper
 from thinkalike.measures.estimates import ROUNDINGS
 from thinkalike.measures.kernel_alignment import unbiased_from_sums
 from thinkalike.measures.rows import centred
@@ -35,36 +36,41 @@ def distance_correlation(X: Float[Tensor, "n d"], Y: Float[Tensor, "m e"]) -> Fl
 
 
 @torch.no_grad()
-def u_centred(matrix: Float[Tensor, "n n"], name: str, rounding: float) -> Float[Tensor, "n n"]:
-    """U-centre a symmetric matrix in place, whose products are then unbiased, to norm 1; a ValueError of mere rounding.
+def u_centred(squared: Float[Tensor, "n n"], name: str, rounding: float) -> Float[Tensor, "n n"]:
+    """U-centre the roots of a symmetric matrix in place to norm 1; a ValueError if rounding alone is left.
 
-    Aᵢⱼ = aᵢⱼ - aᵢ./(n-2) - a.ⱼ/(n-2) + a../((n-1)(n-2)) off the diagonal, and 0 on it.
+    Aᵢⱼ = aᵢⱼ - aᵢ./(n-2) - a.ⱼ/(n-2) + a../((n-1)(n-2)) off the diagonal, and 0 on it. Products of two such matrices
+    are unbiased. Some rows at a time stay in the cache from one step to the next.
     """
-    n = len(matrix)
-    sums = matrix.fill_diagonal_(0).sum(0) / (n - 2)
-    least = rounding * matrix.norm()
-    matrix.sub_(sums).sub_(sums[:, None]).add_(sums.sum() / (n - 1)).fill_diagonal_(0)  # new memory costs more
-    norm = matrix.norm()
-    if not norm > least:
+    n, norms = len(squared), []
+    parts = squared.fill_diagonal_(0).split(n if squared.is_cuda else PANEL // 4)
+    sums, sizes = zip(*[(part.sqrt_().sum(1), part.norm()) for part in parts], strict=True)
+    means = torch.cat(sums) / (n - 2)
+    constant = means.sum() / (n - 1)
+    for place, (part, own) in enumerate(zip(parts, means.split(len(parts[0])), strict=True)):
+        part.sub_(means).sub_((own - constant)[:, None]).diagonal(place * len(parts[0])).zero_()
+        norms.append(part.norm())
+    norm = torch.stack(norms).norm()
+    if not norm > rounding * torch.stack(sizes).norm():
         raise ValueError(f"{name}: all distances are equal, or all but those of one row, so none can be compared")
-    return matrix.div_(norm)
+    return squared.div_(norm)
 
 
 @torch.no_grad()
 def _of_distances(features: Float[Tensor, "n d"], name: str) -> Float[Tensor, "n n"]:
     rows = centred(features, name).rows
     rounding = max(ROUNDING, ROUNDINGS * torch.finfo(rows.dtype).eps)
-    return u_centred(NeuralDistances.of(rows, name=name).squared().sqrt_(), name, rounding)
+    return u_centred(NeuralDistances.of(rows, name=name).squared(), name, rounding)
 
 
-def _correlations_without_parts(
+def _values_without_parts(
     layers: Sequence[Float[Tensor, "n n"]], blocks: Blocks, sizes: Sequence[int]
 ) -> dict[Pair, Float[Tensor, "_ l m"]]:
     """Return the correlations of all rows and without each part, whose sums over rows are left out of those of all.
 
     U-centring takes out all that is a sum of something of both rows, so what it leaves of distances will do for these.
     """
-    whole, sums = products(layers, blocks), blocks.by_model([each.sum(0) for each in layers])
+    whole, sums = products(layers, blocks, is_symmetric=True), blocks.by_model([each.sum(0) for each in layers])
     found, start = {pair: [each] for pair, each in whole.items()}, 0
     for size, *strips in zip(sizes, *(each.split([*sizes]) for each in layers), strict=True):
         part, n = slice(start, start + size), len(layers[0]) - size
@@ -118,7 +124,7 @@ def _of_ranks(features: Float[Tensor, "n d"], name: str) -> _Ranks:
 
 def _rank_correlations(layers: Sequence[_Ranks], blocks: Blocks) -> dict[Pair, Float[Tensor, "l m"]]:
     norms = blocks.by_model([each.norm for each in layers])
-    found = products([each.doubled for each in layers], blocks)
+    found = products([each.doubled for each in layers], blocks, is_symmetric=True)
     return {(a, b): each / torch.outer(norms[a], norms[b]) for (a, b), each in found.items()}
 
 
@@ -140,7 +146,7 @@ def _rank_correlations_without_parts(
 
 
 DISTANCE_CORRELATION = LayerMeasure(
-    _of_distances, products, both_in_order, compare_without_parts=_correlations_without_parts
+    _of_distances, partial(products, is_symmetric=True), both_in_order, compare_without_parts=_values_without_parts
 )
 RANKED_DISTANCES = LayerMeasure(  # the numbers of `rsa`
     _of_ranks,
