@@ -105,10 +105,7 @@ def seen(base: FrozenModel, changed: FrozenModel, rows: TokenRows, first: int) -
         compared = token_changes(logs, other, tokens[:, 1:].flatten().to(base.device))
         tops = torch.stack([logs.argmax(1), other.argmax(1)]).cpu()
         distance = torch.stack([distances_of_tokens(*each) for each in zip(before, after, strict=True)])
-        yield (
-            Seen(tokens, before, after, logs),
-            Change(TokenChanges(*(each.cpu() for each in compared)), tops, distance),
-        )
+        yield Seen(tokens, before, after, logs), Change(TokenChanges(*(e.cpu() for e in compared)), tops, distance)
 
 
 def log_probabilities(model: FrozenModel, states: Float[Tensor, "b t d"]) -> Float[Tensor, "n v"]:
