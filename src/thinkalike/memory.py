@@ -84,7 +84,7 @@ def at_hand(device: torch.device) -> int:
 def reuse_freed() -> None:
     """Let glibc keep some freed memory for the next tensors: new pages cost more than most operations on them."""
     with contextlib.suppress(OSError, AttributeError):
-        for limit, size in ((-3, 2**28), (-1, 2**29)):  # below which it maps no piece of its own, and keeps all
+        for limit, size in ((-3, 2**27), (-1, 2**28)):  # below which it maps no piece of its own, and keeps all
             ctypes.CDLL(None).mallopt(limit, size)
 
 

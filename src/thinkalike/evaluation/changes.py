@@ -105,10 +105,7 @@ def seen(base: FrozenModel, changed: FrozenModel, rows: TokenRows, first: int) -
         compared = token_changes(logs, other, tokens[:, 1:].flatten().to(base.device))
         tops = torch.stack([logs.argmax(1), other.argmax(1)]).cpu()
         distance = torch.stack([distances_of_tokens(*each) for each in zip(before, after, strict=True)])
-        yield (
-            Seen(tokens, before, after, logs),
-            Change(TokenChanges(*(each.cpu() for each in compared)), tops, distance),
-        )
+        yield Seen(tokens, before, after, logs), Change(TokenChanges(*(e.cpu() for e in compared)), tops, distance)
 
 
 def log_probabilities(model: FrozenModel, states: Float[Tensor, "b t d"]) -> Float[Tensor, "n v"]:
@@ -157,10 +154,10 @@ def by_part(
 
 
 @contextlib.contextmanager
-def perturbed(base: FrozenModel, changed: FrozenModel, seed: int) -> Iterator[FrozenModel]:
-    """Change the base at random, and as much as the changed model, while this is open; see `signed_permutation`."""
+def perturbed(base: FrozenModel, changed: FrozenModel, parts: Sequence[Part], seed: int) -> Iterator[FrozenModel]:
+    """Change parts of the base at random, as much as in the changed model, while open; see `signed_permutation`."""
     generator = estimates.seeded(seed)
-    with moved(base, changed, lambda name, change: signed_permutation(change, generator)):
+    with moved(base, changed, parts, lambda name, change: signed_permutation(change, generator)):
         yield base
 
 

@@ -134,14 +134,12 @@ class Moments:
         del self._scatter[("source", pair[0]), ("target", pair[1])]
 
 
-# ---- ridge regressions, whose penalty is chosen by cross-validation over documents
-
-
 class Basis(NamedTuple):
     """The eigenvectors of Σ (x - x̄)(x - x̄)', among which ridge regressions of anything on x are diagonal."""
 
     values: Float[Tensor, " d"]
     vectors: Float[Tensor, "d d"]
+    others: Float[Tensor, "d d"] | None = None  # V' Σ x x' V over other rows, in the unit of all, where that is kept
 
     @classmethod
     def of(cls, products: Float[Tensor, "d d"]) -> Basis:
@@ -245,9 +243,10 @@ def penalty_of(
     size = torch.cat(
         [own.abs().flatten() for own, _ in pairs] + [torch.finfo(unit.dtype).tiny * unit.new_ones(1)]
     ).max()
-    for (values, vectors), (own, (xx, xy)) in zip(bases, pairs, strict=True):
+    for (values, vectors, others), (own, (xx, xy)) in zip(bases, pairs, strict=True):
         fitted, across = (vectors.T @ (each / size) for each in (own, xy))  # so that no product overflows
-        gains.append(gained(values / unit, penalties, fitted, across, vectors.T @ (xx / unit) @ vectors))
+        others = vectors.T @ (xx / unit) @ vectors if others is None else others
+        gains.append(gained(values / unit, penalties, fitted, across, others))
     return unit * chosen(torch.stack(gains), penalties)
 
 
@@ -289,7 +288,10 @@ class HalvedMoments:
         parts, layer = self.parts(pair, back), ("target", pair[1]) if back else ("source", pair[0])
         if layer not in self.bases:
             every = parts if len(parts) == 1 else [reduce(PairStatistics.joined, parts), *parts]
-            self.bases[layer] = [Basis.of(each.xx) for each in every]
+            self.bases[layer] = bases = [Basis.of(each.xx) for each in every]
+            for place, own in enumerate(parts[: len(bases) - 1], 1):
+                others, vectors = _about(own, parts[-place])[0] / bases[0].unit, bases[place].vectors
+                bases[place] = bases[place]._replace(others=vectors.T @ others @ vectors)
         return regression(parts, self.bases[layer], read, ridge)
 
     def penalty(self, pair: LayerPair, bias: bool = True) -> float:

@@ -171,7 +171,7 @@ class LinearPrediction:
 def by_half(moments: HalvedMoments, pair: LayerPair, whole: Regression, back: bool = False) -> Regression:
     """Return the regression by half of the documents, with the λ of that by all."""
     own, layer = moments.parts(pair, back)[0], ("target", pair[1]) if back else ("source", pair[0])
-    values, vectors = moments.bases[layer][1]
+    values, vectors, _ = moments.bases[layer][1]
     return Regression(own.mean_x, own.mean_y, (vectors / (values + whole.penalty)) @ (vectors.T @ own.xy))
 
 
