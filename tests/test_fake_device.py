@@ -148,7 +148,7 @@ def changed(batches, parts):
     by_part(base, other, changed_parts(base, other)[:parts], batches, 2)
     moves(base, other, parts_of(base)[:parts])
     for number in range(parts):
-        with perturbed(base, other, number) as model:
+        with perturbed(base, other, parts_of(base), number) as model:
             [own.kl(model, 0, own.base) for own in batches]
 
 

@@ -19,7 +19,7 @@ import tiny
 from thinkalike import functions, load_model, open_result, plugins
 from thinkalike.config import AnalyzeConfig, DataConfig, ModelConfig, StimuliConfig, measure_schema
 from thinkalike.config.schema import default_of, is_open
-from thinkalike.errors import ConfigError, ModelError
+from thinkalike.errors import ConfigError, DataError, ModelError
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.places import ASSETS
 from thinkalike.training.recipe import StitchConfig, StitchJob
@@ -35,16 +35,23 @@ TEXTS = [tiny.document(seed, 60) for seed in range(240)]
 FEW = {"batches": 2, "tokens_per_batch": 128}
 PROFILES = {"folds": 2, "references": 0, "permutations": 2, "together": "stimulus"}
 SETTINGS = {  # small sizes, by their names on a command line, of which a keyword is the last part
-    "stitch": {"layers": [1], "stitch.steps": 3, "stitch.tokens_per_step": 256, "data.report_tokens": 2048,
-               "data.report_share": 0.5},
+    "stitch": {"layers": [1], "model.site": "resid_mid", "stitch.steps": 3, "stitch.tokens_per_step": 256,
+               "data.report_tokens": 2048, "data.report_share": 0.5},
     "cka": {f"measure.{name}": value for name, value in FEW.items()},
     "mutual_knn": {f"measure.{name}": value for name, value in FEW.items()} | {"measure.neighbours": 5},
     "r2": {f"measure.{name}": value for name, value in (FEW | {"fit_batches": 2}).items()},
-    "distance": {f"measure.{name}": value for name, value in FEW.items()},
     "mlem": {f"measure.{name}": value for name, value in PROFILES.items()},
     "rsa": {},
     "diff": {"measure.tokens": 256, "measure.tokens_per_part": 64},
+    "trajectory": {"measure.tokens": 256, "measure.folds": 2, "measure.permutations": 19, "measure.least": 2,
+                   "measure.importance": False, "stimuli.sample": 60},
+    "loss": {"data.report_tokens": 2048},
+    "ruler": {"measure.words": 256},
+    "probes": {"layers": [[1, 1]], "stimuli.features": ["Number"]},
 }  # fmt: skip
+ALIKE = "disagreement distance distance_correlation jsd procrustes second_order_cosine soft_matching svcca token_rsa"
+SETTINGS |= dict.fromkeys(["jaccard", *ALIKE.split()], SETTINGS["cka"])
+LONG = {"probes", "jaccard", *ALIKE.split()}  # probes take long, and the others the way of mutual_knn
 
 
 @pytest.fixture(autouse=True)
@@ -61,64 +68,43 @@ def files(tmp_path):
     return {"text": ["data=text", "data.files=[texts.jsonl]"], "words": ["stimuli=table", "stimuli.path=words.parquet"]}
 
 
-@pytest.fixture
-def run(tmp_path):
-    """A run with two checkpoints."""
-    for step in (1, 2):
-        tiny.write_checkpoint("gpt2", tmp_path / "run" / f"step{step}", seed=step)
-    return tmp_path / "run"
-
-
 def called(kind, store, models):
     """The result of a function, of small sizes."""
     keywords = {name.rpartition(".")[2]: value for name, value in SETTINGS[kind].items()}
     keywords |= {} if kind in JOBS else {"measure": kind}
     keywords |= {"stimuli": FRAME} if kind in ("mlem", "rsa") else {"texts": TEXTS}
-    given = {"mlem": models[:1], "rsa": [models]}.get(kind, models)
+    given = [models] if kind == "rsa" else models
     return getattr(thinkalike, "compare" if "measure" in keywords else kind)(*given, store=store, **keywords)
 
 
-def words_of(kind, files):
+def words_of(kind, names, files):
     """The same on a command line."""
     own = [f"{name}={value}" for name, value in SETTINGS[kind].items()]
-    target = [] if kind == "mlem" else [f"model@target={PAIR[kind != 'diff']}"]
+    models = [f"{part}={name}" for part, name in zip(("model", "model@target"), names, strict=False)]
     read = files["words" if kind in ("mlem", "rsa") else "text"]
-    return [*([] if kind == "stitch" else [f"measure={kind}"]), f"model={PAIR[0]}", *target, *read, *own]
+    return [*([] if kind == "stitch" else [f"measure={kind}"]), *models, *read, *own]
 
 
-@pytest.mark.parametrize("kind", SETTINGS)
-def test_a_function_gives_the_table_of_its_command(kind, files, cli):
+@pytest.mark.parametrize("kind", [pytest.param(each, marks=[pytest.mark.ci_slow][: each in LONG]) for each in SETTINGS])
+def test_a_function_gives_the_table_of_its_command(kind, files, cli, tmp_path):
     """By name it is the very same result, which the store has already, and in memory the same table to the bit."""
-    names = PAIR if kind != "diff" else (PAIR[0], PAIR[0])
-    done = cli("train.py" if kind == "stitch" else "analyze.py", *words_of(kind, files), "store=kept")
-    theirs = done.result
+    for step in (1, 2) if kind == "trajectory" else ():  # whose stimuli are of the grammar: the tokenizer knows letters
+        tiny.write_checkpoint("gpt2", tmp_path / "run" / f"step{step}", seed=step)
+    alone = {"mlem": PAIR[:1], "loss": PAIR[:1], "trajectory": [str(tmp_path / "run")], "diff": [PAIR[0]] * 2}
+    names = alone.get(kind, PAIR)
+    theirs = cli("train.py" if kind == "stitch" else "analyze.py", *words_of(kind, names, files), "store=kept").result
     ours = called(kind, "kept", names)
     assert (ours.folder.resolve(), ours.key) == (theirs.folder.resolve(), theirs.key)
-    held = called(kind, None, [load_model(name) for name in names])
+    held = called(kind, None, names if kind == "trajectory" else [load_model(name) for name in names])
     pd.testing.assert_frame_equal(held.table, theirs.table, check_exact=True)
     assert held.arrays.keys() == theirs.arrays.keys()
     assert all(np.array_equal(each, theirs.arrays[name]) for name, each in held.arrays.items())
 
 
-def test_a_trajectory_is_that_of_its_command(run, files, cli):
-    """Its stimuli are those of the grammar, of which a tiny tokenizer knows letters."""
-    small = {"tokens": 256, "folds": 2, "permutations": 19, "least": 2, "importance": False}
-    words = [*files["text"], *(f"measure.{name}={value}" for name, value in small.items()), "stimuli.sample=60"]
-    theirs = cli("analyze.py", "measure=trajectory", f"model={run}", *words, "store=kept").result
-    ours = thinkalike.trajectory(run, texts=TEXTS, sample=60, store="kept", **small)
-    assert ours.folder.resolve() == theirs.folder.resolve()
-    again = thinkalike.trajectory(run, texts=TEXTS, sample=60, **small)
-    pd.testing.assert_frame_equal(again.table, theirs.table, check_exact=True)
-
-
 JOBS = {"stitch": ["stitch"], "compare": ["cka", "r2", "ruler", "mutual_knn", "svcca", "distance", "jsd"],
         "mlem": ["mlem"], "rsa": ["rsa"], "diff": ["diff"], "trajectory": ["trajectory"]}  # fmt: skip
-
-
-COMMON = {each.name for schema in (DataConfig, StimuliConfig, AnalyzeConfig) for each in fields(schema)} | {
-    "site",
-    "head",
-}
+PARTS = (DataConfig, StimuliConfig, AnalyzeConfig)
+COMMON = {each.name for schema in PARTS for each in fields(schema)} | {"site", "head"}
 
 
 @pytest.mark.parametrize("name", JOBS)
@@ -136,9 +122,8 @@ def test_keywords_are_settings_with_their_defaults(name):
             schema = measure_schema(kind) if part == "measure" else own[part]
             found += [item for item in fields(schema) if item.name == setting]
         usual = [None if is_open(item) else default_of(item) for item in found]
-        fits = [
-            functions._plain(default) == each or (default is None and isinstance(each, list | dict)) for each in usual
-        ]
+        plain = functions._plain(default)
+        fits = [plain == each or (default is None and isinstance(each, list | dict)) for each in usual]
         wrong += [] if fits and all(fits) else [(keyword, default, usual)]
     assert wrong == []
     assert functions.place_of("steps", "stitch") == "stitch.steps", "control"
@@ -244,9 +229,8 @@ def test_arrays_take_the_place_of_models():
 def test_states_that_a_hook_of_transformers_wrote_are_those_of_the_model():
     model, rows = transformers.AutoModelForCausalLM.from_pretrained(ASSETS / "gpt2-mini", dtype=torch.float32), []
     tokenizer, table = load_model("gpt2-mini").tokenizer, FRAME.drop(columns="word")
-    model.transformer.h[3].mlp.register_forward_hook(
-        lambda _, __, out: rows.append(out[0, -2].detach())
-    )  # before [SEP]
+    mlp = model.transformer.h[3].mlp
+    mlp.register_forward_hook(lambda _, __, out: rows.append(out[0, -2].detach()))  # before [SEP]
     for text in table["text"]:
         model(**tokenizer(text, return_tensors="pt"))
     save_file({"model.layers.3": torch.stack(rows)}, "own.safetensors", metadata={"ids": "order"})
@@ -264,7 +248,9 @@ def test_states_that_a_hook_of_transformers_wrote_are_those_of_the_model():
         (lambda: thinkalike.compare(PAIR[0], neighbours=3), "^neighbours is no setting of cka"),
         (lambda: thinkalike.compare(PAIR[0], stimuli=FRAME), "^stimuli= has no effect on cka"),
         (lambda: thinkalike.compare(np.eye(9), "gpt2-mini"), "^stimuli is missing: a table that has a row for each"),
-        (lambda: thinkalike.mlem(np.eye(9)), "^stimuli is missing"),
+        (lambda: thinkalike.compare(np.eye(9), {"0": np.eye(8)}), "^target: 0 is .* with a row for each of the 9 ids"),
+        (lambda: thinkalike.rsa([np.eye(9)], stimuli=FRAME), r"^models\[0\] is torch.float64 of shape \(9, 9\)"),
+        (lambda: thinkalike.compare(*PAIR, measure="loss"), "^target= is not read by loss"),
         (lambda: thinkalike.compare(np.eye(9), measure="r2"), "^r2 runs models, and states that are given cannot"),
         (lambda: thinkalike.compare(PAIR[0], texts={"train": TEXTS}), "^texts has the parts train: give one"),
         (lambda: thinkalike.compare(PAIR[0], measure=likeness, store="x"), "^measure is a function in memory"),
@@ -273,7 +259,7 @@ def test_states_that_a_hook_of_transformers_wrote_are_those_of_the_model():
     ],
 )
 def test_errors_name_the_argument(call, said):
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises((ConfigError, DataError), match=said):
         call()
 
 

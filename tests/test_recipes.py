@@ -18,6 +18,7 @@ from thinkalike.measures import Moments, least_squares, procrustes, reduced_rank
 from thinkalike.measures.closed_forms import AffineMap
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_model
+from thinkalike.models.sites import MiddleModel
 from thinkalike.stitches.stitch_map import Site, StitchMap
 from thinkalike.training.optimizers import EPSILON, PulledAdamW, WhitenedSGD, inverse_moments, peak_rate
 from thinkalike.training.recipe import StitchConfig
@@ -313,8 +314,9 @@ def penalty(source, target, phis, rows):
     return ((sums["stitch"] - sums["target"]) / sums["tokens"]).squeeze(1)
 
 
-def test_least_squares_recovers_the_rotation_both_ways(planted):
-    source, target, q, rows = planted
+@pytest.mark.parametrize("cut", [lambda model: model, MiddleModel])
+def test_least_squares_recovers_the_rotation_both_ways(planted, cut):
+    (source, target), q, rows = map(cut, planted[:2]), *planted[2:]
     moments, held_out = (state_moments(source, target, SAME_DEPTH, part, batch=8) for part in (rows[:12], rows[12:]))
     for layer, depth in SAME_DEPTH:
         phi, psi = maps = both_directions(moments.of((layer, depth)))
@@ -322,7 +324,7 @@ def test_least_squares_recovers_the_rotation_both_ways(planted):
         assert (psi.weight - q.T).abs().max() < 1e-4
         assert max(map(abs, maps.unexplained(held_out.of((layer, depth))))) < 1e-6
         sites = [Site.of(model.describe(), at) for model, at in ((source, layer), (target, depth))]
-        stitched = StitchMap(phi.weight, phi.bias, *sites).stitched(source, target)
+        stitched = StitchMap(phi.weight, phi.bias, *sites).stitched(*planted[:2])
         back = StitchMap(psi.weight, psi.bias, *sites[::-1]).stitched(target, source)
         tokens = rows[:2].long()
         for model, reached in ((stitched, target), (back, source)):

@@ -14,8 +14,9 @@ from test_architectures import DOCS, KNOWN, PAGE, make_models
 from test_functions import FEW, TEXTS, bridged
 from thinkalike import load_model
 from thinkalike.errors import ConfigError, ModelError
-from thinkalike.instruments import check_read, run_job
+from thinkalike.instruments import run_job
 from thinkalike.models.places import ASSETS
+from thinkalike.models.sites import MiddleModel
 
 TUNED = {"gpt2", "llama", "gemma2", "gpt_neox", "mamba", "bert", "bloom"}  # on which the rule was made
 GROUPS = [  # of which so many are drawn: parallel blocks, sandwich norms, experts, state spaces
@@ -193,19 +194,30 @@ def test_the_table_of_components_names_the_place_of_a_change(kind, place, tmp_pa
 
 def test_two_models_of_different_sites_by_function_and_command(tmp_path, monkeypatch, cli):
     monkeypatch.setenv("THINKALIKE_CACHE", str(tmp_path))
-    one, other = load_model("gelu-3l-mini", site="attn_out"), load_model("gelu-3l-mini", site="mlp_out")
+    one, other = load_model("gelu-3l-mini", site="z", head=1), load_model("gelu-3l-mini", site="mlp_out")
     ours = thinkalike.compare(one, other, **FEW).table
-    assert list(ours[["source", "target"]].iloc[0]) == ["gelu-3l-mini[site=attn_out]", "gelu-3l-mini[site=mlp_out]"]
+    assert list(ours[["source", "target"]].iloc[0]) == ["gelu-3l-mini[site=z,head=1]", "gelu-3l-mini[site=mlp_out]"]
     few = [f"measure.{name}={value}" for name, value in FEW.items()]
-    words = ["measure=cka", "model=gelu-3l-mini", "model.site=attn_out", "target.site=mlp_out", *few]
+    words = ["measure=cka", "model=gelu-3l-mini", "model.site=z", "model.head=1", "target.site=mlp_out", *few]
     theirs = cli("analyze.py", *words).result.table
     assert (ours["value"] == theirs["value"]).all()
 
 
+def test_a_stitch_before_the_mlp(tmp_path):
+    few = {"site": "resid_mid", "layers": [1], "report_tokens": 2048, "texts": TEXTS}
+    result = thinkalike.stitch("gelu-3l-mini", kind="identity", **few)
+    assert (result.table["penalty"] == 0).all()
+    assert "before their MLP: gelu-3l-mini at resid_mid" in result._repr_html_()
+    with pytest.raises(ModelError, match="resid_mid is no site of neox-3l-mini, which has embed, resid_pre, z"):
+        thinkalike.stitch("neox-3l-mini", **few)
+    for name in ("openai-gpt", "opt", "gemma4_text", "mixtral"):  # norms behind, rows in one, norms around, experts
+        make_models.write(KNOWN[name], tmp_path / name)
+        MiddleModel(load_model(tmp_path / name))  # is proved
+
+
 def test_sites_that_mean_nothing_are_refused():
-    words = ["model=gelu-3l-mini", "model.site=attn_out"]
-    with pytest.raises(ConfigError, match=r"^model\.site=: stitching reads the stream after each block"):
-        check_read(words, composed(*words))
+    with pytest.raises(ConfigError, match=r"^site=attn_out is no place to cut a model: stitch at resid_post"):
+        thinkalike.stitch("gelu-3l-mini", site="attn_out")
     with pytest.raises(ConfigError, match=r"^model\.site=: loss reads the stream after each block"):
         run_job(composed("measure=loss", "model=gelu-3l-mini", "model.site=attn_out", entry="analyze"))
     for words, said in (

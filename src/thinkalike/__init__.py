@@ -1,4 +1,4 @@
-"""thinkalike: do two language models compute with the same representations, and if not, what differs?
+"""Do two language models compute with the same representations, and if not, what differs?
 
     stitch(a, b)                   can b use what a computes?
     compare(a, b, measure="cka")   how alike are their layers? CKA, mutual_knn, r2, ruler, ... or your function

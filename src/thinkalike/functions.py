@@ -63,9 +63,9 @@ RECORDED = (".npz", ".safetensors")
 
 def stitch(
     source: Model, target: Model | None = None, *, texts: Text | None = None, layers: Layers | None = None,
-    kind: str = "linear", norm: str | None = None, rank: int = 16, init: str | None = None, ridge: float | None = None,
-    loss: str | None = None, controls: bool = False, floor: bool | None = None, both: bool = False,
-    optimizer: str | None = None, whiten: bool | None = None, lr: float | None = None,
+    site: str = "resid_post", kind: str = "linear", norm: str | None = None, rank: int = 16, init: str | None = None,
+    ridge: float | None = None, loss: str | None = None, controls: bool = False, floor: bool | None = None,
+    both: bool = False, optimizer: str | None = None, whiten: bool | None = None, lr: float | None = None,
     lr_multiples: Sequence[float] = (), seeds: int = 1, momentum: float = 0.9, scale_lr_by_momentum: bool = True,
     weight_decay: float | None = None, clip: float = 1.0, schedule: str | None = None, steps: int | None = None,
     warmup: int | None = None, tokens_per_step: int | None = None, field: str | None = None, group: str | None = None,
@@ -76,7 +76,7 @@ def stitch(
     """Can the target use what the source computes? Fit a map between their residual streams at each layer.
 
     The table has the extra loss of each stitch in nats per token, `penalty`, with its interval and controls. Without a
-    target the source is stitched to itself.
+    target the source is stitched to itself. With site="resid_mid" layers are before the MLP of each block.
 
     >>> result = stitch("gelu-3l-mini", layers=[1], steps=4, tokens_per_step=256, report_tokens=2048)
     >>> list(result.table["source_layer"])
@@ -238,9 +238,12 @@ def _result(kind: str, function: Callable[..., Any], arguments: Mapping[str, Any
     given = {name: _plain(value) for name, default in settings_in(function).items()
              if (value := arguments[name]) is not None and _plain(value) != _plain(default)}  # fmt: skip
     store = os.fspath(arguments["store"] or tempfile.mkdtemp(prefix="thinkalike-"))
+    first, second, *_ = arguments
+    names = [first, second] if sides[0] is arguments[first] else [f"{first}[{place}]" for place in range(len(sides))]
+    named = dict(zip(names, sides, strict=False))
     try:
         with tempfile.TemporaryDirectory(prefix="thinkalike-") as folder, naming([*settings_in(function)]), watched():
-            result = _done(kind, {place_of(name, kind): each for name, each in given.items()}, sides,
+            result = _done(kind, {place_of(name, kind): each for name, each in given.items()}, named,
                            arguments.get("texts"), arguments.get("stimuli"), Path(folder), store)  # fmt: skip
     except BaseException:
         if arguments["store"] is None:
@@ -252,11 +255,11 @@ def _result(kind: str, function: Callable[..., Any], arguments: Mapping[str, Any
 
 
 def _done(
-    kind: str, settings: Mapping[str, Any], sides: Sequence[Any], texts: Any, stimuli: Any, folder: Path, store: str
+    kind: str, settings: Mapping[str, Any], named: dict[str, Any], texts: Any, stimuli: Any, folder: Path, store: str
 ) -> Result:
     """Do the job of a kind with these settings of a command line, of models, arrays, text and stimuli in memory."""
-    models = [each for each in sides if _is_model(each)]
-    arrays = {id(each): each for each in sides if not _is_model(each)}
+    models = [each for each in named.values() if _is_model(each)]
+    arrays = {id(each): each for each in named.values() if not _is_model(each)}
     if arrays and (kind == "stitch" or not plugins.instrument(measure_module(kind)).takes_activations):
         raise ConfigError(f"{kind} runs models, and states that are given cannot run")
     if arrays and stimuli is None:
@@ -270,11 +273,10 @@ def _done(
         parts[part][name] = value
     with in_place(models) as configs, in_table(stimuli) as (chosen, own):
         words = [] if kind == "stitch" else [f"measure={kind}"]
-        files = [_recorded(each, folder, number) for number, each in enumerate(arrays.values(), 1)]
+        names = {id(each): name for name, each in reversed(named.items())}
+        files = [_recorded(each, folder / names[own], number) for number, (own, each) in enumerate(arrays.items(), 1)]
         words += [f"activations={json.dumps(files)}"] if files else []
-        opened: dict[str, Any] = {
-            each.name: None if is_open(each) else default_of(each) for each in fields(StitchConfig)
-        }
+        opened: dict[str, Any] = {f.name: None if is_open(f) else default_of(f) for f in fields(StitchConfig)}
         made = {"stitch": StitchConfig(**opened | parts["stitch"])} if kind == "stitch" else {
             "measure": part_named("measure", kind, parts["measure"]),
             "stimuli": part_named("stimuli", chosen, own | parts["stimuli"]),
@@ -287,6 +289,7 @@ def _done(
         config = compose_job(entry, words, **made, **({"scale": _scale(models)} | parts[""]))
         inputs = {"data": texts, "stimuli": stimuli}
         keys = [*settings, *(name for name, value in inputs.items() if value is not None)]
+        keys += ["target"] if len(models) > 1 and models[0] is not models[1] else []
         if alone:
             keys = [key.replace("model.", "target.") for key in keys]
         check_read([f"{key}=0" for key in keys], config)
@@ -302,7 +305,8 @@ def naming(keywords: Iterable[str]) -> Iterator[None]:
         said = re.sub(
             rf"\b(?:(?:stitch|measure|data|stimuli)\.({'|'.join(keywords)})|model\.(site|head))\b", r"\1\2", str(error)
         )
-        error.args = (re.sub(r"\bdata=", "texts=", said),)
+        said = re.sub(r"\S*/thinkalike-\w+/([^/]+)/arrays\d*\.npz(: states\b)?", r"\1", said)  # of arrays in memory
+        error.args = (re.sub(r"\bmodel@target=", "target=", re.sub(r"\bdata=", "texts=", said)),)
         raise
 
 
@@ -335,12 +339,9 @@ def in_place(models: Sequence[Any]) -> Iterator[list[ModelConfig]]:
 def _of_memory(model: FrozenModel) -> ModelConfig:
     """Return the configuration that stands for a model in memory; its path has a digest of what decides its numbers."""
     facts = [model.fingerprint(), sorted(map(repr, entries_of(model.module).items())), type(model.module).__name__]
-    hooks = [
-        hook
-        for part in model.module.modules()
-        for hook in (*part._forward_hooks.values(), *part._forward_pre_hooks.values())
-    ]
-    facts += [list(map(repr, hooks))] if hooks else []  # which may change numbers, so that no other model has its key
+    inside = [each for part in model.module.modules() for each in (part._forward_hooks, part._forward_pre_hooks)]
+    hooks = [repr(hook) for each in inside for hook in each.values()]
+    facts += [hooks] if hooks else []  # which may change numbers, so that no other model has its key
     facts += [tokenizer_fingerprint(model.tokenizer), model.family.name, model.quantization, model.classes]
     runs: dict[str, Any] = {"dtype": str(model.dtype)[6:], "bos": model.bos_each_row, "context": model.context}
     at = {"site": model.sites.chosen, "head": model.sites.head} if model.sites else {}
@@ -380,6 +381,7 @@ def _recorded(arrays: Any, folder: Path, number: int) -> str:
         for name, each in layers.items()
     }
     plain = {name: (each.float() if each.dtype.itemsize < 4 else each).numpy() for name, each in tensors.items()}
+    folder.mkdir()
     path = folder / f"arrays{number if number > 1 else ''}.npz"
     np.savez(path, **{IDS: np.array(IN_ORDER)}, **plain)  # type: ignore[arg-type]
     return str(path)

@@ -255,6 +255,8 @@ def _models(
     """
     model, target = settings["model"], settings["target"]
     given, own = _given(model), _given(target)
+    if "z" not in own.get("site", "z"):  # which alone has heads
+        own, keys = {"head": None} | own, {*keys, "target.head"}
     runs = {key: model[key] for key in HOW_IT_RUNS if f"model.{key}" in keys}
     is_default = "model" not in chosen
     if is_default and ("name" in given or ("model@target" not in chosen and "name" in own) or "model" in reads):

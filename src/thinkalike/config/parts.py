@@ -30,6 +30,7 @@ Site = Literal[
     "embed", "resid_pre", "z", "attn_out", "resid_mid", "mlp_post", "mlp_out", "resid_post", "ln_final"
 ]  # as TransformerLens calls them, in the order in which states pass them
 AFTER: Site = "resid_post"  # the usual one: the stream after each block
+MIDDLE: Site = "resid_mid"  # the stream between attention and MLP of each block
 
 
 @dataclass

@@ -154,10 +154,10 @@ def by_part(
 
 
 @contextlib.contextmanager
-def perturbed(base: FrozenModel, changed: FrozenModel, seed: int) -> Iterator[FrozenModel]:
-    """Change the base at random, and as much as the changed model, while this is open; see `signed_permutation`."""
+def perturbed(base: FrozenModel, changed: FrozenModel, parts: Sequence[Part], seed: int) -> Iterator[FrozenModel]:
+    """Change parts of the base at random, as much as in the changed model, while open; see `signed_permutation`."""
     generator = estimates.seeded(seed)
-    with moved(base, changed, lambda name, change: signed_permutation(change, generator)):
+    with moved(base, changed, parts, lambda name, change: signed_permutation(change, generator)):
         yield base
 
 

@@ -68,8 +68,8 @@ class LayerMeasure:
         compare_without_parts: As `compare`, of all rows and of all but each part, (1 + parts, l, m), from the sizes of
             parts that follow one another; None: by comparing again.
         leverage: The share of a prepared layer that a single row decides.
-        prepare_all: As `prepare`, of layers of one shape, (l, n, d), in their memory: a GPU, where launches cost more
-            than passes over memory, takes them at once.
+        prepare_all: As `prepare`, of layers of one shape, (l, n, d), in their memory if this is said: a GPU, where
+            launches cost more than passes over memory, takes them at once.
         is_unbiased: Whether the value expected of independent rows is the same however many there are.
         has_units: Whether a likeness grows with the squares of the sizes of both layers, which `finish` divides out.
     """
@@ -86,7 +86,7 @@ class LayerMeasure:
     similarities: Callable[[Any], list[Tensor]] | None = None
     compare_without_parts: Callable[[Sequence[Any], Blocks, Sequence[int]], dict[Pair, Tensor]] | None = None
     leverage: Callable[[Any], Tensor] | None = None
-    prepare_all: Callable[[Tensor, Sequence[str]], list[Any]] | None = None
+    prepare_all: Callable[[Tensor, Sequence[str], bool], list[Any]] | None = None
     is_unbiased: bool = False
     has_units: bool = False
 
@@ -111,8 +111,9 @@ class LayerMeasure:
                 if self.prepare_all is None:
                     made = [self.prepare(rows[0], group[0][0])]
                 else:
-                    stacked = torch.stack(rows) if order is None or len(rows) > 1 else rows[0][None]
-                    made = self.prepare_all(stacked, [name for name, _ in group])
+                    stacked = torch.stack(rows) if len(rows) > 1 else rows[0][None]
+                    is_own = order is not None or len(rows) > 1
+                    made = self.prepare_all(stacked, [name for name, _ in group], is_own)
                 known |= {id(layer): each for (_, layer), each in zip(group, made, strict=True)}
         return [known[id(layer)] for layer in layers]
 

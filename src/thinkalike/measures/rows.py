@@ -93,20 +93,20 @@ def centred(features: Float[Tensor, "n d"], name: str = "features") -> CentredRo
 
 def centre(features: Float[Tensor, "n d"], name: str = "features") -> CentredRows:
     """Return one layer as `centre_all` does."""
-    return centre_all(features[None].clone(), [name])[0]
+    return centre_all(features[None], [name])[0]
 
 
-def centre_all(features: Float[Tensor, "l n d"], names: Sequence[str]) -> list[CentredRows]:
+def centre_all(features: Float[Tensor, "l n d"], names: Sequence[str], is_own: bool = False) -> list[CentredRows]:
     """Shift and scale the rows of layers, differentiably as far as a shift- and scale-invariant measure can tell.
 
     HSIC forgives any shift, so it is chosen for its digits. Under the plain mean one massive token would leave a large
     offset in every other row; weights 1 / (kᵢ + mean k) leave it out. Rows may be of any size, as they are divided by
     a power of two first. A GPU need not be waited for at every layer, as flaws are looked at later: `refuse_flaws`.
-    The layers are changed in place: new memory costs several times as much as a pass over it.
+    Rows of its own are changed in place: new memory costs several times as much as a pass over it.
     """
     with torch.no_grad():
         size = size_of(features, (1, 2))
-    rows = features.div_(size[:, None, None])
+    rows = features.div_(size[:, None, None]) if is_own else features / size[:, None, None]
     with torch.no_grad():  # constants for a gradient
         mean = rows.mean(1, keepdim=True)
         rows.sub_(mean)

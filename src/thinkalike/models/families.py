@@ -250,8 +250,9 @@ def names_of(sides: Sequence[str | ModelConfig]) -> list[str]:
 
 def _with_settings(config: ModelConfig, sharing: Sequence[ModelConfig]) -> str:
     """Return a label with the settings by which a model differs from others of the same label, in brackets."""
-    values = {name: str(value) for name, value in vars(config).items()
-              if name not in UNNAMED and any(getattr(each, name) != value for each in sharing)}  # fmt: skip
+    values = {name: str(value) for name, value in vars(config).items()  # a site without heads says enough
+              if name not in UNNAMED and any(getattr(each, name) != value for each in sharing)
+              and (name, value) != ("head", None)}  # fmt: skip
     own = label(config)
     if "path" in values and all(each.path for each in sharing):
         ends = _ends({Path(os.path.abspath(str(each.path))) for each in sharing})

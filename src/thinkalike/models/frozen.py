@@ -139,14 +139,9 @@ class FrozenModel:
         with contextlib.ExitStack() as hooks:
             hooks.enter_context(alone(self.module))
             for layer in set(layers):
-                if isinstance(layer, Place):
-                    hooks.enter_context(self.sites.captured(layer, tokens.shape, states))
-                elif layer == EMBED:
-                    hooks.enter_context(captured_input(self.blocks[0], layer, states))
-                else:
-                    hooks.enter_context(captured_output(self.blocks[int(layer)], layer, states))
+                hooks.enter_context(self._captured(layer, tokens.shape, states))
             if deepest <= self.n_layers:
-                hooks.enter_context(ended_at(self.blocks[max(deepest - 1, 0)], entering=not deepest))
+                hooks.enter_context(self._ended_after(deepest))
             self._run(tokens, mask, types)
         return [states[layer].to(self.device) for layer in layers]
 
@@ -170,11 +165,10 @@ class FrozenModel:
             raise ModelError(f"{self.name} has no blocks {start} to {stop - 1}, only 0 to {self.n_layers - 1}")
         if start >= stop:
             return residual
-        states: dict[int, Tensor] = {}
-        last = self.blocks[stop - 1]
-        with alone(self.module), captured_output(last, stop, states), ended_at(last):
+        states: dict[Layer, Tensor] = {}
+        with alone(self.module), self._captured(stop - 1, residual.shape[:-1], states), self._ended_after(stop):
             self._continued(residual, start, mask)
-        return states[stop].to(self.device)
+        return states[stop - 1].to(self.device)
 
     def finish(self, residual: Float[Tensor, "*b d"], mask: Tokens | None = None) -> Float[Tensor, "... v"]:
         """Return the logits of the last block's residual: final norm and unembedding, or pooler and classes.
@@ -294,6 +288,18 @@ class FrozenModel:
             "device": str(self.device),
             **({"quantization": self.quantization} if self.quantization else {}),
         }
+
+    def _captured(self, layer: Layer, rows: Sequence[int], states: Any) -> contextlib.AbstractContextManager[Any]:
+        """Store the state (*rows, d) of a layer in every pass as `states[layer]` while the context is open."""
+        if isinstance(layer, Place):
+            return self.sites.captured(layer, layer, rows, states)  # type: ignore[no-any-return]
+        if layer == EMBED:
+            return captured_input(self.blocks[0], layer, states)
+        return captured_output(self.blocks[int(layer)], layer, states)
+
+    def _ended_after(self, count: int) -> contextlib.AbstractContextManager[None]:
+        """End the pass that runs inside of the context after so many blocks."""
+        return ended_at(self.blocks[max(count - 1, 0)], entering=not count)
 
     def _run(self, tokens: Tensor, mask: Tensor | None = None, types: Tensor | None = None) -> Tensor:
         given = {"attention_mask": mask, "token_type_ids": types}

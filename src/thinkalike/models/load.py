@@ -276,6 +276,8 @@ def variant(model: FrozenModel, module: torch.nn.Module, name: str, is_proved: b
     """Return a module of a model's architecture as a FrozenModel with the same tokenizer, context and sites."""
     facts = {key: getattr(model, key) for key in ("context", "bos_each_row", "device", "classes")}
     found = FrozenModel(module, model.family, model.tokenizer, name=name, is_proved=is_proved, **facts)
+    if type(model) is not FrozenModel:  # but one that is cut elsewhere
+        return type(model)(found, is_proved=is_proved)  # type: ignore[call-arg, arg-type]
     found.sites = model.sites and type(model.sites)(found, model.sites.chosen, model.sites.head)
     return found
 

@@ -162,11 +162,14 @@ def exchanged(model: FrozenModel, other: FrozenModel, part: Part) -> Iterator[No
 
 
 @contextlib.contextmanager
-def moved(base: FrozenModel, changed: FrozenModel, move: Callable[[str, Tensor], Tensor]) -> Iterator[None]:
-    """Add `move(name, changed - base)`, new memory, to each weight of the base that differs, while this is open."""
+def moved(
+    base: FrozenModel, changed: FrozenModel, parts: Sequence[Part], move: Callable[[str, Tensor], Tensor]
+) -> Iterator[None]:
+    """Add `move(name, changed - base)`, new memory, to each weight of parts that differs, while this is open."""
     theirs, before = dict(changed.module.named_parameters()), []
+    inside = tuple(prefix for part in parts for prefix in part.prefixes)
     try:
-        for name, weight in base.module.named_parameters():
+        for name, weight in (each for each in base.module.named_parameters() if each[0].startswith(inside)):
             other = theirs[name].to(weight)
             if other.shape == weight.shape and not torch.equal(weight, other):
                 before.append((weight, weight.data))

@@ -23,10 +23,10 @@ from typing import Any, Literal, NamedTuple, TypeVar, get_args
 import torch
 from torch import Tensor, nn
 
-from thinkalike.config.parts import Site
+from thinkalike.config.parts import MIDDLE, Site
 from thinkalike.errors import ModelError, listed
-from thinkalike.models.families import Place
-from thinkalike.models.frozen import FrozenModel, alone, state_in
+from thinkalike.models.families import EMBED, Layer, Place
+from thinkalike.models.frozen import FrozenModel, alone, ended_at, state_in
 from thinkalike.models.parts import component_of
 from thinkalike.models.survey import (
     HEADS,
@@ -35,6 +35,7 @@ from thinkalike.models.survey import (
     first_tensor,
     number_in,
     passing,
+    prove,
     sample_tokens,
     text_config,
 )  # fmt: skip
@@ -120,18 +121,61 @@ class Sites:
         ]
         return sorted(found, key=int)
 
-    def captured(self, place: Place, rows: Sequence[int], states: Any) -> contextlib.AbstractContextManager[Any]:
-        """Store the states of a place, (*rows, d), in every pass as `states[place]` while the context is open."""
+    def captured(self, place: Place, key: Any, rows: Any, states: Any) -> contextlib.AbstractContextManager[Any]:
+        """Store the states of a place, (*rows, d), in every pass as `states[key]` while the context is open."""
         module, direction = self.modules[place.site, place.layer]
 
         def keep(state: Tensor) -> None:
             whole = state.reshape(*rows, -1)
             own = whole if place.head is None else whole.chunk(self.n_heads, -1)[place.head]
-            states[place] = own.clone()  # Falcon adds to what its MLP gave in place
+            states[key] = own.clone()  # Falcon adds to what its MLP gave in place
 
         if direction == "gave":
             return module.register_forward_hook(lambda _, args, output: keep(first_tensor(output)))
         return module.register_forward_pre_hook(lambda _, args, named: keep(state_in(args, named)), with_kwargs=True)
+
+
+class MiddleModel(FrozenModel):
+    """A model cut after attention: a layer l means the site resid_mid[l], and its tail begins with the MLP of block l.
+
+    Layers are as many as blocks, as the last MLP is part of `finish`: it reads each token by itself. The MLP of a block
+    is run by giving the block the state, and 0 in place of what its attention adds. Blocks that add both side by side,
+    or lack one, are a ModelError.
+    """
+
+    def __init__(self, model: FrozenModel, is_proved: bool = False):
+        vars(self).update(vars(model))
+        self.sites = Sites(model, [MIDDLE, "attn_out"], None)
+        self._middles = [self.sites.modules[MIDDLE, layer] for layer in range(self.n_layers)]
+        if not is_proved:
+            prove(self)
+
+    def describe(self) -> dict[str, str]:
+        return super().describe() | {"site": MIDDLE}
+
+    def _captured(self, layer: Layer, rows: Sequence[int], states: Any) -> contextlib.AbstractContextManager[Any]:
+        if layer == EMBED:
+            return super()._captured(layer, rows, states)
+        return self.sites.captured(Place(MIDDLE, int(layer)), layer, rows, states)  # type: ignore[no-any-return]
+
+    def _ended_after(self, count: int) -> contextlib.AbstractContextManager[None]:
+        module, direction = self._middles[count - 1] if count else (self.blocks[0], "read")
+        return ended_at(module, entering=direction == "read")
+
+    def _continued(self, residual: Tensor, start: int, mask: Tensor | None) -> Tensor:
+        if not start:
+            return super()._continued(residual, start, mask)
+        middle, direction = self._middles[start - 1]
+        attention, _ = self.sites.modules["attn_out", start - 1]
+        replaced, by = (middle, lambda *_: residual) if direction == "gave" else (attention, _nothing)
+        with alone(self.module), replaced.register_forward_hook(by):
+            return super()._continued(residual, start - 1, mask)
+
+
+def _nothing(_: nn.Module, args: Any, output: Any) -> Any:
+    """Return 0 in place of what a module gave."""
+    nothing = torch.zeros_like(first_tensor(output))
+    return nothing if isinstance(output, Tensor) else (nothing, *output[1:])
 
 
 def find(model: FrozenModel, heads: int) -> dict[tuple[str, int], tuple[nn.Module, Direction]]:

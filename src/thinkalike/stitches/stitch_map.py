@@ -17,6 +17,7 @@ from jaxtyping import Float, Int
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from thinkalike.config.parts import AFTER, MIDDLE
 from thinkalike.digests import read_json, regular, tokenizer_fingerprint
 from thinkalike.errors import StitchError, ThinkalikeError, one_line
 from thinkalike.hub import cause_of, resolved
@@ -68,7 +69,7 @@ class StitchMap(nn.Module):
             StitchError: `first` does not end where this map begins.
         """
         begins, ends = self.source, first.target  # of the same weights, whatever the models are called
-        if (begins.fingerprint, begins.layer) != (ends.fingerprint, ends.layer):
+        if (begins.fingerprint, begins.layer, begins.site) != (ends.fingerprint, ends.layer, ends.site):
             raise StitchError(f"the stitch from {self.source} cannot follow that to {first.target}, another layer")
         one, other = (AffineMap(each.weight.double(), each.bias.double()) for each in (self, first))
         whole = one @ other
@@ -98,6 +99,7 @@ class StitchMap(nn.Module):
         if check:
             self.source.check_model(source)
             self.target.check_model(target)
+        source, target = self.source.cut(source), self.target.cut(target)
         return StitchedModel(source, self.source.layer, self, self.target.layer, target)
 
     def save(self, folder: str | os.PathLike[str]) -> None:
@@ -165,7 +167,7 @@ tags:
 
 # A stitch from {self.source} to {self.target}
 
-An affine map between residual streams after two blocks. It holds no weights of either model, and fits models with these
+An affine map between residual streams at two blocks. It holds no weights of either model, and fits models with these
 fingerprints alone. That the stitched model does well does not show that the two models are alike.
 
 | | model | revision | block | width | dtype | fingerprint of the weights |
@@ -174,7 +176,7 @@ fingerprints alone. That the stitched model does well does not show that the two
 
 ```python
 stitch = thinkalike.StitchMap.from_pretrained("ORG/NAME")  # this repository
-states = stitch(thinkalike.load_model("{self.source.model}").head(tokens, {self.source.layer}))
+states = stitch(stitch.source.cut(thinkalike.load_model("{self.source.model}")).head(tokens, {self.source.layer}))
 ```
 """
 
@@ -194,7 +196,7 @@ def explained(attempt: str, repository: str = "", revision: str | None = None) -
 
 @dataclass(frozen=True)
 class Site:
-    """The residual stream of a model after one of its blocks."""
+    """The residual stream of a model after one of its blocks, or between attention and MLP of one."""
 
     model: str  # its name
     revision: str  # that was loaded
@@ -202,10 +204,12 @@ class Site:
     fingerprint: str  # of the weights, see `FrozenModel.fingerprint`; it tells models apart
     dtype: str  # of the weights; the fingerprint depends on it
     settings: str = ""  # a digest of the configuration, see `FrozenModel.settings`; older sites have none
+    site: str = AFTER  # or MIDDLE
 
     def __post_init__(self) -> None:
         texts = (self.model, self.revision, self.fingerprint, self.dtype, self.settings)
-        if type(self.layer) is not int or self.layer < 0 or not all(isinstance(each, str) for each in texts):
+        is_place = type(self.layer) is int and self.layer >= 0 and self.site in (AFTER, MIDDLE)
+        if not (is_place and all(isinstance(each, str) for each in texts)):
             raise StitchError(f"{self!r} is no site: its layer must be a number from 0 on, and all else text")
 
     @classmethod
@@ -213,10 +217,19 @@ class Site:
         """Return the site of a model that `FrozenModel.describe` describes, as the provenance of results does."""
         names = {"model": "name", "revision": "revision", "fingerprint": "weights", "dtype": "dtype"}
         facts = {own: str(described[theirs]) for own, theirs in names.items()}
-        return cls(layer=layer, settings=str(described.get("settings", "")), **facts)
+        own = {name: str(described[name]) for name in ("settings", "site") if name in described}
+        return cls(layer=layer, **facts, **own)
 
     def __str__(self) -> str:
-        return f"{self.model}:{self.layer}"
+        return f"{self.model}:{self.layer}" + (f".{self.site}" if self.site != AFTER else "")
+
+    def cut(self, model: FrozenModel) -> FrozenModel:
+        """Return a model as one whose layers are at this site."""
+        if self.site == AFTER:
+            return model
+        from thinkalike.models.sites import MiddleModel  # which other stitches need not load
+
+        return MiddleModel(model)
 
     def check_model(self, model: FrozenModel) -> None:
         """Check that a model has the weights of this site."""

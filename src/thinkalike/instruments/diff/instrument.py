@@ -169,7 +169,7 @@ def _null(
 ) -> tuple[Callable[[int], AbstractContextManager[FrozenModel]], int]:
     """Return what opens a model of the null by its number, and the block before which it is as the base."""
     if measure.null == "perturbation":
-        return partial(changes.perturbed, base, changed), parts[0].layer
+        return partial(changes.perturbed, base, changed, parts), parts[0].layer
     norm, steps = norms(base, changed)[0], measure.steps
     forked = partial(changes.fork, base, text, norm, rate=changes.rate_for(base, text, norm, steps), steps=steps)
     return lambda seed: nullcontext(forked(seed)), -1

@@ -86,6 +86,11 @@ def load_setting(config: StitchJob) -> Setting:
     """Load models and text, and check that kind and size of the stitches suit them."""
     stitch, memory, both = config.stitch, config.trainer.memory, (config.model, config.target)
     source, target = load_models(*(replace(e, device=own_device(e.device, config.trainer)) for e in both))
+    if source.sites or target.sites:
+        from thinkalike.models.sites import MiddleModel  # which jobs at the usual site need not load
+
+        cut = {id(each): MiddleModel(each) if each.sites else each for each in (source, target)}
+        source, target = cut[id(source)], cut[id(target)]
     if stitch.both and source is target:
         raise ConfigError(f"stitch.both=true needs two models, and {source.name} is source and target")
     _check_widths(stitch, source, target)

@@ -6,10 +6,11 @@ import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from thinkalike import figures
-from thinkalike.errors import listed
+from thinkalike.config.parts import AFTER, MIDDLE
+from thinkalike.errors import ConfigError, listed
 from thinkalike.job.instrument import LADDER, Instrument, Outcome, Work
 from thinkalike.models.families import check_stitchable, layers_at_depths, pairs_of_layers
 from thinkalike.processes import check_processes
@@ -166,6 +167,12 @@ def _passes(config: StitchJob, source: Shape, target: Shape, pairs: Sequence[Lay
     return [each for each in found if each.tokens]
 
 
+def _sites(result: Result) -> str:
+    """Return which models are cut before the MLP of a layer, "" if none is."""
+    cut = listed(dict.fromkeys(model["name"] for model in result.provenance["models"] if "site" in model))
+    return f"{cut} at {MIDDLE}" if cut else ""
+
+
 class Stitching(
     Instrument,
     kind="stitching",
@@ -175,9 +182,16 @@ class Stitching(
 ):
     """Stitches `model` to `target` at `layers`; leaves table, stitches, learning curves and figure."""
 
+    takes_sites: ClassVar[bool] = True
+
     def inputs(self, config: StitchJob) -> Mapping[str, Any]:
         check_processes(config.trainer, config.target.device)
         check_stitchable(config.model, config.target, config.layers, "task=stitch")
+        sites = [config.model.site, config.target.site]
+        if other := [site for site in sites if site not in (AFTER, MIDDLE)]:
+            raise ConfigError(f"model.site={other[0]} is no place to cut a model: stitch at {AFTER} or {MIDDLE}")
+        if MIDDLE in sites and (config.trainer.compile or config.trainer.recompute):
+            raise ConfigError(f"trainer.compile and trainer.recompute are of whole blocks: leave them out at {MIDDLE}")
         return super().inputs(config)
 
     def passes(self, config: StitchJob, shapes: Shapes) -> list[Passes]:
@@ -262,6 +276,7 @@ class Stitching(
             cells = table.pivot(index="source_layer", columns="target_layer", values="penalty")
             read = result.arrays["tokens" if name == "penalty" else "back_tokens"].sum()
             title = f"{source} into {target}\n{read:,.0f} tokens of {result.scalars['documents']:.0f} documents"
+            title = f"{title}\n{_sites(result)}".strip()
             if len(cells.columns) > 1 and len(cells) > 1 and cells.notna().all(axis=None):
                 figures.penalty_map(cells, title, folder, name)
             else:
@@ -281,4 +296,6 @@ class Stitching(
             most = 6 if len(directions) > 1 else ROWS if table["verdict"].map(len).max() < WRAPS else ROWS // 2
             _show_direction(table, few(len(table), most))
         show_text(f"Intervals are over {number_of_documents(result.scalars)}.")
+        if sites := _sites(result):
+            show_text(f"Layers end before their MLP: {sites}.")
         _show_asymmetry(directions[0])
