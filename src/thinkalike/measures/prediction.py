@@ -159,8 +159,7 @@ class LinearPrediction:
         """Take over what the `state_dict` of a prediction of the same pairs holds."""
         self._moments = []
         for own in state["moments"]:
-            judged = self._moments[0] if self._moments else None
-            self._moments.append(HalvedMoments(self.pairs, len(own), judged))
+            self._moments.append(HalvedMoments(self.pairs, len(own), self._moments[0] if self._moments else None))
             self._moments[-1].load_state_dict(own)
         for name in ("maps", "halves"):
             setattr(self, name, [(Regression(*there), Regression(*back)) for there, back in state[name]])
@@ -265,10 +264,7 @@ class LayerPredictions(Accumulator):
         self.last = batch.number
 
     def _fit_beside(self, reading: int, sides: Sequence[Sequence[Tensor]], tokens: Tensor, owners: Tensor) -> None:
-        """Fit on all rows, less 1 - 1 / √(1 + v s) of the mean of the s rows of their token.
-
-        That is best of a map plus a random shift of each token, of variance v = `IN_COMMON` (Fuller & Battese 1973).
-        """
+        """Fit on all rows less 1 - 1 / √(1 + `IN_COMMON` s) of the mean of their token's s (Fuller & Battese 1973)."""
         groups = RowGroups.of(tokens, 1)
         sizes = [tokens.new_full((count * size, 1), size) for count, size in groups.shapes]
         share = (1 + IN_COMMON * torch.cat(sizes).double()).rsqrt()
