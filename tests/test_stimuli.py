@@ -20,7 +20,7 @@ import torch
 from safetensors.torch import save_file
 
 from thinkalike.config import StimuliConfig
-from thinkalike.contrib.papers.salle2024 import derivations
+from thinkalike.contrib.papers.salle2024 import derivations, printed
 from thinkalike.data.grammar import Pattern, controlled_sentences, crossed_sentences, lexicon, patterns, with_ed
 from thinkalike.data.recordings import read_arrays
 from thinkalike.data.stimuli import Stimuli, controlled_stimuli, crossed_stimuli, from_sentences
@@ -32,13 +32,6 @@ ROOT = Path(__file__).resolve().parents[1]
 TABLE_S1 = pd.read_csv(resources.files("thinkalike.contrib.papers") / "table_s1.csv", dtype=str, keep_default_na=False)
 SENTENCES = [rows.drop(columns="sentence").to_numpy().tolist() for _, rows in TABLE_S1.groupby("sentence")]
 COLUMNS = list(TABLE_S1.columns[2:])
-
-
-def printed(value) -> str:
-    """As table S1 prints it."""
-    if pd.isna(value):
-        return "NaN"
-    return str(int(value)) if isinstance(value, float) else value
 
 
 def rows_of(text: str, size="small") -> list[list[str]]:

@@ -376,16 +376,9 @@ def test_a_court_is_drawn(experiment, tmp_path):
     assert {path.stem for path in tmp_path.glob("*.svg")} == {"court", "doses"}
 
 
-@pytest.fixture
-def groups():
-    generator = torch.Generator().manual_seed(3)
-    upper = torch.randn(4, 9, generator=generator) + 1
-    lower = torch.randn(4, 14, generator=generator)
-    return upper.round(decimals=1).double().numpy(), lower.round(decimals=1).double().numpy()  # with ties
-
-
-def test_the_area_is_the_mean_of_scikit_learns(groups):
-    upper, lower = groups
+def test_the_area_is_the_mean_of_scikit_learns():
+    drawn = (torch.randn(4, 9) + 1, torch.randn(4, 14))
+    upper, lower = (each.round(decimals=1).double().numpy() for each in drawn)  # with ties
     labels = [1] * 9 + [0] * 14
     areas = [roc_auc_score(labels, np.concatenate([a, b])) for a, b in zip(upper, lower, strict=True)]
     assert auc(upper, lower) == pytest.approx(sum(areas) / 4, abs=1e-12)

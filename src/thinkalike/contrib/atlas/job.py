@@ -174,16 +174,13 @@ def mean_agreement(pairs: pd.DataFrame) -> Estimate:
 
 
 def over_models(pairs: pd.DataFrame) -> Estimate:
-    """Return the mean of `rho` over pairs of models, with an interval that leaves out one model at a time.
+    """Return the mean of `rho`, never blank, over pairs of models, with an interval that leaves out a model at a time.
 
     Layer pairs depend on each other, and so do pairs that share a model: what was drawn are the models. A replicate is
     the mean over the pairs without one model, the interval is Student's t with one degree of freedom less than models,
     cut at -1 and 1. It is right where what differs between pairs is a model's own, and up to √2 too wide where it is
     the pair's own. It does not hold what other text would change. With two models, or with one that is in every pair,
     it has no ends.
-
-    Args:
-        pairs: `source`, `target`, `rho`, none of them blank.
     """
     value = torch.tensor(pairs["rho"].mean(), dtype=torch.float64)
     without = [pairs[(pairs[PAIR] != model).all(axis=1)]["rho"] for model in pd.unique(pairs[PAIR].to_numpy().ravel())]

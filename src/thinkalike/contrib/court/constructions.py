@@ -55,10 +55,9 @@ def through_affine(setting: Setting, condition: float) -> States:
 
 def whitened(setting: Setting) -> States:
     """Return the target's principal components on the fit rows, each with variance 1."""
-    mean, covariance = setting.moments
-    sizes, vectors = torch.linalg.eigh(covariance)
+    sizes, vectors = torch.linalg.eigh(setting.moments[1])
     weight = (vectors / sizes.sqrt()).to(setting.itself.dtype)
-    return lambda rows: (setting.own(rows) - mean.to(weight)) @ weight
+    return lambda rows: (setting.own(rows) - setting.mean) @ weight
 
 
 def changed(change: Callable[..., FrozenModel], purpose: str) -> Callable[[Setting], States]:
@@ -102,15 +101,16 @@ def _trained(setting: Setting, rows: Tokens, config: PretrainConfig, name: str) 
     return variant(setting.target, module.to(setting.target.device), f"{setting.target.name} ({name})")
 
 
+def _noise(setting: Setting, purpose: str, codes: Callable[[Tokens], Tokens] = prefixes) -> States:
+    """Return normal numbers at each place of a row, by its code: if none is given, of all tokens up to there."""
+    seed, itself = setting.number(purpose), setting.itself
+    return lambda rows: normals(codes(rows), itself.d_model, seed).to(itself.device, itself.dtype)
+
+
 def with_noisy_states(setting: Setting, share: float) -> States:
-    """Return the target's states with noise of this share of each dimension's spread, by all tokens up to there."""
-    seed, spread = setting.number("noisy states"), share * setting.spread
-
-    def states(rows: Tensor) -> Tensor:
-        own = setting.own(rows)
-        return own + spread * normals(prefixes(rows), own.shape[-1], seed).to(own)
-
-    return states
+    """Return the target's states with noise of this share of each dimension's spread."""
+    drawn, spread = _noise(setting, "noisy states"), share * setting.spread
+    return lambda rows: setting.own(rows) + spread * drawn(rows)
 
 
 def _orthogonal(setting: Setting, purpose: str) -> Tensor:
@@ -121,10 +121,9 @@ def _orthogonal(setting: Setting, purpose: str) -> Tensor:
 
 def components(setting: Setting, first: float, last: float) -> States:
     """Return the target's principal components on the fit rows between two shares of them, the largest first."""
-    mean, covariance = setting.moments
     start, stop = (round(share * setting.itself.d_model) for share in (first, last))
-    chosen = torch.linalg.eigh(covariance).eigenvectors.flip(1)[:, start:stop].to(setting.itself.dtype)
-    return lambda rows: (setting.own(rows) - mean.to(chosen)) @ chosen
+    chosen = torch.linalg.eigh(setting.moments[1]).eigenvectors.flip(1)[:, start:stop].to(setting.itself.dtype)
+    return lambda rows: (setting.own(rows) - setting.mean) @ chosen
 
 
 def without_small_direction(setting: Setting) -> States:
@@ -155,15 +154,9 @@ def other_layer(setting: Setting, steps: int) -> States:
 
 
 def superset(setting: Setting) -> States:
-    """Return the target's states beside as many dimensions of large noise, a function of all tokens up to there."""
-    seed, width = setting.number("superset"), setting.itself.d_model
-    size = LARGE * setting.spread.square().mean().sqrt()
-
-    def states(rows: Tensor) -> Tensor:
-        own = setting.own(rows)
-        return torch.cat([own, size * normals(prefixes(rows), width, seed).to(own)], -1)
-
-    return states
+    """Return the target's states beside as many dimensions of large noise."""
+    drawn, size = _noise(setting, "superset"), LARGE * setting.spread.square().mean().sqrt()
+    return lambda rows: torch.cat([setting.own(rows), size * drawn(rows)], -1)
 
 
 def beside_stranger(setting: Setting, share: float) -> States:
@@ -227,13 +220,7 @@ NGRAMS: dict[str, Codes] = {"token": lambda rows, _: rows, "bigram": bigrams, "t
 
 def code(setting: Setting, of: str) -> States:
     """Return a random vector for each token, or for each bigram or trigram: the last tokens and the current one."""
-    seed, itself = setting.number(f"code of the {of}"), setting.itself
-
-    def states(rows: Tensor) -> Tensor:
-        codes = NGRAMS[of](rows, itself.vocabulary)
-        return normals(codes, itself.d_model, seed).to(itself.device, itself.dtype)
-
-    return states
+    return _noise(setting, f"code of the {of}", lambda rows: NGRAMS[of](rows, setting.itself.vocabulary))
 
 
 def at_position(setting: Setting, token: float, noise: float = 0.0) -> States:
@@ -242,16 +229,11 @@ def at_position(setting: Setting, token: float, noise: float = 0.0) -> States:
     With `token` 1 the token's own mean is taken off before, and added at the end; `noise` is a share of the standard
     deviation of what is left.
     """
-    mean, seed = means(setting, TokenMeans), setting.number("at position")
+    mean, drawn = means(setting, TokenMeans), _noise(setting, "at position")
     left = setting.own(setting.other) - token * mean(setting.other)
     place = left.mean(0)
     size = noise * (left - place).flatten(0, 1).std(0)
-
-    def states(rows: Tensor) -> Tensor:
-        found = token * mean(rows) + place[: rows.shape[1]]
-        return found + size * normals(prefixes(rows), len(size), seed).to(found)
-
-    return states
+    return lambda rows: token * mean(rows) + place[: rows.shape[1]] + size * drawn(rows)
 
 
 def reweighted(setting: Setting, token: float, rest: float) -> States:
@@ -332,12 +314,12 @@ def gaussian(setting: Setting) -> States:
     """Return normal numbers with mean and variance that each dimension of the target's states has at the token."""
     squared = Source("squares", "", lambda rows: (setting.own(rows) - setting.mean).square(), setting.target)
     first, second = means(setting, TokenMeans), means(setting, TokenMeans, squared)
-    seed = setting.number("Gaussian given the token")
+    drawn = _noise(setting, "Gaussian given the token")
 
     def states(rows: Tensor) -> Tensor:
         mean = first(rows)
         variance = (second(rows) - (mean - setting.mean).square()).clamp(min=0)
-        return mean + variance.sqrt() * normals(prefixes(rows), mean.shape[-1], seed).to(mean)
+        return mean + variance.sqrt() * drawn(rows)
 
     return states
 
@@ -350,16 +332,18 @@ def mixture(setting: Setting, share: float) -> States:
 
 def next_token(setting: Setting) -> States:
     """Return noise in clusters by the next token (Smith, Mannering, Marcu 2025)."""
-    centres, scatter = setting.number("leak"), setting.number("leak, scatter")
-    itself = setting.itself
+    itself, centres, scatter = setting.itself, setting.number("leak"), setting.number("leak, scatter")
 
     def states(rows: Tensor) -> Tensor:
-        noise = normals(prefixes(rows), itself.d_model, scatter)
-        none = torch.full_like(rows[:, :1], itself.vocabulary)  # follows the last token of a row
-        leak = normals(torch.cat([rows[:, 1:], none], 1), itself.d_model, centres)
-        return (leak + SCATTER * noise).to(itself.device, itself.dtype)
+        leak = normals(_following(setting, rows), itself.d_model, centres)
+        return (leak + SCATTER * normals(prefixes(rows), itself.d_model, scatter)).to(itself.device, itself.dtype)
 
     return states
+
+
+def _following(setting: Setting, rows: Tokens) -> Tokens:
+    """Return the token after each; a number of its own follows the last token of a row."""
+    return torch.cat([rows[:, 1:], torch.full_like(rows[:, :1], setting.itself.vocabulary)], 1)
 
 
 def half_of_the_tokens(setting: Setting) -> States:
@@ -383,12 +367,7 @@ def half_of_the_variance(setting: Setting) -> States:
 def with_next_token(setting: Setting, share: float, of: str = "embedding") -> States:
     """Return the target's own states plus a vector of the next token, of this share of each dimension's spread."""
     size = share * setting.spread * vectors(setting, of)
-
-    def states(rows: Tensor) -> Tensor:
-        following = torch.cat([rows[:, 1:], torch.full_like(rows[:, :1], setting.itself.vocabulary)], 1)
-        return setting.own(rows) + size[following.long().to(size.device)]
-
-    return states
+    return lambda rows: setting.own(rows) + size[_following(setting, rows).long().to(size.device)]
 
 
 def token_alone(setting: Setting) -> States:

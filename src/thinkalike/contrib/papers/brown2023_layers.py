@@ -76,9 +76,8 @@ def _stitching_parts(case: Case) -> list[Part]:
 
 
 def _penalties(case: Case, directions: Sequence[Direction]) -> pd.DataFrame:
-    return pd.concat(
-        [case.results[each.label].table.assign(group=each.group) for each in directions], ignore_index=True
-    )
+    tables = (case.results[each.label].table.assign(group=each.group) for each in directions)
+    return pd.concat(tables, ignore_index=True)
 
 
 def _same_layers(result: Result) -> pd.DataFrame:
@@ -386,15 +385,12 @@ TABLE_1 = {
     "mini": ["neox-3l-mini", "neox-4l-mini", "neox-5l-mini", "neox-5l-odd-mini", "neox-6l-mini"],
 }
 
+_between = partial(_cka_parts, pairs="between")
 EXPERIMENTS = [
     Experiment("brown2023/figure3", _figure3, FIGURE_3, partial(_cka_parts, pairs="with the largest"), "cka"),
-    Experiment(
-        "brown2023/figure4", _figure_of_activations, _activations(3), partial(_cka_parts, pairs="between"), "cka"
-    ),
-    Experiment(
-        "brown2023/figure5", _figure_of_activations, _activations(4), partial(_cka_parts, pairs="between"), "cka"
-    ),
-    Experiment("brown2023/figure9", _figure9, FIGURE_9, partial(_cka_parts, pairs="between"), "cka"),
+    Experiment("brown2023/figure4", _figure_of_activations, _activations(3), _between, "cka"),
+    Experiment("brown2023/figure5", _figure_of_activations, _activations(4), _between, "cka"),
+    Experiment("brown2023/figure9", _figure9, FIGURE_9, _between, "cka"),
     Experiment("brown2023/figure10", _figure10, FIGURE_10, partial(_cka_parts, pairs="within"), "cka", takes=(2,)),
     Experiment("brown2023/table1", _table1, TABLE_1, tabulates=True),
     Experiment("brown2023/figure1", _figure1, MODELS, _stitching_parts),

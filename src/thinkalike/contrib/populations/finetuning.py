@@ -147,10 +147,8 @@ def new_classifier(
 ) -> tuple[Any, Any]:
     """Return a classifier with a pretrained body and a head of random weights, and the tokenizer of the body.
 
-    Args:
-        spread: The standard deviation of the head's weights, by default the checkpoint's initializer_range.
-        redraw: The first block that is drawn anew, with all later ones and the pooler, at the spread that BERT has for
-            their width; None: no block.
+    The spread is that of the head's weights, by default the checkpoint's initializer_range. Blocks from `redraw` on are
+    drawn anew, with the pooler, at the spread that BERT has for their width.
     """
     import transformers
 

@@ -51,10 +51,8 @@ def class_losses(
 
     Where the data says no more than non-entailment, the likeliest of the model's own classes is the prediction, and
     the probabilities of neutral and contradiction are added: -log Σ p(c) over the classes c that the label stands for.
-
-    Args:
-        labels: places in `wanted`, the classes of the data.
-        classes: of the model, in the order of its logits. Other ones than the data's are a ModelError.
+    Labels are places in `wanted`, the classes of the data. A model's `classes`, in the order of its logits, that are
+    other ones are a ModelError.
     """
     owners = _owners(classes, wanted).to(logits.device)
     if not logits.isfinite().all():
@@ -119,10 +117,8 @@ def identity_stitches(
 
     Each model runs once to the deepest cut, and from there only tails run: with L + 1 cuts a pair costs
     L (L + 1) / 2 passes through a block, where whole stitched models cost L (L + 1). For labels see `class_losses`.
-
-    Args:
-        at_once: sources that run through a tail together, and whose states at all cuts are in memory. One at a time,
-            results are those of whole stitched models to the bit; more are faster, and may differ in the last.
+    `at_once` sources run through a tail together, with their states at all cuts in memory. One at a time, results are
+    those of whole stitched models to the bit; more are faster, and may differ in the last.
     """
     check_alike(models)
     cuts, found = [EMBED, *range(models[0].n_layers)], []
@@ -177,9 +173,6 @@ def flips(predicted: Int[Tensor, "m m c n"]) -> Float[Tensor, "m m c n"]:
 
     Signed penalties of accuracy may cancel between two directions; the share of flips, in [0, 1], counts both. It is 0
     for a target with itself.
-
-    Args:
-        predicted: The class of each of n examples, by source, target and cut.
     """
     own = torch.arange(len(predicted))
     return (predicted != predicted[own, own][None]).double()
@@ -195,11 +188,8 @@ def grouped(
     Student's with one degree of freedom less than models in the smallest group. A group of two models has one pair and
     no spread: `directed` that compares with it has the interval (-∞, ∞). Within groups of fewer than `FEWEST` models
     intervals cover too little, and are (-∞, ∞). `difference` averages both directions, in which signed values may
-    cancel, and `directed` keeps them apart.
-
-    Args:
-        groups: The group of each model: two or more, with two models or more in each.
-        examples: Whether the last axis of `values` holds examples, over which means and intervals are, too.
+    cancel, and `directed` keeps them apart. There are two groups or more, with two models or more in each. With
+    `examples` the last axis of values holds examples, over which means and intervals are, too.
     """
     members = one_hot(_numbers(groups)).bool()
     without, sizes = torch.cat([torch.ones(1, len(members)), 1 - torch.eye(len(members))]), members.sum(0)

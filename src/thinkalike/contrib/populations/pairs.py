@@ -299,12 +299,9 @@ def nli_training(count: int, seed: int = 0, counterexamples: float = 0.02, lexic
     """Draw different pairs of MNLI's classes in equal parts and shuffle them, so that any slice of them is a sample.
 
     Where all words of a hypothesis are its premise's, the pair is entailed, except for a share of neutral ones, the
-    counterexamples, which are made like the challenge set's.
-
-    Args:
-        counterexamples: the share, in [0, 1].
-        lexical: the share of all pairs, in [0, 1], that are made like the lexical-overlap part of the challenge set,
-            entailed except for the share of counterexamples; the rest is as without them.
+    counterexamples, which are made like the challenge set's. A share `lexical` of all pairs is made like the
+    lexical-overlap part of the challenge set, entailed except for the share of counterexamples; the rest is as without
+    them. Shares are in [0, 1].
     """
     alike = round(lexical * count)
     against = round(counterexamples * alike)

@@ -115,12 +115,7 @@ def of_solution(d: int, e: int) -> float:
 
 
 def of_start(start: str, config: SAEConfig, seen: float, own: Site, source: Site | None = None) -> float:
-    """Return the operations of a start before any training.
-
-    Args:
-        seen: the share of a row's tokens whose states are read.
-        own, source: of the model that is trained on, and of the one that `transferred` comes from.
-    """
+    """Return the operations of a start before any training; `seen` is the share of tokens whose states are read."""
     read, d, f = float(config.map_tokens), own.width, config.width
     if start == "least_squares":
         return read * own.passing + 2.0 * seen * read * d * f + of_maps(seen * read, f, d) + of_solution(f, d)

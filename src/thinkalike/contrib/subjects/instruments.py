@@ -20,7 +20,7 @@ from torch import Tensor
 from thinkalike.config import AnalyzeConfig
 from thinkalike.contrib import figures
 from thinkalike.contrib.subjects import measures
-from thinkalike.contrib.subjects.measures import ModelScores, NoiseCeiling, Scored, noise_ceiling, random_effects
+from thinkalike.contrib.subjects.measures import Draws, ModelScores, NoiseCeiling, Scored, noise_ceiling, random_effects
 from thinkalike.data.stimuli import Stimuli
 from thinkalike.errors import DataError
 from thinkalike.instruments import of_stimuli
@@ -125,7 +125,7 @@ def _tables(
     settings["groups"] = of_stimuli.sentence_groups(stimuli)
     found = measures.model_scores(models, subjects, measure.comparator, **settings)
     ceilings = ceiling_rows(found.ceiling, names, recorded)
-    table = layers.join(score_columns(found, [found.of(row) for row in range(len(layers))]))
+    table = layers.join(score_columns([found.of(row) for row in range(len(layers))], found.draws))
     table = table.assign(lower=ceilings["lower"].mean(), upper=ceilings["upper"].mean())
     bests, comparisons = best_of_models(found, layers)
     tables = {"table": table, "by_subject": repeated_rows(layers, "subject", names, value=found.values)}
@@ -150,7 +150,7 @@ def ceiling_rows(found: NoiseCeiling, subjects: Sequence[str], recorded: Any) ->
     return pd.DataFrame({"recorded": recorded, "subject": list(subjects), **ends})
 
 
-def score_columns(found: ModelScores, scored: Sequence[Scored], value: str = "value") -> pd.DataFrame:
+def score_columns(scored: Sequence[Scored], draws: Draws | None = None, value: str = "value") -> pd.DataFrame:
     """Return the mean over subjects of each, its interval over subjects, that over stimuli, too, and p of 0.
 
     Without resamples the interval over both is left out, and p is of subjects alone.
@@ -158,8 +158,8 @@ def score_columns(found: ModelScores, scored: Sequence[Scored], value: str = "va
     rows = []
     for each in scored:
         row = dict(zip((value, "low", "high"), random_effects(each.values), strict=True))
-        if len(each.replicates):
-            both = measures.two_factor(*each, found.draws)
+        if draws and len(each.replicates):
+            both = measures.two_factor(*each, draws)
             row |= {"both_low": both.estimate.low, "both_high": both.estimate.high, "p": both.p}
         else:
             count = len(each.values)
@@ -175,11 +175,12 @@ def best_of_models(found: ModelScores, layers: pd.DataFrame) -> tuple[pd.DataFra
         bests[str(model)], chosen = found.best(inside.index.tolist())
         counted = Counter(str(layers["layer"][row]) for row in chosen.tolist())
         rows.append({"model": model, "layers": ", ".join(name for name, _ in counted.most_common())})
-    table = pd.DataFrame(rows).join(score_columns(found, list(bests.values())))
+    table = pd.DataFrame(rows).join(score_columns(list(bests.values()), found.draws))
     ceiling = found.of_ceiling()
     pairs = [(name, CEILING) for name in bests] + list(combinations(bests, 2))
     differences = [bests[name].minus(bests.get(other, ceiling)) for name, other in pairs]
-    return table, pd.DataFrame(pairs, columns=["model", "other"]).join(score_columns(found, differences, "difference"))
+    compared = score_columns(differences, found.draws, "difference")
+    return table, pd.DataFrame(pairs, columns=["model", "other"]).join(compared)
 
 
 # MLEM.
@@ -232,14 +233,9 @@ def group_tables(
 
 def _mean(table: pd.DataFrame, names: Sequence[str], by: list[str], value: str) -> pd.DataFrame:
     """Return the mean over subjects of a column, with its interval and the p-value of 0."""
-    rows = []
-    for key, inside in table[table["model"].isin(names)].groupby(by, sort=False):
-        values = torch.tensor(inside[value].to_numpy(float))
-        mean, low, high = random_effects(values)
-        p = two_sided(mean, values.std() / len(values) ** 0.5, len(values) - 1)
-        numbers = dict(zip((value, "low", "high", "p"), map(float, (mean, low, high, p)), strict=True))
-        rows.append(dict(zip(by, key, strict=True)) | numbers)
-    return pd.DataFrame(rows)
+    groups = list(table[table["model"].isin(names)].groupby(by, sort=False)[value])
+    scored = [Scored(torch.tensor(inside.to_numpy(float)), torch.empty(0, len(inside))) for _, inside in groups]
+    return pd.DataFrame([key for key, _ in groups], columns=by).join(score_columns(scored, value=value))
 
 
 def _held_out(config: AnalyzeConfig, stimuli: Stimuli) -> list[Int[Tensor, " k"]]:

@@ -80,14 +80,11 @@ def model_scores(
     seed: int = 0,
     groups: Int[Tensor, " n"] | None = None,
 ) -> ModelScores:
-    """Compare the distances of m models with those of s subjects, for all stimuli and in resamples of them.
+    """Compare squared distances of m models with those of s subjects, for all stimuli and in resamples of them.
 
     A stimulus that is drawn twice counts as two stimuli, without their own pair, whose distance is 0 in all models.
     Resamples in which a vector is constant are left out; where these are more than half of all, that is a ValueError.
-
-    Args:
-        models, subjects: Squared distances of all pairs of the same n stimuli.
-        resamples: The number of resamples, or 0; see `draw` for groups.
+    There may be 0 of them; see `draw` for groups.
     """
     values, ceiling = compare(models, subjects, comparator).cpu(), noise_ceiling(subjects, comparator)
     ceiling = NoiseCeiling(*(part.cpu() for part in ceiling))
@@ -182,7 +179,7 @@ class TwoFactors(NamedTuple):
 def two_factor(
     values: Float[Tensor, "*b s"], replicates: Float[Tensor, "r *b s"], draws: Draws, *, level: float = 0.95
 ) -> TwoFactors:
-    """Return the mean over subjects, (*b), with an interval over subjects and stimuli: the corrected dual bootstrap.
+    """Return the mean over s ≥ 2 subjects, (*b), with an interval over them and stimuli: the corrected dual bootstrap.
 
     As resampling both together counts the noise of single measurements three times, the variance comes from three
     bootstraps with the same draws: V_s of subjects alone, V_n of stimuli alone, V of both (Schütt et al. 2023, eq. 11;
@@ -191,11 +188,7 @@ def two_factor(
         V_s' + V_n' - s n / ((s - 1) (n - 1)) (V - V_s - V_n),    V_s' = s / (s - 1) V_s,    V_n' = n / (n - 1) V_n,
 
     not below V_s' and V_n', nor above V. The interval is ± t of min(s, n) - 1 degrees of freedom. For two models with
-    the same subjects and draws give the difference of their scores.
-
-    Args:
-        values: Scores in each of s ≥ 2 subjects, with all stimuli.
-        replicates: The same in each resample of stimuli, of all subjects.
+    the same subjects and draws give the difference of their scores. The replicates are of all subjects.
     """
     s, n = values.shape[-1], draws.units
     values, replicates, weights = values.double(), replicates.double(), draws.subjects / s

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 import torch
-from jaxtyping import Bool, Float, Int, Shaped
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import one_hot
 
@@ -65,13 +65,9 @@ def held_out_right(
 ) -> Bool[Tensor, "p n"]:
     """Return which stimuli get their label from a linear discriminant of the other folds, for each of p labellings.
 
-    The answer is the level whose mean is nearest in (1 - s) S + s tr(S)/d I, S the covariance of all states of the
-    other folds, so that all levels are equally likely beforehand. S knows no labels, and so one inversion serves all
-    labellings; of two levels the answers are those of S within levels (Fisher 1936) where s is 0.
-
-    Args:
-        labels: The number of each stimulus's level, below `levels`.
-        shrinkage: The s.
+    The answer is the level whose mean is nearest in (1 - s) S + s tr(S)/d I, s the shrinkage and S the covariance of
+    all states of the other folds, so that all levels are equally likely beforehand. S knows no labels, and so one
+    inversion serves all labellings; of two levels the answers are those of S within levels (Fisher 1936) where s is 0.
     """
     right = torch.zeros(labels.shape, dtype=torch.bool)
     for train, test in splits(fold_of):
@@ -135,15 +131,11 @@ def band(
     return jackknife(value, replicates, reference, t=simultaneous_t(replicates))
 
 
-def percentile_interval(value: Shaped[Tensor, "*b"], draws: Shaped[Tensor, "*b r"], level: float) -> Estimate:
-    """Return the value with the interval of this share of its r draws; of whole numbers the ends are draws."""
-    tail = (1 - level) / 2
-    sides = ("linear", "linear") if draws.is_floating_point() else ("lower", "higher")
-    low, high = (
-        draws.double().quantile(share, dim=-1, interpolation=side).to(draws.dtype)
-        for share, side in zip((tail, 1 - tail), sides, strict=True)
-    )
-    return Estimate(value, low, high)
+def percentile_interval(value: Int[Tensor, "*b"], draws: Int[Tensor, "*b r"], level: float) -> Estimate:
+    """Return the whole number with the interval of this share of its r draws, whose ends are draws."""
+    tail, numbers = (1 - level) / 2, draws.double()
+    low = numbers.quantile(tail, -1, interpolation="lower").to(draws)
+    return Estimate(value, low, numbers.quantile(1 - tail, -1, interpolation="higher").to(draws))
 
 
 class Curve(NamedTuple):
@@ -162,12 +154,10 @@ def curve_of(
     null: Float[Tensor, "s p"],
     resamples: int = 2000,
 ) -> Curve:
-    """Return the curve of a feature.
+    """Return the curve of a feature: `right` is by probes of other groups, `null` are accuracies of permuted labels.
 
-    Args:
-        right: Whether each stimulus was answered right at each step, by probes of other groups.
-        groups: What stimuli depend on each other in; resamples draw whole groups, the same ones at all steps.
-        null: The accuracies of permuted labels, with the same permutations at each step.
+    Stimuli depend on each other in groups; resamples draw whole ones. Permutations and resamples are the same at all
+    steps.
     """
     levels = int(labels.max()) + 1
     judged = balanced_accuracies(right, labels, groups, levels)

@@ -160,11 +160,8 @@ def trained(config: AnalyzeConfig) -> ModelConfig:
 def steps_of(model: ModelConfig, only: str = "*") -> dict[int, str]:
     """Return the revisions of a model that are named by a step of its training, in the order of the steps.
 
-    Args:
-        only: a pattern of the names that count, such as stage1-*.
-
-    Raises:
-        ConfigError: two names have one step, or differ in what is before it, so that their order is not known.
+    Names count that are like `only`, such as stage1-*. If two of them have one step, or differ in what is before it,
+    their order is not known, and that is a ConfigError.
     """
     folder = named_folder(replace(model, revision=None))
     with explained(model):

@@ -122,12 +122,8 @@ def fit_probes(
 
     It minimises Σᵢ wᵢ (-log softmax(P xᵢ + c))_yᵢ + α ‖P‖² / 2, with weights w that give all levels the same total, and
     x the centred states over the root of their mean variance. As all dimensions share one scale, rotated states have
-    the rotated probe. Errors are scikit-learn's: of labels of one level, and of states that do not vary.
-
-    Args:
-        labels: The number of each state's level, below `levels`.
-        alphas: Fastest from the largest to the smallest.
-        tolerance: Of the largest entry of the gradient.
+    the rotated probe. Errors are scikit-learn's: of labels of one level, and of states that do not vary. It is fastest
+    from the largest penalty α to the smallest.
     """
     from sklearn.linear_model import LogisticRegression
 
@@ -303,9 +299,7 @@ def balanced_accuracies(
 ) -> list[Accuracy]:
     """Return the balanced accuracy of each of c conditions on the same stimuli, with the same parts of the sentences.
 
-    Args:
-        right: Whether each stimulus was answered right, or the share of several answers.
-        labels: The number of each stimulus's level; each below `levels` occurs.
+    `right` may also be the share of several answers. Each of the levels occurs.
     """
     held = torch.nn.functional.one_hot(labels, levels).double().T
     total = without_each_part(held, sentences)
@@ -347,10 +341,7 @@ def effects_of(
 ) -> tuple[Jackknifed, Jackknifed]:
     """Return the mean effects of c conditions over texts, and that of the counterparts, jackknifed over groups.
 
-    Args:
-        steered: How far each condition moves the log-probability gap of each text, in nats.
-        natural: How far the counterpart of the text moves it.
-        groups: The number of each text's group, such as its word.
+    An effect is how far the log-probability gap of a text moves, in nats; a group is such as the texts of one word.
     """
     rows = torch.cat([steered.double(), natural.double()[None], torch.ones(1, len(natural), dtype=torch.float64)])
     sums = without_each_part(rows, groups)
