@@ -346,22 +346,6 @@ def test_halves_that_judge_each_other_share_no_mean_of_a_token():
     assert float(plain.compute()[0].value) < -0.1, "control: means of all rows give the maps away"
 
 
-@pytest.mark.parametrize(("is_same", "least"), [(True, 0.1), (False, -0.01)])
-def test_means_of_tokens_fit_too_where_their_map_is_the_same(is_same, least, monkeypatch):
-    n, maps = 600, torch.linalg.qr(torch.randn(2, 60, 60, dtype=F64)).Q
-    tokens, documents = torch.cat([torch.randint(400, (n,)), torch.arange(n) % 60]), torch.arange(2 * n) // 30
-    means, rows = 2 * torch.randn(400, 60, dtype=F64)[tokens], torch.randn(2 * n, 60, dtype=F64)
-    x, y = means + rows, means @ maps[0 if is_same else 1] + rows @ maps[0] + torch.randn(2 * n, 60, dtype=F64)
-    found = []
-    for given in [LayerPredictions(1, 1, fit_batches=1, given="token") for _ in range(2)]:
-        for part in torch.arange(2 * n).split(n):
-            given.update([x[part]], [y[part]], groups=tokens[part], documents=documents[part])
-        found.append(float(given.compute().value))
-        monkeypatch.setattr(LayerPredictions, "_fit_beside", lambda *rows: None)
-    assert found[0] - found[1] > least
-    assert found[1] > 0.1, "control: the rows of a token alone say something"
-
-
 def test_any_chunking_gives_the_same_r2_and_intervals():
     x, y = alike(drawn(), 0.6)
     z = torch.randn(N, 3, dtype=F64)

@@ -81,13 +81,6 @@ def at_hand(device: torch.device) -> int:
     return max(min([psutil.virtual_memory().available, *_of_groups()]), 0)
 
 
-def reuse_freed() -> None:
-    """Let glibc keep some freed memory for the next tensors: new pages cost more than most operations on them."""
-    with contextlib.suppress(OSError, AttributeError):
-        for limit, size in ((-3, 2**27), (-1, 2**28)):  # below which it maps no piece of its own, and keeps all
-            ctypes.CDLL(None).mallopt(limit, size)
-
-
 def hand_back(device: torch.device) -> None:
     """Give memory that was freed, and that allocators have kept for themselves, back to the device."""
     if device.type == "cuda":

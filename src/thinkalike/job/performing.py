@@ -280,13 +280,10 @@ def _begun(jobs: Sequence[Planned], among: int) -> Iterator[list[tuple[Planned, 
     """Yield the jobs that run, of `among` requested ones, each with its context."""
     import torch
 
-    from thinkalike.memory import reuse_freed
-
     instrument, config = jobs[0].instrument, jobs[0].config
     if config.force and not rank(config):
         for each in jobs:
             shutil.rmtree(each.job.states, ignore_errors=True)
-    reuse_freed()
     torch.manual_seed(instrument.seed(config))  # the jobs of a sweep share a process
     if config.threads:
         torch.set_num_threads(config.threads)

@@ -191,7 +191,6 @@ class Regression(NamedTuple):
     read: Float[Tensor, "e k"] | None = None
     is_constant: bool = False  # whether x is the same in all rows to fit on, but for rounding
     penalty: Float[Tensor, ""] | float = math.inf  # λ
-    gain: Float[Tensor, ""] | float = 0.0  # of maps of a part of the documents on others, if these are `judged`
 
 
 def regression(
@@ -199,33 +198,22 @@ def regression(
     bases: Sequence[Basis] | None = None,
     read: Float[Tensor, "e k"] | None = None,
     ridge: float | None = None,
-    judged: Sequence[PairStatistics] | None = None,
 ) -> Regression:
     """Return the regression of y on x over all parts of the documents, by λ = `ridge` times the mean variance of x.
 
     Args:
         bases: Of the products of x in all rows, and of those in each part, if they are known.
         ridge: None: λ is that with which `penalty_of` finds the parts to predict each other best.
-        judged: Of other rows of the same parts, which the map is to predict; see `whole_of`.
     """
-    whole = whole_of(parts, judged)
+    whole = reduce(PairStatistics.joined, parts)
     xy = whole.xy if read is None else whole.xy @ read
     means = whole.mean_x, whole.mean_y
     if whole.is_constant:
         return Regression(*means, torch.zeros_like(xy), read, is_constant=True)
     basis, *apart = bases or [Basis.of(each.xx) for each in ((whole,) if ridge else (whole, *parts))]
-    penalty, gain = penalty_of(parts, apart, basis.unit, read, judged) if ridge is None else (ridge * basis.unit, 0.0)
+    penalty = penalty_of(parts, apart, basis.unit, read) if ridge is None else ridge * basis.unit
     weight = (basis.vectors / (basis.values + penalty)) @ (basis.vectors.T @ xy)
-    return Regression(*means, weight, read, penalty=penalty, gain=gain)
-
-
-def whole_of(parts: Sequence[PairStatistics], judged: Sequence[PairStatistics] | None = None) -> PairStatistics:
-    """Return the moments of all rows; those of `judged` with as much of the others as one part adds, as λ is kept."""
-    whole = reduce(PairStatistics.joined, parts)
-    if not judged:
-        return whole
-    own, share = reduce(PairStatistics.joined, judged), 1 / len(parts)
-    return own._replace(xx=torch.lerp(own.xx, whole.xx, share), xy=torch.lerp(own.xy, whole.xy, share))
+    return Regression(*means, weight, read, penalty=penalty)
 
 
 def penalty_of(
@@ -233,15 +221,13 @@ def penalty_of(
     bases: Sequence[Basis],
     unit: Float[Tensor, ""],
     read: Float[Tensor, "e k"] | None = None,
-    judged: Sequence[PairStatistics] | None = None,
-) -> tuple[Float[Tensor, ""], Float[Tensor, ""] | float]:
+) -> Float[Tensor, ""]:
     """Return the λ of `PENALTIES`, in this unit, with which maps of each half of the documents predict the other best.
 
-    As λ stands beside a sum over rows, it is right for all rows, too. It is ∞ where none is `chosen`. Next is the gain.
+    As λ stands beside a sum over rows, it is right for the map of all rows, too. It is ∞ where none is `chosen`.
     """
     penalties, gains = PENALTIES.to(unit), []
-    known = judged or parts
-    pairs = [(own.xy, _about(*both)) for own, *both in zip(parts, known, reversed(known), strict=True)]
+    pairs = [(own.xy, _about(own, other)) for own, other in zip(parts, reversed(parts), strict=True)]
     if read is not None:
         pairs = [(own @ read, (xx, xy @ read)) for own, (xx, xy) in pairs]
     tiny = torch.finfo(unit.dtype).tiny * unit.new_ones(1)
@@ -250,9 +236,7 @@ def penalty_of(
         fitted, across = (vectors.T @ (each / size) for each in (own, xy))  # so that no product overflows
         others = vectors.T @ (xx / unit) @ vectors if others is None else others
         gains.append(gained(values / unit, penalties, fitted, across, others))
-    every = torch.stack(gains)
-    penalty = unit * chosen(every, penalties)
-    return penalty, torch.where(penalty.isfinite(), every.sum(0).max() * size.square() / unit, 0.0) if judged else 0.0
+    return unit * chosen(torch.stack(gains), penalties)
 
 
 def _about(own: PairStatistics, other: PairStatistics) -> tuple[Float[Tensor, "d d"], Float[Tensor, "d e"]]:
@@ -264,11 +248,9 @@ def _about(own: PairStatistics, other: PairStatistics) -> tuple[Float[Tensor, "d
 class HalvedMoments:
     """`Moments` of the halves of the documents, and the regressions of their layer pairs; see `halves_of`."""
 
-    def __init__(
-        self, pairs: Iterable[LayerPair], halves: int = 2, judged: HalvedMoments | None = None, both: bool = True
-    ):
+    def __init__(self, pairs: Iterable[LayerPair], halves: int = 2, both: bool = True):
         self.halves = [Moments(pairs, both) for pairs in [list(pairs)] * halves]
-        self.pairs, self.judged = self.halves[0].pairs, judged  # other rows of the same, which maps are to predict
+        self.pairs = self.halves[0].pairs
         self.bases: dict[ModelLayer, list[Basis]] = {}
 
     def update(self, sources: LayerStates, targets: LayerStates, halves: Int[Tensor, " n"]) -> None:
@@ -293,20 +275,19 @@ class HalvedMoments:
     ) -> Regression:
         """Return the regression of the target's states on the source's, or back; see `regression`."""
         parts, layer = self.parts(pair, back), ("target", pair[1]) if back else ("source", pair[0])
-        judged = self.judged.parts(pair, back) if self.judged else None
         if layer not in self.bases:
-            every = parts if len(parts) == 1 else [whole_of(parts, judged), *parts]
+            every = parts if len(parts) == 1 else [reduce(PairStatistics.joined, parts), *parts]
             self.bases[layer] = bases = [Basis.of(each.xx) for each in every]
-            for place, own in enumerate((judged or parts)[: len(bases) - 1], 1):
-                others, vectors = _about(own, (judged or parts)[-place])[0] / bases[0].unit, bases[place].vectors
+            for place, own in enumerate(parts[: len(bases) - 1], 1):
+                others, vectors = _about(own, parts[-place])[0] / bases[0].unit, bases[place].vectors
                 bases[place] = bases[place]._replace(others=vectors.T @ others @ vectors)
-        return regression(parts, self.bases[layer], read, ridge, judged)
+        return regression(parts, self.bases[layer], read, ridge)
 
     def penalty(self, pair: LayerPair, bias: bool = True) -> float:
         """Return the λ of a map with or without a constant."""
         parts = [_about_zero(each) if not bias else each for each in self.parts(pair)]
         unit = reduce(PairStatistics.joined, parts).xx.diagonal().mean()
-        return float(penalty_of(parts, [Basis.of(each.xx) for each in parts], unit)[0])
+        return float(penalty_of(parts, [Basis.of(each.xx) for each in parts], unit))
 
     def forget(self, pair: LayerPair) -> None:
         """Forget the products across the layers of a pair, which leaves room for a map."""

@@ -5,7 +5,7 @@ Given states less the mean of their token (`RowGroups.without_means`) it is R² 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from itertools import product
 from typing import Any, ClassVar
 
@@ -22,7 +22,6 @@ from thinkalike.measures.rows import labels_of_rows, rows_of
 
 MAPS = 2**31  # bytes of maps in memory at once; batches are read again for those of further layer pairs
 READING = 2**32  # between the numbers of a batch in two readings
-IN_COMMON = 6.0  # variance of a token's shift beside that of its rows, in maps that are tried with all rows
 
 
 def pairs_at_once(source: int, target: int) -> int:
@@ -46,8 +45,8 @@ class LinearPrediction:
     """
 
     def __init__(self, pairs: Iterable[LayerPair], *, ridge: float | None = None):
-        self._moments = [HalvedMoments(pairs, 1 if ridge else 2)]  # then those of other rows; none: maps are solved for
-        self.pairs, self.ridge = self._moments[0].pairs, ridge
+        self._moments: HalvedMoments | None = HalvedMoments(pairs, 1 if ridge else 2)  # None: maps are solved for
+        self.pairs, self.ridge = self._moments.pairs, ridge
         self.maps: list[tuple[Regression, Regression]] = []  # of each pair, there and back
         self.halves: list[tuple[Regression, Regression]] = []  # the same, by half of the documents, where these fit
         # by part of the documents, pair and direction: the squares of residuals, of states, and of residuals by half
@@ -64,13 +63,7 @@ class LinearPrediction:
         if not self._moments:
             raise ValueError("the maps have been judged already: give all batches to fit on first")
         n = len(next(iter(sources.values() if isinstance(sources, Mapping) else sources)))
-        self._moments[0].update(sources, targets, torch.arange(n) if documents is None else documents % PARTS)
-
-    def fit_beside(self, sources: LayerStates, targets: LayerStates, documents: Int[Tensor, " n"]) -> None:
-        """Add rows of the same documents unlike those that judge; maps are of them where these predict better."""
-        if len(self._moments) == 1:
-            self._moments.append(HalvedMoments(self.pairs, judged=self._moments[0]))
-        self._moments[1].update(sources, targets, documents % PARTS)
+        self._moments.update(sources, targets, torch.arange(n) if documents is None else documents % PARTS)
 
     @takes_arrays
     @torch.no_grad()
@@ -91,7 +84,7 @@ class LinearPrediction:
             ValueError: Fewer than two rows came to fit on, layers differ in rows, or a state is not finite.
         """
         if self._moments:
-            self.maps, self._moments = [self._solved(pair) for pair in self.pairs], []
+            self.maps, self._moments = [self._solved(self._moments, pair) for pair in self.pairs], None
         rows: dict[tuple[int, int], Tensor] = {}
         number = len(self.documents) if number is None else number
         parts: list[Tensor] = []
@@ -150,35 +143,29 @@ class LinearPrediction:
     def state_dict(self) -> dict[str, Any]:
         """Return all that was seen, to go on from."""
         return {
-            "moments": [each.state_dict() for each in self._moments],
+            "moments": self._moments.state_dict() if self._moments else None,
             **{name: [[tuple(way) for way in both] for both in getattr(self, name)] for name in ("maps", "halves")},
             "judged": (self._sums, self.documents),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over what the `state_dict` of a prediction of the same pairs holds."""
-        self._moments = []
-        for own in state["moments"]:
-            self._moments.append(HalvedMoments(self.pairs, len(own), self._moments[0] if self._moments else None))
-            self._moments[-1].load_state_dict(own)
+        if state["moments"] is None:
+            self._moments = None
+        else:
+            self._moments = HalvedMoments(self.pairs, len(state["moments"]))
+            self._moments.load_state_dict(state["moments"])
         for name in ("maps", "halves"):
             setattr(self, name, [(Regression(*there), Regression(*back)) for there, back in state[name]])
         self._sums, self.documents = state["judged"]
 
-    def _solved(self, pair: LayerPair) -> tuple[Regression, Regression]:
+    def _solved(self, moments: HalvedMoments, pair: LayerPair) -> tuple[Regression, Regression]:
         """Return the maps of a pair; products across its layers make room for them."""
-        (first, there), (second, back) = (self._best(pair, is_back) for is_back in (False, True))
-        if not self.ridge and 2 * len(self.pairs) <= pairs_at_once(*there.weight.shape):
-            self.halves.append((by_half(first, pair, there), by_half(second, pair, back, back=True)))
-        for each in self._moments:
-            each.forget(pair)
-        return there, back
-
-    def _best(self, pair: LayerPair, back: bool) -> tuple[HalvedMoments, Regression]:
-        """Return the map of the moments whose maps predict best, and these moments."""
-        self._moments[0].judged = self._moments[0] if len(self._moments) > 1 else None  # for the gain
-        own, *other = ((each, each.ridge(pair, back=back, ridge=self.ridge)) for each in self._moments)
-        return other[0] if other and other[0][1].gain > own[1].gain else own
+        maps = moments.ridge(pair, ridge=self.ridge), moments.ridge(pair, back=True, ridge=self.ridge)
+        if not self.ridge and 2 * len(self.pairs) <= pairs_at_once(*maps[0].weight.shape):
+            self.halves.append((by_half(moments, pair, maps[0]), by_half(moments, pair, maps[1], back=True)))
+        moments.forget(pair)
+        return maps
 
 
 def by_half(moments: HalvedMoments, pair: LayerPair, whole: Regression, back: bool = False) -> Regression:
@@ -250,12 +237,9 @@ class LayerPredictions(Accumulator):
         owners = own if documents is None else labels_of_rows(documents, mask, source[0], "documents")
         if batch.groups is not None:
             tokens = labels_of_rows(batch.groups, mask, source[0], "tokens")
-            tokens = in_halves(tokens, owners) if is_fit else tokens
-            within = RowGroups.of(tokens, 2 if is_fit else FEWEST)
-            if is_fit and not self.ridge:
-                self._fit_beside(reading, sides, tokens, owners)
+            within = RowGroups.of(*(in_halves(tokens, owners), 2) if is_fit else (tokens, FEWEST))
             sides, owners = [[within.without_means(layer) for layer in side] for side in sides], owners[within.order]
-        prediction = self._of_reading(reading, sides)
+        prediction = self._of_reading(reading, *(max(layer.shape[1] for layer in side) for side in sides))
         if is_fit:
             prediction.fit(*sides, owners)
         else:
@@ -263,25 +247,12 @@ class LayerPredictions(Accumulator):
             self.add(batch.number, prediction.judge(*sides, place, owners), used=used)
         self.last = batch.number
 
-    def _fit_beside(self, reading: int, sides: Sequence[Sequence[Tensor]], tokens: Tensor, owners: Tensor) -> None:
-        """Fit on all rows less 1 - 1 / √(1 + `IN_COMMON` s) of the mean of their token's s (Fuller & Battese 1973)."""
-        groups = RowGroups.of(tokens, 1)
-        sizes = [tokens.new_full((count * size, 1), size) for count, size in groups.shapes]
-        share = (1 + IN_COMMON * torch.cat(sizes).double()).rsqrt()
-
-        def partly(layer: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
-            whole = layer.double() - layer.double().mean(0)
-            return groups.without_means(layer).lerp(whole[groups.order], share)
-
-        source, target = ([partly(layer) for layer in side] for side in sides)
-        self._of_reading(reading, sides).fit_beside(source, target, owners[groups.order])
-
-    def _of_reading(self, reading: int, sides: Sequence[Sequence[Tensor]]) -> LinearPrediction:
+    def _of_reading(self, reading: int, source: int, target: int) -> LinearPrediction:
         """Return the prediction of the layer pairs, of layers of these widths, that a reading of the batches is for."""
         if reading == len(self.predictions):
             for each in self.predictions:
                 each.maps, each.halves = [], []  # no further batch is to judge them
-            most = pairs_at_once(*(max(layer.shape[1] for layer in side) for side in sides))
+            most = pairs_at_once(source, target)
             pairs = [*product(range(self.source_layers), range(self.target_layers))][reading * most :][:most]
             self.predictions.append(LinearPrediction(pairs, ridge=self.ridge))
         return self.predictions[reading]
