@@ -173,7 +173,7 @@ def products(
     """Return the sums of the products of all entries of every two matrices; symmetric ones need about half of these."""
     found: dict[Pair, Tensor] = {}
     rows = len(layers[0]) if layers[0].is_cuda else max(AT_ONCE // max(layers[0].shape[1], 1), 1)
-    for start in range(0, len(layers[0]), rows):
+    for start in range(0, max(len(layers[0]), 1), rows):  # a part of few documents may have no rows
         strips, end = [layer[start : start + rows] for layer in layers], start + rows
         sides = [(1, slice(start, end)), (2, slice(end, None))] if is_symmetric else [(1, slice(None))]
         for times, columns in sides:
