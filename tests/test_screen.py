@@ -53,7 +53,8 @@ def stitched(aligned: bool) -> Result:
     table = pd.DataFrame(rows | {name: [0.25, 10.75] for name in columns})
     table["verdict"] = "same up to an affine map"
     scalars = {f"aligned_{name}": 1 / 3 for name in ("exactly", "earlier", "nowhere")}
-    return made(table, scalars | DOCUMENTS, {"data": {"report_tokens": 98816}})
+    models = [{"name": NAMES[0], "site": "resid_mid"}, {"name": NAMES[1]}]
+    return made(table, scalars | DOCUMENTS, {"data": {"report_tokens": 98816}, "models": models})
 
 
 def compared() -> Result:
