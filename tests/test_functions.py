@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 
 import thinkalike
 import tiny
+from conftest import with_slow
 from thinkalike import functions, load_model, open_result, plugins
 from thinkalike.config import AnalyzeConfig, DataConfig, ModelConfig, StimuliConfig, measure_schema
 from thinkalike.config.schema import default_of, is_open
@@ -51,7 +52,6 @@ SETTINGS = {  # small sizes, by their names on a command line, of which a keywor
 }  # fmt: skip
 ALIKE = "disagreement distance distance_correlation jsd procrustes second_order_cosine soft_matching svcca token_rsa"
 SETTINGS |= dict.fromkeys(["jaccard", *ALIKE.split()], SETTINGS["cka"])
-LONG = {"probes", "jaccard", *ALIKE.split()}  # probes take long, and the others the way of mutual_knn
 
 
 @pytest.fixture(autouse=True)
@@ -85,7 +85,8 @@ def words_of(kind, names, files):
     return [*([] if kind == "stitch" else [f"measure={kind}"]), *models, *read, *own]
 
 
-@pytest.mark.parametrize("kind", [pytest.param(each, marks=[pytest.mark.ci_slow][: each in LONG]) for each in SETTINGS])
+# probes take long, and the others the way of mutual_knn
+@pytest.mark.parametrize("kind", with_slow(SETTINGS, "probes", "jaccard", *ALIKE.split()))
 def test_a_function_gives_the_table_of_its_command(kind, files, cli, tmp_path):
     """By name it is the very same result, which the store has already, and in memory the same table to the bit."""
     for step in (1, 2) if kind == "trajectory" else ():  # whose stimuli are of the grammar: the tokenizer knows letters

@@ -371,15 +371,14 @@ class Untrained:
         pairs = (of_one if number else of_twin for number in range(len(self.networks)))
         self.moments = [HalvedMoments(each, both=False) for each in pairs]
 
-    def _left(self, network: Any, layers: Sequence[int], batch: TargetBatch) -> dict[int, Tensor]:
-        layout = Layout(batch.tokens.shape[1])
+    def _left(self, network: Any, moments: HalvedMoments, batch: TargetBatch) -> dict[int, Tensor]:
+        layout, layers = Layout(batch.tokens.shape[1]), sorted({layer for layer, _ in moments.pairs})
         states = source_states(network, batch._replace(rows=batch.tokens), layers, layout)
         return {layer: batch.beyond.of(inner(each)) for layer, each in states.items()}
 
     def fit(self, batch: TargetBatch) -> None:
         for network, moments in zip(self.networks, self.moments, strict=True):
-            left = self._left(network, sorted({layer for layer, _ in moments.pairs}), batch)
-            moments.update(left, batch.left, batch.parts[batch.beyond.order])
+            moments.update(self._left(network, moments, batch), batch.left, batch.parts[batch.beyond.order])
 
     @cached_property
     def _judges(self) -> list[list[Judged]]:
@@ -393,7 +392,7 @@ class Untrained:
     def judge(self, batch: TargetBatch) -> None:
         parts = batch.parts[batch.beyond.order]
         for network, moments, judges in zip(self.networks, self.moments, self._judges, strict=True):
-            left = self._left(network, sorted({layer for layer, _ in moments.pairs}), batch)
+            left = self._left(network, moments, batch)
             for (layer, depth), each in zip(moments.pairs, judges, strict=True):
                 each.add(left[layer], batch.left[depth], parts)
 

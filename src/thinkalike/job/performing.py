@@ -19,10 +19,11 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from thinkalike.config import AnalyzeConfig, TrainConfig, relevant
+from thinkalike.config import AnalyzeConfig, ModelConfig, TrainConfig, relevant
 from thinkalike.config.compose import command_line
 from thinkalike.config.parts import AFTER, chosen_scale
 from thinkalike.digests import versions_of
@@ -117,7 +118,7 @@ def perform_all(jobs: Sequence[tuple[Instrument, Any]], shown: bool = True) -> l
         if missing := [each for each in missing if each.job.key not in found]:
             began, works = time.monotonic(), opened.enter_context(_begun(missing, len(asked)))
             for each, _ in works:
-                warnings.keep(each.job.states, [one.called for one in each.instrument.models_of(each.read).values()])
+                warnings.keep(each.job.states, [model.called for model in each.models.values()])
             given = [(each.instrument, each.config, work) for each, work in works]
             with phase_of_all((work for _, work in works), "computing"):
                 (kind, config, work), *others = given
@@ -165,11 +166,16 @@ class Planned:
     plugins: dict[str, str]  # the files of the user by name, each with its digest
     job: Job
 
+    @cached_property
+    def models(self) -> Mapping[str, ModelConfig]:
+        """The models that run; for those of a run on the hub it is asked which there are."""
+        return self.instrument.models_of(self.read)
+
     def check(self) -> str:
         """Check what can be known of models before they are loaded; returns which scale is taken, and why."""
         from thinkalike.models.families import check_models
 
-        reads, models = self.instrument.reads, self.instrument.models_of(self.read).values()
+        reads, models = self.instrument.reads, self.models.values()
         if not self.instrument.takes_sites and any(each.site != AFTER for each in models):
             raise ConfigError(ONE_SITE.format("model.site", self.instrument.kind))
         check_models({side: getattr(self.read, side) for side in ("model", "target") if side in reads})

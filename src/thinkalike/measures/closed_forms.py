@@ -135,6 +135,9 @@ class Moments:
         del self._scatter[("source", pair[0]), ("target", pair[1])]
 
 
+# ---- ridge regressions, whose penalty is chosen by cross-validation over documents
+
+
 class Basis(NamedTuple):
     """The eigenvectors of Σ (x - x̄)(x - x̄)', among which ridge regressions of anything on x are diagonal."""
 
