@@ -237,6 +237,10 @@ def test_jensen_shannon_is_that_of_scipy(monkeypatch):
     assert float(jensen_shannon(x, y)) == pytest.approx(expected, abs=1e-12)
     monkeypatch.setattr("thinkalike.contrib.kin.measures.AT_ONCE", 50)
     assert float(jensen_shannon(x, y)) == pytest.approx(expected, abs=1e-12), "some rows at a time"
+    near = (3 * torch.randn(50, 400), torch.randn(50, 400) / 1000)
+    near = near[0], near[0] + near[1] + 5
+    expected = [jensenshannon(*pq) ** 2 for pq in zip(*(each.double().softmax(1) for each in near), strict=True)]
+    assert float(jensen_shannon(*near)) == pytest.approx(np.mean(expected), abs=2e-8), "in float32"
 
 
 def test_exclusive_outputs_are_ln_2_apart_and_disagree():
