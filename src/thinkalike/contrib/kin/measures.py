@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from thinkalike.arguments import takes_arrays
@@ -191,7 +191,7 @@ def _second_order(source: Neighbours, target: Neighbours) -> Float[Tensor, ""]:
 # ---- How alike are the logits of two models for the same tokens?
 
 AT_ONCE = 2**17  # logits that are compared at a time: they stay in the cache; on a GPU 64 times as many
-LEAST = -80  # is the logarithm of the least share of the largest one
+LEAST = -80  # is the logarithm of the least share of the largest one: 0 times -inf would be NaN
 
 
 @takes_arrays
@@ -214,79 +214,63 @@ def disagreement(X: Float[Tensor, "n v"], Y: Float[Tensor, "m w"]) -> Float[Tens
     return DISAGREEMENT.of(X, Y)
 
 
-class _Logits(NamedTuple):
-    values: Float[Tensor, "n v"]
+class _Outputs(NamedTuple):
+    values: Shaped[Tensor, "n ..."]  # logits, or the place of the largest
+    vocabulary: int
     name: str  # what an error calls them
 
-    def moved(self, order: Int[Tensor, " n"]) -> _Logits:
+    def moved(self, order: Int[Tensor, " n"]) -> _Outputs:
         return self._replace(values=self.values[order])
 
 
-class _Tops(NamedTuple):
-    places: Int[Tensor, " n"]
-    vocabulary: int
-
-    def moved(self, order: Int[Tensor, " n"]) -> _Tops:
-        return self._replace(places=self.places[order])
-
-
-def _top(logits: Float[Tensor, "n v"], name: str) -> _Tops:
+def _top(logits: Float[Tensor, "n v"], name: str) -> _Outputs:
     # NumPy compares with vector instructions, in a fifth of the time
     places = torch.from_numpy(np.argmax(logits.detach().numpy(), 1)) if logits.is_cpu else logits.argmax(1)
-    _refuse_flawed(~logits.gather(1, places[:, None]).isfinite(), name)  # also NaN, which is larger than all numbers
-    return _Tops(places, logits.shape[1])
+    _refuse_flawed(logits.gather(1, places[:, None]), name)  # also NaN, which is larger than all numbers
+    return _Outputs(places, logits.shape[1], name)
 
 
-def _refuse_flawed(flawed: Bool[Tensor, "..."], name: str) -> None:
-    if flawed.any():
+def _refuse_flawed(largest: Float[Tensor, "..."], name: str) -> None:
+    if not largest.isfinite().all():
         raise ValueError(f"{name}: a logit is NaN or +inf, or all those of a row are -inf")
 
 
-def _check_vocabulary(source: int, target: int) -> None:
-    if source != target:
-        raise ValueError(f"outputs over {source} and {target} entries are not of one vocabulary: choose such models")
+def _check_vocabulary(source: _Outputs, target: _Outputs) -> None:
+    if (own := source.vocabulary) != (other := target.vocabulary):
+        raise ValueError(f"outputs over {own} and {other} entries are not of one vocabulary: choose such models")
 
 
-def _exponentials(
-    logits: Float[Tensor, "r v"], logs: Tensor | None, made: Tensor | None
-) -> tuple[Float[Tensor, "r v"], Float[Tensor, "r v"], Float[Tensor, " r"]]:
-    """Return logits less the largest of the row, their exponentials and the sums of these, in memory that is given."""
-    logs = torch.sub(logits, logits.amax(1, keepdim=True), out=logs).clamp_(min=LEAST)  # 0 times -inf would be NaN
-    made = torch.exp(logs, out=made)
-    return logs, made, made.sum(1)
-
-
-def _divergences(source: _Logits, target: _Logits) -> Float[Tensor, " n"]:
+def _divergences(source: _Outputs, target: _Outputs) -> Float[Tensor, " n"]:
     """Return the divergence of each row from exponentials P and Q of the logits, which no pass makes into shares.
 
-    With sums S and T, r = S / T and M = log((P + r Q) / (1 + r)) it is ½ Σ P (log P - M) / S + ½ Σ Q (log Q - M) / T
-    + ½ log r - log((1 + r) / 2). Models that are nearly equal keep their digits: all terms are small, and r about 1.
+    With sums S and T, w = S / (S + T) and M = log((1 - w) P + w Q) it is ½ Σ P (log P - M) / S + ½ Σ Q (log Q - M) / T
+    + log((1 - w) S + w T) - ½ log S T. It is least for this w, whose rounding so adds next to nothing.
     """
-    sides, width = (source.values, target.values), source.values.shape[1]
-    _check_vocabulary(width, sides[1].shape[1])
+    _check_vocabulary(source, target)
+    (n, width), first, found = source.values.shape, source.values, []
     if source is target:
-        _refuse_flawed(~sides[0].amax(1).isfinite(), source.name)
-        return sides[0].new_zeros(len(sides[0]), dtype=torch.float64)
-    rows, found = max(AT_ONCE * (64 if sides[0].is_cuda else 1) // width, 1), []
-    memory = sides[0].new_empty(5, rows, width).unbind()
-    for x, y in zip(*(side.split(rows) for side in sides), strict=True):
+        _refuse_flawed(first.amax(1), source.name)
+        return first.new_zeros(n, dtype=torch.float64)
+    rows = max(min(n, AT_ONCE * (64 if first.is_cuda else 1) // width), 1)
+    memory = first.new_empty(5, rows, width).unbind()
+    for x, y in zip(first.split(rows), target.values.split(rows), strict=True):
         made = [None if x.requires_grad or y.requires_grad else each[: len(x)] for each in memory]
-        p_logs, p, p_sum = _exponentials(x, *made[:2])
-        q_logs, q, q_sum = _exponentials(y, *made[2:4])
-        share = 1 / (1 + q_sum / p_sum)
-        middle = torch.lerp(p, q, share[:, None], out=made[4]).log_()
-        apart = p_logs.sub_(middle).mul_(p).sum(1) / p_sum + q_logs.sub_(middle).mul_(q).sum(1) / q_sum
-        found.append((apart, p_sum, q_sum))
-    apart, p_sum, q_sum = map(torch.cat, zip(*found, strict=True))
-    for side, each in zip((source, target), (p_sum, q_sum), strict=True):
-        _refuse_flawed(each.isnan(), side.name)  # also where all are -inf, whose differences are NaN
-    ratio = (p_sum / q_sum).double()
-    return (apart.double() + ratio.log()) / 2 - ((ratio - 1) / 2).log1p()
+        logs = [torch.sub(z, z.amax(1, keepdim=True), out=own) for z, own in zip((x, y), made[:2], strict=True)]
+        p, q = (torch.exp(z.clamp_(min=LEAST), out=own) for z, own in zip(logs, made[2:4], strict=True))
+        p_sum, q_sum = p.sum(1), q.sum(1)
+        weight = 1 / (1 + q_sum / p_sum)
+        middle = torch.lerp(p, q, weight[:, None], out=made[4]).log_()
+        apart = logs[0].sub_(middle).mul_(p).sum(1) / p_sum + logs[1].sub_(middle).mul_(q).sum(1) / q_sum
+        found.append((apart, p_sum, q_sum, weight))
+    apart, p_sum, q_sum, weight = (torch.cat(each).double() for each in zip(*found, strict=True))
+    for side, each in ((source, p_sum), (target, q_sum)):
+        _refuse_flawed(each, side.name)  # is NaN also where all are -inf
+    return apart / 2 + (torch.lerp(p_sum, q_sum, weight) / (p_sum * q_sum).sqrt()).log()
 
 
-def _disagreements(source: _Tops, target: _Tops) -> Float[Tensor, " n"]:
-    _check_vocabulary(source.vocabulary, target.vocabulary)
-    return (source.places != target.places).double()
+def _disagreements(source: _Outputs, target: _Outputs) -> Float[Tensor, " n"]:
+    _check_vocabulary(source, target)
+    return (source.values != target.values).double()
 
 
 def mean_of_rows(
@@ -294,7 +278,7 @@ def mean_of_rows(
 ) -> LayerMeasure:
     """Return the measure whose value is the mean over rows of a value of each, which is the same in both directions."""
     without = partial(_means_without_parts, values)
-    options = {"moved": rows_in_order, "fewest": 1, "is_unbiased": True, **options}
+    options = {"moved": _Outputs.moved, "fewest": 1, "is_unbiased": True, **options}
     return LayerMeasure(prepare, each_pair(lambda x, y: values(x, y).mean()), compare_without_parts=without, **options)
 
 
@@ -312,5 +296,7 @@ def _means_without_parts(
     return {pair: each / counts for pair, each in found.items()}
 
 
-JENSEN_SHANNON = mean_of_rows(_Logits, _divergences, moved=_Logits.moved, best=0.0, higher_is_closer=False)
-DISAGREEMENT = mean_of_rows(_top, _disagreements, moved=_Tops.moved, best=0.0, higher_is_closer=False)
+JENSEN_SHANNON = mean_of_rows(
+    lambda logits, name: _Outputs(logits, logits.shape[1], name), _divergences, best=0.0, higher_is_closer=False
+)
+DISAGREEMENT = mean_of_rows(_top, _disagreements, best=0.0, higher_is_closer=False)
