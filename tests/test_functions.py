@@ -244,7 +244,7 @@ def test_states_that_a_hook_of_transformers_wrote_are_those_of_the_model():
     ("call", "said"),
     [
         (lambda: thinkalike.stitch(PAIR[0], steps=-1), "^steps=-1 must be"),
-        (lambda: thinkalike.stitch(PAIR[0], rank=3), "^rank= has no effect on stitching"),
+        (lambda: thinkalike.stitch(PAIR[0], texts=[{"body": "a"}]), "^texts line 1 has no text in field text"),
         (lambda: thinkalike.stitch("states.npz"), "^stitch runs models, and states that are given cannot"),
         (lambda: thinkalike.compare(PAIR[0], neighbours=3), "^neighbours is no setting of cka"),
         (lambda: thinkalike.compare(PAIR[0], stimuli=FRAME), "^stimuli= has no effect on cka"),
@@ -256,7 +256,6 @@ def test_states_that_a_hook_of_transformers_wrote_are_those_of_the_model():
         (lambda: thinkalike.compare(PAIR[0], texts="The dog ran."), "^texts is one string, and neither a data set n"),
         (lambda: thinkalike.compare(PAIR[0], texts=iter([None])), "^texts holds a NoneType: give strings, or records"),
         (lambda: thinkalike.rsa([None], stimuli=FRAME), r"^models\[0\] is NoneType: give a name, \(model, tokenizer"),
-        (lambda: thinkalike.rsa([], stimuli=FRAME), "^models is list: give a name"),
         (lambda: thinkalike.compare(PAIR[0], texts={"train": TEXTS}), "^texts has the parts train: give one"),
         (lambda: thinkalike.compare(PAIR[0], measure=likeness, store="x"), "^measure is a function in memory"),
         (lambda: thinkalike.rsa(["gpt2-mini"]), "^rsa of models needs stimuli"),
@@ -277,6 +276,4 @@ def test_the_example_of_a_public_name_runs(name):
     )  # fmt: skip
     lines = [line for example in parsed.examples for line in (example.source + example.want).splitlines()]
     assert 0 < len(lines) <= 6
-    said = []
-    doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(parsed, out=said.append)
-    assert "".join(said) == ""
+    assert doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(parsed).failed == 0

@@ -300,7 +300,7 @@ def naming(keywords: Iterable[str]) -> Iterator[None]:
         said = re.sub(
             rf"\b(?:(?:stitch|measure|data|stimuli)\.({'|'.join(keywords)})|model\.(site|head))\b", r"\1\2", str(error)
         )
-        said = re.sub(r"\S*/thinkalike-\w+/([^/]+)/arrays\d*\.npz(: states\b)?", r"\1", said)  # of arrays in memory
+        said = re.sub(r"\S*/thinkalike-\w+/([^/ ]+?)(/arrays\d*\.npz(: states\b)?|\.jsonl)", r"\1", said)  # in memory
         error.args = (re.sub(r"\bmodel@target=", "target=", re.sub(r"\bdata=", "texts=", said)),)
         raise
 
