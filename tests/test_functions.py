@@ -188,12 +188,12 @@ def test_a_result_in_memory_goes_with_its_object(tmp_path):
 def test_a_figure_goes_into_axes_of_the_user():
     import matplotlib.pyplot as plt
 
-    result = thinkalike.compare(*PAIR, texts=TEXTS, **FEW)
     figure, (left, right) = plt.subplots(1, 2)
-    panels = result.plot(ax=right)
+    panels = thinkalike.compare(*PAIR, texts=TEXTS, **FEW).plot(ax=right)
     assert len(panels) == 4, "that on the left, and the matrices across and within both models"
     assert all(axes.figure is figure for axes in panels)
     assert left.get_images() == []
+    assert thinkalike.rsa(["gpt2-mini"], stimuli=FRAME).plot(ax=left)[0].figure is figure
     plt.close("all")
 
 

@@ -1,8 +1,7 @@
 """A function for each instrument: what its command does, of models, text and stimuli as a notebook has them.
 
 - A model is a name, ORG/NAME, a folder, a model that `load_model` gave, a `TransformerBridge`, or a pair (model of
-  transformers, tokenizer). `mlem`, `rsa` and `compare` also take arrays of states, (stimuli, width),
-  one or by the name of the layer.
+  transformers, tokenizer). `mlem`, `rsa` and `compare` also take arrays, (stimuli, width), one or by names of layers.
 - `texts` is the name of a data set, a file, or a list or column of strings or of records with a `field`.
 - `stimuli` is a name, a file, or a DataFrame.
 - The other keywords are the settings of the same names of a command line, with their defaults; None leaves one to it.
