@@ -260,7 +260,7 @@ def bootstrap_interval(
     error = error.where(error > EQUAL * mean[..., 0].abs(), 0.0)
     generator = torch.Generator().manual_seed(int(seed))
     draws = (drawn_counts(n, len(part), generator) for part in torch.arange(resamples).split(max(AT_ONCE // n, 1)))
-    parts = [_beyond(residuals, counts, weights) for weights in draws]
+    parts = [_beyond(residuals, counts, drawn.to(counts.device)) for drawn in draws]
     beyond, errors = (torch.cat(part, -1) for part in zip(*parts, strict=True))
     # t is unbounded if the documents of a resample hardly differ; the quantile of Student's distribution with one
     # degree of freedom, at which it is cut, is exact for two documents of equal length

@@ -261,7 +261,7 @@ def split_half_reference(
     owners = torch.arange(len(layers[0])) if groups is None else cell_numbers(groups)
     rows = torch.randperm(len(numbers), generator=draw)[:MOST].sort().values
     owners, numbers = owners[rows].unique(return_inverse=True)[1], numbers[rows].unique(return_inverse=True)[1]
-    distances = [NeuralDistances.of(layer, distance).take(rows) for layer in layers]
+    distances = [NeuralDistances.of(torch.as_tensor(layer).cpu(), distance).take(rows) for layer in layers]
     part_of = estimates.numbered_by_part(owners)
     kept = torch.stack([part_of % PARTS != part for part in range(-1, min(PARTS, int(owners.max()) + 1))])
     found = []
