@@ -19,10 +19,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from stores import read_arrays
 from thinkalike.config import StimuliConfig
 from thinkalike.contrib.papers.salle2024 import derivations, printed
 from thinkalike.data.grammar import Pattern, controlled_sentences, crossed_sentences, lexicon, patterns, with_ed
-from thinkalike.data.recordings import read_arrays
 from thinkalike.data.stimuli import Stimuli, controlled_stimuli, crossed_stimuli, from_sentences
 from thinkalike.data.tables import read_conllu, read_stimuli, read_table
 from thinkalike.errors import DataError

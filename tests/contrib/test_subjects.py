@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 import tiny
 from conftest import composed, results_in
 from measure_tester import THEIRS, every
+from stores import read_arrays
 from thinkalike.contrib.subjects.instruments import group_tables
 from thinkalike.contrib.subjects.measures import (
     Draws,
@@ -23,7 +24,7 @@ from thinkalike.contrib.subjects.measures import (
     random_effects,
     two_factor,
 )
-from thinkalike.data.recordings import read_arrays, read_recording
+from thinkalike.data.recordings import read_recording
 from thinkalike.errors import DataError
 from thinkalike.measures import compare, crossnobis, distance_vectors
 from thinkalike.measures.changes import two_sided

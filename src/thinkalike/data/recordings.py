@@ -35,11 +35,6 @@ class Recording(NamedTuple):
     runs: list[str]
 
 
-def read_arrays(path: str | Path, stimuli: Stimuli) -> dict[str, Float[Tensor, "n _"]]:
-    """Read recorded activations of stimuli, of several runs their mean, by the name of the layer: `read_recording`."""
-    return {name: mean_of_runs(layer) for name, layer in read_recording(path, stimuli).layers.items()}
-
-
 def mean_of_runs(layer: Float[Tensor, "m n _"]) -> Float[Tensor, "n _"]:
     return layer.mean(0) if len(layer) > 1 else layer[0]
 

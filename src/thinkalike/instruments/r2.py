@@ -16,8 +16,10 @@ from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.shapes import Passes, Shapes
 from thinkalike.states.batches import ModelRuns, StateBatch, StateBatches
 
-
 # ruff: noqa: UP045
+KEPT = 2**29  # bytes of states that are kept where they are read several times
+
+
 @dataclass
 class R2Config(LayerPairsConfig):
     """The settings of linear prediction; `batches` judge, after those that maps are fitted on."""
@@ -53,14 +55,17 @@ class LayerR2(LayerPairs, kind="r2", version=10, reads=("model", "target", "laye
         batches = super().batches(both, config, models, runs)
         if batches.batches <= measure.fit_batches:
             left = f"none of the {batches.batches} batches of held-out text to judge"
-            remedy = "lower it, or measure.tokens_per_batch"
-            raise ConfigError(f"measure.fit_batches={measure.fit_batches} leaves {left}: {remedy}")
-        layers = self.sites(config, models)
-        readings = readings_of(*((len(own), model.d_model) for model, own in zip(models, layers, strict=True)))
+            raise ConfigError(f"measure.fit_batches={measure.fit_batches} leaves {left}: lower it, or tokens_per_batch")
+        layers = [(len(own), model.d_model) for model, own in zip(models, self.sites(config, models), strict=True)]
+        readings, kept = readings_of(*layers), dict[int, list[StateBatch]]()
+        size = 4 * batches.batches * measure.tokens_per_batch * sum(count * width for count, width in layers)
 
         def pool(number: int) -> Iterator[StateBatch]:
             reading, own = divmod(number, batches.total)
-            return (each._replace(number=reading * READING + each.number) for each in batches.pool(own))
+            found = kept.pop(own, None) or batches.pool(own)
+            if reading < readings - 1 and size <= KEPT:  # models need not run once more
+                found = kept[own] = list(found)
+            return (each._replace(number=reading * READING + each.number) for each in found)
 
         return replace(batches, pool=pool, total=readings * batches.total)
 
