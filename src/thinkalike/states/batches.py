@@ -24,14 +24,13 @@ from torch import Tensor
 from thinkalike.config import DataConfig
 from thinkalike.data.alignment import check_rows
 from thinkalike.data.corpus import read_corpus, warn_of_few
-from thinkalike.data.documents import held_out_texts
 from thinkalike.digests import tokenizer_fingerprint
 from thinkalike.errors import DataError
 from thinkalike.measures.estimates import FEWEST, RowGroups, in_halves, numbered_by_part, seeded
 from thinkalike.measures.rows import MASSIVE, massive, places_of
 from thinkalike.models.families import Layer
 from thinkalike.models.frozen import FrozenModel
-from thinkalike.states.tokens import SPREAD, WORDS_AT_ONCE, Pieces, counted, drawn_pieces, pieces, word_states
+from thinkalike.states.tokens import SPREAD, WORDS_AT_ONCE, Pieces, counted, drawn_pieces, word_states
 
 log = logging.getLogger(__name__)
 FEWEST_ROWS, SHORTEST = 32, 64  # of text: where few tokens are compared, or are in memory at once, rows are shorter
@@ -330,13 +329,8 @@ class WordBatches(TextBatches):
         size, different = self.measure.tokens_per_batch, list(dict.fromkeys(self.models))
         wanted = self.measure.batches * size
         cut_for = frozenset((tokenizer_fingerprint(model.tokenizer), model.context) for model in different)
-        asked = (repr(data), wanted, cut_for, self.is_spread)
-
-        def read() -> Pieces:
-            whole = not self.is_spread
-            return pieces(held_out_texts(data), different, wanted) if whole else drawn_pieces(data, different, wanted)
-
-        self.text: Pieces = self.runs.text(asked, read)
+        asked = (repr(data), wanted, cut_for)
+        self.text: Pieces = self.runs.text(asked, partial(drawn_pieces, data, different, wanted))
         if not self.text.count:
             raise DataError(f"the report has no words; give more text, or raise data.report_share={data.report_share}")
         warn_of_few(data, len(set(self.text.documents)))
@@ -376,7 +370,7 @@ def text_batches(
             states of a pool. Any other `flatten` than "token" keeps rows of text whole, and the first `fit_batches`
             share no row of text with the others.
         runs: where states are kept for other jobs until they are forgotten.
-        is_spread: whether only beginnings of documents are read, so that little text is of more of them.
+        is_spread: whether tokens are of beginnings of documents, as words are, so that little text is of more of them.
     """
     level = measure.level
     if level == "auto":

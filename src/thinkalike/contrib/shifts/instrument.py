@@ -85,7 +85,7 @@ class DistanceConfig(LayerPairsConfig):
     batches: int = left_open(BATCHES // 32, least=1, most=10**9)  # over which the mean is taken
 
 
-class Distance(LayerPairs, kind="distance", version=3, reads=("model", "target", "layers", "data", "measure")):
+class Distance(LayerPairs, kind="distance", version=4, reads=("model", "target", "layers", "data", "measure")):
     """Measures the relative distance of the states of `model@target` from those of `model`, layer by layer."""
 
     name = "relative distance of states"
