@@ -7,13 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from thinkalike.data.recordings import mean_of_runs, read_recording
 from thinkalike.store import Job, Result
-
-
-def read_arrays(path, stimuli):
-    """Recorded activations of stimuli, of several runs their mean, by the name of the layer."""
-    return {name: mean_of_runs(layer) for name, layer in read_recording(path, stimuli).layers.items()}
 
 
 def finished(store: Path, kind: str = "*") -> Iterator[Result]:

@@ -13,7 +13,7 @@ import tiny
 from conftest import ROOT, kill_and_resume, with_slow
 from thinkalike.config import MEASURES, MeasureConfig, ModelConfig
 from thinkalike.contrib.kin.measures import jensen_shannon
-from thinkalike.instruments import instrument
+from thinkalike.instruments import instrument, r2
 from thinkalike.instruments.layer_pairs.declared import DECLARED, Declared, declare
 from thinkalike.instruments.r2 import readings_of
 from thinkalike.measures import (
@@ -162,13 +162,18 @@ def test_predictions_are_those_of_linear_maps_and_resume(given):
         assert torch.equal(second.compute().back.high, whole.compute().back.high)
 
 
-def test_maps_of_one_pair_at_a_time_predict_the_same(cli, words, pair, minis, tmp_path, monkeypatch):
+def test_maps_of_one_pair_at_a_time_predict_the_same(cli, words, pair, forwards, monkeypatch):
     more = ["measure=r2", "measure.fit_batches=5", "layers=[[0,1],[2,3]]", *words, *pair]
     once = cli("analyze.py", *more).result
     monkeypatch.setattr(prediction, "MAPS", 1)
-    again = cli("analyze.py", *more, "force=true").result
-    pd.testing.assert_frame_equal(once.table, again.table)
-    assert once.scalars == again.scalars
+    passes = [len(forwards)]
+    for kept in (prediction.KEPT, 0):
+        monkeypatch.setattr(r2, "KEPT", kept)
+        again = cli("analyze.py", *more, "force=true").result
+        passes.append(len(forwards) - sum(passes))
+        pd.testing.assert_frame_equal(once.table, again.table)
+        assert once.scalars == again.scalars
+    assert passes[0] == passes[1] < passes[2], "text is read again only where its states do not stay in memory"
     assert len(once.table) == 4
     batches = [([torch.randn(40, d) for d in (4, 5)], [torch.randn(40, 3)]) for _ in range(4)]
     one, reads = LayerPredictions(2, 1, fit_batches=2), range(prediction.READING, prediction.READING + 4)

@@ -19,10 +19,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from stores import read_arrays
 from thinkalike.config import StimuliConfig
 from thinkalike.contrib.papers.salle2024 import derivations, printed
 from thinkalike.data.grammar import Pattern, controlled_sentences, crossed_sentences, lexicon, patterns, with_ed
+from thinkalike.data.recordings import read_recording
 from thinkalike.data.stimuli import Stimuli, controlled_stimuli, crossed_stimuli, from_sentences
 from thinkalike.data.tables import read_conllu, read_stimuli, read_table
 from thinkalike.errors import DataError
@@ -510,7 +510,7 @@ def test_a_table_that_is_wrong_is_refused(text, options, message, tmp_path):
         read_table(path, **options)
 
 
-@pytest.mark.parametrize("read", [read_table, read_conllu, lambda path: read_arrays(path, made({"f": [1, 2]}))])
+@pytest.mark.parametrize("read", [read_table, read_conllu, lambda path: read_recording(path, made({"f": [1, 2]}))])
 def test_a_file_that_cannot_be_read_is_named(read, tmp_path):
     with pytest.raises(DataError, match=r"x\.doc: the ending"):
         read(tmp_path / "x.doc")
@@ -638,15 +638,15 @@ def pictures(tmp_path) -> Stimuli:
 @pytest.mark.parametrize(("name", "dtype"), [("x.npz", torch.float32), ("x.safetensors", torch.float16)])
 def test_one_array_and_one_for_each_layer_are_the_same(name, dtype, pictures, tmp_path):
     states = torch.randn(12, 3, 5).to(dtype)
-    whole = read_arrays(write_arrays(tmp_path / name, {"states": states}), pictures)
+    whole = read_recording(write_arrays(tmp_path / name, {"states": states}), pictures).layers
     each = {f"layer{number}": layer.clone() for number, layer in enumerate(states)}
-    layers = read_arrays(write_arrays(tmp_path / f"each_{name}", each), pictures)
+    layers = read_recording(write_arrays(tmp_path / f"each_{name}", each), pictures).layers
     assert pictures.words == pictures.texts == pictures.ids == PICTURES
     assert pictures.names == ["category", "word"], "a word in no text is a feature"
     assert list(whole) == [str(number) for number in range(12)]
     assert list(layers) == [f"layer{number}" for number in range(12)], "layer2 comes before layer10"
-    assert torch.equal(torch.stack(list(whole.values())), states)
-    assert torch.equal(torch.stack(list(layers.values())), states)
+    assert torch.equal(torch.cat(list(whole.values())), states)
+    assert torch.equal(torch.cat(list(layers.values())), states)
     assert layers["layer0"].dtype == dtype
 
 
@@ -664,7 +664,7 @@ def test_one_array_and_one_for_each_layer_are_the_same(name, dtype, pictures, tm
 )
 def test_arrays_that_do_not_fit_are_refused(name, arrays, message, pictures, tmp_path):
     with pytest.raises(DataError, match=rf"{re.escape(name)}.*{message}"):
-        read_arrays(write_arrays(tmp_path / name, arrays), pictures)
+        read_recording(write_arrays(tmp_path / name, arrays), pictures)
 
 
 @pytest.mark.parametrize("name", ["x.npz", "x.safetensors"])
@@ -673,12 +673,12 @@ def test_rows_find_their_stimuli_by_their_ids(name, pictures, tmp_path):
     for ids in (["p1", "p2", "p3"], ["p3", "p1", "p2"], "order"):
         order = list(range(3)) if ids == "order" else list(map(PICTURES.index, ids))
         written = write_arrays(tmp_path / name, {"V1": states[order], "IT": counts[order]}, ids)
-        layers = read_arrays(written, pictures)
+        layers = read_recording(written, pictures).layers
         assert list(layers) == ["IT", "V1"]
-        assert torch.equal(layers["V1"], states)
-        assert torch.equal(layers["IT"], counts.double()), "whole numbers become float64"
+        assert torch.equal(layers["V1"][0], states)
+        assert torch.equal(layers["IT"][0], counts.double()), "whole numbers become float64"
     with pytest.raises(DataError, match=r"V1 is torch.float32 of shape \(2, 5\)"):
-        read_arrays(write_arrays(tmp_path / name, {"V1": states[:2]}, "order"), pictures)
+        read_recording(write_arrays(tmp_path / name, {"V1": states[:2]}, "order"), pictures)
 
 
 @pytest.mark.parametrize("name", ["x.npz", "x.safetensors"])
@@ -696,7 +696,7 @@ def test_rows_find_their_stimuli_by_their_ids(name, pictures, tmp_path):
 )
 def test_ids_that_are_not_those_of_the_stimuli_are_refused(name, ids, message, pictures, tmp_path):
     with pytest.raises(DataError, match=rf"{re.escape(name)}[:,]? .*{message}"):
-        read_arrays(write_arrays(tmp_path / name, {"V1": torch.ones(3, 2)}, ids), pictures)
+        read_recording(write_arrays(tmp_path / name, {"V1": torch.ones(3, 2)}, ids), pictures)
 
 
 def test_the_examples_of_the_documentation_hold(tmp_path, monkeypatch):

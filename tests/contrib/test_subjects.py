@@ -13,7 +13,6 @@ from safetensors.torch import save_file
 import tiny
 from conftest import composed, results_in
 from measure_tester import THEIRS, every
-from stores import read_arrays
 from thinkalike.contrib.subjects.instruments import group_tables
 from thinkalike.contrib.subjects.measures import (
     Draws,
@@ -24,7 +23,7 @@ from thinkalike.contrib.subjects.measures import (
     random_effects,
     two_factor,
 )
-from thinkalike.data.recordings import read_recording
+from thinkalike.data.recordings import mean_of_runs, read_recording
 from thinkalike.errors import DataError
 from thinkalike.measures import compare, crossnobis, distance_vectors
 from thinkalike.measures.changes import two_sided
@@ -288,7 +287,7 @@ def test_runs_find_their_stimuli_and_states_are_their_mean(ending, tmp_path, sti
     found = read_recording(path, stimuli)
     assert found.runs == ["session 1", "session 2", "session 10"]
     torch.testing.assert_close(found.layers["V1"], runs)
-    torch.testing.assert_close(read_arrays(path, stimuli)["V1"], runs.mean(0))
+    torch.testing.assert_close(mean_of_runs(read_recording(path, stimuli).layers["V1"]), runs.mean(0))
 
 
 def test_layers_of_one_array_have_runs_too(tmp_path, stimuli):
@@ -322,7 +321,7 @@ def test_the_subjects_own_layer_is_best_and_at_the_ceiling(measured, recordings,
 def test_numbers_of_subjects_are_those_of_the_measures(measured, recordings, states, stimuli, checkpoints):
     words = ["measure.comparator=corr_cov", "measure.distance=correlation", "measure.resamples=0"]
     result = measured(given(recordings), *local(checkpoints["gpt2"]), *words).result
-    inside = [read_arrays(path, stimuli)["V1"] for path in recordings]
+    inside = [mean_of_runs(read_recording(path, stimuli).layers["V1"]) for path in recordings]
     subjects, models = (distance_vectors(each, "correlation") for each in (inside, states))
     values = compare(models, subjects, "corr_cov")
     each = result.tables["by_subject"]
@@ -357,7 +356,7 @@ def test_crossnobis_of_runs_finds_what_noise_hides(measured, states, stimuli, tm
 def test_two_sides_are_compared_by_any_comparator(measured, recordings, stimuli):
     comparator = "cosine_cov"
     done = measured(given(recordings[:2]), f"measure.comparator={comparator}", "measure.permutations=3")
-    layers = [layer for path in recordings[:2] for layer in read_arrays(path, stimuli).values()]
+    layers = [layer.mean(0) for path in recordings[:2] for layer in read_recording(path, stimuli).layers.values()]
     vectors = distance_vectors(layers)
     np.testing.assert_allclose(done.result.table["value"], compare(vectors, vectors, comparator).flatten(), atol=1e-12)
     assert "p" in done.result.table
@@ -416,7 +415,7 @@ BAD = {
 @pytest.mark.parametrize("case", BAD)
 def test_what_cannot_be_done_with_subjects_is_one_line(case, measured, recordings, stimuli, tmp_path):
     words, message = BAD[case]
-    first = {name: layer.numpy() for name, layer in read_arrays(recordings[0], stimuli).items()}
+    first = {name: layer[0].numpy() for name, layer in read_recording(recordings[0], stimuli).layers.items()}
     paths = {f"S{number + 1}": path for number, path in enumerate(recordings)}
     paths["COPY"] = tmp_path / "copy.npz"
     paths["COPY"].write_bytes(recordings[0].read_bytes())

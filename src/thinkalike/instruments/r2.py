@@ -11,15 +11,13 @@ import torch
 from thinkalike.config import AnalyzeConfig, left_open, ranged
 from thinkalike.errors import ConfigError
 from thinkalike.instruments.layer_pairs.frame import LayerPairs, LayerPairsConfig, layers_compared
-from thinkalike.measures.prediction import READING, LayerPredictions, pairs_at_once
+from thinkalike.measures.prediction import KEPT, READING, LayerPredictions, pairs_at_once
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.shapes import Passes, Shapes
 from thinkalike.states.batches import ModelRuns, StateBatch, StateBatches
 
+
 # ruff: noqa: UP045
-KEPT = 2**29  # bytes of states that are kept where they are read several times
-
-
 @dataclass
 class R2Config(LayerPairsConfig):
     """The settings of linear prediction; `batches` judge, after those that maps are fitted on."""

@@ -250,11 +250,9 @@ def penalty_of(
         found.append((basis, basis.vectors.T @ products[place], across))
     size = torch.stack([end for _, *both in found for each in both for end in each.aminmax()]).abs().max()
     size = size.clamp(min=torch.finfo(size.dtype).tiny)  # so that no product overflows
-    penalties = PENALTIES.to(unit)
-    gains = [
-        gained(e.values / unit, penalties, own.div_(size), across.div_(size), e.others) for e, own, across in found
-    ]
-    return unit * chosen(torch.stack(gains), penalties)
+    every = PENALTIES.to(unit)
+    gains = [gained(e.values / unit, every, own.div_(size), across.div_(size), e.others) for e, own, across in found]
+    return unit * chosen(torch.stack(gains), every)
 
 
 class HalvedMoments:

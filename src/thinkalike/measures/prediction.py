@@ -21,6 +21,7 @@ from thinkalike.measures.layer_means import Accumulator, LayerPairEstimate
 from thinkalike.measures.rows import labels_of_rows, rows_of
 
 MAPS = 2**31  # bytes of maps in memory at once; batches are read again for those of further layer pairs
+KEPT = 2**29  # bytes of states that stay in memory until they are read again for further layer pairs
 READING = 2**32  # between the numbers of a batch in two readings
 
 

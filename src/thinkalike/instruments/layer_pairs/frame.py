@@ -9,7 +9,7 @@ import logging
 import math
 import time
 from abc import abstractmethod
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
@@ -92,6 +92,10 @@ def layers_compared(config: AnalyzeConfig, shapes: Shapes) -> dict[Shape, int]:
 def _batches(measure: Any) -> int:
     """Return how many batches are read, those that maps are fitted on included."""
     return int(measure.batches + getattr(measure, "fit_batches", 0))
+
+
+def _called(name: str, described: Callable[[], dict[str, str]]) -> dict[str, str]:
+    return {**described(), "name": name}  # that it has in this job
 
 
 class LayerPairs(Instrument):
@@ -272,8 +276,8 @@ class LayerPairs(Instrument):
         measure: Any = config.measure
         sides: dict[int, Side] = {}
         for model, own in zip(models, self.sites(config, models), strict=True):
-            told = partial(runs.text, ("provenance", id(model.module)), model.describe)
-            sides[id(model)] = Side(model.name, self.named(own), lambda n=model.name, of=told: of() | {"name": n})
+            described = partial(runs.text, ("provenance", id(model.module)), model.describe)
+            sides[id(model)] = Side(model.name, self.named(own), partial(_called, model.name, described))
         batches = self.batches(measure, config, models, runs)
         if batches.level == "word" and measure.given == "token_position":
             log.info("words have no common position: compared given the token alone")
