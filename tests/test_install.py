@@ -103,9 +103,12 @@ SRC = ROOT / "src"
 
 
 def test_checkers_see_the_names_that_are_loaded():
-    nodes = ast.walk(ast.parse((SRC / "thinkalike" / "__init__.py").read_text()))
-    seen = {alias.asname: node.module for node in nodes if isinstance(node, ast.ImportFrom) for alias in node.names}
-    assert {name: module for name, module in seen.items() if name} == thinkalike._HOME
+    text = (SRC / "thinkalike" / "__init__.py").read_text()
+    imports = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ImportFrom)]
+    seen = {alias.asname: node.module for node in imports for alias in node.names if alias.asname}
+    functions = [before.split()[-1] for before in text.split(" = takes_arrays(")[:-1]]
+    assert {*seen, *functions} == {*thinkalike._HOME}
+    assert all(getattr(thinkalike, name) is getattr(sys.modules[home], name) for name, home in seen.items())
 
 
 def test_the_version_is_that_of_the_project():
@@ -154,6 +157,7 @@ def width(model: FrozenModel) -> int:
     return model.d_model
 """
 BAD = {
+    "cka(X, Y).scalar": "attr-defined",
     "stitch(model, step=60)": "call-arg",
     "result.scalar": "attr-defined",
     "open_result(3)": "arg-type",
@@ -169,7 +173,7 @@ def test_a_users_file_is_checked(tmp_path):
     file = tmp_path / "user.py"
     file.write_text(GOOD + "\n\nimport thinkalike\n\n" + "\n".join(BAD) + "\n")
     first = file.read_text().splitlines().index(next(iter(BAD))) + 1
-    command = [sys.executable, "-m", "mypy", "--config-file=", "--follow-imports=silent", str(file)]
+    command = [sys.executable, "-m", "mypy", "--strict", "--config-file=", "--follow-imports=silent", str(file)]
     run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env={"MYPYPATH": str(SRC), "PATH": ""})
     errors = [line for line in run.stdout.splitlines() if ": error: " in line]
     found = {int(line.split(":")[1]): line.rpartition("[")[2].rstrip("]") for line in errors}

@@ -213,6 +213,9 @@ def test_a_stitch_before_the_mlp(tmp_path):
     for name in ("openai-gpt", "opt", "gemma4_text", "mixtral"):  # norms behind, rows in one, norms around, experts
         make_models.write(KNOWN[name], tmp_path / name)
         MiddleModel(load_model(tmp_path / name))  # is proved
+    make_models.write(KNOWN["jamba"], tmp_path)
+    with pytest.raises(ModelError, match=r"resid_mid cannot be cut: not every block of .* has attention"):
+        MiddleModel(load_model(tmp_path))
 
 
 def test_sites_that_mean_nothing_are_refused():

@@ -17,6 +17,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # what type checkers and editors see; test_install.py compares it with what is loaded
+    from thinkalike.arguments import takes_arrays
     from thinkalike.functions import compare as compare
     from thinkalike.functions import diff as diff
     from thinkalike.functions import mlem as mlem
@@ -25,19 +26,11 @@ if TYPE_CHECKING:  # what type checkers and editors see; test_install.py compare
     from thinkalike.functions import trajectory as trajectory
     from thinkalike.instruments import plot as plot
     from thinkalike.listing import results as results
-    from thinkalike.measures import CKA as CKA
-    from thinkalike.measures import MLEM as MLEM
-    from thinkalike.measures import bootstrap_interval as bootstrap_interval
-    from thinkalike.measures import calibrate as calibrate
-    from thinkalike.measures import cka as cka
-    from thinkalike.measures import feature_importance as feature_importance
-    from thinkalike.measures import hsic0 as hsic0
-    from thinkalike.measures import hsic1 as hsic1
-    from thinkalike.measures import leverage as leverage
-    from thinkalike.measures import mantel as mantel
-    from thinkalike.measures import mutual_knn as mutual_knn
-    from thinkalike.measures import token_loss as token_loss
-    from thinkalike.measures import weighted_tau as weighted_tau
+    from thinkalike.measures import chance, estimates, kernel_alignment, losses, neighbours, rows
+    from thinkalike.measures.distances import comparators, neural
+    from thinkalike.measures.metric import CKA as CKA
+    from thinkalike.measures.mlem import importance
+    from thinkalike.measures.mlem.encoding_model import MLEM as MLEM
     from thinkalike.models.frozen import FrozenModel as FrozenModel
     from thinkalike.models.load import load_model as load_model
     from thinkalike.stitches.results import load_stitch as load_stitch
@@ -45,6 +38,18 @@ if TYPE_CHECKING:  # what type checkers and editors see; test_install.py compare
     from thinkalike.stitches.stitch_map import StitchMap as StitchMap
     from thinkalike.store import Result as Result
     from thinkalike.store import open_result as open_result
+
+    bootstrap_interval = takes_arrays(estimates.bootstrap_interval)
+    calibrate = takes_arrays(chance.calibrate)
+    cka = takes_arrays(kernel_alignment.cka)
+    feature_importance = takes_arrays(importance.feature_importance)
+    hsic0 = takes_arrays(kernel_alignment.hsic0)
+    hsic1 = takes_arrays(kernel_alignment.hsic1)
+    leverage = takes_arrays(rows.leverage)
+    mantel = takes_arrays(neural.mantel)
+    mutual_knn = takes_arrays(neighbours.mutual_knn)
+    token_loss = takes_arrays(losses.token_loss)
+    weighted_tau = takes_arrays(comparators.weighted_tau)
 
     __version__: str
 

@@ -1,11 +1,7 @@
 """A function for each instrument: what its command does, of models, text and stimuli as a notebook has them.
 
-    result = thinkalike.stitch("gelu-3l-mini", "solu-3l-mini", steps=60)
-    result.table, result.arrays, result.plot(), result.save("mine")
-
 - A model is a name, ORG/NAME, a folder, a model that `load_model` gave, a `TransformerBridge`, or a pair (model of
-  transformers, tokenizer). `mlem`, `rsa` and `compare` also take arrays of states, (stimuli, width),
-  one or by the name of the layer.
+  transformers, tokenizer). `mlem`, `rsa` and `compare` also take arrays, (stimuli, width), one or by names of layers.
 - `texts` is the name of a data set, a file, or a list or column of strings or of records with a `field`.
 - `stimuli` is a name, a file, or a DataFrame.
 - The other keywords are the settings of the same names of a command line, with their defaults; None leaves one to it.
@@ -20,7 +16,6 @@ import hashlib
 import json
 import os
 import re
-import shutil
 import tempfile
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -58,7 +53,6 @@ Text = str | os.PathLike[str] | Iterable[str] | Iterable[Mapping[str, Any]]
 Table = str | os.PathLike[str] | pd.DataFrame
 Layers = str | Sequence[int] | Sequence[Sequence[int]]
 INPUTS = ("target", "others", "texts", "stimuli", "store", "measure")  # keywords that are no settings
-RECORDED = (".npz", ".safetensors")
 
 
 def stitch(
@@ -103,8 +97,8 @@ def compare(
     Args:
         site: where states are taken, by TransformerLens's names, such as "attn_out", "mlp_out", "z" or "resid_mid"; of
             a list, or of every head of "z" with head="all", `tables["components"]` has the values by layer and place.
-        measure: its name on the command line, such as mutual_knn, procrustes, r2 or ruler, or a function of two
-            matrices (n, d) and (n, e) to a number. A function has no key, so that it goes with no `store`.
+        measure: its name on the command line, such as mutual_knn, r2 or ruler (atlas and population are commands
+            alone), or a function of two matrices (n, d) and (n, e) to a number, which goes with no `store`.
         ruler: "bits": `tables["readings"]` has what some values are in bits of both models.
 
     >>> result = compare("gelu-3l-mini", "solu-3l-mini", batches=2, tokens_per_batch=128)
@@ -114,6 +108,8 @@ def compare(
     if callable(measure) and store is not None:
         raise ConfigError("measure is a function in memory, which has no key: with store= give FILE.py:NAME")
     kind = plugins.hold(measure) if callable(measure) else measure
+    if (own := plugins.instrument(measure_module(kind))).of_models == "all" or "model" not in own.reads:
+        raise ConfigError(f"measure={kind} is of more than two models: use python analyze.py measure={kind}")
     return _result(kind, compare, locals(), [source, source if target is None else target])
 
 
@@ -220,7 +216,7 @@ def place_of(keyword: str, kind: str) -> str:
     if keyword in ("site", "head"):
         return f"model.{keyword}"
     for part, schema in {**own, "data": DataConfig, "stimuli": StimuliConfig}.items():
-        if keyword in {each.name for each in fields(schema)}:
+        if keyword in {each.name for each in fields(schema)} - {"seed"}:  # which is the job's
             return f"{part}.{keyword}"
     if keyword not in {each.name for each in fields(AnalyzeConfig)}:
         raise ConfigError(f"{keyword} is no setting of {kind}; leave it out")
@@ -237,20 +233,18 @@ def _result(kind: str, function: Callable[..., Any], arguments: Mapping[str, Any
     """Return the result of the job that a function does, given its arguments, and what it compares."""
     given = {name: _plain(value) for name, default in settings_in(function).items()
              if (value := arguments[name]) is not None and _plain(value) != _plain(default)}  # fmt: skip
-    store = os.fspath(arguments["store"] or tempfile.mkdtemp(prefix="thinkalike-"))
     first, second, *_ = arguments
-    names = [first, second] if sides[0] is arguments[first] else [f"{first}[{place}]" for place in range(len(sides))]
+    names = [f"{first}[{place}]" for place in range(len(sides))] if sides is arguments[first] else [first, second]
     named = dict(zip(names, sides, strict=False))
-    try:
+    for name, side in (named or {first: sides}).items():
+        if not (_is_model(side) or isinstance(side, str | os.PathLike | Mapping) or hasattr(side, "__array__")):
+            raise ConfigError(f"{name} is {type(side).__name__}: give a name, (model, tokenizer), a bridge or arrays")
+    with contextlib.ExitStack() as kept:
+        store = os.fspath(arguments["store"] or kept.enter_context(tempfile.TemporaryDirectory(prefix="thinkalike-")))
         with tempfile.TemporaryDirectory(prefix="thinkalike-") as folder, naming([*settings_in(function)]), watched():
             result = _done(kind, {place_of(name, kind): each for name, each in given.items()}, named,
                            arguments.get("texts"), arguments.get("stimuli"), Path(folder), store)  # fmt: skip
-    except BaseException:
-        if arguments["store"] is None:
-            shutil.rmtree(store, ignore_errors=True)
-        raise
-    if arguments["store"] is None:
-        weakref.finalize(result, shutil.rmtree, store, ignore_errors=True)
+        weakref.finalize(result, kept.pop_all().close)
     return result
 
 
@@ -286,7 +280,7 @@ def _done(
         alone = files and len(configs) < 2  # the model beside recordings is the target
         made |= dict(zip(["target"] if alone else ["model", "target"], [*configs, *configs[-1:]], strict=False))
         entry = "train" if kind == "stitch" else "analyze"
-        config = compose_job(entry, words, **made, **({"scale": _scale(models)} | parts[""]))
+        config = compose_job(entry, words, **made, **({"scale": _scale(configs)} | parts[""]))
         inputs = {"data": texts, "stimuli": stimuli}
         keys = [*settings, *(name for name, value in inputs.items() if value is not None)]
         keys += ["target"] if len(models) > 1 and models[0] is not models[1] else []
@@ -305,7 +299,7 @@ def naming(keywords: Iterable[str]) -> Iterator[None]:
         said = re.sub(
             rf"\b(?:(?:stitch|measure|data|stimuli)\.({'|'.join(keywords)})|model\.(site|head))\b", r"\1\2", str(error)
         )
-        said = re.sub(r"\S*/thinkalike-\w+/([^/]+)/arrays\d*\.npz(: states\b)?", r"\1", said)  # of arrays in memory
+        said = re.sub(r"\S*/thinkalike-\w+/([^/ ]+?)(/arrays\d*\.npz(: states\b)?|\.jsonl)", r"\1", said)  # in memory
         error.args = (re.sub(r"\bmodel@target=", "target=", re.sub(r"\bdata=", "texts=", said)),)
         raise
 
@@ -350,17 +344,17 @@ def _of_memory(model: FrozenModel) -> ModelConfig:
     return ModelConfig(name=model.name, path=place, device=str(model.device), corpus=model.corpus, **runs, **at)
 
 
-def _scale(models: Sequence[Any]) -> str:
+def _scale(configs: Sequence[ModelConfig]) -> str:
     """Return the scale of a job where none is asked for: a model in memory has no files whose size tells it."""
-    large = any(isinstance(each, FrozenModel) and 4 * each.parameters() >= SMALL for each in models)
+    large = any(each.path in HELD and 4 * HELD[each.path].parameters() >= SMALL for each in configs)
     return "auto" if not large else "paper" if torch.cuda.is_available() else "mini"
 
 
 def _is_model(side: Any) -> bool:
     if isinstance(side, str | os.PathLike):
-        return Path(side).suffix not in RECORDED
-    is_pair = isinstance(side, tuple) and len(side) == 2 and isinstance(side[0], nn.Module)
-    return is_pair or isinstance(side, ModelConfig | FrozenModel | nn.Module)
+        return Path(side).suffix not in (".npz", ".safetensors")
+    is_pair = isinstance(side, tuple) and len(side) == 2 and isinstance(side[0], nn.Module) and callable(side[1])
+    return is_pair or isinstance(side, ModelConfig | FrozenModel) or type(side).__name__ == "TransformerBridge"
 
 
 def _numbered(kind: str, sides: Sequence[Any]) -> pd.DataFrame:
@@ -392,20 +386,26 @@ def _text(texts: Any, settings: dict[str, Any], folder: Path) -> tuple[str, dict
     if texts is None:
         return "schema", settings
     if isinstance(texts, str | os.PathLike):
-        is_file = isinstance(texts, os.PathLike) or (texts not in options("data") and Path(texts).is_file())
+        is_file = isinstance(texts, os.PathLike) or (texts not in options("data") and os.path.isfile(texts))
+        if not is_file and " " in str(texts):
+            raise ConfigError("texts is one string, and neither a data set nor a file: give a list of strings")
         return ("text", {"files": [os.fspath(texts)], **settings}) if is_file else (str(texts), settings)
-    if isinstance(texts, Mapping):
+    if isinstance(texts, Mapping | pd.DataFrame):
         raise ConfigError(f"texts has the parts {', '.join(map(str, texts))}: give one of them")
     path, name = folder / "texts.jsonl", settings.get("field") or "text"
     with path.open("w", encoding="utf-8") as file:
         for each in texts:
-            file.write(json.dumps(dict(each) if isinstance(each, Mapping) else {name: str(each)}, default=str) + "\n")
+            if not isinstance(each, str | Mapping):
+                raise ConfigError(f"texts holds a {type(each).__name__}: give strings, or records with a {name}")
+            file.write(json.dumps(dict(each) if isinstance(each, Mapping) else {name: each}, default=str) + "\n")
     return "text", {"files": [str(path)], **settings}
 
 
 @contextlib.contextmanager
 def in_table(stimuli: Any) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the option of `stimuli` that is meant, and its settings; meanwhile a DataFrame stands for a file."""
+    if not isinstance(stimuli, str | os.PathLike | pd.DataFrame | None):
+        raise ConfigError(f"stimuli is {type(stimuli).__name__}: give a DataFrame, a file or a name, as 'controlled'")
     if not isinstance(stimuli, pd.DataFrame):
         path = Path(stimuli or "")
         kind = {".parquet": "table", ".conllu": "conllu", **dict.fromkeys(MARKS, "table")}.get(path.suffix)

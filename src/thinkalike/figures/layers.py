@@ -100,7 +100,8 @@ def similarity(
             if below:
                 below(panels[1][column], title)
         figure.suptitle(about, fontsize=8)
-        figure.get_layout_engine().set(w_pad=0.15)  # as names of models reach further than it knows
+        if engine := figure.get_layout_engine():  # a user's figure may have none
+            engine.set(w_pad=0.15)  # as names of models reach further than it knows
         save(figure, folder, "similarity")
 
 

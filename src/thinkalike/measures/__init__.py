@@ -1,8 +1,6 @@
 """Measures: torch only, pure functions of tensors and small modules. They know no models, files or configuration.
 
-Code outside imports from here, and each name is loaded when it is first used: HSIC and CKA, metric-learning encoding
-models, RSA with its comparators, Procrustes, neighbours, likeness given the
-token, linear prediction, maps between models and their losses, and estimates with their intervals.
+Code outside imports from here, and each name is loaded when it is first used.
 
 Every function here takes NumPy arrays, DataFrames and lists, too, where it wants a tensor; see `thinkalike.arguments`.
 The modules below have the same functions for tensors alone.

@@ -145,8 +145,9 @@ class MiddleModel(FrozenModel):
 
     def __init__(self, model: FrozenModel, is_proved: bool = False):
         vars(self).update(vars(model))
-        self.sites = Sites(model, [MIDDLE, "attn_out"], None)
-        self._middles = [self.sites.modules[MIDDLE, layer] for layer in range(self.n_layers)]
+        self.sites = Sites(model, [MIDDLE], None)
+        if not self.sites.layers("attn_out"):
+            raise ModelError(f"model.site={MIDDLE} cannot be cut: not every block of {model.name} has attention")
         if not is_proved:
             prove(self)
 
@@ -159,13 +160,13 @@ class MiddleModel(FrozenModel):
         return self.sites.captured(Place(MIDDLE, int(layer)), layer, rows, states)  # type: ignore[no-any-return]
 
     def _ended_after(self, count: int) -> contextlib.AbstractContextManager[None]:
-        module, direction = self._middles[count - 1] if count else (self.blocks[0], "read")
+        module, direction = self.sites.modules[MIDDLE, count - 1] if count else (self.blocks[0], "read")
         return ended_at(module, entering=direction == "read")
 
     def _continued(self, residual: Tensor, start: int, mask: Tensor | None) -> Tensor:
         if not start:
             return super()._continued(residual, start, mask)
-        middle, direction = self._middles[start - 1]
+        middle, direction = self.sites.modules[MIDDLE, start - 1]
         attention, _ = self.sites.modules["attn_out", start - 1]
         replaced, by = (middle, lambda *_: residual) if direction == "gave" else (attention, _nothing)
         with alone(self.module), replaced.register_forward_hook(by):
