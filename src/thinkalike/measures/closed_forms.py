@@ -146,9 +146,8 @@ class Basis(NamedTuple):
 
     @classmethod
     def of(cls, products: Float[Tensor, "d d"], rows: int | None = None) -> Basis:
-        """Return the directions of products of so many rows, or of any number."""
         values, vectors = torch.linalg.eigh(products)
-        kept = slice(-min(rows or len(values), len(values)), None)
+        kept = slice(-min(rows or len(values), len(values)), None)  # the products of few rows have no further rank
         return cls(values[kept].clamp(min=0), vectors[:, kept])
 
     @property
@@ -242,7 +241,7 @@ def penalty_of(
 
     As λ stands beside a sum over rows, it is right for the map of all rows, too. It is ∞ where none is `chosen`.
     """
-    unit, found = bases[0].unit, []
+    unit, every, found = bases[0].unit, PENALTIES.to(bases[0].values), []
     products = [each.xy if read is None else each.xy @ read for each in parts]
     for place, (own, other, basis) in enumerate(zip(parts, reversed(parts), bases[1:], strict=True)):
         x, y = basis.vectors.T @ (other.mean_x - own.mean_x), other.mean_y - own.mean_y
@@ -250,7 +249,6 @@ def penalty_of(
         found.append((basis, basis.vectors.T @ products[place], across))
     size = torch.stack([end for _, *both in found for each in both for end in each.aminmax()]).abs().max()
     size = size.clamp(min=torch.finfo(size.dtype).tiny)  # so that no product overflows
-    every = PENALTIES.to(unit)
     gains = [gained(e.values / unit, every, own.div_(size), across.div_(size), e.others) for e, own, across in found]
     return unit * chosen(torch.stack(gains), every)
 
