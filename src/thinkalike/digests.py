@@ -117,9 +117,7 @@ def _state_of(path: Path) -> str:
 def tokenizer_fingerprint(tokenizer: Any) -> str:
     """Return 16 hexadecimal digits of the SHA-256 of all that decides which ids a text becomes."""
     backend = getattr(tokenizer, "backend_tokenizer", None)  # which says all of itself in a tenth of the time of parts
-    told = [
-        getattr(tokenizer, each, None) for each in ("split_special_tokens", *(f"{mark}_token_id" for mark in MARKS))
-    ]
+    told = [getattr(tokenizer, key, None) for key in ("split_special_tokens", *(f"{e}_token_id" for e in MARKS))]
     state = hashlib.sha256(f"{told} {backend.to_str()}".encode()).hexdigest() if backend else ""
     if state not in _known or not state:
         _known[state] = _digest({name: _digest(part) for name, part in tokenizer_facts(tokenizer).items()})
