@@ -13,7 +13,7 @@ import tiny
 from conftest import ROOT, kill_and_resume, with_slow
 from thinkalike.config import MEASURES, MeasureConfig, ModelConfig
 from thinkalike.contrib.kin.measures import jensen_shannon
-from thinkalike.instruments import instrument, r2
+from thinkalike.instruments import instrument
 from thinkalike.instruments.layer_pairs.declared import DECLARED, Declared, declare
 from thinkalike.instruments.r2 import readings_of
 from thinkalike.measures import (
@@ -172,7 +172,7 @@ def test_maps_of_one_pair_at_a_time_predict_the_same(cli, words, pair, forwards,
         again = cli("analyze.py", *more, "force=true").result
         passes.append(len(forwards) - sum(passes))
         pd.testing.assert_frame_equal(once.table, again.table)
-        assert once.scalars == again.scalars and len(again.table) == 4
+        assert (again.scalars, len(again.table)) == (once.scalars, 4)
     assert passes[0] == passes[1] < passes[2], "text is read again only where its states do not stay in memory"
     batches = [([torch.randn(40, d) for d in (4, 5)], [torch.randn(40, 3)]) for _ in range(4)]
     one, reads = LayerPredictions(2, 1, fit_batches=2), range(prediction.READING, prediction.READING + 4)
