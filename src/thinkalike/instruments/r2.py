@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, ClassVar, Optional
 
 import torch
@@ -55,15 +56,13 @@ class LayerR2(LayerPairs, kind="r2", version=11, reads=("model", "target", "laye
             left = f"none of the {batches.batches} batches of held-out text to judge"
             raise ConfigError(f"measure.fit_batches={measure.fit_batches} leaves {left}: lower it, or tokens_per_batch")
         layers = [(len(own), model.d_model) for model, own in zip(models, self.sites(config, models), strict=True)]
-        readings, kept = readings_of(*layers), dict[int, list[StateBatch]]()
-        size = 4 * batches.batches * measure.tokens_per_batch * sum(count * width for count, width in layers)
+        readings, floats = readings_of(*layers), sum(count * width for count, width in layers)
+        stay = readings > 1 and 4 * batches.batches * measure.tokens_per_batch * floats <= KEPT
+        read = cache(lambda own: [*batches.pool(own)]) if stay else batches.pool
 
         def pool(number: int) -> Iterator[StateBatch]:
             reading, own = divmod(number, batches.total)
-            found = kept.pop(own, None) or batches.pool(own)
-            if reading < readings - 1 and size <= KEPT:  # models need not run once more
-                found = kept[own] = list(found)
-            return (each._replace(number=reading * READING + each.number) for each in found)
+            return (each._replace(number=reading * READING + each.number) for each in read(own))
 
         return replace(batches, pool=pool, total=readings * batches.total)
 

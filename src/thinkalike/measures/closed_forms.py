@@ -214,12 +214,11 @@ def regression(
     """
     whole = reduce(PairStatistics.joined, parts)
     xy = whole.xy if read is None else whole.xy @ read
-    means = whole.mean_x, whole.mean_y
     if whole.is_constant:
-        return Regression(*means, torch.zeros_like(xy), read, is_constant=True)
+        return Regression(*whole[1:3], torch.zeros_like(xy), read, is_constant=True)
     bases = bases or bases_of(parts)
     penalty = penalty_of(parts, bases, read) if ridge is None else ridge * bases[0].unit
-    return Regression(*means, bases[0].ridge(xy, penalty), read, penalty=penalty)
+    return Regression(*whole[1:3], bases[0].ridge(xy, penalty), read, penalty=penalty)
 
 
 def bases_of(parts: Sequence[PairStatistics]) -> list[Basis]:
@@ -242,13 +241,12 @@ def penalty_of(
     As λ stands beside a sum over rows, it is right for the map of all rows, too. It is ∞ where none is `chosen`.
     """
     unit, every, found = bases[0].unit, PENALTIES.to(bases[0].values), []
-    products = [each.xy if read is None else each.xy @ read for each in parts]
+    products = [each.xy if read is None else each.xy @ read for each in parts]  # in units of `size` none overflows
     for place, (own, other, basis) in enumerate(zip(parts, reversed(parts), bases[1:], strict=True)):
         x, y = basis.vectors.T @ (other.mean_x - own.mean_x), other.mean_y - own.mean_y
         across = (basis.vectors.T @ products[~place]).addr_(x, y if read is None else y @ read, alpha=other.n)
         found.append((basis, basis.vectors.T @ products[place], across))
     size = torch.stack([end for _, *both in found for each in both for end in each.aminmax()]).abs().max()
-    size = size.clamp(min=torch.finfo(size.dtype).tiny)  # so that no product overflows
     gains = [gained(e.values / unit, every, own.div_(size), across.div_(size), e.others) for e, own, across in found]
     return unit * chosen(torch.stack(gains), every)
 
