@@ -25,6 +25,7 @@ from thinkalike.evaluation.language import BATCH_TOKENS, ends_of, halved
 from thinkalike.evaluation.tokens_alone import (
     AHEAD,
     GROUPED_TOKENS,
+    LEFT,
     Judged,
     TargetBatch,
     TargetReader,
@@ -43,7 +44,6 @@ TOKENS = 2**16  # at most, that directions are fitted on, and that measures are 
 OUTPUT_TOKENS = 2**14  # at most, that the output's sensitivity is measured on
 FOR_GRADIENTS, KEPT = 2**30, 25  # bytes at a time, and numbers that a block keeps for each of its width, about
 SOURCE_BYTES, TARGET_BYTES = 28, 24  # of a number of a state: as it is, beyond the tokens, in float64 for moments
-LEFT = 1e-6  # of a direction's variance; with less there is nothing left of it
 AT_ONCE = 1024  # rows whose surprises are foreseen, which stay in the cache of a processor
 SHARES = (0.9, 0.99)  # of all that is shared; how many directions carry as much is counted
 ByLayer = Mapping[int, Float[Tensor, "n _"]]
@@ -192,8 +192,6 @@ class DirectionSums:
 
 def _least(explained: Float[Tensor, "*b r"], rank: int) -> Float[Tensor, "*b"]:
     """Return the least R² of `rank` directions, of which those that are not there have 0."""
-    if not rank:
-        return explained.sum(-1)
     least = explained.amin(-1) if explained.shape[-1] else explained.sum(-1)
     return least if explained.shape[-1] == rank else least.clamp(max=0)
 

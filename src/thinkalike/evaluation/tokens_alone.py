@@ -44,6 +44,7 @@ BAGS = (0.5, 0.8, 0.95, None)  # of running means of whole embeddings
 RANK, PLACES = 64, 8  # of what token and place decide together, and how many functions of places are found
 BENT = 128  # random nonlinear functions of a token's embedding, beside its components
 ROWS_PER_COVARIATE = 8  # at least
+LEFT = 1e-6  # of the variance of a state or a direction; with less there is nothing left of it
 RIDGE, LOW_RIDGE = 1e-6, 1e-2  # of the mean variance: of covariates, of what token and place decide together
 EARLY_ROWS = 4  # on which it is tried whether states move with later tokens
 RADIUS = 0.2  # of the weights of recurrent networks; others between 0 and 1 share less
@@ -182,16 +183,18 @@ class Beyond:
         self.groups = groups_of(tokens)
         self.order, self.positions = self.groups.order, positions
         kept = before[:, : len(self.order) // ROWS_PER_COVARIATE]
-        self.before = self.groups.without_means(kept, positions, torch.float32)
+        wide = torch.float64 if len(tokens) < GROUPED_TOKENS else torch.float32  # few rows make singular products
+        self.before = self.groups.without_means(kept, positions, wide)
         gram = (self.before.T @ self.before).double()
         gram.diagonal().add_(RIDGE * gram.diagonal().mean() + torch.finfo(gram.dtype).tiny)
         self.factor = torch.linalg.cholesky(gram)
 
     def of(self, states: Float[Tensor, "n d"]) -> Float[Tensor, "kept d"]:
-        """Return what is left of states, in the order of `order`."""
+        """Return what is left of states, in the order of `order`: 0 where covariates leave rounding alone."""
         rows = self.groups.without_means(states, self.positions)
-        weight = torch.cholesky_solve((self.before.T @ rows.float()).double(), self.factor)
-        return rows - (self.before @ weight.float()).double()
+        weight = torch.cholesky_solve((self.before.T @ rows.to(self.before)).double(), self.factor)
+        left = rows - (self.before @ weight.to(self.before)).double()
+        return left.masked_fill_(left.square().sum(1, True) <= LEFT * rows.square().sum(1, True), 0)
 
 
 class TargetBatch(NamedTuple):
@@ -367,9 +370,8 @@ class Untrained:
     def __init__(self, before: TokensBefore, depths: Sequence[int], width: int, roots: Mapping[int, Tensor]):
         self.networks = [twin(before.target, 0), Recurrent(before, width, 0), *(Bag(before, each) for each in BAGS)]
         self.depths, self.roots = depths, roots
-        of_twin, of_one = [(depth, depth) for depth in depths], [(depths[0], depth) for depth in depths]
-        pairs = (of_one if number else of_twin for number in range(len(self.networks)))
-        self.moments = [HalvedMoments(each, both=False) for each in pairs]
+        layers = [depths, *([depths[0]] * len(depths) for _ in self.networks[1:])]
+        self.moments = [HalvedMoments(zip(own, depths, strict=True), both=False) for own in layers]
 
     def _left(self, network: Any, moments: HalvedMoments, batch: TargetBatch) -> dict[int, Tensor]:
         layout, layers = Layout(batch.tokens.shape[1]), sorted({layer for layer, _ in moments.pairs})

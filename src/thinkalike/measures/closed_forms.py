@@ -25,7 +25,7 @@ LayerStates = Sequence[Float[Tensor, "_ _"]] | Mapping[Any, Float[Tensor, "_ _"]
 CUTOFF = 1e-12  # of the largest variance: a direction below it is float32 rounding, and gets no weight
 ROUNDING = 1e-6  # of the largest singular value: below it a matrix that was ever in float32 holds rounding
 PENALTIES = torch.logspace(-12, 6, 55, dtype=torch.float64)  # in units of the mean variance of the states that predict
-SURE = 1.0  # standard errors by which a map predicts held-out documents better than none, or it is not used
+SURE = 1 + 1e-6  # standard errors by which a map predicts better than none, or 0 takes its place: 1 is one part alone
 
 
 class PairStatistics(NamedTuple):

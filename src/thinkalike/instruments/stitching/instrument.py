@@ -176,7 +176,7 @@ def _sites(result: Result) -> str:
 class Stitching(
     Instrument,
     kind="stitching",
-    version=16,
+    version=17,
     config=StitchJob,
     reads=("model", "target", "data", "layers", "stitch", "ruler", "trainer", "seed"),
 ):
