@@ -237,6 +237,9 @@ def test_jensen_shannon_is_that_of_scipy(monkeypatch):
     assert float(jensen_shannon(x, y)) == pytest.approx(expected, abs=1e-12)
     monkeypatch.setattr("thinkalike.contrib.kin.measures.AT_ONCE", 50)
     assert float(jensen_shannon(x, y)) == pytest.approx(expected, abs=1e-12), "some rows at a time"
+    near = x[1:].float(), x[1:].float() + torch.randn(N - 1, 11) / 1000 + 5
+    expected = [jensenshannon(*pq) ** 2 for pq in zip(*(each.double().softmax(1) for each in near), strict=True)]
+    assert float(jensen_shannon(*near)) == pytest.approx(np.mean(expected), abs=2e-8), "in float32"
 
 
 def test_exclusive_outputs_are_ln_2_apart_and_disagree():
