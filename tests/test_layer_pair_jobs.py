@@ -162,14 +162,14 @@ def test_predictions_are_those_of_linear_maps_and_resume(given):
         assert torch.equal(second.compute().back.high, whole.compute().back.high)
 
 
-def test_maps_of_one_pair_at_a_time_predict_the_same(cli, words, pair, minis, tmp_path, monkeypatch):
+def test_maps_of_one_pair_at_a_time_predict_the_same(cli, words, pair, forwards, monkeypatch):
     more = ["measure=r2", "measure.fit_batches=5", "layers=[[0,1],[2,3]]", *words, *pair]
-    once = cli("analyze.py", *more).result
+    once, read = cli("analyze.py", *more).result, len(forwards)
     monkeypatch.setattr(prediction, "MAPS", 1)
     again = cli("analyze.py", *more, "force=true").result
     pd.testing.assert_frame_equal(once.table, again.table)
     assert once.scalars == again.scalars
-    assert len(once.table) == 4
+    assert (len(once.table), len(forwards)) == (4, 2 * read), "text is read once, as its states stay in memory"
     batches = [([torch.randn(40, d) for d in (4, 5)], [torch.randn(40, 3)]) for _ in range(4)]
     one, reads = LayerPredictions(2, 1, fit_batches=2), range(prediction.READING, prediction.READING + 4)
     for number, batch in enumerate(batches):

@@ -281,8 +281,7 @@ def _done(
         made |= dict(zip(["target"] if alone else ["model", "target"], [*configs, *configs[-1:]], strict=False))
         entry = "train" if kind == "stitch" else "analyze"
         config = compose_job(entry, words, **made, **({"scale": _scale(configs)} | parts[""]))
-        inputs = {"data": texts, "stimuli": stimuli}
-        keys = [*settings, *(name for name, value in inputs.items() if value is not None)]
+        keys = [*settings, *(name for name, each in (("data", texts), ("stimuli", stimuli)) if each is not None)]
         keys += ["target"] if len(models) > 1 and models[0] is not models[1] else []
         if alone:
             keys = [key.replace("model.", "target.") for key in keys]
@@ -339,8 +338,7 @@ def _of_memory(model: FrozenModel) -> ModelConfig:
     facts += [tokenizer_fingerprint(model.tokenizer), model.family.name, model.quantization, model.classes]
     runs: dict[str, Any] = {"dtype": str(model.dtype)[6:], "bos": model.bos_each_row, "context": model.context}
     at = {"site": model.sites.chosen, "head": model.sites.head} if model.sites else {}
-    digest = hashlib.sha256(json.dumps([*facts, runs]).encode()).hexdigest()[:16]
-    place = f"memory:{digest}"
+    place = f"memory:{hashlib.sha256(json.dumps([*facts, runs]).encode()).hexdigest()[:16]}"
     return ModelConfig(name=model.name, path=place, device=str(model.device), corpus=model.corpus, **runs, **at)
 
 

@@ -120,7 +120,7 @@ def _blocks(axes: Any, table: pd.DataFrame) -> Any:
     for axis in (axes.xaxis, axes.yaxis):
         ticks(axis, list(layers["source_layer"]), 16, fontsize=6)
         axis.set_ticks(ends - counts / 2 - 0.5, map(str, counts.index), minor=True, fontsize=size)
-    axes.tick_params(which="minor", length=0, pad=16)
+    axes.tick_params(which="minor", length=0, pad=16 if max(map(len, map(str, layers["source_layer"]))) <= 6 else 40)
     axes.tick_params(which="minor", axis="x", labelrotation=30)
     for name in axes.get_xticklabels(minor=True):
         name.set(ha="right", rotation_mode="anchor")

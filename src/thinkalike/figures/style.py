@@ -133,4 +133,6 @@ def layer_name(layer: Any) -> str:
 def ticks(axis: Any, layers: Any, most: int | float = 8, **style: Any) -> None:
     """Name at most about so many of the layers at an axis."""
     places = range(0, len(layers), max(1, math.ceil(len(layers) / max(most, 1) - 0.5)))
+    if axis.axis_name == "x" and any(len(str(layer)) > 6 for layer in layers):  # such as 3.attn_out
+        style = {"rotation": 45, "ha": "right", "rotation_mode": "anchor"} | style
     axis.set_ticks(places, [layer_name(layers[place]) for place in places], **style)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, ClassVar, Optional
 
 import torch
@@ -11,7 +12,7 @@ import torch
 from thinkalike.config import AnalyzeConfig, left_open, ranged
 from thinkalike.errors import ConfigError
 from thinkalike.instruments.layer_pairs.frame import LayerPairs, LayerPairsConfig, layers_compared
-from thinkalike.measures.prediction import READING, LayerPredictions, pairs_at_once
+from thinkalike.measures.prediction import KEPT, READING, LayerPredictions, pairs_at_once
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.shapes import Passes, Shapes
 from thinkalike.states.batches import ModelRuns, StateBatch, StateBatches
@@ -53,14 +54,15 @@ class LayerR2(LayerPairs, kind="r2", version=11, reads=("model", "target", "laye
         batches = super().batches(both, config, models, runs)
         if batches.batches <= measure.fit_batches:
             left = f"none of the {batches.batches} batches of held-out text to judge"
-            remedy = "lower it, or measure.tokens_per_batch"
-            raise ConfigError(f"measure.fit_batches={measure.fit_batches} leaves {left}: {remedy}")
-        layers = self.sites(config, models)
-        readings = readings_of(*((len(own), model.d_model) for model, own in zip(models, layers, strict=True)))
+            raise ConfigError(f"measure.fit_batches={measure.fit_batches} leaves {left}: lower it, or tokens_per_batch")
+        layers = [(len(own), model.d_model) for model, own in zip(models, self.sites(config, models), strict=True)]
+        readings, floats = readings_of(*layers), sum(count * width for count, width in layers)
+        stay = readings > 1 and 4 * batches.batches * measure.tokens_per_batch * floats <= KEPT
+        read = cache(lambda own: [*batches.pool(own)]) if stay else batches.pool
 
         def pool(number: int) -> Iterator[StateBatch]:
             reading, own = divmod(number, batches.total)
-            return (each._replace(number=reading * READING + each.number) for each in batches.pool(own))
+            return (each._replace(number=reading * READING + each.number) for each in read(own))
 
         return replace(batches, pool=pool, total=readings * batches.total)
 

@@ -58,7 +58,7 @@ class PairStatistics(NamedTuple):
         weight = self.n * other.n / n
         products = ((self.xx, other.xx, x, x), (self.yy, other.yy, y, y), (self.xy, other.xy, x, y))
         means = (self.mean_x + x * (other.n / n), self.mean_y + y * (other.n / n))
-        return PairStatistics(n, *means, *(torch.addr(a + b, *shifts, alpha=weight) for a, b, *shifts in products))
+        return PairStatistics(n, *means, *((a + b).addr_(*shifts, alpha=weight) for a, b, *shifts in products))
 
 
 class Moments:
@@ -107,9 +107,8 @@ class Moments:
         total = self.n + n
         shift = {layer: mean - before[layer] for layer, mean in means.items()}
         for left, right in self._products:  # one at a time: all pairs' products may be gigabytes
-            scatter = rows[left].T @ rows[right]
-            added = torch.addr(scatter, shift[left], shift[right], alpha=self.n * n / total)
-            self._scatter[left, right] = self._scatter[left, right] + added if self.n else added
+            added = (rows[left].T @ rows[right]).addr_(shift[left], shift[right], alpha=self.n * n / total)
+            self._scatter[left, right] = self._scatter[left, right].add_(added) if self.n else added
         self._means = {layer: before[layer] + shift[layer] * (n / total) for layer in self._layers}
         self.n = total
 
@@ -141,19 +140,24 @@ class Moments:
 class Basis(NamedTuple):
     """The eigenvectors of Σ (x - x̄)(x - x̄)', among which ridge regressions of anything on x are diagonal."""
 
-    values: Float[Tensor, " d"]
-    vectors: Float[Tensor, "d d"]
-    others: Float[Tensor, "d d"] | None = None  # V' Σ x x' V over other rows, in the unit of all, where that is kept
+    values: Float[Tensor, " r"]
+    vectors: Float[Tensor, "d r"]
+    others: Any = None  # (r, r), V' Σ x x' V over the other part's rows, in the unit of all
 
     @classmethod
-    def of(cls, products: Float[Tensor, "d d"]) -> Basis:
+    def of(cls, products: Float[Tensor, "d d"], rows: int | None = None) -> Basis:
         values, vectors = torch.linalg.eigh(products)
-        return cls(values.clamp(min=0), vectors)
+        kept = slice(-min(rows or len(values), len(values)), None)  # the products of few rows have no further rank
+        return cls(values[kept].clamp(min=0), vectors[:, kept])
 
     @property
     def unit(self) -> Float[Tensor, ""]:
         """The mean variance, times the number of rows."""
-        return self.values.mean().clamp(min=torch.finfo(self.values.dtype).tiny)
+        return (self.values.sum() / len(self.vectors)).clamp(min=torch.finfo(self.values.dtype).tiny)
+
+    def ridge(self, xy: Float[Tensor, "d e"], penalty: Float[Tensor, ""] | float) -> Float[Tensor, "d e"]:
+        """Return the map whose products of x and y are these."""
+        return (self.vectors / (self.values + penalty)) @ (self.vectors.T @ xy)
 
 
 def gained(
@@ -205,47 +209,46 @@ def regression(
     """Return the regression of y on x over all parts of the documents, by λ = `ridge` times the mean variance of x.
 
     Args:
-        bases: Of the products of x in all rows, and of those in each part, if they are known.
+        bases: Those `bases_of` these parts, if they are known.
         ridge: None: λ is that with which `penalty_of` finds the parts to predict each other best.
     """
     whole = reduce(PairStatistics.joined, parts)
     xy = whole.xy if read is None else whole.xy @ read
-    means = whole.mean_x, whole.mean_y
     if whole.is_constant:
-        return Regression(*means, torch.zeros_like(xy), read, is_constant=True)
-    basis, *apart = bases or [Basis.of(each.xx) for each in ((whole,) if ridge else (whole, *parts))]
-    penalty = penalty_of(parts, apart, basis.unit, read) if ridge is None else ridge * basis.unit
-    weight = (basis.vectors / (basis.values + penalty)) @ (basis.vectors.T @ xy)
-    return Regression(*means, weight, read, penalty=penalty)
+        return Regression(*whole[1:3], torch.zeros_like(xy), read, is_constant=True)
+    bases = bases or bases_of(parts)
+    penalty = penalty_of(parts, bases, read) if ridge is None else ridge * bases[0].unit
+    return Regression(*whole[1:3], bases[0].ridge(xy, penalty), read, penalty=penalty)
+
+
+def bases_of(parts: Sequence[PairStatistics]) -> list[Basis]:
+    """Return the basis of x in all rows, and those of each part, with the other's products."""
+    every = [reduce(PairStatistics.joined, parts), *(parts if len(parts) > 1 else ())]
+    whole, *apart = (Basis.of(each.xx, each.n) for each in every)
+    found = [whole]
+    for basis, own, other in zip(apart, parts, reversed(parts), strict=False):
+        x, vectors = other.mean_x - own.mean_x, basis.vectors
+        products = torch.addr(other.xx, x, x, alpha=other.n) / whole.unit  # about the mean of the part's own
+        found.append(basis._replace(others=vectors.T @ products @ vectors))
+    return found
 
 
 def penalty_of(
-    parts: Sequence[PairStatistics],
-    bases: Sequence[Basis],
-    unit: Float[Tensor, ""],
-    read: Float[Tensor, "e k"] | None = None,
+    parts: Sequence[PairStatistics], bases: Sequence[Basis], read: Float[Tensor, "e k"] | None = None
 ) -> Float[Tensor, ""]:
-    """Return the λ of `PENALTIES`, in this unit, with which maps of each half of the documents predict the other best.
+    """Return the λ of `PENALTIES` with which maps of each half of the documents predict the other best.
 
     As λ stands beside a sum over rows, it is right for the map of all rows, too. It is ∞ where none is `chosen`.
     """
-    penalties, gains = PENALTIES.to(unit), []
-    pairs = [(own.xy, _about(own, other)) for own, other in zip(parts, reversed(parts), strict=True)]
-    if read is not None:
-        pairs = [(own @ read, (xx, xy @ read)) for own, (xx, xy) in pairs]
-    tiny = torch.finfo(unit.dtype).tiny * unit.new_ones(1)
-    size = torch.cat([*(own.abs().flatten() for own, _ in pairs), tiny]).max()
-    for (values, vectors, others), (own, (xx, xy)) in zip(bases, pairs, strict=True):
-        fitted, across = (vectors.T @ (each / size) for each in (own, xy))  # so that no product overflows
-        others = vectors.T @ (xx / unit) @ vectors if others is None else others
-        gains.append(gained(values / unit, penalties, fitted, across, others))
-    return unit * chosen(torch.stack(gains), penalties)
-
-
-def _about(own: PairStatistics, other: PairStatistics) -> tuple[Float[Tensor, "d d"], Float[Tensor, "d e"]]:
-    """Return the products of other rows about the means of a part's own."""
-    x, y = other.mean_x - own.mean_x, other.mean_y - own.mean_y
-    return torch.addr(other.xx, x, x, alpha=other.n), torch.addr(other.xy, x, y, alpha=other.n)
+    unit, every, found = bases[0].unit, PENALTIES.to(bases[0].values), []
+    products = [each.xy if read is None else each.xy @ read for each in parts]  # in units of `size` none overflows
+    for place, (own, other, basis) in enumerate(zip(parts, reversed(parts), bases[1:], strict=True)):
+        x, y = basis.vectors.T @ (other.mean_x - own.mean_x), other.mean_y - own.mean_y
+        across = (basis.vectors.T @ products[~place]).addr_(x, y if read is None else y @ read, alpha=other.n)
+        found.append((basis, basis.vectors.T @ products[place], across))
+    size = torch.stack([end for _, *both in found for each in both for end in each.aminmax()]).abs().max()
+    gains = [gained(e.values / unit, every, own.div_(size), across.div_(size), e.others) for e, own, across in found]
+    return unit * chosen(torch.stack(gains), every)
 
 
 class HalvedMoments:
@@ -278,19 +281,13 @@ class HalvedMoments:
     ) -> Regression:
         """Return the regression of the target's states on the source's, or back; see `regression`."""
         parts, layer = self.parts(pair, back), ("target", pair[1]) if back else ("source", pair[0])
-        if layer not in self.bases:
-            every = parts if len(parts) == 1 else [reduce(PairStatistics.joined, parts), *parts]
-            self.bases[layer] = bases = [Basis.of(each.xx) for each in every]
-            for place, own in enumerate(parts[: len(bases) - 1], 1):
-                others, vectors = _about(own, parts[-place])[0] / bases[0].unit, bases[place].vectors
-                bases[place] = bases[place]._replace(others=vectors.T @ others @ vectors)
+        self.bases[layer] = self.bases.get(layer) or bases_of(parts)
         return regression(parts, self.bases[layer], read, ridge)
 
     def penalty(self, pair: LayerPair, bias: bool = True) -> float:
         """Return the λ of a map with or without a constant."""
         parts = [_about_zero(each) if not bias else each for each in self.parts(pair)]
-        unit = reduce(PairStatistics.joined, parts).xx.diagonal().mean()
-        return float(penalty_of(parts, [Basis.of(each.xx) for each in parts], unit))
+        return float(penalty_of(parts, bases_of(parts)))
 
     def forget(self, pair: LayerPair) -> None:
         """Forget the products across the layers of a pair, which leaves room for a map."""
@@ -359,15 +356,12 @@ def least_squares(
     Without `bias` there is no b, and large means cost digits. A ValueError says that the ridge is not a number >= 0.
     If it is None, it is chosen by cross-validation over the documents of `HalvedMoments`.
     """
-    return least_squares_of(_statistics(moments, pair, bias), _ridge(moments, pair, ridge, bias))
+    ridge = moments.penalty(pair, bias) if ridge is None else ridge  # type: ignore[union-attr]
+    return least_squares_of(_statistics(moments, pair, bias), ridge)
 
 
 def least_squares_of(statistics: PairStatistics, ridge: float = 0.0) -> AffineMap:
     return _through_means(statistics, _solve(statistics, ridge))
-
-
-def _ridge(moments: Any, pair: LayerPair, ridge: float | None, bias: bool) -> float:
-    return moments.penalty(pair, bias) if ridge is None else ridge
 
 
 def reduced_rank(
@@ -383,7 +377,8 @@ def reduced_rank(
     most = min(statistics.xy.shape)
     if not 1 <= rank <= most:
         raise ValueError(f"rank={rank} is not in 1..{most}, the smaller of the two widths")
-    weight = _solve(statistics, _ridge(moments, pair, ridge, bias))
+    ridge = moments.penalty(pair, bias) if ridge is None else ridge  # type: ignore[union-attr]
+    weight = _solve(statistics, ridge)
     fitted = weight @ statistics.xy
     top = torch.linalg.eigh((fitted + fitted.T) / 2).eigenvectors[:, -rank:]
     return _through_means(statistics, top @ (top.T @ weight))

@@ -21,6 +21,7 @@ from thinkalike.measures.layer_means import Accumulator, LayerPairEstimate
 from thinkalike.measures.rows import labels_of_rows, rows_of
 
 MAPS = 2**31  # bytes of maps in memory at once; batches are read again for those of further layer pairs
+KEPT = 2**29  # bytes of states that stay in memory until they are read again for further layer pairs
 READING = 2**32  # between the numbers of a batch in two readings
 
 
@@ -99,11 +100,13 @@ class LinearPrediction:
             owners = torch.arange(len(x)) + number * APART if documents is None else documents
             belongs = torch.nn.functional.one_hot(owners.to(x.device).long() % PARTS, PARTS).to(x).T
             for back, (given, wanted, way) in enumerate(((x, y, ways[0]), (y, x, ways[1]))):
-                left = [wanted - given @ way.weight, wanted, torch.zeros_like(wanted)]
+                left, whole = torch.addmm(wanted, given, way.weight, alpha=-1), wanted.square().sum(1)
+                of_half = torch.zeros_like(whole)
                 if self.halves:
                     half = self.halves[place][back]
-                    left[2] = wanted + way.mean_y - half.mean_y - (given + way.mean_x - half.mean_x) @ half.weight
-                parts.append(belongs @ torch.stack([each.square().sum(1) for each in left], 1))
+                    shift = (way.mean_y - half.mean_y) - (way.mean_x - half.mean_x) @ half.weight
+                    of_half = torch.addmm(wanted, given, half.weight, alpha=-1).add_(shift).square_().sum(1)
+                parts.append(belongs @ torch.stack([left.square_().sum(1), whole, of_half], 1))
         sums = torch.stack(parts, 1).cpu().view_as(self._sums)
         if not sums.isfinite().all():
             raise ValueError("a state is not finite, or too large for float64; run the model in a wider dtype")
@@ -163,16 +166,12 @@ class LinearPrediction:
         """Return the maps of a pair; products across its layers make room for them."""
         maps = moments.ridge(pair, ridge=self.ridge), moments.ridge(pair, back=True, ridge=self.ridge)
         if not self.ridge and 2 * len(self.pairs) <= pairs_at_once(*maps[0].weight.shape):
-            self.halves.append((by_half(moments, pair, maps[0]), by_half(moments, pair, maps[1], back=True)))
+            found, sides = moments.halves[0].of(pair), zip(("source", "target"), pair, strict=True)
+            halves = zip((found, found.reversed), (moments.bases[side][1] for side in sides), maps, strict=True)
+            there, back = (Regression(*own[1:3], basis.ridge(own.xy, way.penalty)) for own, basis, way in halves)
+            self.halves.append((there, back))
         moments.forget(pair)
         return maps
-
-
-def by_half(moments: HalvedMoments, pair: LayerPair, whole: Regression, back: bool = False) -> Regression:
-    """Return the regression by half of the documents, with the λ of that by all."""
-    own, layer = moments.parts(pair, back)[0], ("target", pair[1]) if back else ("source", pair[0])
-    values, vectors, _ = moments.bases[layer][1]
-    return Regression(own.mean_x, own.mean_y, (vectors / (values + whole.penalty)) @ (vectors.T @ own.xy))
 
 
 class PredictionEstimate(LayerPairEstimate):
