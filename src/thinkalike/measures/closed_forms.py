@@ -246,7 +246,8 @@ def penalty_of(
         x, y = basis.vectors.T @ (other.mean_x - own.mean_x), other.mean_y - own.mean_y
         across = (basis.vectors.T @ products[~place]).addr_(x, y if read is None else y @ read, alpha=other.n)
         found.append((basis, basis.vectors.T @ products[place], across))
-    size = torch.stack([end for _, *both in found for each in both for end in each.aminmax()]).abs().max()
+    ends = [end for _, *both in found for each in both if each.numel() for end in each.aminmax()]  # of no direction 0
+    size = torch.stack([*ends, torch.zeros_like(unit)]).abs().max()
     gains = [gained(e.values / unit, every, own.div_(size), across.div_(size), e.others) for e, own, across in found]
     return unit * chosen(torch.stack(gains), every)
 
