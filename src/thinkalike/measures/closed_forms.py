@@ -357,8 +357,11 @@ def least_squares(
     Without `bias` there is no b, and large means cost digits. A ValueError says that the ridge is not a number >= 0.
     If it is None, it is chosen by cross-validation over the documents of `HalvedMoments`.
     """
-    ridge = moments.penalty(pair, bias) if ridge is None else ridge  # type: ignore[union-attr]
-    return least_squares_of(_statistics(moments, pair, bias), ridge)
+    return least_squares_of(_statistics(moments, pair, bias), _ridge(moments, pair, ridge, bias))
+
+
+def _ridge(moments: Any, pair: LayerPair, ridge: float | None, bias: bool) -> float:
+    return moments.penalty(pair, bias) if ridge is None else ridge
 
 
 def least_squares_of(statistics: PairStatistics, ridge: float = 0.0) -> AffineMap:
@@ -378,8 +381,7 @@ def reduced_rank(
     most = min(statistics.xy.shape)
     if not 1 <= rank <= most:
         raise ValueError(f"rank={rank} is not in 1..{most}, the smaller of the two widths")
-    ridge = moments.penalty(pair, bias) if ridge is None else ridge  # type: ignore[union-attr]
-    weight = _solve(statistics, ridge)
+    weight = _solve(statistics, _ridge(moments, pair, ridge, bias))
     fitted = weight @ statistics.xy
     top = torch.linalg.eigh((fitted + fitted.T) / 2).eigenvectors[:, -rank:]
     return _through_means(statistics, top @ (top.T @ weight))
