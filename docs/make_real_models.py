@@ -5,8 +5,9 @@ python docs/make_real_models.py run [--cache DIR] [--only NAME ...]    the jobs,
 python docs/make_real_models.py page [--cache DIR]          the page, from what is in the store
 python docs/make_real_models.py compare --other DIR [--cache DIR]      whether two runs have the same tables, to the bit
 
-SmolLM2-135M-Instruct (Apache 2.0) and Gemma 3 270M (Gemma's terms) are never put into the repository. Each job is a
-process of its own, whose processor time and peak memory are measured.
+SmolLM2-135M-Instruct (Apache 2.0) and Gemma 3 270M (Gemma's terms) are never put into the repository. They are GGUF
+files, which need `pip install -e '.[gguf]'`. Each job is a process of its own, whose processor time and peak memory are
+measured.
 """
 
 from __future__ import annotations
@@ -219,8 +220,6 @@ LIMITS = """
 ## What does not work
 - **The few tokens that decide a layer are left out, and that is 9 % of the words for SmolLM2 beside Gemma**
   ([log](LOG.md)). With those of SmolLM2 kept, CKA of its layers 2 to 8 was a third or less of what it was without.
-- R² beyond the tokens of the stitch at layers 14 and 8 is -.70: a fault of what estimates it on little text
-  ([log](LOG.md)), not a finding.
 - MLEM of SmolLM2 leaves out 413 of 1,431 stimuli, nearly all of them first words of sentences ([log](LOG.md)).
 - Rules of verdicts were tried up to a width of 128, so stitches have bits in that column ([at 576 they fail](LOG.md)).
 - Nobody has compared full-scale runs, and two models are no sample of real models.

@@ -18,12 +18,12 @@ from thinkalike.data.documents import (
     beginning,
     beginning_bytes,
     document_fingerprint,
-    held_out_texts,
     near_duplicates,
     shingles,
     training_texts,
 )
 from thinkalike.data.paired import SourceText
+from thinkalike.states.tokens import held_out_texts
 
 SHARE = 0.3
 ALL = 10**9

@@ -168,7 +168,6 @@ REFUSED = {  # lines by what is said of them: the nearest thing that there is, o
     "'stitch.steps'": ["train stitch.step=3", "train ++stitch.step=3"],
     "'target.dtype'": ["train target.dtyp=float32"],
     "did you mean stitch.lr_multiples": ["train lr_multiples=[1]"],
-    "it is stitch.lr_multiples now": ["train stitch.rates=[1]"],
     "is not a setting": ["train trainer.xyzzy=3", "train foo=1"],
     "No match in the defaults list": ["train measure=loss"],
     "override_grammar": ["train layers=[[0,", "train 'seed =1'"],
@@ -179,9 +178,6 @@ REFUSED = {  # lines by what is said of them: the nearest thing that there is, o
     "'measure.batchs' is not a setting; did you mean 'measure.batches'?": ["analyze measure=cka measure.batchs=5"],
     "measure=ckaa is not known; did you mean 'cka'?": ["analyze measure=ckaa"],
     "measure=asymmetry is not known": ["analyze measure=asymmetry"],
-    "measure.massive=drop or keep now, and measure.skip_first=N": [
-        f"analyze measure={measure} measure.skip_first_tokens=0" for measure in ("cka", "rsa")
-    ],
     "'stitch' is not a setting": ["analyze measure=cka stitch.steps=4"],
     "sede": ["train stitch.lr=${sede}"],
     "NOPE": ["train seed=${oc.env:NOPE}"],

@@ -248,9 +248,12 @@ def test_likeness_tells_sources_that_are_alike_from_others(minis, source_text):
     code = torch.randn(own.vocabulary, 128)
     place = torch.arange(1, 129)[:, None]
     ahead = 0.3 * code.std() * code
+    fitted, reported = (side.tokens.flatten().bincount(minlength=own.vocabulary) for side in source_text)
+    massive = 1e3 * code * ((fitted == 0) & (reported == 5))[:, None]
     planted = {
         "turned": Planted(own, lambda tokens, states: states @ turn),
         "steep": Planted(own, lambda tokens, states: states @ steep),
+        "massive": Planted(own, lambda tokens, states: states @ turn + massive[tokens]),
         "token": Planted(own, lambda tokens, states: code[tokens]),
         "next token": Planted(own, lambda tokens, states: code[next_tokens(tokens)] + 0.1 * torch.randn_like(states)),
         "token over place": Planted(own, lambda tokens, states: code[tokens] / place),
@@ -261,8 +264,9 @@ def test_likeness_tells_sources_that_are_alike_from_others(minis, source_text):
     }
     found = {name: at_layer_1(source, own, source_text) for name, source in planted.items()}
     values = {name: {key: float(each.value) for key, each in own.items()} for name, own in found.items()}
+    assert massive.any(), "control: a few tokens, none of which maps are fitted on"
     alike = [key for key in values["turned"] if key.startswith("cca") or key in ("r2_output", "r2_output_beyond")]
-    for same in ("turned", "steep"):
+    for same in ("turned", "steep", "massive"):
         assert [values[same][key] for key in alike] == pytest.approx([1] * len(alike), abs=2e-3)
     for key in values["other seed"]:
         # a ridge shrinks what is small in the source's basis: ten draws moved these by up to 24, .052, and .035

@@ -10,7 +10,7 @@ from conftest import composed
 from thinkalike.data.corpus import TokenRows, read_corpus
 from thinkalike.errors import DataError
 from thinkalike.measures import CKA
-from thinkalike.measures.rows import massive
+from thinkalike.measures.estimates import massive
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.states.batches import SPREAD, ModelRuns, text_batches
 from thinkalike.states.tokens import sites

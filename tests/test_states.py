@@ -15,7 +15,7 @@ from conftest import composed
 from cutters import MAKERS, cutter
 from thinkalike.config import ModelConfig
 from thinkalike.data.corpus import Entry, kept
-from thinkalike.data.sources import recording_fingerprint
+from thinkalike.data.recordings import recording_fingerprint
 from thinkalike.data.tables import read_stimuli
 from thinkalike.errors import DataError
 from thinkalike.measures.estimates import numbered_by_part

@@ -27,10 +27,6 @@ from thinkalike.errors import ConfigError, nearest
 
 SEEDS = 2**32 - 1  # the largest seed that every library takes
 STEPS = 10**7
-RENAMED = {  # settings of earlier versions, and what to say of them
-    "stitch.rates": "it is stitch.lr_multiples now, as its numbers are multiples of stitch.lr",
-    "measure.skip_first_tokens": "it is measure.massive=drop or keep now, and measure.skip_first=N beside it",
-}
 NOT_IN_KEY = {"not_in_key": True}  # metadata of a field that cannot change the numbers of any job
 
 Number = int | float
@@ -177,11 +173,11 @@ def short(value: Any) -> str:
 
 
 def unknown(key: str, known: Collection[str]) -> str:
-    """Return what to say of a setting that is not among the known ones: its new name, or the nearest one."""
+    """Return what to say of a setting that is not among the known ones: the nearest one."""
     near = [each for each in known if each.endswith(f".{key.rpartition('.')[2]}") and each.count(".") > key.count(".")]
     alike = [each for each in known if each.count(".") == key.count(".")]
     said = f"did you mean {' or '.join(near)}?" if near else nearest(key, alike)
-    return f"'{key}' is not a setting; {RENAMED.get(key, said)}"
+    return f"'{key}' is not a setting; {said}"
 
 
 def made(schema: type[Schema], values: Mapping[str, Any], path: str = "") -> Schema:

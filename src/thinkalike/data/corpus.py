@@ -33,7 +33,7 @@ from thinkalike.config import DataConfig
 from thinkalike.data.documents import DOCUMENTS, Sides, beginning, beginning_bytes, group_of, text_fingerprint
 from thinkalike.digests import cache_home, tokenizer_fingerprint
 from thinkalike.errors import DataError
-from thinkalike.measures.estimates import neighbours_alike
+from thinkalike.measures.losses import neighbours_alike
 from thinkalike.processes import Activity, doing
 
 log = logging.getLogger(__name__)

@@ -52,7 +52,6 @@ DOCUMENTS = 100  # that a report should hold
 BYTES = 2  # of text, which most tokens have at least
 FEWEST_BYTES = 1000  # of a document that is cut
 PIECE = 4096  # characters of a piece at most, some thousand tokens of English
-READ_AHEAD = 512  # documents of a hub set that are read before the first of them is given out
 
 Shingles = NDArray[np.uint64]  # the hashes of a document's shingles, sorted, each once
 
@@ -344,22 +343,6 @@ class Sides:
 def training_texts(config: DataConfig) -> Iterator[str]:
     """Yield the documents that may be fitted on, in order and without copies."""
     return (text for text, _, for_report in _without_copies(config, Counter()) if not for_report)
-
-
-def held_out_texts(config: DataConfig) -> Iterator[str]:
-    """Yield the documents that nothing is fitted on, in order and without copies.
-
-    Those of a set of the hub are compared with all documents to fit on up to `READ_AHEAD` documents further.
-    """
-    sides = Sides(config)
-    reading, given = iter(sides), 0
-    if sides.settled:
-        yield from (text for text, for_report in reading if for_report)
-        return
-    while batch := list(islice(reading, READ_AHEAD)):
-        held_out = [text for text, for_report in batch if for_report]
-        yield from (text for text, gone in zip(held_out, sides.repeats(given), strict=True) if not gone)
-        given += len(held_out)
 
 
 def _without_copies(config: DataConfig, counts: Counter[str]) -> Iterator[tuple[str, str, bool]]:

@@ -17,8 +17,9 @@ from jaxtyping import Float
 from safetensors import safe_open
 from torch import Tensor
 
-from thinkalike.data.sources import read_with
+from thinkalike.data.sources import read_with, reading
 from thinkalike.data.stimuli import Stimuli, duplicates
+from thinkalike.digests import digest_of
 from thinkalike.errors import DataError, listed, natural_order
 
 IDS = "ids"  # the array, or the key of the metadata, that says which stimulus a row belongs to
@@ -121,3 +122,9 @@ def _layer(place: str, array: Tensor, count: int) -> Tensor:
         row, column = (~array.isfinite()).nonzero()[0].tolist()
         raise DataError(f"{place} is {array[row, column]} in row {row + 1}, column {column + 1}; leave the row out")
     return array if array.is_floating_point() else array.double()
+
+
+def recording_fingerprint(path: str) -> str:
+    """Return the name of a file of recorded states, by which tables call it, and the first digits of its SHA-256."""
+    with reading(Path(path)):
+        return f"{Path(path).stem} {digest_of(Path(path))[:16]}"

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from thinkalike.digests import digest_of
 from thinkalike.errors import DataError, one_line
 from thinkalike.hub import cause_of, resolved
 
@@ -65,12 +64,6 @@ def parquet_rows(path: Path, field: str | None = None) -> Iterator[tuple[str, Re
     records = (record for batch in file.iter_batches(columns=columns) for record in batch.to_pylist())
     for number, record in enumerate(records, 1):
         yield f"{path} row {number}", record
-
-
-def recording_fingerprint(path: str) -> str:
-    """Return the name of a file of recorded states, by which tables call it, and the first digits of its SHA-256."""
-    with reading(Path(path)):
-        return f"{Path(path).stem} {digest_of(Path(path))[:16]}"
 
 
 def commit_of(repository: str, revision: str | None, label: str = "a data set") -> str:

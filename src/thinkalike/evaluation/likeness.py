@@ -10,6 +10,7 @@ see `Untrained`.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -46,6 +47,7 @@ FOR_GRADIENTS, KEPT = 2**30, 25  # bytes at a time, and numbers that a block kee
 SOURCE_BYTES, TARGET_BYTES = 28, 24  # of a number of a state: as it is, beyond the tokens, in float64 for moments
 AT_ONCE = 1024  # rows whose surprises are foreseen, which stay in the cache of a processor
 SHARES = (0.9, 0.99)  # of all that is shared; how many directions carry as much is counted
+log = logging.getLogger(__name__)
 ByLayer = Mapping[int, Float[Tensor, "n _"]]
 
 
@@ -299,7 +301,7 @@ class LikenessSums:
         self.pairs, self.roots = list(pairs), roots
         self.plain, self.beyond = HalvedMoments(pairs), HalvedMoments(pairs)
         self.foresight, self.future = Foreseen(self.plain), Foreseen(self.beyond)
-        self.used: list[tuple[int, int]] = []
+        self.used: list[tuple[int, int, int]] = []
 
     def fit(self, batch: TargetBatch, source: dict[int, Tensor]) -> None:
         order, left = batch.beyond.order, {layer: batch.beyond.of(each) for layer, each in source.items()}
@@ -344,7 +346,7 @@ class LikenessSums:
         self.foresight.judge(source, batch.own, batch.surprises, batch.parts)
         self.future.judge(left, batch.left, batch.surprises[batch.beyond.order], parts)
         self.plain.bases, self.beyond.bases = {}, {}  # all maps are solved for
-        self.used.append((len(parts), len(batch.parts)))
+        self.used.append((len(parts), len(batch.parts), inner(batch.tokens).numel()))
 
     def result(self, documents: int, untrained: Untrained, later: Mapping[int, float]) -> Likeness:
         """Return all measures of a report of this many documents; for `later` see `later_shares`."""
@@ -364,7 +366,9 @@ class LikenessSums:
                 found.setdefault(name, []).append(each)
         found |= {"foresight": self.foresight.result(documents), "future": self.future.result(documents)}
         parts = {name: zip(*each, strict=True) for name, each in found.items()}
-        kept, rows = map(sum, zip(*self.used, strict=True))
+        kept, short, rows = map(sum, zip(*self.used, strict=True))
+        if short < rows:
+            log.warning(f"warning: likeness is without {rows - short} of {rows} tokens, whose states decide a layer")
         return Likeness(
             {name: Estimate(*(torch.stack(p).cpu() for p in own)) for name, own in parts.items()}, kept / rows
         )
@@ -381,8 +385,8 @@ def likeness_of(
 ) -> Likeness:
     """Compare the states of two models at these layer pairs, in one pass of each model over the rows.
 
-    The first token of each row is left out, as its state has no context and is often massive, and the last, which has
-    no next.
+    The first token of each row is left out, as its state has no context, the last, which has no next, and the few
+    tokens whose `massive` states decide some layer.
 
     Args:
         source: A `FrozenModel`, or anything with `residuals(tokens, layers)`, which gives states (b, t, d).
@@ -405,7 +409,8 @@ def likeness_of(
     for batch in reader.batches(fit_rows, fit_documents, fit.layout, is_fit=True):
         states = source_states(source, batch, layers, fit.layout)
         seen(batch.rows, states, batch.whole)
-        sums.fit(batch, {layer: inner(each) for layer, each in states.items()})
+        batch = reader.beside(batch, states)
+        sums.fit(batch, {layer: batch.inner(each) for layer, each in states.items()})
         untrained.fit(batch)
         del states, batch  # before the next
     hand_back(target.device)
@@ -413,8 +418,9 @@ def likeness_of(
     for batch in reader.batches(report_rows, report_documents, report.layout):
         hand_back(target.device)  # the memory of logits
         states = source_states(source, batch, layers, report.layout)
+        batch = reader.beside(batch, states)
         untrained.judge(batch)  # first, as its moments make room for the maps of the others, which need no model
         page_out()
-        sums.judge(batch, {layer: inner(each) for layer, each in states.items()})
+        sums.judge(batch, {layer: batch.inner(each) for layer, each in states.items()})
         del states, batch
     return sums.result(len(report_documents.unique()), untrained, later)

@@ -26,6 +26,7 @@ from thinkalike.measures.estimates import (
     RowGroups,
     in_halves,
     jackknife,
+    massive,
     numbered_by_part,
     seeded,
 )  # fmt: skip
@@ -206,9 +207,14 @@ class TargetBatch(NamedTuple):
     whole: dict[int, Float[Tensor, "b t d"]]  # states of all its tokens
     own: dict[int, Float[Tensor, "n d"]]
     left: dict[int, Float[Tensor, "kept d"]]  # of `own`, beyond the tokens
-    beyond: Beyond
+    beyond: Any  # None before `beside`
     surprises: Float[Tensor, "n codes"]  # about the next token, then those after it
     parts: Int[Tensor, " n"]  # of the documents, below `PARTS`; of rows to fit on, their halves
+    halves: Int[Tensor, " b"]  # see `TokenAtPlace`
+    kept: Any = slice(None)  # which inner tokens the n are
+
+    def inner(self, states: Float[Tensor, "b t d"]) -> Float[Tensor, "n d"]:
+        return inner(states)[self.kept]
 
 
 class TargetReader:
@@ -245,18 +251,31 @@ class TargetReader:
             later = [pad(surprising[:, ahead:], (0, 0, 0, min(ahead, length))) for ahead in range(AHEAD)]
             found.append([*states, torch.cat(later, -1).flatten(0, 1)])
         *states, surprising = (torch.cat(each) for each in zip(*found, strict=True))
-        positions = inner(torch.arange(tokens.shape[1]).expand_as(tokens))
-        before, known = inner(torch.cat([self.before(tokens), self.at_place(tokens, halves)], -1)), inner(tokens)
-        half = inner(parts)
+        whole = dict(zip(self.depths, states, strict=True))
+        own = {depth: inner(state) for depth, state in whole.items()}
+        return TargetBatch(target, rows, tokens, whole, own, {}, None, surprising, inner(parts), halves)
+
+    def beside(self, batch: TargetBatch, source: dict[int, Float[Tensor, "b t d"]]) -> TargetBatch:
+        """Return a batch with what is left of the target's states beyond the tokens.
+
+        The few tokens whose long states, in the target or the source, decide some layer are left out.
+        """
+        found = massive([*map(inner, source.values()), *batch.own.values()])
+        kept = slice(None) if found is None else ~found
+        tokens, place = batch.tokens, self.target.device
+        places = torch.arange(tokens.shape[1]).expand_as(tokens)
+        before = torch.cat([self.before(tokens), self.at_place(tokens, batch.halves)], -1)
+        before, known, positions = (inner(each)[kept] for each in (before, tokens, places))
+        half = batch.parts[kept]
         apart = in_halves(known, half)
-        if bool((halves < 2).all()) and _are_alone(apart):  # of rows to fit on: a half judges the other's maps
+        if bool((batch.halves < 2).all()) and _are_alone(apart):  # of rows to fit on: a half judges the other's maps
             known, positions = apart, in_halves(positions, half)
             before = torch.stack([before * (1 - half)[:, None], before * half[:, None]], -1).flatten(1)
         beyond = Beyond(*(each.to(place) for each in (known, positions, before)))
-        whole = dict(zip(self.depths, states, strict=True))
-        own = {depth: inner(state) for depth, state in whole.items()}
+        own = {depth: state[kept] for depth, state in batch.own.items()}
         left = {depth: beyond.of(state).to(state.dtype) for depth, state in own.items()}
-        return TargetBatch(target, rows, tokens, whole, own, left, beyond, surprising, half.to(place))
+        about = batch.surprises[kept]
+        return batch._replace(own=own, left=left, beyond=beyond, surprises=about, parts=half.to(place), kept=kept)
 
 
 def _are_alone(tokens: Int[Tensor, " n"]) -> bool:
@@ -376,7 +395,7 @@ class Untrained:
     def _left(self, network: Any, moments: HalvedMoments, batch: TargetBatch) -> dict[int, Tensor]:
         layout, layers = Layout(batch.tokens.shape[1]), sorted({layer for layer, _ in moments.pairs})
         states = source_states(network, batch._replace(rows=batch.tokens), layers, layout)
-        return {layer: batch.beyond.of(inner(each)) for layer, each in states.items()}
+        return {layer: batch.beyond.of(batch.inner(each)) for layer, each in states.items()}
 
     def fit(self, batch: TargetBatch) -> None:
         for network, moments in zip(self.networks, self.moments, strict=True):

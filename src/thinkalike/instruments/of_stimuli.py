@@ -14,7 +14,7 @@ from torch import Tensor
 
 from thinkalike.config import AnalyzeConfig, MeasureConfig, ranged
 from thinkalike.config.parts import CONTEXT
-from thinkalike.data.sources import recording_fingerprint
+from thinkalike.data.recordings import recording_fingerprint
 from thinkalike.data.stimuli import Stimuli
 from thinkalike.data.tables import read_stimuli
 from thinkalike.errors import DataError

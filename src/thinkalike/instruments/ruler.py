@@ -32,11 +32,11 @@ from thinkalike.measures.estimates import (
     Estimate,
     RowGroups,
     jackknife,
+    massive,
     next_rung,
     numbered_by_part,
 )  # fmt: skip
 from thinkalike.measures.ridge import FOLDS, Predictor, fold_of, with_ends, with_interval
-from thinkalike.measures.rows import massive
 from thinkalike.memory import hand_back
 from thinkalike.models.families import layers_at_depths, pairs_of_layers
 from thinkalike.models.frozen import FrozenModel

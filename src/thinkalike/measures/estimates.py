@@ -1,4 +1,4 @@
-"""Values with intervals: the jackknife, means over folds and over documents; and rows that belong to one group."""
+"""Values with intervals: the jackknife, means over folds and over documents; rows of one group; and massive rows."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ EQUAL = 1e-9  # share of a mean up to which documents are equal but for rounding
 FEWEST = 4  # rows that are compared, as the unbiased estimator of HSIC divides by n - 3
 ROUNDINGS = 8  # what a sum may be off by, in units of its terms' last digit
 ROUNDED = 1e-9  # of the largest eigenvalue: directions of positions that the groups decide have less
-FEWEST_NEIGHBOURS = 20  # documents that are looked at
-CODES, ORDERS = 64, 200  # numbers of a token, and random orders of documents
-ALIKE = 0.05  # correlation of neighbours, from which four of one source widen intervals by a tenth
 RUNGS = (2, 3, 4, 5, 6, 8)  # bits of the copies of a model that a ruler has
 START = 4  # the first rung: real models that are alike read 3 to 5
+MASSIVE = 3  # times the median norm of a layer; few states are beyond it, and may carry most variance (Sun et al. 2024)
+DECIDES, TIMES = 0.25, 10  # of the variance, and times their share of the rows, beyond which such rows decide a layer
+ALONE = 0.9  # of the variance, beyond which rows that begin their text decide a layer, however many there are
 FEW = 0.5  # share of the rows; where fewer stand in groups, what is found is of frequent tokens alone
 
 
@@ -419,20 +419,28 @@ class RowGroups:
         return kept
 
 
-def neighbours_alike(tokens: Int[Tensor, "*n"], documents: Int[Tensor, "*n"]) -> float:
-    """Return the intraclass correlation of documents that follow each other in a source, 0 if chance explains it.
+def massive(
+    layers: Sequence[Float[Tensor, "n _"]], begins: Bool[Tensor, " n"] | None = None
+) -> Bool[Tensor, " n"] | None:
+    """Return which rows are among the few that decide what is found of some layer; None: no row is.
 
-    Each document is the mean random code of its tokens, less that of all, times the root of their number. The
-    correlation Σ x'y / Σ x'x, over neighbours x and y, is compared with that of the same documents in random orders.
+    These are the rows whose norm is more than `MASSIVE` times the median of the layer, where they carry more than
+    `DECIDES` of its variance about the mean of all others, and more than `TIMES` their share of the rows.
+
+    Rows that begin their text, each of which attention may rest on, are judged by themselves, and are left out where
+    they carry more than `ALONE` of the variance, although they may be many.
     """
-    used, owners = documents.flatten().unique(return_inverse=True)
-    if len(used) < FEWEST_NEIGHBOURS:
-        return 0.0
-    generator, tokens = torch.Generator().manual_seed(0), tokens.flatten().long()
-    codes = torch.randn(int(tokens.max()) + 1, CODES, generator=generator)[tokens]
-    counts = owners.bincount(minlength=len(used))[:, None]
-    means = torch.zeros(len(used), CODES).index_add_(0, owners, codes - codes.mean(0)) / counts.sqrt()
-    orders = [torch.arange(len(used)), *(torch.randperm(len(used), generator=generator) for _ in range(ORDERS))]
-    products = [(means[order[1:]] * means[order[:-1]]).sum() for order in orders]
-    found = torch.stack(products) / means.square().sum()
-    return float(found[0]) if found[0] > max(found[1:].max(), ALIKE) else 0.0
+    found = torch.zeros(len(layers[0]), dtype=torch.bool)
+    for layer in layers:
+        norms = torch.linalg.vector_norm(layer, dim=1)
+        long = norms > MASSIVE * norms.median()
+        if not long.any():
+            continue
+        first = torch.zeros_like(long) if begins is None else long & begins.to(long.device)
+        apart = (layer.float() - layer[~long].float().mean(0)).square().sum(1)
+        for outliers, enough in ((first, ALONE), (long & ~first, 1.0)):
+            chosen = outliers | ~long
+            share, carried = outliers.sum() / chosen.sum(), apart[outliers].sum() / apart[chosen].sum()
+            if carried > min(max(DECIDES, TIMES * float(share)), enough):
+                found |= outliers.cpu()
+    return found if found.any() else None

@@ -1,4 +1,5 @@
-"""Next-token distributions: losses through a frozen unembedding that never hold all logits, and measures of logits.
+"""Next-token distributions: losses through a frozen unembedding that never hold all logits, and measures of logits;
+and how much documents in a row have the same tokens.
 
 At 2^14 tokens and 48,262 entries the logits alone are 3.2 GB in float32, and their gradient as much again. Each token's
 loss depends on its own state only, so the logits of a chunk are dropped as soon as its losses and gradients are known.
@@ -16,6 +17,10 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 CHUNK, LOGITS = 1024, 2**25  # tokens, at most, and logits, at most, of a chunk
+
+FEWEST_NEIGHBOURS = 20  # documents that are looked at
+CODES, ORDERS = 64, 200  # numbers of a token, and random orders of documents
+ALIKE = 0.05  # correlation of neighbours, from which four of one source widen intervals by a tenth
 
 # Takes log-probabilities (m, v) to losses (m); if asked to, overwrites the former by the gradients of the logits
 _Loss = Callable[[Tensor, bool], Tensor]
@@ -190,7 +195,7 @@ def compare_outputs(
     return OutputMatch(*(torch.cat(values, 1) for values in zip(*parts, strict=True)))
 
 
-def token_codes(vocabulary: int, numbers: int = 64, seed: int = 0) -> Float[Tensor, "v c"]:
+def token_codes(vocabulary: int, numbers: int = CODES, seed: int = 0) -> Float[Tensor, "v c"]:
     """Return a random standard normal code for every token of a vocabulary, on the CPU.
 
     They tell tokens apart with a fraction of the numbers of one-hot vectors (Johnson & Lindenstrauss 1984).
@@ -217,3 +222,22 @@ def surprises(
         foreseen = logits_of(part, finish).softmax(-1).to(codes.dtype) @ codes
         surprising.append(codes[following] - foreseen)
     return torch.cat(surprising)
+
+
+def neighbours_alike(tokens: Int[Tensor, "*n"], documents: Int[Tensor, "*n"]) -> float:
+    """Return the intraclass correlation of documents that follow each other in a source, 0 if chance explains it.
+
+    Each document is the mean random code of its tokens, less that of all, times the root of their number. The
+    correlation Σ x'y / Σ x'x, over neighbours x and y, is compared with that of the same documents in random orders.
+    """
+    used, owners = documents.flatten().unique(return_inverse=True)
+    if len(used) < FEWEST_NEIGHBOURS:
+        return 0.0
+    generator, tokens = torch.Generator().manual_seed(0), tokens.flatten().long()
+    codes = torch.randn(int(tokens.max()) + 1, CODES, generator=generator)[tokens]
+    counts = owners.bincount(minlength=len(used))[:, None]
+    means = torch.zeros(len(used), CODES).index_add_(0, owners, codes - codes.mean(0)) / counts.sqrt()
+    orders = [torch.arange(len(used)), *(torch.randperm(len(used), generator=generator) for _ in range(ORDERS))]
+    products = [(means[order[1:]] * means[order[:-1]]).sum() for order in orders]
+    found = torch.stack(products) / means.square().sum()
+    return float(found[0]) if found[0] > max(found[1:].max(), ALIKE) else 0.0

@@ -1,4 +1,4 @@
-"""Rows of states: chosen by a mask, centred for Gram matrices, and without the few that decide a layer."""
+"""Rows of states: chosen by a mask, and centred for Gram matrices."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int, Shaped
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from thinkalike.measures.estimates import RowGroups, all_alike, common_dtype
@@ -157,37 +157,3 @@ def refuse_flaws(layers: Sequence[CentredRows], alike: str = "all rows are the s
     for layer, flaw in zip(layers, torch.stack([layer.flaw for layer in layers]).tolist(), strict=True):
         if flaw:
             raise ValueError(f"{layer.name}: {reasons[flaw]} for {layer.rows.dtype}")
-
-
-# ---- rows with massive states
-
-MASSIVE = 3  # times the median norm of a layer; few states are beyond it, and may carry most variance (Sun et al. 2024)
-DECIDES, TIMES = 0.25, 10  # of the variance, and times their share of the rows, beyond which such rows decide a layer
-ALONE = 0.9  # of the variance, beyond which rows that begin their text decide a layer, however many there are
-
-
-def massive(
-    layers: Sequence[Float[Tensor, "n _"]], begins: Bool[Tensor, " n"] | None = None
-) -> Bool[Tensor, " n"] | None:
-    """Return which rows are among the few that decide what is found of some layer; None: no row is.
-
-    These are the rows whose norm is more than `MASSIVE` times the median of the layer, where they carry more than
-    `DECIDES` of its variance about the mean of all others, and more than `TIMES` their share of the rows.
-
-    Rows that begin their text, each of which attention may rest on, are judged by themselves, and are left out where
-    they carry more than `ALONE` of the variance, although they may be many.
-    """
-    found = torch.zeros(len(layers[0]), dtype=torch.bool)
-    for layer in layers:
-        norms = torch.linalg.vector_norm(layer, dim=1)
-        long = norms > MASSIVE * norms.median()
-        if not long.any():
-            continue
-        first = torch.zeros_like(long) if begins is None else long & begins.to(long.device)
-        apart = (layer.float() - layer[~long].float().mean(0)).square().sum(1)
-        for outliers, enough in ((first, ALONE), (long & ~first, 1.0)):
-            chosen = outliers | ~long
-            share, carried = outliers.sum() / chosen.sum(), apart[outliers].sum() / apart[chosen].sum()
-            if carried > min(max(DECIDES, TIMES * float(share)), enough):
-                found |= outliers.cpu()
-    return found if found.any() else None

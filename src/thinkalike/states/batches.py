@@ -26,8 +26,8 @@ from thinkalike.data.alignment import check_rows
 from thinkalike.data.corpus import read_corpus, warn_of_few
 from thinkalike.digests import tokenizer_fingerprint
 from thinkalike.errors import DataError
-from thinkalike.measures.estimates import FEWEST, RowGroups, in_halves, numbered_by_part, seeded
-from thinkalike.measures.rows import MASSIVE, massive, places_of
+from thinkalike.measures.estimates import FEWEST, MASSIVE, RowGroups, in_halves, massive, numbered_by_part, seeded
+from thinkalike.measures.rows import places_of
 from thinkalike.models.families import Layer
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.states.tokens import SPREAD, WORDS_AT_ONCE, Pieces, counted, drawn_pieces, word_states

@@ -16,12 +16,11 @@ from torch import Tensor
 
 from thinkalike.config import AnalyzeConfig, ModelConfig
 from thinkalike.data.corpus import Entry, cache_folder, kept
-from thinkalike.data.recordings import mean_of_runs, read_recording
-from thinkalike.data.sources import recording_fingerprint
+from thinkalike.data.recordings import mean_of_runs, read_recording, recording_fingerprint
 from thinkalike.data.stimuli import Stimuli
 from thinkalike.digests import versions_of
 from thinkalike.errors import DataError
-from thinkalike.measures.rows import massive
+from thinkalike.measures.estimates import massive
 from thinkalike.models.families import names_of, pick_device
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_model

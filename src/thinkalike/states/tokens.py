@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from thinkalike.config import DataConfig
-from thinkalike.data.documents import beginning, group_of, held_out_texts
+from thinkalike.data.documents import Sides, beginning, group_of
 from thinkalike.errors import DataError
 from thinkalike.measures.estimates import seeded
 from thinkalike.models.families import EMBED, Layer, Place
@@ -20,6 +21,7 @@ from thinkalike.models.frozen import FrozenModel
 
 Span = tuple[int, int]  # characters: first, one past the last
 WORDS_AT_ONCE = 128  # of a piece of text, at most
+READ_AHEAD = 512  # documents of a hub set that are read before the first of them is given out
 SPREAD = 4  # times as much text is read as is compared, so that it is of more documents
 LONGEST = 4096  # bytes of a document, as long as there are enough of them
 
@@ -92,6 +94,22 @@ def pieces(texts: Iterable[str], models: Sequence[FrozenModel], words: int) -> P
                 if left <= 0:
                     return found
     return found
+
+
+def held_out_texts(config: DataConfig) -> Iterator[str]:
+    """Yield the documents that nothing is fitted on, in order and without copies.
+
+    Those of a set of the hub are compared with all documents to fit on up to `READ_AHEAD` documents further.
+    """
+    sides = Sides(config)
+    reading, given = iter(sides), 0
+    if sides.settled:
+        yield from (text for text, for_report in reading if for_report)
+        return
+    while batch := list(islice(reading, READ_AHEAD)):
+        held_out = [text for text, for_report in batch if for_report]
+        yield from (text for text, gone in zip(held_out, sides.repeats(given), strict=True) if not gone)
+        given += len(held_out)
 
 
 def drawn_pieces(data: DataConfig, models: Sequence[FrozenModel], words: int) -> Pieces:

@@ -66,7 +66,8 @@ class Bench:
         self, rows: Int[Tensor, "rows t"], documents: Int[Tensor, "rows t"], is_fit: bool = False
     ) -> list[TargetBatch]:
         with torch.no_grad():
-            return list(self._reader.batches(rows, documents, Layout(rows.shape[1]), is_fit))
+            read = self._reader.batches(rows, documents, Layout(rows.shape[1]), is_fit)
+            return [self._reader.beside(each, {}) for each in read]
 
     @cached_property
     def _reader(self) -> TargetReader:

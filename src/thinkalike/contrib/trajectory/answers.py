@@ -40,13 +40,13 @@ from thinkalike.measures.estimates import (
     RowGroups,
     interval_around,
     jackknife,
+    massive,
     numbered_by_part,
     seeded,
     splits,
 )
 from thinkalike.measures.metric import CKA, CKAResult
 from thinkalike.measures.mlem.importance import fold_interval, regrouped
-from thinkalike.measures.rows import massive
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_model
 from thinkalike.states.stimuli import StimulusStates, stimulus_states

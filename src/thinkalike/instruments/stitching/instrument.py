@@ -176,7 +176,7 @@ def _sites(result: Result) -> str:
 class Stitching(
     Instrument,
     kind="stitching",
-    version=17,
+    version=18,
     config=StitchJob,
     reads=("model", "target", "data", "layers", "stitch", "ruler", "trainer", "seed"),
 ):
