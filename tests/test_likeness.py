@@ -170,12 +170,18 @@ def test_a_source_that_reads_the_text_in_tokens_of_its_own(models):
 
 @pytest.mark.ci_slow
 def test_layer_pairs_in_parts_are_as_all_at_once(models):
-    sides = [text(64, context=48), text(64, context=48, seed=1)]
-    whole = likeness_of(*models, PAIRS, *sides)
-    parts = [[pair] for pair in PAIRS]
+    sides, (own, target) = [text(64, context=48), text(64, context=48, seed=1)], models
+
+    def states(tokens, layers):
+        long = 1e4 * (tokens > 280)[..., None]  # in one layer alone
+        return [each + long * (layer == 3) for layer, each in zip(layers, own.residuals(tokens, layers), strict=True)]
+
+    models = types.SimpleNamespace(residuals=states, d_model=own.d_model), target
+    whole, parts = likeness_of(*models, PAIRS, *sides), [[pair] for pair in PAIRS]
+    assert whole.rows_used < likeness_of(own, target, PAIRS, *sides).rows_used, "control"
     assert in_parts(PAIRS, 64, 64, 64 * 48, 0.0) == parts
     assert in_parts(PAIRS, 64, 64, 64 * 48, 1e9) == [PAIRS]
-    joined = Likeness.joined([likeness_of(*models, part, *sides) for part in parts])
+    joined = Likeness.joined([likeness_of(*models, part, *sides, others=parts) for part in parts])
     assert (joined.rows_used, joined.columns().keys()) == (whole.rows_used, whole.columns().keys())
     for name, estimate in whole.measures.items():
         for mine, own in zip(joined.measures[name], estimate, strict=True):

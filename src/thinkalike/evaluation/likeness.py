@@ -11,7 +11,7 @@ see `Untrained`.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -21,7 +21,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from thinkalike.data.corpus import TokenRows
+from thinkalike.data.corpus import Layout, TokenRows
 from thinkalike.evaluation.language import BATCH_TOKENS, ends_of, halved
 from thinkalike.evaluation.tokens_alone import (
     AHEAD,
@@ -374,6 +374,10 @@ class LikenessSums:
         )
 
 
+def _sides(layer_pairs: Sequence[LayerPair]) -> list[list[int]]:
+    return [sorted({pair[side] for pair in layer_pairs}) for side in (0, 1)]
+
+
 @torch.no_grad()
 def likeness_of(
     source: Any,
@@ -382,6 +386,7 @@ def likeness_of(
     fit: TokenRows,
     report: TokenRows,
     seen: Callable[[Tensor, dict[int, Tensor], dict[int, Tensor]], None] = lambda rows, mine, theirs: None,
+    others: Sequence[Sequence[LayerPair]] = (),
 ) -> Likeness:
     """Compare the states of two models at these layer pairs, in one pass of each model over the rows.
 
@@ -393,11 +398,12 @@ def likeness_of(
         fit: Rows that directions are fitted on; 2^16 tokens of them are read.
         report: Rows of other documents, which all measures are of; about as many of them are read.
         seen: Is given each batch of the rows to fit on, and the states (b, t, _) of source and target by layer.
+        others: Further layer pairs, in parts as of `in_parts`, whose massive tokens are left out here, too.
 
     Raises:
         DataError: No token occurs in 4 rows of a batch.
     """
-    layers, depths = (sorted({pair[side] for pair in layer_pairs}) for side in (0, 1))
+    layers, depths = _sides(layer_pairs)
     fit_rows, fit_documents = (each[: max(TOKENS // fit.context, 1)] for each in (fit.tokens, fit.documents))
     spread = slice(None, None, max(-(-report.documents.numel() // TOKENS), 1))  # over all documents
     report_rows, report_documents = report.tokens[spread], report.documents[spread]
@@ -406,10 +412,17 @@ def likeness_of(
     roots = output_roots(target, depths, fit_tokens)
     later = later_shares(source, fit_rows, layers, fit.layout)
     sums, untrained = LikenessSums(layer_pairs, roots), Untrained(reader.before, depths, source.d_model, roots)
+
+    def of_others(batch: TargetBatch, layout: Layout) -> Iterator[Tensor]:
+        for mine, theirs in map(_sides, others):
+            yield from map(inner, source_states(source, batch, mine, layout).values())
+            alone = batch._replace(rows=batch.tokens, whole={})
+            yield from map(inner, source_states(target, alone, theirs, Layout(batch.tokens.shape[1])).values())
+
     for batch in reader.batches(fit_rows, fit_documents, fit.layout, is_fit=True):
         states = source_states(source, batch, layers, fit.layout)
         seen(batch.rows, states, batch.whole)
-        batch = reader.beside(batch, states)
+        batch = reader.beside(batch, states, of_others(batch, fit.layout))
         sums.fit(batch, {layer: batch.inner(each) for layer, each in states.items()})
         untrained.fit(batch)
         del states, batch  # before the next
@@ -418,7 +431,7 @@ def likeness_of(
     for batch in reader.batches(report_rows, report_documents, report.layout):
         hand_back(target.device)  # the memory of logits
         states = source_states(source, batch, layers, report.layout)
-        batch = reader.beside(batch, states)
+        batch = reader.beside(batch, states, of_others(batch, report.layout))
         untrained.judge(batch)  # first, as its moments make room for the maps of the others, which need no model
         page_out()
         sums.judge(batch, {layer: batch.inner(each) for layer, each in states.items()})

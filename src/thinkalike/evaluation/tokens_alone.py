@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
@@ -255,12 +256,14 @@ class TargetReader:
         own = {depth: inner(state) for depth, state in whole.items()}
         return TargetBatch(target, rows, tokens, whole, own, {}, None, surprising, inner(parts), halves)
 
-    def beside(self, batch: TargetBatch, source: dict[int, Float[Tensor, "b t d"]]) -> TargetBatch:
+    def beside(
+        self, batch: TargetBatch, source: dict[int, Float[Tensor, "b t d"]], more: Iterable[Float[Tensor, "n _"]] = ()
+    ) -> TargetBatch:
         """Return a batch with what is left of the target's states beyond the tokens.
 
-        The few tokens whose long states, in the target or the source, decide some layer are left out.
+        The few tokens whose long states, in the target, the source or `more`, decide some layer are left out.
         """
-        found = massive([*map(inner, source.values()), *batch.own.values()])
+        found = massive(chain(map(inner, source.values()), batch.own.values(), more))
         kept = slice(None) if found is None else ~found
         tokens, place = batch.tokens, self.target.device
         places = torch.arange(tokens.shape[1]).expand_as(tokens)
@@ -268,7 +271,9 @@ class TargetReader:
         before, known, positions = (inner(each)[kept] for each in (before, tokens, places))
         half = batch.parts[kept]
         apart = in_halves(known, half)
-        if bool((batch.halves < 2).all()) and _are_alone(apart):  # of rows to fit on: a half judges the other's maps
+        often, counts = apart.unique(return_counts=True)
+        in_either = len((often[counts >= FEWEST] % 2).unique()) == 2
+        if bool((batch.halves < 2).all()) and in_either:  # of rows to fit on: a half judges the other's maps
             known, positions = apart, in_halves(positions, half)
             before = torch.stack([before * (1 - half)[:, None], before * half[:, None]], -1).flatten(1)
         beyond = Beyond(*(each.to(place) for each in (known, positions, before)))
@@ -276,12 +281,6 @@ class TargetReader:
         left = {depth: beyond.of(state).to(state.dtype) for depth, state in own.items()}
         about = batch.surprises[kept]
         return batch._replace(own=own, left=left, beyond=beyond, surprises=about, parts=half.to(place), kept=kept)
-
-
-def _are_alone(tokens: Int[Tensor, " n"]) -> bool:
-    """Return whether in either half, the remainder by 2, some token stands often enough."""
-    found, counts = tokens.unique(return_counts=True)
-    return len((found[counts >= FEWEST] % 2).unique()) == 2
 
 
 def source_states(

@@ -420,7 +420,7 @@ class RowGroups:
 
 
 def massive(
-    layers: Sequence[Float[Tensor, "n _"]], begins: Bool[Tensor, " n"] | None = None
+    layers: Iterable[Float[Tensor, "n _"]], begins: Bool[Tensor, " n"] | None = None
 ) -> Bool[Tensor, " n"] | None:
     """Return which rows are among the few that decide what is found of some layer; None: no row is.
 
@@ -430,7 +430,7 @@ def massive(
     Rows that begin their text, each of which attention may rest on, are judged by themselves, and are left out where
     they carry more than `ALONE` of the variance, although they may be many.
     """
-    found = torch.zeros(len(layers[0]), dtype=torch.bool)
+    found: Tensor | None = None
     for layer in layers:
         norms = torch.linalg.vector_norm(layer, dim=1)
         long = norms > MASSIVE * norms.median()
@@ -442,5 +442,5 @@ def massive(
             chosen = outliers | ~long
             share, carried = outliers.sum() / chosen.sum(), apart[outliers].sum() / apart[chosen].sum()
             if carried > min(max(DECIDES, TIMES * float(share)), enough):
-                found |= outliers.cpu()
-    return found if found.any() else None
+                found = outliers.cpu() if found is None else found | outliers.cpu()
+    return found

@@ -233,8 +233,11 @@ def compared(setting: Setting) -> Compared:
 
     longest = min(max(fit.tokens.numel(), report.documents.numel()), TOKENS)
     parts = in_parts(pairs, source.d_model, target.d_model, longest, setting.budget.room)
-    given = [seen] if len(parts) == 1 else []
-    alike = Likeness.joined([likeness_of(source, target, part, fit, report, *given) for part in parts])
+    given = {"seen": seen} if len(parts) == 1 else {}
+    alike = Likeness.joined([
+        likeness_of(source, target, part, fit, report, others=[each for each in parts if each is not part], **given)
+        for part in parts
+    ])  # fmt: skip
     means.read(target, tokens[read : max(read, language.MOST_TOKENS // fit.context)])
     hand_back(target.device)
     return Compared(alike, moments if read and setting.only_beside else None, means)
