@@ -326,7 +326,7 @@ def listed(monkeypatch, capsys):
 
 
 def test_a_list_shows_headlines_and_differing_settings(store, listed):
-    shown = listed(store)
+    shown = listed(store, columns=240)  # in which the path of any folder of tests stays whole
     assert (shown.status, shown.err) == (0, "")
     for text in ("aa", "bb", "cc", "score 0.75 [0.65, 0.85]", "2026-11-03 12:00", "1 result", "2 results", "60 s"):
         assert text in " ".join(shown.out.split()), text

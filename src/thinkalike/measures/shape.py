@@ -38,5 +38,8 @@ def _turned(features: Float[Tensor, "n d"], name: str) -> Float[Tensor, "n _"]:
     return rows / rows.norm()
 
 
-_ANGLES = each_pair(lambda source, target: torch.linalg.svdvals(source.T @ target).sum().clamp(max=1).arccos())
-PROCRUSTES = LayerMeasure(_turned, _ANGLES, rows_in_order, fewest=2, best=0.0, higher_is_closer=False)
+def _angle(source: Float[Tensor, "n d"], target: Float[Tensor, "n e"]) -> Float[Tensor, ""]:
+    return torch.linalg.svdvals(source.T @ target).sum().clamp(max=1).arccos()
+
+
+PROCRUSTES = LayerMeasure(_turned, each_pair(_angle), rows_in_order, fewest=2, best=0.0, higher_is_closer=False)
