@@ -14,6 +14,7 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -25,8 +26,9 @@ from thinkalike.config import ModelConfig
 from thinkalike.contrib.pretraining.instrument import train_tokenizer
 from thinkalike.errors import ThinkalikeError
 from thinkalike.models.families import EMBED, after
-from thinkalike.models.frozen import FrozenModel, captured_output
+from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_model
+from thinkalike.models.survey import first_tensor
 
 HERE = Path(__file__).parent
 ROWS, TOKENS, VOCABULARY = 2, 48, 320
@@ -130,7 +132,8 @@ def _check_states(model: FrozenModel, architecture: Architecture, folder: Path, 
     more = {"decoder_input_ids": tokens} if architecture.side else {}
     with contextlib.ExitStack() as hooks, torch.no_grad():
         for layer, block in enumerate(blocks):
-            hooks.enter_context(captured_output(block, layer, seen))
+            keep = partial(lambda n, _, args, output: seen.update({n: first_tensor(output)}), layer)
+            hooks.enter_context(block.register_forward_hook(keep))
         output = plain(tokens, output_hidden_states=True, use_cache=False, **more)
     for layer, state in enumerate(ours[1:]):
         _close(state, seen[layer], f"layer {layer}")

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 import tiny
-from thinkalike.config import ModelConfig
 from thinkalike.errors import ConfigError, ModelError
 from thinkalike.models.families import outline, told_apart
 from thinkalike.models.load import load_model, load_models
@@ -45,10 +44,6 @@ def adapter(base, tmp_path):
     return tmp_path / "tuned"
 
 
-def local(path, **settings):
-    return ModelConfig(name="local", path=str(path), **settings)
-
-
 def test_states_are_those_of_peft(base, tmp_path):
     whole = write_adapter(base, tmp_path / "tuned")
     model, plain = load_model(tmp_path / "tuned"), load_model(base)
@@ -71,17 +66,17 @@ def test_a_second_file_of_weights_is_said(adapter, caplog):
 
 
 def test_its_fingerprint_covers_itself_and_its_base(adapter, base, tmp_path):
-    found = {checkpoint_fingerprint(local(adapter)), checkpoint_fingerprint(local(base))}
+    found = {checkpoint_fingerprint(tiny.local(adapter)), checkpoint_fingerprint(tiny.local(base))}
     other = tiny.write_llama(tmp_path / "other", rope_theta=1e4)
-    found.add(checkpoint_fingerprint(local(adapter, base=str(other))))
+    found.add(checkpoint_fingerprint(tiny.local(adapter, base=str(other))))
     write_adapter(base, adapter, spread=0.2)
-    found.add(checkpoint_fingerprint(local(adapter)))
+    found.add(checkpoint_fingerprint(tiny.local(adapter)))
     assert len(found) == 4
 
 
 def test_its_sizes_are_known_before_it_is_read(adapter):
-    assert outline(local(adapter)) == ("next", 2)
-    shape = shape_of(local(adapter))
+    assert outline(tiny.local(adapter)) == ("next", 2)
+    shape = shape_of(tiny.local(adapter))
     assert (shape.name, shape.layers, shape.width) == ("tuned", 2, 256)
 
 
@@ -163,8 +158,8 @@ def test_its_base_is_of_the_revision_that_it_names(adapter):
     settings = json.loads((adapter / "adapter_config.json").read_text())
     settings |= {"base_model_name_or_path": "gpt2", "revision": "v1"}
     (adapter / "adapter_config.json").write_text(json.dumps(settings))
-    assert base_of(local(adapter)).revision == "v1"
-    assert base_of(local(adapter, base="gpt2")).revision is None
+    assert base_of(tiny.local(adapter)).revision == "v1"
+    assert base_of(tiny.local(adapter, base="gpt2")).revision is None
 
 
 def test_a_missing_extra_is_named(adapter, monkeypatch):
@@ -175,9 +170,9 @@ def test_a_missing_extra_is_named(adapter, monkeypatch):
 
 def test_one_adapter_of_two_bases_has_two_names(adapter, base, tmp_path):
     moved = shutil.copytree(base, tmp_path / "moved")
-    one, two = load_models(local(adapter), local(adapter, base=str(moved)))
+    one, two = load_models(tiny.local(adapter), tiny.local(adapter, base=str(moved)))
     assert one.name != two.name
-    assert told_apart([local(adapter), local(adapter, base="b")]) == ["tuned[base=None]", "tuned[base=b]"]
+    assert told_apart([tiny.local(adapter), tiny.local(adapter, base="b")]) == ["tuned[base=None]", "tuned[base=b]"]
 
 
 @pytest.mark.parametrize("given", [{"target_modules": ["dt_proj"]}, {"target_modules": ["in_proj"], "lora_bias": True}])

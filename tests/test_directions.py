@@ -13,6 +13,7 @@ from thinkalike.evaluation.language import state_moments
 from thinkalike.instruments.stitching.directions import residual_sums
 from thinkalike.instruments.stitching.fitting import load_setting
 from thinkalike.instruments.stitching.table import TRIED, VERDICTS, WIDEST, held, left_to_gain, untried, verdict
+from thinkalike.memory import Budget
 from thinkalike.stitches.results import load_stitch
 from thinkalike.stitches.stitch_map import Site
 from thinkalike.training.recipe import StitchConfig
@@ -142,7 +143,7 @@ def test_sums_by_document_are_those_of_the_closed_form(batch):
     source, target = tiny.frozen(0), tiny.frozen(1, d_model=48, d_head=12)
     owners = torch.arange(12 * 16).view(12, 16) * 5 // (12 * 16)
     rows = TokenRows(torch.randint(len(tiny.tokenizer()), (12, 16)), owners)
-    moments = state_moments(source, target, PAIRS, rows.tokens, batch=4)
+    moments = state_moments(source, target, PAIRS, rows, Budget(4e5, 0.0))
     maps = [both_directions(moments.of(pair)) for pair in PAIRS]
     sums = residual_sums(source, target, PAIRS, maps, moments, rows, batch)
     for pair, both, part, whole in zip(PAIRS, maps, sums["left"].sum(-1), sums["whole"].sum(-1), strict=True):

@@ -8,7 +8,6 @@ import transformers
 
 import tiny
 from conftest import composed
-from thinkalike.config import ModelConfig
 from thinkalike.errors import ModelError
 from thinkalike.instruments import run_job
 from thinkalike.models.gguf import _fill_in
@@ -28,10 +27,6 @@ def folder(tmp_path_factory):
 @pytest.fixture
 def file(folder, tmp_path):
     return tiny.write_gguf(folder, tmp_path / "tiny.Q8_0.gguf", "Q8_0")
-
-
-def local(path, **settings):
-    return ModelConfig(name="local", path=str(path), **settings)
 
 
 def can_write(kind):
@@ -61,7 +56,7 @@ def test_states_are_those_of_the_dequantised_folder(kind, folder, tmp_path):
 
 
 def test_a_folder_that_holds_one_is_the_same_checkpoint(file):
-    one, other = local(file), local(file.parent)
+    one, other = tiny.local(file), tiny.local(file.parent)
     assert checkpoint_fingerprint(one) == checkpoint_fingerprint(other)
     assert load_model(one).fingerprint() == load_model(other).fingerprint()
     assert load_model(one).name == "tiny.Q8_0"
@@ -77,7 +72,7 @@ def test_a_job_runs_on_it_and_knows_its_shape(file, tmp_path):
     words += ["data.report_tokens=8192", "data.report_share=0.5", f"store={tmp_path}/store"]
     result = run_job(composed("measure=loss", *words, entry="analyze"))
     assert result.provenance["models"][0]["quantization"] == "Q8_0 x 16, F32 x 5"
-    shape = shape_of(local(file))
+    shape = shape_of(tiny.local(file))
     assert (shape.layers, shape.width, shape.vocabulary, shape.name) == (2, 256, len(tiny.tokenizer()), "tiny.Q8_0")
 
 
@@ -145,7 +140,7 @@ def test_a_missing_extra_is_named(file, monkeypatch):
 
 def test_quantising_once_more_is_refused(file):
     with pytest.raises(ModelError, match="quantised already"):
-        load_model(local(file, quantization="8bit"))
+        load_model(tiny.local(file, quantization="8bit"))
 
 
 def test_a_folder_of_several_asks_for_one(file):

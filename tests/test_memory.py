@@ -358,7 +358,7 @@ def test_a_step_that_fits_in_no_part_is_refused(rows, run, memory, changes):
 
 def report(module, rows, *at_once):
     maps = {"stitch": list(module.stitches), "identity": [torch.nn.Identity()] * len(PAIRS)}
-    return document_sums(*module.models, PAIRS, maps, rows, torch.zeros_like(rows), *at_once)
+    return document_sums(*module.models, PAIRS, maps, tiny.token_rows(rows), *at_once)
 
 
 def test_the_report_ignores_how_many_pairs_run_together(rows):
@@ -376,7 +376,7 @@ def test_the_report_takes_what_fits_and_pairs_give_way_first(rows):
     models = (*module.models, PAIRS)
 
     def share(total):
-        return report_share(*models, rows, 40, Budget(total, 0.0))
+        return report_share(*models, tiny.token_rows(rows[:40]), Budget(total, 0.0))
 
     assert share(1e9) == (40, 9)
     some = share(12e6)
@@ -389,8 +389,8 @@ def test_the_report_takes_what_fits_and_pairs_give_way_first(rows):
     assert few[1] == 1
     assert few[0] < 40
     assert share(1e3) == (1, 1), "it is tried"
-    assert rows_of_moments(*module.models, PAIRS, rows, 40, Budget(1e9, 0.0)) == 40
-    assert rows_of_moments(*module.models, PAIRS, rows, 40, Budget(1e6, 0.0)) == 5
+    assert rows_of_moments(*module.models, PAIRS, tiny.token_rows(rows), Budget(1e9, 0.0)) == 80
+    assert rows_of_moments(*module.models, PAIRS, tiny.token_rows(rows), Budget(1e6, 0.0)) == 5
 
 
 def test_pages_of_files_leave_memory_and_keep_what_was_written(tmp_path):

@@ -249,7 +249,7 @@ def test_widths_bos_and_closed_forms_go_with_other_tokenizers(words):
     maps = forms.maps("least_squares")
     shifted = [lambda state, phi=phi: phi(state.roll(1, 1)) for phi in maps]
     rows, named = setting.corpus.report, {"stitch": maps, "shifted": shifted}
-    sums = document_sums(*setting.models, named, rows.tokens, rows.documents, len(rows), layout=rows.layout)
+    sums = document_sums(*setting.models, named, rows, len(rows))
     assert sums["stitch"].sum() != sums["shifted"].sum()
     assert sums["distance"].sum() / 2 / sums["tokens"].sum() < 1
 

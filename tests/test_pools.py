@@ -7,7 +7,7 @@ import torch
 
 import tiny
 from conftest import composed
-from thinkalike.data.corpus import TokenRows, read_corpus
+from thinkalike.data.corpus import read_corpus
 from thinkalike.errors import DataError
 from thinkalike.measures import CKA
 from thinkalike.measures.estimates import massive
@@ -73,7 +73,7 @@ def rows_of(config, model, tokens=20 * 128):
     config.data.report_tokens = SPREAD * tokens
     text = read_corpus(config.data, model.tokenizer, 32, bos=model.bos_each_row, fit_tokens=1, whole=True).report
     chosen = torch.randperm(len(text), generator=torch.Generator().manual_seed(0))[: tokens // 32].sort().values
-    return TokenRows(text.tokens[chosen], text.documents[chosen])
+    return text.chosen(chosen)
 
 
 def test_every_counted_token_is_in_one_batch(config, models, told):

@@ -16,6 +16,7 @@ from thinkalike.evaluation.language import BigramMeans, Reader, document_sums, s
 from thinkalike.instruments.stitching.fitting import ClosedForms, Setting, fitted
 from thinkalike.measures import Moments, least_squares, procrustes, reduced_rank
 from thinkalike.measures.closed_forms import AffineMap
+from thinkalike.memory import Budget
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_model
 from thinkalike.models.sites import MiddleModel
@@ -220,9 +221,9 @@ def test_readers_stand_for_the_source_or_the_target(rows, models):
         "token_mean": Reader(bigrams.tokens, nothing, "target"),
         "again": Reader(source, nothing, "source"),
     }
-    documents = torch.arange(40).repeat_interleave(32).view(40, 32).int()
-    sums = document_sums(*models, PAIRS, {"stitch": nothing}, rows, documents, 7, readers=readers)
-    own = document_sums(twin, target, PAIRS, {"stitch": nothing}, rows, documents, 7)
+    rows = tiny.token_rows(rows, torch.arange(40).repeat_interleave(32).view(40, 32).int())
+    sums = document_sums(*models, PAIRS, {"stitch": nothing}, rows, 7, readers=readers)
+    own = document_sums(twin, target, PAIRS, {"stitch": nothing}, rows, 7)
     torch.testing.assert_close(sums["random_source"], own["stitch"], atol=1e-4, rtol=1e-6)
     assert torch.equal(sums["again"], sums["stitch"])
     assert (sums["floor"] - sums["target"]).abs().max() < 1e-3
@@ -310,14 +311,15 @@ SAME_DEPTH = [(0, 0), (1, 1), (2, 2)]
 
 
 def penalty(source, target, phis, rows):
-    sums = document_sums(source, target, SAME_DEPTH, {"stitch": phis}, rows, torch.zeros_like(rows), batch=8)
+    sums = document_sums(source, target, SAME_DEPTH, {"stitch": phis}, tiny.token_rows(rows), batch=8)
     return ((sums["stitch"] - sums["target"]) / sums["tokens"]).squeeze(1)
 
 
 @pytest.mark.parametrize("cut", [lambda model: model, MiddleModel])
 def test_least_squares_recovers_the_rotation_both_ways(planted, cut):
     (source, target), q, rows = map(cut, planted[:2]), *planted[2:]
-    moments, held_out = (state_moments(source, target, SAME_DEPTH, part, batch=8) for part in (rows[:12], rows[12:]))
+    sides = map(tiny.token_rows, (rows[:12], rows[12:]))
+    moments, held_out = (state_moments(source, target, SAME_DEPTH, side, Budget(1e9, 0.0)) for side in sides)
     for layer, depth in SAME_DEPTH:
         phi, psi = maps = both_directions(moments.of((layer, depth)))
         assert (phi.weight - q).abs().max() < 1e-4

@@ -26,12 +26,7 @@ from thinkalike.contrib.kin.measures import (
     svcca,
     svcca_measure,
 )
-from thinkalike.measures import (
-    cka_measure,
-    distance_correlation,
-    mutual_knn,
-    procrustes_distance,
-)
+from thinkalike.measures import cka_measure, distance_correlation, mutual_knn, procrustes_distance
 from thinkalike.measures.contract import Blocks, joined
 from thinkalike.measures.distances.of_layers import DISTANCE_CORRELATION, RANKED_DISTANCES
 from thinkalike.measures.layer_means import LayerMeans

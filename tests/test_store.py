@@ -8,7 +8,7 @@ import threading
 import time
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import NamedTuple
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -299,19 +299,11 @@ def store(tmp_path) -> Path:
     return place
 
 
-class Listed(NamedTuple):
-    """What `thinkalike results` says, and its exit status."""
-
-    out: str
-    err: str
-    status: int
-
-
 @pytest.fixture
 def listed(monkeypatch, capsys):
     """Calls `thinkalike results` inside this process."""
 
-    def call(*words, columns: int = 80) -> Listed:
+    def call(*words, columns: int = 80):
         status = 0
         with monkeypatch.context() as patch:
             patch.setenv("COLUMNS", str(columns))
@@ -320,7 +312,7 @@ def listed(monkeypatch, capsys):
                 main()
             except SystemExit as end:
                 status = end.code
-        return Listed(*capsys.readouterr(), status)
+        return SimpleNamespace(**capsys.readouterr()._asdict(), status=status)
 
     return call
 

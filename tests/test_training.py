@@ -32,6 +32,7 @@ from thinkalike.evaluation.held_out import masked_losses
 from thinkalike.evaluation.language import document_sums, next_token_losses, state_moments
 from thinkalike.instruments.stitching.fitting import _warn_of_overfitting
 from thinkalike.measures import least_squares
+from thinkalike.memory import Budget
 from thinkalike.models.load import build_mini, load_model
 from thinkalike.processes import own_device, rank
 from thinkalike.store import newest_state, read_state
@@ -297,9 +298,8 @@ def test_each_stitch_is_clipped_by_itself(rows):
 
 
 def report(module, rows, documents=None, batch=7, **more):
-    documents = rows.new_zeros(rows.shape) if documents is None else documents
     maps = {"stitch": list(module.stitches), **more}
-    return document_sums(*module.models, module.layer_pairs, maps, rows, documents, batch)
+    return document_sums(*module.models, module.layer_pairs, maps, tiny.token_rows(rows, documents), batch)
 
 
 def test_next_token_losses_are_torchs_own(rows):
@@ -359,7 +359,7 @@ def test_a_stitch_of_few_tokens_is_warned_of(rows, caplog, steps, tokens, count)
 
 def test_moments_give_the_closed_forms_of_explicit_states(rows):
     source, target = training().models
-    moments = state_moments(source, target, [(0, 1), (3, 2)], rows, batch=7)
+    moments = state_moments(source, target, [(0, 1), (3, 2)], tiny.token_rows(rows), Budget(1e6, 0.0))
     x, y = source.head(rows.long(), 3).flatten(0, 1).double(), target.head(rows.long(), 2).flatten(0, 1).double()
     ones = torch.ones(len(x), 1, dtype=torch.float64)
     wanted = torch.linalg.lstsq(torch.cat([x, ones], 1), y).solution

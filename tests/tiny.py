@@ -28,6 +28,19 @@ def tokenizer(vocabulary: int = 300):
     return train_tokenizer([document(seed) for seed in range(20)], vocabulary)
 
 
+def token_rows(tokens: torch.Tensor, documents: torch.Tensor | None = None):
+    """Rows of tokens as a corpus has them, by default of one document."""
+    from thinkalike.data.corpus import TokenRows
+
+    return TokenRows(tokens, torch.zeros_like(tokens) if documents is None else documents)
+
+
+def local(path: Path, **settings):
+    from thinkalike.config import ModelConfig
+
+    return ModelConfig(name="local", path=str(path), **settings)
+
+
 def _model(family: str, hidden_size: int, seed: int):
     import transformers as hf
 

@@ -45,6 +45,7 @@ from thinkalike.contrib.transfer.steering import (
 from thinkalike.errors import DataError
 from thinkalike.evaluation.language import state_moments
 from thinkalike.job import Outcome
+from thinkalike.memory import Budget
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_model
 from thinkalike.states.contrasts import (
@@ -245,7 +246,7 @@ def planted():
     counterparts = [prompt("", f"for x in self.{many}", many) for _, many in CODE]
     contrasts = Contrasts(texts, counterparts, [":"] * len(CODE), ["."] * len(CODE))
     rows = torch.randint(source.vocabulary, (32, 64), generator=torch.Generator().manual_seed(1))
-    moments = state_moments(source, target, [(0, 0), (1, 1)], rows, 8)
+    moments = state_moments(source, target, [(0, 0), (1, 1)], tiny.token_rows(rows), Budget(1e9, 0.0))
     maps = {pair: both_directions(moments.of(pair)) for pair in ((0, 0), (1, 1))}
     return Trial(source, target, contrasts, MEASURE, 0), maps
 

@@ -34,7 +34,7 @@ from thinkalike.data.documents import DOCUMENTS, Sides, beginning, beginning_byt
 from thinkalike.digests import cache_home, tokenizer_fingerprint
 from thinkalike.errors import DataError
 from thinkalike.measures.losses import neighbours_alike
-from thinkalike.processes import Activity, doing
+from thinkalike.processes import Activity, counted, doing
 
 log = logging.getLogger(__name__)
 
@@ -98,13 +98,22 @@ class Layout:
 
 @dataclass(frozen=True)
 class TokenRows:
-    """Rows of tokens, and for every token the number of its document."""
+    """Rows of tokens, see `Layout`, and for every token of the target the number of its document."""
 
-    tokens: Int[Tensor, "rows context"]
+    tokens: Int[Tensor, "rows width"]
     documents: Int[Tensor, "rows context"]
 
     def __len__(self) -> int:
         return self.tokens.shape[0]
+
+    def chosen(self, rows: slice | Int[Tensor, " some"]) -> TokenRows:
+        return TokenRows(self.tokens[rows], self.documents[rows])
+
+    def batches(self, size: int, name: str = "batch") -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield the tokens and the documents of at most `size` rows at a time, which are `counted`."""
+        parts = zip(self.tokens.split(size), self.documents.split(size), strict=True)
+        for tokens, documents in counted(parts, name, -(-len(self) // size)):
+            yield tokens.long(), documents
 
     @property
     def context(self) -> int:
@@ -119,10 +128,8 @@ class TokenRows:
 
 @dataclass(frozen=True)
 class PairedRows(TokenRows):
-    """Rows of the tokens of two tokenizers, see `Layout`, and the documents of the target's."""
+    """Rows of the tokens of two tokenizers."""
 
-    tokens: Int[Tensor, "rows width"]
-    documents: Int[Tensor, "rows context"]
     target_bytes: Int[Tensor, " documents"]  # the bytes in UTF-8 of all tokens that each model predicts
     source_bytes: Int[Tensor, " documents"]
     names: Int[Tensor, " documents"]  # a hash of each document's text

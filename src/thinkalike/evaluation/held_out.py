@@ -15,7 +15,6 @@ from thinkalike.errors import ModelError
 from thinkalike.evaluation.language import DocumentSums, document_numbers, next_token_losses, rows_at_once, with_ends
 from thinkalike.measures.losses import unigram_entropy
 from thinkalike.models.frozen import FrozenModel
-from thinkalike.processes import counted
 
 
 def masked_losses(
@@ -58,10 +57,8 @@ def held_out_loss(model: FrozenModel, corpus: Corpus) -> dict[str, float]:
     for those that `masked_losses` hides, the same each time.
     """
     rows = corpus.report
-    batch, sums = rows_at_once(corpus), DocumentSums(rows.documents)
-    asked, generator = [], torch.Generator().manual_seed(0)
-    parts = zip(rows.tokens.long().split(batch), rows.documents.split(batch), strict=True)
-    for part, documents in counted(parts, "batch", -(-len(rows) // batch)):
+    sums, asked, generator = DocumentSums(rows.documents), [], torch.Generator().manual_seed(0)
+    for part, documents in rows.batches(rows_at_once(rows)):
         losses, predicted = _predicted(model, part, generator)
         sums.add(documents[predicted], {"loss": losses, "tokens": torch.ones_like(losses)})
         asked.append(part[predicted])

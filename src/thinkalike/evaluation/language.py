@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from thinkalike.data.corpus import Corpus, Layout, TokenRows
+from thinkalike.data.corpus import Layout, TokenRows
 from thinkalike.measures.closed_forms import HalvedMoments, LayerPair, halves_of
 from thinkalike.measures.estimates import Estimate, bootstrap_interval, effective_number, sum_by_document
 from thinkalike.measures.losses import CHUNK, compare_outputs, token_loss
@@ -30,9 +30,9 @@ Maps = Sequence[Callable[[Tensor], Tensor]]  # one map from source states to tar
 Codes = Callable[[Tensor, int], Tensor]  # rows (b, t) and the size of the vocabulary to numbers (b, t)
 
 
-def rows_at_once(corpus: Corpus) -> int:
-    """Return how many rows of a corpus a report reads together where there is enough memory."""
-    return max(BATCH_TOKENS // corpus.report.context, 1)
+def rows_at_once(rows: TokenRows) -> int:
+    """Return how many of the rows are read together where there is enough memory."""
+    return max(min(BATCH_TOKENS // rows.context, len(rows)), 1)
 
 
 def halved(most: int, fits: Callable[[int], bool]) -> int:
@@ -193,21 +193,17 @@ def document_sums(
     target: FrozenModel,
     layer_pairs: Sequence[LayerPair],
     maps: Mapping[str, Maps],
-    rows: Int[Tensor, "rows width"],
-    documents: Int[Tensor, "rows context"],
+    rows: TokenRows,
     batch: int,
     pairs_at_once: int | None = None,
     *,
-    layout: Layout | None = None,
     readers: Mapping[str, Reader] | None = None,
 ) -> dict[str, Tensor]:
     """Run the report's rows through all maps, and sum by document what they lose.
 
     Args:
         maps: by name; those of `stitch` are also compared with the target's own output and states.
-        documents: number of the document of each of the target's tokens.
         batch, pairs_at_once: rows and layer pairs at a time, which change the memory and no number; None: all pairs.
-        layout: None: rows hold tokens that both models read.
         readers: further maps by name, of other states than the source's.
 
     Returns:
@@ -218,13 +214,10 @@ def document_sums(
         `penultimate`, that distance at the last block. Where tokenizers differ, `source` sums over the source's own
         tokens, whose number is `source_tokens`.
     """
-    sums, last = DocumentSums(documents), target.n_layers - 1
+    sums, last, layout = DocumentSums(rows.documents), target.n_layers - 1, rows.layout
     layers, depths = ([pair[side] for pair in layer_pairs] for side in (0, 1))
-    layout = layout or Layout(documents.shape[1])
     groups = torch.arange(len(layer_pairs)).split(pairs_at_once or len(layer_pairs))
-    parts = zip(rows.split(batch), documents.split(batch), strict=True)
-    for part, owners in counted(parts, "batch", -(-len(rows) // batch)):
-        part = part.long()
+    for part, owners in rows.batches(batch):
         tokens = layout.target_tokens(part)
         asked = [*layers, source.n_layers - 1], [*depths, last]
         (*states, own), (*goals, standard) = states_of_both(source, target, part, *asked, layout)
@@ -250,11 +243,11 @@ def document_sums(
 
 
 @torch.no_grad()
-def own_losses(model: FrozenModel, rows: TokenRows, batch: int) -> Float[Tensor, " documents"]:
+def own_losses(model: FrozenModel, rows: TokenRows) -> Float[Tensor, " documents"]:
     """Return the sum of a target's own losses over the predicted tokens of each document, as `document_sums` has it."""
-    sums, parts = DocumentSums(rows.documents), rows.tokens.split(batch)
-    for part, owners in counted(zip(parts, rows.documents.split(batch), strict=True), "batch", len(parts)):
-        tokens = rows.layout.target_tokens(part.long())
+    sums = DocumentSums(rows.documents)
+    for part, owners in rows.batches(rows_at_once(rows)):
+        tokens = rows.layout.target_tokens(part)
         (loss,) = next_token_losses(model, [model.head(tokens, model.n_layers - 1)], tokens)
         sums.add(owners[:, 1:].flatten(), {"loss": loss.flatten()})
     return sums["loss"]
@@ -265,20 +258,17 @@ def report_share(
     source: FrozenModel,
     target: FrozenModel,
     layer_pairs: Sequence[LayerPair],
-    rows: Int[Tensor, "rows width"],
-    most: int,
+    rows: TokenRows,
     budget: Budget,
-    layout: Layout | None = None,
     *,
     others: bool = False,
 ) -> tuple[int, int]:
-    """Return how many rows, at most `most`, and layer pairs of `document_sums` fit; first there are fewer pairs.
+    """Return how many rows, at most `rows_at_once`, and layer pairs of `document_sums` fit; pairs give way first.
 
     The memory of one row through both models, one block of the target, and one chunk of logits is measured; readers of
     `others` take as much again as the target's states.
     """
-    row, device, width = rows[:1].long(), target.device, target.d_model
-    layout = layout or Layout(rows.shape[1])
+    row, layout, device, width = rows.tokens[:1].long(), rows.layout, target.device, target.d_model
     with LiveBytes(device) as live:
         states = layout.source_states(source, row, [layer for layer, _ in layer_pairs])
         goals = target.residuals(layout.target_tokens(row), [depth for _, depth in layer_pairs])
@@ -295,31 +285,20 @@ def report_share(
     def fits(rows_at_once: int, pairs: int = 1) -> bool:
         return logits + rows_at_once * (a_row + pairs * a_pair) <= budget.room
 
-    count = halved(most, fits)
+    count = halved(rows_at_once(rows), fits)
     return count, max(sum(fits(count, pairs) for pairs in range(1, len(layer_pairs) + 1)), 1)
 
 
 @torch.no_grad()
 def state_moments(
-    source: StateSource,
-    target: FrozenModel,
-    layer_pairs: Sequence[LayerPair],
-    rows: Int[Tensor, "rows width"],
-    batch: int,
-    layout: Layout | None = None,
-    documents: Int[Tensor, "rows context"] | None = None,
+    source: StateSource, target: FrozenModel, layer_pairs: Sequence[LayerPair], rows: TokenRows, budget: Budget
 ) -> HalvedMoments:
-    """Return the sufficient statistics of closed-form maps of all layer pairs, from one pass over the rows.
-
-    They are of halves of the `documents`, by default of the first and the second half of the rows.
-    """
-    moments, layout = HalvedMoments(layer_pairs), layout or Layout(rows.shape[1])
+    """Return the statistics of halves of the documents for maps of all layer pairs, from one pass over the rows."""
+    moments, layout = HalvedMoments(layer_pairs), rows.layout
     layers, depths = (list(dict.fromkeys(side)) for side in zip(*layer_pairs, strict=True))
-    owners = torch.zeros(len(rows), layout.target).long() if documents is None else documents
-    halves = halves_of(owners.flatten()).view_as(owners)
-    parts = zip(rows.split(batch), halves.split(batch), strict=True)
-    for part, half in counted(parts, "batch of closed forms", -(-len(rows) // batch)):
-        part = part.long()
+    halves = halves_of(rows.documents.flatten()).view_as(rows.documents)
+    batch = rows_of_moments(source, target, layer_pairs, rows, budget)
+    for part, half in TokenRows(rows.tokens, halves).batches(batch, "batch of closed forms"):
         mine, theirs = states_of_both(source, target, part, layers, depths, layout)
         mine = [state.flatten(0, 1).to(target.device) for state in layout.gathered(mine, part)]
         theirs = [state.flatten(0, 1) for state in theirs]
@@ -329,19 +308,13 @@ def state_moments(
 
 
 def rows_of_moments(
-    source: FrozenModel,
-    target: FrozenModel,
-    layer_pairs: Sequence[LayerPair],
-    rows: Int[Tensor, "rows width"],
-    most: int,
-    budget: Budget,
-    layout: Layout | None = None,
+    source: StateSource, target: FrozenModel, layer_pairs: Sequence[LayerPair], rows: TokenRows, budget: Budget
 ) -> int:
-    """Return how many rows, at most `most`, fit into memory: the layers' states, and two copies in float64."""
+    """Return how many rows fit into memory, at most `rows_at_once`: the layers' states, and two copies in float64."""
     sides = zip((source, target), zip(*layer_pairs, strict=True), strict=True)
     numbers = sum(len(set(side)) * model.d_model * (model.dtype.itemsize + 16) for model, side in sides)
-    tokens = max(layout.target, layout.source) if layout else rows.shape[1]
-    return halved(most, lambda count: count * tokens * numbers <= budget.room)
+    tokens = max(rows.layout.target, rows.layout.source)
+    return halved(rows_at_once(rows), lambda count: count * tokens * numbers <= budget.room)
 
 
 def bigrams(rows: Int[Tensor, "b t"], vocabulary: int) -> Int[Tensor, "b t"]:

@@ -21,7 +21,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from thinkalike.data.corpus import Layout, TokenRows
+from thinkalike.data.corpus import TokenRows
 from thinkalike.evaluation.language import BATCH_TOKENS, ends_of, halved
 from thinkalike.evaluation.tokens_alone import (
     AHEAD,
@@ -404,36 +404,34 @@ def likeness_of(
         DataError: No token occurs in 4 rows of a batch.
     """
     layers, depths = _sides(layer_pairs)
-    fit_rows, fit_documents = (each[: max(TOKENS // fit.context, 1)] for each in (fit.tokens, fit.documents))
-    spread = slice(None, None, max(-(-report.documents.numel() // TOKENS), 1))  # over all documents
-    report_rows, report_documents = report.tokens[spread], report.documents[spread]
-    fit_tokens = fit.layout.target_tokens(fit_rows)
+    fit = fit.chosen(slice(max(TOKENS // fit.context, 1)))
+    report = report.chosen(slice(None, None, max(-(-report.documents.numel() // TOKENS), 1)))  # over all documents
+    fit_tokens = fit.layout.target_tokens(fit.tokens)
     reader = TargetReader(target, depths, fit_tokens)
     roots = output_roots(target, depths, fit_tokens)
-    later = later_shares(source, fit_rows, layers, fit.layout)
+    later = later_shares(source, fit, layers)
     sums, untrained = LikenessSums(layer_pairs, roots), Untrained(reader.before, depths, source.d_model, roots)
 
-    def of_others(batch: TargetBatch, layout: Layout) -> Iterator[Tensor]:
+    def of_others(batch: TargetBatch) -> Iterator[Tensor]:
         for mine, theirs in map(_sides, others):
-            yield from map(inner, source_states(source, batch, mine, layout).values())
-            alone = batch._replace(rows=batch.tokens, whole={})
-            yield from map(inner, source_states(target, alone, theirs, Layout(batch.tokens.shape[1])).values())
+            yield from map(inner, source_states(source, batch, mine).values())
+            yield from map(inner, source_states(target, batch.alone, theirs).values())
 
-    for batch in reader.batches(fit_rows, fit_documents, fit.layout, is_fit=True):
-        states = source_states(source, batch, layers, fit.layout)
+    for batch in reader.batches(fit, is_fit=True):
+        states = source_states(source, batch, layers)
         seen(batch.rows, states, batch.whole)
-        batch = reader.beside(batch, states, of_others(batch, fit.layout))
+        batch = reader.beside(batch, states, of_others(batch))
         sums.fit(batch, {layer: batch.inner(each) for layer, each in states.items()})
         untrained.fit(batch)
         del states, batch  # before the next
     hand_back(target.device)
     page_out()  # the source's weights leave memory until the report has read the target's states
-    for batch in reader.batches(report_rows, report_documents, report.layout):
+    for batch in reader.batches(report):
         hand_back(target.device)  # the memory of logits
-        states = source_states(source, batch, layers, report.layout)
-        batch = reader.beside(batch, states, of_others(batch, report.layout))
+        states = source_states(source, batch, layers)
+        batch = reader.beside(batch, states, of_others(batch))
         untrained.judge(batch)  # first, as its moments make room for the maps of the others, which need no model
         page_out()
         sums.judge(batch, {layer: batch.inner(each) for layer, each in states.items()})
         del states, batch
-    return sums.result(len(report_documents.unique()), untrained, later)
+    return sums.result(len(report.documents.unique()), untrained, later)

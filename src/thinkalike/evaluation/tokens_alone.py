@@ -15,7 +15,7 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 from torch.nn.functional import pad
 
-from thinkalike.data.corpus import Layout
+from thinkalike.data.corpus import Layout, TokenRows
 from thinkalike.errors import DataError
 from thinkalike.evaluation.language import BATCH_TOKENS
 from thinkalike.measures.closed_forms import HalvedMoments, Regression, halves_of
@@ -204,6 +204,7 @@ class TargetBatch(NamedTuple):
 
     target: FrozenModel
     rows: Int[Tensor, "b width"]
+    layout: Layout  # of `rows`
     tokens: Int[Tensor, "b t"]  # the target's
     whole: dict[int, Float[Tensor, "b t d"]]  # states of all its tokens
     own: dict[int, Float[Tensor, "n d"]]
@@ -213,6 +214,11 @@ class TargetBatch(NamedTuple):
     parts: Int[Tensor, " n"]  # of the documents, below `PARTS`; of rows to fit on, their halves
     halves: Int[Tensor, " b"]  # see `TokenAtPlace`
     kept: Any = slice(None)  # which inner tokens the n are
+
+    @property
+    def alone(self) -> TargetBatch:
+        """The batch for a source that reads the target's tokens."""
+        return self._replace(rows=self.tokens, layout=Layout(self.tokens.shape[1]))
 
     def inner(self, states: Float[Tensor, "b t d"]) -> Float[Tensor, "n d"]:
         return inner(states)[self.kept]
@@ -228,19 +234,17 @@ class TargetReader:
         logits = target.finish(state).shape[-1]  # which may be more than its tokenizer knows
         self.codes = token_codes(logits).to(target.device)
 
-    def batches(
-        self, rows: Int[Tensor, "rows width"], documents: Int[Tensor, "rows t"], layout: Layout, is_fit: bool = False
-    ) -> Iterator[TargetBatch]:
+    def batches(self, rows: TokenRows, is_fit: bool = False) -> Iterator[TargetBatch]:
         """Yield batches of at least `GROUPED_TOKENS` tokens, if there are as many; `is_fit`: of rows to fit on."""
-        parts = (halves_of if is_fit else numbered_by_part)(documents.flatten()).view_as(documents) % PARTS
-        count = max(len(rows) * layout.target // GROUPED_TOKENS, 1)
+        parts = (halves_of if is_fit else numbered_by_part)(rows.documents.flatten()).view_as(rows.documents) % PARTS
+        count = max(rows.documents.numel() // GROUPED_TOKENS, 1)
         half = (torch.arange(len(rows)) >= -(-len(rows) // 2)).long() if is_fit else torch.full((len(rows),), 2)
-        pieces = (each.tensor_split(count) for each in (rows, parts, half))
+        pieces = (each.tensor_split(count) for each in (rows.tokens, parts, half))
         for piece, owners, halves in counted(zip(*pieces, strict=True), "batch"):
-            yield self._read(piece, owners, halves, layout)
+            yield self._read(piece, rows.layout, owners, halves)
 
     def _read(
-        self, rows: Int[Tensor, "b width"], parts: Int[Tensor, "b t"], halves: Int[Tensor, " b"], layout: Layout
+        self, rows: Int[Tensor, "b width"], layout: Layout, parts: Int[Tensor, "b t"], halves: Int[Tensor, " b"]
     ) -> TargetBatch:
         target, tokens = self.target, layout.target_tokens(rows).long()
         place, last, found = target.device, target.n_layers - 1, []
@@ -254,7 +258,7 @@ class TargetReader:
         *states, surprising = (torch.cat(each) for each in zip(*found, strict=True))
         whole = dict(zip(self.depths, states, strict=True))
         own = {depth: inner(state) for depth, state in whole.items()}
-        return TargetBatch(target, rows, tokens, whole, own, {}, None, surprising, inner(parts), halves)
+        return TargetBatch(target, rows, layout, tokens, whole, own, {}, None, surprising, inner(parts), halves)
 
     def beside(
         self, batch: TargetBatch, source: dict[int, Float[Tensor, "b t d"]], more: Iterable[Float[Tensor, "n _"]] = ()
@@ -283,10 +287,9 @@ class TargetReader:
         return batch._replace(own=own, left=left, beyond=beyond, surprises=about, parts=half.to(place), kept=kept)
 
 
-def source_states(
-    source: Any, batch: TargetBatch, layers: Sequence[int], layout: Layout
-) -> dict[int, Float[Tensor, "b t d"]]:
+def source_states(source: Any, batch: TargetBatch, layers: Sequence[int]) -> dict[int, Float[Tensor, "b t d"]]:
     """Return the source's states of a batch, of all its tokens, by layer, on the target's device."""
+    layout = batch.layout
     if source is batch.target and not layout.source and {*layers} <= batch.whole.keys():
         return {layer: batch.whole[layer] for layer in layers}
     place = batch.surprises.device
@@ -296,13 +299,13 @@ def source_states(
 
 
 @torch.no_grad()
-def later_shares(source: Any, rows: Int[Tensor, "b width"], layers: Sequence[int], layout: Layout) -> dict[int, float]:
+def later_shares(source: Any, rows: TokenRows, layers: Sequence[int]) -> dict[int, float]:
     """Return by layer the share of a source's states that moves where the tokens after them are replaced.
 
     It is the largest over places of the mean squared movement, less that of a second run on the same tokens, beside the
     median squared distance of states from their mean; exactly 0 for a causal source that draws nothing.
     """
-    tokens = layout.source_tokens(rows[:EARLY_ROWS]).long()
+    tokens = rows.layout.source_tokens(rows.tokens[:EARLY_ROWS]).long()
     half = tokens.shape[1] // 2
     changed = torch.cat([tokens[:, :half], tokens[:, : tokens.shape[1] - half].flip(1)], 1)
     first, again, other = (source.residuals(each, layers) for each in (tokens, tokens, changed))
@@ -392,8 +395,7 @@ class Untrained:
         self.moments = [HalvedMoments(zip(own, depths, strict=True), both=False) for own in layers]
 
     def _left(self, network: Any, moments: HalvedMoments, batch: TargetBatch) -> dict[int, Tensor]:
-        layout, layers = Layout(batch.tokens.shape[1]), sorted({layer for layer, _ in moments.pairs})
-        states = source_states(network, batch._replace(rows=batch.tokens), layers, layout)
+        states = source_states(network, batch.alone, sorted({layer for layer, _ in moments.pairs}))
         return {layer: batch.beyond.of(batch.inner(each)) for layer, each in states.items()}
 
     def fit(self, batch: TargetBatch) -> None:

@@ -294,8 +294,10 @@ class FrozenModel:
         if isinstance(layer, Place):
             return self.sites.captured(layer, layer, rows, states)  # type: ignore[no-any-return]
         if layer == EMBED:
-            return captured_input(self.blocks[0], layer, states)
-        return captured_output(self.blocks[int(layer)], layer, states)
+            enters = self.blocks[0].register_forward_pre_hook
+            return enters(lambda _, *given: states.update({layer: state_in(*given)}), with_kwargs=True)
+        leaves = self.blocks[int(layer)].register_forward_hook
+        return leaves(lambda _, args, output: states.update({layer: first_tensor(output)}))
 
     def _ended_after(self, count: int) -> contextlib.AbstractContextManager[None]:
         """End the pass that runs inside of the context after so many blocks."""
@@ -345,16 +347,6 @@ def replaced_forward(blocks: Sequence[nn.Module], forwards: Sequence[Callable[..
             vars(block).pop("forward", None)
             if before is not None:
                 vars(block)["forward"] = before
-
-
-def captured_input(module: nn.Module, key: Any, states: dict[Any, Tensor]) -> contextlib.AbstractContextManager[Any]:
-    """Store the state that enters a module in every pass as `states[key]` while the context is open."""
-    return module.register_forward_pre_hook(lambda _, *given: states.update({key: state_in(*given)}), with_kwargs=True)
-
-
-def captured_output(module: nn.Module, key: Any, states: dict[Any, Tensor]) -> contextlib.AbstractContextManager[Any]:
-    """Store the first output of every pass through a module as `states[key]` while the context is open."""
-    return module.register_forward_hook(lambda _, args, output: states.update({key: first_tensor(output)}))
 
 
 @contextlib.contextmanager

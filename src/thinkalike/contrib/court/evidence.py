@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from thinkalike.contrib.court.source import Setting, Source
-from thinkalike.data.corpus import Layout
+from thinkalike.data.corpus import TokenRows
 from thinkalike.evaluation.language import BATCH_TOKENS, next_token_losses, states_onwards
 from thinkalike.evaluation.likeness import LikenessSums, output_roots
 from thinkalike.evaluation.tokens_alone import TargetBatch, TargetReader, Untrained, inner, later_shares, source_states
@@ -54,20 +54,22 @@ class Bench:
     setting: Setting
     _untrained: dict[int, Untrained] = field(default_factory=dict)
 
+    @property
+    def rows(self) -> TokenRows:
+        """The rows to fit on, as of one document."""
+        return TokenRows(self.setting.fit, torch.zeros_like(self.setting.fit))
+
     @cached_property
     def fit(self) -> list[TargetBatch]:
-        return self._read(self.setting.fit, torch.zeros_like(self.setting.fit), is_fit=True)
+        return self._read(self.rows, is_fit=True)
 
     @cached_property
     def report(self) -> list[TargetBatch]:
-        return self._read(self.setting.report, self.setting.documents)
+        return self._read(TokenRows(self.setting.report, self.setting.documents))
 
-    def _read(
-        self, rows: Int[Tensor, "rows t"], documents: Int[Tensor, "rows t"], is_fit: bool = False
-    ) -> list[TargetBatch]:
-        with torch.no_grad():
-            read = self._reader.batches(rows, documents, Layout(rows.shape[1]), is_fit)
-            return [self._reader.beside(each, {}) for each in read]
+    @torch.no_grad()
+    def _read(self, rows: TokenRows, is_fit: bool = False) -> list[TargetBatch]:
+        return [self._reader.beside(each, {}) for each in self._reader.batches(rows, is_fit)]
 
     @cached_property
     def _reader(self) -> TargetReader:
@@ -141,7 +143,7 @@ class Evidence:
         self.source, self.bench, self.setting = source, bench, bench.setting
 
     def _states(self, batch: TargetBatch) -> dict[int, Tensor]:
-        states = source_states(self.source, batch, [0], Layout(batch.rows.shape[1]))
+        states = source_states(self.source, batch, [0])
         return {layer: inner(each) for layer, each in states.items()}
 
     @cached_property
@@ -163,7 +165,7 @@ class Evidence:
     def likeness(self) -> dict[str, Estimate]:
         """The measures of `Likeness` by their names, on the report, of directions that are fitted on the fit rows."""
         setting, source = self.setting, self.source
-        later = later_shares(source, setting.fit, [0], Layout(setting.fit.shape[1]))
+        later = later_shares(source, self.bench.rows, [0])
         untrained = self.bench.untrained(source.d_model)
         found = self._sums.result(len(setting.documents.unique()), untrained, later)
         return {name: estimate[0] for name, estimate in found.measures.items()}

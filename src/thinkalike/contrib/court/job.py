@@ -212,7 +212,7 @@ def _apart(rows: TokenRows, fit_tokens: int, other_tokens: int) -> tuple[torch.T
 def _spread(rows: TokenRows, tokens: int) -> TokenRows:
     """Return rows from all over the report, so that they are of as many documents as can be."""
     step = max(rows.tokens.numel() // tokens, 1)
-    return TokenRows(*(each[::step][: tokens // rows.context] for each in (rows.tokens, rows.documents)))
+    return rows.chosen(slice(None, None, step)).chosen(slice(tokens // rows.context))
 
 
 def _heard(bench: Bench, chosen: list[str] | None, work: Work) -> list[dict[str, Any]]:

@@ -97,7 +97,7 @@ def spliced_losses(
 
     maps = {"ablated": spliced(mean.float().expand_as), **{str(n): spliced(sae) for n, sae in enumerate(saes)}}
     at, batch = [(layer, layer)], max(TOKENS // rows.context, 1)
-    sums = document_sums(model, model, at, maps, rows.tokens, rows.documents, batch)
+    sums = document_sums(model, model, at, maps, rows, batch)
     each = torch.cat([sums[str(n)] for n in range(len(saes))])
     return SplicedLosses(sums["target"], sums["ablated"][0], each, sums["tokens"])
 

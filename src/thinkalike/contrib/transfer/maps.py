@@ -17,7 +17,7 @@ from thinkalike.contrib.transfer.measures import RIDGE, Unexplained, both_direct
 from thinkalike.data.alignment import same_vocabulary
 from thinkalike.data.corpus import Corpus
 from thinkalike.errors import ModelError
-from thinkalike.evaluation.language import rows_at_once, rows_of_moments, state_moments
+from thinkalike.evaluation.language import state_moments
 from thinkalike.job import Instrument, fingerprints
 from thinkalike.measures.closed_forms import AffineMap, LayerPair
 from thinkalike.memory import Budget
@@ -86,12 +86,9 @@ def fitted_maps(
 
     The unexplained variance is of at most as many rows of the report as the maps are fitted on.
     """
-    budget, most = Budget.of(target.device), rows_at_once(corpus)
     at = [(sites(source, layers=[layer])[0], sites(target, layers=[depth])[0]) for layer, depth in pairs]
-    fit, held_out = (
-        state_moments(source, target, at, rows, rows_of_moments(source, target, at, rows, most, budget))
-        for rows in (corpus.fit.tokens, corpus.report.tokens[: len(corpus.fit.tokens)])
-    )
+    texts = corpus.fit, corpus.report.chosen(slice(len(corpus.fit)))
+    fit, held_out = (state_moments(source, target, at, rows, Budget.of(target.device)) for rows in texts)
     found = {}
     for pair, places in zip(pairs, at, strict=True):
         seen = fit.of(places)

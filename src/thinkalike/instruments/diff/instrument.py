@@ -185,5 +185,4 @@ def read_rows(
     data = replace(config.data, report_tokens=max(SPREAD * wanted * context, LEAST))
     corpus = read_corpus(data, base.tokenizer, context, bos=base.bos_each_row, fit_tokens=fit_tokens)
     chosen = torch.randperm(len(corpus.report), generator=seeded(0))[:wanted]
-    rows = TokenRows(corpus.report.tokens[chosen], corpus.report.documents[chosen])
-    return rows, corpus.fit.tokens, {"name": config.data.name, **corpus.facts()}
+    return corpus.report.chosen(chosen), corpus.fit.tokens, {"name": config.data.name, **corpus.facts()}

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from thinkalike.data.corpus import TokenRows
-from thinkalike.evaluation.language import DocumentSums, ends_of, states_of_both
+from thinkalike.evaluation.language import DocumentSums, ends_of, rows_of_moments, states_of_both
 from thinkalike.instruments.stitching.table import BITS, Direction, losses_of_seeds
 from thinkalike.measures.closed_forms import AffineMap, HalvedMoments, LayerPair
 from thinkalike.measures.estimates import Estimate, bootstrap_interval, documents_and_seeds_interval
@@ -60,7 +60,7 @@ def add_unexplained(there: Direction, back: Direction) -> None:
 
     numbers = range(len(setting.layer_pairs))
     maps = [(fitted_map(there.weights, each), fitted_map(back.weights, each)) for each in numbers]
-    at_once = there.forms.rows_at_once(rows.tokens)
+    at_once = rows_of_moments(*setting.models, rows, setting.budget)
     sums = residual_sums(*setting.models, maps, there.forms.moments, rows, at_once)
     for number, name in enumerate(UNEXPLAINED):
         pairs = zip(sums["left"][:, number], sums["whole"][:, number], strict=True)
@@ -96,8 +96,8 @@ def residual_sums(
     """
     sums, layout = DocumentSums(rows.documents), rows.layout
     layers, depths = ([pair[side] for pair in layer_pairs] for side in (0, 1))
-    for part, owners in zip(rows.tokens.split(batch), rows.documents.split(batch), strict=True):
-        part, squares = part.long(), []
+    for part, owners in rows.batches(batch):
+        squares = []
         mine, theirs = states_of_both(source, target, part, layers, depths, layout)
         for pair, both, x, y in zip(layer_pairs, maps, layout.gathered(mine, part), theirs, strict=True):
             statistics = moments.of(pair)

@@ -170,13 +170,7 @@ class ClosedForms:
             return self._known
         setting, fit = self.setting, self.setting.corpus.fit
         most = CONTROL_TOKENS // fit.context if setting.only_beside else None
-        rows, documents = fit.tokens[:most], fit.documents[:most]
-        return language.state_moments(*setting.models, rows, self.rows_at_once(rows), fit.layout, documents)
-
-    def rows_at_once(self, rows: Tensor) -> int:
-        """Return how many rows fit into memory, with the states of all layers in float64."""
-        setting, most = self.setting, language.rows_at_once(self.setting.corpus)
-        return language.rows_of_moments(*setting.models, rows, most, setting.budget, setting.corpus.fit.layout)
+        return language.state_moments(*setting.models, fit.chosen(slice(most)), setting.budget)
 
     def maps(self, kind: str, *, bias: bool = True) -> list[AffineMap]:
         """Return a closed form of every layer pair, fitted with or without a constant."""
@@ -381,10 +375,10 @@ def reported(
     if untrained:
         phis = fits.beside.get("random_source") or untrained.maps("least_squares")
         readers["random_source"] = Reader(untrained.setting.source, phis, "source")
-    rows, models, most = setting.corpus.report, setting.models, language.rows_at_once(setting.corpus)
+    rows = setting.corpus.report
     hand_back(target.device)
-    at_once = language.report_share(*models, rows.tokens, most, setting.budget, rows.layout, others=True)
-    sums = document_sums(*models, maps, rows.tokens, rows.documents, *at_once, layout=rows.layout, readers=readers)
+    at_once = language.report_share(*setting.models, rows, setting.budget, others=True)
+    sums = document_sums(*setting.models, maps, rows, *at_once, readers=readers)
     return sums | {"floor": sums["stitch"]} if is_itself else sums  # the target is stitched into itself anyway
 
 
@@ -401,7 +395,7 @@ def rungs(setting: Setting, sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
     known: dict[int, list[float]] = {}
     while bits := next_rung(gains, known):
         log.info("%s at %d bits", target.name, bits)
-        loss = language.own_losses(rounded(target, bits), setting.corpus.report, language.rows_at_once(setting.corpus))
+        loss = language.own_losses(rounded(target, bits), setting.corpus.report)
         known[bits] = [min(float((sums["target"] - loss).sum() / tokens), -LEAST)] * len(gains)
         found[f"rung_{bits}"] = loss
     return found
