@@ -1,4 +1,4 @@
-"""Rules of the house: who may import whom, what an import costs, how long a file is, and that shapes are checked."""
+"""Rules of the house: who may import whom, what an import costs, and that shapes are checked."""
 
 import ast
 import importlib
@@ -160,11 +160,6 @@ def test_a_wrong_shape_is_caught_by_its_signature():
     for wrong in (states.long()[:4], torch.tensor(1.0)):
         with pytest.raises(TypeCheckError, match="alignment"):
             alignment(wrong)
-
-
-def test_a_file_is_short_enough_to_read():
-    assert found_in(FILES, lambda file: len(file.read_text().splitlines()) > 450) == {}
-    assert len(FILES) > 100, "control"
 
 
 UNSAFE = ("pickle.load(", "pickle.Unpickler", "dill", "cloudpickle", "joblib.load", "shelve", "marshal.load")
