@@ -26,7 +26,16 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
-from thinkalike.config.compose import COMPOSING_ERRORS, CONF, PROGRAM, checked, explained, keys_of, register
+from thinkalike.config.compose import (
+    COMPOSING_ERRORS,
+    CONF,
+    PROGRAM,
+    checked,
+    explained,
+    keys_of,
+    loading_files_only,
+    register,
+)
 from thinkalike.errors import ConfigError, ResourceError, ShareDone, ThinkalikeError, nearest, plain
 from thinkalike.processes import Interrupted, doing, follow_parent, heeded
 
@@ -188,7 +197,8 @@ class Sweep(Callback):
 def _run_all(run: Callable[[], None]) -> None:
     """Run a job, or all jobs of a sweep: then show their results, and list those that failed, for exit status 1."""
     try:
-        run()
+        with loading_files_only():
+            run()
     except BrokenProcessPool as error:
         raise ResourceError(
             "a worker process of the sweep was killed; rerun the command, which skips what is done, perhaps with "
