@@ -7,12 +7,14 @@ run on, in which each notes its results, or why it failed; a job that fails does
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import itertools
 import json
 import logging
 import os
 import re
 import shlex
+import stat
 import sys
 import tempfile
 import traceback
@@ -39,6 +41,7 @@ from thinkalike.config.compose import (
 from thinkalike.errors import ConfigError, ResourceError, ShareDone, ThinkalikeError, nearest, plain
 from thinkalike.processes import Interrupted, doing, follow_parent, heeded
 
+STARTED_SWEEP = ".sweep-"  # how the file in a store begins that the jobs of a sweep share
 SHARED = "THINKALIKE_SWEEP"  # environment variable: the file that the jobs of a sweep share
 STARTED_BY = "THINKALIKE_STARTED_BY"  # environment variable: the process whose children end with it
 COMMAND = "THINKALIKE_COMMAND"  # where a process that shares a job finds the word that Lightning does not hand on
@@ -185,13 +188,28 @@ class Sweep(Callback):
         store = Path(tempfile.gettempdir() if config.dry_run else config.store).expanduser().resolve()
         try:
             store.mkdir(parents=True, exist_ok=True)
-            opened, path = tempfile.mkstemp(prefix=".sweep-", dir=store)
+            _remove_stale(store)
+            opened, path = tempfile.mkstemp(prefix=STARTED_SWEEP, dir=store)
         except OSError as error:
             print(f"error: the store {store} cannot be written: {error.strerror}; choose store=DIR", file=sys.stderr)
             sys.exit(1)  # Hydra makes a warning of any other error of a callback
-        os.close(opened)
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(opened, fcntl.LOCK_EX)  # until this process has ended: then the file is stale
         os.environ[SHARED] = path
         os.environ.setdefault("WANDB_RUN_GROUP", Path(path).name.removeprefix("."))  # W&B shows its runs together
+
+
+def _remove_stale(store: Path) -> None:
+    """Remove the files of sweeps that were killed, which nobody locks any more."""
+    for path in store.glob(f"{STARTED_SWEEP}*"):
+        with contextlib.suppress(OSError):  # locked, so that its sweep runs, or a link, or not ours
+            opened = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if stat.S_ISREG(os.fstat(opened).st_mode):
+                    path.unlink()
+            finally:
+                os.close(opened)
 
 
 def _run_all(run: Callable[[], None]) -> None:

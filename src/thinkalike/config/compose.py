@@ -160,14 +160,15 @@ class Loader(ConfigLoaderImpl):
 
     def __init__(self, config_search_path: ConfigSearchPath):
         super().__init__(config_search_path)
-        self.repository = FilesOnly(config_search_path)
+        self.files = FilesOnly(config_search_path)
+        self.repository = self.files
 
     def _parse_overrides_and_create_caching_repo(
         self, config_name: str | None, overrides: list[str]
     ) -> tuple[list[Override], CachingConfigRepository]:
-        self.repository.typed = list(overrides)
+        self.files.typed = list(overrides)
         parsed = OverridesParser.create().parse_overrides(overrides=overrides)
-        repository = FewLoads(self.repository)
+        repository = FewLoads(self.files)
         self._process_config_searchpath(config_name, parsed, repository)
         return parsed, repository
 
@@ -175,7 +176,7 @@ class Loader(ConfigLoaderImpl):
         loaded = super()._load_single_config(default, repo)
         if file := getattr(loaded, "foreign", ""):
             _check_hydras_settings(loaded.config, file)
-            _check_plugins(OmegaConf.to_container(loaded.config, resolve=False), self.repository.typed)
+            _check_plugins(OmegaConf.to_container(loaded.config, resolve=False), self.files.typed)
         return loaded
 
     def load_configuration(self, *given: Any, **named: Any) -> DictConfig:

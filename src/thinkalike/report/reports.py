@@ -25,15 +25,22 @@ import pandas as pd
 
 from thinkalike.config import MEASURES
 from thinkalike.errors import one_line
-from thinkalike.instruments import instrument
 from thinkalike.listing import Entry, Found, Query, parser, records, search, selected
+from thinkalike.plugins import instrument
 from thinkalike.store import is_sealed, open_result
 
 PARTS = Path(__file__).parent / "page"
 SCRIPTS = ("elements", "colours", "data", "matrix", "charts", "results", "pair", "profiles", "claims", "main")
 ENTRY_POINT = re.compile(r"(python3?|thinkalike) \S*(train|analyze)\b")
+READ = (".csv", ".yaml")  # the endings of the files that a page is made from, beside result.json
 ROWS = 60  # of a table that is no grid
-NAMES = {"rsa": "RSA", "mlem": "MLEM"}  # of kinds whose instruments have none
+TITLES = {  # of kinds, as their instruments have them: importing these takes torch, of which a page needs nothing
+    "cka": "CKA", "disagreement": "disagreement of the top token", "distance": "relative distance of states",
+    "distance_correlation": "distance correlation", "jaccard": "Jaccard index of neighbours",
+    "jsd": "Jensen-Shannon divergence in nats", "mlem": "MLEM", "mutual_knn": "mutual nearest neighbours",
+    "procrustes": "angular Procrustes distance", "r2": "R²", "rsa": "RSA", "second_order_cosine": "second-order cosine",
+    "soft_matching": "soft matching", "svcca": "SVCCA", "token_rsa": "RSA of tokens",
+}  # fmt: skip
 Report = dict[str, Any]
 Grid = dict[str, Any]
 
@@ -82,7 +89,7 @@ def gather(places: Sequence[str | Path], query: Query | None = None) -> Found:
     """
     found = Found(Path(", ".join(map(str, places))))
     for place in dict.fromkeys(Path(place).expanduser() for place in places):
-        inside = Found(place, [Entry.of(open_result(place))]) if is_sealed(place) else search(place, content=True)
+        inside = Found(place, [Entry.of(open_result(place))]) if is_sealed(place) else search(place, READ)
         found.entries += inside.entries
         found.skipped += inside.skipped
         found.unfinished += inside.unfinished
@@ -152,6 +159,13 @@ def is_command(text: str) -> bool:
     return False
 
 
+def title_of(kind: str) -> str:
+    """Return what a page calls a kind; the instrument of another package says it itself."""
+    if kind in TITLES or MEASURES.get(kind, "thinkalike.").startswith("thinkalike."):
+        return TITLES.get(kind, kind)
+    return str(getattr(instrument(MEASURES[kind]), "name", kind))
+
+
 def _add(report: Report, known: dict[str, Grid], name: str, table: pd.DataFrame, repeats: bool) -> None:
     """Add a table of the last result of a report: to its claims, its grids, or its plain tables.
 
@@ -173,8 +187,7 @@ def _add(report: Report, known: dict[str, Grid], name: str, table: pd.DataFrame,
             continue
         known.setdefault(content, grid)
         kind = entry["kind"]
-        own = getattr(instrument(MEASURES[kind]), "name", kind) if kind in MEASURES else kind
-        title = NAMES.get(kind, own) + (f", {name.replace('_', ' ')}" if name != "table" else "")
+        title = title_of(kind) + (f", {name.replace('_', ' ')}" if name != "table" else "")
         grid.update(title=title, results=[number])
         report["grids"].append(grid)
     if not grids:
