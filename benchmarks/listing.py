@@ -68,7 +68,11 @@ def plant(place: Path, count: int) -> None:
             record = {
                 "version": 1,
                 "scalars": {f"mean_{kind}": value, "documents": 100},
-                "settings": {"seed": number, "model": {"name": models[0]["name"]}, "target": {"name": models[1]["name"]}},
+                "settings": {
+                    "seed": number,
+                    "model": {"name": models[0]["name"]},
+                    "target": {"name": models[1]["name"]},
+                },
                 "headlines": [{"name": f"mean_{kind}", "value": value, "low": value - 0.1, "high": value + 0.1}],
                 "provenance": {
                     "date": f"2026-01-01T00:{number // 60 % 60:02}:{number % 60:02}+00:00",

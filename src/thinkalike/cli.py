@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import io
 import itertools
 import json
 import logging
@@ -91,6 +92,14 @@ def own_process() -> Iterator[None]:
     """
     if os.environ.setdefault(STARTED_BY, str(os.getpid())) != str(os.getpid()):
         follow_parent()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # names may have letters that the encoding of a terminal has not
+            stream.reconfigure(errors="replace")
+    try:
+        os.getcwd()
+    except OSError:
+        print("error: the working folder is not there any more; go to another one", file=sys.stderr, flush=True)
+        sys.exit(1)
     try:
         with heeded(), contextlib.redirect_stdout(Stdout(sys.stdout)):  # type: ignore[type-var]
             yield
@@ -100,7 +109,7 @@ def own_process() -> Iterator[None]:
     except USER_ERRORS as error:
         if "THINKALIKE_TRACEBACK" in os.environ:
             raise
-        print(f"error: {_one_line(error)}", file=sys.stderr, flush=True)
+        print(plain(f"error: {_one_line(error)}"), file=sys.stderr, flush=True)
         sys.exit(1)
 
 

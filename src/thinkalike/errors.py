@@ -123,7 +123,7 @@ def plain(text: str) -> str:
 
     Halves of surrogate pairs, which no encoding can write, are replaced as well.
     """
-    if text.isascii() and text.isprintable():  # nearly all texts, and lists of results have many
+    if text.isascii() and text.replace("\n", "").isprintable():  # nearly all texts, and lists of results have many
         return text
     hidden = ("Cc", "Cf", "Cs")
     return "".join("\ufffd" if unicodedata.category(each) in hidden and each != "\n" else each for each in text)

@@ -7,6 +7,7 @@ import json
 import logging
 import math
 import os
+import re
 import sys
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from thinkalike.errors import ConfigError, StoreError, flat, listed, nearest, one_line, one_of
+from thinkalike.errors import ConfigError, StoreError, flat, listed, nearest, one_line, one_of, plain
 from thinkalike.processes import counted
 from thinkalike.screen import Column, Table, show_table, text_column
 from thinkalike.store import Headline, Result, damage, first_scalar, is_sealed
@@ -29,6 +30,8 @@ KEYS = ("store", "kind", "model", "sort")
 ORDERS = {"date": "date", "duration": "seconds", "models": "models", "kind": "result.kind"}  # attributes of an entry
 NAMED = ("model", "target", "data")  # parts whose other settings mostly follow from the name
 SHOWN_AS_MODELS = ("model.name", "target.name")
+FORMULA = ("=", "+", "-", "@", "\t", "\r")  # how cells begin that spreadsheets compute
+NUMBER = re.compile(r"[+-]?[\d.]+(e[+-]?\d+)?", re.IGNORECASE)
 EXAMPLES = """\
 thinkalike {name}                                     all finished jobs of the folder results
 thinkalike {name} kind=cka,mutual_knn model=gpt2      those of any of these kinds, and of any of these models
@@ -119,7 +122,7 @@ def _folders(found: Found) -> list[Path]:
         folders += [Path(entry.path) for entry in inside if entry.is_dir(follow_symlinks=False)]
         links = [entry.path for entry in inside if entry.is_symlink() and entry.is_dir()]
         found.skipped += [f"{path} is a link, and links inside a store are not followed" for path in links]
-    return sorted(folders)
+    return sorted(folders, key=str)
 
 
 @dataclass(frozen=True)
@@ -322,14 +325,23 @@ def list_results(words: Sequence[str]) -> None:
     query = Query.parsed(asked.which)
     found = search(query.store)
     for line in found.skipped:
-        print(f"skipped: {line}", file=sys.stderr)
+        print(plain(f"skipped: {line}"), file=sys.stderr)
     entries = selected(found, query)
     if asked.csv:
-        print(frame(entries).to_csv(index=False), end="")
+        print(frame(entries).map(_as_cell).to_csv(index=False), end="")
     elif asked.json:
         print(json.dumps(records(entries), indent=1))
     else:
         show_entries(entries)
     if found.unfinished:
         folders = listed([f"{each.parent.name}/{each.stem}" for each in found.unfinished])
-        print(f"unfinished, running or interrupted: {len(found.unfinished)} ({folders})", file=sys.stderr)
+        told = f"unfinished, running or interrupted: {len(found.unfinished)} ({folders})"
+        print(plain(told), file=sys.stderr)
+
+
+def _as_cell(value: Any) -> Any:
+    """Return a value as a table for other programs has it: a spreadsheet runs what begins as a formula does."""
+    if not isinstance(value, str):
+        return value
+    text = plain(value)
+    return f"'{text}" if text.startswith(FORMULA) and not NUMBER.fullmatch(text) else text

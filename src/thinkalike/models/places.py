@@ -22,7 +22,7 @@ from thinkalike.config import ModelConfig, model_named
 from thinkalike.config.parts import HOW_IT_RUNS
 from thinkalike.digests import read_json, regular, remembered_digest
 from thinkalike.errors import ConfigError, ModelError, ResourceError, ThinkalikeError, listed, natural_order, one_line
-from thinkalike.hub import Commit, cause_of, refused, resolved
+from thinkalike.hub import Commit, cause_of, reading, refused, resolved
 from thinkalike.plugins import HELD
 
 log = logging.getLogger(__name__)
@@ -330,7 +330,7 @@ def _hub(config: ModelConfig) -> Iterator[str]:
     if commit.trouble:
         log.warning("using the cached files of %s: %s", repository, _cause(config, commit.trouble))
         offline = patch.object(constants, "HF_HUB_OFFLINE", True)  # else each file would be asked for in vain
-    with offline:
+    with offline, reading("model", repository, commit.sha):
         try:
             yield commit.sha
         except OSError as error:  # transformers calls a file missing that the hub does not deliver
