@@ -1,4 +1,4 @@
-"""What a store of thousands of results takes: `thinkalike results` and `thinkalike report`, each in a process of its own.
+"""What a store of thousands of results takes: `thinkalike results` and `thinkalike report`, each in its own process.
 
     python benchmarks/listing.py                    # 5,000 results of five kinds in a temporary folder
     python benchmarks/listing.py --results 500
@@ -61,8 +61,9 @@ def plant(place: Path, count: int) -> None:
         for number in range(count):
             kind = kinds[number % len(kinds)]
             source, target = draw.choice(MODELS, 2, replace=False)
-            models = [{"name": name, "dtype": "float32", "revision": "main"} for name in (str(source), str(target))]
-            table = table_of(kind, models[0]["name"], models[1]["name"], draw)
+            names = [str(source), str(target)]
+            models = [{"name": name, "dtype": "float32", "revision": "main"} for name in names]
+            table = table_of(kind, *names, draw)
             value = float(table.select_dtypes("number").iloc[:, -1].mean())
             job = store.Job(str(place), kind, f"{number:012x}")
             record = {

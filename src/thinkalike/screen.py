@@ -151,8 +151,8 @@ def _row_lines(
     for lines, room in zip(parts, rooms, strict=True):
         blank = [" " * room] * (height - len(lines))
         lines[:] = [*blank, *lines] if at_bottom else [*lines, *blank]
-    for line in zip(*parts, strict=True):
-        yield f"{edge} {f' {edge} '.join(line)} {edge}"
+    for pieces in zip(*parts, strict=True):
+        yield f"{edge} {f' {edge} '.join(pieces)} {edge}"
 
 
 def _padded(line: str, room: int, left: bool) -> str:
