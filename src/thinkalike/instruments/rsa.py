@@ -22,6 +22,7 @@ from thinkalike.instruments.of_stimuli import DistanceConfig, DistanceName, OfSt
 from thinkalike.job import Outcome, Work
 from thinkalike.measures.distances.comparators import WHITENED
 from thinkalike.measures.distances.neural import NeuralDistances, crossnobis, mantel, rsa, rsa_estimate
+from thinkalike.measures.estimates import effective_number, has_interval, why_no_interval
 from thinkalike.screen import show_text, span
 from thinkalike.states.stimuli import StimulusStates, numbered
 from thinkalike.store import Headline, Result
@@ -107,9 +108,18 @@ class RSA(OfStimuli, kind="rsa", version=6, reads=("model", "target", "layers", 
             if every:
                 more["with_massive"] = rsa(_distances(every.sides, measure), comparator=measure.comparator)
             layers = _distances(sides, measure)
-            groups = of_stimuli.sentence_groups(stimuli)
-            options = {"comparator": measure.comparator, "groups": groups, "folds": FOLDS, "seed": config.seed}
-            similarity = rsa_estimate(layers, **options)
+            sentences = stimuli.groups.unique(return_counts=True)[1]
+            worth = effective_number(sentences)
+            if not has_interval(worth):
+                reason = why_no_interval(worth, len(sentences), "sentences")
+                log.warning("warning: %s: %s", stimuli.source, reason)
+            similarity = rsa_estimate(
+                layers,
+                comparator=measure.comparator,
+                groups=stimuli.groups,
+                folds=min(FOLDS, len(sentences)),
+                seed=config.seed,
+            )
             more |= {"low": similarity.low, "high": similarity.high}
             if measure.permutations:
                 more |= _p_values(layers, measure, config.seed, stimuli)
