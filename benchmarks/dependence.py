@@ -46,8 +46,8 @@ def scattered(
     Args:
         rows, documents: How many there are; each document has its expected share of the rows.
         share: Of the variance of each latent variable that is the document's.
-        lengths: "equal", "geometric", which are as unequal as the times between random events, or the expected share
-            of each document.
+        lengths: "equal", "geometric", which are as unequal as the times between random events, or the share of each
+            document, which is then exact.
         common: The share of the variance of the latent variables that both models have in common.
         vocabulary: How many tokens there are, each with a latent part of its own in both models; 0: none.
         same_maps: Whether both models have the same maps.
@@ -60,7 +60,12 @@ def scattered(
     weights = lengths if isinstance(lengths, Tensor) else torch.ones(documents)
     if isinstance(lengths, str) and lengths == "geometric":
         weights = -torch.rand(documents, generator=chance).clamp(1e-9).log()
-    owners = weights.multinomial(rows, replacement=True, generator=chance)
+    if isinstance(lengths, Tensor) and documents <= rows:
+        ends = (weights.cumsum(0) / weights.sum() * rows).round().long()
+        in_order = torch.arange(documents).repeat_interleave(ends.diff(prepend=ends.new_zeros(1)))
+        owners = in_order[torch.randperm(rows, generator=chance)]
+    else:
+        owners = weights.multinomial(rows, replacement=True, generator=chance)
     tokens = torch.randint(max(vocabulary, 1), (rows,), generator=chance)
 
     def latent() -> Tensor:
