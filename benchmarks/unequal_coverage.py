@@ -37,6 +37,7 @@ from thinkalike.measures import (
     bootstrap_interval,
     effective_number,
     feature_importance,
+    rsa,
     rsa_estimate,
 )
 from thinkalike.measures.layer_means import Accumulator
@@ -126,13 +127,19 @@ def mixed(sentences: Tensor, share: float, width: int, chance: torch.Generator) 
     return math.sqrt(1 - share) * of_words + math.sqrt(share) * of_sentences[sentences]
 
 
-def similarity(shares: Tensor, share: float, seed: int) -> Estimate:
-    """Return the RSA of two models that have a part of their latent variables in common."""
-    chance, sentences = torch.Generator().manual_seed(seed), words_of(shares)
+def two_models(sentences: Tensor, share: float, seed: int) -> list[Tensor]:
+    """Return the states of two models that have a part of their latent variables in common."""
+    chance = torch.Generator().manual_seed(seed)
     first = mixed(sentences, share, WIDTH, chance)
     second = math.sqrt(RELATED) * first + math.sqrt(1 - RELATED) * mixed(sentences, share, WIDTH, chance)
-    found = rsa_estimate([first, second], groups=sentences, folds=min(10, len(shares)))
-    return found[0, 1]
+    return [first, second]
+
+
+def similarity(shares: Tensor, share: float, seed: int) -> Estimate:
+    """Return the RSA of two models."""
+    sentences = words_of(shares)
+    models = two_models(sentences, share, seed)
+    return rsa_estimate(models, groups=sentences, folds=min(10, len(shares)))[0, 1]
 
 
 def importance(shares: Tensor, share: float, seed: int) -> Estimate:
@@ -196,9 +203,10 @@ def truth_of(name: str, share: float, runs: int, records: Records) -> list[float
         values = [run[0] for run in runs_of(name, "equal", share, runs, records)]
         return torch.tensor(values).mean(0).tolist()
     if name == "rsa":
-        equal = torch.ones(300)
+        sentences = words_of(torch.ones(300))
         key = {"measure": name, "share": share, "truth": True}
-        values = records.of(key, lambda: [float(similarity(equal, share, -seed).value) for seed in range(1, 21)])
+        drawn = (two_models(sentences, share, -seed) for seed in range(1, 21))
+        values = records.of(key, lambda: [float(rsa(models)[0, 1]) for models in drawn])
         return [float(np.mean(values["runs"]))]
     key = {"measure": name, "truth": True}
     return records.of(key, lambda: [float(layer_pair(name, torch.ones(10**6), 0.0, 2, 300).value)])["runs"]

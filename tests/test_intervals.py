@@ -2,6 +2,7 @@
 
 import math
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,10 +23,13 @@ from thinkalike.measures import (
     fold_interval,
     jackknife,
     mutual_measure,
+    rsa,
+    rsa_estimate,
+    stimulus_folds,
     student_t,
 )
 from thinkalike.measures.contract import each_pair, rows_in_order
-from thinkalike.measures.estimates import PARTS, numbered_by_part
+from thinkalike.measures.estimates import PARTS, freedom_of_groups, numbered_by_part
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -304,7 +308,7 @@ UNEQUAL = {  # numbers of documents of 290 rows
 
 
 @pytest.mark.parametrize("case", UNEQUAL)
-@pytest.mark.parametrize("accumulator", [CKA, partial(LayerPredictions, fit_batches=1), LayerShifts])
+@pytest.mark.parametrize("accumulator", [CKA, partial(LayerPredictions, fit_batches=1, ridge=1.0), LayerShifts])
 def test_documents_need_to_be_worth_eight_of_equal_length(accumulator, case):
     counts, is_enough = UNEQUAL[case]
     counts = torch.tensor(counts)
