@@ -246,11 +246,15 @@ def read_mini(place: str, device: torch.device, dtype: torch.dtype) -> survey.Ch
     from safetensors.torch import load_file
     from transformers import PreTrainedTokenizerFast
 
+    from thinkalike.models.readers import check_dtypes
+
     config = json.loads(Path(place, "config.json").read_text())
     marks = dict.fromkeys(("bos_token", "eos_token", "pad_token"), END)
     tokenizer = PreTrainedTokenizerFast(tokenizer_file=f"{place}/tokenizer.json", **marks)
     module: Any = build_mini(config["architecture"], len(tokenizer), config["seed"])
-    module.load_state_dict({name: weight.float() for name, weight in load_file(f"{place}/model.safetensors").items()})
+    weights = load_file(f"{place}/model.safetensors")
+    check_dtypes(weights, place, {name.rpartition(".")[2] for name, _ in module.named_parameters()})
+    module.load_state_dict({name: weight.float() for name, weight in weights.items()})
     return survey.Checkpoint(module.to(device=device, dtype=dtype), tokenizer, module.cfg.n_ctx)
 
 

@@ -20,9 +20,10 @@ from unittest.mock import patch
 
 from thinkalike.config import ModelConfig, model_named
 from thinkalike.config.parts import HOW_IT_RUNS
-from thinkalike.digests import read_json, regular, remembered_digest
-from thinkalike.errors import ConfigError, ModelError, ResourceError, ThinkalikeError, listed, natural_order, one_line
+from thinkalike.digests import LARGEST_JSON, read_json, regular, remembered_digest
+from thinkalike.errors import ConfigError, ModelError, ResourceError, ThinkalikeError, listed, natural_order, one_line, panicked
 from thinkalike.hub import Commit, cause_of, refused, resolved
+from thinkalike.models.bounds import check_counts
 from thinkalike.plugins import HELD
 
 log = logging.getLogger(__name__)
@@ -31,11 +32,19 @@ ASSETS = Path(__file__).resolve().parents[1] / "assets"  # the minis
 ADAPTER = "adapter_config.json"
 STATED = ("config.json", ADAPTER)  # files of which every checkpoint has one
 WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")  # a folder that has these is read as transformers wrote it
+WEIGHT_FILES = (  # in the order in which transformers looks for them
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+)
 STEP = re.compile(r"(?:step|checkpoint)[-_=]?(\d+)")  # step64, global_step64, checkpoint-500, step1000-tokens4B
 CUTTERS = {".json", ".txt", ".model", ".spm", ".tiktoken", ".codes", ".tokenizer"}  # configuration and tokenizer
 READ = {*CUTTERS, ".safetensors", ".bin", ".pt", ".pth"}  # and weights
 SIZED = re.compile(r"layers?$|blocks?|_config$|^auto_map$")  # entries without which a class takes its default size
 LIGHTNING = ".ckpt"  # a file with the weights of a module of Lightning, whose config.json and tokenizer are beside it
+LARGEST_SHAPE = 2**24  # bytes of a config.json, of which transformers makes many copies
+WHOLE = "take the index and all of its files from one revision"
 GIVE = "give model.base=FOLDER, ORG/NAME or an everyday name"  # the model that an adapter changes
 LESS = "take a smaller model, model.dtype=bfloat16, or a device with more memory (model.device)"
 
@@ -75,9 +84,7 @@ def folder_of(config: ModelConfig) -> Path | None:
         return gguf
     inside = _around(folder)
     files = os.listdir(inside) if inside.is_dir() else []
-    for name in sorted(files):  # transformers calls missing what cannot be read, and waits for pipes
-        if Path(name).suffix in READ | {LIGHTNING}:
-            regular(inside / name).open("rb").close()
+    _check_readable(inside, files)
     if not {*STATED} & {*files}:
         trains = f"run: python train.py task=pretrain model={folder.name}"
         remedy = trains if config.mini else "save_pretrained writes one"
@@ -149,12 +156,41 @@ def _has_weights(folder: Path) -> bool:
     return any(next(folder.glob(pattern), None) for pattern in WEIGHTS)
 
 
+def _check_readable(folder: Path, names: Collection[str]) -> None:
+    """Refuse what is no regular file, or may not be read: transformers calls it missing, and waits for pipes."""
+    for name in sorted(names):
+        if Path(name).suffix in READ | {LIGHTNING}:
+            try:
+                regular(folder / name).open("rb").close()
+            except OSError as error:
+                raise ModelError(f"{folder / name} cannot be read ({one_line(error)}); replace it") from error
+
+
 def _check_inside(folder: Path) -> None:
-    """Refuse an index of weights that leads out of the folder, to files that no fingerprint covers."""
+    """Refuse an index of weights that leads out of the folder, to files that no fingerprint covers.
+
+    So is the index that is read if it names a file that is not there; another one may be left over.
+    """
+    is_read = next((name for name in WEIGHT_FILES if (folder / name).is_file()), None)
     for index in folder.glob("*.index.json"):
-        for name in {*_json(index).get("weight_map", {}).values()}:
-            if not (folder / name).parent.resolve().is_relative_to(folder.resolve()):
-                raise ModelError(f"{index} names weights outside its folder: {name}")
+        names = weight_map(index).values()
+        for parent in {os.path.dirname(name) for name in names}:
+            if parent and not (folder / parent).resolve().is_relative_to(folder.resolve()):
+                raise ModelError(f"{index} names weights outside its folder: {parent}")
+            if index.name == is_read and not (folder / parent).is_dir():
+                raise ModelError(f"{index} names weights in {parent}, and there is no such folder; {WHOLE}")
+        if index.name == is_read:
+            for name in dict.fromkeys(names):
+                if not (folder / name).is_file():
+                    raise ModelError(f"{index} names {name}, and there is no such file; {WHOLE}")
+
+
+def weight_map(index: Path) -> dict[str, str]:
+    """Return the file of each tensor, as an index of weights says; anything else in it is a ModelError."""
+    files = _json(index).get("weight_map")
+    if not isinstance(files, dict) or not all(isinstance(file, str) and file for file in files.values()):
+        raise ModelError(f"{index} has no weight_map of tensors and the names of their files; {WHOLE}")
+    return files
 
 
 def _check_no_adapter(config: ModelConfig, place: str, files: Collection[str]) -> None:
@@ -280,12 +316,14 @@ def _shape_in(place: Path) -> dict[str, Any]:
         from thinkalike.models.gguf import gguf_said  # which no other checkpoint needs
 
         return {key: value for key, value in gguf_said(path)[0].to_dict().items() if value is not None}
-    return _json(path)
+    shape = _json(path, LARGEST_SHAPE)
+    check_counts(shape, path.parent)
+    return shape
 
 
-def _json(path: Path) -> dict[str, Any]:
+def _json(path: Path, largest: int = LARGEST_JSON) -> dict[str, Any]:
     try:
-        return read_json(path)
+        return read_json(path, largest)
     except ValueError as error:
         raise ModelError(f"{path} is no JSON object ({error}); replace it by the checkpoint's own") from None
 
@@ -347,7 +385,9 @@ def explained(config: ModelConfig) -> Iterator[None]:
         yield
     except ThinkalikeError:
         raise
-    except Exception as error:
+    except BaseException as error:
+        if not (isinstance(error, Exception) or panicked(error)):
+            raise
         from thinkalike.memory import exhausted  # imports torch
 
         folder = named_folder(config)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import logging
 import math
 import re
@@ -14,7 +15,7 @@ import shutil
 import tempfile
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,18 +31,18 @@ from thinkalike.digests import PROBES, read_json
 from thinkalike.errors import ModelError, check_extra, listed, one_line
 from thinkalike.hub import resolved
 from thinkalike.models import survey
+from thinkalike.models.bounds import check_adapter, check_size
 from thinkalike.models.families import AUTO_CLASSES, DEPTHS, Family
 from thinkalike.models.gguf import OWN, cut_as_stated, gguf_said
-from thinkalike.models.places import GIVE, WEIGHTS, is_gguf, located
+from thinkalike.models.places import GIVE, WEIGHT_FILES, WEIGHTS, is_gguf, located, weight_map
 
 log = logging.getLogger(__name__)
 
 EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "embed_in.weight", "lm_head.weight")
 AGAIN = re.compile(r"\.(modules_to_save|original_module)\.")  # in names under which peft saves resized embeddings twice
 
-# the files of weights in the order in which transformers looks for them
-IN_TURN = [f"{name}{index}" for name in ("model.safetensors", "pytorch_model.bin") for index in ("", ".index.json")]
-IN_TURN += ["adapter_model.safetensors", "adapter_model.bin"]
+# the files of weights in the order in which transformers and peft look for them
+IN_TURN = [*WEIGHT_FILES, "adapter_model.safetensors", "adapter_model.bin"]
 
 # how LoRAs may begin whose base loses a part that is drawn anew, or nothing, when peft loads them
 TOOK_OUT = re.compile(r"pissa_niter|lora_ga")
@@ -53,6 +54,12 @@ BUFFERS = re.compile(r"(^|\.)(position_ids|token_type_ids|inv_freq|masked_bias|a
 HEADS = re.compile(
     r"^(lm_head|embed_out|cls|classifier|score|qa_outputs|v_head|multiple_choice_head|seq_relationship)\.|(^|\.)pooler\."
 )
+
+
+FLOATING = {"F64", "F32", "F16", "BF16"}  # the dtypes of weights, as safetensors calls them
+
+# settings of config.json by which architectures whose weights have the same names and shapes differ
+COMPUTES = re.compile(r"multiplier|scal(e|ing)|softcap|clip|clamp|alibi|sliding_window|rotary")
 
 
 def read_transformers(
@@ -135,15 +142,18 @@ def read_weights(
     """
     import transformers
 
-    module, loading = kind.from_pretrained(
-        **located(place),
-        revision=config.revision or "main",
-        output_loading_info=True,
-        trust_remote_code=False,  # else transformers asks on the screen
-        ignore_mismatched_sizes=True,  # they are reported, and refused with the others
-        **options,
-    )
+    with _checked_while_read(place):
+        module, loading = kind.from_pretrained(
+            **located(place),
+            revision=config.revision or "main",
+            output_loading_info=True,
+            trust_remote_code=False,  # else transformers asks on the screen
+            ignore_mismatched_sizes=True,  # they are reported, and refused with the others
+            **options,
+        )
     check_one_set(Path(place))
+    if not (config.implausible or is_gguf(place)):
+        _check_settings_read(module, place)
     for name in (name for name in module.config.architectures or () if not hasattr(transformers, name)):
         own = type(module).__name__
         log.warning("%s is a %s, which transformers lacks, and runs as a %s", config.called, name, own)
@@ -159,6 +169,81 @@ def read_weights(
         said = f"its weights are not those that its {source} ({found})"
         raise ModelError(f"cannot load model={config.called} from {place}: {said}; {remedy}")
     return module
+
+
+@contextlib.contextmanager
+def _checked_while_read(place: str) -> Iterator[None]:
+    """Check what transformers reads of a checkpoint before it casts it, and what it draws anew before it does so."""
+    from transformers import PreTrainedModel, modeling_utils
+
+    convert = modeling_utils.convert_and_load_state_dict_in_model
+    draw = PreTrainedModel._move_missing_keys_from_meta_to_device
+
+    def checked(model: Any, state_dict: Mapping[str, Any], load_config: Any, **options: Any) -> Any:
+        if load_config.hf_quantizer is None:
+            check_dtypes(state_dict, place, {name.rpartition(".")[2] for name, _ in model.named_parameters()})
+        return convert(model=model, state_dict=state_dict, load_config=load_config, **options)
+
+    def bounded(model: Any, missing: Any, *options: Any) -> None:
+        drawn = [model.get_parameter_or_buffer(name) for name in missing - model.all_tied_weights_keys.keys()]
+        drawn += [buffer for _, buffer in model.named_non_persistent_buffers()]
+        check_size(sum(each.numel() for each in drawn), Path(place))
+        draw(model, missing, *options)
+
+    with (
+        patch.object(modeling_utils, "convert_and_load_state_dict_in_model", checked),
+        patch.object(PreTrainedModel, "_move_missing_keys_from_meta_to_device", bounded),
+    ):
+        yield
+
+
+def check_dtypes(stored: Mapping[str, Any], place: object, kinds: Collection[str] = ("weight", "bias")) -> None:
+    """Raise a ModelError for a weight that is stored as whole numbers, or in 8 bits without a quantisation.
+
+    Cast to a floating type it is an ordinary number, and the model another one.
+
+    Args:
+        stored: tensors, or slices of a file of safetensors.
+        kinds: the last parts of the names of parameters; all else are buffers, which may be whole numbers.
+    """
+    for name, tensor in stored.items():
+        dtype = _dtype_of(tensor)
+        if dtype in FLOATING or name.rpartition(".")[2] not in kinds or BUFFERS.search(name):
+            continue
+        raise ModelError(
+            f"{place}: {name} is stored as {dtype}, and no quantisation is stated that says what its numbers mean; "
+            "give the checkpoint before it was quantised, or its config.json with quantization_config"
+        )
+
+
+def _dtype_of(tensor: Any) -> str:
+    """Return the dtype of a tensor or of a slice of a file, as safetensors calls it where it is floating."""
+    dtype = tensor.get_dtype() if hasattr(tensor, "get_dtype") else str(tensor.dtype).removeprefix("torch.")
+    return {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16"}.get(dtype, dtype)
+
+
+def _check_settings_read(module: Any, place: str) -> None:
+    """Raise a ModelError if config.json is of another architecture than the one that it names.
+
+    The weights of Granite and of Gemma have the names and shapes of Llama's, and load as a Llama, which computes
+    something else. What tells is the class that config.json states, or a setting that Llama does not read.
+    """
+    import transformers
+
+    config, text = module.config, survey.text_config(module)
+    types = {str(config.model_type), str(text.model_type)}
+    for name in config.architectures or ():
+        stated = getattr(getattr(getattr(transformers, name, None), "config_class", None), "model_type", None)
+        if stated and not any(stated in known or known in stated for known in types):
+            found = f"config.json of {place} says architectures={name} and model_type={config.model_type}"
+            raise ModelError(f"{found}, which compute differently; give the checkpoint's own, or {survey.ACCEPT}")
+    source = inspect.getsource(inspect.getmodule(type(module)))  # type: ignore[arg-type]
+    known = {*type(text)().to_dict(), *dir(type(text))}
+    for name, value in text.to_dict().items():
+        is_set = isinstance(value, int | float) and value not in (0, 1)
+        if is_set and name not in known and COMPUTES.search(name) and not re.search(rf"\b{name}\b", source):
+            found = f"config.json of {place} says {name}={value}, which {type(module).__name__} does not read"
+            raise ModelError(f"{found}: its model_type may be another one; give the checkpoint's own, or {survey.ACCEPT}")
 
 
 def check_one_set(folder: Path) -> None:
@@ -196,7 +281,7 @@ def check_one_set(folder: Path) -> None:
 
 def _index_of(file: Path) -> dict[str, str]:
     """Return the file of each tensor, as an index says; what is no index is a file itself, of tensors without names."""
-    return dict(read_json(file)["weight_map"]) if file.suffix == ".json" else {"": file.name}
+    return weight_map(file) if file.suffix == ".json" else {"": file.name}
 
 
 def _tensors_in(path: Path) -> Mapping[str, Tensor]:
@@ -218,6 +303,8 @@ def _with_adapter(module: Any, folder: Path) -> tuple[Any, int]:
             check_one_set(folder)
             given = load_peft_weights(str(folder), device="cpu")
             given = {name: each for name, each in given.items() if AGAIN.sub(".", name) not in given.keys() - {name}}
+            check_dtypes(given, folder, {name.rpartition(".")[2] for name in given})
+            check_adapter(folder, [tuple(each.shape) for each in given.values()], dict(module.named_modules()))
             known = len(survey.embedding_of(module))
             rows = max((len(weight) for name, weight in given.items() if name.endswith(EMBEDDINGS)), default=0)
             if rows > known:

@@ -19,6 +19,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from thinkalike.config import ModelConfig
+from thinkalike.models.bounds import check_size
 from thinkalike.models.families import AUTO_CLASSES, LONGEST, family_in, label
 from thinkalike.models.frozen import FrozenModel, one_text_per_row
 from thinkalike.models.places import base_of, folder_of, known_shape, named_folder
@@ -138,7 +139,10 @@ def shape_of(config: ModelConfig, name: str | None = None) -> Shape | None:
         with contextlib.suppress(OSError, ValueError, KeyError), (folder / "model.safetensors").open("rb") as file:
             header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
             sizes["architecture"] |= {"d_vocab": header["head.weight"]["shape"][0]}
-    return shape_from(config, sizes, name)
+    shape = shape_from(config, sizes, name)
+    if shape is not None:
+        check_size(shape.parameters, folder)
+    return shape
 
 
 def shape_from(config: ModelConfig, sizes: Mapping[str, Any], name: str | None = None) -> Shape | None:

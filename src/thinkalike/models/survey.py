@@ -43,6 +43,7 @@ LATE = 16  # last tokens of a row, whose logits are compared
 TEXT = "The man in the old house near the river walked to the market each day, and came back before it was dark."
 AT_ONCE = 2**22  # entries of a tensor that are summed together
 ACCEPT = "model.implausible=true takes it as it is"
+LARGE_VOCABULARY = 2**13  # tokens; models with smaller ones may know one kind of text, and a vocabulary made of it
 LARGEST = 3.0  # times ln V: the largest loss on the text; architectures with random weights have at most 1.5 of it
 
 
@@ -278,19 +279,55 @@ def _check_causal(model: Any, tokens: Tokens) -> None:
 
 
 def check_plausible(model: Any) -> None:
-    """Raise a ModelError for a matrix of whole numbers; see `_check_loss`. Say which matrices are zero everywhere.
+    """Raise a ModelError for a matrix of whole numbers, or of one number; see `_check_loss`. Say where zeros are.
 
-    Vectors may be of ones or zeros, as norms and biases begin. New blocks and ablated ones have matrices of zeros.
+    Vectors may be of ones or zeros, as norms and biases begin. New blocks and ablated ones have matrices of zeros, and
+    pruned ones rows, which are said: files with holes have them, too.
     """
     trained = {path for path, weight in model.module.named_parameters() if weight.dim() > 1 and weight.numel()}
-    found = ((path, each) for path, each in tensors_of(model.module) if path in trained and each.is_floating_point())
-    whole = {path: each for path, each in found if all(torch.equal(part, part.round()) for part in (each[0], each))}
-    if odd := [path for path, each in whole.items() if each.any()]:
-        said = "whole numbers alone, as rounded weights without their scale do"
-        raise ModelError(f"{model.name}: {odd[0]} holds {said}; {ACCEPT}")
-    if whole:
-        log.warning("%s: zero everywhere: %s", model.name, listed(whole))
+    empty, holes = [], {}
+    for path, weight in tensors_of(model.module):
+        if path not in trained or not weight.is_floating_point():
+            continue
+        if all(torch.equal(part, part.round()) for part in (weight[0], weight)):
+            if weight.any():
+                said = "whole numbers alone, as rounded weights without their scale do"
+                raise ModelError(f"{model.name}: {path} holds {said}; {ACCEPT}")
+            empty.append(path)
+        elif _is_constant(weight):
+            raise ModelError(f"{model.name}: {path} holds {weight.flatten()[0].item():.3g} alone; {ACCEPT}")
+        elif zeros := _empty_lines(model, path, weight):
+            holes[path] = zeros
+    if empty:
+        log.warning("%s: zero everywhere: %s", model.name, listed(empty))
+    if holes:
+        log.warning("%s: zeros, as after pruning or in a damaged file: %s", model.name,
+                    listed([f"{zeros} of {path}" for path, zeros in holes.items()]))  # fmt: skip
     _check_loss(model)
+
+
+def _is_constant(weight: Tensor) -> bool:
+    """Return whether all entries of a matrix are equal; one row or column may be, as scales begin."""
+    is_matrix = sum(size > 1 for size in weight.shape) > 1
+    return is_matrix and all(bool((part == part.flatten()[0]).all()) for part in (weight[0], weight))
+
+
+def _empty_lines(model: Any, path: str, weight: Tensor) -> str:
+    """Return how many rows and columns of a matrix are zero, in words; "" if none are.
+
+    Tables of positions and of types may have empty rows. So may those of tokens: of padding, of special tokens that no
+    text has, and beyond the tokenizer.
+    """
+    table = weight.reshape(-1, weight.shape[-1])
+    empty_rows = (~table.any(1)).nonzero().flatten().tolist()
+    empty_columns = int((~table.any(0)).sum())
+    if len(table) == model.vocabulary:
+        special = {*model.tokenizer.all_special_ids, *model.tokenizer.get_added_vocab().values()}
+        empty_rows = [row for row in empty_rows if row < len(model.tokenizer) and row not in special]
+    elif isinstance(model.module.get_submodule(path.rpartition(".")[0]), nn.Embedding):
+        empty_rows = []
+    words = [f"{count} {name}" for count, name in ((len(empty_rows), "rows"), (empty_columns, "columns")) if count]
+    return " and ".join(words)
 
 
 def _check_loss(model: Any) -> None:
@@ -313,6 +350,9 @@ def _check_loss(model: Any) -> None:
             f"{model.name}: its loss on an English sentence is {loss:.3g} nats per token, and a guess has {guess:.3g}; "
             f"flipped bits or weights of another model do that, and so does training on other text; {ACCEPT}"
         )
+    if loss > guess and model.vocabulary >= LARGE_VOCABULARY:
+        log.warning("%s: its loss on an English sentence is %.3g nats per token, and a guess has %.3g: it is untrained, "
+                    "trained on other text, or its config.json is of another architecture", model.name, loss, guess)  # fmt: skip
 
 
 def without_hooks(module: nn.Module) -> nn.Module:
