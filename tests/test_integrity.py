@@ -168,6 +168,7 @@ def cache(tmp_path, monkeypatch):
     """A cache of its own, in which every file is large."""
     monkeypatch.setenv("THINKALIKE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(digests, "LARGE", 10)
+    monkeypatch.setattr(digests, "SMALL", 0)
     monkeypatch.setattr(digests, "_known", {})
     return tmp_path / "cache" / "digests"
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 LARGE = 2**24  # bytes; a smaller file is read as fast as the cache is asked
+SMALL = 2**12  # bytes; a smaller file is read as fast as its place is found, and some folders have ten thousands
 LARGEST_JSON = 2**25  # bytes; the largest index of weights that is published has half of it
 DEEPEST_JSON = 64  # objects and lists inside one another; those who read them recurse several times for each
 SETTLED = 5.0  # seconds after a change during which one more change may leave the same time of change
@@ -114,10 +115,13 @@ def digest_of(path: Path) -> str:
 def remembered_digest(path: Path) -> str:
     """Return the SHA-256 of a file, read once for each state of it: place, size and times of change to the nanosecond.
 
-    A file that was changed in the last seconds is read anew each time. An entry of the cache that cannot be read or
-    written is ignored.
+    A file that was changed in the last seconds is read anew each time, and so is a small one. An entry of the cache that
+    cannot be read or written is ignored.
     """
-    state, stat, digest = _state_of(path), path.stat(), ""
+    stat = path.stat()
+    if stat.st_size < SMALL:
+        return digest_of(path)
+    state, digest = _state_of(path), ""
     if state in _known:
         return _known[state]
     settled = time.time() - max(stat.st_mtime, stat.st_ctime) >= SETTLED

@@ -65,7 +65,11 @@ def named_folder(config: ModelConfig) -> Path | None:
 
 def revisions_in(folder: Path) -> list[Path]:
     """Return the folders in a folder that hold checkpoints, and the checkpoints of Lightning."""
-    inside = sorted(folder.iterdir(), key=lambda path: natural_order(path.name)) if folder.is_dir() else []
+    if not folder.is_dir():
+        return []
+    with os.scandir(folder) as entries:
+        names = [entry.name for entry in entries if entry.name.endswith(LIGHTNING) or entry.is_dir()]
+    inside = [folder / name for name in sorted(names, key=natural_order)]
     return [path for path in inside if path.suffix == LIGHTNING or any((path / name).is_file() for name in STATED)]
 
 
@@ -158,12 +162,15 @@ def _has_weights(folder: Path) -> bool:
 
 def _check_readable(folder: Path, names: Collection[str]) -> None:
     """Refuse what is no regular file, or may not be read: transformers calls it missing, and waits for pipes."""
+    kinds = READ | {LIGHTNING}
     for name in sorted(names):
-        if Path(name).suffix in READ | {LIGHTNING}:
-            try:
-                regular(folder / name).open("rb").close()
-            except OSError as error:
-                raise ModelError(f"{folder / name} cannot be read ({one_line(error)}); replace it") from error
+        path = os.path.join(folder, name)
+        if os.path.splitext(name)[1] not in kinds or (os.path.isfile(path) and os.access(path, os.R_OK)):
+            continue
+        try:
+            regular(Path(path)).open("rb").close()
+        except OSError as error:
+            raise ModelError(f"{path} cannot be read ({one_line(error)}); replace it") from error
 
 
 def _check_inside(folder: Path) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import inspect
 import logging
 import math
 import re
@@ -57,9 +56,6 @@ HEADS = re.compile(
 
 
 FLOATING = {"F64", "F32", "F16", "BF16"}  # the dtypes of weights, as safetensors calls them
-
-# settings of config.json by which architectures whose weights have the same names and shapes differ
-COMPUTES = re.compile(r"multiplier|scal(e|ing)|softcap|clip|clamp|alibi|sliding_window|rotary")
 
 
 def read_transformers(
@@ -152,8 +148,6 @@ def read_weights(
             **options,
         )
     check_one_set(Path(place))
-    if not (config.implausible or is_gguf(place)):
-        _check_settings_read(module, place)
     for name in (name for name in module.config.architectures or () if not hasattr(transformers, name)):
         own = type(module).__name__
         log.warning("%s is a %s, which transformers lacks, and runs as a %s", config.called, name, own)
@@ -220,30 +214,6 @@ def _dtype_of(tensor: Any) -> str:
     """Return the dtype of a tensor or of a slice of a file, as safetensors calls it where it is floating."""
     dtype = tensor.get_dtype() if hasattr(tensor, "get_dtype") else str(tensor.dtype).removeprefix("torch.")
     return {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16"}.get(dtype, dtype)
-
-
-def _check_settings_read(module: Any, place: str) -> None:
-    """Raise a ModelError if config.json is of another architecture than the one that it names.
-
-    The weights of Granite and of Gemma have the names and shapes of Llama's, and load as a Llama, which computes
-    something else. What tells is the class that config.json states, or a setting that Llama does not read.
-    """
-    import transformers
-
-    config, text = module.config, survey.text_config(module)
-    types = {str(config.model_type), str(text.model_type)}
-    for name in config.architectures or ():
-        stated = getattr(getattr(getattr(transformers, name, None), "config_class", None), "model_type", None)
-        if stated and not any(stated in known or known in stated for known in types):
-            found = f"config.json of {place} says architectures={name} and model_type={config.model_type}"
-            raise ModelError(f"{found}, which compute differently; give the checkpoint's own, or {survey.ACCEPT}")
-    source = inspect.getsource(inspect.getmodule(type(module)))  # type: ignore[arg-type]
-    known = {*type(text)().to_dict(), *dir(type(text))}
-    for name, value in text.to_dict().items():
-        is_set = isinstance(value, int | float) and value not in (0, 1)
-        if is_set and name not in known and COMPUTES.search(name) and not re.search(rf"\b{name}\b", source):
-            found = f"config.json of {place} says {name}={value}, which {type(module).__name__} does not read"
-            raise ModelError(f"{found}: its model_type may be another one; give the checkpoint's own, or {survey.ACCEPT}")
 
 
 def check_one_set(folder: Path) -> None:

@@ -11,6 +11,7 @@ import inspect
 import logging
 import math
 import re
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -36,6 +37,8 @@ LENGTHS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "ma
 # entries of a configuration that no pass of an evaluated model reads
 UNREAD = re.compile(r"^_|dropout|pdrop|^(transformers_version|architectures|dtype|torch_dtype|device|seed|model_name|"
                     r"tokenizer_name|n_params|use_cache|initializer_range|init_\w+|id2label|label2id)$")  # fmt: skip
+# settings by which architectures differ whose weights have the same names and shapes
+COMPUTES = re.compile(r"multiplier|scal(e|ing)|softcap|clip|clamp|alibi|sliding_window|rotary")
 HEADS = ("num_attention_heads", "n_heads", "n_head", "num_heads")  # names of the number of heads in configurations
 ROWS, TOKENS = 2, 3  # of the sample by which blocks are surveyed
 AT_MOST = 1024  # tokens of the row that is longer than a window
@@ -303,7 +306,34 @@ def check_plausible(model: Any) -> None:
     if holes:
         log.warning("%s: zeros, as after pruning or in a damaged file: %s", model.name,
                     listed([f"{zeros} of {path}" for path, zeros in holes.items()]))  # fmt: skip
+    _check_architecture(model)
     _check_loss(model)
+
+
+def _check_architecture(model: Any) -> None:
+    """Raise a ModelError if a configuration of transformers is of another architecture than the one that it names.
+
+    The weights of Granite and of Gemma have the names and shapes of Llama's, and load as a Llama, which computes
+    something else. What tells is the class that config.json states, or a setting that Llama does not read.
+    """
+    import transformers
+
+    whole = getattr(model.module, "both", model.module)  # of which one side may be read
+    config, text, kind = getattr(whole, "config", None), text_config(whole), type(whole)
+    if not hasattr(config, "model_type"):
+        return
+    types = {str(config.model_type), str(text.model_type)}
+    for name in config.architectures or ():
+        stated = getattr(getattr(getattr(transformers, name, None), "config_class", None), "model_type", None)
+        if stated and not any(stated in known or known in stated for known in types):
+            found = f"config.json says architectures={name} and model_type={config.model_type}"
+            raise ModelError(f"{model.name}: {found}, which differ; give the checkpoint's own; {ACCEPT}")
+    known, source = {*type(text)().to_dict(), *dir(type(text))}, inspect.getsource(sys.modules[kind.__module__])
+    for name, value in text.to_dict().items():
+        is_set = isinstance(value, int | float) and value not in (0, 1)
+        if is_set and name not in known and COMPUTES.search(name) and not re.search(rf"\b{name}\b", source):
+            found = f"config.json says {name}={value}, which {kind.__name__} does not read"
+            raise ModelError(f"{model.name}: {found}; give the checkpoint's own config.json; {ACCEPT}")
 
 
 def _is_constant(weight: Tensor) -> bool:
