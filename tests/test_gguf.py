@@ -1,6 +1,8 @@
 """GGUF files load as the dequantised folder of the same weights does."""
 
+import struct
 import sys
+import time
 
 import pytest
 import torch
@@ -10,9 +12,9 @@ import tiny
 from conftest import composed
 from thinkalike.errors import ModelError
 from thinkalike.instruments import run_job
-from thinkalike.models.gguf import _fill_in
+from thinkalike.models.gguf import _fill_in, read_header
 from thinkalike.models.load import load_model
-from thinkalike.models.places import checkpoint_fingerprint
+from thinkalike.models.places import checkpoint_fingerprint, known_shape
 from thinkalike.models.shapes import shape_of
 
 gguf = pytest.importorskip("gguf")
@@ -130,6 +132,56 @@ def test_an_unknown_architecture_is_refused_in_one_line(tmp_path):
     (tmp_path / "m.gguf").write_bytes(b"GGUF")
     with pytest.raises(ModelError, match=r"m\.gguf"):
         load_model(tmp_path / "m.gguf")
+
+
+def field(name, kind, value):
+    """A field of the format: its name, the number of its type, and its value in bytes."""
+    return struct.pack("<Q", len(name)) + name.encode() + struct.pack("<I", kind) + value
+
+
+ARCHITECTURE = field("general.architecture", 8, struct.pack("<Q", 5) + b"llama")
+STATED = {  # what follows the numbers of tensors and of fields
+    "2^60 numbers": (0, 2, ARCHITECTURE + field("a", 9, struct.pack("<IQ", 4, 2**60))),
+    "2^60 texts": (0, 2, ARCHITECTURE + field("a", 9, struct.pack("<IQ", 8, 2**60))),
+    "lists inside one another": (0, 2, ARCHITECTURE + field("a", 9, struct.pack("<IQ", 9, 1) * 5000)),
+    "a text of 2^60 letters": (0, 1, field("general.architecture", 8, struct.pack("<Q", 2**60))),
+    "2^60 fields": (0, 2**60, ARCHITECTURE),
+    "2^60 tensors": (2**60, 1, ARCHITECTURE),
+    "2^31 dimensions": (1, 1, ARCHITECTURE + struct.pack("<Q", 1) + b"a" + struct.pack("<I", 2**31)),
+    "a tensor of 2^80 numbers": (
+        1, 1, ARCHITECTURE + struct.pack("<Q", 1) + b"a" + struct.pack("<IQQIQ", 2, 2**40, 2**40, 0, 0)
+    ),
+    "no architecture": (0, 0, b""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", STATED)
+def test_a_file_that_states_more_than_it_holds_is_refused_at_once(case, tmp_path):
+    tensors, fields, rest = STATED[case]
+    file = tmp_path / "m.gguf"
+    file.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, tensors, fields) + rest + bytes(64))
+    began = time.monotonic()
+    with pytest.raises(ModelError, match=r"m\.gguf"):
+        load_model(file)
+    assert known_shape(file) == {}
+    assert time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize("count", [300, 10**9])
+def test_a_file_with_more_blocks_than_tensors_is_refused_at_once(count, file):
+    content = file.read_bytes()
+    place = content.index(b"llama.block_count") + len(b"llama.block_count") + 4
+    file.write_bytes(content[:place] + struct.pack("<I", count) + content[place + 4 :])
+    with pytest.raises(ModelError, match=rf"llama\.block_count={count}"):
+        load_model(file)
+
+
+def test_the_header_is_read_as_the_package_reads_it(file):
+    reader = gguf.GGUFReader(file)
+    header = read_header(file)
+    assert header.types == {tensor.name: tensor.tensor_type.name for tensor in reader.tensors}
+    single = {name: field.contents() for name, field in reader.fields.items() if len(field.data) == 1}
+    assert header.facts == pytest.approx({name: each for name, each in single.items() if not name.startswith("GGUF.")})
 
 
 def test_a_missing_extra_is_named(file, monkeypatch):

@@ -1,7 +1,10 @@
 """Loading proves that all weights came, that they are finite, and that there is a tokenizer that fits them."""
 
 import json
+import os
+import pickle
 import shutil
+import time
 
 import pytest
 import torch
@@ -13,6 +16,7 @@ from thinkalike.config import ModelConfig
 from thinkalike.contrib.populations.finetuning import new_classifier
 from thinkalike.errors import ModelError
 from thinkalike.models.load import load_model
+from thinkalike.models.shapes import shape_of
 
 KINDS = (*tiny.FAMILIES, "classifier", "native", "new classifier")
 ONE_EACH = KINDS[:-1]  # a new classifier is no model yet
@@ -182,6 +186,167 @@ def test_a_matrix_of_whole_numbers_is_refused_and_zeros_are_said(whole, kind, in
     assert f"zero everywhere: {inner}" in caplog.text
     rewrite(folder, lambda weights: {name: torch.zeros_like(weight) for name, weight in weights.items()})
     assert "output on sample tokens is zero everywhere" in line_of(kind, folder)
+
+
+STORED = {"gpt2": "transformer.h.1.mlp.c_fc.bias", "bert": "bert.encoder.layer.1.output.LayerNorm.bias",
+          "mamba": "backbone.layers.1.mixer.A_log", "native": "layers.1.mlp.fc_in.bias"}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.bool, torch.float8_e4m3fn, torch.complex64], ids=str)
+@pytest.mark.parametrize("kind", STORED)
+def test_a_weight_that_is_stored_as_no_floating_number_is_refused(whole, kind, dtype):
+    folder, name = whole(kind), STORED[kind]
+    rewrite(folder, lambda weights: weights | {name: torch.ones_like(weights[name]).to(dtype)})
+    assert f"{name} is stored as" in line_of(kind, folder)
+
+
+def test_a_pickled_weight_of_whole_numbers_is_refused_and_a_buffer_of_them_is_not(whole):
+    folder, name = whole("gpt2"), STORED["gpt2"]
+    weights = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    torch.save(weights | {"transformer.h.0.attn.bias": torch.ones(1, 1, 64, 64).bool()}, folder / "pytorch_model.bin")
+    assert load("gpt2", folder)
+    torch.save(weights | {name: weights[name].short()}, folder / "pytorch_model.bin")
+    assert f"{name} is stored as int16" in line_of("gpt2", folder)
+
+
+def test_a_matrix_of_one_number_is_refused(whole):
+    folder, name = whole("gpt2"), "transformer.h.1.mlp.c_fc.weight"
+    rewrite(folder, lambda weights: weights | {name: torch.full_like(weights[name], 0.02)})
+    assert f"{name} holds 0.02 alone" in line_of("gpt2", folder)
+    assert load("gpt2", folder, implausible=True)
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "said"), [(slice(16, 32), slice(None), "16 rows"), (slice(None), slice(3, 4), "1 columns")]
+)
+def test_rows_and_columns_of_zeros_are_said(whole, rows, columns, said, caplog):
+    folder, name = whole("gpt2"), "transformer.h.1.mlp.c_fc.weight"
+    weights = load_file(folder / "model.safetensors")
+    weights[name][rows, columns] = 0
+    rewrite(folder, lambda _: weights)
+    assert load("gpt2", folder)
+    assert f"{said} of {name}" in caplog.text
+
+
+def test_zeros_that_training_leaves_are_not_said(whole, caplog):
+    """Single zeros of pruning, biases and norms that begin so, and rows of padding and of positions."""
+    folder = whole("bert")
+    weights = load_file(folder / "model.safetensors")
+    for name, weight in weights.items():
+        if weight.dim() == 1:
+            weight.zero_()
+        elif "embeddings" not in name:
+            weight[torch.rand(weight.shape) < 0.5] = 0
+    weights["bert.embeddings.position_embeddings.weight"][-5:] = 0
+    weights["bert.embeddings.word_embeddings.weight"][tiny.tokenizer().pad_token_id] = 0
+    weights["cls.predictions.bias"][:] = 1
+    rewrite(folder, lambda _: weights)
+    load("bert", folder)
+    assert "zero" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("stated", "said"),
+    [
+        ({"architectures": ["GemmaForCausalLM"]}, "architectures=GemmaForCausalLM"),
+        ({"architectures": ["GraniteForCausalLM"]}, "architectures=GraniteForCausalLM"),
+        ({"residual_multiplier": 0.22}, "residual_multiplier=0.22"),
+        ({"final_logit_softcapping": 30.0}, "final_logit_softcapping=30.0"),
+    ],
+    ids=str,
+)
+def test_a_configuration_of_another_architecture_is_refused(stated, said, tmp_path):
+    """The weights of Granite and Gemma have the names and shapes of Llama's."""
+    folder = tiny.write_llama(tmp_path / "llama")
+    edit(folder, **stated)
+    assert said in line_of("llama", folder)
+    assert load("llama", folder, implausible=True)
+
+
+def test_settings_that_change_nothing_are_accepted(tmp_path):
+    folder = tiny.write_llama(tmp_path / "llama")
+    edit(folder, architectures=["LlamaModel"], residual_multiplier=1.0, logit_scale=None, scale_attn_weights=True)
+    assert load("llama", folder)
+
+
+def edit(folder, **stated):
+    """Change entries of a config.json."""
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **stated}))
+
+
+@pytest.mark.parametrize(
+    ("kind", "stated"),
+    [
+        ("gpt2", {"n_layer": 10**7}),
+        ("gpt2", {"n_layer": 300}),
+        ("gpt2", {"n_positions": 10**9}),
+        ("gpt2", {"vocab_size": 10**9}),
+        ("gpt_neox", {"num_hidden_layers": 2**31}),
+        ("bert", {"intermediate_size": 10**10}),
+        ("mamba", {"num_hidden_layers": 10**6}),
+        ("native", {"architecture": {**tiny.ARCHITECTURE, "n_layers": 10**7}}),
+        ("classifier", {"num_labels": 10**9}),
+    ],
+    ids=str,
+)
+def test_what_a_configuration_states_is_bounded_by_what_its_weights_hold(whole, kind, stated):
+    folder = whole(kind)
+    edit(folder, **stated)
+    began = time.monotonic()
+    assert "states" in line_of(kind, folder)
+    assert time.monotonic() - began < 20
+
+
+@pytest.mark.parametrize("nested", ["[" * 10**5, '{"a":' * 300 + "1" + "}" * 300], ids=["lists", "objects"])
+def test_a_configuration_that_is_nested_too_deeply_is_refused(whole, nested):
+    folder = whole("gpt2")
+    (folder / "config.json").write_text(nested)
+    assert "inside one another" in line_of("gpt2", folder)
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors", "generation_config.json"])
+@pytest.mark.parametrize("kind", ["pipe", "device", "folder"])
+def test_what_is_no_regular_file_is_refused(whole, name, kind):
+    folder = whole("gpt2")
+    place = folder / name
+    place.unlink()
+    {"pipe": lambda: os.mkfifo(place), "device": lambda: place.symlink_to("/dev/zero"), "folder": place.mkdir}[kind]()
+    assert f"{name} is not a regular file" in line_of("gpt2", folder)
+    with pytest.raises(ModelError, match="is not a regular file"):
+        shape_of(tiny.local(folder))
+
+
+@pytest.mark.parametrize("stated", [[], {"a": 1}, {"a": "nowhere.safetensors"}, {"a": "folder/x.safetensors"}, None])
+def test_an_index_names_the_files_that_are_there(whole, stated):
+    folder = whole("gpt2")
+    (folder / "model.safetensors").rename(folder / "one.safetensors")
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": stated}))
+    assert "model.safetensors.index.json" in line_of("gpt2", folder)
+
+
+def test_an_index_that_is_left_over_is_not_read(whole):
+    folder = whole("gpt2")
+    stale = {f"weight {number}": f"part-{number}.safetensors" for number in range(1000)}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": stale}))
+    assert load("gpt2", folder)
+
+
+class RunsCode:
+    def __reduce__(self):
+        return print, ("this must never run",)
+
+
+@pytest.mark.parametrize("save", [torch.save, lambda held, path: path.write_bytes(pickle.dumps(held))])
+def test_a_file_that_would_run_code_is_refused_without_advice_to_run_it(whole, save, capsys):
+    folder = whole("gpt2")
+    (folder / "model.safetensors").unlink()
+    save({"transformer.wte.weight": RunsCode()}, folder / "pytorch_model.bin")
+    said = line_of("gpt2", folder)
+    assert "never run" in said
+    assert "weights_only" not in said
+    assert "this must never run" not in capsys.readouterr().out
 
 
 def test_a_loss_far_above_that_of_a_guess_is_refused(whole):

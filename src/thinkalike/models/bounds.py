@@ -31,7 +31,7 @@ WEIGHTS = ("*.safetensors", "*.bin", "*.ckpt")  # of names of files
 
 SMALLEST = 64  # bytes that a tensor takes at least in a pickled file
 HEADER = 10**8  # bytes; safetensors reads no longer header
-SECONDS = 10.0  # of matching, where a pattern that people write takes less than a thousandth
+SECONDS = 5.0  # of matching, where a pattern that people write takes less than a thousandth
 MEMORY = 2**30  # bytes of the process that matches
 
 # What runs in a process of its own: Python's matching cannot be interrupted from within, but a process can be ended.

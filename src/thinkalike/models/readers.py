@@ -281,7 +281,7 @@ def _with_adapter(module: Any, folder: Path) -> tuple[Any, int]:
                 module.resize_token_embeddings(rows, mean_resizing=False)
             whole = PeftModel.from_pretrained(module, str(folder))
             found: Any = set_peft_model_state_dict(whole, given)
-        except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
+        except (RuntimeError, ValueError, LookupError, TypeError, AttributeError, re.error) as error:
             said = f"the adapter cannot be put on its base ({one_line(error)})"
             raise ModelError(f"{folder.name}: {said}; {GIVE}") from error
         settings = whole.active_peft_config
