@@ -115,8 +115,8 @@ def digest_of(path: Path) -> str:
 def remembered_digest(path: Path) -> str:
     """Return the SHA-256 of a file, read once for each state of it: place, size and times of change to the nanosecond.
 
-    A file that was changed in the last seconds is read anew each time, and so is a small one. An entry of the cache that
-    cannot be read or written is ignored.
+    A file that was changed in the last seconds is read anew each time, and so is a small one. An entry of the cache
+    that cannot be read or written is ignored.
     """
     stat = path.stat()
     if stat.st_size < SMALL:

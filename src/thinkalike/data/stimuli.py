@@ -168,7 +168,9 @@ def chosen(source: str | Path, names: Names, there: Sequence[str], what: str = "
     """Return the names that are asked for, or all; one that is not there is a DataError, and so are too many."""
     count = len(there if names is None else names)
     if count > MOST_FEATURES:
-        raise DataError(f"{source} has {count:,} {what}s, and {MOST_FEATURES:,} can be compared; name those that matter")
+        raise DataError(
+            f"{source} has {count:,} {what}s, and {MOST_FEATURES:,} can be compared; name those that matter"
+        )
     for name in names or []:
         if name not in there:
             raise DataError(f"{source} has no {what} {name}; {nearest(name, there)}")

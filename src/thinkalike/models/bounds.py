@@ -19,7 +19,7 @@ from zipfile import BadZipFile, ZipFile
 from thinkalike.digests import read_json
 from thinkalike.errors import ModelError
 
-# Names of numbers of modules, as config.json and GGUF files spell them, such as num_hidden_layers and llama.block_count.
+# Names of numbers of modules, as config.json and GGUF files spell them: num_hidden_layers, llama.block_count.
 DEPTH = re.compile(r"(layers?|blocks?|stages?|depths?)(_count)?$")
 BREADTH = re.compile(r"(heads?|experts?|groups?)(_count(_kv)?)?$")
 CLASSES = re.compile(r"labels?$")

@@ -110,8 +110,11 @@ class _Cursor:
             raise ValueError(f"it has an array of values of the type {inner}, which no model needs")
         if inner == STRING:
             count = self.count(8)
-            texts = [self.text() if count == 1 else self.skip(self.count(1)) for _ in range(count)]
-            return texts if count == 1 else None
+            if count == 1:
+                return [self.text()]
+            for _ in range(count):
+                self.skip(self.count(1))
+            return None
         size = struct.calcsize(f"<{SCALARS[inner]}")
         count = self.count(size)
         if count == 1:

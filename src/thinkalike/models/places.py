@@ -21,7 +21,16 @@ from unittest.mock import patch
 from thinkalike.config import ModelConfig, model_named
 from thinkalike.config.parts import HOW_IT_RUNS
 from thinkalike.digests import LARGEST_JSON, read_json, regular, remembered_digest
-from thinkalike.errors import ConfigError, ModelError, ResourceError, ThinkalikeError, listed, natural_order, one_line, panicked
+from thinkalike.errors import (
+    ConfigError,
+    ModelError,
+    ResourceError,
+    ThinkalikeError,
+    listed,
+    natural_order,
+    one_line,
+    panicked,
+)
 from thinkalike.hub import Commit, cause_of, refused, resolved
 from thinkalike.models.bounds import check_counts
 from thinkalike.plugins import HELD

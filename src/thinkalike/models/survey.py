@@ -319,7 +319,8 @@ def _check_architecture(model: Any) -> None:
     import transformers
 
     whole = getattr(model.module, "both", model.module)  # of which one side may be read
-    config, text, kind = getattr(whole, "config", None), text_config(whole), type(whole)
+    config: Any = getattr(whole, "config", None)
+    text, kind = text_config(whole), type(whole)
     if not hasattr(config, "model_type"):
         return
     types = {str(config.model_type), str(text.model_type)}
@@ -381,8 +382,13 @@ def _check_loss(model: Any) -> None:
             f"flipped bits or weights of another model do that, and so does training on other text; {ACCEPT}"
         )
     if loss > guess and model.vocabulary >= LARGE_VOCABULARY:
-        log.warning("%s: its loss on an English sentence is %.3g nats per token, and a guess has %.3g: it is untrained, "
-                    "trained on other text, or its config.json is of another architecture", model.name, loss, guess)  # fmt: skip
+        log.warning(
+            "%s: its loss on an English sentence is %.3g nats per token, and a guess has %.3g: it is untrained, "
+            "trained on other text, or its config.json is of another architecture",
+            model.name,
+            loss,
+            guess,
+        )
 
 
 def without_hooks(module: nn.Module) -> nn.Module:
