@@ -121,7 +121,7 @@ def one_line(error: BaseException) -> str:
     text = str(error)
     if "weights_only" in text:  # torch goes on to name the argument by which a file could run anything
         reason = re.search(r"WeightsUnpickler error: (.*?)(?:\. |\n|$)", text)
-        detail = f" ({reason[1]})" if reason else ""
+        detail = f" ({reason[1]})" if reason and reason[1] else ""
         text = f"it is damaged, or holds more than tensors{detail}, and what else it holds is never run"
     elif "trust_remote_code" in text:
         text = "it needs code of its own repository, and that is never run"
