@@ -28,14 +28,15 @@ from thinkalike.evaluation.language import document_numbers
 from thinkalike.job import Instrument, Outcome, Work
 from thinkalike.job.instrument import FIT_TEXT
 from thinkalike.measures.estimates import (
-    FEWEST_GROUPS,
     RUNGS,
     Estimate,
     RowGroups,
+    has_interval,
     jackknife,
     massive,
     next_rung,
     numbered_by_part,
+    why_no_interval,
 )  # fmt: skip
 from thinkalike.measures.ridge import FOLDS, Predictor, fold_of, with_ends, with_interval
 from thinkalike.memory import hand_back
@@ -269,8 +270,9 @@ class Ruler(Instrument, kind="ruler", version=6, reads=("model", "target", "laye
         del models, sides  # the model of a side is gone when its rungs are done
         rungs = measured(value, todo, work, measure.further_of)
         numbers = document_numbers(torch.bincount(words.documents))
-        if (count := numbers["documents"]) < FEWEST_GROUPS:
-            log.warning("warning: %.0f documents are too few for intervals", count)
+        worth = numbers["effective_documents"]
+        if not has_interval(worth):
+            log.warning("warning: %s", why_no_interval(worth, int(numbers["documents"])))
         table = table_of(names, pairs, value, rungs)
         scalars = numbers | {"words": float(len(words.documents)), "words_used": words.share}
         facts = {"data": {"name": config.data.name, "level": "word"}}

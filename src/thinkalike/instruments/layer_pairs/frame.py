@@ -384,7 +384,8 @@ class LayerPairs(Instrument):
     def warn(self, estimates: Any, rows: pd.DataFrame, columns: pd.DataFrame, level: str) -> None:
         """Warn of what makes the numbers doubtful; a row of a batch is a token, a word or a stimulus."""
         if not math.isfinite(estimates.widest_interval()):
-            log.warning("warning: %d documents are too few, or too unequal, for intervals", estimates.documents)
+            unknown = f"{estimates.documents} documents have no intervals: without some of them there is no value"
+            log.warning("warning: %s", estimates.why_no_interval or unknown)
         if estimates.chance is not None and (count := estimates.chance.documents) < FEWEST_GROUPS:
             log.warning("warning: p is missing: %d documents of a batch have as many rows as others", count)
 
