@@ -215,12 +215,18 @@ def _topics() -> list[str]:
 
 
 def files_of(config: DataConfig) -> list[Path]:
-    """Return the files that `data.files` names: in its order, and sorted within a glob, which must match some."""
-    patterns = config.files or []
-    matches = [sorted(glob.glob(os.path.expanduser(pattern), recursive=True)) for pattern in patterns]
-    if not all(matches):
-        raise DataError(f"data.files: nothing matches {patterns[matches.index([])]}")
-    return [Path(path) for each in matches for path in each]
+    """Return the files that `data.files` names, in its order, and those of a glob sorted.
+
+    A name is a glob only if there is no such file: `notes [v2].txt` may be either. A glob must match a file.
+    """
+    files = []
+    for name in config.files or []:
+        path = Path(name).expanduser()
+        matches = [path] if path.exists() else sorted(map(Path, glob.glob(str(path), recursive=True)))
+        if not matches:
+            raise DataError(f"data.files: nothing matches {name}")
+        files.extend(matches)
+    return files
 
 
 def _grouped(text: str, group: str | None, record: Record, path: Path | None = None, root: str = "") -> str:
