@@ -1,6 +1,7 @@
 """Documents of a source, and the side of each: to fit on, or for the report.
 
-Sources are Python's library or manual, a grammar, local files, or a streamed set of the hub. A text of fewer than `FEW`
+Sources are Python's library or manual, a grammar, local files, or a streamed set of the hub. A .txt file is one
+document, or several if marks such as `<|endoftext|>` divide it, see `thinkalike.data.marks`. A text of fewer than `FEW`
 documents, such as one book, is cut into pieces at its paragraphs, and each piece is a document from then on: it has a
 side and counts as one in intervals.
 
@@ -20,12 +21,14 @@ from __future__ import annotations
 import contextlib
 import glob
 import hashlib
+import logging
 import os
 import re
 import sysconfig
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -34,9 +37,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from thinkalike.config import DataConfig
+from thinkalike.data.marks import divided
 from thinkalike.data.sources import Record, commit_of, json_lines, parquet_rows, reading, stream_records
 from thinkalike.errors import DataError, nearest
 from thinkalike.processes import counted
+
+log = logging.getLogger(__name__)
 
 # changed together with any sentence of the grammar; this value is made of the source code of the first grammar
 GRAMMAR = bytes.fromhex(
@@ -47,6 +53,7 @@ GRAMMAR = bytes.fromhex(
 )
 SPLIT_VERSION = 2  # raised where a change moves documents to or from a side; 2: near-duplicates leave the report
 PIECES_VERSION = 1  # raised where a change cuts documents elsewhere
+MARKS_VERSION = 1  # raised where a change divides a file at other marks
 FEW = 200  # documents; a report of a tenth of fewer would hold fewer than twenty
 DOCUMENTS = 100  # that a report should hold
 BYTES = 2  # of text, which most tokens have at least
@@ -156,7 +163,10 @@ def text_fingerprint(config: DataConfig) -> str:
     is_own = config.source == "stdlib"  # of files that are sure to be there
     for path in _stdlib_files() if is_own else files_of(config):
         with contextlib.nullcontext() if is_own else reading(path):
-            digest.update(path.name.partition(".")[2].encode() + hashlib.sha256(path.read_bytes()).digest())
+            content = path.read_bytes()
+            digest.update(path.name.partition(".")[2].encode() + hashlib.sha256(content).digest())
+            if path.suffix.lower() == ".txt" and divided(content.decode("utf-8-sig", errors="replace")).marks:
+                digest.update(bytes([MARKS_VERSION]))
     if config.group:
         paths = [str(path) for path in files_of(config)]
         digest.update(repr((config.group, paths if config.group in ("file", "folder") else [])).encode())
@@ -250,11 +260,19 @@ def _read(path: Path, field: str, group: str | None) -> Iterator[tuple[str, Reco
         raise DataError(f"{path}: the ending must be .txt, .jsonl, .jsonl.gz, .jsonl.zst or .parquet")
     with reading(path):
         if name.endswith(".txt"):
-            yield path.read_text(encoding="utf-8-sig"), {}
+            found = divided(path.read_text(encoding="utf-8-sig"))
+            if found.marks:
+                _say_divided(path, len(found.documents), " and ".join(found.marks))
+            yield from ((text, {}) for text in found.documents)
             return
         records = parquet_rows(path, None if group else field) if name.endswith(".parquet") else json_lines(path)
         for place, record in records:
             yield _text_of(record, field, place), record
+
+
+@cache  # documents are read several times in a job
+def _say_divided(path: Path, documents: int, marks: str) -> None:
+    log.info(f"{path}: {documents:,} documents, divided at {marks}")
 
 
 def _text_of(record: Record, field: str, place: str) -> str:
