@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Any
 
 import torch
@@ -21,7 +20,6 @@ from thinkalike.models.frozen import FrozenModel
 
 Span = tuple[int, int]  # characters: first, one past the last
 WORDS_AT_ONCE = 128  # of a piece of text, at most
-READ_AHEAD = 512  # documents of a hub set that are read before the first of them is given out
 SPREAD = 4  # times as much text is read as is compared, so that it is of more documents
 LONGEST = 4096  # bytes of a document, as long as there are enough of them
 
@@ -97,19 +95,8 @@ def pieces(texts: Iterable[str], models: Sequence[FrozenModel], words: int) -> P
 
 
 def held_out_texts(config: DataConfig) -> Iterator[str]:
-    """Yield the documents that nothing is fitted on, in order and without copies.
-
-    Those of a set of the hub are compared with all documents to fit on up to `READ_AHEAD` documents further.
-    """
-    sides = Sides(config)
-    reading, given = iter(sides), 0
-    if sides.settled:
-        yield from (text for text, for_report in reading if for_report)
-        return
-    while batch := list(islice(reading, READ_AHEAD)):
-        held_out = [text for text, for_report in batch if for_report]
-        yield from (text for text, gone in zip(held_out, sides.repeats(given), strict=True) if not gone)
-        given += len(held_out)
+    """Yield the documents of a report of words, which nothing is fitted on, in order and without copies."""
+    return (text for text, for_report in Sides(config, is_fitted=False) if for_report)
 
 
 def drawn_pieces(data: DataConfig, models: Sequence[FrozenModel], words: int) -> Pieces:
