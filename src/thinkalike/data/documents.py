@@ -13,8 +13,8 @@ that nothing in the report was fitted on, up to small changes:
 
 Of local sources and of the grammar, all documents to fit on count, whether a job reads them or not, because the minis
 read them. Of a set of the hub only those that were read count, wherever they are: the report may lose a document to a
-later one, so it is settled only at the end. With `same_split`, which fits on the report's own documents, and where a job
-fits nothing, it loses none.
+later one, so it is settled only at the end. The report loses none with `same_split`, which fits on its own documents,
+and none of the user's text where a job fits nothing.
 """
 
 from __future__ import annotations

@@ -1,16 +1,17 @@
 """Marks that divide the documents of one text file, such as a line `<|endoftext|>` after each story of TinyStories.
 
-They are the special tokens of whatever tokenizer the file was made for, which is seldom that of the models compared: a
-rule therefore looks at the text alone, so that all models get the same documents.
+They are the special tokens of whatever tokenizer the file was made for, which is seldom that of the
+models compared: a rule therefore looks at the text alone, so that all models get the same documents.
 
-- `<|NAME|>` is no ordinary text. A file is divided at the lines that hold nothing but such a mark. If its name says that
-  a text begins or ends, it also divides where it is attached to text, as in `the end.<|endoftext|>Once upon`. Where a
-  mark stands among words or in quotes, the text is about the mark.
-- `<NAME>`, `</NAME>` and `[NAME]` may be HTML, XML or the heading of a section. They divide a file only if their name
-  says that a text begins or ends (`</s>`, `<eos>`, `[SEP]`), they repeat, always stand alone on a line, and the file has
-  no other tags.
-- Of several kinds of marks, as in a chat, those divide whose names say that a text begins or ends, and of these the
-  least frequent ones, as turns end more often than chats do.
+- `<|NAME|>` is no ordinary text. A file is divided at the lines that hold nothing but such a mark.
+  If its name says that a text begins or ends, it also divides where it is attached to text, as in
+  `the end.<|endoftext|>Once upon`. Where a mark stands among words or in quotes, the text is about
+  the mark.
+- `<NAME>`, `</NAME>` and `[NAME]` may be HTML, XML or the heading of a section. They divide a file
+  only if their name says that a text begins or ends (`</s>`, `<eos>`, `[SEP]`), they repeat, always
+  stand alone on a line, and the file has no other tags.
+- Of several kinds of marks, as in a chat, those divide whose names say that a text begins or ends,
+  and of these the least frequent ones, as turns end more often than chats do.
 """
 
 from __future__ import annotations

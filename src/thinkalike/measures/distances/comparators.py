@@ -174,9 +174,7 @@ def _ranking(profiles: Float[Tensor, "l f"], name: str) -> np.ndarray:
     return profiles.detach().double().cpu().numpy()
 
 
-def levels_of(
-    values: Float[Tensor, "*b n"], rounding: float | Float[Tensor, "*b n"] = 0.0
-) -> Int[Tensor, "*b n"]:
+def levels_of(values: Float[Tensor, "*b n"], rounding: float | Float[Tensor, "*b n"] = 0.0) -> Int[Tensor, "*b n"]:
     """Return numbers of values in ascending order from 0, one for all that rounding alone may have taken apart.
 
     Args:
@@ -236,9 +234,7 @@ def ranks_of_levels(
     return (sizes.cumsum(-1) - (sizes - 1) / 2).gather(-1, levels)
 
 
-def mid_ranks(
-    values: Float[Tensor, "*b n"], rounding: float | Float[Tensor, "*b n"] = 0.0
-) -> Float[Tensor, "*b n"]:
+def mid_ranks(values: Float[Tensor, "*b n"], rounding: float | Float[Tensor, "*b n"] = 0.0) -> Float[Tensor, "*b n"]:
     """Return ranks from 1 along the last axis, in float64; ties share the mean of their ranks, see `levels_of`."""
     return ranks_of_levels(levels_of(values, rounding), torch.ones_like(values, dtype=torch.float64), values.shape[-1])
 

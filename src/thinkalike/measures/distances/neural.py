@@ -133,7 +133,10 @@ class NeuralDistances:
         return self.at(upper(len(self), self.states.device))
 
     def at(self, pairs: Int[Tensor, " p"]) -> Float[Tensor, " p"]:
-        """Return (D^N)² of pairs, at their flat indices in an n x n matrix; those that rounding takes apart are equal."""
+        """Return (D^N)² of pairs, given as flat indices in an n x n matrix.
+
+        Those that rounding alone has taken apart are exactly equal.
+        """
         squared = self.squared().flatten()[pairs]
         return with_ties(squared, self.rounding(pairs, squared))
 
