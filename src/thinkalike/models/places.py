@@ -23,6 +23,7 @@ from thinkalike.config.parts import HOW_IT_RUNS
 from thinkalike.digests import read_json, regular, remembered_digest
 from thinkalike.errors import ConfigError, ModelError, ResourceError, ThinkalikeError, listed, natural_order, one_line
 from thinkalike.hub import Commit, cause_of, refused, resolved
+from thinkalike.models.formats import check_no_pointer, conversion
 from thinkalike.plugins import HELD
 
 log = logging.getLogger(__name__)
@@ -72,12 +73,18 @@ def folder_of(config: ModelConfig) -> Path | None:
         there = listed([path.name for path in revisions_in(folder.parent)]) or "none"
         raise ConfigError(f"model.revision={config.revision} is not in {folder.parent}, whose revisions are: {there}")
     if gguf := gguf_in(folder):
+        check_no_pointer([gguf])
         return gguf
+    if folder.is_dir() and not _has_weights(folder) and not is_adapter(folder) and (found := conversion(folder)):
+        raise ModelError(f"model={config.called}: {found}")
     inside = _around(folder)
     files = os.listdir(inside) if inside.is_dir() else []
     for name in sorted(files):  # transformers calls missing what cannot be read, and waits for pipes
         if Path(name).suffix in READ | {LIGHTNING}:
             regular(inside / name).open("rb").close()
+    check_no_pointer([inside / name for name in sorted(files) if Path(name).suffix in READ])
+    if folder.suffix == LIGHTNING:
+        check_no_pointer([folder])
     if not {*STATED} & {*files}:
         trains = f"run: python train.py task=pretrain model={folder.name}"
         remedy = trains if config.mini else "save_pretrained writes one"

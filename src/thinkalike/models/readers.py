@@ -31,6 +31,7 @@ from thinkalike.errors import ModelError, check_extra, listed, one_line
 from thinkalike.hub import resolved
 from thinkalike.models import survey
 from thinkalike.models.families import DEPTHS, Family, heads_of
+from thinkalike.models.formats import IN_TURN, conversion
 from thinkalike.models.gguf import OWN, cut_as_stated, gguf_said
 from thinkalike.models.places import GIVE, WEIGHTS, is_gguf, located
 
@@ -38,10 +39,6 @@ log = logging.getLogger(__name__)
 
 EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "embed_in.weight", "lm_head.weight")
 AGAIN = re.compile(r"\.(modules_to_save|original_module)\.")  # in names under which peft saves resized embeddings twice
-
-# the files of weights in the order in which transformers looks for them
-IN_TURN = [f"{name}{index}" for name in ("model.safetensors", "pytorch_model.bin") for index in ("", ".index.json")]
-IN_TURN += ["adapter_model.safetensors", "adapter_model.bin"]
 
 # how LoRAs may begin whose base loses a part that is drawn anew, or nothing, when peft loads them
 TOOK_OUT = re.compile(r"pissa_niter|lora_ga")
@@ -174,6 +171,7 @@ def read_weights(
             body_name = type(module.base_model).__name__
             remedy = f"if it has no head, write {body_name} under architectures in config.json, to read its states"
         said = f"its weights are not those that its {source} ({found})"
+        remedy = conversion(Path(place)) or remedy  # DeepSpeed leaves empty weights beside its own
         raise ModelError(f"cannot load model={config.called} from {place}: {said}; {remedy}")
     if has_no_head:
         log.warning("%s has no weights of a head, so it predicts no tokens, and has states alone", config.called)
