@@ -39,7 +39,7 @@ class Place(NamedTuple):
 
 Layer = int | Literal["embed"] | Place
 
-# the next token, hidden tokens, the class of a whole text, or nothing: a model without a head has only states
+# the next token, hidden tokens, the class of a whole text, or nothing: without a head, states alone
 Predicts = Literal["next", "hidden", "class", "states"]
 Reader = Literal["transformers", "legacy", "native"]  # how `thinkalike.models.load` reads a checkpoint
 
@@ -143,7 +143,7 @@ class Head(NamedTuple):
 
 @cache
 def heads_of(model_type: str) -> list[Head]:
-    """Return the classes of transformers for an architecture whose heads predict tokens or the class of a text."""
+    """Return the classes of an architecture whose heads predict tokens or the class of a text."""
     from transformers import AutoConfig
     from transformers.models.auto import modeling_auto as auto
 
@@ -168,13 +168,17 @@ def heads_of(model_type: str) -> list[Head]:
 
 
 def is_known(model_type: str, class_names: Collection[str]) -> bool:
-    """Return whether one of these classes is known for an architecture, by what its head predicts or as its body."""
+    """Return whether one of these classes is known for an architecture, with a head or without."""
     heads = heads_of(model_type)
-    return any(head.class_name in class_names for head in heads) or bool(_class_without_head(model_type, heads, class_names))
+    return any(head.class_name in class_names for head in heads) or bool(
+        _class_without_head(model_type, heads, class_names)
+    )
 
 
 def _class_without_head(model_type: str, heads: Sequence[Head], stated: Collection[str]) -> str:
-    """Return the stated class of a checkpoint if it predicts neither tokens nor the class of a text; "": it may do so.
+    """Return the stated class of a checkpoint if it predicts neither tokens nor the class of a text.
+
+    "" means that no stated class is known to be such.
 
     It is the body alone, an encoder, or a body with a head that is not read: for single tokens, spans or choices.
     """
@@ -229,7 +233,7 @@ def _unknown(shape: Mapping[str, Any], model_type: str) -> str:
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
     if model_type in CONFIG_MAPPING_NAMES:
-        return "which transformers has no language model or text encoder for; choose one that reads text alone"
+        return "for which transformers has no model that reads text alone; choose a language model"
     if "auto_map" in shape:
         return "which needs code of its own repository (trust_remote_code), and that is never run"
     remedy = nearest(model_type, CONFIG_MAPPING_NAMES) if "model_type" in shape else "give the checkpoint's own file"

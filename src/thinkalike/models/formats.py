@@ -1,4 +1,4 @@
-"""Weights that are not read as they are: pointers of Git LFS, and formats of training libraries that one command converts.
+"""Weights that are not read as they are: pointers of Git LFS, and formats that one command converts.
 
 A library that looks for its own format says at most that a file is missing or damaged, and not what lies there instead.
 """
@@ -15,11 +15,19 @@ from typing import NamedTuple
 from thinkalike.digests import read_json
 from thinkalike.errors import ModelError
 
-POINTER = b"version https://git-lfs.github.com/spec/"  # the beginning of a file that stands for another
+POINTER = (
+    b"version https://git-lfs.github.com/spec/"  # the beginning of a file that stands for another
+)
 
 # files of weights in the order in which transformers looks for them
-IN_TURN = [f"{name}{index}" for name in ("model.safetensors", "pytorch_model.bin") for index in ("", ".index.json")]
-IN_TURN += ["adapter_model.safetensors", "adapter_model.bin"]
+IN_TURN = [
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+    "adapter_model.safetensors",
+    "adapter_model.bin",
+]
 
 
 class Format(NamedTuple):
@@ -31,23 +39,27 @@ class Format(NamedTuple):
 
 
 def conversion(folder: Path) -> str:
-    """Return in a sentence what lies in a folder in place of weights that are read, and what converts it; "": nothing."""
+    """Return which weights of another format lie in a folder, and what converts them; "": none."""
     for known in FORMATS:
         if any(next(folder.glob(sign), None) for sign in known.signs):
-            return f"{folder} holds weights of {known.name}; convert them: {known.command(folder)}"
+            command = known.command(folder)
+            return f"{folder} holds weights of {known.name}; convert them: {command}"
     return ""
 
 
 def check_no_pointer(files: Sequence[Path]) -> None:
-    """Raise a ModelError for a file of a checkpoint that is a pointer of Git LFS, as a clone without it leaves them.
+    """Raise a ModelError for a file that is a pointer of Git LFS, as a clone without it leaves them.
 
-    Of weights only those that are read count; and where there is a tokenizer.json, no other file of a tokenizer is read.
+    Of weights only those that are read count. Where there is a tokenizer.json, no other file of a
+    tokenizer is read.
     """
     by_name = {path.name: path for path in files}
     first = next((name for name in IN_TURN if name in by_name), None)
     read = {first} if first else set[str]()
     if first and first.endswith(".index.json") and not _is_pointer(by_name[first]):
-        with contextlib.suppress(ValueError, AttributeError):  # a damaged index is reported where it is read
+        with contextlib.suppress(
+            ValueError, AttributeError
+        ):  # a damaged index is reported where it is read
             read |= {*map(str, read_json(by_name[first]).get("weight_map", {}).values())}
     whole_tokenizer = "tokenizer.json" in by_name and not _is_pointer(by_name["tokenizer.json"])
     for name, path in by_name.items():
@@ -55,7 +67,8 @@ def check_no_pointer(files: Sequence[Path]) -> None:
         is_weights = path.suffix in (".safetensors", ".bin", ".pt", ".pth")
         if (name in read if is_weights else not is_unread_tokenizer) and _is_pointer(path):
             where = shlex.quote(str(path.parent))
-            raise ModelError(f"{path} is a pointer of Git LFS and not the file itself; run: cd {where} && git lfs pull")
+            what = f"{path} is a pointer of Git LFS and not the file itself"
+            raise ModelError(f"{what}; run: cd {where} && git lfs pull")
 
 
 def _is_pointer(path: Path) -> bool:
@@ -69,8 +82,10 @@ def _deepspeed(folder: Path) -> str:
 
     Older versions of the script write a file, and newer ones into a folder.
     """
-    root = folder if any(folder.glob("global_step*")) or (folder / "zero_to_fp32.py").is_file() else folder.parent
-    inside, script = shlex.quote(str(root)), root / "zero_to_fp32.py"
+    is_root = any(folder.glob("global_step*")) or (folder / "zero_to_fp32.py").is_file()
+    root = folder if is_root else folder.parent
+    inside = shlex.quote(str(root))
+    script = root / "zero_to_fp32.py"
     if not script.is_file():
         return f"cd {inside} && python -m deepspeed.utils.zero_to_fp32 . . --safe_serialization"
     writes_folder = b"output_dir" in script.read_bytes()
@@ -79,20 +94,23 @@ def _deepspeed(folder: Path) -> str:
 
 
 def _distributed(folder: Path) -> str:
-    """Return the call that joins the shards: Accelerate's for what it and the Trainer wrote, as it leaves an outer key."""
-    shards = next(folder.glob("*.distcp"), None) or next(folder.glob("*/*.distcp"))
-    source, target = shlex.quote(str(shards.parent)), folder
-    if shards.parent.name.startswith("pytorch_model_fsdp"):
-        target = folder if shards.parent != folder else folder.parent
-        return f"accelerate merge-weights {source} {shlex.quote(str(target))}"
-    file = shlex.quote(str(target / "pytorch_model.bin"))
+    """Return the call that joins the shards.
+
+    Accelerate and the Trainer write the weights below one more key, which only Accelerate's removes.
+    """
+    shard = next(folder.glob("*.distcp"), None) or next(folder.glob("*/*.distcp"))
+    source = shlex.quote(str(shard.parent))
+    if shard.parent.name.startswith("pytorch_model_fsdp"):
+        return f"accelerate merge-weights {source} {shlex.quote(str(shard.parent.parent))}"
+    file = shlex.quote(str(folder / "pytorch_model.bin"))
     return f"python -m torch.distributed.checkpoint.format_utils dcp_to_torch {source} {file}"
 
 
 def _megatron(folder: Path) -> str:
-    source, target = shlex.quote(str(folder)), shlex.quote(f"{folder}-hf")
-    script = "python examples/conversion/convert_checkpoints.py export"
-    return f"{script} --hf-model ORG/NAME --megatron-path {source} --hf-path {target} (in Megatron-Bridge)"
+    source = shlex.quote(str(folder))
+    target = shlex.quote(f"{folder}-hf")
+    script = "python examples/conversion/convert_checkpoints.py export --hf-model ORG/NAME"
+    return f"{script} --megatron-path {source} --hf-path {target} (in Megatron-Bridge)"
 
 
 def _by_transformers(option: str, library: str) -> Callable[[Path], str]:
@@ -102,8 +120,11 @@ def _by_transformers(option: str, library: str) -> Callable[[Path], str]:
         kind = "AutoModelForCausalLM"
         with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
             stated = str(json.loads((folder / "config.json").read_text())["architectures"][0])
-            kind = stated if stated.isidentifier() else kind  # nothing but a name is put into a command
-        code = f"from transformers import {kind} as M; M.from_pretrained('.', {option}=True).save_pretrained('.')"
+            kind = (
+                stated if stated.isidentifier() else kind
+            )  # nothing but a name is put into a command
+        read = f"M.from_pretrained('.', {option}=True)"
+        code = f"from transformers import {kind} as M; {read}.save_pretrained('.')"
         return f'cd {shlex.quote(str(folder))} && python -c "{code}" (with transformers 4 and {library})'
 
     return command
@@ -112,15 +133,27 @@ def _by_transformers(option: str, library: str) -> Callable[[Path], str]:
 FORMATS = (
     Format(
         "DeepSpeed",
-        ("zero_to_fp32.py", "*zero_pp_rank_*_states.pt", "mp_rank_*_model_states.pt", "global_step*/*_states.pt"),
+        (
+            "zero_to_fp32.py",
+            "*zero_pp_rank_*_states.pt",
+            "mp_rank_*_model_states.pt",
+            "global_step*/*_states.pt",
+        ),
         _deepspeed,
     ),
     Format(
         "Megatron",
-        ("latest_checkpointed_iteration.txt", "mp_rank_*/model_optim_rng.pt", "iter_*/mp_rank_*", "common.pt"),
+        (
+            "latest_checkpointed_iteration.txt",
+            "mp_rank_*/model_optim_rng.pt",
+            "iter_*/mp_rank_*",
+            "common.pt",
+        ),
         _megatron,
     ),
     Format("torch.distributed.checkpoint (FSDP)", ("*.distcp", "*/*.distcp"), _distributed),
-    Format("TensorFlow", ("tf_model*.h5", "*.ckpt.index"), _by_transformers("from_tf", "tensorflow")),
+    Format(
+        "TensorFlow", ("tf_model*.h5", "*.ckpt.index"), _by_transformers("from_tf", "tensorflow")
+    ),
     Format("Flax", ("flax_model*.msgpack",), _by_transformers("from_flax", "flax")),
 )

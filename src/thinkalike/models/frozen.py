@@ -196,7 +196,8 @@ class FrozenModel:
                 raise ModelError(f"{self.name} predicts the class of a whole text and no tokens")
             return self.output(residual, mask)
         if self.predicts != "next":
-            raise ModelError(f"{self.name} predicts no next token, so it has no tail")
+            remedy = "choose a language model, or compare states: measure=cka"
+            raise ModelError(f"{self.name} predicts no next token, so it has no tail; {remedy}")
         logits = self.output(residual.reshape(-1, 1, residual.shape[-1]))
         return logits.view(*residual.shape[:-1], -1)
 
@@ -332,13 +333,16 @@ class FrozenModel:
             return
         largest = int(tokens.max())
         piece = self.tokenizer.convert_ids_to_tokens(largest)
-        found = f"the text has the token {piece!r} (id {largest}), and the embedding has {self.vocabulary} rows"
-        raise ModelError(f"{self.name}: {found}; remove it from the text, or give the tokenizer of the checkpoint")
+        found = f"the text has the token {piece!r} (id {largest})"
+        found += f", and the embedding has {self.vocabulary} rows"
+        remedy = "remove it from the text, or give the tokenizer of the checkpoint"
+        raise ModelError(f"{self.name}: {found}; {remedy}")
 
     def _padded(self, tokens: Tensor, mask: Tensor | None) -> Tensor:
         """Return the tokens with padding where the mask has none.
 
-        The head of a decoder that classifies reads the last token of a text, and finds it by the id of padding alone.
+        The head of a decoder that classifies reads the last token of a text, which it finds by the
+        id of padding alone.
         """
         if mask is None or self._padding is None:
             return tokens
@@ -388,7 +392,7 @@ def replaced_forward(blocks: Sequence[nn.Module], forwards: Sequence[Callable[..
 
 @contextlib.contextmanager
 def without_hooks_on(blocks: Sequence[nn.Module]) -> Iterator[None]:
-    """Let no hook of a block run while the context is open, such as one that adds a steering vector to its output."""
+    """Let no hook of a block, such as one that adds a steering vector, run inside the context."""
     kinds = ("_forward_hooks", "_forward_pre_hooks")
     before = [{kind: vars(block)[kind] for kind in kinds} for block in blocks]
     try:

@@ -112,9 +112,8 @@ def load_model(
             _check_settings(config, family)
             stated = stated_quantization(shape)
             if stated and config.quantization:
-                raise ModelError(
-                    f"{config.called} is quantised already ({stated}); remove model.quantization={config.quantization}"
-                )
+                remedy = f"remove model.quantization={config.quantization}"
+                raise ModelError(f"{config.called} is quantised already ({stated}); {remedy}")
             adapter = named_folder(config) if base else None
             read = _read(source, family, place, device, dtype, adapter)
             read = read._replace(quantization=read.quantization or stated)
@@ -160,14 +159,15 @@ def _in_memory(module: Any, tokenizer: Any, name: str | None, settings: Mapping[
         device = torch.device(pick_device(config.device))
         whole = survey.cast(copied if copied is not None else deepcopy(module), device, getattr(torch, config.dtype))
         part = part_with_states(whole, config, family) if family.predicts == "states" else whole
-        quantization = stated_quantization(whole.config.to_dict()) if hasattr(whole, "config") else ""
+        shape = whole.config.to_dict() if hasattr(whole, "config") else {}
+        quantization = stated_quantization(shape)
         read = survey.Checkpoint(part, tokenizer, survey.longest_row(whole), quantization)
         found = _frozen(config, family, read, name=config.name, device=device, revision="in memory")
         return _at_sites(found, config, config.name)
 
 
 def _family_of(module: Any) -> Family:
-    """Return the family of a model in memory: what its class predicts, or states alone if that is not known."""
+    """Return the family of a model in memory by what its class predicts; if unknown, of its body."""
     if not hasattr(module, "config"):
         return FAMILIES["native"]
     names = [base.__name__ for base in type(module).__mro__]  # a subclass predicts what its class does
@@ -233,7 +233,7 @@ def _frozen(config: ModelConfig, family: Family, read: survey.Checkpoint, **fact
         **facts,
     )
     frozen.corpus = config.corpus
-    # An added token stands only in a text that spells it, and may have no row; a reader of texts checks their ids.
+    # An added token occurs only in a text that spells it, and may have no row: each pass checks its ids.
     pieces = tokenizer.get_vocab().keys() - tokenizer.get_added_vocab().keys()
     largest = max((tokenizer.get_vocab()[piece] for piece in pieces), default=0)
     if largest >= frozen.vocabulary:

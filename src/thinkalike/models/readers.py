@@ -128,8 +128,8 @@ def read_weights(
 ) -> Any:
     """Read the weights of a checkpoint of transformers, which draws missing ones at random, and check that all came.
 
-    Buffers, and heads that are not used, may be left over. What is returned is without a head where the checkpoint
-    has no weights for it, and only the whole body must be complete.
+    Buffers, and heads that are not used, may be left over. Where only the body must be complete and
+    the checkpoint has no head, the body is returned.
 
     Args:
         kind: the class whose `from_pretrained` reads it, with these options.
@@ -155,7 +155,8 @@ def read_weights(
     needed = ("",) if body is None else tuple(f"{module.base_model_prefix}.{part}".lstrip(".") for part in body)
     has_no_head = body == [""] and not all(name.startswith(needed) for name in missing)
     if has_no_head and is_other_class and stated and isinstance(stated[0], type):
-        return read_weights(stated[0], config, place, **options).base_model  # such as the discriminator of ELECTRA
+        # such as the discriminator of ELECTRA
+        return read_weights(stated[0], config, place, **options).base_model
     if module.base_model is module:  # a body, whose pooler no state passes through
         missing = [name for name in missing if not POOLERS.search(name)]
     faults = {
@@ -169,7 +170,7 @@ def read_weights(
         lacks_head_alone = not any(name.startswith(f"{module.base_model_prefix}.") for name in missing)
         if found.startswith("missing: ") and lacks_head_alone and module.base_model is not module:
             body_name = type(module.base_model).__name__
-            remedy = f"if it has no head, write {body_name} under architectures in config.json, to read its states"
+            remedy = f"if it has no head, write {body_name} under architectures in config.json"
         said = f"its weights are not those that its {source} ({found})"
         remedy = conversion(Path(place)) or remedy  # DeepSpeed leaves empty weights beside its own
         raise ModelError(f"cannot load model={config.called} from {place}: {said}; {remedy}")

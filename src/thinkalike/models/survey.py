@@ -121,8 +121,8 @@ def puts_bos(tokenizer: Any) -> bool:
 def accepted(module: Any) -> list[str]:
     """Return the names of the arguments of a module's forward pass, in order.
 
-    Types of tokens are taken only where they tell two texts apart: RoBERTa has the argument, and one type; that of Gemma
-    marks images, and that of GPT-2 are words.
+    Types of tokens are taken only where they tell two texts apart. RoBERTa has the argument and one
+    type, Gemma marks images by it, and GPT-2 adds the embedding of a word.
     """
     names = list(inspect.signature(module.forward).parameters)
     several = (getattr(getattr(module, "config", None), "type_vocab_size", 0) or 0) > 1
@@ -138,8 +138,8 @@ def text_config(module: Any) -> Any:
 def padding_of_head(module: Any, tokenizer: Any) -> int | None:
     """Return the id of the padding by which a classifier finds where a text ends; None: it does so otherwise.
 
-    Where the configuration has none, it gets that of the tokenizer in place, or that of the end of a text: a classifier
-    of transformers that needs it runs a single text only.
+    Where the configuration has none, it gets that of the tokenizer, or its end of a text, in place:
+    without one, classifiers of transformers that need it run on single texts only.
     """
     shape = text_config(module)
     if shape.pad_token_id is None:
@@ -310,13 +310,15 @@ def _check_causal(model: Any, tokens: Tokens) -> None:
     error = relative_error(*(model.full(each)[:, :half] for each in (other, tokens)))
     if not error <= TOLERANCE[model.dtype] / 10:  # 0 in all architectures, but for experts, whose products round
         shape, body = text_config(model.module), type(getattr(model.module, "base_model", None)).__name__
-        can_predict_hidden = any(head.predicts == "hidden" for head in heads_of(str(getattr(shape, "model_type", ""))))
-        remedy = f"to read its states alone, write {body} under architectures in its config.json, or give it in memory"
+        heads = heads_of(str(getattr(shape, "model_type", "")))
+        can_predict_hidden = any(head.predicts == "hidden" for head in heads)
+        remedy = f"write {body} under architectures in its config.json, to read its states alone"
         if can_predict_hidden:
             remedy = "save it with AutoModelForMaskedLM"
         if hasattr(shape, "is_decoder"):
             remedy = f"if trained on earlier tokens alone, write is_decoder: true in its config.json; else {remedy}"
         found = f"later tokens change its logits by {error:.1e} of the largest one, as in an encoder"
+        remedy += _hooks_on(model.module)
         raise ModelError(f"{model.name} is to predict the next token, but {found}; {remedy}")
 
 
