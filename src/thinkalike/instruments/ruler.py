@@ -26,6 +26,7 @@ from thinkalike.data.corpus import warn_of_few
 from thinkalike.errors import DataError
 from thinkalike.evaluation.language import document_numbers
 from thinkalike.job import Instrument, Outcome, Work
+from thinkalike.job.instrument import FIT_TEXT
 from thinkalike.measures.estimates import (
     FEWEST_GROUPS,
     RUNGS,
@@ -55,7 +56,7 @@ from thinkalike.screen import (
     text_column,
 )  # fmt: skip
 from thinkalike.states.batches import say_massive
-from thinkalike.states.tokens import Pieces, drawn_pieces, word_states
+from thinkalike.states.tokens import Pieces, TextReader, drawn_pieces, text_reader, word_states
 from thinkalike.store import Headline, Result
 
 log = logging.getLogger(__name__)
@@ -80,6 +81,16 @@ class RulerConfig(MeasureConfig):
     # layers: the own layers 1, 2 and 4 blocks away; text: states of other text; names and folders of further models
     rungs: list[str] = field(default_factory=lambda: ["bits"])
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        # Copies of fewer bits are always made, and a rung is made once: other spellings are the same job.
+        self.rungs = list(dict.fromkeys(["bits", *self.rungs]))
+
+    @property
+    def further_models(self) -> list[str]:
+        """The names and folders of the models that are rungs."""
+        return [name for name in self.rungs if name not in OWN]
+
     def further_of(self, model: FrozenModel) -> list[str]:
         """Return the names of a model's rungs but those of bits: without layers further away than any has another."""
         names = [each for name in self.rungs for each in OWN.get(name, (name,))]
@@ -93,7 +104,7 @@ class Words:
         DataError: There are too few documents, or no word stands twice in the same fold of them.
     """
 
-    def __init__(self, data: DataConfig, models: Sequence[FrozenModel], words: int):
+    def __init__(self, data: DataConfig, models: Sequence[TextReader], words: int):
         self.text: Pieces = drawn_pieces(data, models, words)
         if len(set(self.text.documents)) < FOLDS:
             raise DataError(f"the ruler needs the text of {FOLDS} documents, not {len(set(self.text.documents))}")
@@ -220,10 +231,13 @@ class Ruler(Instrument, kind="ruler", version=6, reads=("model", "target", "laye
     """Says how alike two models are at pairs of layers, in bits of each of them."""
 
     of_models: ClassVar[str] = "pairs"
+    ignores = Instrument.ignores | FIT_TEXT
 
     def inputs(self, config: AnalyzeConfig) -> Mapping[str, Any]:
-        others = [configured(name, {}) for name in config.measure.rungs if name not in OWN]  # type: ignore[attr-defined]
-        return {**super().inputs(config), **{f"rung {e.called}": checkpoint_fingerprint(e) for e in others}}
+        names: Sequence[str] = config.measure.further_models  # type: ignore[attr-defined]
+        rungs = [configured(name, {}) for name in names]
+        fingerprints = {f"rung {rung.called}": checkpoint_fingerprint(rung) for rung in rungs}
+        return {**super().inputs(config), **fingerprints}
 
     def passes(self, config: AnalyzeConfig, shapes: Shapes) -> Sequence[Passes]:
         """Return the passes of both models and of all their rungs, of one and a half tokens for each word."""
@@ -239,7 +253,9 @@ class Ruler(Instrument, kind="ruler", version=6, reads=("model", "target", "laye
         measure: Any = config.measure
         with work.phase("loading"):
             models = load_models(config.model, config.target)
-            words = Words(config.data, list(dict.fromkeys(models)), measure.words)
+            # A rung that cannot be loaded, or reads shorter texts, must show before the other rungs are made.
+            rung_readers = [text_reader(load_model(name)) for name in measure.further_models]
+            words = Words(config.data, [*dict.fromkeys(models), *rung_readers], measure.words)
             hand_back(models[0].device)
         pairs = _pairs(config.layers, *(model.n_layers for model in models))
         names, described = ([model.name for model in models], [model.describe() for model in models])

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -48,6 +48,29 @@ def counted(rows: Int[Tensor, "b t"], skip_first: int = 0, special: Iterable[int
     return kept
 
 
+@runtime_checkable
+class TextReader(Protocol):
+    """What decides how much text fits into a row of a model."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def tokenizer(self) -> Any: ...
+    @property
+    def context(self) -> int: ...
+
+
+class _LengthLimit(NamedTuple):
+    name: str
+    tokenizer: Any
+    context: int
+
+
+def text_reader(model: TextReader) -> TextReader:
+    """Return what decides how much text fits into a row of a model, without the model's weights."""
+    return _LengthLimit(model.name, model.tokenizer, model.context)
+
+
 @dataclass(frozen=True)
 class Pieces:
     """Stretches of text that fit into every model's context, with the words of each and the number of its document."""
@@ -78,7 +101,7 @@ class Pieces:
         return Pieces([self.texts[n] for n in own], [self.words[n] for n in own], [self.documents[n] for n in own])
 
 
-def pieces(texts: Iterable[str], models: Sequence[FrozenModel], words: int) -> Pieces:
+def pieces(texts: Iterable[str], models: Sequence[TextReader], words: int) -> Pieces:
     """Return the first texts, of at least `words` words if there are so many, in pieces that fit into all models."""
     found, left, numbers = Pieces([], [], []), words, dict[object, int]()
     for place, text in enumerate(texts):
@@ -112,7 +135,7 @@ def held_out_texts(config: DataConfig) -> Iterator[str]:
         given += len(held_out)
 
 
-def drawn_pieces(data: DataConfig, models: Sequence[FrozenModel], words: int) -> Pieces:
+def drawn_pieces(data: DataConfig, models: Sequence[TextReader], words: int) -> Pieces:
     """Return pieces of at least so many held-out words, drawn from `SPREAD` times as many, so of more documents.
 
     Documents are their first `LONGEST` bytes, as long as there are enough of them.
@@ -125,7 +148,7 @@ def drawn_pieces(data: DataConfig, models: Sequence[FrozenModel], words: int) ->
     return found.chosen(order[: int((counts.cumsum(0) < words).sum()) + 1].sort().values)
 
 
-def _fitting(text: str, spans: list[Span], models: Sequence[FrozenModel]) -> Iterator[list[Span]]:
+def _fitting(text: str, spans: list[Span], models: Sequence[TextReader]) -> Iterator[list[Span]]:
     piece = text[spans[0][0] : spans[-1][1]]
     too_short = [model for model in models if len(model.tokenizer(piece, verbose=False)["input_ids"]) > model.context]
     if not too_short:
