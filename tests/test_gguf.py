@@ -1,5 +1,6 @@
 """GGUF files load as the dequantised folder of the same weights does."""
 
+import shutil
 import struct
 import sys
 import time
@@ -55,6 +56,19 @@ def test_states_are_those_of_the_dequantised_folder(kind, folder, tmp_path):
     assert "quantization" not in plain.describe()
     text = tiny.document(99) + " É 漢字 1½"
     assert model.tokenizer(text)["input_ids"] == plain.tokenizer(text)["input_ids"]
+
+
+def test_a_token_that_transformers_adds_and_no_text_has_is_no_fault(folder, tmp_path):
+    """It adds <|endoftext|>, which has no row, to a tokenizer that marks ends otherwise, as that of Llama 3 does."""
+    marked = shutil.copytree(folder, tmp_path / "marked")
+    tokenizer = marked / "tokenizer.json"
+    tokenizer.write_text(tokenizer.read_text().replace("<|endoftext|>", "<|end_of_text|>"))
+    model, plain = load_model(tiny.write_gguf(marked, tmp_path / "tiny.gguf")), load_model(folder)
+    assert len(model.tokenizer) == model.vocabulary + 1
+    tokens = torch.tensor(model.tokenizer(tiny.document(3))["input_ids"])[None, :32]
+    torch.testing.assert_close(model.full(tokens), plain.full(tokens), atol=1e-5, rtol=0)
+    with pytest.raises(ModelError, match=r"the token '<\|endoftext\|>' \(id 300\)"):
+        model.full(torch.tensor(model.tokenizer("a<|endoftext|>b")["input_ids"])[None])
 
 
 def test_a_folder_that_holds_one_is_the_same_checkpoint(file):

@@ -15,6 +15,7 @@ from classifiers import THREE
 from thinkalike.config import ModelConfig
 from thinkalike.contrib.populations.finetuning import new_classifier
 from thinkalike.errors import ModelError
+from thinkalike.models.families import stated_quantization
 from thinkalike.models.load import load_model
 from thinkalike.models.shapes import shape_of
 
@@ -422,3 +423,116 @@ def test_a_tokenizer_larger_than_the_embedding_is_refused(whole, kind):
     folder = whole(kind)
     tiny.tokenizer(320).save_pretrained(folder)
     assert "ids up to 319, but its embedding only 300 rows" in line_of(kind, folder)
+
+
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:" + "4d7a" * 16 + "\nsize 1234567\n"
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "config.json"])
+def test_a_pointer_of_git_lfs_is_called_so(whole, name):
+    folder = whole("gpt2")
+    (folder / name).write_text(POINTER)
+    assert f"{folder / name} is a pointer of Git LFS" in line_of("gpt2", folder)
+    assert f"cd {folder} && git lfs pull" in line_of("gpt2", folder)
+
+
+def test_a_pointer_among_shards_is_found_and_one_that_is_not_read_is_no_fault(whole):
+    folder = whole("gpt2")
+    expected = load("gpt2", folder)
+    (folder / "pytorch_model.bin").write_text(POINTER)
+    (folder / "tokenizer.model").write_text(POINTER)
+    assert all(torch.equal(weight, expected[name]) for name, weight in load("gpt2", folder).items())
+    (folder / "model.safetensors").unlink()
+    index = {"weight_map": dict.fromkeys(expected, "model-00001-of-00001.safetensors")}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    (folder / "model-00001-of-00001.safetensors").write_text(POINTER)
+    assert "model-00001-of-00001.safetensors is a pointer" in line_of("gpt2", folder)
+
+
+FORMATS = {
+    "DeepSpeed": (["zero_to_fp32.py", "global_step5/zero_pp_rank_0_mp_rank_00_optim_states.pt"], "zero_to_fp32.py . "),
+    "DeepSpeed without its script": (["mp_rank_00_model_states.pt"], "python -m deepspeed.utils.zero_to_fp32 . . "),
+    "FSDP": (["pytorch_model_fsdp_0/__0_0.distcp"], "accelerate merge-weights "),
+    "DCP": (["__0_0.distcp", ".metadata"], "python -m torch.distributed.checkpoint.format_utils dcp_to_torch "),
+    "Megatron": (["latest_checkpointed_iteration.txt", "iter_0000100/mp_rank_00/model_optim_rng.pt"], "export "),
+    "TensorFlow": (["tf_model.h5"], "GPT2LMHeadModel as M; M.from_pretrained('.', from_tf=True)"),
+    "Flax": (["flax_model.msgpack"], "from_flax=True"),
+}
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_weights_in_another_format_are_named_with_what_converts_them(whole, kind):
+    folder, (files, command) = whole("gpt2"), FORMATS[kind]
+    (folder / "model.safetensors").unlink()
+    for name in files:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).touch()
+    assert command in line_of("gpt2", folder)
+    (folder / "config.json").unlink()  # as in a folder of these weights alone
+    assert command.split("GPT2")[0] in line_of("gpt2", folder)
+
+
+def test_nothing_of_a_checkpoint_but_a_name_gets_into_a_command(whole):
+    folder = whole("gpt2")
+    (folder / "model.safetensors").rename(folder / "flax_model.msgpack")
+    shape = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**shape, "architectures": ["M; import os"]}))
+    assert "import os" not in line_of("gpt2", folder)
+
+
+def test_the_command_for_distributed_checkpoints_converts_them(whole):
+    import shlex
+
+    import torch.distributed.checkpoint as distributed
+    from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+    folder = whole("gpt2")
+    expected = load("gpt2", folder)
+    (folder / "model.safetensors").unlink()
+    distributed.save(dict(expected), checkpoint_id=folder, no_dist=True)
+    *_, source, target = shlex.split(line_of("gpt2", folder))
+    dcp_to_torch_save(source, target)
+    assert all(torch.equal(weight, expected[name]) for name, weight in load("gpt2", folder).items())
+
+
+STATED = {  # as config.json of published checkpoints has it
+    "gptq 4bit": {"quant_method": "gptq", "bits": 4, "group_size": 128},
+    "awq 4bit": {"quant_method": "awq", "bits": 4},
+    "fp8": {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]},
+    "bitsandbytes 4bit": {"quant_method": "bitsandbytes", "load_in_4bit": True, "load_in_8bit": False},
+    "compressed-tensors 4bit": {
+        "quant_method": "compressed-tensors",
+        "format": "pack-quantized",
+        "config_groups": {"group_0": {"input_activations": {"num_bits": 8}, "weights": {"num_bits": 4}}},
+    },
+    "mxfp4": {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]},
+}
+
+
+def test_quantisation_is_what_config_json_states():
+    for label, stated in STATED.items():
+        assert stated_quantization({"model_type": "llama", "quantization_config": stated}) == label
+        assert stated_quantization({"text_config": {"quantization_config": stated}}) == label
+    assert stated_quantization({"model_type": "llama"}) == ""
+
+
+def test_a_folder_of_fp8_weights_says_so(tmp_path):
+    folder = tiny.write_llama(tmp_path / "m")
+    plain, weights = load("llama", folder), {}
+    for name, weight in load_file(folder / "model.safetensors").items():
+        weights[name] = weight
+        if weight.dim() == 2 and "layers" in name:
+            blocks = weight.view(weight.shape[0] // 32, 32, -1, 32)
+            scale = blocks.abs().amax((1, 3)) / 448
+            scaled = weight / scale.repeat_interleave(32, 0).repeat_interleave(32, 1)
+            weights |= {name: scaled.to(torch.float8_e4m3fn), f"{name}_scale_inv": scale}
+    rewrite(folder, lambda _: weights)
+    shape = json.loads((folder / "config.json").read_text())
+    settings = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [32, 32]}
+    (folder / "config.json").write_text(json.dumps({**shape, "quantization_config": settings}))
+    model = load_model(folder)
+    assert (model.quantization, model.describe()["quantization"]) == ("fp8", "fp8")
+    name = "model.layers.0.mlp.up_proj.weight"
+    torch.testing.assert_close(model.module.state_dict()[name], plain[name], atol=0.05, rtol=0.1)
+    with pytest.raises(ModelError, match=r"quantised already \(fp8\); remove model\.quantization=8bit"):
+        load_model(folder, quantization="8bit")

@@ -41,6 +41,7 @@ import json, re, sys
 try:
     import resource
     resource.setrlimit(resource.RLIMIT_AS, ({MEMORY}, {MEMORY}))
+    resource.setrlimit(resource.RLIMIT_CPU, ({SECONDS:.0f}, {SECONDS:.0f}))  # also if nobody is left to end it
 except ImportError:
     pass
 patterns, names = json.load(sys.stdin)

@@ -33,6 +33,7 @@ from thinkalike.errors import (
 )
 from thinkalike.hub import Commit, cause_of, refused, resolved
 from thinkalike.models.bounds import check_counts
+from thinkalike.models.formats import WEIGHT_FILES, check_no_pointer, conversion
 from thinkalike.plugins import HELD
 
 log = logging.getLogger(__name__)
@@ -41,12 +42,6 @@ ASSETS = Path(__file__).resolve().parents[1] / "assets"  # the minis
 ADAPTER = "adapter_config.json"
 STATED = ("config.json", ADAPTER)  # files of which every checkpoint has one
 WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")  # a folder that has these is read as transformers wrote it
-WEIGHT_FILES = (  # in the order in which transformers looks for them
-    "model.safetensors",
-    "model.safetensors.index.json",
-    "pytorch_model.bin",
-    "pytorch_model.bin.index.json",
-)
 STEP = re.compile(r"(?:step|checkpoint)[-_=]?(\d+)")  # step64, global_step64, checkpoint-500, step1000-tokens4B
 CUTTERS = {".json", ".txt", ".model", ".spm", ".tiktoken", ".codes", ".tokenizer"}  # configuration and tokenizer
 READ = {*CUTTERS, ".safetensors", ".bin", ".pt", ".pth"}  # and weights
@@ -94,10 +89,16 @@ def folder_of(config: ModelConfig) -> Path | None:
         there = listed([path.name for path in revisions_in(folder.parent)]) or "none"
         raise ConfigError(f"model.revision={config.revision} is not in {folder.parent}, whose revisions are: {there}")
     if gguf := gguf_in(folder):
+        check_no_pointer([gguf])
         return gguf
+    if folder.is_dir() and not _has_weights(folder) and not is_adapter(folder) and (found := conversion(folder)):
+        raise ModelError(f"model={config.called}: {found}")
     inside = _around(folder)
     files = os.listdir(inside) if inside.is_dir() else []
     _check_readable(inside, files)
+    check_no_pointer([inside / name for name in sorted(files) if Path(name).suffix in READ])
+    if folder.suffix == LIGHTNING:
+        check_no_pointer([folder])
     if not {*STATED} & {*files}:
         trains = f"run: python train.py task=pretrain model={folder.name}"
         remedy = trains if config.mini else "save_pretrained writes one"

@@ -20,7 +20,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from thinkalike.config import ModelConfig
 from thinkalike.models.bounds import check_size
-from thinkalike.models.families import AUTO_CLASSES, LONGEST, family_in, label
+from thinkalike.models.families import LONGEST, family_in, label
 from thinkalike.models.frozen import FrozenModel, one_text_per_row
 from thinkalike.models.places import base_of, folder_of, known_shape, named_folder
 from thinkalike.models.survey import embedding_of, longest_row, text_config
@@ -203,5 +203,7 @@ def _on_meta(sizes: Mapping[str, Any]) -> tuple[nn.Module, str, int | None]:
     family, kind = family_in(sizes, "config.json"), str(sizes["model_type"])
     shape = transformers.AutoConfig.for_model(kind, **{key: each for key, each in sizes.items() if key != "model_type"})
     with torch.device("meta"):
-        module = getattr(transformers, AUTO_CLASSES[family.predicts]).from_config(shape)
+        reader = getattr(transformers, family.reading_class)
+        build = getattr(reader, "from_config", None) or reader._from_config  # of an Auto class, or of a class itself
+        module = build(shape)
     return module.eval(), family.blocks or blocks_of(module, kind), longest_row(module)

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from thinkalike.errors import ModelError, flat, listed, one_line
-from thinkalike.models.families import EMBED, Layer, after
+from thinkalike.models.families import EMBED, Layer, after, heads_of
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +57,7 @@ class Checkpoint(NamedTuple):
     tokenizer: Any
     longest: int | None  # row of tokens that it can take; None: nothing limits it
     quantization: str = ""  # how its weights are or were quantised
+    has_head: bool = True  # whether it predicts what its family does; else it has states alone
 
 
 def sample_tokens(vocabulary: int, context: int, rows: int = 2, at_most: int = 16) -> Tokens:
@@ -81,6 +82,8 @@ def survey(model: Any) -> tuple[int, list[int | None]]:
             model.full(sample_tokens(model.vocabulary, TOKENS, rows=ROWS))
     if not ran or [number for number, _ in ran] != list(range(model.n_layers)):
         found = f"the {model.n_layers} blocks of {model.family.blocks} do not run one after the other and once each"
+        if idle := sorted({*range(model.n_layers)} - {number for number, _ in ran}):
+            found += f" (of these, {listed(idle)} do not run for text alone)"
         raise ModelError(f"{model.name}: {found}, so it has no residual stream to cut")
     shapes = {tuple(first_tensor(output).shape) for _, output in ran}
     if len(shapes) > 1 or next(iter(shapes))[:-1] != (ROWS, TOKENS):
@@ -119,20 +122,35 @@ def puts_bos(tokenizer: Any) -> bool:
     return bos is not None and list(tokenizer("a")["input_ids"][:1]) == [bos]
 
 
-def accepted(module: Any) -> set[str]:
-    """Return the names of the arguments of a module's forward pass.
+def accepted(module: Any) -> list[str]:
+    """Return the names of the arguments of a module's forward pass, in order.
 
-    Types of tokens are taken only where there is more than one: RoBERTa has the argument, and one type.
+    Types of tokens are taken only where they tell two texts apart. RoBERTa has the argument and one
+    type, Gemma marks images by it, and GPT-2 adds the embedding of a word.
     """
-    names = set(inspect.signature(module.forward).parameters)
-    several = (getattr(getattr(module, "config", None), "type_vocab_size", 2) or 0) > 1
-    return names if several else names - {"token_type_ids"}
+    names = list(inspect.signature(module.forward).parameters)
+    several = (getattr(getattr(module, "config", None), "type_vocab_size", 0) or 0) > 1
+    return [name for name in names if several or name != "token_type_ids"]
 
 
 def text_config(module: Any) -> Any:
     """Return the configuration of a module: of one of transformers, the part that is about text."""
     shape: Any = getattr(module, "config", None) or getattr(module, "cfg", None)
     return shape.get_text_config() if hasattr(shape, "get_text_config") else shape
+
+
+def padding_of_head(module: Any, tokenizer: Any) -> int | None:
+    """Return the id of the padding by which a classifier finds where a text ends; None: it does so otherwise.
+
+    Where the configuration has none, it gets that of the tokenizer, or its end of a text, in place:
+    without one, classifiers of transformers that need it run on single texts only.
+    """
+    shape = text_config(module)
+    if shape.pad_token_id is None:
+        ids = (tokenizer.pad_token_id, tokenizer.eos_token_id, tokenizer.unk_token_id)
+        known = (number for number in ids if number is not None and number < len(embedding_of(module)))
+        shape.pad_token_id = next(known, None)
+    return shape.pad_token_id  # type: ignore[no-any-return]
 
 
 def number_in(config: Any, names: Sequence[str]) -> int | None:
@@ -246,6 +264,7 @@ def check_values(module: torch.nn.Module, name: str) -> None:
 
 
 def _compare(model: Any, tokens: Tensor, cuts: list[Layer]) -> None:
+    tokens = _without_padding(model, tokens)
     mask = types = None
     late = slice(-LATE, None)  # logits of long rows take gigabytes
     if model.predicts != "next":  # the last row ends in padding, and each row is a pair of texts
@@ -266,7 +285,27 @@ def _compare(model: Any, tokens: Tensor, cuts: list[Layer]) -> None:
             error, allowed = relative_error(joined, full), TOLERANCE[model.dtype]
             if not error <= allowed:  # NaN fails as well
                 found = f"differs from the full pass by {error:.1e} of the largest logit (allowed: {allowed:.0e})"
-                raise ModelError(f"{model.name} cannot be cut at its blocks: tail({cut}, head({cut}, x)) {found}")
+                found = f"{model.name} cannot be cut at its blocks: tail({cut}, head({cut}, x)) {found}"
+                raise ModelError(found + _hooks_on(model.module))
+
+
+def _hooks_on(module: nn.Module) -> str:
+    """Return which modules have hooks, and how to take them off, to end the message of a failed proof; "": none."""
+    libraries = ("transformers", "accelerate", "thinkalike")  # their hooks change no state
+    hooked = []
+    for path, part in module.named_modules():
+        hooks = [*part._forward_hooks.values(), *part._forward_pre_hooks.values()]
+        if any(not str(getattr(hook, "__module__", "")).startswith(libraries) for hook in hooks):
+            hooked.append(path or type(module).__name__)
+    if not hooked:
+        return ""
+    return f"; it has forward hooks on {listed(hooked)}, which may do that: call remove() of their handles"
+
+
+def _without_padding(model: Any, tokens: Tensor) -> Tensor:
+    """Return sample tokens of a real text: a classifier takes its padding for the end of the text."""
+    padding = padding_of_head(model.module, model.tokenizer) if model.predicts == "class" else None
+    return tokens if padding is None else torch.where(tokens == padding, (padding + 1) % model.vocabulary, tokens)
 
 
 def _check_causal(model: Any, tokens: Tokens) -> None:
@@ -274,10 +313,16 @@ def _check_causal(model: Any, tokens: Tokens) -> None:
     other[:, half:] = (other[:, half:] + 1) % model.vocabulary
     error = relative_error(*(model.full(each)[:, :half] for each in (other, tokens)))
     if not error <= TOLERANCE[model.dtype] / 10:  # 0 in all architectures, but for experts, whose products round
-        remedy = "save it with AutoModelForMaskedLM"
-        if hasattr(text_config(model.module), "is_decoder"):
+        shape, body = text_config(model.module), type(getattr(model.module, "base_model", None)).__name__
+        heads = heads_of(str(getattr(shape, "model_type", "")))
+        can_predict_hidden = any(head.predicts == "hidden" for head in heads)
+        remedy = f"write {body} under architectures in its config.json, to read its states alone"
+        if can_predict_hidden:
+            remedy = "save it with AutoModelForMaskedLM"
+        if hasattr(shape, "is_decoder"):
             remedy = f"if trained on earlier tokens alone, write is_decoder: true in its config.json; else {remedy}"
         found = f"later tokens change its logits by {error:.1e} of the largest one, as in an encoder"
+        remedy += _hooks_on(model.module)
         raise ModelError(f"{model.name} is to predict the next token, but {found}; {remedy}")
 
 
