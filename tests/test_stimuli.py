@@ -575,6 +575,23 @@ def test_a_conllu_file_becomes_text_spans_and_features(tmp_path):
     }
 
 
+@pytest.mark.parametrize("suffix", ["csv", "conllu"])
+def test_too_many_features_are_refused_and_may_be_chosen_from(suffix, tmp_path):
+    path = tmp_path / f"x.{suffix}"
+    names = [f"F{number}" for number in range(20_000)]
+    if suffix == "conllu":
+        lines = [f"1|a|X|{name}=1|_\n\n1|b|Y|{name}=2|_\n" for name in names]
+        path.write_text("\n".join(conllu(*text.split("\n")) for text in lines))
+        read = read_conllu
+    else:
+        rows = ["x" * (number + 1) + f",{number % 3}" * len(names) for number in range(4)]
+        path.write_text("\n".join(["text," + ",".join(names), *rows]))
+        read = read_table
+    with pytest.raises(DataError, match="features, and 1,000 can be compared"):
+        read(path)
+    assert read(path, features=["F7"]).names == ["F7"]
+
+
 def test_odd_conllu_files_are_read(tmp_path):
     """Comments anywhere, empty nodes first, lines of white space, no last newline, a sentence without a name."""
     path, lines = tmp_path / "x.conllu", TREES.splitlines()

@@ -307,8 +307,16 @@ def chosen_scale(scale: str, models: Sequence[Any]) -> tuple[str, str]:
     if scale != "auto" or all(model.mini for model in models):
         return ("mini" if scale == "auto" else scale), ""
     folders = [Path(model.path) if model.path else None for model in models if not model.mini]
-    if all(folder and sum(file.stat().st_size for file in folder.glob("*")) < SMALL for folder in folders):
+    if all(folder and _bytes_in(folder) < SMALL for folder in folders):
         return "mini", "these models are small"
     import torch
 
     return ("paper", "this machine has a GPU") if torch.cuda.is_available() else ("mini", "this machine has no GPU")
+
+
+def _bytes_in(folder: Path) -> int:
+    """Return the bytes of the files of a folder; 0 for anything else."""
+    if not folder.is_dir():
+        return 0
+    with os.scandir(folder) as entries:
+        return sum(entry.stat().st_size for entry in entries if entry.is_file())

@@ -19,6 +19,7 @@ from thinkalike.data.grammar import Sentence, controlled_sentences, crossed_sent
 from thinkalike.errors import DataError, natural_order, nearest
 from thinkalike.measures.kinds import KINDS, NUMBERS, kind_of
 
+MOST_FEATURES = 1000  # treebanks have up to 200, and each takes a column, a distance and a permutation
 Kind = str | Sequence[str]  # one of KINDS, or the levels of an ordinal feature in order
 Kinds = Mapping[str, Kind]  # by feature
 Names = Sequence[str] | None  # None stands for all that there are
@@ -233,7 +234,12 @@ def _alike_pairs(columns: pd.DataFrame) -> float:
 
 
 def chosen(source: str | Path, names: Names, there: Sequence[str], what: str = "feature") -> list[str]:
-    """Return the names that are asked for, or all; one that is not there is a DataError."""
+    """Return the names that are asked for, or all; one that is not there is a DataError, and so are too many."""
+    count = len(there if names is None else names)
+    if count > MOST_FEATURES:
+        raise DataError(
+            f"{source} has {count:,} {what}s, and {MOST_FEATURES:,} can be compared; name those that matter"
+        )
     for name in names or []:
         if name not in there:
             raise DataError(f"{source} has no {what} {name}; {nearest(name, there)}")

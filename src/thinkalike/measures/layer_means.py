@@ -45,6 +45,7 @@ class LayerPairEstimate(Estimate):
         across: The values across the two models, with their intervals, (l, m).
         within_source, within_target: The same within each model, (l, l) and (m, m); None where it is not measured.
         batches, documents: How many there were.
+        rows: How many rows were compared, in all batches together; None where it is not known.
         effective: How many documents of equal length are worth these; None where it is not known.
         needed: How many documents of equal length the documents must be worth for an interval.
         rows_used: The share of the rows that stood in groups of one token, where rows are compared within such groups.
@@ -59,6 +60,7 @@ class LayerPairEstimate(Estimate):
         batches: int,
         documents: int,
         *,
+        rows: int | None = None,
         effective: float | None = None,
         needed: int = FEWEST_GROUPS,
         within_source: Estimate | None = None,
@@ -70,6 +72,7 @@ class LayerPairEstimate(Estimate):
         self.batches, self.documents, self.rows_used, self.chance = batches, documents, rows_used, chance
         self.within_source, self.within_target, self.effective = within_source, within_target, effective
         self.needed = needed
+        self.rows = rows
 
     def __repr__(self) -> str:
         layers, closest = "{} x {} layers".format(*self.value.shape), "{:.3f} to {:.3f}".format(*self.value.aminmax())
@@ -90,9 +93,13 @@ class LayerPairEstimate(Estimate):
 
 
 def numbers_of(documents: Int[Tensor, " n"]) -> dict[str, Any]:
-    """Return how many documents rows are of, and how many of equal length are worth these."""
+    """Return how many rows and documents there are, and how many documents of equal length are worth these."""
     counts = documents.unique(return_counts=True)[1]
-    return {"documents": len(counts), "effective": estimates.effective_number(counts)}
+    return {
+        "rows": len(documents),
+        "documents": len(counts),
+        "effective": estimates.effective_number(counts),
+    }
 
 
 class Accumulator(Metric):

@@ -243,7 +243,7 @@ class LayerPredictions(Accumulator):
         if is_fit:
             prediction.fit(*sides, owners)
         else:
-            used = torch.tensor([len(within.order), within.rows] if within else [1, 1])
+            used = torch.tensor([len(within.order), within.rows] if within else [len(owners)] * 2)
             self.add(batch.number, prediction.judge(*sides, place, owners), used=used)
         self.last = batch.number
 
@@ -277,6 +277,7 @@ class LayerPredictions(Accumulator):
             across=across,
             batches=len(found["used"]) // len(self.predictions),
             **numbers_of(documents),
+            rows=rows // len(self.predictions),
             back=back,
             left_to_gain=left_to_gain,
             rows_used=kept / rows if self.given == "token" else None,

@@ -242,8 +242,10 @@ class LayerPairs(Instrument):
         return {"null": chance.null, **dict(calibrated), "p": chance.p, "p_of_largest": chance.p_of_largest}
 
     def scalars(self, estimates: Any) -> dict[str, float]:
-        """Return further headline numbers: how many documents there were, and those of the null, where there is p."""
+        """Return further headline numbers: how many rows and documents, and those of the null, where there is p."""
         found, chance = {"documents": float(estimates.documents)}, estimates.chance
+        if estimates.rows is not None:
+            found["rows"] = float(estimates.rows)
         if estimates.effective is not None:
             found["effective_documents"] = estimates.effective
         if chance is None or math.isnan(chance.largest):

@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from thinkalike.measures import estimates
-from thinkalike.measures.distances.comparators import TIED, levels_of, ranks_of_levels, spearman_of_patterns
+from thinkalike.measures.distances.comparators import levels_of, ranks_of_levels, spearman_of_patterns
 from thinkalike.measures.distances.neural import NeuralDistances, upper
 from thinkalike.measures.estimates import FEWEST_GROUPS, PARTS, Estimate
 from thinkalike.measures.kinds import Columns, cell_numbers
@@ -286,7 +286,7 @@ def _references(
         pairs, squared = upper(len(rows)), distances.take(rows).vector()
         left, right = rows[pairs // len(rows)], rows[pairs % len(rows)]
         ends = torch.stack([cells[left], cells[right]])
-        levels = levels_of(squared, TIED)
+        levels = levels_of(squared)
         halves.append((squared, levels, ends.amin(0) * size + ends.amax(0), kept[:, left] & kept[:, right]))
     return torch.stack([_reference([(*half, some[k]) for *half, some in halves], size**2) for k in range(len(kept))])
 
