@@ -20,7 +20,7 @@ from filelock import FileLock
 
 from stores import finish
 from thinkalike import digests, open_result
-from thinkalike.digests import digest_of, remembered_digest
+from thinkalike.digests import digest_of, read_json, remembered_digest
 from thinkalike.errors import StoreError
 from thinkalike.listing import search
 from thinkalike.store import Job, newest_state, read_state, seal, write_state
@@ -174,6 +174,7 @@ def cache(tmp_path, monkeypatch):
     """A cache of its own, in which every file is large."""
     monkeypatch.setenv("THINKALIKE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(digests, "LARGE", 10)
+    monkeypatch.setattr(digests, "SMALL", 0)
     monkeypatch.setattr(digests, "_known", {})
     return tmp_path / "cache" / "digests"
 
@@ -472,3 +473,24 @@ def test_a_limit_of_files_is_an_error_of_the_system(tmp_path):
             write_state(tmp_path, "half", {"weights": torch.zeros(10_000)})
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("[1]", "no JSON object"),
+        ("{", "Expecting property name"),
+        ('{"a":' * 10**5 + "1" + "}" * 10**5, "inside one another"),
+        ('{"a":' * 65 + "1" + "}" * 65, "inside one another"),
+        ('{"a": "' + "x" * 1000 + '"}', "more than 100 bytes"),
+    ],
+)
+def test_json_of_strangers_is_bounded(content, message, tmp_path):
+    (tmp_path / "x.json").write_text(content)
+    with pytest.raises(ValueError, match=message):
+        read_json(tmp_path / "x.json", largest=100 if "100 bytes" in message else 2**25)
+
+
+def test_json_that_is_as_deep_as_configurations_is_read(tmp_path):
+    (tmp_path / "x.json").write_text('{"a":' * 64 + "1" + "}" * 64)
+    assert read_json(tmp_path / "x.json")

@@ -1,12 +1,11 @@
 """Files that a stranger may have written: whoever reads them neither waits for ever nor leaves their folder.
 
-A pipe or a device may never end, a link leads elsewhere, a few lines of YAML stand for billions, and JSON may be nested
-more deeply than Python can follow. Each of these is a `ForeignFileError`, which says what is wrong with the file.
+A pipe or a device may never end, a link leads elsewhere, and a few lines of YAML stand for billions of values. Each of
+these is a `ForeignFileError`, which says what is wrong with the file.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import stat
 from pathlib import Path
@@ -48,17 +47,6 @@ def read_bytes(path: Path, most: int, follow: bool = True) -> bytes:
     if len(content) > most:
         raise ForeignFileError(f"{path} has more than {most:,} bytes")
     return content
-
-
-def read_json(path: Path, most: int, follow: bool = True) -> dict[str, Any]:
-    """Return the JSON object of a regular file of `most` bytes at most."""
-    try:
-        found = json.loads(read_bytes(path, most, follow))
-    except RecursionError:
-        raise ForeignFileError(f"{path} is nested too deeply") from None
-    if not isinstance(found, dict):
-        raise ForeignFileError(f"{path} holds no JSON object")
-    return found
 
 
 def read_yaml(path: Path, most: int, follow: bool = True) -> dict[str, Any]:

@@ -27,9 +27,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import yaml
 
-from thinkalike.digests import digest_of
+from thinkalike.digests import digest_of, read_json
 from thinkalike.errors import StoreError, TrainingError, one_line
-from thinkalike.files import ForeignFileError, open_regular, read_json, read_yaml
+from thinkalike.files import ForeignFileError, open_regular, read_yaml
 from thinkalike.plugins import instrument_of_kind
 from thinkalike.processes import locked
 
@@ -118,7 +118,7 @@ class Result:
     def _record(self) -> Record:
         file = self.folder / "result.json"
         with _explained(file):
-            return _checked_record(read_json(file, MOST_BYTES, follow=False))
+            return _checked_record(_read_json(file))
 
     def fingerprint(self) -> str:
         """Return 16 digits of the SHA-256 of tables, arrays and stitches, by the manifest; figures are left out."""
@@ -284,6 +284,12 @@ def _explained(file: Path) -> Iterator[None]:
         raise StoreError(f"{file} cannot be read ({reason})") from error
 
 
+def _read_json(file: Path) -> Record:
+    if file.is_symlink():
+        raise ForeignFileError(f"{file} is a link, and links are not followed here")
+    return read_json(file, MOST_BYTES)
+
+
 def _checked_record(record: Record) -> Record:
     """Return what result.json holds, of the types that all who read it rely on; a ValueError says which it has not."""
     for name in ("kind", "key"):
@@ -353,13 +359,13 @@ def _entries(folder: Path) -> dict[str, tuple[int, str]]:
     """
     file = folder / MANIFEST
     try:
-        manifest = read_json(file, MOST_BYTES, follow=False)
+        manifest = _read_json(file)
         entries = {str(name): (int(size), str(digest)) for name, (size, digest) in manifest["files"].items()}
         stated, digest = manifest["digest"], _digest_of_entries(manifest["files"])
     except OSError:
         raise
     except Exception as error:
-        told = one_line(error).removeprefix(f"{file} ") if isinstance(error, ForeignFileError) else type(error).__name__
+        told = one_line(error).removeprefix(f"{file} ") if isinstance(error, ValueError) else type(error).__name__
         raise StoreError(f"{file} is damaged ({told})") from error
     if stated != digest:
         raise StoreError(f"{file} is damaged")
