@@ -430,6 +430,8 @@ def test_links_in_a_store_are_not_listed(tmp_path):
     result_in(tmp_path / "other", "hidden")
     (tmp_path / "store" / "cka").symlink_to(tmp_path / "other" / "stitching")
     (tmp_path / "store" / "stitching" / "link").symlink_to(tmp_path / "other" / "stitching" / "hidden")
+    for place in ("loop", "stitching/loop"):
+        (tmp_path / "store" / place).symlink_to(tmp_path / "store" / place)
     found = search(tmp_path / "store")
     assert [entry.result.key for entry in found.entries] == ["abc"]
     assert sum("is a link" in line for line in found.skipped) == 2
