@@ -28,7 +28,17 @@ from transformers.pytorch_utils import Conv1D
 from thinkalike.digests import tokenizer_fingerprint
 from thinkalike.errors import ModelError
 from thinkalike.models.families import EMBED, Family, Layer, Place, Predicts, after
-from thinkalike.models.survey import Tokens, accepted, embedding_of, entries_of, first_tensor, prove, survey, tensors_of
+from thinkalike.models.survey import (
+    Tokens,
+    accepted,
+    embedding_of,
+    entries_of,
+    first_tensor,
+    longest_row,
+    prove,
+    survey,
+    tensors_of,
+)
 
 _CHANGING = threading.Lock()  # held while the next two change
 _LOCKS: WeakKeyDictionary[nn.Module, Any] = WeakKeyDictionary()  # of each module, see `alone`
@@ -116,6 +126,12 @@ class FrozenModel:
     def __repr__(self) -> str:
         shape = f"{self.n_layers} layers of width {self.d_model}, vocabulary {self.vocabulary}, context {self.context}"
         return f"FrozenModel({self.name}: {shape}; {self.family.name}, {str(self.dtype)[6:]} on {self.device})"
+
+    def check_context(self, asked: int | None) -> None:
+        """Raise a ModelError if rows of this many tokens are longer than what the model can read."""
+        longest = longest_row(self.module)
+        if asked and longest and asked > longest:
+            raise ModelError(f"data.context={asked}: {self.name} reads at most {longest} tokens; choose fewer")
 
     @property
     def predicts(self) -> Predicts:
@@ -315,7 +331,7 @@ class FrozenModel:
         The state comes out of the block before, since some models do something between two blocks.
         """
         placeholder = torch.zeros(residual.shape[:2], dtype=torch.long, device=self.device)
-        entered, replace = self.blocks[max(start - 1, 0)], functools.partial(_replace_input, residual)
+        entered, replace = self.blocks[max(start - 1, 0)], functools.partial(replaced_input, residual)
         with (
             alone(self.module),
             replaced_forward(self.blocks[:start], [functools.partial(_same, form) for form in self._forms[:start]]),
@@ -382,7 +398,8 @@ def ended_at(module: nn.Module, *, entering: bool = False) -> Iterator[None]:
         yield
 
 
-def _replace_input(state: Tensor, _: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+def replaced_input(state: Tensor, _: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+    """Return what a module is called with, with this state in place of the one that it was given."""
     if args:
         return (state, *args[1:]), kwargs
     return args, kwargs | {_name_of_state(kwargs): state}
