@@ -1,8 +1,8 @@
 """What a change of a model does on text: to its predictions and states, part by part, and beside random changes.
 
-A part that differs is exchanged both ways, and so is the output of an attention, an MLP or a head. The pass begins at the block of the part, with the states that the model had
-before it, so that later parts cost less. What a change without any aim does is seen in forks of a model, by further
-training on its own text.
+A part that differs is exchanged both ways, and so is the output of attention, of an MLP or of a head. The
+pass begins at the block of the part, with the states that the model had before it, so that later parts cost
+less. What a change without any aim does is seen in forks of a model, by further training on its own text.
 """
 
 from __future__ import annotations
@@ -93,7 +93,6 @@ class Seen:
                 state = base.advance(self.base[part.layer], part.layer, part.layer + 1)
         return distances_of_tokens(self.base[part.layer + 1], state)
 
-
     def with_output(
         self, base: FrozenModel, changed: FrozenModel, place: Place, sites: tuple[Sites, Sites]
     ) -> Float[Tensor, " n"]:
@@ -181,14 +180,12 @@ def by_part(
 
 
 @torch.no_grad()
-def by_output(
-    base: FrozenModel, changed: FrozenModel, batches: Sequence[Seen], most: int
-) -> dict[Place, PartChanges]:
+def by_output(base: FrozenModel, changed: FrozenModel, batches: Sequence[Seen], most: int) -> dict[Place, PartChanges]:
     """Return what the exchange of one output alone does: of attention, of an MLP, or of a head of attention.
 
-    The output of one model, with all that comes from the blocks before, takes the place of that of the other one. Of the
-    outputs of attention and MLPs, the `most` with the greatest KL alone at about `SCREENED` tokens are exchanged, and as
-    many heads of such attention. A model whose blocks have no such site has none of them.
+    The output of one model, with all that comes from the blocks before, takes the place of that of the other one. Of
+    the outputs of attention and MLPs, the `most` with the greatest KL alone at about `SCREENED` tokens are exchanged,
+    and as many heads of such attention. A model whose blocks have no such site has none of them.
     """
     if most < 1:
         return {}

@@ -1,11 +1,12 @@
 """How predictions and states differ between models: divergence and distance by token, nulls of a change, and tests.
 
-A null is a set of models that were changed as much, but at random. There are two of weights: each matrix gets the same
-change with the signs of rows and columns flipped, and rows and columns are permuted (`signed_permutation`) or stay where
-they are (`random_signs`). If the distribution of a change is invariant under such maps, the change and its nulls are
-exchangeable, so that the rank of the change among them is an exact test. That of Gaussian noise of one size is invariant
-under both. Noise that is proportional to the weights, as that of rounding is, is invariant under flipped signs alone:
-a permutation takes large changes away from large weights.
+A null is a set of models that were changed as much, but at random. There are two of weights: each matrix gets
+the same change with the signs of rows and columns flipped at random, while rows and columns are permuted
+(`signed_permutation`) or stay where they are (`random_signs`). If the distribution of a change is invariant
+under such maps, the change and its nulls are exchangeable, so that the rank of the change among them is an
+exact test. The distribution of Gaussian noise of one size is invariant under both. Noise that is proportional
+to the weights, as that of rounding is, is invariant under flipped signs alone: a permutation takes large
+changes away from large weights.
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ from thinkalike.measures.estimates import FEWEST_GROUPS, ROUNDING
 
 AT_ONCE = 2**20  # numbers, which stay in the cache of a processor
 FEWEST_PEERS = 4  # groups, from which on what most of them do is taken off each of them
-NORMAL_MEDIAN = 0.6745  # of abs(x) of the standard normal distribution
 TIE = 1e-9  # of a value: what rounding may take a null off that is equal to it
 Verdict = Literal["equivalent", "not equivalent", "undecided"]
 
@@ -147,10 +147,10 @@ def beyond_null(
     """Return how far each of g groups is beyond r runs of a null, and the p-value of the farthest one.
 
     Each of k statistics is compared by (value - mean) / (s √(1 + 1/r)), with the mean and the standard deviation s of
-    the null's runs, s being at least the median one of all groups; the greatest of the k counts. With `FEWEST_PEERS`
-    groups or more, each run is taken less its median over groups, and the result is divided by its median size in units
-    of the normal distribution's, if that is more than 1 (genomic control, Devlin & Roeder 1999): what most groups do
-    tells none of them apart.
+    the null's runs, s being at least the median one of all groups. With `FEWEST_PEERS` groups or more, each run is
+    taken less its median over groups, and each result z becomes (z - mean of the remaining groups) / max(their standard
+    deviation, 1): what happens to all groups, or varies as much among all of them, tells none of them apart. The
+    greatest of the k statistics counts.
 
     Each run is compared with all others in this way, and the p-value is the rank of the value's maximum over groups
     among theirs: exact if value and null are exchangeable, whatever their distribution and dependence (Westfall & Young
@@ -168,8 +168,11 @@ def beyond_null(
     spread = torch.maximum(spread, spread.median(1, keepdim=True).values)
     beyond = ((runs - mean_of_others) / spread).nan_to_num(0.0)
     if has_peers:
-        typical = beyond.abs().median(1, keepdim=True).values / NORMAL_MEDIAN
-        beyond = beyond / typical.clamp(min=1)
+        peers = runs.shape[1] - 1
+        mean_of_peers = (beyond.sum(1, keepdim=True) - beyond) / peers
+        square_of_peers = (beyond.square().sum(1, keepdim=True) - beyond.square()) / peers
+        variance_of_peers = (square_of_peers - mean_of_peers.square()).clamp(min=0) * peers / (peers - 1)
+        beyond = (beyond - mean_of_peers) / variance_of_peers.sqrt().clamp(min=1)
     farthest_statistic = beyond.amax(2)
     return farthest_statistic[0], rank_p(farthest_statistic[0].max(), farthest_statistic[1:].amax(1))
 

@@ -476,8 +476,8 @@ def massive(
     share_inside = 0.0 if inside is None else float(inside.float().mean())
     if share_inside > 1 / TIMES:
         log.warning(
-            f"warning: {share_inside:.0%} of the rows are more than {MASSIVE} times as long as the median at some layer or "
-            "head; as these are not few, none of them is left out"
+            f"warning: {share_inside:.0%} of the rows are more than {MASSIVE} times as long as the median at some "
+            "layer or head; as these are not few, none of them is left out"
         )
         inside = None
     return beginning if inside is None else _either(beginning, inside)

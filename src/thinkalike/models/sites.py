@@ -134,7 +134,6 @@ class Sites:
             return module.register_forward_hook(lambda _, args, output: keep(first_tensor(output)))
         return module.register_forward_pre_hook(lambda _, args, named: keep(state_in(args, named)), with_kwargs=True)
 
-
     def replaced(self, place: Place, state: Tensor) -> contextlib.AbstractContextManager[Any]:
         """Put this state, (*rows, d), in the place of the model's own in every pass while the context is open."""
         module, direction = self.modules[place.site, place.layer]

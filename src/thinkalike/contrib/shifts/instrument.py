@@ -72,7 +72,8 @@ class LayerShifts(Accumulator):
         sums, documents = found["sums"].sum(0), found["documents"]
         means, rest = _means(sums.sum(0)), _means(without_parts(sums, documents))
         value, low, high = jackknife(means[0], rest[:, 0])
-        distance = Estimate(*map(_on_diagonal, (value, low.clamp(min=0), high)))
+        low = torch.where(low.isfinite(), low.clamp(min=0), low)
+        distance = Estimate(*map(_on_diagonal, (value, low, high)))
         return ShiftEstimate(
             *map(_on_diagonal, means[1:]), across=distance, batches=len(found["sums"]), **numbers_of(documents)
         )

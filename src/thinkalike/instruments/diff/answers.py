@@ -55,6 +55,7 @@ from thinkalike.models.parts import Part, norms, parts_of
 from thinkalike.processes import counted
 from thinkalike.states.contrasts import Contrasts, Prompts, gaps, kind_of_token, read_prompts
 
+SIGNS = "signs"  # the kind of null whose changes stay at their entries
 NULLS = 19  # random changes of each kind: the fewest that can be exceeded with p = .05
 EXIT_STATUS = {"equivalent": 0, "not equivalent": 1, "undecided": 3}
 FEWEST = 3  # occurrences of a token
@@ -123,16 +124,24 @@ class Answers:
                 kl = torch.cat([own.kl(model, start, own.base) for own in batches])
                 self.null["kind"].append(kind)
                 self.null["kl"].append(kl)
-                self.null["effects"].append(self.effects(model))
+                self.null["effects"].append(torch.zeros(0) if kind == SIGNS else self.effects(model))
                 if model is not self.base:
                     self.null["moves"].append([tuple(each) for each in moves(self.base, model, self._comparable)])
             work.keep("null", self.null)
 
-    def runs_of_null(self, what: str) -> dict[str, Tensor]:
-        """Return for each kind of null what its models did, (r, n), such as the `kl` of each token."""
-        kinds = dict.fromkeys(self.null["kind"])
-        pairs = list(zip(self.null["kind"], self.null[what], strict=True))
-        return {kind: torch.stack([values for name, values in pairs if name == kind]) for kind in kinds}
+    def _runs_of(self, kind: str) -> Float[Tensor, "r n"]:
+        """Return KL of each token of the models of one kind of null."""
+        runs = zip(self.null["kind"], self.null["kl"], strict=True)
+        return torch.stack([kl for name, kl in runs if name == kind])
+
+    def _moved_null(self, what: str) -> Float[Tensor, "r n"]:
+        """Return what the null's models did, forks or changes at random places, such as the `kl` of each token.
+
+        Random signs are left out: where only the embedding of a token changed, they change that embedding as well, and
+        so cannot tell this token from the remaining ones.
+        """
+        runs = zip(self.null["kind"], self.null[what], strict=True)
+        return torch.stack([values for name, values in runs if name != SIGNS])
 
     @cached_property
     def _comparable(self) -> list[Part]:
@@ -215,9 +224,9 @@ class Answers:
         few = self.rows.tokens[: self.first, :-1].numel()
         if self.parts or self.outputs:
             found |= {"kl_of_part": float(kl[:few].mean()), "tokens_of_part": float(few)}
-        for kind, runs in self.runs_of_null("kl").items():
-            name = "signs" if kind == "signs" else "null"
-            found |= beside_runs(name, kl[:few].mean(), runs.double().mean(1))
+        for kind in dict.fromkeys(self.null["kind"]):
+            name = SIGNS if kind == SIGNS else "null"
+            found |= beside_runs(name, kl[:few].mean(), self._runs_of(kind).double().mean(1))
         if len(words := groups["word"]):
             found |= {"contrast_base": words["before"].mean(), "contrast_change": words["change"].mean()}
         if self.null["moves"] and self._comparable:
@@ -283,8 +292,7 @@ class Answers:
         """Return the tokens that occur often, with how far the prediction after them changed, the most certain first.
 
         `p_random` and `q_random` test whether it changed more than by random changes, and `p` and `q` whether it did so
-        by more than after the remaining tokens. Of several kinds of random changes, the one counts by which less is
-        certain.
+        by more than after the remaining tokens.
         """
         tokens = self.rows.tokens[: self.first, :-1].flatten().long()
         names, group, counts = tokens.unique(return_inverse=True, return_counts=True)
@@ -292,18 +300,14 @@ class Answers:
         if not self.null["kl"] or not often.any():
             return pd.DataFrame()
         kl = means_of(self.kl()[None, : len(tokens)], group)[0, often]
-        log_kl = kl.clamp(min=ROUNDING).log()
-        against_random, against_others = [], []
-        for runs in self.runs_of_null("kl").values():
-            null = means_of(runs, group)[:, often]
-            log_null = null.clamp(min=ROUNDING).log()
-            against_random.append({"p_random": above_null(log_kl, log_null), "null": null.mean(0)})
-            beyond, _, p = excess(log_kl, log_null)
-            p = torch.where(beyond > 0, p / 2, 1 - p / 2)  # one-sided
-            against_others.append({"p": p, "factor": beyond.exp()})
-        random, others = least_certain(against_random, "p_random"), least_certain(against_others, "p")
-        q_random, q = false_discovery_rates(random["p_random"]), false_discovery_rates(others["p"])
-        numbers = {"kl": kl, **random, "q_random": q_random, **others, "q": q}
+        null = means_of(self._moved_null("kl"), group)[:, often]
+        log_kl, log_null = (means.clamp(min=ROUNDING).log() for means in (kl, null))
+        p_random = above_null(log_kl, log_null)
+        beyond, _, p = excess(log_kl, log_null)
+        p = torch.where(beyond > 0, p / 2, 1 - p / 2)  # one-sided
+        q_random, q = false_discovery_rates(p_random), false_discovery_rates(p)
+        numbers = {"kl": kl, "null": null.mean(0), "p_random": p_random, "q_random": q_random}
+        numbers |= {"factor": beyond.exp(), "p": p, "q": q}
         written = map(self._written, names[often].tolist())
         table = pd.DataFrame({"token": list(written), "count": counts[often], **_arrays(numbers)})
         return table.sort_values(["q", "p"], kind="stable", ignore_index=True)
@@ -336,12 +340,8 @@ class Answers:
         half = torch.where(counts > 1, t * variance.sqrt(), math.inf)
         found = {"before": start, "change": mean, "change_low": mean - half, "change_high": mean + half}
         if self.null["effects"]:
-            tests = []
-            for effects in self.runs_of_null("effects").values():
-                beyond, t, p = excess(mean, means_of(effects - before, group))
-                tests.append({"beyond": beyond, "t": t, "p": p})
-            found |= least_certain(tests, "p")
-            found["q"] = false_discovery_rates(found["p"])
+            beyond, t, p = excess(mean, means_of(self._moved_null("effects") - before, group))
+            found |= {"beyond": beyond, "t": t, "p": p, "q": false_discovery_rates(p)}
         words = list(dict.fromkeys(prompt.word for prompt in self.contrasts.texts))
         table = pd.DataFrame({"word": words, "pairs": counts, **_arrays(found)})
         return table.sort_values("p" if "p" in table else "change", kind="stable", ignore_index=True)
@@ -412,12 +412,6 @@ def beside_runs(name: str, value: Float[Tensor, ""], runs: Float[Tensor, " r"]) 
         f"{name}_p": float(rank_p(value, runs)),
         f"{name}_p_less": float(rank_p(-value, -runs)),
     }
-
-
-def least_certain(tests: Sequence[Mapping[str, Tensor]], p: str) -> dict[str, Tensor]:
-    """Return for each of g groups the numbers of the test, of several, with the greatest p-value."""
-    worst_test = torch.stack([test[p] for test in tests]).argmax(0, keepdim=True)
-    return {name: torch.stack([test[name] for test in tests]).gather(0, worst_test)[0] for name in tests[0]}
 
 
 def means_of(values: Float[Tensor, "r n"], group: Int[Tensor, " n"]) -> Float[Tensor, "r g"]:

@@ -20,7 +20,7 @@ from thinkalike.data.alignment import check_rows
 from thinkalike.data.corpus import TokenRows, read_corpus
 from thinkalike.errors import ConfigError
 from thinkalike.evaluation import changes
-from thinkalike.instruments.diff.answers import NULLS, Answers, unchanged
+from thinkalike.instruments.diff.answers import NULLS, SIGNS, Answers, unchanged
 from thinkalike.instruments.diff.exact import edits_of, settings_that_differ
 from thinkalike.instruments.diff.screen import lines
 from thinkalike.job import Instrument, Outcome, Work
@@ -97,7 +97,7 @@ class Diff(Instrument, kind="diff", version=7, reads=("model", "target", "data",
         nulls = NULLS * (2 if measure.null == "perturbation" else 1)
         exchanges = min(2 * own.layers, EXCHANGED) + 2 * min(measure.outputs, 2 * own.layers)
         again = float(measure.tokens_per_part * (2 * exchanges + nulls))
-        again += 2 * LENGTH * (measure.pairs if measure.contrast else 0) * (nulls + 2)
+        again += 2 * LENGTH * (measure.pairs if measure.contrast else 0) * (NULLS + 2)
         both = [each.passes("both models", float(measure.tokens), row) for each in dict.fromkeys(shapes.values())]
         return [*both, own.passes("parts and null", again, row)]
 
@@ -179,7 +179,7 @@ def _null(
     """Return what opens a model of each kind of null by its number, and the block before which it is as the base."""
     if measure.null == "perturbation":
         perturbed = partial(changes.perturbed, base, changed, parts)
-        kinds = {"permuted": signed_permutation, "signs": random_signs}
+        kinds = {"permuted": signed_permutation, SIGNS: random_signs}
         opened = {kind: partial(perturbed, random_change=change) for kind, change in kinds.items()}
         return opened, parts[0].layer
     norm, steps = norms(base, changed)[0], measure.steps

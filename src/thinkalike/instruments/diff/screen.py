@@ -18,6 +18,7 @@ RUNS = 5  # of layers that follow each other, at most, that are named
 LISTED = 6  # tokens
 GROUPS, TENSORS = 4, 3  # of operations, and of names of tensors for each
 FAR = 3  # times the median of all layers
+APART = 3  # times the typical distance of modules from forks, beyond which one is told apart, as recipes differ, too
 RATE = 0.05  # of false discoveries among them
 # what a change does beside random changes of its size: moved to random places, and with random signs at its entries
 AS_MUCH, MORE, LESS = "as much", "more", "less"
@@ -25,8 +26,8 @@ BESIDE_RANDOM = {
     (MORE, MORE): "More than random changes of the same size.",
     (LESS, LESS): "Less than random changes of the same size.",
     (AS_MUCH, AS_MUCH): "Not distinguishable from random changes of the same size.",
-    (LESS, AS_MUCH): "As much as random changes of the same entries, and less than random changes elsewhere: the change "
-    "is largest where it does least, as are casts, rounding and noise in proportion to the weights.",
+    (LESS, AS_MUCH): "As much as random changes of the same entries, and less than random changes elsewhere: entries "
+    "changed most where it does least, as by casts, rounding and noise in proportion to the weights.",
     (MORE, AS_MUCH): "As much as random changes of the same entries, and more than random changes elsewhere: what "
     "matters is which entries changed.",
     (AS_MUCH, MORE): "More than random changes of the same entries, and as much as random changes elsewhere.",
@@ -63,7 +64,7 @@ def lines(result: Result) -> Iterator[str]:
         yield f"Where? {where(result.table, numbers.get('part_p'))}"
     if len(tables.get("outputs", ())):
         yield f"Through which outputs? {through_outputs(tables['outputs'])}"
-    yield f"On what? {on_what(tables.get('tokens'), tables.get('contexts'))}"
+    yield f"On what? {on_what(tables.get('tokens'), tables.get('contexts'), settings['null'])}"
     if "words" in tables:
         yield f"On which words? {on_which_words(tables['words'], numbers)}"
     if numbers["parts"]:
@@ -158,9 +159,9 @@ def beside_null(numbers: dict[str, float], null: str) -> str:
     moved, said_of_moved = beside(numbers, "null")
     signs, said_of_signs = beside(numbers, "signs")
     return (
-        f"{BESIDE_RANDOM[moved, signs]} {here} changes of equal norms and singular values, {numbers['nulls'] / 2:.0f} of "
-        f"each kind, make {said_of_moved} in random rows and columns, and {said_of_signs} with random signs at the same "
-        "entries."
+        f"{BESIDE_RANDOM[moved, signs]} {here} changes of equal norms and singular values, {numbers['nulls'] / 2:.0f} "
+        f"of each kind, make {said_of_moved} in random rows and columns, and {said_of_signs} with random signs at the "
+        "same entries."
     )
 
 
@@ -210,11 +211,12 @@ def where(table: pd.DataFrame, p: float | None = None) -> str:
     said = f"{said}. Shares of KL: {parts}." if parts else f"{said}. No prediction differs."
     if p is None:
         return said
-    compared = differ["beyond"].notna().sum()
-    if p > RATE:
-        return f"{said} No attention or MLP moved farther than in forks, beside the rest (p = {p:.2g} over {compared})."
-    farthest = named([differ.sort_values("beyond", na_position="first").iloc[-1]])
-    return f"{said} Of {compared} of attention and MLPs, {farthest} moved farther than in forks, beside the rest (p = {p:.2g})."
+    compared = differ[differ["beyond"].notna()].sort_values("beyond")
+    farthest = compared.iloc[-1]
+    tested = f"(p = {p:.2g} over {len(compared)})"
+    if p > RATE or farthest["beyond"] < APART:
+        return f"{said} No module moved farther than in forks and than the remaining modules did {tested}."
+    return f"{said} {named([farthest])} moved farther than in forks and than the remaining modules did {tested}."
 
 
 def named(rows: Sequence[Any]) -> str:
@@ -238,26 +240,27 @@ def runs(numbers: Sequence[int]) -> Iterator[str]:
             start = following or 0
 
 
-def on_what(tokens: pd.DataFrame | None, contexts: pd.DataFrame | None) -> str:
+def on_what(tokens: pd.DataFrame | None, contexts: pd.DataFrame | None, null: str = "perturbation") -> str:
     """Return after which tokens predictions changed more than at random and than elsewhere, and where most."""
     if contexts is None:
         return "On nothing: no prediction differs."
-    said = [] if tokens is None else [more_than_at_random(tokens), more_than_elsewhere(tokens)]
+    said = [] if tokens is None else [more_than_at_random(tokens, null), more_than_elsewhere(tokens)]
     place = contexts.iloc[0]
     said.append(f"Most (KL {place['kl']:.3g}) after {place['context']}: {place['before']} → {place['after']}.")
     return " ".join(said)
 
 
-def more_than_at_random(tokens: pd.DataFrame) -> str:
+def more_than_at_random(tokens: pd.DataFrame, null: str) -> str:
     """Return after how many tokens predictions changed more than by the changes of the null."""
     beyond = tokens[tokens["q_random"] <= RATE]
-    tested = f"of {len(tokens)} tokens that occur often enough"
+    tested = f"of {len(tokens)} tokens that occur at least {tokens['count'].min()} times"
+    by_null = "in the forks" if null == "drift" else "when as large a change is at random places"
     if beyond.empty:
-        return f"After none {tested} do predictions move more than under random changes."
+        return f"After none {tested} do predictions move more than {by_null}."
     times = (beyond["kl"] / beyond["null"]).median()
     return (
-        f"After {len(beyond)} {tested}, predictions move more than under random changes of the same size (in the "
-        f"median, KL is {times:.2g} times as large)."
+        f"After {len(beyond)} {tested}, predictions move more than {by_null}: in the median of these, KL is "
+        f"{times:.2g} times as large."
     )
 
 
