@@ -308,7 +308,7 @@ def test_the_null_of_drift_has_the_shares_of_its_forks(cli, words):
     assert run.result.scalars["part_p"] == 0.05
     assert table.loc[("MLP", 2), "beyond"] > 3
     assert table["beyond"].notna().sum() == 1, "of parts that differ"
-    assert "drift on its own text" in run.stdout.replace("\n ", "")
+    assert "drift on this text" in run.stdout.replace("\n ", "")
     error = cli("analyze.py", "measure=diff", *words("changed", "measure.steps=3")).error
     assert "measure.steps= has no effect" in error
 
@@ -439,13 +439,18 @@ def test_noise_in_proportion_to_weights_is_not_less_than_random_changes(mini, ki
 
 
 @pytest.mark.ci_slow
-@pytest.mark.parametrize(("component", "place"), [("attn", "attn_out"), ("mlp", "mlp_out"), ("head", "z")])
+@pytest.mark.parametrize(
+    ("component", "place"),
+    [("attn", "attn_out"), ("mlp", "mlp_out"), ("values of a head", "z"), ("output of a head", "z")],
+)
 def test_the_output_that_changed_carries_all_of_the_kl(mini, component, place):
     module = deepcopy(mini.module)
     block = module.transformer.h[2]
     width = mini.d_model // module.config.n_head
     weight = {"attn": block.attn.c_proj.weight, "mlp": block.mlp.c_proj.weight}.get(component)
-    if component == "head":
+    if component == "output of a head":
+        block.attn.c_proj.weight.data[width : 2 * width] = 0
+    elif component == "values of a head":
         block.attn.c_attn.weight.data[:, 2 * mini.d_model + width : 2 * mini.d_model + 2 * width] = 0  # its values
     else:
         weight.data *= 0.3

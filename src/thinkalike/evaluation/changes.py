@@ -111,12 +111,13 @@ class Seen:
 
 
 def output_at(model: FrozenModel, sites: Sites, place: Place, states: Sequence[Tensor]) -> Float[Tensor, "b t d"]:
-    """Return the state of a model at a place, from its states before each block."""
-    found: dict[Place, Tensor] = {}
+    """Return the output of a model at a place, of a head what it adds to that of attention, from its states by layer."""
+    found: dict[str, Tensor] = {}
     before = states[place.layer]
-    with sites.captured(place, place, before.shape[:2], found):
+    with sites.captured(Place(place.site, place.layer), "output", before.shape[:2], found):
         model.advance(before, place.layer, place.layer + 1)
-    return found[place]
+    output = found["output"]
+    return output if place.head is None else sites.output_of_head(place, output)
 
 
 @torch.no_grad()

@@ -331,7 +331,7 @@ class FrozenModel:
         The state comes out of the block before, since some models do something between two blocks.
         """
         placeholder = torch.zeros(residual.shape[:2], dtype=torch.long, device=self.device)
-        entered, replace = self.blocks[max(start - 1, 0)], functools.partial(replaced_input, residual)
+        entered, replace = self.blocks[max(start - 1, 0)], functools.partial(_replace_input, residual)
         with (
             alone(self.module),
             replaced_forward(self.blocks[:start], [functools.partial(_same, form) for form in self._forms[:start]]),
@@ -398,8 +398,7 @@ def ended_at(module: nn.Module, *, entering: bool = False) -> Iterator[None]:
         yield
 
 
-def replaced_input(state: Tensor, _: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
-    """Return what a module is called with, with this state in place of the one that it was given."""
+def _replace_input(state: Tensor, _: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
     if args:
         return (state, *args[1:]), kwargs
     return args, kwargs | {_name_of_state(kwargs): state}

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from thinkalike.config.parts import MIDDLE, Site
 from thinkalike.errors import ModelError, listed
 from thinkalike.models.families import EMBED, Layer, Place
-from thinkalike.models.frozen import FrozenModel, alone, ended_at, replaced_input, state_in
+from thinkalike.models.frozen import FrozenModel, alone, ended_at, state_in
 from thinkalike.models.parts import component_of
 from thinkalike.models.survey import (
     HEADS,
@@ -134,27 +134,31 @@ class Sites:
             return module.register_forward_hook(lambda _, args, output: keep(first_tensor(output)))
         return module.register_forward_pre_hook(lambda _, args, named: keep(state_in(args, named)), with_kwargs=True)
 
+    def output_of_head(self, place: Place, z: Tensor) -> Tensor:
+        """Return what a head adds to the output of its attention, given what the last linear map of attention reads."""
+        projection, _ = self.modules["z", place.layer]
+        heads = [torch.zeros_like(head) for head in z.chunk(self.n_heads, -1)]
+        heads[place.head or 0] = z.chunk(self.n_heads, -1)[place.head or 0]
+        with_bias, bias = projection.forward(torch.cat(heads, -1)), projection.forward(torch.zeros_like(z))
+        return with_bias - bias  # type: ignore[no-any-return]
+
     def replaced(self, place: Place, state: Tensor) -> contextlib.AbstractContextManager[Any]:
-        """Put this state, (*rows, d), in the place of the model's own in every pass while the context is open."""
+        """Put this output in the place of the model's own in every pass while the context is open.
+
+        It is that of attention or an MLP, or, at a head of `z`, what `output_of_head` returns.
+        """
         module, direction = self.modules[place.site, place.layer]
 
-        def with_state(whole: Tensor) -> Tensor:
-            if place.head is None:
-                return state.reshape(whole.shape).to(whole)
-            heads = list(whole.chunk(self.n_heads, -1))
-            heads[place.head] = state.reshape(heads[place.head].shape).to(whole)
-            return torch.cat(heads, -1)
-
         def replace_output(_: nn.Module, args: Any, output: Any) -> Any:
-            changed = with_state(first_tensor(output))
+            own = first_tensor(output)
+            changed = state.reshape(own.shape).to(own)
+            if place.site == "z":
+                changed = own - self.output_of_head(place, state_in(args, {})) + changed
             return changed if isinstance(output, Tensor) else (changed, *output[1:])
 
-        def replace_input(module: nn.Module, args: Any, named: Any) -> Any:
-            return replaced_input(with_state(state_in(args, named)), module, args, named)
-
-        if direction == "gave":
-            return module.register_forward_hook(replace_output)
-        return module.register_forward_pre_hook(replace_input, with_kwargs=True)
+        if place.site != "z" and direction != "gave":
+            raise ValueError(f"{place} is no output of a module")
+        return module.register_forward_hook(replace_output)
 
 
 class MiddleModel(FrozenModel):

@@ -36,9 +36,9 @@ BESIDE_RANDOM = {
     (LESS, MORE): "More than random changes of the same entries, and less than random changes elsewhere.",
 }
 BESIDE_FORKS = {
-    MORE: "More than drift on its own text.",
-    LESS: "Less than drift on its own text.",
-    AS_MUCH: "Not distinguishable from drift on its own text.",
+    MORE: "More than drift on this text.",
+    LESS: "Less than drift on this text.",
+    AS_MUCH: "Not distinguishable from drift on this text.",
 }
 TRIED = (  # of tensors whose change no operation gives
     " Noise and other changes are none of: zeros, a mask, a swap, a permutation, a cast, a scaling, a rounding, low "
@@ -154,7 +154,7 @@ def beside_null(numbers: dict[str, float], null: str) -> str:
     here = f"On the {numbers['tokens_of_part']:,.0f} of these tokens that all of these models read, KL is {value:.4g};"
     if null == "drift":
         verdict_word, said = beside(numbers, "null")
-        forks = f"{numbers['nulls']:.0f} forks by further training on its own text, with changes of equal norm, make"
+        forks = f"{numbers['nulls']:.0f} forks by further training on this text, with changes of equal norm, make"
         return f"{BESIDE_FORKS[verdict_word]} {here} {forks} {said}."
     moved, said_of_moved = beside(numbers, "null")
     signs, said_of_signs = beside(numbers, "signs")
