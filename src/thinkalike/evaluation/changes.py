@@ -111,7 +111,7 @@ class Seen:
 
 
 def output_at(model: FrozenModel, sites: Sites, place: Place, states: Sequence[Tensor]) -> Float[Tensor, "b t d"]:
-    """Return the output of a model at a place, of a head what it adds to that of attention, from its states by layer."""
+    """Return the output of a model at a place, of a head what it adds to attention's, from its states by layer."""
     found: dict[str, Tensor] = {}
     before = states[place.layer]
     with sites.captured(Place(place.site, place.layer), "output", before.shape[:2], found):

@@ -121,7 +121,7 @@ class Diff(Instrument, kind="diff", version=7, reads=("model", "target", "data",
         if not parts and settings.empty:
             return replace(unchanged(base, measure.margin), models=models)
         with work.phase("text"):
-            rows, text, facts = read_rows(config, base, FORKED if measure.null == "drift" else 1)
+            rows, text, facts = read_rows(config, base, FORKED if measure.null == "drift" else 0)
             check_rows(base, changed, rows.tokens)
         pairs = work.inputs.get("contrasts")
         if measure.contrast in CONTRASTS:
@@ -188,7 +188,7 @@ def _null(
 
 
 def read_rows(
-    config: AnalyzeConfig, base: FrozenModel, fit_tokens: int = 1
+    config: AnalyzeConfig, base: FrozenModel, fit_tokens: int = 0
 ) -> tuple[TokenRows, Tensor, dict[str, Any]]:
     """Return rows of the report's text at random, those to fit on, and what the provenance says of them."""
     measure: Any = config.measure
