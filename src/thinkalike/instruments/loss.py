@@ -45,6 +45,7 @@ class Loss(Instrument, kind="loss", version=2, reads=("model", "data")):
 
         with work.phase("loading"):
             model = load_model(config.model)
+            model.check_context(config.data.context)
             corpus = read_corpus(config.data, model.tokenizer, model.context, bos=model.bos_each_row, fit_tokens=0)
         numbers = held_out_loss(model, corpus)
         table = pd.DataFrame([{"model": model.name, **numbers}])
