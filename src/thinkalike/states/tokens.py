@@ -155,7 +155,10 @@ class _Piece(NamedTuple):
 
 
 def _fitting(text: str, spans: list[Span], models: Sequence[FrozenModel]) -> Iterator[_Piece]:
-    """Yield a stretch of text in halves that fit into all models, each with the words that have a state of their own."""
+    """Yield a stretch of text in halves that fit into all models.
+
+    Each has the words that have a state of their own in all of them.
+    """
     first = spans[0][0]
     piece, words = text[first : spans[-1][1]], [(start - first, stop - first) for start, stop in spans]
     read = [(model, *_encoded(model, piece)) for model in models]
