@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -47,6 +47,32 @@ def counted(rows: Int[Tensor, "b t"], skip_first: int = 0, special: Iterable[int
     return kept
 
 
+@runtime_checkable
+class TextReader(Protocol):
+    """What decides which tokens of a text a model reads, and how many fit into a row."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def tokenizer(self) -> Any: ...
+    @property
+    def context(self) -> int: ...
+    @property
+    def bos_each_row(self) -> bool: ...
+
+
+class _WithoutWeights(NamedTuple):
+    name: str
+    tokenizer: Any
+    context: int
+    bos_each_row: bool
+
+
+def text_reader(model: TextReader) -> TextReader:
+    """Return what decides which tokens of a text a model reads, without the model's weights."""
+    return _WithoutWeights(model.name, model.tokenizer, model.context, model.bos_each_row)
+
+
 @dataclass(frozen=True)
 class Pieces:
     """Stretches of text that fit into every model's context, with the words of each and the number of its document.
@@ -82,7 +108,7 @@ class Pieces:
         return Pieces([self.texts[n] for n in own], [self.words[n] for n in own], [self.documents[n] for n in own])
 
 
-def pieces(texts: Iterable[str], models: Sequence[FrozenModel], words: int) -> Pieces:
+def pieces(texts: Iterable[str], models: Sequence[TextReader], words: int) -> Pieces:
     """Return the first texts, of at least `words` words if there are so many, in pieces that fit into all models.
 
     Words beyond which a token of some model goes on are left out, see `has_own_state`.
@@ -110,7 +136,7 @@ def held_out_texts(config: DataConfig) -> Iterator[str]:
     return (text for text, for_report in Sides(config, is_fitted=False) if for_report)
 
 
-def drawn_pieces(data: DataConfig, models: Sequence[FrozenModel], words: int) -> Pieces:
+def drawn_pieces(data: DataConfig, models: Sequence[TextReader], words: int) -> Pieces:
     """Return pieces of at least so many held-out words, drawn from `SPREAD` times as many, so of more documents.
 
     Documents are their first `LONGEST` bytes, as long as there are enough of them.
@@ -124,7 +150,7 @@ def drawn_pieces(data: DataConfig, models: Sequence[FrozenModel], words: int) ->
     return found.chosen(order[: int((counts.cumsum(0) < words).sum()) + 1].sort().values)
 
 
-def _say_which(found: Pieces, data: DataConfig, models: Sequence[FrozenModel]) -> None:
+def _say_which(found: Pieces, data: DataConfig, models: Sequence[TextReader]) -> None:
     """Say which words are characters, and how many are left out; that all are is a DataError."""
     words = [text[start:stop] for text, spans in zip(found.texts, found.words, strict=True) for start, stop in spans]
     every = len(words) + len(found.left_out)
@@ -154,8 +180,8 @@ class _Piece(NamedTuple):
     left_out: list[str]
 
 
-def _fitting(text: str, spans: list[Span], models: Sequence[FrozenModel]) -> Iterator[_Piece]:
-    """Yield a stretch of text in halves that fit into all models.
+def _fitting(text: str, spans: list[Span], models: Sequence[TextReader]) -> Iterator[_Piece]:
+    """Yield a text in halves that fit into all models.
 
     Each has the words that have a state of their own in all of them.
     """
@@ -258,7 +284,7 @@ def has_own_state(
     return found
 
 
-def _encoded(model: FrozenModel, text: str) -> tuple[list[int], list[Span]]:
+def _encoded(model: TextReader, text: str) -> tuple[list[int], list[Span]]:
     """Return tokens and the characters of each; special tokens have none."""
     encoded = model.tokenizer(text, return_offsets_mapping=True, verbose=False)
     numbers, offsets, bos = encoded["input_ids"], encoded["offset_mapping"], model.tokenizer.bos_token_id

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +16,18 @@ from torch import Tensor
 from thinkalike.arguments import check_choice, takes_arrays
 from thinkalike.measures.chance import TIE, balanced_rows, permuted_rows
 from thinkalike.measures.distances.comparators import TIED, compare, mid_ranks, stimuli_of, with_ties
-from thinkalike.measures.estimates import FEWEST_GROUPS, Estimate, jackknife, stimulus_folds
+from thinkalike.measures.estimates import (
+    FEWEST_GROUPS,
+    Estimate,
+    check_groups,
+    effective_number,
+    freedom_of_groups,
+    has_interval,
+    interval_around,
+    jackknife,
+    stimulus_folds,
+    student_t,
+)
 from thinkalike.processes import counted
 
 DISTANCES = ("euclidean", "cosine", "correlation", "manhattan", "norm_difference", "precomputed")
@@ -295,15 +307,25 @@ def rsa_estimate(
 ) -> Estimate:
     """Return `rsa` with a 95 % jackknife interval that leaves out one fold of stimuli, and all their pairs, at a time.
 
-    The stimuli of a group, such as the words of a sentence, are left out together.
+    The stimuli of a group, such as the words of a sentence, are left out together. Groups that are worth fewer than
+    `FEWEST_GROUPS` of equal size have the interval (-∞, ∞). A fold with one group that outweighs the others says as
+    little about the spread as that group alone, so Student's t has at most `freedom_of_groups` degrees of freedom.
     """
     vectors, further = _both(layers, others, distance)
-    owners = stimulus_folds(stimuli_of(vectors.shape[1]), folds, seed, groups).to(vectors.device)
+    n = stimuli_of(vectors.shape[1])
+    sizes = torch.ones(n)
+    if groups is not None:
+        check_groups(groups, n)
+        sizes = groups.unique(return_counts=True)[1]
+    if not has_interval(effective_number(sizes)):
+        return interval_around(compare(vectors, further, comparator), math.inf)
+    owners = stimulus_folds(n, folds, seed, groups).to(vectors.device)
     kept = torch.stack([torch.ones_like(owners), *(owners != fold for fold in range(folds))])
     found = compare(vectors, further, comparator, kept.double())
     if found.isnan().any():
         raise ValueError("all distances of a layer are equal without one fold of stimuli: use more folds, or stimuli")
-    return jackknife(found[0], found[1:])
+    t = student_t(0.95, min(folds - 1, freedom_of_groups(sizes)))
+    return jackknife(found[0], found[1:], t=t)
 
 
 class Mantel(NamedTuple):

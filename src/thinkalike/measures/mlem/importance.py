@@ -247,7 +247,7 @@ def split_half_reference(
     directions and `splits` divisions. Pairs of cells that are missing in a half do not count.
 
     It is no bound: means are not the best predictors of ranks. The interval is a jackknife that leaves out a tenth of
-    the groups at a time; its ends are NaN with fewer than `FEWEST_GROUPS` groups.
+    the groups at a time; its ends are NaN if these are worth fewer than `FEWEST_GROUPS` of equal size.
 
     Args:
         cells: (n), the cell of each stimulus, or (n, f), a table of features as `MLEM.fit` takes.
@@ -271,7 +271,8 @@ def split_half_reference(
     values = torch.stack(found).mean(0)
     if values[0].isnan().any():
         raise ValueError("no pairs of cells in both halves have reliable distances: too few stimuli each")
-    enough = len(kept) > FEWEST_GROUPS
+    worth = estimates.effective_number(owners.unique(return_counts=True)[1])
+    enough = estimates.has_interval(worth)
     return estimates.jackknife(values[0], values[1:]) if enough else estimates.interval_around(values[0], torch.nan)
 
 
