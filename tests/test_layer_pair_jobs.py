@@ -108,7 +108,9 @@ def test_a_job_leaves_the_measure_of_the_states_of_both_models(name, cli, words,
     if name == "cka":
         assert result.scalars["distance"] == pytest.approx(float(expected.distance().value), abs=1e-5)
     if name == "r2":
-        assert np.abs(across["back_high"].to_numpy() - expected.back.high.flatten().numpy()).max() < 1e-5
+        high = expected.back.high.flatten()
+        high = high.where(high.isfinite(), math.nan)  # the judged documents are worth fewer than eight
+        np.testing.assert_allclose(across["back_high"], high, rtol=0, atol=1e-5)
         assert np.abs(across["back"].to_numpy() - expected.back.value.flatten().numpy()).max() < 1e-5
     if name == "procrustes":
         distance, chance = across["value"] - across["null"], expected.chance

@@ -11,7 +11,7 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile, ZipFile
@@ -57,10 +57,13 @@ for pattern in patterns:
 """
 
 
-def check_counts(stated: Mapping[str, Any], place: Path) -> None:
+def check_counts(stated: Mapping[str, Any], place: Path, tensors: Callable[[], int | None]) -> None:
     """Raise a ModelError if a checkpoint states more blocks than its weights have tensors, or more parts than any has.
 
-    `place` is its folder or GGUF file.
+    Args:
+        stated: its settings.
+        place: its folder or GGUF file, which the message names.
+        tensors: counts the tensors of its weights, or returns None where there are none; few checkpoints need it.
     """
     for name, count in _counts(stated):
         kind = next((kind for kind in MOST if kind.search(name)), None)
@@ -68,7 +71,7 @@ def check_counts(stated: Mapping[str, Any], place: Path) -> None:
             continue
         if count > MOST[kind]:
             raise ModelError(f"{place} states {name}={count}, and no model has as many; give the checkpoint's own file")
-        held = tensors_held(place) if kind is DEPTH else None
+        held = tensors() if kind is DEPTH else None
         if held is not None and count > max(held, SHARING):
             raise ModelError(
                 f"{place} states {name}={count}, and its weights are {held} tensors; give the checkpoint's own file"
@@ -87,13 +90,9 @@ def _counts(stated: Any, name: str = "") -> Iterator[tuple[str, int]]:
         yield name, stated
 
 
-def tensors_held(place: Path) -> int | None:
-    """Return how many tensors the weights of a folder or GGUF file have, or None where there are no weights."""
-    if place.is_file():
-        from thinkalike.models.gguf import read_header
-
-        return len(read_header(place).types)
-    files = [path for ending in WEIGHTS for path in place.glob(ending)]
+def tensors_held(folder: Path) -> int | None:
+    """Return how many tensors the weights of a folder have, or None where there are no weights."""
+    files = [path for ending in WEIGHTS for path in folder.glob(ending)]
     return sum(map(_tensors_in, files)) if files else None
 
 

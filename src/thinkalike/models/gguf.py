@@ -173,7 +173,7 @@ def _read(path: Path, _changed: int) -> tuple[Any, str, dict[str, Any]]:
     architecture = facts.get("general.architecture")
     if not isinstance(architecture, str):
         raise ModelError(f"{path} states no general.architecture; {OWN}")
-    check_counts(facts, path)
+    check_counts(facts, path, lambda: len(tensors))
     try:
         shape = AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
     except Exception as error:  # of any kind, for fields of other types than llama.cpp writes

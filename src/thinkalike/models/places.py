@@ -14,6 +14,7 @@ import sys
 import tempfile
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -32,7 +33,7 @@ from thinkalike.errors import (
     panicked,
 )
 from thinkalike.hub import Commit, cause_of, refused, resolved
-from thinkalike.models.bounds import check_counts
+from thinkalike.models.bounds import check_counts, tensors_held
 from thinkalike.models.formats import WEIGHT_FILES, check_no_pointer, conversion
 from thinkalike.plugins import HELD
 
@@ -334,7 +335,7 @@ def _shape_in(place: Path) -> dict[str, Any]:
 
         return {key: value for key, value in gguf_said(path)[0].to_dict().items() if value is not None}
     shape = _json(path, LARGEST_SHAPE)
-    check_counts(shape, path.parent)
+    check_counts(shape, path.parent, partial(tensors_held, path.parent))
     return shape
 
 
