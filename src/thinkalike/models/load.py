@@ -142,7 +142,9 @@ def _in_memory(module: Any, tokenizer: Any, name: str | None, settings: Mapping[
         family = _family_of(module)
         _check_settings(config, family)
         device = torch.device(pick_device(config.device))
-        whole = survey.cast(copied if copied is not None else deepcopy(module), device, getattr(torch, config.dtype))
+        whole = copied if copied is not None else deepcopy(module)
+        # Without a dtype that is asked for, each weight keeps its own: some may be in float32 on purpose.
+        whole = survey.cast(whole, device, getattr(torch, config.dtype)) if "dtype" in settings else whole.to(device)
         part = one_side(whole, config) if family.predicts == "states" else whole
         read = survey.Checkpoint(part, tokenizer, survey.longest_row(whole))
         found = _frozen(config, family, read, name=config.name, device=device, revision="in memory")

@@ -85,7 +85,7 @@ def read_transformers(
     tokenizer, longest = read_tokenizer(config, own), survey.longest_row(module)
     if family.predicts == "states":
         module = one_side(module, config)
-    return survey.Checkpoint(_placed(module, options, device, dtype), tokenizer, longest, quantization)
+    return survey.Checkpoint(_placed(module, options, device), tokenizer, longest, quantization)
 
 
 def read_legacy(config: ModelConfig, place: str, device: torch.device, dtype: torch.dtype) -> survey.Checkpoint:
@@ -355,13 +355,16 @@ def _placement(config: ModelConfig, device: torch.device) -> dict[str, Any]:
     return options
 
 
-def _placed(module: Any, options: dict[str, Any], device: torch.device, dtype: torch.dtype) -> Any:
-    """Return a module on its device and in its dtype, unless its weights were laid out as `_placement` says."""
+def _placed(module: Any, options: dict[str, Any], device: torch.device) -> Any:
+    """Return a module on its device, unless its weights were laid out as `_placement` says.
+
+    Every weight keeps the dtype in which transformers read it, since some stay in float32 on purpose.
+    """
     if folder := options.get("offload_folder"):
         weakref.finalize(module, shutil.rmtree, folder, ignore_errors=True)
     if folder or getattr(module, "hf_quantizer", None) is not None:
         return module
-    return survey.cast(module, device, dtype)
+    return module.to(device)
 
 
 def one_side(module: Any, config: ModelConfig) -> nn.Module:

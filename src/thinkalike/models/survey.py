@@ -99,14 +99,34 @@ def passing(name: str) -> Iterator[None]:
 def cast(module: Any, device: torch.device, dtype: torch.dtype) -> Any:
     """Move a module to a device and its weights to a dtype, in place, and return it.
 
-    The frequencies of rotary positions keep their precision: rounded to bfloat16, positions are wrong from the tens on.
+    Weights that transformers keeps in float32 at this dtype, such as routers of experts, become float32, as
+    `from_pretrained(dtype=...)` would read them. The frequencies of rotary positions keep their precision: rounded to
+    bfloat16, positions are wrong from the tens on.
     """
-    kept = [(part, name, frequencies) for part in module.modules() for name, frequencies in part._buffers.items()
-            if name.endswith("inv_freq") and frequencies is not None]  # fmt: skip
+    names = precise_names(module, dtype)
+    precise: list[tuple[dict[str, Any], str, Tensor]] = []
+    for path, part in module.named_modules():
+        for name, weight in part._parameters.items():
+            if weight is not None and names.search(f"{path}.{name}"):
+                full = nn.Parameter(weight.to(device, torch.float32), weight.requires_grad)
+                precise.append((part._parameters, name, full))
+        for name, buffer in part._buffers.items():
+            if buffer is None or not buffer.is_floating_point():
+                continue
+            if name.endswith("inv_freq"):
+                precise.append((part._buffers, name, buffer.to(device)))
+            elif names.search(f"{path}.{name}"):
+                precise.append((part._buffers, name, buffer.to(device, torch.float32)))
     module.to(device=device, dtype=dtype)
-    for part, name, frequencies in kept:
-        part._buffers[name] = frequencies.to(device)
+    for tensors, name, full in precise:
+        tensors[name] = full
     return module
+
+
+def precise_names(module: Any, dtype: torch.dtype) -> re.Pattern[str]:
+    """Return what the names of weights match that transformers keeps in float32 in a module of this dtype."""
+    plan = module._get_dtype_plan(dtype) if hasattr(module, "_get_dtype_plan") else {}
+    return re.compile("|".join(name.replace("*", ".*") for name in sorted(plan)) or r"(?!)")
 
 
 def puts_bos(tokenizer: Any) -> bool:
@@ -164,12 +184,17 @@ def entries_of(module: Any, chosen: bool = False) -> dict[str, Any]:
     if (config := getattr(module, "config", None)) is None:
         given = vars(module.cfg) if hasattr(module, "cfg") and not chosen else {}
     else:
-        known = type(config)().to_dict()
-        given = {
-            name: value for name, value in config.to_dict().items()
-            if (name in known or hasattr(type(config), name)) and not (chosen and known.get(name) == value)
-        }  # fmt: skip
+        given = known_entries(config, chosen)
     return flat({name: value for name, value in given.items() if not UNREAD.search(name)})
+
+
+def known_entries(config: Any, chosen: bool = False) -> dict[str, Any]:
+    """Return the entries of a configuration that its class knows; with `chosen` those that are not its defaults."""
+    known = type(config)().to_dict()
+    return {
+        name: value for name, value in config.to_dict().items()
+        if (name in known or hasattr(type(config), name)) and not (chosen and known.get(name) == value)
+    }  # fmt: skip
 
 
 def embedding_of(module: Any) -> Tensor:
@@ -187,6 +212,16 @@ def first_tensor(output: Any) -> Tensor:
 def relative_error(actual: Tensor, expected: Tensor) -> float:
     """Return the largest difference, relative to the largest entry of `expected`."""
     return ((actual - expected).abs().max() / expected.abs().max()).item()
+
+
+def persistent_buffers(module: nn.Module) -> dict[str, Tensor]:
+    """Return the buffers of a module that a checkpoint holds, by name."""
+    return {
+        f"{path}.{name}".lstrip("."): buffer
+        for path, part in module.named_modules()
+        for name, buffer in part._buffers.items()
+        if buffer is not None and name not in part._non_persistent_buffers_set
+    }
 
 
 def tensors_of(module: torch.nn.Module, in_order: bool = False) -> Iterator[tuple[str, torch.Tensor]]:
