@@ -18,6 +18,7 @@ import sys
 import sysconfig
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from pathlib import Path
 from types import BuiltinFunctionType, CodeType, FunctionType, MappingProxyType, MethodType, ModuleType
 from typing import Any
@@ -29,7 +30,7 @@ from torch.nn.modules import module as torch_module
 from transformers import PreTrainedConfig
 
 from thinkalike.errors import flat
-from thinkalike.models.survey import UNREAD, known_entries, sample_tokens, text_config
+from thinkalike.models.survey import UNREAD, entries_of, known_entries, relative_error, sample_tokens, text_config
 
 PLAIN = (bool, int, float, complex, str, bytes, torch.dtype, torch.device, range, slice, type(None), type(Ellipsis))
 HOOKS = ("_forward_hooks", "_forward_pre_hooks")
@@ -38,6 +39,8 @@ OF_EVERY_MODULE = {*vars(nn.Module()), "_is_full_backward_hook"}
 # attributes of models of transformers that say where a model is from, and where its weights are, and not what it does
 OF_ORIGIN = {"name_or_path", "warnings_issued", "generation_config", "hf_device_map", "_hf_hook", "_is_hf_initialized"}
 DEEPEST = 8  # objects inside of objects that are told apart
+NO_VALUES = "(no values)"  # of a tensor of which only the shape is known
+UNKNOWN = "?"
 LONGEST = 120  # letters of a text that is not replaced by its digest
 
 LONG_ROW = 512  # tokens at most, so that a change of late positions shows
@@ -69,10 +72,13 @@ def traits_that_differ(first: nn.Module, second: nn.Module) -> dict[Trait, tuple
     """Return the traits in which two modules differ, with the text of each of the two.
 
     Of a module whose class differs only the class is listed, since its attributes mean something else, and of modules
-    that only one of the two has nothing: their weights differ.
+    that only one of the two has nothing: their weights differ. If configurations differ, what follows from them alone
+    is left out.
     """
     ours = traits_of(first)
     theirs = traits_of(second)
+    same_settings = entries_of(first) == entries_of(second)
+    expected = [{}, {}] if same_settings else [_traits_from_settings(first), _traits_from_settings(second)]
     classes = [{path: text for (path, name), text in traits.items() if not name} for traits in (ours, theirs)]
     only_one_has = classes[0].keys() ^ classes[1].keys()
     replaced = {path for path in classes[0].keys() & classes[1].keys() if classes[0][path] != classes[1][path]}
@@ -81,12 +87,25 @@ def traits_that_differ(first: nn.Module, second: nn.Module) -> dict[Trait, tuple
         if path in only_one_has or (name and path in replaced):
             continue
         texts = (ours.get((path, name), "none"), theirs.get((path, name), "none"))
-        if texts[0] != texts[1]:
+        usual = tuple(traits.get((path, name), UNKNOWN) for traits in expected)
+        follows = all(text == made or made.endswith(NO_VALUES) for text, made in zip(texts, usual, strict=True))
+        if texts[0] != texts[1] and not follows:
             found[path, name] = texts
     return found
 
 
-@torch.no_grad()
+def _traits_from_settings(module: Any) -> dict[Trait, str]:
+    """Return the traits that the class of a module gives to it by its configuration, without weights or values.
+
+    Nothing if the class cannot be built from its configuration alone.
+    """
+    try:
+        with torch.device("meta"):
+            return traits_of(type(module)(deepcopy(module.config)).eval())
+    except Exception:  # whatever a class raises that is made in another way
+        return {}
+
+
 def sample_digest(model: Any) -> str:
     """Return the SHA-256 of what a FrozenModel gives for fixed tokens, as 16 hexadecimal digits.
 
@@ -94,19 +113,31 @@ def sample_digest(model: Any) -> str:
     `LONG_ROW`, the context or the size of the model allows. One thread computes them: sums of several threads round
     differently.
     """
-    longest = min(LONG_ROW, max(MULTIPLICATIONS // max(model.parameters(), 1), SHORT_ROW))
-    long_row = sample_tokens(model.vocabulary, model.context, rows=1, at_most=longest)
-    short_rows = sample_tokens(model.vocabulary, model.context)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        outputs = [model.head(long_row, model.n_layers - 1), model.full(short_rows)]
+        outputs = _sample_outputs(model)
     finally:
         torch.set_num_threads(threads)
     digest = hashlib.sha256()
     for output in outputs:
         digest.update(_bytes_of(output))
     return digest.hexdigest()[:16]
+
+
+def output_distance(first: Any, second: Any) -> float:
+    """Return the largest difference of what two models of one shape give for fixed tokens, relative to its size."""
+    pairs = zip(_sample_outputs(first), _sample_outputs(second), strict=True)
+    return max(relative_error(theirs.cpu().float(), ours.cpu().float()) for ours, theirs in pairs)
+
+
+@torch.no_grad()
+def _sample_outputs(model: Any) -> tuple[Tensor, Tensor]:
+    """Return the states after the last block for one long row of fixed tokens, and the output for two short ones."""
+    longest = min(LONG_ROW, max(MULTIPLICATIONS // max(model.parameters(), 1), SHORT_ROW))
+    long_row = sample_tokens(model.vocabulary, model.context, rows=1, at_most=longest)
+    short_rows = sample_tokens(model.vocabulary, model.context)
+    return model.head(long_row, model.n_layers - 1), model.full(short_rows)
 
 
 def identity_of(model: Any) -> list[Any]:
@@ -162,6 +193,8 @@ class _Description:
             if id(value) in self.weights:
                 return f"weight {self.weights[id(value)]}"
             shape = tuple(value.shape)
+            if isinstance(value, Tensor) and value.is_meta:
+                return f"{value.dtype} {shape} {NO_VALUES}"
             return f"{value.dtype} {shape} ({hashlib.sha256(_bytes_of(value)).hexdigest()[:8]})"
         if isinstance(value, nn.Module):
             return f"module {self.paths[id(value)]}" if id(value) in self.paths else self._module_outside(value)
@@ -326,7 +359,7 @@ def _content(cell: Any) -> Any:
 def _bytes_of(values: Any) -> bytes:
     if isinstance(values, np.ndarray):
         return repr(values.tolist()).encode() if values.dtype == object else values.tobytes()
-    if values.is_meta or values.is_sparse or type(values) not in (Tensor, nn.Parameter):
+    if values.is_sparse or type(values) not in (Tensor, nn.Parameter):
         return str(type(values)).encode()  # has no bytes of its own
     return values.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()  # type: ignore[no-any-return]
 

@@ -21,7 +21,7 @@ from thinkalike.data.corpus import TokenRows, read_corpus
 from thinkalike.errors import ConfigError
 from thinkalike.evaluation import changes
 from thinkalike.instruments.diff.answers import NULLS, Answers, unchanged
-from thinkalike.instruments.diff.exact import edits_of, settings_that_differ
+from thinkalike.instruments.diff.exact import edits_of, pass_that_differs, settings_that_differ
 from thinkalike.instruments.diff.screen import lines
 from thinkalike.job import Instrument, Outcome, Work
 from thinkalike.measures.estimates import seeded
@@ -111,6 +111,8 @@ class Diff(Instrument, kind="diff", version=6, reads=("model", "target", "data",
             edits, tokens = edits_of(base, changed, third)
             del third
             parts = changed_parts(base, changed)
+            if not parts and settings.empty:  # as far as can be read, so the models themselves decide
+                settings = pass_that_differs(base, changed)
         exact = {"weights": edits, "settings": settings}
         if not parts and settings.empty:
             return replace(unchanged(base, measure.margin), models=models)
