@@ -118,19 +118,21 @@ def _at_sites(model: FrozenModel, config: ModelConfig, name: str) -> FrozenModel
 
 
 def _in_memory(module: Any, tokenizer: Any, name: str | None, settings: Mapping[str, Any]) -> FrozenModel:
-    """Return a copy of a model of transformers, or of a bridge, as a FrozenModel; see `load_model`."""
+    """Return a copy of a model of transformers, of PEFT or of a bridge as a FrozenModel; see `load_model`."""
     from transformers import PreTrainedModel
 
-    from thinkalike.models.readers import one_side
+    from thinkalike.models.readers import live_adapter, one_side
 
+    is_bridge = type(module).__name__ == "TransformerBridge"  # its module is of transformers, or TransformerLens's own
+    is_adapted = hasattr(module, "peft_config") and hasattr(module, "get_base_model")  # a PeftModel
     copied = None
-    if type(module).__name__ == "TransformerBridge":  # its module is of transformers, or native of TransformerLens
+    if is_bridge:
         from thinkalike.models.bridges import tokenizer_of, unbridged
 
         tokenizer = tokenizer_of(module.tokenizer) if tokenizer is None else tokenizer
         copied, name = unbridged(module), name or Path(module.cfg.model_name).name
         module = copied
-    if not (copied is not None or isinstance(module, PreTrainedModel)) or not callable(tokenizer):
+    if not (is_bridge or is_adapted or isinstance(module, PreTrainedModel)) or not callable(tokenizer):
         raise TypeError("load_model takes a PreTrainedModel of transformers or a TransformerBridge and its tokenizer, "
                         f"not {type(module).__name__} and {type(tokenizer).__name__}")  # fmt: skip
     for key in settings.keys() - IN_MEMORY:
@@ -139,8 +141,13 @@ def _in_memory(module: Any, tokenizer: Any, name: str | None, settings: Mapping[
     own = {"dtype": first.dtype, "device": first.device, "bos": None, "corpus": None, **settings}
     config = configured(ModelConfig(name=name or Path(module.name_or_path or kind).name), own)
     with _LOADING, explained(config), doing(f"model {config.name}"):
-        family = _family_of(module)
+        family = _family_of(module.get_base_model() if is_adapted else module)
         _check_settings(config, family)
+        # An encoder-decoder gives no output on tokens alone, and another dtype rounds otherwise.
+        is_compared = not is_bridge and family.predicts != "states" and "dtype" not in settings
+        expected = _outputs_as_given(module, config.name) if is_compared else None
+        if is_adapted:
+            copied = live_adapter(module, config.name)
         device = torch.device(pick_device(config.device))
         whole = copied if copied is not None else deepcopy(module)
         # Without a dtype that is asked for, each weight keeps its own: some may be in float32 on purpose.
@@ -148,7 +155,31 @@ def _in_memory(module: Any, tokenizer: Any, name: str | None, settings: Mapping[
         part = one_side(whole, config) if family.predicts == "states" else whole
         read = survey.Checkpoint(part, tokenizer, survey.longest_row(whole))
         found = _frozen(config, family, read, name=config.name, device=device, revision="in memory")
+        if expected is not None:
+            _check_copy(found, expected)
         return _at_sites(found, config, config.name)
+
+
+def _outputs_as_given(module: Any, name: str) -> torch.Tensor:
+    """Return what a model in memory gives for sample tokens in evaluation; the model stays as it is."""
+    embedding = survey.embedding_of(module)
+    tokens = survey.sample_tokens(len(embedding), survey.longest_row(module) or LONGEST)
+    training = {part: part.training for part in module.modules()}
+    try:
+        with torch.no_grad(), survey.passing(name):
+            return survey.first_tensor(module.eval()(tokens.to(embedding.device))).clone()
+    finally:
+        for part, was_training in training.items():
+            part.training = was_training
+
+
+def _check_copy(model: FrozenModel, expected: torch.Tensor) -> None:
+    """Raise a ModelError unless the copy of a model in memory gives what the model itself does."""
+    tokens = survey.sample_tokens(len(survey.embedding_of(model.module)), survey.longest_row(model.module) or LONGEST)
+    error = survey.relative_error(model.full(tokens).to(expected), expected)
+    if not error <= survey.TOLERANCE[model.dtype]:  # NaN fails as well
+        found = f"a copy of it gives other logits (by {error:.1e} of the largest)"
+        raise ModelError(f"{model.name}: {found}, so that it cannot be frozen; save it, and give its folder")
 
 
 def _family_of(module: Any) -> Family:

@@ -41,6 +41,7 @@ ROWS, TOKENS = 2, 3  # of the sample by which blocks are surveyed
 AT_MOST = 1024  # tokens of the row that is longer than a window
 LATE = 16  # last tokens of a row, whose logits are compared
 TEXT = "The man in the old house near the river walked to the market each day, and came back before it was dark."
+SAMPLED = 2**12  # entries of a tensor, at most, by which a change of it is seen
 AT_ONCE = 2**22  # entries of a tensor that are summed together
 ACCEPT = "model.implausible=true takes it as it is"
 LARGEST = 3.0  # times ln V: the largest loss on the text; architectures with random weights have at most 1.5 of it
@@ -242,11 +243,13 @@ def tensors_of(module: torch.nn.Module, in_order: bool = False) -> Iterator[tupl
 def prove(model: Any) -> None:
     """Check that weights are ordinary numbers, and on fixed tokens that head and tail compose to the full pass.
 
+    Reading the weights must not change the model: `state_dict()` repacks those of some quantised modules in place.
     Cuts are before the first block, after the first, the middle and the last one, and after the first of each kind; the
     middle one also on a row that is longer than the windows of the layers that attend to one. Where the model predicts
     the next token, no token may change the logits of earlier ones. Anything else is a ModelError.
     """
-    check_values(model.module, model.name)
+    with _unchanged_by_reading(model):
+        check_values(model.module, model.name)
     last, shape = model.n_layers - 1, text_config(model.module)
     kinds = next((each for name in KINDS if isinstance(each := getattr(shape, name, None), list)), [])
     firsts = {kinds.index(kind) for kind in kinds}
@@ -261,6 +264,53 @@ def prove(model: Any) -> None:
             _compare(model, sample_tokens(model.vocabulary, max(long), rows=1, at_most=AT_MOST), [last // 2])
         if model.predicts == "next":
             _check_causal(model, sample_tokens(model.vocabulary, model.context))
+
+
+@contextlib.contextmanager
+def _unchanged_by_reading(model: Any) -> Iterator[None]:
+    """Check that a model gives the same output for fixed tokens before and after its weights are read inside of this.
+
+    The outputs must have equal bits, unless two passes in a row differ in theirs, as sums on a GPU may.
+    """
+    tokens = sample_tokens(model.vocabulary, model.context)
+    with passing(model.name):
+        before = model.full(tokens).clone()
+        again = model.full(tokens)
+    allowed = 0.0 if _is_equal(before, again) else TOLERANCE[model.dtype]
+    if allowed and relative_error(again, before) > allowed:
+        found = "two passes over the same tokens give different outputs"
+        raise ModelError(f"{model.name}: {found}, as by chance or by what it remembers; take that out of its forward")
+    tensors = _states_of_tensors(model.module)
+    yield
+    with passing(model.name):
+        after = model.full(tokens)
+    if _is_equal(before, after) or relative_error(after, before) <= allowed:
+        return
+    now = _states_of_tensors(model.module)
+    altered = sorted(name for name in tensors.keys() | now.keys() if tensors.get(name) != now.get(name))
+    owners = {type(model.module.get_submodule(name.rpartition(".")[0])).__name__ for name in altered if name in now}
+    where = f"{listed(altered)} of {listed(sorted(owners))}" if altered else "something beside its tensors"
+    raise ModelError(
+        f"{model.name}: reading its weights by state_dict() changes {where}, and logits by "
+        f"{relative_error(after, before):.1e} of the largest; give it in a form that can be read, such as dequantised"
+    )
+
+
+def _is_equal(first: Tensor, second: Tensor) -> bool:
+    """Return whether two outputs are equal, where NaN equals NaN, which is reported elsewhere."""
+    return first.shape == second.shape and torch.equal(first.nan_to_num(nan=0.0), second.nan_to_num(nan=0.0))
+
+
+def _states_of_tensors(module: nn.Module) -> dict[str, tuple[Any, ...]]:
+    """Return of each parameter and buffer by name what shows that it changed; `state_dict()` is not called."""
+    found: dict[str, tuple[Any, ...]] = {}
+    for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+        where = None if tensor.is_meta else tensor.data_ptr()
+        values = 0.0
+        if where and tensor.numel():
+            values = float(tensor.detach().reshape(-1)[:: -(-tensor.numel() // SAMPLED)].double().sum())
+        found[name] = (where, tensor.shape, tensor.dtype, tensor._version, repr(values))
+    return found
 
 
 def check_values(module: torch.nn.Module, name: str) -> None:

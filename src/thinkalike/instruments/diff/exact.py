@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -15,8 +16,8 @@ from thinkalike.instruments.diff.screen import runs
 from thinkalike.measures.edits import Edit, edit
 from thinkalike.models.behaviour import output_distance, traits_that_differ
 from thinkalike.models.frozen import FrozenModel
-from thinkalike.models.parts import parts_of
-from thinkalike.models.survey import TOLERANCE, HEADS, embedding_of, entries_of, number_in, tensors_of, text_config
+from thinkalike.models.parts import comparable_tensors, parts_of
+from thinkalike.models.survey import TOLERANCE, HEADS, embedding_of, entries_of, number_in, text_config
 from thinkalike.processes import counted
 
 MIXTURES = ("linear mixture", "spherical mixture", "weighted sum")
@@ -92,10 +93,10 @@ def edits_of(
     The columns are tensor, component, layer, operation, size, spread, amount and places (see `Edit`), in words; places
     of a mixture with an `other` model are its name. Tensors that are tied are one.
     """
-    mixed = dict(tensors_of(other.module)) if other else {}
+    mixed = comparable_tensors(other.module) if other else {}
     parts, tokens, embedding = parts_of(base), list[int](), embedding_of(base.module)
-    theirs, rows, seen = dict(tensors_of(changed.module)), [], set[int]()
-    for name, own in counted(list(tensors_of(base.module)), "tensor"):
+    ours, theirs, rows, seen = comparable_tensors(base.module), comparable_tensors(changed.module), [], set[int]()
+    for name, own in counted(list(ours.items()), "tensor"):
         if (own.numel() and own.data_ptr() in seen) or name not in theirs:
             continue
         seen.add(own.data_ptr())
@@ -111,6 +112,13 @@ def edits_of(
             "tensor": name, "component": part.component if part else "", "layer": part.layer if part else -1,
             "operation": found.operation, "size": found.size, "spread": found.spread, "amount": found.amount,
             "places": where,
+        })  # fmt: skip
+    for name in [name for name in (*ours, *theirs) if (name in ours) != (name in theirs)]:
+        part = next((part for part in parts if name.startswith(part.prefixes)), None)
+        rows.append({
+            "tensor": name, "component": part.component if part else "", "layer": part.layer if part else -1,
+            "operation": "removed" if name in ours else "added",
+            "size": math.nan, "spread": math.nan, "amount": math.nan, "places": "",
         })  # fmt: skip
     columns = ["tensor", "component", "layer", "operation", "size", "spread", "amount", "places"]
     return pd.DataFrame(rows, columns=columns), tokens

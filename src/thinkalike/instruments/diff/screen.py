@@ -144,7 +144,7 @@ def beside_null(numbers: dict[str, float], null: str) -> str:
 
 def where(table: pd.DataFrame, p: float | None = None) -> str:
     """Return the parts at which the states begin to differ, and those that hold the greatest shares of KL."""
-    differ = table[table["weights"] > 0]
+    differ = table[table["weights"] != 0]
     said = f"Weights differ in {len(differ)} of {len(table)} parts"
     entering = differ["entering"].dropna().sort_values(ascending=False, kind="stable")
     most = entering.index[(entering.cumsum() - entering) < MOST * entering.sum()]
