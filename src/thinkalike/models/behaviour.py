@@ -17,10 +17,10 @@ import hashlib
 import sys
 import sysconfig
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from pathlib import Path
-from types import BuiltinFunctionType, CodeType, FunctionType, MappingProxyType, MethodType, ModuleType
+from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MappingProxyType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -38,6 +38,7 @@ HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 OF_EVERY_MODULE = {*vars(nn.Module()), "_is_full_backward_hook"}
 # attributes of models of transformers that say where a model is from, and where its weights are, and not what it does
 OF_ORIGIN = {"name_or_path", "warnings_issued", "generation_config", "hf_device_map", "_hf_hook", "_is_hf_initialized"}
+OF_ORIGIN |= {"peft_config", "_hf_peft_config_loaded"}  # the layers of an adapter have what they read of it
 DEEPEST = 8  # objects inside of objects that are told apart
 NO_VALUES = "(no values)"  # of a tensor of which only the shape is known
 UNKNOWN = "?"
@@ -138,6 +139,46 @@ def _sample_outputs(model: Any) -> tuple[Tensor, Tensor]:
     long_row = sample_tokens(model.vocabulary, model.context, rows=1, at_most=longest)
     short_rows = sample_tokens(model.vocabulary, model.context)
     return model.head(long_row, model.n_layers - 1), model.full(short_rows)
+
+
+def copied(module: nn.Module) -> Any:
+    """Return a copy of a module in which replaced `forward`s and hooks run the copy's modules, not the original's.
+
+    `deepcopy` hands on a function as it is, and with it the modules in its closure, so that a copy would go on to
+    compute with the weights of the original.
+    """
+    copies: dict[int, Any] = {}
+    copy = deepcopy(module, copies)
+    for part in copy.modules():
+        holders = [vars(part), *(getattr(part, name) for name in HOOKS)]
+        for holder in holders:
+            for name, value in list(holder.items()):
+                if isinstance(value, FunctionType | MethodType | functools.partial):
+                    holder[name] = _with_copies(value, copies)
+    return copy
+
+
+def _with_copies(value: Any, copies: Mapping[int, Any]) -> Any:
+    """Return a function, or what its closure holds, with copies in the place of objects that were copied."""
+    if isinstance(value, nn.Module | Tensor):
+        return copies.get(id(value), value)
+    if isinstance(value, MethodType):
+        return MethodType(_with_copies(value.__func__, copies), _with_copies(value.__self__, copies))
+    if isinstance(value, functools.partial):
+        arguments = [_with_copies(argument, copies) for argument in value.args]
+        keywords = {name: _with_copies(argument, copies) for name, argument in value.keywords.items()}
+        return functools.partial(_with_copies(value.func, copies), *arguments, **keywords)
+    if not isinstance(value, FunctionType) or not value.__closure__:
+        return value
+    before = [_content(cell) for cell in value.__closure__]
+    after = [_with_copies(content, copies) for content in before if content is not value]
+    if len(after) < len(before) or all(new is old for new, old in zip(after, before, strict=True)):
+        return value
+    code, names, defaults = value.__code__, value.__globals__, value.__defaults__
+    function = FunctionType(code, names, value.__name__, defaults, tuple(map(CellType, after)))
+    function.__kwdefaults__, function.__qualname__ = value.__kwdefaults__, value.__qualname__
+    function.__module__ = value.__module__
+    return function
 
 
 def identity_of(model: Any) -> list[Any]:

@@ -20,6 +20,7 @@ from thinkalike.errors import ConfigError, ModelError, one_of
 from thinkalike.measures.estimates import seeded
 from thinkalike.memory import page_out
 from thinkalike.models import survey
+from thinkalike.models.behaviour import copied
 from thinkalike.models.families import FAMILIES, LONGEST, Family, family_in, heads_of, label, pick_device, told_apart
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.places import base_of, explained, held, named_folder, reached, read_shape
@@ -125,13 +126,13 @@ def _in_memory(module: Any, tokenizer: Any, name: str | None, settings: Mapping[
 
     is_bridge = type(module).__name__ == "TransformerBridge"  # its module is of transformers, or TransformerLens's own
     is_adapted = hasattr(module, "peft_config") and hasattr(module, "get_base_model")  # a PeftModel
-    copied = None
+    unwrapped = None
     if is_bridge:
         from thinkalike.models.bridges import tokenizer_of, unbridged
 
         tokenizer = tokenizer_of(module.tokenizer) if tokenizer is None else tokenizer
-        copied, name = unbridged(module), name or Path(module.cfg.model_name).name
-        module = copied
+        unwrapped, name = unbridged(module), name or Path(module.cfg.model_name).name
+        module = unwrapped
     if not (is_bridge or is_adapted or isinstance(module, PreTrainedModel)) or not callable(tokenizer):
         raise TypeError("load_model takes a PreTrainedModel of transformers or a TransformerBridge and its tokenizer, "
                         f"not {type(module).__name__} and {type(tokenizer).__name__}")  # fmt: skip
@@ -147,9 +148,9 @@ def _in_memory(module: Any, tokenizer: Any, name: str | None, settings: Mapping[
         is_compared = not is_bridge and family.predicts != "states" and "dtype" not in settings
         expected = _outputs_as_given(module, config.name) if is_compared else None
         if is_adapted:
-            copied = live_adapter(module, config.name)
+            unwrapped = live_adapter(module, config.name)
         device = torch.device(pick_device(config.device))
-        whole = copied if copied is not None else deepcopy(module)
+        whole = unwrapped if unwrapped is not None else copied(module)
         # Without a dtype that is asked for, each weight keeps its own: some may be in float32 on purpose.
         whole = survey.cast(whole, device, getattr(torch, config.dtype)) if "dtype" in settings else whole.to(device)
         part = one_side(whole, config) if family.predicts == "states" else whole

@@ -27,7 +27,7 @@ COMPONENTS = {  # by a word in the name of a module of a block
 
 
 # the names by which a module of PEFT has the module whose place it took
-WRAPPED = ("base_layer", "original_module", "token_adapter")
+WRAPPED = ("base_layer", "original_module", "token_adapter", "model")
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,8 @@ def parts_of(model: FrozenModel) -> list[Part]:
 
 def is_wrapper(module: nn.Module) -> bool:
     """Return whether a module is one of PEFT that has taken the place of another, which is inside of it."""
-    return hasattr(module, "active_adapters") and any(name in module._modules for name in WRAPPED)
+    is_of_peft = type(module).__module__.startswith("peft.")
+    return is_of_peft and any(name in module._modules for name in WRAPPED)
 
 
 def _outermost_wrapper(module: nn.Module, path: str) -> str:

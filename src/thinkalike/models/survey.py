@@ -79,6 +79,8 @@ def survey(model: Any) -> tuple[int, list[int | None]]:
     if not ran or [number for number, _ in ran] != list(range(model.n_layers)):
         found = f"the {model.n_layers} blocks of {model.family.blocks} do not run one after the other and once each"
         raise ModelError(f"{model.name}: {found}, so it has no residual stream to cut")
+    if others := {type(output).__name__ for _, output in ran if not isinstance(output, Tensor | tuple | list)}:
+        raise ModelError(f"{model.name}: its blocks return {listed(sorted(others))}, and no states that can be cut")
     shapes = {tuple(first_tensor(output).shape) for _, output in ran}
     if len(shapes) > 1 or next(iter(shapes))[:-1] != (ROWS, TOKENS):
         raise ModelError(f"{model.name}: its blocks return {sorted(shapes)} for {ROWS} rows of {TOKENS} tokens")
