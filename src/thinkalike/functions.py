@@ -39,7 +39,7 @@ from thinkalike.digests import tokenizer_fingerprint
 from thinkalike.errors import ConfigError, ThinkalikeError
 from thinkalike.instruments import check_read, run_job
 from thinkalike.models.behaviour import identity_of
-from thinkalike.models.families import label
+from thinkalike.models.families import IN_MEMORY, label
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import configured, load_model
 from thinkalike.models.survey import entries_of
@@ -326,7 +326,7 @@ def in_place(models: Sequence[Any]) -> Iterator[list[ModelConfig]]:
             config = _of_memory(frozen)
             if (before := HELD.get(str(config.path))) is not None and before.module is not frozen.module:
                 config = replace(config, path=f"{config.path} ({len(configs) + 1})")
-            if any(label(each) == config.name and each.path != config.path for each in configs):
+            if any(_share_a_name(config, each) for each in configs):
                 config = replace(config, name=f"{config.name} ({len(configs) + 1})")
             configs.append(config)
             HELD[str(config.path)] = frozen
@@ -336,13 +336,20 @@ def in_place(models: Sequence[Any]) -> Iterator[list[ModelConfig]]:
             HELD.pop(str(config.path), None)
 
 
+def _share_a_name(config: ModelConfig, other: ModelConfig) -> bool:
+    """Return whether two models have one label and nothing that tables would tell them apart by, such as their site."""
+    is_alike = str(config.path).partition(" ")[0] == str(other.path).partition(" ")[0]
+    has_other_site = is_alike and (config.site, config.head) != (other.site, other.head)
+    return label(other) == config.name and other.path != config.path and not has_other_site
+
+
 def _of_memory(model: FrozenModel) -> ModelConfig:
     """Return the configuration that stands for a model in memory; its path has a digest of what decides its numbers."""
     facts = [model.fingerprint(), sorted(map(repr, entries_of(model.module).items())), identity_of(model)]
     facts += [tokenizer_fingerprint(model.tokenizer), model.family.name, model.quantization, model.classes]
     runs: dict[str, Any] = {"dtype": str(model.dtype)[6:], "bos": model.bos_each_row, "context": model.context}
     at = {"site": model.sites.chosen, "head": model.sites.head} if model.sites else {}
-    place = f"memory:{hashlib.sha256(json.dumps([*facts, runs]).encode()).hexdigest()[:16]}"
+    place = f"{IN_MEMORY}{hashlib.sha256(json.dumps([*facts, runs]).encode()).hexdigest()[:16]}"
     return ModelConfig(name=model.name, path=place, device=str(model.device), corpus=model.corpus, **runs, **at)
 
 

@@ -1,9 +1,9 @@
 """What a model computes beyond what its weights and its configuration say.
 
 Two modules with equal weights and settings can still give different logits: rotary frequencies are buffers that no
-checkpoint holds, the scale of attention is an attribute, and anyone can replace an activation, a `forward` or a function
-of a library. `traits_of` lists all of this by its place in the module, as text that says why two models differ.
-`sample_digest` is of what the model gives for fixed tokens, and so of everything else, as far as these tokens show it.
+checkpoint holds, the scale of attention is an attribute, and anyone can replace an activation, a `forward` or a
+function of a library. `traits_of` lists all of this by its place in the module, as text that says why two models
+differ. `sample_digest` is of what the model gives for fixed tokens, and so covers everything that these tokens show.
 
 Texts hold no address, path of a file or line number, so that the same code gives the same text in another process.
 """
@@ -240,11 +240,12 @@ class _Description:
         if isinstance(value, nn.Module):
             return f"module {self.paths[id(value)]}" if id(value) in self.paths else self._module_outside(value)
         if isinstance(value, dict | OrderedDict | MappingProxyType):
-            return "{%s}" % ", ".join(sorted(f"{self(key)}: {self(entry)}" for key, entry in value.items()))
+            entries = sorted(f"{self(key)}: {self(entry)}" for key, entry in value.items())
+            return f"{{{', '.join(entries)}}}"
         if isinstance(value, list | tuple):
             return f"[{', '.join(self(entry) for entry in value)}]"
         if isinstance(value, set | frozenset):
-            return "{%s}" % ", ".join(sorted(self(entry) for entry in value))
+            return f"{{{', '.join(sorted(self(entry) for entry in value))}}}"
         if isinstance(value, type):
             return self.class_text(value)
         if isinstance(value, ModuleType):
@@ -252,14 +253,14 @@ class _Description:
         if callable(value) and (text := self._callable(value)):
             return text
         if isinstance(value, PreTrainedConfig):
-            entries = {} if id(value) in self.configs else known_entries(value)
-            return f"{type(value).__name__}{sorted(map(repr, flat(entries).items())) if entries else ''}"
+            settings = {} if id(value) in self.configs else known_entries(value)
+            return f"{type(value).__name__}{sorted(map(repr, flat(settings).items())) if settings else ''}"
         state = {name: entry for name, entry in getattr(value, "__dict__", {}).items() if not UNREAD.search(name)}
         return f"{self.class_text(type(value))}{self(state) if state else ''}"
 
     def _module_outside(self, module: nn.Module) -> str:
         """Return a module that is no submodule of the root, such as one in a list, with its weights."""
-        weights = {name: tensor for name, tensor in [*module.named_parameters(), *module.named_buffers()]}
+        weights = dict([*module.named_parameters(), *module.named_buffers()])
         parts = {path: [self.class_text(type(part)), *self.attributes(part)] for path, part in module.named_modules()}
         return f"{self(weights)} {self(parts)}"
 

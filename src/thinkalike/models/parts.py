@@ -106,7 +106,8 @@ def comparable_name(module: Any, name: str) -> str | None:
         if not is_wrapper(module):
             plain.append(following)
         elif following in ("original_module", "modules_to_save") and "modules_to_save" in module._modules:
-            copies = [] if module.disable_adapters else [each for each in module.active_adapters if each in module.modules_to_save]
+            active = [] if module.disable_adapters else module.active_adapters
+            copies = [name for name in active if name in module.modules_to_save]
             is_copy = following == "modules_to_save"
             if is_copy != bool(copies) or (is_copy and names[0] not in copies):
                 return None

@@ -111,8 +111,8 @@ def cast(module: Any, device: torch.device, dtype: torch.dtype) -> Any:
     for path, part in module.named_modules():
         for name, weight in part._parameters.items():
             if weight is not None and names.search(f"{path}.{name}"):
-                full = nn.Parameter(weight.to(device, torch.float32), weight.requires_grad)
-                precise.append((part._parameters, name, full))
+                values = weight.detach().to(device, torch.float32)
+                precise.append((part._parameters, name, nn.Parameter(values, weight.requires_grad)))
         for name, buffer in part._buffers.items():
             if buffer is None or not buffer.is_floating_point():
                 continue
@@ -121,8 +121,8 @@ def cast(module: Any, device: torch.device, dtype: torch.dtype) -> Any:
             elif names.search(f"{path}.{name}"):
                 precise.append((part._buffers, name, buffer.to(device, torch.float32)))
     module.to(device=device, dtype=dtype)
-    for tensors, name, full in precise:
-        tensors[name] = full
+    for tensors, name, values in precise:
+        tensors[name] = values
     return module
 
 

@@ -221,7 +221,8 @@ class Answers:
             if part in self.parts:
                 change, before = norms(self.base, self.changed, part.paths)
                 # The weights of an adapter have none in the base from which they could differ.
-                row |= {"weights": change / (before or 1.0) if change else math.nan, **_of_part(self.parts[part], whole, documents)}
+                relative = change / (before or 1.0) if change else math.nan
+                row |= {"weights": relative, **_of_part(self.parts[part], whole, documents)}
             rows.append(row)
         table = pd.DataFrame(rows)
         if self.null["moves"]:

@@ -134,7 +134,9 @@ class Diff(Instrument, kind="diff", version=6, reads=("model", "target", "data",
                 answers.parts = changes.by_part(base, changed, parts, batches, most, work.resume("parts"), keep)
                 answers.directions_at(batches)
         if name := without_difference(base, changed):
-            log.warning("%s is packed, of two shapes or in one model alone, so it has no difference, and there is no null", name)
+            log.warning(
+                "%s is packed, of two shapes or in one model alone: it has no difference, so no null runs", name
+            )
         elif parts:
             with work.phase("null"):
                 answers.beside(*_null(measure, base, changed, parts, text), batches, work)
