@@ -3,9 +3,11 @@
 import json
 import shutil
 import sys
+import time
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 import thinkalike
 import tiny
@@ -305,3 +307,39 @@ def test_the_diff_of_an_adapter_that_transformers_added(base):
     assert found[0].scalars["kl"] == pytest.approx(found[1].scalars["kl"], rel=1e-3), "merged or not"
     model.disable_adapters()
     assert thinkalike.diff(base, (model, cutter), texts=texts, tokens=256).scalars["kl"] == 0
+
+
+@pytest.mark.parametrize(
+    "stated",
+    [
+        {"target_modules": "(.*)*x"},
+        {"target_modules": ".*.*.*.*.*.*.*.*.*.*.*.*x"},
+        {"exclude_modules": "(.*.*)*="},
+        {"rank_pattern": {"(.*.*)*=": 2}},
+        {"r": 10**9},
+    ],
+    ids=str,
+)
+def test_settings_that_would_never_end_are_refused(stated, adapter):
+    """Python's matching of regular expressions cannot be interrupted, and a rank is memory."""
+    path = adapter / "adapter_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **stated}))
+    began = time.monotonic()
+    with pytest.raises(ModelError, match=r"adapter_config\.json"):
+        load_model(adapter)
+    assert time.monotonic() - began < 20
+
+
+def test_a_pattern_that_people_write_is_matched(base, tmp_path):
+    settings = peft.LoraConfig(r=2, target_modules=r".*\.self_attn\.(q|v)_proj$", rank_pattern={"layers.1.*q_proj": 4})
+    write_adapter(base, tmp_path / "tuned", kind=settings)
+    assert load_model(tmp_path / "tuned").n_layers == 2
+
+
+def test_an_adapter_of_whole_numbers_is_refused(adapter):
+    path = adapter / "adapter_model.safetensors"
+    weights = load_file(path)
+    name = next(name for name in weights if "lora_A" in name)
+    save_file(weights | {name: (100 * weights[name]).long()}, path, metadata={"format": "pt"})
+    with pytest.raises(ModelError, match=f"{name} is stored as int64"):
+        load_model(adapter)

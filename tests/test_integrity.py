@@ -15,7 +15,7 @@ from filelock import FileLock
 
 from stores import finish
 from thinkalike import digests, open_result
-from thinkalike.digests import digest_of, remembered_digest
+from thinkalike.digests import digest_of, read_json, remembered_digest
 from thinkalike.errors import StoreError
 from thinkalike.store import Job, newest_state, read_state, write_state
 
@@ -168,6 +168,7 @@ def cache(tmp_path, monkeypatch):
     """A cache of its own, in which every file is large."""
     monkeypatch.setenv("THINKALIKE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(digests, "LARGE", 10)
+    monkeypatch.setattr(digests, "SMALL", 0)
     monkeypatch.setattr(digests, "_known", {})
     return tmp_path / "cache" / "digests"
 
@@ -251,3 +252,24 @@ def test_a_damaged_entry_is_made_anew(tmp_path, cache, reads, monkeypatch):
         assert json.loads(entry.read_text()) == whole
     assert len(reads) == 6
     assert [each.suffix for each in cache.iterdir()] == [".json"]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("[1]", "no JSON object"),
+        ("{", "Expecting property name"),
+        ('{"a":' * 10**5 + "1" + "}" * 10**5, "inside one another"),
+        ('{"a":' * 65 + "1" + "}" * 65, "inside one another"),
+        ('{"a": "' + "x" * 1000 + '"}', "more than 100 bytes"),
+    ],
+)
+def test_json_of_strangers_is_bounded(content, message, tmp_path):
+    (tmp_path / "x.json").write_text(content)
+    with pytest.raises(ValueError, match=message):
+        read_json(tmp_path / "x.json", largest=100 if "100 bytes" in message else 2**25)
+
+
+def test_json_that_is_as_deep_as_configurations_is_read(tmp_path):
+    (tmp_path / "x.json").write_text('{"a":' * 64 + "1" + "}" * 64)
+    assert read_json(tmp_path / "x.json")

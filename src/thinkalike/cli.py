@@ -80,6 +80,7 @@ def own_process() -> Iterator[None]:
     if os.environ.setdefault(STARTED_BY, str(os.getpid())) != str(os.getpid()):
         follow_parent()
     try:
+        _check_working_folder()
         with heeded(), contextlib.redirect_stdout(Stdout(sys.stdout)):  # type: ignore[type-var]
             yield
     except Interrupted as error:
@@ -90,6 +91,19 @@ def own_process() -> Iterator[None]:
             raise
         print(f"error: {_one_line(error)}", file=sys.stderr, flush=True)
         sys.exit(1)
+    except (MemoryError, ImportError) as error:
+        if isinstance(error, ImportError) and "map segment" not in str(error):
+            raise
+        print("error: there is too little memory to start; see ulimit -v and the limits of the job", file=sys.stderr)
+        sys.exit(1)
+
+
+def _check_working_folder() -> None:
+    """Refuse a working folder that was deleted: torch cannot be imported from it, and ends the process."""
+    try:
+        os.getcwd()
+    except OSError as error:
+        raise ConfigError("the working folder was deleted; cd to one that exists") from error
 
 
 class _Plainly(logging.Formatter):
@@ -104,6 +118,8 @@ class Stdout:
 
     def __init__(self, stream: Any):
         self._stream = stream or open(os.devnull, "w")  # noqa: SIM115
+        if hasattr(self._stream, "reconfigure"):
+            self._stream.reconfigure(errors="replace")  # a terminal in ASCII has no bars and no arrows
 
     def write(self, text: str) -> int:
         self._try("write", text)

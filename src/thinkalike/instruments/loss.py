@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from thinkalike.config import AnalyzeConfig, MeasureConfig
 from thinkalike.job import Instrument, Outcome, Work
+from thinkalike.job.instrument import FIT_TEXT
 from thinkalike.screen import number_of_documents, show_text, span
 from thinkalike.store import Result
 
@@ -28,6 +29,7 @@ class Loss(Instrument, kind="loss", version=2, reads=("model", "data")):
     """Measures the next-token loss of `model` on `data`, in nats per token."""
 
     of_models: ClassVar[str] = "each"
+    ignores = Instrument.ignores | FIT_TEXT
 
     def holds(self, config: AnalyzeConfig, shapes: Shapes) -> float:
         from thinkalike.measures.losses import bytes_of_logits
@@ -43,7 +45,7 @@ class Loss(Instrument, kind="loss", version=2, reads=("model", "data")):
 
         with work.phase("loading"):
             model = load_model(config.model)
-            corpus = read_corpus(config.data, model.tokenizer, model.context, bos=model.bos_each_row, fit_tokens=1)
+            corpus = read_corpus(config.data, model.tokenizer, model.context, bos=model.bos_each_row, fit_tokens=0)
         numbers = held_out_loss(model, corpus)
         table = pd.DataFrame([{"model": model.name, **numbers}])
         facts = {"data": {"name": config.data.name, **corpus.facts()}}

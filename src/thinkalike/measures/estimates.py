@@ -15,7 +15,7 @@ from torch import Tensor
 ROUNDING = 1e-12  # of scores in [-1, 1]
 PARTS = 10  # that documents, sentences or the like are drawn into; intervals leave out one at a time
 EVERY = 4  # batches, of which one says how much the rows of documents depend on each other
-FEWEST_GROUPS = 8  # documents, sentences or the like, of which an interval or a p-value is
+FEWEST_GROUPS = 8  # documents, sentences or the like for a p-value; worth as many of equal length for an interval
 FEWEST_EQUAL = 15  # of equal length, of which a measure has an interval whose value depends on the number of rows
 AT_ONCE = 2**24  # numbers of drawn documents in memory at once
 EQUAL = 1e-9  # share of a mean up to which documents are equal but for rounding
@@ -85,7 +85,7 @@ def jackknife(
     *,
     is_drawn: bool = False,
     level: float = 0.95,
-    t: Float[Tensor, " *r"] | None = None,
+    t: Float[Tensor, " *r"] | float | None = None,
 ) -> Estimate:
     """Return value ± t √((b-1)/b Σ (replicate - mean)²), t of Student's distribution with b - 1 degrees of freedom.
 
@@ -112,9 +112,13 @@ def jackknife(
 
 
 def without_parts(sums: Float[Tensor, " parts *s"], documents: Int[Tensor, " n"]) -> Float[Tensor, " r *s"]:
-    """Return the totals without each part that has one of these documents; none of fewer than `FEWEST_GROUPS`."""
-    different = documents.unique()
-    parts = (different % PARTS).unique() if len(different) >= FEWEST_GROUPS else different[:0]
+    """Return the totals without each part that has rows; none if the documents are too few for an interval.
+
+    Args:
+        documents: The number of the document of each row.
+    """
+    different, counts = documents.unique(return_counts=True)
+    parts = (different % PARTS).unique() if has_interval(effective_number(counts)) else different[:0]
     return sums.sum(0) - sums[parts]
 
 
@@ -213,6 +217,34 @@ def sum_by_document(
 def effective_number(counts: Shaped[Tensor, " documents"]) -> float:
     """Return how many documents of equal length are worth these: (Σ n)² / Σ n², in [1, documents] (Kish 1965, 11.7)."""
     return float(counts.double().sum().square() / counts.double().square().sum())
+
+
+def has_interval(worth: float | int, fewest: int = FEWEST_GROUPS) -> bool:
+    """Return whether documents that are worth this many of equal length are enough for an interval.
+
+    A jackknife learns the spread from whole documents. Where one document has half of the rows, that spread is hardly
+    observed, however many short documents there are: 95 % intervals of CKA then cover 84 %
+    (`benchmarks/unequal_coverage.py`).
+
+    Args:
+        worth: See `effective_number`.
+    """
+    return worth >= fewest * (1 - EQUAL)
+
+
+def why_no_interval(worth: float | int, count: int, unit: str = "documents", fewest: int = FEWEST_GROUPS) -> str:
+    """Return the reason why `count` documents, which are worth so many of equal length, have no interval."""
+    return f"no intervals: effective sample size {worth:.1f} {unit} (of {count:,}); intervals need {fewest}"
+
+
+def freedom_of_groups(counts: Shaped[Tensor, " groups"]) -> float:
+    """Return the degrees of freedom of a variance that is estimated from groups of rows: (Σ n²)² / Σ n⁴.
+
+    It is Satterthwaite's (1946) if rows of a group depend on each other fully, so that group i adds n_i² to the
+    variance of a mean: as many as groups if they are equal, and next to 1 if one group outweighs all others.
+    """
+    squares = counts.double().square()
+    return float(squares.sum().square() / squares.square().sum())
 
 
 def bootstrap_interval(

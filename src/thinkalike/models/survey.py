@@ -11,6 +11,7 @@ import inspect
 import logging
 import math
 import re
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from thinkalike.errors import ModelError, flat, listed, one_line
-from thinkalike.models.families import EMBED, Layer, after
+from thinkalike.models.families import EMBED, Layer, after, heads_of
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +37,8 @@ LENGTHS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "ma
 # entries of a configuration that no pass of an evaluated model reads
 UNREAD = re.compile(r"^_|dropout|pdrop|^(transformers_version|architectures|dtype|torch_dtype|device|seed|model_name|"
                     r"tokenizer_name|n_params|use_cache|initializer_range|init_\w+|id2label|label2id)$")  # fmt: skip
+# settings by which architectures differ whose weights have the same names and shapes
+COMPUTES = re.compile(r"multiplier|scal(e|ing)|softcap|clip|clamp|alibi|sliding_window|rotary")
 HEADS = ("num_attention_heads", "n_heads", "n_head", "num_heads")  # names of the number of heads in configurations
 ROWS, TOKENS = 2, 3  # of the sample by which blocks are surveyed
 AT_MOST = 1024  # tokens of the row that is longer than a window
@@ -44,6 +47,7 @@ TEXT = "The man in the old house near the river walked to the market each day, a
 SAMPLED = 2**12  # entries of a tensor, at most, by which a change of it is seen
 AT_ONCE = 2**22  # entries of a tensor that are summed together
 ACCEPT = "model.implausible=true takes it as it is"
+LARGE_VOCABULARY = 2**13  # tokens; models with smaller ones may know one kind of text, and a vocabulary made of it
 LARGEST = 3.0  # times ln V: the largest loss on the text; architectures with random weights have at most 1.5 of it
 
 
@@ -54,6 +58,7 @@ class Checkpoint(NamedTuple):
     tokenizer: Any
     longest: int | None  # row of tokens that it can take; None: nothing limits it
     quantization: str = ""  # how its weights are or were quantised
+    has_head: bool = True  # whether it predicts what its family does; else it has states alone
 
 
 def sample_tokens(vocabulary: int, context: int, rows: int = 2, at_most: int = 16) -> Tokens:
@@ -78,6 +83,8 @@ def survey(model: Any) -> tuple[int, list[int | None]]:
             model.full(sample_tokens(model.vocabulary, TOKENS, rows=ROWS))
     if not ran or [number for number, _ in ran] != list(range(model.n_layers)):
         found = f"the {model.n_layers} blocks of {model.family.blocks} do not run one after the other and once each"
+        if idle := sorted({*range(model.n_layers)} - {number for number, _ in ran}):
+            found += f" (of these, {listed(idle)} do not run for text alone)"
         raise ModelError(f"{model.name}: {found}, so it has no residual stream to cut")
     if others := {type(output).__name__ for _, output in ran if not isinstance(output, Tensor | tuple | list)}:
         raise ModelError(f"{model.name}: its blocks return {listed(sorted(others))}, and no states that can be cut")
@@ -138,20 +145,35 @@ def puts_bos(tokenizer: Any) -> bool:
     return bos is not None and list(tokenizer("a")["input_ids"][:1]) == [bos]
 
 
-def accepted(module: Any) -> set[str]:
-    """Return the names of the arguments of a module's forward pass.
+def accepted(module: Any) -> list[str]:
+    """Return the names of the arguments of a module's forward pass, in order.
 
-    Types of tokens are taken only where there is more than one: RoBERTa has the argument, and one type.
+    Types of tokens are taken only where they tell two texts apart. RoBERTa has the argument and one
+    type, Gemma marks images by it, and GPT-2 adds the embedding of a word.
     """
-    names = set(inspect.signature(module.forward).parameters)
-    several = (getattr(getattr(module, "config", None), "type_vocab_size", 2) or 0) > 1
-    return names if several else names - {"token_type_ids"}
+    names = list(inspect.signature(module.forward).parameters)
+    several = (getattr(getattr(module, "config", None), "type_vocab_size", 0) or 0) > 1
+    return [name for name in names if several or name != "token_type_ids"]
 
 
 def text_config(module: Any) -> Any:
     """Return the configuration of a module: of one of transformers, the part that is about text."""
     shape: Any = getattr(module, "config", None) or getattr(module, "cfg", None)
     return shape.get_text_config() if hasattr(shape, "get_text_config") else shape
+
+
+def padding_of_head(module: Any, tokenizer: Any) -> int | None:
+    """Return the id of the padding by which a classifier finds where a text ends; None: it does so otherwise.
+
+    Where the configuration has none, it gets that of the tokenizer, or its end of a text, in place:
+    without one, classifiers of transformers that need it run on single texts only.
+    """
+    shape = text_config(module)
+    if shape.pad_token_id is None:
+        ids = (tokenizer.pad_token_id, tokenizer.eos_token_id, tokenizer.unk_token_id)
+        known = (number for number in ids if number is not None and number < len(embedding_of(module)))
+        shape.pad_token_id = next(known, None)
+    return shape.pad_token_id  # type: ignore[no-any-return]
 
 
 def number_in(config: Any, names: Sequence[str]) -> int | None:
@@ -329,6 +351,7 @@ def check_values(module: torch.nn.Module, name: str) -> None:
 
 
 def _compare(model: Any, tokens: Tensor, cuts: list[Layer]) -> None:
+    tokens = _without_padding(model, tokens)
     mask = types = None
     late = slice(-LATE, None)  # logits of long rows take gigabytes
     if model.predicts != "next":  # the last row ends in padding, and each row is a pair of texts
@@ -349,7 +372,27 @@ def _compare(model: Any, tokens: Tensor, cuts: list[Layer]) -> None:
             error, allowed = relative_error(joined, full), TOLERANCE[model.dtype]
             if not error <= allowed:  # NaN fails as well
                 found = f"differs from the full pass by {error:.1e} of the largest logit (allowed: {allowed:.0e})"
-                raise ModelError(f"{model.name} cannot be cut at its blocks: tail({cut}, head({cut}, x)) {found}")
+                found = f"{model.name} cannot be cut at its blocks: tail({cut}, head({cut}, x)) {found}"
+                raise ModelError(found + _hooks_on(model.module))
+
+
+def _hooks_on(module: nn.Module) -> str:
+    """Return which modules have hooks, and how to take them off, to end the message of a failed proof; "": none."""
+    libraries = ("transformers", "accelerate", "thinkalike")  # their hooks change no state
+    hooked = []
+    for path, part in module.named_modules():
+        hooks = [*part._forward_hooks.values(), *part._forward_pre_hooks.values()]
+        if any(not str(getattr(hook, "__module__", "")).startswith(libraries) for hook in hooks):
+            hooked.append(path or type(module).__name__)
+    if not hooked:
+        return ""
+    return f"; it has forward hooks on {listed(hooked)}, which may do that: call remove() of their handles"
+
+
+def _without_padding(model: Any, tokens: Tensor) -> Tensor:
+    """Return sample tokens of a real text: a classifier takes its padding for the end of the text."""
+    padding = padding_of_head(model.module, model.tokenizer) if model.predicts == "class" else None
+    return tokens if padding is None else torch.where(tokens == padding, (padding + 1) % model.vocabulary, tokens)
 
 
 def _check_causal(model: Any, tokens: Tokens) -> None:
@@ -357,27 +400,97 @@ def _check_causal(model: Any, tokens: Tokens) -> None:
     other[:, half:] = (other[:, half:] + 1) % model.vocabulary
     error = relative_error(*(model.full(each)[:, :half] for each in (other, tokens)))
     if not error <= TOLERANCE[model.dtype] / 10:  # 0 in all architectures, but for experts, whose products round
-        remedy = "save it with AutoModelForMaskedLM"
-        if hasattr(text_config(model.module), "is_decoder"):
+        shape, body = text_config(model.module), type(getattr(model.module, "base_model", None)).__name__
+        heads = heads_of(str(getattr(shape, "model_type", "")))
+        can_predict_hidden = any(head.predicts == "hidden" for head in heads)
+        remedy = f"write {body} under architectures in its config.json, to read its states alone"
+        if can_predict_hidden:
+            remedy = "save it with AutoModelForMaskedLM"
+        if hasattr(shape, "is_decoder"):
             remedy = f"if trained on earlier tokens alone, write is_decoder: true in its config.json; else {remedy}"
         found = f"later tokens change its logits by {error:.1e} of the largest one, as in an encoder"
+        remedy += _hooks_on(model.module)
         raise ModelError(f"{model.name} is to predict the next token, but {found}; {remedy}")
 
 
 def check_plausible(model: Any) -> None:
-    """Raise a ModelError for a matrix of whole numbers; see `_check_loss`. Say which matrices are zero everywhere.
+    """Raise a ModelError for a matrix of whole numbers, or of one number; see `_check_loss`. Say where zeros are.
 
-    Vectors may be of ones or zeros, as norms and biases begin. New blocks and ablated ones have matrices of zeros.
+    Vectors may be of ones or zeros, as norms and biases begin. New blocks and ablated ones have matrices of zeros, and
+    pruned ones rows, which are said: files with holes have them, too.
     """
     trained = {path for path, weight in model.module.named_parameters() if weight.dim() > 1 and weight.numel()}
-    found = ((path, each) for path, each in tensors_of(model.module) if path in trained and each.is_floating_point())
-    whole = {path: each for path, each in found if all(torch.equal(part, part.round()) for part in (each[0], each))}
-    if odd := [path for path, each in whole.items() if each.any()]:
-        said = "whole numbers alone, as rounded weights without their scale do"
-        raise ModelError(f"{model.name}: {odd[0]} holds {said}; {ACCEPT}")
-    if whole:
-        log.warning("%s: zero everywhere: %s", model.name, listed(whole))
+    empty, holes = [], {}
+    for path, weight in tensors_of(model.module):
+        if path not in trained or not weight.is_floating_point():
+            continue
+        if all(torch.equal(part, part.round()) for part in (weight[0], weight)):
+            if weight.any():
+                said = "whole numbers alone, as rounded weights without their scale do"
+                raise ModelError(f"{model.name}: {path} holds {said}; {ACCEPT}")
+            empty.append(path)
+        elif _is_constant(weight):
+            raise ModelError(f"{model.name}: {path} holds {weight.flatten()[0].item():.3g} alone; {ACCEPT}")
+        elif zeros := _empty_lines(model, path, weight):
+            holes[path] = zeros
+    if empty:
+        log.warning("%s: zero everywhere: %s", model.name, listed(empty))
+    if holes:
+        log.warning("%s: zeros, as after pruning or in a damaged file: %s", model.name,
+                    listed([f"{zeros} of {path}" for path, zeros in holes.items()]))  # fmt: skip
+    _check_architecture(model)
     _check_loss(model)
+
+
+def _check_architecture(model: Any) -> None:
+    """Raise a ModelError if a configuration of transformers is of another architecture than the one that it names.
+
+    The weights of Granite and of Gemma have the names and shapes of Llama's, and load as a Llama, which computes
+    something else. What tells is the class that config.json states, or a setting that Llama does not read.
+    """
+    import transformers
+
+    whole = getattr(model.module, "both", model.module)  # of which one side may be read
+    config: Any = getattr(whole, "config", None)
+    text, kind = text_config(whole), type(whole)
+    if not hasattr(config, "model_type"):
+        return
+    types = {str(config.model_type), str(text.model_type)}
+    for name in config.architectures or ():
+        stated = getattr(getattr(getattr(transformers, name, None), "config_class", None), "model_type", None)
+        if stated and not any(stated in known or known in stated for known in types):
+            found = f"config.json says architectures={name} and model_type={config.model_type}"
+            raise ModelError(f"{model.name}: {found}, which differ; give the checkpoint's own; {ACCEPT}")
+    known, source = {*type(text)().to_dict(), *dir(type(text))}, inspect.getsource(sys.modules[kind.__module__])
+    for name, value in text.to_dict().items():
+        is_set = isinstance(value, int | float) and value not in (0, 1)
+        if is_set and name not in known and COMPUTES.search(name) and not re.search(rf"\b{name}\b", source):
+            found = f"config.json says {name}={value}, which {kind.__name__} does not read"
+            raise ModelError(f"{model.name}: {found}; give the checkpoint's own config.json; {ACCEPT}")
+
+
+def _is_constant(weight: Tensor) -> bool:
+    """Return whether all entries of a matrix are equal; one row or column may be, as scales begin."""
+    is_matrix = sum(size > 1 for size in weight.shape) > 1
+    return is_matrix and all(bool((part == part.flatten()[0]).all()) for part in (weight[0], weight))
+
+
+def _empty_lines(model: Any, path: str, weight: Tensor) -> str:
+    """Return how many rows and columns of a matrix are zero, in words; "" if none are.
+
+    Tables of positions and of types may have empty rows. So may those of tokens: of padding, of special tokens that no
+    text has, and beyond the tokenizer.
+    """
+    table = weight.reshape(-1, weight.shape[-1])
+    empty_rows = (~table.any(1)).nonzero().flatten().tolist()
+    empty_columns = int((~table.any(0)).sum())
+    if len(table) == model.vocabulary:
+        special = {*model.tokenizer.all_special_ids, *model.tokenizer.get_added_vocab().values()}
+        empty_rows = [row for row in empty_rows if row < len(model.tokenizer) and row not in special]
+    elif isinstance(model.module.get_submodule(path.rpartition(".")[0]), nn.Embedding):
+        empty_rows = []
+    words = [f"{count} {name}" for count, name in ((len(empty_rows), "rows"), (empty_columns, "columns")) if count]
+    return " and ".join(words)
 
 
 def _check_loss(model: Any) -> None:
@@ -399,6 +512,15 @@ def _check_loss(model: Any) -> None:
         raise ModelError(
             f"{model.name}: its loss on an English sentence is {loss:.3g} nats per token, and a guess has {guess:.3g}; "
             f"flipped bits or weights of another model do that, and so does training on other text; {ACCEPT}"
+        )
+    is_whole = model.predicts == "next"  # the head of the others may be missing, and is drawn at random
+    if is_whole and loss > guess and model.vocabulary >= LARGE_VOCABULARY:
+        log.warning(
+            "%s: its loss on an English sentence is %.3g nats per token, and a guess has %.3g: it is untrained, "
+            "trained on other text, or its config.json is of another architecture",
+            model.name,
+            loss,
+            guess,
         )
 
 

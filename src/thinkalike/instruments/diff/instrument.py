@@ -117,7 +117,7 @@ class Diff(Instrument, kind="diff", version=6, reads=("model", "target", "data",
         if not parts and settings.empty:
             return replace(unchanged(base, measure.margin), models=models)
         with work.phase("text"):
-            rows, text, facts = read_rows(config, base, FORKED if measure.null == "drift" else 1)
+            rows, text, facts = read_rows(config, base, FORKED if measure.null == "drift" else 0)
             check_rows(base, changed, rows.tokens)
         pairs = work.inputs.get("contrasts")
         if measure.contrast in CONTRASTS:
@@ -134,9 +134,7 @@ class Diff(Instrument, kind="diff", version=6, reads=("model", "target", "data",
                 answers.parts = changes.by_part(base, changed, parts, batches, most, work.resume("parts"), keep)
                 answers.directions_at(batches)
         if name := without_difference(base, changed):
-            log.warning(
-                "%s is packed, of two shapes or in one model alone: it has no difference, so no null runs", name
-            )
+            log.warning("%s is packed, of two shapes or in one model alone: so it has no null", name)
         elif parts:
             with work.phase("null"):
                 answers.beside(*_null(measure, base, changed, parts, text), batches, work)
@@ -180,7 +178,7 @@ def _null(
 
 
 def read_rows(
-    config: AnalyzeConfig, base: FrozenModel, fit_tokens: int = 1
+    config: AnalyzeConfig, base: FrozenModel, fit_tokens: int = 0
 ) -> tuple[TokenRows, Tensor, dict[str, Any]]:
     """Return rows of the report's text at random, those to fit on, and what the provenance says of them."""
     measure: Any = config.measure

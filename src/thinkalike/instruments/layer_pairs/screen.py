@@ -80,11 +80,18 @@ def headlines_of(kind: str, result: Result, is_distance: bool) -> Sequence[Headl
 
 
 def rows_of(result: Result) -> str:
-    """Return in words how much a result is of: "64 batches of 1,024 rows, 58 documents", or "1,018 stimuli"."""
+    """Return in words how much was compared: "64 batches of 1,024 rows, 58 documents", or "1,018 stimuli".
+
+    Batches may hold fewer rows than `tokens_per_batch` asks for. Results of earlier versions do not know their rows.
+    """
     if stimuli := result.provenance.get("stimuli"):
         return f"{stimuli['count']:,} stimuli"
-    batches, rows = result.scalars["batches"], result.config["measure"]["tokens_per_batch"]
-    return f"{batches:.0f} batches of {rows:,} rows, {number_of_documents(result.scalars)}"
+    batches, documents = result.scalars["batches"], number_of_documents(result.scalars)
+    if "rows" not in result.scalars:
+        return f"{batches:.0f} batches, {documents}"
+    rows = result.scalars["rows"] / batches
+    about = "" if rows.is_integer() else "about "
+    return f"{batches:.0f} batches of {about}{rows:,.0f} rows, {documents}"
 
 
 def show_layer_pairs(label: str, result: Result, is_distance: bool) -> None:

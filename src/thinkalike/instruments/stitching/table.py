@@ -226,7 +226,7 @@ def readings(sums: Mapping[str, Tensor]) -> dict[str, Any]:
     lost = torch.cat([losses_of_seeds(sums).mean(1), torch.stack([sums[f"rung_{each}"] for each in marks])])
     both = torch.stack([lost - sums["target"], counts.expand_as(lost)], -1).transpose(0, 1)
     parts = torch.zeros(PARTS, *both.shape[1:], dtype=both.dtype).index_add_(0, numbers % PARTS, both)
-    whole = torch.cat([parts.sum(0)[None], without_parts(parts, numbers[counts > 0])])
+    whole = torch.cat([parts.sum(0)[None], without_parts(parts, numbers.repeat_interleave(counts.long()))])
     cost, count = (whole[..., 0] / whole[..., 1]).T, len(lost) - len(marks)
     steps = -cost[count:].clamp(min=LEAST).log()
     found = [estimates.reading_of(each, marks, steps) for each in -cost[:count].clamp(min=LEAST / 2).log()]
