@@ -182,7 +182,9 @@ def _null(
     if measure.null == "perturbation":
         perturbed = partial(changes.perturbed, base, changed, parts)
         kinds = {"permuted": signed_permutation, SIGNS: random_signs}
-        opened = {kind: partial(perturbed, random_change=change) for kind, change in kinds.items()}
+        opened: dict[str, Callable[[int], AbstractContextManager[FrozenModel]]] = {
+            kind: partial(perturbed, random_change=change) for kind, change in kinds.items()
+        }
         return opened, parts[0].layer
     norm, steps = norms(base, changed)[0], measure.steps
     forked = partial(changes.fork, base, text, norm, rate=changes.rate_for(base, text, norm, steps), steps=steps)
