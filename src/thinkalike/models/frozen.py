@@ -13,7 +13,7 @@ import contextlib
 import functools
 import hashlib
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, runtime_checkable
 from weakref import WeakKeyDictionary
@@ -35,7 +35,9 @@ from thinkalike.models.survey import (
     embedding_of,
     entries_of,
     first_tensor,
+    longest_row,
     padding_of_head,
+    persistent_buffers,
     prove,
     survey,
     tensors_of,
@@ -128,6 +130,12 @@ class FrozenModel:
     def __repr__(self) -> str:
         shape = f"{self.n_layers} layers of width {self.d_model}, vocabulary {self.vocabulary}, context {self.context}"
         return f"FrozenModel({self.name}: {shape}; {self.family.name}, {str(self.dtype)[6:]} on {self.device})"
+
+    def check_context(self, asked: int | None) -> None:
+        """Raise a ModelError if rows of this many tokens are longer than what the model can read."""
+        longest = longest_row(self.module)
+        if asked and longest and asked > longest:
+            raise ModelError(f"data.context={asked}: {self.name} reads at most {longest} tokens; choose fewer")
 
     @property
     def predicts(self) -> Predicts:
@@ -299,8 +307,16 @@ class FrozenModel:
             "marks": self.marks(),
             "dtype": str(self.dtype).removeprefix("torch."),
             "device": str(self.device),
+            **({"other_dtypes": self.other_dtypes()} if self.other_dtypes() else {}),
             **({"quantization": self.quantization} if self.quantization else {}),
         }
+
+    def other_dtypes(self) -> str:
+        """Return how many weights are floats of another dtype than `dtype`, such as "float32 x 24"; "": none is."""
+        tensors = [*self.module.parameters(), *persistent_buffers(self.module).values()]
+        dtypes = [tensor.dtype for tensor in tensors if tensor.is_floating_point()]
+        counts = Counter(str(dtype).removeprefix("torch.") for dtype in dtypes if dtype != self.dtype)
+        return ", ".join(f"{dtype} x {count}" for dtype, count in sorted(counts.items()))
 
     def _captured(self, layer: Layer, rows: Sequence[int], states: Any) -> contextlib.AbstractContextManager[Any]:
         """Store the state (*rows, d) of a layer in every pass as `states[layer]` while the context is open."""
