@@ -146,7 +146,9 @@ class Result:
         """The headline numbers with their intervals, the most important one first; older results have none."""
         told = self._record.get("headlines", [])
         known = [{name: value for name, value in one.items() if name in Headline._fields} for one in told]
-        return [Headline(**fields) for fields in known]  # a newer version may tell more
+        for fields in known:  # a newer version may tell more, and another program write 1 for 1.0
+            fields |= {name: float(fields[name]) for name in ("value", "low", "high") if fields.get(name) is not None}
+        return [Headline(**fields) for fields in known]
 
     @property
     def settings(self) -> Record:
