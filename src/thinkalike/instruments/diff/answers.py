@@ -276,12 +276,13 @@ class Answers:
         """Return the share of KL of each output that was exchanged, the greatest first."""
         documents = self.documents(self.first)
         whole = self.kl()[: len(documents)].double()
-        rows = []
+        rows: list[dict[str, Any]] = []
         for place, changes in self.outputs.items():
             head = math.nan if place.head is None else place.head
             shares = _of_part(changes, whole, documents)
             rows.append({"output": place.site, "layer": int(place), "head": head, **shares})
-        return pd.DataFrame(sorted(rows, key=lambda row: -row["share"]))
+        rows.sort(key=lambda row: -row["share"])
+        return pd.DataFrame(rows)
 
     @cached_property
     def _beyond_drift(self) -> tuple[Tensor, float]:
