@@ -425,6 +425,96 @@ def test_a_tokenizer_larger_than_the_embedding_is_refused(whole, kind):
     assert "ids up to 319, but its embedding only 300 rows" in line_of(kind, folder)
 
 
+def mixed_models(folder):
+    """Checkpoints of architectures of which transformers keeps some weights in float32."""
+    import transformers as hf
+
+    size = {"vocab_size": len(tiny.tokenizer()), "num_hidden_layers": 2, "hidden_size": 32}
+    heads = {"num_attention_heads": 4, "intermediate_size": 64, "num_key_value_heads": 2, "head_dim": 8}
+    experts = {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 32, "moe_layer_start_index": 0}
+    encoder = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4, "decoder_start_token_id": 0}
+    built = {
+        "ernie4_5_moe": lambda: hf.Ernie4_5_MoeForCausalLM(hf.Ernie4_5_MoeConfig(**size, **heads, **experts)),
+        "gpt_oss": lambda: hf.GptOssForCausalLM(hf.GptOssConfig(**size, **heads, num_local_experts=4)),
+        "t5": lambda: hf.T5ForConditionalGeneration(hf.T5Config(vocab_size=len(tiny.tokenizer()), **encoder)),
+        "llama": lambda: hf.LlamaForCausalLM(hf.LlamaConfig(**size, **heads)),
+    }
+    torch.manual_seed(1)
+    model = built[folder.name]()
+    tiny.enlarge(tiny.jiggled(model, 0.01))
+    model.save_pretrained(folder)
+    tiny.tokenizer().save_pretrained(folder)
+    return model.eval()
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "count"),
+    [("ernie4_5_moe", "bfloat16", 4), ("ernie4_5_moe", "float16", 4), ("gpt_oss", "float16", 5), ("t5", "float16", 4),
+     ("gpt_oss", "bfloat16", 0), ("llama", "bfloat16", 0)],
+)  # fmt: skip
+def test_weights_that_transformers_keeps_in_float32_stay_so(name, dtype, count, tmp_path):
+    """States are to the bit those of `from_pretrained` with this dtype, and the provenance counts such weights."""
+    given = mixed_models(tmp_path / name)
+    plain = type(given).from_pretrained(tmp_path / name, dtype=getattr(torch, dtype)).eval()
+    tokens = torch.randint(len(tiny.tokenizer()), (2, 20), generator=torch.Generator().manual_seed(0))
+    is_pair, cutter = name == "t5", tiny.tokenizer()
+    side = {"side": "decoder"} if is_pair else {}
+    with torch.no_grad():
+        output = plain(tokens, output_hidden_states=True, **({"decoder_input_ids": tokens} if is_pair else {}))
+    expected = (output.decoder_hidden_states if is_pair else output.hidden_states)[1]
+    read = load_model(tmp_path / name, dtype=dtype, **side)
+    for model in (read, load_model(plain, cutter, **side), load_model(given, cutter, dtype=dtype, **side)):
+        assert torch.equal(model.head(tokens, 0), expected)
+        assert model.describe().get("other_dtypes", "float32 x 0") == f"float32 x {count}"
+    rounded = plain.to(getattr(torch, dtype))  # one dtype for all, the control
+    with torch.no_grad():
+        output = rounded(tokens, output_hidden_states=True, **({"decoder_input_ids": tokens} if is_pair else {}))
+    states = (output.decoder_hidden_states if is_pair else output.hidden_states)[1]
+    assert not count or not torch.equal(states.to(expected), expected)
+
+
+class Repacked(torch.nn.Linear):
+    """Repacks its weight when it is saved, and reads it as if it were not packed."""
+
+    how = "weight"
+
+    def _save_to_state_dict(self, *given):
+        if self.how == "weight":
+            self.weight.data = self.weight.data.flip(0)
+        elif self.how == "scale":
+            self.scale *= 2
+        super()._save_to_state_dict(*given)
+
+    def forward(self, states):
+        return self.scale * super().forward(states)
+
+
+@pytest.mark.parametrize("how", ["weight", "scale", "nothing"])
+def test_a_model_that_reading_changes_is_refused(how, checkpoints):
+    import transformers as hf
+
+    module = hf.AutoModelForCausalLM.from_pretrained(checkpoints["gpt_neox"], dtype=torch.float32)
+    part = module.gpt_neox.layers[1].mlp.dense_h_to_4h
+    part.__class__, part.how = Repacked, how
+    part.register_buffer("scale", torch.ones(()), persistent=False)
+    if how == "nothing":
+        tokens = torch.randint(len(tiny.tokenizer()), (2, 9))
+        with torch.no_grad():
+            torch.testing.assert_close(load_model(module, tiny.tokenizer()).full(tokens), module(tokens).logits)
+        return
+    with pytest.raises(ModelError, match=rf"state_dict\(\) changes .*dense_h_to_4h\.{how} of Repacked"):
+        load_model(module, tiny.tokenizer())
+
+
+def test_a_model_that_draws_at_random_is_refused(checkpoints):
+    import transformers as hf
+
+    module = hf.AutoModelForCausalLM.from_pretrained(checkpoints["gpt_neox"], dtype=torch.float32)
+    module.gpt_neox.layers[1].register_forward_hook(lambda _, __, output: torch.nn.functional.dropout(output, 0.1))
+    with pytest.raises(ModelError, match="two passes over the same tokens give different outputs"):
+        load_model(module, tiny.tokenizer())
+
+
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:" + "4d7a" * 16 + "\nsize 1234567\n"
 
 

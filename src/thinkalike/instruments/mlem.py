@@ -32,7 +32,13 @@ from thinkalike.job import Outcome, Work
 from thinkalike.measures.distances.comparators import weighted_tau
 from thinkalike.measures.estimates import FEWEST_GROUPS, interval_around
 from thinkalike.measures.mlem.encoding_model import MLEM
-from thinkalike.measures.mlem.importance import Importance, feature_importance, fold_interval, split_half_reference
+from thinkalike.measures.mlem.importance import (
+    Importance,
+    feature_importance,
+    fewest_groups,
+    fold_interval,
+    split_half_reference,
+)
 from thinkalike.screen import Table, few, number_column, show_table, show_text, span
 from thinkalike.states.stimuli import StimulusStates, numbered
 from thinkalike.store import Headline, Result
@@ -233,8 +239,10 @@ def fit_profiles(config: AnalyzeConfig, stimuli: Stimuli, sides: Sequence[Stimul
     except ValueError as error:
         remedy = "; measure.together=stimulus lets folds divide a text" if "groups" in str(error) else ""
         raise DataError(f"{stimuli.source}: {error}{remedy}{numbered(sides)}") from error
-    if importance.groups < FEWEST_GROUPS:
-        log.warning("warning: %s has fewer than %d sentences: no intervals and no p", stimuli.source, FEWEST_GROUPS)
+    needed = fewest_groups(measure.folds)
+    if importance.groups < needed:
+        lacking = "no intervals and no p" if importance.groups < FEWEST_GROUPS else "no intervals"
+        log.warning("warning: %s has fewer than %d sentences: %s", stimuli.source, needed, lacking)
     return model, importance
 
 

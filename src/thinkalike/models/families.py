@@ -54,6 +54,7 @@ AUTO_CLASSES: dict[Predicts, str] = {
     "states": "AutoModelForSeq2SeqLM",
 }
 
+IN_MEMORY = "memory:"  # the beginning of the path of a model in memory, which says nothing to a reader
 UNNAMED = ("name", "family", "mini", "corpus", "members")  # settings by which no two models are told apart
 
 
@@ -352,7 +353,7 @@ def _with_settings(config: ModelConfig, sharing: Sequence[ModelConfig]) -> str:
     """Return a label with the settings by which a model differs from others of the same label, in brackets."""
     values = {name: str(value) for name, value in vars(config).items()  # a site without heads says enough
               if name not in UNNAMED and any(getattr(each, name) != value for each in sharing)
-              and (name, value) != ("head", None)}  # fmt: skip
+              and (name, value) != ("head", None) and not str(value).startswith(IN_MEMORY)}  # fmt: skip
     own = label(config)
     if "path" in values and all(each.path for each in sharing):
         ends = _ends({Path(os.path.abspath(str(each.path))) for each in sharing})

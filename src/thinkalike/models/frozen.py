@@ -13,7 +13,7 @@ import contextlib
 import functools
 import hashlib
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, runtime_checkable
 from weakref import WeakKeyDictionary
@@ -37,6 +37,7 @@ from thinkalike.models.survey import (
     first_tensor,
     longest_row,
     padding_of_head,
+    persistent_buffers,
     prove,
     survey,
     tensors_of,
@@ -306,8 +307,16 @@ class FrozenModel:
             "marks": self.marks(),
             "dtype": str(self.dtype).removeprefix("torch."),
             "device": str(self.device),
+            **({"other_dtypes": self.other_dtypes()} if self.other_dtypes() else {}),
             **({"quantization": self.quantization} if self.quantization else {}),
         }
+
+    def other_dtypes(self) -> str:
+        """Return how many weights are floats of another dtype than `dtype`, such as "float32 x 24"; "": none is."""
+        tensors = [*self.module.parameters(), *persistent_buffers(self.module).values()]
+        dtypes = [tensor.dtype for tensor in tensors if tensor.is_floating_point()]
+        counts = Counter(str(dtype).removeprefix("torch.") for dtype in dtypes if dtype != self.dtype)
+        return ", ".join(f"{dtype} x {count}" for dtype, count in sorted(counts.items()))
 
     def _captured(self, layer: Layer, rows: Sequence[int], states: Any) -> contextlib.AbstractContextManager[Any]:
         """Store the state (*rows, d) of a layer in every pass as `states[layer]` while the context is open."""

@@ -20,6 +20,7 @@ from thinkalike.errors import ConfigError, ModelError, one_of
 from thinkalike.measures.estimates import seeded
 from thinkalike.memory import page_out
 from thinkalike.models import survey
+from thinkalike.models.behaviour import copied
 from thinkalike.models.families import (
     FAMILIES,
     LONGEST,
@@ -133,19 +134,21 @@ def _at_sites(model: FrozenModel, config: ModelConfig, name: str) -> FrozenModel
 
 
 def _in_memory(module: Any, tokenizer: Any, name: str | None, settings: Mapping[str, Any]) -> FrozenModel:
-    """Return a copy of a model of transformers, or of a bridge, as a FrozenModel; see `load_model`."""
+    """Return a copy of a model of transformers, of PEFT or of a bridge as a FrozenModel; see `load_model`."""
     from transformers import PreTrainedModel
 
-    from thinkalike.models.readers import part_with_states
+    from thinkalike.models.readers import live_adapter, part_with_states
 
-    copied = None
-    if type(module).__name__ == "TransformerBridge":  # its module is of transformers, or native of TransformerLens
+    is_bridge = type(module).__name__ == "TransformerBridge"  # its module is of transformers, or TransformerLens's own
+    is_adapted = hasattr(module, "peft_config") and hasattr(module, "get_base_model")  # a PeftModel
+    unwrapped = None
+    if is_bridge:
         from thinkalike.models.bridges import tokenizer_of, unbridged
 
         tokenizer = tokenizer_of(module.tokenizer) if tokenizer is None else tokenizer
-        copied, name = unbridged(module), name or Path(module.cfg.model_name).name
-        module = copied
-    if not (copied is not None or isinstance(module, PreTrainedModel)) or not callable(tokenizer):
+        unwrapped, name = unbridged(module), name or Path(module.cfg.model_name).name
+        module = unwrapped
+    if not (is_bridge or is_adapted or isinstance(module, PreTrainedModel)) or not callable(tokenizer):
         raise TypeError("load_model takes a PreTrainedModel of transformers or a TransformerBridge and its tokenizer, "
                         f"not {type(module).__name__} and {type(tokenizer).__name__}")  # fmt: skip
     for key in settings.keys() - IN_MEMORY:
@@ -154,16 +157,47 @@ def _in_memory(module: Any, tokenizer: Any, name: str | None, settings: Mapping[
     own = {"dtype": first.dtype, "device": first.device, "bos": None, "corpus": None, **settings}
     config = configured(ModelConfig(name=name or Path(module.name_or_path or kind).name), own)
     with _LOADING, explained(config), doing(f"model {config.name}"):
-        family = _family_of(module)
+        family = _family_of(module.get_base_model() if is_adapted else module)
         _check_settings(config, family)
+        # States are of a part of the model, classifiers may need padding first, and another dtype rounds otherwise.
+        is_compared = not is_bridge and family.predicts in ("next", "hidden") and "dtype" not in settings
+        expected = _outputs_as_given(module, config.name) if is_compared else None
+        if is_adapted:
+            unwrapped = live_adapter(module, config.name)
         device = torch.device(pick_device(config.device))
-        whole = survey.cast(copied if copied is not None else deepcopy(module), device, getattr(torch, config.dtype))
+        whole = unwrapped if unwrapped is not None else copied(module)
+        # Without a dtype that is asked for, each weight keeps its own: some may be in float32 on purpose.
+        whole = survey.cast(whole, device, getattr(torch, config.dtype)) if "dtype" in settings else whole.to(device)
         part = part_with_states(whole, config, family) if family.predicts == "states" else whole
         shape = whole.config.to_dict() if hasattr(whole, "config") else {}
         quantization = stated_quantization(shape)
         read = survey.Checkpoint(part, tokenizer, survey.longest_row(whole), quantization)
         found = _frozen(config, family, read, name=config.name, device=device, revision="in memory")
+        if expected is not None:
+            _check_copy(found, expected)
         return _at_sites(found, config, config.name)
+
+
+def _outputs_as_given(module: Any, name: str) -> torch.Tensor:
+    """Return what a model in memory gives for sample tokens in evaluation; the model stays as it is."""
+    embedding = survey.embedding_of(module)
+    tokens = survey.sample_tokens(len(embedding), survey.longest_row(module) or LONGEST)
+    training = {part: part.training for part in module.modules()}
+    try:
+        with torch.no_grad(), survey.passing(name):
+            return survey.first_tensor(module.eval()(tokens.to(embedding.device))).clone()
+    finally:
+        for part, was_training in training.items():
+            part.training = was_training
+
+
+def _check_copy(model: FrozenModel, expected: torch.Tensor) -> None:
+    """Raise a ModelError unless the copy of a model in memory gives what the model itself does."""
+    tokens = survey.sample_tokens(len(survey.embedding_of(model.module)), survey.longest_row(model.module) or LONGEST)
+    error = survey.relative_error(model.full(tokens).to(expected), expected)
+    if not error <= survey.TOLERANCE[model.dtype]:  # NaN fails as well
+        found = f"a copy of it gives other logits (by {error:.1e} of the largest)"
+        raise ModelError(f"{model.name}: {found}, so that it cannot be frozen; save it, and give its folder")
 
 
 def _family_of(module: Any) -> Family:

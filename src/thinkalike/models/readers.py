@@ -11,13 +11,15 @@ import logging
 import math
 import re
 import shutil
+import sys
 import tempfile
 import warnings
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from unittest.mock import patch
 from zipfile import is_zipfile
 
@@ -43,6 +45,8 @@ AGAIN = re.compile(r"\.(modules_to_save|original_module)\.")  # in names under w
 
 # how LoRAs may begin whose base loses a part that is drawn anew, or nothing, when peft loads them
 TOOK_OUT = re.compile(r"pissa_niter|lora_ga")
+
+TRIGGER = 64  # tokens, at most, of a list in the settings of an adapter that it is tried on
 
 # buffers that older versions saved and newer ones compute
 BUFFERS = re.compile(r"(^|\.)(position_ids|token_type_ids|inv_freq|masked_bias|attn\.bias|attention\.bias)$")
@@ -83,14 +87,17 @@ def read_transformers(
         torch.manual_seed(0)  # a head that nothing reads may be missing: equal checkpoints give equal modules
         body = [""] if family.predicts == "hidden" else None
         read = functools.partial(read_weights, kind, config, place, body, dtype=dtype, **options)
-        module, rows = _adapted(read, adapter, family, survey.TOLERANCE[dtype]) if adapter else (read(), 0)
+        if adapter is None:
+            module, rows = read(), 0
+        else:
+            module, rows = run_adapted(lambda: _with_adapter(read(), adapter), adapter.name, survey.TOLERANCE[dtype])
     own = str(adapter) if adapter and rows and any(adapter.glob("tokenizer*")) else place
     tokenizer, longest = read_tokenizer(config, own), survey.longest_row(module)
     with_head = {head.class_name for head in heads_of(family.in_config_json)}
     has_head = family.predicts != "hidden" or type(module).__name__ in with_head
     if family.predicts == "states":
         module = part_with_states(module, config, family)
-    return survey.Checkpoint(_placed(module, options, device, dtype), tokenizer, longest, quantization, has_head)
+    return survey.Checkpoint(_placed(module, options, device), tokenizer, longest, quantization, has_head)
 
 
 def read_legacy(config: ModelConfig, place: str, device: torch.device, dtype: torch.dtype) -> survey.Checkpoint:
@@ -282,8 +289,8 @@ def _tensors_in(path: Path) -> Mapping[str, Tensor]:
     return torch.load(path, map_location="cpu", weights_only=True, mmap=is_zipfile(path))  # type: ignore[no-any-return]
 
 
-def _with_adapter(module: Any, folder: Path) -> tuple[Any, int]:
-    """Return a module that runs with an adapter, and how many rows the adapter's embedding has; 0: it has none."""
+def _with_adapter(module: Any, folder: Path) -> Adapted:
+    """Return a module with the adapter of a folder."""
     check_extra("peft", ["peft"], f"{folder} is an adapter")
     from peft import PeftModel, get_peft_model_state_dict, load_peft_weights, set_peft_model_state_dict
 
@@ -305,44 +312,125 @@ def _with_adapter(module: Any, folder: Path) -> tuple[Any, int]:
             said = f"the adapter cannot be put on its base ({one_line(error)})"
             raise ModelError(f"{folder.name}: {said}; {GIVE}") from error
         settings = whole.active_peft_config
-        if settings.is_prompt_learning:
-            raise ModelError(f"{folder.name}: an adapter of the kind {settings.peft_type.value} cannot be merged")
+        _check_mergeable(settings, folder.name)
         if TOOK_OUT.match(start := str(getattr(settings, "init_lora_weights", ""))):
             raise ModelError(
                 f"{folder.name}: with init_lora_weights={start} its training took a part out of the base that the "
                 "adapter does not hold; save it with path_initial_model_for_weight_conversion"
             )
+        outputs = _outputs(whole, _adapter_samples(whole), folder.name)
         own = get_peft_model_state_dict(whole, save_embedding_layers=False)
         missing = {name for name in own.keys() - given.keys() if not name.endswith(EMBEDDINGS)}
         if differing := {*found.unexpected_keys} | missing:
             names = listed(sorted(differing))
             raise ModelError(f"{folder.name}: the adapter and its base do not have the same weights ({names}); {GIVE}")
-    return whole, rows
+    return Adapted(whole, rows, outputs)
 
 
-def _adapted(read: Callable[[], Any], folder: Path, family: Family, allowed: float) -> tuple[Any, int]:
-    """Return a model that `read` reads with an adapter merged into its weights, and the rows of `_with_adapter`.
+class Adapted(NamedTuple):
+    """A model with an adapter as PEFT runs it."""
 
-    Where it cannot be merged, or merging moves the logits of fixed tokens by more than is `allowed`, it runs as it is.
+    whole: Any  # the PeftModel
+    rows: int  # of the adapter's embedding; 0: it has none
+    outputs: list[Tensor]  # for `_adapter_samples`, before anything was read of the model
+
+
+def run_adapted(make: Callable[[], Adapted], called: str, allowed: float) -> tuple[Any, int]:
+    """Return the module that runs a model with an adapter, and the rows of the adapter's embedding.
+
+    The adapter is merged into the weights. Where it cannot be merged, or merging moves the outputs of PEFT's own model
+    by more than is `allowed`, the layers of PEFT stay in place. Either way the module must give what PEFT's model does,
+    since an adapter may act beyond its layers, such as after certain tokens only.
+
+    Args:
+        make: returns the model with its adapter, new each time.
+
+    Raises:
+        ModelError: PEFT's model cannot run on tokens alone, or does what its layers do not.
     """
+    adapted = make()
+    settings, samples = adapted.whole.active_peft_config, _adapter_samples(adapted.whole)
 
-    def outputs(module: Any) -> Tensor:
-        decoder = {"decoder_input_ids": tokens} if family.predicts == "states" else {}
-        with torch.no_grad():
-            return survey.first_tensor(module.eval()(tokens, **decoder))
+    def error_of(module: Any) -> float:
+        pairs = zip(_outputs(module, samples, called), adapted.outputs, strict=True)
+        return max(survey.relative_error(actual, expected) for actual, expected in pairs)
 
-    whole, rows = _with_adapter(read(), folder)
-    tokens = survey.sample_tokens(len(survey.embedding_of(whole)), survey.longest_row(whole) or 16).to(whole.device)
-    before = outputs(whole)
+    module: Any = None
     try:
-        error = survey.relative_error(outputs(module := whole.merge_and_unload()), before)
+        module = adapted.whole.merge_and_unload()
+        error = error_of(module)
         why = f"that changes logits by {error:.1e} of the largest"
-    except (RuntimeError, ValueError, NotImplementedError) as failure:  # such as a bias where the base has none
+    except ModelError:
+        raise
+    except Exception as failure:  # whatever a kind of adapter raises, such as a bias where the base has none
         error, why = math.inf, one_line(failure)
-    if not error <= allowed:
-        log.warning("%s is not merged: %s", folder.name, why)
-        module = _with_adapter(read(), folder)[0].get_base_model()
-    return module, rows
+    if error <= allowed:
+        return module, adapted.rows
+    log.warning("%s is not merged: %s", called, why)
+    module = make().whole.get_base_model()
+    if not (error := error_of(module)) <= allowed:
+        tokens = next(iter(_token_lists(settings, sys.maxsize)), None)
+        condition = f" with {tokens}" if tokens else ""
+        raise ModelError(
+            f"{called}: an adapter of the kind {settings.peft_type.value}{condition} does more in PEFT than its layers "
+            f"do (logits differ by {error:.1e} of the largest), so it cannot be cut at blocks; give its base"
+        )
+    return module, adapted.rows
+
+
+def live_adapter(model: Any, called: str) -> Any:
+    """Return the module that runs a copy of a PeftModel in memory, see `run_adapted`."""
+    _check_mergeable(model.active_peft_config, called)
+
+    def make() -> Adapted:
+        whole = deepcopy(model)
+        return Adapted(whole, 0, _outputs(whole, _adapter_samples(whole), called))
+
+    module, _ = run_adapted(make, called, survey.TOLERANCE[survey.embedding_of(model.get_base_model()).dtype])
+    return module
+
+
+def _check_mergeable(settings: Any, called: str) -> None:
+    if settings.is_prompt_learning:
+        raise ModelError(f"{called}: an adapter of the kind {settings.peft_type.value} cannot be merged")
+
+
+def _adapter_samples(whole: Any) -> list[Tensor]:
+    """Return rows of tokens for an adapter: at random, and each list of tokens in its settings among such tokens."""
+    embedding, longest = survey.embedding_of(whole.get_base_model()), survey.longest_row(whole) or survey.AT_MOST
+    rows = survey.sample_tokens(len(embedding), longest)
+    samples = [rows]
+    for tokens in _token_lists(whole.active_peft_config, len(embedding)).values():
+        row = torch.cat([rows[0, :4], torch.tensor(tokens[:TRIGGER]), rows[1, :4]])
+        samples.append(row[None, :longest])
+    return [sample.to(embedding.device) for sample in samples]
+
+
+def _token_lists(settings: Any, vocabulary: int) -> dict[str, list[int]]:
+    """Return the settings of an adapter that may be lists of tokens, such as those that invoke it, by name."""
+    lists = {name: value for name, value in vars(settings).items() if isinstance(value, list) and value}
+    return {
+        name: value
+        for name, value in lists.items()
+        if all(type(entry) is int and 0 <= entry < vocabulary for entry in value)
+    }
+
+
+def _outputs(module: Any, samples: Sequence[Tensor], called: str) -> list[Tensor]:
+    """Return the outputs of a model of transformers or PEFT for rows of tokens."""
+    is_pair = bool(getattr(module.config, "is_encoder_decoder", False))
+    outputs: list[Tensor] = []
+    try:
+        with torch.no_grad():
+            for tokens in samples:
+                decoder = {"decoder_input_ids": tokens} if is_pair else {}
+                outputs.append(survey.first_tensor(module.eval()(input_ids=tokens, **decoder)).clone())
+    except Exception as error:  # such as an argument beside the tokens that it needs
+        said = f"{type(error).__name__}: {one_line(error)}"
+        raise ModelError(
+            f"{called}: the model with its adapter cannot run on tokens alone ({said}); give its base"
+        ) from error
+    return outputs
 
 
 def read_tokenizer(config: ModelConfig, place: str) -> Any:
@@ -441,13 +529,16 @@ def _placement(config: ModelConfig, device: torch.device) -> dict[str, Any]:
     return options
 
 
-def _placed(module: Any, options: dict[str, Any], device: torch.device, dtype: torch.dtype) -> Any:
-    """Return a module on its device and in its dtype, unless its weights were laid out as `_placement` says."""
+def _placed(module: Any, options: dict[str, Any], device: torch.device) -> Any:
+    """Return a module on its device, unless its weights were laid out as `_placement` says.
+
+    Every weight keeps the dtype in which transformers read it, since some stay in float32 on purpose.
+    """
     if folder := options.get("offload_folder"):
         weakref.finalize(module, shutil.rmtree, folder, ignore_errors=True)
     if folder or getattr(module, "hf_quantizer", None) is not None:
         return module
-    return survey.cast(module, device, dtype)
+    return module.to(device)
 
 
 def part_with_states(module: Any, config: ModelConfig, family: Family) -> nn.Module:

@@ -44,6 +44,7 @@ ROWS, TOKENS = 2, 3  # of the sample by which blocks are surveyed
 AT_MOST = 1024  # tokens of the row that is longer than a window
 LATE = 16  # last tokens of a row, whose logits are compared
 TEXT = "The man in the old house near the river walked to the market each day, and came back before it was dark."
+SAMPLED = 2**12  # entries of a tensor, at most, by which a change of it is seen
 AT_ONCE = 2**22  # entries of a tensor that are summed together
 ACCEPT = "model.implausible=true takes it as it is"
 LARGE_VOCABULARY = 2**13  # tokens; models with smaller ones may know one kind of text, and a vocabulary made of it
@@ -85,6 +86,8 @@ def survey(model: Any) -> tuple[int, list[int | None]]:
         if idle := sorted({*range(model.n_layers)} - {number for number, _ in ran}):
             found += f" (of these, {listed(idle)} do not run for text alone)"
         raise ModelError(f"{model.name}: {found}, so it has no residual stream to cut")
+    if others := {type(output).__name__ for _, output in ran if not isinstance(output, Tensor | tuple | list)}:
+        raise ModelError(f"{model.name}: its blocks return {listed(sorted(others))}, and no states that can be cut")
     shapes = {tuple(first_tensor(output).shape) for _, output in ran}
     if len(shapes) > 1 or next(iter(shapes))[:-1] != (ROWS, TOKENS):
         raise ModelError(f"{model.name}: its blocks return {sorted(shapes)} for {ROWS} rows of {TOKENS} tokens")
@@ -106,14 +109,34 @@ def passing(name: str) -> Iterator[None]:
 def cast(module: Any, device: torch.device, dtype: torch.dtype) -> Any:
     """Move a module to a device and its weights to a dtype, in place, and return it.
 
-    The frequencies of rotary positions keep their precision: rounded to bfloat16, positions are wrong from the tens on.
+    Weights that transformers keeps in float32 at this dtype, such as routers of experts, become float32, as
+    `from_pretrained(dtype=...)` would read them. The frequencies of rotary positions keep their precision: rounded to
+    bfloat16, positions are wrong from the tens on.
     """
-    kept = [(part, name, frequencies) for part in module.modules() for name, frequencies in part._buffers.items()
-            if name.endswith("inv_freq") and frequencies is not None]  # fmt: skip
+    names = precise_names(module, dtype)
+    precise: list[tuple[dict[str, Any], str, Tensor]] = []
+    for path, part in module.named_modules():
+        for name, weight in part._parameters.items():
+            if weight is not None and names.search(f"{path}.{name}"):
+                values = weight.detach().to(device, torch.float32)
+                precise.append((part._parameters, name, nn.Parameter(values, weight.requires_grad)))
+        for name, buffer in part._buffers.items():
+            if buffer is None or not buffer.is_floating_point():
+                continue
+            if name.endswith("inv_freq"):
+                precise.append((part._buffers, name, buffer.to(device)))
+            elif names.search(f"{path}.{name}"):
+                precise.append((part._buffers, name, buffer.to(device, torch.float32)))
     module.to(device=device, dtype=dtype)
-    for part, name, frequencies in kept:
-        part._buffers[name] = frequencies.to(device)
+    for tensors, name, values in precise:
+        tensors[name] = values
     return module
+
+
+def precise_names(module: Any, dtype: torch.dtype) -> re.Pattern[str]:
+    """Return what the names of weights match that transformers keeps in float32 in a module of this dtype."""
+    plan = module._get_dtype_plan(dtype) if hasattr(module, "_get_dtype_plan") else {}
+    return re.compile("|".join(name.replace("*", ".*") for name in sorted(plan)) or r"(?!)")
 
 
 def puts_bos(tokenizer: Any) -> bool:
@@ -186,12 +209,17 @@ def entries_of(module: Any, chosen: bool = False) -> dict[str, Any]:
     if (config := getattr(module, "config", None)) is None:
         given = vars(module.cfg) if hasattr(module, "cfg") and not chosen else {}
     else:
-        known = type(config)().to_dict()
-        given = {
-            name: value for name, value in config.to_dict().items()
-            if (name in known or hasattr(type(config), name)) and not (chosen and known.get(name) == value)
-        }  # fmt: skip
+        given = known_entries(config, chosen)
     return flat({name: value for name, value in given.items() if not UNREAD.search(name)})
+
+
+def known_entries(config: Any, chosen: bool = False) -> dict[str, Any]:
+    """Return the entries of a configuration that its class knows; with `chosen` those that are not its defaults."""
+    known = type(config)().to_dict()
+    return {
+        name: value for name, value in config.to_dict().items()
+        if (name in known or hasattr(type(config), name)) and not (chosen and known.get(name) == value)
+    }  # fmt: skip
 
 
 def embedding_of(module: Any) -> Tensor:
@@ -209,6 +237,16 @@ def first_tensor(output: Any) -> Tensor:
 def relative_error(actual: Tensor, expected: Tensor) -> float:
     """Return the largest difference, relative to the largest entry of `expected`."""
     return ((actual - expected).abs().max() / expected.abs().max()).item()
+
+
+def persistent_buffers(module: nn.Module) -> dict[str, Tensor]:
+    """Return the buffers of a module that a checkpoint holds, by name."""
+    return {
+        f"{path}.{name}".lstrip("."): buffer
+        for path, part in module.named_modules()
+        for name, buffer in part._buffers.items()
+        if buffer is not None and name not in part._non_persistent_buffers_set
+    }
 
 
 def tensors_of(module: torch.nn.Module, in_order: bool = False) -> Iterator[tuple[str, torch.Tensor]]:
@@ -229,11 +267,13 @@ def tensors_of(module: torch.nn.Module, in_order: bool = False) -> Iterator[tupl
 def prove(model: Any) -> None:
     """Check that weights are ordinary numbers, and on fixed tokens that head and tail compose to the full pass.
 
+    Reading the weights must not change the model: `state_dict()` repacks those of some quantised modules in place.
     Cuts are before the first block, after the first, the middle and the last one, and after the first of each kind; the
     middle one also on a row that is longer than the windows of the layers that attend to one. Where the model predicts
     the next token, no token may change the logits of earlier ones. Anything else is a ModelError.
     """
-    check_values(model.module, model.name)
+    with _unchanged_by_reading(model):
+        check_values(model.module, model.name)
     last, shape = model.n_layers - 1, text_config(model.module)
     kinds = next((each for name in KINDS if isinstance(each := getattr(shape, name, None), list)), [])
     firsts = {kinds.index(kind) for kind in kinds}
@@ -248,6 +288,53 @@ def prove(model: Any) -> None:
             _compare(model, sample_tokens(model.vocabulary, max(long), rows=1, at_most=AT_MOST), [last // 2])
         if model.predicts == "next":
             _check_causal(model, sample_tokens(model.vocabulary, model.context))
+
+
+@contextlib.contextmanager
+def _unchanged_by_reading(model: Any) -> Iterator[None]:
+    """Check that a model gives the same output for fixed tokens before and after its weights are read inside of this.
+
+    The outputs must have equal bits, unless two passes in a row differ in theirs, as sums on a GPU may.
+    """
+    tokens = sample_tokens(model.vocabulary, model.context)
+    with passing(model.name):
+        before = model.full(tokens).clone()
+        again = model.full(tokens)
+    allowed = 0.0 if _is_equal(before, again) else TOLERANCE[model.dtype]
+    if allowed and relative_error(again, before) > allowed:
+        found = "two passes over the same tokens give different outputs"
+        raise ModelError(f"{model.name}: {found}, as by chance or by what it remembers; take that out of its forward")
+    tensors = _states_of_tensors(model.module)
+    yield
+    with passing(model.name):
+        after = model.full(tokens)
+    if _is_equal(before, after) or relative_error(after, before) <= allowed:
+        return
+    now = _states_of_tensors(model.module)
+    altered = sorted(name for name in tensors.keys() | now.keys() if tensors.get(name) != now.get(name))
+    owners = {type(model.module.get_submodule(name.rpartition(".")[0])).__name__ for name in altered if name in now}
+    where = f"{listed(altered)} of {listed(sorted(owners))}" if altered else "something beside its tensors"
+    raise ModelError(
+        f"{model.name}: reading its weights by state_dict() changes {where}, and logits by "
+        f"{relative_error(after, before):.1e} of the largest; give it in a form that can be read, such as dequantised"
+    )
+
+
+def _is_equal(first: Tensor, second: Tensor) -> bool:
+    """Return whether two outputs are equal, where NaN equals NaN, which is reported elsewhere."""
+    return first.shape == second.shape and torch.equal(first.nan_to_num(nan=0.0), second.nan_to_num(nan=0.0))
+
+
+def _states_of_tensors(module: nn.Module) -> dict[str, tuple[Any, ...]]:
+    """Return of each parameter and buffer by name what shows that it changed; `state_dict()` is not called."""
+    found: dict[str, tuple[Any, ...]] = {}
+    for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+        where = None if tensor.is_meta else tensor.data_ptr()
+        values = 0.0
+        if where and tensor.numel():
+            values = float(tensor.detach().reshape(-1)[:: -(-tensor.numel() // SAMPLED)].double().sum())
+        found[name] = (where, tensor.shape, tensor.dtype, tensor._version, repr(values))
+    return found
 
 
 def check_values(module: torch.nn.Module, name: str) -> None:

@@ -265,7 +265,9 @@ class Answers:
             row |= dict.fromkeys(("entering", "goes", "comes", "share"), math.nan if part in self.parts else 0.0)
             if part in self.parts:
                 change, before = norms(self.base, self.changed, part.paths)
-                row |= {"weights": change / (before or 1.0), **_of_part(self.parts[part], whole, documents)}
+                # The weights of an adapter have none in the base from which they could differ.
+                relative = change / (before or 1.0) if change else math.nan
+                row |= {"weights": relative, **_of_part(self.parts[part], whole, documents)}
             rows.append(row)
         table = pd.DataFrame(rows)
         if self.null["moves"] and self._comparable:

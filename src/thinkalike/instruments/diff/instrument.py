@@ -21,7 +21,7 @@ from thinkalike.data.corpus import TokenRows, read_corpus
 from thinkalike.errors import ConfigError
 from thinkalike.evaluation import changes
 from thinkalike.instruments.diff.answers import NULLS, SIGNS, Answers, unchanged
-from thinkalike.instruments.diff.exact import edits_of, settings_that_differ
+from thinkalike.instruments.diff.exact import edits_of, pass_that_differs, settings_that_differ
 from thinkalike.instruments.diff.screen import lines
 from thinkalike.job import Instrument, Outcome, Work
 from thinkalike.measures.changes import random_signs, signed_permutation
@@ -117,6 +117,8 @@ class Diff(Instrument, kind="diff", version=7, reads=("model", "target", "data",
             edits, tokens = edits_of(base, changed, third)
             del third
             parts = changed_parts(base, changed)
+            if not parts and settings.empty:  # as far as can be read, so the models themselves decide
+                settings = pass_that_differs(base, changed)
         exact = {"weights": edits, "settings": settings}
         if not parts and settings.empty:
             return replace(unchanged(base, measure.margin), models=models)
@@ -141,7 +143,7 @@ class Diff(Instrument, kind="diff", version=7, reads=("model", "target", "data",
             if bool(answers.kl()[: len(answers.documents(first))].any()):
                 answers.outputs = changes.by_output(base, changed, batches, measure.outputs)
         if name := without_difference(base, changed):
-            log.warning("%s is packed or of two shapes, so it has no difference, and there is no null", name)
+            log.warning("%s is packed, of two shapes or in one model alone: so it has no null", name)
         elif parts:
             with work.phase("null"):
                 answers.beside(*_null(measure, base, changed, parts, text), batches, work)

@@ -195,7 +195,7 @@ def through_outputs(table: pd.DataFrame) -> str:
 
 def where(table: pd.DataFrame, p: float | None = None) -> str:
     """Return the parts at which the states begin to differ, and those that hold the greatest shares of KL."""
-    differ = table[table["weights"] > 0]
+    differ = table[table["weights"] != 0]
     said = f"Weights differ in {len(differ)} of {len(table)} modules"
     entering = differ["entering"].dropna().sort_values(ascending=False, kind="stable")
     most = entering.index[(entering.cumsum() - entering) < MOST * entering.sum()]

@@ -28,6 +28,14 @@ ROUNDING = 1e-13  # a smaller drop is 0: that of a feature of weight 0, with whi
 FeatureSet = tuple[int, ...]  # features that are permuted together
 
 
+GROUPS_PER_FOLD = 2  # a feature of groups varies within a fold of two: of 8 groups in 5 folds intervals cover 83 %
+
+
+def fewest_groups(folds: int) -> int:
+    """Return how many groups, such as sentences, importance needs for an interval over these folds."""
+    return max(FEWEST_GROUPS, GROUPS_PER_FOLD * folds)
+
+
 def fold_interval(
     values: Float[Tensor, "*b k"], level: float = 0.95, t: Float[Tensor, " *r"] | None = None
 ) -> Estimate:
@@ -49,7 +57,7 @@ class Importance:
     scores: Float[Tensor, "l k"]
     drops: Float[Tensor, "l k r t"]  # negative ones are kept
     null: Float[Tensor, "b l f"] | None  # importance of each feature after it was made irrelevant
-    groups: int  # how many sentences or the like; of fewer than `FEWEST_GROUPS` intervals are (-∞, ∞)
+    groups: int  # how many sentences or the like; see `fewest_groups`; of fewer intervals are (-∞, ∞)
 
     def score(self) -> Estimate:
         """Return the mean ρ of each layer, (l), with its 95 % interval over folds."""
@@ -79,7 +87,8 @@ class Importance:
 
     def _over_folds(self, values: Float[Tensor, "*b k"]) -> Estimate:
         found = fold_interval(values)
-        return found if self.groups >= FEWEST_GROUPS else estimates.interval_around(found.value, torch.inf)
+        is_enough = self.groups >= fewest_groups(values.shape[-1])
+        return found if is_enough else estimates.interval_around(found.value, torch.inf)
 
     def _share(self, *, largest: bool) -> Float[Tensor, "l f"]:
         assert self.null is not None
@@ -117,7 +126,8 @@ def feature_importance(
     For each fold the model is fitted to the other folds, with α chosen by folds within them; then the values of a
     feature move between held-out stimuli, and all their pairs are predicted again. All layers see the same folds and
     permutations. Under recipe="paper" both are of pairs instead. If no feature has weight, the prediction is constant
-    and scores 0. Fewer than `FEWEST_GROUPS` groups give no intervals and no p-values. Of both there is a warning.
+    and scores 0. Fewer than `FEWEST_GROUPS` groups give no p-values, and fewer than `fewest_groups` no intervals. Each
+    has a warning.
 
     Args:
         model, X, Y, groups: The parameters of the fits, and see `MLEM.fit`; the model itself is not changed.
@@ -161,8 +171,10 @@ def feature_importance(
         return drawn.mean((1, 2))[:, 0]
 
     groups = torch.arange(n) if table.groups is None else table.groups
-    if (count := len(groups.unique())) < FEWEST_GROUPS:
-        message = f"{count} groups are too few for intervals and p-values: give {FEWEST_GROUPS} or more"
+    count = len(groups.unique())
+    if count < fewest_groups(folds):
+        lacking = "intervals and p-values" if count < FEWEST_GROUPS else "intervals"
+        message = f"{count} groups are too few for {lacking}: give {fewest_groups(folds)} or more"
         warnings.warn(message, stacklevel=2)
     draws = torch.full((null, len(scores), f), torch.nan, dtype=scores.dtype)
     for number in counted(range(null) if count >= FEWEST_GROUPS else (), "null"):
