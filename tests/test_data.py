@@ -169,7 +169,7 @@ def test_a_text_file_is_divided_at_its_marks(name, tmp_path, config, caplog):
     text, expected = MARKED[name]
     (tmp_path / "all.txt").write_bytes(text.encode())
     with caplog.at_level("INFO"):
-        assert sorted(documents(config(tmp_path / "all.txt"))) == expected
+        assert sorted(documents(config(tmp_path / "all.txt"))) == sorted(expected)
     assert f"{tmp_path}/all.txt: 2 documents, divided at " in caplog.text
 
 

@@ -42,6 +42,27 @@ def report(documents, layers=(), seed=0, chance=None):
     return means * counts, counts
 
 
+@pytest.mark.parametrize("together", [False, True])
+def test_ends_are_within_the_bounds_of_what_they_are_of(together):
+    """Means of skewed values that cannot be negative, as KL, and of rare ones that are 0 or 1, as flips."""
+    generator = np.random.default_rng(0)
+    below, right = 0, []
+    for _ in range(100):
+        counts = torch.from_numpy(generator.integers(20, 200, 10)).double()
+        sums = torch.from_numpy(generator.lognormal(0, 1.5, (3, 10))) * counts
+        below += bool((bootstrap_interval(sums, counts, together=together).low < 0).any())
+        found = bootstrap_interval(sums, counts, together=together, bounds=(0.0, math.inf))
+        assert ((found.low > 0) & (found.low < found.value) & (found.value < found.high)).all()
+        right.append(bool((found.low <= math.exp(1.5**2 / 2)).all()))
+        flips = torch.from_numpy(generator.binomial(counts.long(), generator.beta(0.5, 2.0, 10))).double()
+        found = bootstrap_interval(flips, counts, together=together, bounds=(0.0, 1.0))
+        assert 0 <= found.low <= found.value <= found.high <= 1
+    assert below > 20, "control: without bounds"
+    assert np.mean(right) >= 0.94
+    none = bootstrap_interval(torch.zeros(10), torch.ones(10), bounds=(0.0, 1.0))
+    assert (none.value, none.low, none.high) == (0, 0, 0)
+
+
 def covered(estimate, truth=0.0):
     return ((estimate.low <= truth) & (truth <= estimate.high)).double()
 

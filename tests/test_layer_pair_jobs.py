@@ -243,7 +243,7 @@ def test_the_screen_says_how_many_rows_were_compared(measure, cli, minis, tmp_pa
     models = [f"model.path={minis}/a", f"target.path={minis}/b", "model.name=a", "target.name=b"]
     data = ["data=text", f"data.files=[{tmp_path}/t.jsonl]", "data.report_share=0.4", f"data.cache={tmp_path}/cache"]
     more = ["measure.level=word", "measure.batches=1", "measure.massive=keep", f"store={tmp_path}/results"]
-    fitted = ["measure.fit_batches=1", "measure.tokens_per_batch=128"] if measure == "r2" else []
+    fitted = ["measure.fit_batches=1", "measure.tokens_per_batch=64"] if measure == "r2" else []
     done = cli("analyze.py", f"measure={measure}", *models, *data, *more, *fitted)
     scalars = done.result.scalars
     assert scalars["rows"] <= 12 * scalars["documents"] < 1024

@@ -232,7 +232,7 @@ def test_rungs_are_kept_when_a_job_stops(read, monkeypatch, tmp_path):
 
 def test_few_documents_are_refused(read, text_files):
     with pytest.raises(DataError, match="the text of 5 documents"):
-        read("base", "copy3", "data.report_share=0.05")
+        read("base", "copy3", f"data.files=['{text_files}/0[0-3].txt']")
 
 
 # ---- readings of measures of layer pairs

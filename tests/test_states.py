@@ -8,6 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from copy import copy
 from dataclasses import replace
 
+import numpy as np
+import pandas as pd
 import pytest
 import tokenizers
 import torch
@@ -20,6 +22,7 @@ from cutters import MAKERS, cutter
 from thinkalike.config import ModelConfig
 from thinkalike.data.corpus import Entry, kept
 from thinkalike.data.recordings import recording_fingerprint
+from thinkalike.data.stimuli import Stimuli
 from thinkalike.data.tables import read_stimuli
 from thinkalike.data.words import word_spans
 from thinkalike.errors import DataError
@@ -27,7 +30,13 @@ from thinkalike.measures.estimates import numbered_by_part
 from thinkalike.models.families import names_of
 from thinkalike.states import stimuli as stimuli_states
 from thinkalike.states.batches import array_batches
-from thinkalike.states.stimuli import stimulus_states_of
+from thinkalike.states.stimuli import (
+    StimulusStates,
+    states_of_stimuli,
+    stimulus_states,
+    stimulus_states_of,
+    with_own_states,
+)
 from thinkalike.states.tokens import (
     Pieces,
     counted,
@@ -129,6 +138,30 @@ def test_words_without_a_state_are_left_out_of_text_and_said(models, caplog):
     alone = Pieces(["the dog sees"], [[(0, 3), (4, 7), (8, 12)]])
     assert [len(states) for states in word_states(model, alone, [0])] == [1]
     assert "2 of 3 words are left out" in caplog.text
+
+
+@pytest.mark.parametrize(("word", "is_refused"), [("dog", False), ("the dog sees", False), ("the", True)])
+def test_stimuli_without_a_state_of_their_own_are_left_out_or_refused(word, is_refused, models, caplog):
+    model = copy(models["gpt2"])
+    model.tokenizer = phrases("the dog sees")
+    if word == "dog":  # three stimuli of one text, the first of which ends within a token
+        texts, sentence, spans = ["the dog sees"], [0, 0, 0], [(0, 3), (8, 12), (4, 12)]
+    else:
+        texts, sentence, spans = ["the dog sees"] * 3, [0, 1, 2], [(0, len(word))] * 3
+    table = pd.DataFrame({"place": [1.0, 2.0, 4.0]})
+    stimuli = Stimuli(texts, np.array(sentence), spans, [word] * 3, table)
+    states, has_own = states_of_stimuli(model, stimuli)
+    side = StimulusStates("m", [0], states[:1], {}, has_own=has_own)
+    if is_refused:
+        with pytest.raises(DataError, match="3 of 3 stimuli, such as 'the'"):
+            with_own_states(stimuli, [side])
+    else:
+        expected = [False, True, True] if word == "dog" else [True] * 3
+        assert with_own_states(stimuli, [side]).tolist() == expected
+        assert ("1 of 3 stimuli" in caplog.text) == (word == "dog")
+    if not has_own.all():
+        with pytest.raises(DataError, match="goes on beyond them"):
+            stimulus_states(model, stimuli)
 
 
 @pytest.mark.parametrize(

@@ -7,12 +7,14 @@ run on, in which each notes its results, or why it failed; a job that fails does
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import itertools
 import json
 import logging
 import os
 import re
 import shlex
+import stat
 import sys
 import tempfile
 import traceback
@@ -26,10 +28,20 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
-from thinkalike.config.compose import COMPOSING_ERRORS, CONF, PROGRAM, checked, explained, keys_of, register
+from thinkalike.config.compose import (
+    COMPOSING_ERRORS,
+    CONF,
+    PROGRAM,
+    checked,
+    explained,
+    keys_of,
+    loading_files_only,
+    register,
+)
 from thinkalike.errors import ConfigError, ResourceError, ShareDone, ThinkalikeError, nearest, plain
 from thinkalike.processes import Interrupted, doing, follow_parent, heeded
 
+STARTED_SWEEP = ".sweep-"  # how the file in a store begins that the jobs of a sweep share
 SHARED = "THINKALIKE_SWEEP"  # environment variable: the file that the jobs of a sweep share
 STARTED_BY = "THINKALIKE_STARTED_BY"  # environment variable: the process whose children end with it
 COMMAND = "THINKALIKE_COMMAND"  # where a process that shares a job finds the word that Lightning does not hand on
@@ -89,7 +101,7 @@ def own_process() -> Iterator[None]:
     except USER_ERRORS as error:
         if "THINKALIKE_TRACEBACK" in os.environ:
             raise
-        print(f"error: {_one_line(error)}", file=sys.stderr, flush=True)
+        print(plain(f"error: {_one_line(error)}"), file=sys.stderr, flush=True)
         sys.exit(1)
     except (MemoryError, ImportError) as error:
         if isinstance(error, ImportError) and "map segment" not in str(error):
@@ -192,19 +204,35 @@ class Sweep(Callback):
         store = Path(tempfile.gettempdir() if config.dry_run else config.store).expanduser().resolve()
         try:
             store.mkdir(parents=True, exist_ok=True)
-            opened, path = tempfile.mkstemp(prefix=".sweep-", dir=store)
+            _remove_stale(store)
+            opened, path = tempfile.mkstemp(prefix=STARTED_SWEEP, dir=store)
         except OSError as error:
             print(f"error: the store {store} cannot be written: {error.strerror}; choose store=DIR", file=sys.stderr)
             sys.exit(1)  # Hydra makes a warning of any other error of a callback
-        os.close(opened)
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(opened, fcntl.LOCK_EX)  # until this process has ended: then the file is stale
         os.environ[SHARED] = path
         os.environ.setdefault("WANDB_RUN_GROUP", Path(path).name.removeprefix("."))  # W&B shows its runs together
+
+
+def _remove_stale(store: Path) -> None:
+    """Remove the files of sweeps that were killed, which nobody locks any more."""
+    for path in store.glob(f"{STARTED_SWEEP}*"):
+        with contextlib.suppress(OSError):  # locked, so that its sweep runs, or a link, or not ours
+            opened = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if stat.S_ISREG(os.fstat(opened).st_mode):
+                    path.unlink()
+            finally:
+                os.close(opened)
 
 
 def _run_all(run: Callable[[], None]) -> None:
     """Run a job, or all jobs of a sweep: then show their results, and list those that failed, for exit status 1."""
     try:
-        run()
+        with loading_files_only():
+            run()
     except BrokenProcessPool as error:
         raise ResourceError(
             "a worker process of the sweep was killed; rerun the command, which skips what is done, perhaps with "

@@ -137,5 +137,11 @@ def panicked(error: BaseException) -> bool:
 
 
 def plain(text: str) -> str:
-    """Return a text without control characters, by which a forged name could write anywhere on a terminal."""
-    return "".join("\ufffd" if unicodedata.category(each) in ("Cc", "Cf") and each != "\n" else each for each in text)
+    """Return a text without control characters, by which a forged name could write anywhere on a terminal.
+
+    Halves of surrogate pairs, which no encoding can write, are replaced as well.
+    """
+    if text.isascii() and text.replace("\n", "").isprintable():  # nearly all texts, and lists of results have many
+        return text
+    hidden = ("Cc", "Cf", "Cs")
+    return "".join("\ufffd" if unicodedata.category(each) in hidden and each != "\n" else each for each in text)

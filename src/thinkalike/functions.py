@@ -85,7 +85,7 @@ def compare(
     texts: Text | None = None, stimuli: Table | None = None, layers: Layers | None = None,
     site: str | Sequence[str] = "resid_post", head: int | str | None = None, ruler: str | None = None,
     batches: int | None = None, tokens_per_batch: int = 1024, level: str = "auto", embed: bool = False,
-    massive: str = "drop", skip_first: int = 0, skip_special_tokens: bool = False, given: str = "none",
+    massive: str | None = None, skip_first: int = 0, skip_special_tokens: bool = False, given: str = "none",
     null: bool = False, permutations: int = 99, estimator: str = "unbiased", aggregate: str = "ratio_of_means",
     kernel: str = "linear", flatten: str = "token", neighbours: int = 10, kept: float = 0.99,
     fit_batches: int | None = None, ridge: float | None = None, words: int = 8192,
@@ -181,7 +181,7 @@ def rsa(
 
 def diff(
     base: Model, changed: Model, *, texts: Text | None = None, tokens: int = 2048, tokens_per_part: int = 512,
-    null: str = "perturbation", steps: int = 40, contrast: str | None = None, path: str | None = None,
+    outputs: int = 4, null: str = "perturbation", steps: int = 40, contrast: str | None = None, path: str | None = None,
     pairs: int = 2048, other: str | None = None, margin: Mapping[str, float] | None = None, field: str | None = None,
     group: str | None = None, context: int | None = None, report_share: float | None = None,
     threads: int | None = None, store: str | os.PathLike[str] | None = None, force: bool = False,

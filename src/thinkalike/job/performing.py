@@ -41,7 +41,7 @@ MUCH = 2**18  # tokens; embedded minis read as many in minutes
 AGENT = "WANDB_SWEEP_ID"  # environment variable of jobs that an agent of a W&B sweep starts
 WARNING = "warning: "
 SMALLER = "lower trainer.memory, measure.tokens_per_batch, pairs or layers, or choose a larger machine"
-NO_PLACE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
+NO_PLACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES)
 PLACES = "free some space, or choose other places with store=DIR and data.cache=DIR"
 NUMBERED = re.compile(r"\(os error (\d+)\)")  # how libraries written in Rust say it
 

@@ -272,12 +272,12 @@ class LayerPredictions(Accumulator):
         parts = ([torch.cat(part).view(shape) for part in zip(*way, strict=True)] for way in ways)
         across, back, left_to_gain = (Estimate(*part) for part in parts)
         kept, rows = found["used"].sum(0).tolist()
-        documents = self.predictions[0].documents  # all batches come once for each prediction
+        counts = numbers_of(self.predictions[0].documents)  # all batches come once for each prediction
+        counts["rows"] = rows // len(self.predictions)  # also those without a group, which `rows_used` leaves out
         return PredictionEstimate(
             across=across,
             batches=len(found["used"]) // len(self.predictions),
-            **numbers_of(documents),
-            rows=rows // len(self.predictions),
+            **counts,
             back=back,
             left_to_gain=left_to_gain,
             rows_used=kept / rows if self.given == "token" else None,

@@ -35,6 +35,7 @@ from thinkalike.models.survey import (
     embedding_of,
     entries_of,
     first_tensor,
+    longest_row,
     padding_of_head,
     persistent_buffers,
     prove,
@@ -129,6 +130,12 @@ class FrozenModel:
     def __repr__(self) -> str:
         shape = f"{self.n_layers} layers of width {self.d_model}, vocabulary {self.vocabulary}, context {self.context}"
         return f"FrozenModel({self.name}: {shape}; {self.family.name}, {str(self.dtype)[6:]} on {self.device})"
+
+    def check_context(self, asked: int | None) -> None:
+        """Raise a ModelError if rows of this many tokens are longer than what the model can read."""
+        longest = longest_row(self.module)
+        if asked and longest and asked > longest:
+            raise ModelError(f"data.context={asked}: {self.name} reads at most {longest} tokens; choose fewer")
 
     @property
     def predicts(self) -> Predicts:

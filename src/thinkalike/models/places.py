@@ -32,7 +32,7 @@ from thinkalike.errors import (
     one_line,
     panicked,
 )
-from thinkalike.hub import Commit, cause_of, refused, resolved
+from thinkalike.hub import Commit, cause_of, reading, refused, resolved
 from thinkalike.models.bounds import check_counts, tensors_held
 from thinkalike.models.formats import WEIGHT_FILES, check_no_pointer, conversion
 from thinkalike.plugins import HELD
@@ -386,7 +386,7 @@ def _hub(config: ModelConfig) -> Iterator[str]:
     if commit.trouble:
         log.warning("using the cached files of %s: %s", repository, _cause(config, commit.trouble))
         offline = patch.object(constants, "HF_HUB_OFFLINE", True)  # else each file would be asked for in vain
-    with offline:
+    with offline, reading("model", repository, commit.sha):
         try:
             yield commit.sha
         except OSError as error:  # transformers calls a file missing that the hub does not deliver

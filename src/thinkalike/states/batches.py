@@ -283,6 +283,8 @@ class TokenBatches(TextBatches):
 
     def read(self, data: DataConfig) -> None:
         first, measure = self.models[0], self.measure
+        for model in self.models:
+            model.check_context(data.context)
         tokens = measure.batches * measure.tokens_per_batch
         every = _tokens_at_once(measure, {model: model.n_layers for model in self.models})
         held = tokens if self.is_whole else min(tokens, every)

@@ -181,7 +181,10 @@ class _Piece(NamedTuple):
 
 
 def _fitting(text: str, spans: list[Span], models: Sequence[TextReader]) -> Iterator[_Piece]:
-    """Yield a text in halves that fit into all models, each with the words that have a state of their own."""
+    """Yield a text in halves that fit into all models.
+
+    Each has the words that have a state of their own in all of them.
+    """
     first = spans[0][0]
     piece, words = text[first : spans[-1][1]], [(start - first, stop - first) for start, stop in spans]
     read = [(model, *_encoded(model, piece)) for model in models]

@@ -395,7 +395,9 @@ class LayerPairs(Instrument):
         if "components" in result.tables:
             cells = screen.as_matrix(result.tables["components"])
             scale = (0.0, float(result.tables["components"]["value"].max())) if self.is_distance else self.scale
-            figures.components(cells, folder, self.kind, self.label(result), scale, screen.rows_of(result))
+            about = screen.rows_of(result)
+            about += "; differences accumulate from layer to layer" if self.is_distance else ""
+            figures.components(cells, folder, self.kind, self.label(result), scale, about)
             return
         label, about = self.label(result), screen.rows_of(result)
         figures.layer_heatmaps(result.table, folder, self.kind, label, self.scale, about=about)

@@ -12,6 +12,10 @@ from thinkalike.config.parts import Site
 from thinkalike.screen import number_of_documents, show_map, show_text, span
 from thinkalike.store import Headline, Result
 
+ACCUMULATES = (
+    "Distances accumulate: each place reads what already differs before it, so the greatest is rarely the cause. "
+    "`thinkalike diff` exchanges single outputs and heads between the two models."
+)
 ROUNDING = 1e-5  # of likeness or distance, up to which states are the same
 PLACE = rf"-?\d+\.(?:{'|'.join(get_args(Site))})(?:\.\d+)?$"  # LAYER.SITE or LAYER.z.HEAD
 
@@ -154,6 +158,8 @@ def show_components(label: str, result: Result, is_distance: bool) -> None:
     row: Any = table.iloc[int(table["value"].argmax() if is_distance else table["value"].argmin())]
     number = span(row["value"], row["low"], row["high"], ".3f")
     show_text(f"The models are least alike at {row['component']} of layer {row['layer']}: {number}.")
+    if is_distance and not closest:
+        show_text(ACCUMULATES)
     same = table["value"] < ROUNDING if is_distance else table["value"] > 1 - ROUNDING
     if closest or not same.iloc[0]:
         return  # no changed copy
