@@ -30,6 +30,7 @@ LEVELS = {
     "processes": 0.5,
     "config": 1,  # knows errors and plugins, and nothing else
     "digests": 0,
+    "global_state": 0,
     "memory": 1,
     "screen": 1,
     "hub": 1,  # knows errors

@@ -28,6 +28,7 @@ from omegaconf import DictConfig
 
 from thinkalike.config.compose import COMPOSING_ERRORS, CONF, PROGRAM, checked, explained, keys_of, register
 from thinkalike.errors import ConfigError, ResourceError, ShareDone, ThinkalikeError, nearest, plain
+from thinkalike.global_state import isolated
 from thinkalike.processes import Interrupted, doing, follow_parent, heeded
 
 SHARED = "THINKALIKE_SWEEP"  # environment variable: the file that the jobs of a sweep share
@@ -49,7 +50,7 @@ def entry_point(name: str) -> Callable[[], None]:
         logging.root.handlers[0].setFormatter(_Plainly("%(message)s"))
         logging.root.handlers[0].addFilter(lambda record: not getattr(record, "again", False))
         logging.getLogger("thinkalike").setLevel(logging.INFO)
-        with own_process():
+        with own_process(), isolated():  # so that nothing inside the job takes its own state for that of a user
             if SHARED in os.environ:
                 return _in_sweep(composed)
             if (made := _done(composed)) and (status := made[0].scalars.get("exit_status")):

@@ -37,6 +37,7 @@ from thinkalike.data.recordings import IDS, IN_ORDER
 from thinkalike.data.tables import MARKS
 from thinkalike.digests import tokenizer_fingerprint
 from thinkalike.errors import ConfigError, ThinkalikeError
+from thinkalike.global_state import isolated
 from thinkalike.instruments import check_read, run_job
 from thinkalike.models.families import label
 from thinkalike.models.frozen import FrozenModel
@@ -172,7 +173,8 @@ def rsa(
     if stimuli is None:
         if any(map(_is_model, models if isinstance(models, list | tuple) else [models])):
             raise ConfigError("rsa of models needs stimuli: a DataFrame, a file, or a name such as 'controlled'")
-        return measures.rsa(models, others, distance, comparator)
+        with isolated():
+            return measures.rsa(models, others, distance, comparator)
     if others is not None or not isinstance(models, list | tuple):
         raise ConfigError("rsa on stimuli takes one list of models, and no others")
     return _result("rsa", rsa, locals(), models)
@@ -239,7 +241,7 @@ def _result(kind: str, function: Callable[..., Any], arguments: Mapping[str, Any
     for name, side in (named or {first: sides}).items():
         if not (_is_model(side) or isinstance(side, str | os.PathLike | Mapping) or hasattr(side, "__array__")):
             raise ConfigError(f"{name} is {type(side).__name__}: give a name, (model, tokenizer), a bridge or arrays")
-    with contextlib.ExitStack() as kept:
+    with isolated(), contextlib.ExitStack() as kept:
         store = os.fspath(arguments["store"] or kept.enter_context(tempfile.TemporaryDirectory(prefix="thinkalike-")))
         with tempfile.TemporaryDirectory(prefix="thinkalike-") as folder, naming([*settings_in(function)]), watched():
             result = _done(kind, {place_of(name, kind): each for name, each in given.items()}, named,

@@ -26,6 +26,7 @@ import yaml
 
 from thinkalike.digests import digest_of
 from thinkalike.errors import StoreError, TrainingError, one_line
+from thinkalike.global_state import isolated
 from thinkalike.plugins import instrument_of_kind
 from thinkalike.processes import locked
 
@@ -200,6 +201,7 @@ class Result:
         """The instrument that did the job; None where the result is drawn from those of several jobs."""
         return instrument_of_kind(self.kind, "subjects" in self.provenance)
 
+    @isolated()
     def plot(self, ax: Any = None, name: str | None = None) -> Any:
         """Draw the figure of the command once more, or another of its figures by name, and return its axes.
 
@@ -213,6 +215,7 @@ class Result:
         """Copy the result into a folder, which must not be there yet, and open it there."""
         return open_result(shutil.copytree(self.folder, Path(folder).expanduser()))
 
+    @isolated()
     def _repr_html_(self) -> str | None:
         """Return what a notebook shows, which is what the screen says of the result."""
         if self.instrument is None:

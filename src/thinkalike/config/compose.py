@@ -12,10 +12,12 @@ import os
 import re
 import shlex
 import sys
+import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from functools import cache, reduce
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, ClassVar, get_type_hints
 
 from hydra import compose, initialize_config_dir
 from hydra.core.config_search_path import ConfigSearchPath
@@ -24,9 +26,11 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.plugins import Plugins
+from hydra.core.utils import JobRuntime
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from hydra.plugins.config_source import ConfigResult, ConfigSource
 from hydra.plugins.search_path_plugin import SearchPathPlugin
+from hydra.version import VersionBase
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 from yaml import YAMLError
@@ -44,6 +48,7 @@ _CHECKOUT = Path(__file__).resolve().parents[3] / "conf"
 CONF = _CHECKOUT if _CHECKOUT.is_dir() else Path(__file__).resolve().parents[1] / "conf"  # where a wheel has it
 GROUPS: dict[str, Any] = {schema.part: schema for schema in vars(parts).values() if getattr(schema, "part", "")}
 FOLDERS, REST = "thinkalike://folders", "thinkalike://"
+_COMPOSING = threading.RLock()
 LISTS = {"task": [*TASKS], "measure": [*MEASURES]}
 
 
@@ -79,14 +84,21 @@ class Options(ConfigSource):
 
 
 class OptionsEverywhere(SearchPathPlugin):
+    """Adds `Options` to the search path of this project; a notebook may hold another application of Hydra's."""
+
+    is_ours: ClassVar[bool] = False  # whether the application that Hydra initialises is this project
+
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
-        search_path.prepend("thinkalike", FOLDERS)
-        search_path.append("thinkalike", REST)
+        if self.is_ours:
+            search_path.prepend("thinkalike", FOLDERS)
+            search_path.append("thinkalike", REST)
 
 
 def register() -> None:
+    """Let Hydra find `Options` from now on, in a process whose only application is this project."""
     Plugins.instance().register(Options)
     Plugins.instance().register(OptionsEverywhere)
+    OptionsEverywhere.is_ours = True
 
 
 def _folder(path: str) -> dict[str, Any] | None:
@@ -143,19 +155,24 @@ def measure_schema(kind: str) -> Any:
 
 @contextlib.contextmanager
 def hydra_ready() -> Iterator[None]:
-    """Make Hydra's `compose` find conf/: in a job of ours as it is, and otherwise for a while, for this alone."""
-    running = GlobalHydra.instance()
-    before = running.hydra
-    if before is not None and any(each.scheme() == "thinkalike" for each in before.config_loader.get_sources()):
+    """Make Hydra's `compose` find conf/: in a job of ours as it is, and otherwise for a while, for this alone.
+
+    Hydra composes with global state. So threads compose one after another, and what Hydra had initialised for another
+    application is restored.
+    """
+    with _COMPOSING, contextlib.ExitStack() as restored:
+        running = GlobalHydra.instance()
+        before = running.hydra
+        if before is None or not any(each.scheme() == "thinkalike" for each in before.config_loader.get_sources()):
+            for singleton in (VersionBase.instance(), JobRuntime.instance()):
+                restored.callback(vars(singleton).update, deepcopy(vars(singleton)))
+            restored.callback(setattr, running, "hydra", before)
+            restored.callback(GlobalHydra.set_instance, running)
+            restored.callback(setattr, OptionsEverywhere, "is_ours", OptionsEverywhere.is_ours)
+            register()
+            running.clear()
+            restored.enter_context(initialize_config_dir(str(CONF), version_base=None))
         yield
-        return
-    register()
-    running.clear()
-    try:
-        with initialize_config_dir(str(CONF), version_base=None):
-            yield
-    finally:
-        GlobalHydra.instance().hydra = before
 
 
 def options(group: str) -> list[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import threading
 from collections.abc import Mapping, Sequence
 from copy import copy, deepcopy
 from dataclasses import replace
@@ -17,6 +16,7 @@ import torch
 from thinkalike.config import ModelConfig, model_named, options
 from thinkalike.config.parts import AFTER
 from thinkalike.errors import ConfigError, ModelError, one_of
+from thinkalike.global_state import isolated
 from thinkalike.measures.estimates import seeded
 from thinkalike.memory import page_out
 from thinkalike.models import survey
@@ -30,8 +30,6 @@ log = logging.getLogger(__name__)
 IN_MEMORY = {"dtype", "device", "context", "bos", "side", "classes", "site", "head"}  # of models that are not read
 END = "<|endoftext|>"  # the only special token of a mini
 ROWS = 2**13  # of a matrix that are rounded at once: the embedding is half of a small model
-
-_LOADING = threading.RLock()  # transformers changes classes of its own while it loads, so threads load one by one
 
 
 def load_models(*configs: ModelConfig) -> list[FrozenModel]:
@@ -54,6 +52,7 @@ def load_groups(groups: Sequence[Sequence[ModelConfig]]) -> list[list[FrozenMode
     return [[called(*each) for each in zip(group, told_apart(group), strict=True)] for group in groups]
 
 
+@isolated()
 def load_model(
     model: ModelConfig | str | os.PathLike[str] | torch.nn.Module, tokenizer: Any = None, name: str | None = None,
     **settings: Any,
@@ -90,7 +89,7 @@ def load_model(
     if (model := held(config)) is not None:
         return _at_sites(model, config, name)
     one_of("model.family", config.family, ("auto", *FAMILIES))
-    with _LOADING, explained(config), doing(f"model {name}"):
+    with explained(config), doing(f"model {name}"):
         device, dtype = torch.device(pick_device(config.device)), getattr(torch, config.dtype)
         base = base_of(config)
         source = base or config  # whose weights are read
@@ -138,7 +137,7 @@ def _in_memory(module: Any, tokenizer: Any, name: str | None, settings: Mapping[
     first, kind = survey.embedding_of(module), type(module).__name__
     own = {"dtype": first.dtype, "device": first.device, "bos": None, "corpus": None, **settings}
     config = configured(ModelConfig(name=name or Path(module.name_or_path or kind).name), own)
-    with _LOADING, explained(config), doing(f"model {config.name}"):
+    with explained(config), doing(f"model {config.name}"):
         family = _family_of(module)
         _check_settings(config, family)
         device = torch.device(pick_device(config.device))
