@@ -164,8 +164,9 @@ def hydra_ready() -> Iterator[None]:
         running = GlobalHydra.instance()
         before = running.hydra
         if before is None or not any(each.scheme() == "thinkalike" for each in before.config_loader.get_sources()):
-            for singleton in (VersionBase.instance(), JobRuntime.instance()):
-                restored.callback(vars(singleton).update, deepcopy(vars(singleton)))
+            version, runtime = VersionBase.instance(), JobRuntime.instance()
+            restored.callback(setattr, version, "version_base", version.getbase())
+            restored.callback(setattr, runtime, "conf", deepcopy(runtime.conf))
             restored.callback(setattr, running, "hydra", before)
             restored.callback(GlobalHydra.set_instance, running)
             restored.callback(setattr, OptionsEverywhere, "is_ours", OptionsEverywhere.is_ours)
