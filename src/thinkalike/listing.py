@@ -17,7 +17,7 @@ from typing import Any
 
 import pandas as pd
 
-from thinkalike.errors import ConfigError, StoreError, flat, listed, nearest, one_line, one_of
+from thinkalike.errors import ConfigError, StoreError, checked_path, flat, listed, nearest, one_line, one_of, plain
 from thinkalike.screen import Column, Table, show_table, text_column
 from thinkalike.store import Headline, Result, damage, first_scalar, is_sealed
 
@@ -109,7 +109,11 @@ class Query:
     @classmethod
     def parsed(cls, words: Sequence[str]) -> Query:
         """Read the words of a command line, such as `kind=cka`; one without a key is the store."""
-        pairs = (word.partition("=") if "=" in word else ("store", "=", word) for word in words)
+        is_store = ("=" not in word or Path(word).expanduser().is_dir() for word in words)  # as of a folder a=b
+        pairs = (
+            ("store", "=", word) if is_folder else word.partition("=")
+            for word, is_folder in zip(words, is_store, strict=True)
+        )
         given = {key: value for key, _, value in pairs}
         for key in given:
             if key not in KEYS:
@@ -195,7 +199,7 @@ def results(
     >>> list(results("found")["kind"])
     ['diff']
     """
-    found = search(Path(store).expanduser())
+    found = search(Path(checked_path("store", store)).expanduser())
     kinds, models = ((each,) if isinstance(each, str) else tuple(each) for each in (kind, model))
     return frame(selected(found, Query(found.store, kinds, models)) if found.entries or kinds or models else [])
 
@@ -210,6 +214,17 @@ def frame(entries: Sequence[Entry]) -> pd.DataFrame:
         row |= record["settings"] | said | {**record["scalars"], **entry.numbers}
         rows.append(row | {name: record[name] for name in ("seconds", "folder")})
     return pd.DataFrame(rows)
+
+
+def in_cell(value: Any) -> Any:
+    """Return what a cell of a CSV file holds: text that a spreadsheet takes for a formula begins with an apostrophe.
+
+    A result may come from anywhere, and so may the names in it. Control characters would reach the terminal.
+    """
+    if not isinstance(value, str):
+        return value
+    text = plain(value).replace("\n", " ")
+    return f"'{text}" if text.startswith(("=", "+", "-", "@")) else text
 
 
 def records(entries: Sequence[Entry]) -> list[dict[str, Any]]:
@@ -298,7 +313,7 @@ def list_results(words: Sequence[str]) -> None:
         print(f"skipped: {line}", file=sys.stderr)
     entries = selected(found, query)
     if asked.csv:
-        print(frame(entries).to_csv(index=False), end="")
+        print(frame(entries).rename(columns=in_cell).map(in_cell).to_csv(index=False), end="")
     elif asked.json:
         print(json.dumps(records(entries), indent=1))
     else:

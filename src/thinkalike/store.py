@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import yaml
 
 from thinkalike.digests import digest_of
-from thinkalike.errors import StoreError, TrainingError, one_line
+from thinkalike.errors import StoreError, TrainingError, checked_path, one_line, plain
 from thinkalike.global_state import isolated
 from thinkalike.plugins import instrument_of_kind
 from thinkalike.processes import locked
@@ -107,7 +107,7 @@ class Result:
             told = f"{self.kind}{' of ' if names else ''}{names}{first}"
         except Exception as error:  # it may come from anywhere
             told = f"cannot be read, {type(error).__name__}"
-        return f"Result({told}; {self.folder})"
+        return plain(f"Result({told}; {self.folder})").replace("\n", " ")
 
     @cached_property
     def _record(self) -> Record:
@@ -213,7 +213,10 @@ class Result:
 
     def save(self, folder: str | os.PathLike[str]) -> Result:
         """Copy the result into a folder, which must not be there yet, and open it there."""
-        return open_result(shutil.copytree(self.folder, Path(folder).expanduser()))
+        place = Path(checked_path("folder", folder)).expanduser()
+        if os.path.lexists(place):
+            raise StoreError(f"folder={place} exists: choose a folder that does not, or delete it")
+        return open_result(shutil.copytree(self.folder, place))
 
     @isolated()
     def _repr_html_(self) -> str | None:
@@ -234,7 +237,7 @@ def open_result(folder: str | os.PathLike[str]) -> Result:
     Traceback (most recent call last):
     thinkalike.errors.StoreError: ...
     """
-    result = Result(Path(folder).expanduser().absolute())
+    result = Result(Path(checked_path("folder", folder)).expanduser().absolute())
     if not is_sealed(result.folder):
         raise StoreError(f"{result.folder} holds no finished result; it would have a {MANIFEST}")
     return _undamaged(result)

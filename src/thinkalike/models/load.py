@@ -15,7 +15,7 @@ import torch
 
 from thinkalike.config import ModelConfig, model_named, options
 from thinkalike.config.parts import AFTER
-from thinkalike.errors import ConfigError, ModelError, one_of
+from thinkalike.errors import ConfigError, ModelError, checked_path, one_of
 from thinkalike.global_state import isolated
 from thinkalike.measures.estimates import seeded
 from thinkalike.memory import page_out
@@ -27,7 +27,10 @@ from thinkalike.processes import doing
 
 log = logging.getLogger(__name__)
 
-IN_MEMORY = {"dtype", "device", "context", "bos", "side", "classes", "site", "head"}  # of models that are not read
+# settings of models that are not read
+IN_MEMORY = {"dtype", "device", "context", "bos", "side", "classes", "site", "head", "implausible"}
+PADDING, PADDED = 0.1, 256  # share and number of the rows of an embedding that no token may have
+SAME = 0.9  # of the ids of two tokenizers of one vocabulary stand for the same token
 END = "<|endoftext|>"  # the only special token of a mini
 ROWS = 2**13  # of a matrix that are rounded at once: the embedding is half of a small model
 
@@ -66,8 +69,9 @@ def load_model(
         model: Its everyday name, such as "gelu-3l-mini"; the name of its repository on the hub, ORG/NAME; a folder with
             a checkpoint; a GGUF file; a configuration; or a model in memory, which is copied: of transformers, or a
             `TransformerBridge` of TransformerLens.
-        tokenizer: The tokenizer of a model in memory. That of a bridge is read anew, as its checkpoint has it, where
-            none is given: a bridge's own puts BOS before texts. Of any other model this place is that of the name.
+        tokenizer: The tokenizer of a model in memory, see `check_tokenizer`. That of a bridge is read anew, as its
+            checkpoint has it, where none is given: a bridge's own puts BOS before texts. Of any other model this place
+            is that of the name.
         name: The name of the loaded model, by default its label.
         settings: Settings of `model=` by their names, such as dtype, device, revision and context. A model in memory
             keeps its own dtype and device by default, and takes no setting that says where weights are.
@@ -144,8 +148,48 @@ def _in_memory(module: Any, tokenizer: Any, name: str | None, settings: Mapping[
         whole = survey.cast(copied if copied is not None else deepcopy(module), device, getattr(torch, config.dtype))
         part = one_side(whole, config) if family.predicts == "states" else whole
         read = survey.Checkpoint(part, tokenizer, survey.longest_row(whole))
+        if not config.implausible:
+            check_tokenizer(whole, tokenizer, config.name)
         found = _frozen(config, family, read, name=config.name, device=device, revision="in memory")
         return _at_sites(found, config, config.name)
+
+
+def check_tokenizer(module: Any, tokenizer: Any, name: str) -> None:
+    """Check, as far as can be known, that a tokenizer is that of a model in memory.
+
+    - Its ids leave no more than a tenth of the embedding's rows unused, and 256: models pad theirs, by 3 % at most.
+    - Where `name_or_path` of the model is a folder, or a repository that was downloaded, the tokenizer there gives nine
+      tenths of their common ids to the same tokens. Added tokens are no difference.
+
+    Raises:
+        ModelError: it is of another vocabulary, for which the embedding would give the states of other words.
+    """
+    vocabulary: Mapping[str, int] = tokenizer.get_vocab() if hasattr(tokenizer, "get_vocab") else {}
+    if not vocabulary:
+        return
+    rows, used = len(survey.embedding_of(module)), max(vocabulary.values()) + 1
+    remedy = "give the tokenizer that the model was trained with, or load_model(..., implausible=True)"
+    if rows - used > max(PADDING * rows, PADDED):
+        raise ModelError(f"{name}: its embedding has {rows} rows, and the tokenizer uses {used} of them: {remedy}")
+    place = str(getattr(module, "name_or_path", "") or "")
+    if place in ("", str(getattr(tokenizer, "name_or_path", ""))) or (usual := _tokenizer_at(place)) is None:
+        return
+    known = {number: token for token, number in usual.get_vocab().items()}
+    common = [(token, known[number]) for token, number in vocabulary.items() if number in known]
+    same = sum(token == usual_token for token, usual_token in common)
+    if same < SAME * len(common):
+        shares = f"{same} of {len(common)} ids stand for the same tokens as in that of {place}"
+        raise ModelError(f"{name}: the tokenizer is of another vocabulary, {shares}: {remedy}")
+
+
+def _tokenizer_at(place: str) -> Any:
+    """Return the tokenizer of a folder, or of a repository that was downloaded; None: it cannot be known."""
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(place, local_files_only=True)
+    except Exception:  # of a library that reads whatever is there
+        return None
 
 
 def _family_of(module: Any) -> Family:
@@ -164,7 +208,7 @@ def configured(model: ModelConfig | str | os.PathLike[str], settings: Mapping[st
              for key, value in settings.items()}  # fmt: skip
     if isinstance(model, ModelConfig):
         return model_named(model, plain)
-    called = os.fspath(model)
+    called = checked_path("model", model)
     is_place = isinstance(model, os.PathLike) or (called not in options("model") and Path(called).exists())
     return model_named(str(Path(called).absolute()) if is_place else called, plain)
 
