@@ -31,6 +31,7 @@ from matplotlib import pyplot
 
 import thinkalike
 import tiny
+from thinkalike.config.compose import OptionsEverywhere
 from thinkalike.errors import ThinkalikeError
 from thinkalike.global_state import isolated
 from thinkalike.models.places import ASSETS
@@ -269,8 +270,9 @@ def test_a_library_that_a_job_is_the_first_to_import_behaves_as_usual(tmp_path):
     assert all(json.loads(done.stdout.splitlines()[-1]).values()), done.stdout
 
 
-def test_an_application_of_hydra_finds_its_own_options_alone(tmp_path):
+def test_an_application_of_hydra_finds_its_own_options_alone(tmp_path, monkeypatch):
     """Models and measures of this project are no options of another application in the same process."""
+    monkeypatch.setattr(OptionsEverywhere, "is_ours", False)  # as in a notebook, which runs no command
     (tmp_path / "app.yaml").write_text("a: 1\n")
     thinkalike.compare(*PAIR, texts=TEXTS, **FEW)
     assert any(each.__name__ == "OptionsEverywhere" for each in Plugins.instance().discover(SearchPathPlugin)), (

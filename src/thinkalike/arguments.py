@@ -38,13 +38,16 @@ EXACT = 2**53  # beyond it float64 leaves out whole numbers
 
 
 class Within(NamedTuple):
-    """The finite numbers that an argument takes, or that its array holds, as in Annotated[int, Within(least=1)]."""
+    """The numbers that an argument takes, or that its array holds, as in Annotated[int, Within(least=1)]."""
 
     least: float = -math.inf  # belongs to them
     above: float = -math.inf  # does not
     below: float = math.inf  # does not
+    is_finite: bool = True  # whether infinity is none of them
 
     def __contains__(self, number: object) -> bool:
+        if number in (math.inf, -math.inf):
+            return not self.is_finite and self.least <= number  # type: ignore[operator]
         return self.least <= number and self.above < number < self.below  # type: ignore[operator]
 
     def __str__(self) -> str:
@@ -160,7 +163,7 @@ class _Number(NamedTuple):
         try:
             whole = operator.index(value)
         except TypeError:
-            is_real = float in self.types and isinstance(value, numbers.Real) and math.isfinite(value)
+            is_real = float in self.types and isinstance(value, numbers.Real) and not math.isnan(value)
             return float(value) if is_real else None
         return whole
 
@@ -324,7 +327,7 @@ def _numeric(array: np.ndarray, name: str) -> np.ndarray:
     if array.dtype.kind not in "biuf":
         raise ValueError(f"{name} holds {array.dtype}: {NUMBERS}")
     if array.dtype.kind == "f":
-        _refuse_missing(np.isnan(array), name)
+        _refuse_missing(np.asarray(np.isnan(array)), name)
     real = np.float64 if array.dtype.itemsize > 4 else np.float32
     dtype = {"f": real, "u": np.int64}.get(array.dtype.kind, array.dtype.newbyteorder("="))
     return np.require(array, dtype, ["C", "W"])

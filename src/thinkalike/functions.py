@@ -51,7 +51,7 @@ from thinkalike.store import Result
 from thinkalike.training.recipe import StitchConfig
 
 Model = str | os.PathLike[str] | ModelConfig | FrozenModel | nn.Module | tuple[nn.Module, Any]
-Arrays = np.ndarray | Tensor | Mapping[str, Any]
+Arrays = np.ndarray | Tensor | pd.DataFrame | Mapping[str, Any]
 Text = str | os.PathLike[str] | Iterable[str] | Iterable[Mapping[str, Any]]
 Table = str | os.PathLike[str] | pd.DataFrame
 Layers = str | Sequence[int] | Sequence[Sequence[int]]

@@ -224,7 +224,7 @@ def in_cell(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     text = plain(value).replace("\n", " ")
-    return f"'{text}" if text.startswith(("=", "+", "-", "@")) else text
+    return f"'{text}" if text.lstrip("\ufffd ").startswith(("=", "+", "-", "@")) else text
 
 
 def records(entries: Sequence[Entry]) -> list[dict[str, Any]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from thinkalike.arguments import Count, Seed, check_choice, check_rows, checked_numbers, tensor_of
+from thinkalike.arguments import Count, Seed, Within, check_choice, check_rows, checked_numbers, tensor_of
 from thinkalike.measures.distances.neural import NeuralDistances, upper
 from thinkalike.measures.estimates import check_groups, stimulus_folds
 from thinkalike.measures.kinds import Columns, Kinds, Level, level_of
@@ -77,7 +77,7 @@ class MLEM(BaseEstimator):
         *,
         weights: str = "diagonal",
         distance: str = "euclidean",
-        alpha: float | Sequence[float] | np.ndarray = ALPHAS,
+        alpha: Annotated[float, Within(least=0, is_finite=False)] | Sequence[float] | np.ndarray = ALPHAS,
         kinds: Kinds = "auto",
         difference: str = "indicator",
         missing: str = "own_level",
