@@ -33,7 +33,7 @@ def scattered(
     share: float,
     chance: torch.Generator,
     *,
-    lengths: str = "equal",
+    lengths: str | Tensor = "equal",
     common: float = 0.0,
     width: int = 16,
     depth: int = 1,
@@ -46,7 +46,8 @@ def scattered(
     Args:
         rows, documents: How many there are; each document has its expected share of the rows.
         share: Of the variance of each latent variable that is the document's.
-        lengths: "equal" or "geometric", which are as unequal as the times between random events.
+        lengths: "equal", "geometric", which are as unequal as the times between random events, or the share of each
+            document, which is then exact.
         common: The share of the variance of the latent variables that both models have in common.
         vocabulary: How many tokens there are, each with a latent part of its own in both models; 0: none.
         same_maps: Whether both models have the same maps.
@@ -56,10 +57,15 @@ def scattered(
     def normal(*shape: int, of: torch.Generator = chance) -> Tensor:
         return torch.randn(*shape, generator=of, dtype=torch.float64)
 
-    weights = torch.ones(documents)
-    if lengths == "geometric":
+    weights = lengths if isinstance(lengths, Tensor) else torch.ones(documents)
+    if isinstance(lengths, str) and lengths == "geometric":
         weights = -torch.rand(documents, generator=chance).clamp(1e-9).log()
-    owners = weights.multinomial(rows, replacement=True, generator=chance)
+    if isinstance(lengths, Tensor) and documents <= rows:
+        ends = (weights.cumsum(0) / weights.sum() * rows).round().long()
+        in_order = torch.arange(documents).repeat_interleave(ends.diff(prepend=ends.new_zeros(1)))
+        owners = in_order[torch.randperm(rows, generator=chance)]
+    else:
+        owners = weights.multinomial(rows, replacement=True, generator=chance)
     tokens = torch.randint(max(vocabulary, 1), (rows,), generator=chance)
 
     def latent() -> Tensor:

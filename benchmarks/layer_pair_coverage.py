@@ -23,10 +23,10 @@ from dependence import LENGTHS, Records, Scattered, scattered
 from thinkalike.config import MeasureConfig
 from thinkalike.contrib.kin.instruments import DECLARED as KIN
 from thinkalike.contrib.kin.instruments import OUTPUTS
-from thinkalike.evaluation.likeness import AHEAD, DirectionSums, Foreseen
+from thinkalike.evaluation.likeness import AHEAD, DirectionSums, Foreseen, whitening
 from thinkalike.instruments.layer_pairs.declared import DECLARED
 from thinkalike.measures import Estimate, LayerMeans, LayerMeasure, cka_measure, mutual_measure
-from thinkalike.measures.closed_forms import HalvedMoments, whitening
+from thinkalike.measures.closed_forms import HalvedMoments
 from thinkalike.measures.estimates import PARTS
 from thinkalike.measures.layer_means import Accumulator
 from thinkalike.measures.prediction import LayerPredictions

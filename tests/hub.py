@@ -29,12 +29,16 @@ class Fault:
         code: what the hub says of the cause.
         times: how many requests go wrong before all is well.
         silence: seconds before the answer.
+        pause: seconds before each byte of a file.
+        altered: whether the content of a file is not the one that its ETag states.
     """
 
     status: int | None = None
     code: str = ""
     times: int | None = None
     silence: float = 0
+    pause: float = 0
+    altered: bool = False
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -95,7 +99,7 @@ class _Handler(BaseHTTPRequestHandler):
             return self._repository(match[1], match[2], match[3])
         if match := re.fullmatch(r"/(?:datasets/)?(.+)/resolve/([^/]+)/(.+)", path):
             folder, self.commit = self._at(self._present(match[1]), match[2])  # of this request alone
-            return self._file(folder, match[3], body)
+            return self._file(folder, match[3], body, fault)
         return self._missing("EntryNotFound")
 
     def _refusal(self, path: str) -> tuple[str, int] | None:
@@ -135,7 +139,7 @@ class _Handler(BaseHTTPRequestHandler):
                 return own, commit
         return self.root / name, self.commit
 
-    def _file(self, folder: Path, name: str, body: bool) -> None:
+    def _file(self, folder: Path, name: str, body: bool, fault: Fault) -> None:
         path = folder / name
         if not path.is_file():
             return self._missing("EntryNotFound" if folder.is_dir() else "RepoNotFound")
@@ -151,9 +155,15 @@ class _Handler(BaseHTTPRequestHandler):
         if wanted:
             self.send_header("Content-Range", f"bytes {start}-{start + len(part) - 1}/{len(data)}")
         self.end_headers()
+        if fault.altered:
+            part = part[:-1] + bytes([part[-1] ^ 1])
         if body:
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-                self.wfile.write(part)
+                for byte in part if fault.pause else ():
+                    time.sleep(fault.pause)
+                    self.wfile.write(bytes([byte]))
+                if not fault.pause:
+                    self.wfile.write(part)
         return None
 
     def _fault(self) -> Fault:

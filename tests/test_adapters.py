@@ -3,10 +3,13 @@
 import json
 import shutil
 import sys
+import time
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
+import thinkalike
 import tiny
 from thinkalike.errors import ConfigError, ModelError
 from thinkalike.models.families import outline, told_apart
@@ -206,3 +209,137 @@ def test_an_adapter_with_added_tokens_brings_their_rows(saved, tmp_path):
     assert tokens.max() == len(cutter) == model.vocabulary - 1
     with torch.no_grad():
         torch.testing.assert_close(model.full(tokens), whole(tokens).logits, atol=1e-4, rtol=1e-4)
+
+
+T = {"target_modules": ["q_proj", "v_proj"], "task_type": "CAUSAL_LM"}
+CONDITIONS = {  # adapters that act beyond their layers, and what is said of them
+    "invoked by tokens": (peft.LoraConfig(r=2, alora_invocation_tokens=[5, 6], **T), "alora_invocation_tokens does mo"),
+    "of tasks": (peft.PolyConfig(r=2, n_tasks=2, n_skills=2, **T), "task_ids should not be None"),
+}
+
+
+def jiggled(whole):
+    """The adapter moved away from where it starts, at which most do nothing."""
+    torch.manual_seed(3)
+    with torch.no_grad():
+        for weight in whole.parameters():
+            if weight.requires_grad:
+                weight.add_(0.1 * torch.randn_like(weight))
+    return whole.eval()
+
+
+def on(base, settings):
+    import transformers as hf
+
+    return jiggled(peft.get_peft_model(hf.AutoModelForCausalLM.from_pretrained(base), settings))
+
+
+@pytest.mark.parametrize("case", CONDITIONS)
+def test_an_adapter_that_acts_on_a_condition_is_refused_by_name(case, base, tmp_path):
+    settings, said = CONDITIONS[case]
+    whole = on(base, settings)
+    whole.save_pretrained(tmp_path / "tuned")
+    with pytest.raises(ModelError, match=rf"tuned: .*{said}"):
+        load_model(tmp_path / "tuned")
+    with pytest.raises(ModelError, match=said):
+        load_model(whole, tiny.tokenizer())
+
+
+def test_gates_over_adapters_are_refused(base, tmp_path):
+    import transformers as hf
+
+    for name in "01":
+        on(base, peft.LoraConfig(r=2, **T)).save_pretrained(tmp_path / name)
+    adapters = {name: str(tmp_path / name) for name in "01"}
+    plain = hf.AutoModelForCausalLM.from_pretrained(base)
+    plain.config.use_cache = False
+    whole = peft.get_peft_model(plain, peft.XLoraConfig(hidden_size=256, adapters=adapters, task_type="CAUSAL_LM"))
+    with pytest.raises(ModelError, match="XLORA does more in PEFT than its layers do"):
+        load_model(jiggled(whole), tiny.tokenizer())
+
+
+UNMERGED = {
+    "bias": peft.LoraConfig(r=2, lora_bias=True, **T),
+    "bias and a head": peft.LoraConfig(r=2, lora_bias=True, modules_to_save=["lm_head"], **T),
+    "bias and tokens": peft.LoraConfig(r=2, lora_bias=True, trainable_token_indices=[5, 6], **T),
+    "prompt in attention": peft.AdaptionPromptConfig(adapter_len=2, adapter_layers=1, task_type="CAUSAL_LM"),
+}
+
+
+@pytest.mark.parametrize("case", UNMERGED)
+@pytest.mark.parametrize("where", ["folder", "memory"])
+def test_the_diff_of_an_adapter_that_stays_unmerged(where, case, base, tmp_path):
+    """Its KL is that by hand, its weights are added to those of its base, and the base's are equal."""
+    texts, cutter = [tiny.document(seed, 60) for seed in range(60)], tiny.tokenizer()
+    whole = on(base, UNMERGED[case])
+    whole.save_pretrained(tmp_path / "tuned")
+    given = tmp_path / "tuned" if where == "folder" else (whole, cutter)
+    found = thinkalike.diff(base, given, texts=texts, tokens=256)
+    tokens = torch.randint(len(cutter), (8, 32), generator=torch.Generator().manual_seed(0))
+    plain = load_model(base)
+    with torch.no_grad():
+        after = whole(tokens).logits
+    used = load_model(given) if where == "folder" else load_model(*given)
+    torch.testing.assert_close(used.full(tokens), after, atol=1e-4, rtol=1e-4)
+    before, after = plain.full(tokens).log_softmax(-1), after.log_softmax(-1)
+    by_hand = float((before.exp() * (before - after)).sum(-1).mean())
+    assert found.scalars["kl"] == pytest.approx(by_hand, rel=0.5)
+    weights = found.tables["weights"]
+    added = weights[weights["operation"] == "added"]["tensor"]
+    assert len(added)
+    assert all("lora_" in name or "trainable_tokens" in name or "adaption_" in name for name in added), "of the adapter"
+    rest = set(weights["tensor"]) - set(added)
+    assert rest == ({"lm_head.weight"} if case == "bias and a head" else set()), "all others are those of the base"
+    assert "attention" in set(found.table.loc[found.table["weights"] != 0, "component"])
+
+
+def test_the_diff_of_an_adapter_that_transformers_added(base):
+    """It runs unmerged; switched off, it changes no prediction."""
+    import transformers as hf
+
+    texts, cutter = [tiny.document(seed, 60) for seed in range(60)], tiny.tokenizer()
+    model = hf.AutoModelForCausalLM.from_pretrained(base)
+    model.add_adapter(peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"]))
+    jiggled(model)
+    merged = on(base, peft.LoraConfig(r=2, **T))
+    merged.load_state_dict({f"base_model.model.{name}": each for name, each in model.state_dict().items()})
+    found = [thinkalike.diff(base, (each, cutter), texts=texts, tokens=256) for each in (model, merged)]
+    assert found[0].scalars["kl"] == pytest.approx(found[1].scalars["kl"], rel=1e-3), "merged or not"
+    model.disable_adapters()
+    assert thinkalike.diff(base, (model, cutter), texts=texts, tokens=256).scalars["kl"] == 0
+
+
+@pytest.mark.parametrize(
+    "stated",
+    [
+        {"target_modules": "(.*)*x"},
+        {"target_modules": ".*.*.*.*.*.*.*.*.*.*.*.*x"},
+        {"exclude_modules": "(.*.*)*="},
+        {"rank_pattern": {"(.*.*)*=": 2}},
+        {"r": 10**9},
+    ],
+    ids=str,
+)
+def test_settings_that_would_never_end_are_refused(stated, adapter):
+    """Python's matching of regular expressions cannot be interrupted, and a rank is memory."""
+    path = adapter / "adapter_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **stated}))
+    began = time.monotonic()
+    with pytest.raises(ModelError, match=r"adapter_config\.json"):
+        load_model(adapter)
+    assert time.monotonic() - began < 20
+
+
+def test_a_pattern_that_people_write_is_matched(base, tmp_path):
+    settings = peft.LoraConfig(r=2, target_modules=r".*\.self_attn\.(q|v)_proj$", rank_pattern={"layers.1.*q_proj": 4})
+    write_adapter(base, tmp_path / "tuned", kind=settings)
+    assert load_model(tmp_path / "tuned").n_layers == 2
+
+
+def test_an_adapter_of_whole_numbers_is_refused(adapter):
+    path = adapter / "adapter_model.safetensors"
+    weights = load_file(path)
+    name = next(name for name in weights if "lora_A" in name)
+    save_file(weights | {name: (100 * weights[name]).long()}, path, metadata={"format": "pt"})
+    with pytest.raises(ModelError, match=f"{name} is stored as int64"):
+        load_model(adapter)

@@ -15,6 +15,7 @@ from thinkalike.config import DataConfig
 from thinkalike.data.corpus import read_corpus
 from thinkalike.data.documents import (
     DOCUMENTS,
+    Sides,
     beginning,
     beginning_bytes,
     document_fingerprint,
@@ -23,6 +24,7 @@ from thinkalike.data.documents import (
     training_texts,
 )
 from thinkalike.data.paired import SourceText
+from thinkalike.errors import DataError
 from thinkalike.states.tokens import held_out_texts
 
 SHARE = 0.3
@@ -87,6 +89,15 @@ def reported(corpus) -> str:
     return "".join(map(chr, corpus.report.tokens.flatten().tolist()))
 
 
+def held_out(config) -> list[str]:
+    """The documents of the report of a job that fits something."""
+    sides = Sides(config)
+    report = [text for text, is_for_report in sides if is_for_report]
+    if sides.settled:
+        return report
+    return [text for text, repeats in zip(report, sides.repeats(), strict=True) if not repeats]
+
+
 both = pytest.mark.parametrize("kind", ["text", "hub"])
 
 CHANGES = {
@@ -115,7 +126,7 @@ def test_a_report_document_gives_way_to_its_near_duplicate(kept, change, first, 
     corpus = read(config)
     assert (report[:50] in reported(corpus)) == (kept < 0.5)
     assert corpus.counts["near_duplicates"] == (kept > 0.5)
-    assert list(held_out_texts(config)).count(report) == (kept < 0.5)
+    assert held_out(config).count(report) == (kept < 0.5)
     assert fit in list(training_texts(config)), "the side to fit on never gives way"
 
 
@@ -161,9 +172,9 @@ def test_documents_that_differ_in_case_and_space_are_copies(kind, source):
         next(c for n in count() if for_report(c := text.upper() + "\r\n" * n) == for_report(text)) for text in OTHERS
     ]
     once, twice = source(OTHERS, kind), None
-    expected = list(training_texts(once)), list(held_out_texts(once)), read(once)
+    expected = list(training_texts(once)), held_out(once), read(once)
     twice = source([*OTHERS, *copies], kind)
-    assert (list(training_texts(twice)), list(held_out_texts(twice))) == expected[:2]
+    assert (list(training_texts(twice)), held_out(twice)) == expected[:2]
     corpus = read(twice)
     assert torch.equal(corpus.report.tokens, expected[2].report.tokens)
     assert (expected[2].counts["duplicate_documents"], corpus.counts["duplicate_documents"]) == (0, len(OTHERS))
@@ -194,7 +205,7 @@ def slow_shingles(text: str) -> set:
 def test_no_report_document_has_half_its_shingles_in_a_fit_one(seed, kind, source):
     texts = mixed(seed)
     config = source(texts, kind)
-    fit, kept = [slow_shingles(text) for text in training_texts(config)], set(held_out_texts(config))
+    fit, kept = [slow_shingles(text) for text in training_texts(config)], set(held_out(config))
 
     def near(text: str) -> bool:
         own = slow_shingles(text)
@@ -228,6 +239,30 @@ def test_on_the_same_split_no_document_gives_way(source):
 
 
 FILLING = [other(seed, seed % 3 == 0) for seed in range(10, 400)]
+
+
+@both
+def test_where_nothing_is_fitted_near_duplicates_stay(kind, source):
+    """As in a set of instructions that a model was tuned on, whose documents are all filled into one template."""
+    template = "\n".join(lines(1))
+    texts = [f"{template} {number}" for number in range(200)]
+    config = source(texts, kind)
+    with pytest.raises(DataError, match="0 documents"):
+        read(config, fit_tokens=16, report_tokens=2**16)
+    corpus = read(config, fit_tokens=0, report_tokens=2**16)
+    expected = [text for text in texts if for_report(text)]
+    assert corpus.counts["report_documents"] == len(expected) > 20
+    assert list(held_out_texts(config)) == expected
+    assert corpus.fit.tokens.numel() == 0
+
+
+@pytest.mark.parametrize("texts", [FILLING[:2], FILLING[:5], FILLING], ids=len)
+def test_where_nothing_is_fitted_nothing_is_held_out(texts, source):
+    config = replace(source(texts), report_share=None)
+    assert list(held_out_texts(config)) == texts
+    assert read(config, fit_tokens=0, report_tokens=2**20).counts["report_documents"] == len(texts)
+    assert len(held_out(config)) < len(texts), "control: a job that fits something"
+    assert len(list(held_out_texts(replace(config, report_share=0.5)))) < len(texts), "a share that is set is the share"
 
 
 def test_unread_documents_of_local_files_count_as_well(source):

@@ -194,6 +194,148 @@ def test_an_encoder_that_is_to_predict_the_next_token_is_refused(kind, tmp_path)
         tiny.tokenizer().save_pretrained(folder)
         return folder
 
-    with pytest.raises(ModelError, match=r"later tokens change its logits.*is_decoder: true.*MaskedLM"):
+    with pytest.raises(ModelError, match=r"later tokens.*is_decoder: true.*(MaskedLM|BertGenerationEncoder)"):
         load_model(write(tmp_path / "m"))
     assert load_model(write(tmp_path / "decoder", is_decoder=True)).predicts == "next"
+
+
+TEXT = {
+    "vocab_size": 320, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+IMAGES = {"hidden_size": 48, "intermediate_size": 96, "num_attention_heads": 4, "image_size": 28, "patch_size": 14}
+
+
+def written(module, folder):
+    """The folder of a module with larger weights, and of the tests' tokenizer."""
+    tiny.enlarge(module)
+    module.eval().save_pretrained(folder)
+    tiny.tokenizer().save_pretrained(folder)
+    return folder
+
+
+def assert_states_are_those_of(module, model):
+    """Compare states with those that transformers reports, but for the last, which it reports after the last norm."""
+    tokens = torch.randint(20, 300, (2, 12))
+    with torch.no_grad():
+        reported = module(input_ids=tokens, output_hidden_states=True).hidden_states
+    assert len(reported) == model.n_layers + 1
+    for layer, expected in enumerate(reported[1:-1]):
+        torch.testing.assert_close(model.head(tokens, layer), expected, atol=0, rtol=0)
+
+
+def image_text_models(blocks_for_images):
+    """Models of text and images whose text model has three blocks."""
+    images = {**IMAGES, "num_hidden_layers": blocks_for_images}
+    yield transformers.LlavaConfig(
+        text_config={**TEXT, "model_type": "llama"},
+        vision_config={**images, "model_type": "clip_vision_model"},
+        image_token_index=7,
+    )
+    yield transformers.Idefics3Config(
+        text_config={**TEXT, "model_type": "llama"}, vision_config=images, image_token_id=7
+    )
+    yield transformers.Gemma3Config(
+        text_config={**TEXT, "head_dim": 8},
+        vision_config=images,
+        mm_tokens_per_image=4,
+        image_token_index=7,
+        boi_token_index=8,
+        eoi_token_index=9,
+    )
+
+
+@pytest.mark.parametrize("blocks_for_images", [2, 3])
+def test_models_of_text_and_images_are_cut_at_the_blocks_of_their_text_model(blocks_for_images, tmp_path):
+    for shape in image_text_models(blocks_for_images):
+        torch.manual_seed(0)
+        module = transformers.AutoModelForImageTextToText.from_config(shape)
+        model = load_model(written(module, tmp_path / shape.model_type))
+        assert (model.predicts, model.n_layers, model.d_model) == ("next", 3, 32)
+        assert_states_are_those_of(module, model)
+        assert_states_are_those_of(module, load_model(module, tiny.tokenizer()))
+        assert shape_of(ModelConfig(name="local", path=str(tmp_path / shape.model_type))).layers == 3
+
+
+T5 = {"vocab_size": 320, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 3, "num_heads": 4}
+MASKED = {key: size for key, size in TEXT.items() if key != "num_key_value_heads"}
+WITHOUT_HEAD = {
+    "MistralModel": ("MistralConfig", TEXT),
+    "GPT2Model": ("GPT2Config", {"vocab_size": 320, "n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 64}),
+    "Gemma3TextModel": ("Gemma3TextConfig", {**TEXT, "head_dim": 8, "use_bidirectional_attention": True}),
+    "BertModel": ("BertConfig", MASKED),
+    "T5EncoderModel": ("T5Config", T5),
+    "UMT5EncoderModel": ("UMT5Config", T5),
+    "Qwen2ForTokenClassification": ("Qwen2Config", {**TEXT, "tie_word_embeddings": True}),
+    "BertForQuestionAnswering": ("BertConfig", MASKED),
+    "ElectraForPreTraining": ("ElectraConfig", {**MASKED, "embedding_size": 32}),
+    "T5ForTokenClassification": ("T5Config", T5),
+}
+
+
+@pytest.mark.parametrize("kind", WITHOUT_HEAD)
+def test_a_model_without_a_head_of_tokens_has_states_alone(kind, tmp_path):
+    configuration, sizes = WITHOUT_HEAD[kind]
+    torch.manual_seed(0)
+    module = getattr(transformers, kind)(getattr(transformers, configuration)(**sizes))
+    model = load_model(written(module, tmp_path / "m"))
+    assert (model.predicts, model.n_layers) == ("states", 3)
+    assert_states_are_those_of(module, model)
+    in_memory = load_model(module, tiny.tokenizer())
+    assert in_memory.fingerprint() == model.fingerprint()
+    assert_states_are_those_of(module, in_memory)
+    with pytest.raises(ModelError, match="no next token"):
+        model.tail(torch.randn(1, 3, 32), 0)
+
+
+def test_a_side_is_chosen_only_where_there_are_two(tmp_path):
+    encoder = written(transformers.T5EncoderModel(transformers.T5Config(**T5)), tmp_path / "t5")
+    assert load_model(encoder, side="encoder").fingerprint() == load_model(encoder).fingerprint()
+    with pytest.raises(ModelError, match=r"encoder without a decoder.*model\.side=decoder"):
+        load_model(encoder, side="decoder")
+    mistral = written(transformers.MistralModel(transformers.MistralConfig(**TEXT)), tmp_path / "mistral")
+    with pytest.raises(ConfigError, match=r"model\.side=encoder has no effect"):
+        load_model(mistral, side="encoder")
+
+
+def test_measures_of_states_run_on_models_without_a_head(cli, tmp_path, text_files):
+    module = transformers.MistralModel(transformers.MistralConfig(**TEXT))
+    words = [f"model={written(module, tmp_path / 'm')}", "data=text", f"data.files=[{text_files}/*.txt]"]
+    sizes = ["measure.batches=2", "measure.tokens_per_batch=2048", "data.context=32", "data.report_share=0.4"]
+    assert len(cli("analyze.py", "measure=cka", *words, *sizes).result.table) == 9
+    with pytest.raises(ModelError, match=r"predicts no next token.*measure=cka"):
+        run_job(composed(*words, "data.context=32"))
+
+
+def test_weights_without_the_head_that_is_stated_are_refused_with_what_is_true(tmp_path):
+    folder = written(transformers.MistralModel(transformers.MistralConfig(**TEXT)), tmp_path / "m")
+    shape = (folder / "config.json").read_text()
+    (folder / "config.json").write_text(shape.replace("MistralModel", "MistralForCausalLM"))
+    with pytest.raises(ModelError, match=r"missing: lm_head\.weight.*if it has no head, write MistralModel"):
+        load_model(folder)
+
+
+CLASSIFIERS = {
+    "LlamaForSequenceClassification": ("LlamaConfig", TEXT),
+    "GemmaForSequenceClassification": ("GemmaConfig", {**TEXT, "head_dim": 8}),
+    "GPT2ForSequenceClassification": ("GPT2Config", WITHOUT_HEAD["GPT2Model"][1]),
+    "BertForSequenceClassification": ("BertConfig", MASKED),
+}
+
+
+@pytest.mark.parametrize("padding", [0, 2, None])
+@pytest.mark.parametrize("kind", CLASSIFIERS)
+def test_classifiers_read_the_last_token_that_is_no_padding(kind, padding, tmp_path):
+    configuration, sizes = CLASSIFIERS[kind]
+    shape = getattr(transformers, configuration)(**{**sizes, "num_labels": 3, "pad_token_id": padding})
+    torch.manual_seed(0)
+    module = getattr(transformers, kind)(shape)
+    model = load_model(written(module, tmp_path / "m"))
+    tokens = torch.randint(20, 300, (2, 12))
+    mask = torch.ones_like(tokens)
+    mask[1, 7:] = 0
+    with torch.no_grad():
+        alone = torch.cat([module(tokens[:1]).logits, module(tokens[1:, :7]).logits])
+    together = model.full(tokens, mask)
+    torch.testing.assert_close(together, alone, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(model.tail(model.head(tokens, 1, mask), 1, mask), together, atol=1e-5, rtol=1e-5)

@@ -52,10 +52,11 @@ def test_a_smaller_budget_is_less_work(slow, script, words):
 
 
 def test_what_a_command_line_chose_stays(slow):
-    words = ["measure=cka", "layers=[[0,0]]", "measure.batches=48"]
+    words = ["measure=cka", "layers=[[0,0]]"]
     config = composed("analyze", *words, *PAIR)
-    job, *_ = forecast.smaller(config, ["measure", "layers", "measure.batches"], "60s")
-    assert (job.layers, job.measure.batches) == ([[0, 0]], 48)
+    job, *_ = forecast.smaller(config, ["measure", "layers"], "60s")
+    assert job.layers == [[0, 0]]
+    assert job.measure.batches < 64, "control"
     trained = forecast.smaller(composed("train", "stitch=affine", *PAIR), ["stitch"], "60s")[0]
     assert trained.stitch.kind == "affine"
 
@@ -72,3 +73,28 @@ def test_long_jobs_are_offered_a_budget_that_holds(slow):
 def test_a_job_that_leaves_nothing_out_takes_no_budget(slow):
     with pytest.raises(ConfigError, match="budget=5min is for a comparison or stitch"):
         forecast.within(composed("analyze", "measure=mlem", "budget=5min", *PAIR[:1]), [])
+
+
+def test_a_budget_that_has_nothing_to_choose_is_refused(slow):
+    """Else it would add readings in bits, and so be another job, without any less work."""
+    chosen = ["measure", "layers", "measure.batches"]
+    config = composed("analyze", "measure=cka", "layers=[[0,0]]", "measure.batches=48", "budget=60s", *PAIR)
+    with pytest.raises(ConfigError, match="left open"):
+        forecast.within(config, chosen)
+    assert forecast.offered(config, chosen, 1e6) == ""
+
+
+@pytest.mark.parametrize("budget", ["0min", "0s", "00s", "-1s", "1.5min", "5"])
+def test_a_budget_without_time_is_refused(budget):
+    with pytest.raises(ConfigError, match="budget"):
+        composed("analyze", "measure=cka", f"budget={budget}", *PAIR)
+
+
+@pytest.mark.parametrize("rows", [10**5, 10**8])
+def test_a_forecast_does_not_make_the_batch_that_it_foretells(slow, rows):
+    """10^8 rows of width 128 in two models would take 100 GB."""
+    config = composed("analyze", "measure=cka", "measure.batches=1", f"measure.tokens_per_batch={rows}", *PAIR)
+    (job,) = forecast.forecast(config, looks_up=False).jobs
+    fewer = composed("analyze", "measure=cka", "measure.batches=1", "measure.tokens_per_batch=4096", *PAIR)
+    (small,) = forecast.forecast(fewer, looks_up=False).jobs
+    assert job.seconds >= small.seconds * rows / 4096

@@ -237,8 +237,19 @@ UNREAD = [  # the key is the first override
     ("train", ["sae.source=gpt2-mini", "task=sae"]),
     ("train", ["data.sentences=5"]),
     ("train", ["model.index=77"]),
+    *(("analyze", ["data.fit_tokens=500", f"measure={kind}"]) for kind in ("loss", "cka", "r2", "ruler", "diff")),
+    ("analyze", ["model.index=3", "measure=loss", "model=gelu-3l-mini"]),
+    *(
+        ("train", [setting, f"stitch={kind}"])
+        for kind in ("least_squares", "identity")
+        for setting in ("trainer.matmul=high", "trainer.precision=bf16-mixed", "trainer.compile=true")
+    ),
 ]
 READ = [
+    ("analyze", ["data.fit_tokens=500", "measure=probes"]),
+    ("analyze", ["data.fit_tokens=500", "measure=diff", "measure.null=drift"]),
+    ("train", ["trainer.matmul=high", "stitch=linear"]),
+    ("train", ["trainer.memory=8GB", "stitch=least_squares"]),
     ("analyze", ["model.dtype=bfloat16", "measure=population"]),
     ("analyze", ["measure.permutations=5", "measure=cka", "measure.null=true"]),
     ("analyze", ["model@target=gpt2", "measure=cka", *RECORDED]),

@@ -19,10 +19,12 @@ from thinkalike.data.documents import (
     PIECE,
     document_fingerprint,
     documents,
+    files_of,
     in_pieces,
     text_fingerprint,
     training_texts,
 )
+from thinkalike.data.marks import divided
 from thinkalike.errors import DataError
 from thinkalike.hub import resolved
 
@@ -130,6 +132,50 @@ def test_every_format_gives_the_same_documents_of_the_field(name, tmp_path, conf
     if name != "x.txt":
         with pytest.raises(DataError, match=str(tmp_path / name)):
             list(documents(config(*files, field="contnet")))
+
+
+@pytest.mark.parametrize("name", ["notes [v2].jsonl", "a[0-9].jsonl", "what?*.jsonl", "[draft]/x.jsonl"])
+def test_a_name_with_brackets_is_a_file_that_is_there(name, tmp_path, config):
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    write_jsonl(path, texts(3))
+    assert files_of(config(path)) == [path]
+    write_jsonl(tmp_path / "a7.jsonl", texts(3))
+    assert files_of(config(tmp_path / "a[7-9].jsonl")) == [tmp_path / "a7.jsonl"], "control: a glob"
+
+
+CHATS = "<|user|>\na\n<|bot|>\nb\n<|eot_id|>\n<|user|>\nc\n<|bot|>\nd"
+MARKED = {  # a text file, and its documents
+    "a line": ("one\n<|endoftext|>\ntwo\n\nmore\n<|endoftext|>\n", ["one", "two\n\nmore"]),
+    "Windows": ("one\r\n</s>\r\ntwo\r\n</s>\r\n", ["one", "two"]),
+    "attached": ("The end.<|end_of_text|>Once<|end_of_text|>\n", ["The end.", "Once"]),
+    "both ends": ("<|bos|>\none\n<|eos|>\n<|bos|>\ntwo\n<|eos|>", ["one", "two"]),
+    "of chats": (CHATS, ["<|user|>\na\n<|bot|>\nb", "<|user|>\nc\n<|bot|>\nd"]),
+    "wide": ("一\n<｜end▁of▁sentence｜>\n二", ["一", "二"]),
+    "brackets": ("one\n[SEP]\ntwo\n[SEP]\n", ["one", "two"]),
+}
+ORDINARY = {
+    "about the mark": 'Use <|endoftext|> or "<|endoftext|>" (<|endoftext|>), `<|endoftext|>`.\n',
+    "HTML": "<p>\n<s>\nold\n</s>\n</p>\n<p>\n<s>\nolder\n</s>\n</p>\n",
+    "Markdown": "Write `</s>`:\n```\n</s>\n```\nand\n</s>\n",
+    "lines of tags": "one\n<br>\ntwo\n<br>\nthree",
+    "sections": "[start]\na=1\n[end]\nb=2\n[rest]\nc=3\n[end]\n",
+    "turns": "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\nho<|im_end|>\n",
+}
+
+
+@pytest.mark.parametrize("name", MARKED)
+def test_a_text_file_is_divided_at_its_marks(name, tmp_path, config, caplog):
+    text, expected = MARKED[name]
+    (tmp_path / "all.txt").write_bytes(text.encode())
+    with caplog.at_level("INFO"):
+        assert sorted(documents(config(tmp_path / "all.txt"))) == sorted(expected)
+    assert f"{tmp_path}/all.txt: 2 documents, divided at " in caplog.text
+
+
+@pytest.mark.parametrize("name", ORDINARY)
+def test_ordinary_text_is_not_divided(name):
+    assert divided(ORDINARY[name]) == ([ORDINARY[name]], [])
 
 
 def test_files_are_read_in_order_and_globs_sorted(tmp_path, config):

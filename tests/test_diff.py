@@ -8,13 +8,26 @@ from unittest import mock
 import pytest
 import torch
 
+import thinkalike
 import tiny
 from conftest import kill_and_resume, results_in
 from thinkalike.cli import as_analysis
 from thinkalike.data.corpus import TokenRows
 from thinkalike.errors import ConfigError, ModelError
-from thinkalike.evaluation.changes import Move, beyond_forks, by_part, fork, moves, perturbed, rate_for, seen
+from thinkalike.evaluation.changes import (
+    Move,
+    beyond_forks,
+    by_output,
+    by_part,
+    comparable_with_forks,
+    fork,
+    moves,
+    perturbed,
+    rate_for,
+    seen,
+)
 from thinkalike.instruments.diff.answers import worst
+from thinkalike.instruments.diff.screen import APART, lines
 from thinkalike.models.load import load_model
 from thinkalike.models.parts import changed_parts, check_one_basis, exchanged, norms, parts_of
 from thinkalike.states.contrasts import kind_of_token
@@ -169,7 +182,7 @@ def test_a_job_names_the_part_that_changed_on_one_screen(cli, words):
     numbers = result.scalars
     assert numbers["kl_low"] < numbers["kl"] < numbers["kl_high"]
     assert numbers["loss_change"] == pytest.approx(numbers["loss_changed"] - numbers["loss_base"])
-    assert len(result.tables["nulls"]) == 19
+    assert result.tables["nulls"]["kind"].value_counts().to_dict() == {"permuted": 19, "signs": 19}
     screen = run.stdout.splitlines()
     assert len(screen) <= 31
     assert max(map(len, screen[:-1])) <= 80
@@ -295,7 +308,7 @@ def test_the_null_of_drift_has_the_shares_of_its_forks(cli, words):
     assert run.result.scalars["part_p"] == 0.05
     assert table.loc[("MLP", 2), "beyond"] > 3
     assert table["beyond"].notna().sum() == 1, "of parts that differ"
-    assert "drift on its own text" in run.stdout.replace("\n ", "")
+    assert "drift on this text" in run.stdout.replace("\n ", "")
     error = cli("analyze.py", "measure=diff", *words("changed", "measure.steps=3")).error
     assert "measure.steps= has no effect" in error
 
@@ -368,3 +381,125 @@ def test_a_job_that_was_killed_goes_on_to_the_same_bits(cli, words, state):
     resumed, whole = kill_and_resume(cli, "analyze.py", "measure=diff", *job, state=state)
     assert resumed.fingerprint() == whole.fingerprint()
     assert resumed.scalars == whole.scalars
+
+
+@pytest.fixture(scope="module")
+def mini():
+    return load_model("gpt2-mini")
+
+
+def said_of(mini, module, **settings):
+    """The screen of a diff of gpt2-mini with a changed module, as one line, and the result."""
+    result = thinkalike.diff((mini.module, mini.tokenizer), (module, mini.tokenizer), texts="grammar", **settings)
+    return " ".join(lines(result)), result
+
+
+@pytest.mark.ci_slow
+def test_a_tuned_model_moves_more_than_at_random_after_nearly_every_token(mini):
+    text = torch.randint(mini.vocabulary, (64, 32), generator=torch.Generator().manual_seed(0))
+    tuned = fork(mini, text, None, 0, rate=1e-3, steps=8)
+    said, result = said_of(mini, tuned.module)
+    tokens = result.tables["tokens"]
+    moved = tokens["q_random"] <= 0.05
+    assert moved.mean() > 0.8
+    assert (tokens["kl"] > tokens["null"])[moved].all()
+    assert f"After {moved.sum()} of {len(tokens)} tokens" in said
+    assert "predictions move more than when as large a change is at random places" in said
+    assert "More than random changes of the same size." in said
+    numbers = result.scalars
+    assert numbers["kl_of_part"] != numbers["kl"]
+    assert f"On the {numbers['tokens_of_part']:.0f} of these tokens" in said, "why there are two values of KL"
+    assert numbers["tokens_of_part"] < numbers["tokens"]
+
+
+@pytest.mark.ci_slow
+@pytest.mark.parametrize("kind", ["multiplied", "rounded", "added"])
+def test_noise_in_proportion_to_weights_is_not_less_than_random_changes(mini, kind):
+    """Random rows and columns take large changes off large weights; random signs leave them there."""
+    module = deepcopy(mini.module)
+    generator = torch.Generator().manual_seed(1)
+    for weight in module.parameters():
+        noise = torch.randn(weight.shape, generator=generator)
+        if kind == "multiplied":
+            weight.data *= 1 + 0.05 * noise
+        elif kind == "rounded":
+            weight.data = weight.data.to(torch.float8_e4m3fn).float()
+        else:
+            weight.data += 0.05 * weight.std() * noise
+    said, result = said_of(mini, module, outputs=0)
+    numbers = result.scalars
+    assert "Less than random" not in said
+    assert "outputs" not in result.tables
+    if kind == "added":
+        assert "Not distinguishable from random changes of the same size" in said
+    else:
+        assert numbers["kl_of_part"] < numbers["null_low"], "control: less than at random places"
+        assert numbers["signs_low"] <= numbers["kl_of_part"] <= numbers["signs_high"]
+        assert "less than random changes elsewhere" in said
+
+
+@pytest.mark.ci_slow
+@pytest.mark.parametrize(
+    ("component", "place"),
+    [("attn", "attn_out"), ("mlp", "mlp_out"), ("values of a head", "z"), ("output of a head", "z")],
+)
+def test_the_output_that_changed_carries_all_of_the_kl(mini, component, place):
+    module = deepcopy(mini.module)
+    block = module.transformer.h[2]
+    width = mini.d_model // module.config.n_head
+    weight = {"attn": block.attn.c_proj.weight, "mlp": block.mlp.c_proj.weight}.get(component)
+    if component == "output of a head":
+        block.attn.c_proj.weight.data[width : 2 * width] = 0
+    elif component == "values of a head":
+        block.attn.c_attn.weight.data[:, 2 * mini.d_model + width : 2 * mini.d_model + 2 * width] = 0  # its values
+    else:
+        weight.data *= 0.3
+    said, result = said_of(mini, module)
+    table = result.tables["outputs"].set_index(["output", "layer"])
+    first = table.loc[[(place, 2)]].iloc[0]
+    assert first["goes"] == pytest.approx(1, abs=1e-3)
+    assert first["comes"] == pytest.approx(1, abs=1e-3)
+    assert first["share_low"] <= first["share"] <= first["share_high"]
+    assert (
+        table[["share"]].drop(index=[("attn_out", 2), ("mlp_out", 2), ("z", 2)], errors="ignore").lt(0.99).all().all()
+    )
+    named = {"attn_out": "attention 2 1.00", "mlp_out": "MLP 2 1.00", "z": "head 2.1 1.00"}[place]
+    assert named in said
+    assert "An output also carries what changed before it." in said
+
+
+@pytest.mark.ci_slow
+def test_no_output_is_named_where_a_model_has_no_such_sites(checkpoints):
+    mamba = load_model(checkpoints["mamba"])
+    batches, _ = zip(*seen(mamba, mamba, ROWS, 8), strict=True)
+    assert by_output(mamba, mamba, batches, 4) == {}
+
+
+def test_forks_by_another_recipe_tell_no_part_apart():
+    """Another rate or batch size moves all parts by another factor; one part beside them is still found."""
+    flagged = 0
+    for seed in range(20):
+        changed, *forks = forks_of_noise(20, seed, parts=12, width=12)
+        generator = torch.Generator().manual_seed(seed)
+        factors = 1.5 + 0.1 * torch.randn(12, generator=generator)
+        recipe = [change(move.weights.view(12, 12) * factor) for move, factor in zip(changed, factors, strict=True)]
+        beyond, p = beyond_forks(recipe, forks)
+        flagged += p <= 0.05 and bool(beyond.max() >= APART)
+        recipe[7] = change(recipe[7].weights.view(12, 12) * 3)
+        beyond, p = beyond_forks(recipe, forks)
+        assert beyond.argmax() == 7
+        assert p <= 0.05
+        assert beyond[7] >= APART
+    assert flagged <= 4
+
+
+def test_norms_and_embeddings_are_not_compared_with_forks():
+    model = tiny.frozen()
+    compared = comparable_with_forks(model, parts_of(model))
+    assert {part.component for part in compared} == {"attention", "MLP"}
+    assert len(compared) == 2 * model.n_layers
+
+
+def test_rows_that_no_model_can_read_are_refused_at_once(cli):
+    error = cli("analyze.py", "measure=diff", "model=gpt2-mini", "model@target=gpt2-mini-s1", "data.context=999").error
+    assert "data.context=999: gpt2-mini reads at most 64 tokens" in error

@@ -5,6 +5,9 @@ import doctest
 import gc
 import inspect
 import json
+import os
+import subprocess
+import sys
 from dataclasses import fields
 from pathlib import Path
 
@@ -22,6 +25,7 @@ from thinkalike import functions, load_model, open_result, plugins
 from thinkalike.config import AnalyzeConfig, DataConfig, ModelConfig, StimuliConfig, measure_schema
 from thinkalike.config.schema import default_of, is_open
 from thinkalike.errors import ConfigError, DataError, ModelError, ThinkalikeError
+from thinkalike.models.behaviour import sample_digest
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.places import ASSETS
 from thinkalike.store import Result
@@ -175,6 +179,146 @@ def test_a_model_in_memory_is_keyed_by_what_it_is():
     both = thinkalike.compare(given, (changed, given[1]), texts=TEXTS, **FEW)
     assert list(dict.fromkeys(both.table["target"])) == ["gpt2-mini (2)", "gpt2-mini"]
     assert not any(isinstance(each, FrozenModel) for each in plugins.HELD.values())
+
+
+def small_llama():
+    shape = {"vocab_size": len(tiny.tokenizer()), "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**shape, num_attention_heads=4))
+    tiny.enlarge(model)
+    return model.eval()
+
+
+def longer_rotation(model):
+    model.model.rotary_emb.inv_freq = model.model.rotary_emb.inv_freq / 8
+
+
+def larger_scale(model):
+    for layer in model.model.layers:
+        layer.self_attn.scaling *= 3
+
+
+def another_activation(model):
+    model.model.layers[1].mlp.act_fn = torch.nn.ReLU()
+
+
+def larger_epsilon(model):
+    model.model.layers[0].input_layernorm.variance_epsilon = 0.1
+
+
+def replaced_forward(model):
+    forward = model.model.layers[0].mlp.forward
+    model.model.layers[0].mlp.forward = lambda states: 2 * forward(states)
+
+
+def hooked(model, factor=1.5):
+    model.model.layers[0].mlp.register_forward_hook(lambda _, __, output: factor * output)
+
+
+def steered_by_a_global(model):
+    model.model.layers[0].mlp.register_forward_hook(lambda _, __, output: output + STEERING)
+
+
+def parametrized(model):
+    torch.nn.utils.parametrize.register_parametrization(model.model.layers[0].mlp.up_proj, "weight", torch.nn.ReLU())
+
+
+STEERING = torch.ones(32)
+CHANGES = [longer_rotation, larger_scale, another_activation, larger_epsilon, replaced_forward, hooked,
+           steered_by_a_global, parametrized]  # fmt: skip
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+def test_models_that_differ_in_no_weight_and_no_setting_are_two(change, tmp_path):
+    """The numbers are those of both models by hand, and neither takes the other's place in a store."""
+    base, cutter, texts = small_llama(), tiny.tokenizer(), [tiny.document(seed, 60) for seed in range(60)]
+    changed = copy.deepcopy(base)
+    change(changed)
+    tokens = torch.randint(len(cutter), (2, 40), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        before, after = (model(tokens).logits.log_softmax(-1) for model in (base, changed))
+    assert (before.exp() * (before - after)).sum(-1).mean() > 1e-4, "by hand"
+    torch.testing.assert_close(load_model(changed, cutter).full(tokens).log_softmax(-1), after)
+    found = thinkalike.diff((base, cutter), (changed, cutter), texts=texts, tokens=512)
+    assert found.scalars["kl"] > 1e-5
+    assert found.scalars["settings"] + found.scalars["parts"] > 0, "it is named"
+    compared = thinkalike.compare((base, cutter), (changed, cutter), measure="distance", texts=texts, **FEW)
+    assert compared.table["value"].max() > 1e-3
+    alone = [thinkalike.compare((model, cutter), store="kept", texts=texts, **FEW) for model in (base, changed, base)]
+    assert alone[0].key == alone[2].key != alone[1].key
+    same = thinkalike.diff((base, cutter), (copy.deepcopy(base), cutter), texts=texts, tokens=512)
+    assert not any(same.scalars[name] for name in ("kl", "settings", "parts", "tokens")), "control"
+
+
+def test_a_replaced_forward_of_a_copy_computes_with_the_copy():
+    model = small_llama()
+    replaced_forward(model)
+    frozen, tokens = load_model(model, tiny.tokenizer()), torch.randint(len(tiny.tokenizer()), (2, 9))
+    before = frozen.full(tokens)
+    with torch.no_grad():
+        torch.testing.assert_close(model(tokens).logits, before)
+        for weight in model.parameters():
+            weight.zero_()
+    assert torch.equal(frozen.full(tokens), before)
+
+
+def late_change(model, factor=2.0):
+    def doubled_beyond_the_sample(_, __, output, start=10_000, factor=factor):
+        return torch.cat([output[:, :start], factor * output[:, start:]], 1)
+
+    model.model.layers[0].register_forward_hook(doubled_beyond_the_sample)
+
+
+def test_a_change_that_no_sample_shows_is_in_the_code_of_a_function():
+    base, cutter = small_llama(), tiny.tokenizer()
+    models = [copy.deepcopy(base) for _ in range(4)]
+    for model, factor in zip(models[1:], (2.0, 2.0, 3.0), strict=True):
+        late_change(model, factor)
+    frozen = [load_model(model, cutter) for model in models]
+    assert len({sample_digest(model) for model in frozen}) == 1, "the sample is too short for it"
+    paths = [functions._of_memory(model).path for model in frozen]
+    assert paths[1] == paths[2]
+    assert len(set(paths)) == 3
+    found = thinkalike.diff((models[1], cutter), (models[3], cutter), texts=TEXTS, tokens=256)
+    assert found.scalars["settings"] == 1
+    with functions.in_place([(models[1], cutter), (models[2], cutter)]) as configs:
+        assert configs[0].path != configs[1].path, "two objects, however alike, have two places"
+
+
+def test_a_patch_of_a_library_enters_the_key(monkeypatch):
+    from transformers.models.llama import modeling_llama
+
+    model = load_model(small_llama(), tiny.tokenizer())
+    before = functions._of_memory(model).path
+    with monkeypatch.context() as patch:
+        patch.setattr(modeling_llama, "rotate_half", lambda states: states.flip(-1))
+        assert functions._of_memory(model).path != before
+    with monkeypatch.context() as patch:
+        patch.setattr(modeling_llama.LlamaMLP, "forward", lambda self, states: self.down_proj(self.up_proj(states)))
+        assert functions._of_memory(model).path != before
+    assert functions._of_memory(model).path == before
+
+
+def test_a_model_in_memory_has_one_key_in_every_process(tmp_path):
+    program = (
+        "import test_functions as tests, tiny; from thinkalike import functions, load_model\n"
+        "model = tests.small_llama(); tests.hooked(model); tests.replaced_forward(model)\n"
+        "print(functions._of_memory(load_model(model, tiny.tokenizer())).path)"
+    )
+    paths = set()
+    for seed, threads in (("1", "1"), ("2", "2")):
+        environment = {**os.environ, "PYTHONHASHSEED": seed, "OMP_NUM_THREADS": threads}
+        environment["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+        paths.add(subprocess.check_output([sys.executable, "-c", program], env=environment, text=True))
+    assert len(paths) == 1
+
+
+def test_a_list_that_a_hook_fills_is_no_part_of_the_key():
+    model, rows = small_llama(), []
+    model.model.layers[0].register_forward_hook(lambda _, __, output: rows.append(output[0, 0]))
+    paths = {functions._of_memory(load_model(model, tiny.tokenizer())).path for _ in range(2)}
+    assert rows
+    assert len(paths) == 1
 
 
 def test_a_result_in_memory_goes_with_its_object(tmp_path):
@@ -348,7 +492,7 @@ def test_what_has_no_effect_on_rsa_of_arrays_is_refused():
 @pytest.mark.parametrize(
     ("call", "said"),
     [
-        (lambda result: result.save("there"), "^folder=there exists"),
+        (lambda result: result.save("there"), "^there is there already"),
         (lambda result: inspect.unwrap(Result.save)(result, 3), "^folder=3 must be a path"),
         (lambda result: open_result("a\0b"), "^folder="),
         (lambda result: inspect.unwrap(thinkalike.results)(3), "^store=3 must be a path"),

@@ -1,6 +1,9 @@
 """GGUF files load as the dequantised folder of the same weights does."""
 
+import shutil
+import struct
 import sys
+import time
 
 import pytest
 import torch
@@ -10,9 +13,9 @@ import tiny
 from conftest import composed
 from thinkalike.errors import ModelError
 from thinkalike.instruments import run_job
-from thinkalike.models.gguf import _fill_in
+from thinkalike.models.gguf import _fill_in, read_header
 from thinkalike.models.load import load_model
-from thinkalike.models.places import checkpoint_fingerprint
+from thinkalike.models.places import checkpoint_fingerprint, known_shape
 from thinkalike.models.shapes import shape_of
 
 gguf = pytest.importorskip("gguf")
@@ -53,6 +56,19 @@ def test_states_are_those_of_the_dequantised_folder(kind, folder, tmp_path):
     assert "quantization" not in plain.describe()
     text = tiny.document(99) + " É 漢字 1½"
     assert model.tokenizer(text)["input_ids"] == plain.tokenizer(text)["input_ids"]
+
+
+def test_a_token_that_transformers_adds_and_no_text_has_is_no_fault(folder, tmp_path):
+    """It adds <|endoftext|>, which has no row, to a tokenizer that marks ends otherwise, as that of Llama 3 does."""
+    marked = shutil.copytree(folder, tmp_path / "marked")
+    tokenizer = marked / "tokenizer.json"
+    tokenizer.write_text(tokenizer.read_text().replace("<|endoftext|>", "<|end_of_text|>"))
+    model, plain = load_model(tiny.write_gguf(marked, tmp_path / "tiny.gguf")), load_model(folder)
+    assert len(model.tokenizer) == model.vocabulary + 1
+    tokens = torch.tensor(model.tokenizer(tiny.document(3))["input_ids"])[None, :32]
+    torch.testing.assert_close(model.full(tokens), plain.full(tokens), atol=1e-5, rtol=0)
+    with pytest.raises(ModelError, match=r"the token '<\|endoftext\|>' \(id 300\)"):
+        model.full(torch.tensor(model.tokenizer("a<|endoftext|>b")["input_ids"])[None])
 
 
 def test_a_folder_that_holds_one_is_the_same_checkpoint(file):
@@ -130,6 +146,56 @@ def test_an_unknown_architecture_is_refused_in_one_line(tmp_path):
     (tmp_path / "m.gguf").write_bytes(b"GGUF")
     with pytest.raises(ModelError, match=r"m\.gguf"):
         load_model(tmp_path / "m.gguf")
+
+
+def field(name, kind, value):
+    """A field of the format: its name, the number of its type, and its value in bytes."""
+    return struct.pack("<Q", len(name)) + name.encode() + struct.pack("<I", kind) + value
+
+
+ARCHITECTURE = field("general.architecture", 8, struct.pack("<Q", 5) + b"llama")
+STATED = {  # what follows the numbers of tensors and of fields
+    "2^60 numbers": (0, 2, ARCHITECTURE + field("a", 9, struct.pack("<IQ", 4, 2**60))),
+    "2^60 texts": (0, 2, ARCHITECTURE + field("a", 9, struct.pack("<IQ", 8, 2**60))),
+    "lists inside one another": (0, 2, ARCHITECTURE + field("a", 9, struct.pack("<IQ", 9, 1) * 5000)),
+    "a text of 2^60 letters": (0, 1, field("general.architecture", 8, struct.pack("<Q", 2**60))),
+    "2^60 fields": (0, 2**60, ARCHITECTURE),
+    "2^60 tensors": (2**60, 1, ARCHITECTURE),
+    "2^31 dimensions": (1, 1, ARCHITECTURE + struct.pack("<Q", 1) + b"a" + struct.pack("<I", 2**31)),
+    "a tensor of 2^80 numbers": (
+        1, 1, ARCHITECTURE + struct.pack("<Q", 1) + b"a" + struct.pack("<IQQIQ", 2, 2**40, 2**40, 0, 0)
+    ),
+    "no architecture": (0, 0, b""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", STATED)
+def test_a_file_that_states_more_than_it_holds_is_refused_at_once(case, tmp_path):
+    tensors, fields, rest = STATED[case]
+    file = tmp_path / "m.gguf"
+    file.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, tensors, fields) + rest + bytes(64))
+    began = time.monotonic()
+    with pytest.raises(ModelError, match=r"m\.gguf"):
+        load_model(file)
+    assert known_shape(file) == {}
+    assert time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize("count", [300, 10**9])
+def test_a_file_with_more_blocks_than_tensors_is_refused_at_once(count, file):
+    content = file.read_bytes()
+    place = content.index(b"llama.block_count") + len(b"llama.block_count") + 4
+    file.write_bytes(content[:place] + struct.pack("<I", count) + content[place + 4 :])
+    with pytest.raises(ModelError, match=rf"llama\.block_count={count}"):
+        load_model(file)
+
+
+def test_the_header_is_read_as_the_package_reads_it(file):
+    reader = gguf.GGUFReader(file)
+    header = read_header(file)
+    assert header.types == {tensor.name: tensor.tensor_type.name for tensor in reader.tensors}
+    single = {name: field.contents() for name, field in reader.fields.items() if len(field.data) == 1}
+    assert header.facts == pytest.approx({name: each for name, each in single.items() if not name.startswith("GGUF.")})
 
 
 def test_a_missing_extra_is_named(file, monkeypatch):

@@ -28,7 +28,8 @@ LEVELS = {
     "errors": 0,
     "plugins": 0.5,  # knows errors
     "processes": 0.5,
-    "config": 1,  # knows errors and plugins, and nothing else
+    "files": 0,
+    "config": 1,  # knows errors, files and plugins, and nothing else
     "digests": 0,
     "global_state": 0,
     "memory": 1,

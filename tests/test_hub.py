@@ -144,6 +144,22 @@ def test_what_the_cache_has_is_used_while_the_hub_is_down(served, caplog):
     assert "using the cached files of someone/m: the hub answers 500" in caplog.text
 
 
+@pytest.mark.parametrize("name", [WEIGHTS, "tokenizer.json"])
+def test_a_file_that_is_not_what_the_hub_states_is_refused(served, name):
+    served({f"main/{name}": Fault(altered=True), f"{hub.COMMIT}/{name}": Fault(altered=True)})
+    assert f"{name} of someone/m has not the SHA-256" in line_of(lambda: load_model(MODEL))
+    served(cache="another")
+    assert load_model(MODEL).revision == hub.COMMIT, "control"
+
+
+@pytest.mark.parametrize("name", ["config.json", WEIGHTS])
+def test_a_download_without_end_is_ended(served, monkeypatch, name):
+    """Each byte comes in time, and all of them would take minutes."""
+    monkeypatch.setattr(requests, "PATIENCE", 1.0)
+    served({name: Fault(pause=0.05)})
+    assert "bytes in 1 s" in line_of(lambda: load_model(MODEL))
+
+
 CAUSES = {
     "gated": (Fault(status=403, code="GatedRepo"), "someone/. is gated: .*HF_TOKEN"),
     "no token": (Fault(status=401), r"reading someone/. \(401\).*HF_TOKEN"),

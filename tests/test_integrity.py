@@ -1,10 +1,15 @@
 """Damage is noticed and named: a bit of a result, of a state, of a cache; what dead processes leave is cleared away."""
 
+import contextlib
 import errno
 import hashlib
 import json
 import os
+import resource
 import shutil
+import subprocess
+import sys
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +20,10 @@ from filelock import FileLock
 
 from stores import finish
 from thinkalike import digests, open_result
-from thinkalike.digests import digest_of, remembered_digest
+from thinkalike.digests import digest_of, read_json, remembered_digest
 from thinkalike.errors import StoreError
-from thinkalike.store import Job, newest_state, read_state, write_state
+from thinkalike.listing import search
+from thinkalike.store import Job, newest_state, read_state, seal, write_state
 
 TABLE = pd.DataFrame({"layer": [0, 1], "penalty": [0.5, 0.25]})
 
@@ -168,6 +174,7 @@ def cache(tmp_path, monkeypatch):
     """A cache of its own, in which every file is large."""
     monkeypatch.setenv("THINKALIKE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(digests, "LARGE", 10)
+    monkeypatch.setattr(digests, "SMALL", 0)
     monkeypatch.setattr(digests, "_known", {})
     return tmp_path / "cache" / "digests"
 
@@ -251,3 +258,239 @@ def test_a_damaged_entry_is_made_anew(tmp_path, cache, reads, monkeypatch):
         assert json.loads(entry.read_text()) == whole
     assert len(reads) == 6
     assert [each.suffix for each in cache.iterdir()] == [".json"]
+
+
+# what a stranger may have put into a store: a file of a result, and what is in it; the result is sealed with it
+RECORD = {"kind": "stitching", "key": "abc", "scalars": {}, "settings": {}, "provenance": {"models": [{"name": "a"}]}}
+HOSTILE = {
+    "scalars": {"scalars": [1, 2]},
+    "scalar": {"scalars": {"a": "1"}},
+    "long": {"scalars": {"a": 10**400}},
+    "models": {"provenance": {"models": ["a"]}},
+    "provenance": {"provenance": []},
+    "phases": {"provenance": {"phases": {"a": "b"}}},
+    "headlines": {"headlines": [{"name": "a"}] * 3},
+    "many": {"headlines": [{"name": "a", "value": 1.0}] * 200_000},
+    "few but too many": {"headlines": [{"name": "a", "value": 1.0}] * 2_000},
+    "kind": {"kind": 3},
+    "settings": {"settings": "none"},
+}
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_record_of_another_form_is_one_line(name, tmp_path):
+    folder = result_in(tmp_path)
+    (folder / "result.json").write_text(json.dumps(RECORD | HOSTILE[name]))
+    seal(folder)
+    with pytest.raises(StoreError, match=r"result\.json cannot be read \("):
+        _ = open_result(folder).headlines
+    found = search(tmp_path)
+    assert (len(found.entries), len(found.skipped)) == (0, 1)
+
+
+def test_a_record_of_another_version_is_read(tmp_path):
+    """One with a field that this version does not know, and one without what older ones lack."""
+    folder = result_in(tmp_path)
+    headline = {"name": "a\ud800\x1b[2J", "value": 1, "low": None, "colour": "red"}
+    (folder / "result.json").write_text(json.dumps({"kind": "stitching", "key": "abc", "headlines": [headline]}))
+    seal(folder)
+    result = open_result(folder)
+    assert result.headlines[0].value == 1
+    assert (result.scalars, result.settings, result.provenance) == ({}, {}, {})
+    assert len(search(tmp_path).entries) == 1
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    "text",
+    ["[" * 100_000, '{"files": {"table.csv": [1e400, "x"]}, "digest": ""}', '{"files": {}}', "[]",
+     '{"files": 3, "digest": 1}', '{"files": {"a": 1}}', "\0", '{"a": ' * 5000],
+)  # fmt: skip
+def test_a_manifest_of_another_form_is_damaged(text, tmp_path):
+    folder = result_in(tmp_path)
+    (folder / "manifest.json").write_text(text)
+    with pytest.raises(StoreError, match=r"manifest\.json is damaged"):
+        open_result(folder)
+
+
+@pytest.mark.parametrize("name", ["../../secret", "{tmp}/secret", "a\0b", "figures/../../../secret"])
+def test_a_manifest_names_nothing_outside(name, tmp_path):
+    folder, secret = result_in(tmp_path / "store"), tmp_path / "secret"
+    secret.write_text("x")
+    manifest = json.loads((folder / "manifest.json").read_text())
+    entries = manifest["files"] | {name.format(tmp=tmp_path): [1, digest_of(secret)]}
+    digest = hashlib.sha256(json.dumps(entries, sort_keys=True).encode()).hexdigest()
+    (folder / "manifest.json").write_text(json.dumps({"files": entries, "digest": digest}))
+    with pytest.raises(StoreError, match="damaged"):
+        open_result(folder).save(tmp_path / "copy")
+    assert not (tmp_path / "copy").exists()
+
+
+REPEAT = "{1}: &{1} {{p: *{0}, q: *{0}, r: *{0}, s: *{0}}}\n"
+ALIASES = "a: &a {x: 1, y: 2}\n" + "".join(map(REPEAT.format, "abcdefghijk", "bcdefghijkl"))
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    "text", [ALIASES, "a: &a [*a]", "a: " + "[" * 5000, "!!python/object/apply:os.system [ls]", "x"]
+)
+def test_a_configuration_of_a_stranger_is_one_line(text, tmp_path):
+    folder = result_in(tmp_path)
+    (folder / "config.yaml").write_text(text)
+    seal(folder)
+    with pytest.raises(StoreError, match=r"config\.yaml cannot be read"):
+        _ = open_result(folder).config
+
+
+def npz(path: Path, header: bytes, content: bytes = b"\0" * 64) -> None:
+    """Write an archive with one array, of whatever header."""
+    header += b" " * (63 - (len(header) + 10) % 64) + b"\n"
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("a.npy", b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + content)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    "header",
+    [b"{'descr': '<f8', 'fortran_order': False, 'shape': (-3,), }",
+     b"{'descr': '|O', 'fortran_order': False, 'shape': (3,), }",
+     b"{'descr': '<f8', 'fortran_order': False, 'shape': (1099511627776,), }", b"__import__('os').getcwd()", b"{}"],
+)  # fmt: skip
+def test_arrays_of_a_stranger_are_one_line(header, tmp_path):
+    folder = result_in(tmp_path)
+    npz(folder / "arrays.npz", header)
+    seal(folder)
+    with pytest.raises(StoreError, match=r"arrays\.npz cannot be read"):
+        _ = open_result(folder).arrays
+
+
+def test_arrays_that_do_not_fit_are_not_made(tmp_path, monkeypatch):
+    folder = result_in(tmp_path)
+    npz(folder / "arrays.npz", b"{'descr': '<f8', 'fortran_order': False, 'shape': (8,), }")
+    seal(folder)
+    assert open_result(folder).arrays["a"].tolist() == [0.0] * 8, "control"
+    monkeypatch.setattr("thinkalike.memory.at_hand", lambda device: 100)
+    with pytest.raises(StoreError, match="are free"):
+        _ = open_result(folder).arrays
+
+
+@pytest.mark.parametrize(
+    "place", ["abc.partial", "abc.partial/result", "abc.partial/checkpoints", "abc.partial/lock", ""]
+)
+def test_a_link_inside_a_store_leads_nowhere(place, tmp_path):
+    """Else what is there would be written over, or removed as what a process left that died."""
+    there = tmp_path / "there"
+    there.mkdir()
+    (there / "mine.txt").write_text("mine")
+    link = tmp_path / "store" / "stitching" / place
+    link.parent.mkdir(parents=True)
+    link.symlink_to(there / "mine.txt" if place.endswith("lock") else there)
+    with pytest.raises(StoreError, match="is a link"):
+        result_in(tmp_path / "store")
+    assert (there / "mine.txt").read_text() == "mine"
+    assert [path.name for path in there.iterdir()] == ["mine.txt"]
+
+
+@pytest.mark.parametrize("what", ["a folder", "a file", "figures", "beside"])
+def test_a_link_in_a_result_is_not_copied(what, tmp_path):
+    folder, secret = result_in(tmp_path / "store"), tmp_path / "secrets"
+    secret.mkdir()
+    (secret / "key.txt").write_text("secret")
+    if what == "a folder":
+        shutil.rmtree(folder / "figures", ignore_errors=True)
+        (folder / "figures").symlink_to(secret)
+    elif what == "a file":
+        (folder / "key.txt").symlink_to(secret / "key.txt")
+    elif what == "figures":
+        (folder / "figures").mkdir(exist_ok=True)
+        (folder / "figures" / "key.png").symlink_to(secret / "key.txt")
+    else:
+        (folder / "unknown.txt").write_text("not sealed")
+    if what != "beside":
+        seal(folder)  # which names what the links lead to
+        with contextlib.suppress(StoreError):
+            open_result(folder).save(tmp_path / "copy")
+    else:
+        assert open_result(folder).save(tmp_path / "copy").scalars == {"penalty": 0.5}
+    assert not [path for path in (tmp_path / "copy").rglob("*") if "key" in path.name or "unknown" in path.name]
+
+
+def test_a_result_is_saved_in_a_new_folder_alone(tmp_path):
+    result = open_result(result_in(tmp_path))
+    copy = result.save(tmp_path / "new" / "copy")
+    assert copy.fingerprint() == result.fingerprint()
+    for place in (tmp_path / "new", "a\0b", tmp_path / "stitching" / "abc" / "table.csv" / "x"):
+        with pytest.raises(StoreError, match=r"already|cannot be saved"):
+            result.save(place)
+
+
+def test_links_in_a_store_are_not_listed(tmp_path):
+    result_in(tmp_path / "store")
+    result_in(tmp_path / "other", "hidden")
+    (tmp_path / "store" / "cka").symlink_to(tmp_path / "other" / "stitching")
+    (tmp_path / "store" / "stitching" / "link").symlink_to(tmp_path / "other" / "stitching" / "hidden")
+    found = search(tmp_path / "store")
+    assert [entry.result.key for entry in found.entries] == ["abc"]
+    assert sum("is a link" in line for line in found.skipped) == 2
+
+
+FORCED = """
+import shutil, sys
+import pandas as pd
+from thinkalike.store import Job
+for number in range(20):
+    job = Job(sys.argv[1], "stitching", "abc")
+    with job.running():
+        shutil.rmtree(job.states, ignore_errors=True)
+        job.states.mkdir(parents=True)
+        (job.states / "state.txt").write_text(sys.argv[2])
+        table = pd.DataFrame({"a": [int(sys.argv[2])] * 3})
+        job.write({}, {"scalars": {"a": int(sys.argv[2])}, "settings": {}, "provenance": {}}, {"table": table}, {})
+        assert (job.states / "state.txt").read_text() == sys.argv[2], "another process was here"
+        result = job.appear()
+        assert result.scalars["a"] == int(sys.argv[2])
+        assert result.table["a"].tolist() == [int(sys.argv[2])] * 3
+"""
+
+
+def test_three_processes_replace_a_result_twenty_times(tmp_path):
+    """A process must not remove the folder that the next one has made as soon as the lock was free."""
+    words = [[sys.executable, "-c", FORCED, str(tmp_path), str(number)] for number in range(3)]
+    started = [subprocess.Popen(line, stderr=subprocess.PIPE, text=True) for line in words]
+    said = [process.communicate(timeout=200)[1] for process in started]
+    assert [process.returncode for process in started] == [0, 0, 0], said
+    assert [path.name for path in (tmp_path / "stitching").iterdir()] == ["abc"]
+    assert open_result(tmp_path / "stitching" / "abc").table.shape == (3, 1)
+
+
+def test_a_limit_of_files_is_an_error_of_the_system(tmp_path):
+    """torch ends an archive that it could not write by an error that hides the cause."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8192, before[1]))
+    try:
+        with pytest.raises(OSError):
+            write_state(tmp_path, "half", {"weights": torch.zeros(10_000)})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("[1]", "no JSON object"),
+        ("{", "Expecting property name"),
+        ('{"a":' * 10**5 + "1" + "}" * 10**5, "inside one another"),
+        ('{"a":' * 65 + "1" + "}" * 65, "inside one another"),
+        ('{"a": "' + "x" * 1000 + '"}', "more than 100 bytes"),
+    ],
+)
+def test_json_of_strangers_is_bounded(content, message, tmp_path):
+    (tmp_path / "x.json").write_text(content)
+    with pytest.raises(ValueError, match=message):
+        read_json(tmp_path / "x.json", largest=100 if "100 bytes" in message else 2**25)
+
+
+def test_json_that_is_as_deep_as_configurations_is_read(tmp_path):
+    (tmp_path / "x.json").write_text('{"a":' * 64 + "1" + "}" * 64)
+    assert read_json(tmp_path / "x.json")

@@ -2,6 +2,7 @@
 
 import math
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,10 +23,13 @@ from thinkalike.measures import (
     fold_interval,
     jackknife,
     mutual_measure,
+    rsa,
+    rsa_estimate,
+    stimulus_folds,
     student_t,
 )
 from thinkalike.measures.contract import each_pair, rows_in_order
-from thinkalike.measures.estimates import PARTS, numbered_by_part
+from thinkalike.measures.estimates import PARTS, freedom_of_groups, numbered_by_part
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -36,6 +40,27 @@ def report(documents, layers=(), seed=0, chance=None):
     counts = torch.from_numpy(np.exp(0.6 * chance.normal(size=documents)) * 100).ceil()
     means = torch.from_numpy(chance.exponential(size=(*layers, documents)) - 1)
     return means * counts, counts
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_ends_are_within_the_bounds_of_what_they_are_of(together):
+    """Means of skewed values that cannot be negative, as KL, and of rare ones that are 0 or 1, as flips."""
+    generator = np.random.default_rng(0)
+    below, right = 0, []
+    for _ in range(100):
+        counts = torch.from_numpy(generator.integers(20, 200, 10)).double()
+        sums = torch.from_numpy(generator.lognormal(0, 1.5, (3, 10))) * counts
+        below += bool((bootstrap_interval(sums, counts, together=together).low < 0).any())
+        found = bootstrap_interval(sums, counts, together=together, bounds=(0.0, math.inf))
+        assert ((found.low > 0) & (found.low < found.value) & (found.value < found.high)).all()
+        right.append(bool((found.low <= math.exp(1.5**2 / 2)).all()))
+        flips = torch.from_numpy(generator.binomial(counts.long(), generator.beta(0.5, 2.0, 10))).double()
+        found = bootstrap_interval(flips, counts, together=together, bounds=(0.0, 1.0))
+        assert 0 <= found.low <= found.value <= found.high <= 1
+    assert below > 20, "control: without bounds"
+    assert np.mean(right) >= 0.94
+    none = bootstrap_interval(torch.zeros(10), torch.ones(10), bounds=(0.0, 1.0))
+    assert (none.value, none.low, none.high) == (0, 0, 0)
 
 
 def covered(estimate, truth=0.0):
@@ -292,6 +317,80 @@ def test_fewer_than_eight_documents_have_no_interval(accumulator):
         assert found.value.isfinite().all()
         assert found.documents == count
         assert bool(found.low.isinf().all()) == bool(found.high.isinf().all()) == (count < 8)
+
+
+UNEQUAL = {  # numbers of documents of 290 rows
+    "one has half": ([145] + [5] * 29, False),
+    "two have 80 %": ([116, 116] + [2] * 29, False),
+    "all rows": ([290], False),
+    "worth ten": ([76] + [40, 28, 20, 16, 14, 12, 10] + [4] * 18 + [2], True),
+    "equal": ([29] * 10, True),
+}
+
+
+@pytest.mark.parametrize("case", UNEQUAL)
+@pytest.mark.parametrize("accumulator", [CKA, partial(LayerPredictions, fit_batches=1, ridge=1.0), LayerShifts])
+def test_documents_need_to_be_worth_eight_of_equal_length(accumulator, case):
+    counts, is_enough = UNEQUAL[case]
+    counts = torch.tensor(counts)
+    documents = torch.arange(len(counts)).repeat_interleave(counts)
+    documents = documents[torch.randperm(len(documents))]
+    means = accumulator(1, 1)
+    for number in range(2):
+        rows = len(documents)
+        means.update(batch(1, rows), batch(1, rows), None, number, documents=documents)
+    found = means.compute()
+    assert bool(found.low.isfinite().all()) == bool(found.high.isfinite().all()) == is_enough
+    assert found.effective == pytest.approx(effective_number(counts))
+    assert (found.why_no_interval is None) == is_enough
+    if not is_enough:
+        assert f"{found.effective:.1f} documents" in found.why_no_interval
+
+
+@pytest.mark.parametrize("case", UNEQUAL)
+def test_rsa_needs_sentences_worth_eight_of_equal_length(case):
+    counts, is_enough = UNEQUAL[case]
+    groups = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
+    layers = [torch.randn(len(groups), 4) for _ in range(2)]
+    found = rsa_estimate(layers, groups=groups)
+    assert bool(found.low.isfinite().all()) == is_enough
+    torch.testing.assert_close(found.value, rsa(layers))
+
+
+def test_one_long_sentence_leaves_rsa_few_degrees_of_freedom():
+    assert freedom_of_groups(torch.full((12,), 5)) == pytest.approx(12)
+    assert freedom_of_groups(torch.tensor([1000, 1, 1, 1])) == pytest.approx(1, abs=1e-3)
+    layers = [torch.randn(294, 4, dtype=torch.float64) for _ in range(2)]
+    widths = {}
+    for long in (60, 6):
+        sizes = torch.tensor([long] + [6] * 39)
+        groups = torch.arange(40).repeat_interleave(sizes)
+        some = [layer[: len(groups)] for layer in layers]
+        found = rsa_estimate(some, groups=groups)[0, 1]
+        fold_of = stimulus_folds(len(groups), 10, 0, groups)
+        rest = torch.stack([rsa([layer[fold_of != fold] for layer in some])[0, 1] for fold in range(10)])
+        widths[long] = float((found.high - found.value) / (rest.var(correction=0) * 9).sqrt())
+    assert widths[6] == pytest.approx(student_t(0.95, 9)), "equal sentences keep their interval"
+    assert widths[60] == pytest.approx(student_t(0.95, freedom_of_groups(torch.tensor([60] + [6] * 39))))
+
+
+@pytest.mark.ci_slow
+@pytest.mark.parametrize("name", ["cka", "r2", "rsa", "mlem", "loss", "KL"])
+@pytest.mark.parametrize("law", ["one has half", "one of 60 words", "8 equal"])
+def test_unequal_documents_have_intervals_that_cover_or_none(name, law, monkeypatch, tmp_path):
+    """40 data sets give a share to within 7 %."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "benchmarks"))
+    import unequal_coverage as simulated
+    from dependence import Records
+
+    records = Records(tmp_path / "runs.jsonl")
+    runs = torch.tensor(simulated.runs_of(name, law, 0.3, 40, records), dtype=torch.float64)
+    if not runs[:, 2].isfinite().any():
+        assert law == "one has half"
+        return
+    truth = torch.tensor(simulated.truth_of(name, 0.3, 40, records))
+    held = (runs[:, 1] <= truth) & (truth <= runs[:, 2])
+    assert held.double().mean() >= 0.85
 
 
 def test_absent_parts_are_not_left_out_and_few_rows_have_no_ends():

@@ -500,3 +500,70 @@ def test_table_s1_says_how_many_rows_differ(cli, words, monkeypatch):
     claims = cli("analyze.py", "experiment=salle2024/table_s1", *words).result.tables["claims"]
     assert list(claims["verdict"]) == ["does not hold"]
     assert claims["numbers"][0] != "16 of 16 rows"
+
+
+def tenses(tmp_path, *, crossed: float, tense: float) -> list[str]:
+    """The command line of a recording of "was" and "is", whose states are of the word, and of the tense as planted.
+
+    Args:
+        crossed: The share of stimuli in which the word goes with the opposite tense.
+        tense: The length of the state that the tense adds to the word's.
+    """
+    draw, path, count = torch.Generator().manual_seed(0), tmp_path / "tenses.csv", 120
+    is_past = torch.arange(count) % 2
+    is_was = torch.where(torch.rand(count, generator=draw) < crossed, 1 - is_past, is_past)
+    places = torch.arange(count) // 2 % 3
+    lines = [
+        f"text {n} {('is', 'was')[is_was[n]]},{('is', 'was')[is_was[n]]},{('now', 'then')[is_past[n]]},{places[n]}"
+        for n in range(count)
+    ]
+    path.write_text("\n".join(["text,word,Tense,place", *lines]) + "\n")
+    noise = 0.05 * torch.randn(count, 6, generator=draw)
+    of_words = 2 * torch.nn.functional.one_hot(is_was, 6)
+    of_tenses = tense * torch.nn.functional.one_hot(2 + is_past, 6)
+    layers = {"1": of_words + noise, "2": of_words + of_tenses + noise}
+    ids = [str(number) for number in range(1, count + 1)]
+    np.savez(tmp_path / "brain.npz", **{name: layer.double().numpy() for name, layer in layers.items()}, ids=ids)
+    return [f"activations={tmp_path / 'brain.npz'}", "stimuli=table", f"stimuli.path={path}"]
+
+
+def test_nothing_is_left_of_a_feature_whose_levels_are_one_word_each(cli, words, tmp_path):
+    own = tenses(tmp_path, crossed=0.0, tense=0.0)
+    found = cli("analyze.py", "measure=mlem", *own, *words[1:], *QUICK)
+    table = found.result.table.set_index("feature")
+    assert (table.loc["Tense", "importance"] > 0.5).all()
+    assert (table.loc["Tense", "given_word"] == 0).all()
+    assert table.loc["place", "given_word"].isna().all()
+    (sentence,) = found.result.provenance["stimuli"]["confounded_with_words"]
+    assert "Tense: every level is one word ('is', 'was')" in sentence
+    assert "cannot tell it from the word" in sentence
+
+
+def test_what_a_model_knows_beyond_the_word_is_left(cli, words, tmp_path):
+    own = tenses(tmp_path, crossed=0.06, tense=1.5)
+    found = cli("analyze.py", "measure=mlem", *own, *words[1:], *QUICK[1:])
+    tense = found.result.table.set_index(["feature", "layer"]).loc["Tense"]
+    assert tense["importance"].min() > 0.1
+    assert abs(tense["given_word"][1]) < 0.02, "its states are those of the word"
+    assert tense["given_word_low"][2] > 0
+    assert tense["given_word"][2] > 10 * abs(tense["given_word"][1])
+
+
+def test_rsa_names_features_of_words_and_compares_pairs_of_one_word(cli, words, tmp_path):
+    own = tenses(tmp_path, crossed=0.0, tense=0.0)
+    result = cli("analyze.py", "measure=rsa", *own, *words[1:]).result
+    assert "Tense" in result.provenance["stimuli"]["confounded_with_words"][0]
+    distances = [pdist(layer) for name, layer in np.load(tmp_path / "brain.npz").items() if name != "ids"]
+    is_past = np.arange(120) % 2
+    within = is_past[np.triu_indices(120, 1)[0]] == is_past[np.triu_indices(120, 1)[1]]
+    expected = spearmanr(*(each[within] for each in distances)).statistic
+    pair = result.table.query("source_layer == '1' and target_layer == '2' or source_layer == 1 and target_layer == 2")
+    assert pair["given_word"].item() == pytest.approx(expected)
+
+
+def test_balanced_stimuli_have_no_column_given_the_word(cli, words, table, recording):
+    own = [f"activations={recording}", "stimuli=table", f"stimuli.path={table}"]
+    for measure in (["measure=mlem", *QUICK], ["measure=rsa"]):
+        result = cli("analyze.py", *measure, *own, *words[1:]).result
+        assert not {"given_word"} & {*result.table}
+        assert "confounded_with_words" not in result.provenance["stimuli"]

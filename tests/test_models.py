@@ -417,9 +417,47 @@ def test_what_is_no_language_model_in_memory_is_refused(checkpoints):
         load_model(torch.nn.Linear(2, 2), cutter)
     with pytest.raises(ConfigError, match=r"model\.revision does not apply to a model passed in memory"):
         load_model(module, cutter, revision="main")
-    with pytest.raises(ModelError, match=r"GPT2Model has no head that is known; give one of .*GPT2LMHeadModel"):
-        load_model(module.transformer, cutter)
     with torch.no_grad():
         module.transformer.h[0].mlp.c_fc.weight[0, 0] = float("nan")
     with pytest.raises(ModelError, match="not finite"):
         load_model(module, cutter)
+
+
+def test_hooks_of_steering_libraries_run_once(checkpoints, tokens):
+    """A hook on a block is part of the model: not passed over with blocks whose states are known."""
+    module, steering = module_of(checkpoints["gpt2"]), torch.randn(32)
+    plain = load_model(module, tiny.tokenizer())
+    module.transformer.h[2].register_forward_hook(lambda _, __, state: state + steering)
+    module.transformer.h[1].register_forward_pre_hook(lambda _, given: (given[0] - steering, *given[1:]))
+    steered = load_model(module, tiny.tokenizer())
+    with torch.no_grad():
+        expected = module(tokens).logits
+    assert not torch.allclose(plain.full(tokens), expected, atol=1e-2)
+    for layer in range(tiny.LAYERS):
+        joined = steered.tail(steered.head(tokens, layer), layer)
+        torch.testing.assert_close(joined, expected, atol=1e-4, rtol=0)
+
+
+def test_a_hook_that_no_cut_fits_is_named(checkpoints):
+    module, calls = module_of(checkpoints["gpt2"]), []
+
+    def drift(_, __, state):
+        calls.append(None)
+        return state * len(calls)
+
+    module.transformer.h[2].mlp.register_forward_hook(drift)
+    with pytest.raises(ModelError, match=r"hooks on transformer\.h\.2\.mlp.*remove\(\)"):
+        load_model(module, tiny.tokenizer())
+
+
+def test_a_token_without_a_row_is_refused_where_a_text_has_it(models, checkpoints, tmp_path):
+    folder = shutil.copytree(checkpoints["gpt2"], tmp_path / "m")
+    cutter = tiny.tokenizer.__wrapped__()
+    cutter.add_special_tokens({"pad_token": "<pad>"})
+    cutter.save_pretrained(folder)
+    model = load_model(folder)
+    assert len(model.tokenizer) == model.vocabulary + 1
+    tokens = torch.tensor(model.tokenizer(["abc", "abc<pad>"][1])["input_ids"])[None]
+    with pytest.raises(ModelError, match=r"the token '<pad>' \(id 300\), and the embedding has 300 rows"):
+        model.head(tokens, 1)
+    assert torch.equal(model.head(tokens[:, :-1], 1), models["gpt2"].head(tokens[:, :-1], 1))

@@ -131,6 +131,19 @@ def test_the_few_rows_that_carry_a_layer_are_massive(share, times, found):
     assert massive([plain]) is None
 
 
+def test_rows_that_are_not_few_over_all_layers_are_not_massive(caplog):
+    """Each of many heads has long states at a few tokens of its own, as no residual stream has."""
+    heads = []
+    for head in range(20):
+        states = torch.randn(2000, 16) + 1
+        states[100 * head : 100 * head + 60] *= 12
+        heads.append(states)
+    assert massive(heads[:2]).sum() == 120
+    assert massive(heads) is None
+    assert "60% of the rows" in caplog.text
+    assert massive([heads[0]] * 20).sum() == 60, "control: the same few rows at all of them"
+
+
 @pytest.mark.parametrize(("times", "found"), [(12, True), (3.5, False)])
 def test_rows_that_begin_their_text_may_be_many(times, found):
     plain, first = torch.randn(2000, 16) + 1, torch.arange(2000) % 4 == 0

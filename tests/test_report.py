@@ -2,6 +2,7 @@
 
 import base64
 import gzip
+import io
 import json
 import re
 import sys
@@ -12,7 +13,11 @@ import pytest
 
 from stores import finish, layer_pairs, profile
 from thinkalike import cli
-from thinkalike.report.reports import ROWS, gather, grids_of, is_command, page_of, report_of
+from thinkalike.config import MEASURES
+from thinkalike.instruments import instrument
+from thinkalike.report import grids
+from thinkalike.report.grids import MOST_GRIDS, Columns
+from thinkalike.report.reports import ROWS, gather, is_command, page_of, report_of, title_of
 from thinkalike.store import seal
 
 CLAIMS = pd.DataFrame(
@@ -24,6 +29,11 @@ def data_of(page: str) -> dict:
     """Return what a page holds, read as the page itself reads it."""
     (packed,) = re.findall(r'<script type="application/gzip" id="data">(.*?)</script>', page, flags=re.DOTALL)
     return json.loads(gzip.decompress(base64.b64decode(packed)))
+
+
+def grids_of(table: pd.DataFrame, **more) -> list[dict]:
+    """Return the grids of a table as it is written into a result."""
+    return grids.grids_of(Columns.parsed(table.to_csv(index=False)), **more)
 
 
 @pytest.fixture
@@ -221,7 +231,56 @@ def test_what_is_not_sealed_in_a_result_is_not_shown(foreign, store, tmp_path):
     ("text", "whole"),
     [("python train.py model=a 'layers=[[0, 1]]'", True), ("thinkalike analyze measure=cka", True),
      ("python train.py a=1; curl x | sh", False), ("python train.py 'a", False), ("sh -c 'python train.py'", False),
-     ("python train.py a=$(id)", False)],
+     ("python train.py a=$(id)", False), ("thinkalike diff a b", False), ("python /tmp/train.py seed=1", False),
+     ("thinkalike train --config-dir=there seed=1", False), ("thinkalike train -cp there", False),
+     ("thinkalike train model=./mine layers=all +model.architecture.a=1 model@target=gpt2", True),
+     ("thinkalike train model=/home/someone/model", False), ("thinkalike train model=../model", False),
+     ("thinkalike train model=~/model", False), ("thinkalike train 'data.files=[a.txt,/etc/passwd]'", False),
+     ("thinkalike train stitch.kind=mine.py:f", False), ("thinkalike train hydra.run.dir=x", False),
+     ("thinkalike train ++hydra.verbose=true", False), ("thinkalike train 'seed=${oc.env:HOME}'", False),
+     ("thinkalike train model.hub_id=https://x.org", False), ("thinkalike train 'store=a\nb'", False)],
 )  # fmt: skip
 def test_a_command_is_shown_if_it_is_one_whole(text, whole):
     assert is_command(text) == whole
+
+
+def test_titles_are_those_of_the_instruments():
+    for kind, place in MEASURES.items():
+        named = getattr(instrument(place), "name", {"mlem": "MLEM", "rsa": "RSA"}.get(kind, kind))
+        assert title_of(kind) == named
+
+
+@pytest.mark.parametrize(
+    ("cells", "kind"),
+    [(["1", "-2"], "number"), (["1", ""], "float"), (["1.5", "inf"], "float"), (["nan", ""], "float"),
+     (["True", "False"], "truth"), (["True", ""], "text"), (["1", "a"], "text"), (["1_0", "2"], "text"),
+     (["1e3", "2"], "float"), (["a", "NA"], "text"), (["12345678901234567890", "1"], "float")],
+)  # fmt: skip
+def test_a_column_is_read_as_pandas_reads_it(cells, kind):
+    text = "a,b\n" + "".join(f"{cell},x\n" for cell in cells)
+    column = Columns.parsed(text)
+    read = pd.read_csv(io.StringIO(text))["a"]
+    assert column.kinds["a"] == kind
+    blank = [value is None for value in column.values["a"]]
+    assert blank == read.isna().tolist()
+    if kind in ("number", "float"):
+        assert [value for value in column.values["a"] if value is not None] == pytest.approx(read.dropna().tolist())
+    else:
+        assert [str(value) for value in column.values["a"] if value is not None] == [str(v) for v in read.dropna()]
+
+
+@pytest.mark.timeout(60)
+def test_a_table_of_many_pairs_is_rows(tmp_path):
+    """A page draws a grid for each two models: with 30,000 of them neither it nor its reader would come to an end."""
+    names = [f"m{number}" for number in range(30_000)]
+    table = pd.DataFrame({"source": names, "target": "b", "source_layer": 0, "target_layer": 0, "value": 0.5})
+    assert len(grids_of(table[:MOST_GRIDS])) == MOST_GRIDS, "control"
+    finish(tmp_path, "cka", "c", {"table": table})
+    report = report_of(gather([tmp_path]))
+    assert (len(report["grids"]), report["tables"][0]["length"]) == (0, 30_000)
+
+
+def test_half_a_letter_does_not_end_a_page(tmp_path):
+    finish(tmp_path, "cka", "c", {"table": layer_pairs("a", "b", 2, 2)}, models=("a\ud800", "b"))
+    page = page_of(report_of(gather([tmp_path])), "t\ud800")
+    assert data_of(page)["results"][0]["models"] == ["a?", "b"]

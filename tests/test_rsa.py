@@ -21,6 +21,7 @@ from thinkalike.measures import (
     stimulus_folds,
     weighted_tau,
 )
+from thinkalike.measures.distances.comparators import levels_of
 from thinkalike.measures.distances.neural import NeuralDistances
 
 N, D = 40, 12
@@ -209,12 +210,55 @@ def test_equal_distances_of_whole_numbers_tie():
     assert rsa([layer.float() for layer in layers]).numpy() == pytest.approx(expected, abs=1e-14)
 
 
+def grid_at(place):
+    """The points of a grid about a place, whose distances have few values."""
+    points = torch.cartesian_prod(*[torch.arange(3.0, dtype=torch.float64)] * 3)
+    return 0.1 * points.to(place.dtype) + place
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("distance", ["cosine", "correlation", "euclidean", "manhattan", "precomputed"])
+def test_rounding_is_relative_to_what_was_subtracted(distance, dtype):
+    """Distances that are 0, or equal, differ by the rounding of the states, which may be much larger than they are."""
+    draw = torch.Generator().manual_seed(0)
+    patterns = torch.randn(11, 64, generator=draw, dtype=torch.float64)
+    patterns = torch.cat([patterns, patterns[-1:].expand(19, -1)]).to(dtype)  # the last one 20 times
+
+    def layer():
+        scale, offset = (torch.rand(30, 1, generator=draw, dtype=torch.float64).to(dtype) + 0.5 for _ in range(2))
+        if distance in ("euclidean", "manhattan"):
+            return grid_at(0.1 / torch.finfo(dtype).eps ** 0.5 * torch.rand(3, generator=draw).to(dtype))
+        if distance == "precomputed":
+            scaled = (patterns * scale).double().numpy()
+            return torch.from_numpy(squareform(pdist(scaled, "cosine"))).to(dtype)
+        return patterns * scale + (10 * offset if distance == "correlation" else 0)
+
+    assert rsa([layer()], [layer()], distance=distance).item() == pytest.approx(1, abs=1e-12)
+
+
+@pytest.mark.parametrize("distance", ["cosine", "correlation", "euclidean", "manhattan"])
+def test_near_duplicates_stay_apart(distance):
+    states = torch.randn(20, 32, dtype=torch.float64)
+    size = 1e-6 * states.norm(dim=1, keepdim=True)
+    more = [states + factor * size * torch.randn(20, 32, dtype=torch.float64) for factor in (1, 2)]
+    vector = NeuralDistances.of(torch.cat([states, *more]), distance).vector()
+    assert len(vector.unique()) == len(vector)
+
+
+def test_a_continuum_of_distances_has_no_ties():
+    """Neighbours are closer than rounding, one after the other, while the ends are far apart."""
+    values, rounding = torch.linspace(0, 1, 1001, dtype=torch.float64), torch.full((1001,), 0.01, dtype=torch.float64)
+    assert torch.equal(levels_of(values, rounding), torch.arange(1001))
+    apart = torch.tensor([5.0, 1.0, 1.005, 3.0, 0.995], dtype=torch.float64)
+    assert levels_of(apart, rounding[:5]).tolist() == [2, 0, 0, 1, 0]
+
+
 def test_distances_that_rounding_alone_takes_apart_tie():
     """Few numbers of shared ones give few cosines, which a product of unit rows has in other last digits."""
     codes, states = torch.randint(2, (60, 8)).double(), torch.randn(60, 5, dtype=torch.float64)
     codes[:, 0] = 1
     cosines, distances = pdist(codes.numpy(), "cosine").round(12), pdist(states.numpy(), "sqeuclidean")
-    assert len(NeuralDistances.of(codes, "cosine").vector().unique()) > len(np.unique(cosines)), "control"
+    assert len(NeuralDistances.of(codes, "cosine").squared().unique()) > len(np.unique(cosines)) + 1, "control"
     found = rsa([NeuralDistances.of(codes, "cosine")], [states]).item()
     assert found == pytest.approx(scipy.stats.spearmanr(cosines, distances).statistic, abs=1e-12)
     simplex = torch.linalg.qr(torch.randn(30, 30, dtype=torch.float64)).Q

@@ -12,7 +12,7 @@ from conftest import composed, with_slow
 from thinkalike.errors import DataError, ModelError
 from thinkalike.instruments import run_job
 from thinkalike.instruments.layer_pairs.readings import pairs_read
-from thinkalike.instruments.ruler import Side, twins_share
+from thinkalike.instruments.ruler import RulerConfig, Side, twins_share
 from thinkalike.instruments.stitching.table import in_bits, readings
 from thinkalike.measures import LinearPrediction
 from thinkalike.measures.closed_forms import PENALTIES, SURE
@@ -186,6 +186,30 @@ def test_further_rungs_stand_beside_bits(read, copies, capsys):
     assert result.key != plain.key
 
 
+@pytest.mark.parametrize("rungs", [[], ["bits"], ["bits", "bits"]])
+def test_spellings_of_the_same_rungs_are_one_job(rungs):
+    assert RulerConfig(rungs=rungs) == RulerConfig()
+    assert RulerConfig(rungs=[*rungs, "layers", "layers"]).rungs == ["bits", "layers"]
+
+
+def test_a_rung_with_a_shorter_context_reads_the_same_words(read, copies):
+    """bert-mini reads 64 tokens, with [CLS] and [SEP]; pieces of text for the others have up to 128 words."""
+    shorter = load_model("bert-mini")
+    result = read("base", "copy3", "measure.rungs=[bits,bert-mini]")
+    assert shorter.context < load_model(f"{copies}/base").context, "control"
+    rung = result.tables["rungs"].query("rung == 'bert-mini'")
+    assert len(rung) == 2 * len(result.table)
+    assert rung["value"].between(-0.05, 0.95).all()
+
+
+def test_a_rung_that_cannot_be_loaded_stops_the_job_before_any_other_rung(read, monkeypatch, tmp_path):
+    tiny.write_mini(tmp_path / "damaged")
+    (tmp_path / "damaged" / "model.safetensors").write_bytes(b"damaged")
+    monkeypatch.setattr(Side, "rung", lambda *_: pytest.fail("another rung was made first"))
+    with pytest.raises(ModelError, match="damaged"):
+        read("base", "copy3", f"measure.rungs=[bits,{tmp_path}/damaged]")
+
+
 def test_rungs_are_kept_when_a_job_stops(read, monkeypatch, tmp_path):
     rung, seen, whole = Side.rung, [], read("base", "copy3")
 
@@ -208,7 +232,7 @@ def test_rungs_are_kept_when_a_job_stops(read, monkeypatch, tmp_path):
 
 def test_few_documents_are_refused(read, text_files):
     with pytest.raises(DataError, match="the text of 5 documents"):
-        read("base", "copy3", "data.report_share=0.05")
+        read("base", "copy3", f"data.files=['{text_files}/0[0-3].txt']")
 
 
 # ---- readings of measures of layer pairs

@@ -1,5 +1,6 @@
 """Everything that a job prints fits the screen, and what it takes is said before it starts."""
 
+import io
 import json
 import re
 from dataclasses import replace
@@ -8,9 +9,11 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from rich import box
 from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table as Plain
+from rich.text import Text
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
@@ -28,7 +31,18 @@ from thinkalike.instruments.stitching.instrument import SHOWN
 from thinkalike.instruments.stitching.table import BESIDE
 from thinkalike.models.load import load_model
 from thinkalike.models.shapes import Operations, Shape, operations, shape_of
-from thinkalike.screen import Table, number_column, screen_width, show_map, show_table, stacked, text_column, widths
+from thinkalike.screen import (
+    Column,
+    Table,
+    drawn_lines,
+    number_column,
+    screen_width,
+    show_map,
+    show_table,
+    stacked,
+    text_column,
+    widths,
+)
 from thinkalike.store import Result
 from thinkalike.training.recipe import StitchConfig, StitchJob
 from thinkalike.training.stitching import Fit, StitchTraining
@@ -401,3 +415,20 @@ def test_what_the_store_has_is_not_to_do(cli, minis, text_files, tmp_path):
 def test_the_page_is_as_its_script_makes_it():
     make_scale = script("make_scale")
     assert make_scale.page() == (make_scale.HERE / "scale.md").read_text()
+
+
+@pytest.mark.parametrize("ruled", [False, True])
+def test_a_table_is_drawn_as_rich_draws_it(ruled):
+    """Rich takes a millisecond for a row, of which lists of results have thousands."""
+    cells = [["a", "bb cc " * 9, "漢字 テスト"], ["", "[[0,0],[1,2]]", "long" * 20], ["1.5", "-2\n3", "x  y"]]
+    names = ["model", "what was asked", "mean of penalty"]
+    block = [Column(name, column, wraps=i < 2) for i, (name, column) in enumerate(zip(names, cells, strict=True))]
+    rooms = [12, 30, 7]
+    drawn = Plain(box=box.HEAVY_HEAD, show_lines=ruled)
+    for column, room in zip(block, rooms, strict=True):
+        drawn.add_column(column.name, justify="left" if column.wraps else "right", width=room, overflow="fold")
+    for row in zip(*cells, strict=True):
+        drawn.add_row(*map(Text, row))
+    written = io.StringIO()
+    Console(file=written, width=80, highlight=False).print(drawn, crop=False)
+    assert list(drawn_lines(block, rooms, ruled)) == written.getvalue().splitlines()

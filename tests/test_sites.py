@@ -182,7 +182,10 @@ def test_the_table_of_components_names_the_place_of_a_change(kind, place, tmp_pa
     assert table["value"].idxmax() == differ.index[0]
     expected = {"attention": 1.0, "head": 0.5}.get(kind)
     assert expected is None or differ["value"].iloc[0] == pytest.approx(expected, abs=1e-5)
-    assert f"begin to differ at {place} of layer 3" in result._repr_html_()
+    said = result._repr_html_()
+    assert f"begin to differ at {place} of layer 3" in said
+    assert "Distances accumulate" in said
+    assert result.config["measure"]["massive"] == "keep", "of a model and its copy nothing is left out"
     axes = result.plot()
     assert [each.get_text() for each in axes.get_yticklabels()] == list("012345")
     alike = thinkalike.compare("gpt2-mini", changed(kind, 3), site="z", head="all", **FEW, texts=TEXTS)

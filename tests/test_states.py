@@ -5,10 +5,16 @@ import os
 import re
 import unicodedata
 from concurrent.futures import ThreadPoolExecutor
+from copy import copy
 from dataclasses import replace
 
+import numpy as np
+import pandas as pd
 import pytest
+import tokenizers
 import torch
+from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerFast
 
 import tiny
 from conftest import composed
@@ -16,14 +22,31 @@ from cutters import MAKERS, cutter
 from thinkalike.config import ModelConfig
 from thinkalike.data.corpus import Entry, kept
 from thinkalike.data.recordings import recording_fingerprint
+from thinkalike.data.stimuli import Stimuli
 from thinkalike.data.tables import read_stimuli
+from thinkalike.data.words import word_spans
 from thinkalike.errors import DataError
 from thinkalike.measures.estimates import numbered_by_part
 from thinkalike.models.families import names_of
 from thinkalike.states import stimuli as stimuli_states
 from thinkalike.states.batches import array_batches
-from thinkalike.states.stimuli import stimulus_states_of
-from thinkalike.states.tokens import Pieces, counted, last_tokens, pieces, site_numbers, sites, word_states
+from thinkalike.states.stimuli import (
+    StimulusStates,
+    states_of_stimuli,
+    stimulus_states,
+    stimulus_states_of,
+    with_own_states,
+)
+from thinkalike.states.tokens import (
+    Pieces,
+    counted,
+    has_own_state,
+    last_tokens,
+    pieces,
+    site_numbers,
+    sites,
+    word_states,
+)
 
 
 def test_states_of_tokens_are_the_residuals_at_all_layers():
@@ -61,6 +84,105 @@ def test_words_end_in_a_token_however_accents_are_written(kind, form):
         assert encoded["offset_mapping"][token][0] < stop
         later = [start for start, end in encoded["offset_mapping"][token + 1 :] if end > start]
         assert all(start >= stop - 1 for start in later), "no later token holds a letter of the word"
+
+
+def phrases(text: str) -> PreTrainedTokenizerFast:
+    """A tokenizer that has learnt whole phrases, as SuperBPE does, and reads text that it has not seen by its bytes."""
+    bpe = Tokenizer(tokenizers.models.BPE())
+    bpe.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet, show_progress=False)
+    bpe.train_from_iterator([text] * 30, trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=bpe)
+
+
+@pytest.mark.parametrize(
+    ("learnt", "text", "words", "expected"),
+    [
+        ("the dog sees", "the dog sees", ["the", "dog", "sees"], [False, False, True]),
+        ("cannot", "cannot", ["can", "not"], [False, True]),
+        ("don", "don't", ["do", "n't"], [False, True]),
+        ("我们", "我们去", ["我", "们", "去"], [False, True, True]),
+        ("dog.", "a dog.", ["a", "dog"], [True, True]),  # of punctuation that is no word
+        ("dog.", "a dog.", ["a", "dog", "."], [True, False, True]),
+        ("b👍🏽", "b👍🏽 👍🏽 c", ["b👍🏽", "👍🏽", "c"], [True, True, True]),
+    ],
+)
+def test_a_word_within_a_token_has_no_state_of_its_own(learnt, text, words, expected):
+    tokenizer, spans, start = phrases(learnt), [], 0
+    for word in words:
+        start = text.index(word, start)
+        spans.append((start, start := start + len(word)))
+    offsets = tokenizer(text, return_offsets_mapping=True)["offset_mapping"]
+    assert has_own_state(text, spans, offsets, "m") == expected
+
+
+def test_states_of_first_tokens_and_means_hold_no_word_before():
+    offsets = [(0, 6)]  # cannot
+    assert has_own_state("cannot", [(0, 3), (3, 6)], offsets, "m", "first") == [False, False]
+    assert has_own_state("cannot", [(0, 3), (3, 6)], offsets, "m", "mean") == [False, False]
+    assert has_own_state("cannot", [(0, 6)], offsets, "m", "mean") == [True]
+
+
+def test_words_without_a_state_are_left_out_of_text_and_said(models, caplog):
+    model = copy(models["gpt2"])
+    model.tokenizer = phrases("the dog sees")
+    assert model.tokenizer("the dog sees")["input_ids"][0] < model.vocabulary
+    texts = ["a the dog sees b", "cows the dog sees"]
+    found = pieces(texts, [models["gpt2"], model], 100)
+    assert [text[slice(*span)] for text, spans in zip(found.texts, found.words, strict=True) for span in spans] == [
+        *("a", "sees", "b"),
+        *("cows", "sees"),
+    ]
+    assert found.left_out == ["the", "dog"] * 2
+    alone = Pieces(["the dog sees"], [[(0, 3), (4, 7), (8, 12)]])
+    assert [len(states) for states in word_states(model, alone, [0])] == [1]
+    assert "2 of 3 words are left out" in caplog.text
+
+
+@pytest.mark.parametrize(("word", "is_refused"), [("dog", False), ("the dog sees", False), ("the", True)])
+def test_stimuli_without_a_state_of_their_own_are_left_out_or_refused(word, is_refused, models, caplog):
+    model = copy(models["gpt2"])
+    model.tokenizer = phrases("the dog sees")
+    if word == "dog":  # three stimuli of one text, the first of which ends within a token
+        texts, sentence, spans = ["the dog sees"], [0, 0, 0], [(0, 3), (8, 12), (4, 12)]
+    else:
+        texts, sentence, spans = ["the dog sees"] * 3, [0, 1, 2], [(0, len(word))] * 3
+    table = pd.DataFrame({"place": [1.0, 2.0, 4.0]})
+    stimuli = Stimuli(texts, np.array(sentence), spans, [word] * 3, table)
+    states, has_own = states_of_stimuli(model, stimuli)
+    side = StimulusStates("m", [0], states[:1], {}, has_own=has_own)
+    if is_refused:
+        with pytest.raises(DataError, match="3 of 3 stimuli, such as 'the'"):
+            with_own_states(stimuli, [side])
+    else:
+        expected = [False, True, True] if word == "dog" else [True] * 3
+        assert with_own_states(stimuli, [side]).tolist() == expected
+        assert ("1 of 3 stimuli" in caplog.text) == (word == "dog")
+    if not has_own.all():
+        with pytest.raises(DataError, match="goes on beyond them"):
+            stimulus_states(model, stimuli)
+
+
+@pytest.mark.parametrize(
+    "text", ["the dog's 3.14, don't!", "한국어 문장", "naïve café\u200bx", "ok 👩‍👩‍👧👍🏽 <b>x</b>"]
+)
+def test_words_stand_between_white_space(text):
+    assert word_spans(text) == [match.span() for match in re.finditer(r"\S+", text)]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("我去公园。看花", ["我", "去", "公", "园。", "看", "花"]),
+        ("用python写 code", ["用", "python", "写", "code"]),
+        ("カメラー", ["カ", "メ", "ラ", "ー"]),
+        ("สวัสดี", ["ส", "วั", "ส", "ดี"]),
+        ("ខ្មែរ\u200bទៅ", ["ខ្មែ", "រ\u200b", "ទៅ"]),
+    ],
+)
+def test_scripts_without_white_space_are_read_by_characters(text, words):
+    assert [text[slice(*span)] for span in word_spans(text)] == words
 
 
 @pytest.mark.parametrize("family", tiny.FAMILIES)

@@ -575,6 +575,23 @@ def test_a_conllu_file_becomes_text_spans_and_features(tmp_path):
     }
 
 
+@pytest.mark.parametrize("suffix", ["csv", "conllu"])
+def test_too_many_features_are_refused_and_may_be_chosen_from(suffix, tmp_path):
+    path = tmp_path / f"x.{suffix}"
+    names = [f"F{number}" for number in range(20_000)]
+    if suffix == "conllu":
+        lines = [f"1|a|X|{name}=1|_\n\n1|b|Y|{name}=2|_\n" for name in names]
+        path.write_text("\n".join(conllu(*text.split("\n")) for text in lines))
+        read = read_conllu
+    else:
+        rows = ["x" * (number + 1) + f",{number % 3}" * len(names) for number in range(4)]
+        path.write_text("\n".join(["text," + ",".join(names), *rows]))
+        read = read_table
+    with pytest.raises(DataError, match="features, and 1,000 can be compared"):
+        read(path)
+    assert read(path, features=["F7"]).names == ["F7"]
+
+
 def test_odd_conllu_files_are_read(tmp_path):
     """Comments anywhere, empty nodes first, lines of white space, no last newline, a sentence without a name."""
     path, lines = tmp_path / "x.conllu", TREES.splitlines()
@@ -710,3 +727,64 @@ def test_the_examples_of_the_documentation_hold(tmp_path, monkeypatch):
     assert (runner.failures, runner.tries) == (0, len(examples.examples))
     assert runner.tries > 25
     assert (tmp_path / "words.csv").read_text().startswith(shown)
+
+
+def repeated(level_words: dict[str, list[str]], times: int = 12) -> Stimuli:
+    """Stimuli that have each word of each level this often."""
+    rows = [(level, word) for level, words in level_words.items() for word in words for _ in range(times)]
+    levels, words = zip(*rows, strict=True)
+    return made({"tense": levels}, words=list(words), texts=list(words), span=[(0, len(word)) for word in words])
+
+
+CONFOUNDED = {
+    "one word a level": {"past": ["was"], "present": ["is"]},
+    "upper case": {"past": ["was", "Was"], "present": ["is", "IS"]},
+    "two of three levels": {"past": ["was"] * 4, "present": ["is"] * 4, "future": ["will", "shall", "may", "can"]},
+    "95 % of a level": {"past": ["was"] * 19 + ["is"], "present": ["is"] * 19 + ["was"]},
+    "other levels have many words": {"past": ["was"] * 5 + ["had"], "present": ["is"] * 5 + ["has"]},
+}
+BALANCED = {
+    "two words a level": {"past": ["was", "had"], "present": ["is", "has"]},
+    "words of both levels": {"past": ["was", "is"], "present": ["was", "is"]},
+    "one word alone": {"money": ["bank"], "river": ["bank"]},
+    "different words": {"past": list("abcdef"), "present": list("ghijkl")},
+}
+
+
+@pytest.mark.parametrize("case", CONFOUNDED)
+def test_features_that_go_with_words_are_named(case):
+    (overlap,) = repeated(CONFOUNDED[case]).confounded_with_words()
+    assert overlap.feature == "tense"
+    assert {"was", "is"} <= {*overlap.words}
+    assert (overlap.differing == 0) == (case != "95 % of a level")
+    assert (overlap.one_word == 1) == (case in ("one word a level", "upper case"))
+
+
+@pytest.mark.parametrize("case", BALANCED)
+def test_features_that_words_do_not_decide_are_not_named(case):
+    assert not repeated(BALANCED[case]).confounded_with_words()
+
+
+def test_the_grammars_do_not_confound_features_with_words(words):
+    assert not words.confounded_with_words()
+    assert not crossed_stimuli().confounded_with_words()
+
+
+def test_how_a_feature_goes_with_words_is_that_of_all_pairs():
+    stimuli = repeated(CONFOUNDED["95 % of a level"], times=2)
+    (overlap,) = stimuli.confounded_with_words()
+    level, word = stimuli.features["tense"].astype(str).to_numpy(), np.array(stimuli.words)
+    pairs = np.triu_indices(len(word), 1)
+    same_level, same_word = (each[pairs[0]] == each[pairs[1]] for each in (level, word))
+    assert overlap.explained == pytest.approx(np.corrcoef(same_level, same_word)[0, 1] ** 2)
+    assert overlap.differing == pytest.approx((~same_level)[same_word].mean())
+    assert overlap.one_word == pytest.approx(same_word[same_level].mean())
+
+
+def test_only_stimuli_that_a_feature_applies_to_count():
+    words = ["was", "is"] * 12 + list("abcdefghijkl")
+    tense = ["past", "present"] * 12 + [None] * 12
+    stimuli = made({"tense": tense}, words=words, texts=words, span=[(0, len(word)) for word in words])
+    assert stimuli.confounded_with_words()[0].one_word == 1
+    of_one = made({"tense": ["past"] * 24 + [None] * 12}, words=["was"] * 24 + words[24:])
+    assert of_one.confounded_with_words()[0].words == ["was"]

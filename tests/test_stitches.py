@@ -1,5 +1,6 @@
 """Stitches: kinds of φ and their starts, what they compose to, the models they make, and their files."""
 
+import dataclasses
 import json
 import os
 import pickle
@@ -329,6 +330,19 @@ def test_a_folder_and_the_hub_give_the_same_bits(stitch, served, root):
     served()
     same(StitchMap.from_pretrained("someone/a-to-b"), stitch)
     same(StitchMap.from_pretrained("someone/a-to-b", revision=hub.COMMIT), stitch)
+
+
+def test_a_name_on_a_card_is_no_markup(stitch, tmp_path):
+    evil = "a|b`<img src=x onerror=alert(1)>![x](http://x)\n# c\x1b[31m\u202e"
+    site = dataclasses.replace(stitch.source, model=evil, revision="<b>|", fingerprint="`|<b>")
+    StitchMap(stitch.weight, stitch.bias, site, stitch.target).save(tmp_path)
+    text, code = (tmp_path / "README.md").read_text().split("```python")
+    assert "<img" not in text
+    assert "<b>" not in text
+    assert "\\!\\[x\\](http" in text, "control: the name is there, as text"
+    assert [line.count("|") - line.count("\\|") for line in text.splitlines() if line.startswith("|")] == [8] * 4
+    assert {"\x1b", "\u202e"}.isdisjoint(text + code)
+    assert code.count("```") == 1
 
 
 def test_saving_again_replaces_all_that_was_there(stitch, tmp_path):

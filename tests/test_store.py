@@ -356,7 +356,7 @@ def test_what_a_forged_result_says_is_text_alone(tmp_path, listed, folder):
     table = pd.read_csv(io.StringIO(shown.out))
     assert table["'@sum"].iloc[0] == -0.5, "a number stays one"
     cells = [cell for cell in [*table.columns, *table.to_numpy(object).ravel()] if isinstance(cell, str)]
-    assert not any(cell.lstrip("\ufffd").startswith(("=", "+", "-", "@")) for cell in cells)
+    assert not any(cell.startswith(("=", "+", "-", "@")) for cell in cells)
     said = repr(open_result(store / "cka" / "aa"))
     assert said.startswith("Result(cka of ")
     assert said.isprintable()

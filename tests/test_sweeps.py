@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import re
 import shutil
@@ -93,6 +94,20 @@ def test_a_sweep_whose_worker_is_killed_says_so(cli, small_stitching, tmp_path, 
     words = ["layers=[[0,0]],[[1,1]]", *LAUNCHERS["two at once, by joblib"], *small_stitching]
     assert "a worker process of the sweep was killed; rerun the command" in cli.process("train.py", "-m", *words).error
     assert not list((tmp_path / "results").glob(".sweep*"))
+
+
+def test_what_a_killed_sweep_left_is_removed_by_the_next(cli, small_stitching, tmp_path):
+    store = tmp_path / "results"
+    store.mkdir()
+    (store / ".sweep-killed").write_text("{}")
+    (store / ".sweep-link").symlink_to(tmp_path / "mine.txt")
+    (tmp_path / "mine.txt").write_text("mine")
+    with (store / ".sweep-running").open("w") as running:
+        fcntl.flock(running, fcntl.LOCK_EX)  # as its process does
+        assert cli("train.py", "-m", *small_stitching, "stitch.steps=0,-1").status == 1
+    left = sorted(path.name for path in store.glob(".sweep-*"))
+    assert left == [".sweep-link", ".sweep-running"]
+    assert (tmp_path / "mine.txt").read_text() == "mine"
 
 
 def test_measures_of_a_sweep_take_settings_they_share(cli):

@@ -19,6 +19,7 @@ from thinkalike.data.alignment import Cut, align, same_vocabulary
 from thinkalike.data.paired import cuts_of, untrimmed
 from thinkalike.digests import BYTE_OF, tokenizer_fingerprint
 from thinkalike.errors import ModelError
+from thinkalike.instruments import run_job
 from thinkalike.models.load import load_model
 from thinkalike.models.places import checkpoint_fingerprint
 from thinkalike.models.readers import read_tokenizer
@@ -155,6 +156,23 @@ def test_texts_are_cut_as_tokenizer_json_says(tmp_path, caplog):
     assert "add_bos_token" not in caplog.text
     read_tokenizer(ModelConfig(name="local", path=str(tmp_path), bos=None), str(tmp_path))
     assert "add_bos_token=True has no effect on its tokenizer; model.bos decides" in caplog.text
+
+
+EXPLODES = {"on any text": r"(\w+\s?)+\d", "on long words": r"([a-z]+)*\d"}
+
+
+@pytest.mark.parametrize("when", EXPLODES)
+def test_a_pattern_that_takes_too_many_steps_is_an_error_like_others(when, checkpoints, tmp_path):
+    """The library panics, which is no Exception of Python, so that nobody would handle it."""
+    folder = shutil.copytree(checkpoints["gpt2"], tmp_path / "tuned")
+    path = folder / "tokenizer.json"
+    pattern = {"type": "Split", "pattern": {"Regex": EXPLODES[when]}, "behavior": "Isolated", "invert": False}
+    path.write_text(json.dumps({**json.loads(path.read_text()), "pre_tokenizer": pattern}))
+    for number in range(4):
+        (tmp_path / f"{number}.txt").write_text(tiny.document(number) + " " + "abcd" * 20)
+    words = ["measure=loss", f"model={folder}", "data=text", f"data.files=[{tmp_path}/*.txt]", "logger=none"]
+    with pytest.raises(ModelError, match="retry-limit"):
+        run_job(composed(*words, f"store={tmp_path}/store", entry="analyze"))
 
 
 def test_a_tokenizer_shows_whether_it_adds_bos():

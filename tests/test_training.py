@@ -208,6 +208,10 @@ def test_curves_of_an_interrupted_run_are_those_of_a_whole_one(rows, run, tmp_pa
     broken, whole = (curve.sort_values("step")[["step", "loss"]].to_numpy() for curve in curves)
     assert (broken == whole).all()
     assert [path.name for path in (tmp_path / "broken" / "curves").glob("*.csv")] == ["metrics.csv"]
+    epochs = (
+        pd.read_csv(tmp_path / name / "curves" / "metrics.csv", dtype=str)["epoch"] for name in ("broken", "whole")
+    )
+    assert [{*column.dropna()} for column in epochs] == [{"0"}, {"0"}], "whole numbers stay whole"
 
 
 def test_a_nan_loss_is_reported_with_its_own_step(rows, run, tmp_path):

@@ -1,7 +1,10 @@
 """Loading proves that all weights came, that they are finite, and that there is a tokenizer that fits them."""
 
 import json
+import os
+import pickle
 import shutil
+import time
 
 import pytest
 import torch
@@ -12,7 +15,9 @@ from classifiers import THREE
 from thinkalike.config import ModelConfig
 from thinkalike.contrib.populations.finetuning import new_classifier
 from thinkalike.errors import ModelError
+from thinkalike.models.families import stated_quantization
 from thinkalike.models.load import load_model
+from thinkalike.models.shapes import shape_of
 
 KINDS = (*tiny.FAMILIES, "classifier", "native", "new classifier")
 ONE_EACH = KINDS[:-1]  # a new classifier is no model yet
@@ -184,6 +189,167 @@ def test_a_matrix_of_whole_numbers_is_refused_and_zeros_are_said(whole, kind, in
     assert "output on sample tokens is zero everywhere" in line_of(kind, folder)
 
 
+STORED = {"gpt2": "transformer.h.1.mlp.c_fc.bias", "bert": "bert.encoder.layer.1.output.LayerNorm.bias",
+          "mamba": "backbone.layers.1.mixer.A_log", "native": "layers.1.mlp.fc_in.bias"}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.bool, torch.float8_e4m3fn, torch.complex64], ids=str)
+@pytest.mark.parametrize("kind", STORED)
+def test_a_weight_that_is_stored_as_no_floating_number_is_refused(whole, kind, dtype):
+    folder, name = whole(kind), STORED[kind]
+    rewrite(folder, lambda weights: weights | {name: torch.ones_like(weights[name]).to(dtype)})
+    assert f"{name} is stored as" in line_of(kind, folder)
+
+
+def test_a_pickled_weight_of_whole_numbers_is_refused_and_a_buffer_of_them_is_not(whole):
+    folder, name = whole("gpt2"), STORED["gpt2"]
+    weights = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    torch.save(weights | {"transformer.h.0.attn.bias": torch.ones(1, 1, 64, 64).bool()}, folder / "pytorch_model.bin")
+    assert load("gpt2", folder)
+    torch.save(weights | {name: weights[name].short()}, folder / "pytorch_model.bin")
+    assert f"{name} is stored as int16" in line_of("gpt2", folder)
+
+
+def test_a_matrix_of_one_number_is_refused(whole):
+    folder, name = whole("gpt2"), "transformer.h.1.mlp.c_fc.weight"
+    rewrite(folder, lambda weights: weights | {name: torch.full_like(weights[name], 0.02)})
+    assert f"{name} holds 0.02 alone" in line_of("gpt2", folder)
+    assert load("gpt2", folder, implausible=True)
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "said"), [(slice(16, 32), slice(None), "16 rows"), (slice(None), slice(3, 4), "1 columns")]
+)
+def test_rows_and_columns_of_zeros_are_said(whole, rows, columns, said, caplog):
+    folder, name = whole("gpt2"), "transformer.h.1.mlp.c_fc.weight"
+    weights = load_file(folder / "model.safetensors")
+    weights[name][rows, columns] = 0
+    rewrite(folder, lambda _: weights)
+    assert load("gpt2", folder)
+    assert f"{said} of {name}" in caplog.text
+
+
+def test_zeros_that_training_leaves_are_not_said(whole, caplog):
+    """Single zeros of pruning, biases and norms that begin so, and rows of padding and of positions."""
+    folder = whole("bert")
+    weights = load_file(folder / "model.safetensors")
+    for name, weight in weights.items():
+        if weight.dim() == 1:
+            weight.zero_()
+        elif "embeddings" not in name:
+            weight[torch.rand(weight.shape) < 0.5] = 0
+    weights["bert.embeddings.position_embeddings.weight"][-5:] = 0
+    weights["bert.embeddings.word_embeddings.weight"][tiny.tokenizer().pad_token_id] = 0
+    weights["cls.predictions.bias"][:] = 1
+    rewrite(folder, lambda _: weights)
+    load("bert", folder)
+    assert "zero" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("stated", "said"),
+    [
+        ({"architectures": ["GemmaForCausalLM"]}, "architectures=GemmaForCausalLM"),
+        ({"architectures": ["GraniteForCausalLM"]}, "architectures=GraniteForCausalLM"),
+        ({"residual_multiplier": 0.22}, "residual_multiplier=0.22"),
+        ({"final_logit_softcapping": 30.0}, "final_logit_softcapping=30.0"),
+    ],
+    ids=str,
+)
+def test_a_configuration_of_another_architecture_is_refused(stated, said, tmp_path):
+    """The weights of Granite and Gemma have the names and shapes of Llama's."""
+    folder = tiny.write_llama(tmp_path / "llama")
+    edit(folder, **stated)
+    assert said in line_of("llama", folder)
+    assert load("llama", folder, implausible=True)
+
+
+def test_settings_that_change_nothing_are_accepted(tmp_path):
+    folder = tiny.write_llama(tmp_path / "llama")
+    edit(folder, architectures=["LlamaModel"], residual_multiplier=1.0, logit_scale=None, scale_attn_weights=True)
+    assert load("llama", folder)
+
+
+def edit(folder, **stated):
+    """Change entries of a config.json."""
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **stated}))
+
+
+@pytest.mark.parametrize(
+    ("kind", "stated"),
+    [
+        ("gpt2", {"n_layer": 10**7}),
+        ("gpt2", {"n_layer": 300}),
+        ("gpt2", {"n_positions": 10**9}),
+        ("gpt2", {"vocab_size": 10**9}),
+        ("gpt_neox", {"num_hidden_layers": 2**31}),
+        ("bert", {"intermediate_size": 10**10}),
+        ("mamba", {"num_hidden_layers": 10**6}),
+        ("native", {"architecture": {**tiny.ARCHITECTURE, "n_layers": 10**7}}),
+        ("classifier", {"num_labels": 10**9}),
+    ],
+    ids=str,
+)
+def test_what_a_configuration_states_is_bounded_by_what_its_weights_hold(whole, kind, stated):
+    folder = whole(kind)
+    edit(folder, **stated)
+    began = time.monotonic()
+    assert "states" in line_of(kind, folder)
+    assert time.monotonic() - began < 20
+
+
+@pytest.mark.parametrize("nested", ["[" * 10**5, '{"a":' * 300 + "1" + "}" * 300], ids=["lists", "objects"])
+def test_a_configuration_that_is_nested_too_deeply_is_refused(whole, nested):
+    folder = whole("gpt2")
+    (folder / "config.json").write_text(nested)
+    assert "inside one another" in line_of("gpt2", folder)
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors", "generation_config.json"])
+@pytest.mark.parametrize("kind", ["pipe", "device", "folder"])
+def test_what_is_no_regular_file_is_refused(whole, name, kind):
+    folder = whole("gpt2")
+    place = folder / name
+    place.unlink()
+    {"pipe": lambda: os.mkfifo(place), "device": lambda: place.symlink_to("/dev/zero"), "folder": place.mkdir}[kind]()
+    assert f"{name} is not a regular file" in line_of("gpt2", folder)
+    with pytest.raises(ModelError, match="is not a regular file"):
+        shape_of(tiny.local(folder))
+
+
+@pytest.mark.parametrize("stated", [[], {"a": 1}, {"a": "nowhere.safetensors"}, {"a": "folder/x.safetensors"}, None])
+def test_an_index_names_the_files_that_are_there(whole, stated):
+    folder = whole("gpt2")
+    (folder / "model.safetensors").rename(folder / "one.safetensors")
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": stated}))
+    assert "model.safetensors.index.json" in line_of("gpt2", folder)
+
+
+def test_an_index_that_is_left_over_is_not_read(whole):
+    folder = whole("gpt2")
+    stale = {f"weight {number}": f"part-{number}.safetensors" for number in range(1000)}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": stale}))
+    assert load("gpt2", folder)
+
+
+class RunsCode:
+    def __reduce__(self):
+        return print, ("this must never run",)
+
+
+@pytest.mark.parametrize("save", [torch.save, lambda held, path: path.write_bytes(pickle.dumps(held))])
+def test_a_file_that_would_run_code_is_refused_without_advice_to_run_it(whole, save, capsys):
+    folder = whole("gpt2")
+    (folder / "model.safetensors").unlink()
+    save({"transformer.wte.weight": RunsCode()}, folder / "pytorch_model.bin")
+    said = line_of("gpt2", folder)
+    assert "never run" in said
+    assert "weights_only" not in said
+    assert "this must never run" not in capsys.readouterr().out
+
+
 def test_a_loss_far_above_that_of_a_guess_is_refused(whole):
     """As after a few flipped bits in exponents."""
     folder = whole("gpt2")
@@ -257,3 +423,206 @@ def test_a_tokenizer_larger_than_the_embedding_is_refused(whole, kind):
     folder = whole(kind)
     tiny.tokenizer(320).save_pretrained(folder)
     assert "ids up to 319, but its embedding only 300 rows" in line_of(kind, folder)
+
+
+def mixed_models(folder):
+    """Checkpoints of architectures of which transformers keeps some weights in float32."""
+    import transformers as hf
+
+    size = {"vocab_size": len(tiny.tokenizer()), "num_hidden_layers": 2, "hidden_size": 32}
+    heads = {"num_attention_heads": 4, "intermediate_size": 64, "num_key_value_heads": 2, "head_dim": 8}
+    experts = {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 32, "moe_layer_start_index": 0}
+    encoder = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4, "decoder_start_token_id": 0}
+    built = {
+        "ernie4_5_moe": lambda: hf.Ernie4_5_MoeForCausalLM(hf.Ernie4_5_MoeConfig(**size, **heads, **experts)),
+        "gpt_oss": lambda: hf.GptOssForCausalLM(hf.GptOssConfig(**size, **heads, num_local_experts=4)),
+        "t5": lambda: hf.T5ForConditionalGeneration(hf.T5Config(vocab_size=len(tiny.tokenizer()), **encoder)),
+        "llama": lambda: hf.LlamaForCausalLM(hf.LlamaConfig(**size, **heads)),
+    }
+    torch.manual_seed(1)
+    model = built[folder.name]()
+    tiny.enlarge(tiny.jiggled(model, 0.01))
+    model.save_pretrained(folder)
+    tiny.tokenizer().save_pretrained(folder)
+    return model.eval()
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "count"),
+    [("ernie4_5_moe", "bfloat16", 4), ("ernie4_5_moe", "float16", 4), ("gpt_oss", "float16", 5), ("t5", "float16", 4),
+     ("gpt_oss", "bfloat16", 0), ("llama", "bfloat16", 0)],
+)  # fmt: skip
+def test_weights_that_transformers_keeps_in_float32_stay_so(name, dtype, count, tmp_path):
+    """States are to the bit those of `from_pretrained` with this dtype, and the provenance counts such weights."""
+    given = mixed_models(tmp_path / name)
+    plain = type(given).from_pretrained(tmp_path / name, dtype=getattr(torch, dtype)).eval()
+    tokens = torch.randint(len(tiny.tokenizer()), (2, 20), generator=torch.Generator().manual_seed(0))
+    is_pair, cutter = name == "t5", tiny.tokenizer()
+    side = {"side": "decoder"} if is_pair else {}
+    with torch.no_grad():
+        output = plain(tokens, output_hidden_states=True, **({"decoder_input_ids": tokens} if is_pair else {}))
+    expected = (output.decoder_hidden_states if is_pair else output.hidden_states)[1]
+    read = load_model(tmp_path / name, dtype=dtype, **side)
+    for model in (read, load_model(plain, cutter, **side), load_model(given, cutter, dtype=dtype, **side)):
+        assert torch.equal(model.head(tokens, 0), expected)
+        assert model.describe().get("other_dtypes", "float32 x 0") == f"float32 x {count}"
+    rounded = plain.to(getattr(torch, dtype))  # one dtype for all, the control
+    with torch.no_grad():
+        output = rounded(tokens, output_hidden_states=True, **({"decoder_input_ids": tokens} if is_pair else {}))
+    states = (output.decoder_hidden_states if is_pair else output.hidden_states)[1]
+    assert not count or not torch.equal(states.to(expected), expected)
+
+
+class Repacked(torch.nn.Linear):
+    """Repacks its weight when it is saved, and reads it as if it were not packed."""
+
+    how = "weight"
+
+    def _save_to_state_dict(self, *given):
+        if self.how == "weight":
+            self.weight.data = self.weight.data.flip(0)
+        elif self.how == "scale":
+            self.scale *= 2
+        super()._save_to_state_dict(*given)
+
+    def forward(self, states):
+        return self.scale * super().forward(states)
+
+
+@pytest.mark.parametrize("how", ["weight", "scale", "nothing"])
+def test_a_model_that_reading_changes_is_refused(how, checkpoints):
+    import transformers as hf
+
+    module = hf.AutoModelForCausalLM.from_pretrained(checkpoints["gpt_neox"], dtype=torch.float32)
+    part = module.gpt_neox.layers[1].mlp.dense_h_to_4h
+    part.__class__, part.how = Repacked, how
+    part.register_buffer("scale", torch.ones(()), persistent=False)
+    if how == "nothing":
+        tokens = torch.randint(len(tiny.tokenizer()), (2, 9))
+        with torch.no_grad():
+            torch.testing.assert_close(load_model(module, tiny.tokenizer()).full(tokens), module(tokens).logits)
+        return
+    with pytest.raises(ModelError, match=rf"state_dict\(\) changes .*dense_h_to_4h\.{how} of Repacked"):
+        load_model(module, tiny.tokenizer())
+
+
+def test_a_model_that_draws_at_random_is_refused(checkpoints):
+    import transformers as hf
+
+    module = hf.AutoModelForCausalLM.from_pretrained(checkpoints["gpt_neox"], dtype=torch.float32)
+    module.gpt_neox.layers[1].register_forward_hook(lambda _, __, output: torch.nn.functional.dropout(output, 0.1))
+    with pytest.raises(ModelError, match="two passes over the same tokens give different outputs"):
+        load_model(module, tiny.tokenizer())
+
+
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:" + "4d7a" * 16 + "\nsize 1234567\n"
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "config.json"])
+def test_a_pointer_of_git_lfs_is_called_so(whole, name):
+    folder = whole("gpt2")
+    (folder / name).write_text(POINTER)
+    assert f"{folder / name} is a pointer of Git LFS" in line_of("gpt2", folder)
+    assert f"cd {folder} && git lfs pull" in line_of("gpt2", folder)
+
+
+def test_a_pointer_among_shards_is_found_and_one_that_is_not_read_is_no_fault(whole):
+    folder = whole("gpt2")
+    expected = load("gpt2", folder)
+    (folder / "pytorch_model.bin").write_text(POINTER)
+    (folder / "tokenizer.model").write_text(POINTER)
+    assert all(torch.equal(weight, expected[name]) for name, weight in load("gpt2", folder).items())
+    (folder / "model.safetensors").unlink()
+    index = {"weight_map": dict.fromkeys(expected, "model-00001-of-00001.safetensors")}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    (folder / "model-00001-of-00001.safetensors").write_text(POINTER)
+    assert "model-00001-of-00001.safetensors is a pointer" in line_of("gpt2", folder)
+
+
+FORMATS = {
+    "DeepSpeed": (["zero_to_fp32.py", "global_step5/zero_pp_rank_0_mp_rank_00_optim_states.pt"], "zero_to_fp32.py . "),
+    "DeepSpeed without its script": (["mp_rank_00_model_states.pt"], "python -m deepspeed.utils.zero_to_fp32 . . "),
+    "FSDP": (["pytorch_model_fsdp_0/__0_0.distcp"], "accelerate merge-weights "),
+    "DCP": (["__0_0.distcp", ".metadata"], "python -m torch.distributed.checkpoint.format_utils dcp_to_torch "),
+    "Megatron": (["latest_checkpointed_iteration.txt", "iter_0000100/mp_rank_00/model_optim_rng.pt"], "export "),
+    "TensorFlow": (["tf_model.h5"], "GPT2LMHeadModel as M; M.from_pretrained('.', from_tf=True)"),
+    "Flax": (["flax_model.msgpack"], "from_flax=True"),
+}
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_weights_in_another_format_are_named_with_what_converts_them(whole, kind):
+    folder, (files, command) = whole("gpt2"), FORMATS[kind]
+    (folder / "model.safetensors").unlink()
+    for name in files:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).touch()
+    assert command in line_of("gpt2", folder)
+    (folder / "config.json").unlink()  # as in a folder of these weights alone
+    assert command.split("GPT2")[0] in line_of("gpt2", folder)
+
+
+def test_nothing_of_a_checkpoint_but_a_name_gets_into_a_command(whole):
+    folder = whole("gpt2")
+    (folder / "model.safetensors").rename(folder / "flax_model.msgpack")
+    shape = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**shape, "architectures": ["M; import os"]}))
+    assert "import os" not in line_of("gpt2", folder)
+
+
+def test_the_command_for_distributed_checkpoints_converts_them(whole):
+    import shlex
+
+    import torch.distributed.checkpoint as distributed
+    from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+    folder = whole("gpt2")
+    expected = load("gpt2", folder)
+    (folder / "model.safetensors").unlink()
+    distributed.save(dict(expected), checkpoint_id=folder, no_dist=True)
+    *_, source, target = shlex.split(line_of("gpt2", folder))
+    dcp_to_torch_save(source, target)
+    assert all(torch.equal(weight, expected[name]) for name, weight in load("gpt2", folder).items())
+
+
+STATED = {  # as config.json of published checkpoints has it
+    "gptq 4bit": {"quant_method": "gptq", "bits": 4, "group_size": 128},
+    "awq 4bit": {"quant_method": "awq", "bits": 4},
+    "fp8": {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]},
+    "bitsandbytes 4bit": {"quant_method": "bitsandbytes", "load_in_4bit": True, "load_in_8bit": False},
+    "compressed-tensors 4bit": {
+        "quant_method": "compressed-tensors",
+        "format": "pack-quantized",
+        "config_groups": {"group_0": {"input_activations": {"num_bits": 8}, "weights": {"num_bits": 4}}},
+    },
+    "mxfp4": {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]},
+}
+
+
+def test_quantisation_is_what_config_json_states():
+    for label, stated in STATED.items():
+        assert stated_quantization({"model_type": "llama", "quantization_config": stated}) == label
+        assert stated_quantization({"text_config": {"quantization_config": stated}}) == label
+    assert stated_quantization({"model_type": "llama"}) == ""
+
+
+def test_a_folder_of_fp8_weights_says_so(tmp_path):
+    folder = tiny.write_llama(tmp_path / "m")
+    plain, weights = load("llama", folder), {}
+    for name, weight in load_file(folder / "model.safetensors").items():
+        weights[name] = weight
+        if weight.dim() == 2 and "layers" in name:
+            blocks = weight.view(weight.shape[0] // 32, 32, -1, 32)
+            scale = blocks.abs().amax((1, 3)) / 448
+            scaled = weight / scale.repeat_interleave(32, 0).repeat_interleave(32, 1)
+            weights |= {name: scaled.to(torch.float8_e4m3fn), f"{name}_scale_inv": scale}
+    rewrite(folder, lambda _: weights)
+    shape = json.loads((folder / "config.json").read_text())
+    settings = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [32, 32]}
+    (folder / "config.json").write_text(json.dumps({**shape, "quantization_config": settings}))
+    model = load_model(folder)
+    assert (model.quantization, model.describe()["quantization"]) == ("fp8", "fp8")
+    name = "model.layers.0.mlp.up_proj.weight"
+    torch.testing.assert_close(model.module.state_dict()[name], plain[name], atol=0.05, rtol=0.1)
+    with pytest.raises(ModelError, match=r"quantised already \(fp8\); remove model\.quantization=8bit"):
+        load_model(folder, quantization="8bit")

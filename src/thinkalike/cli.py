@@ -7,12 +7,14 @@ run on, in which each notes its results, or why it failed; a job that fails does
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import itertools
 import json
 import logging
 import os
 import re
 import shlex
+import stat
 import sys
 import tempfile
 import traceback
@@ -26,11 +28,21 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
-from thinkalike.config.compose import COMPOSING_ERRORS, CONF, PROGRAM, checked, explained, keys_of, register
+from thinkalike.config.compose import (
+    COMPOSING_ERRORS,
+    CONF,
+    PROGRAM,
+    checked,
+    explained,
+    keys_of,
+    loading_files_only,
+    register,
+)
 from thinkalike.errors import ConfigError, ResourceError, ShareDone, ThinkalikeError, nearest, plain
 from thinkalike.global_state import isolated
 from thinkalike.processes import Interrupted, doing, follow_parent, heeded
 
+STARTED_SWEEP = ".sweep-"  # how the file in a store begins that the jobs of a sweep share
 SHARED = "THINKALIKE_SWEEP"  # environment variable: the file that the jobs of a sweep share
 STARTED_BY = "THINKALIKE_STARTED_BY"  # environment variable: the process whose children end with it
 COMMAND = "THINKALIKE_COMMAND"  # where a process that shares a job finds the word that Lightning does not hand on
@@ -81,6 +93,7 @@ def own_process() -> Iterator[None]:
     if os.environ.setdefault(STARTED_BY, str(os.getpid())) != str(os.getpid()):
         follow_parent()
     try:
+        _check_working_folder()
         with heeded(), contextlib.redirect_stdout(Stdout(sys.stdout)):  # type: ignore[type-var]
             yield
     except Interrupted as error:
@@ -89,8 +102,21 @@ def own_process() -> Iterator[None]:
     except USER_ERRORS as error:
         if "THINKALIKE_TRACEBACK" in os.environ:
             raise
-        print(f"error: {_one_line(error)}", file=sys.stderr, flush=True)
+        print(plain(f"error: {_one_line(error)}"), file=sys.stderr, flush=True)
         sys.exit(1)
+    except (MemoryError, ImportError) as error:
+        if isinstance(error, ImportError) and "map segment" not in str(error):
+            raise
+        print("error: there is too little memory to start; see ulimit -v and the limits of the job", file=sys.stderr)
+        sys.exit(1)
+
+
+def _check_working_folder() -> None:
+    """Refuse a working folder that was deleted: torch cannot be imported from it, and ends the process."""
+    try:
+        os.getcwd()
+    except OSError as error:
+        raise ConfigError("the working folder was deleted; cd to one that exists") from error
 
 
 class _Plainly(logging.Formatter):
@@ -105,6 +131,8 @@ class Stdout:
 
     def __init__(self, stream: Any):
         self._stream = stream or open(os.devnull, "w")  # noqa: SIM115
+        if hasattr(self._stream, "reconfigure"):
+            self._stream.reconfigure(errors="replace")  # a terminal in ASCII has no bars and no arrows
 
     def write(self, text: str) -> int:
         self._try("write", text)
@@ -177,19 +205,35 @@ class Sweep(Callback):
         store = Path(tempfile.gettempdir() if config.dry_run else config.store).expanduser().resolve()
         try:
             store.mkdir(parents=True, exist_ok=True)
-            opened, path = tempfile.mkstemp(prefix=".sweep-", dir=store)
+            _remove_stale(store)
+            opened, path = tempfile.mkstemp(prefix=STARTED_SWEEP, dir=store)
         except OSError as error:
             print(f"error: the store {store} cannot be written: {error.strerror}; choose store=DIR", file=sys.stderr)
             sys.exit(1)  # Hydra makes a warning of any other error of a callback
-        os.close(opened)
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(opened, fcntl.LOCK_EX)  # until this process has ended: then the file is stale
         os.environ[SHARED] = path
         os.environ.setdefault("WANDB_RUN_GROUP", Path(path).name.removeprefix("."))  # W&B shows its runs together
+
+
+def _remove_stale(store: Path) -> None:
+    """Remove the files of sweeps that were killed, which nobody locks any more."""
+    for path in store.glob(f"{STARTED_SWEEP}*"):
+        with contextlib.suppress(OSError):  # locked, so that its sweep runs, or a link, or not ours
+            opened = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if stat.S_ISREG(os.fstat(opened).st_mode):
+                    path.unlink()
+            finally:
+                os.close(opened)
 
 
 def _run_all(run: Callable[[], None]) -> None:
     """Run a job, or all jobs of a sweep: then show their results, and list those that failed, for exit status 1."""
     try:
-        run()
+        with loading_files_only():
+            run()
     except BrokenProcessPool as error:
         raise ResourceError(
             "a worker process of the sweep was killed; rerun the command, which skips what is done, perhaps with "

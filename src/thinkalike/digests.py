@@ -17,6 +17,9 @@ from pathlib import Path
 from typing import Any
 
 LARGE = 2**24  # bytes; a smaller file is read as fast as the cache is asked
+SMALL = 2**12  # bytes; a smaller file is read as fast as its place is found, and some folders have ten thousands
+LARGEST_JSON = 2**25  # bytes; the largest index of weights that is published has half of it
+DEEPEST_JSON = 64  # objects and lists inside one another; those who read them recurse several times for each
 SETTLED = 5.0  # seconds after a change during which one more change may leave the same time of change
 
 # the stages of a tokenizer of the `tokenizers` library; its decoder, padding and truncation leave the ids of text alone
@@ -67,12 +70,40 @@ def regular(path: Path) -> Path:
     return path
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Return the JSON object of a regular file; anything else in it is a ValueError."""
-    found = json.loads(regular(path).read_text(encoding="utf-8"))
+def read_json(path: Path, largest: int = LARGEST_JSON) -> dict[str, Any]:
+    """Return the JSON object of a regular file of at most so many bytes; anything else in it is a ValueError.
+
+    So is an object that is too deep for those who read what it says, so that nobody after this has to look.
+    """
+    with regular(path).open("rb") as file:
+        content = file.read(largest + 1)
+    if len(content) > largest:
+        raise ValueError(f"it has more than {largest:,} bytes")
+    try:
+        found = json.loads(content.decode("utf-8"))
+    except RecursionError:
+        raise ValueError(_TOO_DEEP) from None
     if not isinstance(found, dict):
         raise ValueError(f"{path.name} holds no JSON object")
+    _check_depth(found)
     return found
+
+
+_TOO_DEEP = f"it holds more than {DEEPEST_JSON} objects and lists inside one another"
+
+
+def _check_depth(value: Any) -> None:
+    """Raise a ValueError for objects and lists that are too deep, without recursion."""
+    level = [value]
+    for _ in range(DEEPEST_JSON):
+        inner: list[Any] = []
+        for container in level:
+            members = container.values() if isinstance(container, dict) else container
+            inner += [member for member in members if isinstance(member, dict | list)]
+        if not inner:
+            return
+        level = inner
+    raise ValueError(_TOO_DEEP)
 
 
 def digest_of(path: Path) -> str:
@@ -84,10 +115,13 @@ def digest_of(path: Path) -> str:
 def remembered_digest(path: Path) -> str:
     """Return the SHA-256 of a file, read once for each state of it: place, size and times of change to the nanosecond.
 
-    A file that was changed in the last seconds is read anew each time. An entry of the cache that cannot be read or
-    written is ignored.
+    A file that was changed in the last seconds is read anew each time, and so is a small one. An entry of the cache
+    that cannot be read or written is ignored.
     """
-    state, stat, digest = _state_of(path), path.stat(), ""
+    stat = path.stat()
+    if stat.st_size < SMALL:
+        return digest_of(path)
+    state, digest = _state_of(path), ""
     if state in _known:
         return _known[state]
     settled = time.time() - max(stat.st_mtime, stat.st_ctime) >= SETTLED

@@ -125,10 +125,34 @@ def chain(error: BaseException | None, suppressed: bool = False) -> Iterator[Bas
 
 
 def one_line(error: BaseException) -> str:
-    """Return what an error of a library says in one line, whole unless it is very long; nothing if it says nothing."""
-    return textwrap.shorten(str(error), LONGEST, placeholder=" ...")
+    """Return what an error of a library says in one line, whole unless it is very long; nothing if it says nothing.
+
+    Advice to run the code of a file is not passed on.
+    """
+    text = str(error)
+    if "weights_only" in text:  # torch goes on to name the argument by which a file could run anything
+        reason = re.search(r"WeightsUnpickler error: (.*?)(?:\. |\n|$)", text)
+        detail = f" ({reason[1]})" if reason and reason[1] else ""
+        text = f"it is damaged, or holds more than tensors{detail}, and what else it holds is never run"
+    elif "trust_remote_code" in text:
+        text = "it needs code of its own repository, and that is never run"
+    return textwrap.shorten(text, LONGEST, placeholder=" ...")
+
+
+def panicked(error: BaseException) -> bool:
+    """Return whether an error is a panic of a library in Rust, which is no Exception, so that nobody handles it.
+
+    That of tokenizers panics where a pattern of a tokenizer.json takes too many steps on a text.
+    """
+    return type(error).__name__ == "PanicException"
 
 
 def plain(text: str) -> str:
-    """Return a text without control characters, by which a forged name could write anywhere on a terminal."""
-    return "".join("\ufffd" if unicodedata.category(each) in ("Cc", "Cf") and each != "\n" else each for each in text)
+    """Return a text without control characters, by which a forged name could write anywhere on a terminal.
+
+    Halves of surrogate pairs, which no encoding can write, are replaced as well.
+    """
+    if text.isascii() and text.replace("\n", "").isprintable():  # nearly all texts, and lists of results have many
+        return text
+    hidden = ("Cc", "Cf", "Cs")
+    return "".join("\ufffd" if unicodedata.category(each) in hidden and each != "\n" else each for each in text)

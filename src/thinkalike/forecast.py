@@ -189,7 +189,10 @@ def within(config: TrainConfig | AnalyzeConfig, chosen: Collection[str]) -> Trai
     if config.budget is None:
         return config
     if (found := smaller(config, chosen, config.budget)) is None:
-        raise ConfigError(f"budget={config.budget} is for a comparison or stitch of models of known size; leave it out")
+        raise ConfigError(
+            f"budget={config.budget} is for a comparison or stitch of models of known size, and chooses the layers and "
+            "the amount of text that are left open; leave it out"
+        )
     job, words, seconds = found
     log.info("budget=%s: %s; about %s on this machine", config.budget, words, in_words(seconds))
     if seconds > BEYOND * seconds_of(config.budget):
@@ -208,7 +211,7 @@ def offered(config: TrainConfig | AnalyzeConfig, chosen: Collection[str], second
 def smaller(config: Any, chosen: Collection[str], budget: str) -> tuple[Any, str, float] | None:
     """Return the largest job that a budget has time for, or the least, what it does in words, and its seconds.
 
-    None: the job has nothing to leave out, or a shape is unknown.
+    None: the job has nothing to leave out, all of it is `chosen`, or a shape is unknown.
     """
     config = replace(config, budget=None)
     if any(getattr(config, several, None) for several in ("experiment", "models", "activations")):
@@ -218,9 +221,14 @@ def smaller(config: Any, chosen: Collection[str], budget: str) -> tuple[Any, str
     shapes = kind.shapes_of(job)
     if None in shapes.values():
         return None
+    choices = [
+        {key: value for key, value in less.items() if not {key, key.removesuffix(".kind")} & {*chosen}}
+        for less in kind.smaller(job, shapes, chosen)
+    ]
+    if len(choices) > 1 and all(choice == choices[0] for choice in choices):
+        return None
     found = None
-    for less in kind.smaller(job, shapes, chosen):
-        left = {key: value for key, value in less.items() if not {key, key.removesuffix(".kind")} & {*chosen}}
+    for left in choices:
         made = config
         for key, value in left.items():
             part, _, name = key.partition(".")

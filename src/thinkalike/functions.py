@@ -41,7 +41,8 @@ from thinkalike.digests import tokenizer_fingerprint
 from thinkalike.errors import ConfigError, ThinkalikeError, checked_path
 from thinkalike.global_state import isolated
 from thinkalike.instruments import check_read, run_job
-from thinkalike.models.families import label
+from thinkalike.models.behaviour import identity_of
+from thinkalike.models.families import IN_MEMORY, label
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import configured, load_model
 from thinkalike.models.survey import entries_of
@@ -87,7 +88,7 @@ def compare(
     texts: Text | None = None, stimuli: Table | None = None, layers: Layers | None = None,
     site: str | Sequence[str] = "resid_post", head: int | str | None = None, ruler: str | None = None,
     batches: int | None = None, tokens_per_batch: int = 1024, level: str = "auto", embed: bool = False,
-    massive: str = "drop", skip_first: int = 0, skip_special_tokens: bool = False, given: str = "none",
+    massive: str | None = None, skip_first: int = 0, skip_special_tokens: bool = False, given: str = "none",
     null: bool = False, permutations: int = 99, estimator: str = "unbiased", aggregate: str = "ratio_of_means",
     kernel: str = "linear", flatten: str = "token", neighbours: int = 10, kept: float = 0.99,
     fit_batches: int | None = None, ridge: float | None = None, words: int = 8192,
@@ -188,7 +189,7 @@ def rsa(
 
 def diff(
     base: Model, changed: Model, *, texts: Text | None = None, tokens: int = 2048, tokens_per_part: int = 512,
-    null: str = "perturbation", steps: int = 40, contrast: str | None = None, path: str | None = None,
+    outputs: int = 4, null: str = "perturbation", steps: int = 40, contrast: str | None = None, path: str | None = None,
     pairs: int = 2048, other: str | None = None, margin: Mapping[str, float] | None = None, field: str | None = None,
     group: str | None = None, context: int | None = None, report_share: float | None = None,
     threads: int | None = None, store: str | os.PathLike[str] | None = None, force: bool = False,
@@ -334,19 +335,25 @@ def naming(keywords: Iterable[str]) -> Iterator[None]:
 def in_place(models: Sequence[Any]) -> Iterator[list[ModelConfig]]:
     """Yield the configurations of models, named or in memory; meanwhile `load_model` gives the latter for theirs.
 
-    A model in memory enters keys by its weights, settings and tokenizer. One that has the label of another model gets a
-    number.
+    A model in memory enters keys by its weights, settings, tokenizer, and what else decides its output. One that has
+    the label of another model gets a number. Two models share a path only if they are one module with one tokenizer.
     """
     configs: list[ModelConfig] = []
+    loaded: dict[tuple[int, ...], FrozenModel] = {}  # by what is the same object
     try:
         for model in models:
             if isinstance(model, ModelConfig | str | os.PathLike):
                 configs.append(configured(model, {}))
                 continue
-            own = model if isinstance(model, tuple) else (model,)
-            frozen = model if isinstance(model, FrozenModel) else load_model(*own)
+            objects = model if isinstance(model, tuple) else (model,)
+            frozen = loaded.get(tuple(map(id, objects)))
+            if frozen is None:
+                frozen = model if isinstance(model, FrozenModel) else load_model(*objects)
+                loaded[tuple(map(id, objects))] = frozen
             config = _of_memory(frozen)
-            if any(label(each) == config.name and each.path != config.path for each in configs):
+            if (before := HELD.get(str(config.path))) is not None and before.module is not frozen.module:
+                config = replace(config, path=f"{config.path} ({len(configs) + 1})")
+            if any(_share_a_name(config, each) for each in configs):
                 config = replace(config, name=f"{config.name} ({len(configs) + 1})")
             configs.append(config)
             HELD[str(config.path)] = frozen
@@ -356,16 +363,20 @@ def in_place(models: Sequence[Any]) -> Iterator[list[ModelConfig]]:
             HELD.pop(str(config.path), None)
 
 
+def _share_a_name(config: ModelConfig, other: ModelConfig) -> bool:
+    """Return whether two models have one label and nothing that tables would tell them apart by, such as their site."""
+    is_alike = str(config.path).partition(" ")[0] == str(other.path).partition(" ")[0]
+    has_other_site = is_alike and (config.site, config.head) != (other.site, other.head)
+    return label(other) == config.name and other.path != config.path and not has_other_site
+
+
 def _of_memory(model: FrozenModel) -> ModelConfig:
     """Return the configuration that stands for a model in memory; its path has a digest of what decides its numbers."""
-    facts = [model.fingerprint(), sorted(map(repr, entries_of(model.module).items())), type(model.module).__name__]
-    inside = [each for part in model.module.modules() for each in (part._forward_hooks, part._forward_pre_hooks)]
-    hooks = [repr(hook) for each in inside for hook in each.values()]
-    facts += [hooks] if hooks else []  # which may change numbers, so that no other model has its key
+    facts = [model.fingerprint(), sorted(map(repr, entries_of(model.module).items())), identity_of(model)]
     facts += [tokenizer_fingerprint(model.tokenizer), model.family.name, model.quantization, model.classes]
     runs: dict[str, Any] = {"dtype": str(model.dtype)[6:], "bos": model.bos_each_row, "context": model.context}
     at = {"site": model.sites.chosen, "head": model.sites.head} if model.sites else {}
-    place = f"memory:{hashlib.sha256(json.dumps([*facts, runs]).encode()).hexdigest()[:16]}"
+    place = f"{IN_MEMORY}{hashlib.sha256(json.dumps([*facts, runs]).encode()).hexdigest()[:16]}"
     return ModelConfig(name=model.name, path=place, device=str(model.device), corpus=model.corpus, **runs, **at)
 
 

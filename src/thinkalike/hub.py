@@ -8,20 +8,23 @@ from __future__ import annotations
 import contextlib
 import functools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from http.client import responses
 from pathlib import Path
-from time import sleep
+from time import monotonic, sleep
 from typing import Any, Literal, NamedTuple
 
 import httpx2
 
-from thinkalike.errors import chain
+from thinkalike.digests import remembered_digest
+from thinkalike.errors import ModelError, chain
 
 ALWAYS_THERE = {"model": "config.json", "dataset": "README.md"}  # small files that most repositories have
 ANSWER_SECONDS = 8  # how long to wait for the first answer of the hub
 PAUSES = (1.0, 4.0, 15.0)  # seconds between questions to a busy hub
 BUSY = (408, 429, 500, 502, 503, 504)
+PATIENCE, LEAST_RATE = 20.0, 2000.0  # seconds after which a download must have had this many bytes per second
+SHA256 = re.compile(r"[0-9a-f]{64}")  # the names of files of the cache whose content the hub states by it
 
 
 class Commit(NamedTuple):
@@ -33,7 +36,49 @@ class Commit(NamedTuple):
     repository: str = ""  # its present name, to which the hub leads from an older one; "": not known
 
 
+@contextlib.contextmanager
+def _sending_steadily() -> Iterator[None]:
+    """End downloads of the hub's library that would take for ever, while this is open.
+
+    The library limits the time between two bytes, and not that of all of them.
+    """
+    from huggingface_hub.utils import get_session
+
+    session = get_session()
+    before = session.event_hooks
+
+    def watch(response: httpx2.Response) -> None:
+        if isinstance(response.stream, httpx2.SyncByteStream):
+            response.stream = _Steady(response.stream)
+
+    session.event_hooks = {**before, "response": [*before.get("response", ()), watch]}
+    try:
+        yield
+    finally:
+        session.event_hooks = before
+
+
+class _Steady(httpx2.SyncByteStream):
+    """A stream of bytes that ends with an error where too few come."""
+
+    def __init__(self, stream: httpx2.SyncByteStream):
+        self.stream = stream
+
+    def __iter__(self) -> Iterator[bytes]:
+        began, received = monotonic(), 0
+        for chunk in self.stream:
+            received += len(chunk)
+            seconds = monotonic() - began
+            if seconds > PATIENCE and received < LEAST_RATE * seconds:
+                raise httpx2.ReadError(f"it sent {received:,} bytes in {seconds:.0f} s")
+            yield chunk
+
+    def close(self) -> None:
+        self.stream.close()
+
+
 @functools.cache
+@_sending_steadily()
 def resolved(kind: Literal["model", "dataset"], repository: str, revision: str | None) -> Commit:
     """Return the commit that a revision stands for: the hub's answer, or else that of the copy in the cache.
 
@@ -66,6 +111,39 @@ def resolved(kind: Literal["model", "dataset"], repository: str, revision: str |
             huggingface_hub.hf_hub_download(repository, ALWAYS_THERE[kind], repo_type=kind, revision=revision)
     files = tuple(each.rfilename for each in getattr(info, "siblings", None) or [])
     return Commit(newest or revision or "main", files, repository=getattr(info, "id", ""))
+
+
+@contextlib.contextmanager
+def reading(kind: str, repository: str, commit: str) -> Iterator[None]:
+    """Read files of a commit through the hub's library: soon, and with the content that the hub states.
+
+    Raises:
+        ModelError: a file in the cache has not the SHA-256 that the hub states for it.
+        httpx2.ReadError: the hub sends hardly any bytes.
+    """
+    try:
+        with _sending_steadily():
+            yield
+    except Exception as error:  # often of a library that could not read the altered file
+        if altered := _altered(kind, repository, commit):
+            raise ModelError(altered) from error
+        raise
+    if altered := _altered(kind, repository, commit):
+        raise ModelError(altered)
+
+
+def _altered(kind: str, repository: str, commit: str) -> str | None:
+    """Return which file of a cached commit has not the content that the hub states, and what to do, or None."""
+    copy = cached(kind, repository) / "snapshots" / commit
+    for path in sorted(copy.rglob("*")) if copy.is_dir() else ():
+        stated = path.resolve().name  # a link to a file of the cache, which has the name that the hub gives its content
+        if SHA256.fullmatch(stated) and path.is_file() and remembered_digest(path) != stated:
+            name, content = path.relative_to(copy), path.resolve()
+            return (
+                f"{name} of {repository} has not the SHA-256 that the hub states: it was changed or damaged on its "
+                f"way; delete {content} and load it again"
+            )
+    return None
 
 
 def cached(kind: str, repository: str) -> Path:

@@ -7,19 +7,22 @@ import json
 import logging
 import math
 import os
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
-
-import pandas as pd
+from typing import TYPE_CHECKING, Any
 
 from thinkalike.errors import ConfigError, StoreError, checked_path, flat, listed, nearest, one_line, one_of, plain
+from thinkalike.processes import counted
 from thinkalike.screen import Column, Table, show_table, text_column
 from thinkalike.store import Headline, Result, damage, first_scalar, is_sealed
+
+if TYPE_CHECKING:
+    import pandas as pd  # which takes half a second to import, and most lists need no table
 
 log = logging.getLogger(__name__)
 
@@ -27,6 +30,8 @@ KEYS = ("store", "kind", "model", "sort")
 ORDERS = {"date": "date", "duration": "seconds", "models": "models", "kind": "result.kind"}  # attributes of an entry
 NAMED = ("model", "target", "data")  # parts whose other settings mostly follow from the name
 SHOWN_AS_MODELS = ("model.name", "target.name")
+FORMULA = ("=", "+", "-", "@", "\t", "\r")  # how cells begin that spreadsheets compute
+NUMBER = re.compile(r"[+-]?[\d.]+(e[+-]?\d+)?", re.IGNORECASE)
 EXAMPLES = """\
 thinkalike {name}                                     all finished jobs of the folder results
 thinkalike {name} kind=cka,mutual_knn model=gpt2      those of any of these kinds, and of any of these models
@@ -75,19 +80,20 @@ class Found:
     skipped: list[str] = field(default_factory=list)  # a line for each result that is damaged
 
 
-def search(store: Path, content: bool = False) -> Found:
-    """Return the content of a store; with `content`, after the digests of all files are compared."""
+def search(store: Path, endings: Collection[str] = ()) -> Found:
+    """Return the content of a store, in which no link is followed.
+
+    Args:
+        endings: of the files whose digests are compared, see `damage`; of the others, the sizes are.
+    """
     found = Found(store)
-    try:
-        folders = sorted(folder for kind in store.iterdir() if kind.is_dir() for folder in kind.iterdir())
-    except OSError as error:
-        raise StoreError(f"the store {store} cannot be read: {error.strerror}; choose store=DIR") from error
-    found.unfinished = [folder for folder in folders if folder.suffix == ".partial"]
-    for folder in folders:
+    for folder in counted(_folders(found), "result"):
+        if folder.suffix == ".partial":
+            found.unfinished.append(folder)
         try:
             if not is_sealed(folder):
                 continue
-            if wrong := damage(folder, content):
+            if wrong := damage(folder, endings):
                 found.skipped.append(wrong)
             else:
                 found.entries.append(Entry.of(Result(folder)))
@@ -95,6 +101,28 @@ def search(store: Path, content: bool = False) -> Found:
             found.skipped.append(f"{folder} cannot be read ({type(error).__name__}: {one_line(error)})")
     found.entries.sort(key=lambda entry: entry.date)
     return found
+
+
+def _folders(found: Found) -> list[Path]:
+    """Return the folders of the jobs of a store; what cannot be looked into is noted as skipped."""
+    folders = []
+    try:
+        kinds = [Path(kind.path) for kind in os.scandir(found.store) if kind.is_dir() and kind.name[0] != "."]
+    except OSError as error:
+        raise StoreError(f"the store {found.store} cannot be read: {error.strerror}; choose store=DIR") from error
+    for kind in kinds:
+        if kind.is_symlink():
+            found.skipped.append(f"{kind} is a link, and links inside a store are not followed")
+            continue
+        try:
+            inside = [entry for entry in os.scandir(kind) if entry.name[0] != "."]
+        except OSError as error:
+            found.skipped.append(f"{kind} cannot be read: {error.strerror}")
+            continue
+        folders += [Path(entry.path) for entry in inside if entry.is_dir(follow_symlinks=False)]
+        links = [entry.path for entry in inside if entry.is_symlink() and entry.is_dir()]
+        found.skipped += [f"{path} is a link, and links inside a store are not followed" for path in links]
+    return sorted(folders, key=str)
 
 
 @dataclass(frozen=True)
@@ -206,6 +234,8 @@ def results(
 
 def frame(entries: Sequence[Entry]) -> pd.DataFrame:
     """Return one row for each result, with the columns that `results` names."""
+    import pandas as pd
+
     rows = []
     for entry, record in zip(entries, records(entries), strict=True):
         first = (record["headlines"] or [{}])[0]
@@ -214,17 +244,6 @@ def frame(entries: Sequence[Entry]) -> pd.DataFrame:
         row |= record["settings"] | said | {**record["scalars"], **entry.numbers}
         rows.append(row | {name: record[name] for name in ("seconds", "folder")})
     return pd.DataFrame(rows)
-
-
-def in_cell(value: Any) -> Any:
-    """Return what a cell of a CSV file holds: text that a spreadsheet takes for a formula begins with an apostrophe.
-
-    A result may come from anywhere, and so may the names in it. Control characters would reach the terminal.
-    """
-    if not isinstance(value, str):
-        return value
-    text = plain(value).replace("\n", " ")
-    return f"'{text}" if text.lstrip("\ufffd ").startswith(("=", "+", "-", "@")) else text
 
 
 def records(entries: Sequence[Entry]) -> list[dict[str, Any]]:
@@ -310,14 +329,23 @@ def list_results(words: Sequence[str]) -> None:
     query = Query.parsed(asked.which)
     found = search(query.store)
     for line in found.skipped:
-        print(f"skipped: {line}", file=sys.stderr)
+        print(plain(f"skipped: {line}"), file=sys.stderr)
     entries = selected(found, query)
     if asked.csv:
-        print(frame(entries).rename(columns=in_cell).map(in_cell).to_csv(index=False), end="")
+        print(frame(entries).rename(columns=_as_cell).map(_as_cell).to_csv(index=False), end="")
     elif asked.json:
         print(json.dumps(records(entries), indent=1))
     else:
         show_entries(entries)
     if found.unfinished:
         folders = listed([f"{each.parent.name}/{each.stem}" for each in found.unfinished])
-        print(f"unfinished, running or interrupted: {len(found.unfinished)} ({folders})", file=sys.stderr)
+        told = f"unfinished, running or interrupted: {len(found.unfinished)} ({folders})"
+        print(plain(told), file=sys.stderr)
+
+
+def _as_cell(value: Any) -> Any:
+    """Return a value as a table for other programs has it: a spreadsheet runs what begins as a formula does."""
+    if not isinstance(value, str):
+        return value
+    text = plain(value)
+    return f"'{text}" if text.startswith(FORMULA) and not NUMBER.fullmatch(text) else text

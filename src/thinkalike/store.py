@@ -8,6 +8,7 @@ damage is noticed. Nothing in a result is ever executed: its files are tables, J
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import html
 import json
@@ -16,7 +17,9 @@ import math
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+import stat
+import zipfile
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -24,8 +27,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import yaml
 
-from thinkalike.digests import digest_of
+from thinkalike.digests import digest_of, read_json
 from thinkalike.errors import StoreError, TrainingError, checked_path, one_line, plain
+from thinkalike.files import ForeignFileError, open_regular, read_yaml
 from thinkalike.global_state import isolated
 from thinkalike.plugins import instrument_of_kind
 from thinkalike.processes import locked
@@ -38,6 +42,8 @@ log = logging.getLogger(__name__)
 
 MANIFEST = "manifest.json"
 NUMBERS = {".csv", ".npz", ".safetensors"}  # the endings of files that hold what was computed
+MOST_BYTES = 2**22  # of a manifest, a record or a configuration; those of large jobs have 2**17
+MOST_HEADLINES = 1000  # of a result; large jobs have twenty
 STATE = re.compile(r"(?P<name>.+)-(?P<number>\d+)-(?P<digest>[0-9a-f]{16})\.pt")
 
 Record = dict[str, Any]
@@ -111,11 +117,13 @@ class Result:
 
     @cached_property
     def _record(self) -> Record:
-        return json.loads((self.folder / "result.json").read_text())  # type: ignore[no-any-return]
+        file = self.folder / "result.json"
+        with _explained(file):
+            return _checked_record(_read_json(file))
 
     def fingerprint(self) -> str:
         """Return 16 digits of the SHA-256 of tables, arrays and stitches, by the manifest; figures are left out."""
-        entries = json.loads((self.folder / MANIFEST).read_text())["files"]
+        entries = _entries(self.folder)
         numbers = {name: entry for name, entry in entries.items() if Path(name).suffix in NUMBERS and "/" not in name}
         return _digest_of_entries(numbers)[:16]
 
@@ -137,7 +145,9 @@ class Result:
     @property
     def headlines(self) -> list[Headline]:
         """The headline numbers with their intervals, the most important one first; older results have none."""
-        return [Headline(**each) for each in self._record.get("headlines", [])]
+        told = self._record.get("headlines", [])
+        known = [{name: value for name, value in one.items() if name in Headline._fields} for one in told]
+        return [Headline(**fields) for fields in known]  # a newer version may tell more
 
     @property
     def settings(self) -> Record:
@@ -153,31 +163,32 @@ class Result:
     def config(self) -> Record:
         """The resolved configuration; a part that the job does not read is None, and a damaged file a StoreError."""
         file = self.folder / "config.yaml"
-        try:
-            return dict(yaml.safe_load(file.read_text()))
-        except Exception as error:  # the file may come from anywhere
-            raise StoreError(f"{file} cannot be read ({one_line(error)})") from error
+        with _explained(file):
+            return read_yaml(file, MOST_BYTES, follow=False)
 
     @cached_property
     def table(self) -> pd.DataFrame:
         """The tidy table of the result."""
-        import pandas as pd
-
-        return pd.read_csv(self.folder / "table.csv")
+        return self._read_table("table.csv")
 
     @cached_property
     def tables(self) -> dict[str, pd.DataFrame]:
         """All tables by name; the one that every result has is `table`."""
+        return {name.removesuffix(".csv"): self._read_table(name) for name in self.files if name.endswith(".csv")}
+
+    def _read_table(self, name: str) -> pd.DataFrame:
+        """Return the table of a file, such as table.csv."""
         import pandas as pd
 
-        return {Path(name).stem: pd.read_csv(self.folder / name) for name in self._files if Path(name).suffix == ".csv"}
+        file = self.folder / name
+        with _explained(file), open_regular(file, follow=False) as opened:
+            return pd.read_csv(opened)
 
     @cached_property
-    def _files(self) -> list[str]:
+    def files(self) -> list[str]:
         """The names of the files beside result.json: those that the manifest names, once it is written."""
         if is_sealed(self.folder):
-            named = json.loads((self.folder / MANIFEST).read_text())["files"]
-            return sorted(name for name in named if "/" not in name)
+            return sorted(name for name in _entries(self.folder) if "/" not in name)
         return sorted(path.name for path in self.folder.glob("*.*"))
 
     @cached_property
@@ -188,8 +199,10 @@ class Result:
         path = self.folder / "arrays.npz"
         if not path.exists():
             return {}
-        with np.load(path) as file:
-            return {name: file[name] for name in file.files}
+        with _explained(path), open_regular(path, follow=False) as opened:
+            _check_arrays(opened)
+            with np.load(opened, allow_pickle=False) as file:
+                return {name: file[name] for name in file.files}
 
     @property
     def figures(self) -> list[Path]:
@@ -212,11 +225,21 @@ class Result:
         return self.instrument.plot(self, name, ax)[1]
 
     def save(self, folder: str | os.PathLike[str]) -> Result:
-        """Copy the result into a folder, which must not be there yet, and open it there."""
-        place = Path(checked_path("folder", folder)).expanduser()
-        if os.path.lexists(place):
-            raise StoreError(f"folder={place} exists: choose a folder that does not, or delete it")
-        return open_result(shutil.copytree(self.folder, place))
+        """Copy the files of its manifest into a folder, which must not be there yet, and open the result there."""
+        goal = Path(checked_path("folder", folder)).expanduser()
+        names = [*_entries(_undamaged(self).folder), MANIFEST]
+        try:
+            goal.mkdir(parents=True)
+            for name in names:
+                target = goal / name
+                target.parent.mkdir(parents=True, exist_ok=True)
+                with open_regular(self.folder / name, follow=False) as source, target.open("xb") as file:
+                    shutil.copyfileobj(source, file)
+        except FileExistsError as error:
+            raise StoreError(f"{goal} is there already; save the result in a new folder") from error
+        except (OSError, ValueError) as error:  # ValueError: a path with a NUL
+            raise StoreError(f"the result cannot be saved in {goal}: {one_line(error)}") from error
+        return open_result(goal)
 
     @isolated()
     def _repr_html_(self) -> str | None:
@@ -252,37 +275,161 @@ def _reading() -> Iterator[None]:
         raise StoreError(f"{error.filename} cannot be read: {error.strerror}") from error
 
 
+@contextlib.contextmanager
+def _explained(file: Path) -> Iterator[None]:
+    """Turn whatever a file of a stranger can cause into one line that names it."""
+    try:
+        yield
+    except StoreError:
+        raise
+    except Exception as error:
+        reason = one_line(error).removeprefix(f"{file} ") or type(error).__name__
+        raise StoreError(f"{file} cannot be read ({reason})") from error
+
+
+def _read_json(file: Path) -> Record:
+    if file.is_symlink():
+        raise ForeignFileError(f"{file} is a link, and links are not followed here")
+    return read_json(file, MOST_BYTES)
+
+
+def _checked_record(record: Record) -> Record:
+    """Return what result.json holds, of the types that all who read it rely on; a ValueError says which it has not."""
+    for name in ("kind", "key"):
+        if not isinstance(record.get(name), str):
+            raise ForeignFileError(f"its {name} is no text")
+    parts = {name: record.get(name, {}) for name in ("scalars", "settings", "provenance")}
+    for name, part in parts.items():
+        if not isinstance(part, dict):
+            raise ForeignFileError(f"its {name} are no JSON object")
+    if not all(value is None or _is_number(value) for value in parts["scalars"].values()):
+        raise ForeignFileError("one of its scalars is no number")
+    headlines = record.get("headlines", [])
+    if not isinstance(headlines, list) or not all(map(_is_headline, headlines)):
+        raise ForeignFileError("its headlines are no list of names with numbers")
+    if len(headlines) > MOST_HEADLINES:
+        raise ForeignFileError(f"it has {len(headlines):,} headlines, and the most are {MOST_HEADLINES:,}")
+    provenance = parts["provenance"]
+    models = provenance.get("models", [])
+    if not isinstance(models, list) or not all(isinstance(one, dict) and "name" in one for one in models):
+        raise ForeignFileError("its models are no list of JSON objects with names")
+    phases = provenance.get("phases", {})
+    if not isinstance(phases, dict) or not all(map(_is_number, phases.values())):
+        raise ForeignFileError("its phases are no numbers")
+    return {**record, **parts}
+
+
+def _is_headline(told: Any) -> bool:
+    return (
+        isinstance(told, dict)
+        and isinstance(told.get("name"), str)
+        and _is_number(told.get("value"))
+        and all(told.get(end) is None or _is_number(told[end]) for end in ("low", "high", "of"))
+        and isinstance(told.get("at", ""), str)
+    )
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return abs(value) < 1e300 or not isinstance(value, int)  # a longer integer is no float
+
+
+def _check_arrays(file: Any) -> None:
+    """Check that the arrays of an .npz file fit into memory before any is made."""
+    import torch
+
+    from thinkalike.memory import at_hand
+
+    size = sum(member.file_size for member in zipfile.ZipFile(file).infolist())
+    file.seek(0)
+    if size > (free := at_hand(torch.device("cpu"))):
+        raise ForeignFileError(f"its arrays have {size:,} bytes, and {free:,} are free")
+
+
 @_reading()
 def is_sealed(folder: Path) -> bool:
     """Return whether a folder has a manifest, as that of a finished result does."""
-    return (folder / MANIFEST).is_file()
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        return stat.S_ISREG(os.lstat(folder / MANIFEST).st_mode)
+    return False
+
+
+def _entries(folder: Path) -> dict[str, tuple[int, str]]:
+    """Return size and SHA-256 of the files that the manifest of a folder names; a StoreError says that it is damaged.
+
+    All of them are inside the folder, whatever the manifest says.
+    """
+    file = folder / MANIFEST
+    try:
+        manifest = _read_json(file)
+        entries = {str(name): (int(size), str(digest)) for name, (size, digest) in manifest["files"].items()}
+        stated, digest = manifest["digest"], _digest_of_entries(manifest["files"])
+    except OSError:
+        raise
+    except Exception as error:
+        told = one_line(error).removeprefix(f"{file} ") if isinstance(error, ValueError) else type(error).__name__
+        raise StoreError(f"{file} is damaged ({told})") from error
+    if stated != digest:
+        raise StoreError(f"{file} is damaged")
+    for name in entries:
+        if name.startswith("/") or ".." in name.split("/") or "\0" in name:
+            raise StoreError(f"{file} is damaged: it names a file outside of its folder")
+    return entries
+
+
+def _above(names: Iterable[str]) -> set[str]:
+    """Return the folders that names of files have, and those above them."""
+    found: set[str] = set()
+    for name in names:
+        parts = name.split("/")[:-1]
+        found.update("/".join(parts[: length + 1]) for length in range(len(parts)))
+    return found
 
 
 @_reading()
-def damage(folder: Path, content: bool = True) -> str | None:
-    """Return what is wrong with a sealed folder, or None, by sizes and by all digests or that of result.json alone."""
+def damage(folder: Path, endings: Collection[str] | None = None) -> str | None:
+    """Return what is wrong with a sealed folder, or None, by the sizes of all files, and by digests.
+
+    Args:
+        endings: of the files whose digests are compared, as that of result.json is in any case; None: all.
+    """
     try:
-        manifest = json.loads((folder / MANIFEST).read_text())
-        entries = [(name, int(size), digest) for name, (size, digest) in manifest["files"].items()]
-        if manifest["digest"] != _digest_of_entries(manifest["files"]):
-            return f"{folder / MANIFEST} is damaged"
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        return f"{folder / MANIFEST} is damaged ({type(error).__name__})"
-    for name, size, digest in entries:
-        path = folder / name
-        if not path.is_file():
-            return f"{path} is no regular file" if path.exists() else f"{path} is missing"
-        if path.stat().st_size != size:
-            return f"{path} is damaged: it has {path.stat().st_size:,} bytes and should have {size:,}"
-        if (content or name == "result.json") and digest_of(path) != digest:
+        entries = _entries(folder)
+    except StoreError as error:
+        return str(error)
+    start = f"{folder}/"  # a store may have 100,000 files, and to make a Path takes as long as the look
+    linked = tuple(f"{start}{above}/" for above in _above(entries) if os.path.islink(f"{start}{above}"))
+    for name, (size, digest) in entries.items():
+        path = f"{start}{name}"
+        try:
+            found = os.lstat(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return f"{path} is missing"
+        if not stat.S_ISREG(found.st_mode) or (linked and path.startswith(linked)):
+            return f"{path} is no regular file"
+        if found.st_size != size:
+            return f"{path} is damaged: it has {found.st_size:,} bytes and should have {size:,}"
+        is_compared = endings is None or name == "result.json" or os.path.splitext(name)[1] in endings
+        if is_compared and digest_of(Path(path)) != digest:
             return f"{path} is damaged: its checksum is not that of what was written"
     return None
 
 
 def _undamaged(result: Result) -> Result:
+    before = _identity(result.folder)
     if wrong := damage(result.folder):
+        if before != _identity(result.folder):  # meanwhile another process has put its own result there
+            return _undamaged(Result(result.folder))
         raise StoreError(f"{wrong}; delete {result.folder} or do the job again with force=true")
     return result
+
+
+def _identity(folder: Path) -> int | None:
+    """Return the number of a folder on its disk, which that of a newer result does not have; None: it is not there."""
+    with contextlib.suppress(OSError):
+        return folder.stat().st_ino
+    return None
 
 
 def seal(folder: Path) -> None:
@@ -347,6 +494,7 @@ class Job:
         """
         with contextlib.ExitStack() as held:
             try:
+                self._check_links()
                 held.enter_context(locked(self.partial / "lock", f"computing {self.folder}", wait))
             except OSError as error:
                 place = self.folder.parent
@@ -357,13 +505,33 @@ class Job:
             except BaseException as error:
                 diverged = isinstance(error, TrainingError)  # it would do so again
                 if diverged or not any(self.states.glob("*.pt")):
-                    shutil.rmtree(self.partial, ignore_errors=True)
+                    self._remove_partial()
                     with contextlib.suppress(OSError):
                         self.folder.parent.rmdir()
                         self.store.rmdir()
                 raise
             if self.done:
-                shutil.rmtree(self.partial, ignore_errors=True)
+                self._remove_partial()
+
+    def _check_links(self) -> None:
+        """Check that no link inside the store leads what is written or removed to another place."""
+        places = [self.folder.parent, self.folder, self.partial]
+        with contextlib.suppress(FileNotFoundError):  # another process is done with it
+            places += self.partial.rglob("*")
+        for place in places:
+            if place.is_symlink():
+                raise StoreError(f"{place} is a link, and links inside a store are not followed; remove it")
+
+    def _remove_partial(self) -> None:
+        """Remove the folder of the running job, with the lock in it, which must be held until then.
+
+        It is renamed first: the next process makes a folder and a lock of its own at the same place as soon as this
+        lock is gone, and these must not be removed.
+        """
+        with contextlib.suppress(OSError):
+            os.rename(self.partial, self.partial.with_name(f".{self.key}.removed-{os.getpid()}"))
+        for removed in self.folder.parent.glob(f".{self.key}.removed-*"):  # also of a process that died meanwhile
+            shutil.rmtree(removed, ignore_errors=True)
 
     def write(
         self, config: Record, record: Record, tables: dict[str, pd.DataFrame], arrays: dict[str, np.ndarray]
@@ -397,8 +565,9 @@ class Job:
             os.rename(self.folder, old)
         os.rename(out, self.folder)
         _sync(self.folder.parent)
-        shutil.rmtree(self.partial, ignore_errors=True)
-        return Result(self.folder)
+        result = Result(self.folder)
+        _ = result._record  # while no other process can replace it
+        return result
 
 
 def newest_state(folder: Path, name: str) -> Path | None:
@@ -423,7 +592,10 @@ def write_state(folder: Path, name: str, state: dict[str, Any]) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     before, aside = _states(folder, name), folder / f"{name}.aside"
     with aside.open("wb") as file:  # else a full disk would not be an OSError
-        torch.save(state, file)
+        try:
+            torch.save(state, file)
+        except RuntimeError as error:  # it ends its archive once more, which hides the OSError of a limit
+            raise OSError(errno.EFBIG, f"the state cannot be written ({one_line(error)})", str(aside)) from error
     _sync(aside)
     path = folder / f"{name}-{max(before, default=0) + 1}-{digest_of(aside)[:16]}.pt"
     os.replace(aside, path)

@@ -4,6 +4,8 @@ Each is refused by another check or library, and none of them by a test elsewher
 """
 
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -32,6 +34,9 @@ BAD: dict[str, list[str]] = {  # by script
         "model.device=meta",
         "model=local model.path={here}/file",
         "model=local model.path={here}/listed",
+        "model=local model.path={here}/deep",
+        "model=local model.path={here}/layers",
+        "model=local model.path={here}/index",
         "model=bert-base-uncased",
         "trainer.memory=1kB",
         "stitch.kind=nowhere.py:x",
@@ -73,6 +78,10 @@ FILES = {
     "broken.conllu": "1\tx\n",
     "folder/notes": "",
     "listed/config.json": "[]",
+    "deep/config.json": '{"a":' * 10**5 + "1" + "}" * 10**5,
+    "layers/config.json": '{"model_type": "gpt2", "n_layer": 10000000}',
+    "index/config.json": '{"model_type": "gpt2", "n_layer": 2}',
+    "index/model.safetensors.index.json": '{"weight_map": ["a"]}',
     "file": "no folder",
     "notnpz.npz": "no archive",
     "own/model/broken.yaml": "name: [\n",
@@ -107,3 +116,20 @@ def test_a_bad_line_is_refused_in_one_line(line, cli, tmp_path):
     assert "Traceback" not in refused.stderr
     assert refused.stderr.count("error: ") == 1 or "of the sweep's jobs failed:" in refused.stderr
     assert files(tmp_path) == before
+
+
+def test_a_terminal_in_ascii_shows_what_it_can(tmp_path, cli, monkeypatch):
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
+    monkeypatch.setenv("PYTHONUTF8", "0")
+    words = ("measure=cka", "model=gelu-3l-mini", "data=grammar", "measure.batches=2", "measure.tokens_per_batch=256")
+    done = cli("analyze.py", *words, f"store={tmp_path}/store")
+    assert done.status == 0, done.stderr
+    assert "results: " in done.stdout
+
+
+def test_a_deleted_working_folder_is_named(tmp_path):
+    (tmp_path / "gone").mkdir()
+    script = f"cd {tmp_path}/gone && rmdir {tmp_path}/gone && {sys.executable} -m thinkalike results"
+    refused = subprocess.run(["sh", "-c", script], capture_output=True, text=True)
+    assert refused.returncode == 1
+    assert refused.stderr == "error: the working folder was deleted; cd to one that exists\n"

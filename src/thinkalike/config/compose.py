@@ -18,13 +18,19 @@ from copy import deepcopy
 from functools import cache, reduce
 from pathlib import Path
 from typing import Any, ClassVar, get_type_hints
+from unittest.mock import patch
 
+import hydra._internal.hydra
 from hydra import compose, initialize_config_dir
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.config_repository import CachingConfigRepository, ConfigRepository
 from hydra.core.config_search_path import ConfigSearchPath
+from hydra.core.default_element import ResultDefault
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
 from hydra.core.plugins import Plugins
 from hydra.core.utils import JobRuntime
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
@@ -38,8 +44,19 @@ from yaml import YAMLError
 from thinkalike.config import parts
 from thinkalike.config.parts import HOW_IT_RUNS, AnalyzeConfig, JobConfig, MeasureConfig, ModelConfig, TrainConfig
 from thinkalike.config.schema import Checked, default_of, is_open, made, short, unknown
-from thinkalike.errors import ConfigError, nearest, one_of
-from thinkalike.plugins import MEASURES, POINTS, TASKS, instrument, instrument_of, is_plugin, load, measure_module
+from thinkalike.errors import ConfigError, PluginError, ThinkalikeError, nearest, one_line, one_of
+from thinkalike.files import check_yaml, read_bytes
+from thinkalike.plugins import (
+    MEASURES,
+    POINTS,
+    TASKS,
+    instrument,
+    instrument_of,
+    is_plugin,
+    load,
+    measure_module,
+    named_in,
+)
 
 COMPOSING_ERRORS = (OmegaConfBaseException, HydraException, YAMLError)
 SOURCE, TARGET = "gelu-3l-mini", "solu-3l-mini"  # where none is named
@@ -50,6 +67,16 @@ GROUPS: dict[str, Any] = {schema.part: schema for schema in vars(parts).values()
 FOLDERS, REST = "thinkalike://folders", "thinkalike://"
 _COMPOSING = threading.RLock()
 LISTS = {"task": [*TASKS], "measure": [*MEASURES]}
+OURS = ("thinkalike", "structured")  # schemes of the sources that no file is behind
+HYDRAS = "hydra.conf"  # the package that has Hydra's own files
+LARGEST_FILE = 2**18  # bytes of a configuration file
+MOST_LOADED = 5000  # how often one command line may load a file; a long one loads 60
+MOST_RESOLVED = 10**6  # letters and values of a configuration once its ${...} are replaced
+WORD = re.compile(r"[\w:|&,*@+\[\] -]*")  # such as gpu:a100:2; no path, module, URL, ${...} or line of a shell
+SWEPT_KEY = re.compile(r"(?!hydra\b)[+~]{0,2}[a-z][\w./-]*(@target)?")
+SWEPT_VALUES = re.compile(r"[\w\s.,()\[\]*/+=-]*")  # such as choice(0.1,1); without a colon it names no FILE.py:NAME
+INNERMOST = re.compile(r"\$\{([^${}]*)\}")  # ${...} with no other inside
+RESOLVERS = ("oc.env", "oc.decode", "now", "hydra")  # which return no more than they are given
 
 
 class Options(ConfigSource):
@@ -92,6 +119,155 @@ class OptionsEverywhere(SearchPathPlugin):
         if self.is_ours:
             search_path.prepend("thinkalike", FOLDERS)
             search_path.append("thinkalike", REST)
+
+
+class FilesOnly(ConfigRepository):
+    """Finds and reads the files of a configuration, of which those of a user's folder may be a stranger's."""
+
+    def __init__(self, config_search_path: ConfigSearchPath):
+        super().__init__(config_search_path)
+        self.typed: list[str] = []  # the overrides of the command line
+
+    def _find_object_source(self, config_path: str, object_type: ObjectType | None) -> ConfigSource | None:
+        # before any source is asked, as the schema of a plugin's measure comes from running its file
+        name = config_path.partition("/")[2]
+        _check_plugins(name, self.typed)
+        return super()._find_object_source(config_path, object_type)
+
+    def load_config(self, config_path: str) -> ConfigResult | None:
+        source = self._find_object_source(config_path, ObjectType.CONFIG)
+        file = _foreign_file(source, config_path) if source else None
+        if file is None:
+            return super().load_config(config_path)
+        check_yaml(read_bytes(file, LARGEST_FILE), str(file))
+        loaded = super().load_config(config_path)
+        assert loaded is not None
+        loaded.foreign = str(file)  # type: ignore[attr-defined]
+        _check_hydras_settings(loaded.config, str(file))
+        return loaded
+
+
+class FewLoads(CachingConfigRepository):
+    """Ends lists of defaults that include each other again and again, of which a few files make billions."""
+
+    loads = 0
+
+    def load_config(self, config_path: str) -> ConfigResult | None:
+        self.loads += 1
+        if self.loads > MOST_LOADED:
+            raise ConfigError(
+                f"{config_path} and others include each other over {MOST_LOADED:,} times; shorten defaults"
+            )
+        return super().load_config(config_path)
+
+
+class Loader(ConfigLoaderImpl):
+    """Composes as Hydra does, and takes no code from files of the user: see `_check_hydras_settings`.
+
+    Hydra instantiates classes, opens logs and imports modules that its own settings name, whoever wrote them. Here they
+    are checked where all of a file's content has come to its final place, by whatever header or list of defaults.
+    """
+
+    def __init__(self, config_search_path: ConfigSearchPath):
+        super().__init__(config_search_path)
+        self.files = FilesOnly(config_search_path)
+        self.repository = self.files
+
+    def _parse_overrides_and_create_caching_repo(
+        self, config_name: str | None, overrides: list[str]
+    ) -> tuple[list[Override], CachingConfigRepository]:
+        self.files.typed = list(overrides)
+        parsed = OverridesParser.create().parse_overrides(overrides=overrides)
+        repository = FewLoads(self.files)
+        self._process_config_searchpath(config_name, parsed, repository)
+        return parsed, repository
+
+    def _load_single_config(self, default: ResultDefault, repo: Any) -> ConfigResult:
+        loaded = super()._load_single_config(default, repo)
+        if file := getattr(loaded, "foreign", ""):
+            _check_hydras_settings(loaded.config, file)
+            _check_plugins(OmegaConf.to_container(loaded.config, resolve=False), self.files.typed)
+        return loaded
+
+    def load_configuration(self, *given: Any, **named: Any) -> DictConfig:
+        try:
+            return super().load_configuration(*given, **named)
+        except (ThinkalikeError, *COMPOSING_ERRORS):
+            raise
+        except RecursionError as error:
+            raise ConfigError("the configuration includes itself, or is nested too deeply") from error
+        except Exception as error:  # Hydra has no errors of its own for most of what can be wrong in a file
+            reason = one_line(error) or type(error).__name__
+            raise ConfigError(f"the configuration cannot be composed: {reason}") from error
+
+
+@contextlib.contextmanager
+def loading_files_only() -> Iterator[None]:
+    """Let Hydra compose by `Loader` while this is open; it has no other place where a loader can be given."""
+    with patch.object(hydra._internal.hydra, "ConfigLoaderImpl", Loader):
+        yield
+
+
+def _foreign_file(source: ConfigSource, config_path: str) -> Path | None:
+    """Return the file that a source would read, or None if it is one of this package, of Hydra or of its plugins."""
+    if source.scheme() in OURS or (source.scheme() == "pkg" and source.path == HYDRAS):
+        return None
+    file = Path(source.path, config_path).with_name(f"{Path(config_path).name.removesuffix('.yaml')}.yaml").resolve()
+    is_ours = Path(source.path).resolve() == CONF.resolve() and file.is_relative_to(CONF.resolve())  # not by ../..
+    return None if is_ours else file
+
+
+def _check_plugins(settings: Any, typed: Sequence[str]) -> None:
+    """Check that the command line names each file of code that settings name: a configuration runs none by itself."""
+    for name in named_in(settings):
+        if not any(name in word for word in typed):
+            raise PluginError(
+                f"a configuration file names {short(name)}, and code of yours is run only where the command line names "
+                "it, too; give that setting on the command line"
+            )
+
+
+def _check_hydras_settings(config: Any, file: str) -> None:
+    """Check that a file sets nothing of Hydra's own but plain parameters of a launcher and a sweeper.
+
+    Which launcher or sweeper runs is chosen by name, among those of installed packages.
+
+    Raises:
+        ConfigError: the file has another setting of Hydra's, such as a callback, a folder or a log.
+    """
+    if not OmegaConf.is_dict(config) or "hydra" not in config:
+        return
+    settings = OmegaConf.to_container(config, resolve=False)["hydra"]  # type: ignore[call-overload,index]
+    if not isinstance(settings, dict):
+        raise ConfigError(f"{file}: hydra: must have launcher: or sweeper:, and it is {short(settings)}")
+    for name, part in settings.items():
+        if name not in ("launcher", "sweeper"):
+            raise ConfigError(
+                f"{file} sets hydra.{name}, and of Hydra's own settings a file may have launcher and sweeper alone; "
+                f"give hydra.{name} on the command line, if you trust it"
+            )
+        _check_parameters(f"hydra.{name}", part, file)
+
+
+def _check_parameters(key: str, value: Any, file: str) -> None:
+    """Check that the parameters of a launcher or sweeper are numbers, words, or, of a sweeper, values to try."""
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            if key == "hydra.sweeper.params":
+                is_plain = bool(SWEPT_KEY.fullmatch(str(name)) and SWEPT_VALUES.fullmatch(str(inner)))
+            elif isinstance(inner, str):  # a sweeper's texts may be functions to import
+                may_be_text = key.startswith("hydra.launcher") or name == "direction"
+                is_plain = may_be_text and bool(WORD.fullmatch(inner))
+            else:
+                is_plain = inner is None or isinstance(inner, bool | int | float | dict)
+            if not is_plain or str(name).startswith("_"):
+                raise ConfigError(
+                    f"{file} sets {key}.{name}, which could name code or a file to run; choose a launcher or sweeper "
+                    f"by its name in defaults, and give {key}.{name} on the command line, if you trust it"
+                )
+            _check_parameters(f"{key}.{name}", inner, file)
+    elif key in ("hydra.launcher", "hydra.sweeper"):
+        raise ConfigError(f"{file}: {key} must be settings, and it is {short(value)}")
 
 
 def register() -> None:
@@ -172,6 +348,7 @@ def hydra_ready() -> Iterator[None]:
             restored.callback(setattr, OptionsEverywhere, "is_ours", OptionsEverywhere.is_ours)
             register()
             running.clear()
+            restored.enter_context(loading_files_only())
             restored.enter_context(initialize_config_dir(str(CONF), version_base=None))
         yield
 
@@ -237,6 +414,11 @@ def keys_of(overrides: Iterable[str]) -> list[str]:
 def checked(composed: DictConfig, overrides: Sequence[str], choices: Mapping[str, Any]) -> Any:
     """Return what Hydra composed, by these `choices` of groups, as a dataclass; what is left open stays None."""
     settings: Any = OmegaConf.to_container(composed, resolve=False)
+    if not isinstance(settings, dict) or "model" not in settings:
+        raise ConfigError("a configuration of your own begins with defaults: [train, _self_], or analyze in its place")
+    for part in {*GROUPS, "target"} & {*settings}:
+        if not isinstance(settings[part], dict):
+            raise ConfigError(f"{part}={short(settings[part])} must be settings, such as {part}: {{name: ...}}")
     kind, job = (settings.get("measure") or {}).get("kind"), None
     if "task" in settings:
         one_of("task", str(settings["task"]), TASKS)
@@ -248,7 +430,8 @@ def checked(composed: DictConfig, overrides: Sequence[str], choices: Mapping[str
     chosen = {group for group, name in choices.items() if name}
     stands_for_others = any(settings.get(name) for name in ("experiment", "models", "activations"))
     settings |= _models(settings, keys_of(overrides), chosen, () if stands_for_others or not job else job.reads)
-    settings = OmegaConf.to_container(OmegaConf.create(settings), resolve=True)
+    settings = resolved(settings)
+    _check_plugins(settings, overrides)  # also of names that ${...} has put together
     if kind:
         settings["measure"] = made(measure_schema(kind), settings["measure"], "measure.")
     for part in ("model", "target", "data"):
@@ -261,6 +444,73 @@ def checked(composed: DictConfig, overrides: Sequence[str], choices: Mapping[str
         if isinstance(read, str) and re.fullmatch(r"\d[\d_.]*(e[+-]?\d+)?", written) and read != written:
             raise ConfigError(f"{key}={written} is the number {read} to Hydra; give a text: '{key}=\"{written}\"'")
     return config
+
+
+def resolved(settings: Mapping[str, Any]) -> Any:
+    """Return settings with each ${...} replaced by what it stands for.
+
+    Raises:
+        ConfigError: they would become too many, as a few lines that name each other twice do.
+    """
+    _resolved_size(settings, "", settings, {})
+    return OmegaConf.to_container(OmegaConf.create(dict(settings)), resolve=True)
+
+
+def _resolved_size(value: Any, key: str, root: Mapping[str, Any], sizes: dict[str, int]) -> int:
+    """Return how many values and letters a setting has once it is resolved; `sizes` holds those known, by keys."""
+    if key in sizes:
+        return sizes[key]
+    sizes[key] = 0  # one that stands for itself is an error of OmegaConf's
+    size = 1
+    if isinstance(value, Mapping | list):
+        items = value.items() if isinstance(value, Mapping) else enumerate(value)
+        for name, inner in items:
+            size += _resolved_size(inner, f"{key}.{name}".lstrip("."), root, sizes)
+    elif isinstance(value, str):
+        size = len(value)
+        for name in _referred(value, key):
+            target = reduce(_inside, name.split("."), root)
+            size += _resolved_size(target, name, root, sizes)
+    if size > MOST_RESOLVED:
+        raise ConfigError(
+            f"{short(key)} stands for more than {MOST_RESOLVED:,} values; name fewer settings by ${{...}}"
+        )
+    sizes[key] = size
+    return size
+
+
+def _referred(text: str, key: str) -> list[str]:
+    """Return the keys of the settings that the ${...} of a text stand for.
+
+    Raises:
+        ConfigError: one is of another form than ${a.b}, ${oc.env:NAME} and the like, such as a key that is computed.
+    """
+    found = []
+    while match := INNERMOST.search(text):
+        content = match[1].strip()
+        resolver, colon, _ = content.partition(":")
+        is_computed = "\0" in content and resolver != "oc.decode"
+        if is_computed or (colon and resolver not in RESOLVERS):
+            raise ConfigError(f"{short(key)}: ${{{short(content)}}} is not read; name a setting, as ${{seed}} does")
+        if not colon:
+            found.append(_absolute(content, key))
+        text = f"{text[: match.start()]}\0{text[match.end() :]}"
+    return found
+
+
+def _absolute(name: str, key: str) -> str:
+    """Return the key that ${name} stands for in the setting `key`: with dots before it, it is relative to that."""
+    plain_name = name.lstrip(".")
+    above = len(name) - len(plain_name)
+    if not above:
+        return plain_name
+    return ".".join([*key.split(".")[:-above], plain_name])
+
+
+def _inside(value: Any, name: str) -> Any:
+    if isinstance(value, list) and name.isdecimal() and int(name) < len(value):
+        return value[int(name)]
+    return value.get(name) if isinstance(value, Mapping) else None
 
 
 def _models(
@@ -322,7 +572,7 @@ def settings_of(part: Any) -> dict[str, Any]:
 
 def part_named(group: str, name: str, given: Mapping[str, Any]) -> Any:
     """Return the part that an option of a group stands for, with what is given; "schema" leaves the recipe's open."""
-    settings: Any = OmegaConf.to_container(OmegaConf.create({**option(group, name), **given}), resolve=True)
+    settings = resolved({**option(group, name), **given})
     return made(measure_schema(name) if group == "measure" else GROUPS[group], settings, f"{group}.")
 
 

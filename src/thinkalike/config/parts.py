@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Collection, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
@@ -90,8 +91,11 @@ class ModelConfig(Checked, part="model"):
 
     @property
     def unused(self) -> Collection[str]:
-        in_name = any(str(self.index) in str(each) for each in (self.name, self.hub_id, self.path))
-        return () if self.members or in_name else {"index"}
+        # as a number of its own, as in feather_berts_3, and not as the 3 of gelu-3l
+        number = re.compile(rf"(?<![A-Za-z0-9]){self.index}(?![A-Za-z0-9])")
+        names = (self.name, self.hub_id, self.path)
+        is_in_name = any(number.search(name) for name in names if name is not None)
+        return () if self.members or is_in_name else {"index"}
 
 
 @dataclass
@@ -230,7 +234,7 @@ class JobConfig(Checked):
     wait: bool = not_in_key(True)  # for another process that is at the same job; false refuses
     dry_run: bool = not_in_key(False)  # print what it would take, and do nothing
     # of time on this machine, 90s, 10min or 2h: it chooses layers, text, steps and kind of map that are left open
-    budget: Annotated[str, Field(pattern=r"^[0-9]{1,4}(s|min|h)$")] | None = not_in_key(None)
+    budget: Annotated[str, Field(pattern=r"^[1-9][0-9]{0,3}(s|min|h)$")] | None = not_in_key(None)
 
     @property
     def is_mini(self) -> bool:
@@ -303,8 +307,16 @@ def chosen_scale(scale: str, models: Sequence[Any]) -> tuple[str, str]:
     if scale != "auto" or all(model.mini for model in models):
         return ("mini" if scale == "auto" else scale), ""
     folders = [Path(model.path) if model.path else None for model in models if not model.mini]
-    if all(folder and sum(file.stat().st_size for file in folder.glob("*")) < SMALL for folder in folders):
+    if all(folder and _bytes_in(folder) < SMALL for folder in folders):
         return "mini", "these models are small"
     import torch
 
     return ("paper", "this machine has a GPU") if torch.cuda.is_available() else ("mini", "this machine has no GPU")
+
+
+def _bytes_in(folder: Path) -> int:
+    """Return the bytes of the files of a folder; 0 for anything else."""
+    if not folder.is_dir():
+        return 0
+    with os.scandir(folder) as entries:
+        return sum(entry.stat().st_size for entry in entries if entry.is_file())

@@ -189,12 +189,13 @@ def read_corpus(
         data: the text; its context, bos and fit_tokens, if set, replace the ones given here.
         context: tokens per row, BOS included.
         bos: whether each row begins with BOS.
-        fit_tokens: how many tokens to fit on; None takes all that there are.
+        fit_tokens: how many tokens to fit on; None takes all that there are, and 0 says that nothing is fitted.
         source: a `SourceText` of a model that reads the same text with another tokenizer; rows are then `PairedRows`.
         whole: read whole documents for the report, where intervals are not over documents, not only their beginnings.
     """
     context, bos = data.context or context, bos if data.bos is None else data.bos
-    fit_tokens, report_tokens = data.fit_tokens or fit_tokens, data.report_tokens or REPORT_TOKENS
+    fit_tokens = 0 if fit_tokens == 0 else data.fit_tokens or fit_tokens
+    report_tokens = data.report_tokens or REPORT_TOKENS
     source = replace(source, bos=bos) if source and data.bos is not None else source
     if source and data.group:
         raise DataError("data.group is for models that cut text alike, and these have different tokenizers")
@@ -250,7 +251,7 @@ class _Packer:
     def __init__(self, limit: int | None, context: int, bos: int | None, aligned: bool = False):
         self.limit, self.context, self.bos, self.aligned, self.cut = limit, context, bos, aligned, 0
         self.payload = context - (bos is not None)  # tokens of text in a row
-        self.most_rows = None if limit is None else max(limit // context, 1)
+        self.most_rows = None if limit is None else max(limit // context, min(limit, 1))
         self.tokens = array("i")  # four bytes a token, where a list takes thirty
         self.lengths: list[int] = []
         self.owners: list[int] = []  # the number of the group of each document, or its own
@@ -304,7 +305,7 @@ def pack(config: DataConfig, reader: Any, context: int, limits: Limits) -> Corpu
     """Tokenise as many documents as both sides need, by a `reader` such as `OneTokenizer`, and pack them."""
     fit_tokens, report_tokens, most_bytes = limits
     fit, report = (_Packer(limit, context, reader.start, bool(config.aligned)) for limit in limits[:2])
-    sides = Sides(config)
+    sides = Sides(config, is_fitted=fit_tokens != 0)
     with doing("tokenising, token", None if fit_tokens is None else fit_tokens + report_tokens) as activity:
         report = _filled(fit, report, sides, reader, most_bytes, activity)
     (fit_rows, fit_left), (report_rows, report_left) = fit.rows(), report.rows()
@@ -316,7 +317,7 @@ def pack(config: DataConfig, reader: Any, context: int, limits: Limits) -> Corpu
         "dropped_tokens": fit_left + report_left,
     }
     found = ""
-    if not counts["fit_tokens"]:
+    if fit_tokens != 0 and not counts["fit_tokens"]:
         found = f"to fit on: not one row of {context} tokens"
     elif counts["report_documents"] < 2:
         near = f"{counts['near_duplicates']} more nearly repeat one to fit on"

@@ -1,6 +1,7 @@
 """Documents of a source, and the side of each: to fit on, or for the report.
 
-Sources are Python's library or manual, a grammar, local files, or a streamed set of the hub. A text of fewer than `FEW`
+Sources are Python's library or manual, a grammar, local files, or a streamed set of the hub. A .txt file is one
+document, or several if marks such as `<|endoftext|>` divide it, see `thinkalike.data.marks`. A text of fewer than `FEW`
 documents, such as one book, is cut into pieces at its paragraphs, and each piece is a document from then on: it has a
 side and counts as one in intervals.
 
@@ -12,7 +13,8 @@ that nothing in the report was fitted on, up to small changes:
 
 Of local sources and of the grammar, all documents to fit on count, whether a job reads them or not, because the minis
 read them. Of a set of the hub only those that were read count, wherever they are: the report may lose a document to a
-later one, so it is settled only at the end. With `same_split`, which fits on the report's own documents, it loses none.
+later one, so it is settled only at the end. The report loses none with `same_split`, which fits on its own documents,
+and none of the user's text where a job fits nothing.
 """
 
 from __future__ import annotations
@@ -20,12 +22,14 @@ from __future__ import annotations
 import contextlib
 import glob
 import hashlib
+import logging
 import os
 import re
 import sysconfig
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -34,9 +38,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from thinkalike.config import DataConfig
+from thinkalike.data.marks import divided
 from thinkalike.data.sources import Record, commit_of, json_lines, parquet_rows, reading, stream_records
 from thinkalike.errors import DataError, nearest
 from thinkalike.processes import counted
+
+log = logging.getLogger(__name__)
 
 # changed together with any sentence of the grammar; this value is made of the source code of the first grammar
 GRAMMAR = bytes.fromhex(
@@ -47,6 +54,9 @@ GRAMMAR = bytes.fromhex(
 )
 SPLIT_VERSION = 2  # raised where a change moves documents to or from a side; 2: near-duplicates leave the report
 PIECES_VERSION = 1  # raised where a change cuts documents elsewhere
+USERS_VERSION = 1  # raised where a change divides users' files elsewhere, or moves their documents or those of the hub
+REPORT_SHARE = 0.1  # of the documents, where `data.report_share` is not set
+USERS = ("text", "hub")  # sources of which the minis have read nothing
 FEW = 200  # documents; a report of a tenth of fewer would hold fewer than twenty
 DOCUMENTS = 100  # that a report should hold
 BYTES = 2  # of text, which most tokens have at least
@@ -145,12 +155,15 @@ def text_fingerprint(config: DataConfig) -> str:
         commit = commit_of(str(config.hub_id), config.revision, f"data={config.name}")
         choice = config.hub_id, config.subset, config.split, commit, config.hub_files, config.field
         group = [config.group] if config.group else []
-        return hashlib.sha256(repr((SPLIT_VERSION, PIECES_VERSION, *choice, *group)).encode()).hexdigest()[:16]
+        versions = SPLIT_VERSION, PIECES_VERSION, USERS_VERSION
+        return hashlib.sha256(repr((*versions, *choice, *group)).encode()).hexdigest()[:16]
     digest = hashlib.sha256(repr((SPLIT_VERSION, config.sentences or config.field)).encode())
     if config.source == "grammar":
         digest.update(GRAMMAR)
     elif config.source != "stdlib":
         digest.update(bytes([PIECES_VERSION]))
+    if config.source == "text":
+        digest.update(bytes([USERS_VERSION]))
     if config.source == "pydoc":
         digest.update("\0".join(_topics()).encode())
     is_own = config.source == "stdlib"  # of files that are sure to be there
@@ -215,12 +228,18 @@ def _topics() -> list[str]:
 
 
 def files_of(config: DataConfig) -> list[Path]:
-    """Return the files that `data.files` names: in its order, and sorted within a glob, which must match some."""
-    patterns = config.files or []
-    matches = [sorted(glob.glob(os.path.expanduser(pattern), recursive=True)) for pattern in patterns]
-    if not all(matches):
-        raise DataError(f"data.files: nothing matches {patterns[matches.index([])]}")
-    return [Path(path) for each in matches for path in each]
+    """Return the files that `data.files` names, in its order, and those of a glob sorted.
+
+    A name is a glob only if there is no such file: `notes [v2].txt` may be either. A glob must match a file.
+    """
+    files = []
+    for name in config.files or []:
+        path = Path(name).expanduser()
+        matches = [path] if path.exists() else sorted(map(Path, glob.glob(str(path), recursive=True)))
+        if not matches:
+            raise DataError(f"data.files: nothing matches {name}")
+        files.extend(matches)
+    return files
 
 
 def _grouped(text: str, group: str | None, record: Record, path: Path | None = None, root: str = "") -> str:
@@ -244,11 +263,20 @@ def _read(path: Path, field: str, group: str | None) -> Iterator[tuple[str, Reco
         raise DataError(f"{path}: the ending must be .txt, .jsonl, .jsonl.gz, .jsonl.zst or .parquet")
     with reading(path):
         if name.endswith(".txt"):
-            yield path.read_text(encoding="utf-8-sig"), {}
+            found = divided(path.read_text(encoding="utf-8-sig"))
+            if found.marks:
+                marks = " and ".join(found.marks)
+                _say_once(f"{path}: {len(found.documents):,} documents, divided at {marks}")
+            yield from ((text, {}) for text in found.documents)
             return
         records = parquet_rows(path, None if group else field) if name.endswith(".parquet") else json_lines(path)
         for place, record in records:
             yield _text_of(record, field, place), record
+
+
+@cache  # documents are read several times in a job
+def _say_once(message: str) -> None:
+    log.info(message)
 
 
 def _text_of(record: Record, field: str, place: str) -> str:
@@ -316,18 +344,24 @@ class Sides:
 
     `settled` says whether all documents of the report that are given out stay. Where a set of the hub is streamed they
     may not, and `repeats` tells those that nearly repeat one of the documents read so far.
+
+    Args:
+        is_fitted: whether the job fits anything on documents. If not, the report is all of the user's text, or the
+            share that is set, near-duplicates included. Documents of the sources that the minis were trained on are
+            held out in any case.
     """
 
-    def __init__(self, config: DataConfig):
+    def __init__(self, config: DataConfig, is_fitted: bool = True):
         self.config, self.counts = config, Counter(duplicate_documents=0, near_duplicates=0)
-        self.settled = config.source != "hub" or bool(config.same_split)
+        self.is_apart = is_fitted or config.source not in USERS
+        self.settled = config.source != "hub" or bool(config.same_split) or not self.is_apart
         self._report: list[Shingles] = []
         self._fit: list[Shingles] = []
 
     def __iter__(self) -> Iterator[tuple[str, bool]]:
-        known = self.settled and not self.config.same_split
+        known = self.is_apart and self.settled and not self.config.same_split
         gone = _giving_way(self.config) if known else set()
-        for text, fingerprint, for_report in _without_copies(self.config, self.counts):
+        for text, fingerprint, for_report in _without_copies(self.config, self.counts, self.share):
             if fingerprint in gone:
                 self.counts["near_duplicates"] += 1
                 continue
@@ -335,20 +369,28 @@ class Sides:
                 (self._report if for_report else self._fit).append(shingles(text))
             yield text, for_report
 
-    def repeats(self, since: int = 0) -> NDArray[np.bool_]:
-        """Return for each document of the report from the given one on whether it is a near-duplicate."""
-        return near_duplicates(self._report[since:], self._fit)
+    @property
+    def share(self) -> float:
+        """The share of the documents that are for the report: all of them, where nothing keeps some apart."""
+        if self.config.report_share is None and not self.is_apart:
+            return 1.0
+        return self.config.report_share or REPORT_SHARE
+
+    def repeats(self) -> NDArray[np.bool_]:
+        """Return for each document of the report whether it is a near-duplicate of one to fit on."""
+        return near_duplicates(self._report, self._fit)
 
 
 def training_texts(config: DataConfig) -> Iterator[str]:
     """Yield the documents that may be fitted on, in order and without copies."""
-    return (text for text, _, for_report in _without_copies(config, Counter()) if not for_report)
+    share = config.report_share or REPORT_SHARE
+    return (text for text, _, for_report in _without_copies(config, Counter(), share) if not for_report)
 
 
-def _without_copies(config: DataConfig, counts: Counter[str]) -> Iterator[tuple[str, str, bool]]:
+def _without_copies(config: DataConfig, counts: Counter[str], share: float) -> Iterator[tuple[str, str, bool]]:
     """Yield each document, its fingerprint and whether it is for the report, without empty ones and copies."""
     seen: set[tuple[bool, str]] = set()
-    for text, fingerprint, for_report in _sided(config):
+    for text, fingerprint, for_report in _sided(config, share):
         copy = for_report, document_fingerprint(canonical(text))
         if not text.strip() or copy in seen:
             counts["duplicate_documents"] += 1
@@ -357,16 +399,17 @@ def _without_copies(config: DataConfig, counts: Counter[str]) -> Iterator[tuple[
             yield text, fingerprint, for_report
 
 
-def _sided(config: DataConfig) -> Iterator[tuple[str, str, bool]]:
+def _sided(config: DataConfig, share: float) -> Iterator[tuple[str, str, bool]]:
     for text in documents(config):
         fingerprint = document_fingerprint(text)
         side = fingerprint if (group := group_of(text)) is None else document_fingerprint(group)
-        yield text, fingerprint, int(side[:8], 16) / 16**8 < (config.report_share or 0.1)
+        yield text, fingerprint, int(side[:8], 16) / 16**8 < share
 
 
 def _giving_way(config: DataConfig) -> set[str]:
     """Return the fingerprints of the documents of the report that nearly repeat one to fit on, of the whole source."""
-    looked_at, compared = (counted(_sided(config), f"document {done}") for done in ("looked at", "compared"))
+    share = config.report_share or REPORT_SHARE
+    looked_at, compared = (counted(_sided(config, share), f"document {done}") for done in ("looked at", "compared"))
     held_out = {fingerprint: shingles(text) for text, fingerprint, for_report in looked_at if for_report}
     to_fit = (shingles(text) for text, _, for_report in compared if not for_report)
     gone = near_duplicates(list(held_out.values()), to_fit)

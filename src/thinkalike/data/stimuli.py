@@ -19,10 +19,49 @@ from thinkalike.data.grammar import Sentence, controlled_sentences, crossed_sent
 from thinkalike.errors import DataError, natural_order, nearest
 from thinkalike.measures.kinds import KINDS, NUMBERS, kind_of
 
+MOST_FEATURES = 1000  # treebanks have up to 200, and each takes a column, a distance and a permutation
 Kind = str | Sequence[str]  # one of KINDS, or the levels of an ordinal feature in order
 Kinds = Mapping[str, Kind]  # by feature
 Names = Sequence[str] | None  # None stands for all that there are
+NAMED = 4  # words in a sentence
 Span = tuple[int, int]  # characters: first, one past the last
+
+
+# The share of the variance of a feature's differences that differences of words explain. Beyond one half, a model that
+# knows nothing but words owes most of what the feature explains to them. Two words for each of two levels have .33.
+WORD_SHARE = 0.5
+
+
+class WordOverlap(NamedTuple):
+    """How far a feature can be told from the words of the stimuli that it applies to.
+
+    Attributes:
+        explained: The squared correlation, over pairs of stimuli, of different levels and different words.
+        differing: The share of pairs of one word that differ in the feature; 0 if the word determines the feature.
+        one_word: The share of pairs of one level that are one word; 1 if every level is one word.
+        words: The commonest word of each level.
+    """
+
+    feature: str
+    explained: float
+    differing: float
+    one_word: float
+    words: list[str]
+
+    @property
+    def is_confounded(self) -> bool:
+        """Whether importance of the feature may be that of word identity."""
+        is_one_word = self.one_word == 1 and self.differing == 0  # also of a single level, which has no correlation
+        return is_one_word or self.explained >= WORD_SHARE
+
+    def __str__(self) -> str:
+        words = ", ".join(map(repr, self.words[:NAMED])) + ", ..." * (len(self.words) > NAMED)
+        if self.one_word == 1:
+            how = f"every level is one word ({words})"
+        else:
+            how = f"its levels are mostly one word each ({words}), and words explain {self.explained:.0%} of it"
+        known = f"{self.feature}: {how}, so its importance may be the word's"
+        return f"{known}; these stimuli cannot tell it from the word" if self.differing == 0 else known
 
 
 class Codes(NamedTuple):
@@ -140,6 +179,16 @@ class Stimuli:
         correlation = (alike - np.outer(share, share)) / np.outer(deviation, deviation)
         return FeatureCorrelation(pd.DataFrame(correlation, self.names, self.names))
 
+    def confounded_with_words(self) -> list[WordOverlap]:
+        """Return the features whose importance may be that of word identity; upper and lower case do not differ.
+
+        Continuous features are left out: an encoding model compares them by size and not by equality.
+        """
+        words = pd.Series(self.words).str.casefold()
+        names = [name for name in self.names if self.kinds[name] != "continuous"]
+        overlaps = [_word_overlap(name, self.features[name], words) for name in names]
+        return [overlap for overlap in overlaps if overlap.is_confounded]
+
     def fingerprint(self) -> str:
         """Return the SHA-256 of texts, spans and features, as 16 hexadecimal digits."""
         table, levels = self.codes()
@@ -163,8 +212,34 @@ class Stimuli:
                 raise DataError(f"{self.source} row {row}: the span {start}-{stop} is empty or outside its text")
 
 
+def _word_overlap(name: str, feature: pd.Series, words: pd.Series) -> WordOverlap:
+    table = pd.DataFrame({"level": feature.astype(object), "word": words})[feature.notna().to_numpy()]
+    pairs = max(len(table) * (len(table) - 1) / 2, 1.0)
+    alike = [_alike_pairs(table[columns]) / pairs for columns in (["level"], ["word"], ["level", "word"])]
+    same_level, same_word, same_both = alike
+    spread = same_level * (1 - same_level) * same_word * (1 - same_word)
+    return WordOverlap(
+        name,
+        explained=(same_both - same_level * same_word) ** 2 / spread if spread > 0 else 0.0,
+        differing=1 - same_both / same_word if same_word else 0.0,
+        one_word=same_both / same_level if same_level else 0.0,
+        words=[str(own.mode().iloc[0]) for _, own in table.groupby("level", sort=False)["word"]],
+    )
+
+
+def _alike_pairs(columns: pd.DataFrame) -> float:
+    """Return the number of pairs of rows that agree in all columns."""
+    counts = np.bincount(joint_codes(columns))
+    return float((counts * (counts - 1) / 2).sum())
+
+
 def chosen(source: str | Path, names: Names, there: Sequence[str], what: str = "feature") -> list[str]:
-    """Return the names that are asked for, or all; one that is not there is a DataError."""
+    """Return the names that are asked for, or all; one that is not there is a DataError, and so are too many."""
+    count = len(there if names is None else names)
+    if count > MOST_FEATURES:
+        raise DataError(
+            f"{source} has {count:,} {what}s, and {MOST_FEATURES:,} can be compared; name those that matter"
+        )
     for name in names or []:
         if name not in there:
             raise DataError(f"{source} has no {what} {name}; {nearest(name, there)}")

@@ -266,7 +266,8 @@ def read_conllu(path: str | Path, *, features: Names = None, kinds: Kinds | None
     sentence = np.repeat(np.arange(len(sentences)), [len(each.words) for each in sentences])
     ids = [f"{each.name or n}:{place}" for n, each in enumerate(sentences, 1) for place, _ in enumerate(each.words, 1)]
     names = ["UPOS", *sorted({name for row in rows for name in row} - {"UPOS", *ENDS}), *ENDS]
-    table = pd.DataFrame(rows)[chosen(path, features, names)]
+    names = chosen(path, features, names)
+    table = pd.DataFrame([{name: row.get(name) for name in names} for row in rows])
     texts = [each.text.rstrip(" ") for each in sentences]
     return Stimuli(texts, sentence, spans, words, table, kinds or {}, ids, str(path)).varied()
 

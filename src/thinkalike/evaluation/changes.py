@@ -1,8 +1,8 @@
 """What a change of a model does on text: to its predictions and states, part by part, and beside random changes.
 
-A part that differs is exchanged both ways. The pass begins at the block of the part, with the states that the model had
-before it, so that later parts cost less. What a change without any aim does is seen in forks of a model, by further
-training on its own text.
+A part that differs is exchanged both ways, and so is the output of attention, of an MLP or of a head. The
+pass begins at the block of the part, with the states that the model had before it, so that later parts cost
+less. What a change without any aim does is seen in forks of a model, by further training on its own text.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ from thinkalike.measures.changes import (
     signed_permutation,
     token_changes,
 )
-from thinkalike.models.families import EMBED
+from thinkalike.models.families import EMBED, Place
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.parts import Part, common_weights, exchanged, moved
+from thinkalike.models.sites import Sites
 from thinkalike.models.survey import first_tensor
 from thinkalike.processes import counted
 
@@ -91,6 +92,32 @@ class Seen:
             else:
                 state = base.advance(self.base[part.layer], part.layer, part.layer + 1)
         return distances_of_tokens(self.base[part.layer + 1], state)
+
+    def with_output(
+        self, base: FrozenModel, changed: FrozenModel, place: Place, sites: tuple[Sites, Sites]
+    ) -> Float[Tensor, " n"]:
+        """Return KL(base ‖ base with the changed model's output at a place) of each token."""
+        output = output_at(changed, sites[1], place, self.changed)
+        with sites[0].replaced(place, output):
+            return self.kl(base, place.layer, self.base)
+
+    def without_output(
+        self, base: FrozenModel, changed: FrozenModel, place: Place, sites: tuple[Sites, Sites]
+    ) -> Float[Tensor, " n"]:
+        """Return KL(base ‖ changed model with the base's output at a place) of each token."""
+        output = output_at(base, sites[0], place, self.base)
+        with sites[1].replaced(place, output):
+            return self.kl(changed, place.layer, self.changed)
+
+
+def output_at(model: FrozenModel, sites: Sites, place: Place, states: Sequence[Tensor]) -> Float[Tensor, "b t d"]:
+    """Return the output of a model at a place, of a head what it adds to attention's, from its states by layer."""
+    found: dict[str, Tensor] = {}
+    before = states[place.layer]
+    with sites.captured(Place(place.site, place.layer), "output", before.shape[:2], found):
+        model.advance(before, place.layer, place.layer + 1)
+    output = found["output"]
+    return output if place.head is None else sites.output_of_head(place, output)
 
 
 @torch.no_grad()
@@ -153,26 +180,70 @@ def by_part(
     return {part: PartChanges(*(found.get(str(part)) for found in kinds)) for part in parts}
 
 
+@torch.no_grad()
+def by_output(base: FrozenModel, changed: FrozenModel, batches: Sequence[Seen], most: int) -> dict[Place, PartChanges]:
+    """Return what the exchange of one output alone does: of attention, of an MLP, or of a head of attention.
+
+    The output of one model, with all that comes from the blocks before, takes the place of that of the other one. Of
+    the outputs of attention and MLPs, the `most` with the greatest KL alone at about `SCREENED` tokens are exchanged,
+    and as many heads of such attention. A model whose blocks have no such site has none of them.
+    """
+    if most < 1:
+        return {}
+    sides = Sites(base, [], None), Sites(changed, [], None)
+    few = batches[0].few(max(SCREENED // batches[0].tokens.shape[1], 1))
+
+    def greatest(places: Sequence[Place]) -> list[Place]:
+        kl = {place: float(few.with_output(base, changed, place, sides).mean()) for place in places}
+        return sorted(places, key=lambda place: -kl[place])[:most]
+
+    modules = [Place(site, layer) for site in ("attn_out", "mlp_out") for layer in sides[0].layers(site)]
+    chosen = greatest(modules)
+    with_heads = [place.layer for place in chosen if place.site == "attn_out" and sides[0].layers("z")]
+    chosen += greatest([Place("z", layer, head) for layer in with_heads for head in range(sides[0].n_heads)])
+    found = {}
+    for place in counted(chosen, "output"):
+        without = [seen.without_output(base, changed, place, sides) for seen in batches]
+        alone = [seen.with_output(base, changed, place, sides) for seen in batches]
+        found[place] = PartChanges(None, torch.cat(without), torch.cat(alone))
+    return found
+
+
+RandomChange = Callable[[Tensor, torch.Generator], Tensor]  # as large as the change that it is given
+
+
 @contextlib.contextmanager
-def perturbed(base: FrozenModel, changed: FrozenModel, parts: Sequence[Part], seed: int) -> Iterator[FrozenModel]:
+def perturbed(
+    base: FrozenModel,
+    changed: FrozenModel,
+    parts: Sequence[Part],
+    seed: int,
+    random_change: RandomChange = signed_permutation,
+) -> Iterator[FrozenModel]:
     """Change parts of the base at random, as much as in the changed model, while open; see `signed_permutation`."""
     generator = estimates.seeded(seed)
-    with moved(base, changed, parts, lambda name, change: signed_permutation(change, generator)):
+    with moved(base, changed, parts, lambda name, change: random_change(change, generator)):
         yield base
 
 
 def mean_over_documents(
-    values: Float[Tensor, "*b n"], documents: Int[Tensor, " n"], level: float = 0.95, *, together: bool = False
+    values: Float[Tensor, "*b n"],
+    documents: Int[Tensor, " n"],
+    level: float = 0.95,
+    *,
+    together: bool = False,
+    bounds: tuple[float, float] = (-math.inf, math.inf),
 ) -> estimates.Estimate:
     """Return means over n tokens with intervals over documents, without ends if these are fewer than `FEWEST_GROUPS`.
 
-    Each number of a document below the largest occurs; for `together` see `bootstrap_interval`.
+    Each number of a document below the largest occurs; for `together` and `bounds` see `bootstrap_interval`.
     """
     count = int(documents.max()) + 1
     if count < estimates.FEWEST_GROUPS:
         return estimates.interval_around(values.double().mean(-1), math.inf)
     sums = estimates.sum_by_document(values, documents, count)
-    return estimates.bootstrap_interval(sums, torch.bincount(documents).double(), level=level, together=together)
+    tokens = torch.bincount(documents).double()
+    return estimates.bootstrap_interval(sums, tokens, level=level, together=together, bounds=bounds)
 
 
 def with_weights(model: FrozenModel, module: torch.nn.Module, name: str) -> FrozenModel:
@@ -206,17 +277,28 @@ def moves(base: FrozenModel, changed: FrozenModel, parts: Sequence[Part]) -> lis
 def beyond_forks(changed: Sequence[Move], forks: Sequence[Sequence[Move]]) -> tuple[Float[Tensor, " p"], float]:
     """Return how far the change of each of p parts is beyond those of forks, and the p-value of the farthest.
 
-    The greater of two results of `beyond_null` is taken: of the distance of the part's change from the mean over all
-    runs, which holds what forks share, and of its largest singular values, which are large where training had an aim.
+    Two statistics go into `beyond_null`: the distance of the part's change from the mean over all runs, which holds
+    what forks share, and its largest singular values, which are large where training had an aim. Another rate, batch
+    size or weight decay than that of the forks moves most parts farther or less far. So a part is told apart by how far
+    it moved beside the remaining parts.
     """
-    columns = []
+    statistics = []
     for part in zip(changed, *forks, strict=True):
         runs = torch.stack([move.weights for move in part])
-        columns.append((runs - runs.mean(0)).double().norm(dim=1).clamp(min=1e-15).log())
-        columns.append(torch.tensor([move.largest for move in part], dtype=torch.float64))
-    values = torch.stack(columns, 1)
+        distances = (runs - runs.mean(0)).double().norm(dim=1).clamp(min=1e-15).log()
+        largest = torch.tensor([move.largest for move in part], dtype=torch.float64)
+        statistics.append(torch.stack([distances, largest], 1))
+    values = torch.stack(statistics, 1)
     beyond, p = beyond_null(values[0], values[1:])
-    return beyond.view(-1, 2).amax(1), float(p)
+    return beyond, float(p)
+
+
+def comparable_with_forks(base: FrozenModel, parts: Sequence[Part]) -> list[Part]:
+    """Return the parts whose movement can be compared with that of forks: blocks' parts, such as attention and MLPs.
+
+    How far embeddings and norms move depends on the optimiser's settings more than on the text.
+    """
+    return [part for part in parts if 0 <= part.layer < base.n_layers and part.component != "norms"]
 
 
 def fork(

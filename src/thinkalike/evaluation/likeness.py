@@ -36,7 +36,15 @@ from thinkalike.evaluation.tokens_alone import (
     source_states,
 )  # fmt: skip
 from thinkalike.measures.closed_forms import CUTOFF, HalvedMoments, LayerPair, PairStatistics, regression
-from thinkalike.measures.estimates import FEWEST_GROUPS, PARTS, Estimate, interval_around, jackknife
+from thinkalike.measures.estimates import (
+    FEWEST_GROUPS,
+    PARTS,
+    Estimate,
+    effective_number,
+    has_interval,
+    interval_around,
+    jackknife,
+)
 from thinkalike.measures.losses import token_loss
 from thinkalike.memory import hand_back, page_out
 from thinkalike.models.frozen import FrozenModel
@@ -168,16 +176,16 @@ class DirectionSums:
         for each, given, wanted in ((self.onward, x, y), (self.backward, y, x), (self.output, x, y)):
             each.add(given, wanted, parts)
 
-    def compute(self, documents: int) -> dict[str, Estimate]:
+    def compute(self, worth: float | int) -> dict[str, Estimate]:
         """Return each measure with an interval that leaves out a part of the documents at a time.
 
         `cca`, `cca_back`: the mean held-out R² of the target's directions from the source's states, and of the
         source's from the target's; `cca_least`, `cca_least_back`: the least over directions, 0 if one has no
         counterpart; `directions_90`, `directions_99`: how many directions carry that share of all that is shared;
         `r2_output`: R² with errors weighed by how much they change the target's output. All R² are at most 1.
-        With fewer than `FEWEST_GROUPS` documents intervals are (-∞, ∞).
+        Of documents worth fewer than `FEWEST_GROUPS` of equal length intervals are (-∞, ∞).
         """
-        (rank_x, rank_y), onward, backward = self.ranks, self.onward.r2(documents), self.backward.r2(documents)
+        (rank_x, rank_y), onward, backward = self.ranks, self.onward.r2(worth), self.backward.r2(worth)
         shared = onward.clamp(min=0).sort(-1, descending=True).values.cumsum(-1)
         found = {
             "cca": onward.sum(-1) / max(rank_y, 1),
@@ -188,7 +196,7 @@ class DirectionSums:
         for share in SHARES:
             count = (shared < share * shared[..., -1:]).sum(-1).double() + 1 if shared.shape[-1] else onward.sum(-1)
             found[f"directions_{round(100 * share)}"] = count
-        found["r2_output"] = self.output.r2(documents, whole=True)
+        found["r2_output"] = self.output.r2(worth, whole=True)
         return {name: jackknife(each[0], each[1:]) for name, each in found.items()}
 
 
@@ -280,16 +288,17 @@ class Foreseen:
             more = torch.zeros_like(more)
         return more, beside @ more, reads, own.mean_y
 
-    def result(self, documents: int) -> list[Estimate]:
+    def result(self, worth: float | int) -> list[Estimate]:
         """Return the correlation of surprises with what was foreseen of them, the largest over tokens ahead, by pair.
 
-        Its interval leaves out a tenth of the documents at a time; fewer than `FEWEST_GROUPS` have (-∞, ∞).
+        Its interval leaves out a tenth of the documents at a time. It is (-∞, ∞) of documents that are worth fewer than
+        `FEWEST_GROUPS` of equal length.
         """
         found = []
         for sums in self._sums:
             there = sums[sums[:, 0, 2] > 0]
             value = _correlation(there.sum(0))
-            left = (there.sum(0) - there)[: len(there) if documents >= FEWEST_GROUPS else 0]
+            left = (there.sum(0) - there)[: len(there) if has_interval(worth, FEWEST_GROUPS) else 0]
             found.append(jackknife(value, _correlation(left))[int(value.argmax())])
         return found
 
@@ -348,12 +357,15 @@ class LikenessSums:
         self.plain.bases, self.beyond.bases = {}, {}  # all maps are solved for
         self.used.append((len(parts), len(batch.parts), inner(batch.tokens).numel()))
 
-    def result(self, documents: int, untrained: Untrained, later: Mapping[int, float]) -> Likeness:
-        """Return all measures of a report of this many documents; for `later` see `later_shares`."""
+    def result(self, worth: float | int, untrained: Untrained, later: Mapping[int, float]) -> Likeness:
+        """Return all measures of a report whose documents are worth this many of equal length.
+
+        For `later` see `later_shares`.
+        """
         found: dict[str, list[Estimate]] = {}
         for suffix, judges in self._judges.items():
             for judge in judges:
-                for name, estimate in judge.compute(documents).items():
+                for name, estimate in judge.compute(worth).items():
                     found.setdefault(f"{name}{suffix}", []).append(estimate)
         for pair, (x, y) in zip(self.pairs, self._whitened, strict=True):
             left = self.beyond.of(pair)
@@ -361,10 +373,10 @@ class LikenessSums:
                 share = (own * (rest / (left.n - 1) @ own)).sum() / max(own.shape[1], 1)  # of their variance, the mean
                 found.setdefault(name, []).append(interval_around(share, 0.0))
         for (layer, depth), judge in zip(self.pairs, self._judges["_beyond"], strict=True):
-            beside = *untrained.beside(judge.output, depth, documents), interval_around(torch.tensor(later[layer]), 0.0)
+            beside = *untrained.beside(judge.output, depth, worth), interval_around(torch.tensor(later[layer]), 0.0)
             for name, each in zip(("r2_output_untrained", "r2_output_learnt", "later"), beside, strict=True):
                 found.setdefault(name, []).append(each)
-        found |= {"foresight": self.foresight.result(documents), "future": self.future.result(documents)}
+        found |= {"foresight": self.foresight.result(worth), "future": self.future.result(worth)}
         parts = {name: zip(*each, strict=True) for name, each in found.items()}
         kept, short, rows = map(sum, zip(*self.used, strict=True))
         if short < rows:
@@ -434,4 +446,5 @@ def likeness_of(
         page_out()
         sums.judge(batch, {layer: batch.inner(each) for layer, each in states.items()})
         del states, batch
-    return sums.result(len(report.documents.unique()), untrained, later)
+    worth = effective_number(report.documents.unique(return_counts=True)[1])
+    return sums.result(worth, untrained, later)

@@ -25,6 +25,7 @@ from thinkalike.measures.estimates import (
     PARTS,
     Estimate,
     RowGroups,
+    has_interval,
     in_halves,
     jackknife,
     massive,
@@ -369,14 +370,14 @@ class Judged:
         self._sums += torch.stack([belongs @ each.square() for each in (left, whole)], 1)
         self._rows += parts.cpu().bincount(minlength=PARTS)
 
-    def r2(self, documents: int, whole: bool = False) -> Float[Tensor, " r *k"]:
+    def r2(self, worth: float | int, whole: bool = False) -> Float[Tensor, " r *k"]:
         """Return R² of all rows, and without each part of them, of each component or of the `whole`.
 
-        Of fewer than `FEWEST_GROUPS` documents there are no replicates.
+        There are no replicates of documents worth fewer than `FEWEST_GROUPS` of equal length.
         """
         sums = self._sums[self._rows > 0]
         sums = sums.sum(-1) if whole else sums
-        left = (sums.sum(0) - sums)[: len(sums) if documents >= FEWEST_GROUPS else 0]
+        left = (sums.sum(0) - sums)[: len(sums) if has_interval(worth, FEWEST_GROUPS) else 0]
         errors, varied = torch.cat([sums.sum(0)[None], left]).unbind(1)
         return torch.where(varied > 0, 1 - errors / varied.clamp(min=torch.finfo(varied.dtype).tiny), 0.0)
 
@@ -418,13 +419,13 @@ class Untrained:
             for (layer, depth), each in zip(moments.pairs, judges, strict=True):
                 each.add(left[layer], batch.left[depth], parts)
 
-    def beside(self, source: Judged, depth: int, documents: int) -> tuple[Estimate, Estimate]:
+    def beside(self, source: Judged, depth: int, worth: float | int) -> tuple[Estimate, Estimate]:
         """Return the most of `r2_output` that a network has, and by how much a source has more than `MORE` times any.
 
         The difference is paired over documents.
         """
         place = self.depths.index(depth)
-        own, *known = (each.r2(documents, whole=True) for each in (source, *(each[place] for each in self._judges)))
+        own, *known = (each.r2(worth, whole=True) for each in (source, *(each[place] for each in self._judges)))
         limits = [more * each.clamp(min=0) for more, each in zip(MORE, known, strict=True)]
         most, limit = (max(every, key=lambda each: float(each[0])) for every in (known, limits))
         return tuple(jackknife(each[0], each[1:]) for each in (most, own - limit))  # type: ignore[return-value]

@@ -143,7 +143,7 @@ def changes(parts: pd.DataFrame, layers: pd.DataFrame, folder: Path, about: str 
         figure.colorbar(image, ax=left, ticks=[0, 0.01, 0.1, 0.25, 0.5, 1], format="%g", extend="min")
         line(right, layers, "distance", ("distance_low", "distance_high"), "distance", colour_of(0), "o-")
         ticks(right.xaxis, layers["layer"], fontsize=7)
-        right.set(xlabel="layer", title="relative distance of states", ylim=(0, None))
+        right.set(xlabel="layer", title="distance of states (accumulates)", ylim=(0, None))
         figure.suptitle(about, fontsize=8)
         save(figure, folder, "diff")
 

@@ -20,12 +20,25 @@ from thinkalike import figures
 from thinkalike.config import AnalyzeConfig, ranged
 from thinkalike.data.stimuli import Stimuli
 from thinkalike.errors import ConfigError, DataError, nearest
-from thinkalike.instruments.of_stimuli import DistanceConfig, OfStimuli, rows_of_sides, states_of_sides, stimuli_facts
+from thinkalike.instruments.of_stimuli import (
+    DistanceConfig,
+    OfStimuli,
+    rows_of_sides,
+    states_of_sides,
+    stimuli_facts,
+    warn_of_words,
+)
 from thinkalike.job import Outcome, Work
 from thinkalike.measures.distances.comparators import weighted_tau
 from thinkalike.measures.estimates import FEWEST_GROUPS, interval_around
 from thinkalike.measures.mlem.encoding_model import MLEM
-from thinkalike.measures.mlem.importance import Importance, feature_importance, fold_interval, split_half_reference
+from thinkalike.measures.mlem.importance import (
+    Importance,
+    feature_importance,
+    fewest_groups,
+    fold_interval,
+    split_half_reference,
+)
 from thinkalike.screen import Table, few, number_column, show_table, show_text, span
 from thinkalike.states.stimuli import StimulusStates, numbered
 from thinkalike.store import Headline, Result
@@ -35,6 +48,8 @@ log = logging.getLogger(__name__)
 
 P_VALUES = ("p", "p_of_largest")
 CELLS = ("reference", "reference_of_words")  # split-half, of the joint cells of all features, and of words
+GIVEN_WORD = ("given_word", "given_word_low", "given_word_high")  # importance beyond the identity of words
+REFERENCES = [f"{name}{end}" for name in CELLS for end in ("", "_low", "_high")]
 SHARE = "share"  # of the first reference that a score is
 FEATURES, ROWS = 5, 12  # columns and rows on the screen
 
@@ -92,6 +107,7 @@ class FeatureProfiles(
         measure: Any = config.measure
         with work.phase("states"):
             (stimuli, sides), every = states_of_sides(config, work.inputs["stimuli"])
+        warn_of_words(stimuli)
         model, importance = fit_profiles(config, stimuli, sides)
         rows = rows_of_sides(sides)
         scores = _share(_scores(model, importance, rows).assign(**_references(config, stimuli, sides)))
@@ -102,6 +118,7 @@ class FeatureProfiles(
             tables["interactions"] = repeated_rows(rows, "features", named, **columns)
         tables["levels"] = level_table(model, stimuli, rows)
         profiles = _profiles(model, importance, stimuli, rows)
+        profiles = profiles.assign(**_given_words(config, stimuli, sides, len(rows)))
         if every:
             once = replace(config, measure=replace(measure, permutations=1, null=0, interactions=[]))
             _, found = fit_profiles(once, *every)
@@ -117,7 +134,13 @@ class FeatureProfiles(
             {name: table for name, table in tables.items() if len(table)},
             models=[side.origin for side in sides],
             facts=stimuli_facts(stimuli, sides[: len(config.subjects)]),
-            blank=("alpha", SHARE, *(f"{name}{end}" for name in CELLS for end in ("", "_low", "_high")), *P_VALUES),
+            blank=(
+                "alpha",
+                SHARE,
+                *(f"{name}{end}" for name in CELLS for end in ("", "_low", "_high")),
+                *P_VALUES,
+                *GIVEN_WORD,
+            ),
         )
 
     def beside(
@@ -163,6 +186,9 @@ class FeatureProfiles(
             columns += [number_column(str(name), profile.loc[rows["layer"], name], ".3f") for name in shown]
             show_table(Table(f"{model}: Spearman's ρ, and what it loses without a feature", columns))
             show_text(_in_words(own, profile))
+            show_text(_beyond_words(profiles[profiles["model"] == model]))
+        for sentence in stimuli.get("confounded_with_words", ()):
+            show_text(f"{sentence}.")
 
 
 def _in_words(scores: pd.DataFrame, profile: pd.DataFrame) -> str:
@@ -175,6 +201,18 @@ def _in_words(scores: pd.DataFrame, profile: pd.DataFrame) -> str:
         said += f", with a noise ceiling of {best['lower']:.3f} to {best['upper']:.3f}"
     feature = str(profile.max().idxmax())
     return f"{said}. {feature} matters most, {profile[feature].max():.3f} at layer {profile[feature].idxmax()}."
+
+
+def _beyond_words(profiles: pd.DataFrame) -> str:
+    """Return what is left of the features that go with words, given the word, in the layer where that is most."""
+    if GIVEN_WORD[0] not in profiles:
+        return ""
+    sentences = []
+    for feature, rows in profiles.dropna(subset=GIVEN_WORD[0]).groupby("feature", sort=False):
+        most: Any = rows.iloc[int(rows[GIVEN_WORD[0]].argmax())]
+        before, left = most["importance"], span(*(most[name] for name in GIVEN_WORD))
+        sentences.append(f"Given the word, {feature} has importance {left} of {before:.3f} at layer {most['layer']}.")
+    return " ".join(sentences)
 
 
 def fit_profiles(config: AnalyzeConfig, stimuli: Stimuli, sides: Sequence[StimulusStates]) -> tuple[MLEM, Importance]:
@@ -201,9 +239,43 @@ def fit_profiles(config: AnalyzeConfig, stimuli: Stimuli, sides: Sequence[Stimul
     except ValueError as error:
         remedy = "; measure.together=stimulus lets folds divide a text" if "groups" in str(error) else ""
         raise DataError(f"{stimuli.source}: {error}{remedy}{numbered(sides)}") from error
-    if importance.groups < FEWEST_GROUPS:
-        log.warning("warning: %s has fewer than %d sentences: no intervals and no p", stimuli.source, FEWEST_GROUPS)
+    needed = fewest_groups(measure.folds)
+    if importance.groups < needed:
+        lacking = "no intervals and no p" if importance.groups < FEWEST_GROUPS else "no intervals"
+        log.warning("warning: %s has fewer than %d sentences: %s", stimuli.source, needed, lacking)
     return model, importance
+
+
+def _given_words(
+    config: AnalyzeConfig, stimuli: Stimuli, sides: Sequence[StimulusStates], layers: int
+) -> dict[str, np.ndarray]:
+    """Return columns of the importance, given the word, of features that go with words; NaN for all others.
+
+    The identity of words is a feature of the model beside the others, and values move between stimuli of one word. Of
+    a feature that the word determines nothing is left. There are no columns if no feature goes with words, or with
+    recipe=paper, which permutes pairs.
+    """
+    overlaps = stimuli.confounded_with_words()
+    if not overlaps or config.recipe == "paper":
+        return {}
+    values = np.full((3, layers, len(stimuli.names)), nan)
+    for overlap in overlaps:
+        values[:, :, stimuli.names.index(overlap.feature)] = 0.0
+    varying = [overlap.feature for overlap in overlaps if overlap.differing > 0]
+    if varying:
+        word = "word"
+        while word in stimuli.names:
+            word += "_"
+        identities = pd.Categorical(pd.Series(stimuli.words).str.casefold())
+        kinds = {**stimuli.kinds, word: "nominal"}
+        beside = replace(stimuli, features=stimuli.features.assign(**{word: identities}), kinds=kinds)
+        measure = replace(config.measure, given=word, null=0, interactions=[])  # type: ignore[call-arg]
+        _, importance = fit_profiles(replace(config, measure=measure), beside, sides)
+        estimate = importance.profile()
+        for feature in varying:
+            place = stimuli.names.index(feature)
+            values[:, :, place] = torch.stack([*estimate])[:, :, place].numpy()
+    return {name: column.flatten() for name, column in zip(GIVEN_WORD, values, strict=True)}
 
 
 def _groups(config: AnalyzeConfig, stimuli: Stimuli) -> Tensor | None:

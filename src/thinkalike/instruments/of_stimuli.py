@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -27,6 +28,8 @@ from thinkalike.tables import layer_rows
 
 if TYPE_CHECKING:
     from thinkalike.models.shapes import Passes, Shapes
+
+log = logging.getLogger(__name__)
 
 FEW = 10  # sentences, below which stimuli are left out and drawn one by one
 WORDS = 8  # tokens of a sentence of the grammars, about
@@ -97,8 +100,16 @@ def rows_of_sides(sides: Sequence[StimulusStates]) -> pd.DataFrame:
 
 def stimuli_facts(stimuli: Stimuli, subjects: Sequence[StimulusStates] = ()) -> dict[str, Any]:
     """Return what the provenance of a result says of its stimuli, and of its subjects if it has any."""
-    facts = {"source": stimuli.source, "count": len(stimuli), "fingerprint": stimuli.fingerprint()}
+    facts: dict[str, Any] = {"source": stimuli.source, "count": len(stimuli), "fingerprint": stimuli.fingerprint()}
+    if confounded := [str(overlap) for overlap in stimuli.confounded_with_words()]:
+        facts["confounded_with_words"] = confounded
     return {"stimuli": facts} | ({"subjects": [side.name for side in subjects]} if subjects else {})
+
+
+def warn_of_words(stimuli: Stimuli) -> None:
+    """Warn of each feature that can hardly be told from the identity of words."""
+    for overlap in stimuli.confounded_with_words():
+        log.warning("warning: %s: %s", stimuli.source, overlap)
 
 
 def states_of_sides(config: AnalyzeConfig, stimuli: Stimuli) -> tuple[Compared, Compared | None]:

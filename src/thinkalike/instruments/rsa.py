@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 import pandas as pd
+import torch
 from torch import Tensor
 
 from thinkalike import figures
@@ -20,8 +21,9 @@ from thinkalike.errors import ConfigError, DataError
 from thinkalike.instruments import of_stimuli
 from thinkalike.instruments.of_stimuli import DistanceConfig, DistanceName, OfStimuli
 from thinkalike.job import Outcome, Work
-from thinkalike.measures.distances.comparators import WHITENED
+from thinkalike.measures.distances.comparators import TIED, WHITENED, mid_ranks
 from thinkalike.measures.distances.neural import NeuralDistances, crossnobis, mantel, rsa, rsa_estimate
+from thinkalike.measures.estimates import effective_number, has_interval, why_no_interval
 from thinkalike.screen import show_text, span
 from thinkalike.states.stimuli import StimulusStates, numbered
 from thinkalike.store import Headline, Result
@@ -30,6 +32,7 @@ from thinkalike.tables import matrix_rows
 log = logging.getLogger(__name__)
 
 FOLDS = 10  # of the jackknife
+FEWEST_PAIRS = 10  # of stimuli of one word, whose distances are ranked
 SIGNS = {
     "spearman": "Spearman's ρ",
     "tau_a": "Kendall's τ_a",
@@ -102,15 +105,27 @@ class RSA(OfStimuli, kind="rsa", version=6, reads=("model", "target", "layers", 
         stimuli: Stimuli = work.inputs["stimuli"]
         with work.phase("states"):
             (stimuli, sides), every = of_stimuli.states_of_sides(config, stimuli)
+        of_stimuli.warn_of_words(stimuli)
         try:
             more = {}
             if every:
                 more["with_massive"] = rsa(_distances(every.sides, measure), comparator=measure.comparator)
             layers = _distances(sides, measure)
-            groups = of_stimuli.sentence_groups(stimuli)
-            options = {"comparator": measure.comparator, "groups": groups, "folds": FOLDS, "seed": config.seed}
-            similarity = rsa_estimate(layers, **options)
+            sentences = stimuli.groups.unique(return_counts=True)[1]
+            worth = effective_number(sentences)
+            if not has_interval(worth):
+                reason = why_no_interval(worth, len(sentences), "sentences")
+                log.warning("warning: %s: %s", stimuli.source, reason)
+            similarity = rsa_estimate(
+                layers,
+                comparator=measure.comparator,
+                groups=stimuli.groups,
+                folds=min(FOLDS, len(sentences)),
+                seed=config.seed,
+            )
             more |= {"low": similarity.low, "high": similarity.high}
+            if stimuli.confounded_with_words():
+                more["given_word"] = _given_word(layers, stimuli)
             if measure.permutations:
                 more |= _p_values(layers, measure, config.seed, stimuli)
         except ValueError as error:
@@ -126,7 +141,7 @@ class RSA(OfStimuli, kind="rsa", version=6, reads=("model", "target", "layers", 
             {"value": similarity.value.numpy()},
             models=[side.origin for side in sides],
             facts=of_stimuli.stimuli_facts(stimuli),
-            blank=("p", "p_of_largest"),  # of few sentences
+            blank=("p", "p_of_largest", "given_word"),  # of few sentences; of states that the word determines
         )
 
     def draw(self, result: Result, folder: Path) -> None:
@@ -154,6 +169,12 @@ class RSA(OfStimuli, kind="rsa", version=6, reads=("model", "target", "layers", 
                 f"{word} alike: {row.source} layer {row.source_layer} and {row.target} layer {row.target_layer}, "
                 f"{sign} {span(row.value, row.low, row.high)}."
             )
+        for sentence in stimuli.get("confounded_with_words", ()):
+            show_text(f"{sentence}.")
+        if "given_word" in pairs:
+            known = pairs["given_word"].dropna()
+            left = f"ρ {known.min():.3f} to {known.max():.3f}" if len(known) else "nothing is left to compare"
+            show_text(f"Over pairs of one word: {left}.")
 
 
 def _distances(sides: Sequence[StimulusStates], measure: Any) -> list[NeuralDistances]:
@@ -168,6 +189,19 @@ def _p_values(layers: Sequence[NeuralDistances], measure: Any, seed: int, stimul
     for warning in caught:
         log.warning("warning: %s: %s", stimuli.source, warning.message)
     return {"p": found.p, "p_of_largest": found.p_of_largest}
+
+
+def _given_word(layers: Sequence[NeuralDistances], stimuli: Stimuli) -> Tensor:
+    """Return Spearman's ρ over pairs of stimuli of one word, NaN where these are equally far in some layer, (l, l)."""
+    words = torch.from_numpy(pd.factorize(pd.Series(stimuli.words).str.casefold())[0])
+    first, second = torch.triu_indices(len(words), len(words), 1)
+    distances = torch.stack([layer.vector() for layer in layers]).cpu().double()[:, words[first] == words[second]]
+    if distances.shape[1] < FEWEST_PAIRS:
+        return torch.full((len(layers), len(layers)), torch.nan, dtype=torch.float64)
+    ranks = mid_ranks(distances, TIED)
+    ranks = ranks - ranks.mean(1, keepdim=True)
+    unit = ranks / torch.linalg.vector_norm(ranks, dim=1, keepdim=True)  # 0 / 0 of distances that are all equal
+    return unit @ unit.T
 
 
 def _different(table: pd.DataFrame) -> pd.DataFrame:

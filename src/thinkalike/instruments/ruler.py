@@ -26,15 +26,17 @@ from thinkalike.data.corpus import warn_of_few
 from thinkalike.errors import DataError
 from thinkalike.evaluation.language import document_numbers
 from thinkalike.job import Instrument, Outcome, Work
+from thinkalike.job.instrument import FIT_TEXT
 from thinkalike.measures.estimates import (
-    FEWEST_GROUPS,
     RUNGS,
     Estimate,
     RowGroups,
+    has_interval,
     jackknife,
     massive,
     next_rung,
     numbered_by_part,
+    why_no_interval,
 )  # fmt: skip
 from thinkalike.measures.ridge import FOLDS, Predictor, fold_of, with_ends, with_interval
 from thinkalike.memory import hand_back
@@ -55,7 +57,7 @@ from thinkalike.screen import (
     text_column,
 )  # fmt: skip
 from thinkalike.states.batches import say_massive
-from thinkalike.states.tokens import Pieces, drawn_pieces, word_states
+from thinkalike.states.tokens import Pieces, TextReader, drawn_pieces, text_reader, word_states
 from thinkalike.store import Headline, Result
 
 log = logging.getLogger(__name__)
@@ -80,6 +82,16 @@ class RulerConfig(MeasureConfig):
     # layers: the own layers 1, 2 and 4 blocks away; text: states of other text; names and folders of further models
     rungs: list[str] = field(default_factory=lambda: ["bits"])
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        # Copies of fewer bits are always made, and a rung is made once: other spellings are the same job.
+        self.rungs = list(dict.fromkeys(["bits", *self.rungs]))
+
+    @property
+    def further_models(self) -> list[str]:
+        """The names and folders of the models that are rungs."""
+        return [name for name in self.rungs if name not in OWN]
+
     def further_of(self, model: FrozenModel) -> list[str]:
         """Return the names of a model's rungs but those of bits: without layers further away than any has another."""
         names = [each for name in self.rungs for each in OWN.get(name, (name,))]
@@ -93,7 +105,7 @@ class Words:
         DataError: There are too few documents, or no word stands twice in the same fold of them.
     """
 
-    def __init__(self, data: DataConfig, models: Sequence[FrozenModel], words: int):
+    def __init__(self, data: DataConfig, models: Sequence[TextReader], words: int):
         self.text: Pieces = drawn_pieces(data, models, words)
         if len(set(self.text.documents)) < FOLDS:
             raise DataError(f"the ruler needs the text of {FOLDS} documents, not {len(set(self.text.documents))}")
@@ -220,10 +232,13 @@ class Ruler(Instrument, kind="ruler", version=6, reads=("model", "target", "laye
     """Says how alike two models are at pairs of layers, in bits of each of them."""
 
     of_models: ClassVar[str] = "pairs"
+    ignores = Instrument.ignores | FIT_TEXT
 
     def inputs(self, config: AnalyzeConfig) -> Mapping[str, Any]:
-        others = [configured(name, {}) for name in config.measure.rungs if name not in OWN]  # type: ignore[attr-defined]
-        return {**super().inputs(config), **{f"rung {e.called}": checkpoint_fingerprint(e) for e in others}}
+        names: Sequence[str] = config.measure.further_models  # type: ignore[attr-defined]
+        rungs = [configured(name, {}) for name in names]
+        fingerprints = {f"rung {rung.called}": checkpoint_fingerprint(rung) for rung in rungs}
+        return {**super().inputs(config), **fingerprints}
 
     def passes(self, config: AnalyzeConfig, shapes: Shapes) -> Sequence[Passes]:
         """Return the passes of both models and of all their rungs, of one and a half tokens for each word."""
@@ -239,7 +254,9 @@ class Ruler(Instrument, kind="ruler", version=6, reads=("model", "target", "laye
         measure: Any = config.measure
         with work.phase("loading"):
             models = load_models(config.model, config.target)
-            words = Words(config.data, list(dict.fromkeys(models)), measure.words)
+            # A rung that cannot be loaded, or reads shorter texts, must show before the other rungs are made.
+            rung_readers = [text_reader(load_model(name)) for name in measure.further_models]
+            words = Words(config.data, [*dict.fromkeys(models), *rung_readers], measure.words)
             hand_back(models[0].device)
         pairs = _pairs(config.layers, *(model.n_layers for model in models))
         names, described = ([model.name for model in models], [model.describe() for model in models])
@@ -253,8 +270,9 @@ class Ruler(Instrument, kind="ruler", version=6, reads=("model", "target", "laye
         del models, sides  # the model of a side is gone when its rungs are done
         rungs = measured(value, todo, work, measure.further_of)
         numbers = document_numbers(torch.bincount(words.documents))
-        if (count := numbers["documents"]) < FEWEST_GROUPS:
-            log.warning("warning: %.0f documents are too few for intervals", count)
+        worth = numbers["effective_documents"]
+        if not has_interval(worth):
+            log.warning("warning: %s", why_no_interval(worth, int(numbers["documents"])))
         table = table_of(names, pairs, value, rungs)
         scalars = numbers | {"words": float(len(words.documents)), "words_used": words.share}
         facts = {"data": {"name": config.data.name, "level": "word"}}

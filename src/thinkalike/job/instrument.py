@@ -55,6 +55,7 @@ EVERY_JOB = {  # settings that every job reads, or that decide which job it is
 LADDER = ((10**9, 1), (12, 1), (8, 1), (5, 1), (5, 2), (5, 4), (5, 8), (5, 16), (5, 32), (5, 64), (5, 128), (2, 128))
 OF_SITES = {"model.site", "target.site", "model.head", "target.head"}
 ONE_SITE = "{}=: {} reads the stream after each block, resid_post, alone; measure=cka or mlem read other sites"
+FIT_TEXT = frozenset({"data.fit_tokens"})  # of jobs that fit something on text
 OF_STITCHES = frozenset({"trainer.compile", "trainer.memory", "trainer.recompute"})  # and of autoencoders
 
 
@@ -231,8 +232,11 @@ class Instrument(ABC):
     def reads_setting(self, key: str, read: Any, config: Any) -> bool:
         """Return whether this job reads the value that `config` has for a key, given `read` of `with_unread_reset`."""
         part, _, setting = key.partition(".")
-        if part == "logger" or (part == "trainer" and (isinstance(config, TrainConfig) or setting in PROCESSES)):
+        if part == "logger" or (part == "trainer" and setting in PROCESSES):
             return key not in self.ignores
+        if part == "trainer" and isinstance(config, TrainConfig):
+            is_kept = not setting or getattr(read.trainer, setting) == getattr(config.trainer, setting)
+            return key not in self.ignores and is_kept
         parts = {*self.reads, *self.inner_jobs_read, *(["activations"] if self.takes_activations else [])}
         if key in self.ignores or not {part, key} & parts or (key in OF_SITES and not self.takes_sites):
             return False

@@ -27,7 +27,7 @@ from thinkalike.config import AnalyzeConfig, ModelConfig, TrainConfig, relevant
 from thinkalike.config.compose import command_line
 from thinkalike.config.parts import AFTER, chosen_scale
 from thinkalike.digests import versions_of
-from thinkalike.errors import ConfigError, ModelError, ResourceError, ThinkalikeError, chain, one_line
+from thinkalike.errors import ConfigError, ModelError, ResourceError, ThinkalikeError, chain, one_line, panicked
 from thinkalike.job.instrument import ONE_SITE, Instrument, Outcome, Work, asked_for, phase_of_all
 from thinkalike.plugins import digest, instrument_of, named_in
 from thinkalike.processes import Interrupted, ProcessGroup, counted, doing, rank, together
@@ -41,7 +41,7 @@ MUCH = 2**18  # tokens; embedded minis read as many in minutes
 AGENT = "WANDB_SWEEP_ID"  # environment variable of jobs that an agent of a W&B sweep starts
 WARNING = "warning: "
 SMALLER = "lower trainer.memory, measure.tokens_per_batch, pairs or layers, or choose a larger machine"
-NO_PLACE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
+NO_PLACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES)
 PLACES = "free some space, or choose other places with store=DIR and data.cache=DIR"
 NUMBERED = re.compile(r"\(os error (\d+)\)")  # how libraries written in Rust say it
 
@@ -389,6 +389,11 @@ def _explained(job: Job) -> Iterator[None]:
         if not isinstance(error, ResourceError) and (reason := _reason(error)):
             after = " to resume from the last state" if any(job.states.glob("*.pt")) else ""
             raise ResourceError(f"{reason}, and rerun the command{after}") from error
+        raise
+    except BaseException as error:
+        if panicked(error):
+            found = f"a tokenizer gives up on the text ({one_line(error)})"
+            raise ModelError(f"{found}: a pattern of its tokenizer.json takes too many steps; replace it") from error
         raise
 
 

@@ -1,8 +1,12 @@
 """How predictions and states differ between models: divergence and distance by token, nulls of a change, and tests.
 
-A null is a set of models that were changed as much, but at random: each matrix by the same change with rows and columns
-permuted and signs flipped. If the distribution of a change is invariant under such maps, as that of Gaussian noise is,
-the change and its nulls are exchangeable, so that the rank of the change among them is an exact test.
+A null is a set of models that were changed as much, but at random. There are two of weights: each matrix gets
+the same change with the signs of rows and columns flipped at random, while rows and columns are permuted
+(`signed_permutation`) or stay where they are (`random_signs`). If the distribution of a change is invariant
+under such maps, the change and its nulls are exchangeable, so that the rank of the change among them is an
+exact test. The distribution of Gaussian noise of one size is invariant under both. Noise that is proportional
+to the weights, as that of rounding is, is invariant under flipped signs alone: a permutation takes large
+changes away from large weights.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ from torch import Tensor
 from thinkalike.measures.estimates import FEWEST_GROUPS, ROUNDING
 
 AT_ONCE = 2**20  # numbers, which stay in the cache of a processor
+FEWEST_PEERS = 4  # groups, from which on what most of them do is taken off each of them
 TIE = 1e-9  # of a value: what rounding may take a null off that is equal to it
 Verdict = Literal["equivalent", "not equivalent", "undecided"]
 
@@ -61,6 +66,18 @@ def signed_permutation(change: Float[Tensor, "*s"], generator: torch.Generator) 
         order = torch.randperm(size, generator=generator).to(change.device)
         signs = torch.randint(2, (size,), generator=generator).to(change) * 2 - 1
         change = change.index_select(axis, order).mul_(signs.view(-1, *[1] * (change.dim() - axis - 1)))
+    return change
+
+
+def random_signs(change: Float[Tensor, "*s"], generator: torch.Generator) -> Float[Tensor, "*s"]:
+    """Return a tensor with a random sign for each index of each axis.
+
+    Entries stay where they are and keep their size; the Frobenius norm and all singular values stay as they are.
+    """
+    change = change.clone()
+    for axis, size in enumerate(change.shape):
+        signs = torch.randint(2, (size,), generator=generator).to(change) * 2 - 1
+        change.mul_(signs.view(-1, *[1] * (change.dim() - axis - 1)))
     return change
 
 
@@ -111,20 +128,53 @@ def excess(values: Float[Tensor, " g"], null: Float[Tensor, "r g"]) -> tuple[Ten
     return beyond, beyond / error, two_sided(beyond, error, freedom).to(values.device)
 
 
-def beyond_null(
-    values: Float[Tensor, " g"], null: Float[Tensor, "r g"]
-) -> tuple[Float[Tensor, " g"], Float[Tensor, ""]]:
-    """Return how far each of g values is beyond those of r runs of a null, and the p-value of the farthest one.
+def above_null(values: Float[Tensor, " g"], null: Float[Tensor, "r g"]) -> Float[Tensor, " g"]:
+    """Return for each of g groups the one-sided p-value of a value above those of r ≥ 2 runs of a null.
 
-    The first is (value - mean) / (s √(1 + 1/r)), with mean and standard deviation of the null's runs. Each run has the
-    same beside all others, and the p-value is the rank of the value's maximum over groups among theirs: exact if value
-    and null are exchangeable, whatever their distribution and dependence (Westfall & Young 1993).
+    As in `excess`, t = (value - mean of the runs) / (s √(1 + 1/r)) with s at least the median one of all groups. The
+    remaining groups do not matter, so that a change which moves all of them is above the null in all of them.
     """
-    runs, r = torch.cat([values[None], null]).double(), len(null)
-    others = (runs.sum(0) - runs) / r
-    spread = ((runs.square().sum(0) - runs.square()) / r - others.square()).clamp(min=0) * r / (r - 1)
-    beyond = (runs - others) / (spread * (1 + 1 / r)).sqrt()
-    return beyond[0], rank_p(beyond[0].max(), beyond[1:].amax(1))
+    runs = null.double()
+    spread = runs.std(0).clamp(min=ROUNDING) * math.sqrt(1 + 1 / len(runs))
+    above = values.double() - runs.mean(0)
+    p = two_sided(above, spread.clamp(min=spread.median()), len(runs) - 1).to(values.device)
+    return torch.where(above > 0, p / 2, 1 - p / 2)
+
+
+def beyond_null(
+    values: Float[Tensor, "g k"], null: Float[Tensor, "r g k"]
+) -> tuple[Float[Tensor, " g"], Float[Tensor, ""]]:
+    """Return how far each of g groups is beyond r runs of a null, and the p-value of the farthest one.
+
+    Each of k statistics is compared by (value - mean) / (s √(1 + 1/r)), with the mean and the standard deviation s of
+    the null's runs, s being at least the median one of all groups. With `FEWEST_PEERS` groups or more, each run is
+    taken less its median over groups, and each result z becomes (z - mean of the remaining groups) / max(their standard
+    deviation, 1): what happens to all groups, or varies as much among all of them, tells none of them apart. The
+    greatest of the k statistics counts.
+
+    Each run is compared with all others in this way, and the p-value is the rank of the value's maximum over groups
+    among theirs: exact if value and null are exchangeable, whatever their distribution and dependence (Westfall & Young
+    1993).
+    """
+    runs = torch.cat([values[None], null]).double()
+    r = len(null)
+    has_peers = runs.shape[1] >= FEWEST_PEERS
+    if has_peers:
+        runs = runs - runs.median(1, keepdim=True).values
+    mean_of_others = (runs.sum(0) - runs) / r
+    mean_square_of_others = (runs.square().sum(0) - runs.square()) / r
+    variance = (mean_square_of_others - mean_of_others.square()).clamp(min=0) * r / (r - 1)
+    spread = (variance * (1 + 1 / r)).sqrt()
+    spread = torch.maximum(spread, spread.median(1, keepdim=True).values)
+    beyond = ((runs - mean_of_others) / spread).nan_to_num(0.0)
+    if has_peers:
+        peers = runs.shape[1] - 1
+        mean_of_peers = (beyond.sum(1, keepdim=True) - beyond) / peers
+        square_of_peers = (beyond.square().sum(1, keepdim=True) - beyond.square()) / peers
+        variance_of_peers = (square_of_peers - mean_of_peers.square()).clamp(min=0) * peers / (peers - 1)
+        beyond = (beyond - mean_of_peers) / variance_of_peers.sqrt().clamp(min=1)
+    farthest_statistic = beyond.amax(2)
+    return farthest_statistic[0], rank_p(farthest_statistic[0].max(), farthest_statistic[1:].amax(1))
 
 
 class Directions(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,10 +15,12 @@ from torch import Tensor
 
 from thinkalike.arguments import Count, Level, Seed, Within
 
+log = logging.getLogger(__name__)
+
 ROUNDING = 1e-12  # of scores in [-1, 1]
 PARTS = 10  # that documents, sentences or the like are drawn into; intervals leave out one at a time
 EVERY = 4  # batches, of which one says how much the rows of documents depend on each other
-FEWEST_GROUPS = 8  # documents, sentences or the like, of which an interval or a p-value is
+FEWEST_GROUPS = 8  # documents, sentences or the like for a p-value; worth as many of equal length for an interval
 FEWEST_EQUAL = 15  # of equal length, of which a measure has an interval whose value depends on the number of rows
 AT_ONCE = 2**24  # numbers of drawn documents in memory at once
 EQUAL = 1e-9  # share of a mean up to which documents are equal but for rounding
@@ -88,7 +91,7 @@ def jackknife(
     *,
     is_drawn: bool = False,
     level: Level = 0.95,
-    t: Float[Tensor, " *r"] | None = None,
+    t: Float[Tensor, " *r"] | float | None = None,
 ) -> Estimate:
     """Return value ± t √((b-1)/b Σ (replicate - mean)²), t of Student's distribution with b - 1 degrees of freedom.
 
@@ -115,9 +118,13 @@ def jackknife(
 
 
 def without_parts(sums: Float[Tensor, " parts *s"], documents: Int[Tensor, " n"]) -> Float[Tensor, " r *s"]:
-    """Return the totals without each part that has one of these documents; none of fewer than `FEWEST_GROUPS`."""
-    different = documents.unique()
-    parts = (different % PARTS).unique() if len(different) >= FEWEST_GROUPS else different[:0]
+    """Return the totals without each part that has rows; none if the documents are too few for an interval.
+
+    Args:
+        documents: The number of the document of each row.
+    """
+    different, counts = documents.unique(return_counts=True)
+    parts = (different % PARTS).unique() if has_interval(effective_number(counts)) else different[:0]
     return sums.sum(0) - sums[parts]
 
 
@@ -220,6 +227,34 @@ def effective_number(counts: Annotated[Shaped[Tensor, " documents"], Within(leas
     return float(counts.double().sum().square() / counts.double().square().sum())
 
 
+def has_interval(worth: float | int, fewest: int = FEWEST_GROUPS) -> bool:
+    """Return whether documents that are worth this many of equal length are enough for an interval.
+
+    A jackknife learns the spread from whole documents. Where one document has half of the rows, that spread is hardly
+    observed, however many short documents there are: 95 % intervals of CKA then cover 84 %
+    (`benchmarks/unequal_coverage.py`).
+
+    Args:
+        worth: See `effective_number`.
+    """
+    return worth >= fewest * (1 - EQUAL)
+
+
+def why_no_interval(worth: float | int, count: int, unit: str = "documents", fewest: int = FEWEST_GROUPS) -> str:
+    """Return the reason why `count` documents, which are worth so many of equal length, have no interval."""
+    return f"no intervals: effective sample size {worth:.1f} {unit} (of {count:,}); intervals need {fewest}"
+
+
+def freedom_of_groups(counts: Shaped[Tensor, " groups"]) -> float:
+    """Return the degrees of freedom of a variance that is estimated from groups of rows: (Σ n²)² / Σ n⁴.
+
+    It is Satterthwaite's (1946) if rows of a group depend on each other fully, so that group i adds n_i² to the
+    variance of a mean: as many as groups if they are equal, and next to 1 if one group outweighs all others.
+    """
+    squares = counts.double().square()
+    return float(squares.sum().square() / squares.square().sum())
+
+
 def bootstrap_interval(
     sums: Annotated[Float[Tensor, "*b documents"], Within()],
     counts: Annotated[Float[Tensor, " documents"], Within(least=0)],
@@ -228,6 +263,7 @@ def bootstrap_interval(
     resamples: Annotated[int, Within(least=RESAMPLES)] = 2000,
     seed: Seed = 0,
     together: bool = False,
+    bounds: tuple[float, float] = (-math.inf, math.inf),
 ) -> Estimate:
     """Return the mean per token with a studentised bootstrap interval over documents, of shape (*b).
 
@@ -249,6 +285,9 @@ def bootstrap_interval(
         counts: The number n of tokens of each document; documents without any are left out.
         together: Whether the intervals hold for all means simultaneously, with the quantiles of the largest and the
             smallest t of each resample (max-t; Westfall & Young 1993, section 2.5).
+        bounds: The least and the greatest value that a token can have. With a least value of 0, as of KL, the lower end
+            is that of log R, studentised by σ / R, so that it is above 0 for a mean above 0. An upper end stops at the
+            greatest value.
 
     >>> bootstrap_interval([10.0, 30.0, 20.0], [10, 10, 10]).value.item()
     2.0
@@ -276,8 +315,20 @@ def bootstrap_interval(
     ends = (t.amax(0), t.amin(0)) if together else (t, t)
     tail, wider = (1 - level) / 2, least / student_t(level, n - 1)
     upper, lower = (end.quantile(share, dim=-1) * wider for end, share in zip(ends, (1 - tail, tail), strict=True))
-    low, high = upper.clamp(least, widest) * error, lower.clamp(-widest, -least) * error
-    return Estimate(mean[..., 0], mean[..., 0] - low, mean[..., 0] - high)
+    value = mean[..., 0]
+    high = (value - lower.clamp(-widest, -least) * error).clamp(max=bounds[1])
+    if bounds[0] != 0:
+        return Estimate(value, value - upper.clamp(least, widest) * error, high)
+
+    # A studentised interval of a skewed mean reaches below 0, where the mean cannot be. Its logarithm can be anywhere.
+    resampled = (mean + beyond).clamp(min=0)
+    t_of_log = (resampled.log() - mean.log()) / (errors / resampled)
+    t_of_log = t_of_log.nan_to_num(0.0, widest, -widest)
+    if together:
+        t_of_log = t_of_log.where(error[..., None] > 0, 0.0).reshape(-1, t_of_log.shape[-1]).amax(0)
+    upper = t_of_log.quantile(1 - tail, dim=-1) * wider
+    relative_error = (error / value).nan_to_num(0.0)
+    return Estimate(value, value * (-upper.clamp(least, widest) * relative_error).exp(), high)
 
 
 def _beyond(
@@ -434,8 +485,13 @@ def massive(
 
     Rows that begin their text, each of which attention may rest on, are judged by themselves, and are left out where
     they carry more than `ALONE` of the variance, although they may be many.
+
+    All layers together may name no more than 1 / `TIMES` of the rows, which is the most that one layer can name. Norms
+    at a head of attention vary so much that each of many heads names a few rows of its own, and all of them most rows.
+    These are not the same few rows at layer after layer, as massive ones are, and so none of them is left out.
     """
-    found: Tensor | None = None
+    beginning: Tensor | None = None
+    inside: Tensor | None = None
     for layer in layers:
         norms = torch.linalg.vector_norm(layer, dim=1)
         long = norms > MASSIVE * norms.median()
@@ -443,9 +499,26 @@ def massive(
             continue
         first = torch.zeros_like(long) if begins is None else long & begins.to(long.device)
         apart = (layer.float() - layer[~long].float().mean(0)).square().sum(1)
-        for outliers, enough in ((first, ALONE), (long & ~first, 1.0)):
-            chosen = outliers | ~long
-            share, carried = outliers.sum() / chosen.sum(), apart[outliers].sum() / apart[chosen].sum()
-            if carried > min(max(DECIDES, TIMES * float(share)), enough):
-                found = outliers.cpu() if found is None else found | outliers.cpu()
-    return found
+
+        def decides(outliers: Tensor, enough: float, long: Tensor = long, apart: Tensor = apart) -> bool:
+            compared = outliers | ~long
+            share = float(outliers.sum() / compared.sum())
+            carried = apart[outliers].sum() / apart[compared].sum()
+            return bool(carried > min(max(DECIDES, TIMES * share), enough))
+
+        if decides(first, ALONE):
+            beginning = _either(beginning, first.cpu())
+        if decides(long & ~first, 1.0):
+            inside = _either(inside, (long & ~first).cpu())
+    share_inside = 0.0 if inside is None else float(inside.float().mean())
+    if share_inside > 1 / TIMES:
+        log.warning(
+            f"warning: {share_inside:.0%} of the rows are more than {MASSIVE} times as long as the median at some "
+            "layer or head; as these are not few, none of them is left out"
+        )
+        inside = None
+    return beginning if inside is None else _either(beginning, inside)
+
+
+def _either(rows: Bool[Tensor, " n"] | None, more: Bool[Tensor, " n"]) -> Bool[Tensor, " n"]:
+    return more if rows is None else rows | more

@@ -44,8 +44,10 @@ class LayerPairEstimate(Estimate):
     Args:
         across: The values across the two models, with their intervals, (l, m).
         within_source, within_target: The same within each model, (l, l) and (m, m); None where it is not measured.
-        batches, documents: How many there were; of fewer than 8 documents there is no interval.
+        batches, documents: How many there were.
+        rows: How many rows were compared, in all batches together; None where it is not known.
         effective: How many documents of equal length are worth these; None where it is not known.
+        needed: How many documents of equal length the documents must be worth for an interval.
         rows_used: The share of the rows that stood in groups of one token, where rows are compared within such groups.
         chance: The null by permutations, None without any.
     """
@@ -58,7 +60,9 @@ class LayerPairEstimate(Estimate):
         batches: int,
         documents: int,
         *,
+        rows: int | None = None,
         effective: float | None = None,
+        needed: int = FEWEST_GROUPS,
         within_source: Estimate | None = None,
         within_target: Estimate | None = None,
         rows_used: float | None = None,
@@ -67,11 +71,20 @@ class LayerPairEstimate(Estimate):
         super().__init__(*across, uncorrected=across.uncorrected)
         self.batches, self.documents, self.rows_used, self.chance = batches, documents, rows_used, chance
         self.within_source, self.within_target, self.effective = within_source, within_target, effective
+        self.needed = needed
+        self.rows = rows
 
     def __repr__(self) -> str:
         layers, closest = "{} x {} layers".format(*self.value.shape), "{:.3f} to {:.3f}".format(*self.value.aminmax())
         width = f"intervals at most {self.widest_interval():.3g} wide"
         return f"{type(self).__name__}({layers}, {self.batches} batches: {closest}, {width})"
+
+    @property
+    def why_no_interval(self) -> str | None:
+        """Why there is no interval, in one sentence; None if the documents are enough, or their lengths unknown."""
+        if self.effective is None or estimates.has_interval(self.effective, self.needed):
+            return None
+        return estimates.why_no_interval(self.effective, self.documents, fewest=self.needed)
 
     def widest_interval(self) -> float:
         """Return the width of the widest interval of `value`, `within_source` and `within_target`."""
@@ -80,9 +93,13 @@ class LayerPairEstimate(Estimate):
 
 
 def numbers_of(documents: Int[Tensor, " n"]) -> dict[str, Any]:
-    """Return how many documents rows are of, and how many of equal length are worth these."""
+    """Return how many rows and documents there are, and how many documents of equal length are worth these."""
     counts = documents.unique(return_counts=True)[1]
-    return {"documents": len(counts), "effective": estimates.effective_number(counts)}
+    return {
+        "rows": len(documents),
+        "documents": len(counts),
+        "effective": estimates.effective_number(counts),
+    }
 
 
 class Accumulator(Metric):
@@ -364,7 +381,8 @@ class LayerMeans(Accumulator):
             kept, rows = found["used"].sum(0)
             further["rows_used"] = float(kept / rows)
         counts = {"batches": len(found["values"]), **numbers_of(found["documents"])}
-        return {"across": across, "within_source": first, "within_target": second, **counts, **further}
+        further |= {"within_source": first, "within_target": second, "needed": self.needed}
+        return {"across": across, **counts, **further}
 
     def replicates(self) -> Float[Tensor, "r l m"]:
         """Return the values of `compute` across the two models, and then those without each part of the documents."""
@@ -376,8 +394,7 @@ class LayerMeans(Accumulator):
     def finished(self, found: Mapping[str, Tensor]) -> Float[Tensor, "a k k"]:
         """Return the values over all batches, of all rows, and without each part of enough documents, if known."""
         values, (documents, counts) = found["values"], found["documents"].unique(return_counts=True)
-        count = len(documents) if self.measure.finish else estimates.effective_number(counts)
-        enough = count >= (FEWEST_GROUPS if self.measure.finish else FEWEST_EQUAL)
+        enough = estimates.has_interval(estimates.effective_number(counts), self.needed)
         kept = [0, *(1 + documents % PARTS).unique().tolist()] if enough else [0]
         finish, values = self.measure.finish or torch.Tensor.clone, values[:, kept]
         means = finish(values).mean(0) if self.after_ratio else finish(values.mean(0))
@@ -396,6 +413,11 @@ class LayerMeans(Accumulator):
         if "dependence" in found and len(values) > 1:
             return values[1:].mean(0) - found["dependence"].mean(0)
         return values[0] if self.is_unbiased else None
+
+    @property
+    def needed(self) -> int:
+        """How many documents of equal length the documents must be worth for an interval."""
+        return FEWEST_GROUPS if self.measure.finish else FEWEST_EQUAL
 
     @property
     def is_unbiased(self) -> bool:

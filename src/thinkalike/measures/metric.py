@@ -21,7 +21,7 @@ class CKAResult(LayerPairEstimate):
     Attributes:
         leverage_source, leverage_target: The largest of any batch, (l,) and (m,), see `leverage`.
         hsics: Of each batch in the order of their numbers, (b, k, k) with k = l + m.
-        without: The value without each part of the documents, (p, l, m); of fewer than 8 documents p is 0.
+        without: The value without each part of the documents, (p, l, m). p is 0 where there is no interval.
         is_unbiased: Whether intervals leave out the bias by rows of one document, see `jackknife`.
     """
 

@@ -17,7 +17,7 @@ from thinkalike.arguments import takes_arrays
 from thinkalike.measures.closed_forms import HalvedMoments, LayerPair, LayerStates, Regression
 from thinkalike.measures.contract import APART, Batch
 from thinkalike.measures.estimates import FEWEST, PARTS, Estimate, RowGroups, in_halves, jackknife, without_parts
-from thinkalike.measures.layer_means import Accumulator, LayerPairEstimate
+from thinkalike.measures.layer_means import Accumulator, LayerPairEstimate, numbers_of
 from thinkalike.measures.rows import labels_of_rows, rows_of
 
 MAPS = 2**31  # bytes of maps in memory at once; batches are read again for those of further layer pairs
@@ -52,7 +52,7 @@ class LinearPrediction:
         self.halves: list[tuple[Regression, Regression]] = []  # the same, by half of the documents, where these fit
         # by part of the documents, pair and direction: the squares of residuals, of states, and of residuals by half
         self._sums = torch.zeros(PARTS, len(self.pairs), 2, 3, dtype=torch.float64)
-        self.documents = torch.zeros(0, dtype=torch.long)  # the numbers of those that judged
+        self.documents = torch.zeros(0, dtype=torch.long)  # the number of the document of each row that judged
 
     @takes_arrays
     def fit(self, sources: LayerStates, targets: LayerStates, documents: Int[Tensor, " n"] | None = None) -> None:
@@ -74,8 +74,8 @@ class LinearPrediction:
         targets: LayerStates,
         number: int | None = None,
         documents: Int[Tensor, " n"] | None = None,
-    ) -> Int[Tensor, " documents"]:
-        """Add a batch of held-out rows, as `Moments.update` takes them, and return the numbers of its documents.
+    ) -> Int[Tensor, " n"]:
+        """Add a batch of held-out rows, as `Moments.update` takes them, and return the document of each row.
 
         Args:
             number: Of the batch; by default one that no other has.
@@ -110,14 +110,15 @@ class LinearPrediction:
         sums = torch.stack(parts, 1).cpu().view_as(self._sums)
         if not sums.isfinite().all():
             raise ValueError("a state is not finite, or too large for float64; run the model in a wider dtype")
-        self._sums, found = self._sums + sums, owners.unique().cpu()
-        self.documents = torch.cat([self.documents, found]).unique()
-        return found
+        owners = owners.cpu()
+        self._sums = self._sums + sums
+        self.documents = torch.cat([self.documents, owners])
+        return owners
 
     def compute(self) -> tuple[Estimate, Estimate]:
         """Return R² from the source, and back, of each pair, with 95 % intervals over documents, a tenth left out.
 
-        Fewer than `FEWEST_GROUPS` documents have the interval (-∞, ∞).
+        Documents that are worth fewer than `FEWEST_GROUPS` of equal length have the interval (-∞, ∞).
 
         Raises:
             ValueError: No batch judged, or a layer does not vary in those that did.
@@ -242,7 +243,7 @@ class LayerPredictions(Accumulator):
         if is_fit:
             prediction.fit(*sides, owners)
         else:
-            used = torch.tensor([len(within.order), within.rows] if within else [1, 1])
+            used = torch.tensor([len(within.order), within.rows] if within else [len(owners)] * 2)
             self.add(batch.number, prediction.judge(*sides, place, owners), used=used)
         self.last = batch.number
 
@@ -271,10 +272,12 @@ class LayerPredictions(Accumulator):
         parts = ([torch.cat(part).view(shape) for part in zip(*way, strict=True)] for way in ways)
         across, back, left_to_gain = (Estimate(*part) for part in parts)
         kept, rows = found["used"].sum(0).tolist()
+        counts = numbers_of(self.predictions[0].documents)  # all batches come once for each prediction
+        counts["rows"] = rows // len(self.predictions)  # also those without a group, which `rows_used` leaves out
         return PredictionEstimate(
             across=across,
             batches=len(found["used"]) // len(self.predictions),
-            documents=len(found["documents"].unique()),
+            **counts,
             back=back,
             left_to_gain=left_to_gain,
             rows_used=kept / rows if self.given == "token" else None,

@@ -12,6 +12,7 @@ import itertools
 import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
@@ -38,7 +39,7 @@ class Place(NamedTuple):
 
 Layer = int | Literal["embed"] | Place
 
-# the next token, hidden tokens, the class of a whole text, or nothing: states of one side of an encoder-decoder
+# the next token, hidden tokens, the class of a whole text, or nothing: without a head, states alone
 Predicts = Literal["next", "hidden", "class", "states"]
 Reader = Literal["transformers", "legacy", "native"]  # how `thinkalike.models.load` reads a checkpoint
 
@@ -53,6 +54,7 @@ AUTO_CLASSES: dict[Predicts, str] = {
     "states": "AutoModelForSeq2SeqLM",
 }
 
+IN_MEMORY = "memory:"  # the beginning of the path of a model in memory, which says nothing to a reader
 UNNAMED = ("name", "family", "mini", "corpus", "members")  # settings by which no two models are told apart
 
 
@@ -66,6 +68,13 @@ class Family:
     reader: Reader = "transformers"  # how a checkpoint becomes a module and a tokenizer
     model_type: str = ""  # in config.json, where it is not the name
     architecture: str = ""  # in config.json, of a family that shares its `model_type` with others
+    read_as: str = ""  # the class of transformers that reads its weights; "": that of `AUTO_CLASSES`
+    has_sides: bool = False  # whether it is an encoder-decoder, so that `model.side` applies
+
+    @property
+    def reading_class(self) -> str:
+        """The name of the class of transformers that reads its weights."""
+        return self.read_as or AUTO_CLASSES[self.predicts]
 
     @property
     def in_config_json(self) -> str:
@@ -103,29 +112,121 @@ def family_in(shape: Mapping[str, Any], path: str) -> Family:
         if family.architecture and family.architecture in stated:
             return family
     model_type = str(shape.get("model_type"))
-    own = {each.in_config_json: each for each in FAMILIES.values() if each.in_config_json and not each.architecture}
-    if model_type in own and not any(name.endswith("ForSequenceClassification") for name in stated):
-        return own[model_type]
-    classes = heads_of(model_type)  # it predicts what its own class does, or else the first of what its kind can
-    own_class = (predicts for predicts, name in classes.items() if name in stated)
-    possible = (predicts for predicts, name in classes.items() if name and predicts != "class")
-    predicts = next(own_class, None) or next(possible, None)
-    if predicts is None:
+    heads = heads_of(model_type)
+    head = next((head for head in heads if head.class_name in stated), None)
+    has_sides = any(each.predicts == "states" for each in heads)
+    if head is None and (body := _class_without_head(model_type, heads, stated)):
+        return Family(model_type, predicts="states", model_type=model_type, read_as=body, has_sides=has_sides)
+    in_table = {
+        family.in_config_json: family
+        for family in FAMILIES.values()
+        if family.in_config_json and not family.architecture
+    }
+    if model_type in in_table and (head is None or head.predicts != "class"):
+        return in_table[model_type]
+    # An unknown class runs as the first kind of head that its architecture has, other than a classifier.
+    head = head or next((head for head in heads if head.predicts != "class"), None)
+    if head is None:
         raise ModelError(f"{path} says model_type={shape.get('model_type')}, {_unknown(shape, model_type)}")
-    name = f"{model_type}_classifier" if predicts == "class" else model_type
-    return Family(name, predicts=predicts, model_type=model_type)
+    name = f"{model_type}_classifier" if head.predicts == "class" else model_type
+    read_as = "" if head.auto_class == AUTO_CLASSES[head.predicts] else head.auto_class
+    has_sides = head.predicts == "states"
+    return Family(name, predicts=head.predicts, model_type=model_type, read_as=read_as, has_sides=has_sides)
 
 
-def heads_of(model_type: str) -> dict[Predicts, Any]:
-    """Return the classes of transformers for an architecture by what they predict; None where there is none."""
+class Head(NamedTuple):
+    """A class of transformers for one architecture, and what its head predicts."""
+
+    predicts: Predicts
+    class_name: str
+    auto_class: str  # that reads it
+
+
+@cache
+def heads_of(model_type: str) -> list[Head]:
+    """Return the classes of an architecture whose heads predict tokens or the class of a text."""
+    from transformers import AutoConfig
     from transformers.models.auto import modeling_auto as auto
 
-    return {
-        "class": auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES.get(model_type),
-        "states": auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES.get(model_type),
-        "hidden": auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES.get(model_type),
-        "next": auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(model_type),
-    }
+    sequence_to_sequence: Mapping[str, Any] = auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
+    # Language models that also hear are listed as sequence to sequence, and have no encoder of text.
+    has_sides = model_type in sequence_to_sequence and AutoConfig.for_model(model_type).is_encoder_decoder
+    # A classifier of an encoder-decoder reads the text on both sides, so it can be cut on neither.
+    classifiers: Mapping[str, Any] = {} if has_sides else auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES
+    mappings: list[tuple[Predicts, str, Mapping[str, Any]]] = [
+        ("class", AUTO_CLASSES["class"], classifiers),
+        ("states" if has_sides else "next", AUTO_CLASSES["states"], sequence_to_sequence),
+        ("hidden", AUTO_CLASSES["hidden"], auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES),
+        ("next", AUTO_CLASSES["next"], auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES),
+        # Models of text and images predict the next token of a text, and transformers lists most of them only here.
+        ("next", "AutoModelForMultimodalLM", auto.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES),
+    ]
+    return [
+        Head(predicts, str(names[model_type]), auto_class)
+        for predicts, auto_class, names in mappings
+        if model_type in names
+    ]
+
+
+def is_known(model_type: str, class_names: Collection[str]) -> bool:
+    """Return whether one of these classes is known for an architecture, with a head or without."""
+    heads = heads_of(model_type)
+    return any(head.class_name in class_names for head in heads) or bool(
+        _class_without_head(model_type, heads, class_names)
+    )
+
+
+def _class_without_head(model_type: str, heads: Sequence[Head], stated: Collection[str]) -> str:
+    """Return the stated class of a checkpoint if it predicts neither tokens nor the class of a text.
+
+    "" means that no stated class is known to be such.
+
+    It is the body alone, an encoder, or a body with a head that is not read: for single tokens, spans or choices.
+    """
+    from transformers.models.auto import modeling_auto as auto
+
+    without_head = (
+        auto.MODEL_MAPPING_NAMES,
+        auto.MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES,
+        auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,  # of an encoder-decoder, see `heads_of`
+        auto.MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES,
+        auto.MODEL_FOR_QUESTION_ANSWERING_MAPPING_NAMES,
+        auto.MODEL_FOR_MULTIPLE_CHOICE_MAPPING_NAMES,
+        auto.MODEL_FOR_NEXT_SENTENCE_PREDICTION_MAPPING_NAMES,
+    )
+    if not heads and model_type not in auto.MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES:
+        return ""  # it reads no text
+    known: list[str] = []
+    for mapping in without_head:
+        names = mapping.get(model_type, ())
+        known += [names] if isinstance(names, str) else names
+    return next((name for name in stated if name in known), "")
+
+
+def stated_quantization(shape: Mapping[str, Any]) -> str:
+    """Return how config.json says that weights are quantised, such as "gptq 4bit"; "": it says nothing."""
+    parts = [shape, *(part for part in shape.values() if isinstance(part, Mapping))]  # a text model has a part
+    stated = next((part["quantization_config"] for part in parts if part.get("quantization_config")), None)
+    if not isinstance(stated, Mapping):
+        return ""
+    method = stated.get("quant_method") or "quantised"
+    method = str(getattr(method, "value", method))
+    bits = _bits_in(stated)
+    return f"{method} {bits}bit" if bits else method
+
+
+def _bits_in(settings: Mapping[str, Any]) -> int | None:
+    """Return the bits of a weight that settings of a quantisation state, or an inner part of them does."""
+    for name in ("bits", "num_bits", "w_bit", "nbits"):
+        if isinstance(settings.get(name), int):
+            return int(settings[name])
+    for bits in (4, 8):  # bitsandbytes has a switch for each
+        if settings.get(f"load_in_{bits}bit") is True:
+            return bits
+    # compressed-tensors has groups of layers, each with settings for weights and for activations
+    inner = [settings[name] for name in settings if name not in ("input_activations", "output_activations")]
+    found = (_bits_in(part) for part in inner if isinstance(part, Mapping))
+    return next((bits for bits in found if bits), None)
 
 
 def _unknown(shape: Mapping[str, Any], model_type: str) -> str:
@@ -133,7 +234,7 @@ def _unknown(shape: Mapping[str, Any], model_type: str) -> str:
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
     if model_type in CONFIG_MAPPING_NAMES:
-        return "which predicts neither tokens nor classes of texts; choose a language model"
+        return "for which transformers has no model that reads text alone; choose a language model"
     if "auto_map" in shape:
         return "which needs code of its own repository (trust_remote_code), and that is never run"
     remedy = nearest(model_type, CONFIG_MAPPING_NAMES) if "model_type" in shape else "give the checkpoint's own file"
@@ -252,7 +353,7 @@ def _with_settings(config: ModelConfig, sharing: Sequence[ModelConfig]) -> str:
     """Return a label with the settings by which a model differs from others of the same label, in brackets."""
     values = {name: str(value) for name, value in vars(config).items()  # a site without heads says enough
               if name not in UNNAMED and any(getattr(each, name) != value for each in sharing)
-              and (name, value) != ("head", None)}  # fmt: skip
+              and (name, value) != ("head", None) and not str(value).startswith(IN_MEMORY)}  # fmt: skip
     own = label(config)
     if "path" in values and all(each.path for each in sharing):
         ends = _ends({Path(os.path.abspath(str(each.path))) for each in sharing})

@@ -13,6 +13,7 @@ import contextlib
 import functools
 import hashlib
 import threading
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, runtime_checkable
 from weakref import WeakKeyDictionary
@@ -28,7 +29,19 @@ from transformers.pytorch_utils import Conv1D
 from thinkalike.digests import tokenizer_fingerprint
 from thinkalike.errors import ModelError
 from thinkalike.models.families import EMBED, Family, Layer, Place, Predicts, after
-from thinkalike.models.survey import Tokens, accepted, embedding_of, entries_of, first_tensor, prove, survey, tensors_of
+from thinkalike.models.survey import (
+    Tokens,
+    accepted,
+    embedding_of,
+    entries_of,
+    first_tensor,
+    longest_row,
+    padding_of_head,
+    persistent_buffers,
+    prove,
+    survey,
+    tensors_of,
+)
 
 _CHANGING = threading.Lock()  # held while the next two change
 _LOCKS: WeakKeyDictionary[nn.Module, Any] = WeakKeyDictionary()  # of each module, see `alone`
@@ -107,6 +120,7 @@ class FrozenModel:
         embedding = embedding_of(module)
         self.vocabulary, self.dtype, self.device = len(embedding), embedding.dtype, device or embedding.device
         self._accepts = accepted(module)
+        self._padding = padding_of_head(module, tokenizer) if family.predicts == "class" else None
         self.blocks = list(module.get_submodule(family.blocks).children())
         self.n_layers = len(self.blocks)
         self.d_model, self._forms = survey(self)
@@ -116,6 +130,12 @@ class FrozenModel:
     def __repr__(self) -> str:
         shape = f"{self.n_layers} layers of width {self.d_model}, vocabulary {self.vocabulary}, context {self.context}"
         return f"FrozenModel({self.name}: {shape}; {self.family.name}, {str(self.dtype)[6:]} on {self.device})"
+
+    def check_context(self, asked: int | None) -> None:
+        """Raise a ModelError if rows of this many tokens are longer than what the model can read."""
+        longest = longest_row(self.module)
+        if asked and longest and asked > longest:
+            raise ModelError(f"data.context={asked}: {self.name} reads at most {longest} tokens; choose fewer")
 
     @property
     def predicts(self) -> Predicts:
@@ -184,7 +204,8 @@ class FrozenModel:
                 raise ModelError(f"{self.name} predicts the class of a whole text and no tokens")
             return self.output(residual, mask)
         if self.predicts != "next":
-            raise ModelError(f"{self.name} predicts no next token, so it has no tail")
+            remedy = "choose a language model, or compare states: measure=cka"
+            raise ModelError(f"{self.name} predicts no next token, so it has no tail; {remedy}")
         logits = self.output(residual.reshape(-1, 1, residual.shape[-1]))
         return logits.view(*residual.shape[:-1], -1)
 
@@ -286,8 +307,16 @@ class FrozenModel:
             "marks": self.marks(),
             "dtype": str(self.dtype).removeprefix("torch."),
             "device": str(self.device),
+            **({"other_dtypes": self.other_dtypes()} if self.other_dtypes() else {}),
             **({"quantization": self.quantization} if self.quantization else {}),
         }
+
+    def other_dtypes(self) -> str:
+        """Return how many weights are floats of another dtype than `dtype`, such as "float32 x 24"; "": none is."""
+        tensors = [*self.module.parameters(), *persistent_buffers(self.module).values()]
+        dtypes = [tensor.dtype for tensor in tensors if tensor.is_floating_point()]
+        counts = Counter(str(dtype).removeprefix("torch.") for dtype in dtypes if dtype != self.dtype)
+        return ", ".join(f"{dtype} x {count}" for dtype, count in sorted(counts.items()))
 
     def _captured(self, layer: Layer, rows: Sequence[int], states: Any) -> contextlib.AbstractContextManager[Any]:
         """Store the state (*rows, d) of a layer in every pass as `states[layer]` while the context is open."""
@@ -306,19 +335,47 @@ class FrozenModel:
     def _run(self, tokens: Tensor, mask: Tensor | None = None, types: Tensor | None = None) -> Tensor:
         given = {"attention_mask": mask, "token_type_ids": types}
         named = {key: each.to(self.device) for key, each in given.items() if each is not None and key in self._accepts}
+        self._check_ids(tokens)
+        tokens = self._padded(tokens.to(self.device), mask)
+        first, *_ = self._accepts
         with alone(self.module), one_text_per_row():
-            return first_tensor(self.module(tokens.to(self.device), **named))
+            if "input_ids" in self._accepts and first != "input_ids":  # but the pixels of an image
+                return first_tensor(self.module(input_ids=tokens, **named))
+            return first_tensor(self.module(tokens, **named))
+
+    def _check_ids(self, tokens: Tensor) -> None:
+        """Raise a ModelError for a token that has no row in the embedding; ids on a device are not waited for."""
+        if tokens.device.type != "cpu" or not tokens.numel() or int(tokens.max()) < self.vocabulary:
+            return
+        largest = int(tokens.max())
+        piece = self.tokenizer.convert_ids_to_tokens(largest)
+        found = f"the text has the token {piece!r} (id {largest})"
+        found += f", and the embedding has {self.vocabulary} rows"
+        remedy = "remove it from the text, or give the tokenizer of the checkpoint"
+        raise ModelError(f"{self.name}: {found}; {remedy}")
+
+    def _padded(self, tokens: Tensor, mask: Tensor | None) -> Tensor:
+        """Return the tokens with padding where the mask has none.
+
+        The head of a decoder that classifies reads the last token of a text, which it finds by the
+        id of padding alone.
+        """
+        if mask is None or self._padding is None:
+            return tokens
+        return tokens.masked_fill(mask.to(tokens.device) == 0, self._padding)
 
     def _continued(self, residual: Tensor, start: int, mask: Tensor | None) -> Tensor:
         """Run the model with this state before block `start`, or after the last one; earlier blocks are passed over.
 
         The state comes out of the block before, since some models do something between two blocks.
         """
-        placeholder = torch.zeros(residual.shape[:2], dtype=torch.long, device=self.device)
+        token = 1 if self._padding == 0 else 0  # any that is not padding
+        placeholder = torch.full(residual.shape[:2], token, dtype=torch.long, device=self.device)
         entered, replace = self.blocks[max(start - 1, 0)], functools.partial(_replace_input, residual)
         with (
             alone(self.module),
             replaced_forward(self.blocks[:start], [functools.partial(_same, form) for form in self._forms[:start]]),
+            without_hooks_on(self.blocks[:start]),  # the state that is put in has passed them
             entered.register_forward_pre_hook(replace, with_kwargs=True),
         ):
             return self._run(placeholder, mask)
@@ -347,6 +404,20 @@ def replaced_forward(blocks: Sequence[nn.Module], forwards: Sequence[Callable[..
             vars(block).pop("forward", None)
             if before is not None:
                 vars(block)["forward"] = before
+
+
+@contextlib.contextmanager
+def without_hooks_on(blocks: Sequence[nn.Module]) -> Iterator[None]:
+    """Let no hook of a block, such as one that adds a steering vector, run inside the context."""
+    kinds = ("_forward_hooks", "_forward_pre_hooks")
+    before = [{kind: vars(block)[kind] for kind in kinds} for block in blocks]
+    try:
+        for block in blocks:
+            vars(block).update({kind: OrderedDict() for kind in kinds})
+        yield
+    finally:
+        for block, hooks in zip(blocks, before, strict=True):
+            vars(block).update(hooks)
 
 
 @contextlib.contextmanager

@@ -20,7 +20,18 @@ from thinkalike.global_state import isolated
 from thinkalike.measures.estimates import seeded
 from thinkalike.memory import page_out
 from thinkalike.models import survey
-from thinkalike.models.families import FAMILIES, LONGEST, Family, family_in, heads_of, label, pick_device, told_apart
+from thinkalike.models.behaviour import copied
+from thinkalike.models.families import (
+    FAMILIES,
+    LONGEST,
+    Family,
+    family_in,
+    is_known,
+    label,
+    pick_device,
+    stated_quantization,
+    told_apart,
+)
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.places import base_of, explained, held, named_folder, reached, read_shape
 from thinkalike.processes import doing
@@ -103,8 +114,13 @@ def load_model(
             shape = read_shape(source, place)
             family = FAMILIES.get(source.family) or family_in(shape, f"{place}/config.json")
             _check_settings(config, family)
+            stated = stated_quantization(shape)
+            if stated and config.quantization:
+                remedy = f"remove model.quantization={config.quantization}"
+                raise ModelError(f"{config.called} is quantised already ({stated}); {remedy}")
             adapter = named_folder(config) if base else None
             read = _read(source, family, place, device, dtype, adapter)
+            read = read._replace(quantization=read.quantization or stated)
         found = _frozen(config, family, read, name=name, device=_device_of(read.module, device), revision=revision)
         return _at_sites(found, config, name)
 
@@ -121,19 +137,21 @@ def _at_sites(model: FrozenModel, config: ModelConfig, name: str) -> FrozenModel
 
 
 def _in_memory(module: Any, tokenizer: Any, name: str | None, settings: Mapping[str, Any]) -> FrozenModel:
-    """Return a copy of a model of transformers, or of a bridge, as a FrozenModel; see `load_model`."""
+    """Return a copy of a model of transformers, of PEFT or of a bridge as a FrozenModel; see `load_model`."""
     from transformers import PreTrainedModel
 
-    from thinkalike.models.readers import one_side
+    from thinkalike.models.readers import live_adapter, part_with_states
 
-    copied = None
-    if type(module).__name__ == "TransformerBridge":  # its module is of transformers, or native of TransformerLens
+    is_bridge = type(module).__name__ == "TransformerBridge"  # its module is of transformers, or TransformerLens's own
+    is_adapted = hasattr(module, "peft_config") and hasattr(module, "get_base_model")  # a PeftModel
+    unwrapped = None
+    if is_bridge:
         from thinkalike.models.bridges import tokenizer_of, unbridged
 
         tokenizer = tokenizer_of(module.tokenizer) if tokenizer is None else tokenizer
-        copied, name = unbridged(module), name or Path(module.cfg.model_name).name
-        module = copied
-    if not (copied is not None or isinstance(module, PreTrainedModel)) or not callable(tokenizer):
+        unwrapped, name = unbridged(module), name or Path(module.cfg.model_name).name
+        module = unwrapped
+    if not (is_bridge or is_adapted or isinstance(module, PreTrainedModel)) or not callable(tokenizer):
         raise TypeError("load_model takes a PreTrainedModel of transformers or a TransformerBridge and its tokenizer, "
                         f"not {type(module).__name__} and {type(tokenizer).__name__}")  # fmt: skip
     for key in settings.keys() - IN_MEMORY:
@@ -142,15 +160,26 @@ def _in_memory(module: Any, tokenizer: Any, name: str | None, settings: Mapping[
     own = {"dtype": first.dtype, "device": first.device, "bos": None, "corpus": None, **settings}
     config = configured(ModelConfig(name=name or Path(module.name_or_path or kind).name), own)
     with explained(config), doing(f"model {config.name}"):
-        family = _family_of(module)
+        family = _family_of(module.get_base_model() if is_adapted else module)
         _check_settings(config, family)
+        # States are of a part of the model, classifiers may need padding first, and another dtype rounds otherwise.
+        is_compared = not is_bridge and family.predicts in ("next", "hidden") and "dtype" not in settings
+        expected = _outputs_as_given(module, config.name) if is_compared else None
+        if is_adapted:
+            unwrapped = live_adapter(module, config.name)
         device = torch.device(pick_device(config.device))
-        whole = survey.cast(copied if copied is not None else deepcopy(module), device, getattr(torch, config.dtype))
-        part = one_side(whole, config) if family.predicts == "states" else whole
-        read = survey.Checkpoint(part, tokenizer, survey.longest_row(whole))
+        whole = unwrapped if unwrapped is not None else copied(module)
+        # Without a dtype that is asked for, each weight keeps its own: some may be in float32 on purpose.
+        whole = survey.cast(whole, device, getattr(torch, config.dtype)) if "dtype" in settings else whole.to(device)
+        part = part_with_states(whole, config, family) if family.predicts == "states" else whole
+        shape = whole.config.to_dict() if hasattr(whole, "config") else {}
+        quantization = stated_quantization(shape)
+        read = survey.Checkpoint(part, tokenizer, survey.longest_row(whole), quantization)
         if not config.implausible:
             check_tokenizer(whole, tokenizer, config.name)
         found = _frozen(config, family, read, name=config.name, device=device, revision="in memory")
+        if expected is not None:
+            _check_copy(found, expected)
         return _at_sites(found, config, config.name)
 
 
@@ -192,14 +221,36 @@ def _tokenizer_at(place: str) -> Any:
         return None
 
 
+def _outputs_as_given(module: Any, name: str) -> torch.Tensor:
+    """Return what a model in memory gives for sample tokens in evaluation; the model stays as it is."""
+    embedding = survey.embedding_of(module)
+    tokens = survey.sample_tokens(len(embedding), survey.longest_row(module) or LONGEST)
+    training = {part: part.training for part in module.modules()}
+    try:
+        with torch.no_grad(), survey.passing(name):
+            return survey.first_tensor(module.eval()(tokens.to(embedding.device))).clone()
+    finally:
+        for part, was_training in training.items():
+            part.training = was_training
+
+
+def _check_copy(model: FrozenModel, expected: torch.Tensor) -> None:
+    """Raise a ModelError unless the copy of a model in memory gives what the model itself does."""
+    tokens = survey.sample_tokens(len(survey.embedding_of(model.module)), survey.longest_row(model.module) or LONGEST)
+    error = survey.relative_error(model.full(tokens).to(expected), expected)
+    if not error <= survey.TOLERANCE[model.dtype]:  # NaN fails as well
+        found = f"a copy of it gives other logits (by {error:.1e} of the largest)"
+        raise ModelError(f"{model.name}: {found}, so that it cannot be frozen; save it, and give its folder")
+
+
 def _family_of(module: Any) -> Family:
-    """Return the family of a model in memory, which has a head, so that it predicts something."""
-    kind = type(module).__name__
+    """Return the family of a model in memory by what its class predicts; if unknown, of its body."""
     if not hasattr(module, "config"):
         return FAMILIES["native"]
-    if kind not in (heads := heads_of(str(module.config.model_type)).values()):
-        raise ModelError(f"{kind} has no head that is known; give one of {', '.join(filter(None, heads))}")
-    return family_in({**module.config.to_dict(), "architectures": [kind]}, kind)
+    names = [base.__name__ for base in type(module).__mro__]  # a subclass predicts what its class does
+    if not is_known(str(module.config.model_type), names):
+        names = [type(module.base_model).__name__]
+    return family_in({**module.config.to_dict(), "architectures": names}, names[0])
 
 
 def configured(model: ModelConfig | str | os.PathLike[str], settings: Mapping[str, Any]) -> ModelConfig:
@@ -216,7 +267,8 @@ def configured(model: ModelConfig | str | os.PathLike[str], settings: Mapping[st
 def _check_settings(config: ModelConfig, family: Family) -> None:
     """Refuse settings that a family does not read, which would change the key of a result and none of its numbers."""
     read = ["device_map", "quantization"] if family.reader == "transformers" else []
-    read += {"states": ["side"], "class": ["classes"]}.get(family.predicts, [])
+    read += ["side"] if family.has_sides else []
+    read += ["classes"] if family.predicts == "class" else []
     for key in ("device_map", "quantization", "side", "classes"):
         if (value := getattr(config, key)) is not None and key not in read:
             raise ConfigError(f"model.{key}={value} has no effect for {config.called}, a {family.name}; leave it out")
@@ -238,9 +290,11 @@ def _read(
 
 def _frozen(config: ModelConfig, family: Family, read: survey.Checkpoint, **facts: Any) -> FrozenModel:
     """Return what was read as a FrozenModel with these further `facts`, after all checks."""
-    module, tokenizer, longest, quantization = read
+    module, tokenizer, longest, quantization, has_head = read
     if config.context and longest and config.context > longest:
         log.warning("%s accepts at most %d tokens, so rows are cut to that length", facts["name"], longest)
+    if not has_head:
+        family = replace(family, predicts="states", blocks="")
     if not family.blocks:
         from thinkalike.models.readers import blocks_of
 
@@ -256,7 +310,9 @@ def _frozen(config: ModelConfig, family: Family, read: survey.Checkpoint, **fact
         **facts,
     )
     frozen.corpus = config.corpus
-    largest = max(len(tokenizer) - 1, *tokenizer.get_vocab().values())
+    # An added token occurs only in a text that spells it, and may have no row: each pass checks its ids.
+    pieces = tokenizer.get_vocab().keys() - tokenizer.get_added_vocab().keys()
+    largest = max((tokenizer.get_vocab()[piece] for piece in pieces), default=0)
     if largest >= frozen.vocabulary:
         rows = f"its embedding only {frozen.vocabulary} rows"
         raise ModelError(f"{frozen.name}: its tokenizer has ids up to {largest}, but {rows}")
@@ -289,11 +345,15 @@ def read_mini(place: str, device: torch.device, dtype: torch.dtype) -> survey.Ch
     from safetensors.torch import load_file
     from transformers import PreTrainedTokenizerFast
 
+    from thinkalike.models.readers import check_dtypes
+
     config = json.loads(Path(place, "config.json").read_text())
     marks = dict.fromkeys(("bos_token", "eos_token", "pad_token"), END)
     tokenizer = PreTrainedTokenizerFast(tokenizer_file=f"{place}/tokenizer.json", **marks)
     module: Any = build_mini(config["architecture"], len(tokenizer), config["seed"])
-    module.load_state_dict({name: weight.float() for name, weight in load_file(f"{place}/model.safetensors").items()})
+    weights = load_file(f"{place}/model.safetensors")
+    check_dtypes(weights, place, {name.rpartition(".")[2] for name, _ in module.named_parameters()})
+    module.load_state_dict({name: weight.float() for name, weight in weights.items()})
     return survey.Checkpoint(module.to(device=device, dtype=dtype), tokenizer, module.cfg.n_ctx)
 
 

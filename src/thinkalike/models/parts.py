@@ -10,6 +10,7 @@ import contextlib
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +24,10 @@ COMPONENTS = {  # by a word in the name of a module of a block
     "attention": r"att",
     "MLP": r"mlp|ffn|feed_forward|moe|expert",
 }
+
+
+# the names by which a module of PEFT has the module whose place it took
+WRAPPED = ("base_layer", "original_module", "token_adapter", "model")
 
 
 @dataclass(frozen=True)
@@ -56,10 +61,12 @@ def parts_of(model: FrozenModel) -> list[Part]:
         if own and next(module.parameters(), None) is not None:
             found.setdefault((int(own[1]), component_of(own[2])), []).append(path)
         elif not inside and path and next(module.parameters(recurse=False), None) is not None:
+            path = _outermost_wrapper(model.module, path)
             layer = -1 if before else model.n_layers
             is_norm = component_of(path.rpartition(".")[2]) == "norms"
             component = "embedding" if before else "norms" if is_norm else "unembedding"
-            found.setdefault((layer, component), []).append(path)
+            paths = found.setdefault((layer, component), [])
+            paths += [path] if path not in paths else []
     embedding, last = (-1, "embedding"), (model.n_layers, "unembedding")
     both = [{id(weight) for path in found.get(key, ()) for weight in model.module.get_submodule(path).parameters()}
             for key in (embedding, last)]  # fmt: skip
@@ -67,6 +74,61 @@ def parts_of(model: FrozenModel) -> list[Part]:
         found[embedding] += found.pop(last)
     places = sorted(found, key=lambda each: (each[0], (*order, each[1]).index(each[1]), each[1]))
     return [Part(component, layer, tuple(found[layer, component])) for layer, component in places]
+
+
+def is_wrapper(module: nn.Module) -> bool:
+    """Return whether a module is one of PEFT that has taken the place of another, which is inside of it."""
+    is_of_peft = type(module).__module__.startswith("peft.")
+    return is_of_peft and any(name in module._modules for name in WRAPPED)
+
+
+def _outermost_wrapper(module: nn.Module, path: str) -> str:
+    """Return the path of the outermost module of PEFT around a path, or the path itself."""
+    names = path.split(".")
+    around = (".".join(names[:count]) for count in range(1, len(names) + 1))
+    return next((each for each in around if is_wrapper(module.get_submodule(each))), path)
+
+
+def comparable_name(module: Any, name: str) -> str | None:
+    """Return the name that a weight has in a model without PEFT's wrappers; None for a weight that is not in use.
+
+    The weight that an adapter changes has its own name, and those of the adapter are beside it:
+
+        q_proj.base_layer.weight           q_proj.weight
+        q_proj.lora_A.default.weight       q_proj.lora_A.default.weight
+        lm_head.modules_to_save.default.weight      lm_head.weight
+        lm_head.original_module.weight              None, while the line above is in use
+    """
+    names = name.split(".")
+    plain: list[str] = []
+    while names:
+        following = names.pop(0)
+        if not is_wrapper(module):
+            plain.append(following)
+        elif following in ("original_module", "modules_to_save") and "modules_to_save" in module._modules:
+            active = [] if module.disable_adapters else module.active_adapters
+            copies = [name for name in active if name in module.modules_to_save]
+            is_copy = following == "modules_to_save"
+            if is_copy != bool(copies) or (is_copy and names[0] not in copies):
+                return None
+            if is_copy:
+                module = module.modules_to_save
+                following = names.pop(0)
+        elif following not in WRAPPED:
+            plain.append(following)
+        module = getattr(module, following, None) if names else module
+    return ".".join(plain)
+
+
+def comparable_tensors(module: nn.Module) -> dict[str, Tensor]:
+    """Return all parameters and persistent buffers in use by `comparable_name`."""
+    named = ((comparable_name(module, name), tensor) for name, tensor in tensors_of(module))
+    return {name: tensor for name, tensor in named if name is not None}
+
+
+def _comparable_weights(module: nn.Module) -> dict[str, Tensor]:
+    named = ((comparable_name(module, name), weight) for name, weight in module.named_parameters())
+    return {name: weight for name, weight in named if name is not None}
 
 
 def component_of(name: str) -> str:
@@ -131,7 +193,7 @@ def _keep_rows(model: FrozenModel, rows: int) -> None:
 
 def changed_parts(base: FrozenModel, changed: FrozenModel) -> list[Part]:
     """Return the parts of which some weight or persistent buffer differs."""
-    first, second = (dict(tensors_of(model.module)) for model in (base, changed))
+    first, second = (comparable_tensors(model.module) for model in (base, changed))
     same = {name for name in first.keys() & second.keys() if torch.equal(first[name], second[name].to(first[name]))}
     differ = (first.keys() | second.keys()) - same
     inside = {part: {name for name in differ if name.startswith(part.prefixes)} for part in parts_of(base)}
@@ -141,10 +203,19 @@ def changed_parts(base: FrozenModel, changed: FrozenModel) -> list[Part]:
 
 
 def without_difference(base: FrozenModel, changed: FrozenModel) -> str:
-    """Return the name of a weight that has no difference, as it is packed or of two shapes, or "" if all have one."""
-    theirs = dict(changed.module.named_parameters())
-    return next((name for name, weight in base.module.named_parameters() if weight.shape != theirs[name].shape
-                 or not (weight.is_floating_point() and theirs[name].is_floating_point())), "")  # fmt: skip
+    """Return the name of a weight that has no difference, or "" if all have one.
+
+    It is packed, of two shapes, or in one model alone, as those of an adapter are.
+    """
+    ours = _comparable_weights(base.module)
+    theirs = _comparable_weights(changed.module)
+    if alone := sorted(ours.keys() ^ theirs.keys()):
+        return alone[0]
+    for name, weight in ours.items():
+        are_numbers = weight.is_floating_point() and theirs[name].is_floating_point()
+        if weight.shape != theirs[name].shape or not are_numbers:
+            return name
+    return ""
 
 
 @contextlib.contextmanager
@@ -183,8 +254,8 @@ def moved(
 def common_weights(base: FrozenModel, changed: FrozenModel, paths: Sequence[str]) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield the weights of some modules that both models have as numbers of one shape."""
     for path in paths:
-        theirs = dict(changed.module.get_submodule(path).named_parameters())
-        for name, weight in base.module.get_submodule(path).named_parameters():
+        theirs = _comparable_weights(changed.module.get_submodule(path))
+        for name, weight in _comparable_weights(base.module.get_submodule(path)).items():
             other = theirs.get(name)
             if other is not None and other.shape == weight.shape and other.is_floating_point():
                 yield weight, other.to(weight)

@@ -14,15 +14,27 @@ import sys
 import tempfile
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 from thinkalike.config import ModelConfig, model_named
 from thinkalike.config.parts import HOW_IT_RUNS
-from thinkalike.digests import read_json, regular, remembered_digest
-from thinkalike.errors import ConfigError, ModelError, ResourceError, ThinkalikeError, listed, natural_order, one_line
-from thinkalike.hub import Commit, cause_of, refused, resolved
+from thinkalike.digests import LARGEST_JSON, read_json, regular, remembered_digest
+from thinkalike.errors import (
+    ConfigError,
+    ModelError,
+    ResourceError,
+    ThinkalikeError,
+    listed,
+    natural_order,
+    one_line,
+    panicked,
+)
+from thinkalike.hub import Commit, cause_of, reading, refused, resolved
+from thinkalike.models.bounds import check_counts, tensors_held
+from thinkalike.models.formats import WEIGHT_FILES, check_no_pointer, conversion
 from thinkalike.plugins import HELD
 
 log = logging.getLogger(__name__)
@@ -36,6 +48,8 @@ CUTTERS = {".json", ".txt", ".model", ".spm", ".tiktoken", ".codes", ".tokenizer
 READ = {*CUTTERS, ".safetensors", ".bin", ".pt", ".pth"}  # and weights
 SIZED = re.compile(r"layers?$|blocks?|_config$|^auto_map$")  # entries without which a class takes its default size
 LIGHTNING = ".ckpt"  # a file with the weights of a module of Lightning, whose config.json and tokenizer are beside it
+LARGEST_SHAPE = 2**24  # bytes of a config.json, of which transformers makes many copies
+WHOLE = "take the index and all of its files from one revision"
 GIVE = "give model.base=FOLDER, ORG/NAME or an everyday name"  # the model that an adapter changes
 LESS = "take a smaller model, model.dtype=bfloat16, or a device with more memory (model.device)"
 
@@ -56,7 +70,11 @@ def named_folder(config: ModelConfig) -> Path | None:
 
 def revisions_in(folder: Path) -> list[Path]:
     """Return the folders in a folder that hold checkpoints, and the checkpoints of Lightning."""
-    inside = sorted(folder.iterdir(), key=lambda path: natural_order(path.name)) if folder.is_dir() else []
+    if not folder.is_dir():
+        return []
+    with os.scandir(folder) as entries:
+        names = [entry.name for entry in entries if entry.name.endswith(LIGHTNING) or entry.is_dir()]
+    inside = [folder / name for name in sorted(names, key=natural_order)]
     return [path for path in inside if path.suffix == LIGHTNING or any((path / name).is_file() for name in STATED)]
 
 
@@ -72,12 +90,16 @@ def folder_of(config: ModelConfig) -> Path | None:
         there = listed([path.name for path in revisions_in(folder.parent)]) or "none"
         raise ConfigError(f"model.revision={config.revision} is not in {folder.parent}, whose revisions are: {there}")
     if gguf := gguf_in(folder):
+        check_no_pointer([gguf])
         return gguf
+    if folder.is_dir() and not _has_weights(folder) and not is_adapter(folder) and (found := conversion(folder)):
+        raise ModelError(f"model={config.called}: {found}")
     inside = _around(folder)
     files = os.listdir(inside) if inside.is_dir() else []
-    for name in sorted(files):  # transformers calls missing what cannot be read, and waits for pipes
-        if Path(name).suffix in READ | {LIGHTNING}:
-            regular(inside / name).open("rb").close()
+    _check_readable(inside, files)
+    check_no_pointer([inside / name for name in sorted(files) if Path(name).suffix in READ])
+    if folder.suffix == LIGHTNING:
+        check_no_pointer([folder])
     if not {*STATED} & {*files}:
         trains = f"run: python train.py task=pretrain model={folder.name}"
         remedy = trains if config.mini else "save_pretrained writes one"
@@ -149,12 +171,44 @@ def _has_weights(folder: Path) -> bool:
     return any(next(folder.glob(pattern), None) for pattern in WEIGHTS)
 
 
+def _check_readable(folder: Path, names: Collection[str]) -> None:
+    """Refuse what is no regular file, or may not be read: transformers calls it missing, and waits for pipes."""
+    kinds = READ | {LIGHTNING}
+    for name in sorted(names):
+        path = os.path.join(folder, name)
+        if os.path.splitext(name)[1] not in kinds or (os.path.isfile(path) and os.access(path, os.R_OK)):
+            continue
+        try:
+            regular(Path(path)).open("rb").close()
+        except OSError as error:
+            raise ModelError(f"{path} cannot be read ({one_line(error)}); replace it") from error
+
+
 def _check_inside(folder: Path) -> None:
-    """Refuse an index of weights that leads out of the folder, to files that no fingerprint covers."""
+    """Refuse an index of weights that leads out of the folder, to files that no fingerprint covers.
+
+    So is the index that is read if it names a file that is not there; another one may be left over.
+    """
+    is_read = next((name for name in WEIGHT_FILES if (folder / name).is_file()), None)
     for index in folder.glob("*.index.json"):
-        for name in {*_json(index).get("weight_map", {}).values()}:
-            if not (folder / name).parent.resolve().is_relative_to(folder.resolve()):
-                raise ModelError(f"{index} names weights outside its folder: {name}")
+        names = weight_map(index).values()
+        for parent in {os.path.dirname(name) for name in names}:
+            if parent and not (folder / parent).resolve().is_relative_to(folder.resolve()):
+                raise ModelError(f"{index} names weights outside its folder: {parent}")
+            if index.name == is_read and not (folder / parent).is_dir():
+                raise ModelError(f"{index} names weights in {parent}, and there is no such folder; {WHOLE}")
+        if index.name == is_read:
+            for name in dict.fromkeys(names):
+                if not (folder / name).is_file():
+                    raise ModelError(f"{index} names {name}, and there is no such file; {WHOLE}")
+
+
+def weight_map(index: Path) -> dict[str, str]:
+    """Return the file of each tensor, as an index of weights says; anything else in it is a ModelError."""
+    files = _json(index).get("weight_map")
+    if not isinstance(files, dict) or not all(isinstance(file, str) and file for file in files.values()):
+        raise ModelError(f"{index} has no weight_map of tensors and the names of their files; {WHOLE}")
+    return files
 
 
 def _check_no_adapter(config: ModelConfig, place: str, files: Collection[str]) -> None:
@@ -280,12 +334,14 @@ def _shape_in(place: Path) -> dict[str, Any]:
         from thinkalike.models.gguf import gguf_said  # which no other checkpoint needs
 
         return {key: value for key, value in gguf_said(path)[0].to_dict().items() if value is not None}
-    return _json(path)
+    shape = _json(path, LARGEST_SHAPE)
+    check_counts(shape, path.parent, partial(tensors_held, path.parent))
+    return shape
 
 
-def _json(path: Path) -> dict[str, Any]:
+def _json(path: Path, largest: int = LARGEST_JSON) -> dict[str, Any]:
     try:
-        return read_json(path)
+        return read_json(path, largest)
     except ValueError as error:
         raise ModelError(f"{path} is no JSON object ({error}); replace it by the checkpoint's own") from None
 
@@ -330,7 +386,7 @@ def _hub(config: ModelConfig) -> Iterator[str]:
     if commit.trouble:
         log.warning("using the cached files of %s: %s", repository, _cause(config, commit.trouble))
         offline = patch.object(constants, "HF_HUB_OFFLINE", True)  # else each file would be asked for in vain
-    with offline:
+    with offline, reading("model", repository, commit.sha):
         try:
             yield commit.sha
         except OSError as error:  # transformers calls a file missing that the hub does not deliver
@@ -347,7 +403,9 @@ def explained(config: ModelConfig) -> Iterator[None]:
         yield
     except ThinkalikeError:
         raise
-    except Exception as error:
+    except BaseException as error:
+        if not (isinstance(error, Exception) or panicked(error)):
+            raise
         from thinkalike.memory import exhausted  # imports torch
 
         folder = named_folder(config)

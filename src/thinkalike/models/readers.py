@@ -11,13 +11,15 @@ import logging
 import math
 import re
 import shutil
+import sys
 import tempfile
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from unittest.mock import patch
 from zipfile import is_zipfile
 
@@ -30,29 +32,34 @@ from thinkalike.digests import PROBES, read_json
 from thinkalike.errors import ModelError, check_extra, listed, one_line
 from thinkalike.hub import resolved
 from thinkalike.models import survey
-from thinkalike.models.families import AUTO_CLASSES, DEPTHS, Family
+from thinkalike.models.bounds import check_adapter, check_size
+from thinkalike.models.families import DEPTHS, Family, heads_of
+from thinkalike.models.formats import IN_TURN, conversion
 from thinkalike.models.gguf import OWN, cut_as_stated, gguf_said
-from thinkalike.models.places import GIVE, WEIGHTS, is_gguf, located
+from thinkalike.models.places import GIVE, WEIGHTS, is_gguf, located, weight_map
 
 log = logging.getLogger(__name__)
 
 EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "embed_in.weight", "lm_head.weight")
 AGAIN = re.compile(r"\.(modules_to_save|original_module)\.")  # in names under which peft saves resized embeddings twice
 
-# the files of weights in the order in which transformers looks for them
-IN_TURN = [f"{name}{index}" for name in ("model.safetensors", "pytorch_model.bin") for index in ("", ".index.json")]
-IN_TURN += ["adapter_model.safetensors", "adapter_model.bin"]
-
 # how LoRAs may begin whose base loses a part that is drawn anew, or nothing, when peft loads them
 TOOK_OUT = re.compile(r"pissa_niter|lora_ga")
 
+TRIGGER = 64  # tokens, at most, of a list in the settings of an adapter that it is tried on
+
 # buffers that older versions saved and newer ones compute
 BUFFERS = re.compile(r"(^|\.)(position_ids|token_type_ids|inv_freq|masked_bias|attn\.bias|attention\.bias)$")
+
+POOLERS = re.compile(r"(^|\.)pooler\.")
 
 # heads and poolers of other classes with the same body, which the class that is loaded does not have
 HEADS = re.compile(
     r"^(lm_head|embed_out|cls|classifier|score|qa_outputs|v_head|multiple_choice_head|seq_relationship)\.|(^|\.)pooler\."
 )
+
+
+FLOATING = {"F64", "F32", "F16", "BF16"}  # the dtypes of weights, as safetensors calls them
 
 
 def read_transformers(
@@ -65,7 +72,7 @@ def read_transformers(
     """
     import transformers
 
-    kind = getattr(transformers, AUTO_CLASSES[family.predicts])
+    kind = getattr(transformers, family.reading_class)
     options: dict[str, Any] = _placement(config, device)
     quantization: str = config.quantization or ""
     if is_gguf(place):
@@ -80,12 +87,17 @@ def read_transformers(
         torch.manual_seed(0)  # a head that nothing reads may be missing: equal checkpoints give equal modules
         body = [""] if family.predicts == "hidden" else None
         read = functools.partial(read_weights, kind, config, place, body, dtype=dtype, **options)
-        module, rows = _adapted(read, adapter, family, survey.TOLERANCE[dtype]) if adapter else (read(), 0)
+        if adapter is None:
+            module, rows = read(), 0
+        else:
+            module, rows = run_adapted(lambda: _with_adapter(read(), adapter), adapter.name, survey.TOLERANCE[dtype])
     own = str(adapter) if adapter and rows and any(adapter.glob("tokenizer*")) else place
     tokenizer, longest = read_tokenizer(config, own), survey.longest_row(module)
+    with_head = {head.class_name for head in heads_of(family.in_config_json)}
+    has_head = family.predicts != "hidden" or type(module).__name__ in with_head
     if family.predicts == "states":
-        module = one_side(module, config)
-    return survey.Checkpoint(_placed(module, options, device, dtype), tokenizer, longest, quantization)
+        module = part_with_states(module, config, family)
+    return survey.Checkpoint(_placed(module, options, device), tokenizer, longest, quantization, has_head)
 
 
 def read_legacy(config: ModelConfig, place: str, device: torch.device, dtype: torch.dtype) -> survey.Checkpoint:
@@ -127,7 +139,8 @@ def read_weights(
 ) -> Any:
     """Read the weights of a checkpoint of transformers, which draws missing ones at random, and check that all came.
 
-    Buffers, and heads that are not used, may be left over.
+    Buffers, and heads that are not used, may be left over. Where only the body must be complete and
+    the checkpoint has no head, the body is returned.
 
     Args:
         kind: the class whose `from_pretrained` reads it, with these options.
@@ -135,30 +148,99 @@ def read_weights(
     """
     import transformers
 
-    module, loading = kind.from_pretrained(
-        **located(place),
-        revision=config.revision or "main",
-        output_loading_info=True,
-        trust_remote_code=False,  # else transformers asks on the screen
-        ignore_mismatched_sizes=True,  # they are reported, and refused with the others
-        **options,
-    )
+    with _checked_while_read(place):
+        module, loading = kind.from_pretrained(
+            **located(place),
+            revision=config.revision or "main",
+            output_loading_info=True,
+            trust_remote_code=False,  # else transformers asks on the screen
+            ignore_mismatched_sizes=True,  # they are reported, and refused with the others
+            **options,
+        )
     check_one_set(Path(place))
     for name in (name for name in module.config.architectures or () if not hasattr(transformers, name)):
         own = type(module).__name__
         log.warning("%s is a %s, which transformers lacks, and runs as a %s", config.called, name, own)
+    missing = [name for name in loading["missing_keys"] if not BUFFERS.search(name)]
+    stated = [getattr(transformers, name, None) for name in module.config.architectures or ()]
+    is_other_class = not any(isinstance(module, each) for each in stated if isinstance(each, type))
     needed = ("",) if body is None else tuple(f"{module.base_model_prefix}.{part}".lstrip(".") for part in body)
+    has_no_head = body == [""] and not all(name.startswith(needed) for name in missing)
+    if has_no_head and is_other_class and stated and isinstance(stated[0], type):
+        # such as the discriminator of ELECTRA
+        return read_weights(stated[0], config, place, **options).base_model
+    if module.base_model is module:  # a body, whose pooler no state passes through
+        missing = [name for name in missing if not POOLERS.search(name)]
     faults = {
-        "missing": [name for name in loading["missing_keys"] if name.startswith(needed) and not BUFFERS.search(name)],
+        "missing": [name for name in missing if name.startswith(needed)],
         "of another shape": {name for name, *_ in loading["mismatched_keys"] if name.startswith(needed)},
         "not expected": [n for n in loading["unexpected_keys"] if not (BUFFERS.search(n) or HEADS.search(n))],
     }
     if found := "; ".join(f"{fault}: {listed(sorted(names))}" for fault, names in faults.items() if names):
         whole = ("config.json describes", "give the whole checkpoint with its own config.json")
         source, remedy = ("fields describe", OWN) if is_gguf(place) else whole
+        lacks_head_alone = not any(name.startswith(f"{module.base_model_prefix}.") for name in missing)
+        if found.startswith("missing: ") and lacks_head_alone and module.base_model is not module:
+            body_name = type(module.base_model).__name__
+            remedy = f"if it has no head, write {body_name} under architectures in config.json"
         said = f"its weights are not those that its {source} ({found})"
+        remedy = conversion(Path(place)) or remedy  # DeepSpeed leaves empty weights beside its own
         raise ModelError(f"cannot load model={config.called} from {place}: {said}; {remedy}")
+    if has_no_head:
+        log.warning("%s has no weights of a head, so it predicts no tokens, and has states alone", config.called)
+        return module.base_model
     return module
+
+
+@contextlib.contextmanager
+def _checked_while_read(place: str) -> Iterator[None]:
+    """Check what transformers reads of a checkpoint before it casts it, and what it draws anew before it does so."""
+    from transformers import PreTrainedModel, modeling_utils
+
+    convert = modeling_utils.convert_and_load_state_dict_in_model
+    draw = PreTrainedModel._move_missing_keys_from_meta_to_device
+
+    def checked(model: Any, state_dict: Mapping[str, Any], load_config: Any, **options: Any) -> Any:
+        if load_config.hf_quantizer is None:
+            check_dtypes(state_dict, place, {name.rpartition(".")[2] for name, _ in model.named_parameters()})
+        return convert(model=model, state_dict=state_dict, load_config=load_config, **options)
+
+    def bounded(model: Any, missing: Any, *options: Any) -> None:
+        drawn = [model.get_parameter_or_buffer(name) for name in missing - model.all_tied_weights_keys.keys()]
+        drawn += [buffer for _, buffer in model.named_non_persistent_buffers()]
+        check_size(sum(each.numel() for each in drawn), Path(place))
+        draw(model, missing, *options)
+
+    with (
+        patch.object(modeling_utils, "convert_and_load_state_dict_in_model", checked),
+        patch.object(PreTrainedModel, "_move_missing_keys_from_meta_to_device", bounded),
+    ):
+        yield
+
+
+def check_dtypes(stored: Mapping[str, Any], place: object, kinds: Collection[str] = ("weight", "bias")) -> None:
+    """Raise a ModelError for a weight that is stored as whole numbers, or in 8 bits without a quantisation.
+
+    Cast to a floating type it is an ordinary number, and the model another one.
+
+    Args:
+        stored: tensors, or slices of a file of safetensors.
+        kinds: the last parts of the names of parameters; all else are buffers, which may be whole numbers.
+    """
+    for name, tensor in stored.items():
+        dtype = _dtype_of(tensor)
+        if dtype in FLOATING or name.rpartition(".")[2] not in kinds or BUFFERS.search(name):
+            continue
+        raise ModelError(
+            f"{place}: {name} is stored as {dtype}, and no quantisation is stated that says what its numbers mean; "
+            "give the checkpoint before it was quantised, or its config.json with quantization_config"
+        )
+
+
+def _dtype_of(tensor: Any) -> str:
+    """Return the dtype of a tensor or of a slice of a file, as safetensors calls it where it is floating."""
+    dtype = tensor.get_dtype() if hasattr(tensor, "get_dtype") else str(tensor.dtype).removeprefix("torch.")
+    return {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16"}.get(dtype, dtype)
 
 
 def check_one_set(folder: Path) -> None:
@@ -196,7 +278,7 @@ def check_one_set(folder: Path) -> None:
 
 def _index_of(file: Path) -> dict[str, str]:
     """Return the file of each tensor, as an index says; what is no index is a file itself, of tensors without names."""
-    return dict(read_json(file)["weight_map"]) if file.suffix == ".json" else {"": file.name}
+    return weight_map(file) if file.suffix == ".json" else {"": file.name}
 
 
 def _tensors_in(path: Path) -> Mapping[str, Tensor]:
@@ -207,8 +289,8 @@ def _tensors_in(path: Path) -> Mapping[str, Tensor]:
     return torch.load(path, map_location="cpu", weights_only=True, mmap=is_zipfile(path))  # type: ignore[no-any-return]
 
 
-def _with_adapter(module: Any, folder: Path) -> tuple[Any, int]:
-    """Return a module that runs with an adapter, and how many rows the adapter's embedding has; 0: it has none."""
+def _with_adapter(module: Any, folder: Path) -> Adapted:
+    """Return a module with the adapter of a folder."""
     check_extra("peft", ["peft"], f"{folder} is an adapter")
     from peft import PeftModel, get_peft_model_state_dict, load_peft_weights, set_peft_model_state_dict
 
@@ -218,54 +300,137 @@ def _with_adapter(module: Any, folder: Path) -> tuple[Any, int]:
             check_one_set(folder)
             given = load_peft_weights(str(folder), device="cpu")
             given = {name: each for name, each in given.items() if AGAIN.sub(".", name) not in given.keys() - {name}}
+            check_dtypes(given, folder, {name.rpartition(".")[2] for name in given})
+            check_adapter(folder, [tuple(each.shape) for each in given.values()], dict(module.named_modules()))
             known = len(survey.embedding_of(module))
             rows = max((len(weight) for name, weight in given.items() if name.endswith(EMBEDDINGS)), default=0)
             if rows > known:
                 module.resize_token_embeddings(rows, mean_resizing=False)
             whole = PeftModel.from_pretrained(module, str(folder))
             found: Any = set_peft_model_state_dict(whole, given)
-        except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
+        except (RuntimeError, ValueError, LookupError, TypeError, AttributeError, re.error) as error:
             said = f"the adapter cannot be put on its base ({one_line(error)})"
             raise ModelError(f"{folder.name}: {said}; {GIVE}") from error
         settings = whole.active_peft_config
-        if settings.is_prompt_learning:
-            raise ModelError(f"{folder.name}: an adapter of the kind {settings.peft_type.value} cannot be merged")
+        _check_mergeable(settings, folder.name)
         if TOOK_OUT.match(start := str(getattr(settings, "init_lora_weights", ""))):
             raise ModelError(
                 f"{folder.name}: with init_lora_weights={start} its training took a part out of the base that the "
                 "adapter does not hold; save it with path_initial_model_for_weight_conversion"
             )
+        outputs = _outputs(whole, _adapter_samples(whole), folder.name)
         own = get_peft_model_state_dict(whole, save_embedding_layers=False)
         missing = {name for name in own.keys() - given.keys() if not name.endswith(EMBEDDINGS)}
         if differing := {*found.unexpected_keys} | missing:
             names = listed(sorted(differing))
             raise ModelError(f"{folder.name}: the adapter and its base do not have the same weights ({names}); {GIVE}")
-    return whole, rows
+    return Adapted(whole, rows, outputs)
 
 
-def _adapted(read: Callable[[], Any], folder: Path, family: Family, allowed: float) -> tuple[Any, int]:
-    """Return a model that `read` reads with an adapter merged into its weights, and the rows of `_with_adapter`.
+class Adapted(NamedTuple):
+    """A model with an adapter as PEFT runs it."""
 
-    Where it cannot be merged, or merging moves the logits of fixed tokens by more than is `allowed`, it runs as it is.
+    whole: Any  # the PeftModel
+    rows: int  # of the adapter's embedding; 0: it has none
+    outputs: list[Tensor]  # for `_adapter_samples`, before anything was read of the model
+
+
+def run_adapted(make: Callable[[], Adapted], called: str, allowed: float) -> tuple[Any, int]:
+    """Return the module that runs a model with an adapter, and the rows of the adapter's embedding.
+
+    The adapter is merged into the weights. Where it cannot be merged, or merging moves the outputs of PEFT's own model
+    by more than is `allowed`, the layers of PEFT stay in place. Either way the module must give what PEFT's model does,
+    since an adapter may act beyond its layers, such as after certain tokens only.
+
+    Args:
+        make: returns the model with its adapter, new each time.
+
+    Raises:
+        ModelError: PEFT's model cannot run on tokens alone, or does what its layers do not.
     """
+    adapted = make()
+    settings, samples = adapted.whole.active_peft_config, _adapter_samples(adapted.whole)
 
-    def outputs(module: Any) -> Tensor:
-        decoder = {"decoder_input_ids": tokens} if family.predicts == "states" else {}
-        with torch.no_grad():
-            return survey.first_tensor(module.eval()(tokens, **decoder))
+    def error_of(module: Any) -> float:
+        pairs = zip(_outputs(module, samples, called), adapted.outputs, strict=True)
+        return max(survey.relative_error(actual, expected) for actual, expected in pairs)
 
-    whole, rows = _with_adapter(read(), folder)
-    tokens = survey.sample_tokens(len(survey.embedding_of(whole)), survey.longest_row(whole) or 16).to(whole.device)
-    before = outputs(whole)
+    module: Any = None
     try:
-        error = survey.relative_error(outputs(module := whole.merge_and_unload()), before)
+        module = adapted.whole.merge_and_unload()
+        error = error_of(module)
         why = f"that changes logits by {error:.1e} of the largest"
-    except (RuntimeError, ValueError, NotImplementedError) as failure:  # such as a bias where the base has none
+    except ModelError:
+        raise
+    except Exception as failure:  # whatever a kind of adapter raises, such as a bias where the base has none
         error, why = math.inf, one_line(failure)
-    if not error <= allowed:
-        log.warning("%s is not merged: %s", folder.name, why)
-        module = _with_adapter(read(), folder)[0].get_base_model()
-    return module, rows
+    if error <= allowed:
+        return module, adapted.rows
+    log.warning("%s is not merged: %s", called, why)
+    module = make().whole.get_base_model()
+    if not (error := error_of(module)) <= allowed:
+        tokens = next(iter(_token_lists(settings, sys.maxsize)), None)
+        condition = f" with {tokens}" if tokens else ""
+        raise ModelError(
+            f"{called}: an adapter of the kind {settings.peft_type.value}{condition} does more in PEFT than its layers "
+            f"do (logits differ by {error:.1e} of the largest), so it cannot be cut at blocks; give its base"
+        )
+    return module, adapted.rows
+
+
+def live_adapter(model: Any, called: str) -> Any:
+    """Return the module that runs a copy of a PeftModel in memory, see `run_adapted`."""
+    _check_mergeable(model.active_peft_config, called)
+
+    def make() -> Adapted:
+        whole = deepcopy(model)
+        return Adapted(whole, 0, _outputs(whole, _adapter_samples(whole), called))
+
+    module, _ = run_adapted(make, called, survey.TOLERANCE[survey.embedding_of(model.get_base_model()).dtype])
+    return module
+
+
+def _check_mergeable(settings: Any, called: str) -> None:
+    if settings.is_prompt_learning:
+        raise ModelError(f"{called}: an adapter of the kind {settings.peft_type.value} cannot be merged")
+
+
+def _adapter_samples(whole: Any) -> list[Tensor]:
+    """Return rows of tokens for an adapter: at random, and each list of tokens in its settings among such tokens."""
+    embedding, longest = survey.embedding_of(whole.get_base_model()), survey.longest_row(whole) or survey.AT_MOST
+    rows = survey.sample_tokens(len(embedding), longest)
+    samples = [rows]
+    for tokens in _token_lists(whole.active_peft_config, len(embedding)).values():
+        row = torch.cat([rows[0, :4], torch.tensor(tokens[:TRIGGER]), rows[1, :4]])
+        samples.append(row[None, :longest])
+    return [sample.to(embedding.device) for sample in samples]
+
+
+def _token_lists(settings: Any, vocabulary: int) -> dict[str, list[int]]:
+    """Return the settings of an adapter that may be lists of tokens, such as those that invoke it, by name."""
+    lists = {name: value for name, value in vars(settings).items() if isinstance(value, list) and value}
+    return {
+        name: value
+        for name, value in lists.items()
+        if all(type(entry) is int and 0 <= entry < vocabulary for entry in value)
+    }
+
+
+def _outputs(module: Any, samples: Sequence[Tensor], called: str) -> list[Tensor]:
+    """Return the outputs of a model of transformers or PEFT for rows of tokens."""
+    is_pair = bool(getattr(module.config, "is_encoder_decoder", False))
+    outputs: list[Tensor] = []
+    try:
+        with torch.no_grad():
+            for tokens in samples:
+                decoder = {"decoder_input_ids": tokens} if is_pair else {}
+                outputs.append(survey.first_tensor(module.eval()(input_ids=tokens, **decoder)).clone())
+    except Exception as error:  # such as an argument beside the tokens that it needs
+        said = f"{type(error).__name__}: {one_line(error)}"
+        raise ModelError(
+            f"{called}: the model with its adapter cannot run on tokens alone ({said}); give its base"
+        ) from error
+    return outputs
 
 
 def read_tokenizer(config: ModelConfig, place: str) -> Any:
@@ -319,23 +484,32 @@ def _cuts_as(tokenizer: Any, file: str) -> bool:
 
 
 def blocks_of(module: Any, name: str) -> str:
-    """Return the path from a module of transformers to its list of blocks; the proof at load shows if it is right.
+    """Return the path from a module of transformers to the blocks of its text model; the proof at load checks it.
 
-    It is the list with as many entries as the configuration has layers; of several, the one with most weights.
+    It is the list with as many entries as the configuration of the text model has layers; of several, the one with
+    most weights.
     """
     root = module.both.get_decoder() if isinstance(module, DecoderSide) else module
     shape, side = root.config.get_text_config(), "encoder" if "Encoder" in type(root).__name__ else "decoder"
     sizes = (getattr(shape, key, None) for key in (f"{side}_layers", *DEPTHS))
     depth = next((number for number in sizes if isinstance(number, int)), None)
-    own = set(root.modules())
-    fitting = {
-        path: sum(weight.numel() for weight in part.parameters())
-        for path, part in module.named_modules()
-        if isinstance(part, nn.ModuleList) and len(part) == depth and part in own
-    }
+    # A tower for images may be as deep as the text model, which transformers declares as the decoder. Where the
+    # decoder of a class is something else, such as an unembedding, it holds no list of blocks.
+    text_model = root.get_decoder() if hasattr(root, "get_decoder") else root
+    fitting = _lists_within(module, text_model, depth) or _lists_within(module, root, depth)
     if not fitting:
         raise ModelError(f"{name}: {type(root).__name__} has no list of {depth} blocks, so it cannot be cut at them")
     return max(fitting, key=lambda path: fitting[path])
+
+
+def _lists_within(module: nn.Module, part: nn.Module, length: int | None) -> dict[str, int]:
+    """Return the lists of `length` modules in a part of a module, by path, with the number of their weights."""
+    inside = set(part.modules())
+    return {
+        path: sum(weight.numel() for weight in blocks.parameters())
+        for path, blocks in module.named_modules()
+        if isinstance(blocks, nn.ModuleList) and len(blocks) == length and blocks in inside
+    }
 
 
 def _placement(config: ModelConfig, device: torch.device) -> dict[str, Any]:
@@ -355,18 +529,30 @@ def _placement(config: ModelConfig, device: torch.device) -> dict[str, Any]:
     return options
 
 
-def _placed(module: Any, options: dict[str, Any], device: torch.device, dtype: torch.dtype) -> Any:
-    """Return a module on its device and in its dtype, unless its weights were laid out as `_placement` says."""
+def _placed(module: Any, options: dict[str, Any], device: torch.device) -> Any:
+    """Return a module on its device, unless its weights were laid out as `_placement` says.
+
+    Every weight keeps the dtype in which transformers read it, since some stay in float32 on purpose.
+    """
     if folder := options.get("offload_folder"):
         weakref.finalize(module, shutil.rmtree, folder, ignore_errors=True)
     if folder or getattr(module, "hf_quantizer", None) is not None:
         return module
-    return survey.cast(module, device, dtype)
+    return module.to(device)
 
 
-def one_side(module: Any, config: ModelConfig) -> nn.Module:
-    """Return the encoder or the decoder of an encoder-decoder, by `model.side`."""
-    if config.side == "encoder":
+def part_with_states(module: Any, config: ModelConfig, family: Family) -> nn.Module:
+    """Return what has the states of a model whose head is not read: its body, or a side of an encoder-decoder.
+
+    The side is that of `model.side`, which need not be given where there is only an encoder.
+    """
+    body = module.base_model
+    if not family.has_sides:
+        return body  # type: ignore[no-any-return]
+    has_decoder = body.get_decoder() is not body
+    if config.side == "decoder" and not has_decoder:
+        raise ModelError(f"{config.called} is an encoder without a decoder: remove model.side=decoder")
+    if config.side == "encoder" or not has_decoder:
         return module.get_encoder()  # type: ignore[no-any-return]
     if config.side == "decoder":
         return DecoderSide(module)

@@ -19,7 +19,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from thinkalike.config import ModelConfig
-from thinkalike.models.families import AUTO_CLASSES, LONGEST, family_in, label
+from thinkalike.models.bounds import check_size
+from thinkalike.models.families import LONGEST, family_in, label
 from thinkalike.models.frozen import FrozenModel, one_text_per_row
 from thinkalike.models.places import base_of, folder_of, known_shape, named_folder
 from thinkalike.models.survey import embedding_of, longest_row, text_config
@@ -138,7 +139,10 @@ def shape_of(config: ModelConfig, name: str | None = None) -> Shape | None:
         with contextlib.suppress(OSError, ValueError, KeyError), (folder / "model.safetensors").open("rb") as file:
             header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
             sizes["architecture"] |= {"d_vocab": header["head.weight"]["shape"][0]}
-    return shape_from(config, sizes, name)
+    shape = shape_from(config, sizes, name)
+    if shape is not None:
+        check_size(shape.parameters, folder)
+    return shape
 
 
 def shape_from(config: ModelConfig, sizes: Mapping[str, Any], name: str | None = None) -> Shape | None:
@@ -199,5 +203,7 @@ def _on_meta(sizes: Mapping[str, Any]) -> tuple[nn.Module, str, int | None]:
     family, kind = family_in(sizes, "config.json"), str(sizes["model_type"])
     shape = transformers.AutoConfig.for_model(kind, **{key: each for key, each in sizes.items() if key != "model_type"})
     with torch.device("meta"):
-        module = getattr(transformers, AUTO_CLASSES[family.predicts]).from_config(shape)
+        reader = getattr(transformers, family.reading_class)
+        build = getattr(reader, "from_config", None) or reader._from_config  # of an Auto class, or of a class itself
+        module = build(shape)
     return module.eval(), family.blocks or blocks_of(module, kind), longest_row(module)

@@ -134,6 +134,32 @@ class Sites:
             return module.register_forward_hook(lambda _, args, output: keep(first_tensor(output)))
         return module.register_forward_pre_hook(lambda _, args, named: keep(state_in(args, named)), with_kwargs=True)
 
+    def output_of_head(self, place: Place, z: Tensor) -> Tensor:
+        """Return what a head adds to the output of its attention, given what the last linear map of attention reads."""
+        projection, _ = self.modules["z", place.layer]
+        heads = [torch.zeros_like(head) for head in z.chunk(self.n_heads, -1)]
+        heads[place.head or 0] = z.chunk(self.n_heads, -1)[place.head or 0]
+        with_bias, bias = projection.forward(torch.cat(heads, -1)), projection.forward(torch.zeros_like(z))
+        return with_bias - bias  # type: ignore[no-any-return]
+
+    def replaced(self, place: Place, state: Tensor) -> contextlib.AbstractContextManager[Any]:
+        """Put this output in the place of the model's own in every pass while the context is open.
+
+        It is that of attention or an MLP, or, at a head of `z`, what `output_of_head` returns.
+        """
+        module, direction = self.modules[place.site, place.layer]
+
+        def replace_output(_: nn.Module, args: Any, output: Any) -> Any:
+            own = first_tensor(output)
+            changed = state.reshape(own.shape).to(own)
+            if place.site == "z":
+                changed = own - self.output_of_head(place, state_in(args, {})) + changed
+            return changed if isinstance(output, Tensor) else (changed, *output[1:])
+
+        if place.site != "z" and direction != "gave":
+            raise ValueError(f"{place} is no output of a module")
+        return module.register_forward_hook(replace_output)
+
 
 class MiddleModel(FrozenModel):
     """A model cut after attention: a layer l means the site resid_mid[l], and its tail begins with the MLP of block l.

@@ -11,6 +11,7 @@ import inspect
 import logging
 import math
 import re
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from thinkalike.errors import ModelError, flat, listed, one_line
-from thinkalike.models.families import EMBED, Layer, after
+from thinkalike.models.families import EMBED, Layer, after, heads_of
 
 log = logging.getLogger(__name__)
 
@@ -36,13 +37,17 @@ LENGTHS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "ma
 # entries of a configuration that no pass of an evaluated model reads
 UNREAD = re.compile(r"^_|dropout|pdrop|^(transformers_version|architectures|dtype|torch_dtype|device|seed|model_name|"
                     r"tokenizer_name|n_params|use_cache|initializer_range|init_\w+|id2label|label2id)$")  # fmt: skip
+# settings by which architectures differ whose weights have the same names and shapes
+COMPUTES = re.compile(r"multiplier|scal(e|ing)|softcap|clip|clamp|alibi|sliding_window|rotary")
 HEADS = ("num_attention_heads", "n_heads", "n_head", "num_heads")  # names of the number of heads in configurations
 ROWS, TOKENS = 2, 3  # of the sample by which blocks are surveyed
 AT_MOST = 1024  # tokens of the row that is longer than a window
 LATE = 16  # last tokens of a row, whose logits are compared
 TEXT = "The man in the old house near the river walked to the market each day, and came back before it was dark."
+SAMPLED = 2**12  # entries of a tensor, at most, by which a change of it is seen
 AT_ONCE = 2**22  # entries of a tensor that are summed together
 ACCEPT = "model.implausible=true takes it as it is"
+LARGE_VOCABULARY = 2**13  # tokens; models with smaller ones may know one kind of text, and a vocabulary made of it
 LARGEST = 3.0  # times ln V: the largest loss on the text; architectures with random weights have at most 1.5 of it
 
 
@@ -53,6 +58,7 @@ class Checkpoint(NamedTuple):
     tokenizer: Any
     longest: int | None  # row of tokens that it can take; None: nothing limits it
     quantization: str = ""  # how its weights are or were quantised
+    has_head: bool = True  # whether it predicts what its family does; else it has states alone
 
 
 def sample_tokens(vocabulary: int, context: int, rows: int = 2, at_most: int = 16) -> Tokens:
@@ -77,7 +83,11 @@ def survey(model: Any) -> tuple[int, list[int | None]]:
             model.full(sample_tokens(model.vocabulary, TOKENS, rows=ROWS))
     if not ran or [number for number, _ in ran] != list(range(model.n_layers)):
         found = f"the {model.n_layers} blocks of {model.family.blocks} do not run one after the other and once each"
+        if idle := sorted({*range(model.n_layers)} - {number for number, _ in ran}):
+            found += f" (of these, {listed(idle)} do not run for text alone)"
         raise ModelError(f"{model.name}: {found}, so it has no residual stream to cut")
+    if others := {type(output).__name__ for _, output in ran if not isinstance(output, Tensor | tuple | list)}:
+        raise ModelError(f"{model.name}: its blocks return {listed(sorted(others))}, and no states that can be cut")
     shapes = {tuple(first_tensor(output).shape) for _, output in ran}
     if len(shapes) > 1 or next(iter(shapes))[:-1] != (ROWS, TOKENS):
         raise ModelError(f"{model.name}: its blocks return {sorted(shapes)} for {ROWS} rows of {TOKENS} tokens")
@@ -99,14 +109,34 @@ def passing(name: str) -> Iterator[None]:
 def cast(module: Any, device: torch.device, dtype: torch.dtype) -> Any:
     """Move a module to a device and its weights to a dtype, in place, and return it.
 
-    The frequencies of rotary positions keep their precision: rounded to bfloat16, positions are wrong from the tens on.
+    Weights that transformers keeps in float32 at this dtype, such as routers of experts, become float32, as
+    `from_pretrained(dtype=...)` would read them. The frequencies of rotary positions keep their precision: rounded to
+    bfloat16, positions are wrong from the tens on.
     """
-    kept = [(part, name, frequencies) for part in module.modules() for name, frequencies in part._buffers.items()
-            if name.endswith("inv_freq") and frequencies is not None]  # fmt: skip
+    names = precise_names(module, dtype)
+    precise: list[tuple[dict[str, Any], str, Tensor]] = []
+    for path, part in module.named_modules():
+        for name, weight in part._parameters.items():
+            if weight is not None and names.search(f"{path}.{name}"):
+                values = weight.detach().to(device, torch.float32)
+                precise.append((part._parameters, name, nn.Parameter(values, weight.requires_grad)))
+        for name, buffer in part._buffers.items():
+            if buffer is None or not buffer.is_floating_point():
+                continue
+            if name.endswith("inv_freq"):
+                precise.append((part._buffers, name, buffer.to(device)))
+            elif names.search(f"{path}.{name}"):
+                precise.append((part._buffers, name, buffer.to(device, torch.float32)))
     module.to(device=device, dtype=dtype)
-    for part, name, frequencies in kept:
-        part._buffers[name] = frequencies.to(device)
+    for tensors, name, values in precise:
+        tensors[name] = values
     return module
+
+
+def precise_names(module: Any, dtype: torch.dtype) -> re.Pattern[str]:
+    """Return what the names of weights match that transformers keeps in float32 in a module of this dtype."""
+    plan = module._get_dtype_plan(dtype) if hasattr(module, "_get_dtype_plan") else {}
+    return re.compile("|".join(name.replace("*", ".*") for name in sorted(plan)) or r"(?!)")
 
 
 def puts_bos(tokenizer: Any) -> bool:
@@ -115,20 +145,35 @@ def puts_bos(tokenizer: Any) -> bool:
     return bos is not None and list(tokenizer("a")["input_ids"][:1]) == [bos]
 
 
-def accepted(module: Any) -> set[str]:
-    """Return the names of the arguments of a module's forward pass.
+def accepted(module: Any) -> list[str]:
+    """Return the names of the arguments of a module's forward pass, in order.
 
-    Types of tokens are taken only where there is more than one: RoBERTa has the argument, and one type.
+    Types of tokens are taken only where they tell two texts apart. RoBERTa has the argument and one
+    type, Gemma marks images by it, and GPT-2 adds the embedding of a word.
     """
-    names = set(inspect.signature(module.forward).parameters)
-    several = (getattr(getattr(module, "config", None), "type_vocab_size", 2) or 0) > 1
-    return names if several else names - {"token_type_ids"}
+    names = list(inspect.signature(module.forward).parameters)
+    several = (getattr(getattr(module, "config", None), "type_vocab_size", 0) or 0) > 1
+    return [name for name in names if several or name != "token_type_ids"]
 
 
 def text_config(module: Any) -> Any:
     """Return the configuration of a module: of one of transformers, the part that is about text."""
     shape: Any = getattr(module, "config", None) or getattr(module, "cfg", None)
     return shape.get_text_config() if hasattr(shape, "get_text_config") else shape
+
+
+def padding_of_head(module: Any, tokenizer: Any) -> int | None:
+    """Return the id of the padding by which a classifier finds where a text ends; None: it does so otherwise.
+
+    Where the configuration has none, it gets that of the tokenizer, or its end of a text, in place:
+    without one, classifiers of transformers that need it run on single texts only.
+    """
+    shape = text_config(module)
+    if shape.pad_token_id is None:
+        ids = (tokenizer.pad_token_id, tokenizer.eos_token_id, tokenizer.unk_token_id)
+        known = (number for number in ids if number is not None and number < len(embedding_of(module)))
+        shape.pad_token_id = next(known, None)
+    return shape.pad_token_id  # type: ignore[no-any-return]
 
 
 def number_in(config: Any, names: Sequence[str]) -> int | None:
@@ -164,12 +209,17 @@ def entries_of(module: Any, chosen: bool = False) -> dict[str, Any]:
     if (config := getattr(module, "config", None)) is None:
         given = vars(module.cfg) if hasattr(module, "cfg") and not chosen else {}
     else:
-        known = type(config)().to_dict()
-        given = {
-            name: value for name, value in config.to_dict().items()
-            if (name in known or hasattr(type(config), name)) and not (chosen and known.get(name) == value)
-        }  # fmt: skip
+        given = known_entries(config, chosen)
     return flat({name: value for name, value in given.items() if not UNREAD.search(name)})
+
+
+def known_entries(config: Any, chosen: bool = False) -> dict[str, Any]:
+    """Return the entries of a configuration that its class knows; with `chosen` those that are not its defaults."""
+    known = type(config)().to_dict()
+    return {
+        name: value for name, value in config.to_dict().items()
+        if (name in known or hasattr(type(config), name)) and not (chosen and known.get(name) == value)
+    }  # fmt: skip
 
 
 def embedding_of(module: Any) -> Tensor:
@@ -187,6 +237,16 @@ def first_tensor(output: Any) -> Tensor:
 def relative_error(actual: Tensor, expected: Tensor) -> float:
     """Return the largest difference, relative to the largest entry of `expected`."""
     return ((actual - expected).abs().max() / expected.abs().max()).item()
+
+
+def persistent_buffers(module: nn.Module) -> dict[str, Tensor]:
+    """Return the buffers of a module that a checkpoint holds, by name."""
+    return {
+        f"{path}.{name}".lstrip("."): buffer
+        for path, part in module.named_modules()
+        for name, buffer in part._buffers.items()
+        if buffer is not None and name not in part._non_persistent_buffers_set
+    }
 
 
 def tensors_of(module: torch.nn.Module, in_order: bool = False) -> Iterator[tuple[str, torch.Tensor]]:
@@ -207,11 +267,13 @@ def tensors_of(module: torch.nn.Module, in_order: bool = False) -> Iterator[tupl
 def prove(model: Any) -> None:
     """Check that weights are ordinary numbers, and on fixed tokens that head and tail compose to the full pass.
 
+    Reading the weights must not change the model: `state_dict()` repacks those of some quantised modules in place.
     Cuts are before the first block, after the first, the middle and the last one, and after the first of each kind; the
     middle one also on a row that is longer than the windows of the layers that attend to one. Where the model predicts
     the next token, no token may change the logits of earlier ones. Anything else is a ModelError.
     """
-    check_values(model.module, model.name)
+    with _unchanged_by_reading(model):
+        check_values(model.module, model.name)
     last, shape = model.n_layers - 1, text_config(model.module)
     kinds = next((each for name in KINDS if isinstance(each := getattr(shape, name, None), list)), [])
     firsts = {kinds.index(kind) for kind in kinds}
@@ -228,6 +290,53 @@ def prove(model: Any) -> None:
             _check_causal(model, sample_tokens(model.vocabulary, model.context))
 
 
+@contextlib.contextmanager
+def _unchanged_by_reading(model: Any) -> Iterator[None]:
+    """Check that a model gives the same output for fixed tokens before and after its weights are read inside of this.
+
+    The outputs must have equal bits, unless two passes in a row differ in theirs, as sums on a GPU may.
+    """
+    tokens = sample_tokens(model.vocabulary, model.context)
+    with passing(model.name):
+        before = model.full(tokens).clone()
+        again = model.full(tokens)
+    allowed = 0.0 if _is_equal(before, again) else TOLERANCE[model.dtype]
+    if allowed and relative_error(again, before) > allowed:
+        found = "two passes over the same tokens give different outputs"
+        raise ModelError(f"{model.name}: {found}, as by chance or by what it remembers; take that out of its forward")
+    tensors = _states_of_tensors(model.module)
+    yield
+    with passing(model.name):
+        after = model.full(tokens)
+    if _is_equal(before, after) or relative_error(after, before) <= allowed:
+        return
+    now = _states_of_tensors(model.module)
+    altered = sorted(name for name in tensors.keys() | now.keys() if tensors.get(name) != now.get(name))
+    owners = {type(model.module.get_submodule(name.rpartition(".")[0])).__name__ for name in altered if name in now}
+    where = f"{listed(altered)} of {listed(sorted(owners))}" if altered else "something beside its tensors"
+    raise ModelError(
+        f"{model.name}: reading its weights by state_dict() changes {where}, and logits by "
+        f"{relative_error(after, before):.1e} of the largest; give it in a form that can be read, such as dequantised"
+    )
+
+
+def _is_equal(first: Tensor, second: Tensor) -> bool:
+    """Return whether two outputs are equal, where NaN equals NaN, which is reported elsewhere."""
+    return first.shape == second.shape and torch.equal(first.nan_to_num(nan=0.0), second.nan_to_num(nan=0.0))
+
+
+def _states_of_tensors(module: nn.Module) -> dict[str, tuple[Any, ...]]:
+    """Return of each parameter and buffer by name what shows that it changed; `state_dict()` is not called."""
+    found: dict[str, tuple[Any, ...]] = {}
+    for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+        where = None if tensor.is_meta else tensor.data_ptr()
+        values = 0.0
+        if where and tensor.numel():
+            values = float(tensor.detach().reshape(-1)[:: -(-tensor.numel() // SAMPLED)].double().sum())
+        found[name] = (where, tensor.shape, tensor.dtype, tensor._version, repr(values))
+    return found
+
+
 def check_values(module: torch.nn.Module, name: str) -> None:
     """Raise a ModelError for a weight that is NaN or infinite."""
     for path, tensor in tensors_of(module):
@@ -242,6 +351,7 @@ def check_values(module: torch.nn.Module, name: str) -> None:
 
 
 def _compare(model: Any, tokens: Tensor, cuts: list[Layer]) -> None:
+    tokens = _without_padding(model, tokens)
     mask = types = None
     late = slice(-LATE, None)  # logits of long rows take gigabytes
     if model.predicts != "next":  # the last row ends in padding, and each row is a pair of texts
@@ -262,7 +372,27 @@ def _compare(model: Any, tokens: Tensor, cuts: list[Layer]) -> None:
             error, allowed = relative_error(joined, full), TOLERANCE[model.dtype]
             if not error <= allowed:  # NaN fails as well
                 found = f"differs from the full pass by {error:.1e} of the largest logit (allowed: {allowed:.0e})"
-                raise ModelError(f"{model.name} cannot be cut at its blocks: tail({cut}, head({cut}, x)) {found}")
+                found = f"{model.name} cannot be cut at its blocks: tail({cut}, head({cut}, x)) {found}"
+                raise ModelError(found + _hooks_on(model.module))
+
+
+def _hooks_on(module: nn.Module) -> str:
+    """Return which modules have hooks, and how to take them off, to end the message of a failed proof; "": none."""
+    libraries = ("transformers", "accelerate", "thinkalike")  # their hooks change no state
+    hooked = []
+    for path, part in module.named_modules():
+        hooks = [*part._forward_hooks.values(), *part._forward_pre_hooks.values()]
+        if any(not str(getattr(hook, "__module__", "")).startswith(libraries) for hook in hooks):
+            hooked.append(path or type(module).__name__)
+    if not hooked:
+        return ""
+    return f"; it has forward hooks on {listed(hooked)}, which may do that: call remove() of their handles"
+
+
+def _without_padding(model: Any, tokens: Tensor) -> Tensor:
+    """Return sample tokens of a real text: a classifier takes its padding for the end of the text."""
+    padding = padding_of_head(model.module, model.tokenizer) if model.predicts == "class" else None
+    return tokens if padding is None else torch.where(tokens == padding, (padding + 1) % model.vocabulary, tokens)
 
 
 def _check_causal(model: Any, tokens: Tokens) -> None:
@@ -270,27 +400,97 @@ def _check_causal(model: Any, tokens: Tokens) -> None:
     other[:, half:] = (other[:, half:] + 1) % model.vocabulary
     error = relative_error(*(model.full(each)[:, :half] for each in (other, tokens)))
     if not error <= TOLERANCE[model.dtype] / 10:  # 0 in all architectures, but for experts, whose products round
-        remedy = "save it with AutoModelForMaskedLM"
-        if hasattr(text_config(model.module), "is_decoder"):
+        shape, body = text_config(model.module), type(getattr(model.module, "base_model", None)).__name__
+        heads = heads_of(str(getattr(shape, "model_type", "")))
+        can_predict_hidden = any(head.predicts == "hidden" for head in heads)
+        remedy = f"write {body} under architectures in its config.json, to read its states alone"
+        if can_predict_hidden:
+            remedy = "save it with AutoModelForMaskedLM"
+        if hasattr(shape, "is_decoder"):
             remedy = f"if trained on earlier tokens alone, write is_decoder: true in its config.json; else {remedy}"
         found = f"later tokens change its logits by {error:.1e} of the largest one, as in an encoder"
+        remedy += _hooks_on(model.module)
         raise ModelError(f"{model.name} is to predict the next token, but {found}; {remedy}")
 
 
 def check_plausible(model: Any) -> None:
-    """Raise a ModelError for a matrix of whole numbers; see `_check_loss`. Say which matrices are zero everywhere.
+    """Raise a ModelError for a matrix of whole numbers, or of one number; see `_check_loss`. Say where zeros are.
 
-    Vectors may be of ones or zeros, as norms and biases begin. New blocks and ablated ones have matrices of zeros.
+    Vectors may be of ones or zeros, as norms and biases begin. New blocks and ablated ones have matrices of zeros, and
+    pruned ones rows, which are said: files with holes have them, too.
     """
     trained = {path for path, weight in model.module.named_parameters() if weight.dim() > 1 and weight.numel()}
-    found = ((path, each) for path, each in tensors_of(model.module) if path in trained and each.is_floating_point())
-    whole = {path: each for path, each in found if all(torch.equal(part, part.round()) for part in (each[0], each))}
-    if odd := [path for path, each in whole.items() if each.any()]:
-        said = "whole numbers alone, as rounded weights without their scale do"
-        raise ModelError(f"{model.name}: {odd[0]} holds {said}; {ACCEPT}")
-    if whole:
-        log.warning("%s: zero everywhere: %s", model.name, listed(whole))
+    empty, holes = [], {}
+    for path, weight in tensors_of(model.module):
+        if path not in trained or not weight.is_floating_point():
+            continue
+        if all(torch.equal(part, part.round()) for part in (weight[0], weight)):
+            if weight.any():
+                said = "whole numbers alone, as rounded weights without their scale do"
+                raise ModelError(f"{model.name}: {path} holds {said}; {ACCEPT}")
+            empty.append(path)
+        elif _is_constant(weight):
+            raise ModelError(f"{model.name}: {path} holds {weight.flatten()[0].item():.3g} alone; {ACCEPT}")
+        elif zeros := _empty_lines(model, path, weight):
+            holes[path] = zeros
+    if empty:
+        log.warning("%s: zero everywhere: %s", model.name, listed(empty))
+    if holes:
+        log.warning("%s: zeros, as after pruning or in a damaged file: %s", model.name,
+                    listed([f"{zeros} of {path}" for path, zeros in holes.items()]))  # fmt: skip
+    _check_architecture(model)
     _check_loss(model)
+
+
+def _check_architecture(model: Any) -> None:
+    """Raise a ModelError if a configuration of transformers is of another architecture than the one that it names.
+
+    The weights of Granite and of Gemma have the names and shapes of Llama's, and load as a Llama, which computes
+    something else. What tells is the class that config.json states, or a setting that Llama does not read.
+    """
+    import transformers
+
+    whole = getattr(model.module, "both", model.module)  # of which one side may be read
+    config: Any = getattr(whole, "config", None)
+    text, kind = text_config(whole), type(whole)
+    if not hasattr(config, "model_type"):
+        return
+    types = {str(config.model_type), str(text.model_type)}
+    for name in config.architectures or ():
+        stated = getattr(getattr(getattr(transformers, name, None), "config_class", None), "model_type", None)
+        if stated and not any(stated in known or known in stated for known in types):
+            found = f"config.json says architectures={name} and model_type={config.model_type}"
+            raise ModelError(f"{model.name}: {found}, which differ; give the checkpoint's own; {ACCEPT}")
+    known, source = {*type(text)().to_dict(), *dir(type(text))}, inspect.getsource(sys.modules[kind.__module__])
+    for name, value in text.to_dict().items():
+        is_set = isinstance(value, int | float) and value not in (0, 1)
+        if is_set and name not in known and COMPUTES.search(name) and not re.search(rf"\b{name}\b", source):
+            found = f"config.json says {name}={value}, which {kind.__name__} does not read"
+            raise ModelError(f"{model.name}: {found}; give the checkpoint's own config.json; {ACCEPT}")
+
+
+def _is_constant(weight: Tensor) -> bool:
+    """Return whether all entries of a matrix are equal; one row or column may be, as scales begin."""
+    is_matrix = sum(size > 1 for size in weight.shape) > 1
+    return is_matrix and all(bool((part == part.flatten()[0]).all()) for part in (weight[0], weight))
+
+
+def _empty_lines(model: Any, path: str, weight: Tensor) -> str:
+    """Return how many rows and columns of a matrix are zero, in words; "" if none are.
+
+    Tables of positions and of types may have empty rows. So may those of tokens: of padding, of special tokens that no
+    text has, and beyond the tokenizer.
+    """
+    table = weight.reshape(-1, weight.shape[-1])
+    empty_rows = (~table.any(1)).nonzero().flatten().tolist()
+    empty_columns = int((~table.any(0)).sum())
+    if len(table) == model.vocabulary:
+        special = {*model.tokenizer.all_special_ids, *model.tokenizer.get_added_vocab().values()}
+        empty_rows = [row for row in empty_rows if row < len(model.tokenizer) and row not in special]
+    elif isinstance(model.module.get_submodule(path.rpartition(".")[0]), nn.Embedding):
+        empty_rows = []
+    words = [f"{count} {name}" for count, name in ((len(empty_rows), "rows"), (empty_columns, "columns")) if count]
+    return " and ".join(words)
 
 
 def _check_loss(model: Any) -> None:
@@ -312,6 +512,15 @@ def _check_loss(model: Any) -> None:
         raise ModelError(
             f"{model.name}: its loss on an English sentence is {loss:.3g} nats per token, and a guess has {guess:.3g}; "
             f"flipped bits or weights of another model do that, and so does training on other text; {ACCEPT}"
+        )
+    is_whole = model.predicts == "next"  # the head of the others may be missing, and is drawn at random
+    if is_whole and loss > guess and model.vocabulary >= LARGE_VOCABULARY:
+        log.warning(
+            "%s: its loss on an English sentence is %.3g nats per token, and a guess has %.3g: it is untrained, "
+            "trained on other text, or its config.json is of another architecture",
+            model.name,
+            loss,
+            guess,
         )
 
 

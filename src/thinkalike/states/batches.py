@@ -283,13 +283,15 @@ class TokenBatches(TextBatches):
 
     def read(self, data: DataConfig) -> None:
         first, measure = self.models[0], self.measure
+        for model in self.models:
+            model.check_context(data.context)
         tokens = measure.batches * measure.tokens_per_batch
         every = _tokens_at_once(measure, {model: model.n_layers for model in self.models})
         held = tokens if self.is_whole else min(tokens, every)
         context = data.context or min(*(model.context for model in self.models), max(held // FEWEST_ROWS, SHORTEST))
         wanted = -(-tokens // context)
         data, bos = replace(data, report_tokens=SPREAD * wanted * context), first.bos_each_row
-        read = partial(read_corpus, data, first.tokenizer, context, bos=bos, fit_tokens=1, whole=not self.is_spread)
+        read = partial(read_corpus, data, first.tokenizer, context, bos=bos, fit_tokens=0, whole=not self.is_spread)
         asked = (repr(data), tokenizer_fingerprint(first.tokenizer), context, bos, self.is_spread)
         corpus = self.runs.text(asked, read)
         chosen = torch.randperm(len(corpus.report), generator=seeded(0))[:wanted].sort().values

@@ -22,7 +22,7 @@ from thinkalike.data.stimuli import chosen
 from thinkalike.data.tables import read_frame
 from thinkalike.errors import DataError
 from thinkalike.models.frozen import FrozenModel
-from thinkalike.states.tokens import Span, last_tokens
+from thinkalike.states.tokens import Span, has_own_state, last_tokens
 
 AT_ONCE = 64  # texts
 BOUNDARY = "<boundary>"  # the word before ends here: any token that does not continue it
@@ -213,11 +213,18 @@ def read_prompts(model: FrozenModel, contrasts: Contrasts) -> tuple[Prompts, Pro
 def _read(model: FrozenModel, texts: Sequence[Prompt], up: Tensor, down: Tensor) -> Prompts:
     bos = model.tokenizer.bos_token_id
     first = [bos] if model.bos_each_row and bos is not None else []
-    rows, words = [], []
+    rows, words, crossed = [], [], []
     for text, span in texts:
         read = model.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+        offsets = read["offset_mapping"]
         rows.append([*first, *read["input_ids"]])
-        words.append(len(first) + last_tokens(text, [span], read["offset_mapping"], model.name)[0])
+        words.append(len(first) + last_tokens(text, [span], offsets, model.name)[0])
+        crossed += [] if has_own_state(text, [span], offsets, model.name)[0] else [text[slice(*span)]]
+    if crossed:
+        raise DataError(
+            f"in {len(crossed)} of {len(texts)} texts of contrasts a token of {model.name} goes on beyond the word, "
+            f"such as {crossed[0]!r}: choose a model with shorter tokens, or leave these pairs out"
+        )
     tokens = pad_sequence([torch.tensor(row) for row in rows], batch_first=True)
     return Prompts(tokens, torch.tensor(words), torch.tensor([len(row) - 1 for row in rows]), up, down)
 

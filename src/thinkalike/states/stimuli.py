@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -18,6 +19,7 @@ from thinkalike.config import AnalyzeConfig, ModelConfig
 from thinkalike.data.corpus import Entry, cache_folder, kept
 from thinkalike.data.recordings import mean_of_runs, read_recording, recording_fingerprint
 from thinkalike.data.stimuli import Stimuli
+from thinkalike.data.words import word_spans
 from thinkalike.digests import versions_of
 from thinkalike.errors import DataError
 from thinkalike.measures.estimates import massive
@@ -27,12 +29,16 @@ from thinkalike.models.load import load_model
 from thinkalike.models.places import checkpoint_fingerprint
 from thinkalike.processes import counted
 from thinkalike.states.batches import say_massive
-from thinkalike.states.tokens import Pieces, site_numbers, sites, word_states
+from thinkalike.states.tokens import Pieces, WordStates, site_numbers, sites, states_of_words
+
+log = logging.getLogger(__name__)
 
 TEXTS_AT_ONCE = 64
+MOST_LEFT_OUT = 0.5  # share of the stimuli
 LARGEST = 4 * 2**30  # bytes of all entries of the cache together
 PACKAGES = ("torch", "transformers", "transformer-lens", "tokenizers", "mamba-ssm", "causal-conv1d")
 CODE = ("models", "states")  # the parts of this package that states come from, whose code may change in a version
+HAS_OWN = "has_own"  # of the states in an entry of the cache
 LEFT_OUT = ("name", "path", "device", "corpus", "members")  # settings of a model that its states do not show
 
 
@@ -44,6 +50,7 @@ class StimulusStates(NamedTuple):
     states: list[Float[Tensor, "n _"]]
     origin: dict[str, str]  # for the provenance
     runs: Sequence[Float[Tensor, "m n _"]] = ()  # of a recording: each of its runs, whose mean the states are
+    has_own: Bool[Tensor, " n"] | None = None  # which stimuli have a state; that of the others is 0. None: all have
 
     @property
     def numbers(self) -> list[int]:
@@ -82,12 +89,15 @@ def _of_model(
 ) -> StimulusStates:
     def compute() -> Entry:
         model = next((model for model in loaded if model.name == name), None) or load_model(config, name)
-        states = {str(number): layer for number, layer in enumerate(stimulus_states(model, stimuli, embed))}
-        return Entry(states, {"layers": site_numbers(sites(model, embed)), "origin": model.describe()})
+        found = states_of_stimuli(model, stimuli, embed)
+        states = {str(number): layer for number, layer in enumerate(found.states)}
+        about = {"layers": site_numbers(sites(model, embed)), "origin": model.describe()}
+        return Entry({**states, HAS_OWN: found.has_own}, about)
 
     states, about = kept(cache / f"{_key(config, stimuli.fingerprint(), embed)}.safetensors", compute, LARGEST)
-    layers = [states[str(number)] for number in range(len(states))]
-    return StimulusStates(name, about["layers"], layers, {**about["origin"], "name": name})
+    layers = [states[str(number)] for number in range(len(states) - 1)]
+    origin = {**about["origin"], "name": name}
+    return StimulusStates(name, about["layers"], layers, origin, has_own=states[HAS_OWN])
 
 
 def _key(config: ModelConfig, stimuli: str, embed: bool) -> str:
@@ -103,12 +113,23 @@ def _key(config: ModelConfig, stimuli: str, embed: bool) -> str:
 
 
 def stimulus_states(model: FrozenModel, stimuli: Stimuli, embed: bool = False) -> list[Float[Tensor, "n d"]]:
-    """Return the states of all stimuli at all layers, on the CPU, by `Stimuli.token`; each text is read alone."""
+    """Return the states of all stimuli at all layers, on the CPU, by `Stimuli.token`; each text is read alone.
+
+    A stimulus without a state of its own is a DataError, see `has_own_state`.
+    """
+    states, has_own = states_of_stimuli(model, stimuli, embed)
+    if not has_own.all():
+        raise DataError(f"{_without_own(stimuli, has_own)} of {model.name} goes on beyond them: leave these rows out")
+    return states
+
+
+def states_of_stimuli(model: FrozenModel, stimuli: Stimuli, embed: bool = False) -> WordStates:
+    """Return the states of stimuli as `stimulus_states` does; those without one of their own have zeros."""
     order = np.argsort(stimuli.sentence, kind="stable")  # word by word within a text; rows of one may lie apart
     words: list[list[tuple[int, int]]] = [[] for _ in stimuli.texts]
     for row in order:
         words[stimuli.sentence[row]].append(stimuli.span[row])
-    parts = []
+    parts, owned = [], []
     for first in counted(range(0, len(words), TEXTS_AT_ONCE), "batch of texts"):
         texts = stimuli.texts[first : first + TEXTS_AT_ONCE]
         for text in texts:
@@ -116,10 +137,25 @@ def stimulus_states(model: FrozenModel, stimuli: Stimuli, embed: bool = False) -
                 most = f"{model.context} of {model.name}"
                 raise DataError(f"{stimuli.source}: a text is longer than the {most}; split it: {text[:80]}")
         batch = Pieces(texts, words[first : first + TEXTS_AT_ONCE])
-        states = word_states(model, batch, sites(model, embed), stimuli.token)
-        parts.append([layer.cpu() for layer in states])
+        found = states_of_words(model, batch, sites(model, embed), stimuli.token)
+        parts.append([_in_place(layer.cpu(), found.has_own) for layer in found.states])
+        owned.append(found.has_own)
     back = torch.from_numpy(np.argsort(order, kind="stable"))
-    return [torch.cat(layer)[back] for layer in zip(*parts, strict=True)]
+    states = [torch.cat(layer)[back] for layer in zip(*parts, strict=True)]
+    return WordStates(states, torch.cat(owned)[back])
+
+
+def _in_place(states: Float[Tensor, "kept d"], has_own: Bool[Tensor, " n"]) -> Float[Tensor, "n d"]:
+    if has_own.all():
+        return states
+    return states.new_zeros(len(has_own), states.shape[1]).masked_scatter_(has_own[:, None], states)
+
+
+def _without_own(stimuli: Stimuli, has_own: Bool[Tensor, " n"]) -> str:
+    """Return the first part of a sentence that says how many stimuli have no state of their own."""
+    missing = (~has_own).nonzero()[:, 0].tolist()
+    count = f"{len(missing)} of {len(stimuli)} stimuli"
+    return f"{stimuli.source}: {count}, such as {stimuli.words[missing[0]]!r}, have no state of their own, as a token"
 
 
 class Compared(NamedTuple):
@@ -133,10 +169,32 @@ class Compared(NamedTuple):
         if rows.all():
             return self
         sides = [
-            side._replace(states=[layer[rows] for layer in side.states], runs=[each[:, rows] for each in side.runs])
+            side._replace(
+                states=[layer[rows] for layer in side.states],
+                runs=[each[:, rows] for each in side.runs],
+                has_own=None if side.has_own is None else side.has_own[rows],
+            )
             for side in self.sides
         ]
         return Compared(self.stimuli.take(rows.numpy()), sides)
+
+
+def with_own_states(stimuli: Stimuli, sides: Sequence[StimulusStates]) -> Bool[Tensor, " n"]:
+    """Return which stimuli have a state of their own on every side; a warning says how many have none.
+
+    Raises:
+        DataError: More than `MOST_LEFT_OUT` of them have none on some side, so that the rest is another set of stimuli.
+    """
+    everywhere = torch.ones(len(stimuli), dtype=torch.bool)
+    for side in sides:
+        if side.has_own is None or side.has_own.all():
+            continue
+        found = f"{_without_own(stimuli, side.has_own)} of {side.name} goes on beyond them"
+        if float((~side.has_own).double().mean()) > MOST_LEFT_OUT:
+            raise DataError(f"{found}: choose a model with shorter tokens, or longer words")
+        log.warning(f"warning: {found}; they are left out")
+        everywhere &= side.has_own
+    return everywhere
 
 
 def without_massive(
@@ -144,13 +202,14 @@ def without_massive(
 ) -> tuple[Compared, Compared | None]:
     """Return the stimuli and their states without those stimuli whose states decide a layer of some model, and with.
 
-    All sides keep the same ones. With measure.skip_first=N the first N words of each text are left out as well. The
-    second is None with measure.massive=keep, and where no state decides a layer.
+    All sides keep the same ones. Stimuli that have no state of their own in some model are left out of both, and with
+    measure.skip_first=N the first N words of each text. The second is None with measure.massive=keep, and where no
+    state decides a layer.
     """
     measure: Any = config.measure
     places = zip(stimuli.sentence, stimuli.span, strict=True)
-    before = torch.tensor([len(stimuli.texts[number][:start].split()) for number, (start, _) in places])
-    late = before >= measure.skip_first
+    before = torch.tensor([len(word_spans(stimuli.texts[number][:start])) for number, (start, _) in places])
+    late = (before >= measure.skip_first) & with_own_states(stimuli, sides)
     every = Compared(stimuli, list(sides)).of(late)
     layers = [layer for side in every.sides if not side.runs for layer in side.states]
     outliers = massive(layers, before[late] == 0) if layers and measure.massive == "drop" else None

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import re
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -14,14 +13,14 @@ from torch import Tensor
 
 from thinkalike.config import DataConfig
 from thinkalike.data.documents import Sides, beginning, group_of
+from thinkalike.data.words import Span, is_unspaced, word_spans
 from thinkalike.errors import DataError
 from thinkalike.measures.estimates import seeded
 from thinkalike.models.families import EMBED, Layer, Place
 from thinkalike.models.frozen import FrozenModel
 
-Span = tuple[int, int]  # characters: first, one past the last
+log = logging.getLogger(__name__)
 WORDS_AT_ONCE = 128  # of a piece of text, at most
-READ_AHEAD = 512  # documents of a hub set that are read before the first of them is given out
 SPREAD = 4  # times as much text is read as is compared, so that it is of more documents
 LONGEST = 4096  # bytes of a document, as long as there are enough of them
 
@@ -48,13 +47,44 @@ def counted(rows: Int[Tensor, "b t"], skip_first: int = 0, special: Iterable[int
     return kept
 
 
+@runtime_checkable
+class TextReader(Protocol):
+    """What decides which tokens of a text a model reads, and how many fit into a row."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def tokenizer(self) -> Any: ...
+    @property
+    def context(self) -> int: ...
+    @property
+    def bos_each_row(self) -> bool: ...
+
+
+class _WithoutWeights(NamedTuple):
+    name: str
+    tokenizer: Any
+    context: int
+    bos_each_row: bool
+
+
+def text_reader(model: TextReader) -> TextReader:
+    """Return what decides which tokens of a text a model reads, without the model's weights."""
+    return _WithoutWeights(model.name, model.tokenizer, model.context, model.bos_each_row)
+
+
 @dataclass(frozen=True)
 class Pieces:
-    """Stretches of text that fit into every model's context, with the words of each and the number of its document."""
+    """Stretches of text that fit into every model's context, with the words of each and the number of its document.
+
+    Attributes:
+        left_out: the words that are not there as a token of some model goes on beyond them.
+    """
 
     texts: list[str]
     words: list[list[Span]]
     documents: list[int] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
 
     @property
     def count(self) -> int:
@@ -78,41 +108,35 @@ class Pieces:
         return Pieces([self.texts[n] for n in own], [self.words[n] for n in own], [self.documents[n] for n in own])
 
 
-def pieces(texts: Iterable[str], models: Sequence[FrozenModel], words: int) -> Pieces:
-    """Return the first texts, of at least `words` words if there are so many, in pieces that fit into all models."""
+def pieces(texts: Iterable[str], models: Sequence[TextReader], words: int) -> Pieces:
+    """Return the first texts, of at least `words` words if there are so many, in pieces that fit into all models.
+
+    Words beyond which a token of some model goes on are left out, see `has_own_state`.
+    """
     found, left, numbers = Pieces([], [], []), words, dict[object, int]()
     for place, text in enumerate(texts):
         number = numbers.setdefault(group_of(text) or place, len(numbers))
-        spans = [match.span() for match in re.finditer(r"\S+", text)]
+        spans = word_spans(text)
         for start in range(0, len(spans), WORDS_AT_ONCE):
-            for part in _fitting(text, spans[start : start + WORDS_AT_ONCE], models):
-                first, last = part[0][0], part[-1][1]
-                found.texts.append(text[first:last])
-                found.words.append([(a - first, b - first) for a, b in part])
+            for piece in _fitting(text, spans[start : start + WORDS_AT_ONCE], models):
+                found.left_out.extend(piece.left_out)
+                if not piece.words:
+                    continue
+                found.texts.append(piece.text)
+                found.words.append(piece.words)
                 found.documents.append(number)
-                left -= len(part)
+                left -= len(piece.words)
                 if left <= 0:
                     return found
     return found
 
 
 def held_out_texts(config: DataConfig) -> Iterator[str]:
-    """Yield the documents that nothing is fitted on, in order and without copies.
-
-    Those of a set of the hub are compared with all documents to fit on up to `READ_AHEAD` documents further.
-    """
-    sides = Sides(config)
-    reading, given = iter(sides), 0
-    if sides.settled:
-        yield from (text for text, for_report in reading if for_report)
-        return
-    while batch := list(islice(reading, READ_AHEAD)):
-        held_out = [text for text, for_report in batch if for_report]
-        yield from (text for text, gone in zip(held_out, sides.repeats(given), strict=True) if not gone)
-        given += len(held_out)
+    """Yield the documents of a report of words, which nothing is fitted on, in order and without copies."""
+    return (text for text, for_report in Sides(config, is_fitted=False) if for_report)
 
 
-def drawn_pieces(data: DataConfig, models: Sequence[FrozenModel], words: int) -> Pieces:
+def drawn_pieces(data: DataConfig, models: Sequence[TextReader], words: int) -> Pieces:
     """Return pieces of at least so many held-out words, drawn from `SPREAD` times as many, so of more documents.
 
     Documents are their first `LONGEST` bytes, as long as there are enough of them.
@@ -120,16 +144,57 @@ def drawn_pieces(data: DataConfig, models: Sequence[FrozenModel], words: int) ->
     found = pieces((beginning(text, LONGEST) for text in held_out_texts(data)), models, SPREAD * words)
     if found.count < words:
         found = pieces(held_out_texts(data), models, SPREAD * words)
+    _say_which(found, data, models)
     order = torch.randperm(len(found.texts), generator=seeded(0))
     counts = torch.tensor([len(found.words[place]) for place in order])
     return found.chosen(order[: int((counts.cumsum(0) < words).sum()) + 1].sort().values)
 
 
-def _fitting(text: str, spans: list[Span], models: Sequence[FrozenModel]) -> Iterator[list[Span]]:
-    piece = text[spans[0][0] : spans[-1][1]]
-    too_short = [model for model in models if len(model.tokenizer(piece, verbose=False)["input_ids"]) > model.context]
+def _say_which(found: Pieces, data: DataConfig, models: Sequence[TextReader]) -> None:
+    """Say which words are characters, and how many are left out; that all are is a DataError."""
+    words = [text[start:stop] for text, spans in zip(found.texts, found.words, strict=True) for start, stop in spans]
+    every = len(words) + len(found.left_out)
+    if characters := [word for word in (*words, *found.left_out) if is_unspaced(word)]:
+        log.warning(
+            f"warning: data {data.name}: {len(characters)} of {every} words ({_percent(len(characters), every)}) are "
+            f"single characters, such as {characters[0]!r}, as their script puts no white space between words"
+        )
+    if not found.left_out:
+        return
+    names = " or ".join(dict.fromkeys(model.name for model in models))
+    cause = f"a token of {names} goes on beyond them, such as {found.left_out[0]!r}"
+    if not words:
+        raise DataError(f"data {data.name}: all {every} words are left out, as {cause}; choose other models or text")
+    share = _percent(len(found.left_out), every)
+    log.warning(f"warning: data {data.name}: {len(found.left_out)} of {every} words ({share}) are left out, as {cause}")
+
+
+def _percent(count: int, every: int) -> str:
+    share = 100 * count / every
+    return f"{share:{'.1g' if share < 9.5 else '.0f'}} %"
+
+
+class _Piece(NamedTuple):
+    text: str
+    words: list[Span]
+    left_out: list[str]
+
+
+def _fitting(text: str, spans: list[Span], models: Sequence[TextReader]) -> Iterator[_Piece]:
+    """Yield a text in halves that fit into all models.
+
+    Each has the words that have a state of their own in all of them.
+    """
+    first = spans[0][0]
+    piece, words = text[first : spans[-1][1]], [(start - first, stop - first) for start, stop in spans]
+    read = [(model, *_encoded(model, piece)) for model in models]
+    too_short = [model for model, tokens, _ in read if len(tokens) > model.context]
     if not too_short:
-        yield spans
+        owned = [has_own_state(piece, words, offsets, model.name) for model, _, offsets in read]
+        is_kept = [all(of_models) for of_models in zip(*owned, strict=True)] if owned else [True] * len(words)
+        kept = [word for word, is_own in zip(words, is_kept, strict=True) if is_own]
+        left_out = [piece[slice(*word)] for word, is_own in zip(words, is_kept, strict=True) if not is_own]
+        yield _Piece(piece, kept, left_out)
     elif len(spans) == 1:
         found = f"the word {piece[:40]!r} is longer than the context of {too_short[0].name}"
         raise DataError(f"{found}: choose a text that both models are made for, data=NAME, or raise model.context")
@@ -138,33 +203,88 @@ def _fitting(text: str, spans: list[Span], models: Sequence[FrozenModel]) -> Ite
             yield from _fitting(text, half, models)
 
 
-@torch.no_grad()
+class WordStates(NamedTuple):
+    """States of words by layer, and which of the words they are of."""
+
+    states: list[Float[Tensor, "kept d"]]
+    has_own: Bool[Tensor, " words"]
+
+
 def word_states(
     model: FrozenModel, batch: Pieces, at: Sequence[Layer] | None = None, token: str = "last"
 ) -> list[Float[Tensor, "words d"]]:
-    """Return the states of all words of a batch at some layers of a model, by default all: those of their last tokens.
+    """Return the states of all words of a batch that have one of their own; a warning says how many have none.
+
+    See `states_of_words`; `pieces` gives words that all have one.
+    """
+    states, has_own = states_of_words(model, batch, at, token)
+    if not has_own.all():
+        missing = int((~has_own).sum())
+        log.warning(
+            f"warning: {missing} of {len(has_own)} words are left out, as a token of {model.name} goes on beyond them"
+        )
+    return states
+
+
+@torch.no_grad()
+def states_of_words(
+    model: FrozenModel, batch: Pieces, at: Sequence[Layer] | None = None, token: str = "last"
+) -> WordStates:
+    """Return the states of the words of a batch at some layers of a model, by default all: those of their last tokens.
 
     With token="first" they are those of their first tokens, of a whole text of the first of all, such as [CLS]; with
     token="mean" the means over their tokens. A text has the special tokens that its tokenizer gives it, and BOS before
-    it if the model expects that.
+    it if the model expects that. Words without a state of their own have none, see `has_own_state`.
     """
     encoded = [_encoded(model, text) for text in batch.texts]
     longest = max(len(tokens) for tokens, _ in encoded)
     tokens, mask = torch.zeros(2, len(encoded), longest, dtype=torch.long)
     chosen: list[tuple[int, int]] = []  # the first and the last token of each word
+    has_own: list[bool] = []
     for row, (numbers, offsets) in enumerate(encoded):
         tokens[row, : len(numbers)], mask[row, : len(numbers)] = torch.tensor(numbers), 1
-        ends = last_tokens(batch.texts[row], batch.words[row], offsets, model.name)
-        starts = ends if token == "last" else _first_tokens(batch.texts[row], batch.words[row], offsets, token)
+        text, words = batch.texts[row], batch.words[row]
+        ends = last_tokens(text, words, offsets, model.name)
+        starts = ends if token == "last" else _first_tokens(text, words, offsets, token)
         chosen += [(row * longest + start, row * longest + end) for start, end in zip(starts, ends, strict=True)]
+        has_own += has_own_state(text, words, offsets, model.name, token)
+    kept = torch.tensor(has_own, dtype=torch.bool)
+    chosen = [place for place, is_own in zip(chosen, has_own, strict=True) if is_own]
     states = [state.flatten(0, 1) for state in model.residuals(tokens, at or sites(model), mask)]
+    if not chosen:
+        return WordStates([state[:0] for state in states], kept)
     if token == "mean":
-        return [torch.stack([state[start : end + 1].mean(0) for start, end in chosen]) for state in states]
+        means = [torch.stack([state[start : end + 1].mean(0) for start, end in chosen]) for state in states]
+        return WordStates(means, kept)
     places = torch.tensor([each[token == "last"] for each in chosen], device=model.device)
-    return [state[places] for state in states]
+    return WordStates([state[places] for state in states], kept)
 
 
-def _encoded(model: FrozenModel, text: str) -> tuple[list[int], list[Span]]:
+def has_own_state(
+    text: str, words: Sequence[Span], offsets: Sequence[Span], name: str, token: str = "last"
+) -> list[bool]:
+    """Return of each word whether its state tells of nothing that follows, and of no word beside it.
+
+    The last token of a word may hold letters after it, as `cannot` does of `can`, or as tokens of several words do: its
+    state is then that of a longer text. So may the first token hold letters before it, which matters where states are
+    of first tokens or of all of them. Two words of one last token, as punctuation may be, have the state of the later.
+    """
+    ends = last_tokens(text, words, offsets, name)
+    starts = ends if token == "last" else _first_tokens(text, words, offsets, token)
+    furthest: dict[int, int] = {}
+    for (_, stop), end in zip(words, ends, strict=True):
+        furthest[end] = max(furthest.get(end, 0), stop)
+    found = []
+    for (begin, stop), first, last in zip(words, starts, ends, strict=True):
+        checked = {"last": (last,), "first": (first,)}.get(token, (first, last))
+        after = "".join(text[stop : offsets[number][1]] for number in checked)
+        before = "" if token == "last" else text[offsets[first][0] : begin]
+        is_shared = token != "first" and stop < furthest[last]
+        found.append(not (is_shared or any(character.isalnum() for character in before + after)))
+    return found
+
+
+def _encoded(model: TextReader, text: str) -> tuple[list[int], list[Span]]:
     """Return tokens and the characters of each; special tokens have none."""
     encoded = model.tokenizer(text, return_offsets_mapping=True, verbose=False)
     numbers, offsets, bos = encoded["input_ids"], encoded["offset_mapping"], model.tokenizer.bos_token_id

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import html
 import json
 import os
+import re
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -19,8 +21,8 @@ from torch import Tensor, nn
 
 from thinkalike.config.parts import AFTER, MIDDLE
 from thinkalike.digests import read_json, regular, tokenizer_fingerprint
-from thinkalike.errors import StitchError, ThinkalikeError, one_line
-from thinkalike.hub import cause_of, resolved
+from thinkalike.errors import StitchError, ThinkalikeError, one_line, plain
+from thinkalike.hub import cause_of, reading, resolved
 from thinkalike.measures.closed_forms import AffineMap
 from thinkalike.models.frozen import FrozenModel
 
@@ -145,8 +147,9 @@ class StitchMap(nn.Module):
             return cls.load(place)
         with explained(f"cannot get the stitch {place}", place, revision):
             commit = resolved("model", place, revision).sha  # so that both files are of one commit
-            for name in (CONFIG, WEIGHTS):
-                file = hf_hub_download(place, name, revision=commit, **options)
+            with reading("model", place, commit):
+                for name in (CONFIG, WEIGHTS):
+                    file = hf_hub_download(place, name, revision=commit, **options)
             return cls.load(Path(file).parent)
 
     def extra_repr(self) -> str:
@@ -154,10 +157,13 @@ class StitchMap(nn.Module):
 
     def _card(self) -> str:
         sides = ("source", self.source, self.weight.shape[1]), ("target", self.target, self.weight.shape[0])
-        rows = "\n".join(
-            f"| {side} | {at.model} | {at.revision} | {at.layer} | {width} | {at.dtype} | `{at.fingerprint}` |"
-            for side, at, width in sides
-        )
+        lines = []
+        for side, at, width in sides:
+            cells = map(_in_markdown, (side, at.model, at.revision, at.layer, width, at.dtype))
+            fingerprint = re.sub(r"[^\w]", "", at.fingerprint)  # in a code span nothing can be escaped
+            lines.append(f"| {' | '.join(cells)} | `{fingerprint}` |")
+        rows = "\n".join(lines)
+        source, layer = json.dumps(plain(self.source.model)), self.source.layer
         return f"""---
 library_name: thinkalike
 tags:
@@ -165,7 +171,7 @@ tags:
 - representation-similarity
 ---
 
-# A stitch from {self.source} to {self.target}
+# A stitch from {_in_markdown(self.source)} to {_in_markdown(self.target)}
 
 An affine map between residual streams at two blocks. It holds no weights of either model, and fits models with these
 fingerprints alone. That the stitched model does well does not show that the two models are alike.
@@ -176,9 +182,15 @@ fingerprints alone. That the stitched model does well does not show that the two
 
 ```python
 stitch = thinkalike.StitchMap.from_pretrained("ORG/NAME")  # this repository
-states = stitch(stitch.source.cut(thinkalike.load_model("{self.source.model}")).head(tokens, {self.source.layer}))
+states = stitch(stitch.source.cut(thinkalike.load_model({source})).head(tokens, {layer}))
 ```
 """
+
+
+def _in_markdown(value: object) -> str:
+    """Return a value as text of a model card: the name of a model may come from anywhere, and a page shows the card."""
+    text = html.escape(plain(" ".join(str(value).split())), quote=False)
+    return re.sub(r"([\\`*\[\]|!~])", r"\\\1", text)
 
 
 @contextlib.contextmanager

@@ -279,8 +279,9 @@ def _join_curves(folder: Path, joined: str, before: float = float("inf")) -> Non
     Lightning's logger begins its file, WRITTEN, anew in each run; what was there before is set aside until the end.
     """
     files = [folder / name for name in (EARLIER, WRITTEN)]
-    if parts := [pd.read_csv(path) for path in files if path.exists() and path.stat().st_size]:
+    # As text, since a column that is empty in one of the files would turn its whole numbers into fractions.
+    if parts := [pd.read_csv(path, dtype=str) for path in files if path.exists() and path.stat().st_size]:
         rows = pd.concat(parts)
-        rows[rows["step"] < before].drop_duplicates().to_csv(folder / "joined", index=False)
+        rows[rows["step"].astype(float) < before].drop_duplicates().to_csv(folder / "joined", index=False)
         os.replace(folder / "joined", folder / joined)
     (folder / (WRITTEN if joined == EARLIER else EARLIER)).unlink(missing_ok=True)

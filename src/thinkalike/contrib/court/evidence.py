@@ -22,7 +22,7 @@ from thinkalike.evaluation.likeness import LikenessSums, output_roots
 from thinkalike.evaluation.tokens_alone import TargetBatch, TargetReader, Untrained, inner, later_shares, source_states
 from thinkalike.measures.closed_forms import least_squares
 from thinkalike.measures.distances.comparators import weighted_tau
-from thinkalike.measures.estimates import Estimate
+from thinkalike.measures.estimates import Estimate, effective_number
 from thinkalike.measures.losses import token_kl
 from thinkalike.measures.mlem.encoding_model import MLEM
 from thinkalike.measures.mlem.importance import feature_importance
@@ -167,7 +167,8 @@ class Evidence:
         setting, source = self.setting, self.source
         later = later_shares(source, self.bench.rows, [0])
         untrained = self.bench.untrained(source.d_model)
-        found = self._sums.result(len(setting.documents.unique()), untrained, later)
+        worth = effective_number(setting.documents.unique(return_counts=True)[1])
+        found = self._sums.result(worth, untrained, later)
         return {name: estimate[0] for name, estimate in found.measures.items()}
 
     @cached_property

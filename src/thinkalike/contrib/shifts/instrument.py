@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from jaxtyping import Float
@@ -71,7 +71,9 @@ class LayerShifts(Accumulator):
         found = self.gathered()
         sums, documents = found["sums"].sum(0), found["documents"]
         means, rest = _means(sums.sum(0)), _means(without_parts(sums, documents))
-        distance = Estimate(*map(_on_diagonal, jackknife(means[0], rest[:, 0])))
+        value, low, high = jackknife(means[0], rest[:, 0])
+        low = torch.where(low.isfinite(), low.clamp(min=0), low)
+        distance = Estimate(*map(_on_diagonal, (value, low, high)))
         return ShiftEstimate(
             *map(_on_diagonal, means[1:]), across=distance, batches=len(found["sums"]), **numbers_of(documents)
         )
@@ -83,9 +85,10 @@ class DistanceConfig(LayerPairsConfig):
 
     kind: str = "distance"
     batches: int = left_open(BATCHES // 32, least=1, most=10**9)  # over which the mean is taken
+    massive: Literal["drop", "keep"] = "keep"  # long states decide no mean of distances that are relative to them
 
 
-class Distance(LayerPairs, kind="distance", version=4, reads=("model", "target", "layers", "data", "measure")):
+class Distance(LayerPairs, kind="distance", version=5, reads=("model", "target", "layers", "data", "measure")):
     """Measures the relative distance of the states of `model@target` from those of `model`, layer by layer."""
 
     name = "relative distance of states"

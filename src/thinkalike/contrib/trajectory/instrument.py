@@ -166,7 +166,9 @@ def steps_of(model: ModelConfig, only: str = "*") -> dict[int, str]:
     folder = named_folder(replace(model, revision=None))
     with explained(model):
         names = [path.name for path in revisions_in(folder)] if folder else _on_hub(str(model.hub_id))
-    parsed = {name: found for name in names if fnmatch(name, only) and (found := NAME.match(name))}
+    # A name is itself before it is a pattern: `run [a]-step4` does not match itself.
+    chosen = [only] if only in names else [name for name in names if fnmatch(name, only)]
+    parsed = {name: found for name in chosen if (found := NAME.match(name))}
     if left := [name for name in names if name not in parsed]:
         log.info("%s: left out are %s", model.called, listed(left))
     steps: dict[int, str] = {}

@@ -41,7 +41,7 @@ from thinkalike.models.shapes import Passes, Shapes
 from thinkalike.models.sites import ONCE
 from thinkalike.processes import counted
 from thinkalike.screen import Column, Table, few, number_column, show_table, show_text, text_column
-from thinkalike.states.stimuli import stimulus_states, stimulus_states_of
+from thinkalike.states.stimuli import stimulus_states, stimulus_states_of, with_own_states
 from thinkalike.store import Headline, Result
 
 log = logging.getLogger(__name__)
@@ -262,6 +262,8 @@ class CarriedProbes(
             corpus = shared_text(config.data, source, target, measure.fit_tokens)
         with work.phase("states"):
             kept = stimulus_states_of(config, stimuli, embed=False, loaded=(source, target))
+            if not with_own_states(stimuli, kept).all():
+                raise DataError(f"{stimuli.source}: probes need a state of every stimulus: leave those rows out")
         with work.phase("maps"):
             maps = fitting.fitted_maps(source, target, pairs, corpus, measure.ridge)
             fits = Probing(measure, config.seed, kept[0].states, kept[-1].states, maps)

@@ -24,6 +24,7 @@ from thinkalike.evaluation.changes import (
     PartChanges,
     Seen,
     beyond_forks,
+    comparable_with_forks,
     mean_over_documents,
     moves,
     seen,
@@ -32,6 +33,7 @@ from thinkalike.evaluation.language import document_numbers, ends_of
 from thinkalike.job import Outcome, Work
 from thinkalike.measures.changes import (
     Verdict,
+    above_null,
     directions_of_change,
     divergence,
     equivalence,
@@ -47,12 +49,14 @@ from thinkalike.measures.estimates import (
     seeded,
     sum_by_document,
 )
+from thinkalike.models.families import Place
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.parts import Part, norms, parts_of
 from thinkalike.processes import counted
 from thinkalike.states.contrasts import Contrasts, Prompts, gaps, kind_of_token, read_prompts
 
-NULLS = 19  # random changes: the fewest that can be exceeded with p = .05
+SIGNS = "signs"  # the kind of null whose changes stay at their entries
+NULLS = 19  # random changes of each kind: the fewest that can be exceeded with p = .05
 EXIT_STATUS = {"equivalent": 0, "not equivalent": 1, "undecided": 3}
 FEWEST = 3  # occurrences of a token
 LEVEL = 0.05  # of all tests
@@ -60,7 +64,14 @@ PLACES, GAP = 512, 8  # of tokens that are put into the text, and how many token
 CONTEXTS = 10  # places that are listed, each of another document
 BEFORE = 12  # tokens of a context
 NAMED = 6  # tokens that a direction raises or lowers
-BLANK = ("amount", "spread", "size")  # of operations that have none
+BLANK = ("amount", "spread", "size", "head")  # of operations and outputs that have none
+UNBOUNDED = (-math.inf, math.inf)
+BOUNDS = {  # the least and the greatest value of a token
+    "kl": (0.0, math.inf),
+    "reverse_kl": (0.0, math.inf),
+    "flips": (0.0, 1.0),
+    "distance": (0.0, math.inf),
+}
 MEASURED = 64  # states from which a step is taken along a direction
 
 
@@ -77,8 +88,9 @@ class Answers:
     exact: Mapping[str, pd.DataFrame] = field(default_factory=dict)  # tables of the weights and settings that differ
     tokens: Sequence[int] = ()  # whose row of the embedding differs
     parts: dict[Part, PartChanges] = field(default_factory=dict)  # what each part that differs does
-    # what each random change or fork does: `kl` of tokens, `effects` of pairs, and `moves` of parts
-    null: dict[str, list[Any]] = field(default_factory=lambda: {"kl": [], "effects": [], "moves": []})
+    # what each random change or fork does: its `kind`, `kl` of tokens, `effects` of pairs, and `moves` of parts
+    null: dict[str, list[Any]] = field(default_factory=lambda: {"kind": [], "kl": [], "effects": [], "moves": []})
+    outputs: dict[Place, PartChanges] = field(default_factory=dict)  # what the exchange of an output alone does
     changes: list[Change] = field(default_factory=list)
     unread: dict[str, float] = field(default_factory=dict)
     _directions: list[dict[str, Any]] = field(default_factory=list)
@@ -93,18 +105,47 @@ class Answers:
         return batches
 
     def beside(
-        self, run: Callable[[int], AbstractContextManager[FrozenModel]], start: int, batches: Sequence[Seen], work: Work
+        self,
+        kinds: Mapping[str, Callable[[int], AbstractContextManager[FrozenModel]]],
+        start: int,
+        batches: Sequence[Seen],
+        work: Work,
     ) -> None:
-        """Run `NULLS` models of the null; `run` opens one by its number, which is as the base before block `start`."""
+        """Run `NULLS` models of each kind of null.
+
+        Args:
+            kinds: by name, what opens a model of the null by its number.
+            start: the block before which all of these models are as the base.
+        """
         self.null = work.resume("null") or self.null
-        for number in counted(range(len(self.null["kl"]), NULLS), "model of the null"):
-            with run(number) as model:
+        numbered = [(kind, number) for kind in kinds for number in range(NULLS)]
+        for kind, number in counted(numbered[len(self.null["kl"]) :], "model of the null"):
+            with kinds[kind](number) as model:
                 kl = torch.cat([own.kl(model, start, own.base) for own in batches])
+                self.null["kind"].append(kind)
                 self.null["kl"].append(kl)
-                self.null["effects"].append(self.effects(model))
+                self.null["effects"].append(torch.zeros(0) if kind == SIGNS else self.effects(model))
                 if model is not self.base:
-                    self.null["moves"].append([tuple(each) for each in moves(self.base, model, list(self.parts))])
+                    self.null["moves"].append([tuple(each) for each in moves(self.base, model, self._comparable)])
             work.keep("null", self.null)
+
+    def _runs_of(self, kind: str) -> Float[Tensor, "r n"]:
+        """Return KL of each token of the models of one kind of null."""
+        runs = zip(self.null["kind"], self.null["kl"], strict=True)
+        return torch.stack([kl for name, kl in runs if name == kind])
+
+    def _moved_null(self, what: str) -> Float[Tensor, "r n"]:
+        """Return what the null's models did, forks or changes at random places, such as the `kl` of each token.
+
+        Random signs are left out: where only the embedding of a token changed, they change that embedding as well, and
+        so cannot tell this token from the remaining ones.
+        """
+        runs = zip(self.null["kind"], self.null[what], strict=True)
+        return torch.stack([values for name, values in runs if name != SIGNS])
+
+    @cached_property
+    def _comparable(self) -> list[Part]:
+        return comparable_with_forks(self.base, list(self.parts))
 
     def effects(self, model: FrozenModel) -> Float[Tensor, " p"]:
         """Return how far the counterpart of each pair moves the log-odds of its continuations in a model, in nats."""
@@ -145,7 +186,8 @@ class Answers:
             flips.append((before.argmax(1) != after.argmax(1)).cpu())
         rows = torch.arange(count)[:, None].expand_as(slots)[slots]
         for name, values in (("unread_kl", torch.cat(kl)), ("unread_flips", torch.cat(flips).double())):
-            self.unread |= ends_of(name, mean_over_documents(values, rows))
+            bounds = BOUNDS[name.removeprefix("unread_")]
+            self.unread |= ends_of(name, mean_over_documents(values, rows, bounds=bounds))
 
     def documents(self, rows: int | None = None) -> Int[Tensor, " n"]:
         """Return the number of the document of each token, the last of a row left out."""
@@ -158,10 +200,11 @@ class Answers:
     def outcome(self) -> Outcome:
         """Return all tables and headline numbers."""
         classes, words, parts = self._classes(), self._words(), self._parts()
-        nulls = pd.DataFrame([{"number": number, "kl": float(kl.mean())} for number, kl in enumerate(self.null["kl"])])
+        mean_kl = [float(kl.mean()) for kl in self.null["kl"]]
+        nulls = pd.DataFrame({"number": range(len(mean_kl)), "kind": self.null["kind"], "kl": mean_kl})
         tables = {"layers": self._layers(), "nulls": nulls, "tokens": self._tokens(), "classes": classes,
                   "words": words, "contexts": self._contexts(),
-                  "directions": pd.DataFrame(self._directions), **self.exact}  # fmt: skip
+                  "directions": pd.DataFrame(self._directions), "outputs": self._outputs(), **self.exact}  # fmt: skip
         tables = {name: table for name, table in tables.items() if len(table)}
         numbers = self._scalars({"class": classes, "word": words})
         return Outcome(parts, numbers, tables=tables, blank=[*parts.columns, *BLANK])
@@ -176,16 +219,17 @@ class Answers:
         found |= zip(("tokens", "parts", "settings", "nulls"), map(float, counts), strict=True)
         found |= {key: value for key, value in self.unread.items() if math.isfinite(value)}
         for name, each in values.items():
-            ends = ends_of(name, mean_over_documents(each, documents))
+            ends = ends_of(name, mean_over_documents(each, documents, bounds=BOUNDS.get(name, UNBOUNDED)))
             found |= {key: value for key, value in ends.items() if math.isfinite(value)}
-        if self.null["kl"]:
-            theirs = torch.stack(self.null["kl"])
-            mine, theirs = kl[: theirs.shape[1]].mean(), theirs.double().mean(1)
-            found |= {"kl_of_part": float(mine), "null_low": float(theirs.min()), "null_high": float(theirs.max()),
-                      "null_p": float(rank_p(mine, theirs)), "null_p_less": float(rank_p(-mine, -theirs))}  # fmt: skip
+        few = self.rows.tokens[: self.first, :-1].numel()
+        if self.parts or self.outputs:
+            found |= {"kl_of_part": float(kl[:few].mean()), "tokens_of_part": float(few)}
+        for kind in dict.fromkeys(self.null["kind"]):
+            name = SIGNS if kind == SIGNS else "null"
+            found |= beside_runs(name, kl[:few].mean(), self._runs_of(kind).double().mean(1))
         if len(words := groups["word"]):
             found |= {"contrast_base": words["before"].mean(), "contrast_change": words["change"].mean()}
-        if self.null["moves"]:
+        if self.null["moves"] and self._comparable:
             found["part_p"] = self._beyond_drift[1]
         return found | self._verdicts(found, groups)
 
@@ -210,7 +254,8 @@ class Answers:
     def _layers(self) -> pd.DataFrame:
         distance = torch.cat([each.distance for each in self.changes], 1)
         layers = list(range(-1, len(distance) - 1))
-        return pd.DataFrame({"layer": layers, **ends_of("distance", mean_over_documents(distance, self.documents()))})
+        distances = mean_over_documents(distance, self.documents(), bounds=BOUNDS["distance"])
+        return pd.DataFrame({"layer": layers, **ends_of("distance", distances)})
 
     def _parts(self) -> pd.DataFrame:
         documents, rows, every = self.documents(self.first), [], parts_of(self.base)
@@ -220,31 +265,53 @@ class Answers:
             row |= dict.fromkeys(("entering", "goes", "comes", "share"), math.nan if part in self.parts else 0.0)
             if part in self.parts:
                 change, before = norms(self.base, self.changed, part.paths)
-                row |= {"weights": change / (before or 1.0), **_of_part(self.parts[part], whole, documents)}
+                # The weights of an adapter have none in the base from which they could differ.
+                relative = change / (before or 1.0) if change else math.nan
+                row |= {"weights": relative, **_of_part(self.parts[part], whole, documents)}
             rows.append(row)
         table = pd.DataFrame(rows)
-        if self.null["moves"]:
-            table.loc[[part in self.parts for part in every], "beyond"] = self._beyond_drift[0].numpy()
+        if self.null["moves"] and self._comparable:
+            table.loc[[part in self._comparable for part in every], "beyond"] = self._beyond_drift[0].numpy()
         return table
+
+    def _outputs(self) -> pd.DataFrame:
+        """Return the share of KL of each output that was exchanged, the greatest first."""
+        documents = self.documents(self.first)
+        whole = self.kl()[: len(documents)].double()
+        rows: list[dict[str, Any]] = []
+        for place, changes in self.outputs.items():
+            head = math.nan if place.head is None else place.head
+            shares = _of_part(changes, whole, documents)
+            rows.append({"output": place.site, "layer": int(place), "head": head, **shares})
+        rows.sort(key=lambda row: float(row.get("share", 0.0)), reverse=True)  # none where nothing changes
+        return pd.DataFrame(rows)
 
     @cached_property
     def _beyond_drift(self) -> tuple[Tensor, float]:
         forks = [[Move(*each) for each in fork] for fork in self.null["moves"]]
-        return beyond_forks(moves(self.base, self.changed, list(self.parts)), forks)
+        return beyond_forks(moves(self.base, self.changed, self._comparable), forks)
 
     def _tokens(self) -> pd.DataFrame:
-        """Return the tokens after which the prediction changed beyond the null's, the most certain first."""
+        """Return the tokens that occur often, with how far the prediction after them changed, the most certain first.
+
+        `p_random` and `q_random` test whether it changed more than by random changes, and `p` and `q` whether it did so
+        by more than after the remaining tokens.
+        """
         tokens = self.rows.tokens[: self.first, :-1].flatten().long()
         names, group, counts = tokens.unique(return_inverse=True, return_counts=True)
         often = counts >= FEWEST
         if not self.null["kl"] or not often.any():
             return pd.DataFrame()
-        means = means_of(torch.stack([self.kl()[: len(tokens)], *self.null["kl"]]), group)[:, often]
-        logs = means.clamp(min=ROUNDING).log()
-        beyond, _, p = excess(logs[0], logs[1:])
+        kl = means_of(self.kl()[None, : len(tokens)], group)[0, often]
+        null = means_of(self._moved_null("kl"), group)[:, often]
+        log_kl, log_null = (means.clamp(min=ROUNDING).log() for means in (kl, null))
+        p_random = above_null(log_kl, log_null)
+        beyond, _, p = excess(log_kl, log_null)
         p = torch.where(beyond > 0, p / 2, 1 - p / 2)  # one-sided
-        written, null, q = map(self._written, names[often].tolist()), means[1:].mean(0), false_discovery_rates(p)
-        numbers = {"kl": means[0], "null": null, "factor": beyond.exp(), "p": p, "q": q}
+        q_random, q = false_discovery_rates(p_random), false_discovery_rates(p)
+        numbers = {"kl": kl, "null": null.mean(0), "p_random": p_random, "q_random": q_random}
+        numbers |= {"factor": beyond.exp(), "p": p, "q": q}
+        written = map(self._written, names[often].tolist())
         table = pd.DataFrame({"token": list(written), "count": counts[often], **_arrays(numbers)})
         return table.sort_values(["q", "p"], kind="stable", ignore_index=True)
 
@@ -258,7 +325,8 @@ class Answers:
         rows: list[dict[str, Any]] = []
         for kind, each in chosen.items():
             own = documents[each].unique(return_inverse=True)[1]
-            found = ends_of("kl", mean_over_documents(kl[each], own, 1 - LEVEL / len(chosen)))
+            level = 1 - LEVEL / len(chosen)
+            found = ends_of("kl", mean_over_documents(kl[each], own, level, bounds=BOUNDS["kl"]))
             rows.append({"class": kind, "tokens": int(each.sum()), **found})
         rows.sort(key=lambda row: -row["kl"])
         return pd.DataFrame(rows)
@@ -275,7 +343,7 @@ class Answers:
         half = torch.where(counts > 1, t * variance.sqrt(), math.inf)
         found = {"before": start, "change": mean, "change_low": mean - half, "change_high": mean + half}
         if self.null["effects"]:
-            beyond, t, p = excess(mean, means_of(torch.stack(self.null["effects"]) - before, group))
+            beyond, t, p = excess(mean, means_of(self._moved_null("effects") - before, group))
             found |= {"beyond": beyond, "t": t, "p": p, "q": false_discovery_rates(p)}
         words = list(dict.fromkeys(prompt.word for prompt in self.contrasts.texts))
         table = pd.DataFrame({"word": words, "pairs": counts, **_arrays(found)})
@@ -339,6 +407,16 @@ def unchanged(base: FrozenModel, margin: Mapping[str, float | None]) -> Outcome:
     return Outcome(table, dict.fromkeys(["parts", "settings", "tokens", *zeros, *names], 0.0))
 
 
+def beside_runs(name: str, value: Float[Tensor, ""], runs: Float[Tensor, " r"]) -> dict[str, float]:
+    """Return the range of the runs of a null, and the p-values of a value that is above or below them."""
+    return {
+        f"{name}_low": float(runs.min()),
+        f"{name}_high": float(runs.max()),
+        f"{name}_p": float(rank_p(value, runs)),
+        f"{name}_p_less": float(rank_p(-value, -runs)),
+    }
+
+
 def means_of(values: Float[Tensor, "r n"], group: Int[Tensor, " n"]) -> Float[Tensor, "r g"]:
     """Return the mean of each group."""
     return sum_by_document(values, group, int(group.max()) + 1) / torch.bincount(group)
@@ -358,7 +436,9 @@ def _of_part(found: PartChanges, whole: Float[Tensor, " n"], documents: Int[Tens
 
     The mean is over the two orders in which this part and all others change (Shapley 1953, of two players).
     """
-    row = {} if found.entering is None else ends_of("entering", mean_over_documents(found.entering, documents))
+    row: dict[str, float] = {}
+    if found.entering is not None:
+        row = ends_of("entering", mean_over_documents(found.entering, documents, bounds=BOUNDS["distance"]))
     if found.without is None or found.alone is None or not whole.sum():
         return row
     without, alone = found.without.double(), found.alone.double()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -13,9 +14,10 @@ from torch import Tensor
 from thinkalike.digests import tokenizer_facts
 from thinkalike.instruments.diff.screen import runs
 from thinkalike.measures.edits import Edit, edit
+from thinkalike.models.behaviour import output_distance, traits_that_differ
 from thinkalike.models.frozen import FrozenModel
-from thinkalike.models.parts import parts_of
-from thinkalike.models.survey import HEADS, embedding_of, entries_of, number_in, tensors_of, text_config
+from thinkalike.models.parts import comparable_tensors, parts_of
+from thinkalike.models.survey import HEADS, TOLERANCE, embedding_of, entries_of, number_in, text_config
 from thinkalike.processes import counted
 
 MIXTURES = ("linear mixture", "spherical mixture", "weighted sum")
@@ -32,13 +34,48 @@ IN_TURN = re.compile(r"c_attn|qkv_proj|Wqkv")  # queries, keys and values of all
 
 
 def settings_that_differ(base: FrozenModel, changed: FrozenModel) -> pd.DataFrame:
-    """Return, as text, what differs beside the weights: entries of configurations, parts of tokenizers, and marks."""
+    """Return, as text, what differs beside the weights: entries of configurations, parts of tokenizers, and marks.
+
+    So does what no checkpoint holds, such as the class of a module, its attributes and its buffers. If nothing of all
+    this is known to differ and the models still give different outputs, the forward pass itself is a row.
+    """
     first, second = (entries_of(model.module) | {"marks": model.marks()} for model in (base, changed))
     for own, model in ((first, base), (second, changed)):
         own |= {f"tokenizer.{name}": part for name, part in tokenizer_facts(model.tokenizer).items()}
     rows = [{"setting": name, "base": _brief(first.get(name)), "changed": _brief(second.get(name))}
             for name in sorted(first.keys() | second.keys()) if first.get(name) != second.get(name)]  # fmt: skip
+    rows += _traits_by_block(base, changed)
     return pd.DataFrame(rows, columns=["setting", "base", "changed"])
+
+
+def pass_that_differs(base: FrozenModel, changed: FrozenModel) -> pd.DataFrame:
+    """Return a row for the forward pass if two models give different outputs for fixed tokens, and else none."""
+    error = output_distance(base, changed)
+    is_same = error <= TOLERANCE[base.dtype] / 10  # weights that lie elsewhere in memory are summed in another order
+    rows = [] if is_same else [{"setting": "forward pass", "base": "0", "changed": f"{error:.1e} of the largest logit"}]
+    return pd.DataFrame(rows, columns=["setting", "base", "changed"])
+
+
+def _traits_by_block(base: FrozenModel, changed: FrozenModel) -> list[dict[str, str]]:
+    """Return the traits that differ, those that differ in the same way in several blocks in one row.
+
+    A trait that follows from settings that differ is left out, as these say it already.
+    """
+    blocks = re.compile(rf"{re.escape(base.family.blocks)}\.(\d+)\.?(.*)")
+    layers_of: dict[tuple[str, str, str], list[int]] = {}
+    rows: list[dict[str, str]] = []
+    for (path, name), (before, after) in traits_that_differ(base.module, changed.module).items():
+        inside = blocks.fullmatch(path)
+        if inside:
+            what = ".".join(filter(None, [inside[2], name])) or "class"
+            layers_of.setdefault((what, before, after), []).append(int(inside[1]))
+        else:
+            what = ".".join(filter(None, [path, name])) or "class"
+            rows.append({"setting": what, "base": before, "changed": after})
+    for (what, before, after), layers in layers_of.items():
+        where = f"block{'s' * (len(layers) > 1)} {', '.join(runs(sorted(layers)))}"
+        rows.append({"setting": f"{what} of {where}", "base": before, "changed": after})
+    return rows
 
 
 def _brief(value: Any) -> str:
@@ -56,10 +93,10 @@ def edits_of(
     The columns are tensor, component, layer, operation, size, spread, amount and places (see `Edit`), in words; places
     of a mixture with an `other` model are its name. Tensors that are tied are one.
     """
-    mixed = dict(tensors_of(other.module)) if other else {}
+    mixed = comparable_tensors(other.module) if other else {}
     parts, tokens, embedding = parts_of(base), list[int](), embedding_of(base.module)
-    theirs, rows, seen = dict(tensors_of(changed.module)), [], set[int]()
-    for name, own in counted(list(tensors_of(base.module)), "tensor"):
+    ours, theirs, rows, seen = comparable_tensors(base.module), comparable_tensors(changed.module), [], set[int]()
+    for name, own in counted(list(ours.items()), "tensor"):
         if (own.numel() and own.data_ptr() in seen) or name not in theirs:
             continue
         seen.add(own.data_ptr())
@@ -75,6 +112,13 @@ def edits_of(
             "tensor": name, "component": part.component if part else "", "layer": part.layer if part else -1,
             "operation": found.operation, "size": found.size, "spread": found.spread, "amount": found.amount,
             "places": where,
+        })  # fmt: skip
+    for name in [name for name in (*ours, *theirs) if (name in ours) != (name in theirs)]:
+        part = next((part for part in parts if name.startswith(part.prefixes)), None)
+        rows.append({
+            "tensor": name, "component": part.component if part else "", "layer": part.layer if part else -1,
+            "operation": "removed" if name in ours else "added",
+            "size": math.nan, "spread": math.nan, "amount": math.nan, "places": "",
         })  # fmt: skip
     columns = ["tensor", "component", "layer", "operation", "size", "spread", "amount", "places"]
     return pd.DataFrame(rows, columns=columns), tokens

@@ -20,10 +20,11 @@ from thinkalike.data.alignment import check_rows
 from thinkalike.data.corpus import TokenRows, read_corpus
 from thinkalike.errors import ConfigError
 from thinkalike.evaluation import changes
-from thinkalike.instruments.diff.answers import NULLS, Answers, unchanged
-from thinkalike.instruments.diff.exact import edits_of, settings_that_differ
+from thinkalike.instruments.diff.answers import NULLS, SIGNS, Answers, unchanged
+from thinkalike.instruments.diff.exact import edits_of, pass_that_differs, settings_that_differ
 from thinkalike.instruments.diff.screen import lines
 from thinkalike.job import Instrument, Outcome, Work
+from thinkalike.measures.changes import random_signs, signed_permutation
 from thinkalike.measures.estimates import seeded
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_model, load_models
@@ -52,6 +53,7 @@ class DiffConfig(MeasureConfig):
     kind: str = "diff"
     tokens: int = ranged(2048, least=64, most=10**9)  # of text that both models read
     tokens_per_part: int = ranged(512, least=64, most=10**9)  # of them, that parts are exchanged and nulls run on
+    outputs: int = ranged(4, least=0, most=10**6)  # of attention and MLPs, and as many of heads, that are exchanged
     null: Literal["perturbation", "drift"] = "perturbation"  # random changes, or forks by training on `data`
     steps: int = ranged(40, least=1, most=10**7)  # of a fork, by AdamW at a rate by which it moves as far
     contrast: Optional[Literal["number", "question", "table"]] = None  # pairs of the grammar, or of your own
@@ -76,10 +78,17 @@ class DiffConfig(MeasureConfig):
         return [*(() if self.null == "drift" else ("steps",)), *(() if ours else ("pairs",))]
 
 
-class Diff(Instrument, kind="diff", version=6, reads=("model", "target", "data", "measure")):
+class Diff(Instrument, kind="diff", version=7, reads=("model", "target", "data", "measure")):
     """Says what the change from `model` to `model@target` did."""
 
     of_models: ClassVar[str] = "pairs"
+
+    def with_unread_reset(self, config: AnalyzeConfig) -> AnalyzeConfig:
+        """Only forks of the base are fitted on text."""
+        measure: Any = config.measure
+        if measure.null == "drift":
+            return config
+        return replace(config, data=replace(config.data, fit_tokens=None))
 
     def inputs(self, config: AnalyzeConfig) -> Mapping[str, Any]:
         measure: Any = config.measure
@@ -92,7 +101,9 @@ class Diff(Instrument, kind="diff", version=6, reads=("model", "target", "data",
         """Return the passes of both models, and those of parts and nulls, as if each began at the first block."""
         measure: Any = config.measure
         own, row = shapes["model"], config.data.context or ROW
-        again = float(measure.tokens_per_part * (2 * min(2 * own.layers, EXCHANGED) + NULLS))
+        nulls = NULLS * (2 if measure.null == "perturbation" else 1)
+        exchanges = min(2 * own.layers, EXCHANGED) + 2 * min(measure.outputs, 2 * own.layers)
+        again = float(measure.tokens_per_part * (2 * exchanges + nulls))
         again += 2 * LENGTH * (measure.pairs if measure.contrast else 0) * (NULLS + 2)
         both = [each.passes("both models", float(measure.tokens), row) for each in dict.fromkeys(shapes.values())]
         return [*both, own.passes("parts and null", again, row)]
@@ -105,17 +116,21 @@ class Diff(Instrument, kind="diff", version=6, reads=("model", "target", "data",
             for done in one_form(base, changed):
                 log.warning(done)
             check_one_basis(base, changed)
+            for model in (base, changed):
+                model.check_context(config.data.context)
         with work.phase("weights"):
             settings = settings_that_differ(base, changed)
             third = load_model(replace(_other(measure.other), dtype=config.model.dtype)) if measure.other else None
             edits, tokens = edits_of(base, changed, third)
             del third
             parts = changed_parts(base, changed)
+            if not parts and settings.empty:  # as far as can be read, so the models themselves decide
+                settings = pass_that_differs(base, changed)
         exact = {"weights": edits, "settings": settings}
         if not parts and settings.empty:
             return replace(unchanged(base, measure.margin), models=models)
         with work.phase("text"):
-            rows, text, facts = read_rows(config, base, FORKED if measure.null == "drift" else 1)
+            rows, text, facts = read_rows(config, base, FORKED if measure.null == "drift" else 0)
             check_rows(base, changed, rows.tokens)
         pairs = work.inputs.get("contrasts")
         if measure.contrast in CONTRASTS:
@@ -131,8 +146,11 @@ class Diff(Instrument, kind="diff", version=6, reads=("model", "target", "data",
                 most, keep = EXCHANGED if measure.null == "perturbation" else len(parts), partial(work.keep, "parts")
                 answers.parts = changes.by_part(base, changed, parts, batches, most, work.resume("parts"), keep)
                 answers.directions_at(batches)
+        with work.phase("outputs"):
+            if any(bool(change.tokens.kl.any()) for change in answers.changes):
+                answers.outputs = changes.by_output(base, changed, batches, measure.outputs)
         if name := without_difference(base, changed):
-            log.warning("%s is packed or of two shapes, so it has no difference, and there is no null", name)
+            log.warning("%s is packed, of two shapes or in one model alone: so it has no null", name)
         elif parts:
             with work.phase("null"):
                 answers.beside(*_null(measure, base, changed, parts, text), batches, work)
@@ -166,17 +184,22 @@ def _other(named: str) -> ModelConfig:
 
 def _null(
     measure: Any, base: FrozenModel, changed: FrozenModel, parts: Sequence[Part], text: Tensor
-) -> tuple[Callable[[int], AbstractContextManager[FrozenModel]], int]:
-    """Return what opens a model of the null by its number, and the block before which it is as the base."""
+) -> tuple[dict[str, Callable[[int], AbstractContextManager[FrozenModel]]], int]:
+    """Return what opens a model of each kind of null by its number, and the block before which it is as the base."""
     if measure.null == "perturbation":
-        return partial(changes.perturbed, base, changed, parts), parts[0].layer
+        perturbed = partial(changes.perturbed, base, changed, parts)
+        kinds = {"permuted": signed_permutation, SIGNS: random_signs}
+        opened: dict[str, Callable[[int], AbstractContextManager[FrozenModel]]] = {
+            kind: partial(perturbed, random_change=change) for kind, change in kinds.items()
+        }
+        return opened, parts[0].layer
     norm, steps = norms(base, changed)[0], measure.steps
     forked = partial(changes.fork, base, text, norm, rate=changes.rate_for(base, text, norm, steps), steps=steps)
-    return lambda seed: nullcontext(forked(seed)), -1
+    return {"forks": lambda seed: nullcontext(forked(seed))}, -1
 
 
 def read_rows(
-    config: AnalyzeConfig, base: FrozenModel, fit_tokens: int = 1
+    config: AnalyzeConfig, base: FrozenModel, fit_tokens: int = 0
 ) -> tuple[TokenRows, Tensor, dict[str, Any]]:
     """Return rows of the report's text at random, those to fit on, and what the provenance says of them."""
     measure: Any = config.measure

@@ -18,13 +18,27 @@ RUNS = 5  # of layers that follow each other, at most, that are named
 LISTED = 6  # tokens
 GROUPS, TENSORS = 4, 3  # of operations, and of names of tensors for each
 FAR = 3  # times the median of all layers
+APART = 3  # times the typical distance of modules from forks, beyond which one is told apart, as recipes differ, too
 RATE = 0.05  # of false discoveries among them
-NULL = {  # in words, and what the changes of the null are
-    "drift": ("drift on its own text", "forks by further training on it, with changes of equal norm"),
-    "perturbation": (
-        "a random change of the same size",
-        "random changes of the same weights, of equal norms and singular values",
-    ),
+# what a change does beside random changes of its size: moved to random places, and with random signs at its entries
+AS_MUCH, MORE, LESS = "as much", "more", "less"
+BESIDE_RANDOM = {
+    (MORE, MORE): "More than random changes of the same size.",
+    (LESS, LESS): "Less than random changes of the same size.",
+    (AS_MUCH, AS_MUCH): "Not distinguishable from random changes of the same size.",
+    (LESS, AS_MUCH): "As much as random changes of the same entries, and less than random changes elsewhere: entries "
+    "changed most where it does least, as by casts, rounding and noise in proportion to the weights.",
+    (MORE, AS_MUCH): "As much as random changes of the same entries, and more than random changes elsewhere: what "
+    "matters is which entries changed.",
+    (AS_MUCH, MORE): "More than random changes of the same entries, and as much as random changes elsewhere.",
+    (AS_MUCH, LESS): "Less than random changes of the same entries, and as much as random changes elsewhere.",
+    (MORE, LESS): "Less than random changes of the same entries, and more than random changes elsewhere.",
+    (LESS, MORE): "More than random changes of the same entries, and less than random changes elsewhere.",
+}
+BESIDE_FORKS = {
+    MORE: "More than drift on this text.",
+    LESS: "Less than drift on this text.",
+    AS_MUCH: "Not distinguishable from drift on this text.",
 }
 TRIED = (  # of tensors whose change no operation gives
     " Noise and other changes are none of: zeros, a mask, a swap, a permutation, a cast, a scaling, a rounding, low "
@@ -48,7 +62,9 @@ def lines(result: Result) -> Iterator[str]:
         yield f"More than by chance? {beside_null(numbers, settings['null'])}"
     if numbers["parts"]:
         yield f"Where? {where(result.table, numbers.get('part_p'))}"
-    yield f"On what? {on_what(tables.get('tokens'), tables.get('contexts'))}"
+    if len(tables.get("outputs", ())):
+        yield f"Through which outputs? {through_outputs(tables['outputs'])}"
+    yield f"On what? {on_what(tables.get('tokens'), tables.get('contexts'), settings['null'])}"
     if "words" in tables:
         yield f"On which words? {on_which_words(tables['words'], numbers)}"
     if numbers["parts"]:
@@ -66,7 +82,7 @@ def changed(numbers: dict[str, float]) -> str:
     if not numbers["tokens"]:
         return "No. All weights, settings and tokenizers are equal."
     if not numbers["kl"]:
-        what = f"Weights of {numbers['parts']:.0f} parts" if numbers["parts"] else "Settings"
+        what = f"Weights of {numbers['parts']:.0f} modules" if numbers["parts"] else "Settings"
         return f"{what} differ, and no prediction over {number_of_documents(numbers)}."
     return (
         f"KL(base ‖ changed) {_ends(numbers, 'kl', '.4g')} nats per token (reverse {numbers['reverse_kl']:.4g}); the "
@@ -134,18 +150,53 @@ def tensors_in_words(rows: Sequence[Any]) -> str:
 
 def beside_null(numbers: dict[str, float], null: str) -> str:
     """Return whether the change is more than that of the null, of its size."""
-    kind, same = NULL[null]
-    value, low, high = numbers["kl_of_part"], numbers["null_low"], numbers["null_high"]
-    p = numbers["null_p_less" if value < low else "null_p"]
-    said = "More than" if value > high else "Less than" if value < low else "Not distinguishable from"
-    beside = f"{low:.4g} to {high:.4g} by {numbers['nulls']:.0f} {same}"
-    return f"{said} {kind}: KL {value:.4g} beside {beside}; p = {p:.2g}."
+    value = numbers["kl_of_part"]
+    here = f"On the {numbers['tokens_of_part']:,.0f} of these tokens that all of these models read, KL is {value:.4g};"
+    if null == "drift":
+        verdict_word, said = beside(numbers, "null")
+        forks = f"{numbers['nulls']:.0f} forks by further training on this text, with changes of equal norm, make"
+        return f"{BESIDE_FORKS[verdict_word]} {here} {forks} {said}."
+    moved, said_of_moved = beside(numbers, "null")
+    signs, said_of_signs = beside(numbers, "signs")
+    return (
+        f"{BESIDE_RANDOM[moved, signs]} {here} changes of equal norms and singular values, {numbers['nulls'] / 2:.0f} "
+        f"of each kind, make {said_of_moved} in random rows and columns, and {said_of_signs} with random signs at the "
+        "same entries."
+    )
+
+
+def beside(numbers: dict[str, float], name: str) -> tuple[str, str]:
+    """Return whether KL is above, below or within the range of a null's runs, and that range with the p-value."""
+    value, low, high = numbers["kl_of_part"], numbers[f"{name}_low"], numbers[f"{name}_high"]
+    found = MORE if value > high else LESS if value < low else AS_MUCH
+    p = numbers[f"{name}_p_less" if found == LESS else f"{name}_p"]
+    return found, f"{low:.4g} to {high:.4g} (p = {p:.2g})"
+
+
+def through_outputs(table: pd.DataFrame) -> str:
+    """Return the outputs of attention and MLPs, and the heads, whose exchange moves the greatest shares of KL."""
+    is_head = table["output"] == "z"
+    names = {"attn_out": "attention", "mlp_out": "MLP"}
+
+    def listed(rows: pd.DataFrame) -> str:
+        said = []
+        for _, row in rows.head(SHARES).iterrows():
+            name = f"head {row['layer']}.{row['head']:.0f}" if row["output"] == "z" else ""
+            name = name or f"{names[row['output']]} {row['layer']}"
+            said.append(f"{name} {_ends(row, 'share', '.2f')}")
+        return ", ".join(said)
+
+    heads = f"; of single heads {listed(table[is_head])}" if is_head.any() else ""
+    return (
+        f"The exchange of one output between the models moves this share of KL: {listed(table[~is_head])}{heads}. An "
+        "output also carries what changed before it."
+    )
 
 
 def where(table: pd.DataFrame, p: float | None = None) -> str:
     """Return the parts at which the states begin to differ, and those that hold the greatest shares of KL."""
-    differ = table[table["weights"] > 0]
-    said = f"Weights differ in {len(differ)} of {len(table)} parts"
+    differ = table[table["weights"] != 0]
+    said = f"Weights differ in {len(differ)} of {len(table)} modules"
     entering = differ["entering"].dropna().sort_values(ascending=False, kind="stable")
     most = entering.index[(entering.cumsum() - entering) < MOST * entering.sum()]
     found = named([row for _, row in differ.loc[sorted(most)].iterrows()])
@@ -160,8 +211,12 @@ def where(table: pd.DataFrame, p: float | None = None) -> str:
     said = f"{said}. Shares of KL: {parts}." if parts else f"{said}. No prediction differs."
     if p is None:
         return said
-    farthest = named([differ.sort_values("beyond").iloc[-1]])
-    return f"{said} Weights moved most beyond those of forks in {farthest}, p = {p:.2g} over all parts."
+    compared = differ[differ["beyond"].notna()].sort_values("beyond")
+    farthest = compared.iloc[-1]
+    tested = f"(p = {p:.2g} over {len(compared)})"
+    if p > RATE or farthest["beyond"] < APART:
+        return f"{said} No module moved farther than in forks and than the remaining modules did {tested}."
+    return f"{said} {named([farthest])} moved farther than in forks and than the remaining modules did {tested}."
 
 
 def named(rows: Sequence[Any]) -> str:
@@ -185,19 +240,38 @@ def runs(numbers: Sequence[int]) -> Iterator[str]:
             start = following or 0
 
 
-def on_what(tokens: pd.DataFrame | None, contexts: pd.DataFrame | None) -> str:
-    """Return the tokens at which the change is greater than the null's, and the place where it is greatest."""
+def on_what(tokens: pd.DataFrame | None, contexts: pd.DataFrame | None, null: str = "perturbation") -> str:
+    """Return after which tokens predictions changed more than at random and than elsewhere, and where most."""
     if contexts is None:
         return "On nothing: no prediction differs."
-    said = ""
-    if tokens is not None:
-        said = f"After no token more than by random changes, of {len(tokens)} tokens tested."
-    if tokens is not None and len(beyond := tokens[tokens["q"] <= RATE]):
-        names = ", ".join(f"{row.token} x {row.factor:.1f}" for row in beyond.head(LISTED).itertuples())
-        said = f"After {len(beyond)} of {len(tokens)} tokens more than elsewhere and than by random changes: {names}."
+    said = [] if tokens is None else [more_than_at_random(tokens, null), more_than_elsewhere(tokens)]
     place = contexts.iloc[0]
-    most = f"Most (KL {place['kl']:.3g}) after {place['context']}: {place['before']} → {place['after']}."
-    return f"{said} {most}".lstrip()
+    said.append(f"Most (KL {place['kl']:.3g}) after {place['context']}: {place['before']} → {place['after']}.")
+    return " ".join(said)
+
+
+def more_than_at_random(tokens: pd.DataFrame, null: str) -> str:
+    """Return after how many tokens predictions changed more than by the changes of the null."""
+    beyond = tokens[tokens["q_random"] <= RATE]
+    tested = f"of {len(tokens)} tokens that occur at least {tokens['count'].min()} times"
+    by_null = "in the forks" if null == "drift" else "when as large a change is at random places"
+    if beyond.empty:
+        return f"After none {tested} do predictions move more than {by_null}."
+    times = (beyond["kl"] / beyond["null"]).median()
+    return (
+        f"After {len(beyond)} {tested}, predictions move more than {by_null}: in the median of these, KL is "
+        f"{times:.2g} times as large."
+    )
+
+
+def more_than_elsewhere(tokens: pd.DataFrame) -> str:
+    """Return the tokens that stand out against the remaining ones."""
+    apart = tokens[tokens["q"] <= RATE]
+    if apart.empty:
+        return "No token stands out against the rest."
+    names = ", ".join(f"{row.token} x {row.factor:.1f}" for row in apart.head(LISTED).itertuples())
+    more = f", and {len(apart) - LISTED} more" if len(apart) > LISTED else ""
+    return f"Against the rest stand out {names}{more}."
 
 
 def on_which_words(table: pd.DataFrame, numbers: dict[str, float]) -> str:
@@ -214,7 +288,7 @@ def on_which_words(table: pd.DataFrame, numbers: dict[str, float]) -> str:
 def in_directions(table: pd.DataFrame | None) -> str:
     """Return the first principal direction of the change of states."""
     if table is None:
-        return "There are no states that differ, or too few documents."
+        return "Not computed: the states do not differ inside the blocks, or the text is a single document."
     first = table.iloc[0]
     where = "the embedding" if first["layer"] < 0 else f"layer {first['layer']}"
     return (

@@ -26,7 +26,7 @@ from thinkalike.digests import remembered
 from thinkalike.errors import ConfigError
 from thinkalike.instruments.layer_pairs import screen
 from thinkalike.instruments.layer_pairs.comparison import Comparison, Side, rounds, run_together
-from thinkalike.job.instrument import LADDER, Instrument, Outcome, Work
+from thinkalike.job.instrument import FIT_TEXT, LADDER, Instrument, Outcome, Work
 from thinkalike.measures.estimates import FEW, FEWEST_GROUPS
 from thinkalike.models.families import Layer, layers_at_depths, layers_of_sides, pairs_of_layers
 from thinkalike.models.frozen import FrozenModel
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+TIMED_ROWS = 4096  # rows of states that a forecast compares at most; the time of more is extrapolated
 BATCHES = 64  # whose mean is the value; a measure whose batches take longer has a part of them
 OF_STATES = ("model", "target", "layers", "data", "measure", "stimuli", "ruler")  # what a measure of states reads
 COPIES, READ_PAIRS = 5, 5  # of each model, about, and layer pairs, at most, that a reading in bits takes
@@ -111,6 +112,7 @@ class LayerPairs(Instrument):
     takes_activations: ClassVar[bool] = True
     takes_sites: ClassVar[bool] = True
     is_shared: ClassVar[bool] = True
+    ignores = Instrument.ignores | FIT_TEXT
     of_models: ClassVar[str] = "pairs"
     run_all = staticmethod(run_together)
     # the values of settings that stimuli do not have
@@ -171,13 +173,32 @@ class LayerPairs(Instrument):
         layers = layers_compared(config, shapes)
         count, width = sum(layers.values()), max(shape.width for shape in layers)
         told = replace(measure, batches=1, **({"fit_batches": 1} if hasattr(measure, "fit_batches") else {}))
-        one = remembered(f"{told} {width}", partial(self._timed, told, 1, width))
-        two = 10 / 3 * one if one > 1 else remembered(f"{told} {width}, two", partial(self._timed, told, 2, width))
+        one = self._batch_seconds(told, 1, width)
+        two = 10 / 3 * one if one > 1 else self._batch_seconds(told, 2, width)
         pair = max((two - 2 * one) / 4, 0.0)  # 2 layers have 3 pairs, and 4 have 10, those within a model included
         whole = max(one - 3 * pair, 0.0) / 2 * count + pair * count * (count + 1) / 2
         read = READ_PAIRS * (1 + 2 * COPIES) * one * self.is_read(config)
         is_solved = hasattr(measure, "fit_batches")  # once, whatever the number of batches
         return whole + read if is_solved else whole * int(measure.batches) + read * int(sampled(measure).batches)
+
+    def _batch_seconds(self, measure: Any, layers: int, width: int) -> float:
+        """Return the seconds of a batch of so many layers of each model, found once for a machine.
+
+        A large batch is not made: two smaller ones tell with which power of the rows its time grows.
+        """
+        rows = measure.tokens_per_batch
+
+        def seconds_of(timed_rows: int) -> float:
+            timed = replace(measure, tokens_per_batch=timed_rows)
+            name = f"{timed} {width}, {layers} layers"
+            return remembered(name, partial(self._timed, timed, layers, width))
+
+        if rows <= TIMED_ROWS:
+            return seconds_of(rows)
+        large = seconds_of(TIMED_ROWS)
+        small = seconds_of(TIMED_ROWS // 2)
+        power = min(max(math.log2(large / small), 1.0), 3.0)  # linear at least, as all rows are read
+        return large * (rows / TIMED_ROWS) ** power
 
     def _timed(self, measure: Any, layers: int, width: int) -> float:
         """Return the seconds that it takes to compare random states of so many layers of each model."""
@@ -221,8 +242,10 @@ class LayerPairs(Instrument):
         return {"null": chance.null, **dict(calibrated), "p": chance.p, "p_of_largest": chance.p_of_largest}
 
     def scalars(self, estimates: Any) -> dict[str, float]:
-        """Return further headline numbers: how many documents there were, and those of the null, where there is p."""
+        """Return further headline numbers: how many rows and documents, and those of the null, where there is p."""
         found, chance = {"documents": float(estimates.documents)}, estimates.chance
+        if estimates.rows is not None:
+            found["rows"] = float(estimates.rows)
         if estimates.effective is not None:
             found["effective_documents"] = estimates.effective
         if chance is None or math.isnan(chance.largest):
@@ -363,7 +386,8 @@ class LayerPairs(Instrument):
     def warn(self, estimates: Any, rows: pd.DataFrame, columns: pd.DataFrame, level: str) -> None:
         """Warn of what makes the numbers doubtful; a row of a batch is a token, a word or a stimulus."""
         if not math.isfinite(estimates.widest_interval()):
-            log.warning("warning: %d documents are too few, or too unequal, for intervals", estimates.documents)
+            unknown = f"{estimates.documents} documents have no intervals: without some of them there is no value"
+            log.warning("warning: %s", estimates.why_no_interval or unknown)
         if estimates.chance is not None and (count := estimates.chance.documents) < FEWEST_GROUPS:
             log.warning("warning: p is missing: %d documents of a batch have as many rows as others", count)
 
@@ -371,7 +395,9 @@ class LayerPairs(Instrument):
         if "components" in result.tables:
             cells = screen.as_matrix(result.tables["components"])
             scale = (0.0, float(result.tables["components"]["value"].max())) if self.is_distance else self.scale
-            figures.components(cells, folder, self.kind, self.label(result), scale, screen.rows_of(result))
+            about = screen.rows_of(result)
+            about += "; differences accumulate from layer to layer" if self.is_distance else ""
+            figures.components(cells, folder, self.kind, self.label(result), scale, about)
             return
         label, about = self.label(result), screen.rows_of(result)
         figures.layer_heatmaps(result.table, folder, self.kind, label, self.scale, about=about)

@@ -12,6 +12,10 @@ from thinkalike.config.parts import Site
 from thinkalike.screen import number_of_documents, show_map, show_text, span
 from thinkalike.store import Headline, Result
 
+ACCUMULATES = (
+    "Distances accumulate: each place reads what already differs before it, so the greatest is rarely the cause. "
+    "`thinkalike diff` exchanges single outputs and heads between the two models."
+)
 ROUNDING = 1e-5  # of likeness or distance, up to which states are the same
 PLACE = rf"-?\d+\.(?:{'|'.join(get_args(Site))})(?:\.\d+)?$"  # LAYER.SITE or LAYER.z.HEAD
 
@@ -80,11 +84,18 @@ def headlines_of(kind: str, result: Result, is_distance: bool) -> Sequence[Headl
 
 
 def rows_of(result: Result) -> str:
-    """Return in words how much a result is of: "64 batches of 1,024 rows, 58 documents", or "1,018 stimuli"."""
+    """Return in words how much was compared: "64 batches of 1,024 rows, 58 documents", or "1,018 stimuli".
+
+    Batches may hold fewer rows than `tokens_per_batch` asks for. Results of earlier versions do not know their rows.
+    """
     if stimuli := result.provenance.get("stimuli"):
         return f"{stimuli['count']:,} stimuli"
-    batches, rows = result.scalars["batches"], result.config["measure"]["tokens_per_batch"]
-    return f"{batches:.0f} batches of {rows:,} rows, {number_of_documents(result.scalars)}"
+    batches, documents = result.scalars["batches"], number_of_documents(result.scalars)
+    if "rows" not in result.scalars:
+        return f"{batches:.0f} batches, {documents}"
+    rows = result.scalars["rows"] / batches
+    about = "" if rows.is_integer() else "about "
+    return f"{batches:.0f} batches of {about}{rows:,.0f} rows, {documents}"
 
 
 def show_layer_pairs(label: str, result: Result, is_distance: bool) -> None:
@@ -147,6 +158,8 @@ def show_components(label: str, result: Result, is_distance: bool) -> None:
     row: Any = table.iloc[int(table["value"].argmax() if is_distance else table["value"].argmin())]
     number = span(row["value"], row["low"], row["high"], ".3f")
     show_text(f"The models are least alike at {row['component']} of layer {row['layer']}: {number}.")
+    if is_distance and not closest:
+        show_text(ACCUMULATES)
     same = table["value"] < ROUNDING if is_distance else table["value"] > 1 - ROUNDING
     if closest or not same.iloc[0]:
         return  # no changed copy

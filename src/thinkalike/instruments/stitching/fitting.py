@@ -115,6 +115,8 @@ def _check_widths(config: StitchConfig, source: FrozenModel, target: FrozenModel
 
 def shared_text(data: DataConfig, source: FrozenModel, target: FrozenModel, fit_tokens: int) -> Corpus:
     """Read rows of the tokens of both models, or, where tokenizers differ, of each model's own."""
+    for model in (source, target):
+        model.check_context(data.context)
     context = min(source.context, target.context)
     if tokenizer_fingerprint(source.tokenizer) == tokenizer_fingerprint(target.tokenizer):
         return read_corpus(data, source.tokenizer, context, bos=source.bos_each_row, fit_tokens=fit_tokens)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from thinkalike import figures
-from thinkalike.config.parts import AFTER, MIDDLE
+from thinkalike.config.parts import AFTER, MIDDLE, PROCESSES, TrainerConfig
 from thinkalike.errors import ConfigError, listed
 from thinkalike.job.instrument import LADDER, Instrument, Outcome, Work
 from thinkalike.models.families import check_stitchable, layers_at_depths, pairs_of_layers
@@ -193,6 +193,13 @@ class Stitching(
         if MIDDLE in sites and (config.trainer.compile or config.trainer.recompute):
             raise ConfigError(f"trainer.compile and trainer.recompute are of whole blocks: leave them out at {MIDDLE}")
         return super().inputs(config)
+
+    def with_unread_reset(self, config: StitchJob) -> StitchJob:
+        """Without training, of Lightning's settings only those of memory and processes are read."""
+        if config.stitch.trained:
+            return config
+        read = {name: getattr(config.trainer, name) for name in ("memory", *PROCESSES)}
+        return replace(config, trainer=TrainerConfig(**read))
 
     def passes(self, config: StitchJob, shapes: Shapes) -> list[Passes]:
         source, target = shapes["model"], shapes["target"]

@@ -26,7 +26,14 @@ from thinkalike.evaluation.language import ends_of, with_ends
 from thinkalike.instruments.stitching.fitting import LEAST, ClosedForms, Setting, compared, fitted, reported, rungs
 from thinkalike.job import Work
 from thinkalike.measures import estimates
-from thinkalike.measures.estimates import PARTS, RUNGS, documents_and_seeds_interval, without_parts
+from thinkalike.measures.estimates import (
+    PARTS,
+    RUNGS,
+    Estimate,
+    bootstrap_interval,
+    documents_and_seeds_interval,
+    without_parts,
+)
 from thinkalike.models.load import randomised
 from thinkalike.training.recipe import StitchConfig
 from thinkalike.training.run import Run
@@ -201,7 +208,9 @@ def penalties(setting: Setting, sums: Mapping[str, Tensor]) -> pd.DataFrame:
         text = bytes_by_document(setting.source.tokenizer, rows.tokens, rows.documents)
     columns |= ends_of("bits_per_byte", documents_and_seeds_interval(seeds * BITS, text.clamp(min=1).double()))
     for name, column in SPREADS.items():
-        columns |= with_ends(column, sums[name], counts)
+        spread = bootstrap_interval(sums[name].double(), counts.double())
+        most = 1.0 if name == "top1" else math.inf
+        columns |= ends_of(column, Estimate(spread.value, spread.low.clamp(min=0.0), spread.high.clamp(max=most)))
     if "half" in sums:
         columns |= with_ends("left_to_gain", left_to_gain(setting.config, sums), counts)
     if "target_bytes" in sums:  # the tokenizers differ
@@ -226,7 +235,7 @@ def readings(sums: Mapping[str, Tensor]) -> dict[str, Any]:
     lost = torch.cat([losses_of_seeds(sums).mean(1), torch.stack([sums[f"rung_{each}"] for each in marks])])
     both = torch.stack([lost - sums["target"], counts.expand_as(lost)], -1).transpose(0, 1)
     parts = torch.zeros(PARTS, *both.shape[1:], dtype=both.dtype).index_add_(0, numbers % PARTS, both)
-    whole = torch.cat([parts.sum(0)[None], without_parts(parts, numbers[counts > 0])])
+    whole = torch.cat([parts.sum(0)[None], without_parts(parts, numbers.repeat_interleave(counts.long()))])
     cost, count = (whole[..., 0] / whole[..., 1]).T, len(lost) - len(marks)
     steps = -cost[count:].clamp(min=LEAST).log()
     found = [estimates.reading_of(each, marks, steps) for each in -cost[:count].clamp(min=LEAST / 2).log()]

@@ -12,7 +12,7 @@ from math import isqrt
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from thinkalike.arguments import check_choice, refuse_nan
@@ -22,7 +22,7 @@ COMPARATORS = ("spearman", "tau_a", "corr", "cosine", "corr_cov", "cosine_cov")
 RANKED = ("spearman", "tau_a")
 CENTRED = ("corr", "corr_cov")
 WHITENED = ("corr_cov", "cosine_cov")  # for squared Euclidean distances
-TIED = 1e-13  # share of two distances in float64 by which rounding alone may take them apart
+TIED = 1e-13  # share of two distances in float64 by which rounding alone may take them apart, beside that of states
 
 
 def compare(
@@ -174,12 +174,43 @@ def _ranking(profiles: Float[Tensor, "l f"], name: str) -> np.ndarray:
     return profiles.detach().double().cpu().numpy()
 
 
-def levels_of(values: Float[Tensor, "*b n"], rounding: float = 0.0) -> Int[Tensor, "*b n"]:
-    """Return numbers of values in ascending order from 0, one for all that are neighbours up to a share `rounding`."""
+def levels_of(values: Float[Tensor, "*b n"], rounding: float | Float[Tensor, "*b n"] = 0.0) -> Int[Tensor, "*b n"]:
+    """Return numbers of values in ascending order from 0, one for all that rounding alone may have taken apart.
+
+    Args:
+        rounding: By how much rounding may have changed each value, or, as a number, the share of the larger of two
+            neighbours. Values that are close to the next one, and so forth, over more than twice their rounding are a
+            continuum and stay apart.
+    """
     ordered, order = in_ascending_order(values)
-    near = ordered.diff() <= rounding * ordered[..., 1:].abs()  # false of infinities
-    levels = ((ordered[..., 1:] != ordered[..., :-1]) & ~near).cumsum(-1)
+    if isinstance(rounding, Tensor):
+        is_new = _are_new(ordered, rounding.gather(-1, order))
+    else:
+        near = ordered.diff() <= rounding * ordered[..., 1:].abs()  # false of infinities
+        is_new = (ordered[..., 1:] != ordered[..., :-1]) & ~near
+    levels = is_new.cumsum(-1)
     return torch.zeros_like(order).scatter_(-1, order[..., 1:], levels)
+
+
+def _are_new(ordered: Float[Tensor, "*b n"], rounding: Float[Tensor, "*b n"]) -> Bool[Tensor, "*b m"]:
+    """Return of every ascending value but the first whether it begins a level, given the rounding of each."""
+    differs = ordered[..., 1:] != ordered[..., :-1]
+    is_new = differs & ~(ordered.diff() <= rounding[..., 1:])
+    first = torch.nn.functional.pad(is_new, (1, 0), value=True)
+    places = torch.arange(ordered.shape[-1], device=ordered.device).expand_as(first)
+    begins = torch.where(first, places, 0).cummax(-1).values  # the place where the level of each value begins
+    is_wide = ordered - ordered.gather(-1, begins) > 2 * rounding
+    if not is_wide.any():
+        return is_new
+    of_wide = torch.zeros_like(places).scatter_reduce_(-1, begins, is_wide.long(), "amax").gather(-1, begins)
+    return is_new | (differs & of_wide[..., 1:].bool())
+
+
+def with_ties(values: Float[Tensor, " n"], rounding: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
+    """Return the values, of which those of one level are exactly equal: the least of them; see `levels_of`."""
+    levels = levels_of(values, rounding)
+    least = values.new_full((int(levels.max()) + 1,), torch.inf).scatter_reduce_(0, levels, values, "amin")
+    return least[levels]
 
 
 def in_ascending_order(values: Float[Tensor, "*b n"]) -> tuple[Float[Tensor, "*b n"], Int[Tensor, "*b n"]]:
@@ -203,7 +234,7 @@ def ranks_of_levels(
     return (sizes.cumsum(-1) - (sizes - 1) / 2).gather(-1, levels)
 
 
-def mid_ranks(values: Float[Tensor, "*b n"], rounding: float = 0.0) -> Float[Tensor, "*b n"]:
+def mid_ranks(values: Float[Tensor, "*b n"], rounding: float | Float[Tensor, "*b n"] = 0.0) -> Float[Tensor, "*b n"]:
     """Return ranks from 1 along the last axis, in float64; ties share the mean of their ranks, see `levels_of`."""
     return ranks_of_levels(levels_of(values, rounding), torch.ones_like(values, dtype=torch.float64), values.shape[-1])
 

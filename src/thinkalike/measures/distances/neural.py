@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,8 +15,19 @@ from torch import Tensor
 
 from thinkalike.arguments import Count, Seed, check_choice, takes_arrays
 from thinkalike.measures.chance import TIE, balanced_rows, permuted_rows
-from thinkalike.measures.distances.comparators import TIED, compare, mid_ranks, stimuli_of
-from thinkalike.measures.estimates import FEWEST_GROUPS, Estimate, check_groups, jackknife, stimulus_folds
+from thinkalike.measures.distances.comparators import TIED, compare, mid_ranks, stimuli_of, with_ties
+from thinkalike.measures.estimates import (
+    FEWEST_GROUPS,
+    Estimate,
+    check_groups,
+    effective_number,
+    freedom_of_groups,
+    has_interval,
+    interval_around,
+    jackknife,
+    stimulus_folds,
+    student_t,
+)
 from thinkalike.processes import counted
 
 DISTANCES = ("euclidean", "cosine", "correlation", "manhattan", "norm_difference", "precomputed")
@@ -23,6 +35,8 @@ NOISES = ("shrinkage", "diagonal", "none")
 GIVEN = "given"  # the states are squared distances: of a precomputed matrix, or from `NeuralDistances.given`
 Index = Int[Tensor, " _"] | slice
 CLOSE = 1e-6  # share of the squared norms below which ‖x‖² + ‖y‖² - 2 x·y loses digits
+ROUNDED = 4 * torch.finfo(torch.float64).eps  # share of a state's norm that computing in float64 may change
+SUMMED = 16 * torch.finfo(torch.float64).eps  # share of the squared norms that ‖x‖² + ‖y‖² - 2 x·y may be off
 PANEL = 256  # rows of distances that are computed at a time
 
 
@@ -45,6 +59,8 @@ class NeuralDistances:
     states: Float[Tensor, "n d"]  # float64; if `exact`, centred states with these squared Euclidean distances
     distance: str
     whole: bool = False  # whether (D^N)² are whole numbers: they are rounded, so that equal ones tie
+    error: Float[Tensor, " n"] | None = None  # by how much rounding may have moved each state, in units of D^N; None:
+    # that is not known
 
     @classmethod
     @takes_arrays
@@ -56,10 +72,12 @@ class NeuralDistances:
                 is not symmetric and non-negative with a zero diagonal.
         """
         check_choice("distance", distance, DISTANCES)
+        precision = torch.finfo(states.dtype).eps if states.dtype == torch.float32 else ROUNDED
         states = states.detach().double()
         mean = states.mean(0)
         if not mean.isfinite().all():
             raise ValueError(f"states of {name} are not finite; run the model in a wider dtype")
+        error = precision * _sizes(states, distance)
         if distance in ("cosine", "correlation", "norm_difference"):
             states = _transformed(states, distance, name)
             mean = states.mean(0)
@@ -67,12 +85,12 @@ class NeuralDistances:
             square = states.shape[0] == states.shape[1]
             if not square or (states < 0).any() or states.diagonal().any() or not torch.equal(states, states.T):
                 raise ValueError(f"{name} must be symmetric and non-negative, with a zero diagonal")
-            return cls(states.square(), GIVEN)
-        distances = cls(states, distance)
+            return cls(states.square(), GIVEN, error=error)
+        distances = cls(states, distance, error=error)
         if not distances.exact:
             return distances
         whole = distance == "euclidean" and all(bool((part == part.round()).all()) for part in states.split(PANEL))
-        return cls(states - mean, distance, whole)
+        return cls(states - mean, distance, whole, None if whole else error)
 
     @classmethod
     @takes_arrays
@@ -96,7 +114,8 @@ class NeuralDistances:
 
     def take(self, index: Int[Tensor, " k"]) -> NeuralDistances:
         states = self.states[index][:, index] if self.distance == GIVEN else self.states[index]
-        return NeuralDistances(states, self.distance, self.whole)
+        error = None if self.error is None else self.error[index]
+        return NeuralDistances(states, self.distance, self.whole, error)
 
     def block(self, rows: Index, columns: Index, out: Float[Tensor, "a b"] | None = None) -> Float[Tensor, "a b"]:
         """Return (D^N)² between two sets of stimuli, in float64; for `out` see `squared_distances`."""
@@ -122,8 +141,44 @@ class NeuralDistances:
         return squared[first][:, first]
 
     def vector(self) -> Float[Tensor, " p"]:
-        """Return (D^N)² of all pairs i < j of stimuli, in the order of `upper`."""
-        return self.squared().flatten()[upper(len(self), self.states.device)]
+        """Return (D^N)² of all pairs i < j of stimuli, in the order of `upper`; equal ones are exactly equal."""
+        return self.at(upper(len(self), self.states.device))
+
+    def at(self, pairs: Int[Tensor, " p"]) -> Float[Tensor, " p"]:
+        """Return (D^N)² of pairs, given as flat indices in an n x n matrix.
+
+        Those that rounding alone has taken apart are exactly equal.
+        """
+        squared = self.squared().flatten()[pairs]
+        return with_ties(squared, self.rounding(pairs, squared))
+
+    def rounding(self, pairs: Int[Tensor, " p"], squared: Float[Tensor, " p"]) -> Float[Tensor, " p"]:
+        """Return by how much rounding may have changed the (D^N)² of pairs.
+
+        States x and y that are off by e and f give D off by e + f and D² by 2 D (e + f) + (e + f)², however small D is.
+        """
+        found = TIED * squared.abs()
+        rows, columns = pairs // len(self), pairs % len(self)
+        if self.error is not None:
+            moved = self.error[rows] + self.error[columns]
+            found += moved * (2 * squared.clamp(min=0).sqrt() + moved)
+        if self.exact and not self.whole:
+            sizes = self.norms[rows] + self.norms[columns]
+            found += SUMMED * sizes.where(squared >= CLOSE * sizes, 0.0)  # closer ones are sums of squares
+        return found
+
+
+def _sizes(states: Float[Tensor, "n d"], distance: str) -> Float[Tensor, " n"]:
+    """Return the size of what distances subtract: of each state, in units of the distance."""
+    if distance == "manhattan":
+        return states.abs().sum(1)
+    if distance == "cosine":
+        return states.new_ones(len(states))
+    norms = torch.linalg.vector_norm(states, dim=1)
+    if distance == "correlation":
+        return norms / torch.linalg.vector_norm(states - states.mean(1, keepdim=True), dim=1)
+    # Of distances that are given nothing is known but that they were computed from numbers of their size.
+    return states.new_full((len(states),), float(states.abs().max())) if distance == "precomputed" else norms
 
 
 def _transformed(states: Float[Tensor, "n d"], distance: str, name: str) -> Float[Tensor, "n _"]:
@@ -252,15 +307,25 @@ def rsa_estimate(
 ) -> Estimate:
     """Return `rsa` with a 95 % jackknife interval that leaves out one fold of stimuli, and all their pairs, at a time.
 
-    The stimuli of a group, such as the words of a sentence, are left out together.
+    The stimuli of a group, such as the words of a sentence, are left out together. Groups that are worth fewer than
+    `FEWEST_GROUPS` of equal size have the interval (-∞, ∞). A fold with one group that outweighs the others says as
+    little about the spread as that group alone, so Student's t has at most `freedom_of_groups` degrees of freedom.
     """
     vectors, further = _both(layers, others, distance)
-    owners = stimulus_folds(stimuli_of(vectors.shape[1]), folds, seed, groups).to(vectors.device)
+    n = stimuli_of(vectors.shape[1])
+    sizes = torch.ones(n)
+    if groups is not None:
+        check_groups(groups, n)
+        sizes = groups.unique(return_counts=True)[1]
+    if not has_interval(effective_number(sizes)):
+        return interval_around(compare(vectors, further, comparator), math.inf)
+    owners = stimulus_folds(n, folds, seed, groups).to(vectors.device)
     kept = torch.stack([torch.ones_like(owners), *(owners != fold for fold in range(folds))])
     found = compare(vectors, further, comparator, kept.double())
     if found.isnan().any():
         raise ValueError("all distances of a layer are equal without one fold of stimuli: use more folds, or stimuli")
-    return jackknife(found[0], found[1:])
+    t = student_t(0.95, min(folds - 1, freedom_of_groups(sizes)))
+    return jackknife(found[0], found[1:], t=t)
 
 
 class Mantel(NamedTuple):

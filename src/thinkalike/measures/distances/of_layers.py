@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from thinkalike.measures.contract import Blocks, LayerMeasure, Pair, both_in_order, products
-from thinkalike.measures.distances.comparators import TIED, mid_ranks, ranks_of_levels
+from thinkalike.measures.distances.comparators import mid_ranks, ranks_of_levels
 from thinkalike.measures.distances.neural import PANEL, NeuralDistances, upper
 from thinkalike.measures.estimates import ROUNDINGS
 from thinkalike.measures.kernel_alignment import unbiased_from_sums
@@ -112,9 +112,11 @@ class _Ranks(NamedTuple):
 
 @torch.no_grad()
 def _of_ranks(features: Float[Tensor, "n d"], name: str) -> _Ranks:
-    squared = NeuralDistances.of(features, name=name).squared()
+    distances = NeuralDistances.of(features, name=name)
+    squared = distances.squared()
     above, ranked = upper(len(squared), squared.device), torch.zeros_like(squared)
-    ranks = mid_ranks(squared.flatten()[above], TIED).mul_(2).sub_(len(above) + 1)
+    different = squared.flatten()[above]
+    ranks = mid_ranks(different, distances.rounding(above, different)).mul_(2).sub_(len(above) + 1)
     norm = ranks.norm() * 2**0.5
     if norm == 0:
         raise ValueError(f"the distances of {name}: all {len(ranks)} values are equal and have no ranks")

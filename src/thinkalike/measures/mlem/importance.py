@@ -14,7 +14,7 @@ from torch import Tensor
 
 from thinkalike.arguments import Count, CountOrNone, Level, Seed
 from thinkalike.measures import estimates
-from thinkalike.measures.distances.comparators import TIED, levels_of, ranks_of_levels, spearman_of_patterns
+from thinkalike.measures.distances.comparators import levels_of, ranks_of_levels, spearman_of_patterns
 from thinkalike.measures.distances.neural import NeuralDistances, upper
 from thinkalike.measures.estimates import FEWEST_GROUPS, PARTS, Estimate
 from thinkalike.measures.kinds import Columns, cell_numbers
@@ -27,6 +27,14 @@ from thinkalike.processes import counted
 MOST = 1000  # stimuli, of whose pairs a split-half reference is computed
 ROUNDING = 1e-13  # a smaller drop is 0: that of a feature of weight 0, with which null distributions tie
 FeatureSet = tuple[int, ...]  # features that are permuted together
+
+
+GROUPS_PER_FOLD = 2  # a feature of groups varies within a fold of two: of 8 groups in 5 folds intervals cover 83 %
+
+
+def fewest_groups(folds: int) -> int:
+    """Return how many groups, such as sentences, importance needs for an interval over these folds."""
+    return max(FEWEST_GROUPS, GROUPS_PER_FOLD * folds)
 
 
 def fold_interval(
@@ -52,7 +60,7 @@ class Importance:
     scores: Float[Tensor, "l k"]
     drops: Float[Tensor, "l k r t"]  # negative ones are kept
     null: Float[Tensor, "b l f"] | None  # importance of each feature after it was made irrelevant
-    groups: int  # how many sentences or the like; of fewer than `FEWEST_GROUPS` intervals are (-∞, ∞)
+    groups: int  # how many sentences or the like; see `fewest_groups`; of fewer intervals are (-∞, ∞)
 
     def score(self) -> Estimate:
         """Return the mean ρ of each layer, (l), with its 95 % interval over folds."""
@@ -82,7 +90,8 @@ class Importance:
 
     def _over_folds(self, values: Float[Tensor, "*b k"]) -> Estimate:
         found = fold_interval(values)
-        return found if self.groups >= FEWEST_GROUPS else estimates.interval_around(found.value, torch.inf)
+        is_enough = self.groups >= fewest_groups(values.shape[-1])
+        return found if is_enough else estimates.interval_around(found.value, torch.inf)
 
     def _share(self, *, largest: bool) -> Float[Tensor, "l f"]:
         assert self.null is not None
@@ -120,7 +129,8 @@ def feature_importance(
     For each fold the model is fitted to the other folds, with α chosen by folds within them; then the values of a
     feature move between held-out stimuli, and all their pairs are predicted again. All layers see the same folds and
     permutations. Under recipe="paper" both are of pairs instead. If no feature has weight, the prediction is constant
-    and scores 0. Fewer than `FEWEST_GROUPS` groups give no intervals and no p-values. Of both there is a warning.
+    and scores 0. Fewer than `FEWEST_GROUPS` groups give no p-values, and fewer than `fewest_groups` no intervals. Each
+    has a warning.
 
     Args:
         model, X, Y, groups: The parameters of the fits, and see `MLEM.fit`; the model itself is not changed.
@@ -164,8 +174,10 @@ def feature_importance(
         return drawn.mean((1, 2))[:, 0]
 
     groups = torch.arange(n) if table.groups is None else table.groups
-    if (count := len(groups.unique())) < FEWEST_GROUPS:
-        message = f"{count} groups are too few for intervals and p-values: give {FEWEST_GROUPS} or more"
+    count = len(groups.unique())
+    if count < fewest_groups(folds):
+        lacking = "intervals and p-values" if count < FEWEST_GROUPS else "intervals"
+        message = f"{count} groups are too few for {lacking}: give {fewest_groups(folds)} or more"
         warnings.warn(message, stacklevel=2)
     draws = torch.full((null, len(scores), f), torch.nan, dtype=scores.dtype)
     for number in counted(range(null) if count >= FEWEST_GROUPS else (), "null"):
@@ -250,7 +262,7 @@ def split_half_reference(
     directions and `splits` divisions. Pairs of cells that are missing in a half do not count.
 
     It is no bound: means are not the best predictors of ranks. The interval is a jackknife that leaves out a tenth of
-    the groups at a time; its ends are NaN with fewer than `FEWEST_GROUPS` groups.
+    the groups at a time; its ends are NaN if these are worth fewer than `FEWEST_GROUPS` of equal size.
 
     Args:
         cells: (n), the cell of each stimulus, or (n, f), a table of features as `MLEM.fit` takes.
@@ -274,7 +286,8 @@ def split_half_reference(
     values = torch.stack(found).mean(0)
     if values[0].isnan().any():
         raise ValueError("no pairs of cells in both halves have reliable distances: too few stimuli each")
-    enough = len(kept) > FEWEST_GROUPS
+    worth = estimates.effective_number(owners.unique(return_counts=True)[1])
+    enough = estimates.has_interval(worth)
     return estimates.jackknife(values[0], values[1:]) if enough else estimates.interval_around(values[0], torch.nan)
 
 
@@ -288,7 +301,7 @@ def _references(
         pairs, squared = upper(len(rows)), distances.take(rows).vector()
         left, right = rows[pairs // len(rows)], rows[pairs % len(rows)]
         ends = torch.stack([cells[left], cells[right]])
-        levels = levels_of(squared, TIED)
+        levels = levels_of(squared)
         halves.append((squared, levels, ends.amin(0) * size + ends.amax(0), kept[:, left] & kept[:, right]))
     return torch.stack([_reference([(*half, some[k]) for *half, some in halves], size**2) for k in range(len(kept))])
 

@@ -33,7 +33,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from thinkalike.measures.distances.comparators import TIED, spearman_of_patterns, unit_ranks
+from thinkalike.measures.distances.comparators import spearman_of_patterns, unit_ranks
 from thinkalike.measures.distances.neural import PANEL, NeuralDistances, upper
 from thinkalike.measures.mlem.features import Features, Term, distinct, grouped, predict, regressors
 
@@ -324,12 +324,12 @@ class StimulusPairs:
     def _squares(self) -> Iterable[Float[Tensor, " p"]]:
         if self._targets is not None:
             return self._targets
-        return (layer.squared().flatten()[self.flat] for layer in self.layers)
+        return (layer.at(self.flat) for layer in self.layers)
 
     @cached_property
     def ranks(self) -> Float[Tensor, "l p"]:
         """Unit ranks of the distances; raises a ValueError if all distances of a layer are equal."""
-        return unit_ranks(self._squares(), len(self.layers), "the distances of layer", TIED)
+        return unit_ranks(self._squares(), len(self.layers), "the distances of layer")
 
     def differences(self, features: Features) -> list[Tensor]:
         """Return Δ of the pairs, feature by feature, see `Features.difference`."""

@@ -1,0 +1,326 @@
+"""Tables of results as a page draws them: the grids of a table, which is read without pandas.
+
+A page of a store reads thousands of small tables, and pandas takes milliseconds for each step with one.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from thinkalike.files import ForeignFileError, read_bytes
+
+Grid = dict[str, Any]
+
+MOST_BYTES = 2**24  # of a table that a page holds
+MOST_COLUMNS = 1000
+MOST_GRIDS = 1000  # of a table; one with more of them is shown as rows
+INTEGER = re.compile(r"[+-]?\d{1,18}")
+FLOAT = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|[+-]?(inf|infinity)", re.IGNORECASE)
+BLANK = {  # what pandas writes or reads for a missing value
+    "", "NA", "NaN", "nan", "null", "NULL", "None", "N/A", "n/a", "<NA>", "#N/A", "#NA", "-NaN", "-nan",
+}  # fmt: skip
+TRUTHS = {"True": True, "False": False}
+NUMBERS = (int, float)
+
+# Grids: tables that the page can draw, told apart by their columns and never by the kind of their result.
+#
+# A *pair* grid has the layers of a source as rows and those of a target as columns. A *profile* grid has the features
+# of one model as rows and its layers as columns. A *layers* grid has one row; its columns are the layers of one model.
+# A *steps* grid has features or layers as rows and the steps of a training as columns.
+
+PAIR = ["source", "target", "source_layer", "target_layer"]
+PLACES = [*PAIR, "model", "layer", "step", "feature"]
+COMPARED = ["measure", "other"]  # two measures, of whose values a row has both
+MAIN = ("value", "penalty", "importance", "score", "asymmetry")  # what a grid shows first, where it has one of these
+WITH_ENDS = ("value", "importance", "score", "share", "effect", "accuracy", "mean", "rho")  # whose are low and high
+LOW_IS_ALIKE = (
+    "penalty", "unexplained", "loss", "distance", "kl", "bits_per_byte", "flips", "procrustes", "jsd", "disagreement",
+)  # fmt: skip
+SIGNED = ("asymmetry", "gap", "difference", "gain")  # of which 0 is the middle
+DIGITS = 6  # significant ones that a page holds
+MOST_MODELS = 12  # in a table of one layer per row: those of populations have more, and are shown as tables
+
+
+@dataclass(frozen=True)
+class Columns:
+    """A table of a file, or some rows of it.
+
+    Attributes:
+        values: those of each column by its name, as many in each; None is a blank.
+        kinds: of each column: "number", "float" (a number with a fraction or a blank), "truth" or "text".
+    """
+
+    values: Mapping[str, Sequence[Any]]
+    kinds: Mapping[str, str]
+
+    @classmethod
+    def read(cls, path: Path) -> Columns:
+        """Return the table of a .csv file; a ForeignFileError says that it is too large or no table."""
+        return cls.parsed(read_bytes(path, MOST_BYTES, follow=False).decode())
+
+    @classmethod
+    def parsed(cls, text: str) -> Columns:
+        """Return the table that a text in the form of .csv holds."""
+        lines = csv.reader(io.StringIO(text, newline=""), strict=True)
+        try:
+            names = next(lines, [])
+            rows = [line for line in lines if line]
+        except csv.Error as error:
+            raise ForeignFileError(f"it is no table: {error}") from error
+        if not 0 < len(names) <= MOST_COLUMNS or len(set(names)) < len(names):
+            raise ForeignFileError(f"it has {len(names):,} columns, or two of one name")
+        if any(len(row) != len(names) for row in rows):
+            raise ForeignFileError("its rows are of different lengths")
+        read = {name: _read_column([row[place] for row in rows]) for place, name in enumerate(names)}
+        return cls(
+            {name: values for name, (_, values) in read.items()}, {name: kind for name, (kind, _) in read.items()}
+        )
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the columns, in order."""
+        return list(self.values)
+
+    def __len__(self) -> int:
+        return len(next(iter(self.values.values()), ()))
+
+    def has(self, *names: str) -> bool:
+        """Return whether there are columns of all these names."""
+        return all(name in self.values for name in names)
+
+    def rows(self, most: int | None = None) -> list[tuple[Any, ...]]:
+        """Return the first rows, or all."""
+        return list(islice(zip(*self.values.values(), strict=True), most))
+
+    def keys(self, names: Sequence[str]) -> list[tuple[Any, ...]]:
+        """Return for each row its values in these columns."""
+        return list(zip(*(self.values[name] for name in names), strict=True)) if names else [()] * len(self)
+
+    def at(self, places: Sequence[int]) -> Columns:
+        """Return the rows of these numbers, in this order."""
+        return Columns({name: [column[i] for i in places] for name, column in self.values.items()}, self.kinds)
+
+    def groups(self, names: Sequence[str]) -> dict[tuple[Any, ...], Columns]:
+        """Return the rows by their values in these columns, in the order in which these first come."""
+        places: dict[tuple[Any, ...], list[int]] = {}
+        for place, key in enumerate(self.keys(names)):
+            places.setdefault(key, []).append(place)
+        if len(places) == 1:
+            return dict.fromkeys(places, self)
+        return {key: self.at(rows) for key, rows in places.items()}
+
+    def with_column(self, name: str, kind: str, values: Sequence[Any]) -> Columns:
+        """Return the table with one more column, or with another one in its place."""
+        return Columns({**self.values, name: values}, {**self.kinds, name: kind})
+
+    def without(self, names: Sequence[str]) -> Columns:
+        """Return the table without these columns."""
+        left = [name for name in self.values if name not in names]
+        return Columns({name: self.values[name] for name in left}, self.kinds)
+
+    def repeated(self, names: Sequence[str]) -> int:
+        """Return how many rows have the same values in these columns as an earlier one."""
+        return len(self) - len(set(self.keys(names)))
+
+
+def _read_column(cells: list[str]) -> tuple[str, list[Any]]:
+    """Return the kind of a column and its values."""
+    filled = [cell for cell in cells if cell not in BLANK]
+    if filled and all(map(INTEGER.fullmatch, filled)) and len(filled) == len(cells):
+        return "number", [int(cell) for cell in cells]
+    if all(map(FLOAT.fullmatch, filled)):
+        return "float", [None if cell in BLANK else float(cell) for cell in cells]
+    if filled and len(filled) == len(cells) and all(cell in TRUTHS for cell in cells):
+        return "truth", [TRUTHS[cell] for cell in cells]
+    return "text", [None if cell in BLANK else cell for cell in cells]
+
+
+def grids_of(table: Columns, is_distance: bool = False, run: str = "") -> list[Grid]:
+    """Return the grids of a table, or none if its columns are not those of one, or it sets two measures side by side.
+
+    Each grid has `role` (pair, profile, layers or steps), `models` (source and target, or one), `variant` (what tells
+    it from other grids of the same models), `rows`, `columns` (the labels of both axes), `cells` (row * columns +
+    column of each number, or None where all are there in order), `main` (which number is shown first) and `numbers`.
+    Each of the numbers has `name`, `v`, `colours` (rising, falling or signed), and, if they are there, `low` and
+    `high`; what is not finite is None.
+
+    Args:
+        is_distance: whether less is closer in the column `value`.
+        run: the model whose training has the steps of a table with these.
+    """
+    table = _with_layer_pairs(table)
+    found: Iterator[Grid] = iter(())
+    if table.has(*PAIR) and not table.has(*COMPARED):
+        found = _pair_grids(table)
+    elif table.has("model", "layer") and _numbers(table) and not table.has(*COMPARED):
+        found = _layer_grids(table)
+    elif table.has("step") and not table.has("other"):
+        found = _step_grids(table, run)
+    grids = list(islice(found, MOST_GRIDS + 1))
+    if len(grids) > MOST_GRIDS:
+        return []
+    for number in (number for grid in grids for number in grid["numbers"] if number["name"] == "value"):
+        number["colours"] = "falling" if is_distance else number["colours"]
+    return grids
+
+
+def rounded(values: Sequence[Any]) -> list[Any]:
+    """Return numbers with `DIGITS` significant digits, None for what is not finite, and all else as text."""
+    return [plain_value(value) for value in values]
+
+
+def plain_value(value: Any) -> Any:
+    """Return a value as a page holds it, see `rounded`."""
+    if isinstance(value, float):
+        return float(f"{value:.{DIGITS}g}") if math.isfinite(value) else None
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    return None if value is None else str(value)
+
+
+def _with_layer_pairs(table: Columns) -> Columns:
+    """Return a table of one layer of two models as one of layer pairs, each layer with itself."""
+    if not table.has("source", "target", "layer") or table.has("source_layer"):
+        return table
+    if len(set(table.values["source"]) - {None}) > MOST_MODELS:
+        return table
+    layers, kind = table.values["layer"], table.kinds["layer"]
+    names = {"layer": "source_layer"}
+    renamed = {names.get(name, name): column for name, column in table.values.items()}
+    kinds = {names.get(name, name): kind for name, kind in table.kinds.items()}
+    return Columns(renamed, kinds).with_column("target_layer", kind, layers)
+
+
+def _pair_grids(table: Columns) -> Iterator[Grid]:
+    if not _numbers(table):
+        return
+    for (source, target), rows in table.groups(["source", "target"]).items():
+        if source is None or target is None:
+            continue
+        for variant, cells in _variants(rows, PAIR[2:]):
+            axes = cells.values["source_layer"], cells.values["target_layer"]
+            yield _grid("pair", [str(source), str(target)], variant, cells, axes)
+
+
+def _layer_grids(table: Columns) -> Iterator[Grid]:
+    for (model,), rows in table.groups(["model"]).items():
+        if model is None:
+            continue
+        labels = [name for name in _texts(rows, PLACES[:-1]) if rows.kinds[name] != "truth"]
+        features = [" × ".join(map(_label, key)) for key in rows.keys(labels)]  # one empty word where there is no label
+        keyed = rows.without(labels).with_column("feature", "text", features)
+        for variant, cells in _variants(keyed, ["feature", "layer"]):
+            role = "profile" if labels else "layers"
+            yield _grid(role, [str(model)], variant, cells, (cells.values["feature"], cells.values["layer"]))
+
+
+def _step_grids(table: Columns, run: str) -> Iterator[Grid]:
+    layers = [f"layer {_label(layer)}" for layer in table.values["layer"]] if table.has("layer") else [""] * len(table)
+    if "feature" not in table.values:
+        yield _grid("steps", [run], "", table, (layers, table.values["step"]))
+        return
+    named = table.with_column("layer", "text", layers)  # each layer has a grid of its own
+    for (layer,), cells in sorted(named.groups(["layer"]).items()):
+        yield _grid("steps", [run], layer, cells, (cells.values["feature"], cells.values["step"]))
+
+
+def _label(value: Any) -> str:
+    return "nan" if value is None else str(value)
+
+
+def _variants(rows: Columns, places: list[str]) -> Iterator[tuple[str, Columns]]:
+    """Yield the parts of rows in which each place comes once, named by the columns that tell them apart."""
+    left = rows.repeated(places)
+    if not left:
+        yield "", rows
+        return
+    by: list[str] = []
+    for name in (name for name in rows.names if name not in PLACES):
+        if not left:
+            break
+        few = rows.kinds[name] != "float" and 1 < len(set(rows.values[name]) - {None}) <= MOST_MODELS
+        if few and (fewer := rows.repeated([*places, *by, name])) < left:
+            by.append(name)
+            left = fewer
+    if left:
+        counts: dict[tuple[Any, ...], int] = {}
+        repetitions = []
+        for key in rows.keys([*places, *by]):
+            counts[key] = counts.get(key, 0) + 1
+            repetitions.append(counts[key])
+        rows = rows.with_column("repetition", "number", repetitions)
+        by.append("repetition")
+    for values, part in rows.groups(by).items():
+        yield ", ".join(f"{name} {_label(value)}" for name, value in zip(by, values, strict=True)), part
+
+
+def _grid(
+    role: str, models: list[str], variant: str, cells: Columns, axes: tuple[Sequence[Any], Sequence[Any]]
+) -> Grid:
+    first, second = (list(dict.fromkeys(axis)) for axis in axes)
+    for labels in (first, second):  # layers from the first to the last, and features as they come
+        if all(isinstance(label, NUMBERS) for label in labels):
+            labels.sort()
+    width = len(second)
+    row, column = ({label: i for i, label in enumerate(labels)} for labels in (first, second))
+    place = [row[above] * width + column[beside] for above, beside in zip(*axes, strict=True)]
+    order = sorted(range(len(place)), key=place.__getitem__)
+    if order != list(range(len(place))):
+        cells = cells.at(order)
+        place.sort()
+    names = _numbers(cells)
+    mains = [name for name in MAIN if name in names] or names
+    words = [name for name in _texts(cells, PLACES) if name != "repetition"]
+    return {
+        "role": role,
+        "models": models,
+        "variant": variant,
+        "rows": rounded(first),
+        "columns": rounded(second),
+        "cells": None if len(place) == len(first) * width else place,
+        "main": names.index(mains[0]) if mains else 0,
+        "numbers": [_number(cells, name) for name in names],
+        "words": [{"name": name, "v": rounded(cells.values[name])} for name in words],
+    }
+
+
+def _number(cells: Columns, name: str) -> dict[str, Any]:
+    """Return a column with its interval, and how its colours run: rising, falling (low is alike), or signed."""
+    colours = "signed" if _says(name, SIGNED) else "falling" if _says(name, LOW_IS_ALIKE) else "rising"
+    number: dict[str, Any] = {"name": name, "v": rounded(cells.values[name]), "colours": colours}
+    if ends := _ends(cells.names, name):
+        number |= {"low": rounded(cells.values[ends[0]]), "high": rounded(cells.values[ends[1]])}
+    return number
+
+
+def _says(name: str, words: Sequence[str]) -> bool:
+    return any(f"_{word}_" in f"_{name.lower()}_" for word in words)
+
+
+def _ends(columns: list[str], name: str) -> list[str]:
+    """Return the columns of an interval: NAME_low and NAME_high, or low and high of the column that these are of."""
+    if f"{name}_low" in columns and f"{name}_high" in columns:
+        return [f"{name}_low", f"{name}_high"]
+    if "low" not in columns or "high" not in columns:
+        return []
+    before = columns[: columns.index("low")][-1:]
+    return ["low", "high"] if name in [each for each in (*WITH_ENDS, *before) if each in columns][:1] else []
+
+
+def _numbers(table: Columns) -> list[str]:
+    """Return the columns of numbers that are neither places nor ends of intervals."""
+    other = {*PLACES, "repetition", *(end for name in table.names for end in _ends(table.names, name))}
+    return [name for name in table.names if table.kinds[name] in ("number", "float") and name not in other]
+
+
+def _texts(table: Columns, places: Sequence[str]) -> list[str]:
+    """Return the columns of texts and truths, without those that name a place."""
+    return [name for name in table.names if table.kinds[name] in ("text", "truth") and name not in places]

@@ -1,0 +1,114 @@
+"""A folder of configurations may be a stranger's: composing it runs no code, ends soon, and fails in one line."""
+
+import os
+
+import pytest
+import yaml
+
+# ruff: noqa: E501 (a file of configuration is one line)
+
+LOG = "{version: 1, handlers: {h: {(): builtins.open, file: run.log, mode: w}}, root: {handlers: [h]}}"
+TOUCH = "{_target_: pathlib.Path.touch, self: run.log}"
+JOB = "defaults: [train, _self_]\n"
+
+# files of a folder by name; the job is mine.yaml, and the word is in what is said of it
+RUN_CODE = {
+    "callbacks": {"mine": f"{JOB}hydra: {{callbacks: {{x: {TOUCH}}}}}"},
+    "hydra.run": {"mine": f"{JOB}hydra: {{run: {{dir: made}}}}"},
+    "hydra.sweep": {"mine": f"{JOB}hydra: {{sweep: {{dir: made}}}}"},
+    "hydra.job_logging": {"mine": f"{JOB}hydra: {{job_logging: {LOG}}}"},
+    "hydra.searchpath": {"mine": f"{JOB}hydra: {{searchpath: ['pkg://module_of_mine']}}"},
+    "hydra.output_subdir": {"mine": f"{JOB}hydra: {{output_subdir: made}}"},
+    "hydra.job": {"mine": f"{JOB}hydra: {{job: {{chdir: true}}}}"},
+    "sets hydra.hydra_logging": {
+        "mine": "defaults: [train, {override hydra/hydra_logging: log}, _self_]", "hydra/hydra_logging/log": LOG,
+    },
+    "pairs/touch.yaml sets hydra.callbacks": {"mine": "defaults: [train, {pairs@hydra.callbacks.x: touch}, _self_]", "pairs/touch": TOUCH},
+    "own/touch.yaml sets hydra.callbacks": {"mine": "defaults: [train, touch, _self_]", "touch": f"# @package hydra.callbacks.x\n{TOUCH}"},
+    "hydra.launcher._target_": {
+        "mine": "defaults: [train, {override hydra/launcher: mine}, _self_]",
+        "hydra/launcher/mine": "defaults: [joblib, _self_]\n_target_: module_of_mine.Launcher",
+    },
+    "hydra.launcher.setup": {"mine": f"{JOB}hydra: {{launcher: {{setup: [touch run.log]}}}}"},
+    "hydra.launcher.submitit_folder": {"mine": f"{JOB}hydra: {{launcher: {{submitit_folder: '${{store}}'}}}}"},
+    "hydra.sweeper.custom_search_space": {"mine": f"{JOB}hydra: {{sweeper: {{custom_search_space: module_of_mine.f}}}}"},
+    "hydra.sweeper.sampler._target_": {"mine": f"{JOB}hydra: {{sweeper: {{sampler: {TOUCH}}}}}"},
+    "params.hydra.job_logging": {"mine": f"{JOB}hydra: {{sweeper: {{params: {{hydra.job_logging: x}}}}}}"},
+    "params.stitch.kind": {"mine": f"{JOB}hydra: {{sweeper: {{params: {{stitch.kind: 'module_of_mine.py:f'}}}}}}"},
+    "names module_of_mine.py:f": {"mine": f"{JOB}stitch: {{kind: 'module_of_mine.py:f'}}"},
+    "module_of_mine.py:f, and code": {"mine": f"{JOB}store: module_of_mine.py\nstitch: {{kind: '${{store}}:f'}}"},
+    "names ./module_of_mine.py:f": {"mine": "defaults: [analyze, {override measure: './module_of_mine.py:f'}, _self_]"},
+}  # fmt: skip
+
+NINE = ", ".join(["*{0}"] * 9)
+BOMB = "\n".join(
+    f"{name}: &{name} [{NINE.format(before)}]" for before, name in zip("abcdefgh", "bcdefghi", strict=True)
+)
+DOUBLED = "\n".join(f"    a{n + 1}: ${{model.architecture.a{n}}}${{.a{n}}}" for n in range(40))
+ENDLESS = {
+    "100,000 values": {"mine": f"a: &a [1]\n{BOMB}"},
+    "without end": {"mine": "a: &a [*a]"},
+    "nested more than": {"mine": f"a: {'[' * 90_000}"},
+    "includes itself": {"mine": "defaults: [mine]"},
+    "include each other": {
+        **{f"a{n}": f"defaults: [a{n + 1}@x, a{n + 1}@y]" for n in range(30)}, "a30": "z: 1", "mine": "defaults: [a0]",
+    },
+    "1,000,000 values": {"mine": f"{JOB}model:\n  architecture:\n    a0: some letters\n{DOUBLED}"},
+    "more than 262,144 bytes": {"mine": "a: " + "b" * 300_000},
+    "is not read": {"mine": f"{JOB}seed: ${{${{store}}}}"},
+}  # fmt: skip
+
+
+def folder_of(cli, files):
+    for name, text in files.items():
+        file = cli.folder / "own" / f"{name}.yaml"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    (cli.folder / "module_of_mine.py").write_text("open('run.log', 'w').close()\nf = Launcher = None\n")
+    return cli
+
+
+@pytest.mark.parametrize("said", RUN_CODE)
+def test_a_configuration_folder_runs_no_code(said, cli):
+    entry = "analyze.py" if "analyze" in RUN_CODE[said]["mine"] else "train.py"
+    folder_of(cli, RUN_CODE[said])
+    before = sorted(os.listdir(cli.folder))
+    error = cli(entry, "-cd", "own", "-cn", "mine").error
+    assert said in error
+    assert sorted(os.listdir(cli.folder)) == before
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("said", ENDLESS)
+def test_a_configuration_without_end_is_refused(said, cli):
+    assert said in folder_of(cli, ENDLESS[said])("train.py", "-cd", "own", "-cn", "mine").error
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["a", "- a\n- b", "defaults: {a: 1}", "defaults: [{a: 1, b: 2}]", "# @package a b c\na: 1", "a: [", "hydra: 1"],
+)
+def test_a_damaged_file_is_one_line(text, cli):
+    assert folder_of(cli, {"mine": text})("train.py", "-cd", "own", "-cn", "mine").error
+
+
+def test_a_results_own_configuration_runs_no_code(cli):
+    folder_of(cli, {"config": f"seed: 1\nhydra: {{callbacks: {{x: {TOUCH}}}}}"})
+    assert "hydra.callbacks" in cli("train.py", "-cp", f"{cli.folder}/own", "-cn", "config").error
+    assert not (cli.folder / "run.log").exists()
+
+
+def test_what_a_launcher_and_a_sweeper_need_is_taken_of_a_file(cli):
+    chosen = "hydra: {sweeper: {params: {stitch.lr: 'choice(0.1,1)'}}, launcher: {n_jobs: 2}}"
+    text = f"defaults: [train, {{override hydra/launcher: joblib}}, _self_]\n{chosen}\nseed: 4"
+    shown = folder_of(cli, {"mine": text})("train.py", "-cd", "own", "-cn", "mine", "--cfg", "all").stdout
+    settings = yaml.safe_load(shown)
+    assert settings["seed"] == 4
+    assert settings["hydra"]["launcher"]["n_jobs"] == 2
+    assert settings["hydra"]["sweeper"]["params"] == {"stitch.lr": "choice(0.1,1)"}
+
+
+def test_what_the_command_line_says_is_taken(cli):
+    folder_of(cli, {"mine": f"{JOB}stitch: {{kind: 'module_of_mine.py:f'}}"})
+    words = ["-cd", "own", "-cn", "mine", "stitch.kind=module_of_mine.py:f", "hydra.verbose=true", "--cfg", "all"]
+    assert yaml.safe_load(cli("train.py", *words).stdout)["hydra"]["verbose"] is True
