@@ -256,12 +256,13 @@ def test_where_nothing_is_fitted_near_duplicates_stay(kind, source):
     assert corpus.fit.tokens.numel() == 0
 
 
-@pytest.mark.parametrize("count", [2, 5, 400])
-def test_where_nothing_is_fitted_few_documents_are_all_read(count, source):
-    config = replace(source(FILLING[:count]), report_share=0.1)
-    held = list(held_out_texts(config))
-    assert len(held) == count if count < 8 else 8 <= len(held) < count / 2
-    assert read(config, fit_tokens=0, report_tokens=2**16).counts["report_documents"] == len(held)
+@pytest.mark.parametrize("texts", [FILLING[:2], FILLING[:5], FILLING], ids=len)
+def test_where_nothing_is_fitted_nothing_is_held_out(texts, source):
+    config = replace(source(texts), report_share=None)
+    assert list(held_out_texts(config)) == texts
+    assert read(config, fit_tokens=0, report_tokens=2**20).counts["report_documents"] == len(texts)
+    assert len(held_out(config)) < len(texts), "control: a job that fits something"
+    assert len(list(held_out_texts(replace(config, report_share=0.5)))) < len(texts), "a share that is set is the share"
 
 
 def test_unread_documents_of_local_files_count_as_well(source):

@@ -237,7 +237,7 @@ UNREAD = [  # the key is the first override
     ("train", ["sae.source=gpt2-mini", "task=sae"]),
     ("train", ["data.sentences=5"]),
     ("train", ["model.index=77"]),
-    *(("analyze", ["data.fit_tokens=500", f"measure={kind}"]) for kind in ("loss", "cka", "r2", "ruler")),
+    *(("analyze", ["data.fit_tokens=500", f"measure={kind}"]) for kind in ("loss", "cka", "r2", "ruler", "diff")),
     ("analyze", ["model.index=3", "measure=loss", "model=gelu-3l-mini"]),
     *(
         ("train", [setting, f"stitch={kind}"])
@@ -247,6 +247,7 @@ UNREAD = [  # the key is the first override
 ]
 READ = [
     ("analyze", ["data.fit_tokens=500", "measure=probes"]),
+    ("analyze", ["data.fit_tokens=500", "measure=diff", "measure.null=drift"]),
     ("train", ["trainer.matmul=high", "stitch=linear"]),
     ("train", ["trainer.memory=8GB", "stitch=least_squares"]),
     ("analyze", ["model.dtype=bfloat16", "measure=population"]),

@@ -57,7 +57,6 @@ PIECES_VERSION = 1  # raised where a change cuts documents elsewhere
 USERS_VERSION = 1  # raised where a change divides users' files elsewhere, or moves their documents or those of the hub
 REPORT_SHARE = 0.1  # of the documents, where `data.report_share` is not set
 USERS = ("text", "hub")  # sources of which the minis have read nothing
-FEWEST = 8  # documents, below which there is no interval
 FEW = 200  # documents; a report of a tenth of fewer would hold fewer than twenty
 DOCUMENTS = 100  # that a report should hold
 BYTES = 2  # of text, which most tokens have at least
@@ -347,9 +346,9 @@ class Sides:
     may not, and `repeats` tells those that nearly repeat one of the documents read so far.
 
     Args:
-        is_fitted: whether the job fits anything on documents. If not, the report keeps the near-duplicates of the rest
-            of the user's text, and is all of it where its share would have fewer than `FEWEST` documents. Documents
-            of the sources that the minis were trained on are held out in any case.
+        is_fitted: whether the job fits anything on documents. If not, the report is all of the user's text, or the
+            share that is set, near-duplicates included. Documents of the sources that the minis were trained on are
+            held out in any case.
     """
 
     def __init__(self, config: DataConfig, is_fitted: bool = True):
@@ -362,7 +361,7 @@ class Sides:
     def __iter__(self) -> Iterator[tuple[str, bool]]:
         known = self.is_apart and self.settled and not self.config.same_split
         gone = _giving_way(self.config) if known else set()
-        for text, fingerprint, for_report in _without_copies(self.config, self.counts, self._share()):
+        for text, fingerprint, for_report in _without_copies(self.config, self.counts, self.share):
             if fingerprint in gone:
                 self.counts["near_duplicates"] += 1
                 continue
@@ -370,19 +369,12 @@ class Sides:
                 (self._report if for_report else self._fit).append(shingles(text))
             yield text, for_report
 
-    def _share(self) -> float:
-        """Return the share of the documents that are for the report."""
-        share = self.config.report_share or REPORT_SHARE
-        if self.is_apart or self.config.source != "text":
-            return share
-        held_out = (text for text, _, for_report in _without_copies(self.config, Counter(), share) if for_report)
-        if len(list(islice(held_out, FEWEST))) == FEWEST:
-            return share
-        _say_once(
-            f"data {self.config.name}: nothing is fitted on it, and report_share={share:g} of the documents are fewer "
-            f"than {FEWEST}: all of them are read"
-        )
-        return 1.0
+    @property
+    def share(self) -> float:
+        """The share of the documents that are for the report: all of them, where nothing keeps some apart."""
+        if self.config.report_share is None and not self.is_apart:
+            return 1.0
+        return self.config.report_share or REPORT_SHARE
 
     def repeats(self) -> NDArray[np.bool_]:
         """Return for each document of the report whether it is a near-duplicate of one to fit on."""

@@ -5,7 +5,7 @@ It is the measure that --help composes, so it imports torch only to run.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from thinkalike.config import AnalyzeConfig, MeasureConfig
@@ -40,13 +40,16 @@ class Loss(Instrument, kind="loss", version=2, reads=("model", "data")):
         import pandas as pd
 
         from thinkalike.data.corpus import read_corpus
+        from thinkalike.data.documents import REPORT_SHARE
         from thinkalike.evaluation.held_out import held_out_loss
         from thinkalike.models.load import load_model
 
         with work.phase("loading"):
             model = load_model(config.model)
             model.check_context(config.data.context)
-            corpus = read_corpus(config.data, model.tokenizer, model.context, bos=model.bos_each_row, fit_tokens=0)
+            # A model may have been trained on the other documents of the same text.
+            data = replace(config.data, report_share=config.data.report_share or REPORT_SHARE)
+            corpus = read_corpus(data, model.tokenizer, model.context, bos=model.bos_each_row, fit_tokens=0)
         numbers = held_out_loss(model, corpus)
         table = pd.DataFrame([{"model": model.name, **numbers}])
         facts = {"data": {"name": config.data.name, **corpus.facts()}}

@@ -83,6 +83,13 @@ class Diff(Instrument, kind="diff", version=7, reads=("model", "target", "data",
 
     of_models: ClassVar[str] = "pairs"
 
+    def with_unread_reset(self, config: AnalyzeConfig) -> AnalyzeConfig:
+        """Only forks of the base are fitted on text."""
+        measure: Any = config.measure
+        if measure.null == "drift":
+            return config
+        return replace(config, data=replace(config.data, fit_tokens=None))
+
     def inputs(self, config: AnalyzeConfig) -> Mapping[str, Any]:
         measure: Any = config.measure
         own: dict[str, Any] = {"contrasts": read_contrasts(measure.path)} if measure.contrast == "table" else {}
