@@ -37,6 +37,7 @@ from thinkalike.config.compose import (
     keys_of,
     loading_files_only,
     register,
+    with_quoted_paths,
 )
 from thinkalike.errors import ConfigError, ResourceError, ShareDone, ThinkalikeError, nearest, plain
 from thinkalike.global_state import isolated
@@ -76,6 +77,7 @@ def entry_point(name: str) -> Callable[[], None]:
         os.environ[PROGRAM] = shlex.join(["python", str(script)] if is_script else ["thinkalike", name])
         with own_process():
             register()
+            sys.argv[1:] = with_quoted_paths(sys.argv[1:])
             _run_all(hydra.main(version_base=None, config_path=str(CONF), config_name=name)(task))
 
     return main

@@ -583,16 +583,32 @@ def model_named(model: ModelConfig | str, settings: Mapping[str, Any]) -> ModelC
     return part_named("model", model, settings)  # type: ignore[no-any-return]
 
 
+def with_quoted_paths(words: Sequence[str]) -> list[str]:
+    """Return the words of a command line, in which paths that Hydra's grammar cannot read stand in quotes.
+
+    A file that is there is meant by its name, such as epoch=0-step=500.ckpt, as Lightning calls its checkpoints.
+    """
+    return [_with_quoted_path(word) for word in words]
+
+
+def _with_quoted_path(word: str) -> str:
+    setting, _, value = word.partition("=")
+    if not value or not os.path.exists(os.path.expanduser(value)):
+        return word
+    try:
+        OverridesParser.create().parse_overrides([word])
+    except OverrideParseException:
+        escaped = value.replace("\\", "\\\\").replace("'", "\\'")
+        return f"{setting}='{escaped}'"
+    return word
+
+
 def explained(error: BaseException) -> str:
     """Return the message of an error of Hydra's in one line, with the nearest thing that there is."""
     if isinstance(error, MissingConfigException) and "/" in (path := str(error.missing_cfg_file)):
         group, _, name = path.partition("/")
         hint = {"model": "; or a folder, or ORG/NAME of the hub", "data": "; or ORG/NAME of the hub"}.get(group, "")
         return f"{group}={short(name)} is not known; {nearest(name, error.options or options(group))}{hint}"
-    if isinstance(error, OverrideParseException):
-        setting, _, value = error.override.partition("=")
-        if value and Path(value).exists():
-            return f"Hydra cannot read {value}: put quotes around its special characters, '{setting}=\"{value}\"'"
     cause = error.__cause__
     if isinstance(cause, ConfigAttributeError | ConfigKeyError) and cause.full_key and cause.parent_node:
         part = cause.full_key.rpartition(".")[0]
