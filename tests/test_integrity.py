@@ -22,7 +22,7 @@ from stores import finish
 from thinkalike import digests, open_result
 from thinkalike.digests import digest_of, read_json, remembered_digest
 from thinkalike.errors import StoreError
-from thinkalike.listing import search
+from thinkalike.listing import results, search
 from thinkalike.store import Job, newest_state, read_state, seal, write_state
 
 TABLE = pd.DataFrame({"layer": [0, 1], "penalty": [0.5, 0.25]})
@@ -293,12 +293,14 @@ def test_a_record_of_another_version_is_read(tmp_path):
     """One with a field that this version does not know, and one without what older ones lack."""
     folder = result_in(tmp_path)
     headline = {"name": "a\ud800\x1b[2J", "value": 1, "low": None, "colour": "red"}
-    (folder / "result.json").write_text(json.dumps({"kind": "stitching", "key": "abc", "headlines": [headline]}))
+    record = {"kind": "stitching", "key": "abc", "headlines": [headline], "settings": {"b\ud800": "c\udfff"}}
+    (folder / "result.json").write_text(json.dumps(record))
     seal(folder)
     result = open_result(folder)
     assert result.headlines[0].value == 1
-    assert (result.scalars, result.settings, result.provenance) == ({}, {}, {})
+    assert (result.scalars, result.settings, result.provenance) == ({}, {"b?": "c?"}, {})
     assert len(search(tmp_path).entries) == 1
+    assert results(tmp_path)["headline"].tolist() == ["a?\x1b[2J"]
 
 
 @pytest.mark.timeout(60)
@@ -430,6 +432,8 @@ def test_links_in_a_store_are_not_listed(tmp_path):
     result_in(tmp_path / "other", "hidden")
     (tmp_path / "store" / "cka").symlink_to(tmp_path / "other" / "stitching")
     (tmp_path / "store" / "stitching" / "link").symlink_to(tmp_path / "other" / "stitching" / "hidden")
+    for place in ("loop", "stitching/loop"):
+        (tmp_path / "store" / place).symlink_to(tmp_path / "store" / place)
     found = search(tmp_path / "store")
     assert [entry.result.key for entry in found.entries] == ["abc"]
     assert sum("is a link" in line for line in found.skipped) == 2

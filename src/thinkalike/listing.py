@@ -107,22 +107,22 @@ def _folders(found: Found) -> list[Path]:
     """Return the folders of the jobs of a store; what cannot be looked into is noted as skipped."""
     folders = []
     try:
-        kinds = [Path(kind.path) for kind in os.scandir(found.store) if kind.is_dir() and kind.name[0] != "."]
+        kinds = _folders_in(found.store, found)
     except OSError as error:
         raise StoreError(f"the store {found.store} cannot be read: {error.strerror}; choose store=DIR") from error
     for kind in kinds:
-        if kind.is_symlink():
-            found.skipped.append(f"{kind} is a link, and links inside a store are not followed")
-            continue
         try:
-            inside = [entry for entry in os.scandir(kind) if entry.name[0] != "."]
+            folders += _folders_in(kind, found)
         except OSError as error:
             found.skipped.append(f"{kind} cannot be read: {error.strerror}")
-            continue
-        folders += [Path(entry.path) for entry in inside if entry.is_dir(follow_symlinks=False)]
-        links = [entry.path for entry in inside if entry.is_symlink() and entry.is_dir()]
-        found.skipped += [f"{path} is a link, and links inside a store are not followed" for path in links]
     return sorted(folders, key=str)
+
+
+def _folders_in(place: Path, found: Found) -> list[Path]:
+    inside = [entry for entry in os.scandir(place) if not entry.name.startswith(".")]
+    links = [entry.path for entry in inside if entry.is_symlink() and os.path.isdir(entry.path)]
+    found.skipped += [f"{path} is a link, and links inside a store are not followed" for path in links]
+    return [Path(entry.path) for entry in inside if entry.is_dir(follow_symlinks=False)]
 
 
 @dataclass(frozen=True)

@@ -290,7 +290,10 @@ def _explained(file: Path) -> Iterator[None]:
 def _read_json(file: Path) -> Record:
     if file.is_symlink():
         raise ForeignFileError(f"{file} is a link, and links are not followed here")
-    return read_json(file, MOST_BYTES)
+    found = read_json(file, MOST_BYTES)
+    if b"\\ud" in file.read_bytes().lower():  # JSON can hold half a surrogate pair, and neither files nor tables can
+        return json.loads(json.dumps(found, ensure_ascii=False).encode(errors="replace"))  # type: ignore[no-any-return]
+    return found
 
 
 def _checked_record(record: Record) -> Record:

@@ -75,6 +75,7 @@ MOST_RESOLVED = 10**6  # letters and values of a configuration once its ${...} a
 WORD = re.compile(r"[\w:|&,*@+\[\] -]*")  # such as gpu:a100:2; no path, module, URL, ${...} or line of a shell
 SWEPT_KEY = re.compile(r"(?!hydra\b)[+~]{0,2}[a-z][\w./-]*(@target)?")
 SWEPT_VALUES = re.compile(r"[\w\s.,()\[\]*/+=-]*")  # such as choice(0.1,1); without a colon it names no FILE.py:NAME
+REFERENCE_COST = 200  # letters that OmegaConf reads while it looks up one ${...}, each time anew
 INNERMOST = re.compile(r"\$\{([^${}]*)\}")  # ${...} with no other inside
 RESOLVERS = ("oc.env", "oc.decode", "now", "hydra")  # which return no more than they are given
 
@@ -191,7 +192,11 @@ class Loader(ConfigLoaderImpl):
 
     def load_configuration(self, *given: Any, **named: Any) -> DictConfig:
         try:
-            return super().load_configuration(*given, **named)
+            composed = super().load_configuration(*given, **named)
+            settings: Any = OmegaConf.to_container(composed, resolve=False)
+            settings.pop("hydra")  # of which no file has set a text
+            _resolved_size(settings, "", settings, {})
+            return composed
         except (ThinkalikeError, *COMPOSING_ERRORS):
             raise
         except RecursionError as error:
@@ -430,7 +435,7 @@ def checked(composed: DictConfig, overrides: Sequence[str], choices: Mapping[str
     chosen = {group for group, name in choices.items() if name}
     stands_for_others = any(settings.get(name) for name in ("experiment", "models", "activations"))
     settings |= _models(settings, keys_of(overrides), chosen, () if stands_for_others or not job else job.reads)
-    settings = resolved(settings)
+    settings = OmegaConf.to_container(OmegaConf.create(settings), resolve=True)
     _check_plugins(settings, overrides)  # also of names that ${...} has put together
     if kind:
         settings["measure"] = made(measure_schema(kind), settings["measure"], "measure.")
@@ -444,16 +449,6 @@ def checked(composed: DictConfig, overrides: Sequence[str], choices: Mapping[str
         if isinstance(read, str) and re.fullmatch(r"\d[\d_.]*(e[+-]?\d+)?", written) and read != written:
             raise ConfigError(f"{key}={written} is the number {read} to Hydra; give a text: '{key}=\"{written}\"'")
     return config
-
-
-def resolved(settings: Mapping[str, Any]) -> Any:
-    """Return settings with each ${...} replaced by what it stands for.
-
-    Raises:
-        ConfigError: they would become too many, as a few lines that name each other twice do.
-    """
-    _resolved_size(settings, "", settings, {})
-    return OmegaConf.to_container(OmegaConf.create(dict(settings)), resolve=True)
 
 
 def _resolved_size(value: Any, key: str, root: Mapping[str, Any], sizes: dict[str, int]) -> int:
@@ -470,7 +465,7 @@ def _resolved_size(value: Any, key: str, root: Mapping[str, Any], sizes: dict[st
         size = len(value)
         for name in _referred(value, key):
             target = reduce(_inside, name.split("."), root)
-            size += _resolved_size(target, name, root, sizes)
+            size += REFERENCE_COST + _resolved_size(target, name, root, sizes)
     if size > MOST_RESOLVED:
         raise ConfigError(
             f"{short(key)} stands for more than {MOST_RESOLVED:,} values; name fewer settings by ${{...}}"
@@ -572,7 +567,7 @@ def settings_of(part: Any) -> dict[str, Any]:
 
 def part_named(group: str, name: str, given: Mapping[str, Any]) -> Any:
     """Return the part that an option of a group stands for, with what is given; "schema" leaves the recipe's open."""
-    settings = resolved({**option(group, name), **given})
+    settings: Any = OmegaConf.to_container(OmegaConf.create({**option(group, name), **given}), resolve=True)
     return made(measure_schema(name) if group == "measure" else GROUPS[group], settings, f"{group}.")
 
 
