@@ -88,7 +88,7 @@ def compare(
     texts: Text | None = None, stimuli: Table | None = None, layers: Layers | None = None,
     site: str | Sequence[str] = "resid_post", head: int | str | None = None, ruler: str | None = None,
     batches: int | None = None, tokens_per_batch: int = 1024, level: str = "auto", embed: bool = False,
-    massive: str | None = None, skip_first: int = 0, skip_special_tokens: bool = False, given: str = "none",
+    massive: str = "drop", skip_first: int = 0, skip_special_tokens: bool = False, given: str = "none",
     null: bool = False, permutations: int = 99, estimator: str = "unbiased", aggregate: str = "ratio_of_means",
     kernel: str = "linear", flatten: str = "token", neighbours: int = 10, kept: float = 0.99,
     fit_batches: int | None = None, ridge: float | None = None, words: int = 8192,
