@@ -372,6 +372,13 @@ def masked(values: Tensor):
     return np.ma.masked_less(values.numpy(), -1)
 
 
+class Lazy:
+    """What another library has for a masked array."""
+
+    def __array__(self, dtype=None, copy=None):
+        return masked(X)
+
+
 def no_number(sums=POSITIVE[0], counts=COUNTS, **settings):
     return lambda: measures.bootstrap_interval(sums, counts, **settings)
 
@@ -381,6 +388,10 @@ REFUSED = {  # by what is wrong: a call, and the argument that the error begins 
     "a masked layer": (lambda: rsa([masked(X)]), r"layers\[0\] lacks a value"),
     "masked features": (lambda: MLEM().fit(np.ma.masked_equal(TABLE.numpy(), 1), X), "X lacks a value"),
     "a masked constant": (lambda: cka([[np.ma.masked, 1.0]] * N, Y), "X"),
+    "an object that gives a masked array": (lambda: cka(Lazy(), Y), "X lacks a value"),
+    "a tensor of 8 bits": (lambda: cka(X.to(torch.float8_e4m3fn), Y), "X is a tensor that is quantised"),
+    "whole numbers beyond int64": (lambda: cka(np.full((N, 2), 2**64 - 1, dtype=np.uint64), Y), "X holds whole"),
+    "a seed of 70 bits": (lambda: measures.mantel([X], seed=2**70), "seed=.* at least 0 and below 2.63$"),
     "a complex tensor": (lambda: cka(X + 0j, Y), "X is a tensor that is complex"),
     "a sparse tensor": (lambda: cka(X, Y.to_sparse()), "Y is a tensor that is sparse"),
     "a compressed tensor": (lambda: cka(X.to_sparse_csr(), Y), "X is a tensor that is sparse"),

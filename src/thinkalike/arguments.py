@@ -52,7 +52,11 @@ class Within(NamedTuple):
 
     def __str__(self) -> str:
         ends = {"at least": self.least, "above": self.above, "below": self.below}
-        said = [f"{word} {end:g}" for word, end in ends.items() if abs(end) < EXACT]
+        said = [
+            f"{word} {end:g}" if abs(end) < EXACT else f"{word} 2^{math.log2(end):g}"
+            for word, end in ends.items()
+            if math.isfinite(end)
+        ]
         return " and ".join(said)
 
 
@@ -255,9 +259,11 @@ def tensor_of(value: Any, kind: Any, name: str) -> Tensor:
     else:
         refuse_masked(value, name)
         try:
-            array = np.asarray(value)
+            array = np.asanyarray(value)  # which lets an object give a masked array
         except ValueError as error:  # lists of lists of unequal lengths
             raise ValueError(f"{name} has rows of unequal lengths, or is no array: {NUMBERS}") from error
+        refuse_masked(array, name)
+        array = np.asarray(array)
         if name in NAMES and array.dtype.kind not in "biu":
             import pandas as pd
 
@@ -294,7 +300,7 @@ def _refuse_odd(tensor: Tensor, name: str) -> None:
     is_nested = tensor.is_nested
     odd = {
         "complex": tensor.is_complex(),
-        "quantised": tensor.is_quantized,
+        "quantised": tensor.is_quantized or (tensor.is_floating_point() and tensor.dtype.itemsize < 2),
         "nested": is_nested,
         "sparse": not is_nested and tensor.layout != torch.strided,
         "on the device meta, without values,": tensor.is_meta,
@@ -326,6 +332,8 @@ def _numeric(array: np.ndarray, name: str) -> np.ndarray:
         array = np.array(array.tolist())  # as NumPy reads the numbers themselves
     if array.dtype.kind not in "biuf":
         raise ValueError(f"{name} holds {array.dtype}: {NUMBERS}")
+    if array.dtype.kind == "u" and array.size and int(array.max()) > np.iinfo(np.int64).max:
+        raise ValueError(f"{name} holds whole numbers beyond 2^63: {NUMBERS}")
     if array.dtype.kind == "f":
         _refuse_missing(np.asarray(np.isnan(array)), name)
     real = np.float64 if array.dtype.itemsize > 4 else np.float32

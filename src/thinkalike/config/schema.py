@@ -156,8 +156,9 @@ def _is_number(hint: Any) -> bool:
 
 
 def _no_truth_value(value: Any) -> Any:
-    if isinstance(value, bool):
-        raise ValueError("must be a number")
+    inside = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else [value]
+    if any(isinstance(each, bool) for each in inside):
+        raise ValueError("must be a number, and not true or false")
     return value
 
 
