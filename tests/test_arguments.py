@@ -13,7 +13,7 @@ from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
 from thinkalike import measures
-from thinkalike.arguments import NAMES, takes_arrays, tensor_of
+from thinkalike.arguments import NAMES, Count, Level, checked_numbers, takes_arrays, tensor_of
 from thinkalike.contrib.mlem.differentiable import DifferentiableMLEM
 from thinkalike.measures import (
     CKA,
@@ -35,6 +35,7 @@ from thinkalike.measures import (
     token_loss,
     weighted_tau,
 )
+from thinkalike.stitches.stitch import Stitch
 
 N, D = 24, 4
 DRAWN = torch.Generator().manual_seed(0)
@@ -365,3 +366,103 @@ def test_a_tensor_stays_the_same_object_and_an_array_its_memory():
 
 def keep(first: Sequence[Float[Tensor, "n d"]], second: Sequence[Float[Tensor, "n d"]], found: list) -> None:
     found += [first, second]
+
+
+def masked(values: Tensor):
+    return np.ma.masked_less(values.numpy(), -1)
+
+
+class Lazy:
+    """What another library has for a masked array."""
+
+    def __array__(self, dtype=None, copy=None):
+        return masked(X)
+
+
+def no_number(sums=POSITIVE[0], counts=COUNTS, **settings):
+    return lambda: measures.bootstrap_interval(sums, counts, **settings)
+
+
+REFUSED = {  # by what is wrong: a call, and the argument that the error begins with
+    "masked rows in a list": (lambda: cka(list(masked(X)), Y), r"X\[\d+\] lacks a value"),
+    "a masked layer": (lambda: rsa([masked(X)]), r"layers\[0\] lacks a value"),
+    "masked features": (lambda: MLEM().fit(np.ma.masked_equal(TABLE.numpy(), 1), X), "X lacks a value"),
+    "a masked constant": (lambda: cka([[np.ma.masked, 1.0]] * N, Y), "X"),
+    "an object that gives a masked array": (lambda: cka(Lazy(), Y), "X lacks a value"),
+    "a tensor of 8 bits": (lambda: cka(X.to(torch.float8_e4m3fn), Y), "X is a tensor that is quantised"),
+    "whole numbers beyond int64": (lambda: cka(np.full((N, 2), 2**64 - 1, dtype=np.uint64), Y), "X holds whole"),
+    "a seed of 70 bits": (lambda: measures.mantel([X], seed=2**70), "seed=.* at least 0 and below 2.63$"),
+    "a complex tensor": (lambda: cka(X + 0j, Y), "X is a tensor that is complex"),
+    "a sparse tensor": (lambda: cka(X, Y.to_sparse()), "Y is a tensor that is sparse"),
+    "a compressed tensor": (lambda: cka(X.to_sparse_csr(), Y), "X is a tensor that is sparse"),
+    "a tensor without values": (lambda: rsa([X, X.to("meta")]), r"layers\[1\] is a tensor that is on the device meta"),
+    "a quantised tensor": (
+        lambda: cka(torch.quantize_per_tensor(X.float(), 0.1, 0, torch.qint8), Y),
+        "X is a tensor that is quantised",
+    ),
+    "a nested tensor": (lambda: cka(torch.nested.nested_tensor([X, Y]), Y), "X is a tensor that is nested"),
+    "rows of unequal lengths": (lambda: cka([[1.0, 2.0], [3.0]] * 6, Y), "X has rows of unequal lengths"),
+    "tensors of unequal lengths": (lambda: cka([X[0], X[1, :2]] * 6, Y), "X has rows of unequal lengths"),
+    "whole numbers beyond float64": (lambda: measures.mid_ranks([2**53, 2**53 + 1, 1]), "values holds whole numbers"),
+    "no layers": (lambda: rsa([]), "layers is empty"),
+    "a fraction as a number": (lambda: mutual_knn(X, Y, k=5.0), "k=5.0 must be a whole number"),
+    "True as a number": (lambda: mutual_knn(X, Y, k=True), "k=True must be a whole number"),
+    "NumPy's True as a number": (lambda: mutual_knn(X, Y, k=np.bool_(True)), "k="),
+    "text as a number": (lambda: mutual_knn(X, Y, k="5"), "k='5' must be a whole number"),
+    "none at all": (lambda: mutual_knn(X, Y, k=0), "k=0 must be a whole number, at least 1"),
+    "a negative number": (lambda: measures.mantel([X], permutations=-1), "permutations=-1 must be a whole number"),
+    "groups of fewer stimuli": (lambda: measures.mantel([X], groups=GROUPS[1:]), "groups has shape"),
+    "groups of more stimuli": (lambda: measures.mantel([X], groups=[*range(N + 1)]), "groups has shape"),
+    "infinite sums": (no_number(sums=POSITIVE[0] / 0), "sums holds inf"),
+    "negative counts": (no_number(counts=-COUNTS), "counts holds -"),
+    "negative lengths": (lambda: measures.effective_number([3, -1]), "counts holds -1"),
+    "one resample": (no_number(resamples=1), "resamples=1"),
+    "a fraction as a seed": (no_number(seed=1.7), "seed=1.7"),
+    "a seed that is not a number": (no_number(seed=float("nan")), "seed=nan"),
+    "a negative seed": (no_number(seed=-1), "seed=-1"),
+    "a level of 0": (no_number(level=0), "level=0 must be a finite number, above 0 and below 1"),
+    "a level in percent": (lambda: measures.fold_interval([1.0, 2.0], level=95), "level=95"),
+    "text as a switch": (no_number(together="no"), "together='no' must be True or False"),
+    "a number as a switch": (no_number(together=1), "together=1 must be True or False"),
+    "one fold": (lambda: measures.fold_interval([1.0]), "values has 1 fold"),
+    "one row": (lambda: measures.hsic0([[1.0]], [[1.0]]), "the biased HSIC needs at least 2 rows"),
+    "no layer of a metric": (lambda: CKA(0, 1), "source_layers=0"),
+    "half a layer of a metric": (lambda: LayerMeans(1, 1.5, PROCRUSTES), "target_layers=1.5"),
+    "two features of one name": (lambda: MLEM().fit(pd.DataFrame(TABLE, columns=["a", "a"]), X), "X has two columns"),
+    "folds of an estimator": (lambda: MLEM().set_params(folds=2.5).fit(TABLE, X), "folds=2.5"),
+    "a seed of an estimator": (lambda: MLEM().set_params(seed="a").fit(TABLE, X), "seed='a'"),
+    "True as a ridge": (lambda: MLEM().set_params(alpha=True).fit(TABLE, X), "alpha=True"),
+    "a stitch without width": (lambda: Stitch("linear", 0, 4), "width_in=0"),
+    "half a rank": (lambda: Stitch("low_rank", 4, 4, rank=2.5), "rank=2.5"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_an_argument_cannot_be_is_refused_by_name(what):
+    call, message = REFUSED[what]
+    with pytest.raises(ValueError, match=f"^{message}"):
+        call()
+
+
+def test_numbers_of_every_library_are_numbers():
+    expected = mutual_knn(X, Y, k=3)
+    for number in (np.int64(3), np.uint8(3), torch.tensor(3), np.array(3)):
+        assert mutual_knn(X, Y, k=number) == expected
+    low = measures.bootstrap_interval(POSITIVE[0], COUNTS, level=np.float32(0.5)).low
+    assert low == measures.bootstrap_interval(POSITIVE[0], COUNTS, level=0.5).low
+    assert CKA(np.int64(1), 1).source_layers == 1
+    whole = np.ma.array(X.numpy())
+    assert cka(whole, Y) == cka(X, Y), "a masked array without masked values is an array"
+
+
+def test_an_argument_says_which_numbers_it_takes():
+    def function(count: Count, share: Level | None, either: int | str, switch: bool, mixed: float | list = 1.0) -> None:
+        """Has annotations of every form."""
+
+    fine = {"count": 2, "share": None, "either": "all", "switch": np.bool_(True), "mixed": [True]}
+    assert checked_numbers(function, fine) == fine
+    assert checked_numbers(function, {"share": np.float32(0.5)}) == {"share": 0.5}
+    wrong = {"count": None, "share": 1, "either": True, "switch": None, "mixed": True}
+    for name, value in wrong.items():
+        with pytest.raises(ValueError, match=f"^{name}={value} must be "):
+            checked_numbers(function, {name: value})

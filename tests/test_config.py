@@ -4,6 +4,7 @@ import dataclasses
 import shlex
 
 import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from conftest import composed
 from thinkalike.cli import own_process
@@ -18,6 +19,7 @@ from thinkalike.config import (
     options,
     relevant,
 )
+from thinkalike.config.compose import with_quoted_paths
 from thinkalike.config.parts import chosen_scale
 from thinkalike.contrib.populations.config import PopulationConfig
 from thinkalike.contrib.pretraining.instrument import PretrainConfig
@@ -384,3 +386,14 @@ def test_a_folder_as_the_target_keeps_what_is_its_own():
     assert composed(*words, "target.path=/var").target.classes is None
     with pytest.raises(ConfigError, match=r"needs target\.path="):
         composed("model=gelu-3l-mini", "model@target=local")
+
+
+@pytest.mark.parametrize("name", ["epoch=0-step=500.ckpt", "it's = here", "notes [v2] (1)", "a{b}", "plain"])
+def test_a_path_that_is_there_is_meant_by_its_name(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / name).mkdir()
+    (override,) = OverridesParser.create().parse_overrides(with_quoted_paths([f"model@target={name}"]))
+    assert override.value() == name
+    assert with_quoted_paths(["model=no=such", "data=grammar", "layers=[1,2]"])[0] == "model=no=such", (
+        "no path is there"
+    )

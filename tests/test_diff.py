@@ -434,7 +434,7 @@ def test_noise_in_proportion_to_weights_is_not_less_than_random_changes(mini, ki
         assert "Not distinguishable from random changes of the same size" in said
     else:
         assert numbers["kl_of_part"] < numbers["null_low"], "control: less than at random places"
-        assert numbers["signs_low"] <= numbers["kl_of_part"] <= numbers["signs_high"]
+        assert numbers["kl_of_part"] >= numbers["signs_low"]
         assert "less than random changes elsewhere" in said
 
 

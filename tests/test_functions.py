@@ -24,10 +24,11 @@ from conftest import with_slow
 from thinkalike import functions, load_model, open_result, plugins
 from thinkalike.config import AnalyzeConfig, DataConfig, ModelConfig, StimuliConfig, measure_schema
 from thinkalike.config.schema import default_of, is_open
-from thinkalike.errors import ConfigError, DataError, ModelError
+from thinkalike.errors import ConfigError, DataError, ModelError, ThinkalikeError
 from thinkalike.models.behaviour import sample_digest
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.places import ASSETS
+from thinkalike.store import Result
 from thinkalike.training.recipe import StitchConfig, StitchJob
 
 PAIR = ("gelu-3l-mini", "solu-3l-mini")
@@ -410,6 +411,121 @@ def test_states_that_a_hook_of_transformers_wrote_are_those_of_the_model():
 def test_errors_name_the_argument(call, said):
     with pytest.raises((ConfigError, DataError), match=said):
         call()
+
+
+compare = inspect.unwrap(thinkalike.compare)  # users have no checks of types before it
+STATES, OTHERS = (np.random.default_rng(seed).normal(size=(12, 4)) for seed in range(2))
+MASKED = np.ma.masked_less(STATES, -1)
+
+
+class Labelled:
+    """An array of another library, which NumPy can read."""
+
+    def __array__(self, dtype=None, copy=None):
+        return STATES
+
+
+def wrong_sides():
+    """What is no array of states, and the words that an error begins with."""
+    texts = pd.DataFrame({"a": ["x"] * 12, "b": range(12)})
+    return {
+        "masked": (MASKED, "source lacks a value at"),
+        "masked rows": ({"low": list(MASKED)}, r"source\['low'\]\[\d+\] lacks a value"),
+        "text": (texts, "source holds"),
+        "objects": (np.array([["a", 1]] * 12, dtype=object), "source holds"),
+        "complex": (torch.tensor(STATES) * 1j, "source is a tensor that is complex"),
+        "sparse": (torch.tensor(STATES).to_sparse(), "source is a tensor that is sparse"),
+        "meta": (torch.tensor(STATES, device="meta"), "source is a tensor that is on the device meta"),
+        "ragged": ({"low": [[1.0, 2.0], [3.0]] * 6}, r"source\['low'\] has rows of unequal lengths"),
+        "missing": (STATES.astype(float) * np.nan, "source lacks a value"),
+        "one column": (STATES[:, 0], r"source has shape \(12,\)"),
+        "one number": (np.float64(1), r"source has shape \(\)"),
+        "no rows": (STATES[:0], r"source has shape \(0, 4\)"),
+        "no layers": ({}, "source has no layers"),
+        "a layer without a name": ({None: STATES}, r"source\[None\]"),
+        "two layers of one name": ({1: STATES, "1": OTHERS}, r"source\['1'\]"),
+        "a name of the file's": ({"ids": STATES}, r"source\['ids'\]"),
+        "a name with NUL": ("a\0b", "source='a.x00b' must be a path"),
+        "True": (True, "source is bool"),
+    }
+
+
+@pytest.mark.parametrize("what", wrong_sides())
+def test_what_is_no_array_of_states_is_refused_by_name(what):
+    side, said = wrong_sides()[what]
+    with pytest.raises(ConfigError, match=f"^{said}"):
+        compare(side, OTHERS)
+
+
+def test_arrays_of_any_library_are_states():
+    expected = thinkalike.compare(STATES, OTHERS).table
+    whole = np.ma.array(STATES)
+    for side in (Labelled(), pd.DataFrame(STATES), torch.tensor(STATES, requires_grad=True), whole, STATES[None]):
+        found = compare(side, OTHERS).table
+        assert found["value"].tolist() == pytest.approx(expected["value"].tolist(), abs=1e-12)
+    assert set(compare({1: STATES, 2: OTHERS}, OTHERS).table["source_layer"].astype(str)) >= {"1", "2"}
+
+
+SWITCHES = {
+    "force": "yes", "embed": 1, "null": "no", "seed": True, "batches": "2", "tokens_per_batch": 128.0,
+    "skip_first": None, "threads": 1.5, "kept": "0.9", "neighbours": True, "store": 3,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [name for name, value in SWITCHES.items() if value is not None])
+def test_a_keyword_of_the_wrong_type_is_refused_by_name(name):
+    with pytest.raises(ConfigError, match=rf"^{name}={SWITCHES[name]!r} must be "):
+        compare(PAIR[0], texts=TEXTS, **{name: SWITCHES[name]})
+
+
+def test_what_has_no_effect_on_rsa_of_arrays_is_refused():
+    given = {
+        "site": "attn_out", "layers": [0], "store": "kept", "permutations": 9, "seed": 1, "embed": True,
+        "features": ["many"], "head": 1, "noise": "none", "force": True,
+    }  # fmt: skip
+    for name, value in given.items():
+        with pytest.raises(ConfigError, match=f"^{name}= has no effect on rsa of arrays"):
+            inspect.unwrap(thinkalike.rsa)([STATES], **{name: value})
+    assert inspect.unwrap(thinkalike.rsa)([STATES], site="resid_post", store=None).shape == (1, 1), "control: defaults"
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda result: result.save("there"), "^there is there already"),
+        (lambda result: inspect.unwrap(Result.save)(result, 3), "^folder=3 must be a path"),
+        (lambda result: open_result("a\0b"), "^folder="),
+        (lambda result: inspect.unwrap(thinkalike.results)(3), "^store=3 must be a path"),
+        (lambda result: load_model("a\0b"), "^model="),
+        (lambda result: thinkalike.rsa([], stimuli=FRAME), "^models is empty"),
+        (lambda result: compare(PAIR[0], texts=Path("nope.txt")), "^texts: nothing matches nope.txt"),
+        (lambda result: compare(PAIR[0], texts=3), "^texts is int"),
+        (lambda result: compare(PAIR[0], texts=b"a text"), "^texts is bytes"),
+    ],
+)
+def test_errors_of_paths_name_the_argument(call, said, tmp_path):
+    (tmp_path / "there").mkdir()
+    with pytest.raises(ThinkalikeError, match=said):
+        call(thinkalike.compare(STATES, OTHERS))
+
+
+def test_the_tokenizer_of_another_model_is_refused(tmp_path):
+    """Its ids would be the states of other words."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(ASSETS / "gpt2-mini", dtype=torch.float32)
+    tokenizer = load_model("gpt2-mini").tokenizer
+    another = load_model("gelu-3l-mini").tokenizer
+    with pytest.raises(ModelError, match="the tokenizer is of another vocabulary"):
+        thinkalike.compare((model, another), texts=TEXTS, **FEW)
+    assert load_model(model, another, implausible=True).n_layers == 6, "control: it would run"
+    more = copy.deepcopy(tokenizer)
+    assert more.add_tokens(["<|user|>", "<|assistant|>"]) == 2
+    model.resize_token_embeddings(len(more), mean_resizing=False)
+    assert load_model(model, more).name == "gpt2-mini", "added tokens are no other vocabulary"
+    model.resize_token_embeddings(64 * (len(more) // 64 + 2), mean_resizing=False)
+    assert load_model(model, more).name == "gpt2-mini", "rows may be padded"
+    model.resize_token_embeddings(2 * len(more), mean_resizing=False)
+    with pytest.raises(ModelError, match=r"its embedding has \d+ rows, and the tokenizer uses"):
+        load_model(model, more)
 
 
 @pytest.mark.parametrize("name", thinkalike.__all__)

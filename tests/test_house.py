@@ -31,6 +31,7 @@ LEVELS = {
     "files": 0,
     "config": 1,  # knows errors, files and plugins, and nothing else
     "digests": 0,
+    "global_state": 0,
     "memory": 1,
     "screen": 1,
     "hub": 1,  # knows errors

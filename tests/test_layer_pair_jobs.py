@@ -291,6 +291,10 @@ def test_one_massive_token_is_warned_of(cli, words, tmp_path):
     every = every[:4, :4] / np.sqrt(np.outer(np.diag(every)[:4], np.diag(every)[:4]))
     np.testing.assert_allclose(table["with_massive"][across], every.flatten(), atol=1e-6)
     assert np.abs(every.flatten() - table["value"][across]).max() > 0.1
+    distance = [word.replace("measure=cka", "measure=distance") for word in itself]
+    beside_its_copy = cli("analyze.py", *distance, "measure.tokens_per_batch=32", "measure.batches=40")
+    assert "left out" not in beside_its_copy.stderr
+    assert "with_massive" not in beside_its_copy.result.table
 
 
 @pytest.mark.ci_slow

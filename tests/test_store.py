@@ -342,6 +342,26 @@ def test_csv_and_json_are_clean_and_in_full_precision(tmp_path, listed):
     assert table.err == text.err == ""
 
 
+FORGED = "=HYPERLINK(1)\x1b[2J\nnext"
+
+
+@pytest.mark.parametrize("folder", ["plain", "step=500", "kind=cka"])
+def test_what_a_forged_result_says_is_text_alone(tmp_path, listed, folder):
+    """It is no formula of a spreadsheet and no command to a terminal; and a folder that exists is no setting."""
+    store = tmp_path / folder
+    finish(store, "cka", "aa", {"table": TABLE}, [FORGED, "+1"], scalars={"@sum": -0.5}, settings={"seed": "-2+3"})
+    finish(store, "cka", "bb", {"table": TABLE}, [FORGED], settings={"seed": "\t=1"})
+    shown = listed(store, "--csv")
+    assert (shown.status, "\x1b" in shown.out) == (0, False)
+    table = pd.read_csv(io.StringIO(shown.out))
+    assert table["'@sum"].iloc[0] == -0.5, "a number stays one"
+    cells = [cell for cell in [*table.columns, *table.to_numpy(object).ravel()] if isinstance(cell, str)]
+    assert not any(cell.startswith(("=", "+", "-", "@")) for cell in cells)
+    said = repr(open_result(store / "cka" / "aa"))
+    assert said.startswith("Result(cka of ")
+    assert said.isprintable()
+
+
 def test_in_python_it_is_a_table(store):
     with job(store, "dd").running():
         write(job(store, "dd"))

@@ -263,6 +263,9 @@ REFUSED = {
     "-cd nowhere": "Additional config directory",
     "-cd own -cn mime": "Cannot find primary config 'mime'",
     "stitch.momentum=1": "stitch.momentum=1 must be less than 1",
+    "seed=true": "seed=True must be a number",
+    "stitch.steps=true": "stitch.steps=True must be a number",
+    "stitch.lr_multiples=[true]": "stitch.lr_multiples",
     "stitch=low_rank stitch.whiten=true": "stitch.whiten=true is for sgd",
     "stitch.floor=true": "stitch.floor=true needs stitch.loss=cross_entropy",
 }

@@ -5,6 +5,9 @@
 
 The annotation of an argument says which tensor a function wants. A tensor of that kind stays the very same object, so
 that gradients, device and memory are the caller's; other arrays go to the device of the first tensor.
+
+It also says which numbers: `k: Count` takes neither 5.0 nor True, and a `Level` is between 0 and 1. Python would take
+True for 1, and torch ends in an error of its own that names no argument.
 """
 
 from __future__ import annotations
@@ -12,10 +15,13 @@ from __future__ import annotations
 import functools
 import inspect
 import itertools
+import math
+import numbers
+import operator
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, ParamSpec, TypeVar
+from typing import Annotated, Any, NamedTuple, ParamSpec, TypeVar
 
 import jaxtyping
 import numpy as np
@@ -28,6 +34,36 @@ P = ParamSpec("P")
 R = TypeVar("R")
 NAMES = ("groups", "labels")  # whole numbers that stand for names, which may be given themselves
 NUMBERS = "give real numbers, as a tensor, an array, a DataFrame or a list"
+EXACT = 2**53  # beyond it float64 leaves out whole numbers
+
+
+class Within(NamedTuple):
+    """The numbers that an argument takes, or that its array holds, as in Annotated[int, Within(least=1)]."""
+
+    least: float = -math.inf  # belongs to them
+    above: float = -math.inf  # does not
+    below: float = math.inf  # does not
+    is_finite: bool = True  # whether infinity is none of them
+
+    def __contains__(self, number: object) -> bool:
+        if number in (math.inf, -math.inf):
+            return not self.is_finite and self.least <= number  # type: ignore[operator]
+        return self.least <= number and self.above < number < self.below  # type: ignore[operator]
+
+    def __str__(self) -> str:
+        ends = {"at least": self.least, "above": self.above, "below": self.below}
+        said = [
+            f"{word} {end:g}" if abs(end) < EXACT else f"{word} 2^{math.log2(end):g}"
+            for word, end in ends.items()
+            if math.isfinite(end)
+        ]
+        return " and ".join(said)
+
+
+Count = Annotated[int, Within(least=1)]
+CountOrNone = Annotated[int, Within(least=0)]  # 0 leaves out what would be counted
+Seed = Annotated[int, Within(least=0, below=2**63)]
+Level = Annotated[float, Within(above=0, below=1)]  # a probability, such as 0.95 for 95 %
 
 
 def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
@@ -53,6 +89,7 @@ def takes_arrays(function: Callable[P, R]) -> Callable[..., R]:
     @functools.wraps(function)
     def taking(*args: Any, **kwargs: Any) -> R:
         given = signature.bind(*args, **kwargs)
+        given.arguments.update(checked_numbers(function, given.arguments))
         check_rows(given.arguments.items())
         tensors = (each for each in tree_leaves([*given.arguments.values()]) if isinstance(each, Tensor))
         device = next((each.device for each in tensors), None)
@@ -65,6 +102,86 @@ def takes_arrays(function: Callable[P, R]) -> Callable[..., R]:
     return taking
 
 
+def checked_numbers(function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those arguments of a function whose annotations say that they are numbers or switches, once checked.
+
+    Raises:
+        ValueError: A number is text, True or not in its range, a switch is not True or False; the message names it.
+    """
+    wanted = _numbers_of(function)
+    return {name: wanted[name].checked(name, value) for name, value in arguments.items() if name in wanted}
+
+
+@functools.cache
+def _numbers_of(function: Callable[..., Any]) -> dict[str, _Number]:
+    hints = typing.get_type_hints(function, include_extras=True)
+    return {name: number for name, hint in hints.items() if (number := _Number.of(hint)) and name != "return"}
+
+
+class _Number(NamedTuple):
+    """What an annotation says of numbers, truth values and text."""
+
+    types: frozenset[type]  # of int, float, bool, str and None
+    range: Within
+    is_alone: bool  # whether the annotation has no other types
+
+    @classmethod
+    def of(cls, annotation: Any) -> _Number | None:
+        """Return what an annotation says; None: it is not of numbers or switches."""
+        options, within = [annotation], Within()
+        while any(typing.get_origin(each) in (Annotated, typing.Union, types.UnionType) for each in options):
+            inner: list[Any] = []
+            for option in options:
+                is_nested = typing.get_origin(option) in (Annotated, typing.Union, types.UnionType)
+                ranges = [each for each in getattr(option, "__metadata__", ()) if isinstance(each, Within)]
+                within = ranges[0] if ranges else within
+                is_annotated = typing.get_origin(option) is Annotated
+                inside = typing.get_args(option)[:1] if is_annotated else typing.get_args(option)
+                inner += inside if is_nested else [option]
+            options = inner
+        plain = {option for option in options if option in (int, float, bool, str, type(None))}
+        if not plain & {int, float, bool}:
+            return None
+        return cls(frozenset(plain), within, len(plain) == len(set(map(str, options))))
+
+    def checked(self, name: str, value: Any) -> Any:
+        """Return an argument as a number of Python, if it is one; a ValueError if it is nothing that is wanted."""
+        if isinstance(value, bool | np.bool_):
+            if bool in self.types:
+                return bool(value)
+        elif bool not in self.types or self.types & {int, float}:
+            if (value is None or isinstance(value, str)) and type(value) in self.types:
+                return value
+            number = self._number(value)
+            if number is not None and number in self.range:
+                return number
+            if not self.is_alone and not isinstance(value, numbers.Number):
+                return value  # of one of its other types, which the function itself reads
+        elif value is None and type(None) in self.types:
+            return value
+        raise ValueError(f"{name}={_shown(value)} must be {self}")
+
+    def _number(self, value: Any) -> int | float | None:
+        if isinstance(value, Tensor) and (value.ndim or value.dtype == torch.bool):
+            return None
+        try:
+            whole = operator.index(value)
+        except TypeError:
+            is_real = float in self.types and isinstance(value, numbers.Real) and not math.isnan(value)
+            return float(value) if is_real else None
+        return whole
+
+    def __str__(self) -> str:
+        words = {float: "a finite number", int: "a whole number", str: "text", bool: "True or False"}
+        said = next(word for kind, word in words.items() if kind in self.types)
+        return f"{said}, {self.range}".rstrip(", ")
+
+
+def _shown(value: Any) -> str:
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
 class _Wanted(NamedTuple):
     """What an annotation wants: a tensor, tensors in a sequence, a list of plain values, or other types."""
 
@@ -73,9 +190,14 @@ class _Wanted(NamedTuple):
     is_list: bool = False
     others: tuple[type, ...] = ()
     by_number: bool = False  # whether the tensors may be the values of a mapping
+    range: Within | None = None  # of all values of a tensor, if these are checked
 
     @classmethod
     def of(cls, annotation: Any) -> _Wanted:
+        if typing.get_origin(annotation) is Annotated:
+            tensor, *metadata = typing.get_args(annotation)
+            ranges = [each for each in metadata if isinstance(each, Within)]
+            return cls.of(tensor)._replace(range=ranges[0] if ranges else None)
         is_union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
         options = typing.get_args(annotation) if is_union else (annotation,)
         arrays = [each for each in options if inspect.isclass(each) and issubclass(each, Tensor | AbstractArray)]
@@ -96,6 +218,8 @@ class _Wanted(NamedTuple):
         if self.items and self.by_number and isinstance(value, Mapping):
             return {place: self.items.read(each, f"{name}[{place}]", device) for place, each in value.items()}
         tensor = tensor_of(value, getattr(self.array, "dtype", Shaped), name)
+        if self.range is not None:
+            _refuse_beyond(tensor, self.range, name)
         tensor = tensor if device is None or isinstance(value, Tensor) else tensor.to(device)
         if self.items and tensor.ndim < 3:
             raise ValueError(f"{name} is one array of shape {tuple(tensor.shape)}: give a list of them, as layers")
@@ -122,15 +246,24 @@ def tensor_of(value: Any, kind: Any, name: str) -> Tensor:
         name: The name of the value in errors. Of `NAMES` names may be given, which are numbered as they appear.
 
     Raises:
-        ValueError: It is no array, holds text, complex numbers or dates, lacks a value, or has a fraction where whole
-            numbers are wanted.
+        ValueError: It is no array, holds text, complex numbers or dates, lacks a value, has a fraction where whole
+            numbers are wanted, or a whole number that float64 does not have where real ones are; or it is a tensor
+            without values at hand: sparse, quantised, nested or on the device meta.
     """
     if isinstance(value, list | tuple) and value and all(isinstance(each, Tensor) for each in value):
+        if len({each.shape for each in value}) > 1:
+            raise ValueError(f"{name} has rows of unequal lengths: {NUMBERS}")
         value = torch.stack(list(value))  # which keeps gradients
-    if not isinstance(value, Tensor):
-        if np.ma.is_masked(value):
-            _refuse_missing(np.ma.getmaskarray(value), name)
-        array = np.asarray(value)
+    if isinstance(value, Tensor):
+        _refuse_odd(value, name)
+    else:
+        refuse_masked(value, name)
+        try:
+            array = np.asanyarray(value)  # which lets an object give a masked array
+        except ValueError as error:  # lists of lists of unequal lengths
+            raise ValueError(f"{name} has rows of unequal lengths, or is no array: {NUMBERS}") from error
+        refuse_masked(array, name)
+        array = np.asarray(array)
         if name in NAMES and array.dtype.kind not in "biu":
             import pandas as pd
 
@@ -139,12 +272,49 @@ def tensor_of(value: Any, kind: Any, name: str) -> Tensor:
             return torch.from_numpy(numbers)
         value = torch.from_numpy(_numeric(array, name))
     if kind is Float and not value.is_floating_point():
+        if value.dtype != torch.bool and value.numel() and max(-int(value.min()), int(value.max())) > EXACT:
+            raise ValueError(f"{name} holds whole numbers beyond 2^53, which float64 cannot tell apart: divide them")
         return value.double()
     if kind is Int and value.is_floating_point():
         if (value != value.round()).any():
             raise ValueError(f"{name} holds fractions: give whole numbers")
         return value.long()
     return value.long() if kind is Int and value.dtype.itemsize < 4 else value  # short numbers index nothing
+
+
+def refuse_masked(value: Any, name: str) -> None:
+    """Raise a ValueError if a masked array, also one in a list, has masked values, which NumPy would read all the same.
+
+    A list of millions of numbers is not looked through: its first item says whether there are arrays inside.
+    """
+    if isinstance(value, list | tuple):
+        if value and isinstance(value[0], np.ndarray | list | tuple | type(np.ma.masked)):
+            for place, each in enumerate(value):
+                refuse_masked(each, f"{name}[{place}]")
+    elif np.ma.is_masked(value):
+        _refuse_missing(np.ma.getmaskarray(value), name)
+
+
+def _refuse_odd(tensor: Tensor, name: str) -> None:
+    """Raise a ValueError of a tensor that has no real numbers at hand, of which torch would say so in its own words."""
+    is_nested = tensor.is_nested
+    odd = {
+        "complex": tensor.is_complex(),
+        "quantised": tensor.is_quantized or (tensor.is_floating_point() and tensor.dtype.itemsize < 2),
+        "nested": is_nested,
+        "sparse": not is_nested and tensor.layout != torch.strided,
+        "on the device meta, without values,": tensor.is_meta,
+    }
+    for word, is_so in odd.items():
+        if is_so:
+            raise ValueError(f"{name} is a tensor that is {word} and not of real numbers: give a dense tensor of these")
+
+
+def _refuse_beyond(tensor: Tensor, within: Within, name: str) -> None:
+    low, high = tensor.aminmax() if tensor.numel() else (0.0, 0.0)
+    for end in (float(low), float(high)):
+        if not (math.isfinite(end) and (not tensor.numel() or end in within)):
+            raise ValueError(f"{name} holds {end:g}: its values must be finite numbers, {within}".rstrip(", "))
 
 
 def refuse_nan(values: Tensor, name: str) -> None:
@@ -162,8 +332,10 @@ def _numeric(array: np.ndarray, name: str) -> np.ndarray:
         array = np.array(array.tolist())  # as NumPy reads the numbers themselves
     if array.dtype.kind not in "biuf":
         raise ValueError(f"{name} holds {array.dtype}: {NUMBERS}")
+    if array.dtype.kind == "u" and array.size and int(array.max()) > np.iinfo(np.int64).max:
+        raise ValueError(f"{name} holds whole numbers beyond 2^63: {NUMBERS}")
     if array.dtype.kind == "f":
-        _refuse_missing(np.isnan(array), name)
+        _refuse_missing(np.asarray(np.isnan(array)), name)
     real = np.float64 if array.dtype.itemsize > 4 else np.float32
     dtype = {"f": real, "u": np.int64}.get(array.dtype.kind, array.dtype.newbyteorder("="))
     return np.require(array, dtype, ["C", "W"])

@@ -37,8 +37,10 @@ from thinkalike.config.compose import (
     keys_of,
     loading_files_only,
     register,
+    with_quoted_paths,
 )
 from thinkalike.errors import ConfigError, ResourceError, ShareDone, ThinkalikeError, nearest, plain
+from thinkalike.global_state import isolated
 from thinkalike.processes import Interrupted, doing, follow_parent, heeded
 
 STARTED_SWEEP = ".sweep-"  # how the file in a store begins that the jobs of a sweep share
@@ -61,7 +63,7 @@ def entry_point(name: str) -> Callable[[], None]:
         logging.root.handlers[0].setFormatter(_Plainly("%(message)s"))
         logging.root.handlers[0].addFilter(lambda record: not getattr(record, "again", False))
         logging.getLogger("thinkalike").setLevel(logging.INFO)
-        with own_process():
+        with own_process(), isolated():  # so that nothing inside the job takes its own state for that of a user
             if SHARED in os.environ:
                 return _in_sweep(composed)
             if (made := _done(composed)) and (status := made[0].scalars.get("exit_status")):
@@ -75,6 +77,7 @@ def entry_point(name: str) -> Callable[[], None]:
         os.environ[PROGRAM] = shlex.join(["python", str(script)] if is_script else ["thinkalike", name])
         with own_process():
             register()
+            sys.argv[1:] = with_quoted_paths(sys.argv[1:])
             _run_all(hydra.main(version_base=None, config_path=str(CONF), config_name=name)(task))
 
     return main

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib.util
 import itertools
+import os
 import re
 import textwrap
 import unicodedata
@@ -67,6 +68,16 @@ def one_of(key: str, value: str, choices: Iterable[str]) -> None:
     names = list(choices)
     if value not in names:
         raise ConfigError(f"{key}={value} is not known; {nearest(value, names)}")
+
+
+def checked_path(name: str, value: object) -> str:
+    """Return a path, or a name, as text; a ConfigError that names the argument if no file can have it."""
+    if not isinstance(value, str | os.PathLike):
+        raise ConfigError(f"{name}={value!r} must be a path: text, or a pathlib.Path")
+    path = os.fspath(value)
+    if not isinstance(path, str) or not path or "\0" in path:
+        raise ConfigError(f"{name}={path!r} must be a path as text, which is not empty and has no character NUL")
+    return path
 
 
 def check_extra(extra: str, packages: Sequence[str], what: str) -> None:

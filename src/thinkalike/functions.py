@@ -27,16 +27,19 @@ from typing import Any, overload
 import numpy as np
 import pandas as pd
 import torch
+from jaxtyping import Shaped
 from torch import Tensor, nn
 
 from thinkalike import measures, plugins
+from thinkalike.arguments import checked_numbers, tensor_of
 from thinkalike.config import ModelConfig, compose_job, measure_module, measure_schema, options, part_named
 from thinkalike.config.parts import SMALL, AnalyzeConfig, DataConfig, StimuliConfig
 from thinkalike.config.schema import default_of, is_open
 from thinkalike.data.recordings import IDS, IN_ORDER
 from thinkalike.data.tables import MARKS
 from thinkalike.digests import tokenizer_fingerprint
-from thinkalike.errors import ConfigError, ThinkalikeError
+from thinkalike.errors import ConfigError, ThinkalikeError, checked_path
+from thinkalike.global_state import isolated
 from thinkalike.instruments import check_read, run_job
 from thinkalike.models.behaviour import identity_of
 from thinkalike.models.families import IN_MEMORY, label
@@ -49,7 +52,7 @@ from thinkalike.store import Result
 from thinkalike.training.recipe import StitchConfig
 
 Model = str | os.PathLike[str] | ModelConfig | FrozenModel | nn.Module | tuple[nn.Module, Any]
-Arrays = np.ndarray | Tensor | Mapping[str, Any]
+Arrays = np.ndarray | Tensor | pd.DataFrame | Mapping[str, Any]
 Text = str | os.PathLike[str] | Iterable[str] | Iterable[Mapping[str, Any]]
 Table = str | os.PathLike[str] | pd.DataFrame
 Layers = str | Sequence[int] | Sequence[Sequence[int]]
@@ -85,7 +88,7 @@ def compare(
     texts: Text | None = None, stimuli: Table | None = None, layers: Layers | None = None,
     site: str | Sequence[str] = "resid_post", head: int | str | None = None, ruler: str | None = None,
     batches: int | None = None, tokens_per_batch: int = 1024, level: str = "auto", embed: bool = False,
-    massive: str | None = None, skip_first: int = 0, skip_special_tokens: bool = False, given: str = "none",
+    massive: str = "drop", skip_first: int = 0, skip_special_tokens: bool = False, given: str = "none",
     null: bool = False, permutations: int = 99, estimator: str = "unbiased", aggregate: str = "ratio_of_means",
     kernel: str = "linear", flatten: str = "token", neighbours: int = 10, kept: float = 0.99,
     fit_batches: int | None = None, ridge: float | None = None, words: int = 8192,
@@ -173,7 +176,12 @@ def rsa(
     if stimuli is None:
         if any(map(_is_model, models if isinstance(models, list | tuple) else [models])):
             raise ConfigError("rsa of models needs stimuli: a DataFrame, a file, or a name such as 'controlled'")
-        return measures.rsa(models, others, distance, comparator)
+        arguments = locals()
+        for name in signature(rsa).parameters.keys() - {"models", "others", "distance", "comparator"}:
+            if arguments[name] != signature(rsa).parameters[name].default:
+                raise ConfigError(f"{name}= has no effect on rsa of arrays without stimuli; leave it out")
+        with isolated():
+            return measures.rsa(models, others, distance, comparator)
     if others is not None or not isinstance(models, list | tuple):
         raise ConfigError("rsa on stimuli takes one list of models, and no others")
     return _result("rsa", rsa, locals(), models)
@@ -211,6 +219,20 @@ def trajectory(
     return _result("trajectory", trajectory, locals(), [model])
 
 
+def check_arguments(function: Callable[..., Any], arguments: Mapping[str, Any], sides: Mapping[str, Any]) -> None:
+    """Raise a ConfigError of a number, a switch or a path that cannot be one, which names the keyword."""
+    may_be_paths = {name: arguments.get(name) for name in ("texts", "stimuli")} | dict(sides)
+    paths = {name: value for name, value in may_be_paths.items() if isinstance(value, str | os.PathLike)}
+    if arguments["store"] is not None:
+        paths["store"] = arguments["store"]
+    for name, path in paths.items():
+        checked_path(name, path)
+    try:
+        checked_numbers(function, {name: value for name, value in arguments.items() if value is not None})
+    except ValueError as error:
+        raise ConfigError(error) from None
+
+
 def place_of(keyword: str, kind: str) -> str:
     """Return the setting that a keyword of a function is, such as stitch.steps, given the kind of its job."""
     own = {"stitch": StitchConfig} if kind == "stitch" else {"measure": measure_schema(kind)}
@@ -237,10 +259,13 @@ def _result(kind: str, function: Callable[..., Any], arguments: Mapping[str, Any
     first, second, *_ = arguments
     names = [f"{first}[{place}]" for place in range(len(sides))] if sides is arguments[first] else [first, second]
     named = dict(zip(names, sides, strict=False))
-    for name, side in (named or {first: sides}).items():
+    check_arguments(function, arguments, named)
+    if not sides:
+        raise ConfigError(f"{first} is empty: give a list of models or of arrays")
+    for name, side in named.items():
         if not (_is_model(side) or isinstance(side, str | os.PathLike | Mapping) or hasattr(side, "__array__")):
             raise ConfigError(f"{name} is {type(side).__name__}: give a name, (model, tokenizer), a bridge or arrays")
-    with contextlib.ExitStack() as kept:
+    with isolated(), contextlib.ExitStack() as kept:
         store = os.fspath(arguments["store"] or kept.enter_context(tempfile.TemporaryDirectory(prefix="thinkalike-")))
         with tempfile.TemporaryDirectory(prefix="thinkalike-") as folder, naming([*settings_in(function)]), watched():
             result = _done(kind, {place_of(name, kind): each for name, each in given.items()}, named,
@@ -257,8 +282,6 @@ def _done(
     arrays = {id(each): each for each in named.values() if not _is_model(each)}
     if arrays and (kind == "stitch" or not plugins.instrument(measure_module(kind)).takes_activations):
         raise ConfigError(f"{kind} runs models, and states that are given cannot run")
-    if arrays and stimuli is None:
-        stimuli = _numbered(kind, [*models, *arrays.values()])
     if len(models) > 2:
         raise ConfigError(f"{kind} compares two models at most, and not {len(models)}: call it for each pair")
     parts: dict[str, dict[str, Any]] = {"stitch": {}, "measure": {}, "data": {}, "stimuli": {}, "model": {}}
@@ -266,10 +289,13 @@ def _done(
     for setting, value in settings.items():
         part, _, name = setting.rpartition(".")
         parts[part][name] = value
+    layers_of = {id(side): _layers_of(side, name) for name, side in named.items() if not _is_model(side)}
+    if arrays and stimuli is None:
+        stimuli = _numbered(kind, [*models, *arrays.values()], layers_of)
     with in_place(models) as configs, in_table(stimuli) as (chosen, own):
         words = [] if kind == "stitch" else [f"measure={kind}"]
         names = {id(each): name for name, each in reversed(named.items())}
-        files = [_recorded(each, folder / names[own], number) for number, (own, each) in enumerate(arrays.items(), 1)]
+        files = [_recorded(layers_of[own], folder / names[own], number) for number, own in enumerate(arrays, 1)]
         words += [f"activations={json.dumps(files)}"] if files else []
         opened: dict[str, Any] = {f.name: None if is_open(f) else default_of(f) for f in fields(StitchConfig)}
         made = {"stitch": StitchConfig(**opened | parts["stitch"])} if kind == "stitch" else {
@@ -300,7 +326,8 @@ def naming(keywords: Iterable[str]) -> Iterator[None]:
             rf"\b(?:(?:stitch|measure|data|stimuli)\.({'|'.join(keywords)})|model\.(site|head))\b", r"\1\2", str(error)
         )
         said = re.sub(r"\S*/thinkalike-\w+/([^/ ]+?)(/arrays\d*\.npz(: states\b)?|\.jsonl)", r"\1", said)  # in memory
-        error.args = (re.sub(r"\bmodel@target=", "target=", re.sub(r"\bdata=", "texts=", said)),)
+        said = re.sub(r"\bdata\.files\b", "texts", re.sub(r"\bdata=", "texts=", said))
+        error.args = (re.sub(r"\bmodel@target=", "target=", said),)
         raise
 
 
@@ -366,24 +393,42 @@ def _is_model(side: Any) -> bool:
     return is_pair or isinstance(side, ModelConfig | FrozenModel) or type(side).__name__ == "TransformerBridge"
 
 
-def _numbered(kind: str, sides: Sequence[Any]) -> pd.DataFrame:
+def _numbered(kind: str, sides: Sequence[Any], layers_of: Mapping[int, str | dict[str, Tensor]]) -> pd.DataFrame:
     """Return stimuli that stand for the rows of arrays, of which nothing is known but their order."""
     if kind == "mlem" or any(_is_model(each) or isinstance(each, str | os.PathLike) for each in sides):
         raise ConfigError("stimuli is missing: a table that has a row for each row of the states")
-    first = next(iter(sides[0].values())) if isinstance(sides[0], Mapping) else sides[0]
-    return pd.DataFrame({"text": list(map(str, range(len(first)))), "row": np.arange(len(first)) / len(first)})
+    layers: Any = layers_of[id(sides[0])]
+    states = next(iter(layers.values()))
+    count = states.shape[-2]
+    return pd.DataFrame({"text": list(map(str, range(count))), "row": np.arange(count) / count})
 
 
-def _recorded(arrays: Any, folder: Path, number: int) -> str:
+def _layers_of(side: Any, argument: str) -> str | dict[str, Tensor]:
+    """Return the states of each layer by its name, or the file that holds them; a ConfigError names the argument."""
+    if isinstance(side, str | os.PathLike):
+        return os.fspath(side)
+    layers: dict[str, Tensor] = {}
+    for name, states in (side if isinstance(side, Mapping) else {"states": side}).items():
+        place = f"{argument}[{name!r}]" if isinstance(side, Mapping) else argument
+        if not isinstance(name, str | int) or isinstance(name, bool) or str(name) in ("", "file", *layers, IDS):
+            raise ConfigError(f"{place}: a layer has a name or a number of its own, which is not file or {IDS}")
+        try:
+            layers[str(name)] = tensor_of(states, Shaped, place).detach().cpu()
+        except ValueError as error:
+            raise ConfigError(error) from None
+        if layers[str(name)].ndim < 2 or not layers[str(name)].numel():
+            shape = tuple(layers[str(name)].shape)
+            raise ConfigError(f"{place} has shape {shape}: give states of (stimuli, width) or (layers, stimuli, width)")
+    if not layers:
+        raise ConfigError(f"{argument} has no layers: give an array for each, by its name")
+    return layers
+
+
+def _recorded(layers: str | dict[str, Tensor], folder: Path, number: int) -> str:
     """Return the file of recorded states: that which is given, or one of arrays whose rows are those of the stimuli."""
-    if isinstance(arrays, str | os.PathLike):
-        return os.fspath(arrays)
-    layers = arrays if isinstance(arrays, Mapping) else {"states": arrays}
-    tensors = {
-        str(name): torch.as_tensor(each.detach() if isinstance(each, Tensor) else np.asarray(each)).cpu()
-        for name, each in layers.items()
-    }
-    plain = {name: (each.float() if each.dtype.itemsize < 4 else each).numpy() for name, each in tensors.items()}
+    if isinstance(layers, str):
+        return layers
+    plain = {name: (each.float() if each.dtype.itemsize < 4 else each).numpy() for name, each in layers.items()}
     folder.mkdir()
     path = folder / f"arrays{number if number > 1 else ''}.npz"
     np.savez(path, **{IDS: np.array(IN_ORDER)}, **plain)  # type: ignore[arg-type]
@@ -401,6 +446,8 @@ def _text(texts: Any, settings: dict[str, Any], folder: Path) -> tuple[str, dict
         return ("text", {"files": [os.fspath(texts)], **settings}) if is_file else (str(texts), settings)
     if isinstance(texts, Mapping | pd.DataFrame):
         raise ConfigError(f"texts has the parts {', '.join(map(str, texts))}: give one of them")
+    if not isinstance(texts, Iterable) or isinstance(texts, bytes | Tensor):
+        raise ConfigError(f"texts is {type(texts).__name__}: give the name of a data set, a file or a list of strings")
     path, name = folder / "texts.jsonl", settings.get("field") or "text"
     with path.open("w", encoding="utf-8") as file:
         for each in texts:

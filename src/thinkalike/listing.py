@@ -16,7 +16,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from thinkalike.errors import ConfigError, StoreError, flat, listed, nearest, one_line, one_of, plain
+from thinkalike.errors import ConfigError, StoreError, checked_path, flat, listed, nearest, one_line, one_of, plain
 from thinkalike.processes import counted
 from thinkalike.screen import Column, Table, show_table, text_column
 from thinkalike.store import Headline, Result, damage, first_scalar, is_sealed
@@ -137,7 +137,11 @@ class Query:
     @classmethod
     def parsed(cls, words: Sequence[str]) -> Query:
         """Read the words of a command line, such as `kind=cka`; one without a key is the store."""
-        pairs = (word.partition("=") if "=" in word else ("store", "=", word) for word in words)
+        is_store = ("=" not in word or Path(word).expanduser().is_dir() for word in words)  # as of a folder a=b
+        pairs = (
+            ("store", "=", word) if is_folder else word.partition("=")
+            for word, is_folder in zip(words, is_store, strict=True)
+        )
         given = {key: value for key, _, value in pairs}
         for key in given:
             if key not in KEYS:
@@ -223,7 +227,7 @@ def results(
     >>> list(results("found")["kind"])
     ['diff']
     """
-    found = search(Path(store).expanduser())
+    found = search(Path(checked_path("store", store)).expanduser())
     kinds, models = ((each,) if isinstance(each, str) else tuple(each) for each in (kind, model))
     return frame(selected(found, Query(found.store, kinds, models)) if found.entries or kinds or models else [])
 
@@ -328,7 +332,7 @@ def list_results(words: Sequence[str]) -> None:
         print(plain(f"skipped: {line}"), file=sys.stderr)
     entries = selected(found, query)
     if asked.csv:
-        print(frame(entries).map(_as_cell).to_csv(index=False), end="")
+        print(frame(entries).rename(columns=_as_cell).map(_as_cell).to_csv(index=False), end="")
     elif asked.json:
         print(json.dumps(records(entries), indent=1))
     else:

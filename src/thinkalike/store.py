@@ -28,8 +28,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import yaml
 
 from thinkalike.digests import digest_of, read_json
-from thinkalike.errors import StoreError, TrainingError, one_line
+from thinkalike.errors import StoreError, TrainingError, checked_path, one_line, plain
 from thinkalike.files import ForeignFileError, open_regular, read_yaml
+from thinkalike.global_state import isolated
 from thinkalike.plugins import instrument_of_kind
 from thinkalike.processes import locked
 
@@ -112,7 +113,7 @@ class Result:
             told = f"{self.kind}{' of ' if names else ''}{names}{first}"
         except Exception as error:  # it may come from anywhere
             told = f"cannot be read, {type(error).__name__}"
-        return f"Result({told}; {self.folder})"
+        return plain(f"Result({told}; {self.folder})").replace("\n", " ")
 
     @cached_property
     def _record(self) -> Record:
@@ -215,6 +216,7 @@ class Result:
         """The instrument that did the job; None where the result is drawn from those of several jobs."""
         return instrument_of_kind(self.kind, "subjects" in self.provenance)
 
+    @isolated()
     def plot(self, ax: Any = None, name: str | None = None) -> Any:
         """Draw the figure of the command once more, or another of its figures by name, and return its axes.
 
@@ -226,7 +228,7 @@ class Result:
 
     def save(self, folder: str | os.PathLike[str]) -> Result:
         """Copy the files of its manifest into a folder, which must not be there yet, and open the result there."""
-        goal = Path(folder).expanduser()
+        goal = Path(checked_path("folder", folder)).expanduser()
         names = [*_entries(_undamaged(self).folder), MANIFEST]
         try:
             goal.mkdir(parents=True)
@@ -241,6 +243,7 @@ class Result:
             raise StoreError(f"the result cannot be saved in {goal}: {one_line(error)}") from error
         return open_result(goal)
 
+    @isolated()
     def _repr_html_(self) -> str | None:
         """Return what a notebook shows, which is what the screen says of the result."""
         if self.instrument is None:
@@ -259,7 +262,7 @@ def open_result(folder: str | os.PathLike[str]) -> Result:
     Traceback (most recent call last):
     thinkalike.errors.StoreError: ...
     """
-    result = Result(Path(folder).expanduser().absolute())
+    result = Result(Path(checked_path("folder", folder)).expanduser().absolute())
     if not is_sealed(result.folder):
         raise StoreError(f"{result.folder} holds no finished result; it would have a {MANIFEST}")
     return _undamaged(result)

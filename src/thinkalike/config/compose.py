@@ -12,10 +12,12 @@ import os
 import re
 import shlex
 import sys
+import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from functools import cache, reduce
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, ClassVar, get_type_hints
 from unittest.mock import patch
 
 import hydra._internal.hydra
@@ -30,9 +32,11 @@ from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.core.plugins import Plugins
+from hydra.core.utils import JobRuntime
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from hydra.plugins.config_source import ConfigResult, ConfigSource
 from hydra.plugins.search_path_plugin import SearchPathPlugin
+from hydra.version import VersionBase
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 from yaml import YAMLError
@@ -61,6 +65,7 @@ _CHECKOUT = Path(__file__).resolve().parents[3] / "conf"
 CONF = _CHECKOUT if _CHECKOUT.is_dir() else Path(__file__).resolve().parents[1] / "conf"  # where a wheel has it
 GROUPS: dict[str, Any] = {schema.part: schema for schema in vars(parts).values() if getattr(schema, "part", "")}
 FOLDERS, REST = "thinkalike://folders", "thinkalike://"
+_COMPOSING = threading.RLock()
 LISTS = {"task": [*TASKS], "measure": [*MEASURES]}
 OURS = ("thinkalike", "structured")  # schemes of the sources that no file is behind
 HYDRAS = "hydra.conf"  # the package that has Hydra's own files
@@ -107,9 +112,14 @@ class Options(ConfigSource):
 
 
 class OptionsEverywhere(SearchPathPlugin):
+    """Adds `Options` to the search path of this project; a notebook may hold another application of Hydra's."""
+
+    is_ours: ClassVar[bool] = False  # whether the application that Hydra initialises is this project
+
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
-        search_path.prepend("thinkalike", FOLDERS)
-        search_path.append("thinkalike", REST)
+        if self.is_ours:
+            search_path.prepend("thinkalike", FOLDERS)
+            search_path.append("thinkalike", REST)
 
 
 class FilesOnly(ConfigRepository):
@@ -266,8 +276,10 @@ def _check_parameters(key: str, value: Any, file: str) -> None:
 
 
 def register() -> None:
+    """Let Hydra find `Options` from now on, in a process whose only application is this project."""
     Plugins.instance().register(Options)
     Plugins.instance().register(OptionsEverywhere)
+    OptionsEverywhere.is_ours = True
 
 
 def _folder(path: str) -> dict[str, Any] | None:
@@ -324,19 +336,26 @@ def measure_schema(kind: str) -> Any:
 
 @contextlib.contextmanager
 def hydra_ready() -> Iterator[None]:
-    """Make Hydra's `compose` find conf/: in a job of ours as it is, and otherwise for a while, for this alone."""
-    running = GlobalHydra.instance()
-    before = running.hydra
-    if before is not None and any(each.scheme() == "thinkalike" for each in before.config_loader.get_sources()):
+    """Make Hydra's `compose` find conf/: in a job of ours as it is, and otherwise for a while, for this alone.
+
+    Hydra composes with global state. So threads compose one after another, and what Hydra had initialised for another
+    application is restored.
+    """
+    with _COMPOSING, contextlib.ExitStack() as restored:
+        running = GlobalHydra.instance()
+        before = running.hydra
+        if before is None or not any(each.scheme() == "thinkalike" for each in before.config_loader.get_sources()):
+            version, runtime = VersionBase.instance(), JobRuntime.instance()
+            restored.callback(setattr, version, "version_base", version.getbase())
+            restored.callback(setattr, runtime, "conf", deepcopy(runtime.conf))
+            restored.callback(setattr, running, "hydra", before)
+            restored.callback(GlobalHydra.set_instance, running)
+            restored.callback(setattr, OptionsEverywhere, "is_ours", OptionsEverywhere.is_ours)
+            register()
+            running.clear()
+            restored.enter_context(loading_files_only())
+            restored.enter_context(initialize_config_dir(str(CONF), version_base=None))
         yield
-        return
-    register()
-    running.clear()
-    try:
-        with loading_files_only(), initialize_config_dir(str(CONF), version_base=None):
-            yield
-    finally:
-        GlobalHydra.instance().hydra = before
 
 
 def options(group: str) -> list[str]:
@@ -559,16 +578,32 @@ def model_named(model: ModelConfig | str, settings: Mapping[str, Any]) -> ModelC
     return part_named("model", model, settings)  # type: ignore[no-any-return]
 
 
+def with_quoted_paths(words: Sequence[str]) -> list[str]:
+    """Return the words of a command line, in which paths that Hydra's grammar cannot read stand in quotes.
+
+    A file that is there is meant by its name, such as epoch=0-step=500.ckpt, as Lightning calls its checkpoints.
+    """
+    return [_with_quoted_path(word) for word in words]
+
+
+def _with_quoted_path(word: str) -> str:
+    setting, _, value = word.partition("=")
+    if not value or not os.path.exists(os.path.expanduser(value)):
+        return word
+    try:
+        OverridesParser.create().parse_overrides([word])
+    except OverrideParseException:
+        escaped = value.replace("\\", "\\\\").replace("'", "\\'")
+        return f"{setting}='{escaped}'"
+    return word
+
+
 def explained(error: BaseException) -> str:
     """Return the message of an error of Hydra's in one line, with the nearest thing that there is."""
     if isinstance(error, MissingConfigException) and "/" in (path := str(error.missing_cfg_file)):
         group, _, name = path.partition("/")
         hint = {"model": "; or a folder, or ORG/NAME of the hub", "data": "; or ORG/NAME of the hub"}.get(group, "")
         return f"{group}={short(name)} is not known; {nearest(name, error.options or options(group))}{hint}"
-    if isinstance(error, OverrideParseException):
-        setting, _, value = error.override.partition("=")
-        if value and Path(value).exists():
-            return f"Hydra cannot read {value}: put quotes around its special characters, '{setting}=\"{value}\"'"
     cause = error.__cause__
     if isinstance(cause, ConfigAttributeError | ConfigKeyError) and cause.full_key and cause.parent_node:
         part = cause.full_key.rpartition(".")[0]

@@ -21,7 +21,7 @@ from functools import cache
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import pydantic
-from pydantic import AfterValidator, ConfigDict, Field
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
 
 from thinkalike.errors import ConfigError, nearest
 
@@ -143,9 +143,23 @@ def _model(schema: Any) -> type[pydantic.BaseModel]:
         hint = Any if dataclasses.is_dataclass(hints[item.name]) else hints[item.name]
         if ends := item.metadata.get("range"):
             hint = _within(hint, Field(ge=ends.least, gt=ends.above, le=ends.most, lt=ends.below))
+        hint = Annotated[hint, BeforeValidator(_no_truth_value)] if _is_number(hint) else hint
         fields[item.name] = (hint | None if is_open(item) else hint, ...)
     options = ConfigDict(coerce_numbers_to_str=True, allow_inf_nan=False, str_min_length=1)
     return pydantic.create_model(schema.__name__, __config__=options, **fields)
+
+
+def _is_number(hint: Any) -> bool:
+    """Return whether an annotation is of numbers and of no truth values, which Python takes for 0 and 1."""
+    inside = get_args(hint)
+    return hint in (int, float) or (bool not in inside and any(map(_is_number, inside)))
+
+
+def _no_truth_value(value: Any) -> Any:
+    inside = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else [value]
+    if any(isinstance(each, bool) for each in inside):
+        raise ValueError("must be a number, and not true or false")
+    return value
 
 
 def _within(hint: Any, limits: Any) -> Any:

@@ -323,7 +323,7 @@ def pack(config: DataConfig, reader: Any, context: int, limits: Limits) -> Corpu
         near = f"{counts['near_duplicates']} more nearly repeat one to fit on"
         found = f"for the report: {counts['report_documents']} documents ({near}), and an interval needs two"
     if found:
-        remedy = f"change data.report_share={config.report_share} or data.context={context}"
+        remedy = f"change data.report_share={sides.share} or data.context={context}"
         raise DataError(f"data={config.name} has too little text {found}; give more text, or {remedy}")
     return Corpus(fit_rows, report_rows, counts)
 

@@ -186,7 +186,8 @@ def by_output(base: FrozenModel, changed: FrozenModel, batches: Sequence[Seen], 
 
     The output of one model, with all that comes from the blocks before, takes the place of that of the other one. Of
     the outputs of attention and MLPs, the `most` with the greatest KL alone at about `SCREENED` tokens are exchanged,
-    and as many heads of such attention. A model whose blocks have no such site has none of them.
+    and as many heads of such attention. If the blocks of one model have no such site, as where an adapter stands around
+    attention, there is none.
     """
     if most < 1:
         return {}
@@ -197,9 +198,12 @@ def by_output(base: FrozenModel, changed: FrozenModel, batches: Sequence[Seen], 
         kl = {place: float(few.with_output(base, changed, place, sides).mean()) for place in places}
         return sorted(places, key=lambda place: -kl[place])[:most]
 
-    modules = [Place(site, layer) for site in ("attn_out", "mlp_out") for layer in sides[0].layers(site)]
+    def shared_layers(site: str) -> list[int]:
+        return [layer for layer in sides[0].layers(site) if layer in sides[1].layers(site)]
+
+    modules = [Place(site, layer) for site in ("attn_out", "mlp_out") for layer in shared_layers(site)]
     chosen = greatest(modules)
-    with_heads = [place.layer for place in chosen if place.site == "attn_out" and sides[0].layers("z")]
+    with_heads = [place.layer for place in chosen if place.site == "attn_out" and place.layer in shared_layers("z")]
     chosen += greatest([Place("z", layer, head) for layer in with_heads for head in range(sides[0].n_heads)])
     found = {}
     for place in counted(chosen, "output"):

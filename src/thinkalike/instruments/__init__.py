@@ -10,12 +10,14 @@ from typing import Any
 
 from thinkalike import figures
 from thinkalike.errors import ResultError
+from thinkalike.global_state import isolated
 from thinkalike.job.instrument import asked_for, check_read
 from thinkalike.job.performing import passes, run_job, run_jobs
 from thinkalike.plugins import instrument, instrument_of
 from thinkalike.store import Result
 
 
+@isolated()
 def plot(what: Any, name: str | None = None, ax: Any = None) -> tuple[Any, Any]:
     """Draw a figure of a `Result` once more, or the matrix of all layer pairs that a metric computed.
 

@@ -7,11 +7,13 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
+
+from thinkalike.arguments import Count, Level, Seed, Within
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +32,7 @@ START = 4  # the first rung: real models that are alike read 3 to 5
 MASSIVE = 3  # times the median norm of a layer; few states are beyond it, and may carry most variance (Sun et al. 2024)
 DECIDES, TIMES = 0.25, 10  # of the variance, and times their share of the rows, beyond which such rows decide a layer
 ALONE = 0.9  # of the variance, beyond which rows that begin their text decide a layer, however many there are
+RESAMPLES = 100  # documents are drawn at least as often, as the interval ends at quantiles of 2.5 and 97.5 %
 FEW = 0.5  # share of the rows; where fewer stand in groups, what is found is of frequent tokens alone
 
 
@@ -74,7 +77,7 @@ def interval_around(value: Float[Tensor, "..."], half: Float[Tensor, "..."] | fl
     return Estimate(value, value - half, value + half)
 
 
-def student_t(level: float, freedom: float | int) -> float:
+def student_t(level: Level, freedom: Annotated[float | int, Within(above=0)]) -> float:
     """Return the t with P(|T| < t) = level for T of Student's distribution with these degrees of freedom."""
     from scipy.special import stdtrit  # takes half a second to import
 
@@ -87,7 +90,7 @@ def jackknife(
     reference: Float[Tensor, "*s"] | None = None,
     *,
     is_drawn: bool = False,
-    level: float = 0.95,
+    level: Level = 0.95,
     t: Float[Tensor, " *r"] | float | None = None,
 ) -> Estimate:
     """Return value ± t √((b-1)/b Σ (replicate - mean)²), t of Student's distribution with b - 1 degrees of freedom.
@@ -154,7 +157,9 @@ def reading_of(value: Float[Tensor, " r"], marks: Sequence[int], rungs: Float[Te
     return found
 
 
-def stimulus_folds(n: int, folds: int = 5, seed: int = 0, groups: Int[Tensor, " n"] | None = None) -> Int[Tensor, " n"]:
+def stimulus_folds(
+    n: Count, folds: Count = 5, seed: Seed = 0, groups: Int[Tensor, " n"] | None = None
+) -> Int[Tensor, " n"]:
     """Return the fold of each stimulus, drawn at random; the sizes of folds differ by at most one stimulus.
 
     With `groups`, such as the sentence of each word, no group is in two folds: the largest one left goes into the
@@ -217,7 +222,7 @@ def sum_by_document(
     return sums.index_add_(-1, documents.long(), values.double())
 
 
-def effective_number(counts: Shaped[Tensor, " documents"]) -> float:
+def effective_number(counts: Annotated[Shaped[Tensor, " documents"], Within(least=0)]) -> float:
     """Return how many documents of equal length are worth these: (Σ n)² / Σ n², in [1, documents] (Kish 1965, 11.7)."""
     return float(counts.double().sum().square() / counts.double().square().sum())
 
@@ -251,12 +256,12 @@ def freedom_of_groups(counts: Shaped[Tensor, " groups"]) -> float:
 
 
 def bootstrap_interval(
-    sums: Float[Tensor, "*b documents"],
-    counts: Float[Tensor, " documents"],
+    sums: Annotated[Float[Tensor, "*b documents"], Within()],
+    counts: Annotated[Float[Tensor, " documents"], Within(least=0)],
     *,
-    level: float = 0.95,
-    resamples: int = 2000,
-    seed: int = 0,
+    level: Level = 0.95,
+    resamples: Annotated[int, Within(least=RESAMPLES)] = 2000,
+    seed: Seed = 0,
     together: bool = False,
     bounds: tuple[float, float] = (-math.inf, math.inf),
 ) -> Estimate:
@@ -349,12 +354,12 @@ def drawn_counts(n: int, resamples: int, generator: torch.Generator) -> Float[Te
 
 
 def documents_and_seeds_interval(
-    sums: Float[Tensor, "*b seeds documents"],
-    counts: Float[Tensor, " documents"],
+    sums: Annotated[Float[Tensor, "*b seeds documents"], Within()],
+    counts: Annotated[Float[Tensor, " documents"], Within(least=0)],
     *,
-    level: float = 0.95,
-    resamples: int = 2000,
-    seed: int = 0,
+    level: Level = 0.95,
+    resamples: Annotated[int, Within(least=RESAMPLES)] = 2000,
+    seed: Seed = 0,
 ) -> Estimate:
     """Return the mean over seeds and tokens with an interval over documents and seeds, of shape (*b).
 

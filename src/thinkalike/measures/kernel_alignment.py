@@ -68,10 +68,14 @@ def hsic1(K: Float[Tensor, "n n"], L: Float[Tensor, "n n"]) -> Float[Tensor, ""]
 def hsic0(K: Float[Tensor, "n n"], L: Float[Tensor, "n n"]) -> Float[Tensor, ""]:
     """Return the biased HSIC tr(KHLH) / (n-1)², H = 1 - 11'/n (Gretton et al. 2005, eq. 9), at least 0 for kernels.
 
+    A ValueError of fewer than 2 rows.
+
     >>> K = [[1.0, 0.0], [0.0, 1.0]]
     >>> hsic0(K, K).item()
     1.0
     """
+    if len(K) < 2:
+        raise ValueError(f"the biased HSIC needs at least 2 rows, not {len(K)}")
     return _biased(len(K), (K * L.T).sum(), (K.sum(0) * L.sum(1)).sum(), K.sum() * L.sum())
 
 

@@ -25,7 +25,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from thinkalike.arguments import check_choice
+from thinkalike.arguments import check_choice, refuse_masked
 
 KINDS = ("nominal", "ordinal", "numeric", "continuous")
 NUMBERS = KINDS[2:]
@@ -66,6 +66,8 @@ class Columns(NamedTuple):
         their type and values imply. A list of levels is an ordinal feature.
         """
         frame, typed = _frame(X)
+        if repeated := frame.columns[frame.columns.duplicated()].tolist():
+            raise ValueError(f"X has two columns of the name {repeated[0]!r}: rename or leave out one")
         names, columns = _names(frame), [frame.iloc[:, place] for place in range(frame.shape[1])]
         labels = names or tuple(map(str, range(len(columns))))
         each = list(zip(columns, _each(kinds, labels), labels, strict=True))
@@ -130,6 +132,7 @@ def _frame(X: Any) -> tuple[pd.DataFrame, bool]:
         return X, True
     if isinstance(X, Tensor):
         X = X.detach().cpu().double().numpy()
+    refuse_masked(X, "X")
     array = X if isinstance(X, np.ndarray) else np.asarray(X, dtype=object)
     if array.ndim != 2:
         raise ValueError(f"X has shape {array.shape}, not (stimuli, features)")

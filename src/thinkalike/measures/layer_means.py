@@ -17,7 +17,7 @@ from torch import Tensor, distributed
 from torchmetrics import Metric
 from torchmetrics.utilities import dim_zero_cat
 
-from thinkalike.arguments import takes_arrays
+from thinkalike.arguments import Count, CountOrNone, takes_arrays
 from thinkalike.measures import estimates
 from thinkalike.measures.chance import BatchNull, Chance, chance_of
 from thinkalike.measures.contract import Batch, BatchRows, Blocks, LayerMeasure, Pair, States, joined
@@ -117,7 +117,8 @@ class Accumulator(Metric):
     numbers: list[Tensor] | Tensor
     documents: list[Tensor] | Tensor
 
-    def __init__(self, source_layers: int, target_layers: int, *, given: str = "none", **kwargs: Any):
+    @takes_arrays
+    def __init__(self, source_layers: Count, target_layers: Count, *, given: str = "none", **kwargs: Any):
         super().__init__(**{"dist_sync_fn": from_everyone, "compute_with_cache": False, **kwargs})
         self.source_layers, self.target_layers, self.given = source_layers, target_layers, given
         for name in ("numbers", "documents", *self.parts):
@@ -282,12 +283,13 @@ class LayerMeans(Accumulator):
     parts: ClassVar[tuple[str, ...]] = ("values", "leverages", "used", "dependence", "null", "tested", "moved", "units")
     moved: list[Tensor] | Tensor
 
+    @takes_arrays
     def __init__(
         self,
-        source_layers: int,
-        target_layers: int,
+        source_layers: Count,
+        target_layers: Count,
         measure: LayerMeasure,
-        permutations: int = 0,
+        permutations: CountOrNone = 0,
         *,
         given: str = "none",
         after_ratio: bool = False,

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torchmetrics import Metric
 
-from thinkalike.arguments import check_choice
+from thinkalike.arguments import Count, CountOrNone, check_choice, takes_arrays
 from thinkalike.measures.estimates import Estimate, jackknife
 from thinkalike.measures.kernel_alignment import CHOICES, alignment, arc_length, cka_measure
 from thinkalike.measures.layer_means import LayerMeans, LayerPairEstimate
@@ -90,17 +90,18 @@ class CKA(LayerMeans):
 
     higher_is_better = True
 
+    @takes_arrays
     def __init__(
         self,
-        source_layers: int,
-        target_layers: int,
+        source_layers: Count,
+        target_layers: Count,
         *,
         estimator: str = "unbiased",
         aggregate: str = "ratio_of_means",
         kernel: str = "linear",
         flatten: str = "token",
         given: str = "none",
-        permutations: int = 0,
+        permutations: CountOrNone = 0,
         **kwargs: Any,
     ):
         options = {"estimator": estimator, "kernel": kernel, "flatten": flatten}

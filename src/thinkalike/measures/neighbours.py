@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from thinkalike.arguments import Count
 from thinkalike.measures.contract import Blocks, LayerMeasure, Pair
 from thinkalike.measures.estimates import ROUNDINGS, RowGroups, seeded
 from thinkalike.measures.rows import size_of
@@ -20,7 +21,7 @@ DIGITS = 100  # roundings of a cosine that directions need to be apart, by the m
 
 
 def mutual_knn(
-    X: Float[Tensor, "n d"], Y: Float[Tensor, "m e"], k: int = NEIGHBOURS, groups: Int[Tensor, " n"] | None = None
+    X: Float[Tensor, "n d"], Y: Float[Tensor, "m e"], k: Count = NEIGHBOURS, groups: Int[Tensor, " n"] | None = None
 ) -> Float[Tensor, ""]:
     """Return the mean share of a stimulus's k nearest neighbours in X that are also among those in Y.
 
@@ -108,7 +109,7 @@ def in_order(
     return places[(numbers + first)[order]] - first
 
 
-def mutual_measure(k: int = NEIGHBOURS, groups: RowGroups | None = None) -> LayerMeasure:
+def mutual_measure(k: Count = NEIGHBOURS, groups: RowGroups | None = None) -> LayerMeasure:
     """Return `mutual_knn` as a measure of layer pairs, among all rows, or within groups of at least k + 2 rows."""
     return LayerMeasure(
         partial(numbers_of, k=k, groups=groups),

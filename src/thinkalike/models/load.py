@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import threading
 from collections.abc import Mapping, Sequence
 from copy import copy, deepcopy
 from dataclasses import replace
@@ -16,7 +15,8 @@ import torch
 
 from thinkalike.config import ModelConfig, model_named, options
 from thinkalike.config.parts import AFTER
-from thinkalike.errors import ConfigError, ModelError, one_of
+from thinkalike.errors import ConfigError, ModelError, checked_path, one_of
+from thinkalike.global_state import isolated
 from thinkalike.measures.estimates import seeded
 from thinkalike.memory import page_out
 from thinkalike.models import survey
@@ -38,11 +38,12 @@ from thinkalike.processes import doing
 
 log = logging.getLogger(__name__)
 
-IN_MEMORY = {"dtype", "device", "context", "bos", "side", "classes", "site", "head"}  # of models that are not read
+# settings of models that are not read
+IN_MEMORY = {"dtype", "device", "context", "bos", "side", "classes", "site", "head", "implausible"}
+PADDING, PADDED = 0.1, 256  # share and number of the rows of an embedding that no token may have
+SAME = 0.9  # of the ids of two tokenizers of one vocabulary stand for the same token
 END = "<|endoftext|>"  # the only special token of a mini
 ROWS = 2**13  # of a matrix that are rounded at once: the embedding is half of a small model
-
-_LOADING = threading.RLock()  # transformers changes classes of its own while it loads, so threads load one by one
 
 
 def load_models(*configs: ModelConfig) -> list[FrozenModel]:
@@ -65,6 +66,7 @@ def load_groups(groups: Sequence[Sequence[ModelConfig]]) -> list[list[FrozenMode
     return [[called(*each) for each in zip(group, told_apart(group), strict=True)] for group in groups]
 
 
+@isolated()
 def load_model(
     model: ModelConfig | str | os.PathLike[str] | torch.nn.Module, tokenizer: Any = None, name: str | None = None,
     **settings: Any,
@@ -78,8 +80,9 @@ def load_model(
         model: Its everyday name, such as "gelu-3l-mini"; the name of its repository on the hub, ORG/NAME; a folder with
             a checkpoint; a GGUF file; a configuration; or a model in memory, which is copied: of transformers, or a
             `TransformerBridge` of TransformerLens.
-        tokenizer: The tokenizer of a model in memory. That of a bridge is read anew, as its checkpoint has it, where
-            none is given: a bridge's own puts BOS before texts. Of any other model this place is that of the name.
+        tokenizer: The tokenizer of a model in memory, see `check_tokenizer`. That of a bridge is read anew, as its
+            checkpoint has it, where none is given: a bridge's own puts BOS before texts. Of any other model this place
+            is that of the name.
         name: The name of the loaded model, by default its label.
         settings: Settings of `model=` by their names, such as dtype, device, revision and context. A model in memory
             keeps its own dtype and device by default, and takes no setting that says where weights are.
@@ -101,7 +104,7 @@ def load_model(
     if (model := held(config)) is not None:
         return _at_sites(model, config, name)
     one_of("model.family", config.family, ("auto", *FAMILIES))
-    with _LOADING, explained(config), doing(f"model {name}"):
+    with explained(config), doing(f"model {name}"):
         device, dtype = torch.device(pick_device(config.device)), getattr(torch, config.dtype)
         base = base_of(config)
         source = base or config  # whose weights are read
@@ -156,7 +159,7 @@ def _in_memory(module: Any, tokenizer: Any, name: str | None, settings: Mapping[
     first, kind = survey.embedding_of(module), type(module).__name__
     own = {"dtype": first.dtype, "device": first.device, "bos": None, "corpus": None, **settings}
     config = configured(ModelConfig(name=name or Path(module.name_or_path or kind).name), own)
-    with _LOADING, explained(config), doing(f"model {config.name}"):
+    with explained(config), doing(f"model {config.name}"):
         family = _family_of(module.get_base_model() if is_adapted else module)
         _check_settings(config, family)
         # States are of a part of the model, classifiers may need padding first, and another dtype rounds otherwise.
@@ -172,10 +175,50 @@ def _in_memory(module: Any, tokenizer: Any, name: str | None, settings: Mapping[
         shape = whole.config.to_dict() if hasattr(whole, "config") else {}
         quantization = stated_quantization(shape)
         read = survey.Checkpoint(part, tokenizer, survey.longest_row(whole), quantization)
+        if not config.implausible:
+            check_tokenizer(whole, tokenizer, config.name)
         found = _frozen(config, family, read, name=config.name, device=device, revision="in memory")
         if expected is not None:
             _check_copy(found, expected)
         return _at_sites(found, config, config.name)
+
+
+def check_tokenizer(module: Any, tokenizer: Any, name: str) -> None:
+    """Check, as far as can be known, that a tokenizer is that of a model in memory.
+
+    - Its ids leave no more than a tenth of the embedding's rows unused, and 256: models pad theirs, by 3 % at most.
+    - Where `name_or_path` of the model is a folder, or a repository that was downloaded, the tokenizer there gives nine
+      tenths of their common ids to the same tokens. Added tokens are no difference.
+
+    Raises:
+        ModelError: it is of another vocabulary, for which the embedding would give the states of other words.
+    """
+    vocabulary: Mapping[str, int] = tokenizer.get_vocab() if hasattr(tokenizer, "get_vocab") else {}
+    if not vocabulary:
+        return
+    rows, used = len(survey.embedding_of(module)), max(vocabulary.values()) + 1
+    remedy = "give the tokenizer that the model was trained with, or load_model(..., implausible=True)"
+    if rows - used > max(PADDING * rows, PADDED):
+        raise ModelError(f"{name}: its embedding has {rows} rows, and the tokenizer uses {used} of them: {remedy}")
+    place = str(getattr(module, "name_or_path", "") or "")
+    if place in ("", str(getattr(tokenizer, "name_or_path", ""))) or (usual := _tokenizer_at(place)) is None:
+        return
+    known = {number: token for token, number in usual.get_vocab().items()}
+    common = [(token, known[number]) for token, number in vocabulary.items() if number in known]
+    same = sum(token == usual_token for token, usual_token in common)
+    if same < SAME * len(common):
+        shares = f"{same} of {len(common)} ids stand for the same tokens as in that of {place}"
+        raise ModelError(f"{name}: the tokenizer is of another vocabulary, {shares}: {remedy}")
+
+
+def _tokenizer_at(place: str) -> Any:
+    """Return the tokenizer of a folder, or of a repository that was downloaded; None: it cannot be known."""
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(place, local_files_only=True)
+    except Exception:  # of a library that reads whatever is there
+        return None
 
 
 def _outputs_as_given(module: Any, name: str) -> torch.Tensor:
@@ -216,7 +259,7 @@ def configured(model: ModelConfig | str | os.PathLike[str], settings: Mapping[st
              for key, value in settings.items()}  # fmt: skip
     if isinstance(model, ModelConfig):
         return model_named(model, plain)
-    called = os.fspath(model)
+    called = checked_path("model", model)
     is_place = isinstance(model, os.PathLike) or (called not in options("model") and Path(called).exists())
     return model_named(str(Path(called).absolute()) if is_place else called, plain)
 

@@ -425,10 +425,14 @@ def _said(error: BaseException) -> str:
 
 def _quieten() -> None:
     """Keep the libraries from announcing themselves: a job's output is its own."""
+    from huggingface_hub import constants
+    from huggingface_hub.utils import disable_progress_bars
+
     loaded = sys.modules.get("transformers.utils.logging")  # which reads the variables once
     if os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error") == "error" and loaded:
         loaded.set_verbosity_error()
         loaded.disable_progress_bar()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     os.environ.setdefault("DISABLE_SAFETENSORS_CONVERSION", "1")  # else transformers asks the hub to convert .bin files
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    if constants.HF_HUB_DISABLE_PROGRESS_BARS is None:  # the user's environment says nothing of them
+        disable_progress_bars()

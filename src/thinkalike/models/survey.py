@@ -302,8 +302,9 @@ def _unchanged_by_reading(model: Any) -> Iterator[None]:
         again = model.full(tokens)
     allowed = 0.0 if _is_equal(before, again) else TOLERANCE[model.dtype]
     if allowed and relative_error(again, before) > allowed:
-        found = "two passes over the same tokens give different outputs"
-        raise ModelError(f"{model.name}: {found}, as by chance or by what it remembers; take that out of its forward")
+        found = "two passes over the same tokens give different outputs, as by chance or by what it remembers"
+        remedy = _hooks_on(model.module) or "; take that out of its forward"
+        raise ModelError(f"{model.name}: {found}{remedy}")
     tensors = _states_of_tensors(model.module)
     yield
     with passing(model.name):

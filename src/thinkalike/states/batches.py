@@ -334,7 +334,8 @@ class WordBatches(TextBatches):
         asked = (repr(data), wanted, cut_for)
         self.text: Pieces = self.runs.text(asked, partial(drawn_pieces, data, different, wanted))
         if not self.text.count:
-            raise DataError(f"the report has no words; give more text, or raise data.report_share={data.report_share}")
+            share = f", or raise data.report_share={data.report_share}" if data.report_share else ""
+            raise DataError(f"the report has no words; give more text{share}")
         warn_of_few(data, len(set(self.text.documents)))
         self.units, self.at_once = len(self.text.texts), max(size // WORDS_AT_ONCE, 1)
         self.batches = min(self.measure.batches, max(self.text.count // size, 1))

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import orthogonal
 
 from thinkalike import plugins
+from thinkalike.arguments import Count, Seed, takes_arrays
 from thinkalike.errors import PluginError, one_line
 from thinkalike.measures.closed_forms import AffineMap, LayerPair
 
@@ -67,7 +68,10 @@ class Stitch(nn.Module):
     True
     """
 
-    def __init__(self, kind: str, width_in: int, width_out: int, norm: str = "none", rank: int = 16, seed: int = 0):
+    @takes_arrays
+    def __init__(
+        self, kind: str, width_in: Count, width_out: Count, norm: str = "none", rank: Count = 16, seed: Seed = 0
+    ):
         super().__init__()
         own = plugins.is_plugin(kind)
         if not (kind in KINDS or own) or norm not in NORMS:

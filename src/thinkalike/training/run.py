@@ -34,8 +34,7 @@ log = logging.getLogger(__name__)
 STATE = "training"  # the name of the state
 FOLDER, WRITTEN, EARLIER = "curves", "metrics.csv", "earlier.csv"
 LARGE, PAUSE = 100e6, 180.0  # a state of more bytes is written after this many seconds at the soonest
-for library in ("pytorch_lightning", "lightning_fabric"):
-    logging.getLogger(library).setLevel(logging.WARNING)
+ANNOUNCING = [logging.getLogger(library) for library in ("pytorch_lightning", "lightning_fabric")]
 
 
 class StepData(pl.LightningDataModule):
@@ -222,6 +221,9 @@ def fit(
         warnings.filterwarnings("ignore", module="pytorch_lightning|lightning_fabric")
         undone.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
         torch.set_float32_matmul_precision(trainer.matmul)
+        for library in ANNOUNCING:
+            undone.callback(library.setLevel, library.level)
+            library.setLevel(logging.WARNING)
         states = _States(folder, name, trainer.checkpoint_every, activity)
         pl.Trainer(
             max_steps=module.steps,

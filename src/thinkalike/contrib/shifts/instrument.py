@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
@@ -24,6 +24,7 @@ from thinkalike.measures.rows import labels_of_rows, rows_of
 from thinkalike.models.families import Layer
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.screen import Column, Table, few, number_column, show_table, show_text, span
+from thinkalike.states.batches import ModelRuns, StateBatches
 from thinkalike.store import Headline, Result
 
 
@@ -85,7 +86,10 @@ class DistanceConfig(LayerPairsConfig):
 
     kind: str = "distance"
     batches: int = left_open(BATCHES // 32, least=1, most=10**9)  # over which the mean is taken
-    massive: Literal["drop", "keep"] = "keep"  # long states decide no mean of distances that are relative to them
+
+    @property
+    def unused(self) -> Collection[str]:
+        return {*super().unused, "massive"}  # long states decide no mean of distances that are relative to them
 
 
 class Distance(LayerPairs, kind="distance", version=5, reads=("model", "target", "layers", "data", "measure")):
@@ -108,6 +112,11 @@ class Distance(LayerPairs, kind="distance", version=5, reads=("model", "target",
         if own[0] != own[1]:
             raise ConfigError("measure=distance compares each place with itself: layers= or sites differ")
         return own
+
+    def batches(
+        self, measure: Any, config: AnalyzeConfig, models: Sequence[FrozenModel], runs: ModelRuns
+    ) -> StateBatches:
+        return super().batches(replace(measure, massive="keep"), config, models, runs)
 
     def metric(self, measure: Any, source_layers: int, target_layers: int) -> Any:
         return LayerShifts(source_layers, target_layers, given=measure.given)

@@ -283,7 +283,7 @@ class Answers:
             head = math.nan if place.head is None else place.head
             shares = _of_part(changes, whole, documents)
             rows.append({"output": place.site, "layer": int(place), "head": head, **shares})
-        rows.sort(key=lambda row: float(row.get("share", 0.0)), reverse=True)  # none where nothing changes
+        rows.sort(key=lambda row: -row["share"])
         return pd.DataFrame(rows)
 
     @cached_property

@@ -147,7 +147,7 @@ class Diff(Instrument, kind="diff", version=7, reads=("model", "target", "data",
                 answers.parts = changes.by_part(base, changed, parts, batches, most, work.resume("parts"), keep)
                 answers.directions_at(batches)
         with work.phase("outputs"):
-            if any(bool(change.tokens.kl.any()) for change in answers.changes):
+            if bool(answers.kl()[: len(answers.documents(first))].any()):
                 answers.outputs = changes.by_output(base, changed, batches, measure.outputs)
         if name := without_difference(base, changed):
             log.warning("%s is packed, of two shapes or in one model alone: so it has no null", name)
@@ -182,16 +182,17 @@ def _other(named: str) -> ModelConfig:
     return model_named(str(Path(named).absolute()) if Path(named).exists() else named, {})
 
 
+Opened = dict[str, Callable[[int], AbstractContextManager[FrozenModel]]]  # a model of a null by its number
+
+
 def _null(
     measure: Any, base: FrozenModel, changed: FrozenModel, parts: Sequence[Part], text: Tensor
-) -> tuple[dict[str, Callable[[int], AbstractContextManager[FrozenModel]]], int]:
+) -> tuple[Opened, int]:
     """Return what opens a model of each kind of null by its number, and the block before which it is as the base."""
     if measure.null == "perturbation":
         perturbed = partial(changes.perturbed, base, changed, parts)
         kinds = {"permuted": signed_permutation, SIGNS: random_signs}
-        opened: dict[str, Callable[[int], AbstractContextManager[FrozenModel]]] = {
-            kind: partial(perturbed, random_change=change) for kind, change in kinds.items()
-        }
+        opened: Opened = {kind: partial(perturbed, random_change=change) for kind, change in kinds.items()}
         return opened, parts[0].layer
     norm, steps = norms(base, changed)[0], measure.steps
     forked = partial(changes.fork, base, text, norm, rate=changes.rate_for(base, text, norm, steps), steps=steps)

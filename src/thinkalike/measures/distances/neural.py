@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from thinkalike.arguments import check_choice, takes_arrays
+from thinkalike.arguments import Count, Seed, check_choice, takes_arrays
 from thinkalike.measures.chance import TIE, balanced_rows, permuted_rows
 from thinkalike.measures.distances.comparators import TIED, compare, mid_ranks, stimuli_of, with_ties
 from thinkalike.measures.estimates import (
@@ -301,8 +301,8 @@ def rsa_estimate(
     others: Layers | None = None,
     distance: str = "euclidean",
     groups: Int[Tensor, " n"] | None = None,
-    folds: int = 10,
-    seed: int = 0,
+    folds: Count = 10,
+    seed: Seed = 0,
     comparator: str = "spearman",
 ) -> Estimate:
     """Return `rsa` with a 95 % jackknife interval that leaves out one fold of stimuli, and all their pairs, at a time.
@@ -346,8 +346,8 @@ def mantel(
     layers: Layers,
     others: Layers | None = None,
     distance: str = "euclidean",
-    permutations: int = 999,
-    seed: int = 0,
+    permutations: Count = 999,
+    seed: Seed = 0,
     comparator: str = "spearman",
     groups: Int[Tensor, " n"] | None = None,
 ) -> Mantel:
@@ -364,6 +364,8 @@ def mantel(
     """
     vectors, further = _both(layers, others, distance)
     n, value = stimuli_of(vectors.shape[1]), compare(vectors, further, comparator)
+    if groups is not None:
+        check_groups(groups, n)
     owners = torch.arange(n, device=vectors.device) if groups is None else groups.to(vectors.device)
     if groups is not None and (count := len(groups.unique())) < FEWEST_GROUPS:
         warnings.warn(f"{count} groups have too few orders for p-values: give {FEWEST_GROUPS} or more", stacklevel=2)
@@ -391,6 +393,8 @@ def mantel(
 
 def distance_vectors(layers: Layers, distance: str = "euclidean", n: int | None = None) -> Float[Tensor, "l p"]:
     """Return the squared distances of all pairs of n stimuli, by default of the first layer's, as `upper` has them."""
+    if not len(layers):
+        raise ValueError("layers is empty: give the states of one layer or more")
     n = n or len(layers[0])
     if other := [index for index, states in enumerate(layers) if len(states) != n]:
         raise ValueError(f"layer {other[0]} has {len(layers[other[0]])} stimuli, not {n}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from thinkalike.arguments import check_choice, check_rows, tensor_of
+from thinkalike.arguments import Count, Seed, Within, check_choice, check_rows, checked_numbers, tensor_of
 from thinkalike.measures.distances.neural import NeuralDistances, upper
 from thinkalike.measures.estimates import check_groups, stimulus_folds
 from thinkalike.measures.kinds import Columns, Kinds, Level, level_of
@@ -77,15 +77,15 @@ class MLEM(BaseEstimator):
         *,
         weights: str = "diagonal",
         distance: str = "euclidean",
-        alpha: float | Sequence[float] | np.ndarray = ALPHAS,
+        alpha: Annotated[float, Within(least=0, is_finite=False)] | Sequence[float] | np.ndarray = ALPHAS,
         kinds: Kinds = "auto",
         difference: str = "indicator",
         missing: str = "own_level",
         unknown: str = "error",
         scale: str = "auto",
         recipe: str = "stimuli",
-        folds: int = 5,
-        seed: int = 0,
+        folds: Count = 5,
+        seed: Seed = 0,
     ):
         self.weights, self.distance, self.alpha = weights, distance, alpha
         self.kinds, self.difference, self.missing, self.unknown = kinds, difference, missing, unknown
@@ -151,6 +151,7 @@ class MLEM(BaseEstimator):
         """Check this model's choices, and the data of a `fit`; X is read by these columns, by default its own."""
         for name, choices in CHOICES.items():
             check_choice(name, getattr(self, name), choices)
+        checked_numbers(MLEM.__init__, self.get_params(deep=False))
         by_pair, columns = self.recipe == "paper", Columns.of(X, self.kinds) if columns is None else columns
         if by_pair and groups is not None:
             raise ValueError("recipe='paper' divides pairs into folds and cannot keep groups together")

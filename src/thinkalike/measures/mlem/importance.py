@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from thinkalike.arguments import Count, CountOrNone, Level, Seed
 from thinkalike.measures import estimates
 from thinkalike.measures.distances.comparators import levels_of, ranks_of_levels, spearman_of_patterns
 from thinkalike.measures.distances.neural import NeuralDistances, upper
@@ -37,7 +38,7 @@ def fewest_groups(folds: int) -> int:
 
 
 def fold_interval(
-    values: Float[Tensor, "*b k"], level: float = 0.95, t: Float[Tensor, " *r"] | None = None
+    values: Float[Tensor, "*b k"], level: Level = 0.95, t: Float[Tensor, " *r"] | None = None
 ) -> Estimate:
     """Return the mean over k ≥ 2 folds, (*b), with a t interval of k - 1 degrees of freedom.
 
@@ -45,6 +46,8 @@ def fold_interval(
     2003, eq. 8). For `t` see `jackknife`.
     """
     k = values.shape[-1]
+    if k < 2:
+        raise ValueError(f"values has {k} fold: an interval over folds needs two of them")
     half = (estimates.student_t(level, k - 1) if t is None else t) * values.std(-1)
     return estimates.interval_around(values.mean(-1), half * math.sqrt(1 / k + 1 / (k - 1)))
 
@@ -113,13 +116,13 @@ def feature_importance(
     X: Any,
     Y: Any,
     *,
-    folds: int = 5,
-    permutations: int = 5,
+    folds: Count = 5,
+    permutations: Count = 5,
     groups: Any = None,
     given: int | str | None = None,
     interactions: Sequence[tuple[int | str, int | str]] = (),
-    null: int = 0,
-    seed: int = 0,
+    null: CountOrNone = 0,
+    seed: Seed = 0,
 ) -> Importance:
     """Return the importance of every feature in every layer, by cross-validation over stimuli.
 
@@ -247,8 +250,8 @@ def split_half_reference(
     distance: str = "euclidean",
     *,
     groups: Any = None,
-    splits: int = 5,
-    seed: int = 0,
+    splits: Count = 5,
+    seed: Seed = 0,
 ) -> Estimate:
     """Return how well cells of one half of the stimuli predict distances in the other, as Spearman's ρ of each layer.
 

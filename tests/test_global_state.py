@@ -1,0 +1,310 @@
+"""In a notebook no function leaves a trace, whether it returns or raises, and threads may call any at once."""
+
+import contextlib
+import functools
+import json
+import locale
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+
+import datasets
+import huggingface_hub.utils
+import matplotlib
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import transformers
+from hydra import compose, initialize_config_dir, version
+from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.plugins import Plugins
+from hydra.plugins.search_path_plugin import SearchPathPlugin
+from matplotlib import pyplot
+
+import thinkalike
+import tiny
+from thinkalike.config.compose import OptionsEverywhere
+from thinkalike.errors import ThinkalikeError
+from thinkalike.global_state import isolated
+from thinkalike.models.places import ASSETS
+
+PAIR = ("gelu-3l-mini", "solu-3l-mini")
+TEXTS = [tiny.document(seed, 60) for seed in range(240)]
+FEW = {"batches": 2, "tokens_per_batch": 128}
+SHORT = {"layers": [1], "steps": 2, "tokens_per_step": 256, "report_tokens": 2048, "report_share": 0.5}
+ALONE = {"sample": 40, "features": ["Number"], "folds": 2, "references": 0, "permutations": 2}
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("THINKALIKE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+
+
+@functools.cache
+def module():
+    return transformers.AutoModelForCausalLM.from_pretrained(ASSETS / "gpt2-mini", dtype=torch.float32)
+
+
+@functools.cache
+def tokenizer():
+    return transformers.AutoTokenizer.from_pretrained(ASSETS / "gpt2-mini")
+
+
+def state_of_a_model(model):
+    """What a user may have set of a model, and its weights."""
+    switches = [(part.training, len(part._forward_hooks), len(part._forward_pre_hooks)) for part in model.modules()]
+    weights = [
+        (each.requires_grad, each.dtype, each.device, each.data_ptr(), float(each.detach().double().sum()))
+        for each in model.parameters()
+    ]
+    return switches, weights
+
+
+def state_of_logging():
+    loggers = [logging.root, *(logging.getLogger(name) for name in list(logging.root.manager.loggerDict))]
+    return {each.name: (each.level, list(map(id, each.handlers)), each.propagate) for each in loggers}
+
+
+# checks of shapes draw numbers of Python in every test, so that these are watched in a process without them
+WATCHED = {  # by name: what reads a state that the whole process shares
+    "random state of NumPy": lambda: str(np.random.get_state()),
+    "random state of torch": lambda: torch.get_rng_state().tolist(),
+    "random state of GPUs": lambda: [each.tolist() for each in torch.cuda.get_rng_state_all()],
+    "threads of torch": torch.get_num_threads,
+    "default dtype": torch.get_default_dtype,
+    "deterministic algorithms": torch.are_deterministic_algorithms_enabled,
+    "precision of products": torch.get_float32_matmul_precision,
+    "flags of cuDNN": lambda: (torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic),
+    "gradients": torch.is_grad_enabled,
+    "warnings filters": lambda: list(warnings.filters),
+    "where warnings go": lambda: warnings.showwarning,
+    "working folder": os.getcwd,
+    "environment": lambda: dict(os.environ),
+    "path of imports": lambda: list(sys.path),
+    "words of the command line": lambda: list(sys.argv),
+    "hooks of errors": lambda: (sys.excepthook, threading.excepthook),
+    "streams": lambda: (sys.stdout, sys.stderr),
+    "handlers of signals": lambda: {each: signal.getsignal(each) for each in signal.valid_signals()},
+    "logging": state_of_logging,
+    "locale": lambda: locale.setlocale(locale.LC_ALL),
+    "settings of matplotlib": lambda: dict(matplotlib.rcParams),
+    "open figures": pyplot.get_fignums,
+    "settings of pandas": lambda: pd.get_option("display.max_rows"),
+    "errors of NumPy": np.geterr,
+    "what transformers says": transformers.utils.logging.get_verbosity,
+    "bars of transformers": transformers.utils.logging.is_progress_bar_enabled,
+    "bars of downloads": huggingface_hub.utils.are_progress_bars_disabled,
+    "bars of data sets": datasets.are_progress_bars_disabled,
+    "application of Hydra": lambda: (id(GlobalHydra.instance()), GlobalHydra.instance().hydra),
+    "version of Hydra": lambda: version.base_at_least("1.2"),
+    "stored configurations of Hydra": lambda: sorted(ConfigStore.instance().repo),
+    "a model of the user": lambda: state_of_a_model(module()),
+}
+CHANGES = {  # the control: what changes each of them
+    "random state of NumPy": np.random.rand,
+    "random state of torch": lambda: torch.rand(1),
+    "threads of torch": lambda: torch.set_num_threads(2),
+    "default dtype": lambda: torch.set_default_dtype(torch.float64),
+    "deterministic algorithms": lambda: torch.use_deterministic_algorithms(True),
+    "precision of products": lambda: torch.set_float32_matmul_precision("medium"),
+    "flags of cuDNN": lambda: setattr(torch.backends.cudnn, "benchmark", True),
+    "gradients": lambda: torch.set_grad_enabled(False),
+    "warnings filters": lambda: warnings.simplefilter("ignore"),
+    "where warnings go": lambda: setattr(warnings, "showwarning", print),
+    "working folder": lambda: os.chdir("/"),
+    "environment": lambda: os.environ.update(TOKENIZERS_PARALLELISM="maybe"),
+    "path of imports": lambda: sys.path.append("/nowhere"),
+    "handlers of signals": lambda: signal.signal(signal.SIGTERM, signal.SIG_IGN),
+    "logging": lambda: logging.getLogger("transformers").setLevel(1),
+    "what transformers says": transformers.utils.logging.set_verbosity_debug,
+    "bars of transformers": transformers.utils.logging.disable_progress_bar,
+    "bars of downloads": huggingface_hub.utils.disable_progress_bars,
+    "bars of data sets": datasets.disable_progress_bars,
+}
+
+
+def states():
+    return {name: read() for name, read in WATCHED.items()}
+
+
+def traces_of(call):
+    """The names of the states that a call leaves changed; an error that a user can act on does not matter."""
+    warnings.simplefilter("default")
+    np.random.seed(7)
+    torch.manual_seed(int(time.monotonic_ns() % 2**31))
+    before = states()
+    with contextlib.suppress(ThinkalikeError, ValueError, ZeroDivisionError):
+        call()
+    return differing(before, states())
+
+
+def differing(before, after):
+    """The names of the states that differ; a logger that is new is that of a library which was imported meanwhile."""
+    after["logging"] = {name: each for name, each in after["logging"].items() if name in before["logging"]}
+    return [name for name in WATCHED if before[name] != after[name]]
+
+
+@pytest.fixture
+def _as_before():
+    """Undo the changes of a control."""
+    with isolated():
+        yield
+    torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize("name", CHANGES)
+@pytest.mark.usefixtures("_as_before")
+def test_the_watcher_sees_each_kind_of_change_and_it_is_undone(name):
+    assert name in traces_of(CHANGES[name])
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_what_a_job_changes_is_restored_also_after_an_error(name):
+    def job():
+        with isolated():
+            CHANGES[name]()
+            raise ZeroDivisionError
+
+    assert traces_of(job) == []
+
+
+def shown(result):
+    axes = result.plot()
+    pyplot.close((axes[0] if isinstance(axes, list) else axes).figure)
+    return result
+
+
+def drawn(*shape):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0))
+
+
+def failing(x, y):
+    raise ZeroDivisionError
+
+
+CALLS = {
+    "stitch": lambda: thinkalike.stitch(*PAIR, texts=TEXTS, **SHORT),
+    "stitch, threads and precision": lambda: thinkalike.stitch(*PAIR, texts=TEXTS, threads=2, **SHORT),
+    "compare": lambda: thinkalike.compare(*PAIR, texts=TEXTS, **FEW),
+    "compare in memory": lambda: thinkalike.compare((module(), tokenizer()), texts=TEXTS, **FEW),
+    "compare by a ruler": lambda: thinkalike.compare(*PAIR, measure="ruler", texts=TEXTS, words=256),
+    "mlem": lambda: thinkalike.mlem("gpt2-mini", **ALONE),
+    "rsa": lambda: shown(thinkalike.rsa(["gpt2-mini"], stimuli="crossed", sample=40, layers=[0, 1])),
+    "rsa of arrays": lambda: thinkalike.rsa([drawn(9, 3), drawn(9, 4)]),
+    "diff": lambda: thinkalike.diff(PAIR[0], PAIR[0], texts=TEXTS, tokens=256, tokens_per_part=64),
+    "trajectory": lambda: thinkalike.trajectory(PAIR[0]),
+    "load_model": lambda: thinkalike.load_model("gelu-3l-mini"),
+    "load_model in memory": lambda: thinkalike.load_model(module(), tokenizer()),
+    "load_model, refused": lambda: thinkalike.load_model("gelu-3l-min"),
+    "a wrong setting": lambda: thinkalike.stitch(*PAIR, steps=-1),
+    "a measure that fails": lambda: thinkalike.compare(*PAIR, measure=failing, texts=TEXTS, **FEW),
+    "texts that are too few": lambda: thinkalike.stitch(*PAIR, texts=["One."], **SHORT),
+    "a result": lambda: shown(thinkalike.compare(*PAIR, texts=TEXTS, store="kept", **FEW))._repr_html_(),
+    "results": lambda: thinkalike.results("nowhere"),
+    "open_result": lambda: thinkalike.open_result("nowhere"),
+    "cka": lambda: thinkalike.cka(drawn(9, 3), drawn(9, 4)),
+    "mantel": lambda: thinkalike.mantel([drawn(9, 3)], permutations=9),
+    "mutual_knn": lambda: thinkalike.mutual_knn(drawn(9, 3), drawn(9, 4), k=2),
+    "bootstrap_interval": lambda: thinkalike.bootstrap_interval([1.0, 2.0, 4.0], [1, 2, 3]),
+    "calibrate": lambda: thinkalike.calibrate(thinkalike.cka, drawn(24, 3), drawn(24, 4), [n // 2 for n in range(24)]),
+    "feature_importance": lambda: thinkalike.feature_importance(
+        thinkalike.MLEM(alpha=1.0), np.arange(24)[:, None] % 3, drawn(24, 3), folds=2
+    ),
+    "Stitch": lambda: thinkalike.Stitch("linear", 4, 4),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_function_leaves_no_trace(name):
+    assert traces_of(CALLS[name]) == []
+
+
+def test_the_next_random_numbers_of_a_notebook_are_new_ones():
+    """A job that seeds torch for its own numbers must not make those of its user a constant."""
+    drawn_after = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        expected = torch.randn(3)
+        torch.manual_seed(seed)
+        thinkalike.compare(*PAIR, texts=TEXTS, **FEW)
+        assert torch.equal(torch.randn(3), expected)
+        drawn_after.append(expected)
+    assert not torch.equal(*drawn_after)
+
+
+FRESH = """
+import json, logging, os, warnings
+import random
+import thinkalike, torch
+before, state = dict(os.environ), random.getstate()
+thinkalike.stitch("gelu-3l-mini", layers=[1], steps=1, tokens_per_step=256, report_tokens=2048)
+thinkalike.mlem("gpt2-mini", sample=40, features=["Number"], folds=2, references=0)
+thinkalike.mantel([torch.randn(9, 3)], permutations=9)
+import datasets, huggingface_hub, huggingface_hub.utils, transformers
+print(json.dumps({
+    "environment": dict(os.environ) == before,
+    "random state of Python": random.getstate() == state,
+    "transformers": transformers.utils.logging.get_verbosity() == logging.WARNING,
+    "bars": transformers.utils.logging.is_progress_bar_enabled(),
+    "downloads": not huggingface_hub.utils.are_progress_bars_disabled(),
+    "data sets": not datasets.are_progress_bars_disabled(),
+    "lightning": logging.getLogger("pytorch_lightning").level != logging.WARNING,
+}))
+"""
+
+
+@pytest.mark.ci_slow
+def test_a_library_that_a_job_is_the_first_to_import_behaves_as_usual(tmp_path):
+    quiet = {"HF_HUB_DISABLE_PROGRESS_BARS", "TRANSFORMERS_VERBOSITY", "TOKENIZERS_PARALLELISM"}
+    environment = {name: value for name, value in os.environ.items() if name not in quiet}
+    done = subprocess.run([sys.executable, "-c", FRESH], env=environment, capture_output=True, text=True, check=True)
+    assert all(json.loads(done.stdout.splitlines()[-1]).values()), done.stdout
+
+
+def test_an_application_of_hydra_finds_its_own_options_alone(tmp_path, monkeypatch):
+    """Models and measures of this project are no options of another application in the same process."""
+    monkeypatch.setattr(OptionsEverywhere, "is_ours", False)  # as in a notebook, which runs no command
+    (tmp_path / "app.yaml").write_text("a: 1\n")
+    thinkalike.compare(*PAIR, texts=TEXTS, **FEW)
+    assert any(each.__name__ == "OptionsEverywhere" for each in Plugins.instance().discover(SearchPathPlugin)), (
+        "control"
+    )
+    with initialize_config_dir(str(tmp_path), version_base=None):
+        paths = [each.path for each in GlobalHydra.instance().config_loader().get_search_path().get_path()]
+        assert not any(path.startswith("thinkalike://") for path in paths)
+        thinkalike.load_model("gelu-3l-mini")
+        assert compose("app").a == 1
+
+
+def test_eight_threads_give_what_they_give_one_after_another():
+    calls = [
+        *(lambda seed=seed: thinkalike.compare(*PAIR, texts=TEXTS[seed:], **FEW) for seed in range(2)),
+        lambda: thinkalike.compare((module(), tokenizer()), texts=TEXTS, **FEW),
+        lambda: thinkalike.compare((module(), tokenizer()), texts=TEXTS, **FEW),
+        lambda: thinkalike.diff(*[(module(), tokenizer())] * 2, texts=TEXTS, tokens=256, tokens_per_part=64),
+        lambda: thinkalike.stitch(*PAIR, texts=TEXTS, **SHORT),
+        lambda: thinkalike.stitch(*PAIR, texts=TEXTS, seed=1, **SHORT),
+        lambda: thinkalike.rsa(["gpt2-mini"], stimuli="crossed", sample=40, layers=[0, 1]),
+    ]  # fmt: skip
+    serial = [call().table for call in calls]
+    begun = threading.Barrier(len(calls))
+
+    def at_once(call):
+        begun.wait(60)
+        return call().table
+
+    before = states()
+    with ThreadPoolExecutor(len(calls)) as pool:
+        together = list(pool.map(at_once, calls))
+    for alone, beside in zip(serial, together, strict=True):
+        pd.testing.assert_frame_equal(alone, beside, check_exact=True)
+    assert differing(before, states()) == []
