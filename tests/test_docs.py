@@ -149,13 +149,6 @@ def test_a_link_that_leads_nowhere_is_found():
     assert pages.anchors(text) == {"over-there-now"}
 
 
-def test_pages_written_by_hand_are_short():
-    made = ["settings", "names", "api", "architectures", "results", "scale", "real-models", "LOG"]
-    own = [page for page in PAGES if page.stem not in made and page.parent.name not in ("log", "benchmarks")]
-    assert len(own) > 40
-    assert sum(len(page.read_text().split()) for page in own) <= 32_000
-
-
 def test_every_picture_is_shown():
     shown = {target.rpartition("/")[2] for page in PAGES for target in pages.links(page.read_text())}
     shown |= set(re.findall(r"images/([\w.-]+\.png)", (ROOT / "README.md").read_text()))

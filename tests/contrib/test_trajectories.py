@@ -47,7 +47,7 @@ SMALL = ["model.architecture.d_model=16", "model.architecture.n_heads=2", "model
 def text(text_files, tmp_path_factory):
     """The words of a small text, its cache, and a store."""
     folder = tmp_path_factory.mktemp("trajectories")
-    return ["data=text", f"data.files=[{text_files}/*.txt]", "data.report_share=0.3", f"data.cache={folder}/cache",
+    return ["data=text", f"data.files=[{text_files}/*.txt]", "data.report_share=0.5", f"data.cache={folder}/cache",
             f"store={folder}/results"]  # fmt: skip
 
 
@@ -277,7 +277,7 @@ def test_onsets_are_found_within_a_checkpoint():
 
 # ---- jobs
 
-ASKED = ["measure=trajectory", "measure.tokens=512", "measure.least=5", "measure.folds=3", "measure.permutations=19",
+ASKED = ["measure=trajectory", "measure.tokens=1024", "measure.least=5", "measure.folds=3", "measure.permutations=19",
          "measure.importance=false", "stimuli.sentences=40", "stimuli.features=[PoS,Question]"]  # fmt: skip
 
 

@@ -186,7 +186,9 @@ class FeatureProfiles(
             columns += [number_column(str(name), profile.loc[rows["layer"], name], ".3f") for name in shown]
             show_table(Table(f"{model}: Spearman's ρ, and what it loses without a feature", columns))
             show_text(_in_words(own, profile))
-            show_text(_beyond_words(profiles[profiles["model"] == model]))
+            beyond_words = _beyond_words(profiles[profiles["model"] == model])
+            if beyond_words:
+                show_text(beyond_words)
         for sentence in stimuli.get("confounded_with_words", ()):
             show_text(f"{sentence}.")
 
