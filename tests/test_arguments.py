@@ -235,6 +235,13 @@ def test_halves_give_the_value_of_the_numbers_that_they_are(name):
     agree(name, given(torch.bfloat16), expected, 2e-2)
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16, torch.uint32, torch.uint64])
+def test_unsigned_numbers_are_the_numbers_that_they_are(dtype):
+    whole = (50 * X.abs()).round()
+    assert cka(whole.to(dtype), Y) == cka(whole, Y)
+    assert mutual_knn(X, Y, 2, GROUPS.to(dtype)) == mutual_knn(X, Y, 2, GROUPS)
+
+
 NAMED_BY = {name: key for name in EVERY for key in NAMES if isinstance(EVERY[name][1].get(key), Tensor)}
 
 
@@ -391,6 +398,8 @@ REFUSED = {  # by what is wrong: a call, and the argument that the error begins 
     "an object that gives a masked array": (lambda: cka(Lazy(), Y), "X lacks a value"),
     "a tensor of 8 bits": (lambda: cka(X.to(torch.float8_e4m3fn), Y), "X is a tensor that is quantised"),
     "whole numbers beyond int64": (lambda: cka(np.full((N, 2), 2**64 - 1, dtype=np.uint64), Y), "X holds whole"),
+    "a tensor beyond int64": (lambda: cka(torch.full((N, 2), -1).view(torch.uint64), Y), "X holds whole"),
+    "a tensor of 4 bits": (lambda: cka(X.to(torch.uint8).view(torch.uint4), Y), "X is a tensor that is quantised"),
     "a seed of 70 bits": (lambda: measures.mantel([X], seed=2**70), "seed=.* at least 0 and below 2.63$"),
     "a complex tensor": (lambda: cka(X + 0j, Y), "X is a tensor that is complex"),
     "a sparse tensor": (lambda: cka(X, Y.to_sparse()), "Y is a tensor that is sparse"),

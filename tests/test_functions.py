@@ -435,6 +435,10 @@ def wrong_sides():
         "objects": (np.array([["a", 1]] * 12, dtype=object), "source holds"),
         "complex": (torch.tensor(STATES) * 1j, "source is a tensor that is complex"),
         "sparse": (torch.tensor(STATES).to_sparse(), "source is a tensor that is sparse"),
+        "beyond float64": (torch.arange(48).view(12, 4) + 2**60, "source holds whole numbers beyond 2.53"),
+        "beyond float64, unsigned": (np.full((12, 4), 2**60 + 1, np.uint64), "source holds whole numbers beyond 2.53"),
+        "beyond int64": (np.full((12, 4), 2**63 + 1, np.uint64), "source holds whole numbers beyond 2.63"),
+        "four bits": (torch.ones(12, 4, dtype=torch.uint8).view(torch.uint4), "source is a tensor that is quantised"),
         "meta": (torch.tensor(STATES, device="meta"), "source is a tensor that is on the device meta"),
         "ragged": ({"low": [[1.0, 2.0], [3.0]] * 6}, r"source\['low'\] has rows of unequal lengths"),
         "missing": (STATES.astype(float) * np.nan, "source lacks a value"),
@@ -464,6 +468,37 @@ def test_arrays_of_any_library_are_states():
         found = compare(side, OTHERS).table
         assert found["value"].tolist() == pytest.approx(expected["value"].tolist(), abs=1e-12)
     assert set(compare({1: STATES, 2: OTHERS}, OTHERS).table["source_layer"].astype(str)) >= {"1", "2"}
+
+
+LABELS = [f"word {row}" for row in range(12)]
+LABELLED, IN_ORDER = (pd.DataFrame(states, LABELS) for states in (STATES, OTHERS))
+SHUFFLED = IN_ORDER.sample(frac=1, random_state=0)
+LABELLED_WORDS = FRAME.set_axis(LABELS)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: thinkalike.compare(LABELLED, SHUFFLED),
+        lambda: thinkalike.compare({"low": LABELLED}, {"low": SHUFFLED}),
+        lambda: thinkalike.compare({"low": LABELLED, "high": SHUFFLED}, OTHERS),
+        lambda: thinkalike.mlem(SHUFFLED, stimuli=LABELLED_WORDS, **PROFILES),
+        lambda: thinkalike.mlem([LABELLED, IN_ORDER, SHUFFLED], stimuli=FRAME, **PROFILES),
+        lambda: thinkalike.rsa([LABELLED, SHUFFLED], stimuli=FRAME),
+        lambda: thinkalike.rsa([SHUFFLED, "gpt2-mini"], stimuli=LABELLED_WORDS),
+        lambda: thinkalike.rsa([pd.DataFrame(STATES)], stimuli=FRAME.sample(frac=1, random_state=0)),
+    ],
+)
+def test_tables_whose_rows_are_in_another_order_are_refused(call):
+    """Their rows would be paired by order, and labels that say so go with the tables."""
+    with pytest.raises(ConfigError, match="rows are paired by their order"):
+        call()
+
+
+def test_tables_in_one_order_are_their_arrays():
+    expected = thinkalike.compare(STATES, OTHERS).table["value"]
+    for target in (IN_ORDER, SHUFFLED.loc[LABELS], OTHERS):
+        assert thinkalike.compare(LABELLED, target).table["value"].equals(expected)
 
 
 SWITCHES = {

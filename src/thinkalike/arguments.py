@@ -35,6 +35,8 @@ R = TypeVar("R")
 NAMES = ("groups", "labels")  # whole numbers that stand for names, which may be given themselves
 NUMBERS = "give real numbers, as a tensor, an array, a DataFrame or a list"
 EXACT = 2**53  # beyond it float64 leaves out whole numbers
+UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)  # of which torch can compute next to nothing
+WHOLE = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, *UNSIGNED)
 
 
 class Within(NamedTuple):
@@ -256,6 +258,8 @@ def tensor_of(value: Any, kind: Any, name: str) -> Tensor:
         value = torch.stack(list(value))  # which keeps gradients
     if isinstance(value, Tensor):
         _refuse_odd(value, name)
+        if value.dtype in UNSIGNED:
+            value = torch.from_numpy(_numeric(value.cpu().numpy(), name)).to(value.device)
     else:
         refuse_masked(value, name)
         try:
@@ -298,9 +302,10 @@ def refuse_masked(value: Any, name: str) -> None:
 def _refuse_odd(tensor: Tensor, name: str) -> None:
     """Raise a ValueError of a tensor that has no real numbers at hand, of which torch would say so in its own words."""
     is_nested = tensor.is_nested
+    is_short = tensor.dtype.itemsize < 2 if tensor.is_floating_point() else tensor.dtype not in WHOLE
     odd = {
         "complex": tensor.is_complex(),
-        "quantised": tensor.is_quantized or (tensor.is_floating_point() and tensor.dtype.itemsize < 2),
+        "quantised": is_short and not tensor.is_complex(),
         "nested": is_nested,
         "sparse": not is_nested and tensor.layout != torch.strided,
         "on the device meta, without values,": tensor.is_meta,
@@ -348,7 +353,7 @@ def _refuse_missing(missing: np.ndarray, name: str) -> None:
 
 
 def check_rows(named: Iterable[tuple[str, Any]]) -> None:
-    """Check that the tables among some values, also those in lists, have their rows in one order, as labels say.
+    """Check that the tables among some values, also those in lists and mappings, have their rows in one order, as labels say.
 
     Rows are paired by their order. Labels that are merely numbers say nothing about another table, unless that has the
     same numbers.
@@ -373,5 +378,7 @@ def _labels(named: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
     for name, value in named:
         if hasattr(value, "iloc"):
             yield name, value.index
+        elif isinstance(value, Mapping):
+            yield from _labels((f"{name}[{key!r}]", each) for key, each in value.items())
         elif isinstance(value, list | tuple) and value and not isinstance(value[0], int | float):
             yield from _labels((f"{name}[{place}]", each) for place, each in enumerate(value))

@@ -27,11 +27,11 @@ from typing import Any, overload
 import numpy as np
 import pandas as pd
 import torch
-from jaxtyping import Shaped
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from thinkalike import measures, plugins
-from thinkalike.arguments import checked_numbers, tensor_of
+from thinkalike.arguments import check_rows, checked_numbers, tensor_of
 from thinkalike.config import ModelConfig, compose_job, measure_module, measure_schema, options, part_named
 from thinkalike.config.parts import SMALL, AnalyzeConfig, DataConfig, StimuliConfig
 from thinkalike.config.schema import default_of, is_open
@@ -233,6 +233,17 @@ def check_arguments(function: Callable[..., Any], arguments: Mapping[str, Any], 
         raise ConfigError(error) from None
 
 
+def check_order(sides: Mapping[str, Any]) -> None:
+    """Raise a ConfigError if tables among the sides and stimuli have their rows in different orders, by their labels.
+
+    This is the last place that has the labels: states become tensors, and stimuli are numbered.
+    """
+    try:
+        check_rows((name, side) for name, side in sides.items() if not _is_model(side))
+    except ValueError as error:
+        raise ConfigError(error) from None
+
+
 def place_of(keyword: str, kind: str) -> str:
     """Return the setting that a keyword of a function is, such as stitch.steps, given the kind of its job."""
     own = {"stitch": StitchConfig} if kind == "stitch" else {"measure": measure_schema(kind)}
@@ -265,6 +276,7 @@ def _result(kind: str, function: Callable[..., Any], arguments: Mapping[str, Any
     for name, side in named.items():
         if not (_is_model(side) or isinstance(side, str | os.PathLike | Mapping) or hasattr(side, "__array__")):
             raise ConfigError(f"{name} is {type(side).__name__}: give a name, (model, tokenizer), a bridge or arrays")
+    check_order({**named, "stimuli": arguments.get("stimuli")})
     with isolated(), contextlib.ExitStack() as kept:
         store = os.fspath(arguments["store"] or kept.enter_context(tempfile.TemporaryDirectory(prefix="thinkalike-")))
         with tempfile.TemporaryDirectory(prefix="thinkalike-") as folder, naming([*settings_in(function)]), watched():
@@ -413,7 +425,7 @@ def _layers_of(side: Any, argument: str) -> str | dict[str, Tensor]:
         if not isinstance(name, str | int) or isinstance(name, bool) or str(name) in ("", "file", *layers, IDS):
             raise ConfigError(f"{place}: a layer has a name or a number of its own, which is not file or {IDS}")
         try:
-            layers[str(name)] = tensor_of(states, Shaped, place).detach().cpu()
+            layers[str(name)] = tensor_of(states, Float, place).detach().cpu()
         except ValueError as error:
             raise ConfigError(error) from None
         if layers[str(name)].ndim < 2 or not layers[str(name)].numel():
