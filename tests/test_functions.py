@@ -6,6 +6,7 @@ import gc
 import inspect
 import json
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import fields
@@ -22,7 +23,7 @@ import thinkalike
 import tiny
 from conftest import with_slow
 from thinkalike import functions, load_model, open_result, plugins
-from thinkalike.config import AnalyzeConfig, DataConfig, ModelConfig, StimuliConfig, measure_schema
+from thinkalike.config import AnalyzeConfig, DataConfig, ModelConfig, StimuliConfig, measure_schema, part_named
 from thinkalike.config.schema import default_of, is_open
 from thinkalike.errors import ConfigError, DataError, ModelError, ThinkalikeError
 from thinkalike.models.behaviour import sample_digest
@@ -499,6 +500,27 @@ def test_tables_in_one_order_are_their_arrays():
     expected = thinkalike.compare(STATES, OTHERS).table["value"]
     for target in (IN_ORDER, SHUFFLED.loc[LABELS], OTHERS):
         assert thinkalike.compare(LABELLED, target).table["value"].equals(expected)
+
+
+def test_a_name_of_a_file_is_meant_as_it_is_written(tmp_path, monkeypatch):
+    """A configuration would put other settings in the place of ${...}, and Hydra's grammar reads quotes."""
+    monkeypatch.setenv("ELSEWHERE", "elsewhere")
+    for name in ("${oc.env:ELSEWHERE}", "${seed}", "é 'of' \\${nobody}"):
+        (tmp_path / f"{name}.jsonl").write_text("".join(f"{json.dumps({'text': text})}\n" for text in TEXTS))
+        FRAME.to_csv(tmp_path / f"{name}.csv", index=False)
+        np.savez(tmp_path / f"{name}.npz", ids=np.array("order"), low=STATES)
+        shutil.copytree(ASSETS / "gelu-3l-mini", tmp_path / name)
+        assert set(thinkalike.compare(tmp_path / name, texts=f"{name}.jsonl", **FEW).table["source"]) == {name}
+        assert set(thinkalike.rsa([f"{name}.npz"], stimuli=f"{name}.csv").table["source"]) == {name}
+    with pytest.raises(ConfigError, match=r"^model=\$\{oc.env:ELSEWHERE\}/no is not known"):
+        load_model("${oc.env:ELSEWHERE}/no")
+
+
+def test_a_text_is_meant_as_it_is_written(monkeypatch):
+    monkeypatch.setenv("ELSEWHERE", "token")
+    with pytest.raises(ConfigError, match=r"^level=\$\{oc.env:ELSEWHERE\} must be"):
+        compare(PAIR[0], texts=TEXTS, level="${oc.env:ELSEWHERE}")
+    assert part_named("model", "feather-bert", {"index": 3}).hub_id.endswith("_3"), "control: options refer to settings"
 
 
 SWITCHES = {

@@ -308,7 +308,7 @@ def _done(
         words = [] if kind == "stitch" else [f"measure={kind}"]
         names = {id(each): name for name, each in reversed(named.items())}
         files = [_recorded(layers_of[own], folder / names[own], number) for number, own in enumerate(arrays, 1)]
-        words += [f"activations={json.dumps(files)}"] if files else []
+        words += ["activations=[recorded]"] if files else []  # Hydra's grammar has no words for some names of files
         opened: dict[str, Any] = {f.name: None if is_open(f) else default_of(f) for f in fields(StitchConfig)}
         made = {"stitch": StitchConfig(**opened | parts["stitch"])} if kind == "stitch" else {
             "measure": part_named("measure", kind, parts["measure"]),
@@ -317,6 +317,7 @@ def _done(
         made["data"] = part_named("data", *_text(texts, parts["data"], folder))
         configs = [replace(each, **parts["model"]) for each in configs]
         alone = files and len(configs) < 2  # the model beside recordings is the target
+        made |= {"activations": files} if files else {}
         made |= dict(zip(["target"] if alone else ["model", "target"], [*configs, *configs[-1:]], strict=False))
         entry = "train" if kind == "stitch" else "analyze"
         config = compose_job(entry, words, **made, **({"scale": _scale(configs)} | parts[""]))

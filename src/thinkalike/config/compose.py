@@ -369,6 +369,11 @@ def options(group: str) -> list[str]:
 
 def option(group: str, name: str) -> dict[str, Any]:
     """Return the settings of an option of a group, or of a model by its folder or repository."""
+    folder = _folder(f"{group}/{name}")
+    if folder is not None:  # Hydra would read ${...} in its path
+        return option(group, "local") | {"path": _literal(folder["path"])}
+    if "${" in name:
+        one_of(group, name, options(group))
     with hydra_ready():
         path = tuple(each.path for each in GlobalHydra.instance().config_loader().get_search_path().get_path())
         return dict(_option(group, name, path))
@@ -566,9 +571,24 @@ def settings_of(part: Any) -> dict[str, Any]:
 
 
 def part_named(group: str, name: str, given: Mapping[str, Any]) -> Any:
-    """Return the part that an option of a group stands for, with what is given; "schema" leaves the recipe's open."""
-    settings: Any = OmegaConf.to_container(OmegaConf.create({**option(group, name), **given}), resolve=True)
+    """Return the part that an option of a group stands for, with what is given; "schema" leaves the recipe's open.
+
+    What is given are values, in which ${...} stands for nothing else.
+    """
+    settings: Any = {**option(group, name), **_literal(given)}
+    settings = OmegaConf.to_container(OmegaConf.create(settings), resolve=True)
     return made(measure_schema(name) if group == "measure" else GROUPS[group], settings, f"{group}.")
+
+
+def _literal(value: Any) -> Any:
+    """Return plain settings in which OmegaConf takes every ${ for these two letters, as in the name of a file."""
+    if isinstance(value, Mapping):
+        return {name: _literal(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_literal(inner) for inner in value]
+    if isinstance(value, str):
+        return re.sub(r"(\\*)\$\{", lambda found: 2 * found[1] + r"\${", value)
+    return value
 
 
 def model_named(model: ModelConfig | str, settings: Mapping[str, Any]) -> ModelConfig:
