@@ -22,7 +22,7 @@ from safetensors.torch import save_file
 import thinkalike
 import tiny
 from conftest import with_slow
-from thinkalike import functions, load_model, open_result, plugins
+from thinkalike import functions, load_model, measures, open_result, plugins
 from thinkalike.config import AnalyzeConfig, DataConfig, ModelConfig, StimuliConfig, measure_schema, part_named
 from thinkalike.config.schema import default_of, is_open
 from thinkalike.errors import ConfigError, DataError, ModelError, ThinkalikeError
@@ -523,6 +523,51 @@ def test_a_text_is_meant_as_it_is_written(monkeypatch):
     assert part_named("model", "feather-bert", {"index": 3}).hub_id.endswith("_3"), "control: options refer to settings"
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("skip_first", 2), ("embed", True), ("features", ["row"]), ("site", "z"), ("head", 1), ("level", "token"),
+     ("batches", np.int64(2)), ("layers", np.array([0])), ("seed", torch.tensor(1))],
+)  # fmt: skip
+def test_what_has_no_effect_on_arrays_is_refused(name, value):
+    with pytest.raises(ConfigError, match=rf"^{name}=? (has no effect on|is not read by) "):
+        compare(STATES, OTHERS, **{name: value})
+
+
+@pytest.mark.parametrize("function", ["mlem", "rsa"])
+def test_no_recording_has_a_site_before_its_layers(function):
+    with pytest.raises(ConfigError, match=r"^embed= has no effect on"):
+        inspect.unwrap(getattr(thinkalike, function))([STATES], stimuli=FRAME, embed=True)
+
+
+def test_a_keyword_is_the_same_in_every_library():
+    """Arrays of NumPy, torch and pandas are lists, and their numbers those of Python."""
+    mlem, rsa = inspect.unwrap(thinkalike.mlem), inspect.unwrap(thinkalike.rsa)
+    models = {"layers": [[0, 0], [1, 2]], "site": ["z"], "batches": 2, "tokens_per_batch": 128, "skip_first": 1}
+    sorts = [
+        {"layers": np.array(models["layers"]), "site": np.array(["z"]), "batches": np.int64(2)},
+        {"layers": torch.tensor(models["layers"]), "site": pd.Index(["z"]), "skip_first": torch.tensor(1)},
+        {"layers": [[np.int8(0), 0], (1, 2)], "site": pd.Series(["z"]), "tokens_per_batch": np.array(128)},
+    ]
+    expected = compare(PAIR[0], texts=TEXTS, **models).table
+    for sort in sorts:
+        pd.testing.assert_frame_equal(compare(PAIR[0], texts=TEXTS, **models | sort).table, expected)
+    given = {"features": FRAME.columns[2:], "alphas": np.array([0.1, 1.0]), "distance": np.str_("cosine")}
+    plain = {"features": ["many", "kind"], "alphas": [0.1, 1.0], "distance": "cosine"}
+    tables = [mlem(STATES, stimuli=FRAME, **PROFILES, **each).table for each in (given, plain)]
+    pd.testing.assert_frame_equal(*tables)
+    found, expected = (compare(STATES, OTHERS, kernel=kernel).arrays for kernel in (np.array("rbf"), "rbf"))
+    assert found["value"] == expected["value"]
+    for name, value in {"distance": object(), "features": {"many"}, "comparator": b"pearson"}.items():
+        with pytest.raises(ConfigError, match=f"^{name} holds {type(value).__name__}: give text, numbers"):
+            rsa([STATES], stimuli=FRAME, **{name: value})
+
+
+@pytest.mark.parametrize("layers", [0, torch.tensor(0), [0.5], [[0]]])
+def test_layers_that_are_no_list_of_numbers_are_refused(layers):
+    with pytest.raises(ConfigError, match=r"^layers=.* must be a valid (list|integer)"):
+        compare(PAIR[0], texts=TEXTS, layers=layers, **FEW)
+
+
 SWITCHES = {
     "force": "yes", "embed": 1, "null": "no", "seed": True, "batches": "2", "tokens_per_batch": 128.0,
     "skip_first": None, "threads": 1.5, "kept": "0.9", "neighbours": True, "store": 3,
@@ -533,6 +578,12 @@ SWITCHES = {
 def test_a_keyword_of_the_wrong_type_is_refused_by_name(name):
     with pytest.raises(ConfigError, match=rf"^{name}={SWITCHES[name]!r} must be "):
         compare(PAIR[0], texts=TEXTS, **{name: SWITCHES[name]})
+
+
+def computed_metric():
+    metric = measures.CKA(1, 1)
+    metric.update([STATES], [OTHERS])
+    return metric.compute()
 
 
 def test_what_has_no_effect_on_rsa_of_arrays_is_refused():
@@ -549,6 +600,9 @@ def test_what_has_no_effect_on_rsa_of_arrays_is_refused():
 @pytest.mark.parametrize(
     ("call", "said"),
     [
+        (lambda result: result.plot("file.png"), "^ax=file.png must be axes of matplotlib"),
+        (lambda result: thinkalike.plot(result, ax=[3]), r"^ax=\[3\] must be axes of matplotlib"),
+        (lambda result: thinkalike.plot(computed_metric(), ax=True), "^ax=True must be axes of matplotlib"),
         (lambda result: result.save("there"), "^there is there already"),
         (lambda result: inspect.unwrap(Result.save)(result, 3), "^folder=3 must be a path"),
         (lambda result: open_result("a\0b"), "^folder="),

@@ -353,7 +353,7 @@ def _refuse_missing(missing: np.ndarray, name: str) -> None:
 
 
 def check_rows(named: Iterable[tuple[str, Any]]) -> None:
-    """Check that the tables among some values, also those in lists and mappings, have their rows in one order, as labels say.
+    """Check that tables, also those in lists and mappings, have their rows in one order, as labels say.
 
     Rows are paired by their order. Labels that are merely numbers say nothing about another table, unless that has the
     same numbers.

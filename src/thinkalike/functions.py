@@ -56,6 +56,7 @@ Arrays = np.ndarray | Tensor | pd.DataFrame | Mapping[str, Any]
 Text = str | os.PathLike[str] | Iterable[str] | Iterable[Mapping[str, Any]]
 Table = str | os.PathLike[str] | pd.DataFrame
 Layers = str | Sequence[int] | Sequence[Sequence[int]]
+OF_WORDS = ("measure.skip_first",)  # settings of measures that choose among the words of stimuli
 INPUTS = ("target", "others", "texts", "stimuli", "store", "measure")  # keywords that are no settings
 
 
@@ -219,18 +220,34 @@ def trajectory(
     return _result("trajectory", trajectory, locals(), [model])
 
 
-def check_arguments(function: Callable[..., Any], arguments: Mapping[str, Any], sides: Mapping[str, Any]) -> None:
-    """Raise a ConfigError of a number, a switch or a path that cannot be one, which names the keyword."""
+def checked_arguments(
+    function: Callable[..., Any], arguments: Mapping[str, Any], sides: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return arguments with numbers and switches of Python; a ConfigError names a wrong one, or a wrong path."""
     may_be_paths = {name: arguments.get(name) for name in ("texts", "stimuli")} | dict(sides)
     paths = {name: value for name, value in may_be_paths.items() if isinstance(value, str | os.PathLike)}
     if arguments["store"] is not None:
         paths["store"] = arguments["store"]
     for name, path in paths.items():
         checked_path(name, path)
+    given = {name: value for name, value in arguments.items() if value is not None}
     try:
-        checked_numbers(function, {name: value for name, value in arguments.items() if value is not None})
+        return {**arguments, **checked_numbers(function, given)}
     except ValueError as error:
         raise ConfigError(error) from None
+
+
+def given_settings(function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings among the arguments of a function that differ from their defaults, as plain values."""
+    given = {}
+    for name, default in settings_in(function).items():
+        try:
+            value = _plain(arguments[name])
+        except TypeError as error:
+            raise ConfigError(f"{name} holds {error}: give text, numbers, True or False, or a list of them") from None
+        if value is not None and value != _plain(default):
+            given[name] = value
+    return given
 
 
 def check_order(sides: Mapping[str, Any]) -> None:
@@ -265,12 +282,10 @@ def settings_in(function: Callable[..., Any]) -> dict[str, Any]:
 
 def _result(kind: str, function: Callable[..., Any], arguments: Mapping[str, Any], sides: Sequence[Any]) -> Result:
     """Return the result of the job that a function does, given its arguments, and what it compares."""
-    given = {name: _plain(value) for name, default in settings_in(function).items()
-             if (value := arguments[name]) is not None and _plain(value) != _plain(default)}  # fmt: skip
     first, second, *_ = arguments
     names = [f"{first}[{place}]" for place in range(len(sides))] if sides is arguments[first] else [first, second]
     named = dict(zip(names, sides, strict=False))
-    check_arguments(function, arguments, named)
+    given = given_settings(function, checked_arguments(function, arguments, named))
     if not sides:
         raise ConfigError(f"{first} is empty: give a list of models or of arrays")
     for name, side in named.items():
@@ -301,8 +316,14 @@ def _done(
     for setting, value in settings.items():
         part, _, name = setting.rpartition(".")
         parts[part][name] = value
+    if not models and parts["model"]:
+        setting = next(iter(parts["model"]))
+        raise ConfigError(f"{setting} has no effect on arrays, which no model computes; leave it out")
     layers_of = {id(side): _layers_of(side, name) for name, side in named.items() if not _is_model(side)}
     if arrays and stimuli is None:
+        for setting in settings:
+            if setting.startswith("stimuli.") or setting in OF_WORDS:
+                raise ConfigError(f"{setting} has no effect on arrays without stimuli; leave it out")
         stimuli = _numbered(kind, [*models, *arrays.values()], layers_of)
     with in_place(models) as configs, in_table(stimuli) as (chosen, own):
         words = [] if kind == "stitch" else [f"measure={kind}"]
@@ -490,9 +511,18 @@ def in_table(stimuli: Any) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _plain(value: Any) -> Any:
-    """Return a setting as configurations have it: lists for tuples, dictionaries for mappings, text for paths."""
+    """Return a setting as configurations have it: lists for tuples and arrays, dictionaries, text for paths.
+
+    A TypeError names the type of a value that no configuration can have.
+    """
+    if hasattr(value, "tolist"):  # of NumPy, torch and pandas, whose comparisons are arrays
+        return _plain(value.tolist())
     if isinstance(value, Mapping):
-        return {name: _plain(each) for name, each in value.items()}
-    if isinstance(value, Sequence) and not isinstance(value, str):
+        return {_plain(name): _plain(each) for name, each in value.items()}
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if value is None or isinstance(value, str | bool | int | float):
+        return value
+    if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray | memoryview):
         return [_plain(each) for each in value]
-    return os.fspath(value) if isinstance(value, os.PathLike) else value
+    raise TypeError(type(value).__name__)

@@ -174,7 +174,10 @@ def _within(hint: Any, limits: Any) -> Any:
 
 def _sentence(part: str, error: pydantic.ValidationError) -> str:
     """Return the first thing that is wrong with values, with its key, in one line."""
-    first = error.errors()[0]
+    problems = error.errors()
+    # a word that is no choice is one of several forms that the value could have, and the nearest if it is text
+    other_forms = [each for each in problems if each["type"] != "literal_error" or isinstance(each["input"], str)]
+    first = (other_forms or problems)[0]
     where = [str(each) for each in first["loc"] if isinstance(each, str) and each.isidentifier()]
     said = first["msg"].removeprefix("Value error, ").replace("Input should", "must").replace("String should", "must")
     return f"{'.'.join(filter(None, [part, *where[:1]]))}={short(first['input'])} {said}"

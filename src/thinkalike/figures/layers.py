@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.colors import Normalize, PowerNorm
 
-from thinkalike.figures.style import canvas, colour_of, heatmap, line, save, shown, ticks, write_values
+from thinkalike.figures.style import canvas, check_axes, colour_of, heatmap, line, save, shown, ticks, write_values
 
 BELOW = "#4a90d9"  # the colour of values below the scale
 MARKS = "osD^vP*X"
@@ -59,6 +59,7 @@ def components(
 
 def layer_pairs(values: Any, label: str, scale: tuple[float, float] = (0.0, 1.0), ax: Any = None) -> tuple[Any, Any]:
     """Draw a matrix of all layer pairs, rows the source's, into axes or a new figure; returns figure and axes."""
+    check_axes(ax)
     cells = pd.DataFrame(values)
     with contextlib.ExitStack() as style:
         if ax is None:

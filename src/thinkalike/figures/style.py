@@ -11,7 +11,11 @@ from typing import Any
 import matplotlib
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+
+from thinkalike.config.schema import short
+from thinkalike.errors import ConfigError
 
 STYLE: dict[Any, Any] = {
     "font.size": 9,
@@ -65,12 +69,19 @@ def shown(ax: Any = None) -> Iterator[dict[str, tuple[Any, Any]]]:
 
     It yields each by its name, with its axes.
     """
+    check_axes(ax)
     global _shown, _place
     before, _shown, _place = (_shown, _place), {}, ax
     try:
         yield _shown
     finally:
         _shown, _place = before
+
+
+def check_axes(ax: Any) -> None:
+    """Raise a ConfigError unless a value is None or axes of matplotlib."""
+    if ax is not None and not isinstance(ax, Axes):
+        raise ConfigError(f"ax={short(ax)} must be axes of matplotlib: write a file by plot().figure.savefig(FILE)")
 
 
 def close(figures: Iterable[Any]) -> None:

@@ -129,7 +129,7 @@ class LayerPairs(Instrument):
         read: Any = config.without_model() if config.activations else copy(config)
         if config.activations:
             read.data, read.layers = None, "same"
-            read.measure = replace(config.measure, batches=BATCHES, **self.for_stimuli)  # type: ignore[call-arg]
+            read.measure = replace(read.measure, batches=BATCHES, **self.for_stimuli)  # type: ignore[call-arg]
         else:
             read.stimuli = None
         read.ruler = config.ruler if self.is_read(config) else None
