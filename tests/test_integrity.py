@@ -394,6 +394,50 @@ def test_a_link_inside_a_store_leads_nowhere(place, tmp_path):
     assert [path.name for path in there.iterdir()] == ["mine.txt"]
 
 
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    ("kind", "place"),
+    [
+        *(("second name", name) for name in ("checkpoints/x.aside", "checkpoints/warnings.aside", "lock")),
+        *(("second name", name) for name in ("curves/metrics.csv", "kept/deeper/x.pt")),
+        *(("pipe", name) for name in ("checkpoints/warnings.json", "checkpoints/x.aside", "curves/x", "lock")),
+        *(("folder", name) for name in ("checkpoints/x.aside", "checkpoints/x-1-0123456789abcdef.pt")),
+        *(("file", name) for name in ("checkpoints", "curves", "result", "old", "")),
+    ],
+)
+def test_what_a_stranger_left_of_a_run_is_refused(kind, place, tmp_path):
+    """Else a file outside is written over, reading it has no end, or it is an error somewhere later."""
+    outside, left = tmp_path / "mine.txt", tmp_path / "store" / "stitching" / "abc.partial" / place
+    outside.write_text("mine")
+    left.parent.mkdir(parents=True)
+    if kind == "second name":
+        os.link(outside, left)
+    elif kind == "pipe":
+        os.mkfifo(left)
+    elif kind == "folder":
+        left.mkdir()
+    else:
+        left.write_text("a file")
+    with pytest.raises(StoreError, match=r"remove it"):
+        result_in(tmp_path / "store")
+    assert outside.read_text() == "mine"
+
+
+def test_a_whole_file_that_is_no_state_is_one_line(tmp_path):
+    """Its name has the right digest, which says that it is whole and not who wrote it."""
+    content = {"text": b"no state", "empty": b"", "archive": b"PK\x03\x04" + b"x" * 99}
+    torch.save([1, 2], tmp_path / "list")
+    content["list"] = (tmp_path / "list").read_bytes()
+    for name, written in content.items():
+        path = tmp_path / f"{name}-1-{hashlib.sha256(written).hexdigest()[:16]}.pt"
+        path.write_bytes(written)
+        assert newest_state(tmp_path, name) == path
+        with pytest.raises(StoreError, match="holds no state of a job") as refused:
+            read_state(path)
+        assert "\n" not in str(refused.value)
+        assert "weights_only" not in str(refused.value), "no advice to run what a file holds"
+
+
 @pytest.mark.parametrize("what", ["a folder", "a file", "figures", "beside"])
 def test_a_link_in_a_result_is_not_copied(what, tmp_path):
     folder, secret = result_in(tmp_path / "store"), tmp_path / "secrets"

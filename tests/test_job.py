@@ -9,7 +9,6 @@ import time
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from pickle import UnpicklingError
 
 import numpy as np
 import pandas as pd
@@ -262,8 +261,18 @@ def test_a_state_holds_nothing_that_could_run_code(tmp_path):
         perform(Toy(break_off=DataError("no more")), config(tmp_path))
     (state,) = tmp_path.glob("toy/*.partial/checkpoints")
     write_state(state, "half", {"done": Path("x")})  # a class of Python, which weights_only refuses
-    with pytest.raises(UnpicklingError, match="Weights only"):
+    with pytest.raises(StoreError, match="holds no state of a job"):
         perform(Toy(), config(tmp_path))
+
+
+@pytest.mark.parametrize("left", ["null", "", "[1]", "{", '{"a": 1}', "\ud800".encode(errors="surrogatepass")])
+def test_warnings_that_cannot_be_read_end_no_job(left, tmp_path, caplog):
+    with pytest.raises(DataError):
+        perform(Toy(break_off=DataError("no more")), config(tmp_path))
+    (states,) = tmp_path.glob("toy/*.partial/checkpoints")
+    (states / "warnings.json").write_bytes(left if isinstance(left, bytes) else left.encode())
+    assert perform(Toy(), config(tmp_path)).scalars
+    assert "goes on without them" in caplog.text
 
 
 def test_what_is_opened_is_closed_also_when_a_job_fails(tmp_path):

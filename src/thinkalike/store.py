@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MANIFEST = "manifest.json"
+FOLDERS = ("checkpoints", "curves", "old", "result")  # that a running job has beside its lock
 NUMBERS = {".csv", ".npz", ".safetensors"}  # the endings of files that hold what was computed
 MOST_BYTES = 2**22  # of a manifest, a record or a configuration; those of large jobs have 2**17
 MOST_HEADLINES = 1000  # of a result; large jobs have twenty
@@ -460,6 +461,13 @@ def _sync(path: Path) -> None:
         os.close(handle)
 
 
+def _all_inside(folder: Path) -> list[Path]:
+    """Return all that is in a folder and in those inside it; nothing if it is not there, or vanishes meanwhile."""
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        return list(folder.rglob("*"))
+    return []
+
+
 class Job:
     """One computation and the folder of its result."""
 
@@ -499,7 +507,7 @@ class Job:
         """
         with contextlib.ExitStack() as held:
             try:
-                self._check_links()
+                self._check_left()
                 held.enter_context(locked(self.partial / "lock", f"computing {self.folder}", wait))
             except OSError as error:
                 place = self.folder.parent
@@ -518,14 +526,32 @@ class Job:
             if self.done:
                 self._remove_partial()
 
-    def _check_links(self) -> None:
-        """Check that no link inside the store leads what is written or removed to another place."""
-        places = [self.folder.parent, self.folder, self.partial]
-        with contextlib.suppress(FileNotFoundError):  # another process is done with it
-            places += self.partial.rglob("*")
-        for place in places:
+    def _check_left(self) -> None:
+        """Check what an earlier run left, which may come from anywhere, before any of it is opened or written.
+
+        A link, also one that is a second name of a file, would lead what is written to another place. Opening a pipe
+        waits for ever, and a device never ends. A plain file where a folder belongs fails much later.
+        """
+        for place in (self.folder.parent, self.folder, self.partial):
             if place.is_symlink():
                 raise StoreError(f"{place} is a link, and links inside a store are not followed; remove it")
+        for folder in (self.partial, *(self.partial / name for name in FOLDERS)):
+            if folder.exists() and not folder.is_symlink() and not folder.is_dir():
+                raise StoreError(f"{folder} is no folder, and a running job needs one there; remove it")
+        for path in _all_inside(self.partial):
+            try:
+                found = os.lstat(path)
+            except FileNotFoundError:  # another process is done with it
+                continue
+            if stat.S_ISLNK(found.st_mode):
+                raise StoreError(f"{path} is a link, and links inside a store are not followed; remove it")
+            if stat.S_ISDIR(found.st_mode):
+                if path.parent == self.states:
+                    raise StoreError(f"{path} is a folder, and states are files; remove it")
+            elif not stat.S_ISREG(found.st_mode):
+                raise StoreError(f"{path} is no regular file, and reading it may have no end; remove it")
+            elif found.st_nlink > 1:
+                raise StoreError(f"{path} has a second name, which would be written as well; remove it, or copy it")
 
     def _remove_partial(self) -> None:
         """Remove the folder of the running job, with the lock in it, which must be held until then.
@@ -611,10 +637,23 @@ def write_state(folder: Path, name: str, state: dict[str, Any]) -> Path:
 
 
 def read_state(path: Path) -> dict[str, Any]:
-    """Read a state onto the CPU; nothing in it can run code."""
+    """Read a state onto the CPU; nothing in it can run code.
+
+    Raises:
+        StoreError: the file holds no state. Its digest says only that it is whole, not who wrote it.
+    """
     import torch
 
-    return torch.load(path, map_location="cpu", weights_only=True)  # type: ignore[no-any-return]
+    try:
+        with open_regular(path, follow=False) as file:
+            state = torch.load(file, map_location="cpu", weights_only=True)
+    except (OSError, MemoryError):
+        raise
+    except Exception as error:  # torch, zipfile and pickle raise many kinds
+        raise StoreError(f"{path} holds no state of a job ({one_line(error)}); remove it") from error
+    if not isinstance(state, dict):
+        raise StoreError(f"{path} holds no state of a job (it is a {type(state).__name__}); remove it")
+    return state
 
 
 def _states(folder: Path, name: str) -> dict[int, Path]:
