@@ -95,8 +95,12 @@ def search(store: Path, endings: Collection[str] = ()) -> Found:
                 continue
             if wrong := damage(folder, endings):
                 found.skipped.append(wrong)
-            else:
-                found.entries.append(Entry.of(Result(folder)))
+                continue
+            entry = Entry.of(Result(folder))
+            if entry.result.kind == folder.parent.name:
+                found.entries.append(entry)
+            else:  # lists go by the folder, and everything else by what the result says
+                found.skipped.append(f"{folder} holds a result of {entry.result.kind}, not of {folder.parent.name}")
         except Exception as error:  # a result may come from anywhere
             found.skipped.append(f"{folder} cannot be read ({type(error).__name__}: {one_line(error)})")
     found.entries.sort(key=lambda entry: entry.date)

@@ -21,6 +21,7 @@ import stat
 import zipfile
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -79,7 +80,7 @@ class Headline(NamedTuple):
         """Return what screens write: "mean cka 0.2048 [0.1838, 0.2329] at layer 2", or "claims that hold 3 of 5"."""
         label = self.name.replace("_", " ")
         if self.of is not None:
-            return f"{label} {self.value:.0f} of {self.of}"
+            return f"{label} {self.value:.10g} of {self.of}"  # .0f would round what is no count to one
         interval = "" if self.low is None or self.high is None else f" [{self.low:.4g}, {self.high:.4g}]"
         return f"{label} {self.value:.4g}{interval}{f' at {self.at}' if self.at else ''}"
 
@@ -150,6 +151,8 @@ class Result:
         known = [{name: value for name, value in one.items() if name in Headline._fields} for one in told]
         for fields in known:  # a newer version may tell more, and another program write 1 for 1.0
             fields |= {name: float(fields[name]) for name in ("value", "low", "high") if fields.get(name) is not None}
+            if fields.get("of") is not None:
+                fields["of"] = int(fields["of"])
         return [Headline(**fields) for fields in known]
 
     @property
@@ -165,7 +168,7 @@ class Result:
     @cached_property
     def config(self) -> Record:
         """The resolved configuration; a part that the job does not read is None, and a damaged file a StoreError."""
-        file = self.folder / "config.yaml"
+        file = self._file("config.yaml")
         with _explained(file):
             return read_yaml(file, MOST_BYTES, follow=False)
 
@@ -183,7 +186,7 @@ class Result:
         """Return the table of a file, such as table.csv."""
         import pandas as pd
 
-        file = self.folder / name
+        file = self._file(name)
         with _explained(file), open_regular(file, follow=False) as opened:
             return pd.read_csv(opened)
 
@@ -194,13 +197,22 @@ class Result:
             return sorted(name for name in _entries(self.folder) if "/" not in name)
         return sorted(path.name for path in self.folder.glob("*.*"))
 
+    def _file(self, name: str) -> Path:
+        """Return the path of a file beside result.json; one that the manifest does not name is a StoreError.
+
+        The digests say nothing about such a file, so anybody may have put it there.
+        """
+        if is_sealed(self.folder) and name not in self.files:
+            raise StoreError(f"{self.folder} has no {name}: its {MANIFEST} names none")
+        return self.folder / name
+
     @cached_property
     def arrays(self) -> dict[str, np.ndarray]:
         """The arrays by name; empty if the job leaves none."""
         import numpy as np
 
         path = self.folder / "arrays.npz"
-        if not path.exists():
+        if path.name not in self.files:
             return {}
         with _explained(path), open_regular(path, follow=False) as opened:
             _check_arrays(opened)
@@ -209,8 +221,12 @@ class Result:
 
     @property
     def figures(self) -> list[Path]:
-        """The files of the figures, PNG and SVG."""
-        return sorted((self.folder / "figures").glob("*"))
+        """The files of the figures, PNG and SVG: those that the manifest names, once it is written."""
+        folder = self.folder / "figures"
+        if is_sealed(self.folder):
+            paths = (self.folder / name for name in _entries(self.folder))
+            return sorted(path for path in paths if path.parent == folder)
+        return sorted(folder.glob("*"))
 
     @property
     def instrument(self) -> Any:
@@ -233,15 +249,21 @@ class Result:
         names = [*_entries(_undamaged(self).folder), MANIFEST]
         try:
             goal.mkdir(parents=True)
+        except FileExistsError as error:
+            raise StoreError(f"{goal} is there already; save the result in a new folder") from error
+        except (OSError, ValueError) as error:  # ValueError: a path with a NUL
+            raise StoreError(f"the result cannot be saved in {goal}: {one_line(error)}") from error
+        try:
             for name in names:
                 target = goal / name
                 target.parent.mkdir(parents=True, exist_ok=True)
                 with open_regular(self.folder / name, follow=False) as source, target.open("xb") as file:
                     shutil.copyfileobj(source, file)
-        except FileExistsError as error:
-            raise StoreError(f"{goal} is there already; save the result in a new folder") from error
-        except (OSError, ValueError) as error:  # ValueError: a path with a NUL
-            raise StoreError(f"the result cannot be saved in {goal}: {one_line(error)}") from error
+        except BaseException as error:
+            shutil.rmtree(goal, ignore_errors=True)  # half a copy is no result, and the same call would find it there
+            if isinstance(error, OSError | ForeignFileError):
+                raise StoreError(f"the result cannot be saved in {goal}: {one_line(error)}") from error
+            raise
         return open_result(goal)
 
     @isolated()
@@ -322,6 +344,13 @@ def _checked_record(record: Record) -> Record:
     phases = provenance.get("phases", {})
     if not isinstance(phases, dict) or not all(map(_is_number, phases.values())):
         raise ForeignFileError("its phases are no numbers")
+    if not isinstance(provenance.get("versions", {}), dict):
+        raise ForeignFileError("its versions are no JSON object")
+    warnings = provenance.get("warnings", [])
+    if not isinstance(warnings, list) or not all(isinstance(text, str) for text in warnings):
+        raise ForeignFileError("its warnings are no list of texts")
+    if "date" in provenance and not _is_date(provenance["date"]):
+        raise ForeignFileError("its date is none")
     return {**record, **parts}
 
 
@@ -330,9 +359,18 @@ def _is_headline(told: Any) -> bool:
         isinstance(told, dict)
         and isinstance(told.get("name"), str)
         and _is_number(told.get("value"))
-        and all(told.get(end) is None or _is_number(told[end]) for end in ("low", "high", "of"))
+        and all(told.get(end) is None or _is_number(told[end]) for end in ("low", "high"))
+        and (told.get("of") is None or (_is_number(told["of"]) and float(told["of"]).is_integer()))
         and isinstance(told.get("at", ""), str)
     )
+
+
+def _is_date(value: Any) -> bool:
+    """Return whether a value is a date as provenance has it, which lists can put in order."""
+    with contextlib.suppress(TypeError, ValueError):
+        datetime.fromisoformat(value)
+        return True
+    return False
 
 
 def _is_number(value: Any) -> bool:
@@ -381,6 +419,8 @@ def _entries(folder: Path) -> dict[str, tuple[int, str]]:
     for name in entries:
         if name.startswith("/") or ".." in name.split("/") or "\0" in name:
             raise StoreError(f"{file} is damaged: it names a file outside of its folder")
+        if name == MANIFEST or not {"", "."}.isdisjoint(name.split("/")):  # one file could have two such names
+            raise StoreError(f"{file} is damaged: no file of a result has the name {name!r}")
     return entries
 
 
@@ -404,6 +444,8 @@ def damage(folder: Path, endings: Collection[str] | None = None) -> str | None:
         entries = _entries(folder)
     except StoreError as error:
         return str(error)
+    if "result.json" not in entries:
+        return f"{folder / MANIFEST} is damaged: it names no result.json"
     start = f"{folder}/"  # a store may have 100,000 files, and to make a Path takes as long as the look
     linked = tuple(f"{start}{above}/" for above in _above(entries) if os.path.islink(f"{start}{above}"))
     for name, (size, digest) in entries.items():
@@ -486,6 +528,9 @@ class Job:
         if not self.done:
             return None
         result = _undamaged(Result(self.folder))
+        if (result.kind, result.key) != (self.kind, self.key):  # copied here from another place
+            told = f"{self.folder} holds the result {result.key} of {result.kind}"
+            raise StoreError(f"{told}; delete {self.folder} or do the job again with force=true")
         if self.partial.exists():
             with contextlib.suppress(StoreError, OSError), self.running(wait=False):
                 pass  # the process that gets the lock tidies up

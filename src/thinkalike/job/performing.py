@@ -29,7 +29,7 @@ from thinkalike.config.parts import AFTER, chosen_scale
 from thinkalike.digests import versions_of
 from thinkalike.errors import ConfigError, ModelError, ResourceError, ThinkalikeError, chain, one_line, panicked
 from thinkalike.files import read_bytes
-from thinkalike.job.instrument import ONE_SITE, Instrument, Outcome, Work, asked_for, phase_of_all
+from thinkalike.job.instrument import ONE_SITE, Instrument, Outcome, Work, asked_for, phase_of_all, readable
 from thinkalike.plugins import digest, instrument_of, named_in
 from thinkalike.processes import Interrupted, ProcessGroup, counted, doing, rank, together
 from thinkalike.screen import aside
@@ -271,11 +271,12 @@ def _stored(jobs: Iterable[Planned], shown: bool) -> dict[str, Result]:
         log.info("already done; force=true does it again")
         for text in result.provenance.get("warnings", ()):
             log.warning("%s%s", WARNING, text)
-        before, there = result.provenance["versions"], versions_of(PACKAGES).items()
+        before, there = result.provenance.get("versions", {}), versions_of(PACKAGES).items()
         if others := [f"{name} {before.get(name)} (now {now})" for name, now in there if before.get(name) != now]:
             log.warning("it was computed with %s", ", ".join(others))
         if shown:
-            each.show(result)
+            with readable(result):
+                each.show(result)
         if AGENT in os.environ and not rank(each.config):  # it waits for the numbers of every job that it starts
             with each.tracked(result.config) as tracker:
                 tracker.publish(result)
