@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import yaml
 
 from thinkalike.digests import digest_of, read_json
-from thinkalike.errors import StoreError, TrainingError, checked_path, one_line, plain
+from thinkalike.errors import StoreError, TrainingError, checked_path, flat, one_line, plain
 from thinkalike.files import ForeignFileError, open_regular, read_yaml
 from thinkalike.global_state import isolated
 from thinkalike.plugins import instrument_of_kind
@@ -46,6 +46,8 @@ FOLDERS = ("checkpoints", "curves", "old", "result")  # that a running job has b
 NUMBERS = {".csv", ".npz", ".safetensors"}  # the endings of files that hold what was computed
 MOST_BYTES = 2**22  # of a manifest, a record or a configuration; those of large jobs have 2**17
 MOST_HEADLINES = 1000  # of a result; large jobs have twenty
+MOST_SETTINGS = 2000  # of a result, by dotted names; all parts of a configuration together have some 200
+MOST_SCALARS = 5000  # of a result
 STATE = re.compile(r"(?P<name>.+)-(?P<number>\d+)-(?P<digest>[0-9a-f]{16})\.pt")
 
 Record = dict[str, Any]
@@ -332,6 +334,12 @@ def _checked_record(record: Record) -> Record:
             raise ForeignFileError(f"its {name} are no JSON object")
     if not all(value is None or _is_number(value) for value in parts["scalars"].values()):
         raise ForeignFileError("one of its scalars is no number")
+    for name, count, most in (
+        ("settings", len(flat(parts["settings"])), MOST_SETTINGS),
+        ("scalars", len(parts["scalars"]), MOST_SCALARS),
+    ):
+        if count > most:  # lists have a column for each
+            raise ForeignFileError(f"it has {count:,} {name}, and the most are {most:,}")
     headlines = record.get("headlines", [])
     if not isinstance(headlines, list) or not all(map(_is_headline, headlines)):
         raise ForeignFileError("its headlines are no list of names with numbers")
