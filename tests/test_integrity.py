@@ -305,14 +305,16 @@ def test_a_result_in_the_folder_of_another_is_not_taken_for_it(tmp_path):
     shutil.copytree(folder, tmp_path / "cka" / "abc")
     shutil.copytree(folder, tmp_path / "stitching" / "def")
     for kind, key in (("cka", "abc"), ("stitching", "def")):
-        with pytest.raises(StoreError, match="holds the result abc of stitching; delete .* with force=true"):
+        with pytest.raises(StoreError, match=r"holds the result abc of stitching; delete .* with force=true"):
             Job(str(tmp_path), kind, key).result()
     found = search(tmp_path)
     assert {entry.result.folder.parent.name for entry in found.entries} == {"stitching"}
     assert "holds a result of stitching, not of cka" in found.skipped[0]
 
 
-@pytest.mark.parametrize("kind", ["cka", "r2", "mlem", "rsa", "loss", "diff", "stitching", "population", "sae", "ruler"])
+@pytest.mark.parametrize(
+    "kind", ["cka", "r2", "mlem", "rsa", "loss", "diff", "stitching", "population", "sae", "ruler"]
+)
 def test_a_result_that_lacks_what_its_kind_shows_is_one_line(kind, tmp_path):
     """Sealed by a stranger, or computed by another version: its table has other columns."""
     result = finish(tmp_path, kind, "abc", {"table": TABLE})

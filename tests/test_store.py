@@ -371,7 +371,7 @@ def test_what_a_forged_result_says_is_text_alone(tmp_path, listed, folder):
 
 def test_a_number_of_the_name_of_a_column_has_one_of_its_own(tmp_path):
     """Else a forged scalar replaces the key, and a headline of a second part the most important one."""
-    scalars = {name: -1.0 for name in ("kind", "key", "date", "models", "value", "seconds", "folder", "steps")}
+    scalars = dict.fromkeys(("kind", "key", "date", "models", "value", "seconds", "folder", "steps"), -1.0)
     headlines = [{"name": "loss", "value": 0.25}, {"name": "value", "value": 9.0}, {"name": "loss", "value": 8.0}]
     table = {"table": TABLE}
     finish(tmp_path, "cka", "aa", table, settings={"steps": 1, "date": 3}, scalars=scalars, headlines=headlines)

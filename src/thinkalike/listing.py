@@ -224,7 +224,8 @@ def results(
 
     The columns are kind, key, date (UTC), models, the settings in which the results of a kind differ, the first
     headline number (headline, value, low, high), all headline numbers and scalars by their names, seconds, folder.
-    One whose name another column has is called after its part, such as "scalars.date". Damaged results and other folders are left out.
+    One whose name another column has is called after its part, such as "scalars.date". Damaged results and other
+    folders are left out.
 
     Args:
         kind: one kind or several, such as "cka"; nothing: all.
@@ -297,7 +298,7 @@ def records(entries: Sequence[Entry]) -> list[dict[str, Any]]:
 
 
 def json_of(content: Any) -> str:
-    """Return a text in JSON, in which a number that is not finite is null: JSON has no NaN, and few programs read it."""
+    """Return a text in JSON, in which a number that is not finite is null, as JSON has no NaN."""
     finite = json.loads(json.dumps(content), parse_constant=lambda _: None)
     return json.dumps(finite, indent=1, allow_nan=False)
 

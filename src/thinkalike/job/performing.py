@@ -386,7 +386,7 @@ def _kept_warnings(file: Path) -> list[str]:
     except FileNotFoundError:
         return []
     except (OSError, ValueError, RecursionError) as error:  # such as of a machine that went down while it was written
-        log.warning("the warnings of the earlier run cannot be read (%s); the job goes on without them", one_line(error))
+        log.warning("%s cannot be read (%s); the job goes on without them", file, one_line(error))
         return []
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         log.warning("%s holds no list of warnings; the job goes on without them", file)
