@@ -321,6 +321,66 @@ def test_a_list_that_a_hook_fills_is_no_part_of_the_key():
     assert len(paths) == 1
 
 
+class Counter:
+    """Counts the calls of a hook and holds its factor."""
+
+    def __init__(self, factor):
+        self.calls, self.factor = 0, factor
+
+    def scaled(self, late):
+        self.calls += 1
+        return self.factor * late
+
+
+def counts_in_a_dictionary(factor):
+    state = {"calls": 0, "factor": factor}
+
+    def scaled(late):
+        state["calls"] += 1
+        return state["factor"] * late
+
+    return scaled
+
+
+def counts_in_a_list(factor):
+    state = [0, factor]
+
+    def scaled(late):
+        state[0] += 1
+        return state[1] * late
+
+    return scaled
+
+
+def keeps_rows_beside_a_factor(factor):
+    rows = []
+
+    def scaled(late):
+        rows.append(late.shape)
+        return factor * late
+
+    return scaled
+
+
+HOLDERS = [lambda factor: Counter(factor).scaled, counts_in_a_dictionary, counts_in_a_list, keeps_rows_beside_a_factor]
+
+
+@pytest.mark.parametrize("holder", HOLDERS)
+def test_a_factor_beside_a_count_of_calls_is_part_of_the_key(holder):
+    def path(factor):
+        model, scaled = small_llama(), holder(factor)
+        model.model.layers[0].register_forward_hook(
+            lambda _, __, output: torch.cat([output[:, :10_000], scaled(output[:, 10_000:])], 1)
+        )
+        frozen = load_model(model, tiny.tokenizer())
+        paths = {functions._of_memory(frozen).path for _ in range(3)}
+        assert len(paths) == 1, "the count alone makes no other model"
+        return paths.pop()
+
+    assert path(2.0) == path(2.0)
+    assert len({path(factor) for factor in (2.0, 5.0, 9.0)}) == 3
+
+
 def test_a_result_in_memory_goes_with_its_object(tmp_path):
     result = thinkalike.compare(PAIR[0], texts=[{"text": text} for text in TEXTS], **FEW)
     folder, kept = result.folder, result.save(tmp_path / "mine")
