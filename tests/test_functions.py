@@ -598,3 +598,47 @@ def test_the_example_of_a_public_name_runs(name):
     lines = [line for example in parsed.examples for line in (example.source + example.want).splitlines()]
     assert 0 < len(lines) <= 6
     assert doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(parsed).failed == 0
+
+
+PLAIN = {
+    "whole numbers": list(range(30)),
+    "numbers without a fraction": [float(number**2) for number in range(30)],
+    "one is missing": [*range(29), None],
+}
+
+
+@pytest.mark.parametrize("values", PLAIN.values(), ids=PLAIN)
+def test_a_feature_that_differs_between_all_stimuli_is_refused_by_name(values):
+    names = [f"p{number}" for number in range(30)]
+    states = np.random.default_rng(0).normal(size=(30, 6))
+    table = pd.DataFrame({"id": names, "freq": values, "half": ["a", "b"] * 15})
+    options = {"columns": {"text": None}, "permutations": 1, "references": 0}
+    with pytest.raises(DataError, match=r"freq has another value in every row.*kinds\.freq=continuous"):
+        thinkalike.mlem(states, stimuli=table, **options)
+    by_size = thinkalike.mlem(states, stimuli=table, kinds={"freq": "continuous"}, **options)
+    assert set(by_size.table["feature"]) == {"freq", "half"}
+
+
+@pytest.mark.parametrize(("rows", "folds", "fewest"), [(2, 5, 19), (2, 2, 12), (18, 5, 19), (11, 2, 12)])
+def test_too_few_stimuli_for_folds_are_said_with_their_number(rows, folds, fewest):
+    states = np.random.default_rng(0).normal(size=(fewest, 6))
+    table = pd.DataFrame({"id": [f"p{number}" for number in range(fewest)], "half": (["a", "b", "b"] * 7)[:fewest]})
+    options = {"columns": {"text": None}, "folds": folds, "permutations": 1, "references": 0, "massive": "keep"}
+    with pytest.raises(DataError, match=f"has {rows} stimuli, and .*folds={folds} needs at least {fewest}"):
+        thinkalike.mlem(states[:rows], stimuli=table[:rows], **options)
+    assert len(thinkalike.mlem(states, stimuli=table, **options).table) == 1
+
+
+@pytest.mark.parametrize("measure", ["cka", "procrustes", "r2", "distance"])
+def test_tokens_of_a_report_that_a_measure_does_not_read_are_refused(measure):
+    with pytest.raises(ConfigError, match=f"report_tokens= has no effect on {measure}; .*batches"):
+        thinkalike.compare(*PAIR, measure=measure, report_tokens=2000, texts=TEXTS, **FEW)
+
+
+def test_a_document_that_fills_the_report_is_told_from_too_little_text():
+    long = [tiny.document(seed, 4000) for seed in range(3)]
+    few = {"texts": long, "batches": 1, "tokens_per_batch": 64, "context": 64}
+    with pytest.raises(DataError, match=r"one document fills .*raise batches") as caught:
+        thinkalike.compare(PAIR[0], **few)
+    assert "report_share" not in str(caught.value)
+    assert len(thinkalike.compare(PAIR[0], **few | {"batches": 64}).table)

@@ -122,12 +122,12 @@ def read_frame(path: Path) -> pd.DataFrame:
 def _separated(path: Path) -> pd.DataFrame:
     """Read all cells as they are written; pandas fills short rows and renames columns that occur twice.
 
-    Where a space follows each comma of the header, those that follow commas are no part of cells.
+    Where a space follows a comma in the header, spaces that follow commas are no part of cells, either.
     """
     mark = MARKS[path.suffix.lower()]
     with path.open(encoding="utf-8-sig", newline="") as file:
         first = file.readline().split(mark)[1:]
-        is_spaced = bool(first) and all(name.startswith(" ") for name in first)
+        is_spaced = any(name.startswith(" ") for name in first)
         file.seek(0)
         reader = csv.reader(file, delimiter=mark, strict=True, skipinitialspace=is_spaced)
         rows = [row for row in reader if row]
