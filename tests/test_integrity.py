@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from collections.abc import Collection
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,7 @@ from thinkalike import digests, open_result
 from thinkalike.digests import digest_of, read_json, remembered_digest
 from thinkalike.errors import StoreError, ThinkalikeError
 from thinkalike.listing import results, search
+from thinkalike.report.reports import gather
 from thinkalike.store import Job, newest_state, read_state, seal, write_state
 
 TABLE = pd.DataFrame({"layer": [0, 1], "penalty": [0.5, 0.25]})
@@ -274,6 +276,12 @@ HOSTILE = {
     "few but too many": {"headlines": [{"name": "a", "value": 1.0}] * 2_000},
     "kind": {"kind": 3},
     "settings": {"settings": "none"},
+    "date": {"provenance": {"date": "yesterday"}},
+    "date as a number": {"provenance": {"date": 5}},
+    "versions": {"provenance": {"versions": ["torch"]}},
+    "warnings": {"provenance": {"warnings": {"a": 1}}},
+    "total": {"headlines": [{"name": "claims", "value": 3, "of": 2.7}]},
+    "endless total": {"headlines": [{"name": "claims", "value": 3, "of": float("inf")}]},
 }
 
 
@@ -287,6 +295,32 @@ def test_a_record_of_another_form_is_one_line(name, tmp_path):
         _ = open_result(folder).headlines
     found = search(tmp_path)
     assert (len(found.entries), len(found.skipped)) == (0, 1)
+    with pytest.raises(StoreError, match=r"result\.json cannot be read \("):
+        gather([folder])
+
+
+def test_a_result_in_the_folder_of_another_is_not_taken_for_it(tmp_path):
+    folder = result_in(tmp_path)
+    (tmp_path / "cka").mkdir()
+    shutil.copytree(folder, tmp_path / "cka" / "abc")
+    shutil.copytree(folder, tmp_path / "stitching" / "def")
+    for kind, key in (("cka", "abc"), ("stitching", "def")):
+        with pytest.raises(StoreError, match=r"holds the result abc of stitching; delete .* with force=true"):
+            Job(str(tmp_path), kind, key).result()
+    found = search(tmp_path)
+    assert {entry.result.folder.parent.name for entry in found.entries} == {"stitching"}
+    assert "holds a result of stitching, not of cka" in found.skipped[0]
+
+
+@pytest.mark.parametrize(
+    "kind", ["cka", "r2", "mlem", "rsa", "loss", "diff", "stitching", "population", "sae", "ruler"]
+)
+def test_a_result_that_lacks_what_its_kind_shows_is_one_line(kind, tmp_path):
+    """Sealed by a stranger, or computed by another version: its table has other columns."""
+    result = finish(tmp_path, kind, "abc", {"table": TABLE})
+    for show in (result._repr_html_, result.plot):
+        with pytest.raises(ThinkalikeError, match=r"\A[^\n]+\Z"):
+            show()
 
 
 def test_a_record_of_another_version_is_read(tmp_path):
@@ -392,6 +426,99 @@ def test_a_link_inside_a_store_leads_nowhere(place, tmp_path):
         result_in(tmp_path / "store")
     assert (there / "mine.txt").read_text() == "mine"
     assert [path.name for path in there.iterdir()] == ["mine.txt"]
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    ("kind", "place"),
+    [
+        *(("second name", name) for name in ("checkpoints/x.aside", "checkpoints/warnings.aside", "lock")),
+        *(("second name", name) for name in ("curves/metrics.csv", "kept/deeper/x.pt")),
+        *(("pipe", name) for name in ("checkpoints/warnings.json", "checkpoints/x.aside", "curves/x", "lock")),
+        *(("folder", name) for name in ("checkpoints/x.aside", "checkpoints/x-1-0123456789abcdef.pt")),
+        *(("file", name) for name in ("checkpoints", "curves", "result", "old", "")),
+    ],
+)
+def test_what_a_stranger_left_of_a_run_is_refused(kind, place, tmp_path):
+    """Else a file outside is written over, reading it has no end, or it is an error somewhere later."""
+    outside, left = tmp_path / "mine.txt", tmp_path / "store" / "stitching" / "abc.partial" / place
+    outside.write_text("mine")
+    left.parent.mkdir(parents=True)
+    if kind == "second name":
+        os.link(outside, left)
+    elif kind == "pipe":
+        os.mkfifo(left)
+    elif kind == "folder":
+        left.mkdir()
+    else:
+        left.write_text("a file")
+    with pytest.raises(StoreError, match=r"remove it"):
+        result_in(tmp_path / "store")
+    assert outside.read_text() == "mine"
+
+
+def test_a_whole_file_that_is_no_state_is_one_line(tmp_path):
+    """Its name has the right digest, which says that it is whole and not who wrote it."""
+    content = {"text": b"no state", "empty": b"", "archive": b"PK\x03\x04" + b"x" * 99}
+    torch.save([1, 2], tmp_path / "list")
+    content["list"] = (tmp_path / "list").read_bytes()
+    for name, written in content.items():
+        path = tmp_path / f"{name}-1-{hashlib.sha256(written).hexdigest()[:16]}.pt"
+        path.write_bytes(written)
+        assert newest_state(tmp_path, name) == path
+        with pytest.raises(StoreError, match="holds no state of a job") as refused:
+            read_state(path)
+        assert "\n" not in str(refused.value)
+        assert "weights_only" not in str(refused.value), "no advice to run what a file holds"
+
+
+def resealed(folder: Path, names: Collection[str]) -> None:
+    """Write a manifest of a folder that names these files, with a digest that is right."""
+    entries = {name: [(folder / name).stat().st_size, digest_of(folder / name)] for name in names}
+    digest = hashlib.sha256(json.dumps(entries, sort_keys=True).encode()).hexdigest()
+    (folder / "manifest.json").write_text(json.dumps({"files": entries, "digest": digest}))
+
+
+def test_files_that_the_manifest_does_not_name_are_not_read(tmp_path):
+    """No digest is compared with theirs, so that anybody could have put them there."""
+    folder = result_in(tmp_path / "store")
+    secret = tmp_path / "secret"
+    secret.mkdir()
+    (secret / "key.png").write_text("secret")
+    for path in [*(folder / "figures").iterdir()]:
+        path.unlink()
+    (folder / "figures").rmdir()
+    (folder / "figures").symlink_to(secret)
+    resealed(folder, ["result.json"])
+    result = open_result(folder)
+    assert (result.arrays, result.tables, result.figures) == ({}, {}, [])
+    for name in ("table", "config"):
+        with pytest.raises(StoreError, match=r"its manifest\.json names none"):
+            getattr(result, name)
+    resealed(folder, ["table.csv"])
+    with pytest.raises(StoreError, match=r"names no result\.json"):
+        open_result(folder)
+    assert len(search(tmp_path / "store").entries) == 0
+
+
+@pytest.mark.parametrize("name", ["./table.csv", "curves//metrics.csv", "curves/./metrics.csv", "manifest.json"])
+def test_a_file_has_one_name_in_a_manifest(name, tmp_path):
+    folder = result_in(tmp_path / "store")
+    resealed(folder, ["result.json", "table.csv", name])
+    with pytest.raises(StoreError, match="damaged: no file of a result has the name"):
+        open_result(folder)
+
+
+def test_a_copy_that_fails_leaves_nothing(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    result = open_result(result_in(tmp_path / "store"))
+    with monkeypatch.context() as patch:
+        patch.setattr("shutil.copyfileobj", full)
+        with pytest.raises(StoreError, match="cannot be saved"):
+            result.save(tmp_path / "copy")
+    assert result.save(tmp_path / "copy").scalars == {"penalty": 0.5}
 
 
 @pytest.mark.parametrize("what", ["a folder", "a file", "figures", "beside"])

@@ -9,7 +9,6 @@ import time
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from pickle import UnpicklingError
 
 import numpy as np
 import pandas as pd
@@ -40,7 +39,7 @@ from thinkalike.instruments import instrument
 from thinkalike.job import Instrument, Outcome, Work
 from thinkalike.job.performing import contents_of, perform
 from thinkalike.processes import Interrupted
-from thinkalike.store import write_state
+from thinkalike.store import seal, write_state
 from thinkalike.training.recipe import StitchConfig
 
 
@@ -123,6 +122,26 @@ def test_a_finished_job_is_not_done_again_unless_it_is_forced(tmp_path, caplog, 
     assert toy.calls.count("run") == 1
     perform(toy, config(tmp_path, force=True))
     assert toy.calls.count("run") == 2
+
+
+@pytest.mark.parametrize("harm", ["versions", "table"])
+def test_a_stored_result_that_lacks_what_is_shown_is_one_line(harm, tmp_path, capsys):
+    class Wordy(Toy):
+        def show(self, result) -> None:
+            print(result.table["number"].sum())
+
+    folder = perform(Wordy(), config(tmp_path), shown=False).folder
+    if harm == "versions":  # which older results lack
+        record = json.loads((folder / "result.json").read_text())
+        del record["provenance"]["versions"]
+        (folder / "result.json").write_text(json.dumps(record))
+        seal(folder)
+        assert perform(Wordy(), config(tmp_path), shown=False).folder == folder
+        return
+    (folder / "table.csv").write_text("other\n1\n")
+    seal(folder)
+    with pytest.raises(ResultError, match=r"lacks what toy shows .*force=true\Z"):
+        perform(Wordy(), config(tmp_path))
 
 
 def test_force_ignores_the_state_of_an_interrupted_run(tmp_path):
@@ -262,8 +281,18 @@ def test_a_state_holds_nothing_that_could_run_code(tmp_path):
         perform(Toy(break_off=DataError("no more")), config(tmp_path))
     (state,) = tmp_path.glob("toy/*.partial/checkpoints")
     write_state(state, "half", {"done": Path("x")})  # a class of Python, which weights_only refuses
-    with pytest.raises(UnpicklingError, match="Weights only"):
+    with pytest.raises(StoreError, match="holds no state of a job"):
         perform(Toy(), config(tmp_path))
+
+
+@pytest.mark.parametrize("left", ["null", "", "[1]", "{", '{"a": 1}', "\ud800".encode(errors="surrogatepass")])
+def test_warnings_that_cannot_be_read_end_no_job(left, tmp_path, caplog):
+    with pytest.raises(DataError):
+        perform(Toy(break_off=DataError("no more")), config(tmp_path))
+    (states,) = tmp_path.glob("toy/*.partial/checkpoints")
+    (states / "warnings.json").write_bytes(left if isinstance(left, bytes) else left.encode())
+    assert perform(Toy(), config(tmp_path)).scalars
+    assert "goes on without them" in caplog.text
 
 
 def test_what_is_opened_is_closed_also_when_a_job_fails(tmp_path):

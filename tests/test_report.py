@@ -284,3 +284,8 @@ def test_half_a_letter_does_not_end_a_page(tmp_path):
     finish(tmp_path, "cka", "c", {"table": layer_pairs("a", "b", 2, 2)}, models=("a\ud800", "b"))
     page = page_of(report_of(gather([tmp_path])), "t\ud800")
     assert data_of(page)["results"][0]["models"] == ["a?", "b"]
+
+
+def test_a_title_that_looks_like_a_part_of_the_page_stays_a_title(store):
+    page = page_of(report_of(gather([store])), "{{SCRIPT}}{{DATA}}")
+    assert "<title>{{SCRIPT}}{{DATA}} " in page

@@ -20,7 +20,7 @@ from thinkalike.errors import ModelError, StitchError, StoreError
 from thinkalike.measures import AffineMap, compare_outputs, token_kl, token_loss
 from thinkalike.models.families import FAMILIES
 from thinkalike.models.frozen import FrozenModel
-from thinkalike.stitches.results import load_stitch
+from thinkalike.stitches.results import load_stitch, stitch_modules
 from thinkalike.stitches.stitch_map import Site, StitchMap
 
 PAIRS = [(0, 1), (2, 2)]
@@ -33,10 +33,11 @@ MODELS = [
 def finish(tmp_path):
     """Put a result with these tensors into a store."""
 
-    def finished(tensors, kind="linear", norm="none", job_kind="stitching"):
+    def finished(tensors, kind="linear", norm="none", job_kind="stitching", without=(), **more):
         def beside(folder):
             if tensors:
-                facts = json.dumps({"pairs": PAIRS, "kind": kind, "norm": norm})
+                told = {"pairs": PAIRS, "kind": kind, "norm": norm, **more}
+                facts = json.dumps({name: fact for name, fact in told.items() if name not in without})
                 save_file(tensors, folder / "stitch.safetensors", metadata={"stitch": facts})
 
         table = pd.DataFrame({"penalty": [0.0]})
@@ -124,6 +125,14 @@ def test_a_result_without_affine_maps_is_refused(finish, tmp_path):
         load_stitch(tmp_path)
     with pytest.raises(StitchError, match=r"stitch\.norm=pre"):
         load_stitch(finish(tensors_of(plain(norm="pre")), norm="pre"))
+
+
+@pytest.mark.parametrize("name", ["kind", "norm", "rank", "pairs"])
+def test_a_file_of_stitches_without_a_fact_is_one_line(finish, name):
+    facts = {"widths": [6, 6], "rank": 8}
+    assert list(stitch_modules(finish(tensors_of(plain()), **facts))) == PAIRS
+    with pytest.raises(StitchError, match=name):
+        stitch_modules(finish(tensors_of(plain()), without=[name], **facts))
 
 
 def test_a_map_takes_any_dtype_and_passes_gradients():

@@ -357,9 +357,63 @@ def test_what_a_forged_result_says_is_text_alone(tmp_path, listed, folder):
     assert table["'@sum"].iloc[0] == -0.5, "a number stays one"
     cells = [cell for cell in [*table.columns, *table.to_numpy(object).ravel()] if isinstance(cell, str)]
     assert not any(cell.startswith(("=", "+", "-", "@")) for cell in cells)
+    for name in ("=cmd|x!A0", "+1+1", "a\u202e\x1b[2J"):
+        finish(store, "r2", "cc", {"table": TABLE}, scalars={name: 0.5})
+        header = listed(store, "kind=r2", "--csv").out.splitlines()[0]
+        assert header.isprintable()
+        assert not any(cell.startswith(("=", "+")) for cell in header.split(","))
+    at = {"name": "mean", "value": 0.5, "at": "layer\u2028\x1b[2J\u2066"}
+    assert repr(finish(store, "r2", "cc", {"table": TABLE}, headlines=[at])).isprintable()
     said = repr(open_result(store / "cka" / "aa"))
     assert said.startswith("Result(cka of ")
     assert said.isprintable()
+
+
+def test_a_number_of_the_name_of_a_column_has_one_of_its_own(tmp_path):
+    """Else a forged scalar replaces the key, and a headline of a second part the most important one."""
+    scalars = dict.fromkeys(("kind", "key", "date", "models", "value", "seconds", "folder", "steps"), -1.0)
+    headlines = [{"name": "loss", "value": 0.25}, {"name": "value", "value": 9.0}, {"name": "loss", "value": 8.0}]
+    table = {"table": TABLE}
+    finish(tmp_path, "cka", "aa", table, settings={"steps": 1, "date": 3}, scalars=scalars, headlines=headlines)
+    finish(tmp_path, "cka", "bb", table, settings={"steps": 2}, scalars={"mean": 0.5})
+    found = thinkalike.results(tmp_path).set_index("key").loc["aa"]
+    assert (found["kind"], found["models"], found["headline"], found["value"]) == ("cka", "a, b", "loss", 0.25)
+    assert (found["date"].year, found["folder"]) == (datetime.now(UTC).year, str(tmp_path / "cka" / "aa"))
+    assert (found["loss"], found["headlines.value"], found["steps"], found["settings.date"]) == (0.25, 9.0, 1, 3)
+    assert found[[f"scalars.{name}" for name in scalars]].tolist() == [-1.0] * len(scalars)
+
+
+def test_json_of_a_list_has_no_number_that_json_lacks(tmp_path, listed):
+    finish(tmp_path, "cka", "aa", {"table": TABLE}, scalars={"a": float("nan"), "b": float("-inf"), "c": 0.5})
+
+    def refused(name):
+        raise AssertionError(f"{name} is no JSON")
+
+    (found,) = json.loads(listed(tmp_path, "--json").out, parse_constant=refused)
+    assert found["scalars"] == {"a": None, "b": None, "c": 0.5}
+
+
+@pytest.mark.timeout(60)
+def test_thousands_of_made_up_settings_end_no_list(tmp_path, listed):
+    """A table has a column for each setting, so two such results took minutes."""
+    put(tmp_path, "cka", "aa")
+    for number in range(2):
+        settings = {f"setting_{number}_{place}": place for place in range(20_000)}
+        with pytest.raises(StoreError, match="20,000 settings"):
+            finish(tmp_path, "cka", f"many-{number}", {"table": TABLE}, settings=settings)
+    shown = listed(tmp_path, "--csv")
+    assert (shown.status, shown.err.count("20,000 settings"), "aa" in shown.out) == (0, 2, True)
+    for number in range(4):
+        settings = {f"setting_{number}_{place}": place for place in range(1_900)}
+        finish(tmp_path, "rsa", f"wide-{number}", {"table": TABLE}, settings=settings)
+    with pytest.raises(StoreError, match="kind= or model="):
+        thinkalike.results(tmp_path)
+    assert len(thinkalike.results(tmp_path, kind="cka")) == 1
+
+
+def test_a_total_is_shown_as_it_is():
+    assert str(Headline("claims_that_hold", 2.6, of=5)) == "claims that hold 2.6 of 5"
+    assert str(Headline("flips", 1_234_567.0, of=9_999_999)) == "flips 1234567 of 9999999"
 
 
 def test_in_python_it_is_a_table(store):

@@ -107,8 +107,8 @@ def _check_depth(value: Any) -> None:
 
 
 def digest_of(path: Path) -> str:
-    """Return the SHA-256 of a file."""
-    with path.open("rb") as file:
+    """Return the SHA-256 of a regular file; anything else is an OSError."""
+    with regular(path).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

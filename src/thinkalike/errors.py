@@ -150,9 +150,10 @@ def panicked(error: BaseException) -> bool:
 def plain(text: str) -> str:
     """Return a text without control characters, by which a forged name could write anywhere on a terminal.
 
-    Halves of surrogate pairs, which no encoding can write, are replaced as well.
+    Halves of surrogate pairs, which no encoding can write, are replaced as well, and so are the separators of lines
+    and paragraphs, by which one line would become several.
     """
     if text.isascii() and text.replace("\n", "").isprintable():  # nearly all texts, and lists of results have many
         return text
-    hidden = ("Cc", "Cf", "Cs")
+    hidden = ("Cc", "Cf", "Cs", "Zl", "Zp")
     return "".join("\ufffd" if unicodedata.category(each) in hidden and each != "\n" else each for each in text)

@@ -9,7 +9,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from operator import attrgetter
@@ -30,6 +30,9 @@ KEYS = ("store", "kind", "model", "sort")
 ORDERS = {"date": "date", "duration": "seconds", "models": "models", "kind": "result.kind"}  # attributes of an entry
 NAMED = ("model", "target", "data")  # parts whose other settings mostly follow from the name
 SHOWN_AS_MODELS = ("model.name", "target.name")
+MOST_COLUMNS = 5000  # of a table of results; those of all kinds together have a few hundred
+# the columns that every list has; see `results`
+FIXED = ("kind", "key", "date", "models", "headline", "value", "low", "high", "seconds", "folder")
 FORMULA = ("=", "+", "-", "@", "\t", "\r")  # how cells begin that spreadsheets compute
 NUMBER = re.compile(r"[+-]?[\d.]+(e[+-]?\d+)?", re.IGNORECASE)
 EXAMPLES = """\
@@ -66,8 +69,12 @@ class Entry:
 
     @property
     def numbers(self) -> dict[str, float]:
-        """All headline numbers and the ends of their intervals, by name."""
-        return {name: value for each in self.headlines for name, value in each.numbers.items()}
+        """All headline numbers and the ends of their intervals, by name; of two of one name, the more important one."""
+        numbers: dict[str, float] = {}
+        for headline in self.headlines:  # the most important one comes first
+            for name, value in headline.numbers.items():
+                numbers.setdefault(name, value)
+        return numbers
 
 
 @dataclass
@@ -95,8 +102,12 @@ def search(store: Path, endings: Collection[str] = ()) -> Found:
                 continue
             if wrong := damage(folder, endings):
                 found.skipped.append(wrong)
-            else:
-                found.entries.append(Entry.of(Result(folder)))
+                continue
+            entry = Entry.of(Result(folder))
+            if entry.result.kind == folder.parent.name:
+                found.entries.append(entry)
+            else:  # lists go by the folder, and everything else by what the result says
+                found.skipped.append(f"{folder} holds a result of {entry.result.kind}, not of {folder.parent.name}")
         except Exception as error:  # a result may come from anywhere
             found.skipped.append(f"{folder} cannot be read ({type(error).__name__}: {one_line(error)})")
     found.entries.sort(key=lambda entry: entry.date)
@@ -213,7 +224,8 @@ def results(
 
     The columns are kind, key, date (UTC), models, the settings in which the results of a kind differ, the first
     headline number (headline, value, low, high), all headline numbers and scalars by their names, seconds, folder.
-    Damaged results and other folders are left out.
+    One whose name another column has is called after its part, such as "scalars.date". Damaged results and other
+    folders are left out.
 
     Args:
         kind: one kind or several, such as "cka"; nothing: all.
@@ -233,17 +245,37 @@ def results(
 
 
 def frame(entries: Sequence[Entry]) -> pd.DataFrame:
-    """Return one row for each result, with the columns that `results` names."""
+    """Return one row for each result, with the columns that `results` names.
+
+    A setting or a number that has the name of another column gets one of its own, such as "scalars.date".
+
+    Raises:
+        StoreError: there would be more columns than any table is for, as where somebody made up thousands of settings.
+    """
     import pandas as pd
 
+    told = records(entries)
+    columns = {name for record in told for part in ("settings", "scalars") for name in record[part]}
+    if len(columns) > MOST_COLUMNS:
+        counted = f"these results have {len(columns):,} settings and numbers, and a table has {MOST_COLUMNS:,} at most"
+        raise StoreError(f"{counted}; choose some of them with kind= or model=")
+    settings = {name for record in told for name in record["settings"]}
     rows = []
-    for entry, record in zip(entries, records(entries), strict=True):
+    for entry, record in zip(entries, told, strict=True):
         first = (record["headlines"] or [{}])[0]
-        said = {"headline": first.get("name")} | {name: first.get(name) for name in ("value", "low", "high")}
-        row = {name: record[name] for name in ("kind", "key")} | {"date": entry.date, "models": ", ".join(entry.models)}
-        row |= record["settings"] | said | {**record["scalars"], **entry.numbers}
+        row = {name: record[name] for name in ("kind", "key")}
+        row |= {"date": entry.date, "models": ", ".join(entry.models)}
+        row |= _renamed(record["settings"], "settings", FIXED)
+        row |= {"headline": first.get("name"), **{name: first.get(name) for name in ("value", "low", "high")}}
+        row |= _renamed(record["scalars"], "scalars", {*FIXED, *settings})
+        row |= _renamed(entry.numbers, "headlines", {*FIXED, *settings})
         rows.append(row | {name: record[name] for name in ("seconds", "folder")})
     return pd.DataFrame(rows)
+
+
+def _renamed(values: Mapping[str, Any], part: str, taken: Collection[str]) -> dict[str, Any]:
+    """Return values by names that are not taken: one that is gets the part that it is of before it."""
+    return {f"{part}.{name}" if name in taken else name: value for name, value in values.items()}
 
 
 def records(entries: Sequence[Entry]) -> list[dict[str, Any]]:
@@ -263,6 +295,12 @@ def records(entries: Sequence[Entry]) -> list[dict[str, Any]]:
         }
         for entry, settings in zip(entries, differing(entries), strict=True)
     ]
+
+
+def json_of(content: Any) -> str:
+    """Return a text in JSON, in which a number that is not finite is null, as JSON has no NaN."""
+    finite = json.loads(json.dumps(content), parse_constant=lambda _: None)
+    return json.dumps(finite, indent=1, allow_nan=False)
 
 
 def show_entries(entries: Sequence[Entry]) -> None:
@@ -334,7 +372,7 @@ def list_results(words: Sequence[str]) -> None:
     if asked.csv:
         print(frame(entries).rename(columns=_as_cell).map(_as_cell).to_csv(index=False), end="")
     elif asked.json:
-        print(json.dumps(records(entries), indent=1))
+        print(json_of(records(entries)))
     else:
         show_entries(entries)
     if found.unfinished:

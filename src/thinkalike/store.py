@@ -21,6 +21,7 @@ import stat
 import zipfile
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -28,7 +29,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import yaml
 
 from thinkalike.digests import digest_of, read_json
-from thinkalike.errors import StoreError, TrainingError, checked_path, one_line, plain
+from thinkalike.errors import StoreError, TrainingError, checked_path, flat, one_line, plain
 from thinkalike.files import ForeignFileError, open_regular, read_yaml
 from thinkalike.global_state import isolated
 from thinkalike.plugins import instrument_of_kind
@@ -41,9 +42,12 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MANIFEST = "manifest.json"
+FOLDERS = ("checkpoints", "curves", "old", "result")  # that a running job has beside its lock
 NUMBERS = {".csv", ".npz", ".safetensors"}  # the endings of files that hold what was computed
 MOST_BYTES = 2**22  # of a manifest, a record or a configuration; those of large jobs have 2**17
 MOST_HEADLINES = 1000  # of a result; large jobs have twenty
+MOST_SETTINGS = 2000  # of a result, by dotted names; all parts of a configuration together have some 200
+MOST_SCALARS = 5000  # of a result
 STATE = re.compile(r"(?P<name>.+)-(?P<number>\d+)-(?P<digest>[0-9a-f]{16})\.pt")
 
 Record = dict[str, Any]
@@ -78,7 +82,7 @@ class Headline(NamedTuple):
         """Return what screens write: "mean cka 0.2048 [0.1838, 0.2329] at layer 2", or "claims that hold 3 of 5"."""
         label = self.name.replace("_", " ")
         if self.of is not None:
-            return f"{label} {self.value:.0f} of {self.of}"
+            return f"{label} {self.value:.10g} of {self.of}"  # .0f would round what is no count to one
         interval = "" if self.low is None or self.high is None else f" [{self.low:.4g}, {self.high:.4g}]"
         return f"{label} {self.value:.4g}{interval}{f' at {self.at}' if self.at else ''}"
 
@@ -149,6 +153,8 @@ class Result:
         known = [{name: value for name, value in one.items() if name in Headline._fields} for one in told]
         for fields in known:  # a newer version may tell more, and another program write 1 for 1.0
             fields |= {name: float(fields[name]) for name in ("value", "low", "high") if fields.get(name) is not None}
+            if fields.get("of") is not None:
+                fields["of"] = int(fields["of"])
         return [Headline(**fields) for fields in known]
 
     @property
@@ -164,7 +170,7 @@ class Result:
     @cached_property
     def config(self) -> Record:
         """The resolved configuration; a part that the job does not read is None, and a damaged file a StoreError."""
-        file = self.folder / "config.yaml"
+        file = self._file("config.yaml")
         with _explained(file):
             return read_yaml(file, MOST_BYTES, follow=False)
 
@@ -182,7 +188,7 @@ class Result:
         """Return the table of a file, such as table.csv."""
         import pandas as pd
 
-        file = self.folder / name
+        file = self._file(name)
         with _explained(file), open_regular(file, follow=False) as opened:
             return pd.read_csv(opened)
 
@@ -193,13 +199,22 @@ class Result:
             return sorted(name for name in _entries(self.folder) if "/" not in name)
         return sorted(path.name for path in self.folder.glob("*.*"))
 
+    def _file(self, name: str) -> Path:
+        """Return the path of a file beside result.json; one that the manifest does not name is a StoreError.
+
+        The digests say nothing about such a file, so anybody may have put it there.
+        """
+        if is_sealed(self.folder) and name not in self.files:
+            raise StoreError(f"{self.folder} has no {name}: its {MANIFEST} names none")
+        return self.folder / name
+
     @cached_property
     def arrays(self) -> dict[str, np.ndarray]:
         """The arrays by name; empty if the job leaves none."""
         import numpy as np
 
         path = self.folder / "arrays.npz"
-        if not path.exists():
+        if path.name not in self.files:
             return {}
         with _explained(path), open_regular(path, follow=False) as opened:
             _check_arrays(opened)
@@ -208,8 +223,12 @@ class Result:
 
     @property
     def figures(self) -> list[Path]:
-        """The files of the figures, PNG and SVG."""
-        return sorted((self.folder / "figures").glob("*"))
+        """The files of the figures, PNG and SVG: those that the manifest names, once it is written."""
+        folder = self.folder / "figures"
+        if is_sealed(self.folder):
+            paths = (self.folder / name for name in _entries(self.folder))
+            return sorted(path for path in paths if path.parent == folder)
+        return sorted(folder.glob("*"))
 
     @property
     def instrument(self) -> Any:
@@ -232,15 +251,21 @@ class Result:
         names = [*_entries(_undamaged(self).folder), MANIFEST]
         try:
             goal.mkdir(parents=True)
+        except FileExistsError as error:
+            raise StoreError(f"{goal} is there already; save the result in a new folder") from error
+        except (OSError, ValueError) as error:  # ValueError: a path with a NUL
+            raise StoreError(f"the result cannot be saved in {goal}: {one_line(error)}") from error
+        try:
             for name in names:
                 target = goal / name
                 target.parent.mkdir(parents=True, exist_ok=True)
                 with open_regular(self.folder / name, follow=False) as source, target.open("xb") as file:
                     shutil.copyfileobj(source, file)
-        except FileExistsError as error:
-            raise StoreError(f"{goal} is there already; save the result in a new folder") from error
-        except (OSError, ValueError) as error:  # ValueError: a path with a NUL
-            raise StoreError(f"the result cannot be saved in {goal}: {one_line(error)}") from error
+        except BaseException as error:
+            shutil.rmtree(goal, ignore_errors=True)  # half a copy is no result, and the same call would find it there
+            if isinstance(error, OSError | ForeignFileError):
+                raise StoreError(f"the result cannot be saved in {goal}: {one_line(error)}") from error
+            raise
         return open_result(goal)
 
     @isolated()
@@ -309,6 +334,12 @@ def _checked_record(record: Record) -> Record:
             raise ForeignFileError(f"its {name} are no JSON object")
     if not all(value is None or _is_number(value) for value in parts["scalars"].values()):
         raise ForeignFileError("one of its scalars is no number")
+    for name, count, most in (
+        ("settings", len(flat(parts["settings"])), MOST_SETTINGS),
+        ("scalars", len(parts["scalars"]), MOST_SCALARS),
+    ):
+        if count > most:  # lists have a column for each
+            raise ForeignFileError(f"it has {count:,} {name}, and the most are {most:,}")
     headlines = record.get("headlines", [])
     if not isinstance(headlines, list) or not all(map(_is_headline, headlines)):
         raise ForeignFileError("its headlines are no list of names with numbers")
@@ -321,6 +352,13 @@ def _checked_record(record: Record) -> Record:
     phases = provenance.get("phases", {})
     if not isinstance(phases, dict) or not all(map(_is_number, phases.values())):
         raise ForeignFileError("its phases are no numbers")
+    if not isinstance(provenance.get("versions", {}), dict):
+        raise ForeignFileError("its versions are no JSON object")
+    warnings = provenance.get("warnings", [])
+    if not isinstance(warnings, list) or not all(isinstance(text, str) for text in warnings):
+        raise ForeignFileError("its warnings are no list of texts")
+    if "date" in provenance and not _is_date(provenance["date"]):
+        raise ForeignFileError("its date is none")
     return {**record, **parts}
 
 
@@ -329,9 +367,18 @@ def _is_headline(told: Any) -> bool:
         isinstance(told, dict)
         and isinstance(told.get("name"), str)
         and _is_number(told.get("value"))
-        and all(told.get(end) is None or _is_number(told[end]) for end in ("low", "high", "of"))
+        and all(told.get(end) is None or _is_number(told[end]) for end in ("low", "high"))
+        and (told.get("of") is None or (_is_number(told["of"]) and float(told["of"]).is_integer()))
         and isinstance(told.get("at", ""), str)
     )
+
+
+def _is_date(value: Any) -> bool:
+    """Return whether a value is a date as provenance has it, which lists can put in order."""
+    with contextlib.suppress(TypeError, ValueError):
+        datetime.fromisoformat(value)
+        return True
+    return False
 
 
 def _is_number(value: Any) -> bool:
@@ -380,6 +427,8 @@ def _entries(folder: Path) -> dict[str, tuple[int, str]]:
     for name in entries:
         if name.startswith("/") or ".." in name.split("/") or "\0" in name:
             raise StoreError(f"{file} is damaged: it names a file outside of its folder")
+        if name == MANIFEST or not {"", "."}.isdisjoint(name.split("/")):  # one file could have two such names
+            raise StoreError(f"{file} is damaged: no file of a result has the name {name!r}")
     return entries
 
 
@@ -403,6 +452,8 @@ def damage(folder: Path, endings: Collection[str] | None = None) -> str | None:
         entries = _entries(folder)
     except StoreError as error:
         return str(error)
+    if "result.json" not in entries:
+        return f"{folder / MANIFEST} is damaged: it names no result.json"
     start = f"{folder}/"  # a store may have 100,000 files, and to make a Path takes as long as the look
     linked = tuple(f"{start}{above}/" for above in _above(entries) if os.path.islink(f"{start}{above}"))
     for name, (size, digest) in entries.items():
@@ -460,6 +511,13 @@ def _sync(path: Path) -> None:
         os.close(handle)
 
 
+def _all_inside(folder: Path) -> list[Path]:
+    """Return all that is in a folder and in those inside it; nothing if it is not there, or vanishes meanwhile."""
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        return list(folder.rglob("*"))
+    return []
+
+
 class Job:
     """One computation and the folder of its result."""
 
@@ -478,6 +536,9 @@ class Job:
         if not self.done:
             return None
         result = _undamaged(Result(self.folder))
+        if (result.kind, result.key) != (self.kind, self.key):  # copied here from another place
+            told = f"{self.folder} holds the result {result.key} of {result.kind}"
+            raise StoreError(f"{told}; delete {self.folder} or do the job again with force=true")
         if self.partial.exists():
             with contextlib.suppress(StoreError, OSError), self.running(wait=False):
                 pass  # the process that gets the lock tidies up
@@ -499,7 +560,7 @@ class Job:
         """
         with contextlib.ExitStack() as held:
             try:
-                self._check_links()
+                self._check_left()
                 held.enter_context(locked(self.partial / "lock", f"computing {self.folder}", wait))
             except OSError as error:
                 place = self.folder.parent
@@ -518,14 +579,32 @@ class Job:
             if self.done:
                 self._remove_partial()
 
-    def _check_links(self) -> None:
-        """Check that no link inside the store leads what is written or removed to another place."""
-        places = [self.folder.parent, self.folder, self.partial]
-        with contextlib.suppress(FileNotFoundError):  # another process is done with it
-            places += self.partial.rglob("*")
-        for place in places:
+    def _check_left(self) -> None:
+        """Check what an earlier run left, which may come from anywhere, before any of it is opened or written.
+
+        A link, also one that is a second name of a file, would lead what is written to another place. Opening a pipe
+        waits for ever, and a device never ends. A plain file where a folder belongs fails much later.
+        """
+        for place in (self.folder.parent, self.folder, self.partial):
             if place.is_symlink():
                 raise StoreError(f"{place} is a link, and links inside a store are not followed; remove it")
+        for folder in (self.partial, *(self.partial / name for name in FOLDERS)):
+            if folder.exists() and not folder.is_symlink() and not folder.is_dir():
+                raise StoreError(f"{folder} is no folder, and a running job needs one there; remove it")
+        for path in _all_inside(self.partial):
+            try:
+                found = os.lstat(path)
+            except FileNotFoundError:  # another process is done with it
+                continue
+            if stat.S_ISLNK(found.st_mode):
+                raise StoreError(f"{path} is a link, and links inside a store are not followed; remove it")
+            if stat.S_ISDIR(found.st_mode):
+                if path.parent == self.states:
+                    raise StoreError(f"{path} is a folder, and states are files; remove it")
+            elif not stat.S_ISREG(found.st_mode):
+                raise StoreError(f"{path} is no regular file, and reading it may have no end; remove it")
+            elif found.st_nlink > 1:
+                raise StoreError(f"{path} has a second name, which would be written as well; remove it, or copy it")
 
     def _remove_partial(self) -> None:
         """Remove the folder of the running job, with the lock in it, which must be held until then.
@@ -611,10 +690,23 @@ def write_state(folder: Path, name: str, state: dict[str, Any]) -> Path:
 
 
 def read_state(path: Path) -> dict[str, Any]:
-    """Read a state onto the CPU; nothing in it can run code."""
+    """Read a state onto the CPU; nothing in it can run code.
+
+    Raises:
+        StoreError: the file holds no state. Its digest says only that it is whole, not who wrote it.
+    """
     import torch
 
-    return torch.load(path, map_location="cpu", weights_only=True)  # type: ignore[no-any-return]
+    try:
+        with open_regular(path, follow=False) as file:
+            state = torch.load(file, map_location="cpu", weights_only=True)
+    except (OSError, MemoryError):
+        raise
+    except Exception as error:  # torch, zipfile and pickle raise many kinds
+        raise StoreError(f"{path} holds no state of a job ({one_line(error)}); remove it") from error
+    if not isinstance(state, dict):
+        raise StoreError(f"{path} holds no state of a job (it is a {type(state).__name__}); remove it")
+    return state
 
 
 def _states(folder: Path, name: str) -> dict[int, Path]:

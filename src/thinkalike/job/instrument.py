@@ -27,7 +27,7 @@ from thinkalike.config import AnalyzeConfig, ModelConfig, TrainConfig, model_nam
 from thinkalike.config.compose import completed, keys_of
 from thinkalike.config.parts import HOW_IT_RUNS, PROCESSES
 from thinkalike.data.documents import text_fingerprint
-from thinkalike.errors import ConfigError, ResultError, ThinkalikeError, nearest
+from thinkalike.errors import ConfigError, ResultError, ThinkalikeError, nearest, one_line
 from thinkalike.models.families import told_apart
 from thinkalike.models.places import checkpoint_fingerprint
 from thinkalike.plugins import instrument, instrument_of, measure_module
@@ -181,6 +181,31 @@ def phase_of_all(works: Iterable[Work], name: str) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def readable(result: Result) -> Iterator[None]:
+    """Turn an error of showing or drawing a stored result into one line.
+
+    The table, the scalars and the provenance of such a result may lack anything: somebody may have changed it, or
+    another version may have computed it. What the machine or the terminal lacks passes on, as it is no fault of the
+    result.
+
+    Raises:
+        ResultError: the result has not what its kind shows.
+    """
+    from thinkalike.memory import exhausted
+
+    try:
+        yield
+    except (ThinkalikeError, OSError, UnicodeError):
+        raise
+    except Exception as error:
+        if exhausted(error):
+            raise
+        reason = f"{type(error).__name__}: {one_line(error)}"
+        remedy = "it was changed, or is of another version; compute it again with force=true"
+        raise ResultError(f"{result.folder} lacks what {result.kind} shows ({reason}): {remedy}") from error
+
+
 class Instrument(ABC):
     """A kind of job."""
 
@@ -298,7 +323,7 @@ class Instrument(ABC):
         """Draw a figure of a result once more, see `thinkalike.plot`; returns the figure and its axes."""
         from thinkalike import figures  # imports matplotlib
 
-        with figures.shown(ax) as drawn:
+        with figures.shown(ax) as drawn, readable(result):
             self.draw(result, result.folder)
         if not drawn:
             raise ResultError(f"measure={result.kind} draws no figure; its numbers are in result.table")
@@ -312,7 +337,7 @@ class Instrument(ABC):
     def said(self, result: Result) -> str:
         """Return what the screen says of a result."""
         text = io.StringIO()
-        with contextlib.redirect_stdout(text):
+        with contextlib.redirect_stdout(text), readable(result):
             self.show(result)
         return text.getvalue()
 

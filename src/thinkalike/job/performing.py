@@ -28,11 +28,12 @@ from thinkalike.config.compose import command_line
 from thinkalike.config.parts import AFTER, chosen_scale
 from thinkalike.digests import versions_of
 from thinkalike.errors import ConfigError, ModelError, ResourceError, ThinkalikeError, chain, one_line, panicked
-from thinkalike.job.instrument import ONE_SITE, Instrument, Outcome, Work, asked_for, phase_of_all
+from thinkalike.files import read_bytes
+from thinkalike.job.instrument import ONE_SITE, Instrument, Outcome, Work, asked_for, phase_of_all, readable
 from thinkalike.plugins import digest, instrument_of, named_in
 from thinkalike.processes import Interrupted, ProcessGroup, counted, doing, rank, together
 from thinkalike.screen import aside
-from thinkalike.store import Job, Result
+from thinkalike.store import MOST_BYTES, Job, Result
 
 ALWAYS = ("store", "force", "wait", "seed", "threads", "trainer", "logger")  # parts that every job reads
 PACKAGES = ("thinkalike", "torch", "transformers", "transformer-lens", "pytorch-lightning", "datasets", "numpy",
@@ -270,11 +271,12 @@ def _stored(jobs: Iterable[Planned], shown: bool) -> dict[str, Result]:
         log.info("already done; force=true does it again")
         for text in result.provenance.get("warnings", ()):
             log.warning("%s%s", WARNING, text)
-        before, there = result.provenance["versions"], versions_of(PACKAGES).items()
+        before, there = result.provenance.get("versions", {}), versions_of(PACKAGES).items()
         if others := [f"{name} {before.get(name)} (now {now})" for name, now in there if before.get(name) != now]:
             log.warning("it was computed with %s", ", ".join(others))
         if shown:
-            each.show(result)
+            with readable(result):
+                each.show(result)
         if AGENT in os.environ and not rank(each.config):  # it waits for the numbers of every job that it starts
             with each.tracked(result.config) as tracker:
                 tracker.publish(result)
@@ -366,7 +368,7 @@ class Warnings(logging.Handler):
     def keep(self, states: Path, own: list[str]) -> None:
         """Keep warnings beside the states of a job of these models, and give those again that a stopped run left."""
         file = states / "warnings.json"
-        for text in json.loads(file.read_text()) if file.exists() else ():
+        for text in _kept_warnings(file):
             log.warning("%s%s", WARNING, text)
         self.kept[file] = own
 
@@ -375,6 +377,21 @@ class Warnings(logging.Handler):
         foreign = [re.compile(rf"(?<![\w-]){re.escape(name)}(?![\w-])") for name in {*others} - {*own}]
         texts = [text.removeprefix(WARNING) for text in self.said]
         return [text for text in texts if not any(name.search(text) for name in foreign)]
+
+
+def _kept_warnings(file: Path) -> list[str]:
+    """Return the warnings that a stopped run kept; of a file that holds none, say so and go on without."""
+    try:
+        texts = json.loads(read_bytes(file, MOST_BYTES, follow=False))
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError, RecursionError) as error:  # such as of a machine that went down while it was written
+        log.warning("%s cannot be read (%s); the job goes on without them", file, one_line(error))
+        return []
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        log.warning("%s holds no list of warnings; the job goes on without them", file)
+        return []
+    return texts
 
 
 @contextlib.contextmanager

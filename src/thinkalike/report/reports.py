@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from thinkalike.config import MEASURES
-from thinkalike.errors import StoreError, one_line, plain
+from thinkalike.errors import StoreError, ThinkalikeError, one_line, plain
 from thinkalike.listing import Entry, Found, Query, parser, records, search, selected
 from thinkalike.plugins import instrument
 from thinkalike.processes import counted
@@ -77,15 +77,26 @@ def gather(places: Sequence[str | Path], query: Query | None = None) -> Found:
     """
     found = Found(Path(", ".join(map(str, places))))
     for place in dict.fromkeys(Path(place).expanduser() for place in places):
-        inside = Found(place, [Entry.of(open_result(place))]) if is_sealed(place) else search(place, READ)
+        inside = Found(place, [_single(place)]) if is_sealed(place) else search(place, READ)
         found.entries += inside.entries
         found.skipped += inside.skipped
         found.unfinished += inside.unfinished
     found.entries = list({entry.result.folder.resolve(): entry for entry in found.entries}.values())
     # a table that an experiment repeats is shown under the job that computed it
     chosen = selected(found, query or Query())
-    found.entries = sorted(chosen, key=lambda entry: (entry.result.folder / "claims.csv").exists())
+    found.entries = sorted(chosen, key=lambda entry: "claims.csv" in entry.result.files)
     return found
+
+
+def _single(folder: Path) -> Entry:
+    """Return the result that a user names by its own folder; a StoreError says why it cannot be read."""
+    result = open_result(folder)
+    try:
+        return Entry.of(result)
+    except ThinkalikeError:
+        raise
+    except Exception as error:  # a result may come from anywhere
+        raise StoreError(f"{folder} cannot be read ({type(error).__name__}: {one_line(error)})") from error
 
 
 def page_of(report: Report, title: str) -> str:
@@ -95,9 +106,8 @@ def page_of(report: Report, title: str) -> str:
     made = datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z")
     packed = packed_json({"title": title, "made": made, **report})
     parts = {"TITLE": html.escape(title), "STYLE": (PARTS / "style.css").read_text(), "SCRIPT": scripts, "DATA": packed}
-    for name, text in parts.items():
-        template = template.replace(f"{{{{{name}}}}}", text)
-    return template
+    # all at once, as a title may hold what looks like the place of another part
+    return re.sub(r"\{\{(TITLE|STYLE|SCRIPT|DATA)\}\}", lambda place: parts[place[1]], template)
 
 
 def packed_json(content: dict[str, Any]) -> str:

@@ -22,7 +22,7 @@ from thinkalike.store import Result, open_result
 def _contents(result: Result, seed: int, is_back: bool) -> tuple[dict[str, Any], str]:
     """Return the pairs, the kind and the norm of a result's stitches, and the prefix of one seed and direction."""
     path, prefix = result.folder / NAME, ("back." if is_back else "") + (f"seed_{seed}." if seed else "")
-    if not path.exists():
+    if NAME not in result.files:
         found = f"{result.folder} keeps no stitches (its kind is {result.kind})"
         raise StitchError(f"{found}; python train.py keeps those of every stitch= but identity")
     with explained(f"cannot read {path}"), safe_open(path, framework="pt") as file:
@@ -136,14 +136,15 @@ def stitch_modules(
     facts, prefix = _contents(result, seed, is_back)
     if "widths" not in facts:
         raise StitchError(f"the stitches of {result.folder} were not trained: load_stitch(result) gives them")
-    kind, way, found = facts["kind"], -1 if is_back else 1, {}
-    if is_plugin(kind):  # the file that the caller gives, instead of the one that is stored
-        here, made = f"{plugin}:{kind.rpartition(':')[2]}", result.provenance.get("plugins", [])
-        if plugin is None or digest(here) not in {each["sha256"] for each in made if each["name"] == kind}:
-            wanted = "give that file, unchanged, as plugin="
-            raise PluginError(f"the stitches of {result.folder} are made by {kind}; {wanted}")
-        kind = here
+    way, found = -1 if is_back else 1, {}
     with explained(f"cannot read the stitches of {result.folder}"):
+        kind = str(facts["kind"])
+        if is_plugin(kind):  # the file that the caller gives, instead of the one that is stored
+            here, made = f"{plugin}:{kind.rpartition(':')[2]}", result.provenance.get("plugins", [])
+            if plugin is None or digest(here) not in {each["sha256"] for each in made if each["name"] == kind}:
+                wanted = "give that file, unchanged, as plugin="
+                raise PluginError(f"the stitches of {result.folder} are made by {kind}; {wanted}")
+            kind = here
         for number, pair in enumerate(facts["pairs"]):
             width_in, width_out = facts["widths"][::way]
             phi = Stitch(kind, width_in, width_out, facts["norm"], facts["rank"])
