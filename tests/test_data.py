@@ -111,6 +111,14 @@ def write(path: Path, rows: list[str], field: str = "text") -> list[Path]:
     return [path]
 
 
+@pytest.mark.parametrize("line", ['[["text", "a b"]]', '["te"]', '"text"', "3", "null", "[]"])
+def test_a_line_that_is_no_object_is_no_record(line, tmp_path, config):
+    path = write_jsonl(tmp_path / "x.jsonl", texts(3))
+    path.write_text(path.read_text() + line + "\n")
+    with pytest.raises(DataError, match=r"x\.jsonl line 4 is not a JSON object"):
+        list(documents(config(path)))
+
+
 FORMATS = ["x.txt", "x.jsonl", "x.JSONL", "x.jsonl.gz", "x.jsonl.zst", "x.parquet"]
 
 

@@ -322,6 +322,66 @@ def test_a_list_that_a_hook_fills_is_no_part_of_the_key():
     assert len(paths) == 1
 
 
+class Counter:
+    """Counts the calls of a hook and holds its factor."""
+
+    def __init__(self, factor):
+        self.calls, self.factor = 0, factor
+
+    def scaled(self, late):
+        self.calls += 1
+        return self.factor * late
+
+
+def counts_in_a_dictionary(factor):
+    state = {"calls": 0, "factor": factor}
+
+    def scaled(late):
+        state["calls"] += 1
+        return state["factor"] * late
+
+    return scaled
+
+
+def counts_in_a_list(factor):
+    state = [0, factor]
+
+    def scaled(late):
+        state[0] += 1
+        return state[1] * late
+
+    return scaled
+
+
+def keeps_rows_beside_a_factor(factor):
+    rows = []
+
+    def scaled(late):
+        rows.append(late.shape)
+        return factor * late
+
+    return scaled
+
+
+HOLDERS = [lambda factor: Counter(factor).scaled, counts_in_a_dictionary, counts_in_a_list, keeps_rows_beside_a_factor]
+
+
+@pytest.mark.parametrize("holder", HOLDERS)
+def test_a_factor_beside_a_count_of_calls_is_part_of_the_key(holder):
+    def path(factor):
+        model, scaled = small_llama(), holder(factor)
+        model.model.layers[0].register_forward_hook(
+            lambda _, __, output: torch.cat([output[:, :10_000], scaled(output[:, 10_000:])], 1)
+        )
+        frozen = load_model(model, tiny.tokenizer())
+        paths = {functions._of_memory(frozen).path for _ in range(3)}
+        assert len(paths) == 1, "the count alone makes no other model"
+        return paths.pop()
+
+    assert path(2.0) == path(2.0)
+    assert len({path(factor) for factor in (2.0, 5.0, 9.0)}) == 3
+
+
 def test_a_result_in_memory_goes_with_its_object(tmp_path):
     result = thinkalike.compare(PAIR[0], texts=[{"text": text} for text in TEXTS], **FEW)
     folder, kept = result.folder, result.save(tmp_path / "mine")
@@ -649,3 +709,47 @@ def test_the_example_of_a_public_name_runs(name):
     lines = [line for example in parsed.examples for line in (example.source + example.want).splitlines()]
     assert 0 < len(lines) <= 6
     assert doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(parsed).failed == 0
+
+
+PLAIN = {
+    "whole numbers": list(range(30)),
+    "numbers without a fraction": [float(number**2) for number in range(30)],
+    "one is missing": [*range(29), None],
+}
+
+
+@pytest.mark.parametrize("values", PLAIN.values(), ids=PLAIN)
+def test_a_feature_that_differs_between_all_stimuli_is_refused_by_name(values):
+    names = [f"p{number}" for number in range(30)]
+    states = np.random.default_rng(0).normal(size=(30, 6))
+    table = pd.DataFrame({"id": names, "freq": values, "half": ["a", "b"] * 15})
+    options = {"columns": {"text": None}, "permutations": 1, "references": 0}
+    with pytest.raises(DataError, match=r"freq has another value in every row.*kinds\.freq=continuous"):
+        thinkalike.mlem(states, stimuli=table, **options)
+    by_size = thinkalike.mlem(states, stimuli=table, kinds={"freq": "continuous"}, **options)
+    assert set(by_size.table["feature"]) == {"freq", "half"}
+
+
+@pytest.mark.parametrize(("rows", "folds", "fewest"), [(2, 5, 19), (2, 2, 12), (18, 5, 19), (11, 2, 12)])
+def test_too_few_stimuli_for_folds_are_said_with_their_number(rows, folds, fewest):
+    states = np.random.default_rng(0).normal(size=(fewest, 6))
+    table = pd.DataFrame({"id": [f"p{number}" for number in range(fewest)], "half": (["a", "b", "b"] * 7)[:fewest]})
+    options = {"columns": {"text": None}, "folds": folds, "permutations": 1, "references": 0, "massive": "keep"}
+    with pytest.raises(DataError, match=f"has {rows} stimuli, and .*folds={folds} needs at least {fewest}"):
+        thinkalike.mlem(states[:rows], stimuli=table[:rows], **options)
+    assert len(thinkalike.mlem(states, stimuli=table, **options).table) == 1
+
+
+@pytest.mark.parametrize("measure", ["cka", "procrustes", "r2", "distance"])
+def test_tokens_of_a_report_that_a_measure_does_not_read_are_refused(measure):
+    with pytest.raises(ConfigError, match=f"report_tokens= has no effect on {measure}; .*batches"):
+        thinkalike.compare(*PAIR, measure=measure, report_tokens=2000, texts=TEXTS, **FEW)
+
+
+def test_a_document_that_fills_the_report_is_told_from_too_little_text():
+    long = [tiny.document(seed, 4000) for seed in range(3)]
+    few = {"texts": long, "batches": 1, "tokens_per_batch": 64, "context": 64}
+    with pytest.raises(DataError, match=r"one document fills .*raise batches") as caught:
+        thinkalike.compare(PAIR[0], **few)
+    assert "report_share" not in str(caught.value)
+    assert len(thinkalike.compare(PAIR[0], **few | {"batches": 64}).table)

@@ -623,6 +623,8 @@ def test_odd_conllu_files_are_read(tmp_path):
         (["1||X|_|_"], "line 1: the ID is 1 of ''"),
         (["1|a|X|Number=|_"], "line 1: FEATS 'Number='"),
         (["1|a|X|A=b;C=d;A=e|_"], "line 1: FEATS"),
+        (["1|a|X|A=b;UPOS=d|_"], "line 1: FEATS 'A=b|UPOS=d' name UPOS".replace("|", r"\|")),
+        (["1|a|X|_|_", "2|a|X|Word length=7|_"], "line 2: FEATS .* name Word length"),
     ],
 )
 def test_a_malformed_conllu_file_is_refused(lines, message, tmp_path):
@@ -630,6 +632,41 @@ def test_a_malformed_conllu_file_is_refused(lines, message, tmp_path):
     path.write_text(conllu(*lines))
     with pytest.raises(DataError, match=f"x.conllu.*{message}"):
         read_conllu(path)
+
+
+SPACED = {
+    "x.csv": "text, word, num,freq \nthe cat, cat, 1,5\nthe dogs, dogs, 2,9\n",
+    "quoted.csv": 'text, "word", num, freq\n"the cat", "cat", 1, 5\nthe dogs, dogs, 2, 9\n',
+    "x.tsv": "text\t word\tnum \tfreq\nthe cat\tcat\t1\t5\nthe dogs\tdogs\t2\t9\n",
+}
+
+
+@pytest.mark.parametrize("name", [*SPACED, "x.parquet"])
+def test_spaces_around_the_names_of_columns_are_no_part_of_them(name, tmp_path):
+    path = tmp_path / name
+    if name in SPACED:
+        path.write_text(SPACED[name])
+    else:
+        rows = [("the cat", "cat", 1, 5), ("the dogs", "dogs", 2, 9)]
+        pd.DataFrame(rows, columns=["text", " word", "num ", "freq"]).to_parquet(path)
+    stimuli = read_table(path)
+    assert stimuli.span == [(4, 7), (4, 8)]
+    assert stimuli.features.to_dict("list") == {"num": [1, 2], "freq": [5, 9]}
+    assert read_table(path, features=["num"]).names == ["num"]
+
+
+def test_two_columns_that_differ_in_a_space_are_refused(tmp_path):
+    path = tmp_path / "x.csv"
+    path.write_text("text,num, num\na,1,2\nb,2,1\n")
+    with pytest.raises(DataError, match="num occurs more than once"):
+        read_table(path)
+
+
+@pytest.mark.parametrize("dtype", ["complex64", "complex128", object])
+def test_complex_numbers_are_no_feature(dtype):
+    values = pd.Series(np.array([1, 2 + 1j, 3])).astype(dtype)
+    with pytest.raises(DataError, match="z has complex numbers"):
+        Stimuli(["a b c"], np.zeros(3, int), [(0, 1), (2, 3), (4, 5)], ["a", "b", "c"], pd.DataFrame({"z": values}))
 
 
 PICTURES = ["p1", "p2", "p3"]

@@ -322,9 +322,14 @@ def pack(config: DataConfig, reader: Any, context: int, limits: Limits) -> Corpu
     elif counts["report_documents"] < 2:
         near = f"{counts['near_duplicates']} more nearly repeat one to fit on"
         found = f"for the report: {counts['report_documents']} documents ({near}), and an interval needs two"
+    if found and report.full and counts["fit_tokens"] >= min(fit_tokens or 0, 1):
+        raise DataError(f"data={config.name}: one document fills the {counts['report_tokens']:,} tokens that are read "
+                        "for the report, and an interval needs two; give shorter documents, or read more tokens: "
+                        "raise measure.batches, or data.report_tokens of a job without batches")  # fmt: skip
     if found:
-        remedy = f"change data.report_share={sides.share} or data.context={context}"
-        raise DataError(f"data={config.name} has too little text {found}; give more text, or {remedy}")
+        settings = [f"data.report_share={sides.share}"] if sides.share < 1 else []
+        remedy = " or ".join([*settings, f"data.context={context}"])
+        raise DataError(f"data={config.name} has too little text {found}; give more text, or change {remedy}")
     return Corpus(fit_rows, report_rows, counts)
 
 

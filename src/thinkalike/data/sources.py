@@ -50,9 +50,13 @@ def json_lines(path: Path) -> Iterator[tuple[str, Record]]:
         for number, line in enumerate(lines, 1):
             if line.strip():
                 try:
-                    yield f"{path} line {number}", dict(json.loads(line))
-                except (ValueError, TypeError) as error:
+                    record = json.loads(line)
+                except ValueError as error:
                     raise DataError(f"{path} line {number} is not a JSON object ({error})") from None
+                if not isinstance(record, dict):  # dict() would read a list of pairs as a record
+                    kind = type(record).__name__
+                    raise DataError(f"{path} line {number} is not a JSON object, but a {kind}; write {{...}}")
+                yield f"{path} line {number}", record
 
 
 def parquet_rows(path: Path, field: str | None = None) -> Iterator[tuple[str, Record]]:

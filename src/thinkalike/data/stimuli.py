@@ -97,6 +97,10 @@ class Stimuli:
         ids = self.ids or [str(row) for row in range(1, len(self.words) + 1)]
         vars(self).update(ids=ids, features=self.features.rename(columns=str).reset_index(drop=True))
         self._check()
+        for name, column in self.features.items():
+            if any(isinstance(value, complex) for value in column.astype(object)):
+                raise DataError(f"{self.source}: {name} has complex numbers; give their real and imaginary parts as "
+                                "two features")  # fmt: skip
         kinds = {name: self.kinds.get(name) or kind_of(self.features[name]) for name in self.names}
         columns = {name: typed(self.features[name], name, kind, self.source) for name, kind in kinds.items()}
         kinds = {name: kind if kind in NUMBERS else kind_of(columns[name]) for name, kind in kinds.items()}

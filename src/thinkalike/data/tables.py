@@ -112,16 +112,26 @@ def read_frame(path: Path) -> pd.DataFrame:
         frame = read_with(path, {".csv": _separated, ".tsv": _separated, ".parquet": pd.read_parquet})
     if frame.empty:
         raise DataError(f"{path} is empty: it has no rows below a header")
+    # of a header such as "text, word", where a column " word" would have no role
+    frame = frame.rename(columns=lambda name: name.strip() if isinstance(name, str) else name)
+    if repeated := duplicates(frame.columns[[bool(str(name)) for name in frame.columns]]):
+        raise DataError(f"{path}: the column {repeated[0]} occurs more than once")
     return frame
 
 
 def _separated(path: Path) -> pd.DataFrame:
-    """Read all cells as they are written; pandas fills short rows and renames columns that occur twice."""
+    """Read all cells as they are written; pandas fills short rows and renames columns that occur twice.
+
+    Where a space follows a comma in the header, spaces that follow commas are no part of cells, either.
+    """
+    mark = MARKS[path.suffix.lower()]
     with path.open(encoding="utf-8-sig", newline="") as file:
-        rows = [row for row in csv.reader(file, delimiter=MARKS[path.suffix.lower()], strict=True) if row]
+        first = file.readline().split(mark)[1:]
+        is_spaced = any(name.startswith(" ") for name in first)
+        file.seek(0)
+        reader = csv.reader(file, delimiter=mark, strict=True, skipinitialspace=is_spaced)
+        rows = [row for row in reader if row]
     header, rows = (rows or [[]])[0], rows[1:]
-    if repeated := duplicates(filter(str.strip, header)):
-        raise DataError(f"{path}: the column {repeated[0]} occurs more than once")
     for number, row in enumerate(rows, 1):
         if len(row) != len(header):
             raise DataError(f"{path} row {number} has {len(row)} cells, the header {len(header)}")
@@ -304,6 +314,8 @@ class _Sentence:
         pairs: list[list[str]] = [] if feats == "_" else [each.split("=") for each in feats.split("|")]
         if len({pair[0] for pair in pairs}) < len(pairs) or any(len(pair) != 2 or not all(pair) for pair in pairs):
             raise ValueError(f"FEATS {feats!r} are not Name=Value|Name=Value with different names, or _ for none")
+        if taken := {pair[0] for pair in pairs} & {"UPOS", *ENDS}:
+            raise ValueError(f"FEATS {feats!r} name {min(taken)}, which is a feature of its own; rename it in FEATS")
         ends = dict(zip(ENDS, (len(form), due - 1), strict=True))
         self.rows.append({**dict(pairs), "UPOS": None if upos == "_" else upos, **ends})
 

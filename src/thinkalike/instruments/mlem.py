@@ -7,7 +7,7 @@ import logging
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import inf, isfinite, nan
+from math import ceil, inf, isfinite, nan
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Optional
 
@@ -31,6 +31,7 @@ from thinkalike.instruments.of_stimuli import (
 from thinkalike.job import Outcome, Work
 from thinkalike.measures.distances.comparators import weighted_tau
 from thinkalike.measures.estimates import FEWEST_GROUPS, interval_around
+from thinkalike.measures.kinds import NUMBERS
 from thinkalike.measures.mlem.encoding_model import MLEM
 from thinkalike.measures.mlem.importance import (
     Importance,
@@ -52,6 +53,7 @@ GIVEN_WORD = ("given_word", "given_word_low", "given_word_high")  # importance b
 REFERENCES = [f"{name}{end}" for name in CELLS for end in ("", "_low", "_high")]
 SHARE = "share"  # of the first reference that a score is
 FEATURES, ROWS = 5, 12  # columns and rows on the screen
+FEWEST_PER_FOLD = 3  # stimuli: two have one pair, which has no rank correlation
 
 
 # ruff: noqa: UP045
@@ -98,6 +100,7 @@ class FeatureProfiles(
         for name in [measure.given, *itertools.chain.from_iterable(measure.interactions)]:  # type: ignore[attr-defined]
             if name not in (None, *stimuli.names):
                 raise DataError(f"{stimuli.source} has no feature {name}; {nearest(name, stimuli.names)}")
+        _check_differences(measure, stimuli, is_folded=config.recipe != "paper")  # which divides pairs
         alone = len(stimuli.groups.unique()) == len(stimuli)
         if measure.null and not alone and _groups(config, stimuli) is None:  # type: ignore[attr-defined]
             raise ConfigError("measure.null moves whole sentences: it needs measure.together=sentence, recipe=stimuli")
@@ -191,6 +194,25 @@ class FeatureProfiles(
                 show_text(beyond_words)
         for sentence in stimuli.get("confounded_with_words", ()):
             show_text(f"{sentence}.")
+
+
+def _check_differences(measure: Any, stimuli: Stimuli, *, is_folded: bool) -> None:
+    """Refuse stimuli too few for folds, and a feature that differs in all pairs alike: it has no weight."""
+    fewest = FEWEST_PER_FOLD * measure.folds
+    if len(measure.alphas) > 1:  # chosen by folds of the stimuli that are not held out
+        fewest = ceil(fewest * measure.folds / (measure.folds - 1))
+    if is_folded and len(stimuli) < fewest:
+        raise DataError(f"{stimuli.source} has {len(stimuli)} stimuli, and measure.folds={measure.folds} needs at "
+                        f"least {fewest}; give more stimuli, or choose fewer folds")  # fmt: skip
+    by_size = ("ordinal", *NUMBERS) if measure.difference == "scaled" else ("continuous",)
+    for name, column in stimuli.features.items():
+        compared = column.dropna() if measure.missing in ("ignore", "drop") else column
+        if stimuli.kinds[str(name)] in by_size or compared.duplicated().any():
+            continue
+        is_number = stimuli.kinds[str(name)] in NUMBERS
+        remedy = f"set kinds.{name}=continuous to compare its sizes, or " if is_number else ""
+        raise DataError(f"{stimuli.source}: {name} has another value in every row, so that all pairs differ alike and "
+                        f"it explains no distance; {remedy}leave it out of features")  # fmt: skip
 
 
 def _in_words(scores: pd.DataFrame, profile: pd.DataFrame) -> str:

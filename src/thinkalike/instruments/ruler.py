@@ -26,7 +26,7 @@ from thinkalike.data.corpus import warn_of_few
 from thinkalike.errors import DataError
 from thinkalike.evaluation.language import document_numbers
 from thinkalike.job import Instrument, Outcome, Work
-from thinkalike.job.instrument import FIT_TEXT
+from thinkalike.job.instrument import FIT_TEXT, REPORT_TEXT
 from thinkalike.measures.estimates import (
     RUNGS,
     Estimate,
@@ -232,7 +232,7 @@ class Ruler(Instrument, kind="ruler", version=6, reads=("model", "target", "laye
     """Says how alike two models are at pairs of layers, in bits of each of them."""
 
     of_models: ClassVar[str] = "pairs"
-    ignores = Instrument.ignores | FIT_TEXT
+    ignores = Instrument.ignores | FIT_TEXT | REPORT_TEXT
 
     def inputs(self, config: AnalyzeConfig) -> Mapping[str, Any]:
         names: Sequence[str] = config.measure.further_models  # type: ignore[attr-defined]

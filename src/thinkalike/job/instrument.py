@@ -56,6 +56,8 @@ LADDER = ((10**9, 1), (12, 1), (8, 1), (5, 1), (5, 2), (5, 4), (5, 8), (5, 16), 
 OF_SITES = {"model.site", "target.site", "model.head", "target.head"}
 ONE_SITE = "{}=: {} reads the stream after each block, resid_post, alone; measure=cka or mlem read other sites"
 FIT_TEXT = frozenset({"data.fit_tokens"})  # of jobs that fit something on text
+REPORT_TEXT = frozenset({"data.report_tokens"})  # of jobs where no setting of the measure says how much is read
+AMOUNTS = ("batches", "tokens_per_batch", "tokens", "words")  # settings of a measure that say how much is compared
 OF_STITCHES = frozenset({"trainer.compile", "trainer.memory", "trainer.recompute"})  # and of autoencoders
 
 
@@ -407,6 +409,11 @@ def check_read(overrides: Sequence[str], config: TrainConfig | AnalyzeConfig) ->
         parts = dict.fromkeys(part for kind, _ in jobs for part in (*kind.reads, *kind.inner_jobs_read))
         if key in OF_SITES and not any(kind.takes_sites for kind, _ in jobs):
             raise ConfigError(ONE_SITE.format(key, names))
+        if key in REPORT_TEXT and part in parts:
+            measures = [vars(getattr(job, "measure", None) or job) for _, job in jobs]
+            amounts = [f"measure.{name}" for name in AMOUNTS if any(name in measure for measure in measures)]
+            told = f"; {' and '.join(amounts)} say how much is compared" if amounts else "; leave it out"
+            raise ConfigError(f"{key}= has no effect on {names}{told}")
         if part in parts:
             raise ConfigError(f"{key}= has no effect on {names} beside the other settings; leave it out")
         key = key if key != "target" else "model@target"

@@ -17,7 +17,7 @@ import hashlib
 import sys
 import sysconfig
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from copy import deepcopy
 from pathlib import Path
 from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MappingProxyType, MethodType, ModuleType
@@ -40,6 +40,7 @@ OF_EVERY_MODULE = {*vars(nn.Module()), "_is_full_backward_hook"}
 OF_ORIGIN = {"name_or_path", "warnings_issued", "generation_config", "hf_device_map", "_hf_hook", "_is_hf_initialized"}
 OF_ORIGIN |= {"peft_config", "_hf_peft_config_loaded"}  # the layers of an adapter have what they read of it
 DEEPEST = 8  # objects inside of objects that are told apart
+CHANGING = "(changes)"  # stands for what a pass changes
 NO_VALUES = "(no values)"  # of a tensor of which only the shape is known
 UNKNOWN = "?"
 LONGEST = 120  # letters of a text that is not replaced by its digest
@@ -49,6 +50,7 @@ SHORT_ROW = 64  # tokens at least of a large model
 MULTIPLICATIONS = 2**36  # of the long row, about
 
 
+Steps = tuple[str | int, ...]  # to an object, from the owner of a trait
 Trait = tuple[str, str]  # the path of a module, or the name of a library, and the name of what it has; "": its class
 
 
@@ -58,14 +60,19 @@ def traits_of(module: nn.Module) -> dict[Trait, str]:
     Traits of each module inside are its class, attributes, hooks, and buffers that no checkpoint holds. Traits of a
     library are functions that someone put into it.
     """
-    describe = _Description(module)
+    return _traits(module, _Description(module))
+
+
+def _traits(module: nn.Module, describe: _Description) -> dict[Trait, str]:
     traits: dict[Trait, str] = {}
     for path, part in module.named_modules():
+        describe.owner = path
         traits[path, ""] = describe.class_text(type(part))
         traits |= {(path, name): text for name, text in describe.attributes(part)}
+    describe.owner = "libraries"
     for name in ("_global_forward_hooks", "_global_forward_pre_hooks"):
         if hooks := getattr(torch_module, name):
-            traits["torch", name] = describe(list(hooks.values()))
+            traits["torch", name] = describe(list(hooks.values()), name)
     return traits | describe.patches() | _attention(module, describe)
 
 
@@ -184,13 +191,17 @@ def _with_copies(value: Any, copies: Mapping[int, Any]) -> Any:
 def identity_of(model: Any) -> list[Any]:
     """Return what tells a FrozenModel from another with the same weights and settings: its traits and sample outputs.
 
-    A trait that a pass changes, such as a list to which a hook appends, is state and identifies nothing.
+    What a pass changes, such as the number in which a hook counts its calls or the list to which it appends, is state
+    and identifies nothing. All that stands beside it, such as a factor in the same dictionary, does.
     """
-    before, digest = traits_of(model.module), sample_digest(model)
-    after = traits_of(model.module)
-    changing = {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
-    steady = sorted((name, text) for name, text in before.items() if name not in changing)
-    return [digest, steady, sorted(changing)]
+    before, after = _Description(model.module), _Description(model.module)
+    earlier = _traits(model.module, before)
+    digest = sample_digest(model)
+    later = _traits(model.module, after)
+    steady = _Description(model.module, before.changed_by(after))
+    traits = _traits(model.module, steady)
+    lasting = earlier.keys() & later.keys()  # an attribute that a pass adds is state as well
+    return [digest, sorted((name, text) for name, text in traits.items() if name in lasting)]
 
 
 def _attention(module: Any, describe: _Description) -> dict[Trait, str]:
@@ -202,21 +213,55 @@ def _attention(module: Any, describe: _Description) -> dict[Trait, str]:
 
     function = ALL_ATTENTION_FUNCTIONS.get(name)
     is_own = function is not None and not _is_installed(getattr(function, "__module__", ""))
-    return {("", "attention"): f"{name} {describe(function)}" if is_own else name}
+    return {("", "attention"): f"{name} {describe(function, 'attention')}" if is_own else name}
 
 
 class _Description:
-    """Describes objects as text, with the modules and weights of one root module by their paths."""
+    """Describes objects as text, with the modules and weights of one root module by their paths.
 
-    def __init__(self, root: nn.Module):
+    Objects have steps: the owner and name of a trait, then the number of the object inside of each that holds it.
+
+    Args:
+        root: The module whose traits are described.
+        changing: The steps of objects that are described as changing, whatever they hold.
+    """
+
+    def __init__(self, root: nn.Module, changing: Collection[Steps] = ()):
+        self.changing = changing
+        self.owner = ""  # of the traits that are being described: the path of a module, or libraries
+        self.steps: Steps = ()  # to the object that is being described
+        self.texts: dict[Steps, str] = {}
+        self.inside: dict[Steps, int] = {}  # how many objects the one at these steps holds
         self.paths = {id(part): path for path, part in root.named_modules()}
         self.weights = {id(weight): name for name, weight in root.named_parameters(remove_duplicate=False)}
         self.configs = {id(config) for config in _configs_in(text_config(root), getattr(root, "config", None))}
         self.classes: dict[type, str] = {}
         self.described: list[int] = []  # objects that are being described, which may contain themselves
 
-    def __call__(self, value: Any) -> str:
-        """Return a value as text."""
+    def __call__(self, value: Any, name: str = "") -> str:
+        """Return a value as text; the name is that of a trait."""
+        outside = self.steps
+        number = self.inside.get(outside, 0)
+        self.inside[outside] = number + 1
+        self.steps = (*outside, number) if outside else (self.owner, name)
+        try:
+            text = CHANGING if self.steps in self.changing else self._text(value)
+            self.texts[self.steps] = text
+            return text
+        finally:
+            self.steps = outside
+
+    def changed_by(self, later: _Description) -> set[Steps]:
+        """Return the steps of the innermost objects that a later description has another text for.
+
+        An object that holds more or fewer objects than before has changed as a whole.
+        """
+        changed = {steps for steps, text in self.texts.items() if later.texts.get(steps, text) != text}
+        holders = {steps[:-1] for steps in changed}
+        resized = {steps for steps in changed if self.inside.get(steps, 0) != later.inside.get(steps, 0)}
+        return resized | (changed - holders)
+
+    def _text(self, value: Any) -> str:
         if isinstance(value, enum.Enum):
             return f"{type(value).__name__}.{value.name}"
         if isinstance(value, PLAIN):
@@ -280,21 +325,24 @@ class _Description:
         is_dropout = isinstance(part, nn.modules.dropout._DropoutNd)
         for name, value in vars(part).items():
             if name in HOOKS and value:
-                yield name, self(list(value.values()))
+                yield name, self(list(value.values()), name)
             elif name == "training" and value:
                 yield name, "True"
             elif name in OF_EVERY_MODULE | OF_ORIGIN or UNREAD.search(name.lstrip("_")) or is_dropout:
                 continue
             elif id(value) not in self.configs:
-                yield name, self(value)
+                yield name, self(value, name)
         for name in part._non_persistent_buffers_set:
-            yield name, self(part._buffers.get(name))
+            yield name, self(part._buffers.get(name), name)
 
     def class_text(self, kind: type) -> str:
         """Return the name of a class, with a digest of the functions in it that its library did not define."""
         if kind not in self.classes:
             self.classes[kind] = name = f"{kind.__module__}.{kind.__qualname__}"  # the class may contain itself
+            outside = self.steps
+            self.steps = ("class", name)  # of its own, as a class is described but once, wherever it comes first
             functions = sorted(f"{owner.__qualname__}.{self(function)}" for owner, function in _own_functions(kind))
+            self.steps = outside
             self.classes[kind] = f"{name} ({_digest(' '.join(functions))})" if functions else name
         return self.classes[kind]
 
@@ -317,7 +365,7 @@ class _Description:
         for library in sorted(filter(_is_installed, libraries)):
             for name, value in vars(sys.modules[library]).items():
                 if isinstance(value, FunctionType) and not _is_installed(value.__module__):
-                    found[library, name] = self(value)
+                    found[library, name] = self(value, f"{library} {name}")
         return found
 
 

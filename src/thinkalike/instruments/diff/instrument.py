@@ -24,6 +24,7 @@ from thinkalike.instruments.diff.answers import NULLS, SIGNS, Answers, unchanged
 from thinkalike.instruments.diff.exact import edits_of, pass_that_differs, settings_that_differ
 from thinkalike.instruments.diff.screen import lines
 from thinkalike.job import Instrument, Outcome, Work
+from thinkalike.job.instrument import REPORT_TEXT
 from thinkalike.measures.changes import random_signs, signed_permutation
 from thinkalike.measures.estimates import seeded
 from thinkalike.models.frozen import FrozenModel
@@ -81,6 +82,7 @@ class DiffConfig(MeasureConfig):
 class Diff(Instrument, kind="diff", version=7, reads=("model", "target", "data", "measure")):
     """Says what the change from `model` to `model@target` did."""
 
+    ignores = Instrument.ignores | REPORT_TEXT
     of_models: ClassVar[str] = "pairs"
 
     def with_unread_reset(self, config: AnalyzeConfig) -> AnalyzeConfig:

@@ -26,7 +26,7 @@ from thinkalike.digests import remembered
 from thinkalike.errors import ConfigError
 from thinkalike.instruments.layer_pairs import screen
 from thinkalike.instruments.layer_pairs.comparison import Comparison, Side, rounds, run_together
-from thinkalike.job.instrument import FIT_TEXT, LADDER, Instrument, Outcome, Work
+from thinkalike.job.instrument import FIT_TEXT, LADDER, REPORT_TEXT, Instrument, Outcome, Work
 from thinkalike.measures.estimates import FEW, FEWEST_GROUPS
 from thinkalike.models.families import Layer, layers_at_depths, layers_of_sides, pairs_of_layers
 from thinkalike.models.frozen import FrozenModel
@@ -112,7 +112,7 @@ class LayerPairs(Instrument):
     takes_activations: ClassVar[bool] = True
     takes_sites: ClassVar[bool] = True
     is_shared: ClassVar[bool] = True
-    ignores = Instrument.ignores | FIT_TEXT
+    ignores = Instrument.ignores | FIT_TEXT | REPORT_TEXT
     of_models: ClassVar[str] = "pairs"
     run_all = staticmethod(run_together)
     # the values of settings that stimuli do not have
