@@ -30,7 +30,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import ChoiceSweep, Override
 from hydra.core.plugins import Plugins
 from hydra.core.utils import JobRuntime
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
@@ -73,7 +73,9 @@ LARGEST_FILE = 2**18  # bytes of a configuration file
 MOST_LOADED = 5000  # how often one command line may load a file; a long one loads 60
 MOST_RESOLVED = 10**6  # letters and values of a configuration once its ${...} are replaced
 WORD = re.compile(r"[\w:|&,*@+\[\] -]*")  # such as gpu:a100:2; no path, module, URL, ${...} or line of a shell
-SWEPT_KEY = re.compile(r"(?!hydra\b)[+~]{0,2}[a-z][\w./-]*(@target)?")
+PARAMETER = re.compile(r"[a-z][\w-]*", re.ASCII | re.IGNORECASE)  # becomes a line of a script for SLURM
+# such as ++stitch.lr; whatever stands before it, no key of a sweep is one of Hydra's own settings
+SWEPT_KEY = re.compile(r"[+~]{0,2}(?!hydra\b)[a-z][\w-]*([./][\w-]+)*(@target)?", re.ASCII)
 SWEPT_VALUES = re.compile(r"[\w\s.,()\[\]*/+=-]*")  # such as choice(0.1,1); without a colon it names no FILE.py:NAME
 REFERENCE_COST = 200  # letters that OmegaConf reads while it looks up one ${...}, each time anew
 INNERMOST = re.compile(r"\$\{([^${}]*)\}")  # ${...} with no other inside
@@ -127,7 +129,7 @@ class FilesOnly(ConfigRepository):
 
     def __init__(self, config_search_path: ConfigSearchPath):
         super().__init__(config_search_path)
-        self.typed: list[str] = []  # the overrides of the command line
+        self.typed: set[str] = set()  # the plugins that the command line names
 
     def _find_object_source(self, config_path: str, object_type: ObjectType | None) -> ConfigSource | None:
         # before any source is asked, as the schema of a plugin's measure comes from running its file
@@ -177,8 +179,8 @@ class Loader(ConfigLoaderImpl):
     def _parse_overrides_and_create_caching_repo(
         self, config_name: str | None, overrides: list[str]
     ) -> tuple[list[Override], CachingConfigRepository]:
-        self.files.typed = list(overrides)
         parsed = OverridesParser.create().parse_overrides(overrides=overrides)
+        self.files.typed = _plugins_typed(parsed)
         repository = FewLoads(self.files)
         self._process_config_searchpath(config_name, parsed, repository)
         return parsed, repository
@@ -222,10 +224,27 @@ def _foreign_file(source: ConfigSource, config_path: str) -> Path | None:
     return None if is_ours else file
 
 
-def _check_plugins(settings: Any, typed: Sequence[str]) -> None:
-    """Check that the command line names each file of code that settings name: a configuration runs none by itself."""
+def _plugins_typed(overrides: Iterable[Override]) -> set[str]:
+    """Return the plugins FILE.py:NAME that overrides name, also among the values of a sweep."""
+    names: set[str] = set()
+    for override in overrides:
+        value: Any = override.value()
+        if isinstance(value, ChoiceSweep):
+            value = [Override._convert_value(choice) for choice in value.list]
+        names.update(named_in(value))
+    return names
+
+
+def _check_plugins(settings: Any, typed: Collection[str]) -> None:
+    """Check that the command line names each file of code that settings name: a configuration runs none by itself.
+
+    Args:
+        settings: nested settings of a file, or of the whole configuration.
+        typed: the plugins that the command line names. They are compared whole, as plugins/mine.py:f and mine.py:f are
+            different files.
+    """
     for name in named_in(settings):
-        if not any(name in word for word in typed):
+        if name not in typed:
             raise PluginError(
                 f"a configuration file names {short(name)}, and code of yours is run only where the command line names "
                 "it, too; give that setting on the command line"
@@ -255,24 +274,38 @@ def _check_hydras_settings(config: Any, file: str) -> None:
 
 
 def _check_parameters(key: str, value: Any, file: str) -> None:
-    """Check that the parameters of a launcher or sweeper are numbers, words, or, of a sweeper, values to try."""
-    if isinstance(value, dict):
-        for name, inner in value.items():
-            if key == "hydra.sweeper.params":
-                is_plain = bool(SWEPT_KEY.fullmatch(str(name)) and SWEPT_VALUES.fullmatch(str(inner)))
-            elif isinstance(inner, str):  # a sweeper's texts may be functions to import
-                may_be_text = key.startswith("hydra.launcher") or name == "direction"
-                is_plain = may_be_text and bool(WORD.fullmatch(inner))
-            else:
-                is_plain = inner is None or isinstance(inner, bool | int | float | dict)
-            if not is_plain or str(name).startswith("_"):
-                raise ConfigError(
-                    f"{file} sets {key}.{name}, which could name code or a file to run; choose a launcher or sweeper "
-                    f"by its name in defaults, and give {key}.{name} on the command line, if you trust it"
-                )
-            _check_parameters(f"{key}.{name}", inner, file)
-    elif key in ("hydra.launcher", "hydra.sweeper"):
-        raise ConfigError(f"{file}: {key} must be settings, and it is {short(value)}")
+    """Check that the parameters of a launcher or sweeper are numbers, words, or, of a sweeper, values to try.
+
+    Their names are checked as well: submitit writes those of a launcher into a script, and a sweeper makes overrides of
+    its own, some of which are of Hydra's settings.
+    """
+    if not isinstance(value, dict):
+        if key in ("hydra.launcher", "hydra.sweeper"):
+            raise ConfigError(f"{file}: {key} must be settings, and it is {short(value)}")
+        return
+    for name, inner in value.items():
+        if not (_is_parameter(key, name) and _is_plain(key, name, inner)):
+            raise ConfigError(
+                f"{file} sets {key}.{short(name)}, which could name code or a file to run; choose a launcher or "
+                f"sweeper by its name in defaults, and give {key}.{short(name)} on the command line, if you trust it"
+            )
+        _check_parameters(f"{key}.{name}", inner, file)
+
+
+def _is_parameter(key: str, name: Any) -> bool:
+    """Return whether a name can be that of a parameter in the settings `key` of a launcher or sweeper."""
+    allowed = SWEPT_KEY if key.startswith("hydra.sweeper.") else PARAMETER
+    return isinstance(name, str) and bool(allowed.fullmatch(name))
+
+
+def _is_plain(key: str, name: str, value: Any) -> bool:
+    """Return whether the value of a parameter in the settings `key` names no code and no file."""
+    if key == "hydra.sweeper.params":
+        return bool(SWEPT_VALUES.fullmatch(str(value)))
+    if isinstance(value, str):  # a sweeper's texts may be functions to import
+        may_be_text = key.startswith("hydra.launcher") or name == "direction"
+        return may_be_text and bool(WORD.fullmatch(value))
+    return value is None or isinstance(value, bool | int | float | dict)
 
 
 def register() -> None:
@@ -436,7 +469,8 @@ def checked(composed: DictConfig, overrides: Sequence[str], choices: Mapping[str
     stands_for_others = any(settings.get(name) for name in ("experiment", "models", "activations"))
     settings |= _models(settings, keys_of(overrides), chosen, () if stands_for_others or not job else job.reads)
     settings = OmegaConf.to_container(OmegaConf.create(settings), resolve=True)
-    _check_plugins(settings, overrides)  # also of names that ${...} has put together
+    parsed_overrides = OverridesParser.create().parse_overrides(list(overrides))
+    _check_plugins(settings, _plugins_typed(parsed_overrides))  # also of names that ${...} has put together
     if kind:
         settings["measure"] = made(measure_schema(kind), settings["measure"], "measure.")
     for part in ("model", "target", "data"):
