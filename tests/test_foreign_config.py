@@ -125,7 +125,7 @@ def test_what_a_launcher_and_a_sweeper_need_is_taken_of_a_file(cli):
     settings = yaml.safe_load(shown)
     assert settings["seed"] == 4
     assert settings["hydra"]["launcher"]["n_jobs"] == 2
-    assert settings["hydra"]["sweeper"]["params"] == {"stitch.lr": "choice(0.1,1)", "++stitch.steps": 5}
+    assert settings["hydra"]["sweeper"]["params"] == {"stitch.lr": "choice(0.1,1)", "++stitch.steps": "5"}
 
 
 def test_what_the_command_line_says_is_taken(cli):

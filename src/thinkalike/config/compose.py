@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import os
 import re
 import shlex
@@ -24,13 +25,14 @@ import hydra._internal.hydra
 from hydra import compose, initialize_config_dir
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.config_repository import CachingConfigRepository, ConfigRepository
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeperConf
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.default_element import ResultDefault
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import ChoiceSweep, Override
+from hydra.core.override_parser.types import ChoiceSweep, Override, RangeSweep
 from hydra.core.plugins import Plugins
 from hydra.core.utils import JobRuntime
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
@@ -44,7 +46,7 @@ from yaml import YAMLError
 from thinkalike.config import parts
 from thinkalike.config.parts import HOW_IT_RUNS, AnalyzeConfig, JobConfig, MeasureConfig, ModelConfig, TrainConfig
 from thinkalike.config.schema import Checked, default_of, is_open, made, short, unknown
-from thinkalike.errors import ConfigError, PluginError, ThinkalikeError, nearest, one_line, one_of
+from thinkalike.errors import ConfigError, PluginError, ThinkalikeError, chain, nearest, one_line, one_of
 from thinkalike.files import check_yaml, read_bytes
 from thinkalike.plugins import (
     MEASURES,
@@ -77,6 +79,8 @@ PARAMETER = re.compile(r"[a-z][\w-]*", re.ASCII | re.IGNORECASE)  # becomes a li
 # such as ++stitch.lr; whatever stands before it, no key of a sweep is one of Hydra's own settings
 SWEPT_KEY = re.compile(r"[+~]{0,2}(?!hydra\b)[a-z][\w-]*([./][\w-]+)*(@target)?", re.ASCII)
 SWEPT_VALUES = re.compile(r"[\w\s.,()\[\]*/+=-]*")  # such as choice(0.1,1); without a colon it names no FILE.py:NAME
+MOST_JOBS = 10_000  # of a sweep; Hydra lists and composes all of them before the first begins
+MOST_BITS = 1024  # of an integer in a file, as no float is larger; Python refuses to print very long ones
 REFERENCE_COST = 200  # letters that OmegaConf reads while it looks up one ${...}, each time anew
 INNERMOST = re.compile(r"\$\{([^${}]*)\}")  # ${...} with no other inside
 RESOLVERS = ("oc.env", "oc.decode", "now", "hydra")  # which return no more than they are given
@@ -141,13 +145,26 @@ class FilesOnly(ConfigRepository):
         source = self._find_object_source(config_path, ObjectType.CONFIG)
         file = _foreign_file(source, config_path) if source else None
         if file is None:
+            self._check_unused(source, config_path)
             return super().load_config(config_path)
         check_yaml(read_bytes(file, LARGEST_FILE), str(file))
         loaded = super().load_config(config_path)
         assert loaded is not None
         loaded.foreign = str(file)  # type: ignore[attr-defined]
+        _check_integers(OmegaConf.to_container(loaded.config, resolve=False), str(file))
         _check_hydras_settings(loaded.config, str(file))
         return loaded
+
+    def _check_unused(self, chosen: ConfigSource | None, config_path: str) -> None:
+        """Check that no file of the user has the name of one of the package's own, which is read in its place."""
+        for source in self.sources:
+            if source is chosen or (file := _foreign_file(source, config_path)) is None:
+                continue
+            if source.available() and source.is_config(config_path):
+                raise ConfigError(
+                    f"{file} is never read, as {config_path}.yaml is a configuration of this package; give the file "
+                    "another name"
+                )
 
 
 class FewLoads(CachingConfigRepository):
@@ -197,6 +214,8 @@ class Loader(ConfigLoaderImpl):
             composed = super().load_configuration(*given, **named)
             settings: Any = OmegaConf.to_container(composed, resolve=False)
             settings.pop("hydra")  # of which no file has set a text
+            if composed.hydra.job.config_name:
+                _check_is_job(settings)
             _resolved_size(settings, "", settings, {})
             return composed
         except (ThinkalikeError, *COMPOSING_ERRORS):
@@ -222,6 +241,55 @@ def _foreign_file(source: ConfigSource, config_path: str) -> Path | None:
     file = Path(source.path, config_path).with_name(f"{Path(config_path).name.removesuffix('.yaml')}.yaml").resolve()
     is_ours = Path(source.path).resolve() == CONF.resolve() and file.is_relative_to(CONF.resolve())  # not by ../..
     return None if is_ours else file
+
+
+def _check_is_job(settings: Mapping[Any, Any]) -> None:
+    """Check that a composed configuration has the settings that each job has, before Hydra makes a folder for it."""
+    if any(name not in settings for name in _unset(JobConfig)):
+        raise ConfigError("a configuration of your own begins with defaults: [train, _self_], or analyze in its place")
+
+
+def _check_integers(value: Any, file: str) -> None:
+    """Check that no integer is so long that Python could not print it; 0xfff... and 1:59:59... are integers, too."""
+    if isinstance(value, Mapping):
+        for name, inner in value.items():
+            _check_integers(name, file)
+            _check_integers(inner, file)
+    elif isinstance(value, list):
+        for inner in value:
+            _check_integers(inner, file)
+    elif isinstance(value, int) and value.bit_length() > MOST_BITS:
+        raise ConfigError(f"{file} has an integer of {value.bit_length():,} bits; {MOST_BITS:,} are the most")
+
+
+def check_number_of_jobs(composed: DictConfig) -> None:
+    """Check that Hydra's usual sweeper would not make too many jobs of a command line and of a file's values to try.
+
+    Raises:
+        ConfigError: there are more than `MOST_JOBS`.
+    """
+    sweeper = composed.hydra.sweeper
+    if sweeper._target_ != BasicSweeperConf._target_:  # others choose among the values, and have a number of trials
+        return
+    words = [f"{key}={value}" for key, value in (sweeper.params or {}).items()]
+    parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
+    counts: dict[str, float] = {}  # the last override of a key takes the place of those before it
+    for override in parser.parse_overrides([*words, *composed.hydra.overrides.task]):
+        counts[override.get_key_element()] = _number_of_values(override)
+    if math.prod(counts.values()) > MOST_JOBS:
+        longest = max(counts, key=lambda key: counts[key])
+        raise ConfigError(
+            f"the sweep has more than {MOST_JOBS:,} jobs, and {short(longest)} alone has {counts[longest]:,} values; "
+            "divide it into several sweeps"
+        )
+
+
+def _number_of_values(override: Override) -> float:
+    """Return how many values a sweep tries of a setting, without making them."""
+    value: Any = override.value()
+    if isinstance(value, RangeSweep):
+        return max(0, math.ceil((value.stop - value.start) / value.step)) if value.step else math.inf
+    return len(list(override.sweep_iterator())) if override.is_choice_sweep() else 1
 
 
 def _plugins_typed(overrides: Iterable[Override]) -> set[str]:
@@ -452,8 +520,6 @@ def keys_of(overrides: Iterable[str]) -> list[str]:
 def checked(composed: DictConfig, overrides: Sequence[str], choices: Mapping[str, Any]) -> Any:
     """Return what Hydra composed, by these `choices` of groups, as a dataclass; what is left open stays None."""
     settings: Any = OmegaConf.to_container(composed, resolve=False)
-    if not isinstance(settings, dict) or "model" not in settings:
-        raise ConfigError("a configuration of your own begins with defaults: [train, _self_], or analyze in its place")
     for part in {*GROUPS, "target"} & {*settings}:
         if not isinstance(settings[part], dict):
             raise ConfigError(f"{part}={short(settings[part])} must be settings, such as {part}: {{name: ...}}")
@@ -645,7 +711,9 @@ def explained(error: BaseException) -> str:
         return unknown(cause.full_key, known)
     said = str(error) if isinstance(error, YAMLError) else " ".join(str(error).split("\nfull_key")[0].split())
     key = getattr(error, "full_key", None)
-    said = f"{key}: {said}" if key and key not in said else said or type(error).__name__
+    if not said:  # Hydra wraps some errors of a file without a word
+        said = next((one_line(inner) for inner in chain(error) if str(inner)), type(error).__name__)
+    said = f"{key}: {said}" if key and key not in said else said
     return "".join(each if each.isprintable() else " " for each in said)
 
 
