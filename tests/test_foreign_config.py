@@ -168,3 +168,47 @@ def test_a_plugin_of_a_file_runs_only_where_the_command_line_names_the_same_one(
 )
 def test_the_plugins_of_a_command_line_are_known_in_every_form(word):
     assert _plugins_typed(OverridesParser.create().parse_overrides([word])) == {"module_of_mine.py:f"}
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("train", []),
+        ("model/gelu-3l-mini", []),
+        ("model/gelu-3l-mini", ["model@target=gelu-3l-mini"]),
+        ("stitch/linear", []),
+    ],
+)
+def test_a_file_that_has_the_name_of_one_of_the_package_is_refused(name, words, cli):
+    folder_of(cli, {name: "seed: 3"})
+    assert f"own/{name}.yaml is never read" in cli("train.py", "-cd", "own", *words, "dry_run=true").error
+
+
+@pytest.mark.parametrize(
+    "text", ["model: {path: /x}", "seed: 1", "model: {name: x}\ntarget: {name: y}\ndata: {name: z}"]
+)
+def test_a_file_without_defaults_leaves_no_folder(text, cli):
+    error = folder_of(cli, {"mine": text})("train.py", "-cd", "own", "-cn", "mine").error
+    assert "defaults: [train, _self_]" in error
+    assert not (cli.folder / "outputs").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("1: 2", "'1' is not a setting"),
+        ("model: {1: 2}", "'model.1' is not a setting"),
+        ("stitch: {1.5: 2}", "'stitch.1.5' is not a setting"),
+        ("trainer: {true: 2}", "'trainer.True' is not a setting"),
+        ("stitch: {null: 2}", "key type 'NoneType'"),
+        (f"seed: 0x{'f' * 5000}", "integer of 20,000 bits"),
+        (f"seed: 1{':59' * 3000}", "integer of"),
+        (f"stitch: {{steps: 0{'7' * 6000}}}", "integer of 18,000 bits"),
+        (f"model: {{architecture: {{a: [0b{'1' * 20000}]}}}}", "integer of 20,000 bits"),
+        (f"model: 0x{'f' * 5000}", "integer of 20,000 bits"),
+    ],
+)
+def test_keys_and_integers_that_no_setting_has_are_refused_in_one_line(text, said, cli):
+    assert (
+        said in folder_of(cli, {"mine": f"{JOB}{text}"})("train.py", "-cd", "own", "-cn", "mine", "dry_run=true").error
+    )

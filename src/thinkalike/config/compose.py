@@ -162,7 +162,7 @@ class FilesOnly(ConfigRepository):
                 continue
             if source.available() and source.is_config(config_path):
                 raise ConfigError(
-                    f"{file} is never read, as {config_path}.yaml is a configuration of this package; give the file "
+                    f"{file} is never read, as this package has a configuration of that name, too; give the file "
                     "another name"
                 )
 
@@ -288,7 +288,8 @@ def _number_of_values(override: Override) -> float:
     """Return how many values a sweep tries of a setting, without making them."""
     value: Any = override.value()
     if isinstance(value, RangeSweep):
-        return max(0, math.ceil((value.stop - value.start) / value.step)) if value.step else math.inf
+        count = (value.stop - value.start) / value.step if value.step else math.inf
+        return max(0, math.ceil(count)) if math.isfinite(count) else math.inf
     return len(list(override.sweep_iterator())) if override.is_choice_sweep() else 1
 
 
@@ -712,7 +713,8 @@ def explained(error: BaseException) -> str:
     said = str(error) if isinstance(error, YAMLError) else " ".join(str(error).split("\nfull_key")[0].split())
     key = getattr(error, "full_key", None)
     if not said:  # Hydra wraps some errors of a file without a word
-        said = next((one_line(inner) for inner in chain(error) if str(inner)), type(error).__name__)
+        inner = next((inner for inner in chain(error) if str(inner)), None)
+        said = one_line(inner).split(" full_key")[0] if inner else type(error).__name__
     said = f"{key}: {said}" if key and key not in said else said
     return "".join(each if each.isprintable() else " " for each in said)
 

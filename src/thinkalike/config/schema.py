@@ -193,7 +193,7 @@ def short(value: Any) -> str:
 def unknown(key: str, known: Collection[str]) -> str:
     """Return what to say of a setting that is not among the known ones: the nearest one."""
     near = [each for each in known if each.endswith(f".{key.rpartition('.')[2]}") and each.count(".") > key.count(".")]
-    alike = [each for each in known if each.count(".") == key.count(".")]
+    alike = [each for each in known if each.count(".") == key.count(".")] or known
     said = f"did you mean {' or '.join(near)}?" if near else nearest(key, alike)
     return f"'{key}' is not a setting; {said}"
 
