@@ -397,3 +397,8 @@ def test_a_path_that_is_there_is_meant_by_its_name(name, tmp_path, monkeypatch):
     assert with_quoted_paths(["model=no=such", "data=grammar", "layers=[1,2]"])[0] == "model=no=such", (
         "no path is there"
     )
+
+
+def test_an_integer_that_python_cannot_print_is_refused_in_one_line():
+    with pytest.raises(ConfigError, match="seed=an integer of thousands of digits"):
+        ModelConfig(seed=1 << 20_000)

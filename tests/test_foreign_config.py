@@ -4,6 +4,9 @@ import os
 
 import pytest
 import yaml
+from hydra.core.override_parser.overrides_parser import OverridesParser
+
+from thinkalike.config.compose import _plugins_typed
 
 # ruff: noqa: E501 (a file of configuration is one line)
 
@@ -34,6 +37,23 @@ RUN_CODE = {
     "hydra.sweeper.custom_search_space": {"mine": f"{JOB}hydra: {{sweeper: {{custom_search_space: module_of_mine.f}}}}"},
     "hydra.sweeper.sampler._target_": {"mine": f"{JOB}hydra: {{sweeper: {{sampler: {TOUCH}}}}}"},
     "params.hydra.job_logging": {"mine": f"{JOB}hydra: {{sweeper: {{params: {{hydra.job_logging: x}}}}}}"},
+    **{
+        f"params.{key}": {"mine": f"{JOB}hydra: {{sweeper: {{params: {{'{key}': x}}}}}}"}
+        for key in (
+            "+hydra.output_subdir", "++hydra.job.env_set.PATH", "~hydra.callbacks", "~~hydra.run.dir", "+~hydra.mode",
+            "+hydra/job_logging", "++hydra", "model@hydra.job", "+model@hydra.job", " hydra.verbose", "++ hydra.verbose",
+            "a/../hydra/launcher", "\\uff48ydra.verbose", "++stitch.\\u2024lr", "1", "x=1,++hydra.verbose",
+        )
+    },
+    **{
+        f"additional_parameters.{key}": {"mine": f"{JOB}hydra: {{launcher: {{additional_parameters: {{{written}: 1}}}}}}"}
+        for key, written in {
+            "x touch": '"x\\ntouch run.log\\n#"', "x y": "x y", "x=y": '"x=y"', "1": "1", "1.5": "1.5",
+            "-x": "-x", "\u00e4": "\u00e4", "x;y": "x;y",
+        }.items()
+    },
+    "sweeper.search_space.++hydra.verbose": {"mine": f"{JOB}hydra: {{sweeper: {{search_space: {{++hydra.verbose: {{low: 1}}}}}}}}"},
+    "launcher.x touch run.log": {"mine": f'{JOB}hydra: {{launcher: {{"x\\ntouch run.log": {{y: 1}}}}}}'},
     "params.stitch.kind": {"mine": f"{JOB}hydra: {{sweeper: {{params: {{stitch.kind: 'module_of_mine.py:f'}}}}}}"},
     "names module_of_mine.py:f": {"mine": f"{JOB}stitch: {{kind: 'module_of_mine.py:f'}}"},
     "module_of_mine.py:f, and code": {"mine": f"{JOB}store: module_of_mine.py\nstitch: {{kind: '${{store}}:f'}}"},
@@ -99,16 +119,96 @@ def test_a_results_own_configuration_runs_no_code(cli):
 
 
 def test_what_a_launcher_and_a_sweeper_need_is_taken_of_a_file(cli):
-    chosen = "hydra: {sweeper: {params: {stitch.lr: 'choice(0.1,1)'}}, launcher: {n_jobs: 2}}"
+    chosen = "hydra: {sweeper: {params: {stitch.lr: 'choice(0.1,1)', ++stitch.steps: 5}}, launcher: {n_jobs: 2}}"
     text = f"defaults: [train, {{override hydra/launcher: joblib}}, _self_]\n{chosen}\nseed: 4"
     shown = folder_of(cli, {"mine": text})("train.py", "-cd", "own", "-cn", "mine", "--cfg", "all").stdout
     settings = yaml.safe_load(shown)
     assert settings["seed"] == 4
     assert settings["hydra"]["launcher"]["n_jobs"] == 2
-    assert settings["hydra"]["sweeper"]["params"] == {"stitch.lr": "choice(0.1,1)"}
+    assert settings["hydra"]["sweeper"]["params"] == {"stitch.lr": "choice(0.1,1)", "++stitch.steps": "5"}
 
 
 def test_what_the_command_line_says_is_taken(cli):
     folder_of(cli, {"mine": f"{JOB}stitch: {{kind: 'module_of_mine.py:f'}}"})
     words = ["-cd", "own", "-cn", "mine", "stitch.kind=module_of_mine.py:f", "hydra.verbose=true", "--cfg", "all"]
     assert yaml.safe_load(cli("train.py", *words).stdout)["hydra"]["verbose"] is True
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "stitch.kind=plugins/module_of_mine.py:f",
+        "store=/x/module_of_mine.py:f",
+        "stitch.kind=./module_of_mine.py:f",
+        "stitch.kind=module_of_mine.py:f2",
+        "stitch.kind=MODULE_OF_MINE.py:f",
+        "model.path='x module_of_mine.py:f'",
+        "trainer.callbacks=[x/module_of_mine.py:f,module_of_mine.py]",
+        "store=.py:f",
+    ],
+)
+@pytest.mark.parametrize("setting", ["stitch: {kind", "trainer: {callbacks", "store: 'module_of_mine'\nstitch: {kind"])
+def test_a_plugin_of_a_file_runs_only_where_the_command_line_names_the_same_one(word, setting, cli):
+    name = "${store}.py:f" if "store" in setting else "module_of_mine.py:f"
+    value = f"['{name}']" if "callbacks" in setting else f"'{name}'"
+    folder_of(cli, {"mine": f"{JOB}{setting}: {value}}}"})
+    assert ", and code of yours" in cli("train.py", "-cd", "own", "-cn", "mine", word, "dry_run=true").error
+    assert not (cli.folder / "run.log").exists()
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "stitch.kind='module_of_mine.py:f'",
+        "+trainer.callbacks=[a, module_of_mine.py:f]",
+        "stitch={kind: module_of_mine.py:f}",
+        "stitch.kind=linear,module_of_mine.py:f",
+        "stitch.kind=choice('module_of_mine.py:f', linear)",
+    ],
+)
+def test_the_plugins_of_a_command_line_are_known_in_every_form(word):
+    assert _plugins_typed(OverridesParser.create().parse_overrides([word])) == {"module_of_mine.py:f"}
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("train", []),
+        ("model/gelu-3l-mini", []),
+        ("model/gelu-3l-mini", ["model@target=gelu-3l-mini"]),
+        ("stitch/linear", []),
+    ],
+)
+def test_a_file_that_has_the_name_of_one_of_the_package_is_refused(name, words, cli):
+    folder_of(cli, {name: "seed: 3"})
+    assert f"own/{name}.yaml is never read" in cli("train.py", "-cd", "own", *words, "dry_run=true").error
+
+
+@pytest.mark.parametrize(
+    "text", ["model: {path: /x}", "seed: 1", "model: {name: x}\ntarget: {name: y}\ndata: {name: z}"]
+)
+def test_a_file_without_defaults_leaves_no_folder(text, cli):
+    error = folder_of(cli, {"mine": text})("train.py", "-cd", "own", "-cn", "mine").error
+    assert "defaults: [train, _self_]" in error
+    assert not (cli.folder / "outputs").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("1: 2", "'1' is not a setting"),
+        ("model: {1: 2}", "'model.1' is not a setting"),
+        ("stitch: {1.5: 2}", "'stitch.1.5' is not a setting"),
+        ("trainer: {true: 2}", "'trainer.True' is not a setting"),
+        ("stitch: {null: 2}", "key type 'NoneType'"),
+        (f"seed: 0x{'f' * 5000}", "integer of 20,000 bits"),
+        (f"seed: 1{':59' * 3000}", "integer of"),
+        (f"stitch: {{steps: 0{'7' * 6000}}}", "integer of 18,000 bits"),
+        (f"model: {{architecture: {{a: [0b{'1' * 20000}]}}}}", "integer of 20,000 bits"),
+        (f"model: 0x{'f' * 5000}", "integer of 20,000 bits"),
+    ],
+)
+def test_keys_and_integers_that_no_setting_has_are_refused_in_one_line(text, said, cli):
+    assert (
+        said in folder_of(cli, {"mine": f"{JOB}{text}"})("train.py", "-cd", "own", "-cn", "mine", "dry_run=true").error
+    )

@@ -287,3 +287,27 @@ def test_composing_works_inside_another_hydra_application(tmp_path, monkeypatch)
             compose_job("train", ["sede=1"])
         assert GlobalHydra.instance().hydra is before
         assert "linear" in str(compose("stitch/linear"))
+
+
+MANY = ",".join(map(str, range(1, 99)))
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    "params",
+    [
+        "model.seed: range(1000000000)",
+        "stitch.lr: 'range(0.0,1.0,0.0000001)'",
+        "stitch.lr: 'range(0.5,1.0,0)'",
+        "seed: 'range(0,inf)'",
+        "seed: 'range(0,-1000000000,-1)'",
+        "seed: 'shuffle(range(1000000000))'",
+        f"seed: '{MANY}', model.seed: '{MANY}', stitch.steps: '{MANY}'",
+    ],
+)
+def test_the_number_of_jobs_has_a_bound(params, cli):
+    (cli.folder / "mine.yaml").write_text(f"defaults: [train, _self_]\nhydra: {{sweeper: {{params: {{{params}}}}}}}\n")
+    run = cli("train.py", "-m", "-cd", ".", "-cn", "mine", "dry_run=true")
+    assert run.status == 1
+    assert "more than 10,000 jobs" in run.stderr
+    assert "Traceback" not in run.stderr

@@ -32,6 +32,7 @@ from thinkalike.config.compose import (
     COMPOSING_ERRORS,
     CONF,
     PROGRAM,
+    check_number_of_jobs,
     checked,
     explained,
     keys_of,
@@ -204,14 +205,19 @@ class Sweep(Callback):
     """Opens the file that the jobs of a sweep share, in the store, or, of a dry run, elsewhere."""
 
     def on_multirun_start(self, config: DictConfig, **given: Any) -> None:
-        store = Path(tempfile.gettempdir() if config.dry_run else config.store).expanduser().resolve()
+        try:
+            check_number_of_jobs(config)
+        except USER_ERRORS as error:  # Hydra makes a warning of any error of a callback
+            print(plain(f"error: {_one_line(error)}"), file=sys.stderr)
+            sys.exit(1)
+        store = Path(tempfile.gettempdir() if config.dry_run else str(config.store)).expanduser().resolve()
         try:
             store.mkdir(parents=True, exist_ok=True)
             _remove_stale(store)
             opened, path = tempfile.mkstemp(prefix=STARTED_SWEEP, dir=store)
         except OSError as error:
             print(f"error: the store {store} cannot be written: {error.strerror}; choose store=DIR", file=sys.stderr)
-            sys.exit(1)  # Hydra makes a warning of any other error of a callback
+            sys.exit(1)
         with contextlib.suppress(OSError):  # a file system without locks
             fcntl.flock(opened, fcntl.LOCK_EX)  # until this process has ended: then the file is stale
         os.environ[SHARED] = path

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import os
 import re
 import shlex
@@ -24,13 +25,14 @@ import hydra._internal.hydra
 from hydra import compose, initialize_config_dir
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.config_repository import CachingConfigRepository, ConfigRepository
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeperConf
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.default_element import ResultDefault
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import ChoiceSweep, Override, RangeSweep
 from hydra.core.plugins import Plugins
 from hydra.core.utils import JobRuntime
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
@@ -44,7 +46,7 @@ from yaml import YAMLError
 from thinkalike.config import parts
 from thinkalike.config.parts import HOW_IT_RUNS, AnalyzeConfig, JobConfig, MeasureConfig, ModelConfig, TrainConfig
 from thinkalike.config.schema import Checked, default_of, is_open, made, short, unknown
-from thinkalike.errors import ConfigError, PluginError, ThinkalikeError, nearest, one_line, one_of
+from thinkalike.errors import ConfigError, PluginError, ThinkalikeError, chain, nearest, one_line, one_of
 from thinkalike.files import check_yaml, read_bytes
 from thinkalike.plugins import (
     MEASURES,
@@ -73,8 +75,12 @@ LARGEST_FILE = 2**18  # bytes of a configuration file
 MOST_LOADED = 5000  # how often one command line may load a file; a long one loads 60
 MOST_RESOLVED = 10**6  # letters and values of a configuration once its ${...} are replaced
 WORD = re.compile(r"[\w:|&,*@+\[\] -]*")  # such as gpu:a100:2; no path, module, URL, ${...} or line of a shell
-SWEPT_KEY = re.compile(r"(?!hydra\b)[+~]{0,2}[a-z][\w./-]*(@target)?")
+PARAMETER = re.compile(r"[a-z][\w-]*", re.ASCII | re.IGNORECASE)  # becomes a line of a script for SLURM
+# such as ++stitch.lr; whatever stands before it, no key of a sweep is one of Hydra's own settings
+SWEPT_KEY = re.compile(r"[+~]{0,2}(?!hydra\b)[a-z][\w-]*([./][\w-]+)*(@target)?", re.ASCII)
 SWEPT_VALUES = re.compile(r"[\w\s.,()\[\]*/+=-]*")  # such as choice(0.1,1); without a colon it names no FILE.py:NAME
+MOST_JOBS = 10_000  # of a sweep; Hydra lists and composes all of them before the first begins
+MOST_BITS = 1024  # of an integer in a file, as no float is larger; Python refuses to print very long ones
 REFERENCE_COST = 200  # letters that OmegaConf reads while it looks up one ${...}, each time anew
 INNERMOST = re.compile(r"\$\{([^${}]*)\}")  # ${...} with no other inside
 RESOLVERS = ("oc.env", "oc.decode", "now", "hydra")  # which return no more than they are given
@@ -127,7 +133,7 @@ class FilesOnly(ConfigRepository):
 
     def __init__(self, config_search_path: ConfigSearchPath):
         super().__init__(config_search_path)
-        self.typed: list[str] = []  # the overrides of the command line
+        self.typed: set[str] = set()  # the plugins that the command line names
 
     def _find_object_source(self, config_path: str, object_type: ObjectType | None) -> ConfigSource | None:
         # before any source is asked, as the schema of a plugin's measure comes from running its file
@@ -139,13 +145,26 @@ class FilesOnly(ConfigRepository):
         source = self._find_object_source(config_path, ObjectType.CONFIG)
         file = _foreign_file(source, config_path) if source else None
         if file is None:
+            self._check_unused(source, config_path)
             return super().load_config(config_path)
         check_yaml(read_bytes(file, LARGEST_FILE), str(file))
         loaded = super().load_config(config_path)
         assert loaded is not None
         loaded.foreign = str(file)  # type: ignore[attr-defined]
+        _check_integers(OmegaConf.to_container(loaded.config, resolve=False), str(file))
         _check_hydras_settings(loaded.config, str(file))
         return loaded
+
+    def _check_unused(self, chosen: ConfigSource | None, config_path: str) -> None:
+        """Check that no file of the user has the name of one of the package's own, which is read in its place."""
+        for source in self.sources:
+            if source is chosen or (file := _foreign_file(source, config_path)) is None:
+                continue
+            if source.available() and source.is_config(config_path):
+                raise ConfigError(
+                    f"{file} is never read, as this package has a configuration of that name, too; give the file "
+                    "another name"
+                )
 
 
 class FewLoads(CachingConfigRepository):
@@ -177,8 +196,8 @@ class Loader(ConfigLoaderImpl):
     def _parse_overrides_and_create_caching_repo(
         self, config_name: str | None, overrides: list[str]
     ) -> tuple[list[Override], CachingConfigRepository]:
-        self.files.typed = list(overrides)
         parsed = OverridesParser.create().parse_overrides(overrides=overrides)
+        self.files.typed = _plugins_typed(parsed)
         repository = FewLoads(self.files)
         self._process_config_searchpath(config_name, parsed, repository)
         return parsed, repository
@@ -195,6 +214,8 @@ class Loader(ConfigLoaderImpl):
             composed = super().load_configuration(*given, **named)
             settings: Any = OmegaConf.to_container(composed, resolve=False)
             settings.pop("hydra")  # of which no file has set a text
+            if composed.hydra.job.config_name:
+                _check_is_job(settings)
             _resolved_size(settings, "", settings, {})
             return composed
         except (ThinkalikeError, *COMPOSING_ERRORS):
@@ -222,10 +243,77 @@ def _foreign_file(source: ConfigSource, config_path: str) -> Path | None:
     return None if is_ours else file
 
 
-def _check_plugins(settings: Any, typed: Sequence[str]) -> None:
-    """Check that the command line names each file of code that settings name: a configuration runs none by itself."""
+def _check_is_job(settings: Mapping[Any, Any]) -> None:
+    """Check that a composed configuration has the settings that each job has, before Hydra makes a folder for it."""
+    if any(name not in settings for name in _unset(JobConfig)):
+        raise ConfigError("a configuration of your own begins with defaults: [train, _self_], or analyze in its place")
+
+
+def _check_integers(value: Any, file: str) -> None:
+    """Check that no integer is so long that Python could not print it; 0xfff... and 1:59:59... are integers, too."""
+    if isinstance(value, Mapping):
+        for name, inner in value.items():
+            _check_integers(name, file)
+            _check_integers(inner, file)
+    elif isinstance(value, list):
+        for inner in value:
+            _check_integers(inner, file)
+    elif isinstance(value, int) and value.bit_length() > MOST_BITS:
+        raise ConfigError(f"{file} has an integer of {value.bit_length():,} bits; {MOST_BITS:,} are the most")
+
+
+def check_number_of_jobs(composed: DictConfig) -> None:
+    """Check that Hydra's usual sweeper would not make too many jobs of a command line and of a file's values to try.
+
+    Raises:
+        ConfigError: there are more than `MOST_JOBS`.
+    """
+    sweeper = composed.hydra.sweeper
+    if sweeper._target_ != BasicSweeperConf._target_:  # others choose among the values, and have a number of trials
+        return
+    words = [f"{key}={value}" for key, value in (sweeper.params or {}).items()]
+    parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
+    counts: dict[str, float] = {}  # the last override of a key takes the place of those before it
+    for override in parser.parse_overrides([*words, *composed.hydra.overrides.task]):
+        counts[override.get_key_element()] = _number_of_values(override)
+    if math.prod(counts.values()) > MOST_JOBS:
+        longest = max(counts, key=lambda key: counts[key])
+        raise ConfigError(
+            f"the sweep has more than {MOST_JOBS:,} jobs, and {short(longest)} alone has {counts[longest]:,} values; "
+            "divide it into several sweeps"
+        )
+
+
+def _number_of_values(override: Override) -> float:
+    """Return how many values a sweep tries of a setting, without making them."""
+    value: Any = override.value()
+    if isinstance(value, RangeSweep):
+        count = (value.stop - value.start) / value.step if value.step else math.inf
+        return max(0, math.ceil(count)) if math.isfinite(count) else math.inf
+    return len(list(override.sweep_iterator())) if override.is_choice_sweep() else 1
+
+
+def _plugins_typed(overrides: Iterable[Override]) -> set[str]:
+    """Return the plugins FILE.py:NAME that overrides name, also among the values of a sweep."""
+    names: set[str] = set()
+    for override in overrides:
+        value: Any = override.value()
+        if isinstance(value, ChoiceSweep):
+            value = [Override._convert_value(choice) for choice in value.list]
+        names.update(named_in(value))
+    return names
+
+
+def _check_plugins(settings: Any, typed: Collection[str]) -> None:
+    """Check that the command line names each file of code that settings name: a configuration runs none by itself.
+
+    Args:
+        settings: nested settings of a file, or of the whole configuration.
+        typed: the plugins that the command line names. They are compared whole, as plugins/mine.py:f and mine.py:f are
+            different files.
+    """
     for name in named_in(settings):
-        if not any(name in word for word in typed):
+        if name not in typed:
             raise PluginError(
                 f"a configuration file names {short(name)}, and code of yours is run only where the command line names "
                 "it, too; give that setting on the command line"
@@ -255,24 +343,38 @@ def _check_hydras_settings(config: Any, file: str) -> None:
 
 
 def _check_parameters(key: str, value: Any, file: str) -> None:
-    """Check that the parameters of a launcher or sweeper are numbers, words, or, of a sweeper, values to try."""
-    if isinstance(value, dict):
-        for name, inner in value.items():
-            if key == "hydra.sweeper.params":
-                is_plain = bool(SWEPT_KEY.fullmatch(str(name)) and SWEPT_VALUES.fullmatch(str(inner)))
-            elif isinstance(inner, str):  # a sweeper's texts may be functions to import
-                may_be_text = key.startswith("hydra.launcher") or name == "direction"
-                is_plain = may_be_text and bool(WORD.fullmatch(inner))
-            else:
-                is_plain = inner is None or isinstance(inner, bool | int | float | dict)
-            if not is_plain or str(name).startswith("_"):
-                raise ConfigError(
-                    f"{file} sets {key}.{name}, which could name code or a file to run; choose a launcher or sweeper "
-                    f"by its name in defaults, and give {key}.{name} on the command line, if you trust it"
-                )
-            _check_parameters(f"{key}.{name}", inner, file)
-    elif key in ("hydra.launcher", "hydra.sweeper"):
-        raise ConfigError(f"{file}: {key} must be settings, and it is {short(value)}")
+    """Check that the parameters of a launcher or sweeper are numbers, words, or, of a sweeper, values to try.
+
+    Their names are checked as well: submitit writes those of a launcher into a script, and a sweeper makes overrides of
+    its own, some of which are of Hydra's settings.
+    """
+    if not isinstance(value, dict):
+        if key in ("hydra.launcher", "hydra.sweeper"):
+            raise ConfigError(f"{file}: {key} must be settings, and it is {short(value)}")
+        return
+    for name, inner in value.items():
+        if not (_is_parameter(key, name) and _is_plain(key, name, inner)):
+            raise ConfigError(
+                f"{file} sets {key}.{short(name)}, which could name code or a file to run; choose a launcher or "
+                f"sweeper by its name in defaults, and give {key}.{short(name)} on the command line, if you trust it"
+            )
+        _check_parameters(f"{key}.{name}", inner, file)
+
+
+def _is_parameter(key: str, name: Any) -> bool:
+    """Return whether a name can be that of a parameter in the settings `key` of a launcher or sweeper."""
+    allowed = SWEPT_KEY if key.startswith("hydra.sweeper.") else PARAMETER
+    return isinstance(name, str) and bool(allowed.fullmatch(name))
+
+
+def _is_plain(key: str, name: str, value: Any) -> bool:
+    """Return whether the value of a parameter in the settings `key` names no code and no file."""
+    if key == "hydra.sweeper.params":
+        return bool(SWEPT_VALUES.fullmatch(str(value)))
+    if isinstance(value, str):  # a sweeper's texts may be functions to import
+        may_be_text = key.startswith("hydra.launcher") or name == "direction"
+        return may_be_text and bool(WORD.fullmatch(value))
+    return value is None or isinstance(value, bool | int | float | dict)
 
 
 def register() -> None:
@@ -424,8 +526,6 @@ def keys_of(overrides: Iterable[str]) -> list[str]:
 def checked(composed: DictConfig, overrides: Sequence[str], choices: Mapping[str, Any]) -> Any:
     """Return what Hydra composed, by these `choices` of groups, as a dataclass; what is left open stays None."""
     settings: Any = OmegaConf.to_container(composed, resolve=False)
-    if not isinstance(settings, dict) or "model" not in settings:
-        raise ConfigError("a configuration of your own begins with defaults: [train, _self_], or analyze in its place")
     for part in {*GROUPS, "target"} & {*settings}:
         if not isinstance(settings[part], dict):
             raise ConfigError(f"{part}={short(settings[part])} must be settings, such as {part}: {{name: ...}}")
@@ -441,7 +541,8 @@ def checked(composed: DictConfig, overrides: Sequence[str], choices: Mapping[str
     stands_for_others = any(settings.get(name) for name in ("experiment", "models", "activations"))
     settings |= _models(settings, keys_of(overrides), chosen, () if stands_for_others or not job else job.reads)
     settings = OmegaConf.to_container(OmegaConf.create(settings), resolve=True)
-    _check_plugins(settings, overrides)  # also of names that ${...} has put together
+    parsed_overrides = OverridesParser.create().parse_overrides(list(overrides))
+    _check_plugins(settings, _plugins_typed(parsed_overrides))  # also of names that ${...} has put together
     if kind:
         settings["measure"] = made(measure_schema(kind), settings["measure"], "measure.")
     for part in ("model", "target", "data"):
@@ -631,7 +732,10 @@ def explained(error: BaseException) -> str:
         return unknown(cause.full_key, known)
     said = str(error) if isinstance(error, YAMLError) else " ".join(str(error).split("\nfull_key")[0].split())
     key = getattr(error, "full_key", None)
-    said = f"{key}: {said}" if key and key not in said else said or type(error).__name__
+    if not said:  # Hydra wraps some errors of a file without a word
+        inner = next((inner for inner in chain(error) if str(inner)), None)
+        said = one_line(inner).split(" full_key")[0] if inner else type(error).__name__
+    said = f"{key}: {said}" if key and key not in said else said
     return "".join(each if each.isprintable() else " " for each in said)
 
 

@@ -185,14 +185,18 @@ def _sentence(part: str, error: pydantic.ValidationError) -> str:
 
 def short(value: Any) -> str:
     """Return a value as a message shows it: one line of printable characters, and not a whole file of numbers."""
-    text = "".join(each if each.isprintable() else " " for each in str(value))
+    try:
+        written = str(value)
+    except ValueError:  # Python writes no integer of more than 4300 digits
+        written = "an integer of thousands of digits"
+    text = "".join(each if each.isprintable() else " " for each in written)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def unknown(key: str, known: Collection[str]) -> str:
     """Return what to say of a setting that is not among the known ones: the nearest one."""
     near = [each for each in known if each.endswith(f".{key.rpartition('.')[2]}") and each.count(".") > key.count(".")]
-    alike = [each for each in known if each.count(".") == key.count(".")]
+    alike = [each for each in known if each.count(".") == key.count(".")] or known
     said = f"did you mean {' or '.join(near)}?" if near else nearest(key, alike)
     return f"'{key}' is not a setting; {said}"
 
@@ -202,8 +206,9 @@ def made(schema: type[Schema], values: Mapping[str, Any], path: str = "") -> Sch
     hints, given = get_type_hints(schema), dict(values)
     known = [path + item.name for item in dataclasses.fields(schema)]  # type: ignore[arg-type]
     for name, value in values.items():
-        if path + name not in known:
-            raise ConfigError(unknown(path + name, known))
+        key = f"{path}{name}"  # the name may be a number in a file
+        if not isinstance(name, str) or key not in known:
+            raise ConfigError(unknown(key, known))
         if dataclasses.is_dataclass(hints[name]) and not dataclasses.is_dataclass(value):
             try:
                 given[name] = made(hints[name], value, f"{path}{name}.")  # type: ignore[arg-type]
