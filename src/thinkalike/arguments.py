@@ -308,7 +308,7 @@ def _refuse_odd(tensor: Tensor, name: str) -> None:
         "quantised": is_short and not tensor.is_complex(),
         "nested": is_nested,
         "sparse": not is_nested and tensor.layout != torch.strided,
-        "on the device meta, without values,": tensor.is_meta,
+        "on the device meta, without values,": tensor.device.type == "meta",
     }
     for word, is_so in odd.items():
         if is_so:

@@ -119,6 +119,9 @@ class FrozenModel:
         self.classes, self.quantization = tuple(classes), quantization
         embedding = embedding_of(module)
         self.vocabulary, self.dtype, self.device = len(embedding), embedding.dtype, device or embedding.device
+        # Tokens that a tokenizer adds may have no row, as long as no text has them.
+        ids = tokenizer.get_vocab().values() if hasattr(tokenizer, "get_vocab") else ()
+        self._has_ids_without_row = max(ids, default=0) >= self.vocabulary
         self._accepts = accepted(module)
         self._padding = padding_of_head(module, tokenizer) if family.predicts == "class" else None
         self.blocks = list(module.get_submodule(family.blocks).children())
@@ -345,7 +348,9 @@ class FrozenModel:
 
     def _check_ids(self, tokens: Tensor) -> None:
         """Raise a ModelError for a token that has no row in the embedding; ids on a device are not waited for."""
-        if tokens.device.type != "cpu" or not tokens.numel() or int(tokens.max()) < self.vocabulary:
+        if not self._has_ids_without_row or tokens.device.type != "cpu" or not tokens.numel():
+            return
+        if int(tokens.max()) < self.vocabulary:
             return
         largest = int(tokens.max())
         piece = self.tokenizer.convert_ids_to_tokens(largest)

@@ -200,7 +200,7 @@ def _are_new(ordered: Float[Tensor, "*b n"], rounding: Float[Tensor, "*b n"]) ->
     places = torch.arange(ordered.shape[-1], device=ordered.device).expand_as(first)
     begins = torch.where(first, places, 0).cummax(-1).values  # the place where the level of each value begins
     is_wide = ordered - ordered.gather(-1, begins) > 2 * rounding
-    if not is_wide.any():
+    if is_wide.is_cpu and not is_wide.any():  # a GPU would be waited for
         return is_new
     of_wide = torch.zeros_like(places).scatter_reduce_(-1, begins, is_wide.long(), "amax").gather(-1, begins)
     return is_new | (differs & of_wide[..., 1:].bool())
@@ -209,7 +209,7 @@ def _are_new(ordered: Float[Tensor, "*b n"], rounding: Float[Tensor, "*b n"]) ->
 def with_ties(values: Float[Tensor, " n"], rounding: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
     """Return the values, of which those of one level are exactly equal: the least of them; see `levels_of`."""
     levels = levels_of(values, rounding)
-    least = values.new_full((int(levels.max()) + 1,), torch.inf).scatter_reduce_(0, levels, values, "amin")
+    least = values.new_full((len(values),), torch.inf).scatter_reduce_(0, levels, values, "amin")
     return least[levels]
 
 
