@@ -32,7 +32,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import ChoiceSweep, Override, RangeSweep
+from hydra.core.override_parser.types import ChoiceSweep, Override
 from hydra.core.plugins import Plugins
 from hydra.core.utils import JobRuntime
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
@@ -273,7 +273,7 @@ def check_number_of_jobs(composed: DictConfig) -> None:
         return
     words = [f"{key}={value}" for key, value in (sweeper.params or {}).items()]
     parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
-    counts: dict[str, float] = {}  # the last override of a key takes the place of those before it
+    counts: dict[str, int | float] = {}  # the last override of a key takes the place of those before it
     for override in parser.parse_overrides([*words, *composed.hydra.overrides.task]):
         counts[override.get_key_element()] = _number_of_values(override)
     if math.prod(counts.values()) > MOST_JOBS:
@@ -284,10 +284,10 @@ def check_number_of_jobs(composed: DictConfig) -> None:
         )
 
 
-def _number_of_values(override: Override) -> float:
+def _number_of_values(override: Override) -> int | float:
     """Return how many values a sweep tries of a setting, without making them."""
     value: Any = override.value()
-    if isinstance(value, RangeSweep):
+    if override.is_range_sweep():
         count = (value.stop - value.start) / value.step if value.step else math.inf
         return max(0, math.ceil(count)) if math.isfinite(count) else math.inf
     return len(list(override.sweep_iterator())) if override.is_choice_sweep() else 1
@@ -529,6 +529,9 @@ def checked(composed: DictConfig, overrides: Sequence[str], choices: Mapping[str
     for part in {*GROUPS, "target"} & {*settings}:
         if not isinstance(settings[part], dict):
             raise ConfigError(f"{part}={short(settings[part])} must be settings, such as {part}: {{name: ...}}")
+        for name in settings[part]:
+            if not isinstance(name, str):  # a number in a file
+                raise ConfigError(unknown(f"{part}.{name}", [f"{part}.{key}" for key in settings[part]]))
     kind, job = (settings.get("measure") or {}).get("kind"), None
     if "task" in settings:
         one_of("task", str(settings["task"]), TASKS)
