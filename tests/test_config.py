@@ -255,7 +255,7 @@ READ = [
     ("analyze", ["model.dtype=bfloat16", "measure=population"]),
     ("analyze", ["measure.permutations=5", "measure=cka", "measure.null=true"]),
     ("analyze", ["model@target=gpt2", "measure=cka", *RECORDED]),
-    ("analyze", ["data=stdlib", "data.report_tokens=4096", "experiment=brown2023/figure5", "scale=mini"]),
+    ("analyze", ["data=stdlib", "data.context=64", "experiment=brown2023/figure5", "scale=mini"]),
     ("analyze", ["pairs.report_pairs=100", "experiment=brown2023/figure8", "scale=mini"]),
     ("train", ["model.index=3", "task=nli", "model=feather-bert"]),
     ("train", ["stitch.rank=4", "stitch=low_rank", "stitch.lr=0.1", "stitch.controls=true", "stitch.ridge=1"]),

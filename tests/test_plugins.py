@@ -105,7 +105,7 @@ WORDS = ["measure.batches=5", "measure.tokens_per_batch=256"]
 )
 @pytest.mark.drawn
 def test_a_measure_of_a_plugin_is_as_the_others_are(files, cli, small_stitching, more):
-    words = [word for word in small_stitching if not word.startswith("stitch.")]
+    words = [word for word in small_stitching if not word.startswith(("stitch.", "data.report_tokens"))]
     more = [word.replace("{here}", str(files)) for word in more]
     result = cli("analyze.py", *WORDS, *more, *words).result
     assert result.kind == more[0].rpartition(":")[2]
@@ -120,7 +120,7 @@ def test_a_measure_of_a_plugin_is_as_the_others_are(files, cli, small_stitching,
 def test_a_plugin_measure_may_be_asymmetric(files, cli, small_stitching):
     ratio = "ratio = MeasurePlugin(lambda X, Y: X.norm() / Y.norm(), scale=(0, 9))"
     (files / "ratio.py").write_text(f"from thinkalike.plugins import *\n{ratio}")
-    words = [word for word in small_stitching if not word.startswith("stitch.")]
+    words = [word for word in small_stitching if not word.startswith(("stitch.", "data.report_tokens"))]
     table = cli("analyze.py", "measure=ratio.py:ratio", *WORDS, *words).result.table
     within = table[table["source"] == table["target"]]
     there = within.pivot_table("value", "source_layer", "target_layer").to_numpy()
