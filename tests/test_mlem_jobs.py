@@ -268,7 +268,7 @@ BAD = {
 @pytest.mark.parametrize("case", BAD)
 def test_what_cannot_be_done_is_one_line(case, cli, words, table, recording, tmp_path):
     more, message = BAD[case]
-    line = "one two three four five six seven"
+    line = " ".join(f"word{number}" for number in range(24))
     rows = "\n".join(f"{line},{word},{number % 2}" for number, word in enumerate(line.split()))
     (tmp_path / "one.csv").write_text(f"text,word,odd\n{rows}\n")
     flat = {"a": np.random.default_rng(0).normal(size=(60, 3)), "b": np.ones((60, 3))}
