@@ -386,7 +386,7 @@ def test_unequal_documents_have_intervals_that_cover_or_none(name, law, monkeypa
     records = Records(tmp_path / "runs.jsonl")
     runs = torch.tensor(simulated.runs_of(name, law, 0.3, 40, records), dtype=torch.float64)
     if not runs[:, 2].isfinite().any():
-        assert law == "one has half"
+        assert law == "one has half" or (name, law) == ("mlem", "8 equal"), "importance needs two in each fold"
         return
     truth = torch.tensor(simulated.truth_of(name, 0.3, 40, records))
     held = (runs[:, 1] <= truth) & (truth <= runs[:, 2])

@@ -92,6 +92,6 @@ def test_a_result_draws_the_figures_of_its_kind(cli, small_stitching):
     with pytest.raises(ResultError, match="measure=loss draws no figure"):
         plot(type(result)(result.folder))
     shutil.rmtree(result.folder)
-    assert repr(type(result)(result.folder)) == f"Result(cannot be read, FileNotFoundError; {result.folder})"
+    assert repr(type(result)(result.folder)) == f"Result(cannot be read, StoreError; {result.folder})"
     with pytest.raises(Exception, match="holds no finished result"):
         open_result(result.folder)

@@ -712,7 +712,8 @@ def with_quoted_paths(words: Sequence[str]) -> list[str]:
 
 def _with_quoted_path(word: str) -> str:
     setting, _, value = word.partition("=")
-    if not value or not os.path.exists(os.path.expanduser(value)):
+    is_option = setting.startswith("-")  # which argparse reads, and not Hydra's grammar
+    if is_option or not value or not os.path.exists(os.path.expanduser(value)):
         return word
     try:
         OverridesParser.create().parse_overrides([word])
