@@ -43,7 +43,8 @@ REASONS = {
         measures._means_without_parts layer_means.add prediction.judge ridge.of likeness.fit likeness.judge
         changes.moves likeness.output_roots tokens_alone.add tokens_alone.source_states changes.seen
         changes.distances_of_tokens changes.kl frozen._run batches.pool features.differences
-        changes.signed_permutation parts.moved batches.of batches.run tokens.states_of_words stimuli.states_of_stimuli estimates.massive""",
+        changes.signed_permutation parts.moved batches.of batches.run tokens.states_of_words
+        stimuli.states_of_stimuli estimates.massive""",
     "pairs of stimuli closer than rounding, and copies, are found by value: a shape": """
         neural.squared_distances neural.squared""",
     "how many levels, components, tokens or directions there are is a shape": """

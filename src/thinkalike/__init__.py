@@ -81,7 +81,10 @@ if not TYPE_CHECKING:  # a checker is to see a name that is not there
             return version("thinkalike")
         if name not in _HOME:
             raise AttributeError(f"module 'thinkalike' has no attribute '{name}'")
-        return getattr(import_module(_HOME[name]), name)
+        from thinkalike.global_state import isolated
+
+        with isolated():  # libraries that are imported here change the environment and draw random numbers
+            return getattr(import_module(_HOME[name]), name)
 
 
 def __dir__() -> list[str]:
