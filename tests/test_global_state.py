@@ -164,6 +164,10 @@ def _as_before():
 @pytest.mark.parametrize("name", CHANGES)
 @pytest.mark.usefixtures("_as_before")
 def test_the_watcher_sees_each_kind_of_change_and_it_is_undone(name):
+    if name.startswith("bars"):  # which an earlier test of this process may have turned off
+        transformers.utils.logging.enable_progress_bar()
+        huggingface_hub.utils.enable_progress_bars()
+        datasets.enable_progress_bars()
     assert name in traces_of(CHANGES[name])
 
 
