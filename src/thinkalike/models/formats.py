@@ -6,7 +6,6 @@ A library that looks for its own format says at most that a file is missing or d
 from __future__ import annotations
 
 import contextlib
-import json
 import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -114,7 +113,7 @@ def _by_transformers(option: str, library: str) -> Callable[[Path], str]:
     def command(folder: Path) -> str:
         kind = "AutoModelForCausalLM"
         with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
-            stated = str(json.loads((folder / "config.json").read_text())["architectures"][0])
+            stated = str(read_json(folder / "config.json")["architectures"][0])
             kind = stated if stated.isidentifier() else kind  # nothing but a name is put into a command
         read = f"M.from_pretrained('.', {option}=True)"
         code = f"from transformers import {kind} as M; {read}.save_pretrained('.')"
