@@ -12,7 +12,7 @@ from conftest import composed, with_slow
 from thinkalike.errors import DataError, ModelError
 from thinkalike.instruments import run_job
 from thinkalike.instruments.layer_pairs.readings import pairs_read
-from thinkalike.instruments.ruler import RulerConfig, Side, twins_share
+from thinkalike.instruments.ruler import RulerConfig, WordComparison
 from thinkalike.instruments.stitching.table import in_bits, readings
 from thinkalike.measures import LinearPrediction
 from thinkalike.measures.closed_forms import PENALTIES, SURE
@@ -105,16 +105,6 @@ def test_left_to_gain_is_what_half_of_the_documents_lack():
     assert min(gained) > 0
 
 
-def test_twins_share_their_mean_unless_they_differ():
-    """Documents make no difference, or one as large as that of the twins, or next to none beside it."""
-    documents = torch.linspace(-1, 1, 10).double() * torch.tensor([[0.0], [0.02], [0.02]])
-    first = torch.cat([torch.full((3, 1), 0.1).double(), 0.1 + documents], 1)
-    second = 0.2 - first + torch.tensor([[0.01], [0.01], [0.5]])
-    found = twins_share(first, second)
-    torch.testing.assert_close(found, torch.stack([second[0], (first + second)[1] / 2, second[2]]))
-    torch.testing.assert_close(twins_share(second, first), found)
-
-
 def test_a_value_below_all_rungs_has_an_upper_end_over_documents():
     """Rungs of 0, .1 and .4 that documents move by .03 leave a value of 0 anywhere up to a half above the lowest."""
     moved = torch.linspace(-0.03, 0.03, PARTS + 1, dtype=torch.float64).roll(PARTS // 2 + 1)
@@ -159,7 +149,7 @@ def read(copies, text_files):
         ("copy4", 3.7, 4.3, "as much as gelu-3l-mini[path=base] shares with its copy of 4.0"),
         ("copy3", 2.7, 3.3, "as much as gelu-3l-mini[path=base] shares with its copy of 3.0"),
         ("base", 8, 8, "share 100 % of what varies"),
-        ("other", 2, 2, "share no more than an untrained twin does"),
+        ("other", 2, 2, "share no more than a network does that only mixes"),
     ],
 )
 def test_copies_read_as_they_were_made(read, capsys, target, low, high, says):
@@ -205,28 +195,35 @@ def test_a_rung_with_a_shorter_context_reads_the_same_words(read, copies):
 def test_a_rung_that_cannot_be_loaded_stops_the_job_before_any_other_rung(read, monkeypatch, tmp_path):
     tiny.write_mini(tmp_path / "damaged")
     (tmp_path / "damaged" / "model.safetensors").write_bytes(b"damaged")
-    monkeypatch.setattr(Side, "rung", lambda *_: pytest.fail("another rung was made first"))
+    monkeypatch.setattr(WordComparison, "read", lambda *_: pytest.fail("another rung was made first"))
     with pytest.raises(ModelError, match="damaged"):
         read("base", "copy3", f"measure.rungs=[bits,{tmp_path}/damaged]")
 
 
 def test_rungs_are_kept_when_a_job_stops(read, monkeypatch, tmp_path):
-    rung, seen, whole = Side.rung, [], read("base", "copy3")
+    read_point = WordComparison.read
+    whole = read("base", "copy3")
+    seen = []
 
-    def stops(self, name):
-        seen.append((self.model.name, name))
+    def stops(self, side, point):
+        seen.append((side, point))
         if len(seen) == 3:
             raise Interrupted(signal.SIGTERM)
-        return rung(self, name)
+        return read_point(self, side, point)
 
-    monkeypatch.setattr(Side, "rung", stops)
+    def resumes(self, side, point):
+        seen.append((side, point))
+        return read_point(self, side, point)
+
+    monkeypatch.setattr(WordComparison, "read", stops)
     with pytest.raises(Interrupted):
         read("base", "copy3", f"store={tmp_path}")
-    first, seen[:] = seen[:2], []
-    monkeypatch.setattr(Side, "rung", lambda self, name: seen.append((self.model.name, name)) or rung(self, name))
+    before = seen[:2]
+    seen.clear()
+    monkeypatch.setattr(WordComparison, "read", resumes)
     resumed = read("base", "copy3", f"store={tmp_path}")
     assert seen
-    assert not set(first) & set(seen)
+    assert not set(before) & set(seen)
     assert resumed.table.equals(whole.table)
 
 
@@ -257,7 +254,7 @@ def test_measures_read_copies_as_they_were_made(read, capsys, measure, target):
         assert found["source_bits"].to_numpy() == pytest.approx(int(target[-1]), abs=0.03)
     else:
         assert found["source_bits"].to_numpy() == pytest.approx(8 if target == "base" else 2, abs=0.5)
-    assert "an untrained twin" in " ".join(capsys.readouterr().out.lower().split())
+    assert "only mixes neighbouring tokens" in " ".join(capsys.readouterr().out.lower().split())
     alone = read("base", target, measure=words)
     assert alone.table.equals(result.table)
     assert (alone.key != result.key, "readings" in alone.tables) == (True, False)

@@ -1,23 +1,25 @@
 """measure=ruler: how alike the layers of two models are, in bits: as alike as a model and its copy rounded to b bits.
 
-What a linear map of one model's states predicts of another's, beyond the word and its place, is a number without a
-scale. Known changes of the models themselves give it one: both models are rounded to fewer and fewer bits, in memory,
-and read the same text. An untrained twin says what is shared without any training.
+What a linear map of one model's states predicts of another's, beyond the word, its position and linear mixing of the
+earlier tokens (`thinkalike.measures.residual`), is a number without a scale. Known changes of the models themselves
+give it one: both models are rounded to fewer and fewer bits, in memory, and read the same text. Networks that only mix
+neighbouring tokens (`thinkalike.states.mixing`) say what is shared without anything learnt.
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import pandas as pd
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from thinkalike import figures
@@ -30,7 +32,6 @@ from thinkalike.job.instrument import FIT_TEXT, REPORT_TEXT
 from thinkalike.measures.estimates import (
     RUNGS,
     Estimate,
-    RowGroups,
     has_interval,
     jackknife,
     massive,
@@ -38,7 +39,8 @@ from thinkalike.measures.estimates import (
     numbered_by_part,
     why_no_interval,
 )  # fmt: skip
-from thinkalike.measures.ridge import FOLDS, Predictor, fold_of, with_ends, with_interval
+from thinkalike.measures.residual import ResidualStates
+from thinkalike.measures.ridge import FOLDS, Predictor, with_ends, with_interval
 from thinkalike.memory import hand_back
 from thinkalike.models.families import layers_at_depths, pairs_of_layers
 from thinkalike.models.frozen import FrozenModel
@@ -57,15 +59,19 @@ from thinkalike.screen import (
     text_column,
 )  # fmt: skip
 from thinkalike.states.batches import say_massive
+from thinkalike.states.mixing import BAGS, CONTROLS, POSITION, TokenMixing
 from thinkalike.states.tokens import Pieces, TextReader, drawn_pieces, text_reader, word_states
 from thinkalike.store import Headline, Result
 
 log = logging.getLogger(__name__)
 
+States = list[Tensor]  # of rows of text, at each layer that is compared
+
 DEPTHS = 5  # layers of each model, at equal relative depth, unless `layers=` names some
 AT_ONCE = 8  # pieces of text in a pass
-REPEATED = 2  # rows of one word in a fold, at least: less their mean they say what the word alone does not
-UNTRAINED, TEXT = "untrained", "other text"
+ROWS_PER_DIMENSION = 2  # words that are compared, for each dimension of the wider model, at least
+WORDS_PER_ROW = 2  # about half of the words of a text stand twice in a fifth of it
+UNTRAINED, TEXT, MIXING = "untrained", "other text", "local mixing"
 AWAY = {"1 block away": 1, "2 blocks away": 2, "4 blocks away": 4}
 OWN: dict[str, Sequence[str]] = {"bits": (), "layers": tuple(AWAY), "text": (TEXT,)}  # by the words of `rungs`
 BLANK = ("bits", "source_bits_high", "target_bits_high")  # of an untrained twin; without rungs
@@ -98,8 +104,32 @@ class RulerConfig(MeasureConfig):
         return [name for name in names if 2 * AWAY.get(name, 0) <= model.n_layers]
 
 
+class Comparison(ABC):
+    """The same rows of text as two models have them, and as changed copies of each have them.
+
+    A side is 0 for the source and 1 for the target. States of a point are those of all rows that were read, and values
+    are of the rows that are still compared.
+    """
+
+    @abstractmethod
+    def read(self, side: int, point: str) -> States:
+        """Return the states that a point of one side's ruler has, such as its copy of "4" bits."""
+
+    @abstractmethod
+    def leave_out_massive(self, states: States) -> bool:
+        """Leave out the rows that decide what is found of these states; return whether these are further ones."""
+
+    @abstractmethod
+    def value(self) -> Float[Tensor, "l 2 replicates"]:
+        """Return how alike both models are at each layer pair, both ways, and without each part of the documents."""
+
+    @abstractmethod
+    def shared(self, side: int, point: str, states: States) -> Float[Tensor, "l 2 replicates"]:
+        """Return the same of one side's model and the states of a point."""
+
+
 class Words:
-    """Words of text in pieces of several documents, and what two models' states of them hold beyond word and place.
+    """Words of text in pieces of several documents, as two models read them.
 
     Raises:
         DataError: There are too few documents, or no word stands twice in the same fold of them.
@@ -110,85 +140,133 @@ class Words:
         if len(set(self.text.documents)) < FOLDS:
             raise DataError(f"the ruler needs the text of {FOLDS} documents, not {len(set(self.text.documents))}")
         warn_of_few(data, len(set(self.text.documents)))
-        self._documents = numbered_by_part(self.text.owners)
-        self._forms = self.text.forms
-        self._places = torch.cat([torch.arange(len(spans)) for spans in self.text.words])
-        self.keep(torch.ones(len(self._forms), dtype=torch.bool))
+        self.documents = numbered_by_part(self.text.owners)
+        self.forms = self.text.forms
 
-    def keep(self, kept: Tensor) -> None:
-        """Compare these words alone."""
-        self._groups: list[tuple[Tensor, RowGroups]] = []
-        folds = fold_of(self._documents)
-        for fold in range(FOLDS):
-            rows = (kept & (folds == fold)).nonzero()[:, 0]
-            try:
-                self._groups.append((rows, RowGroups.of(self._forms[rows], REPEATED)))
-            except ValueError as error:
-                raise DataError("no word stands twice in a fifth of the documents; raise measure.words") from error
-        self.documents: Int[Tensor, " kept"] = torch.cat(
-            [self._documents[rows[own.order]] for rows, own in self._groups]
-        )
-        self.share = len(self.documents) / int(kept.sum())
-
-    def states(self, model: FrozenModel, layers: Sequence[int]) -> list[Float[Tensor, "words d"]]:
+    def states(self, model: FrozenModel | TokenMixing, layers: Sequence[Any]) -> list[Float[Tensor, "words d"]]:
         """Return the states of a model at all words, at each of these layers, of which some may be the same."""
-        at = list(dict.fromkeys(layers))
-        parts = [
-            word_states(model, self.text.chosen(numbers), at)
-            for numbers in counted(torch.arange(len(self.text.texts)).split(AT_ONCE), "batch")
+        different = list(dict.fromkeys(layers))
+        pieces = torch.arange(len(self.text.texts)).split(AT_ONCE)
+        batches = [word_states(model, self.text.chosen(numbers), different) for numbers in counted(pieces, "batch")]
+        by_layer = {
+            layer: torch.cat(states).cpu() for layer, states in zip(different, zip(*batches, strict=True), strict=True)
+        }
+        return [by_layer[layer] for layer in layers]
+
+    def named(self, rows: Bool[Tensor, " words"]) -> list[str]:
+        """Return these words in writing."""
+        spans = [
+            (text, start, stop)
+            for text, words in zip(self.text.texts, self.text.words, strict=True)
+            for start, stop in words
         ]
-        found = dict(zip(at, (torch.cat(each).cpu() for each in zip(*parts, strict=True)), strict=True))
-        return [found[layer] for layer in layers]
+        return [repr(spans[row][0][spans[row][1] : spans[row][2]]) for row in rows.nonzero()[:, 0].tolist()]
 
-    def predictors(self, states: Iterable[Float[Tensor, "words d"]]) -> Iterator[Predictor]:
-        """Yield for each layer what its states less the means of their word and of their place predict.
 
-        Means are those of a fold, so that no row that is judged has a part in one that maps are fitted on.
-        """
-        for layer in states:
-            parts = [own.without_means(layer[rows], self._places[rows]) for rows, own in self._groups]
-            yield Predictor(torch.cat(parts), self.documents)
+class WordComparison(Comparison):
+    """Compares two models, and the points of their rulers, at words beyond what local mixing of tokens knows.
 
-    def leave_out(self, layers: Sequence[Float[Tensor, "words _"]]) -> None:
-        """Leave out the few words whose long states decide some layer."""
-        outliers = massive(layers)
+    Args:
+        layers: Those of each model, pair by pair.
+        keeps_massive: Whether words stay whose long states decide some layer.
+    """
+
+    def __init__(
+        self,
+        words: Words,
+        models: Sequence[FrozenModel],
+        layers: Sequence[Sequence[int]],
+        keeps_massive: bool = False,
+    ):
+        self.words = words
+        self.models = list(models)
+        self.layers = [list(of_model) for of_model in layers]
+        self.is_massive = torch.zeros(len(words.forms), dtype=torch.bool)
+        self._keeps_massive = keeps_massive
+        self._mixing = [TokenMixing(model) for model in dict.fromkeys(models)]
+        self._positions = [words.states(mixing, [POSITION])[0][:, 0].long() for mixing in self._mixing]
+        self._bags = [states for mixing in self._mixing for states in words.states(mixing, list(BAGS))]
+        self._controls = [words.states(mixing, CONTROLS) for mixing in self._mixing]
+        self.states = [words.states(model, own) for model, own in zip(models, self.layers, strict=True)]
+        outliers = None if keeps_massive else massive([layer for states in self.states for layer in states])
         if outliers is not None:
-            both = zip(self.text.texts, self.text.words, strict=True)
-            names = [repr(text[start:stop]) for text, spans in both for start, stop in spans]
-            say_massive(outliers, [names[place] for place in outliers.nonzero()[:, 0]], "words")
-            self.keep(~outliers)
+            self.is_massive = outliers
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """Prepare what words, positions and mixing explain, for the rows that are compared."""
+        is_compared = ~self.is_massive
+        try:
+            self.residual = ResidualStates(
+                self.words.forms, self.words.documents, self._positions, self._bags, is_compared
+            )
+        except ValueError as error:
+            raise DataError("no word stands twice in a fifth of the documents; raise measure.words") from error
+        self.share_compared = len(self.residual.rows) / int(is_compared.sum())
+        self._predictors: dict[int, list[Predictor]] = {}
+
+    def predictors(self, side: int) -> list[Predictor]:
+        """Return what one model's states predict, by layer; for wide models they take as much memory as weights."""
+        if side not in self._predictors:
+            self._predictors[side] = [*self.residual.predictors(self.states[side])]
+        return self._predictors[side]
+
+    def check_number(self) -> None:
+        """Raise a DataError if the words are too few for a number: maps of few rows predict nothing that is there."""
+        width = max(model.d_model for model in self.models)
+        least = ROWS_PER_DIMENSION * width
+        compared = len(self.residual.rows)
+        if compared < least:
+            needed = math.ceil(least * len(self.words.forms) / compared / 100) * 100
+            raise DataError(
+                f"the ruler needs about {needed:,} words for models of width {width:,}, and has "
+                f"{len(self.words.forms):,}: raise measure.words, or give more text"
+            )
+
+    def read(self, side: int, point: str) -> States:
+        model = self.models[side]
+        layers = self.layers[side]
+        if point == TEXT:
+            return []  # the states of both models are known
+        if point == MIXING:
+            return self._controls[list(dict.fromkeys(self.models)).index(model)]
+        if point in AWAY:
+            away = AWAY[point]
+            return self.words.states(model, [layer - away if layer >= away else layer + away for layer in layers])
+        if point == UNTRAINED or point.isdigit():
+            return self.words.states(changed(model, point), layers)
+        further = load_model(point)
+        last = max(model.n_layers - 1, 1)
+        at_equal_depth = [round(layer * (further.n_layers - 1) / last) for layer in layers]
+        return self.words.states(further, at_equal_depth)
+
+    def leave_out_massive(self, states: States) -> bool:
+        outliers = None if self._keeps_massive else massive(states)
+        if outliers is None or not (outliers & ~self.is_massive).any():
+            return False
+        self.is_massive |= outliers
+        self._prepare()
+        return True
+
+    def value(self) -> Float[Tensor, "l 2 replicates"]:
+        return alike(self.predictors(0), self.predictors(1))
+
+    def shared(self, side: int, point: str, states: States) -> Float[Tensor, "l 2 replicates"]:
+        predictors = self.predictors(side)
+        if point == TEXT:
+            moved = (own.states.roll(len(own.states) // 2, 0) for own in predictors)
+            return alike(predictors, (Predictor(rows, self.residual.documents) for rows in moved))
+        if point == MIXING:
+            controls = [[control] * len(predictors) for control in self.residual.predictors(states)]
+            return most([alike(predictors, control) for control in controls])
+        return alike(predictors, self.residual.predictors(states))
 
 
-class Side:
-    """One of two models at the layers that are compared, with its states of the words."""
-
-    def __init__(self, model: FrozenModel, layers: Sequence[int], words: Words):
-        self.model, self.layers, self.words = model, list(layers), words
-        self.states = words.states(model, layers)
-
-    @cached_property
-    def predictors(self) -> list[Predictor]:
-        """The maps from the states beyond the words; those of large models take as much memory as their weights."""
-        return [*self.words.predictors(self.states)]
-
-    def rung(self, name: str) -> Float[Tensor, "l 2 replicates"]:
-        """Return how alike this model and a changed copy of it, or what else a rung is of, are at each layer."""
-        if name == TEXT:
-            moved = (each.states.roll(len(each.states) // 2, 0) for each in self.predictors)
-            return alike(self.predictors, (Predictor(each, self.words.documents) for each in moved))
-        states = self.words.states(*self._changed(name))  # the other model is gone then
-        hand_back(self.model.device)
-        return alike(self.predictors, self.words.predictors(states))
-
-    def _changed(self, name: str) -> tuple[FrozenModel, list[int]]:
-        """Return the model that a rung is of, and its layers that stand beside those of this one."""
-        model, layers = self.model, self.layers
-        if name == UNTRAINED or name.isdigit():
-            return changed(model, name), layers
-        if name in AWAY:
-            return model, [layer - away if layer >= (away := AWAY[name]) else layer + away for layer in layers]
-        other = load_model(name)
-        return other, [round(layer * (other.n_layers - 1) / max(model.n_layers - 1, 1)) for layer in layers]
+def most(values: Sequence[Float[Tensor, "l 2 r"]]) -> Float[Tensor, "l 2 r"]:
+    """Return at each layer the greatest of several values, by the mean of both ways over all documents."""
+    stacked = torch.stack(list(values))
+    greatest = stacked[..., 0].mean(-1).argmax(0)
+    return stacked[greatest, torch.arange(stacked.shape[1])]
 
 
 def changed(model: FrozenModel, rung: str) -> FrozenModel:
@@ -196,30 +274,58 @@ def changed(model: FrozenModel, rung: str) -> FrozenModel:
     return twin(model, TWIN) if rung == UNTRAINED else rounded(model, int(rung))
 
 
+class Measured(NamedTuple):
+    """The value of a comparison, and for each side the values of the points of its ruler, by name."""
+
+    value: Float[Tensor, "l 2 replicates"]
+    rungs: list[dict[str, Float[Tensor, "l 2 replicates"]]]
+
+
 def measured(
-    value: Float[Tensor, "l 2 replicates"],
-    todo: dict[int, tuple[FrozenModel, Callable[[str], Tensor]]],
+    comparison: Comparison,
+    models: Sequence[FrozenModel],
     work: Work,
     further: Callable[[FrozenModel], Sequence[str]] = lambda model: (),
-) -> list[dict[str, Tensor]]:
-    """Return the rungs of both models around each value, each kept as it comes; a model beside itself has one ruler.
+) -> Measured:
+    """Return the value of a comparison and the points of both models' rulers around it; equal models have one ruler.
+
+    Rows that decide what is found of the states of one point are left out of all. So states of points are kept, and
+    all values are computed again when rows are left out. What was read is kept when the job stops.
 
     Args:
-        todo: By side, a model, and what gives its rung of a name, of the shape of the value. A side leaves when its
-            turn comes, so that its model may go, the larger one last.
-        further: Gives the names of a model's rungs that are not of bits.
+        further: Gives the names of a model's points that are neither copies of fewer bits nor local mixing.
     """
-    kept = work.resume("rungs") or {}
-    rungs: list[dict[str, Tensor]] = [kept.get(str(number), {}) for number in (0, 1)]
-    for number in sorted(todo, key=lambda number: todo[number][0].parameters()):
-        (model, rung), own = todo.pop(number), rungs[number]
+    states: list[dict[str, States]] = [{}, {}]
+    rungs: list[dict[str, Tensor]] = [{}, {}]
+    value = comparison.value()
+    sides = range(len(dict.fromkeys(models)))
+    for side in sorted(sides, key=lambda number: models[number].parameters()):
+        model = models[side]
         with work.phase(f"rungs of {model.name}"):
-            while name := _next(value.mean(1), own, further(model)):
-                log.info("%s beside %s", model.name, _called(name))
-                own[name] = rung(name)
+            while point := _next(value.mean(1), rungs[side], further(model)):
+                log.info("%s beside %s", model.name, _called(point))
+                states[side][point] = _read(comparison, side, point, work)
                 hand_back(model.device)
-                work.keep("rungs", {str(each): found for each, found in enumerate(rungs)})
-    return [own or rungs[0] for own in rungs]
+                if point != MIXING and comparison.leave_out_massive(states[side][point]):
+                    value = comparison.value()
+                    rungs = [
+                        {name: comparison.shared(number, name, known) for name, known in of_side.items()}
+                        for number, of_side in enumerate(states)
+                    ]
+                else:
+                    rungs[side][point] = comparison.shared(side, point, states[side][point])
+    return Measured(value, [own or rungs[0] for own in rungs])
+
+
+def _read(comparison: Comparison, side: int, point: str, work: Work) -> States:
+    """Return the states of a point, which an earlier run of the job may have kept."""
+    name = f"rung-{side}-{hashlib.sha256(point.encode()).hexdigest()[:12]}"
+    resumed = work.resume(name)
+    if resumed is not None:
+        return resumed["states"]  # type: ignore[no-any-return]
+    states = comparison.read(side, point)
+    work.keep(name, {"states": states})
+    return states
 
 
 def alike(ours: Iterable[Predictor], others: Iterable[Predictor]) -> Float[Tensor, "l 2 replicates"]:
@@ -228,7 +334,7 @@ def alike(ours: Iterable[Predictor], others: Iterable[Predictor]) -> Float[Tenso
     return torch.stack([torch.stack([a.of(b.states).shares, b.of(a.states).shares]) for a, b in both])
 
 
-class Ruler(Instrument, kind="ruler", version=6, reads=("model", "target", "layers", "data", "measure")):
+class Ruler(Instrument, kind="ruler", version=7, reads=("model", "target", "layers", "data", "measure")):
     """Says how alike two models are at pairs of layers, in bits of each of them."""
 
     of_models: ClassVar[str] = "pairs"
@@ -248,7 +354,10 @@ class Ruler(Instrument, kind="ruler", version=6, reads=("model", "target", "laye
     def smaller(self, config: AnalyzeConfig, shapes: Shapes, chosen: Collection[str]) -> Iterator[dict[str, Any]]:
         """Yield fewer words."""
         words = config.measure.words  # type: ignore[attr-defined]
-        yield from ({"measure.words": max(words // 2**times, 256)} for times in range(5))
+        width = max(shape.width for shape in shapes.values())
+        least = WORDS_PER_ROW * ROWS_PER_DIMENSION * width
+        fewer = [words // 2**times for times in range(5)]
+        yield from ({"measure.words": number} for number in dict.fromkeys(max(n, min(least, words)) for n in fewer))
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
         measure: Any = config.measure
@@ -259,28 +368,30 @@ class Ruler(Instrument, kind="ruler", version=6, reads=("model", "target", "laye
             words = Words(config.data, [*dict.fromkeys(models), *rung_readers], measure.words)
             hand_back(models[0].device)
         pairs = _pairs(config.layers, *(model.n_layers for model in models))
-        names, described = ([model.name for model in models], [model.describe() for model in models])
+        names = [model.name for model in models]
+        described = [model.describe() for model in models]
+        layers = [[pair[side] for pair in pairs] for side in (0, 1)]
         with work.phase("models"):
-            layers = [[pair[side] for pair in pairs] for side in (0, 1)]
-            sides = [Side(model, own, words) for model, own in zip(models, layers, strict=True)]
-            if measure.massive == "drop":
-                words.leave_out([layer for side in sides for layer in side.states])
-            value = alike(*(words.predictors(side.states) for side in sides))
-        todo: dict[int, Any] = {number: (side.model, side.rung) for number, side in enumerate(sides[: len({*models})])}
-        del models, sides  # the model of a side is gone when its rungs are done
-        rungs = measured(value, todo, work, measure.further_of)
-        numbers = document_numbers(torch.bincount(words.documents))
+            comparison = WordComparison(words, models, layers, keeps_massive=measure.massive == "keep")
+            comparison.check_number()
+        value, rungs = measured(comparison, models, work, measure.further_of)
+        if comparison.is_massive.any():
+            say_massive(comparison.is_massive, words.named(comparison.is_massive), "words")
+        numbers = document_numbers(torch.bincount(comparison.residual.documents))
         worth = numbers["effective_documents"]
         if not has_interval(worth):
             log.warning("warning: %s", why_no_interval(worth, int(numbers["documents"])))
         table = table_of(names, pairs, value, rungs)
-        scalars = numbers | {"words": float(len(words.documents)), "words_used": words.share}
+        scalars = numbers | {
+            "words": float(len(comparison.residual.rows)),
+            "words_used": comparison.share_compared,
+        }
         facts = {"data": {"name": config.data.name, "level": "word"}}
         tables = {"rungs": rungs_table(names, layers, rungs)}
         return Outcome(table, scalars, tables=tables, models=described, facts=facts, blank=BLANK)
 
     def draw(self, result: Result, folder: Path) -> None:
-        label = "share of what varies beyond word and place"
+        label = "share of what varies beyond word, position and neighbours"
         figures.ruler(result.table, result.tables["rungs"], result.scalars["documents"], folder, label)
 
     def headlines(self, result: Result) -> Sequence[Headline]:
@@ -294,7 +405,7 @@ class Ruler(Instrument, kind="ruler", version=6, reads=("model", "target", "laye
     def show(self, result: Result) -> None:
         table = result.table
         source, target = table["source"].iloc[0], table["target"].iloc[0]
-        title = f"What a linear map predicts of {source} and {target} beyond the word and its place, as bits of a copy"
+        title = f"What {source} and {target} share beyond the word, its position and its neighbours, as bits of a copy"
         show_readings(table, title, "shared")
         show_text(sentence(table, result.scalars))
         rungs = result.tables["rungs"]
@@ -309,13 +420,13 @@ class Ruler(Instrument, kind="ruler", version=6, reads=("model", "target", "laye
 
 
 def show_readings(table: pd.DataFrame, title: str, label: str) -> None:
-    """Print the values of layer pairs, with their readings in bits of both models and what an untrained twin has."""
+    """Print the values of layer pairs, with their readings in bits of both models and what local mixing has."""
     columns = [
         Column("layers", [f"{a} → {b}" for a, b in zip(table["source_layer"], table["target_layer"], strict=True)]),
         Column(label, [span(a, b, c, ".2f") for a, b, c in table[["value", "low", "high"]].to_numpy(float)]),
         *(Column(f"bits of {name}", [_in_bits(row, side) for _, row in table.iterrows()])
           for side, name in _sides(table["source"].iloc[0], table["target"].iloc[0])),
-        number_column("untrained", table[["source_untrained", "target_untrained"]].max(axis=1), ".2f"),
+        number_column("local mixing", local_mixing(table), ".2f"),
     ]  # fmt: skip
     show_table(Table(title, columns))
 
@@ -324,21 +435,32 @@ def sentence(table: pd.DataFrame, scalars: Mapping[str, float]) -> str:
     """Return what a ruler's table says of the middle layer pair, in words."""
     row = table.iloc[len(table) // 2]
     over = f"over {number_of_documents(scalars)}"
-    place = f"layers {row['source_layer']} and {row['target_layer']}" if len(table) > 1 else "these layers"
+    layers = f"layers {row['source_layer']} and {row['target_layer']}" if len(table) > 1 else "these layers"
+    beyond = f"Beyond the word, its position and its neighbours, {layers} of {row['source']} and {row['target']}"
+    mixing = f"{100 * float(local_mixing(row)):.0f} %"
     if not shares_more(row):
         return (
-            f"Beyond the word and its place, {place} of {row['source']} and {row['target']} share no more than an "
-            f"untrained twin does ({row['value']:.2f} of what varies, {over})."
+            f"{beyond} share no more than a network does that only mixes neighbouring words "
+            f"({row['value']:.2f} of what varies, against {mixing}, {over})."
         )
     return (
-        f"Beyond the word and its place, {place} of {row['source']} and {row['target']} share "
-        f"{100 * row['value']:.0f} % of what varies, {over}: as much as {copies_in_words(row, 'shares')}. "
-        f"An untrained twin shares {100 * max(row['source_untrained'], row['target_untrained']):.0f} %."
+        f"{beyond} share {100 * row['value']:.0f} % of what varies, {over}: as much as "
+        f"{copies_in_words(row, 'shares')}. A network that only mixes neighbouring words shares {mixing}."
     )
 
 
+def local_mixing(table: Any) -> Any:
+    """Return what local mixing shares with the one model or the other, whichever is more; for a table or its row.
+
+    Results of earlier versions have an untrained twin in its place.
+    """
+    control = "mixing" if "source_mixing" in table else "untrained"
+    both = table[[f"source_{control}", f"target_{control}"]]
+    return both.max(axis=1) if isinstance(table, pd.DataFrame) else both.max()
+
+
 def shares_more(row: Any) -> bool:
-    """Return whether a layer pair shares more than an untrained twin does: by the interval where there is one."""
+    """Return whether a layer pair shares more than local mixing does: by the interval where there is one."""
     return bool(row["beyond"] > 0) and not row["beyond_low"] <= 0
 
 
@@ -360,19 +482,13 @@ def _in_bits(row: Any, side: str) -> str:
     return f"{RUNGS[-1]} or more" if value >= RUNGS[-1] else span(value, low, high, ".1f")
 
 
-def twins_share(first: Float[Tensor, "l r"], second: Float[Tensor, "l r"]) -> Float[Tensor, "l r"]:
-    """Return what untrained twins share with two models: the larger, or the mean if that is larger by chance alone."""
-    most, mean = torch.where(first[:, :1] >= second[:, :1], first, second), (first + second) / 2
-    return torch.where(_is_beyond(apart(most - mean))[:, None], most, mean)
-
-
 def apart(difference: Float[Tensor, "l r"]) -> Estimate:
     """Return differences of values of the same rows, whose intervals end above 0 in 5 % of those that are 0."""
     return jackknife(difference[:, 0], difference[:, 1:].T, level=0.9)
 
 
 def _is_beyond(difference: Estimate) -> Bool[Tensor, " l"]:
-    """Return whether a difference from an untrained twin is above 0: by its interval where there is one."""
+    """Return whether a difference from local mixing is above 0: by its interval where there is one."""
     return torch.where(difference.low.isfinite(), difference.low, difference.value) > 0
 
 
@@ -386,13 +502,15 @@ def _called(rung: str) -> str:
 
 
 def _next(value: Float[Tensor, "l r"], rungs: Mapping[str, Tensor], further: Sequence[str]) -> str | None:
-    """Return the rung to measure next, until each layer that shares more than an untrained twin is between two."""
-    if UNTRAINED not in rungs:
-        return UNTRAINED
-    beyond = _is_beyond(apart(value - rungs[UNTRAINED].mean(1)))
-    known = {int(name): each.mean(1)[beyond, 0].tolist() for name, each in rungs.items() if name.isdigit()}
+    """Return the point to measure next, until each layer that shares more than local mixing is between two rungs."""
+    if MIXING not in rungs:
+        return MIXING
+    beyond = _is_beyond(apart(value - rungs[MIXING].mean(1)))
+    known = {int(name): shared.mean(1)[beyond, 0].tolist() for name, shared in rungs.items() if name.isdigit()}
     bits = next_rung(value[beyond, 0].tolist(), known)
-    return str(bits) if bits else next((name for name in further if name not in rungs), None)
+    if bits:
+        return str(bits)
+    return next((name for name in (UNTRAINED, *further) if name not in rungs), None)
 
 
 def table_of(
@@ -406,9 +524,10 @@ def table_of(
     }  # fmt: skip
     columns |= dict(zip(("value", "low", "high"), with_interval(both), strict=True))
     columns |= {"there": value[:, 0, 0], "back": value[:, 1, 0]}
-    beyond = apart(both - twins_share(*(own[UNTRAINED].mean(1) for own in rungs)))
+    beyond = apart(both - most([own[MIXING] for own in rungs]).mean(1))
     columns |= dict(zip(("beyond", "beyond_low", "beyond_high"), beyond, strict=True))
     for side, own in zip(("source", "target"), rungs, strict=True):
+        columns[f"{side}_mixing"] = own[MIXING].mean(1)[:, 0]
         columns[f"{side}_untrained"] = own[UNTRAINED].mean(1)[:, 0]
         found = [_reading(both[layer], own, layer, bool(_is_beyond(beyond)[layer])) for layer in range(len(pairs))]
         for end, part in zip(("", "_low", "_high"), zip(*found, strict=True), strict=True):
@@ -417,7 +536,7 @@ def table_of(
 
 
 def _reading(value: Tensor, rungs: Mapping[str, Tensor], layer: int, is_beyond: bool) -> Estimate:
-    """Return the reading of a layer pair with its interval; the lowest if it is not beyond an untrained twin."""
+    """Return the reading of a layer pair with its interval; the lowest if it is not beyond local mixing."""
     marks, lowest = sorted(int(name) for name in rungs if name.isdigit()), torch.tensor(float(RUNGS[0])).double()
     if not marks:
         return Estimate(lowest, lowest, lowest * math.nan)

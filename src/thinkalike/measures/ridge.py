@@ -5,7 +5,7 @@ Whole documents are held out, both to choose the penalty and to judge; see `thin
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -86,7 +86,23 @@ class Predictor:
     @takes_arrays
     def of(self, y: Float[Tensor, "n e"]) -> HeldOut:
         """Return how well y is predicted on held-out documents."""
+        sums = torch.zeros(PARTS, 2, dtype=torch.float64)
+        for rows, left, apart in self._residuals(_of_unit_size(y)):
+            squares = torch.stack([left.square().sum(1), apart.square().sum(1)], 1).cpu()
+            sums.index_add_(0, self.documents[rows].cpu() % PARTS, squares)
+        return HeldOut(sums, self.documents)
+
+    @takes_arrays
+    def residuals(self, y: Float[Tensor, "n e"]) -> Float[Tensor, "n e"]:
+        """Return what is left of y where each row is predicted by the map of the other documents."""
         y = _of_unit_size(y)
+        residuals = torch.zeros_like(y)
+        for rows, left, _ in self._residuals(y):
+            residuals[rows] = left
+        return residuals
+
+    def _residuals(self, y: Float[Tensor, "n e"]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Yield for each fold its rows, y - ŷ of them, and y - ȳ, with maps and means of the rows outside."""
         total, count, whole = y.sum(0), len(y), self.states.T @ y
         found, gains = [], []
         for fold in self._folds:
@@ -97,13 +113,9 @@ class Predictor:
             fitted, penalties = fold.basis.vectors.T @ across, PENALTIES.to(y) * fold.basis.unit
             gains.append(gained(fold.basis.values, penalties, fitted, fold.inside.T @ apart, fold.products))
             found.append((fitted, apart, penalties))
-        sums = torch.zeros(PARTS, 2, dtype=torch.float64)
         for number, (fold, (fitted, apart, penalties)) in enumerate(zip(self._folds, found, strict=True)):
             shift = chosen(torch.stack([*gains[:number], *gains[number + 1 :]]), penalties)
-            left = apart - (fold.inside / (fold.basis.values + shift)) @ fitted
-            squares = torch.stack([left.square().sum(1), apart.square().sum(1)], 1).cpu()
-            sums.index_add_(0, self.documents[fold.rows].cpu() % PARTS, squares)
-        return HeldOut(sums, self.documents)
+            yield fold.rows, apart - (fold.inside / (fold.basis.values + shift)) @ fitted, apart
 
 
 def _of_unit_size(x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -59,6 +59,17 @@ class TextReader(Protocol):
     def context(self) -> int: ...
     @property
     def bos_each_row(self) -> bool: ...
+
+
+@runtime_checkable
+class WordReader(TextReader, Protocol):
+    """A `TextReader` whose states can be taken at the tokens of words: a `FrozenModel`, or a `TokenMixing`."""
+
+    @property
+    def device(self) -> torch.device: ...
+    def residuals(
+        self, tokens: Int[Tensor, "b t"], layers: Sequence[Any], mask: Int[Tensor, "b t"] | None = None, /
+    ) -> list[Float[Tensor, "b t d"]]: ...
 
 
 class _WithoutWeights(NamedTuple):
@@ -211,7 +222,7 @@ class WordStates(NamedTuple):
 
 
 def word_states(
-    model: FrozenModel, batch: Pieces, at: Sequence[Layer] | None = None, token: str = "last"
+    model: WordReader, batch: Pieces, at: Sequence[Layer | str] | None = None, token: str = "last"
 ) -> list[Float[Tensor, "words d"]]:
     """Return the states of all words of a batch that have one of their own; a warning says how many have none.
 
@@ -228,7 +239,7 @@ def word_states(
 
 @torch.no_grad()
 def states_of_words(
-    model: FrozenModel, batch: Pieces, at: Sequence[Layer] | None = None, token: str = "last"
+    model: WordReader, batch: Pieces, at: Sequence[Layer | str] | None = None, token: str = "last"
 ) -> WordStates:
     """Return the states of the words of a batch at some layers of a model, by default all: those of their last tokens.
 
@@ -250,7 +261,7 @@ def states_of_words(
         has_own += has_own_state(text, words, offsets, model.name, token)
     kept = torch.tensor(has_own, dtype=torch.bool)
     chosen = [place for place, is_own in zip(chosen, has_own, strict=True) if is_own]
-    states = [state.flatten(0, 1) for state in model.residuals(tokens, at or sites(model), mask)]
+    states = [state.flatten(0, 1) for state in model.residuals(tokens, at or sites(cast(FrozenModel, model)), mask)]
     if not chosen:
         return WordStates([state[:0] for state in states], kept)
     if token == "mean":

@@ -1,0 +1,120 @@
+"""What is left of states when the word, its position and linear mixing of the earlier tokens are known.
+
+All that follows is fitted on other documents than those that are judged. States of the same words lose, in this order,
+
+1. the mean of their word and of its position, the number of its last token, within a fold of documents;
+2. what a ridge regression predicts of the rest from covariates: `COMPONENTS` principal components of each bag of
+   earlier tokens, and functions of the positions that other tokenizers give the word. It is cross-fitted over folds of
+   documents, see `thinkalike.measures.ridge`.
+
+Without the second step, a network that knows nothing but how to average the embeddings of neighbouring words shares as
+much with a model as another trained model does.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from thinkalike.arguments import takes_arrays
+from thinkalike.measures.estimates import RowGroups
+from thinkalike.measures.ridge import FOLDS, Predictor, fold_of
+
+COMPONENTS = 64  # of each bag
+REPEATED = 2  # rows of one word in a fold, at least: less their mean they say what the word alone does not
+FIRST_POSITIONS = 12  # positions that have an indicator of their own, as models treat the first tokens apart
+LATER_POSITIONS = 12  # ranges of later positions, of equal ratio
+LAST_POSITION = 2**12
+POSITION_WEIGHT = 0.1  # the ridge penalises functions of positions more than components of bags
+
+
+class ResidualStates:
+    """Takes word, position and linear mixing out of the states of the same words.
+
+    Args:
+        words: The number of each row's word; equal words have equal numbers.
+        documents: The number of each row's document, by `numbered_by_part`.
+        positions: The position of each row's word in the tokens of one model or more.
+        mixing: States (n, _) that are linear in the embeddings of the tokens so far, such as bags.
+        is_compared: Which rows are compared; None: all.
+
+    Attributes:
+        rows: Which rows are compared, in the order of all that is returned: those whose word stands `REPEATED` times
+            within their fold.
+        documents: The number of the document of each of these.
+
+    Raises:
+        ValueError: In some fold, no word stands twice.
+
+    >>> words = torch.arange(200) % 20
+    >>> documents = torch.arange(200) // 20
+    >>> residual = ResidualStates(words, documents, [torch.arange(200) % 10])
+    >>> residual.of(torch.randn(200, 8)).shape
+    torch.Size([200, 8])
+    """
+
+    def __init__(
+        self,
+        words: Int[Tensor, " n"],
+        documents: Int[Tensor, " n"],
+        positions: Sequence[Int[Tensor, " n"]],
+        mixing: Iterable[Float[Tensor, "n _"]] = (),
+        is_compared: Bool[Tensor, " n"] | None = None,
+    ):
+        folds = fold_of(documents)
+        if is_compared is None:
+            is_compared = torch.ones(len(words), dtype=torch.bool)
+        self._position = positions[0]
+        self._folds: list[tuple[Tensor, RowGroups]] = []
+        for fold in range(FOLDS):
+            rows = (is_compared & (folds == fold)).nonzero()[:, 0]
+            self._folds.append((rows, RowGroups.of(words[rows], REPEATED)))
+        self.rows: Int[Tensor, " kept"] = torch.cat([rows[groups.order] for rows, groups in self._folds])
+        self.documents: Int[Tensor, " kept"] = documents[self.rows]
+        covariates = [principal_components(self._without_means(states)) for states in mixing]
+        for position in positions[1:]:
+            functions = self._without_means(functions_of(position))
+            covariates.append(functions * POSITION_WEIGHT)
+        self._covariates = Predictor(torch.cat(covariates, 1), self.documents) if covariates else None
+
+    @takes_arrays
+    def of(self, states: Float[Tensor, "n d"]) -> Float[Tensor, "kept d"]:
+        """Return what is left of states, in the order of `rows`, in float64 and in units of their largest entry."""
+        apart = self._without_means(states)
+        return apart if self._covariates is None else self._covariates.residuals(apart)
+
+    def predictors(self, layers: Iterable[Float[Tensor, "n _"]]) -> Iterator[Predictor]:
+        """Yield for each layer what the rest of its states predicts of others."""
+        for states in layers:
+            yield Predictor(self.of(states), self.documents)
+
+    def _without_means(self, states: Float[Tensor, "n d"]) -> Float[Tensor, "kept d"]:
+        """Return states less the means of their word and of its position within a fold.
+
+        Means are those of a fold, so that no row that is judged has a part in one that maps are fitted on.
+        """
+        parts = [groups.without_means(states[rows], self._position[rows]) for rows, groups in self._folds]
+        return torch.cat(parts)
+
+
+def principal_components(states: Float[Tensor, "n d"]) -> Float[Tensor, "n k"]:
+    """Return the leading `COMPONENTS` principal components of centred states, of mean square 1 together."""
+    directions = torch.linalg.eigh(states.T @ states).eigenvectors[:, -COMPONENTS:]
+    components = states @ directions
+    size = components.norm() / len(components) ** 0.5
+    return components / size.clamp(min=torch.finfo(components.dtype).tiny)
+
+
+def functions_of(position: Int[Tensor, " n"]) -> Float[Tensor, "n f"]:
+    """Return functions of a position t: t, log, roots and indicators, each of standard deviation 1 or constant."""
+    t = position.double()
+    smooth = [t, (1 + t).log(), 1 / (1 + t), (1 + t).rsqrt()]
+    indicators = [t == first for first in range(FIRST_POSITIONS)]
+    edges = torch.logspace(0, 1, LATER_POSITIONS + 1, base=LAST_POSITION / FIRST_POSITIONS) * FIRST_POSITIONS
+    ranges = [(t >= low) & (t < high) for low, high in itertools.pairwise(edges)]
+    functions = torch.stack([*smooth, *(each.double() for each in (*indicators, *ranges))], 1)
+    return functions / functions.std(0).clamp(min=1e-6)

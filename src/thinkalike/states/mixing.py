@@ -1,0 +1,117 @@
+"""States that know nothing but how to mix the tokens read so far: what is shared without anything learnt in blocks.
+
+Two models that read the same text share what can be read off its last few tokens, whatever else they compute. These
+sources have a model's own embedding and no block of it. `BAGS` and `PLACES` are linear in the embeddings, and what they
+know is taken out of states before these are compared. `CONTROLS` are not linear, and say what is left of local mixing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from thinkalike.measures.estimates import seeded
+from thinkalike.models.families import EMBED
+from thinkalike.models.frozen import FrozenModel
+
+EMBEDDED_AT_ONCE = 2**14  # tokens in a pass that ends before block 0
+SAMPLED = 4096  # tokens of the vocabulary, of which the mean and the size of embeddings are
+RADIUS = 0.2  # of the weights of the recurrent network; others between 0 and 1 share less
+POSITION = "position"
+BAGS: Mapping[str, float | None] = {"bag .5": 0.5, "bag .9": 0.9, "mean": None}  # by the decay of earlier tokens
+CONTROLS = ("recurrent", "bilinear")
+
+
+class TokenMixing:
+    """A reader of text, in place of a `FrozenModel`, whose layers are ways of mixing the tokens read so far.
+
+    With e_t the embedding of token t of a row, less the mean embedding of the vocabulary, layers are
+
+    - `POSITION`: t, of width 1;
+    - "bag .5", "bag .9": Σ decay^(t - s) e_s over all s ≤ t; "mean": the mean of e_s over these;
+    - "recurrent": h_t = tanh(W h_(t-1) + U e_t + b), with random W, U and b;
+    - "bilinear": P e_t ∘ Q e_(t-1), with random P and Q; 0 for the first token.
+
+    Args:
+        model: The model whose tokenizer and embedding are read.
+        seed: Of random weights.
+    """
+
+    def __init__(self, model: FrozenModel, seed: int = 0):
+        self.name = model.name
+        self.tokenizer = model.tokenizer
+        self.context = model.context
+        self.bos_each_row = model.bos_each_row
+        self.device = torch.device("cpu")
+        self.d_model = model.d_model
+        self._model = model
+        self._seed = seed
+        some = torch.linspace(0, model.vocabulary - 1, min(model.vocabulary, SAMPLED)).long()
+        embedding = self._first_places(some)
+        self._mean = embedding.mean(0)
+        self._size = (embedding - self._mean).square().sum(1).mean().sqrt()
+
+    def residuals(
+        self, tokens: Int[Tensor, "b t"], layers: Sequence[Any], mask: Tensor | None = None
+    ) -> list[Float[Tensor, "b t _"]]:
+        """Return the states of these layers; padding after a row does not change them."""
+        if list(layers) == [POSITION]:
+            return [torch.arange(tokens.shape[1]).expand(tokens.shape)[..., None].float()]
+        embedded = self._embedded(tokens)
+        mixed: dict[str, Callable[[Tensor], Tensor]] = {
+            POSITION: lambda rows: torch.arange(rows.shape[1]).expand(rows.shape[:2])[..., None].float(),
+            "recurrent": self._recurrent,
+            "bilinear": self._bilinear,
+        }
+        for name, decay in BAGS.items():
+            mixed[name] = lambda rows, decay=decay: bag(rows, decay)  # type: ignore[misc]
+        return [mixed[layer](embedded) for layer in layers]
+
+    def _embedded(self, tokens: Int[Tensor, "b t"]) -> Float[Tensor, "b t d"]:
+        """Return the embedding of each token, as it is in the first place of a row, less their mean."""
+        vocabulary, numbers = tokens.unique(return_inverse=True)
+        return (self._first_places(vocabulary) - self._mean)[numbers]
+
+    def _first_places(self, vocabulary: Int[Tensor, " v"]) -> Float[Tensor, "v d"]:
+        parts = vocabulary[:, None].split(EMBEDDED_AT_ONCE)
+        rows = torch.cat([self._model.residuals(part, [EMBED])[0][:, 0] for part in parts])
+        return rows.float().cpu()
+
+    def _recurrent(self, rows: Float[Tensor, "b t d"]) -> Float[Tensor, "b t d"]:
+        width = self.d_model
+        random = seeded(self._seed)
+        onward = torch.randn(width, width, generator=random) * RADIUS / width**0.5
+        inward = torch.randn(width, width, generator=random) / self._size
+        bias = torch.randn(width, generator=random)
+        inputs = rows @ inward + bias
+        state = torch.zeros_like(inputs[:, 0])
+        states = []
+        for step in inputs.unbind(1):
+            state = (state @ onward + step).tanh()
+            states.append(state)
+        return torch.stack(states, 1)
+
+    def _bilinear(self, rows: Float[Tensor, "b t d"]) -> Float[Tensor, "b t d"]:
+        width = self.d_model
+        random = seeded(self._seed + 1)
+        of_token = torch.randn(width, width, generator=random)
+        of_previous = torch.randn(width, width, generator=random)
+        previous = torch.nn.functional.pad(rows, (0, 0, 1, 0))[:, :-1]
+        return (rows @ of_token) * (previous @ of_previous)
+
+
+def bag(rows: Float[Tensor, "b t d"], decay: float | None) -> Float[Tensor, "b t d"]:
+    """Return Σ decay^(t - s) row_s over all s ≤ t, or the mean of these rows if the decay is None."""
+    if decay is None:
+        lengths = torch.arange(1, rows.shape[1] + 1)[:, None]
+        return rows.cumsum(1) / lengths
+    total = torch.zeros_like(rows[:, 0])
+    totals = []
+    for row in rows.unbind(1):
+        total = decay * total + row
+        totals.append(total)
+    return torch.stack(totals, 1)
