@@ -1,12 +1,12 @@
-"""How often intervals hold readings in bits, and how often models are called alike beyond twins that share as much.
+"""How often intervals hold readings in bits, and how often models are called alike beyond controls that share as much.
 
     python benchmarks/ruler.py                                 a small part, some minutes, one thread
     python benchmarks/ruler.py --simulations 400 --out x.jsonl   keeps what is done, so that a second call goes on
     python benchmarks/ruler.py --measures cka r2                 the readings of these in place of the ruler's
 
-Rows of one document depend on each other, as in `dependence`. A pair, rungs and twins share fixed parts of the variance
+Rows of one document depend on each other, as in `dependence`. A pair, rungs and controls share fixed parts of the variance
 of latent variables with a model, by fixed maps; a reading should hold that of the mean values. Alarms are pairs that
-are called alike beyond both models' twins, where all share the same: nothing, or a tenth.
+are called alike beyond both models' controls, where all share the same: nothing, or a tenth.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import torch
 from dependence import LATENT, LENGTHS, NOISE, Records
 from torch import Tensor
 
-from thinkalike.instruments.ruler import apart, twins_share
+from thinkalike.instruments.ruler import apart, most
 from thinkalike.measures import CKA
 from thinkalike.measures.estimates import numbered_by_part, reading_of
 from thinkalike.measures.prediction import LayerPredictions
@@ -31,7 +31,7 @@ from thinkalike.measures.ridge import FINE, Predictor, with_ends
 CHUNK = 20  # simulations that are kept together
 MARKS = {2: 0.02, 3: 0.2, 4: 0.55, 5: 0.8, 6: 0.95, 8: 0.99}  # what a copy of so many bits has in common with a model
 PAIRS = (0.1, 0.35, 0.7)  # what models have in common whose readings are tried
-TWINS = (0.0, 0.1)  # what a model has in common with an untrained twin, and with the model that is like it no more
+CONTROLS = (0.0, 0.1)  # what a model has in common with its control, and with the model that is like it no more
 
 
 def alike(measure: str, x: Tensor, y: Tensor, documents: Tensor, judged: Tensor) -> Tensor:
@@ -45,7 +45,7 @@ def alike(measure: str, x: Tensor, y: Tensor, documents: Tensor, judged: Tensor)
 
 
 def simulated(key: dict[str, Any], seed: int) -> list[list[float]]:
-    """Return the R² of pairs and rungs, their readings' ends, and the lower ends beyond twins, of one simulation."""
+    """Return the R² of pairs and rungs, their readings' ends, and the lower ends beyond controls, of one simulation."""
     chance = torch.Generator().manual_seed(zlib.crc32(f"{sorted(key.items())} {seed}".encode()))
 
     def normal(*shape: int, of: torch.Generator = chance) -> Tensor:
@@ -81,13 +81,14 @@ def simulated(key: dict[str, Any], seed: int) -> list[list[float]]:
     pairs = [compared(model, states(shared(first, common), 1)) for common in PAIRS]
     readings = [with_ends(pair, list(MARKS), rungs) for pair in pairs]
     beyond = []
-    for common in TWINS:
+    for common in CONTROLS:
         second = shared(first, common)
         target = states(second, 1)
         own = compared(model, states(shared(first, common), 0))
         other = compared(target, states(shared(second, common), 1))
-        twins = twins_share(own[None], other[None])
-        beyond.append(float(apart(compared(model, target)[None] - twins).low))
+        both = torch.stack([compared(model, target)] * 2)
+        control = most([torch.stack([own] * 2)[None], torch.stack([other] * 2)[None]])
+        beyond.append(float(apart((both - control[0]).mean(0)[None]).low))
     ends = [[float(each.low), float(each.high)] for each in readings]
     return [[float(each[0]) for each in pairs], rungs[:, 0].tolist(), *ends, beyond]
 
@@ -110,7 +111,9 @@ def main() -> None:
     torch.set_num_threads(1)
     records = Records(options.out)
     print(
-        "| measure | documents | lengths | share | value | reading | coverage, % | alarms, %: twins share", *TWINS, "|"
+        "| measure | documents | lengths | share | value | reading | coverage, % | alarms, %: controls share",
+        *CONTROLS,
+        "|",
     )
     print("|---" * 8, "|", sep="")
     settings = itertools.product(options.measures, options.documents, options.lengths, options.shares)
@@ -132,7 +135,7 @@ def main() -> None:
             )
             for place, true in enumerate(truth)
         ]
-        alarms = [sum(run[-1][place] > 0 for run in runs) for place in range(len(TWINS))]
+        alarms = [sum(run[-1][place] > 0 for run in runs) for place in range(len(CONTROLS))]
         shown = [", ".join(f"{each:.2f}" for each in values) for values in (pairs, truth)]
         rates = [", ".join(interval(each, len(runs)) for each in hits) for hits in (held, alarms)]
         print(

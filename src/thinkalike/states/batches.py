@@ -30,6 +30,7 @@ from thinkalike.measures.estimates import FEWEST, MASSIVE, RowGroups, in_halves,
 from thinkalike.measures.rows import places_of
 from thinkalike.models.families import Layer
 from thinkalike.models.frozen import FrozenModel
+from thinkalike.states.mixing import TokenMixing
 from thinkalike.states.tokens import SPREAD, WORDS_AT_ONCE, Pieces, counted, drawn_pieces, word_states
 
 log = logging.getLogger(__name__)
@@ -38,8 +39,9 @@ BESIDE = 4  # batches, of which the values with massive states are given beside 
 POOL_TOKENS, POOL_BYTES, POOL_BATCHES, MOST_BATCHES = 2**16, 3 * 2**28, 4, 64  # of a pool; see `pool_tokens`
 READ = 8  # batches that readings in bits are of, at most, and as many that maps are fitted on
 
-Run = Callable[[FrozenModel], list[Tensor]]
-Pool = dict[FrozenModel, list[Tensor]]  # the states of each model, by layer
+Reader = FrozenModel | TokenMixing
+Run = Callable[[Any], list[Tensor]]
+Pool = dict[Any, list[Tensor]]  # the states of each model, by layer
 
 
 class StateBatch(NamedTuple):
@@ -64,7 +66,7 @@ class StateBatches:
     level: str  # of the rows: token, word or stimulus
     facts: dict[str, Any] = field(default_factory=dict)  # of the data, for the provenance of a result
     # gives the same rows of text as another model has them
-    of: Callable[[FrozenModel, Sequence[Layer]], StateBatches] | None = None
+    of: Callable[[Reader, Sequence[Any]], StateBatches] | None = None
 
     def beside(self, every: StateBatches) -> StateBatches:
         """Return these batches, each with that of `every` row beside it, massive ones included."""
@@ -99,7 +101,7 @@ class ModelRuns:
         if not of_batch:
             self._of_pool.clear()
 
-    def once(self, model: FrozenModel, content: Hashable, run: Run, *, of_batch: bool = False) -> list[Tensor]:
+    def once(self, model: Reader, content: Hashable, run: Run, *, of_batch: bool = False) -> list[Tensor]:
         """Return the cached states for `content`; call `run` on a miss."""
         place, states = (id(model.module), content), self._of_batch if of_batch else self._of_pool
         if place not in states:
@@ -118,7 +120,7 @@ def say_massive(outliers: Bool[Tensor, " n"], names: Sequence[str], units: str, 
     )
 
 
-def _tokens_at_once(measure: Any, layers: Mapping[FrozenModel, int]) -> int:
+def _tokens_at_once(measure: Any, layers: Mapping[Any, int]) -> int:
     """Return how many tokens a pool has, by how many layers of each model are kept."""
     floats = sum(count * model.d_model for model, count in layers.items())
     return pool_tokens(measure.tokens_per_batch, floats, sum(model.parameters() for model in layers))
@@ -171,8 +173,9 @@ class TextBatches(ABC):
         runs: ModelRuns,
         is_spread: bool = False,
     ):
-        self.models, self.measure, self.runs, self.is_spread = models, measure, runs, is_spread
-        self.layers = dict(zip(models, map(tuple, at), strict=True))
+        self.models: Sequence[Any] = models
+        self.measure, self.runs, self.is_spread = measure, runs, is_spread
+        self.layers: dict[Reader, tuple[Any, ...]] = dict(zip(models, map(tuple, at), strict=True))
         self.is_whole = getattr(measure, "flatten", "token") != "token"
         self.read(data)
         fitted = min(getattr(measure, "fit_batches", 0), self.batches)
@@ -190,7 +193,7 @@ class TextBatches(ABC):
         """Return what is known of the tokens or words of some units."""
 
     @abstractmethod
-    def run(self, model: FrozenModel, at: Sequence[Layer], units: Int[Tensor, " u"]) -> list[Tensor]:
+    def run(self, model: Reader, at: Sequence[Any], units: Int[Tensor, " u"]) -> list[Tensor]:
         """Return the states of what `labels` describes, by layer."""
 
     @abstractmethod
@@ -230,7 +233,7 @@ class TextBatches(ABC):
     def batches_of(self) -> StateBatches:
         return StateBatches(self.pool, len(self.pools), self.batches, self.level, {"data": self.facts}, self.of)
 
-    def of(self, model: FrozenModel, at: Sequence[Layer]) -> StateBatches:
+    def of(self, model: Reader, at: Sequence[Any]) -> StateBatches:
         """Return the batches of the same rows, without the same ones, of another model that reads as these do."""
         other = copy(self)
         other.models, other.layers, other.runs = [model], {model: tuple(at)}, ModelRuns()
@@ -240,7 +243,7 @@ class TextBatches(ABC):
         """Return the states of each model, of this content, which `run` makes unless another job has had them."""
         return {model: self.runs.once(model, (key, own), partial(run, at=own)) for model, own in self.layers.items()}
 
-    def states(self, model: FrozenModel, at: Sequence[Layer], units: Int[Tensor, " u"]) -> list[Tensor]:
+    def states(self, model: Reader, at: Sequence[Any], units: Int[Tensor, " u"]) -> list[Tensor]:
         """Return the states of a pool by layer, of which no more than one is in memory twice."""
         parts = [self.run(model, at, part) for part in units.split(self.at_once)]
         return [torch.cat([part.pop(0) for part in parts]) for _ in range(len(parts[0]))]
@@ -252,7 +255,7 @@ class TextBatches(ABC):
         except ValueError as error:
             raise DataError(f"batches {numbers.start} to {numbers.stop - 1}: {error}") from error
 
-        def of(model: FrozenModel, at: Sequence[Layer]) -> list[Tensor]:
+        def of(model: Reader, at: Sequence[Any]) -> list[Tensor]:
             assert labels.positions is not None
             order, places = within.order.to(model.device), labels.positions.to(model.device)
             found = ((layer, within.without_means(layer, places).to(layer.dtype)) for layer in pool[model])
@@ -266,7 +269,7 @@ class TextBatches(ABC):
         """Return the batch of these rows of a pool, in the order of the text, which permutations of documents keep."""
         rows = chosen.sort().values
 
-        def of(model: FrozenModel) -> list[Tensor]:
+        def of(model: Reader) -> list[Tensor]:
             places = rows.to(model.device)
             return [layer[places] for layer in pool[model]]
 
@@ -314,7 +317,7 @@ class TokenBatches(TextBatches):
         positions = torch.arange(part.shape[1]).expand_as(part)
         return Labels(content, part[mask], self.groups[units][mask], positions[mask])
 
-    def run(self, model: FrozenModel, at: Sequence[Layer], units: Int[Tensor, " u"]) -> list[Tensor]:
+    def run(self, model: Reader, at: Sequence[Any], units: Int[Tensor, " u"]) -> list[Tensor]:
         states, places = model.residuals(self.rows[units].long(), at), places_of(self.kept[units]).to(model.device)
         return states if self.is_whole else [layer.flatten(0, 1)[places] for layer in states]
 
@@ -345,7 +348,7 @@ class WordBatches(TextBatches):
         part = self.text.chosen(units)
         return Labels((tuple(part.texts), tuple(map(tuple, part.words))), part.forms, part.owners)
 
-    def run(self, model: FrozenModel, at: Sequence[Layer], units: Int[Tensor, " u"]) -> list[Tensor]:
+    def run(self, model: Reader, at: Sequence[Any], units: Int[Tensor, " u"]) -> list[Tensor]:
         return word_states(model, self.text.chosen(units), at)
 
     def named(self, units: Int[Tensor, " u"], forms: Int[Tensor, " n"]) -> list[str]:

@@ -23,7 +23,7 @@ SAMPLED = 4096  # tokens of the vocabulary, of which the mean and the size of em
 RADIUS = 0.2  # of the weights of the recurrent network; others between 0 and 1 share less
 POSITION = "position"
 BAGS: Mapping[str, float | None] = {"bag .5": 0.5, "bag .9": 0.9, "mean": None}  # by the decay of earlier tokens
-CONTROLS = ("recurrent", "bilinear")
+CONTROLS = ("recurrent", "bilinear", "bag .8", "shrinking")
 
 
 class TokenMixing:
@@ -34,7 +34,9 @@ class TokenMixing:
     - `POSITION`: t, of width 1;
     - "bag .5", "bag .9": Σ decay^(t - s) e_s over all s ≤ t; "mean": the mean of e_s over these;
     - "recurrent": h_t = tanh(W h_(t-1) + U e_t + b), with random W, U and b;
-    - "bilinear": P e_t ∘ Q e_(t-1), with random P and Q; 0 for the first token.
+    - "bilinear": P e_t ∘ Q e_(t-1), with random P and Q; 0 for the first token;
+    - "bag .8": as above; its decay lies between those of the bags that are taken out of states;
+    - "shrinking": e_t / (t + 1), which the sum of a token's and a position's part does not hold.
 
     Args:
         model: The model whose tokenizer and embedding are read.
@@ -48,6 +50,7 @@ class TokenMixing:
         self.bos_each_row = model.bos_each_row
         self.device = torch.device("cpu")
         self.d_model = model.d_model
+        self.module = model.module
         self._model = model
         self._seed = seed
         some = torch.linspace(0, model.vocabulary - 1, min(model.vocabulary, SAMPLED)).long()
@@ -59,13 +62,16 @@ class TokenMixing:
         self, tokens: Int[Tensor, "b t"], layers: Sequence[Any], mask: Tensor | None = None
     ) -> list[Float[Tensor, "b t _"]]:
         """Return the states of these layers; padding after a row does not change them."""
+        positions = torch.arange(tokens.shape[1]).expand(tokens.shape)[..., None].float()
         if list(layers) == [POSITION]:
-            return [torch.arange(tokens.shape[1]).expand(tokens.shape)[..., None].float()]
+            return [positions]
         embedded = self._embedded(tokens)
         mixed: dict[str, Callable[[Tensor], Tensor]] = {
-            POSITION: lambda rows: torch.arange(rows.shape[1]).expand(rows.shape[:2])[..., None].float(),
+            POSITION: lambda rows: positions,
             "recurrent": self._recurrent,
             "bilinear": self._bilinear,
+            "bag .8": lambda rows: bag(rows, 0.8),
+            "shrinking": lambda rows: rows / torch.arange(1, rows.shape[1] + 1)[:, None],
         }
         for name, decay in BAGS.items():
             mixed[name] = lambda rows, decay=decay: bag(rows, decay)  # type: ignore[misc]
