@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from thinkalike.arguments import Count, CountOrNone, Level, Seed
+from thinkalike.arguments import Count, Repetitions, RepetitionsOrNone, Level, Seed
 from thinkalike.measures import estimates
 from thinkalike.measures.distances.comparators import levels_of, ranks_of_levels, spearman_of_patterns
 from thinkalike.measures.distances.neural import NeuralDistances, upper
@@ -117,11 +117,11 @@ def feature_importance(
     Y: Any,
     *,
     folds: Count = 5,
-    permutations: Count = 5,
+    permutations: Repetitions = 5,
     groups: Any = None,
     given: int | str | None = None,
     interactions: Sequence[tuple[int | str, int | str]] = (),
-    null: CountOrNone = 0,
+    null: RepetitionsOrNone = 0,
     seed: Seed = 0,
 ) -> Importance:
     """Return the importance of every feature in every layer, by cross-validation over stimuli.
