@@ -306,6 +306,7 @@ def tensor_of(value: Any, kind: Any, name: str) -> Tensor:
             raise ValueError(f"{name} holds whole numbers beyond 2^53, which float64 cannot tell apart: divide them")
         return value.double()
     if kind is Int and value.is_floating_point():
+        refuse_nan(value, name)
         if (value != value.round()).any():
             raise ValueError(f"{name} holds fractions: give whole numbers")
         if not (value.abs() < 2**63).all():

@@ -77,6 +77,10 @@ def checked_path(name: str, value: object) -> str:
     path = os.fspath(value)
     if not isinstance(path, str) or not path or "\0" in path:
         raise ConfigError(f"{name}={path!r} must be a path as text, which is not empty and has no character NUL")
+    try:
+        os.fsencode(path)
+    except UnicodeEncodeError:
+        raise ConfigError(f"{name}={path!r} has half of a surrogate pair, which no name of a file has") from None
     return path
 
 
@@ -134,6 +138,8 @@ def one_line(error: BaseException) -> str:
         reason = re.search(r"WeightsUnpickler error: (.*?)(?:\. |\n|$)", text)
         detail = f" ({reason[1]})" if reason and reason[1] else ""
         text = f"it is damaged, or holds more than tensors{detail}, and what else it holds is never run"
+    elif "allow_pickle" in text:
+        text = "it holds pickled objects, which are never run; save arrays of numbers or text"
     elif "trust_remote_code" in text:
         text = "it needs code of its own repository, and that is never run"
     return textwrap.shorten(text, LONGEST, placeholder=" ...")

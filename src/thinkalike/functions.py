@@ -28,6 +28,7 @@ import numpy as np
 import pandas as pd
 import torch
 from jaxtyping import Float
+from safetensors.numpy import save_file
 from torch import Tensor, nn
 
 from thinkalike import measures, plugins
@@ -35,10 +36,10 @@ from thinkalike.arguments import check_rows, checked_numbers, tensor_of
 from thinkalike.config import ModelConfig, compose_job, measure_module, measure_schema, options, part_named
 from thinkalike.config.parts import SMALL, AnalyzeConfig, DataConfig, StimuliConfig
 from thinkalike.config.schema import default_of, is_open
-from thinkalike.data.recordings import IDS, IN_ORDER
-from thinkalike.data.tables import MARKS
+from thinkalike.data.recordings import IDS, IN_ORDER, RUNS
+from thinkalike.data.tables import MARKS, with_named_index
 from thinkalike.digests import tokenizer_fingerprint
-from thinkalike.errors import ConfigError, ThinkalikeError, checked_path
+from thinkalike.errors import ConfigError, ThinkalikeError, checked_path, plain
 from thinkalike.global_state import isolated
 from thinkalike.instruments import check_read, run_job
 from thinkalike.models.behaviour import identity_of
@@ -57,6 +58,8 @@ Text = str | os.PathLike[str] | Iterable[str] | Iterable[Mapping[str, Any]]
 Table = str | os.PathLike[str] | pd.DataFrame
 Layers = str | Sequence[int] | Sequence[Sequence[int]]
 OF_WORDS = ("measure.skip_first",)  # settings of measures that choose among the words of stimuli
+RESERVED = (IDS, RUNS, "__metadata__")  # names in a file of recorded states that are no layers
+LONGEST_NAME = 1000  # letters of the name of a layer
 INPUTS = ("target", "others", "texts", "stimuli", "store", "measure")  # keywords that are no settings
 
 
@@ -359,7 +362,7 @@ def naming(keywords: Iterable[str]) -> Iterator[None]:
         said = re.sub(
             rf"\b(?:(?:stitch|measure|data|stimuli)\.({'|'.join(keywords)})|model\.(site|head))\b", r"\1\2", str(error)
         )
-        said = re.sub(r"\S*/thinkalike-\w+/([^/ ]+?)(/arrays\d*\.npz(: states\b)?|\.jsonl)", r"\1", said)  # in memory
+        said = re.sub(r"\S*/thinkalike-\w+/([^/ ]+?)(/arrays\d*\.safetensors(: states\b)?|\.jsonl)", r"\1", said)  # in memory
         said = re.sub(r"\bdata\.files\b", "texts", re.sub(r"\bdata=", "texts=", said))
         error.args = (re.sub(r"\bmodel@target=", "target=", said),)
         raise
@@ -444,8 +447,13 @@ def _layers_of(side: Any, argument: str) -> str | dict[str, Tensor]:
     layers: dict[str, Tensor] = {}
     for name, states in (side if isinstance(side, Mapping) else {"states": side}).items():
         place = f"{argument}[{name!r}]" if isinstance(side, Mapping) else argument
-        if not isinstance(name, str | int) or isinstance(name, bool) or str(name) in ("", "file", *layers, IDS):
-            raise ConfigError(f"{place}: a layer has a name or a number of its own, which is not file or {IDS}")
+        if not isinstance(name, str | int) or isinstance(name, bool) or str(name) in ("", *layers, *RESERVED):
+            raise ConfigError(f"{place}: a layer has a name or a number of its own, but none of {', '.join(RESERVED)}")
+        if plain(str(name)) != str(name) or len(str(name)) > LONGEST_NAME:
+            raise ConfigError(
+                f"{argument}[{str(name)[:40]!r}]: the name of a layer has at most {LONGEST_NAME} letters, and no control "
+                "characters or halves of surrogate pairs"
+            )
         try:
             layers[str(name)] = tensor_of(states, Float, place).detach().cpu()
         except ValueError as error:
@@ -462,10 +470,10 @@ def _recorded(layers: str | dict[str, Tensor], folder: Path, number: int) -> str
     """Return the file of recorded states: that which is given, or one of arrays whose rows are those of the stimuli."""
     if isinstance(layers, str):
         return layers
-    plain = {name: (each.float() if each.dtype.itemsize < 4 else each).numpy() for name, each in layers.items()}
+    arrays = {name: (each.float() if each.dtype.itemsize < 4 else each).numpy() for name, each in layers.items()}
     folder.mkdir()
-    path = folder / f"arrays{number if number > 1 else ''}.npz"
-    np.savez(path, **{IDS: np.array(IN_ORDER)}, **plain)  # type: ignore[arg-type]
+    path = folder / f"arrays{number if number > 1 else ''}.safetensors"
+    save_file(arrays, path, metadata={IDS: IN_ORDER})  # np.savez takes names such as file for its own arguments
     return str(path)
 
 
@@ -501,9 +509,10 @@ def in_table(stimuli: Any) -> Iterator[tuple[str, dict[str, Any]]]:
         kind = {".parquet": "table", ".conllu": "conllu", **dict.fromkeys(MARKS, "table")}.get(path.suffix)
         yield (kind, {"path": str(path)}) if kind else ("schema" if stimuli is None else str(stimuli), {})
         return
+    stimuli = with_named_index(stimuli, "stimuli")
     content = stimuli.to_json(orient="split", double_precision=15)
     place = f"DataFrame {hashlib.sha256(content.encode()).hexdigest()[:8]}"
-    HELD[place] = stimuli.reset_index(drop=True)
+    HELD[place] = stimuli
     try:
         yield "table", {"path": place}
     finally:
