@@ -239,6 +239,8 @@ def _alike_pairs(columns: pd.DataFrame) -> float:
 
 def chosen(source: str | Path, names: Names, there: Sequence[str], what: str = "feature") -> list[str]:
     """Return the names that are asked for, or all; one that is not there is a DataError, and so are too many."""
+    if isinstance(names, str) or not isinstance(names, Iterable | None):
+        raise DataError(f"{source}: {what}s={names!r} must be a list of names")
     count = len(there if names is None else names)
     if count > MOST_FEATURES:
         raise DataError(
