@@ -25,7 +25,7 @@ from conftest import with_slow
 from thinkalike import functions, load_model, measures, open_result, plugins
 from thinkalike.config import AnalyzeConfig, DataConfig, ModelConfig, StimuliConfig, measure_schema, part_named
 from thinkalike.config.schema import default_of, is_open
-from thinkalike.errors import ConfigError, DataError, ModelError, ThinkalikeError
+from thinkalike.errors import ConfigError, DataError, ModelError, ResultError, ThinkalikeError
 from thinkalike.models.behaviour import sample_digest
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.places import ASSETS
@@ -510,6 +510,12 @@ def wrong_sides():
         "a layer without a name": ({None: STATES}, r"source\[None\]"),
         "two layers of one name": ({1: STATES, "1": OTHERS}, r"source\['1'\]"),
         "a name of the file's": ({"ids": STATES}, r"source\['ids'\]"),
+        "a name of the runs": ({"runs": STATES}, r"source\['runs'\]: a layer has a name"),
+        "a name of metadata": ({"__metadata__": STATES}, r"source\['__metadata__'\]: a layer has a name"),
+        "names cut at NUL": ({"a\0x": STATES, "a\0y": OTHERS}, r"source\['a.x00x'\]: the name of a layer"),
+        "half a surrogate pair": ({"\ud800": STATES}, r"source\['.ud800'\]: the name of a layer"),
+        "a very long name": ({"n" * 70000: STATES}, r"source\['n*'\]: the name of a layer"),
+        "a path of half a pair": ("\ud800.npz", "source='.ud800.npz' has half of a surrogate pair"),
         "a name with NUL": ("a\0b", "source='a.x00b' must be a path"),
         "True": (True, "source is bool"),
     }
@@ -520,6 +526,37 @@ def test_what_is_no_array_of_states_is_refused_by_name(what):
     side, said = wrong_sides()[what]
     with pytest.raises(ConfigError, match=f"^{said}"):
         compare(side, OTHERS)
+
+
+@pytest.mark.parametrize("names", [("a", "a.npy"), ("allow_pickle", "file"), ("a/b", "arr_0")])
+def test_layers_of_any_name_keep_their_states(names):
+    """Names of layers must mean nothing to the file that holds them meanwhile."""
+    layers = dict(zip(names, (STATES, OTHERS), strict=True))
+    found = thinkalike.compare(layers, {"b": OTHERS}).table
+    across = found[found["target_layer"] == "b"].set_index("source_layer")["value"]
+    plain = thinkalike.compare({"1": STATES, "2": OTHERS}, {"b": OTHERS}).table
+    expected = plain[plain["target_layer"] == "b"].set_index("source_layer")["value"]
+    assert across[names[1]] == expected["2"] == pytest.approx(1)
+    assert across[names[0]] == expected["1"] < 0.9
+
+
+def test_an_index_with_a_name_is_a_feature():
+    frame = pd.DataFrame({"text": [f"text {row}" for row in range(12)], "F": ["pl", "sg"] * 6, "G": [1, 2, 3] * 4})
+    for index in ("F", "text", ["F", "G"]):
+        found = thinkalike.mlem(STATES, stimuli=frame.set_index(index), folds=2, references=0, alphas=[1.0])
+        assert set(found.table["feature"]) == {"F", "G"}
+
+
+def test_a_path_of_half_a_surrogate_pair_is_refused():
+    for call in (open_result, thinkalike.results, thinkalike.load_stitch):
+        with pytest.raises(ConfigError, match="half of a surrogate pair"):
+            call("\ud800")
+
+
+@pytest.mark.parametrize("what", ["nowhere", None, 3, Path("/tmp")])
+def test_what_is_no_result_is_not_drawn(what):
+    with pytest.raises(ResultError, match="plot takes a Result"):
+        thinkalike.plot(what)
 
 
 def test_arrays_of_any_library_are_states():

@@ -362,7 +362,9 @@ def naming(keywords: Iterable[str]) -> Iterator[None]:
         said = re.sub(
             rf"\b(?:(?:stitch|measure|data|stimuli)\.({'|'.join(keywords)})|model\.(site|head))\b", r"\1\2", str(error)
         )
-        said = re.sub(r"\S*/thinkalike-\w+/([^/ ]+?)(/arrays\d*\.safetensors(: states\b)?|\.jsonl)", r"\1", said)  # in memory
+        said = re.sub(
+            r"\S*/thinkalike-\w+/([^/ ]+?)(/arrays\d*\.safetensors(: states\b)?|\.jsonl)", r"\1", said
+        )  # in memory
         said = re.sub(r"\bdata\.files\b", "texts", re.sub(r"\bdata=", "texts=", said))
         error.args = (re.sub(r"\bmodel@target=", "target=", said),)
         raise
@@ -451,8 +453,8 @@ def _layers_of(side: Any, argument: str) -> str | dict[str, Tensor]:
             raise ConfigError(f"{place}: a layer has a name or a number of its own, but none of {', '.join(RESERVED)}")
         if plain(str(name)) != str(name) or len(str(name)) > LONGEST_NAME:
             raise ConfigError(
-                f"{argument}[{str(name)[:40]!r}]: the name of a layer has at most {LONGEST_NAME} letters, and no control "
-                "characters or halves of surrogate pairs"
+                f"{argument}[{str(name)[:40]!r}]: the name of a layer has at most {LONGEST_NAME} "
+                "letters, and no control characters or halves of surrogate pairs"
             )
         try:
             layers[str(name)] = tensor_of(states, Float, place).detach().cpu()

@@ -348,7 +348,7 @@ def power_of_two_below(size: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
     return (size / (2 * torch.frexp(size).mantissa)).where(size > 0, 1.0)
 
 
-def _checked_bounds(bounds: tuple[float, float]) -> tuple[float, float]:
+def _checked_bounds(bounds: Any) -> tuple[float, float]:
     """Return the least and the greatest value of a token; a ValueError if they are not two rising numbers."""
     try:
         least, greatest = (float(end) for end in bounds)
@@ -363,7 +363,9 @@ def _checked_bounds(bounds: tuple[float, float]) -> tuple[float, float]:
 def _refuse_means_beyond(means: Float[Tensor, "*b"], least: float, greatest: float) -> None:
     slack = EQUAL * (means.abs().max() if means.numel() else 0.0)  # of rounding
     if least > -math.inf and (means < least - slack).any():
-        raise ValueError(f"a mean of {float(means.min()):g} is below the least value in bounds, {least:g}: correct them")
+        raise ValueError(
+            f"a mean of {float(means.min()):g} is below the least value in bounds, {least:g}: correct them"
+        )
     if greatest < math.inf and (means > greatest + slack).any():
         raise ValueError(
             f"a mean of {float(means.max()):g} is above the greatest value in bounds, {greatest:g}: correct them"

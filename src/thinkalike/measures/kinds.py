@@ -155,7 +155,9 @@ def _refuse_inexact(frame: pd.DataFrame) -> None:
     """Raise a ValueError of a column whose numbers float64 has not: complex ones, and whole ones beyond 2^53."""
     for label, column in frame.items():
         if pd.api.types.is_complex_dtype(column):
-            raise ValueError(f"feature {label} has complex numbers: give their real and imaginary parts as two features")
+            raise ValueError(
+                f"feature {label} has complex numbers: give their real and imaginary parts as two features"
+            )
         if pd.api.types.is_integer_dtype(column):
             present = column.dropna()
             if len(present) and max(-int(present.min()), int(present.max())) > EXACT:
@@ -178,7 +180,9 @@ def _each(kinds: Kinds, labels: Sequence[str]) -> list[Kind]:
         return [kinds] * len(labels)
     if not isinstance(kinds, Mapping):
         if not isinstance(kinds, Sequence) or len(kinds) != len(labels):
-            raise ValueError(f"kinds={kinds!r} must be one kind, one for each of the {len(labels)} features, or a mapping")
+            raise ValueError(
+                f"kinds={kinds!r} must be one kind, one for each of the {len(labels)} features, or a mapping"
+            )
         return list(kinds)
     if unknown := [name for name in kinds if name not in (*labels, *range(len(labels)))]:
         raise ValueError(f"kinds has {unknown[0]!r}, which is not one of the features {', '.join(labels)}")

@@ -66,7 +66,9 @@ def _refuse_beyond_vocabulary(targets: Int[Tensor, "*n"], vocabulary: int) -> No
     """
     if targets.device.type == "cpu" and targets.numel() and not 0 <= int(targets.min()) <= targets.max() < vocabulary:
         worst = targets.max() if targets.max() >= vocabulary else targets.min()
-        raise ValueError(f"targets holds {int(worst)}, and `finish` gives logits of {vocabulary} tokens: 0 to {vocabulary - 1}")
+        raise ValueError(
+            f"targets holds {int(worst)}, and `finish` gives logits of {vocabulary} tokens: 0 to {vocabulary - 1}"
+        )
 
 
 def token_kl(

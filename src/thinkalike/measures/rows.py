@@ -47,7 +47,9 @@ def rows_of(
 def places_of(mask: Shaped[Tensor, " ..."]) -> Int[Tensor, " kept"]:
     """Return the numbers of the tokens that count; a boolean index would let the host wait for a GPU at every layer."""
     if mask.dtype != torch.bool:
-        raise ValueError(f"mask holds {mask.dtype}, which would choose rows by number: give True and False, as mask > 0")
+        raise ValueError(
+            f"mask holds {mask.dtype}, which would choose rows by number: give True and False, as mask > 0"
+        )
     return mask.flatten().nonzero().squeeze(1)
 
 

@@ -310,7 +310,7 @@ def _with_adapter(module: Any, folder: Path) -> Adapted:
             found: Any = set_peft_model_state_dict(whole, given)
         except (RuntimeError, ValueError, LookupError, TypeError, AttributeError, re.error) as error:
             said = f"the adapter cannot be put on its base ({one_line(error)})"
-            raise ModelError(f"{folder.name}: {said}; {GIVE}") from error
+            raise ModelError(f"{folder.name}: {said}; check its adapter_config.json, or {GIVE}") from error
         settings = whole.active_peft_config
         _check_mergeable(settings, folder.name)
         if TOOK_OUT.match(start := str(getattr(settings, "init_lora_weights", ""))):
@@ -349,6 +349,11 @@ def run_adapted(make: Callable[[], Adapted], called: str, allowed: float) -> tup
         ModelError: PEFT's model cannot run on tokens alone, or does what its layers do not.
     """
     adapted = make()
+    if any(output.isnan().any() for output in adapted.outputs):
+        raise ModelError(
+            f"{called}: the model with its adapter gives logits that are not a number (NaN); check "
+            "the adapter's weights and the settings that scale them, such as lora_alpha"
+        )
     settings, samples = adapted.whole.active_peft_config, _adapter_samples(adapted.whole)
 
     def error_of(module: Any) -> float:
@@ -482,7 +487,9 @@ def without_dropout(tokenizer: Any, called: str = "") -> Any:
     if dropout:
         tokenizer.backend_tokenizer.model.dropout = None
         if called:
-            log.warning("%s: the dropout=%g of its tokenizer is left out, so that a text has one list of ids", called, dropout)
+            log.warning(
+                "%s: dropout=%g of its tokenizer is left out: with it a text has other ids each time", called, dropout
+            )
     return tokenizer
 
 

@@ -80,7 +80,9 @@ class Stitch(nn.Module):
         if kind in ("identity", "orthogonal") and width_in != width_out:
             raise ValueError(f"an {kind} stitch needs equal widths, not {width_in} and {width_out}")
         if kind == "low_rank" and rank > min(width_in, width_out):
-            raise ValueError(f"rank={rank} is more than the smaller width of {width_in} and {width_out}: choose a lower one")
+            raise ValueError(
+                f"rank={rank} is more than the smaller width of {width_in} and {width_out}: choose a lower one"
+            )
         self.kind, self.residual = kind, width_in == width_out and kind != "orthogonal" and not own
         self.norm, self.widths = norm, (width_in, width_out)
         self.pre = nn.LayerNorm(width_in) if norm == "pre" else nn.Identity()

@@ -19,7 +19,7 @@ from jaxtyping import Float, Int
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from thinkalike.arguments import tensor_of
+from thinkalike.arguments import WHOLE, tensor_of
 from thinkalike.config.parts import AFTER, MIDDLE
 from thinkalike.digests import read_json, regular, tokenizer_fingerprint
 from thinkalike.errors import StitchError, ThinkalikeError, one_line, plain
@@ -46,6 +46,9 @@ class StitchMap(nn.Module):
 
     def __init__(self, weight: Tensor, bias: Tensor, source: Site, target: Site):
         super().__init__()
+        for name, tensor in (("weight", weight), ("bias", bias)):
+            if isinstance(tensor, Tensor) and tensor.dtype in WHOLE:
+                raise StitchError(f"the {name} of a stitch is of whole numbers ({tensor.dtype}), and maps are trained")
         weight, bias = _real(weight, "the weight of a stitch"), _real(bias, "the bias of a stitch")
         for name, site in (("source", source), ("target", target)):
             if not isinstance(site, Site):

@@ -204,8 +204,8 @@ class MLEM(BaseEstimator):
         smallest = int(fold_of.bincount().min())
         if smallest < fewest:
             raise ValueError(
-                f"folds={folds} of whole groups leaves a fold with {smallest} {unit}, and it needs {fewest}: choose fewer "
-                "folds, or smaller groups"
+                f"folds={folds} of whole groups leaves a fold with {smallest} {unit}, and it needs "
+                f"{fewest}: choose fewer folds, or smaller groups"
             )
         return fold_of
 
