@@ -136,7 +136,8 @@ def _frame(X: Any) -> tuple[pd.DataFrame, bool]:
         return X, True
     if isinstance(X, Tensor):
         X = tensor_of(X.detach(), Shaped, "X").cpu()
-        _refuse_inexact(pd.DataFrame(X.flatten(1).numpy() if X.ndim > 1 and X.dtype.itemsize == 8 else []))
+        if X.dtype == torch.int64 and X.ndim == 2:
+            _refuse_inexact(pd.DataFrame(X.numpy()))
         X = X.double().numpy()
     refuse_masked(X, "X")
     array = X if isinstance(X, np.ndarray) else np.asarray(X, dtype=object)
@@ -183,7 +184,7 @@ def _each(kinds: Kinds, labels: Sequence[str]) -> list[Kind]:
             raise ValueError(
                 f"kinds={kinds!r} must be one kind, one for each of the {len(labels)} features, or a mapping"
             )
-        return list(kinds)
+        return list(kinds)  # type: ignore[arg-type]
     if unknown := [name for name in kinds if name not in (*labels, *range(len(labels)))]:
         raise ValueError(f"kinds has {unknown[0]!r}, which is not one of the features {', '.join(labels)}")
     return [kinds.get(label, kinds.get(place, "auto")) for place, label in enumerate(labels)]

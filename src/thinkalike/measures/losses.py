@@ -64,10 +64,13 @@ def _refuse_beyond_vocabulary(targets: Int[Tensor, "*n"], vocabulary: int) -> No
 
     Targets on a GPU are left to torch, as every chunk would wait for the answer.
     """
-    if targets.device.type == "cpu" and targets.numel() and not 0 <= int(targets.min()) <= targets.max() < vocabulary:
-        worst = targets.max() if targets.max() >= vocabulary else targets.min()
+    if targets.device.type != "cpu" or not targets.numel():
+        return
+    lowest, highest = (int(end) for end in targets.aminmax())
+    if lowest < 0 or highest >= vocabulary:
+        worst = lowest if lowest < 0 else highest
         raise ValueError(
-            f"targets holds {int(worst)}, and `finish` gives logits of {vocabulary} tokens: 0 to {vocabulary - 1}"
+            f"targets holds {worst}, and `finish` gives logits of {vocabulary} tokens: 0 to {vocabulary - 1}"
         )
 
 
