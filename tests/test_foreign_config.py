@@ -4,9 +4,12 @@ import os
 
 import pytest
 import yaml
-from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from thinkalike.config.compose import _plugins_typed
+from conftest import composed
+from thinkalike import plugins
+from thinkalike.config import compose_inner_job
+from thinkalike.config.compose import trust_plugins_of
+from thinkalike.errors import ConfigError, PluginError
 
 # ruff: noqa: E501 (a file of configuration is one line)
 
@@ -166,8 +169,57 @@ def test_a_plugin_of_a_file_runs_only_where_the_command_line_names_the_same_one(
         "stitch.kind=choice('module_of_mine.py:f', linear)",
     ],
 )
-def test_the_plugins_of_a_command_line_are_known_in_every_form(word):
-    assert _plugins_typed(OverridesParser.create().parse_overrides([word])) == {"module_of_mine.py:f"}
+def test_the_plugins_of_a_command_line_are_known_in_every_form(word, monkeypatch):
+    monkeypatch.setattr(plugins, "TRUSTED", set())
+    trust_plugins_of([word])
+    assert "module_of_mine.py:f" in plugins.TRUSTED
+
+
+CALLBACKS = 'trainer.callbacks=["module_of_mine.py:f"]'
+POPULATION = "defaults: [analyze, {override measure: population}, {override population: bert-mini}, _self_]\npopulation"
+TRAJECTORY = "defaults: [analyze, {override measure: trajectory}, _self_]\nmodel: {name: gelu-3l-mini}\nmeasure"
+INSIDE = {  # settings that are the overrides of a job inside the job
+    "options": f"{POPULATION}: {{options: ['pairs.fit_pairs=64', '{CALLBACKS}']}}",
+    "parent_options": f"{POPULATION}: {{parent_options: ['{CALLBACKS}']}}",
+    "parents": f"{POPULATION}: {{parents: {{a: ['{CALLBACKS}'], b: []}}}}",
+    "train": f"{TRAJECTORY}: {{train: ['pretrain.tokens=4096', '{CALLBACKS}']}}",
+    "a dictionary": f"{TRAJECTORY}: {{train: ['trainer={{callbacks: [module_of_mine.py:f]}}']}}",
+    "of the environment": f"{TRAJECTORY}: {{train: ['trainer.callbacks=[${{oc.env:PLUGIN_OF_TEST}}]']}}",
+}
+
+
+@pytest.mark.parametrize("setting", INSIDE)
+def test_the_overrides_of_a_job_inside_a_job_are_no_words_of_a_person(setting, cli, monkeypatch):
+    monkeypatch.setenv("PLUGIN_OF_TEST", "module_of_mine.py:f")
+    folder_of(cli, {"mine": INSIDE[setting]})
+    assert "names module_of_mine.py:f, and code" in cli("analyze.py", "-cd", "own", "-cn", "mine").error
+    assert not (cli.folder / "run.log").exists()
+
+
+@pytest.mark.parametrize("word", [CALLBACKS, "stitch.kind=module_of_mine.py:f", "trainer={callbacks: [module_of_mine.py:f]}"])
+def test_a_job_inside_a_job_runs_what_a_person_named_for_it(word, monkeypatch):
+    monkeypatch.setattr(plugins, "TRUSTED", set())
+    with pytest.raises(PluginError, match="module_of_mine"):
+        compose_inner_job("train", [word])
+    trust_plugins_of([f"population.options=['seed=1','{word}']".replace('"', r"\'") if "'" not in word else word])
+    compose_inner_job("train", [word])
+
+
+@pytest.mark.parametrize("word", ["hydra.searchpath=[pkg://module_of_mine]", "hydra/launcher=joblib", "++hydra.verbose=true"])
+def test_a_job_inside_a_job_takes_no_setting_of_hydras(word):
+    with pytest.raises(ConfigError, match="setting of Hydra's"):
+        compose_inner_job("train", [word])
+
+
+@pytest.mark.parametrize("name", ["module_of_mine:f", "os:getcwd", "thinkalike.plugins:load", "EarlyStopping", "a.py", ":f"])
+def test_a_callback_is_an_object_of_a_file(name, cli):
+    """Of a module it would be imported from the working folder, as Python looks there first."""
+    folder_of(cli, {"mine": f"{JOB}trainer: {{callbacks: ['{name}']}}"})
+    said = cli("train.py", "-cd", "own", "-cn", "mine").error
+    assert f"trainer.callbacks={name} must be FILE.py:NAME" in said
+    assert not (cli.folder / "run.log").exists()
+    with pytest.raises(PluginError, match="FILE.py:NAME"):
+        plugins.load(name)
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import hydra
+from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
@@ -38,10 +39,12 @@ from thinkalike.config.compose import (
     keys_of,
     loading_files_only,
     register,
+    trust_plugins_of,
     with_quoted_paths,
 )
 from thinkalike.errors import ConfigError, ResourceError, ShareDone, ThinkalikeError, nearest, plain
 from thinkalike.global_state import isolated
+from thinkalike.plugins import TRUSTED
 from thinkalike.processes import Interrupted, doing, follow_parent, heeded
 
 STARTED_SWEEP = ".sweep-"  # how the file in a store begins that the jobs of a sweep share
@@ -79,6 +82,8 @@ def entry_point(name: str) -> Callable[[], None]:
         with own_process():
             register()
             sys.argv[1:] = with_quoted_paths(sys.argv[1:])
+            TRUSTED.clear()  # what an earlier command line named, it named for itself
+            trust_plugins_of(get_args_parser().parse_args().overrides)
             _run_all(hydra.main(version_base=None, config_path=str(CONF), config_name=name)(task))
 
     return main
@@ -165,6 +170,7 @@ def _done(composed: DictConfig) -> list[Any]:
 
     chosen, made = HydraConfig.get(), []
     overrides = list(chosen.overrides.task)
+    trust_plugins_of(overrides)  # a worker of a sweep has not read the command line
     config = checked(composed, overrides, chosen.runtime.choices)
     if config.trainer.strategy == "ddp" and SHARED in os.environ:  # each process would begin the whole sweep
         raise ConfigError("trainer=ddp does not go with -m: start each such job by itself")

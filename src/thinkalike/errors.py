@@ -147,6 +147,16 @@ def panicked(error: BaseException) -> bool:
     return type(error).__name__ == "PanicException"
 
 
+def short(value: Any) -> str:
+    """Return a value as a message shows it: one line of printable characters, and not a whole file of numbers."""
+    try:
+        written = str(value)
+    except ValueError:  # Python writes no integer of more than 4300 digits
+        written = "an integer of thousands of digits"
+    text = "".join(each if each.isprintable() else " " for each in written)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
 def plain(text: str) -> str:
     """Return a text without control characters, by which a forged name could write anywhere on a terminal.
 

@@ -286,6 +286,7 @@ def _result(kind: str, function: Callable[..., Any], arguments: Mapping[str, Any
     names = [f"{first}[{place}]" for place in range(len(sides))] if sides is arguments[first] else [first, second]
     named = dict(zip(names, sides, strict=False))
     given = given_settings(function, checked_arguments(function, arguments, named))
+    plugins.trust(plugins.named_in([kind, *given.values()]))
     if not sides:
         raise ConfigError(f"{first} is empty: give a list of models or of arrays")
     for name, side in named.items():

@@ -45,19 +45,21 @@ from yaml import YAMLError
 
 from thinkalike.config import parts
 from thinkalike.config.parts import HOW_IT_RUNS, AnalyzeConfig, JobConfig, MeasureConfig, ModelConfig, TrainConfig
-from thinkalike.config.schema import Checked, default_of, is_open, made, short, unknown
-from thinkalike.errors import ConfigError, PluginError, ThinkalikeError, chain, nearest, one_line, one_of
+from thinkalike.config.schema import Checked, default_of, is_open, made, unknown
+from thinkalike.errors import ConfigError, PluginError, ThinkalikeError, chain, nearest, one_line, one_of, short
 from thinkalike.files import check_yaml, read_bytes
 from thinkalike.plugins import (
     MEASURES,
     POINTS,
     TASKS,
+    check_trusted,
     instrument,
     instrument_of,
     is_plugin,
     load,
     measure_module,
     named_in,
+    trust,
 )
 
 COMPOSING_ERRORS = (OmegaConfBaseException, HydraException, YAMLError)
@@ -131,14 +133,10 @@ class OptionsEverywhere(SearchPathPlugin):
 class FilesOnly(ConfigRepository):
     """Finds and reads the files of a configuration, of which those of a user's folder may be a stranger's."""
 
-    def __init__(self, config_search_path: ConfigSearchPath):
-        super().__init__(config_search_path)
-        self.typed: set[str] = set()  # the plugins that the command line names
-
     def _find_object_source(self, config_path: str, object_type: ObjectType | None) -> ConfigSource | None:
         # before any source is asked, as the schema of a plugin's measure comes from running its file
         name = config_path.partition("/")[2]
-        _check_plugins(name, self.typed)
+        _check_plugins(name)
         return super()._find_object_source(config_path, object_type)
 
     def load_config(self, config_path: str) -> ConfigResult | None:
@@ -197,7 +195,6 @@ class Loader(ConfigLoaderImpl):
         self, config_name: str | None, overrides: list[str]
     ) -> tuple[list[Override], CachingConfigRepository]:
         parsed = OverridesParser.create().parse_overrides(overrides=overrides)
-        self.files.typed = _plugins_typed(parsed)
         repository = FewLoads(self.files)
         self._process_config_searchpath(config_name, parsed, repository)
         return parsed, repository
@@ -206,7 +203,7 @@ class Loader(ConfigLoaderImpl):
         loaded = super()._load_single_config(default, repo)
         if file := getattr(loaded, "foreign", ""):
             _check_hydras_settings(loaded.config, file)
-            _check_plugins(OmegaConf.to_container(loaded.config, resolve=False), self.files.typed)
+            _check_plugins(OmegaConf.to_container(loaded.config, resolve=False))
         return loaded
 
     def load_configuration(self, *given: Any, **named: Any) -> DictConfig:
@@ -293,31 +290,44 @@ def _number_of_values(override: Override) -> int | float:
     return len(list(override.sweep_iterator())) if override.is_choice_sweep() else 1
 
 
-def _plugins_typed(overrides: Iterable[Override]) -> set[str]:
-    """Return the plugins FILE.py:NAME that overrides name, also among the values of a sweep."""
-    names: set[str] = set()
+def trust_plugins_of(overrides: Iterable[str]) -> None:
+    """Let the files of code be run that overrides name as FILE.py:NAME, because a person wrote these overrides."""
     for override in overrides:
-        value: Any = override.value()
-        if isinstance(value, ChoiceSweep):
-            value = [Override._convert_value(choice) for choice in value.list]
-        names.update(named_in(value))
+        trust(_plugins_in(_parsed(override)))
+
+
+def _parsed(override: str) -> list[Override]:
+    """Return an override as Hydra reads it, or nothing if it cannot, which Hydra itself says at its time."""
+    try:
+        return OverridesParser.create().parse_overrides([override])
+    except HydraException:
+        return []
+
+
+def _plugins_in(settings: Any) -> list[str]:
+    """Return the plugins FILE.py:NAME that nested settings or overrides name, once or several times.
+
+    Some settings are lists of overrides for a job inside the job, such as population.options, which name plugins in
+    their values.
+    """
+    if isinstance(settings, Mapping):
+        return _plugins_in([*settings.values()])
+    if isinstance(settings, list | tuple):
+        return [name for inner in settings for name in _plugins_in(inner)]
+    if isinstance(settings, Override):
+        return _plugins_in(settings.value())
+    if isinstance(settings, ChoiceSweep):
+        return _plugins_in([Override._convert_value(choice) for choice in settings.list])
+    names = named_in(settings)
+    if isinstance(settings, str) and "=" in settings and ".py:" in settings:
+        names += _plugins_in(_parsed(settings))
     return names
 
 
-def _check_plugins(settings: Any, typed: Collection[str]) -> None:
-    """Check that the command line names each file of code that settings name: a configuration runs none by itself.
-
-    Args:
-        settings: nested settings of a file, or of the whole configuration.
-        typed: the plugins that the command line names. They are compared whole, as plugins/mine.py:f and mine.py:f are
-            different files.
-    """
-    for name in named_in(settings):
-        if name not in typed:
-            raise PluginError(
-                f"a configuration file names {short(name)}, and code of yours is run only where the command line names "
-                "it, too; give that setting on the command line"
-            )
+def _check_plugins(settings: Any) -> None:
+    """Check that a person named each file of code that settings name: a configuration runs none by itself."""
+    for name in _plugins_in(settings):
+        check_trusted(name)
 
 
 def _check_hydras_settings(config: Any, file: str) -> None:
@@ -504,6 +514,25 @@ def compose_job(entry_point: str, overrides: Iterable[str], **parts: Any) -> Any
         PluginError: a plugin that they name cannot be used.
     """
     words = list(overrides)
+    trust_plugins_of(words)
+    trust(_plugins_in([vars(part) for part in parts.values() if dataclasses.is_dataclass(part)]))
+    return _composed_job(entry_point, words, parts)
+
+
+def compose_inner_job(entry_point: str, overrides: Iterable[str], **parts: Any) -> Any:
+    """Return the configuration of a job inside another one, as `compose_job` does.
+
+    The configuration of the outer job has some of these overrides, as population.options, and it may be a stranger's
+    file. So they run no code that a person did not name, and set nothing of Hydra's own, which would import modules.
+    """
+    words = list(overrides)
+    for word in words:
+        if _parsed(word) and not keys_of([word]):
+            raise ConfigError(f"{short(word)} is a setting of Hydra's, which a job inside another one does not take")
+    return _composed_job(entry_point, words, parts)
+
+
+def _composed_job(entry_point: str, words: list[str], parts: Mapping[str, Any]) -> Any:
     with hydra_ready():
         try:
             composed = compose(entry_point, words, return_hydra_config=True)
@@ -544,8 +573,7 @@ def checked(composed: DictConfig, overrides: Sequence[str], choices: Mapping[str
     stands_for_others = any(settings.get(name) for name in ("experiment", "models", "activations"))
     settings |= _models(settings, keys_of(overrides), chosen, () if stands_for_others or not job else job.reads)
     settings = OmegaConf.to_container(OmegaConf.create(settings), resolve=True)
-    parsed_overrides = OverridesParser.create().parse_overrides(list(overrides))
-    _check_plugins(settings, _plugins_typed(parsed_overrides))  # also of names that ${...} has put together
+    _check_plugins(settings)  # also of names that ${...} has put together
     if kind:
         settings["measure"] = made(measure_schema(kind), settings["measure"], "measure.")
     for part in ("model", "target", "data"):

@@ -14,6 +14,7 @@ from pydantic import AfterValidator, ByteSize, Field
 
 from thinkalike.config.schema import NOT_IN_KEY, SEEDS, STEPS, Checked, FilePath, Layers, left_open, not_in_key, ranged
 from thinkalike.errors import ConfigError
+from thinkalike.plugins import is_plugin
 
 COUNTS = 10**12  # the largest count of tokens: a product of two counts that are bounded so fits 64 bits
 TOKENS_AT_ONCE = 10**8
@@ -26,6 +27,13 @@ DeviceMap = Literal["auto", "balanced", "balanced_low_0", "sequential", "cpu", "
 ModuleMap = dict[Annotated[str, Field(min_length=0)], Any]  # device by module; "" is the whole model
 PROCESSES = ("strategy", "devices", "num_nodes")  # the settings of a trainer that say which processes share a job
 SMALL = 2**28  # bytes of a checkpoint: of 64 million parameters in float32
+def _of_a_file(name: str) -> str:
+    if not is_plugin(name):
+        raise ValueError("must be FILE.py:NAME, an object of a file of yours")
+    return name
+
+
+Plugin = Annotated[str, AfterValidator(_of_a_file)]
 Files = Annotated[list[FilePath], Field(min_length=1)]
 Site = Literal[
     "embed", "resid_pre", "z", "attn_out", "resid_mid", "mlp_post", "mlp_out", "resid_post", "ln_final"
@@ -183,7 +191,7 @@ class TrainerConfig(Checked, part="trainer"):
     log_every: int = ranged(10, least=1, most=STEPS, in_key=False)  # steps; then losses are read, checked and logged
     # task=stitch: the most of a process, as 8GB; null: what is free, and 2 GiB for states on a CPU outside training
     memory: Annotated[ByteSize, AfterValidator(float)] | None = not_in_key(None)
-    callbacks: list[str] = field(default_factory=list)  # of plugins, in this order
+    callbacks: list[Plugin] = field(default_factory=list)  # of plugins, in this order
     recompute: bool = not_in_key(False)  # task=stitch: keep no states inside the frozen blocks: less memory, more time
 
     def __post_init__(self) -> None:

@@ -14,7 +14,6 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from thinkalike.config.schema import short
 from thinkalike.errors import ConfigError
 
 STYLE: dict[Any, Any] = {
