@@ -6,6 +6,7 @@ run on, in which each notes its results, or why it failed; a job that fails does
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import fcntl
 import itertools
@@ -14,6 +15,7 @@ import logging
 import os
 import re
 import shlex
+import shutil
 import stat
 import sys
 import tempfile
@@ -27,7 +29,7 @@ import hydra
 from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
 from hydra.experimental.callback import Callback
-from omegaconf import DictConfig
+from omegaconf import DictConfig, read_write
 
 from thinkalike.config.compose import (
     COMPOSING_ERRORS,
@@ -42,7 +44,7 @@ from thinkalike.config.compose import (
     trust_plugins_of,
     with_quoted_paths,
 )
-from thinkalike.errors import ConfigError, ResourceError, ShareDone, ThinkalikeError, nearest, plain
+from thinkalike.errors import ConfigError, ResourceError, ShareDone, ThinkalikeError, listed, nearest, plain
 from thinkalike.global_state import isolated
 from thinkalike.plugins import TRUSTED
 from thinkalike.processes import Interrupted, doing, follow_parent, heeded
@@ -52,6 +54,8 @@ SHARED = "THINKALIKE_SWEEP"  # environment variable: the file that the jobs of a
 STARTED_BY = "THINKALIKE_STARTED_BY"  # environment variable: the process whose children end with it
 COMMAND = "THINKALIKE_COMMAND"  # where a process that shares a job finds the word that Lightning does not hand on
 USER_ERRORS = (ThinkalikeError, *COMPOSING_ERRORS)  # which a user can act on
+SHELLS = ("bash", "fish", "zsh")  # that Hydra can complete words for
+DRY_RUN = "thinkalike-dry-run-"  # how the temporary folder of a sweep begins that does nothing
 SHORT = ("margin", "null", "tokens", "tokens_per_part", "contrast", "path", "pairs", "steps", "other")  # of `diff`
 
 
@@ -82,14 +86,33 @@ def entry_point(name: str) -> Callable[[], None]:
         with own_process():
             register()
             sys.argv[1:] = with_quoted_paths(sys.argv[1:])
+            os.environ.pop(SHARED, None)  # of a sweep that has ended, if somebody exported it
+            words = get_args_parser().parse_args()
+            _check_flags(words)
             TRUSTED.clear()  # what an earlier command line named, it named for itself
-            trust_plugins_of(get_args_parser().parse_args().overrides)
+            trust_plugins_of(words.overrides)
             _run_all(hydra.main(version_base=None, config_path=str(CONF), config_name=name)(task))
 
     return main
 
 
 train, analyze = entry_point("train"), entry_point("analyze")
+
+
+def _check_flags(words: argparse.Namespace) -> None:
+    """Check the options of a command line that begin with a dash; Hydra ends in a traceback where they do not fit."""
+    if words.resolve and not (words.cfg or words.help):
+        raise ConfigError("--resolve goes with --cfg job|hydra|all or --help; add one of them")
+    modes = {"--run": words.run, "--multirun": words.multirun, "--cfg": words.cfg, "--info": words.info,
+             "--shell-completion": words.shell_completion}  # fmt: skip
+    chosen = [name for name, value in modes.items() if value]
+    if len(chosen) > 1:
+        raise ConfigError(f"{' and '.join(chosen)} do not go together; leave {chosen[-1]} out")
+    if words.shell_completion:
+        first = words.overrides[0] if words.overrides else ""
+        action, _, shell = first.partition("=")
+        if len(words.overrides) != 1 or action not in ("install", "uninstall", "query") or shell not in SHELLS:
+            raise ConfigError(f"--shell-completion takes one word: install=SHELL or uninstall=SHELL; {listed(SHELLS)}")
 
 
 @contextlib.contextmanager
@@ -216,13 +239,22 @@ class Sweep(Callback):
         except USER_ERRORS as error:  # Hydra makes a warning of any error of a callback
             print(plain(f"error: {_one_line(error)}"), file=sys.stderr)
             sys.exit(1)
-        store = Path(tempfile.gettempdir() if config.dry_run else str(config.store)).expanduser().resolve()
+        if config.dry_run:
+            store = Path(tempfile.mkdtemp(prefix=DRY_RUN))
+            with read_write(config.hydra):
+                config.hydra.sweep.dir = str(store)
+                config.hydra.overrides.hydra.append(f"hydra.sweep.dir='{store}'")  # by which its jobs are composed
+        else:
+            store = Path(str(config.store)).expanduser().resolve()
+        folder, remedy = f"store {store}", "choose store=DIR"
         try:
             store.mkdir(parents=True, exist_ok=True)
             _remove_stale(store)
             opened, path = tempfile.mkstemp(prefix=STARTED_SWEEP, dir=store)
+            folder, remedy = f"folder {config.hydra.sweep.dir}", "choose hydra.sweep.dir=DIR"
+            Path(config.hydra.sweep.dir).mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            print(f"error: the store {store} cannot be written: {error.strerror}; choose store=DIR", file=sys.stderr)
+            print(f"error: the {folder} cannot be written: {error.strerror}; {remedy}", file=sys.stderr)
             sys.exit(1)
         with contextlib.suppress(OSError):  # a file system without locks
             fcntl.flock(opened, fcntl.LOCK_EX)  # until this process has ended: then the file is stale
@@ -265,6 +297,8 @@ def _summed_up(shared: Path) -> bool:
 
     notes = [json.loads(line) for line in shared.read_text().splitlines()]
     shared.unlink()
+    if shared.parent.name.startswith(DRY_RUN):
+        shutil.rmtree(shared.parent, ignore_errors=True)
     made = sorted((note for note in notes if "folder" in note), key=lambda note: note["number"])
     if made:
         show_sweep([(note["words"], Path(note["folder"])) for note in made])
