@@ -38,6 +38,7 @@ from thinkalike.config.compose import (
     check_number_of_jobs,
     checked,
     explained,
+    files_settings,
     keys_of,
     loading_files_only,
     register,
@@ -53,6 +54,7 @@ STARTED_SWEEP = ".sweep-"  # how the file in a store begins that the jobs of a s
 SHARED = "THINKALIKE_SWEEP"  # environment variable: the file that the jobs of a sweep share
 STARTED_BY = "THINKALIKE_STARTED_BY"  # environment variable: the process whose children end with it
 COMMAND = "THINKALIKE_COMMAND"  # where a process that shares a job finds the word that Lightning does not hand on
+log = logging.getLogger(__name__)
 USER_ERRORS = (ThinkalikeError, *COMPOSING_ERRORS)  # which a user can act on
 SHELLS = ("bash", "fish", "zsh")  # that Hydra can complete words for
 DRY_RUN = "thinkalike-dry-run-"  # how the temporary folder of a sweep begins that does nothing
@@ -72,6 +74,9 @@ def entry_point(name: str) -> Callable[[], None]:
         logging.root.handlers[0].addFilter(lambda record: not getattr(record, "again", False))
         logging.getLogger("thinkalike").setLevel(logging.INFO)
         with own_process(), isolated():  # so that nothing inside the job takes its own state for that of a user
+            other = "train" if "task" in composed else "analyze"
+            if name != other:
+                raise ConfigError(f"this configuration begins with defaults: [{other}]; run thinkalike {other}")
             if SHARED in os.environ:
                 return _in_sweep(composed)
             if (made := _done(composed)) and (status := made[0].scalars.get("exit_status")):
@@ -194,14 +199,18 @@ def _done(composed: DictConfig) -> list[Any]:
     chosen, made = HydraConfig.get(), []
     overrides = list(chosen.overrides.task)
     trust_plugins_of(overrides)  # a worker of a sweep has not read the command line
+    files = {file: {*keys} for file, keys in files_settings().items()}
     config = checked(composed, overrides, chosen.runtime.choices)
+    if chosen.sweeper.get("params") and SHARED not in os.environ:
+        log.warning("warning: hydra.sweeper.params is read with -m alone, and one job is done without its values")
     if config.trainer.strategy == "ddp" and SHARED in os.environ:  # each process would begin the whole sweep
         raise ConfigError("trainer=ddp does not go with -m: start each such job by itself")
     with watched(), doing("starting", steps_aside=True), contextlib.suppress(ShareDone):
-        from thinkalike.job.instrument import asked_for, check_read  # torch takes seconds to import
+        from thinkalike.job.instrument import asked_for, check_read, warn_of_unread  # torch takes seconds to import
         from thinkalike.job.performing import may_take_long, run_jobs
 
         check_read(overrides, config)
+        warn_of_unread(files, config)
         if config.dry_run or config.budget:
             config = _foretold(config, keys_of(overrides))
         elif config.trainer.strategy != "ddp":

@@ -4,6 +4,7 @@ from thinkalike.config.compose import (
     CONF,
     compose_inner_job,
     compose_job,
+    compose_open_job,
     measure_schema,
     model_named,
     options,
@@ -25,6 +26,6 @@ from thinkalike.config.schema import left_open, not_in_key, ranged, relevant
 from thinkalike.plugins import MEASURES, SUBJECTS, TASKS, instrument, measure_module
 
 __all__ = ["CONF", "MEASURES", "RUNS", "SUBJECTS", "TASKS", "AnalyzeConfig", "DataConfig", "LoggerConfig",
-           "MeasureConfig", "ModelConfig", "StimuliConfig", "TrainConfig", "TrainerConfig", "compose_inner_job", "compose_job",
-           "instrument", "left_open", "measure_module", "measure_schema", "model_named", "not_in_key", "options", "part_named",
-           "ranged", "relevant", "settings_of"]  # fmt: skip
+           "MeasureConfig", "ModelConfig", "StimuliConfig", "TrainConfig", "TrainerConfig", "compose_inner_job",
+           "compose_job", "compose_open_job", "instrument", "left_open", "measure_module", "measure_schema",
+           "model_named", "not_in_key", "options", "part_named", "ranged", "relevant", "settings_of"]  # fmt: skip

@@ -36,6 +36,8 @@ Schema = TypeVar("Schema", bound="Checked")
 def _on_this_machine(path: str) -> str:  # an address would become the name of a folder
     if "://" in path:
         raise ValueError("must be a path, and not an address")
+    if "\0" in path:  # the operating system refuses it, wherever a path is used first
+        raise ValueError("must be a path, which has no character NUL")
     return os.path.expanduser(path)
 
 
