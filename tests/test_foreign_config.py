@@ -1,6 +1,7 @@
 """A folder of configurations may be a stranger's: composing it runs no code, ends soon, and fails in one line."""
 
 import os
+from pathlib import Path
 
 import pytest
 import yaml
@@ -269,3 +270,92 @@ def test_keys_and_integers_that_no_setting_has_are_refused_in_one_line(text, sai
     assert (
         said in folder_of(cli, {"mine": f"{JOB}{text}"})("train.py", "-cd", "own", "-cn", "mine", "dry_run=true").error
     )
+
+
+ANALYZE = "defaults: [analyze, _self_]\n"
+ONE_LINE = {  # what a file says, and what is said of it
+    "threads: 010": "010 is not a decimal number in YAML",
+    "threads: 0_7": "0_7 is not a decimal number in YAML",
+    "threads: 08": "08 is not a decimal number in YAML",
+    "threads: 1:30": "1:30 is not a decimal number in YAML",
+    "model: {pretrain_lr: 1:30.5}": "1:30.5 is not a decimal number in YAML",
+    "seed: ???": "leaves seed to the command line, as ???",
+    "data: {files: ???}": "leaves data.files to the command line, as ???",
+    "model: {name: ???}": "leaves model.name to the command line, as ???",
+    'store: "a\\0b"': "store=a b must be a path, which has no character NUL",
+    'data: {cache: "a\\0b"}': "data.cache=a b must be a path, which has no character NUL",
+    'model: {name: x, path: "\\0"}': "must be a path, which has no character NUL",
+    'data: {source: text, files: ["a", "\\0.txt"]}': "must be a path, which has no character NUL",
+    'store: "a\\nb"': "store=a b must be a path of printable characters",
+    'store: "a\\e[2Jb"': "must be a path of printable characters",
+    'store: "\\u2028"': "must be a path of printable characters",
+    "a: b: c": "own/mine.yaml: mapping values are not allowed",
+    "a: [": "own/mine.yaml: did not find expected node content",
+    "a: !!float x": "own/mine.yaml: ",
+    "stitch: {null: 2}": "own/mine.yaml: Incompatible key type 'NoneType'",
+    "trainer: !!set {a, b}": "own/mine.yaml: Value 'set' is not a supported primitive type",
+    "data: {name: stdlib, source: pydoc}": "data.source=pydoc is not that of data=stdlib",
+    "model: {name: hello}": "model=hello says nowhere where its weights are",
+}
+
+
+@pytest.mark.parametrize("text", ONE_LINE)
+def test_a_value_that_no_setting_has_is_said_with_its_file(text, cli):
+    said = folder_of(cli, {"mine": f"{ANALYZE}{text}"})("analyze.py", "-cd", "own", "-cn", "mine").error
+    assert ONE_LINE[text] in said
+    assert "byte string" not in said
+    assert not (cli.folder / "results").exists()
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        ({"mine": f"{ANALYZE}seed: ???\nmodel: {{name: ???}}"}, ["seed=1", "model=gelu-3l-mini", "model.name=x"]),
+        ({"mine": "defaults: [base, _self_]\nthreads: 2", "base": f"{ANALYZE}threads: ???"}, []),
+        ({"mine": f"{ANALYZE}data: {{field: '010', group: ''' 1:30'''}}\nthreads: 0\n"}, ["threads=1"]),
+    ],
+)
+def test_a_file_may_leave_a_setting_to_what_is_read_after_it(files, words, cli):
+    done = folder_of(cli, files)("analyze.py", "-cd", "own", "-cn", "mine", *words, "--cfg", "job")
+    assert done.status == 0, done.stderr
+
+
+def test_what_a_file_sets_and_a_job_does_not_read_is_said(cli):
+    text = f"{ANALYZE}model: {{name: gelu-3l-mini}}\nseed: 5\nstimuli: {{sample: 5, token: last}}\nlayers: [1]\n"
+    folder_of(cli, {"mine": f"{text}threads: 1\ndata: {{sentences: 5, report_tokens: 2048}}\nforce: true"})
+    said = cli("analyze.py", "-cd", "own", "-cn", "mine", "dry_run=true").stderr
+    assert "own/mine.yaml sets data.sentences, layers, seed, stimuli.sample, which loss does not read" in said
+    said = cli("analyze.py", "-cd", "own", "-cn", "mine", "measure=rsa", "dry_run=true").stderr
+    assert "own/mine.yaml sets data.report_tokens, data.sentences, layers, which rsa does not read" not in said, (
+        "control"
+    )
+    assert "stimuli.sample" not in said
+
+
+@pytest.mark.parametrize(("entry", "begins"), [("analyze", "train"), ("train", "analyze")])
+def test_a_file_of_the_other_command_is_refused(entry, begins, cli):
+    folder_of(cli, {"mine": f"defaults: [{begins}, _self_]"})
+    said = cli(f"{entry}.py", "-cd", "own", "-cn", "mine", "dry_run=true").error
+    assert f"begins with defaults: [{begins}]; run thinkalike {begins}" in said
+
+
+@pytest.mark.parametrize("name", ["../nope", "/etc/passwd", "a/../../nope", "nope"])
+def test_a_configuration_that_does_not_exist_lists_no_folder(name, cli):
+    folder_of(cli, {"mine": f"defaults: [analyze, '{name}', _self_]"})
+    for words in (["-cn", name], ["-cd", "own", "-cn", "mine"]):
+        said = cli("analyze.py", *words).error
+        assert f"no configuration {name.removeprefix('/')}" in said or "Cannot find primary config" in said
+        assert "pre-commit" not in said
+
+
+def test_an_experiment_of_a_file_is_no_experiment_of_a_paper(cli):
+    for name in ("mine", "brown2023/mine", "a/b"):
+        folder_of(cli, {f"experiment/{name}": f"# @package _global_\nexperiment: {name}"})
+        assert f"experiment={name} is not known" in cli("analyze.py", "-cd", "own", f"experiment={name}").error
+
+
+def test_only_functions_and_commands_compose_the_words_of_a_person():
+    """What a job composes for a job inside it is no such word: it would run the code that a stranger's file names."""
+    root = Path(plugins.__file__).parent
+    users = {path.relative_to(root).as_posix() for path in root.rglob("*.py") if "compose_job(" in path.read_text()}
+    assert users == {"config/compose.py"}

@@ -845,7 +845,7 @@ def explained(error: BaseException) -> str:
         part = cause.full_key.rpartition(".")[0]
         known = [f"{part}.{key}".lstrip(".") for key in _keys(cause.parent_node) if not key.startswith("hydra")]
         return unknown(cause.full_key, known)
-    said = str(error) if isinstance(error, YAMLError) else " ".join(str(error).split("\nfull_key")[0].split())
+    said = str(error) if isinstance(error, YAMLError) else " ".join(re.split(r"\n\s*full_key", str(error))[0].split())
     key = getattr(error, "full_key", None)
     if not said:  # Hydra wraps some errors of a file without a word
         inner = next((inner for inner in chain(error) if str(inner)), None)

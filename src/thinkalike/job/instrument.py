@@ -421,8 +421,9 @@ def _decides(key: str, config: TrainConfig | AnalyzeConfig) -> bool:
         return True
     variants = []
     for value in RECIPES[key]:
+        changed: Any = {key: value}
         try:
-            jobs = asked_for(replace(config, **{key: value}))
+            jobs = asked_for(replace(config, **changed))
         except ConfigError:  # the settings of one recipe alone go with the others that are given
             return True
         variants.append([_settings_read(job) for job in jobs])
