@@ -280,8 +280,8 @@ ONE_LINE = {  # what a file says, and what is said of it
     "threads: 1:30": "1:30 is not a decimal number in YAML",
     "model: {pretrain_lr: 1:30.5}": "1:30.5 is not a decimal number in YAML",
     "seed: ???": "leaves seed to the command line, as ???",
-    "data: {files: ???}": "leaves data.files to the command line, as ???",
-    "model: {name: ???}": "leaves model.name to the command line, as ???",
+    "data:\n  files: ???": "leaves data.files to the command line, as ???",
+    "model: {name: '???'}": "leaves model.name to the command line, as ???",
     'store: "a\\0b"': "store=a b must be a path, which has no character NUL",
     'data: {cache: "a\\0b"}': "data.cache=a b must be a path, which has no character NUL",
     'model: {name: x, path: "\\0"}': "must be a path, which has no character NUL",
@@ -292,10 +292,9 @@ ONE_LINE = {  # what a file says, and what is said of it
     "a: b: c": "own/mine.yaml: mapping values are not allowed",
     "a: [": "own/mine.yaml: did not find expected node content",
     "a: !!float x": "own/mine.yaml: ",
-    "stitch: {null: 2}": "own/mine.yaml: Incompatible key type 'NoneType'",
-    "trainer: !!set {a, b}": "own/mine.yaml: Value 'set' is not a supported primitive type",
-    "data: {name: stdlib, source: pydoc}": "data.source=pydoc is not that of data=stdlib",
-    "model: {name: hello}": "model=hello says nowhere where its weights are",
+    "stitch: {null: 2}": "own/mine.yaml: stitch: Incompatible key type 'NoneType'",
+    "trainer: !!set {a, b}": "own/mine.yaml: trainer: Value 'set' is not a supported primitive type",
+    "data: {name: stdlib, source: pydoc}": "data.source=pydoc is not the text of data=stdlib",
 }
 
 
@@ -310,7 +309,7 @@ def test_a_value_that_no_setting_has_is_said_with_its_file(text, cli):
 @pytest.mark.parametrize(
     ("files", "words"),
     [
-        ({"mine": f"{ANALYZE}seed: ???\nmodel: {{name: ???}}"}, ["seed=1", "model=gelu-3l-mini", "model.name=x"]),
+        ({"mine": f"{ANALYZE}seed: ???\nmodel: {{name: '???'}}"}, ["seed=1", "model=gelu-3l-mini", "model.name=x"]),
         ({"mine": "defaults: [base, _self_]\nthreads: 2", "base": f"{ANALYZE}threads: ???"}, []),
         ({"mine": f"{ANALYZE}data: {{field: '010', group: ''' 1:30'''}}\nthreads: 0\n"}, ["threads=1"]),
     ],
@@ -346,6 +345,16 @@ def test_a_configuration_that_does_not_exist_lists_no_folder(name, cli):
         said = cli("analyze.py", *words).error
         assert f"no configuration {name.removeprefix('/')}" in said or "Cannot find primary config" in said
         assert "pre-commit" not in said
+
+
+@pytest.mark.parametrize(
+    ("words", "name"), [(["model=hello"], "hello"), (["model=gelu-3l-mini", "model.mini=false"], "gelu-3l-mini"),
+                        (["model=gelu-3l-mini", "model@target=hello", "measure=cka"], "hello")],
+)  # fmt: skip
+def test_a_model_without_a_place_is_not_looked_for_on_the_hub(words, name, cli):
+    folder_of(cli, {"model/hello": "defaults: [schema, _self_]\nname: hello"})
+    said = cli("analyze.py", "-cd", "own", *words).error
+    assert f"model={name} says nowhere where its weights are; give model.path or model.hub_id" in said
 
 
 def test_an_experiment_of_a_file_is_no_experiment_of_a_paper(cli):

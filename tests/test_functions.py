@@ -118,7 +118,7 @@ COMMON = {each.name for part in (DataConfig, StimuliConfig, AnalyzeConfig) for e
 
 @pytest.mark.parametrize("name", JOBS)
 def test_keywords_are_settings_with_their_defaults(name):
-    """None stands for what is left open, for lists of numbers, and for settings whose default depends on the measure."""
+    """None stands for what is left open, for lists, and for settings whose default depends on the measure."""
     wrong = []
     for keyword, default in functions.settings_in(getattr(thinkalike, name)).items():
         found = []

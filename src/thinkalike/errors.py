@@ -101,7 +101,7 @@ def listed(names: Collection[object]) -> str:
     return shown if len(names) <= 4 else f"{shown}, ... ({len(names)} in all)"
 
 
-def flat(settings: Mapping[str, Any]) -> dict[str, Any]:
+def flat(settings: Mapping[Any, Any]) -> dict[str, Any]:
     """Return nested settings by dotted names."""
     found: dict[str, Any] = {}
     for name, value in settings.items():

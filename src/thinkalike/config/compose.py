@@ -171,7 +171,9 @@ class FilesOnly(ConfigRepository):
             loaded = super().load_config(config_path)
         except YAMLError as error:
             raise ConfigError(f"{file}: {_explained_yaml(error)}") from error
-        except OmegaConfBaseException as error:
+        except (ThinkalikeError, RecursionError):
+            raise
+        except Exception as error:  # such as a ValueError of PyYAML for !!float x
             raise ConfigError(f"{file}: {explained(error)}") from error
         assert loaded is not None
         loaded.foreign = str(file)  # type: ignore[attr-defined]
@@ -245,7 +247,7 @@ class Loader(ConfigLoaderImpl):
             settings.pop("hydra")  # of which no file has set a text
             if composed.hydra.job.config_name:
                 _check_is_job(settings)
-                self._check_given(composed.hydra.overrides.task)
+                self._check_given(OmegaConf.to_container(composed.hydra.overrides.task, resolve=False))
             _resolved_size(settings, "", settings, {})
             return composed
         except (ThinkalikeError, *COMPOSING_ERRORS):
@@ -256,7 +258,7 @@ class Loader(ConfigLoaderImpl):
             reason = one_line(error) or type(error).__name__
             raise ConfigError(f"the configuration cannot be composed: {reason}") from error
 
-    def _check_given(self, overrides: Sequence[str]) -> None:
+    def _check_given(self, overrides: Any) -> None:
         """Check that overrides have each setting that a file leaves to them, as ???, for which a default would pass."""
         given = keys_of(overrides)
         for key, file in self.files.missing.items():
