@@ -287,7 +287,7 @@ WITHOUT_EFFECT = [
     ("analyze", ["recipe=paper", "measure=rsa"]),
     ("analyze", ["scale=paper", "measure=rsa"]),
     ("analyze", ["scale=paper", "measure=distance"]),
-    ("analyze", ["scale=mini", "measure=r2"]),
+    ("analyze", ["scale=paper", "measure=r2"]),
     ("analyze", ["recipe=paper", "measure=atlas", "models=[gelu-3l-mini,solu-3l-mini]"]),
     ("train", ["recipe=paper", "task=nli"]),
     ("analyze", ["+model.architecture.foo=1"]),
@@ -303,6 +303,8 @@ WITHOUT_EFFECT = [
 WITH_EFFECT = [
     ("analyze", ["scale=paper", "measure=cka"]),
     ("analyze", ["scale=mini"]),
+    ("analyze", ["scale=mini", "measure=rsa"]),  # as it is anyway
+    ("analyze", ["recipe=honest", "measure=rsa"]),
     ("analyze", ["recipe=paper", "measure=mlem"]),
     ("analyze", ["recipe=paper", "scale=mini", "experiment=brown2023/figure1"]),
     ("train", ["recipe=paper"]),

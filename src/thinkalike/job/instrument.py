@@ -416,8 +416,14 @@ def _is_read(key: str, jobs: Sequence[tuple[Instrument, Any]], config: TrainConf
 
 
 def _decides(key: str, config: TrainConfig | AnalyzeConfig) -> bool:
-    """Return whether the jobs that a configuration stands for differ between the values of `scale` or `recipe`."""
+    """Return whether the jobs that a configuration stands for differ between the values of `scale` or `recipe`.
+
+    The value that holds anyway is no error: scale=mini says that the usual choice is meant.
+    """
     if isinstance(config, AnalyzeConfig) and config.experiment is not None:
+        return True
+    is_usual = config.recipe == "honest" if key == "recipe" else replace(config, scale="auto").is_mini == config.is_mini
+    if is_usual:
         return True
     variants = []
     for value in RECIPES[key]:
