@@ -29,7 +29,6 @@ from thinkalike.measures.closed_forms import LayerPair, PairStatistics
 from thinkalike.measures.losses import token_kl
 from thinkalike.memory import GAPS, Budget, LiveBytes, OverLimit, hand_back, readable
 from thinkalike.models.frozen import FrozenModel, StateSource
-from thinkalike.plugins import check_trusted, named_in
 from thinkalike.stitches.stitch import Stitch
 from thinkalike.training.optimizers import inverse_moments, momenta, optimizer_of, peak_rate, rate, scheduled
 from thinkalike.training.recipe import StitchConfig
@@ -258,8 +257,6 @@ class StitchTraining(SteppedModule):
         self.models = (source, target)  # a tuple, so that Lightning neither moves nor saves them
         self.layer_pairs, self.config = list(layer_pairs), config
         self.fits = (*(Fit(source, *pair) for pair in layer_pairs), *beside)
-        for name in named_in(config.kind):
-            check_trusted(name)  # a `Stitch` takes its kind for an argument of a person
         self.stitches = nn.ModuleList(
             Stitch(config.kind, fit.reads.d_model, target.d_model, config.norm, config.rank, seed) for fit in self.fits
         )
