@@ -175,11 +175,6 @@ REFUSED = {  # lines by what is said of them: the nearest thing that there is, o
     "No match in the defaults list": ["train measure=loss"],
     "override_grammar": ["train layers=[[0,", "train 'seed =1'"],
     "--multirun": ["train seed=1,2"],
-    "--resolve goes with --cfg": ["analyze --resolve", "train --resolve seed=1", "train -m --resolve seed=1,2"],
-    "do not go together; leave": ["train -m --cfg job seed=1,2", "analyze --cfg job --info", "train --run -m"],
-    "--shell-completion takes one word": [
-        f"analyze --shell-completion {word}" for word in ("x", "", "install=tcsh", "query=bash install=bash")
-    ],
     "gives no value": ["train store=???", "analyze model.name=???", "train +threads=???"],
     "'measure.folds' is not a setting": [
         "analyze measure.folds=5", "analyze experiment=brown2023/figure3 measure.folds=5",

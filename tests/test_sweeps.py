@@ -271,6 +271,22 @@ def test_a_variable_of_a_sweep_that_ended_is_ignored(path, cli):
     assert (done.status, "dry run" in done.stderr + done.stdout) == (0, True), done.stderr
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--resolve"], "--resolve goes with --cfg"),
+        (["-m", "--resolve", "seed=1,2"], "--resolve goes with --cfg"),
+        (["-m", "--cfg", "job", "seed=1,2"], "--multirun and --cfg do not go together; leave --cfg out"),
+        (["--run", "-m"], "--run and --multirun do not go together"),
+        (["--shell-completion", "x"], "--shell-completion takes one word"),
+        (["--shell-completion", "install=tcsh"], "--shell-completion takes one word"),
+        (["--shell-completion"], "--shell-completion takes one word"),
+    ],
+)
+def test_options_that_do_not_go_together_are_one_line(words, said, cli):
+    assert said in cli("train.py", *words).error
+
+
 def test_values_to_try_of_a_file_are_said_to_need_a_sweep(cli):
     (cli.folder / "mine.yaml").write_text("defaults: [analyze, _self_]\nhydra: {sweeper: {params: {seed: '0,1'}}}")
     said = cli("analyze.py", "-cd", ".", "-cn", "mine", "dry_run=true").stderr
