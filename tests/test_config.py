@@ -175,7 +175,7 @@ REFUSED = {  # lines by what is said of them: the nearest thing that there is, o
     "No match in the defaults list": ["train measure=loss"],
     "override_grammar": ["train layers=[[0,", "train 'seed =1'"],
     "--multirun": ["train seed=1,2"],
-    "gives no value": ["train store=???", "analyze model.name=???", "train ++threads=???"],
+    "gives no value": ["train store=???", "analyze model.name=???"],
     "'measure.folds' is not a setting": [
         "analyze measure.folds=5", "analyze experiment=brown2023/figure3 measure.folds=5",
     ],
