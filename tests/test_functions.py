@@ -110,14 +110,15 @@ def test_a_function_gives_the_table_of_its_command(kind, files, cli, tmp_path):
     assert all(np.array_equal(each, theirs.arrays[name]) for name, each in held.arrays.items())
 
 
-JOBS = {"stitch": ["stitch"], "compare": ["cka", "r2", "ruler", "mutual_knn", "svcca", "distance", "jsd"],
+JOBS = {"stitch": ["stitch"], "compare": ["cka", "r2", "ruler", "mutual_knn", "svcca", "distance", "jsd", "rsa", "mlem",
+                                           "diff"],
         "mlem": ["mlem"], "rsa": ["rsa"], "diff": ["diff"], "trajectory": ["trajectory"]}  # fmt: skip
 COMMON = {each.name for part in (DataConfig, StimuliConfig, AnalyzeConfig) for each in fields(part)} | {"site", "head"}
 
 
 @pytest.mark.parametrize("name", JOBS)
 def test_keywords_are_settings_with_their_defaults(name):
-    """None stands for what is left open, and for defaults that are lists of numbers."""
+    """None stands for what is left open, for lists, and for settings whose default depends on the measure."""
     wrong = []
     for keyword, default in functions.settings_in(getattr(thinkalike, name)).items():
         found = []
@@ -131,10 +132,41 @@ def test_keywords_are_settings_with_their_defaults(name):
             found += [item for item in fields(schema) if item.name == setting]
         usual = [None if is_open(item) else default_of(item) for item in found]
         plain = functions._plain(default)
-        fits = [plain == each or (default is None and isinstance(each, list | dict)) for each in usual]
+        differ = any(each != usual[0] for each in usual)
+        fits = [plain == each or (default is None and (differ or isinstance(each, list | dict))) for each in usual]
         wrong += [] if fits and all(fits) else [(keyword, default, usual)]
     assert wrong == []
     assert functions.place_of("steps", "stitch") == "stitch.steps", "control"
+
+
+@pytest.mark.parametrize(
+    ("measure", "keyword", "value"),
+    [
+        ("rsa", "permutations", 99),
+        ("rsa", "permutations", 98),
+        ("mlem", "permutations", 99),
+        ("mlem", "permutations", 7),
+    ],
+)
+def test_a_keyword_counts_whatever_the_default_of_another_measure_is(measure, keyword, value, monkeypatch):
+    asked = []
+
+    def run_job(config, shown):
+        asked.append(config)
+        raise DataError("no job is run here")
+
+    monkeypatch.setattr(functions, "run_job", run_job)
+    for settings in ({keyword: value}, {}):
+        with pytest.raises(DataError):
+            thinkalike.compare("gpt2-mini", "gpt2-mini-s1", measure=measure, stimuli="crossed", **settings)
+    given, usual = (getattr(config.measure, keyword) for config in asked)
+    assert given == value
+    assert usual == getattr(measure_schema(measure)(), keyword)
+
+
+def test_a_keyword_is_refused_by_a_measure_that_takes_no_such_value():
+    with pytest.raises(ConfigError, match="null"):
+        thinkalike.compare("gpt2-mini", "gpt2-mini-s1", measure="diff", null=False)
 
 
 def bridged(name="gpt2-mini"):

@@ -105,7 +105,7 @@ def listed(names: Collection[object]) -> str:
     return shown if len(names) <= 4 else f"{shown}, ... ({len(names)} in all)"
 
 
-def flat(settings: Mapping[str, Any]) -> dict[str, Any]:
+def flat(settings: Mapping[Any, Any]) -> dict[str, Any]:
     """Return nested settings by dotted names."""
     found: dict[str, Any] = {}
     for name, value in settings.items():
@@ -151,6 +151,16 @@ def panicked(error: BaseException) -> bool:
     That of tokenizers panics where a pattern of a tokenizer.json takes too many steps on a text.
     """
     return type(error).__name__ == "PanicException"
+
+
+def short(value: Any) -> str:
+    """Return a value as a message shows it: one line of printable characters, and not a whole file of numbers."""
+    try:
+        written = str(value)
+    except ValueError:  # Python writes no integer of more than 4300 digits
+        written = "an integer of thousands of digits"
+    text = "".join(each if each.isprintable() else " " for each in written)
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def plain(text: str) -> str:

@@ -33,7 +33,7 @@ from torch import Tensor, nn
 
 from thinkalike import measures, plugins
 from thinkalike.arguments import check_rows, checked_numbers, tensor_of
-from thinkalike.config import ModelConfig, compose_job, measure_module, measure_schema, options, part_named
+from thinkalike.config import ModelConfig, compose_open_job, measure_module, measure_schema, options, part_named
 from thinkalike.config.parts import SMALL, AnalyzeConfig, DataConfig, StimuliConfig
 from thinkalike.config.schema import default_of, is_open
 from thinkalike.data.recordings import IDS, IN_ORDER, RUNS
@@ -92,10 +92,10 @@ def compare(
     texts: Text | None = None, stimuli: Table | None = None, layers: Layers | None = None,
     site: str | Sequence[str] = "resid_post", head: int | str | None = None, ruler: str | None = None,
     batches: int | None = None, tokens_per_batch: int = 1024, level: str = "auto", embed: bool = False,
-    massive: str = "drop", skip_first: int = 0, skip_special_tokens: bool = False, given: str = "none",
-    null: bool = False, permutations: int = 99, estimator: str = "unbiased", aggregate: str = "ratio_of_means",
-    kernel: str = "linear", flatten: str = "token", neighbours: int = 10, kept: float = 0.99,
-    fit_batches: int | None = None, ridge: float | None = None, words: int = 8192,
+    massive: str = "drop", skip_first: int = 0, skip_special_tokens: bool = False, given: str | None = None,
+    null: bool | None = None, permutations: int | None = None, estimator: str = "unbiased",
+    aggregate: str = "ratio_of_means", kernel: str = "linear", flatten: str = "token", neighbours: int = 10,
+    kept: float = 0.99, fit_batches: int | None = None, ridge: float | None = None, words: int = 8192,
     field: str | None = None, group: str | None = None, context: int | None = None, report_tokens: int | None = None,
     features: Sequence[str] | None = None, scale: str = "auto", recipe: str = "honest", seed: int = 0,
     threads: int | None = None, store: str | os.PathLike[str] | None = None, force: bool = False,
@@ -289,6 +289,7 @@ def _result(kind: str, function: Callable[..., Any], arguments: Mapping[str, Any
     names = [f"{first}[{place}]" for place in range(len(sides))] if sides is arguments[first] else [first, second]
     named = dict(zip(names, sides, strict=False))
     given = given_settings(function, checked_arguments(function, arguments, named))
+    plugins.trust(plugins.named_in([kind, *given.values()]))
     if not sides:
         raise ConfigError(f"{first} is empty: give a list of models or of arrays")
     for name, side in named.items():
@@ -344,7 +345,7 @@ def _done(
         made |= {"activations": files} if files else {}
         made |= dict(zip(["target"] if alone else ["model", "target"], [*configs, *configs[-1:]], strict=False))
         entry = "train" if kind == "stitch" else "analyze"
-        config = compose_job(entry, words, **made, **({"scale": _scale(configs)} | parts[""]))
+        config = compose_open_job(entry, words, **made, **({"scale": _scale(configs)} | parts[""]))
         keys = [*settings, *(name for name, each in (("data", texts), ("stimuli", stimuli)) if each is not None)]
         keys += ["target"] if len(models) > 1 and models[0] is not models[1] else []
         if alone:

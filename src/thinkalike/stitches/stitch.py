@@ -75,6 +75,7 @@ class Stitch(nn.Module):
     ):
         super().__init__()
         own = plugins.is_plugin(kind)
+        plugins.trust(plugins.named_in(kind))  # an argument that a person gives
         if not (kind in KINDS or own) or norm not in NORMS:
             raise ValueError(f"kind={kind}, norm={norm}: kinds are {', '.join(KINDS)}; norms are {', '.join(NORMS)}")
         if kind in ("identity", "orthogonal") and width_in != width_out:
