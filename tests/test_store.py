@@ -464,7 +464,7 @@ def test_a_forged_headline_ends_no_list(store, listed):
     (folder / "result.json").write_text(json.dumps(record | {"headlines": [{"name": "x", "value": "1"}]}))
     seal(folder)
     shown = listed(store)
-    assert (f"skipped: {folder} cannot be read" in shown.err, "bb" in shown.out) == (True, True)
+    assert (f"skipped: {folder}/result.json cannot be read" in shown.err, "bb" in shown.out) == (True, True)
 
 
 def test_other_folders_are_no_results(store, listed):
