@@ -21,11 +21,11 @@ from thinkalike.store import MOST_LISTED
 Grid = dict[str, Any]
 
 MOST_COLUMNS = 1000
-# Of the grids of a table; one with more of them is shown as rows. The cells of a grid are all crossings of its rows and
-# columns, so that a table of 2,000 layer pairs can stand for four million.
-MOST_GRIDS = 1000
+MOST_GRIDS = 1000  # of a table; one with more of them, or with larger ones, is shown as rows
 MOST_LABELS = 2000  # rows or columns of a grid
-MOST_CELLS = 100_000  # of all grids of a table; the layer pairs of two models of a hundred layers have 10,000
+# All crossings of the rows and columns of a grid, so that a table of 2,000 layer pairs can stand for four million;
+# two models of a hundred layers have 10,000.
+MOST_CELLS = 100_000
 INTEGER = re.compile(r"[+-]?\d{1,18}")
 FLOAT = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|[+-]?(inf|infinity)", re.IGNORECASE)
 BLANK = {  # what pandas writes or reads for a missing value
@@ -172,13 +172,16 @@ def grids_of(table: Columns, is_distance: bool = False, run: str = "") -> list[G
     elif table.has("step") and not table.has("other"):
         found = _step_grids(table, run)
     grids = list(islice(found, MOST_GRIDS + 1))
-    labels = max((max(len(grid["rows"]), len(grid["columns"])) for grid in grids), default=0)
-    cells = sum(len(grid["rows"]) * len(grid["columns"]) for grid in grids)
-    if len(grids) > MOST_GRIDS or labels > MOST_LABELS or cells > MOST_CELLS:
+    if len(grids) > MOST_GRIDS or any(map(_is_too_large, grids)):
         return []
     for number in (number for grid in grids for number in grid["numbers"] if number["name"] == "value"):
         number["colours"] = "falling" if is_distance else number["colours"]
     return grids
+
+
+def _is_too_large(grid: Grid) -> bool:
+    rows, columns = len(grid["rows"]), len(grid["columns"])
+    return max(rows, columns) > MOST_LABELS or rows * columns > MOST_CELLS
 
 
 def rounded(values: Sequence[Any]) -> list[Any]:
