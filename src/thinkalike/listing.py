@@ -11,7 +11,7 @@ import os
 import re
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from operator import attrgetter
@@ -364,9 +364,7 @@ def frame(entries: Sequence[Entry]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def _columns_of(
-    names: Collection[str], part: str, taken: Collection[str], reserved: set[str]
-) -> dict[str, str]:
+def _columns_of(names: Collection[str], part: str, taken: Collection[str], reserved: set[str]) -> dict[str, str]:
     """Return the columns of settings or numbers by their names; a name that is taken gets its part before it.
 
     It gets that once more where the longer name is `reserved` for another column; the columns are added to these.

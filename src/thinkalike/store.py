@@ -345,9 +345,7 @@ def by_dotted_name(settings: Mapping[str, Any]) -> Record:
 
 def _count_of_values(settings: Mapping[str, Any]) -> int:
     """Return how many values nested settings have, apart from the mappings that hold them."""
-    return sum(
-        _count_of_values(value) if isinstance(value, Mapping) else 1 for value in settings.values()
-    )
+    return sum(_count_of_values(value) if isinstance(value, Mapping) else 1 for value in settings.values())
 
 
 def _check_values(value: Any) -> None:
@@ -664,8 +662,8 @@ class Job:
             if stat.S_ISLNK(found.st_mode):
                 raise StoreError(f"{path} is a link, and links inside a store are not followed; remove it")
             if stat.S_ISDIR(found.st_mode):
-                if path.parent == self.states:
-                    raise StoreError(f"{path} is a folder, and states are files; remove it")
+                if path.parent in (self.states, self.partial / "curves"):
+                    raise StoreError(f"{path} is a folder, and states and curves are files; remove it")
             elif not stat.S_ISREG(found.st_mode):
                 raise StoreError(f"{path} is no regular file, and reading it may have no end; remove it")
             elif found.st_nlink > 1:

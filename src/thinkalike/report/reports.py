@@ -215,9 +215,7 @@ def title_of(kind: str) -> str:
     return str(getattr(instrument(MEASURES[kind]), "name", kind))
 
 
-def _add(
-    report: Report, known: dict[bytes, Grid], name: str, table: Columns, grids: list[Grid], repeats: bool
-) -> None:
+def _add(report: Report, known: dict[bytes, Grid], name: str, table: Columns, grids: list[Grid], repeats: bool) -> None:
     """Add a table of the last result of a report: to its claims, its grids, or its plain tables.
 
     Grids that are `known` by their content, as those that an experiment `repeats`, stay under the result that had them.

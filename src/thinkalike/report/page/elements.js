@@ -41,7 +41,7 @@ const greatest = (values) => values.reduce((a, b) => Math.max(a, b), -Infinity);
  * How many cells and points one redrawing of a part of the page may still draw. A few thousand rows of tables can stand
  * for millions of cells, as where each row has a layer or a feature of its own; drawing these would not come to an end.
  */
-const MOST_MARKS = 300000;
+const MOST_MARKS = 200000;
 const MARKS_OF_A_CHART = 20; // its axes and its legend
 const marks = { left: MOST_MARKS };
 const countMarksAnew = () => { marks.left = MOST_MARKS; };

@@ -27,7 +27,7 @@ const STEPS = { ArrowUp: [1, 0], ArrowDown: [-1, 0], ArrowLeft: [0, -1], ArrowRi
  */
 function matrix(cursor, options) {
   const { rows, columns } = cursor;
-  const refused = tooMany(rows.length * columns.length, options.label);
+  const refused = tooMany(rows.length * (columns.length + 2), options.label); // a row has a label
   if (refused) {
     cursor.panels.push({ mark() {}, read() {}, text: () => "" });
     return [refused];
