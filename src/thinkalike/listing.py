@@ -47,6 +47,7 @@ MOST_COLUMNS = 5000  # of a table of results; those of all kinds together have a
 MOST_CELLS = 5_000_000  # of such a table; 50,000 results of a hundred columns fit
 # the columns that every list has; see `results`
 FIXED = ("kind", "key", "date", "models", "headline", "value", "low", "high", "seconds", "folder")
+ENCODER = json.JSONEncoder(sort_keys=True)
 FORMULA = ("=", "+", "-", "@", "\t", "\r")  # how cells begin that spreadsheets compute
 NUMBER = re.compile(r"[+-]?[\d.]+(e[+-]?\d+)?", re.IGNORECASE)
 EXAMPLES = """\
@@ -294,7 +295,10 @@ def _differing_names(entries: Sequence[Entry]) -> list[str]:
 
 
 def _as_text(value: Any) -> str:
-    return json.dumps(value, sort_keys=True)
+    """Return a text that equal values have alone; a setting may be a list, which no set or dictionary can hold."""
+    if isinstance(value, str):
+        return f'"{value}'  # no other value begins with a quote, and lists write thousands of texts
+    return ENCODER.encode(value)
 
 
 def _check_width(rows: int, columns: int) -> None:
