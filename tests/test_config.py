@@ -1,13 +1,17 @@
 """Everything in conf/ composes, what does not exist is refused, and so is a setting that the job does not read."""
 
 import dataclasses
+import math
+import re
 import shlex
 
+import pandas as pd
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from conftest import composed
-from thinkalike.cli import own_process
+from stores import made
+from thinkalike.cli import _exit_as_asked, own_process
 from thinkalike.config import (
     DataConfig,
     LoggerConfig,
@@ -19,12 +23,12 @@ from thinkalike.config import (
     options,
     relevant,
 )
-from thinkalike.config.compose import with_quoted_paths
+from thinkalike.config.compose import compose_open_job, with_quoted_paths
 from thinkalike.config.parts import chosen_scale
 from thinkalike.contrib.populations.config import PopulationConfig
 from thinkalike.contrib.pretraining.instrument import PretrainConfig
 from thinkalike.contrib.sae.config import SAEConfig
-from thinkalike.errors import ConfigError, ThinkalikeError
+from thinkalike.errors import ConfigError, StoreError, ThinkalikeError
 from thinkalike.instruments import check_read
 from thinkalike.training.recipe import StitchConfig
 
@@ -174,6 +178,7 @@ REFUSED = {  # lines by what is said of them: the nearest thing that there is, o
     "No match in the defaults list": ["train measure=loss"],
     "override_grammar": ["train layers=[[0,", "train 'seed =1'"],
     "--multirun": ["train seed=1,2"],
+    "gives no value": ["train store=???", "analyze model.name=???"],
     "'measure.folds' is not a setting": [
         "analyze measure.folds=5", "analyze experiment=brown2023/figure3 measure.folds=5",
     ],
@@ -276,6 +281,56 @@ def test_a_setting_that_the_job_reads_passes(entry, words):
     check_read(words, composed(*words, entry=entry))
 
 
+WITHOUT_EFFECT = [
+    ("analyze", ["recipe=paper", "measure=rsa"]),
+    ("analyze", ["scale=paper", "measure=rsa"]),
+    ("analyze", ["scale=paper", "measure=distance"]),
+    ("analyze", ["scale=paper", "measure=r2"]),
+    ("analyze", ["recipe=paper", "measure=atlas", "models=[gelu-3l-mini,solu-3l-mini]"]),
+    ("train", ["recipe=paper", "task=nli"]),
+    ("analyze", ["+model.architecture.foo=1"]),
+    ("train", ["model.architecture.n_layers=3", "model=gelu-3l-mini"]),
+    ("analyze", ["target.architecture={n_layers: 3}", "measure=cka"]),
+    ("analyze", ["model.corpus=pydoc", "data=stdlib"]),
+    ("train", ["target.corpus=pydoc", "data=pydoc"]),
+    ("train", ["model.corpus=null", "data.source=pydoc", "data.name=x"]),
+    ("analyze", ["logger.project=x"]),
+    ("train", ["logger.group=x", "logger=none"]),
+    ("train", ["logger.entity=x", "logger=tensorboard"]),
+]
+WITH_EFFECT = [
+    ("analyze", ["scale=paper", "measure=cka"]),
+    ("analyze", ["scale=mini"]),
+    ("analyze", ["scale=mini", "measure=rsa"]),  # as it is anyway
+    ("analyze", ["recipe=honest", "measure=rsa"]),
+    ("analyze", ["recipe=paper", "measure=mlem"]),
+    ("analyze", ["recipe=paper", "scale=mini", "experiment=brown2023/figure1"]),
+    ("train", ["recipe=paper"]),
+    ("train", ["scale=paper", "task=nli"]),
+    ("train", ["scale=paper", "stitch.warmup=150"]),  # of one scale alone
+    ("train", ["model.architecture.n_layers=3", "task=pretrain", "model=gelu-3l-mini"]),
+    ("analyze", ["model.corpus=pydoc"]),
+    ("analyze", ["logger.project=x", "logger=wandb"]),
+]
+
+
+@pytest.mark.parametrize(("entry", "words"), WITHOUT_EFFECT)
+def test_a_setting_without_effect_beside_the_others_is_refused(entry, words):
+    """Of the configuration that a command line leaves open, as `scale` and `recipe` decide what is left open."""
+    with pytest.raises(ConfigError, match=re.escape(f"{words[0].partition('=')[0].lstrip('+')}=")):
+        check_read(words, compose_open_job(entry, words))
+
+
+@pytest.mark.parametrize(("entry", "words"), WITH_EFFECT)
+def test_a_setting_with_effect_beside_the_others_passes(entry, words):
+    check_read(words, compose_open_job(entry, words))
+
+
+@pytest.mark.parametrize("source", ["pydoc", "stdlib", "grammar"])
+def test_a_source_that_is_chosen_is_the_name_of_the_text(source):
+    assert composed("model=gelu-3l-mini", f"data.source={source}", entry="analyze").data.name == source
+
+
 @dataclasses.dataclass
 class _Inner:
     rate: float = 1.0
@@ -348,6 +403,22 @@ def test_a_user_error_is_one_line_and_exit_status_1(capsys, monkeypatch):
     monkeypatch.setenv("THINKALIKE_TRACEBACK", "1")
     with pytest.raises(ThinkalikeError), own_process():
         raise ThinkalikeError("asked for")
+
+
+@pytest.mark.parametrize("status", [math.nan, math.inf, -math.inf, 300.0, -1.0, 2.7, 1e300, 126.0, 255.0, 0.5])
+def test_a_result_asks_for_no_status_that_programs_lack(status):
+    """It may come from anywhere, and the same job ends with the status that it asks for."""
+    with pytest.raises(StoreError, match=r"asks for the exit status .*, which no job of this program has; do the job"):
+        _exit_as_asked(made(pd.DataFrame(), {"exit_status": status}))
+
+
+@pytest.mark.parametrize(("scalars", "status"), [({"exit_status": 1.0}, 1), ({"exit_status": 2.0}, 2)])
+def test_a_result_decides_the_exit_status(scalars, status):
+    with pytest.raises(SystemExit) as ended:
+        _exit_as_asked(made(pd.DataFrame(), scalars))
+    assert ended.value.code == status
+    for more in ({"exit_status": 0.0}, {"mean": 3.0}):
+        _exit_as_asked(made(pd.DataFrame(), more))
 
 
 def test_a_folder_with_a_name_of_its_own_is_its_own_target():
