@@ -34,7 +34,7 @@ def shared(text, first, second, mixing):
 
 def test_bags_share_nothing_beyond_bags_and_planted_context_stays(text):
     """A bag of another decay than the covariates', and states that share something that tokens do not decide."""
-    tokens, embedded, *_ = text
+    _, embedded, *_ = text
     generator = torch.Generator().manual_seed(1)
     mixing = [bag(embedded, decay) for decay in BAGS.values()]
     context = 0.5 * torch.randn(DOCUMENTS, LENGTH, WIDTH, generator=generator)
@@ -48,7 +48,7 @@ def test_bags_share_nothing_beyond_bags_and_planted_context_stays(text):
 
 
 def test_word_and_each_position_are_taken_out(text):
-    tokens, embedded, documents, positions = text
+    tokens, _, documents, positions = text
     generator = torch.Generator().manual_seed(2)
     rates = (1 + torch.rand(DOCUMENTS, generator=generator)).repeat_interleave(LENGTH)
     other_positions = (positions * rates).long()
