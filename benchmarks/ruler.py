@@ -4,9 +4,9 @@
     python benchmarks/ruler.py --simulations 400 --out x.jsonl   keeps what is done, so that a second call goes on
     python benchmarks/ruler.py --measures cka r2                 the readings of these in place of the ruler's
 
-Rows of one document depend on each other, as in `dependence`. A pair, rungs and controls share fixed parts of the variance
-of latent variables with a model, by fixed maps; a reading should hold that of the mean values. Alarms are pairs that
-are called alike beyond both models' controls, where all share the same: nothing, or a tenth.
+Rows of one document depend on each other, as in `dependence`. A pair, rungs and controls share fixed parts of the
+variance of latent variables with a model, by fixed maps; a reading should hold that of the mean values. Alarms are
+pairs that are called alike beyond both models' controls, where all share the same: nothing, or a tenth.
 """
 
 from __future__ import annotations
