@@ -291,19 +291,33 @@ def report_share(
 
 @torch.no_grad()
 def state_moments(
-    source: StateSource, target: FrozenModel, layer_pairs: Sequence[LayerPair], rows: TokenRows, budget: Budget
+    source: StateSource,
+    target: FrozenModel,
+    layer_pairs: Sequence[LayerPair],
+    rows: TokenRows,
+    budget: Budget,
+    means: TokenMeans | None = None,
 ) -> HalvedMoments:
-    """Return the statistics of halves of the documents for maps of all layer pairs, from one pass over the rows."""
-    moments, layout = HalvedMoments(layer_pairs), rows.layout
+    """Return the statistics of halves of the documents for maps of all layer pairs, from one pass over the rows.
+
+    Args:
+        means: Takes the target's states of the first `MOST_TOKENS` tokens from the same pass; its layers are those of
+            the target, in the order of the layer pairs.
+    """
+    moments = HalvedMoments(layer_pairs)
+    layout = rows.layout
     layers, depths = (list(dict.fromkeys(side)) for side in zip(*layer_pairs, strict=True))
     halves = halves_of(rows.documents.flatten()).view_as(rows.documents)
     batch = rows_of_moments(source, target, layer_pairs, rows, budget)
+    rows_left = max(MOST_TOKENS // rows.context, 1) if means is not None else 0  # of which means are taken
     for part, half in TokenRows(rows.tokens, halves).batches(batch, "batch of closed forms"):
-        mine, theirs = states_of_both(source, target, part, layers, depths, layout)
-        mine = [state.flatten(0, 1).to(target.device) for state in layout.gathered(mine, part)]
-        theirs = [state.flatten(0, 1) for state in theirs]
-        both = dict(zip(layers, mine, strict=True)), dict(zip(depths, theirs, strict=True))
-        moments.update(*both, half.flatten())
+        source_states, target_states = states_of_both(source, target, part, layers, depths, layout)
+        if means is not None and rows_left > 0:
+            means.update(layout.target_tokens(part)[:rows_left], [state[:rows_left] for state in target_states])
+            rows_left -= len(part)
+        aligned = [state.flatten(0, 1).to(target.device) for state in layout.gathered(source_states, part)]
+        flat = [state.flatten(0, 1) for state in target_states]
+        moments.update(dict(zip(layers, aligned, strict=True)), dict(zip(depths, flat, strict=True)), half.flatten())
     return moments
 
 

@@ -195,35 +195,6 @@ def compare_outputs(
     return OutputMatch(*(torch.cat(values, 1) for values in zip(*parts, strict=True)))
 
 
-def token_codes(vocabulary: int, numbers: int = CODES, seed: int = 0) -> Float[Tensor, "v c"]:
-    """Return a random standard normal code for every token of a vocabulary, on the CPU.
-
-    They tell tokens apart with a fraction of the numbers of one-hot vectors (Johnson & Lindenstrauss 1984).
-    """
-    return torch.randn(vocabulary, numbers, generator=torch.Generator().manual_seed(int(seed)))
-
-
-@torch.no_grad()
-def surprises(
-    states: Float[Tensor, "n d"],
-    finish: Finish,
-    targets: Int[Tensor, " n"],
-    codes: Float[Tensor, "v c"],
-    chunk: int | None = None,
-) -> Float[Tensor, "n c"]:
-    """Return for each token the part of the next one that its model did not foresee: code(next) - Σ_v p(v) code(v).
-
-    p = softmax(finish(states)) is the model's own distribution. If p is right, the mean is 0 whatever came before, so
-    nothing that is made of earlier tokens predicts it. A leak of the next token as random vectors of d numbers is found
-    up to about d tokens. For the codes see `token_codes`.
-    """
-    surprising, chunk = [], chunk or rows_of_logits(states, finish)
-    for part, following in zip(states.split(chunk), targets.split(chunk), strict=True):
-        foreseen = logits_of(part, finish).softmax(-1).to(codes.dtype) @ codes
-        surprising.append(codes[following] - foreseen)
-    return torch.cat(surprising)
-
-
 def neighbours_alike(tokens: Int[Tensor, "*n"], documents: Int[Tensor, "*n"]) -> float:
     """Return the intraclass correlation of documents that follow each other in a source, 0 if chance explains it.
 

@@ -159,8 +159,12 @@ def report_of(found: Found) -> Report:
 
 
 def _tables_of(result: Result) -> dict[str, Columns]:
+    """Return the tables of a result by name; `details` has every column of `table`, so it stands in its place."""
     names = [Path(name) for name in result.files if Path(name).suffix == ".csv"]
-    return {name.stem: Columns.read(result.folder / name) for name in names}
+    tables = {name.stem: Columns.read(result.folder / name) for name in names}
+    if "details" in tables:
+        tables["table"] = tables.pop("details")
+    return tables
 
 
 def shown(entry: Entry, record: dict[str, Any]) -> dict[str, Any]:
