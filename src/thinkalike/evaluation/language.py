@@ -415,6 +415,13 @@ class TokenMeans:
             found.append(state.view(*rows.shape, -1).to(self.device, self.dtype))
         return found
 
+    @property
+    def tokens(self) -> TokenMeans:
+        """The means of tokens alone, of the same pass."""
+        view = copy(self)
+        view._tables = self._tables[: len(TokenMeans.contexts)]
+        return view
+
 
 class BigramMeans(TokenMeans):
     """The mean state of each pair of the last token and the current one; see `bigrams` for the first of a row.
@@ -423,10 +430,3 @@ class BigramMeans(TokenMeans):
     """
 
     contexts: ClassVar[tuple[Codes, ...]] = (*_CONTEXTS, bigrams)
-
-    @property
-    def tokens(self) -> BigramMeans:
-        """`TokenMeans` of the same pass."""
-        view = copy(self)
-        view._tables = self._tables[:2]
-        return view

@@ -19,7 +19,7 @@ from thinkalike.data.corpus import Corpus, TokenRows, read_corpus
 from thinkalike.digests import tokenizer_fingerprint
 from thinkalike.errors import ConfigError
 from thinkalike.evaluation import language
-from thinkalike.evaluation.language import BigramMeans, Maps, Reader, document_sums
+from thinkalike.evaluation.language import BigramMeans, Maps, Reader, TokenMeans, document_sums
 from thinkalike.measures import closed_forms
 from thinkalike.measures.closed_forms import AffineMap, HalvedMoments, LayerPair, PairStatistics
 from thinkalike.measures.estimates import next_rung
@@ -215,7 +215,7 @@ class Statistics(NamedTuple):
     """What one pass over the text to fit on gathers of the states of both models."""
 
     moments: HalvedMoments | None  # of closed forms; None: the job has none
-    means: BigramMeans  # the target's mean states of tokens and of pairs of tokens
+    means: TokenMeans  # the target's mean states of tokens, and with controls also of pairs of tokens
 
 
 def statistics_of(setting: Setting) -> Statistics:
@@ -228,7 +228,8 @@ def statistics_of(setting: Setting) -> Statistics:
     report = setting.corpus.report
     tokens = fit.layout.target_tokens(fit.tokens)
     depths = [depth for _, depth in pairs]
-    means = BigramMeans(target, depths, tokens[:0], report.layout.target_tokens(report.tokens))
+    kind = BigramMeans if setting.config.controls else TokenMeans
+    means = kind(target, depths, tokens[:0], report.layout.target_tokens(report.tokens))
     moments = None
     rows_read = 0
     if setting.has_closed_forms:
@@ -358,7 +359,7 @@ def _shuffled(phi: Any, seed: int) -> Callable[[Tensor], Tensor]:
 
 
 def reported(
-    forms: ClosedForms, fits: Fitted, untrained: ClosedForms | None, again: Mapping[str, Maps], means: BigramMeans
+    forms: ClosedForms, fits: Fitted, untrained: ClosedForms | None, again: Mapping[str, Maps], means: TokenMeans
 ) -> dict[str, Tensor]:
     """Return sums by document of φ and its controls, see `document_sums`; `again` are the φs of further seeds."""
     setting = forms.setting
@@ -375,7 +376,9 @@ def reported(
     target, floor = setting.target, fits.beside.get("floor")
     is_itself, as_it_is = floor == fits.maps, _identity(target, setting.layer_pairs)
     readers = {"floor": Reader(target, floor, "target")} if floor and not is_itself else {}
-    readers["token_mean"], readers["bigram_mean"] = (Reader(e, as_it_is, "target") for e in (means.tokens, means))
+    readers["token_mean"] = Reader(means.tokens, as_it_is, "target")
+    if setting.config.controls:
+        readers["bigram_mean"] = Reader(means, as_it_is, "target")
     if untrained:
         phis = fits.beside.get("random_source") or untrained.maps("least_squares")
         readers["random_source"] = Reader(untrained.setting.source, phis, "source")

@@ -105,12 +105,12 @@ def _show_direction(table: pd.DataFrame, rows: Sequence[int]) -> None:
     first = table.iloc[0]
     unit = f"nats per token{f' of {first.target}' if 'penalty_bits_per_byte' in table else ''}"
     title = f"{first['source']} → {first['target']}: loss and penalty, {unit}"
-    layers, ends = (zip(*(shown[name] for name in names), strict=True) for names in (PAIR, ENDS))
+    layers = zip(*(shown[name] for name in PAIR), strict=True)
+    penalties = zip(*(shown[name] for name in ("penalty", *ENDS)), strict=True)
     columns = [
         number_column("layer", [f"{layer}→{depth}" for layer, depth in layers]),
         number_column("loss", shown["stitching_loss"], ".2f"),
-        number_column("penalty", shown["penalty"], ".2f"),
-        number_column("95 % interval", [f"{low:.2f} to {high:.2f}" for low, high in ends], follows=True),
+        number_column("penalty", [span(*each, ".2f") for each in penalties]),
     ]
     for label, column in BASELINES.items():
         if column in shown:
@@ -176,7 +176,7 @@ def _passes(config: StitchJob, source: Shape, target: Shape, pairs: Sequence[Lay
     tails = {m: (whole - target.operations.forward(0, m + 1, row)) / whole for _, m in pairs}
     all_tails = sum(tails[m] for _, m in pairs)
     fits = all_tails * (stitch.seeds + len(stitch.lr_multiples) + stitch.controls) + stitch.floor * sum(tails.values())
-    maps = 3 + 5 * stitch.controls + (1 + len(stitch.lr_multiples) + stitch.seeds + stitch.floor) * stitch.trained
+    maps = 2 + 6 * stitch.controls + (1 + len(stitch.lr_multiples) + stitch.seeds + stitch.floor) * stitch.trained
     own = stitch.seeds * (stitch.loss != "cross_entropy") or stitch.floor  # the target's own predictions or states
     found = [
         source.passes("training", steps, row, stitch.seeds + stitch.controls, full=False),
@@ -199,15 +199,15 @@ def _sites(result: Result) -> str:
 CLOSED_FORM = {"stitch.kind": "least_squares"}
 
 
-def _less_training(config: StitchJob, share: int, chosen: Collection[str]) -> dict[str, Any]:
-    """Return settings of one part of so many of the training, of no fewer steps than `fewest_steps`."""
+def _less_training(config: StitchJob, share: int, row: int, chosen: Collection[str]) -> dict[str, Any]:
+    """Return settings of one part of so many of the training, of no fewer steps than `fewest_steps`, each of a `row`."""
     stitch = config.stitch
     if not stitch.trained:
         return {}
     tokens = stitch.steps * stitch.tokens_per_step // share
     least = fewest_steps(stitch.warmup if "stitch.warmup" in chosen else None)
     steps = min(max(stitch.steps // share, least), stitch.steps)
-    return {"stitch.steps": steps, "stitch.tokens_per_step": max(tokens // steps, LEAST_STEP)}
+    return {"stitch.steps": steps, "stitch.tokens_per_step": max(tokens // steps, LEAST_STEP, row)}
 
 
 class Stitching(
@@ -257,7 +257,8 @@ class Stitching(
         for layers, share in LADDER:
             fewer: dict[str, Any] = {"layers": layers_at_depths(layers, *depths)} if layers < max(depths) else {}
             if share > 1:
-                fewer |= _less_training(config, share, chosen) if names_training else CLOSED_FORM
+                row = config.data.context or shortest
+                fewer |= _less_training(config, share, row, chosen) if names_training else CLOSED_FORM
                 if not names_training or not config.stitch.trained:
                     fewer["data.fit_tokens"] = report // share
                 fewer["data.report_tokens"] = report // share
