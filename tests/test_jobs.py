@@ -238,7 +238,7 @@ def table(pairs=((0, 0), (1, 1), (2, 2)), target="b", **columns):
 
 
 SENTENCES = {  # parts of a sentence that depend on the table
-    "three layers": (table(), ["Layers 0 to 2 of a feed b", "0.13 to 0.23", "0.38 to 1.6 without a map."]),
+    "three layers": (table(), ["Layers 0 to 2 of a feed b", "0.13 to 0.23", "0.38 to 1.6 without a map"]),
     "one layer into another": (table([(0, 1)], floor_penalty=None), ["Layer 0, before block 2, of a feeds b"]),
     "layers with a gap": (table([(0, 0), (2, 2)]), ["Layers 0, 2 of a feed b", "0.0003 to 0.0028 for b into itself"]),
     "itself": (table(target="a", penalty=[-0.007, -0.006, -0.005]), ["feed itself", "-0.007 to -0.005 nats"]),

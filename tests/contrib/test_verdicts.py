@@ -32,12 +32,18 @@ def row(
 
     Args:
         least: Of the columns `LEAST`.
-        output, beyond: Output-weighted R² of the states as they are, and beyond the tokens and untrained networks.
+        output, beyond: Output-weighted R² of the states as they are, and beyond the tokens and
+            untrained networks.
         later: How much the source's states move with later tokens.
         source: The source's own loss; the target's is 3.2.
-        bare: The share of the source's variance that is beyond the tokens; of the target's it is .2.
+        bare: The share of the source's variance that is beyond the tokens; of the target's it is
+            .2.
     """
-    values = dict(zip(LEAST, least, strict=True)) | {"future": future, "foresight": foresight, "penalty": penalty}
+    values = dict(zip(LEAST, least, strict=True)) | {
+        "future": future,
+        "foresight": foresight,
+        "penalty": penalty,
+    }
     values |= {"r2_output": output, "r2_output_learnt": beyond}
     ends = {f"{name}_low": each - width for name, each in values.items()}
     ends |= {f"{name}_high": each + width for name, each in values.items()}

@@ -298,26 +298,32 @@ def state_moments(
     budget: Budget,
     means: TokenMeans | None = None,
 ) -> HalvedMoments:
-    """Return the statistics of halves of the documents for maps of all layer pairs, from one pass over the rows.
+    """Return the statistics of halves of the documents for maps of all layer pairs, in one pass.
 
     Args:
-        means: Takes the target's states of the first `MOST_TOKENS` tokens from the same pass; its layers are those of
-            the target, in the order of the layer pairs.
+        means: Takes the target's states of the first `MOST_TOKENS` tokens from the same pass; its
+            layers are those of the target, in the order of the layer pairs.
     """
     moments = HalvedMoments(layer_pairs)
     layout = rows.layout
     layers, depths = (list(dict.fromkeys(side)) for side in zip(*layer_pairs, strict=True))
     halves = halves_of(rows.documents.flatten()).view_as(rows.documents)
     batch = rows_of_moments(source, target, layer_pairs, rows, budget)
-    rows_left = max(MOST_TOKENS // rows.context, 1) if means is not None else 0  # of which means are taken
+    rows_of_means = max(MOST_TOKENS // rows.context, 1) if means is not None else 0
     for part, half in TokenRows(rows.tokens, halves).batches(batch, "batch of closed forms"):
         source_states, target_states = states_of_both(source, target, part, layers, depths, layout)
-        if means is not None and rows_left > 0:
-            means.update(layout.target_tokens(part)[:rows_left], [state[:rows_left] for state in target_states])
-            rows_left -= len(part)
-        aligned = [state.flatten(0, 1).to(target.device) for state in layout.gathered(source_states, part)]
-        flat = [state.flatten(0, 1) for state in target_states]
-        moments.update(dict(zip(layers, aligned, strict=True)), dict(zip(depths, flat, strict=True)), half.flatten())
+        if means is not None and rows_of_means > 0:
+            tokens = layout.target_tokens(part)[:rows_of_means]
+            means.update(tokens, [state[:rows_of_means] for state in target_states])
+            rows_of_means -= len(part)
+        aligned = layout.gathered(source_states, part)
+        by_layer = [state.flatten(0, 1).to(target.device) for state in aligned]
+        by_depth = [state.flatten(0, 1) for state in target_states]
+        moments.update(
+            dict(zip(layers, by_layer, strict=True)),
+            dict(zip(depths, by_depth, strict=True)),
+            half.flatten(),
+        )
     return moments
 
 

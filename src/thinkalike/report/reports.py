@@ -159,7 +159,7 @@ def report_of(found: Found) -> Report:
 
 
 def _tables_of(result: Result) -> dict[str, Columns]:
-    """Return the tables of a result by name; `details` has every column of `table`, so it stands in its place."""
+    """Return the tables by name; `details`, which has all columns, stands in the place of `table`."""
     names = [Path(name) for name in result.files if Path(name).suffix == ".csv"]
     tables = {name.stem: Columns.read(result.folder / name) for name in names}
     if "details" in tables:

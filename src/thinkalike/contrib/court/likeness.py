@@ -369,7 +369,11 @@ def _sides(layer_pairs: Sequence[LayerPair]) -> list[list[int]]:
 
 @torch.no_grad()
 def likeness_of(
-    source: Any, target: FrozenModel, layer_pairs: Sequence[LayerPair], fit: TokenRows, report: TokenRows
+    source: Any,
+    target: FrozenModel,
+    layer_pairs: Sequence[LayerPair],
+    fit: TokenRows,
+    report: TokenRows,
 ) -> Likeness:
     """Compare the states of two models at these layer pairs, in one pass of each model over the rows.
 

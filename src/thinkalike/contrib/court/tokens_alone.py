@@ -57,7 +57,8 @@ MORE = (2.0, 2.0, *(1.25 for _ in BAGS))  # times what a twin, a recurrent netwo
 def token_codes(vocabulary: int, numbers: int = CODES, seed: int = 0) -> Float[Tensor, "v c"]:
     """Return a random standard normal code for every token of a vocabulary, on the CPU.
 
-    They tell tokens apart with a fraction of the numbers of one-hot vectors (Johnson & Lindenstrauss 1984).
+    They tell tokens apart with a fraction of the numbers of one-hot vectors (Johnson &
+    Lindenstrauss 1984).
     """
     return torch.randn(vocabulary, numbers, generator=torch.Generator().manual_seed(int(seed)))
 
@@ -70,11 +71,12 @@ def surprises(
     codes: Float[Tensor, "v c"],
     chunk: int | None = None,
 ) -> Float[Tensor, "n c"]:
-    """Return for each token the part of the next one that its model did not foresee: code(next) - Σ_v p(v) code(v).
+    """Return for each token what its model did not foresee: code(next) - Σ_v p(v) code(v).
 
-    p = softmax(finish(states)) is the model's own distribution. If p is right, the mean is 0 whatever came before, so
-    nothing that is made of earlier tokens predicts it. A leak of the next token as random vectors of d numbers is found
-    up to about d tokens. For the codes see `token_codes`.
+    p = softmax(finish(states)) is the model's own distribution. If p is right, the mean is 0
+    whatever came before, so nothing that is made of earlier tokens predicts it. A leak of the next
+    token as random vectors of d numbers is found up to about d tokens. For the codes see
+    `token_codes`.
     """
     surprising, chunk = [], chunk or rows_of_logits(states, finish)
     for part, following in zip(states.split(chunk), targets.split(chunk), strict=True):
@@ -293,7 +295,8 @@ class TargetReader:
     def beside(self, batch: TargetBatch, source: dict[int, Float[Tensor, "b t d"]]) -> TargetBatch:
         """Return a batch with what is left of the target's states beyond the tokens.
 
-        The few tokens whose long states, in the target or the source, decide some layer are left out.
+        The few tokens whose long states, in the target or the source, decide some layer are left
+        out.
         """
         found = massive([*map(inner, source.values()), *batch.own.values()])
         kept = slice(None) if found is None else ~found
@@ -327,7 +330,7 @@ def source_states(source: Any, batch: TargetBatch, layers: Sequence[int]) -> dic
 
 
 def _with_others_later(tokens: Int[Tensor, "b t"], half: int) -> Int[Tensor, "b t"]:
-    """Return rows whose tokens from the place `half` on are each replaced by a different token of these rows."""
+    """Return rows whose tokens from the place `half` on are each replaced by a different token."""
     known, numbers = tokens.unique(return_inverse=True)
     replaced = known[(numbers + 1) % len(known)]
     return torch.cat([tokens[:, :half], replaced[:, half:]], 1)
@@ -335,15 +338,17 @@ def _with_others_later(tokens: Int[Tensor, "b t"], half: int) -> Int[Tensor, "b 
 
 @torch.no_grad()
 def later_shares(source: Any, rows: TokenRows, layers: Sequence[int]) -> dict[int, float]:
-    """Return by layer the share of a source's states that moves where the tokens after them are replaced.
+    """Return by layer the share of a source's states that moves where later tokens are replaced.
 
-    The states are those of the first half of each row, and every token of the second half is replaced. The share is
-    the largest over places of the mean squared movement, less that of a second run on the same tokens, beside the
-    median squared distance of states from their mean; exactly 0 for a causal source that draws nothing.
+    The states are those of the first half of each row, and every token of the second half is
+    replaced. The share is the largest over places of the mean squared movement, less that of a
+    second run on the same tokens, beside the median squared distance of states from their mean;
+    exactly 0 for a causal source that draws nothing.
     """
     tokens = rows.layout.source_tokens(rows.tokens[:EARLY_ROWS]).long()
     half = tokens.shape[1] // 2
-    runs = [source.residuals(each, layers) for each in (tokens, tokens, _with_others_later(tokens, half))]
+    inputs = tokens, tokens, _with_others_later(tokens, half)
+    runs = [source.residuals(each, layers) for each in inputs]
     shares = {}
     for layer, first, again, other in zip(layers, *runs, strict=True):
         states, repeated, moved = (each[:, :half].double() for each in (first, again, other))

@@ -47,7 +47,7 @@ def asymmetries(onward: Mapping[str, Tensor], back: Mapping[str, Tensor]) -> dic
 
 
 def add_unexplained(there: Direction, back: Direction) -> None:
-    """Add to both details the shares of the variance of the report's states that maps leave, with 95 % intervals.
+    """Add to both details the shares of the variance of the report's states that maps leave.
 
     `unexplained` is of the target's states and the map, and `round_trip_unexplained` of the source's states and the map
     and then the map back; variance is about the mean of the rows that were fitted on.

@@ -63,21 +63,10 @@ class Setting:
         return self.source.d_model == self.target.d_model
 
     @property
-    def only_beside(self) -> bool:
-        """Whether closed forms are controls and starts alone."""
-        return self.config.trained or self.config.kind == "identity"
-
-    @property
-    def has_closed_forms(self) -> bool:
-        """Whether the job fits any map in closed form: φ, where it starts, its coordinates, or a control."""
-        config = self.config
-        return not self.only_beside or config.controls or config.init != "identity" or bool(config.whiten)
-
-    @property
     def rows_of_closed_forms(self) -> TokenRows:
-        """All rows to fit on if φ is a closed form, and `CONTROL_TOKENS` if controls and starts alone are."""
+        """All rows to fit on if φ is a closed form; else `CONTROL_TOKENS`, of controls and starts."""
         fit = self.corpus.fit
-        if not self.only_beside:
+        if self.config.is_closed:
             return fit
         return fit.chosen(slice(max(CONTROL_TOKENS // fit.context, 1)))
 
@@ -162,7 +151,7 @@ def bytes_of_moments(d: int, e: int, pairs: Sequence[LayerPair], maps: int = 0) 
 def _check_room(config: StitchConfig, d: int, e: int, pairs: Sequence[LayerPair], budget: Budget) -> None:
     trained, fewer = bytes_trained(config, d, e, pairs), "choose fewer layers"
     check_memory(f"stitches of {len(pairs)} layer pairs need", trained, budget, f"{fewer}, or stitch=low_rank")
-    if config.controls or config.init != "identity" or not (config.trained or config.kind == "identity"):
+    if config.has_closed_forms:
         remedy = fewer + (", stitch.controls=false" if config.controls else "")
         closed = bytes_of_moments(d, e, pairs, maps=3 if config.controls else 1)
         check_memory(f"closed forms of {len(pairs)} layer pairs need", closed, budget, remedy)
@@ -215,7 +204,7 @@ class Statistics(NamedTuple):
     """What one pass over the text to fit on gathers of the states of both models."""
 
     moments: HalvedMoments | None  # of closed forms; None: the job has none
-    means: TokenMeans  # the target's mean states of tokens, and with controls also of pairs of tokens
+    means: TokenMeans  # the target's mean states, with controls also of pairs of tokens
 
 
 def statistics_of(setting: Setting) -> Statistics:
@@ -232,7 +221,7 @@ def statistics_of(setting: Setting) -> Statistics:
     means = kind(target, depths, tokens[:0], report.layout.target_tokens(report.tokens))
     moments = None
     rows_read = 0
-    if setting.has_closed_forms:
+    if setting.config.has_closed_forms:
         rows = setting.rows_of_closed_forms
         moments = language.state_moments(source, target, pairs, rows, setting.budget, means)
         rows_read = len(rows.tokens)
@@ -359,7 +348,11 @@ def _shuffled(phi: Any, seed: int) -> Callable[[Tensor], Tensor]:
 
 
 def reported(
-    forms: ClosedForms, fits: Fitted, untrained: ClosedForms | None, again: Mapping[str, Maps], means: TokenMeans
+    forms: ClosedForms,
+    fits: Fitted,
+    untrained: ClosedForms | None,
+    again: Mapping[str, Maps],
+    means: TokenMeans,
 ) -> dict[str, Tensor]:
     """Return sums by document of φ and its controls, see `document_sums`; `again` are the φs of further seeds."""
     setting = forms.setting

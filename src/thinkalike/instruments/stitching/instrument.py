@@ -15,9 +15,18 @@ from thinkalike.errors import ConfigError, listed
 from thinkalike.job.instrument import LADDER, Instrument, Outcome, Work
 from thinkalike.models.families import check_stitchable, layers_at_depths, pairs_of_layers
 from thinkalike.processes import check_processes
-from thinkalike.screen import ROWS, Table, few, number_column, number_of_documents, show_table, show_text, span
+from thinkalike.screen import (
+    ROWS,
+    Table,
+    few,
+    number_column,
+    number_of_documents,
+    show_table,
+    show_text,
+    span,
+)
 from thinkalike.store import Headline, Result
-from thinkalike.training.recipe import OF_TRAINING, StitchJob, fewest_steps
+from thinkalike.training.recipe import OF_TRAINING, StitchConfig, StitchJob, fewest_steps
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -30,7 +39,8 @@ log = logging.getLogger(__name__)
 REPORTED = 2**18  # tokens of the report where the data do not state it
 SHORT = 128  # tokens of a row where text is little
 LITTLE = 2**14  # tokens of a report, below which rows are `SHORT`
-STATISTICS, MEANS = 2**16, 2**18  # tokens, at most, of closed forms beside a training, and of the means of tokens
+STATISTICS = 2**16  # tokens, at most, of closed forms beside a training
+MEANS = 2**18  # tokens, at most, that the mean states of tokens are of
 LEAST_STEP = 1024  # tokens of a step of training, at least
 COPIES = 4  # of six, that are measured: those around the penalties of a job
 TRAINED = 2  # passes of a step through frozen weights: forward, and the gradients of states
@@ -70,7 +80,7 @@ def details_of(result: Result) -> pd.DataFrame:
 
 
 def sentence(table: pd.DataFrame) -> str:
-    """Return the cost of the stitches of one direction, in nats and in bits of the target, beside that of baselines."""
+    """Return the cost of the stitches of one direction in nats and bits, and that of baselines."""
     first = table.iloc[0]
     is_itself = first["source"] == first["target"]
     target = "itself" if is_itself else str(first["target"])
@@ -80,8 +90,9 @@ def sentence(table: pd.DataFrame) -> str:
         cost += f", as much as rounding {target} to {_range(table, 'reading')} bits"
     beside = {"identity_penalty": "without a map", "floor_penalty": f"for {target} into itself"}
     known = [name for name in beside if name in table and not is_itself]
-    if known:
-        cost += ", against " + " and ".join(f"{_range(table, name)} {beside[name]}" for name in known)
+    baselines = [f"{_range(table, name)} {beside[name]}" for name in known]
+    if baselines:
+        cost += f", against {' and '.join(baselines)}"
     return f"{who} {cost}."
 
 
@@ -100,17 +111,18 @@ def _gain(left: float) -> str:
 
 
 def _show_direction(table: pd.DataFrame, rows: Sequence[int]) -> None:
-    """Print what each stitch of one direction costs, beside the baselines and what more training would gain."""
+    """Print what each stitch of one direction costs, its baselines, and what is left to gain."""
     shown = table.iloc[[*rows]]
     first = table.iloc[0]
     unit = f"nats per token{f' of {first.target}' if 'penalty_bits_per_byte' in table else ''}"
     title = f"{first['source']} → {first['target']}: loss and penalty, {unit}"
     layers = zip(*(shown[name] for name in PAIR), strict=True)
-    penalties = zip(*(shown[name] for name in ("penalty", *ENDS)), strict=True)
+    ends = zip(*(shown[name] for name in ("penalty", *ENDS)), strict=True)
+    penalties = [span(value, low, high, ".2f") for value, low, high in ends]
     columns = [
         number_column("layer", [f"{layer}→{depth}" for layer, depth in layers]),
         number_column("loss", shown["stitching_loss"], ".2f"),
-        number_column("penalty", [span(*each, ".2f") for each in penalties]),
+        number_column("penalty", penalties),
     ]
     for label, column in BASELINES.items():
         if column in shown:
@@ -125,7 +137,7 @@ def _show_direction(table: pd.DataFrame, rows: Sequence[int]) -> None:
 
 
 def _show_convergence(table: pd.DataFrame) -> None:
-    """Say how much longer training would gain, or where that is unknown; a closed form has nothing to gain."""
+    """Say what longer training would gain, or where that is unknown; closed forms gain nothing."""
     if "left_to_gain" not in table:
         return
     is_open = table["left_to_gain"].isna()
@@ -135,7 +147,8 @@ def _show_convergence(table: pd.DataFrame) -> None:
         at = f" at {_at(bounded)}" if is_open.any() else ""
         show_text(f"Training three times longer would gain at most about {gain:.2f} nats{at}.")
     if is_open.any():
-        show_text(f"Not converged at {_at(table[is_open])}: how much longer training would gain is unknown.")
+        at = _at(table[is_open])
+        show_text(f"Not converged at {at}: how much longer training would gain is unknown.")
 
 
 def _show_asymmetry(table: pd.DataFrame) -> None:
@@ -168,15 +181,13 @@ def _passes(config: StitchJob, source: Shape, target: Shape, pairs: Sequence[Lay
     stitch, row = config.stitch, config.data.context or min(source.context, target.context)
     report, read = config.data.report_tokens or REPORTED, stitch.steps * stitch.tokens_per_step
     fit, steps = min(config.data.fit_tokens or read or report, read or report), read * stitch.trained
-    is_closed = not stitch.trained and stitch.kind != "identity"
-    closed = (
-        fit if is_closed else min(fit, STATISTICS) * (stitch.controls or stitch.init != "identity" or stitch.whiten)
-    )
+    closed = 0 if not stitch.has_closed_forms else fit if stitch.is_closed else min(fit, STATISTICS)
     whole = target.operations.full(row)
     tails = {m: (whole - target.operations.forward(0, m + 1, row)) / whole for _, m in pairs}
     all_tails = sum(tails[m] for _, m in pairs)
     fits = all_tails * (stitch.seeds + len(stitch.lr_multiples) + stitch.controls) + stitch.floor * sum(tails.values())
-    maps = 2 + 6 * stitch.controls + (1 + len(stitch.lr_multiples) + stitch.seeds + stitch.floor) * stitch.trained
+    of_training = 1 + len(stitch.lr_multiples) + stitch.seeds + stitch.floor
+    maps = 2 + 6 * stitch.controls + of_training * stitch.trained
     own = stitch.seeds * (stitch.loss != "cross_entropy") or stitch.floor  # the target's own predictions or states
     found = [
         source.passes("training", steps, row, stitch.seeds + stitch.controls, full=False),
@@ -199,11 +210,8 @@ def _sites(result: Result) -> str:
 CLOSED_FORM = {"stitch.kind": "least_squares"}
 
 
-def _less_training(config: StitchJob, share: int, row: int, chosen: Collection[str]) -> dict[str, Any]:
-    """Return settings of one part of so many of the training, of no fewer steps than `fewest_steps`, each of a `row`."""
-    stitch = config.stitch
-    if not stitch.trained:
-        return {}
+def _less_training(stitch: StitchConfig, share: int, row: int, chosen: Collection[str]) -> dict[str, Any]:
+    """Return settings of a part of the training: `fewest_steps` or more, each of a row or more."""
     tokens = stitch.steps * stitch.tokens_per_step // share
     least = fewest_steps(stitch.warmup if "stitch.warmup" in chosen else None)
     steps = min(max(stitch.steps // share, least), stitch.steps)
@@ -247,8 +255,9 @@ class Stitching(
     def smaller(self, config: StitchJob, shapes: Shapes, chosen: Collection[str]) -> Iterator[dict[str, Any]]:
         """Yield fewer layers of equal relative depth, and then closed forms of less and less text.
 
-        Where a command line names the kind of map or its training, that stays, and there are fewer steps, but never
-        fewer than `left_to_gain` needs: a φ that has not settled says nothing of either model.
+        Where a command line names the kind of map or its training, that stays, and there are fewer
+        steps, but never fewer than `left_to_gain` needs: a φ that has not settled says nothing of
+        either model.
         """
         depths = shapes["model"].layers, shapes["target"].layers
         shortest = min(shape.context for shape in shapes.values())
@@ -258,8 +267,10 @@ class Stitching(
             fewer: dict[str, Any] = {"layers": layers_at_depths(layers, *depths)} if layers < max(depths) else {}
             if share > 1:
                 row = config.data.context or shortest
-                fewer |= _less_training(config, share, row, chosen) if names_training else CLOSED_FORM
-                if not names_training or not config.stitch.trained:
+                if names_training and config.stitch.trained:
+                    fewer |= _less_training(config.stitch, share, row, chosen)
+                else:
+                    fewer |= {} if names_training else CLOSED_FORM
                     fewer["data.fit_tokens"] = report // share
                 fewer["data.report_tokens"] = report // share
             if report // share < LITTLE and shortest > SHORT:
@@ -274,7 +285,8 @@ class Stitching(
         source, target = shapes["model"], shapes["target"]
         sizes = source.width, target.width, pairs_of_layers(config.layers, source.layers, target.layers)
         closed = bytes_of_moments(*sizes) + bytes_of_logits(target.vocabulary)
-        return max(bytes_trained(config.stitch, *sizes), closed, target.bytes * (config.ruler is not None))
+        copies = target.bytes * (config.ruler is not None)
+        return max(bytes_trained(config.stitch, *sizes), closed, copies)
 
     def run(self, config: StitchJob, work: Work) -> Outcome:
         import pandas as pd
@@ -338,7 +350,8 @@ class Stitching(
         return [Headline("mean_penalty", scalars["mean_penalty"], *ends), most]
 
     def show(self, result: Result) -> None:
-        directions = [table for _, table in details_of(result).groupby(["source", "target"], sort=False)]
+        by_direction = details_of(result).groupby(["source", "target"], sort=False)
+        directions = [table for _, table in by_direction]
         for table in directions:
             _show_direction(table, few(len(table), ROWS if len(directions) == 1 else ROWS_OF_TWO))
         show_text(f"Intervals are over {number_of_documents(result.scalars)}.")

@@ -1,6 +1,7 @@
-"""The tables of a stitching job: what each stitch costs, in at most fifteen columns, and all its details.
+"""The tables of a stitching job: what each stitch costs in at most fifteen columns, and details.
 
-`table.csv` has the columns of `COLUMNS`. `details.csv` has the same rows with these and all further columns.
+`table.csv` has the columns of `COLUMNS`. `details.csv` has the same rows with these and all further
+columns.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ SPREADS = {
     "penultimate": "penultimate_distance", "norm": "norm_ratio",
 }  # fmt: skip
 
-# Of the table: what a stitch costs, the baselines beside it, what that is worth, and whether training has converged.
+# Of the table: what a stitch costs, its baselines, its worth, and whether training has converged.
 COLUMNS = (
     "source", "target", "source_layer", "target_layer", "stitch",
     "stitching_loss", "penalty", "penalty_low", "penalty_high",
@@ -150,8 +151,8 @@ def left_to_gain(config: StitchConfig, sums: Mapping[str, Tensor]) -> Float[Tens
     """Return a bound, by document, on what three times the steps gain, NaN where there is none.
 
     It is `HALVES` times what the second half of the steps gained, as long as no half gains more than the one before. In
-    the first steps gains grow: there is no bound before the fit `has_settled`. Nor is there one for a φ that was
-    returned to where it began, unless it costs nothing.
+    the first steps gains grow: there is no bound before the fit `has_settled`. Nor is there one for
+    a φ that was returned to where it began, unless it costs nothing.
     """
     gained, cost = sums["half"] - sums["stitch"], (sums["stitch"] - sums["target"]).sum(-1) / sums["tokens"].sum()
     is_open = (gained == 0).all(-1) & (cost.abs() > NOTHING)
@@ -192,7 +193,8 @@ def stitched(setting: Setting, run: Run, loggers: Sequence[Any], work: Work) -> 
         alone = replace(setting, config=replace(config, floor=False, lr_multiples=[]))
         for more in range(1, config.seeds if config.trained else 1):
             part = f"{run.part}-seed-{more}" if run.part else f"seed-{more}"
-            forms_of_seed = ClosedForms(replace(alone, seed=setting.seed + more), statistics.moments)
+            of_seed = replace(alone, seed=setting.seed + more)
+            forms_of_seed = ClosedForms(of_seed, statistics.moments)
             further_seeds[f"seed_{more}"] = fitted(forms_of_seed, replace(run, part=part))
     with work.phase("report"):
         maps_of_seeds = {name: each.maps for name, each in further_seeds.items()}
@@ -204,6 +206,7 @@ def stitched(setting: Setting, run: Run, loggers: Sequence[Any], work: Work) -> 
     with work.phase("ruler"):
         sums |= rungs(setting, sums)
     details = penalties(setting, sums).assign(**readings(sums))
-    weights = joined({"": first.weights} | {name: each.weights for name, each in further_seeds.items()}, ".")
+    weights_of_seeds = {name: each.weights for name, each in further_seeds.items()}
+    weights = joined({"": first.weights, **weights_of_seeds}, ".")
     arrays = first.arrays | {name: values.numpy() for name, values in sums.items()}
     return Direction(forms, details, weights, arrays, sums)
