@@ -258,5 +258,6 @@ def test_one_sentence_says_what_was_found(what):
 @pytest.mark.ci_slow
 def test_a_job_prints_its_sentence_for_each_direction(cli, small_stitching):
     done = cli("train.py", "layers=[[0,0],[1,1]]", "stitch.both=true", *small_stitching)
-    ways = [sentence(rows) for _, rows in done.result.tables["details"].groupby(["source", "target"], sort=False)]
+    details = done.result.tables["details"]
+    ways = [sentence(rows) for _, rows in details.groupby(["source", "target"], sort=False)]
     assert all(way in " ".join(done.stdout.split()) for way in ways)

@@ -66,8 +66,8 @@ def stitched(aligned: bool) -> Result:
     details = pd.DataFrame(rows | {name: [0.25, 10.75] for name in columns})
     scalars = {f"aligned_{name}": 1 / 3 for name in ("exactly", "earlier", "nowhere")}
     models = [{"name": NAMES[0], "site": "resid_mid"}, {"name": NAMES[1]}]
-    data = {"report_tokens": 98816}
-    return made(table_of(details), scalars | DOCUMENTS, {"data": data, "models": models}, details=details)
+    provenance = {"data": {"report_tokens": 98816}, "models": models}
+    return made(table_of(details), scalars | DOCUMENTS, provenance, details=details)
 
 
 def compared() -> Result:

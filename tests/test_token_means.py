@@ -1,4 +1,4 @@
-"""Mean states of tokens and of pairs of tokens, against pandas, and what a token gets that no fit row has."""
+"""Mean states of tokens and of pairs of tokens, against pandas, and those of new tokens."""
 
 import numpy as np
 import pandas as pd

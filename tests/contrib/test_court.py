@@ -248,7 +248,8 @@ def test_doses_follow_the_share_of_the_targets_own():
     assert found["rank_correlation"].to_numpy() == pytest.approx(1)
 
 
-# of a kind: the four least directions (as they are both ways, beyond the tokens both ways), later, r2_output_learnt
+# of a kind: the four least directions (as they are both ways, beyond the tokens both ways), `later`,
+# `r2_output_learnt`
 SEEN_OF_KIND = {
     "same": (1.0, 1.0, 1.0, 1.0, 0.0, 1.0),
     "part": (0.0, 1.0, 0.0, 1.0, 0.0, 0.9),

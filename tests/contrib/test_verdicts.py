@@ -1,4 +1,4 @@
-"""The rules of a verdict: each is reached, holds at both ends of an interval, and fails where one number disagrees."""
+"""The rules of a verdict: each is reached, and fails where one number disagrees; what is a leak."""
 
 import pandas as pd
 import pytest
@@ -72,7 +72,7 @@ def test_each_verdict_is_reached(name):
 
 @pytest.mark.parametrize("name", VERDICTS[1:-1])
 def test_a_rule_that_holds_does_so_at_both_ends(name):
-    """With intervals as wide as the range nothing is decided; a leak alone is seen in one number without ends."""
+    """With intervals as wide as the range nothing is decided; a leak has a number without ends."""
     wide = dict(CASES[name])
     for key in list(wide):
         if key.endswith(("_low", "_high")):
@@ -113,8 +113,9 @@ ABOUT = {"target": "x", "layer": 1, "seed": 0, "source": "a", "kind": "real"}
 
 
 def repeated(rows, seed):
-    """Rows of 32 tokens that repeat their first eight: every token but the first ones is a copy of an earlier one."""
-    return torch.randint(40, (rows, PERIOD), generator=torch.Generator().manual_seed(seed)).repeat(1, 4)
+    """Rows of 32 tokens that repeat their first eight, so that all others copy an earlier one."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(40, (rows, PERIOD), generator=generator).repeat(1, 4)
 
 
 @pytest.fixture(scope="module")
@@ -126,13 +127,15 @@ def bench():
 
 
 def before(values, steps):
-    """Values of some tokens earlier, zeros where a row has none; those of later tokens where `steps` are negative."""
+    """Values of some tokens earlier, or later where `steps` are negative; zeros where there are none."""
     zeros = torch.zeros_like(values[:, : abs(steps)])
-    return torch.cat([zeros, values[:, :-steps]], 1) if steps > 0 else torch.cat([values[:, -steps:], zeros], 1)
+    if steps > 0:
+        return torch.cat([zeros, values[:, :-steps]], 1)
+    return torch.cat([values[:, -steps:], zeros], 1)
 
 
 def after_its_last_occurrence(tokens):
-    """The token after the last earlier occurrence of each token; the token itself where there is none."""
+    """The token that followed the last occurrence of each token; the token itself where none did."""
     found = tokens.clone()
     for row, copied in zip(tokens.tolist(), found, strict=True):
         following = {}
@@ -143,24 +146,29 @@ def after_its_last_occurrence(tokens):
     return found
 
 
-# what is added to the target's own states, from its embeddings by place, its states and the tokens
+def fading(values):
+    """A sum of the values of the last seven tokens, whose weights fall with the distance."""
+    return sum(before(values, step) / (PERIOD - step) for step in range(1, PERIOD))
+
+
+def at_one_place_in_four(values):
+    return values * (torch.arange(values.shape[1]) % 4 == 3)[:, None]
+
+
+# what is added to the target's own states: by the embedding e, the states s, and the tokens t
 COPIES = {
-    "the token that came after this one before": lambda e, states, tokens: before(e(tokens), PERIOD - 1),
-    "that token beside little of its own state": lambda e, states, tokens: before(e(tokens), PERIOD - 1) - 0.9 * states,
-    "what followed the last occurrence": lambda e, states, tokens: e(after_its_last_occurrence(tokens)),
-    "the state at the token that came next before": lambda e, states, tokens: before(states, PERIOD - 1),
-    "a mean of the last eight tokens": lambda e, states, tokens: sum(
-        before(e(tokens), step) / (PERIOD - step) for step in range(1, PERIOD)
-    ),
+    "what came next before": lambda e, s, t: before(e(t), PERIOD - 1),
+    "that beside little of the own state": lambda e, s, t: before(e(t), PERIOD - 1) - 0.9 * s,
+    "what followed the last occurrence": lambda e, s, t: e(after_its_last_occurrence(t)),
+    "the state at what came next before": lambda e, s, t: before(s, PERIOD - 1),
+    "a bag of the last tokens": lambda e, s, t: fading(e(t)),
 }
 LEAKS = {
-    "the next token": lambda e, states, tokens: before(e(tokens), -1),
-    "the token five places later": lambda e, states, tokens: before(e(tokens), -5),
-    "the next token at one place in four": lambda e, states, tokens: (
-        before(e(tokens), -1) * (torch.arange(tokens.shape[1]) % 4 == 3)[:, None]
-    ),
-    "a tenth of the next token": lambda e, states, tokens: 0.1 * before(e(tokens), -1),
-    "the state at the next token": lambda e, states, tokens: before(states, -1),
+    "the next token": lambda e, s, t: before(e(t), -1),
+    "the token five places later": lambda e, s, t: before(e(t), -5),
+    "the next token at some places": lambda e, s, t: at_one_place_in_four(before(e(t), -1)),
+    "a tenth of the next token": lambda e, s, t: 0.1 * before(e(t), -1),
+    "the state at the next token": lambda e, s, t: before(s, -1),
 }
 
 
