@@ -311,8 +311,9 @@ def _frozen(config: ModelConfig, family: Family, read: survey.Checkpoint, **fact
     )
     frozen.corpus = config.corpus
     # An added token occurs only in a text that spells it, and may have no row: each pass checks its ids.
-    pieces = tokenizer.get_vocab().keys() - tokenizer.get_added_vocab().keys()
-    largest = max((tokenizer.get_vocab()[piece] for piece in pieces), default=0)
+    vocabulary = tokenizer.get_vocab()  # makes a dictionary of all pieces each time
+    pieces = vocabulary.keys() - tokenizer.get_added_vocab().keys()
+    largest = max((vocabulary[piece] for piece in pieces), default=0)
     if largest >= frozen.vocabulary:
         rows = f"its embedding only {frozen.vocabulary} rows"
         raise ModelError(f"{frozen.name}: its tokenizer has ids up to {largest}, but {rows}")
