@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from itertools import count
 from typing import Any, Literal
 
 from thinkalike.config import TrainConfig, left_open, ranged
@@ -162,7 +161,7 @@ class StitchConfig(Checked, part="stitch"):
 
 
 def fewest_steps(warmup: int | None = None) -> int:
-    """Return the fewest steps that are enough for `has_settled`.
+    """Return the number of steps from which on all are enough for `has_settled`.
 
     Args:
         warmup: the steps in which the rate rises; None: the recipe decides them, a tenth of all
@@ -170,7 +169,8 @@ def fewest_steps(warmup: int | None = None) -> int:
     """
     if warmup is not None:
         return 4 * (warmup + SETTLED)
-    return next(steps for steps in count() if steps // 4 - steps // 10 >= SETTLED)
+    # A tenth is rounded down, so that 28 steps are enough, and 30 are not.
+    return 1 + max(steps for steps in range(20 * SETTLED) if steps // 4 - steps // 10 < SETTLED)
 
 
 @dataclass
