@@ -16,7 +16,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from thinkalike.processes import counted
+
 CHUNK, LOGITS = 1024, 2**25  # tokens, at most, and logits, at most, of a chunk
+CHUNKS = "chunk of logits"  # what progress counts: with 262,144 entries one layer pair takes minutes
 
 FEWEST_NEIGHBOURS = 20  # documents that are looked at
 CODES, ORDERS = 64, 200  # numbers of a token, and random orders of documents
@@ -131,7 +134,8 @@ def _losses(
     """
     gradient = torch.empty_like(states) if wanted else None
     values, space = [], states.new_empty(0)
-    for start in range(0, max(states.shape[1], 1), chunk):  # no tokens are one empty chunk
+    starts = range(0, max(states.shape[1], 1), chunk)  # no tokens are one empty chunk
+    for start in starts if wanted else counted(starts, CHUNKS):  # of a training the steps are counted
         rows = slice(start, start + chunk)
         loss = chunked(rows)
         columns = []
@@ -182,8 +186,9 @@ def compare_outputs(
         return logits.argmax(-1), logits.log_softmax(-1)
 
     chunk = chunk or rows_of_logits(reference, finish)
-    parts, pieces = [], zip(states.split(chunk, 1), reference.split(chunk), targets.split(chunk), strict=True)
-    for own, theirs, following in pieces:
+    parts = []
+    pieces = [*zip(states.split(chunk, 1), reference.split(chunk), targets.split(chunk), strict=True)]
+    for own, theirs, following in counted(pieces, CHUNKS):
         (top, standard), matches = distribution(theirs), []
         for each in own:
             likely, logs = distribution(each)
