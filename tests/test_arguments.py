@@ -390,6 +390,23 @@ def no_number(sums=POSITIVE[0], counts=COUNTS, **settings):
     return lambda: measures.bootstrap_interval(sums, counts, **settings)
 
 
+def importance(model: object = None, **settings):
+    """Feature importance as users call it, without checks of types by the tests."""
+    function = takes_arrays(inspect.unwrap(measures.feature_importance))
+    return function(MLEM(alpha=1.0) if model is None else model, TABLE, MEANT, **settings)
+
+
+def no_interval(bounds: object):
+    return lambda: inspect.unwrap(measures.bootstrap_interval)(2 * COUNTS, COUNTS, bounds=bounds)
+
+
+def endless(first: object) -> list:
+    """A list that contains itself."""
+    values = [first]
+    values.append(values)
+    return values
+
+
 REFUSED = {  # by what is wrong: a call, and the argument that the error begins with
     "masked rows in a list": (lambda: cka(list(masked(X)), Y), r"X\[\d+\] lacks a value"),
     "a masked layer": (lambda: rsa([masked(X)]), r"layers\[0\] lacks a value"),
@@ -443,6 +460,122 @@ REFUSED = {  # by what is wrong: a call, and the argument that the error begins 
     "True as a ridge": (lambda: MLEM().set_params(alpha=True).fit(TABLE, X), "alpha=True"),
     "a stitch without width": (lambda: Stitch("linear", 0, 4), "width_in=0"),
     "half a rank": (lambda: Stitch("low_rank", 4, 4, rank=2.5), "rank=2.5"),
+    "a rank above the width": (lambda: Stitch("low_rank", 4, 8, rank=5), "rank=5 is more than the smaller width"),
+    "permutations without end": (
+        lambda: measures.calibrate(cka, X, Y, GROUPS, permutations=10**30),
+        "permutations=1000.* at least 1 and at most 1,000,000$",
+    ),
+    "permutations of Mantel's test": (
+        lambda: measures.mantel([X], permutations=2**63),
+        "permutations=.* at most 1,000",
+    ),
+    "permutations of a metric": (lambda: CKA(1, 1, permutations=10**12), "permutations=.* at most 1,000,000"),
+    "draws of a null": (lambda: importance(null=10**7), "null=10000000 .* at most 1,000,000"),
+    "resamples without end": (no_number(resamples=2**63), "resamples=.* at least 100 and at most 1,000,000"),
+    "chunks below one": (lambda: token_loss(X, HEAD, TOKENS, chunk=-1), "chunk=-1 must be a whole number, at least 1"),
+    "chunks of nothing": (lambda: token_loss(X, HEAD, TOKENS, chunk=0), "chunk=0 must be a whole number, at least 1"),
+    "a token beyond the vocabulary": (
+        lambda: token_loss(X, nn.Identity(), TOKENS + 2),
+        "targets holds 5, .* 4 tokens: 0 to 3",
+    ),
+    "a negative token": (lambda: token_loss(X, nn.Identity(), TOKENS - 1), "targets holds -1"),
+    "a token of 40 bits": (lambda: token_loss(X, nn.Identity(), TOKENS + 2**40), "targets holds 10995"),
+    "groups beyond int64": (
+        lambda: measures.calibrate(cka, X, Y, GROUPS * 1e19, permutations=9),
+        "groups holds numbers beyond 2.63",
+    ),
+    "infinite groups": (lambda: mutual_knn(X, Y, 2, torch.full((N,), torch.inf)), "groups holds numbers beyond 2.63"),
+    "groups that are not a number": (lambda: mutual_knn(X, Y, 2, X[:, 0] * torch.nan), "groups lacks a value"),
+    "states without units": (lambda: cka(X, Y[:, :0]), r"Y has shape \(24, 0\), without columns"),
+    "layers without units": (lambda: rsa([X, Y[:, :0]]), r"layers\[1\] has shape \(24, 0\), without columns"),
+    "states of an estimator without units": (lambda: MLEM().fit(TABLE, X[:, :0]), r"states has shape \(24, 0\)"),
+    "neighbours without units": (lambda: mutual_knn(X[:, :0], Y), r"X has shape \(24, 0\)"),
+    "losses of states without units": (lambda: token_loss(X[:, :0], HEAD, TOKENS), r"states has shape \(24, 0\)"),
+    "leverage of no rows": (lambda: measures.leverage(X[:0]), r"features has shape \(0, 4\)"),
+    "distances of one stimulus": (lambda: rsa([X[:1]], [Y]), r"layers\[0\] has 1 stimuli: give two or more"),
+    "distances of no stimulus": (lambda: rsa([X[:0]]), r"layers\[0\] has 0 stimuli"),
+    "other stimuli": (lambda: measures.mantel([X], [Y[:2]]), r"others\[0\] has 2 stimuli, and layers\[0\] has 24"),
+    "infinite states": (lambda: rsa([X / 0]), r"states of layers\[0\] are not finite: correct them"),
+    "a list that contains itself": (lambda: weighted_tau(endless(1.0)), "profiles contains itself"),
+    "an argument in itself": (lambda: cka(endless("a"), Y), "X contains itself"),
+    "states in themselves": (lambda: MLEM().fit(TABLE, endless("a")), "Y contains itself"),
+    "a mask of numbers": (
+        lambda: CKA(1, 1).update([X], [Y], mask=np.ones(N)),
+        "mask holds torch.float64, .* as mask > 0",
+    ),
+    "a ridge beyond float64": (
+        lambda: MLEM().set_params(alpha=10**400).fit(TABLE, X),
+        "alpha=1000.* must be a finite number",
+    ),
+    "a ridge of thousands of digits": (
+        lambda: MLEM().set_params(alpha=10**5000).fit(TABLE, X),
+        r"alpha=10\^5000 must be a finite",
+    ),
+    "ridges beyond float64": (
+        lambda: MLEM().set_params(alpha=[1, 10**400]).fit(TABLE, X),
+        "alpha=.* must be a finite number",
+    ),
+    "an infinite ridge": (
+        lambda: MLEM().set_params(alpha=np.inf).fit(TABLE, X),
+        "alpha=inf .*; inf goes with difference='levels'",
+    ),
+    "a ridge of text": (lambda: MLEM().set_params(alpha=["a"]).fit(TABLE, X), r"alpha=\['a'\] must be a finite number"),
+    "no states": (lambda: MLEM().fit(TABLE, []), "Y has no layers"),
+    "a name as an estimator": (lambda: importance("x"), "model is 'x': give an estimator"),
+    "a class as an estimator": (lambda: importance(MLEM), "model is <class"),
+    "a list as a feature": (lambda: importance(given=["a"]), r"given=\['a'\] must be a whole number or text"),
+    "a pair of one feature": (
+        lambda: importance(interactions=[(0,)]),
+        r"interactions=\[\(0,\)\] must be a list of pairs",
+    ),
+    "text as a pair": (lambda: importance(interactions=["ab"]), r"interactions=\['ab'\] must be a list of pairs"),
+    "text as pairs": (lambda: importance(interactions="ab"), "interactions='ab' must be a list of pairs"),
+    "features beyond float64": (lambda: MLEM().fit([[2**60 + i] for i in range(N)], X), "feature 0 has whole numbers"),
+    "features beyond int64": (
+        lambda: MLEM().fit(np.arange(N, dtype=np.uint64)[:, None] + np.uint64(2**63), X),
+        "feature 0 has whole numbers beyond 2.53",
+    ),
+    "a tensor of features beyond float64": (
+        lambda: MLEM().fit(torch.arange(N)[:, None] + 2**60, X),
+        "feature 0 has whole numbers beyond 2.53",
+    ),
+    "complex features": (
+        lambda: MLEM().fit(pd.DataFrame({"c": 1j * np.arange(N)}), X),
+        "feature c has complex numbers",
+    ),
+    "an array of complex features": (lambda: MLEM().fit(1j * TABLE.numpy(), X), "feature 0 has complex numbers"),
+    "no features": (lambda: MLEM().fit(TABLE[:, :0], X), "X has 0 features: give 1 to 1,000"),
+    "too many features": (lambda: MLEM().fit(np.random.rand(N, 1001), X), "X has 1,001 features: give 1 to 1,000"),
+    "no stimuli": (lambda: MLEM().fit(TABLE[:0], X[:0]), "X has 0 stimuli: give two or more"),
+    "a level twice": (
+        lambda: MLEM().set_params(kinds={0: [0, 1, 0]}).fit(TABLE, X),
+        "kinds of feature 0=.* different levels",
+    ),
+    "no levels of a kind": (
+        lambda: MLEM().set_params(kinds={0: []}).fit(TABLE, X),
+        r"kinds of feature 0=\[\] must be one of",
+    ),
+    "kinds of other features": (
+        lambda: MLEM().set_params(kinds=["nominal"]).fit(TABLE, X),
+        r"kinds=\['nominal'\] must be one kind",
+    ),
+    "folds of one stimulus": (lambda: MLEM(folds=N).fit(TABLE, X), "folds=24 leaves a fold .* choose at most 8$"),
+    "more folds than stimuli": (lambda: MLEM(folds=N + 1).fit(TABLE, X), "folds=25 leaves a fold .* choose at most 8$"),
+    "folds of two stimuli": (lambda: importance(folds=12), "folds=12 leaves a fold .* choose at most 8$"),
+    "folds of whole groups": (
+        lambda: MLEM(folds=4).fit(TABLE, X, [0] * 20 + [1, 2, 3, 3]),
+        "folds=4 of whole groups leaves a fold with 1 stimuli",
+    ),
+    "bounds that fall": (no_interval((10, 0)), r"bounds=\(10, 0\) must be two numbers"),
+    "one bound": (no_interval((0,)), r"bounds=\(0,\) must be two numbers"),
+    "bounds of text": (no_interval(("a", "b")), r"bounds=\('a', 'b'\) must be two numbers"),
+    "bounds of None": (no_interval((None, None)), r"bounds=\(None, None\) must be two numbers"),
+    "no bounds": (no_interval(None), "bounds=None must be two numbers"),
+    "a mean above its bound": (
+        no_interval((0, 1)),
+        "a mean of .* is above the greatest value in bounds, 1",
+    ),
+    "a mean below its bound": (no_interval((3, 4)), "a mean of .* is below the least value in bounds, 3"),
 }
 
 
@@ -462,6 +595,17 @@ def test_numbers_of_every_library_are_numbers():
     assert CKA(np.int64(1), 1).source_layers == 1
     whole = np.ma.array(X.numpy())
     assert cka(whole, Y) == cka(X, Y), "a masked array without masked values is an array"
+
+
+def test_groups_of_every_byte_order_are_groups():
+    expected = mutual_knn(X, Y, 2, GROUPS)
+    names = np.array([f"sentence {number}" for number in GROUPS.tolist()])
+    for groups in (GROUPS.numpy().astype(">f4"), names.astype(">U12"), GROUPS.numpy().astype(">M8[D]")):
+        assert mutual_knn(X, Y, 2, groups) == expected
+
+
+def test_a_view_whose_sign_is_still_to_change_is_read():
+    torch.testing.assert_close(weighted_tau(torch._neg_view(-POSITIVE)), weighted_tau(POSITIVE))
 
 
 def test_an_argument_says_which_numbers_it_takes():

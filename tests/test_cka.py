@@ -538,7 +538,10 @@ FINE = torch.randn(5, 2)
         (([FINE] * 2, [torch.eye(5)[:, :1]] * 3), "target layer 0: no variance but in one row"),
         (([FINE], [FINE] * 3), r"2 and 3 layers were announced, but \(1, 3\) came"),
         (([FINE] * 2, [FINE] * 3, torch.ones(4, dtype=torch.bool)), r"mask of shape \(4,\)"),
-        (([FINE] * 2, [FINE] * 3, torch.ones(5, dtype=torch.long)), "a mask is boolean"),
+        (
+            ([FINE] * 2, [FINE] * 3, torch.ones(5, dtype=torch.long)),
+            r"mask holds torch\.int64, which would choose rows",
+        ),
     ],
 )
 def test_a_batch_without_cka_names_its_layer_and_adds_nothing(batch, message):

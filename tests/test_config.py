@@ -1,6 +1,7 @@
 """Everything in conf/ composes, what does not exist is refused, and so is a setting that the job does not read."""
 
 import dataclasses
+import re
 import shlex
 
 import pytest
@@ -19,7 +20,7 @@ from thinkalike.config import (
     options,
     relevant,
 )
-from thinkalike.config.compose import with_quoted_paths
+from thinkalike.config.compose import compose_open_job, with_quoted_paths
 from thinkalike.config.parts import chosen_scale
 from thinkalike.contrib.populations.config import PopulationConfig
 from thinkalike.contrib.pretraining.instrument import PretrainConfig
@@ -174,6 +175,7 @@ REFUSED = {  # lines by what is said of them: the nearest thing that there is, o
     "No match in the defaults list": ["train measure=loss"],
     "override_grammar": ["train layers=[[0,", "train 'seed =1'"],
     "--multirun": ["train seed=1,2"],
+    "gives no value": ["train store=???", "analyze model.name=???"],
     "'measure.folds' is not a setting": [
         "analyze measure.folds=5", "analyze experiment=brown2023/figure3 measure.folds=5",
     ],
@@ -274,6 +276,56 @@ def test_a_setting_the_job_does_not_read_is_refused_by_key(entry, words):
 @pytest.mark.parametrize(("entry", "words"), READ)
 def test_a_setting_that_the_job_reads_passes(entry, words):
     check_read(words, composed(*words, entry=entry))
+
+
+WITHOUT_EFFECT = [
+    ("analyze", ["recipe=paper", "measure=rsa"]),
+    ("analyze", ["scale=paper", "measure=rsa"]),
+    ("analyze", ["scale=paper", "measure=distance"]),
+    ("analyze", ["scale=paper", "measure=r2"]),
+    ("analyze", ["recipe=paper", "measure=atlas", "models=[gelu-3l-mini,solu-3l-mini]"]),
+    ("train", ["recipe=paper", "task=nli"]),
+    ("analyze", ["+model.architecture.foo=1"]),
+    ("train", ["model.architecture.n_layers=3", "model=gelu-3l-mini"]),
+    ("analyze", ["target.architecture={n_layers: 3}", "measure=cka"]),
+    ("analyze", ["model.corpus=pydoc", "data=stdlib"]),
+    ("train", ["target.corpus=pydoc", "data=pydoc"]),
+    ("train", ["model.corpus=null", "data.source=pydoc", "data.name=x"]),
+    ("analyze", ["logger.project=x"]),
+    ("train", ["logger.group=x", "logger=none"]),
+    ("train", ["logger.entity=x", "logger=tensorboard"]),
+]
+WITH_EFFECT = [
+    ("analyze", ["scale=paper", "measure=cka"]),
+    ("analyze", ["scale=mini"]),
+    ("analyze", ["scale=mini", "measure=rsa"]),  # as it is anyway
+    ("analyze", ["recipe=honest", "measure=rsa"]),
+    ("analyze", ["recipe=paper", "measure=mlem"]),
+    ("analyze", ["recipe=paper", "scale=mini", "experiment=brown2023/figure1"]),
+    ("train", ["recipe=paper"]),
+    ("train", ["scale=paper", "task=nli"]),
+    ("train", ["scale=paper", "stitch.warmup=150"]),  # of one scale alone
+    ("train", ["model.architecture.n_layers=3", "task=pretrain", "model=gelu-3l-mini"]),
+    ("analyze", ["model.corpus=pydoc"]),
+    ("analyze", ["logger.project=x", "logger=wandb"]),
+]
+
+
+@pytest.mark.parametrize(("entry", "words"), WITHOUT_EFFECT)
+def test_a_setting_without_effect_beside_the_others_is_refused(entry, words):
+    """Of the configuration that a command line leaves open, as `scale` and `recipe` decide what is left open."""
+    with pytest.raises(ConfigError, match=re.escape(f"{words[0].partition('=')[0].lstrip('+')}=")):
+        check_read(words, compose_open_job(entry, words))
+
+
+@pytest.mark.parametrize(("entry", "words"), WITH_EFFECT)
+def test_a_setting_with_effect_beside_the_others_passes(entry, words):
+    check_read(words, compose_open_job(entry, words))
+
+
+@pytest.mark.parametrize("source", ["pydoc", "stdlib", "grammar"])
+def test_a_source_that_is_chosen_is_the_name_of_the_text(source):
+    assert composed("model=gelu-3l-mini", f"data.source={source}", entry="analyze").data.name == source
 
 
 @dataclasses.dataclass

@@ -1,12 +1,15 @@
 """A folder of configurations may be a stranger's: composing it runs no code, ends soon, and fails in one line."""
 
 import os
+from pathlib import Path
 
 import pytest
 import yaml
-from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from thinkalike.config.compose import _plugins_typed
+from thinkalike import plugins
+from thinkalike.config import compose_inner_job
+from thinkalike.config.compose import trust_plugins_of
+from thinkalike.errors import ConfigError, PluginError
 
 # ruff: noqa: E501 (a file of configuration is one line)
 
@@ -166,8 +169,63 @@ def test_a_plugin_of_a_file_runs_only_where_the_command_line_names_the_same_one(
         "stitch.kind=choice('module_of_mine.py:f', linear)",
     ],
 )
-def test_the_plugins_of_a_command_line_are_known_in_every_form(word):
-    assert _plugins_typed(OverridesParser.create().parse_overrides([word])) == {"module_of_mine.py:f"}
+def test_the_plugins_of_a_command_line_are_known_in_every_form(word, monkeypatch):
+    monkeypatch.setattr(plugins, "TRUSTED", set())
+    trust_plugins_of([word])
+    assert "module_of_mine.py:f" in plugins.TRUSTED
+
+
+CALLBACKS = 'trainer.callbacks=["module_of_mine.py:f"]'
+POPULATION = "defaults: [analyze, {override measure: population}, {override population: bert-mini}, _self_]\npopulation"
+TRAJECTORY = "defaults: [analyze, {override measure: trajectory}, _self_]\nmodel: {name: gelu-3l-mini}\nmeasure"
+INSIDE = {  # settings that are the overrides of a job inside the job
+    "options": f"{POPULATION}: {{options: ['pairs.fit_pairs=64', '{CALLBACKS}']}}",
+    "parent_options": f"{POPULATION}: {{parent_options: ['{CALLBACKS}']}}",
+    "parents": f"{POPULATION}: {{parents: {{a: ['{CALLBACKS}'], b: []}}}}",
+    "train": f"{TRAJECTORY}: {{train: ['pretrain.tokens=4096', '{CALLBACKS}']}}",
+    "a dictionary": f"{TRAJECTORY}: {{train: ['trainer={{callbacks: [module_of_mine.py:f]}}']}}",
+    "of the environment": f"{TRAJECTORY}: {{train: ['trainer.callbacks=[${{oc.env:PLUGIN_OF_TEST}}]']}}",
+}
+
+
+@pytest.mark.parametrize("setting", INSIDE)
+def test_the_overrides_of_a_job_inside_a_job_are_no_words_of_a_person(setting, cli, monkeypatch):
+    monkeypatch.setenv("PLUGIN_OF_TEST", "module_of_mine.py:f")
+    folder_of(cli, {"mine": INSIDE[setting]})
+    assert "names module_of_mine.py:f, and code" in cli("analyze.py", "-cd", "own", "-cn", "mine").error
+    assert not (cli.folder / "run.log").exists()
+
+
+@pytest.mark.parametrize(
+    "word", [CALLBACKS, "stitch.kind=module_of_mine.py:f", "trainer={callbacks: [module_of_mine.py:f]}"]
+)
+def test_a_job_inside_a_job_runs_what_a_person_named_for_it(word, monkeypatch):
+    monkeypatch.setattr(plugins, "TRUSTED", set())
+    with pytest.raises(PluginError, match="module_of_mine"):
+        compose_inner_job("train", [word])
+    trust_plugins_of([f"population.options=['seed=1','{word}']".replace('"', r"\'") if "'" not in word else word])
+    compose_inner_job("train", [word])
+
+
+@pytest.mark.parametrize(
+    "word", ["hydra.searchpath=[pkg://module_of_mine]", "hydra/launcher=joblib", "++hydra.verbose=true"]
+)
+def test_a_job_inside_a_job_takes_no_setting_of_hydras(word):
+    with pytest.raises(ConfigError, match="setting of Hydra's"):
+        compose_inner_job("train", [word])
+
+
+@pytest.mark.parametrize(
+    "name", ["module_of_mine:f", "os:getcwd", "thinkalike.plugins:load", "EarlyStopping", "a.py", ":f"]
+)
+def test_a_callback_is_an_object_of_a_file(name, cli):
+    """Of a module it would be imported from the working folder, as Python looks there first."""
+    folder_of(cli, {"mine": f"{JOB}trainer: {{callbacks: ['{name}']}}"})
+    said = cli("train.py", "-cd", "own", "-cn", "mine").error
+    assert f"trainer.callbacks={name} must be FILE.py:NAME" in said
+    assert not (cli.folder / "run.log").exists()
+    with pytest.raises(PluginError, match=r"FILE\.py:NAME"):
+        plugins.load(name)
 
 
 @pytest.mark.parametrize(
@@ -212,3 +270,101 @@ def test_keys_and_integers_that_no_setting_has_are_refused_in_one_line(text, sai
     assert (
         said in folder_of(cli, {"mine": f"{JOB}{text}"})("train.py", "-cd", "own", "-cn", "mine", "dry_run=true").error
     )
+
+
+ANALYZE = "defaults: [analyze, _self_]\n"
+ONE_LINE = {  # what a file says, and what is said of it
+    "threads: 010": "010 is not a decimal number in YAML",
+    "threads: 0_7": "0_7 is not a decimal number in YAML",
+    "threads: 08": "08 is not a decimal number in YAML",
+    "threads: 1:30": "1:30 is not a decimal number in YAML",
+    "model: {pretrain_lr: 1:30.5}": "1:30.5 is not a decimal number in YAML",
+    "seed: ???": "leaves seed to the command line, as ???",
+    "data:\n  files: ???": "leaves data.files to the command line, as ???",
+    "model: {name: '???'}": "leaves model.name to the command line, as ???",
+    'store: "a\\0b"': "store=a b must be a path, which has no character NUL",
+    'data: {cache: "a\\0b"}': "data.cache=a b must be a path, which has no character NUL",
+    'model: {name: x, path: "\\0"}': "must be a path, which has no character NUL",
+    'data: {source: text, files: ["a", "\\0.txt"]}': "must be a path, which has no character NUL",
+    'store: "a\\nb"': "store=a b must be a path of printable characters",
+    'store: "a\\e[2Jb"': "must be a path of printable characters",
+    'store: "\\u2028"': "must be a path of printable characters",
+    "a: b: c": "own/mine.yaml: mapping values are not allowed",
+    "a: [": "own/mine.yaml: did not find expected node content",
+    "a: !!float x": "own/mine.yaml: ",
+    "stitch: {null: 2}": "own/mine.yaml: stitch: Incompatible key type 'NoneType'",
+    "trainer: !!set {a, b}": "own/mine.yaml: trainer: Value 'set' is not a supported primitive type",
+    "data: {name: stdlib, source: pydoc}": "data.source=pydoc is not the text of data=stdlib",
+}
+
+
+@pytest.mark.parametrize("text", ONE_LINE)
+def test_a_value_that_no_setting_has_is_said_with_its_file(text, cli):
+    said = folder_of(cli, {"mine": f"{ANALYZE}{text}"})("analyze.py", "-cd", "own", "-cn", "mine").error
+    assert ONE_LINE[text] in said
+    assert "byte string" not in said
+    assert not (cli.folder / "results").exists()
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        ({"mine": f"{ANALYZE}seed: ???\nmodel: {{name: '???'}}"}, ["seed=1", "model=gelu-3l-mini", "model.name=x"]),
+        ({"mine": "defaults: [base, _self_]\nthreads: 2", "base": f"{ANALYZE}threads: ???"}, []),
+        ({"mine": f"{ANALYZE}data: {{field: '010', group: ''' 1:30'''}}\nthreads: 0\n"}, ["threads=1"]),
+    ],
+)
+def test_a_file_may_leave_a_setting_to_what_is_read_after_it(files, words, cli):
+    done = folder_of(cli, files)("analyze.py", "-cd", "own", "-cn", "mine", *words, "--cfg", "job")
+    assert done.status == 0, done.stderr
+
+
+def test_what_a_file_sets_and_a_job_does_not_read_is_said(cli):
+    text = f"{ANALYZE}model: {{name: gelu-3l-mini}}\nseed: 5\nstimuli: {{sample: 5, token: last}}\nlayers: [1]\n"
+    folder_of(cli, {"mine": f"{text}threads: 1\ndata: {{sentences: 5, report_tokens: 2048}}\nforce: true"})
+    said = cli("analyze.py", "-cd", "own", "-cn", "mine", "dry_run=true").stderr
+    assert "own/mine.yaml sets data.sentences, layers, seed, stimuli.sample, which loss does not read" in said
+    said = cli("analyze.py", "-cd", "own", "-cn", "mine", "measure=rsa", "dry_run=true").stderr
+    assert "own/mine.yaml sets data.report_tokens, data.sentences, layers, which rsa does not read" not in said, (
+        "control"
+    )
+    assert "stimuli.sample" not in said
+
+
+@pytest.mark.parametrize(("entry", "begins"), [("analyze", "train"), ("train", "analyze")])
+def test_a_file_of_the_other_command_is_refused(entry, begins, cli):
+    folder_of(cli, {"mine": f"defaults: [{begins}, _self_]"})
+    said = cli(f"{entry}.py", "-cd", "own", "-cn", "mine", "dry_run=true").error
+    assert f"begins with defaults: [{begins}]; run thinkalike {begins}" in said
+
+
+@pytest.mark.parametrize("name", ["../nope", "/etc/passwd", "a/../../nope", "nope"])
+def test_a_configuration_that_does_not_exist_lists_no_folder(name, cli):
+    folder_of(cli, {"mine": f"defaults: [analyze, '{name}', _self_]"})
+    for words in (["-cn", name], ["-cd", "own", "-cn", "mine"]):
+        said = cli("analyze.py", *words).error
+        assert f"no configuration {name.removeprefix('/')}" in said or "Cannot find primary config" in said
+        assert "pre-commit" not in said
+
+
+@pytest.mark.parametrize(
+    ("words", "name"), [(["model=hello"], "hello"), (["model=gelu-3l-mini", "model.mini=false"], "gelu-3l-mini"),
+                        (["model=gelu-3l-mini", "model@target=hello", "measure=cka"], "hello")],
+)  # fmt: skip
+def test_a_model_without_a_place_is_not_looked_for_on_the_hub(words, name, cli):
+    folder_of(cli, {"model/hello": "defaults: [schema, _self_]\nname: hello"})
+    said = cli("analyze.py", "-cd", "own", *words).error
+    assert f"model={name} says nowhere where its weights are; give model.path or model.hub_id" in said
+
+
+def test_an_experiment_of_a_file_is_no_experiment_of_a_paper(cli):
+    for name in ("mine", "brown2023/mine", "a/b"):
+        folder_of(cli, {f"experiment/{name}": f"# @package _global_\nexperiment: {name}"})
+        assert f"experiment={name} is not known" in cli("analyze.py", "-cd", "own", f"experiment={name}").error
+
+
+def test_only_functions_and_commands_compose_the_words_of_a_person():
+    """What a job composes for a job inside it is no such word: it would run the code that a stranger's file names."""
+    root = Path(plugins.__file__).parent
+    users = {path.relative_to(root).as_posix() for path in root.rglob("*.py") if "compose_job(" in path.read_text()}
+    assert users == {"config/compose.py"}

@@ -25,7 +25,7 @@ from conftest import with_slow
 from thinkalike import functions, load_model, measures, open_result, plugins
 from thinkalike.config import AnalyzeConfig, DataConfig, ModelConfig, StimuliConfig, measure_schema, part_named
 from thinkalike.config.schema import default_of, is_open
-from thinkalike.errors import ConfigError, DataError, ModelError, ThinkalikeError
+from thinkalike.errors import ConfigError, DataError, ModelError, ResultError, ThinkalikeError
 from thinkalike.models.behaviour import sample_digest
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.places import ASSETS
@@ -110,14 +110,15 @@ def test_a_function_gives_the_table_of_its_command(kind, files, cli, tmp_path):
     assert all(np.array_equal(each, theirs.arrays[name]) for name, each in held.arrays.items())
 
 
-JOBS = {"stitch": ["stitch"], "compare": ["cka", "r2", "ruler", "mutual_knn", "svcca", "distance", "jsd"],
+JOBS = {"stitch": ["stitch"], "compare": ["cka", "r2", "ruler", "mutual_knn", "svcca", "distance", "jsd", "rsa", "mlem",
+                                           "diff"],
         "mlem": ["mlem"], "rsa": ["rsa"], "diff": ["diff"], "trajectory": ["trajectory"]}  # fmt: skip
 COMMON = {each.name for part in (DataConfig, StimuliConfig, AnalyzeConfig) for each in fields(part)} | {"site", "head"}
 
 
 @pytest.mark.parametrize("name", JOBS)
 def test_keywords_are_settings_with_their_defaults(name):
-    """None stands for what is left open, and for defaults that are lists of numbers."""
+    """None stands for what is left open, for lists, and for settings whose default depends on the measure."""
     wrong = []
     for keyword, default in functions.settings_in(getattr(thinkalike, name)).items():
         found = []
@@ -131,10 +132,41 @@ def test_keywords_are_settings_with_their_defaults(name):
             found += [item for item in fields(schema) if item.name == setting]
         usual = [None if is_open(item) else default_of(item) for item in found]
         plain = functions._plain(default)
-        fits = [plain == each or (default is None and isinstance(each, list | dict)) for each in usual]
+        differ = any(each != usual[0] for each in usual)
+        fits = [plain == each or (default is None and (differ or isinstance(each, list | dict))) for each in usual]
         wrong += [] if fits and all(fits) else [(keyword, default, usual)]
     assert wrong == []
     assert functions.place_of("steps", "stitch") == "stitch.steps", "control"
+
+
+@pytest.mark.parametrize(
+    ("measure", "keyword", "value"),
+    [
+        ("rsa", "permutations", 99),
+        ("rsa", "permutations", 98),
+        ("mlem", "permutations", 99),
+        ("mlem", "permutations", 7),
+    ],
+)
+def test_a_keyword_counts_whatever_the_default_of_another_measure_is(measure, keyword, value, monkeypatch):
+    asked = []
+
+    def run_job(config, shown):
+        asked.append(config)
+        raise DataError("no job is run here")
+
+    monkeypatch.setattr(functions, "run_job", run_job)
+    for settings in ({keyword: value}, {}):
+        with pytest.raises(DataError):
+            thinkalike.compare("gpt2-mini", "gpt2-mini-s1", measure=measure, stimuli="crossed", **settings)
+    given, usual = (getattr(config.measure, keyword) for config in asked)
+    assert given == value
+    assert usual == getattr(measure_schema(measure)(), keyword)
+
+
+def test_a_keyword_is_refused_by_a_measure_that_takes_no_such_value():
+    with pytest.raises(ConfigError, match="null"):
+        thinkalike.compare("gpt2-mini", "gpt2-mini-s1", measure="diff", null=False)
 
 
 def bridged(name="gpt2-mini"):
@@ -510,6 +542,12 @@ def wrong_sides():
         "a layer without a name": ({None: STATES}, r"source\[None\]"),
         "two layers of one name": ({1: STATES, "1": OTHERS}, r"source\['1'\]"),
         "a name of the file's": ({"ids": STATES}, r"source\['ids'\]"),
+        "a name of the runs": ({"runs": STATES}, r"source\['runs'\]: a layer has a name"),
+        "a name of metadata": ({"__metadata__": STATES}, r"source\['__metadata__'\]: a layer has a name"),
+        "names cut at NUL": ({"a\0x": STATES, "a\0y": OTHERS}, r"source\['a.x00x'\]: the name of a layer"),
+        "half a surrogate pair": ({"\ud800": STATES}, r"source\['.ud800'\]: the name of a layer"),
+        "a very long name": ({"n" * 70000: STATES}, r"source\['n*'\]: the name of a layer"),
+        "a path of half a pair": ("\ud800.npz", "source='.ud800.npz' has half of a surrogate pair"),
         "a name with NUL": ("a\0b", "source='a.x00b' must be a path"),
         "True": (True, "source is bool"),
     }
@@ -520,6 +558,37 @@ def test_what_is_no_array_of_states_is_refused_by_name(what):
     side, said = wrong_sides()[what]
     with pytest.raises(ConfigError, match=f"^{said}"):
         compare(side, OTHERS)
+
+
+@pytest.mark.parametrize("names", [("a", "a.npy"), ("allow_pickle", "file"), ("a/b", "arr_0")])
+def test_layers_of_any_name_keep_their_states(names):
+    """Names of layers must mean nothing to the file that holds them meanwhile."""
+    layers = dict(zip(names, (STATES, OTHERS), strict=True))
+    found = thinkalike.compare(layers, {"b": OTHERS}).table
+    across = found[found["target_layer"] == "b"].set_index("source_layer")["value"]
+    plain = thinkalike.compare({"1": STATES, "2": OTHERS}, {"b": OTHERS}).table
+    expected = plain[plain["target_layer"] == "b"].set_index("source_layer")["value"]
+    assert across[names[1]] == expected["2"] == pytest.approx(1)
+    assert across[names[0]] == expected["1"] < 0.9
+
+
+def test_an_index_with_a_name_is_a_feature():
+    frame = pd.DataFrame({"text": [f"text {row}" for row in range(12)], "F": ["pl", "sg"] * 6, "G": [1, 2, 3] * 4})
+    for index in ("F", "text", ["F", "G"]):
+        found = thinkalike.mlem(STATES, stimuli=frame.set_index(index), folds=2, references=0, alphas=[1.0])
+        assert set(found.table["feature"]) == {"F", "G"}
+
+
+def test_a_path_of_half_a_surrogate_pair_is_refused():
+    for call in (open_result, thinkalike.results, thinkalike.load_stitch):
+        with pytest.raises(ConfigError, match="half of a surrogate pair"):
+            call("\ud800")
+
+
+@pytest.mark.parametrize("what", ["nowhere", None, 3, Path("/tmp")])
+def test_what_is_no_result_is_not_drawn(what):
+    with pytest.raises(ResultError, match="plot takes a Result"):
+        thinkalike.plot(what)
 
 
 def test_arrays_of_any_library_are_states():

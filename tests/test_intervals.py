@@ -453,3 +453,26 @@ def test_no_batch_and_two_of_one_number_have_no_mean():
     first.merge_state(second)
     with pytest.raises(ValueError, match=r"two batches have number 0: number those of one run"):
         first.compute()
+
+
+@pytest.mark.parametrize("unit", [1e-170, 2.0**-1000, 1e200])
+def test_an_interval_scales_with_its_unit(unit):
+    """Squares of such numbers are 0 or infinite in float64."""
+    sums, counts = torch.tensor([1.0, 3.0, 2.0, 5.0]), torch.tensor([1.0, 2.0, 1.0, 2.0])
+    for bounds in ((-math.inf, math.inf), (0.0, math.inf)):
+        expected = bootstrap_interval(sums, counts, bounds=bounds)
+        assert expected.low < expected.value < expected.high
+        scaled = bootstrap_interval(sums.double() * unit, counts, bounds=bounds)
+        counted = bootstrap_interval(sums.double() * unit, counts.double() * unit, bounds=bounds)
+        for found, same, end in zip(scaled, counted, expected, strict=True):
+            assert float(found / unit) == pytest.approx(float(end), rel=1e-9)
+            assert float(same) == pytest.approx(float(end), rel=1e-9)
+
+
+@pytest.mark.parametrize("unit", [1e-170, 1e200])
+def test_an_interval_over_seeds_scales_with_its_unit(unit):
+    sums, counts = torch.tensor([[1.0, 3.0, 2.0, 5.0], [2.0, 9.0, 1.0, 4.0]]).double(), torch.ones(4)
+    expected = documents_and_seeds_interval(sums, counts)
+    for found, end in zip(documents_and_seeds_interval(sums * unit, counts), expected, strict=True):
+        assert float(found / unit) == pytest.approx(float(end), rel=1e-9)
+    assert effective_number(counts * unit) == pytest.approx(4)

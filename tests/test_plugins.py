@@ -1,6 +1,7 @@
 """Plugins: the examples of docs/how-to/plugins.md run, their content is in the key, and no foreign path is run."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 
 from conftest import CLI, composed
 from thinkalike import Stitch, plugins
+from thinkalike.config import measure_schema
 from thinkalike.errors import ConfigError, PluginError, StitchError
 from thinkalike.instruments import instrument_of
 from thinkalike.instruments.layer_pairs.declared import of_function
@@ -143,6 +145,20 @@ def test_the_content_of_a_plugin_is_in_the_key(files, small_stitching):
         changed("my_stitch.py", width)
         keys.append(plan(instrument_of(config), config).job.key)
     assert keys[0] == keys[1] != keys[2]
+
+
+def test_a_job_runs_no_plugin_that_nobody_named(files, small_stitching, monkeypatch):
+    """Whichever way its name came into the configuration."""
+    config = composed("layers=[[1,2]]", *small_stitching)
+    changed = replace(config, stitch=replace(config.stitch, kind=STITCH, init="identity", whiten=False))
+    monkeypatch.setattr(plugins, "TRUSTED", set())
+    with pytest.raises(PluginError, match=r"my_stitch\.py:two_layer, and code of yours"):
+        plan(instrument_of(changed), changed)
+    for load in (plugins.load, measure_schema):
+        with pytest.raises(PluginError, match="code of yours"):
+            load("my_measure.py:centroids")
+    plugins.trust([STITCH])
+    assert plan(instrument_of(changed), changed).plugins
 
 
 def test_a_changed_plugin_is_run_anew(files):

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from thinkalike import processes
-from thinkalike.errors import ShareDone
+from thinkalike.errors import ConfigError, ShareDone
 from thinkalike.job.instrument import Phases
 from thinkalike.measures import LayerMeans, mutual_measure
 from thinkalike.measures.layer_means import without_empty
@@ -297,3 +297,17 @@ def test_a_phase_inside_another_takes_its_time_from_it(monkeypatch):
     with phase("loading"):
         clock.now = 60.5
     assert phase.seconds == {"loading": 3.5, "computing": 3.0}
+
+
+@pytest.mark.parametrize("seconds", ["x", "nan", "inf", "-inf", "1e999", "30s"])
+def test_seconds_between_lines_of_progress_are_a_number(seconds, monkeypatch):
+    monkeypatch.setenv(PROGRESS, seconds)
+    with pytest.raises(ConfigError, match=f"{PROGRESS}={seconds} must be a number of seconds"), watched():
+        pass
+
+
+@pytest.mark.parametrize("seconds", ["", "0", "-1", "1e300"])
+def test_any_number_of_seconds_between_lines_of_progress_goes(seconds, monkeypatch):
+    monkeypatch.setenv(PROGRESS, seconds)
+    with watched():
+        pass

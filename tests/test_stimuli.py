@@ -1,11 +1,15 @@
 """Stimuli: the grammar yields table S1 and nothing twice; samples balance; files give what they say, or an error."""
 
+import csv
 import doctest
+import inspect
 import json
 import os
 import re
 import subprocess
 import sys
+import warnings
+import zipfile
 from collections import Counter
 from dataclasses import replace
 from decimal import Decimal
@@ -19,12 +23,13 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+import thinkalike
 from thinkalike.config import StimuliConfig
 from thinkalike.contrib.papers.salle2024 import derivations, printed
 from thinkalike.data.grammar import Pattern, controlled_sentences, crossed_sentences, lexicon, patterns, with_ed
 from thinkalike.data.recordings import read_recording
 from thinkalike.data.stimuli import Stimuli, controlled_stimuli, crossed_stimuli, from_sentences
-from thinkalike.data.tables import read_conllu, read_stimuli, read_table
+from thinkalike.data.tables import read_conllu, read_stimuli, read_table, with_named_index
 from thinkalike.errors import DataError
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -501,13 +506,82 @@ def test_cells_say_numbers_levels_or_nothing(tmp_path):
         ("text,word,f\na b,b,1\na a,a,2\n", {}, "row 2: the word 'a'"),
         ("text,start,f\na,0,1\n", {}, "start and stop"),
         ("text,word,start,stop,f\nab,a,1,2,1\n", {}, "row 1: start=1, stop=2"),
+        (f"text,start,stop,f\nab,0,{'9' * 5000},1\n", {}, "row 1: start=0, stop=999"),
+        ("text,f\na,1\nb,2\n", {"kinds": "nominal"}, "kinds='nominal' must give kinds by feature"),
+        ("text,f\na,1\nb,2\n", {"kinds": ["nominal"]}, "kinds=.'nominal'. must give kinds by feature"),
+        ("text,f\na,1\nb,2\n", {"kinds": {"f": 3}}, "kinds.f=3 must be one of nominal"),
+        ("text,f\na,1\nb,2\n", {"kinds": {"f": None}}, "kinds.f=None must be one of nominal"),
+        ("text,f\na,1\nb,2\n", {"kinds": {"f": []}}, r"kinds.f=\[\] must be one of nominal"),
+        ("text,f\na,1\nb,2\n", {"kinds": {"f": ["1", "2", "1"]}}, "kinds.f=.* different levels in order"),
+        ("text,f\na,1\nb,2\n", {"columns": "text"}, "columns='text' must give the column of each role"),
+        ("text,f\na,1\nb,2\n", {"features": "f"}, "features='f' must be a list of names"),
+        ("t\0e\0x\0t\0,\0f\0\n\0a\0,\x001\0\n\0", {}, "as UTF-16 read as UTF-8; save it as UTF-8"),
     ],
 )
 def test_a_table_that_is_wrong_is_refused(text, options, message, tmp_path):
     path = tmp_path / "x.csv"
     path.write_text(text)
     with pytest.raises(DataError, match=message):
-        read_table(path, **options)
+        inspect.unwrap(read_table)(path, **options)
+
+
+NESTED = {
+    "text of bytes": ({"text": [b"the dog", b"a cat"]}, "row 1: text holds bytes"),
+    "ids of bytes": ({"id": [b"1", b"2"]}, "row 1: id holds bytes"),
+    "a feature of bytes": ({"g": [b"a", b"b"]}, "g holds bytes"),
+    "bytes in a later row": ({"g": [None, b"b"]}, "g holds bytes"),
+    "a list as a text": ({"text": [["the", "dog"], ["a", "cat"]]}, "row 1: text holds a ndarray"),
+    "lists of lists as words": ({"word": [[["the"]], [["a"]]], "text": None, "f": [["x"], ["y"]]}, "row 1: word holds"),
+}
+
+
+@pytest.mark.parametrize("what", NESTED)
+def test_cells_that_are_no_text_are_not_written_as_text(what, tmp_path):
+    columns, message = NESTED[what]
+    cells = {"text": ["the dog", "a cat"], "f": ["x", "y"], **columns}
+    path = tmp_path / "x.parquet"
+    pd.DataFrame({name: values for name, values in cells.items() if values is not None}).to_parquet(path)
+    with pytest.raises(DataError, match=message):
+        read_table(path)
+
+
+def test_an_index_with_a_name_is_a_column(tmp_path):
+    frame = pd.DataFrame({"text": ["the dog", "a cat"], "f": ["x", "y"], "g": ["z", "w"]})
+    path = tmp_path / "x.parquet"
+    for index in ("f", ["f", "g"], "text"):
+        frame.set_index(index).to_parquet(path)
+        found = read_table(path)
+        assert sorted(found.names) == ["f", "g"]
+        assert found.texts == ["the dog", "a cat"]
+    frame.set_index(pd.Index([7, 3])).to_parquet(path)
+    assert read_table(path).names == ["f", "g"], "an index without a name numbers the rows"
+    for values, differs in ((["x", "y"], False), (["y", "x"], True)):
+        both = frame.set_index(pd.Index(values, name="f"))
+        if not differs:
+            assert list(with_named_index(both, "table")) == ["text", "f", "g"]
+            continue
+        with pytest.raises(DataError, match=r"table: the index and a column are both named f, and differ"):
+            with_named_index(both, "table")
+
+
+def test_a_column_that_lacks_every_value_has_one_level():
+    frame = pd.DataFrame({"text": ["the dog", "a cat"], "f": ["x", "y"], "day": pd.NaT})
+    with pytest.raises(DataError, match="day has one level only"):
+        thinkalike.mlem(np.eye(2), stimuli=frame, folds=2)
+
+
+def test_a_cell_may_be_of_any_length(tmp_path):
+    long = "word " * 40_000
+    path = tmp_path / "x.csv"
+    path.write_text(f"text,f\n{long},x\na cat,y\n")
+    limit = csv.field_size_limit()
+    assert [len(text) for text in read_table(path).texts] == [len(long), 5]
+    assert csv.field_size_limit() == limit, "nothing global is left changed"
+
+
+def test_a_path_that_no_file_has_is_refused():
+    with pytest.raises(DataError, match="cannot read aaa"):
+        read_table("a" * 5000 + ".csv")
 
 
 @pytest.mark.parametrize("read", [read_table, read_conllu, lambda path: read_recording(path, made({"f": [1, 2]}))])
@@ -712,13 +786,56 @@ def test_one_array_and_one_for_each_layer_are_the_same(name, dtype, pictures, tm
         ({"V1": torch.ones(4, 2)}, r"V1 is torch.float32 of shape \(4, 2\); .* the 3 ids"),
         ({"states": torch.ones(2, 4, 2)}, r"0 is torch.float32 of shape \(4, 2\)"),
         ({"V1": torch.ones(3, 0)}, r"V1 is torch.float32 of shape \(3, 0\)"),
-        ({"V1": torch.ones(3, 2, dtype=torch.complex64)}, r"V1 is torch.complex64 of shape \(3, 2\)"),
+        ({"V1": torch.ones(3, 2, dtype=torch.complex64)}, "V1 is a tensor that is complex"),
+        ({"V1": torch.arange(6).view(3, 2) + 2**60}, "V1 holds whole numbers beyond 2.53"),
+        ({"states": torch.ones(0, 3, 2)}, "has no layers"),
         ({"V1": torch.tensor([[1, 2], [3, float("nan")], [5, 6]])}, "V1 is nan in row 2, column 2; leave the row out"),
     ],
 )
 def test_arrays_that_do_not_fit_are_refused(name, arrays, message, pictures, tmp_path):
     with pytest.raises(DataError, match=rf"{re.escape(name)}.*{message}"):
         read_recording(write_arrays(tmp_path / name, arrays), pictures)
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_layers_of_eight_bits_are_refused(dtype, pictures, tmp_path):
+    with pytest.raises(DataError, match=r"x.safetensors: V1 is a tensor that is quantised"):
+        read_recording(write_arrays(tmp_path / "x.safetensors", {"V1": torch.ones(3, 2).to(dtype)}), pictures)
+
+
+def test_an_archive_of_arrays_loses_none_of_them(pictures, tmp_path):
+    """Asked for `a.npy`, NumPy gives the array `a`, and of two arrays of one name the last."""
+    first, second = np.random.default_rng(0).normal(size=(2, 3, 2))
+    np.savez(tmp_path / "both.npz", ids="order", **{"a": first, "a.npy": second})
+    layers = read_recording(tmp_path / "both.npz", pictures).layers
+    assert np.array_equal(layers["a"][0], first)
+    assert np.array_equal(layers["a.npy"][0], second)
+    for names in (("a", "a.npy"), ("a.npy", "a.npy")):
+        path = tmp_path / "twice.npz"
+        np.savez(path, ids="order")
+        with zipfile.ZipFile(path, "a") as archive, warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # zipfile warns of names that occur twice
+            for name, array in zip(names, (first, second), strict=True):
+                with archive.open(name, "w") as file:
+                    np.save(file, array)
+        with pytest.raises(DataError, match="two arrays of the name 'a'"):
+            read_recording(path, pictures)
+
+
+def test_pickled_arrays_are_refused_without_advice_to_run_them(pictures, tmp_path):
+    np.savez(tmp_path / "x.npz", ids="order", V1=np.array([{}, {}, {}], dtype=object))
+    with pytest.raises(DataError, match="pickled objects, which are never run") as caught:
+        read_recording(tmp_path / "x.npz", pictures)
+    assert "allow_pickle" not in str(caught.value)
+
+
+def test_ids_are_stated_once_and_in_text(pictures, tmp_path):
+    arrays = {"V1": torch.ones(3, 2), "ids": torch.tensor([3, 2, 1])}
+    with pytest.raises(DataError, match=r"x.safetensors has ids in an array and in its metadata"):
+        read_recording(write_arrays(tmp_path / "x.safetensors", arrays), pictures)
+    np.savez(tmp_path / "x.npz", ids=np.array([b"\xff"] * 3), V1=np.ones((3, 2)))
+    with pytest.raises(DataError, match=r"x.npz: ids holds bytes that are no UTF-8"):
+        read_recording(tmp_path / "x.npz", pictures)
 
 
 @pytest.mark.parametrize("name", ["x.npz", "x.safetensors"])

@@ -1,6 +1,7 @@
 """Stitches: kinds of φ and their starts, what they compose to, the models they make, and their files."""
 
 import dataclasses
+import inspect
 import json
 import os
 import pickle
@@ -142,6 +143,45 @@ def test_a_map_takes_any_dtype_and_passes_gradients():
     assert [phi(states.to(dtype)).dtype for dtype in (torch.bfloat16, torch.float64)] == [torch.bfloat16, torch.float64]
     assert not any(weight.requires_grad for weight in phi.parameters())
     assert torch.equal(pickle.loads(pickle.dumps(phi)).weight, phi.weight)
+
+
+WHOLE, SHIFT = torch.eye(3), torch.ones(3)
+NO_MAPS = {  # by what is wrong: the arguments of a map, and what the error says
+    "no weight": ((None, SHIFT), "the weight of a stitch"),
+    "a weight without values": ((WHOLE.to("meta"), SHIFT), "the weight of a stitch is a tensor .* on the device meta"),
+    "a bias of text": ((WHOLE, ["a", "b", "c"]), "the bias of a stitch holds"),
+    "complex weights": ((1j * WHOLE, SHIFT), "the weight of a stitch is a tensor that is complex"),
+    "an infinite weight": ((WHOLE / 0, SHIFT), "the weight of a stitch is not of finite numbers"),
+    "a name as a site": ((WHOLE, SHIFT, "gelu"), "the source of a stitch is 'gelu'"),
+}
+
+
+def made_of(weight, bias, source):
+    """A map as users make it, without checks of types by the tests."""
+    phi = StitchMap.__new__(StitchMap)
+    inspect.unwrap(StitchMap.__init__)(phi, weight, bias, source, site("b"))
+    return phi
+
+
+@pytest.mark.parametrize("what", NO_MAPS)
+def test_what_is_no_map_is_refused_by_name(what):
+    (weight, bias, *source), message = NO_MAPS[what]
+    with pytest.raises(StitchError, match=message):
+        made_of(weight, bias, source[0] if source else site("a"))
+
+
+def test_a_map_is_made_of_arrays_and_takes_them():
+    expected = StitchMap(2 * WHOLE, SHIFT, site("a"), site("b"))(torch.ones(2, 3))
+    called = inspect.unwrap(StitchMap.forward)
+    for sort in (torch.Tensor.numpy, torch.Tensor.tolist):
+        phi = made_of(sort(2 * WHOLE), sort(SHIFT), site("a"))
+        assert torch.equal(called(phi, sort(torch.ones(2, 3))).float(), expected)
+    assert torch.equal(called(phi, torch.ones(2, 3).int()).float(), expected)
+    for wrong in (torch.ones(2), torch.tensor(1.0), [1.0], "abc", None):
+        with pytest.raises(StitchError, match=r"^states "):
+            called(phi, wrong)
+    with pytest.raises(TypeError):
+        phi @ WHOLE
 
 
 def test_composition_applies_the_right_map_first():

@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import subprocess
+import tempfile
 import time
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from hydra.core.global_hydra import GlobalHydra
 
 import wandb_runs
 from conftest import ROOT, results_in
+from thinkalike.cli import DRY_RUN, SHARED
 from thinkalike.config import compose_job
 from thinkalike.errors import ConfigError
 
@@ -239,6 +241,56 @@ def test_a_sweep_of_own_files_by_an_own_launcher(own):
     assert "already done" in again.stderr, "it is one of these jobs"
     assert again.result.config["layers"] == [[1, 1]]
     assert again.result.provenance["command"].endswith(f"--config-dir={own.folder}/own --config-name=mine seed=1")
+
+
+@pytest.mark.parametrize("launcher", ["basic", "joblib"])
+def test_a_sweep_leaves_the_working_folder_as_it_was(launcher, cli):
+    """Hydra writes what it composed for a sweep to multirun.yaml, which may be the name of a user's file."""
+    mine = cli.folder / "multirun.yaml"
+    mine.write_text("mine")
+    temporary = set(Path(tempfile.gettempdir()).glob(f"{DRY_RUN}*"))
+    done = cli.process("train.py", "-m", "seed=0,1", f"hydra/launcher={launcher}", "dry_run=true", "layers=[1]")
+    assert done.status == 0, done.stderr
+    assert sorted(path.name for path in cli.folder.iterdir() if path.name not in ("cache", "hf")) == ["multirun.yaml"]
+    assert set(Path(tempfile.gettempdir()).glob(f"{DRY_RUN}*")) == temporary
+    done = cli("train.py", "-m", "seed=0,1", f"hydra/launcher={launcher}", "layers=[99]")
+    assert "2 of the sweep's jobs failed" in done.stderr, "control: it is a sweep"
+    assert len(list(cli.folder.glob("multirun/*/*/multirun.yaml"))) == 1
+    assert mine.read_text() == "mine"
+
+
+def test_a_sweep_without_a_folder_of_its_own_is_one_line(cli):
+    (cli.folder / "multirun").write_text("a file")
+    assert "choose hydra.sweep.dir=DIR" in cli("train.py", "-m", "seed=0,1").error
+    assert "the store" in cli("train.py", "-m", "seed=0,1", "store=multirun").error
+
+
+@pytest.mark.parametrize("path", ["/gone/x", "", "."])
+def test_a_variable_of_a_sweep_that_ended_is_ignored(path, cli):
+    done = cli("analyze.py", "model=gelu-3l-mini", "data.report_tokens=1024", "dry_run=true", env={SHARED: path})
+    assert (done.status, "dry run" in done.stderr + done.stdout) == (0, True), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--resolve"], "--resolve goes with --cfg"),
+        (["-m", "--resolve", "seed=1,2"], "--resolve goes with --cfg"),
+        (["-m", "--cfg", "job", "seed=1,2"], "--multirun and --cfg do not go together; leave --cfg out"),
+        (["--run", "-m"], "--run and --multirun do not go together"),
+        (["--shell-completion", "x"], "--shell-completion takes one word"),
+        (["--shell-completion", "install=tcsh"], "--shell-completion takes one word"),
+        (["--shell-completion"], "--shell-completion takes one word"),
+    ],
+)
+def test_options_that_do_not_go_together_are_one_line(words, said, cli):
+    assert said in cli("train.py", *words).error
+
+
+def test_values_to_try_of_a_file_are_said_to_need_a_sweep(cli):
+    (cli.folder / "mine.yaml").write_text("defaults: [analyze, _self_]\nhydra: {sweeper: {params: {seed: '0,1'}}}")
+    said = cli("analyze.py", "-cd", ".", "-cn", "mine", "dry_run=true").stderr
+    assert "hydra.sweeper.params is read with -m alone" in said
 
 
 def shown(cli, *words):

@@ -1,10 +1,12 @@
 """Tokenizers are the same if and only if they cut alike, and others are aligned without a look ahead."""
 
+import base64
 import dataclasses
 import json
 import random
 import shutil
 import unicodedata
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -20,8 +22,9 @@ from thinkalike.data.paired import cuts_of, untrimmed
 from thinkalike.digests import BYTE_OF, tokenizer_fingerprint
 from thinkalike.errors import ModelError
 from thinkalike.instruments import run_job
+from thinkalike.models.bounds import check_growth
 from thinkalike.models.load import load_model
-from thinkalike.models.places import checkpoint_fingerprint
+from thinkalike.models.places import ASSETS, checkpoint_fingerprint
 from thinkalike.models.readers import read_tokenizer
 from thinkalike.models.survey import puts_bos
 
@@ -324,3 +327,81 @@ def test_what_is_known_by_hand():
 def test_bytes_are_written_as_the_library_writes_them():
     assert cutters._letter_of_byte().items() <= BYTE_OF.items()
     assert sorted(BYTE_OF.values()) == list(range(256))
+
+
+def sequence(*normalizers):
+    return {"type": "Sequence", "normalizers": [*normalizers]}
+
+
+def replaced(content, **pattern):
+    return {"type": "Replace", "pattern": pattern, "content": content}
+
+
+def charsmap(*texts):
+    """A map of characters of SentencePiece with an empty trie."""
+    held = (8).to_bytes(4, "little") + bytes(8) + b"".join(text.encode() + b"\0" for text in texts)
+    return {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(held).decode()}
+
+
+MANY, LETTER = replaced("e" * 40, String="e"), replaced("e" * 40, Regex="[a-z]")
+FRONT = {"type": "Prepend", "prepend": "x" * 100}
+EXPLODING = {
+    "four replacements": {"normalizer": sequence(*[replaced("e" * 1000, String="e")] * 4)},
+    "sequences in sequences": {"normalizer": sequence(sequence(LETTER), MANY)},
+    "expressions that match nothing": {"normalizer": sequence(*[replaced("ab", Regex="x*")] * 30)},
+    "an expression that Python does not know": {"normalizer": sequence(*[replaced("ab", Regex="(?=\\p{L})")] * 30)},
+    "what is put in front": {"normalizer": sequence(FRONT, replaced("x" * 100, String="x"))},
+    "maps of characters": {"normalizer": sequence(charsmap("a" * 40), charsmap("b" * 40))},
+    "a decoder": {"decoder": {"type": "Sequence", "decoders": [replaced("e" * 1000, String="e")] * 4}},
+}
+
+
+@pytest.mark.parametrize("what", EXPLODING)
+def test_replacements_that_multiply_are_refused_before_they_run(what, tmp_path):
+    """Four replacements of a letter by a thousand end the process, as Rust cannot allocate their text."""
+    folder = changed_mini(tmp_path, EXPLODING[what])
+    with pytest.raises(ModelError, match=r"replacements of its (normalizer|decoder) may make a text .* times as long"):
+        load_model(folder)
+
+
+def test_replacements_of_real_tokenizers_are_read(tmp_path):
+    signs = {"&": " and ", "%": " percent ", "@": " at ", "#": " hash ", "+": " plus "}
+    words = [replaced(word, String=sign) for sign, word in signs.items()]
+    letters = [replaced(letter, Regex=f"[{letter}]") for letter in "abcdefghijklmnopq"]
+    spaces = [replaced(" ", Regex=" {2,}"), replaced(" ", Regex="\\p{Zs}"), {"type": "NFKC"}]
+    for normalizer in (
+        sequence(*words, *spaces),
+        sequence(*letters),
+        sequence({"type": "Prepend", "prepend": "\u2581"}),
+    ):
+        check_growth(Path(changed_mini(tmp_path, {"normalizer": normalizer}), "tokenizer.json"))
+
+
+def test_a_text_has_one_list_of_ids_where_training_left_merges_out(tmp_path, caplog):
+    text = "the dog barks at midnight"
+    expected = load_model("gpt2-mini").tokenizer(text)["input_ids"]
+    folder = changed_mini(tmp_path, {}, dropout=0.5)
+    raw = Tokenizer.from_file(f"{folder}/tokenizer.json")
+    assert len({tuple(raw.encode(text).ids) for _ in range(20)}) > 1, "control"
+    model = load_model(folder)
+    assert {tuple(model.tokenizer(text)["input_ids"]) for _ in range(20)} == {tuple(expected)}
+    assert "dropout=0.5 of its tokenizer is left out" in caplog.text
+    assert "as other files of the tokenizer add to it" not in caplog.text
+
+
+def test_a_tokenizer_in_memory_with_dropout_is_refused(tmp_path):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder = changed_mini(tmp_path, {}, dropout=0.5)
+    with pytest.raises(ModelError, match=r"the tokenizer has dropout=0\.5"):
+        load_model(AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder))
+
+
+def changed_mini(folder, changes, **of_model):
+    """A copy of a model whose tokenizer.json has these entries."""
+    copied = folder / "copied"
+    shutil.copytree(ASSETS / "gpt2-mini", copied, dirs_exist_ok=True)
+    whole = json.loads((copied / "tokenizer.json").read_text()) | changes
+    whole["model"] |= of_model
+    (copied / "tokenizer.json").write_text(json.dumps(whole))
+    return copied

@@ -18,6 +18,7 @@ import itertools
 import math
 import numbers
 import operator
+import sys
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -36,6 +37,8 @@ NAMES = ("groups", "labels")  # whole numbers that stand for names, which may be
 NUMBERS = "give real numbers, as a tensor, an array, a DataFrame or a list"
 EXACT = 2**53  # beyond it float64 leaves out whole numbers
 UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)  # of which torch can compute next to nothing
+LONG = 4096  # bits of a whole number that a message writes out; Python refuses to write much longer ones
+DEPTH = 64  # axes that an array of NumPy has at most, and so lists in lists
 WHOLE = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, *UNSIGNED)
 
 
@@ -43,27 +46,30 @@ class Within(NamedTuple):
     """The numbers that an argument takes, or that its array holds, as in Annotated[int, Within(least=1)]."""
 
     least: float = -math.inf  # belongs to them
+    most: float = math.inf  # as well
     above: float = -math.inf  # does not
     below: float = math.inf  # does not
     is_finite: bool = True  # whether infinity is none of them
 
     def __contains__(self, number: object) -> bool:
         if number in (math.inf, -math.inf):
-            return not self.is_finite and self.least <= number  # type: ignore[operator]
-        return self.least <= number and self.above < number < self.below  # type: ignore[operator]
+            return not self.is_finite and self.least <= number <= self.most  # type: ignore[operator]
+        return self.least <= number <= self.most and self.above < number < self.below  # type: ignore[operator]
 
     def __str__(self) -> str:
-        ends = {"at least": self.least, "above": self.above, "below": self.below}
+        ends = {"at least": self.least, "above": self.above, "at most": self.most, "below": self.below}
         said = [
-            f"{word} {end:g}" if abs(end) < EXACT else f"{word} 2^{math.log2(end):g}"
+            f"{word} {end:,}" if abs(end) < EXACT else f"{word} 2^{math.log2(end):g}"
             for word, end in ends.items()
             if math.isfinite(end)
         ]
         return " and ".join(said)
 
 
-Count = Annotated[int, Within(least=1)]
-CountOrNone = Annotated[int, Within(least=0)]  # 0 leaves out what would be counted
+MOST_REPETITIONS = 10**6  # each repeats the whole computation, and p-values of a million draws have four digits
+Count = Annotated[int, Within(least=1, below=2**63)]
+Repetitions = Annotated[int, Within(least=1, most=MOST_REPETITIONS)]  # random repetitions, such as permutations
+RepetitionsOrNone = Annotated[int, Within(least=0, most=MOST_REPETITIONS)]  # 0 leaves them out
 Seed = Annotated[int, Within(least=0, below=2**63)]
 Level = Annotated[float, Within(above=0, below=1)]  # a probability, such as 0.95 for 95 %
 
@@ -80,6 +86,7 @@ def takes_arrays(function: Callable[P, R]) -> Callable[..., R]:
     Raises of that function:
         ValueError: An argument cannot be made into its tensor, see `tensor_of`, or has another shape than its
             annotation; the message names the argument. Tables have their rows in another order, see `check_rows`.
+            States have no units, as an array of shape (n, 0), or a list is nested without end.
     """
     signature = inspect.signature(function)
 
@@ -93,7 +100,7 @@ def takes_arrays(function: Callable[P, R]) -> Callable[..., R]:
         given = signature.bind(*args, **kwargs)
         given.arguments.update(checked_numbers(function, given.arguments))
         check_rows(given.arguments.items())
-        tensors = (each for each in tree_leaves([*given.arguments.values()]) if isinstance(each, Tensor))
+        tensors = (each for each in _leaves(given.arguments) if isinstance(each, Tensor))
         device = next((each.device for each in tensors), None)
         with jaxtyping.jaxtyped("context"):  # in which each letter of a shape stands for one size
             for name, each in wanted().items():
@@ -102,6 +109,16 @@ def takes_arrays(function: Callable[P, R]) -> Callable[..., R]:
         return function(*given.args, **given.kwargs)
 
     return taking
+
+
+def _leaves(arguments: Mapping[str, Any]) -> Iterator[Any]:
+    """Yield all values in lists and mappings; a ValueError names an argument whose list contains itself."""
+    for name, value in arguments.items():
+        try:
+            leaves = tree_leaves(value)
+        except RecursionError as error:
+            raise ValueError(f"{name} contains itself: {NUMBERS}") from error
+        yield from leaves
 
 
 def checked_numbers(function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -171,15 +188,20 @@ class _Number(NamedTuple):
         except TypeError:
             is_real = float in self.types and isinstance(value, numbers.Real) and not math.isnan(value)
             return float(value) if is_real else None
-        return whole
+        is_beyond_floats = float in self.types and abs(whole) > sys.float_info.max
+        return None if is_beyond_floats else whole
 
     def __str__(self) -> str:
         words = {float: "a finite number", int: "a whole number", str: "text", bool: "True or False"}
-        said = next(word for kind, word in words.items() if kind in self.types)
-        return f"{said}, {self.range}".rstrip(", ")
+        wanted = next(word for kind, word in words.items() if kind in self.types)
+        described = f"{wanted}, {self.range}".rstrip(", ")
+        may_be_text = str in self.types and wanted != words[str]
+        return f"{described} or text" if may_be_text else described
 
 
 def _shown(value: Any) -> str:
+    if isinstance(value, int) and value.bit_length() > LONG:
+        return "-10^..." if value < 0 else f"10^{int(value.bit_length() * math.log10(2))}"
     text = " ".join(repr(value).split())
     return text if len(text) <= 60 else f"{text[:57]}..."
 
@@ -230,6 +252,8 @@ class _Wanted(NamedTuple):
         if not isinstance(tensor, self.array):
             dims = ", ".join(self.array.dim_str.split())
             raise ValueError(f"{name} has shape {tuple(tensor.shape)}, not ({dims}) in the sizes of other arguments")
+        if tensor.ndim > 1 and tensor.shape[-1] == 0:
+            raise ValueError(f"{name} has shape {tuple(tensor.shape)}, without columns: give one column or more")
         return tensor
 
     def _layers(self, layers: Sequence[Any], name: str, device: torch.device | None) -> Sequence[Any]:
@@ -258,6 +282,7 @@ def tensor_of(value: Any, kind: Any, name: str) -> Tensor:
         value = torch.stack(list(value))  # which keeps gradients
     if isinstance(value, Tensor):
         _refuse_odd(value, name)
+        value = value.resolve_neg()  # NumPy cannot read a view whose sign is still to be changed
         if value.dtype in UNSIGNED:
             value = torch.from_numpy(_numeric(value.cpu().numpy(), name)).to(value.device)
     else:
@@ -271,7 +296,8 @@ def tensor_of(value: Any, kind: Any, name: str) -> Tensor:
         if name in NAMES and array.dtype.kind not in "biu":
             import pandas as pd
 
-            numbers = pd.factorize(array.ravel())[0].reshape(array.shape)
+            native = array.astype(array.dtype.newbyteorder("="))  # pandas takes no foreign byte order
+            numbers = pd.factorize(native.ravel())[0].reshape(array.shape)
             _refuse_missing(numbers < 0, name)
             return torch.from_numpy(numbers)
         value = torch.from_numpy(_numeric(array, name))
@@ -280,8 +306,11 @@ def tensor_of(value: Any, kind: Any, name: str) -> Tensor:
             raise ValueError(f"{name} holds whole numbers beyond 2^53, which float64 cannot tell apart: divide them")
         return value.double()
     if kind is Int and value.is_floating_point():
+        refuse_nan(value, name)
         if (value != value.round()).any():
             raise ValueError(f"{name} holds fractions: give whole numbers")
+        if not (value.abs() < 2**63).all():
+            raise ValueError(f"{name} holds numbers beyond 2^63, or infinity: give smaller whole numbers")
         return value.long()
     return value.long() if kind is Int and value.dtype.itemsize < 4 else value  # short numbers index nothing
 
@@ -359,7 +388,7 @@ def check_rows(named: Iterable[tuple[str, Any]]) -> None:
     same numbers.
 
     Raises:
-        ValueError: A label that two tables have stands in different rows.
+        ValueError: A label that two tables have stands in different rows, or a list contains itself.
     """
     for (before, known), (name, labels) in itertools.combinations(_labels(named), 2):
         if len(known) != len(labels) or labels.equals(known):
@@ -374,11 +403,13 @@ def check_rows(named: Iterable[tuple[str, Any]]) -> None:
             )
 
 
-def _labels(named: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+def _labels(named: Iterable[tuple[str, Any]], depth: int = 0) -> Iterator[tuple[str, Any]]:
     for name, value in named:
+        if depth > DEPTH:
+            raise ValueError(f"{name.partition('[')[0]} contains itself, or is nested too deep: {NUMBERS}")
         if hasattr(value, "iloc"):
             yield name, value.index
         elif isinstance(value, Mapping):
-            yield from _labels((f"{name}[{key!r}]", each) for key, each in value.items())
+            yield from _labels(((f"{name}[{key!r}]", each) for key, each in value.items()), depth + 1)
         elif isinstance(value, list | tuple) and value and not isinstance(value[0], int | float):
-            yield from _labels((f"{name}[{place}]", each) for place, each in enumerate(value))
+            yield from _labels(((f"{name}[{place}]", each) for place, each in enumerate(value)), depth + 1)

@@ -6,6 +6,7 @@ run on, in which each notes its results, or why it failed; a job that fails does
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import fcntl
 import itertools
@@ -14,6 +15,7 @@ import logging
 import os
 import re
 import shlex
+import shutil
 import stat
 import sys
 import tempfile
@@ -24,9 +26,10 @@ from pathlib import Path
 from typing import Any
 
 import hydra
+from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
 from hydra.experimental.callback import Callback
-from omegaconf import DictConfig
+from omegaconf import DictConfig, read_write
 
 from thinkalike.config.compose import (
     COMPOSING_ERRORS,
@@ -35,20 +38,26 @@ from thinkalike.config.compose import (
     check_number_of_jobs,
     checked,
     explained,
+    files_settings,
     keys_of,
     loading_files_only,
     register,
+    trust_plugins_of,
     with_quoted_paths,
 )
-from thinkalike.errors import ConfigError, ResourceError, ShareDone, ThinkalikeError, nearest, plain
+from thinkalike.errors import ConfigError, ResourceError, ShareDone, ThinkalikeError, listed, nearest, plain
 from thinkalike.global_state import isolated
+from thinkalike.plugins import TRUSTED
 from thinkalike.processes import Interrupted, doing, follow_parent, heeded
 
 STARTED_SWEEP = ".sweep-"  # how the file in a store begins that the jobs of a sweep share
 SHARED = "THINKALIKE_SWEEP"  # environment variable: the file that the jobs of a sweep share
 STARTED_BY = "THINKALIKE_STARTED_BY"  # environment variable: the process whose children end with it
 COMMAND = "THINKALIKE_COMMAND"  # where a process that shares a job finds the word that Lightning does not hand on
+log = logging.getLogger(__name__)
 USER_ERRORS = (ThinkalikeError, *COMPOSING_ERRORS)  # which a user can act on
+SHELLS = ("bash", "fish", "zsh")  # that Hydra can complete words for
+DRY_RUN = "thinkalike-dry-run-"  # how the temporary folder of a sweep begins that does nothing
 SHORT = ("margin", "null", "tokens", "tokens_per_part", "contrast", "path", "pairs", "steps", "other")  # of `diff`
 
 
@@ -65,6 +74,9 @@ def entry_point(name: str) -> Callable[[], None]:
         logging.root.handlers[0].addFilter(lambda record: not getattr(record, "again", False))
         logging.getLogger("thinkalike").setLevel(logging.INFO)
         with own_process(), isolated():  # so that nothing inside the job takes its own state for that of a user
+            other = "train" if "task" in composed else "analyze"
+            if name != other:
+                raise ConfigError(f"this configuration begins with defaults: [{other}]; run thinkalike {other}")
             if SHARED in os.environ:
                 return _in_sweep(composed)
             if (made := _done(composed)) and (status := made[0].scalars.get("exit_status")):
@@ -79,12 +91,33 @@ def entry_point(name: str) -> Callable[[], None]:
         with own_process():
             register()
             sys.argv[1:] = with_quoted_paths(sys.argv[1:])
+            os.environ.pop(SHARED, None)  # of a sweep that has ended, if somebody exported it
+            words = get_args_parser().parse_args()
+            _check_flags(words)
+            TRUSTED.clear()  # what an earlier command line named, it named for itself
+            trust_plugins_of(words.overrides)
             _run_all(hydra.main(version_base=None, config_path=str(CONF), config_name=name)(task))
 
     return main
 
 
 train, analyze = entry_point("train"), entry_point("analyze")
+
+
+def _check_flags(words: argparse.Namespace) -> None:
+    """Check the options of a command line that begin with a dash; Hydra ends in a traceback where they do not fit."""
+    if words.resolve and not (words.cfg or words.help):
+        raise ConfigError("--resolve goes with --cfg job|hydra|all or --help; add one of them")
+    modes = {"--run": words.run, "--multirun": words.multirun, "--cfg": words.cfg, "--info": words.info,
+             "--shell-completion": words.shell_completion}  # fmt: skip
+    chosen = [name for name, value in modes.items() if value]
+    if len(chosen) > 1:
+        raise ConfigError(f"{' and '.join(chosen)} do not go together; leave {chosen[-1]} out")
+    if words.shell_completion:
+        first = words.overrides[0] if words.overrides else ""
+        action, _, shell = first.partition("=")
+        if len(words.overrides) != 1 or action not in ("install", "uninstall", "query") or shell not in SHELLS:
+            raise ConfigError(f"--shell-completion takes one word: install=SHELL or uninstall=SHELL; {listed(SHELLS)}")
 
 
 @contextlib.contextmanager
@@ -165,14 +198,19 @@ def _done(composed: DictConfig) -> list[Any]:
 
     chosen, made = HydraConfig.get(), []
     overrides = list(chosen.overrides.task)
+    trust_plugins_of(overrides)  # a worker of a sweep has not read the command line
+    files = {file: {*keys} for file, keys in files_settings().items()}
     config = checked(composed, overrides, chosen.runtime.choices)
+    if chosen.sweeper.get("params") and SHARED not in os.environ:
+        log.warning("warning: hydra.sweeper.params is read with -m alone, and one job is done without its values")
     if config.trainer.strategy == "ddp" and SHARED in os.environ:  # each process would begin the whole sweep
         raise ConfigError("trainer=ddp does not go with -m: start each such job by itself")
     with watched(), doing("starting", steps_aside=True), contextlib.suppress(ShareDone):
-        from thinkalike.job.instrument import asked_for, check_read  # torch takes seconds to import
+        from thinkalike.job.instrument import asked_for, check_read, warn_of_unread  # torch takes seconds to import
         from thinkalike.job.performing import may_take_long, run_jobs
 
         check_read(overrides, config)
+        warn_of_unread(files, config)
         if config.dry_run or config.budget:
             config = _foretold(config, keys_of(overrides))
         elif config.trainer.strategy != "ddp":
@@ -210,13 +248,22 @@ class Sweep(Callback):
         except USER_ERRORS as error:  # Hydra makes a warning of any error of a callback
             print(plain(f"error: {_one_line(error)}"), file=sys.stderr)
             sys.exit(1)
-        store = Path(tempfile.gettempdir() if config.dry_run else str(config.store)).expanduser().resolve()
+        if config.dry_run:
+            store = Path(tempfile.mkdtemp(prefix=DRY_RUN))
+            with read_write(config.hydra):
+                config.hydra.sweep.dir = str(store)
+                config.hydra.overrides.hydra.append(f"hydra.sweep.dir='{store}'")  # by which its jobs are composed
+        else:
+            store = Path(str(config.store)).expanduser().resolve()
+        folder, remedy = f"store {store}", "choose store=DIR"
         try:
             store.mkdir(parents=True, exist_ok=True)
             _remove_stale(store)
             opened, path = tempfile.mkstemp(prefix=STARTED_SWEEP, dir=store)
+            folder, remedy = f"folder {config.hydra.sweep.dir}", "choose hydra.sweep.dir=DIR"
+            Path(config.hydra.sweep.dir).mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            print(f"error: the store {store} cannot be written: {error.strerror}; choose store=DIR", file=sys.stderr)
+            print(f"error: the {folder} cannot be written: {error.strerror}; {remedy}", file=sys.stderr)
             sys.exit(1)
         with contextlib.suppress(OSError):  # a file system without locks
             fcntl.flock(opened, fcntl.LOCK_EX)  # until this process has ended: then the file is stale
@@ -259,6 +306,8 @@ def _summed_up(shared: Path) -> bool:
 
     notes = [json.loads(line) for line in shared.read_text().splitlines()]
     shared.unlink()
+    if shared.parent.name.startswith(DRY_RUN):
+        shutil.rmtree(shared.parent, ignore_errors=True)
     made = sorted((note for note in notes if "folder" in note), key=lambda note: note["number"])
     if made:
         show_sweep([(note["words"], Path(note["folder"])) for note in made])

@@ -77,6 +77,10 @@ def checked_path(name: str, value: object) -> str:
     path = os.fspath(value)
     if not isinstance(path, str) or not path or "\0" in path:
         raise ConfigError(f"{name}={path!r} must be a path as text, which is not empty and has no character NUL")
+    try:
+        os.fsencode(path)
+    except UnicodeEncodeError:
+        raise ConfigError(f"{name}={path!r} has half of a surrogate pair, which no name of a file has") from None
     return path
 
 
@@ -101,7 +105,7 @@ def listed(names: Collection[object]) -> str:
     return shown if len(names) <= 4 else f"{shown}, ... ({len(names)} in all)"
 
 
-def flat(settings: Mapping[str, Any]) -> dict[str, Any]:
+def flat(settings: Mapping[Any, Any]) -> dict[str, Any]:
     """Return nested settings by dotted names."""
     found: dict[str, Any] = {}
     for name, value in settings.items():
@@ -134,6 +138,8 @@ def one_line(error: BaseException) -> str:
         reason = re.search(r"WeightsUnpickler error: (.*?)(?:\. |\n|$)", text)
         detail = f" ({reason[1]})" if reason and reason[1] else ""
         text = f"it is damaged, or holds more than tensors{detail}, and what else it holds is never run"
+    elif "allow_pickle" in text:
+        text = "it holds pickled objects, which are never run; save arrays of numbers or text"
     elif "trust_remote_code" in text:
         text = "it needs code of its own repository, and that is never run"
     return textwrap.shorten(text, LONGEST, placeholder=" ...")
@@ -145,6 +151,16 @@ def panicked(error: BaseException) -> bool:
     That of tokenizers panics where a pattern of a tokenizer.json takes too many steps on a text.
     """
     return type(error).__name__ == "PanicException"
+
+
+def short(value: Any) -> str:
+    """Return a value as a message shows it: one line of printable characters, and not a whole file of numbers."""
+    try:
+        written = str(value)
+    except ValueError:  # Python writes no integer of more than 4300 digits
+        written = "an integer of thousands of digits"
+    text = "".join(each if each.isprintable() else " " for each in written)
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def plain(text: str) -> str:

@@ -28,17 +28,18 @@ import numpy as np
 import pandas as pd
 import torch
 from jaxtyping import Float
+from safetensors.numpy import save_file
 from torch import Tensor, nn
 
 from thinkalike import measures, plugins
 from thinkalike.arguments import check_rows, checked_numbers, tensor_of
-from thinkalike.config import ModelConfig, compose_job, measure_module, measure_schema, options, part_named
+from thinkalike.config import ModelConfig, compose_open_job, measure_module, measure_schema, options, part_named
 from thinkalike.config.parts import SMALL, AnalyzeConfig, DataConfig, StimuliConfig
 from thinkalike.config.schema import default_of, is_open
-from thinkalike.data.recordings import IDS, IN_ORDER
-from thinkalike.data.tables import MARKS
+from thinkalike.data.recordings import IDS, IN_ORDER, RUNS
+from thinkalike.data.tables import MARKS, with_named_index
 from thinkalike.digests import tokenizer_fingerprint
-from thinkalike.errors import ConfigError, ThinkalikeError, checked_path
+from thinkalike.errors import ConfigError, ThinkalikeError, checked_path, plain
 from thinkalike.global_state import isolated
 from thinkalike.instruments import check_read, run_job
 from thinkalike.models.behaviour import identity_of
@@ -57,6 +58,8 @@ Text = str | os.PathLike[str] | Iterable[str] | Iterable[Mapping[str, Any]]
 Table = str | os.PathLike[str] | pd.DataFrame
 Layers = str | Sequence[int] | Sequence[Sequence[int]]
 OF_WORDS = ("measure.skip_first",)  # settings of measures that choose among the words of stimuli
+RESERVED = (IDS, RUNS, "__metadata__")  # names in a file of recorded states that are no layers
+LONGEST_NAME = 1000  # letters of the name of a layer
 INPUTS = ("target", "others", "texts", "stimuli", "store", "measure")  # keywords that are no settings
 
 
@@ -91,10 +94,10 @@ def compare(
     texts: Text | None = None, stimuli: Table | None = None, layers: Layers | None = None,
     site: str | Sequence[str] = "resid_post", head: int | str | None = None, ruler: str | None = None,
     batches: int | None = None, tokens_per_batch: int = 1024, level: str = "auto", embed: bool = False,
-    massive: str = "drop", skip_first: int = 0, skip_special_tokens: bool = False, given: str = "none",
-    null: bool = False, permutations: int = 99, estimator: str = "unbiased", aggregate: str = "ratio_of_means",
-    kernel: str = "linear", flatten: str = "token", neighbours: int = 10, kept: float = 0.99,
-    fit_batches: int | None = None, ridge: float | None = None, words: int = 8192,
+    massive: str = "drop", skip_first: int = 0, skip_special_tokens: bool = False, given: str | None = None,
+    null: bool | None = None, permutations: int | None = None, estimator: str = "unbiased",
+    aggregate: str = "ratio_of_means", kernel: str = "linear", flatten: str = "token", neighbours: int = 10,
+    kept: float = 0.99, fit_batches: int | None = None, ridge: float | None = None, words: int = 8192,
     field: str | None = None, group: str | None = None, context: int | None = None, report_tokens: int | None = None,
     features: Sequence[str] | None = None, scale: str = "auto", recipe: str = "honest", seed: int = 0,
     threads: int | None = None, store: str | os.PathLike[str] | None = None, force: bool = False,
@@ -288,6 +291,7 @@ def _result(kind: str, function: Callable[..., Any], arguments: Mapping[str, Any
     names = [f"{first}[{place}]" for place in range(len(sides))] if sides is arguments[first] else [first, second]
     named = dict(zip(names, sides, strict=False))
     given = given_settings(function, checked_arguments(function, arguments, named))
+    plugins.trust(plugins.named_in([kind, *given.values()]))
     if not sides:
         raise ConfigError(f"{first} is empty: give a list of models or of arrays")
     for name, side in named.items():
@@ -343,7 +347,7 @@ def _done(
         made |= {"activations": files} if files else {}
         made |= dict(zip(["target"] if alone else ["model", "target"], [*configs, *configs[-1:]], strict=False))
         entry = "train" if kind == "stitch" else "analyze"
-        config = compose_job(entry, words, **made, **({"scale": _scale(configs)} | parts[""]))
+        config = compose_open_job(entry, words, **made, **({"scale": _scale(configs)} | parts[""]))
         keys = [*settings, *(name for name, each in (("data", texts), ("stimuli", stimuli)) if each is not None)]
         keys += ["target"] if len(models) > 1 and models[0] is not models[1] else []
         if alone:
@@ -361,7 +365,9 @@ def naming(keywords: Iterable[str]) -> Iterator[None]:
         said = re.sub(
             rf"\b(?:(?:stitch|measure|data|stimuli)\.({'|'.join(keywords)})|model\.(site|head))\b", r"\1\2", str(error)
         )
-        said = re.sub(r"\S*/thinkalike-\w+/([^/ ]+?)(/arrays\d*\.npz(: states\b)?|\.jsonl)", r"\1", said)  # in memory
+        said = re.sub(
+            r"\S*/thinkalike-\w+/([^/ ]+?)(/arrays\d*\.safetensors(: states\b)?|\.jsonl)", r"\1", said
+        )  # in memory
         said = re.sub(r"\bdata\.files\b", "texts", re.sub(r"\bdata=", "texts=", said))
         error.args = (re.sub(r"\bmodel@target=", "target=", said),)
         raise
@@ -446,8 +452,13 @@ def _layers_of(side: Any, argument: str) -> str | dict[str, Tensor]:
     layers: dict[str, Tensor] = {}
     for name, states in (side if isinstance(side, Mapping) else {"states": side}).items():
         place = f"{argument}[{name!r}]" if isinstance(side, Mapping) else argument
-        if not isinstance(name, str | int) or isinstance(name, bool) or str(name) in ("", "file", *layers, IDS):
-            raise ConfigError(f"{place}: a layer has a name or a number of its own, which is not file or {IDS}")
+        if not isinstance(name, str | int) or isinstance(name, bool) or str(name) in ("", *layers, *RESERVED):
+            raise ConfigError(f"{place}: a layer has a name or a number of its own, but none of {', '.join(RESERVED)}")
+        if plain(str(name)) != str(name) or len(str(name)) > LONGEST_NAME:
+            raise ConfigError(
+                f"{argument}[{str(name)[:40]!r}]: the name of a layer has at most {LONGEST_NAME} "
+                "letters, and no control characters or halves of surrogate pairs"
+            )
         try:
             layers[str(name)] = tensor_of(states, Float, place).detach().cpu()
         except ValueError as error:
@@ -464,10 +475,10 @@ def _recorded(layers: str | dict[str, Tensor], folder: Path, number: int) -> str
     """Return the file of recorded states: that which is given, or one of arrays whose rows are those of the stimuli."""
     if isinstance(layers, str):
         return layers
-    plain = {name: (each.float() if each.dtype.itemsize < 4 else each).numpy() for name, each in layers.items()}
+    arrays = {name: (each.float() if each.dtype.itemsize < 4 else each).numpy() for name, each in layers.items()}
     folder.mkdir()
-    path = folder / f"arrays{number if number > 1 else ''}.npz"
-    np.savez(path, **{IDS: np.array(IN_ORDER)}, **plain)  # type: ignore[arg-type]
+    path = folder / f"arrays{number if number > 1 else ''}.safetensors"
+    save_file(arrays, path, metadata={IDS: IN_ORDER})  # np.savez takes names such as file for its own arguments
     return str(path)
 
 
@@ -503,9 +514,10 @@ def in_table(stimuli: Any) -> Iterator[tuple[str, dict[str, Any]]]:
         kind = {".parquet": "table", ".conllu": "conllu", **dict.fromkeys(MARKS, "table")}.get(path.suffix)
         yield (kind, {"path": str(path)}) if kind else ("schema" if stimuli is None else str(stimuli), {})
         return
+    stimuli = with_named_index(stimuli, "stimuli")
     content = stimuli.to_json(orient="split", double_precision=15)
     place = f"DataFrame {hashlib.sha256(content.encode()).hexdigest()[:8]}"
-    HELD[place] = stimuli.reset_index(drop=True)
+    HELD[place] = stimuli
     try:
         yield "table", {"path": place}
     finally:

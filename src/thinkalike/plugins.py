@@ -21,7 +21,7 @@ import hashlib
 import re
 import tomllib
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
@@ -30,7 +30,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from thinkalike.errors import ConfigError, PluginError, one_line, one_of
+from thinkalike.errors import ConfigError, PluginError, one_line, one_of, short
 
 PLUGIN = re.compile(r".*\.py:[A-Za-z_]\w*")
 GROUP = "thinkalike.instruments"
@@ -47,12 +47,15 @@ def _declared() -> dict[str, str]:
 
 
 POINTS = _declared()
+DECLARED = frozenset(POINTS.values())
 TASKS, MEASURES, SUBJECTS = (
     {name.removeprefix(part): value for name, value in POINTS.items() if name.startswith(part)}
     for part in ("task.", "measure.", "subjects.")
 )
 # models and tables in memory while a job runs, and functions, each by the path or FILE.py:NAME that stands for it
 HELD: dict[str, Any] = {}
+# the FILE.py:NAME that a person typed on a command line or gave as an argument in Python; no other file is run
+TRUSTED: set[str] = set()
 
 
 @dataclass(frozen=True)
@@ -83,18 +86,44 @@ def is_plugin(name: Any) -> bool:
 def load(name: str) -> Any:
     """Return the object that FILE.py:NAME or module:NAME names; a file whose content has changed is run anew.
 
+    This is the one place where a name becomes code, and a name may come from a stranger's configuration. So the module
+    is one of an entry point, and the file one of `TRUSTED`.
+
     Raises:
-        PluginError: the file or the object does not exist, or the file raises an error.
+        PluginError: the name is not trusted, the file or the object does not exist, or the file raises an error.
     """
     if name in HELD:
         return HELD[name]
     path, _, attribute = name.rpartition(":")
     if not is_plugin(name):
+        if name not in DECLARED:
+            raise PluginError(f"{short(name)} is not a plugin; name the object of a file as FILE.py:NAME")
         return getattr(import_module(path), attribute)
+    check_trusted(name)
     names = vars(_module(Path(path).expanduser().resolve(), _content(path)))
     if attribute not in names:
         raise PluginError(f"{path} has no {attribute}")
     return names[attribute]
+
+
+def trust(names: Iterable[str]) -> None:
+    """Let files of code be run from now on, each by its FILE.py:NAME, because a person named them."""
+    TRUSTED.update(names)
+
+
+def check_trusted(name: str) -> None:
+    """Check that a person named a plugin FILE.py:NAME; a configuration file alone runs no code.
+
+    Names are compared whole, as plugins/mine.py:f and mine.py:f are different files.
+
+    Raises:
+        PluginError: nobody did.
+    """
+    if name not in TRUSTED and name not in HELD:
+        raise PluginError(
+            f"a configuration file names {short(name)}, and code of yours is run only where the command line names "
+            "it, too; give that setting on the command line, or in Python call thinkalike.plugins.trust"
+        )
 
 
 def measure_module(kind: str) -> str:

@@ -30,7 +30,7 @@ from rich.spinner import Spinner
 from rich.table import Table as Drawn
 from rich.text import Text
 
-from thinkalike.errors import plain
+from thinkalike.errors import ConfigError, plain, short
 from thinkalike.processes import RANKS, Activity, under_way
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ SHADES = " ░▒▓█"
 MAP_ROWS, MAP_WIDTH = 18, 48  # lines and columns of the screen, at most, beside the labels
 PROGRESS = "THINKALIKE_PROGRESS"  # environment variable: seconds between lines where there is no terminal; 0: silence
 EVERY = 30.0  # where it is not set
+LONGEST_WAIT = 1e6  # seconds; Python refuses to wait much longer
 MAIN = "MainProcess"  # workers of a sweep have other names, and share the terminal
 
 _live: Live | None = None
@@ -228,10 +229,22 @@ def number_of_documents(numbers: Mapping[str, float]) -> str:
     return f"{numbers['documents']:.0f} documents" + (f" (as {equal:.1f} of equal length)" if equal else "")
 
 
+def _seconds_between_lines() -> float:
+    """Return what the environment says of progress; a ConfigError if it is not a number."""
+    given = os.environ.get(PROGRESS) or str(EVERY)
+    try:
+        seconds = float(given)
+    except ValueError:
+        seconds = math.nan
+    if not math.isfinite(seconds):
+        raise ConfigError(f"{PROGRESS}={short(given)} must be a number of seconds; 0 shows no progress")
+    return min(seconds, LONGEST_WAIT)
+
+
 @contextlib.contextmanager
 def watched() -> Iterator[None]:
     """Show what is being done while this is open."""
-    stream, every = sys.stderr, float(os.environ.get(PROGRESS, EVERY))
+    stream, every = sys.stderr, _seconds_between_lines()
     if stream is None or every <= 0 or any(os.environ.get(name, "0") != "0" for name in RANKS):
         yield
     elif stream.isatty() and os.environ.get("TERM") != "dumb" and multiprocessing.current_process().name == MAIN:

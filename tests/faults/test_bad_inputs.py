@@ -102,7 +102,7 @@ def write_files(folder: Path) -> None:
 def files(folder: Path) -> set[Path]:
     """Return what is in a folder, where a line's own store is, too, but for caches and Hydra's record of a sweep."""
     found = {path for path in folder.rglob("*") if path.is_file()}
-    return {path for path in found if path.relative_to(folder).parts[0] not in ("cache", "hf", "multirun.yaml")}
+    return {path for path in found if path.relative_to(folder).parts[0] not in ("cache", "hf", "multirun")}
 
 
 @pytest.mark.slow

@@ -22,6 +22,7 @@ from typing import Any, ClassVar, get_type_hints
 from unittest.mock import patch
 
 import hydra._internal.hydra
+import yaml
 from hydra import compose, initialize_config_dir
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.config_repository import CachingConfigRepository, ConfigRepository
@@ -45,19 +46,21 @@ from yaml import YAMLError
 
 from thinkalike.config import parts
 from thinkalike.config.parts import HOW_IT_RUNS, AnalyzeConfig, JobConfig, MeasureConfig, ModelConfig, TrainConfig
-from thinkalike.config.schema import Checked, default_of, is_open, made, short, unknown
-from thinkalike.errors import ConfigError, PluginError, ThinkalikeError, chain, nearest, one_line, one_of
+from thinkalike.config.schema import Checked, default_of, is_open, made, unknown
+from thinkalike.errors import ConfigError, ThinkalikeError, chain, flat, nearest, one_line, one_of, short
 from thinkalike.files import check_yaml, read_bytes
 from thinkalike.plugins import (
     MEASURES,
     POINTS,
     TASKS,
+    check_trusted,
     instrument,
     instrument_of,
     is_plugin,
     load,
     measure_module,
     named_in,
+    trust,
 )
 
 COMPOSING_ERRORS = (OmegaConfBaseException, HydraException, YAMLError)
@@ -79,6 +82,7 @@ PARAMETER = re.compile(r"[a-z][\w-]*", re.ASCII | re.IGNORECASE)  # becomes a li
 # such as ++stitch.lr; whatever stands before it, no key of a sweep is one of Hydra's own settings
 SWEPT_KEY = re.compile(r"[+~]{0,2}(?!hydra\b)[a-z][\w-]*([./][\w-]+)*(@target)?", re.ASCII)
 SWEPT_VALUES = re.compile(r"[\w\s.,()\[\]*/+=-]*")  # such as choice(0.1,1); without a colon it names no FILE.py:NAME
+OLD_NUMBER = re.compile(r"[-+]?(0[0-9_]+|[0-9][0-9_]*(:[0-9]{1,2})+(\.[0-9_]*)?)")  # octal, or of base 60
 MOST_JOBS = 10_000  # of a sweep; Hydra lists and composes all of them before the first begins
 MOST_BITS = 1024  # of an integer in a file, as no float is larger; Python refuses to print very long ones
 REFERENCE_COST = 200  # letters that OmegaConf reads while it looks up one ${...}, each time anew
@@ -133,12 +137,26 @@ class FilesOnly(ConfigRepository):
 
     def __init__(self, config_search_path: ConfigSearchPath):
         super().__init__(config_search_path)
-        self.typed: set[str] = set()  # the plugins that the command line names
+        self.settings: dict[str, set[str]] = {}  # the keys that each file of a user sets
+        self.missing: dict[str, str] = {}  # by key the file that says ??? of it, and no later one another value
+
+    def note(self, config: Any, file: str) -> None:
+        """Note which keys a file sets, once they are at their final places; `file` is "" for one of the package."""
+        settings: Any = OmegaConf.to_container(config, resolve=False)
+        if not isinstance(settings, dict):
+            return
+        for key, value in flat({name: part for name, part in settings.items() if name != "hydra"}).items():
+            if file:
+                self.settings.setdefault(file, set()).add(key)
+            if file and value == "???":
+                self.missing[key] = file
+            else:
+                self.missing.pop(key, None)
 
     def _find_object_source(self, config_path: str, object_type: ObjectType | None) -> ConfigSource | None:
         # before any source is asked, as the schema of a plugin's measure comes from running its file
         name = config_path.partition("/")[2]
-        _check_plugins(name, self.typed)
+        _check_plugins(name)
         return super()._find_object_source(config_path, object_type)
 
     def load_config(self, config_path: str) -> ConfigResult | None:
@@ -147,11 +165,20 @@ class FilesOnly(ConfigRepository):
         if file is None:
             self._check_unused(source, config_path)
             return super().load_config(config_path)
-        check_yaml(read_bytes(file, LARGEST_FILE), str(file))
-        loaded = super().load_config(config_path)
+        content = read_bytes(file, LARGEST_FILE)
+        try:
+            check_yaml(content, str(file))
+            loaded = super().load_config(config_path)
+        except YAMLError as error:
+            raise ConfigError(f"{file}: {_explained_yaml(error)}") from error
+        except (ThinkalikeError, RecursionError):
+            raise
+        except Exception as error:  # such as a ValueError of PyYAML for !!float x
+            raise ConfigError(f"{file}: {explained(error)}") from error
         assert loaded is not None
         loaded.foreign = str(file)  # type: ignore[attr-defined]
         _check_integers(OmegaConf.to_container(loaded.config, resolve=False), str(file))
+        _check_notation(content, str(file))
         _check_hydras_settings(loaded.config, str(file))
         return loaded
 
@@ -197,16 +224,20 @@ class Loader(ConfigLoaderImpl):
         self, config_name: str | None, overrides: list[str]
     ) -> tuple[list[Override], CachingConfigRepository]:
         parsed = OverridesParser.create().parse_overrides(overrides=overrides)
-        self.files.typed = _plugins_typed(parsed)
+        if config_name is not None:  # and not an option of a group alone, see `_option`
+            self.files.settings.clear()
+            self.files.missing.clear()
         repository = FewLoads(self.files)
         self._process_config_searchpath(config_name, parsed, repository)
         return parsed, repository
 
     def _load_single_config(self, default: ResultDefault, repo: Any) -> ConfigResult:
         loaded = super()._load_single_config(default, repo)
-        if file := getattr(loaded, "foreign", ""):
+        file = getattr(loaded, "foreign", "")
+        self.files.note(loaded.config, file)
+        if file:
             _check_hydras_settings(loaded.config, file)
-            _check_plugins(OmegaConf.to_container(loaded.config, resolve=False), self.files.typed)
+            _check_plugins(OmegaConf.to_container(loaded.config, resolve=False))
         return loaded
 
     def load_configuration(self, *given: Any, **named: Any) -> DictConfig:
@@ -216,6 +247,7 @@ class Loader(ConfigLoaderImpl):
             settings.pop("hydra")  # of which no file has set a text
             if composed.hydra.job.config_name:
                 _check_is_job(settings)
+                self._check_given(OmegaConf.to_container(composed.hydra.overrides.task, resolve=False))
             _resolved_size(settings, "", settings, {})
             return composed
         except (ThinkalikeError, *COMPOSING_ERRORS):
@@ -225,6 +257,13 @@ class Loader(ConfigLoaderImpl):
         except Exception as error:  # Hydra has no errors of its own for most of what can be wrong in a file
             reason = one_line(error) or type(error).__name__
             raise ConfigError(f"the configuration cannot be composed: {reason}") from error
+
+    def _check_given(self, overrides: Any) -> None:
+        """Check that overrides have each setting that a file leaves to them, as ???, for which a default would pass."""
+        given = keys_of(overrides)
+        for key, file in self.files.missing.items():
+            if not any(key == each or key.startswith(f"{each}.") for each in given):
+                raise ConfigError(f"{file} leaves {short(key)} to the command line, as ???; give {short(key)}=")
 
 
 @contextlib.contextmanager
@@ -262,6 +301,24 @@ def _check_integers(value: Any, file: str) -> None:
         raise ConfigError(f"{file} has an integer of {value.bit_length():,} bits; {MOST_BITS:,} are the most")
 
 
+def _check_notation(content: bytes, file: str) -> None:
+    """Check that no number of a file is another one on a command line: YAML reads 010 as 8, and 1:30 as 90."""
+    for event in yaml.parse(content, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
+        if isinstance(event, yaml.ScalarEvent) and event.implicit[0] and OLD_NUMBER.fullmatch(event.value):
+            raise ConfigError(
+                f"{file}: {short(event.value)} is not a decimal number in YAML; write it without leading zeros and "
+                "colons, or in quotes if it is a text"
+            )
+
+
+def _explained_yaml(error: YAMLError) -> str:
+    """Return what is wrong with a text in YAML, and where, without the name of its stream."""
+    problem, mark = getattr(error, "problem", None), getattr(error, "problem_mark", None)
+    if not problem:
+        return one_line(error)
+    return f"{problem} in line {mark.line + 1}" if mark else str(problem)
+
+
 def check_number_of_jobs(composed: DictConfig) -> None:
     """Check that Hydra's usual sweeper would not make too many jobs of a command line and of a file's values to try.
 
@@ -293,31 +350,44 @@ def _number_of_values(override: Override) -> int | float:
     return len(list(override.sweep_iterator())) if override.is_choice_sweep() else 1
 
 
-def _plugins_typed(overrides: Iterable[Override]) -> set[str]:
-    """Return the plugins FILE.py:NAME that overrides name, also among the values of a sweep."""
-    names: set[str] = set()
+def trust_plugins_of(overrides: Iterable[str]) -> None:
+    """Let the files of code be run that overrides name as FILE.py:NAME, because a person wrote these overrides."""
     for override in overrides:
-        value: Any = override.value()
-        if isinstance(value, ChoiceSweep):
-            value = [Override._convert_value(choice) for choice in value.list]
-        names.update(named_in(value))
+        trust(_plugins_in(_parsed(override)))
+
+
+def _parsed(override: str) -> list[Override]:
+    """Return an override as Hydra reads it, or nothing if it cannot, which Hydra itself says at its time."""
+    try:
+        return OverridesParser.create().parse_overrides([override])
+    except HydraException:
+        return []
+
+
+def _plugins_in(settings: Any) -> list[str]:
+    """Return the plugins FILE.py:NAME that nested settings or overrides name, once or several times.
+
+    Some settings are lists of overrides for a job inside the job, such as population.options, which name plugins in
+    their values.
+    """
+    if isinstance(settings, Mapping):
+        return _plugins_in([*settings.values()])
+    if isinstance(settings, list | tuple):
+        return [name for inner in settings for name in _plugins_in(inner)]
+    if isinstance(settings, Override):
+        return _plugins_in(settings.value())
+    if isinstance(settings, ChoiceSweep):
+        return _plugins_in([Override._convert_value(choice) for choice in settings.list])
+    names = named_in(settings)
+    if isinstance(settings, str) and "=" in settings and ".py:" in settings:
+        names += _plugins_in(_parsed(settings))
     return names
 
 
-def _check_plugins(settings: Any, typed: Collection[str]) -> None:
-    """Check that the command line names each file of code that settings name: a configuration runs none by itself.
-
-    Args:
-        settings: nested settings of a file, or of the whole configuration.
-        typed: the plugins that the command line names. They are compared whole, as plugins/mine.py:f and mine.py:f are
-            different files.
-    """
-    for name in named_in(settings):
-        if name not in typed:
-            raise PluginError(
-                f"a configuration file names {short(name)}, and code of yours is run only where the command line names "
-                "it, too; give that setting on the command line"
-            )
+def _check_plugins(settings: Any) -> None:
+    """Check that a person named each file of code that settings name: a configuration runs none by itself."""
+    for name in _plugins_in(settings):
+        check_trusted(name)
 
 
 def _check_hydras_settings(config: Any, file: str) -> None:
@@ -469,6 +539,20 @@ def options(group: str) -> list[str]:
     return sorted(written | {*(MEASURES if group == "measure" else ())})
 
 
+def _groups() -> set[str]:
+    """Return the groups of configurations: the folders of the search path, but for what is above them."""
+    with hydra_ready():
+        folders = [Path(each.path) for each in GlobalHydra.instance().config_loader().get_sources()]
+    inside = {path.name for folder in folders if folder.is_absolute() for path in folder.glob("*/")}
+    return {*inside, *LISTS, "hydra"}
+
+
+def files_settings() -> dict[str, set[str]]:
+    """Return the keys that each file of a user sets, in the configuration that was composed last."""
+    loader = GlobalHydra.instance().config_loader() if GlobalHydra.instance().is_initialized() else None
+    return loader.files.settings if isinstance(loader, Loader) else {}
+
+
 def option(group: str, name: str) -> dict[str, Any]:
     """Return the settings of an option of a group, or of a model by its folder or repository."""
     folder = _folder(f"{group}/{name}")
@@ -504,6 +588,33 @@ def compose_job(entry_point: str, overrides: Iterable[str], **parts: Any) -> Any
         PluginError: a plugin that they name cannot be used.
     """
     words = list(overrides)
+    trust_plugins_of(words)
+    trust(_plugins_in([vars(part) for part in parts.values() if dataclasses.is_dataclass(part)]))
+    return _decided(compose_open_job(entry_point, words, **parts))
+
+
+def compose_inner_job(entry_point: str, overrides: Iterable[str], **parts: Any) -> Any:
+    """Return the configuration of a job inside another one, as `compose_job` does.
+
+    The configuration of the outer job has some of these overrides, as population.options, and it may be a stranger's
+    file. So they run no code that a person did not name, and set nothing of Hydra's own, which would import modules.
+    """
+    words = list(overrides)
+    for word in words:
+        if _parsed(word) and not keys_of([word]):
+            raise ConfigError(f"{short(word)} is a setting of Hydra's, which a job inside another one does not take")
+    return _decided(compose_open_job(entry_point, words, **parts))
+
+
+def _decided(config: Any) -> Any:
+    """Return a configuration with everything decided, unless it stands for jobs whose configurations are to be made."""
+    stands_for_jobs = isinstance(config, AnalyzeConfig) and (config.models is not None or config.experiment)
+    return config if stands_for_jobs else completed(config)
+
+
+def compose_open_job(entry_point: str, overrides: Iterable[str], **parts: Any) -> Any:
+    """Return a configuration as `compose_job` does, in which what the overrides leave open is not decided yet."""
+    words = list(overrides)
     with hydra_ready():
         try:
             composed = compose(entry_point, words, return_hydra_config=True)
@@ -512,9 +623,7 @@ def compose_job(entry_point: str, overrides: Iterable[str], **parts: Any) -> Any
             config = checked(composed, words, choices)
         except COMPOSING_ERRORS as error:
             raise ConfigError(explained(error)) from error
-        config = dataclasses.replace(config, **parts)
-        stands_for_jobs = isinstance(config, AnalyzeConfig) and (config.models is not None or config.experiment)
-        return config if stands_for_jobs else completed(config)
+        return dataclasses.replace(config, **parts)
 
 
 def keys_of(overrides: Iterable[str]) -> list[str]:
@@ -544,8 +653,7 @@ def checked(composed: DictConfig, overrides: Sequence[str], choices: Mapping[str
     stands_for_others = any(settings.get(name) for name in ("experiment", "models", "activations"))
     settings |= _models(settings, keys_of(overrides), chosen, () if stands_for_others or not job else job.reads)
     settings = OmegaConf.to_container(OmegaConf.create(settings), resolve=True)
-    parsed_overrides = OverridesParser.create().parse_overrides(list(overrides))
-    _check_plugins(settings, _plugins_typed(parsed_overrides))  # also of names that ${...} has put together
+    _check_plugins(settings)  # also of names that ${...} has put together
     if kind:
         settings["measure"] = made(measure_schema(kind), settings["measure"], "measure.")
     for part in ("model", "target", "data"):
@@ -554,6 +662,8 @@ def checked(composed: DictConfig, overrides: Sequence[str], choices: Mapping[str
     config = made(job.config if job else AnalyzeConfig, settings)
     for word in overrides:
         key, _, written = word.partition("=")
+        if written == "???":
+            raise ConfigError(f"{word} gives no value; give one, or leave it out")
         read = reduce(lambda part, name: getattr(part, name, None), key.lstrip("+").split("."), config)
         if isinstance(read, str) and re.fullmatch(r"\d[\d_.]*(e[+-]?\d+)?", written) and read != written:
             raise ConfigError(f"{key}={written} is the number {read} to Hydra; give a text: '{key}=\"{written}\"'")
@@ -658,7 +768,7 @@ def completed(config: Any, reads: Collection[str] | None = None) -> Any:
     if reads is None:
         return instrument_of(config).completed(config)
     if "data" in reads and config.data.name is None:
-        corpus = config.model.corpus or config.target.corpus or "pydoc"
+        corpus = config.data.source or config.model.corpus or config.target.corpus or "pydoc"
         one_of("model.corpus", corpus, (each for each in options("data") if each != "auto"))
         config = dataclasses.replace(config, data=part_named("data", corpus, settings_of(config.data)))
     parts: dict[str, Any] = {name: part for name in reads if isinstance(part := getattr(config, name, None), Checked)}
@@ -725,8 +835,11 @@ def _with_quoted_path(word: str) -> str:
 
 def explained(error: BaseException) -> str:
     """Return the message of an error of Hydra's in one line, with the nearest thing that there is."""
-    if isinstance(error, MissingConfigException) and "/" in (path := str(error.missing_cfg_file)):
+    if isinstance(error, MissingConfigException):
+        path = str(error.missing_cfg_file)
         group, _, name = path.partition("/")
+        if not name or group not in _groups():
+            return f"there is no configuration {short(path)}; give one of --config-dir by its path in there"
         hint = {"model": "; or a folder, or ORG/NAME of the hub", "data": "; or ORG/NAME of the hub"}.get(group, "")
         return f"{group}={short(name)} is not known; {nearest(name, error.options or options(group))}{hint}"
     cause = error.__cause__
@@ -734,7 +847,7 @@ def explained(error: BaseException) -> str:
         part = cause.full_key.rpartition(".")[0]
         known = [f"{part}.{key}".lstrip(".") for key in _keys(cause.parent_node) if not key.startswith("hydra")]
         return unknown(cause.full_key, known)
-    said = str(error) if isinstance(error, YAMLError) else " ".join(str(error).split("\nfull_key")[0].split())
+    said = str(error) if isinstance(error, YAMLError) else " ".join(re.split(r"\n\s*full_key", str(error))[0].split())
     key = getattr(error, "full_key", None)
     if not said:  # Hydra wraps some errors of a file without a word
         inner = next((inner for inner in chain(error) if str(inner)), None)

@@ -14,6 +14,7 @@ from pydantic import AfterValidator, ByteSize, Field
 
 from thinkalike.config.schema import NOT_IN_KEY, SEEDS, STEPS, Checked, FilePath, Layers, left_open, not_in_key, ranged
 from thinkalike.errors import ConfigError
+from thinkalike.plugins import is_plugin
 
 COUNTS = 10**12  # the largest count of tokens: a product of two counts that are bounded so fits 64 bits
 TOKENS_AT_ONCE = 10**8
@@ -26,7 +27,23 @@ DeviceMap = Literal["auto", "balanced", "balanced_low_0", "sequential", "cpu", "
 ModuleMap = dict[Annotated[str, Field(min_length=0)], Any]  # device by module; "" is the whole model
 PROCESSES = ("strategy", "devices", "num_nodes")  # the settings of a trainer that say which processes share a job
 SMALL = 2**28  # bytes of a checkpoint: of 64 million parameters in float32
+
+
+def _of_one_line(path: str) -> str:
+    if not path.isprintable():  # the last lines of stdout are paths of results
+        raise ValueError("must be a path of printable characters")
+    return path
+
+
+def _of_a_file(name: str) -> str:
+    if not is_plugin(name):
+        raise ValueError("must be FILE.py:NAME, an object of a file of yours")
+    return name
+
+
+Plugin = Annotated[str, AfterValidator(_of_a_file)]
 Files = Annotated[list[FilePath], Field(min_length=1)]
+Source = Literal["stdlib", "pydoc", "grammar", "text", "hub"]
 Site = Literal[
     "embed", "resid_pre", "z", "attn_out", "resid_mid", "mlp_post", "mlp_out", "resid_post", "ln_final"
 ]  # as TransformerLens calls them, in the order in which states pass them
@@ -103,7 +120,7 @@ class DataConfig(Checked, part="data"):
     """Text, and how it becomes rows of tokens."""
 
     name: str = left_open(None)  # what results call it; null: the corpus of the model
-    source: Literal["stdlib", "pydoc", "grammar", "text", "hub"] | None = None
+    source: Source | None = None
     files: list[FilePath] | None = not_in_key(None)  # source=text: files or globs; .txt .jsonl[.gz|.zst] .parquet
     sentences: int | None = ranged(None, least=1, most=COUNTS)  # source=grammar: how many
     hub_id: str | None = None  # source=hub: the repository of the data set, ORG/NAME
@@ -124,6 +141,10 @@ class DataConfig(Checked, part="data"):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.name in get_args(Source) and self.source not in (None, self.name):
+            raise ConfigError(
+                f"data.source={self.source} is not the text of data={self.name}; choose data={self.source}"
+            )
         if self.source == "text" and not self.files:
             raise ConfigError("data=text needs data.files=[...]: files or globs of .txt, .jsonl[.gz|.zst] or .parquet")
         if self.source == "hub" and not self.hub_id:
@@ -183,7 +204,7 @@ class TrainerConfig(Checked, part="trainer"):
     log_every: int = ranged(10, least=1, most=STEPS, in_key=False)  # steps; then losses are read, checked and logged
     # task=stitch: the most of a process, as 8GB; null: what is free, and 2 GiB for states on a CPU outside training
     memory: Annotated[ByteSize, AfterValidator(float)] | None = not_in_key(None)
-    callbacks: list[str] = field(default_factory=list)  # of plugins, in this order
+    callbacks: list[Plugin] = field(default_factory=list)  # of plugins, in this order
     recompute: bool = not_in_key(False)  # task=stitch: keep no states inside the frozen blocks: less memory, more time
 
     def __post_init__(self) -> None:
@@ -200,6 +221,10 @@ class LoggerConfig(Checked, part="logger"):
     project: str = "thinkalike"  # of W&B
     entity: str | None = None  # of W&B: user or team; null: the default of the key
     group: str | None = None  # of W&B; null: the sweep, if the job belongs to one
+
+    @property
+    def unused(self) -> Collection[str]:
+        return () if self.kind == "wandb" else ("project", "entity", "group")
 
 
 @dataclass
@@ -229,7 +254,7 @@ class JobConfig(Checked):
     logger: LoggerConfig = field(default_factory=LoggerConfig, metadata=NOT_IN_KEY)
     threads: int | None = ranged(None, least=1, most=1024, in_key=False)  # CPU threads; null: torch's default
     seed: int = ranged(0, least=0, most=SEEDS)  # of all that is drawn at random
-    store: FilePath = not_in_key("results")  # the folder that results go to
+    store: Annotated[FilePath, AfterValidator(_of_one_line)] = not_in_key("results")  # the folder that results go to
     force: bool = not_in_key(False)  # do a finished job again
     wait: bool = not_in_key(True)  # for another process that is at the same job; false refuses
     dry_run: bool = not_in_key(False)  # print what it would take, and do nothing

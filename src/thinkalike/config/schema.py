@@ -23,7 +23,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar, Union
 import pydantic
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
 
-from thinkalike.errors import ConfigError, nearest
+from thinkalike.errors import ConfigError, nearest, short
 
 SEEDS = 2**32 - 1  # the largest seed that every library takes
 STEPS = 10**7
@@ -36,6 +36,8 @@ Schema = TypeVar("Schema", bound="Checked")
 def _on_this_machine(path: str) -> str:  # an address would become the name of a folder
     if "://" in path:
         raise ValueError("must be a path, and not an address")
+    if "\0" in path:  # the operating system refuses it, wherever a path is used first
+        raise ValueError("must be a path, which has no character NUL")
     return os.path.expanduser(path)
 
 
@@ -181,16 +183,6 @@ def _sentence(part: str, error: pydantic.ValidationError) -> str:
     where = [str(each) for each in first["loc"] if isinstance(each, str) and each.isidentifier()]
     said = first["msg"].removeprefix("Value error, ").replace("Input should", "must").replace("String should", "must")
     return f"{'.'.join(filter(None, [part, *where[:1]]))}={short(first['input'])} {said}"
-
-
-def short(value: Any) -> str:
-    """Return a value as a message shows it: one line of printable characters, and not a whole file of numbers."""
-    try:
-        written = str(value)
-    except ValueError:  # Python writes no integer of more than 4300 digits
-        written = "an integer of thousands of digits"
-    text = "".join(each if each.isprintable() else " " for each in written)
-    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def unknown(key: str, known: Collection[str]) -> str:

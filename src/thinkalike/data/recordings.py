@@ -17,6 +17,7 @@ from jaxtyping import Float
 from safetensors import safe_open
 from torch import Tensor
 
+from thinkalike.arguments import tensor_of
 from thinkalike.data.sources import read_with, reading
 from thinkalike.data.stimuli import Stimuli, duplicates
 from thinkalike.digests import digest_of
@@ -51,6 +52,8 @@ def read_recording(path: str | Path, stimuli: Stimuli) -> Recording:
             measured more than once. Every run has each stimulus once, and every value is finite, or it is a DataError.
     """
     arrays, ids, runs = read_with(Path(path), {".npz": _npz, ".safetensors": _safetensors})
+    if len(arrays) == 1 and (whole := next(iter(arrays.values()))).ndim == 3:
+        arrays = {str(number): layer for number, layer in enumerate(whole)}
     if not arrays or ids is None:
         lacks = "layers" if ids is not None else "`ids`, which say which stimulus a row belongs to"
         raise DataError(
@@ -63,8 +66,6 @@ def read_recording(path: str | Path, stimuli: Stimuli) -> Recording:
         raise DataError(f"{path}: runs has {len(names)} rows, but ids has {len(texts)}; give one run for each row")
     order = sorted(set(names), key=natural_order)
     rows = torch.tensor([_rows_of(run, texts, names, stimuli, str(path)) for run in order])
-    if len(arrays) == 1 and (whole := next(iter(arrays.values()))).ndim == 3:
-        arrays = {str(number): layer for number, layer in enumerate(whole)}
     named = sorted(arrays, key=natural_order)
     return Recording({name: _layer(f"{path}: {name}", arrays[name], len(texts))[rows] for name in named}, order)
 
@@ -89,8 +90,16 @@ def _rows_of(run: str, ids: Sequence[str], runs: Sequence[str], stimuli: Stimuli
 
 
 def _npz(path: Path) -> _Contents:
+    named: dict[str, np.ndarray] = {}
     with np.load(path) as file:
-        named = {name: file[name] for name in file.files}
+        # By its name in the archive: NumPy itself gives the array `a` where `a.npy` is asked for.
+        for member in file.zip.namelist():
+            name = member.removesuffix(".npy")
+            if name in named:
+                raise DataError(f"{path} has two arrays of the name {name!r}; rename one of them")
+            named[name] = file[member]
+            if not isinstance(named[name], np.ndarray):
+                raise DataError(f"{path}: {member} is no array of NumPy; leave it out")
     ids, runs = (named.pop(name, None) for name in (IDS, RUNS))
     arrays = {name: torch.from_numpy(each.astype(each.dtype.newbyteorder("="))) for name, each in named.items()}
     return arrays, ids, runs
@@ -101,6 +110,8 @@ def _safetensors(path: Path) -> _Contents:
         arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is not a dictionary)
         written = file.metadata() or {}
     said = {name: arrays.pop(name).numpy() for name in (IDS, RUNS) if name in arrays}
+    if twice := said.keys() & written.keys():
+        raise DataError(f"{path} has {min(twice)} in an array and in its metadata; leave one of them out")
     texts = {name: written[name] for name in (IDS, RUNS) if name in written}
     said |= {name: np.array(text if text == IN_ORDER else json.loads(text)) for name, text in texts.items()}
     return arrays, said.get(IDS), said.get(RUNS)
@@ -109,11 +120,19 @@ def _safetensors(path: Path) -> _Contents:
 def _texts(ids: Any, place: str) -> list[str]:
     if ids.ndim != 1 or ids.dtype.kind not in "USiu":
         raise DataError(f"{place} is {ids.dtype} of shape {ids.shape}; give a text or whole number for each row")
-    return [each.decode() if isinstance(each, bytes) else str(each) for each in ids.tolist()]
+    try:
+        return [each.decode() if isinstance(each, bytes) else str(each) for each in ids.tolist()]
+    except UnicodeDecodeError as error:
+        raise DataError(f"{place} holds bytes that are no UTF-8 ({error}); give texts or whole numbers") from None
 
 
 def _layer(place: str, array: Tensor, count: int) -> Tensor:
-    if array.ndim != 2 or not array.numel() or array.is_complex() or len(array) != count:
+    """Return the states of one layer as real numbers; a DataError of others, or of whole ones that float64 has not."""
+    try:
+        array = tensor_of(array, Float, place)
+    except ValueError as error:
+        raise DataError(error) from None
+    if array.ndim != 2 or not array.numel() or len(array) != count:
         raise DataError(
             f"{place} is {array.dtype} of shape {tuple(array.shape)}; give real numbers with a row for each of the "
             f"{count} ids, as one array of layers x stimuli x width or one of stimuli x width per layer"
@@ -121,7 +140,7 @@ def _layer(place: str, array: Tensor, count: int) -> Tensor:
     if not array.isfinite().all():
         row, column = (~array.isfinite()).nonzero()[0].tolist()
         raise DataError(f"{place} is {array[row, column]} in row {row + 1}, column {column + 1}; leave the row out")
-    return array if array.is_floating_point() else array.double()
+    return array
 
 
 def recording_fingerprint(path: str) -> str:

@@ -31,9 +31,11 @@ def reading(path: Path) -> Iterator[None]:
 
     A file that is not regular is refused: a pipe or /dev/zero would never end.
     """
-    if path.exists() and not path.is_file():
-        raise DataError(f"cannot read {path}: it is not a regular file; give files or a glob such as 'FOLDER/*.txt'")
     try:
+        if path.exists() and not path.is_file():
+            raise DataError(
+                f"cannot read {path}: it is not a regular file; give files or a glob such as 'FOLDER/*.txt'"
+            )
         yield
     except DataError:
         raise

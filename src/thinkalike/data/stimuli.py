@@ -17,9 +17,8 @@ from torch import Tensor
 
 from thinkalike.data.grammar import Sentence, controlled_sentences, crossed_sentences
 from thinkalike.errors import DataError, natural_order, nearest
-from thinkalike.measures.kinds import KINDS, NUMBERS, kind_of
+from thinkalike.measures.kinds import KINDS, MOST_FEATURES, NUMBERS, check_levels, kind_of
 
-MOST_FEATURES = 1000  # treebanks have up to 200, and each takes a column, a distance and a permutation
 Kind = str | Sequence[str]  # one of KINDS, or the levels of an ordinal feature in order
 Kinds = Mapping[str, Kind]  # by feature
 Names = Sequence[str] | None  # None stands for all that there are
@@ -94,6 +93,7 @@ class Stimuli:
     token: str = "last"  # the state of a stimulus is that of its last token, of its first, or their mean
 
     def __post_init__(self) -> None:
+        check_kinds(self.kinds, self.source)
         ids = self.ids or [str(row) for row in range(1, len(self.words) + 1)]
         vars(self).update(ids=ids, features=self.features.rename(columns=str).reset_index(drop=True))
         self._check()
@@ -143,7 +143,7 @@ class Stimuli:
         most = len(counts) * counts.min() + (counts > counts.min()).sum()
         if not 0 < n <= most:
             rarest = f"the rarest of {len(counts)} combinations of {names} has {counts.min()} of {len(self)} stimuli"
-            raise DataError(f"{self.source}: n={n} must lie between 1 and {most}; {rarest}")
+            raise DataError(f"{self.source}: sample={n} must lie between 1 and {most}; {rarest}")
         rng = np.random.default_rng(seed)
         share, extra = divmod(n, len(counts))
         wanted = np.full(len(counts), share)
@@ -239,6 +239,8 @@ def _alike_pairs(columns: pd.DataFrame) -> float:
 
 def chosen(source: str | Path, names: Names, there: Sequence[str], what: str = "feature") -> list[str]:
     """Return the names that are asked for, or all; one that is not there is a DataError, and so are too many."""
+    if isinstance(names, str) or not isinstance(names, Iterable | None):
+        raise DataError(f"{source}: {what}s={names!r} must be a list of names")
     count = len(there if names is None else names)
     if count > MOST_FEATURES:
         raise DataError(
@@ -248,6 +250,18 @@ def chosen(source: str | Path, names: Names, there: Sequence[str], what: str = "
         if name not in there:
             raise DataError(f"{source} has no {what} {name}; {nearest(name, there)}")
     return list(there if names is None else names)
+
+
+def check_kinds(kinds: Any, source: str | Path) -> None:
+    """Raise a DataError unless these are kinds by feature: a name of a kind, or different levels in order."""
+    if not isinstance(kinds, Mapping):
+        raise DataError(f"{source}: kinds={kinds!r} must give kinds by feature, as {{'Number': 'nominal'}}")
+    for name, kind in kinds.items():
+        if not isinstance(kind, str):
+            try:
+                check_levels(kind, f"kinds.{name}")
+            except ValueError as error:
+                raise DataError(f"{source}: {error}") from None
 
 
 def typed(column: pd.Series, name: str, kind: Kind | None, source: str) -> pd.Series:

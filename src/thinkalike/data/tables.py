@@ -5,6 +5,7 @@ Rows of tables are counted from 1, below the header. An empty cell or NaN says t
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 import logging
@@ -22,7 +23,17 @@ import pandas as pd
 
 from thinkalike.config import StimuliConfig
 from thinkalike.data.sources import read_with
-from thinkalike.data.stimuli import Kinds, Names, Span, Stimuli, chosen, controlled_stimuli, crossed_stimuli, duplicates
+from thinkalike.data.stimuli import (
+    Kinds,
+    Names,
+    Span,
+    Stimuli,
+    check_kinds,
+    chosen,
+    controlled_stimuli,
+    crossed_stimuli,
+    duplicates,
+)
 from thinkalike.errors import DataError
 from thinkalike.plugins import HELD
 
@@ -33,6 +44,7 @@ COMMA = r"[+-]?\d+(,\d+)?"  # a number as many languages write it
 THOUSANDS = r"[+-]?[1-9]\d{0,2},\d{3}"  # a number that has one value here and another there
 FEWEST_ROWS, MOST_ALONE = 8, 0.9  # of a table that is checked, and the share of rows with a level of their own
 ROLES = ("text", "word", "start", "stop", "sentence", "id")
+MOST_DIGITS = 18  # of a number of characters
 ENDS = ["Word length", "Word position"]  # features of the words of CoNLL-U files beside UPOS and FEATS
 ID = re.compile(r"(\d+)(?:([-.])(\d+))?")  # of a word, a multiword token 3-4, or an empty node 3.1
 
@@ -84,9 +96,12 @@ def read_table(
         DataError: the file cannot be read, a column is missing, a row has no id, a word does not occur once in its
             text, or a feature has one level.
     """
+    check_kinds(kinds or {}, path)
+    if columns is not None and not isinstance(columns, Mapping):
+        raise DataError(f"{path}: columns={columns!r} must give the column of each role, as {{'text': 'sentence'}}")
     frame, columns = _in_rows(path, read_frame(Path(path).expanduser()), columns or {})
     roles = _roles(path, frame, columns)
-    cells = {role: ["" if pd.isna(cell) else str(cell) for cell in frame[name]] for role, name in roles.items()}
+    cells = {role: _texts(frame[name], path) for role, name in roles.items()}
     if "" in cells.get("id", []):
         raise DataError(f"{path} row {cells['id'].index('') + 1} has no id")
     ids = cells.get("id", [str(row) for row in range(1, len(frame) + 1)])
@@ -110,6 +125,7 @@ def read_frame(path: Path) -> pd.DataFrame:
     """Return a table with the cells of a text file as they are written; one without rows is a DataError."""
     if (frame := HELD.get(str(path))) is None:
         frame = read_with(path, {".csv": _separated, ".tsv": _separated, ".parquet": pd.read_parquet})
+    frame = with_named_index(frame, path)
     if frame.empty:
         raise DataError(f"{path} is empty: it has no rows below a header")
     # of a header such as "text, word", where a column " word" would have no role
@@ -119,6 +135,40 @@ def read_frame(path: Path) -> pd.DataFrame:
     return frame
 
 
+def with_named_index(frame: pd.DataFrame, source: str | Path) -> pd.DataFrame:
+    """Return a table in which an index that has a name is a column; one without a name numbers the rows.
+
+    A column of the name must hold the same, or it is a DataError.
+    """
+    index = frame.index
+    frame = frame.reset_index(drop=True)
+    for place, name in reversed(list(enumerate(index.names))):
+        if name is None:
+            continue
+        level = pd.Series(index.get_level_values(place))
+        if name not in frame:
+            frame.insert(0, name, level)
+        elif not level.equals(frame[name]):
+            raise DataError(f"{source}: the index and a column are both named {name}, and differ: rename one of them")
+    return frame
+
+
+def _texts(column: pd.Series, source: str | Path) -> list[str]:
+    """Return the cells of a column as text, empty where a value is missing; bytes and lists are a DataError."""
+    for row, cell in enumerate(column, 1):
+        if not isinstance(cell, str):
+            _refuse_nested(cell, f"{source} row {row}: {column.name}")
+    return ["" if pd.isna(cell) else str(cell) for cell in column]
+
+
+def _refuse_nested(cell: Any, place: str) -> None:
+    """Raise a DataError if a cell is bytes or has parts, of which `str` would make a text that nobody wrote."""
+    if isinstance(cell, bytes | bytearray):
+        raise DataError(f"{place} holds bytes; decode them, as by frame[column].str.decode('utf-8')")
+    if pd.api.types.is_list_like(cell):
+        raise DataError(f"{place} holds a {type(cell).__name__} in a cell, and no name or number; leave it out")
+
+
 def _separated(path: Path) -> pd.DataFrame:
     """Read all cells as they are written; pandas fills short rows and renames columns that occur twice.
 
@@ -126,11 +176,14 @@ def _separated(path: Path) -> pd.DataFrame:
     """
     mark = MARKS[path.suffix.lower()]
     with path.open(encoding="utf-8-sig", newline="") as file:
-        first = file.readline().split(mark)[1:]
-        is_spaced = any(name.startswith(" ") for name in first)
+        heading = file.readline()
+        if "\0" in heading:  # every second byte of English in UTF-16
+            raise DataError(f"cannot read {path}: it has characters NUL, as UTF-16 read as UTF-8; save it as UTF-8")
+        is_spaced = any(name.startswith(" ") for name in heading.split(mark)[1:])
         file.seek(0)
-        reader = csv.reader(file, delimiter=mark, strict=True, skipinitialspace=is_spaced)
-        rows = [row for row in reader if row]
+        with _whole_cells():
+            reader = csv.reader(file, delimiter=mark, strict=True, skipinitialspace=is_spaced)
+            rows = [row for row in reader if row]
     header, rows = (rows or [[]])[0], rows[1:]
     for number, row in enumerate(rows, 1):
         if len(row) != len(header):
@@ -139,6 +192,16 @@ def _separated(path: Path) -> pd.DataFrame:
     if not all(named):  # such as the row numbers that pandas writes unless it is told not to
         log.info("%s: columns without a name are left out; to_csv(..., index=False) writes none", path)
     return pd.DataFrame(rows, columns=header, dtype=object).loc[:, named]
+
+
+@contextlib.contextmanager
+def _whole_cells() -> Iterator[None]:
+    """Let cells be of any length: by default the reader of Python refuses more than 131,072 letters."""
+    before = csv.field_size_limit(2**31 - 1)
+    try:
+        yield
+    finally:
+        csv.field_size_limit(before)
 
 
 def _roles(path: str | Path, frame: pd.DataFrame, columns: Mapping[str, str | None]) -> dict[str, str]:
@@ -196,9 +259,11 @@ def _span(place: str, text: str, cells: dict[str, str]) -> Span:
     word = cells.get("word")
     if "start" in cells:
         start, stop = (cells[end].removesuffix(".0") for end in ("start", "stop"))
-        span = (int(start), int(stop)) if start.isdecimal() and stop.isdecimal() else (0, 0)
+        are_numbers = all(end.isdecimal() and len(end) <= MOST_DIGITS for end in (start, stop))
+        span = (int(start), int(stop)) if are_numbers else (0, 0)
         if span == (0, 0) or (word and text[slice(*span)] != word):
             cut = text[slice(*span)]
+            start, stop = start[:MOST_DIGITS], stop[:MOST_DIGITS]
             raise DataError(f"{place}: start={start}, stop={stop} cut {cut!r} out of the text, not {word!r}")
         return span
     if word is None:
@@ -217,9 +282,13 @@ def _values(column: pd.Series, kind: Any) -> pd.Series:
     """
     if isinstance(column.dtype, pd.CategoricalDtype):
         return column
-    if pd.api.types.is_list_like(first := next(iter(column.dropna()), None)):
-        raise DataError(f"{column.name} holds a {type(first).__name__} in a cell, and no name or number; leave it out")
-    if isinstance(first, Decimal):
+    present = column.dropna()
+    if present.empty:
+        return column
+    if column.dtype == object:
+        for cell in present:
+            _refuse_nested(cell, str(column.name))
+    if isinstance(present.iloc[0], Decimal):
         return column.astype(float)
     values = column.mask(column.isin(["", "NaN", "nan"]))
     written = values.dropna()

@@ -14,8 +14,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from thinkalike.config.schema import short
-from thinkalike.errors import ConfigError
+from thinkalike.errors import ConfigError, short
 
 STYLE: dict[Any, Any] = {
     "font.size": 9,

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch import Tensor
+
 from thinkalike import figures
 from thinkalike.errors import ResultError
 from thinkalike.global_state import isolated
@@ -29,7 +31,7 @@ def plot(what: Any, name: str | None = None, ax: Any = None) -> tuple[Any, Any]:
         The figure and its axes, a list where there are several.
 
     Raises:
-        ResultError: the kind draws no figures, or none of that name.
+        ResultError: the kind draws no figures, or none of that name; or it is no result.
 
     >>> metric = CKA(1, 1)
     >>> metric.update([torch.randn(9, 4)], [torch.randn(9, 4)])
@@ -38,6 +40,8 @@ def plot(what: Any, name: str | None = None, ax: Any = None) -> tuple[Any, Any]:
     'target, layer'
     """
     if not isinstance(what, Result):
+        if not isinstance(getattr(what, "value", None), Tensor) or not hasattr(what, "label"):
+            raise ResultError(f"plot takes a Result, as open_result gives, or what a metric computed, and not {what!r}")
         return figures.layer_pairs(what.value.cpu().numpy(), what.label, ax=ax)  # type: ignore[no-any-return]
     if what.instrument is None:
         raise ResultError(f"{what.kind} is drawn from several results; its figures are in {what.folder / 'figures'}")

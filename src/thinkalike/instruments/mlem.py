@@ -32,7 +32,7 @@ from thinkalike.job import Outcome, Work
 from thinkalike.measures.distances.comparators import weighted_tau
 from thinkalike.measures.estimates import FEWEST_GROUPS, interval_around
 from thinkalike.measures.kinds import NUMBERS
-from thinkalike.measures.mlem.encoding_model import MLEM
+from thinkalike.measures.mlem.encoding_model import FEWEST_PER_FOLD, MLEM
 from thinkalike.measures.mlem.importance import (
     Importance,
     feature_importance,
@@ -53,7 +53,6 @@ GIVEN_WORD = ("given_word", "given_word_low", "given_word_high")  # importance b
 REFERENCES = [f"{name}{end}" for name in CELLS for end in ("", "_low", "_high")]
 SHARE = "share"  # of the first reference that a score is
 FEATURES, ROWS = 5, 12  # columns and rows on the screen
-FEWEST_PER_FOLD = 3  # stimuli: two have one pair, which has no rank correlation
 
 
 # ruff: noqa: UP045

@@ -23,11 +23,11 @@ from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from thinkalike.config import AnalyzeConfig, ModelConfig, TrainConfig, model_named, settings_of
+from thinkalike.config import AnalyzeConfig, ModelConfig, TrainConfig, model_named, relevant, settings_of
 from thinkalike.config.compose import completed, keys_of
 from thinkalike.config.parts import HOW_IT_RUNS, PROCESSES
 from thinkalike.data.documents import text_fingerprint
-from thinkalike.errors import ConfigError, ResultError, ThinkalikeError, nearest, one_line
+from thinkalike.errors import ConfigError, ResultError, ThinkalikeError, flat, listed, nearest, one_line
 from thinkalike.models.families import told_apart
 from thinkalike.models.places import checkpoint_fingerprint
 from thinkalike.plugins import instrument, instrument_of, measure_module
@@ -45,12 +45,22 @@ log = logging.getLogger(__name__)
 OF_PRETRAINING = frozenset(
     f"{side}.{name}"
     for side in ("model", "target")
-    for name in ("cls_sep", "pretrain_tokens", "pretrain_tokens_per_step", "pretrain_lr", "pretrain_vocabulary")
+    for name in (
+        "architecture",
+        "cls_sep",
+        "pretrain_tokens",
+        "pretrain_tokens_per_step",
+        "pretrain_lr",
+        "pretrain_vocabulary",
+    )
 )
 EVERY_JOB = {  # settings that every job reads, or that decide which job it is
-    "task", "measure", "experiment", "models", "scale", "recipe", "trainer", "logger", "threads", "store", "force",
+    "task", "measure", "experiment", "models", "trainer", "logger", "threads", "store", "force",
     "wait", "dry_run", "budget",
 }  # fmt: skip
+# settings that decide others, where those are left open
+RECIPES = {"scale": ("mini", "paper"), "recipe": ("honest", "paper")}
+CORPORA = ("model.corpus", "target.corpus")
 # what `budget=` leaves of a job, from all of it to little: layers of each model, and one part of so many of the text
 LADDER = ((10**9, 1), (12, 1), (8, 1), (5, 1), (5, 2), (5, 4), (5, 8), (5, 16), (5, 32), (5, 64), (5, 128), (2, 128))
 OF_SITES = {"model.site", "target.site", "model.head", "target.head"}
@@ -259,6 +269,9 @@ class Instrument(ABC):
     def reads_setting(self, key: str, read: Any, config: Any) -> bool:
         """Return whether this job reads the value that `config` has for a key, given `read` of `with_unread_reset`."""
         part, _, setting = key.partition(".")
+        key = ".".join(key.split(".")[:2])  # of a dictionary, such as model.architecture.n_layers, the whole
+        if part == "logger" and setting in config.logger.unused:
+            return False
         if part == "logger" or (part == "trainer" and setting in PROCESSES):
             return key not in self.ignores
         if part == "trainer" and isinstance(config, TrainConfig):
@@ -389,12 +402,67 @@ def asked_for(config: TrainConfig | AnalyzeConfig) -> Sequence[TrainConfig | Ana
     return [completed(replace(config, models=None, model=one, target=other)) for one, other in pairs]
 
 
-def check_read(overrides: Sequence[str], config: TrainConfig | AnalyzeConfig) -> None:
-    """Raise a ConfigError unless each setting of the overrides is read by a job that a configuration stands for.
+def _is_read(key: str, jobs: Sequence[tuple[Instrument, Any]], config: TrainConfig | AnalyzeConfig) -> bool:
+    """Return whether one of the jobs that a configuration stands for reads what it has for a key.
 
-    Models that a command line names for an experiment are checked by it.
+    Args:
+        jobs: each with its configuration of `Instrument.with_unread_reset`.
     """
-    keys = [key for key in keys_of(overrides) if key not in EVERY_JOB]
+    if key in RECIPES:
+        return _decides(key, config)
+    if key in CORPORA and config.data.name is not None:
+        return False
+    return any(kind.reads_setting(key, job, config) for kind, job in jobs)
+
+
+def _decides(key: str, config: TrainConfig | AnalyzeConfig) -> bool:
+    """Return whether the jobs that a configuration stands for differ between the values of `scale` or `recipe`.
+
+    The value that holds anyway is no error: scale=mini says that the usual choice is meant.
+    """
+    if isinstance(config, AnalyzeConfig) and config.experiment is not None:
+        return True
+    is_usual = config.recipe == "honest" if key == "recipe" else replace(config, scale="auto").is_mini == config.is_mini
+    if is_usual:
+        return True
+    variants = []
+    for value in RECIPES[key]:
+        changed: Any = {key: value}
+        try:
+            jobs = asked_for(replace(config, **changed))
+        except ConfigError:  # the settings of one recipe alone go with the others that are given
+            return True
+        variants.append([_settings_read(job) for job in jobs])
+    return variants[0] != variants[1]
+
+
+def _settings_read(config: TrainConfig | AnalyzeConfig) -> dict[str, Any]:
+    """Return the settings that a job reads and that differ from their defaults, by their keys."""
+    kind = instrument_of(config)
+    parts = {*kind.reads, *kind.inner_jobs_read}
+    settings = flat(relevant(kind.with_unread_reset(config)))
+    return {key: value for key, value in settings.items() if key.partition(".")[0] in parts and key not in kind.ignores}
+
+
+def warn_of_unread(files: Mapping[str, Collection[str]], config: TrainConfig | AnalyzeConfig) -> None:
+    """Say which settings of configuration files change nothing of the jobs that a configuration stands for.
+
+    They are no error, as several kinds of jobs may share a file.
+
+    Args:
+        files: the keys that each file sets.
+    """
+    differing = flat(relevant(config))
+    for file, keys in files.items():
+        jobs, unread = _unread([key for key in sorted(keys) if key in differing], config)
+        if unread:
+            names = ", ".join(dict.fromkeys(kind.kind for kind, _ in jobs))
+            log.warning("warning: %s sets %s, which %s does not read", file, listed(unread), names)
+
+
+def _unread(keys: Iterable[str], config: TrainConfig | AnalyzeConfig) -> tuple[list[tuple[Instrument, Any]], list[str]]:
+    """Return the jobs that a configuration stands for, and those of the keys that none of them reads."""
+    keys = [key for key in keys if key not in EVERY_JOB]
     if isinstance(config, TrainConfig) or config.experiment is None or config.models is not None:
         jobs = [(instrument_of(job), job) for job in asked_for(config)]
     else:
@@ -402,9 +470,16 @@ def check_read(overrides: Sequence[str], config: TrainConfig | AnalyzeConfig) ->
         jobs = [(instrument_of(job), job) for _, job in own.jobs(config)[1]] or [(own, config)]
         keys = [key for key in keys if key.partition(".")[0] not in ("model", "target")]
     read = [(kind, kind.with_unread_reset(job)) for kind, job in jobs]
-    for key in keys:
-        if any(kind.reads_setting(key, job, config) for kind, job in read):
-            continue
+    return jobs, [key for key in keys if not _is_read(key, read, config)]
+
+
+def check_read(overrides: Sequence[str], config: TrainConfig | AnalyzeConfig) -> None:
+    """Raise a ConfigError unless each setting of the overrides is read by a job that a configuration stands for.
+
+    Models that a command line names for an experiment are checked by it.
+    """
+    jobs, unread = _unread(keys_of(overrides), config)
+    for key in unread:
         names, part = ", ".join(dict.fromkeys(kind.kind for kind, _ in jobs)), key.partition(".")[0]
         parts = dict.fromkeys(part for kind, _ in jobs for part in (*kind.reads, *kind.inner_jobs_read))
         if key in OF_SITES and not any(kind.takes_sites for kind, _ in jobs):

@@ -30,7 +30,7 @@ from thinkalike.digests import versions_of
 from thinkalike.errors import ConfigError, ModelError, ResourceError, ThinkalikeError, chain, one_line, panicked
 from thinkalike.files import read_bytes
 from thinkalike.job.instrument import ONE_SITE, Instrument, Outcome, Work, asked_for, phase_of_all, readable
-from thinkalike.plugins import digest, instrument_of, named_in
+from thinkalike.plugins import check_trusted, digest, instrument_of, named_in
 from thinkalike.processes import Interrupted, ProcessGroup, counted, doing, rank, together
 from thinkalike.screen import aside
 from thinkalike.store import MOST_BYTES, Job, Result
@@ -242,7 +242,10 @@ def plan(instrument: Instrument, config: Any) -> Planned:
     told = relevant(read).items()
     entered = {name: part for name, part in told if name in instrument.reads and (part is not None or name == "ruler")}
     parts = [part for name, part in asdict(read).items() if name in instrument.reads]
-    plugins = {name: digest(name) for name in named_in(parts)}
+    plugins: dict[str, str] = {}
+    for name in named_in(parts):
+        check_trusted(name)  # for a `Stitch`, whatever kind it is given is the word of a person
+        plugins[name] = digest(name)
     if plugins:
         inputs["plugins"] = " ".join(sorted(plugins.values()))
     contents = contents_of(inputs)

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from thinkalike.arguments import Count, Seed, takes_arrays
+from thinkalike.arguments import Repetitions, Seed, takes_arrays
 from thinkalike.measures import estimates
 from thinkalike.measures.contract import BatchRows, Blocks, LayerMeasure, Pair, joined
 from thinkalike.measures.estimates import FEWEST_EQUAL, FEWEST_GROUPS, PARTS, Estimate, RowGroups
@@ -310,7 +310,7 @@ def calibrate(
     X: Float[Tensor, "n d"],
     Y: Float[Tensor, "n e"],
     groups: Int[Tensor, " n"],
-    permutations: Count = 99,
+    permutations: Repetitions = 99,
     seed: Seed = 0,
 ) -> Calibrated:
     """Return the value of any function of two sets of features, larger if more alike, with its interval and p.

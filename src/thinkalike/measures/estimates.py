@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
-from thinkalike.arguments import Count, Level, Seed, Within
+from thinkalike.arguments import MOST_REPETITIONS, Count, Level, Seed, Within
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +33,7 @@ MASSIVE = 3  # times the median norm of a layer; few states are beyond it, and m
 DECIDES, TIMES = 0.25, 10  # of the variance, and times their share of the rows, beyond which such rows decide a layer
 ALONE = 0.9  # of the variance, beyond which rows that begin their text decide a layer, however many there are
 RESAMPLES = 100  # documents are drawn at least as often, as the interval ends at quantiles of 2.5 and 97.5 %
+Resamples = Annotated[int, Within(least=RESAMPLES, most=MOST_REPETITIONS)]
 FEW = 0.5  # share of the rows; where fewer stand in groups, what is found is of frequent tokens alone
 
 
@@ -224,7 +225,8 @@ def sum_by_document(
 
 def effective_number(counts: Annotated[Shaped[Tensor, " documents"], Within(least=0)]) -> float:
     """Return how many documents of equal length are worth these: (Σ n)² / Σ n², in [1, documents] (Kish 1965, 11.7)."""
-    return float(counts.double().sum().square() / counts.double().square().sum())
+    counts = counts.double() / power_of_two_below(counts.double().max())  # squares stay within float64
+    return float(counts.sum().square() / counts.square().sum())
 
 
 def has_interval(worth: float | int, fewest: int = FEWEST_GROUPS) -> bool:
@@ -260,7 +262,7 @@ def bootstrap_interval(
     counts: Annotated[Float[Tensor, " documents"], Within(least=0)],
     *,
     level: Level = 0.95,
-    resamples: Annotated[int, Within(least=RESAMPLES)] = 2000,
+    resamples: Resamples = 2000,
     seed: Seed = 0,
     together: bool = False,
     bounds: tuple[float, float] = (-math.inf, math.inf),
@@ -289,14 +291,24 @@ def bootstrap_interval(
             is that of log R, studentised by σ / R, so that it is above 0 for a mean above 0. An upper end stops at the
             greatest value.
 
+    Raises:
+        ValueError: Fewer than two documents have tokens, `bounds` are not two rising numbers, or a mean is beyond them.
+
     >>> bootstrap_interval([10.0, 30.0, 20.0], [10, 10, 10]).value.item()
     2.0
     """
+    least_value, greatest_value = _checked_bounds(bounds)
     kept = counts > 0
     sums, counts, n = sums[..., kept].double(), counts[kept].double(), int(kept.sum())
     if n < 2:
         raise ValueError(f"an interval over documents needs two of them, not {n}")
+    # Squares of very small or very large numbers leave the range of float64. Powers of two change no other digits.
+    sums_unit = power_of_two_below(sums.abs().amax(-1, keepdim=True))
+    counts_unit = power_of_two_below(counts.max())
+    sums, counts = sums / sums_unit, counts / counts_unit
+    unit = sums_unit[..., 0] / counts_unit
     mean = sums.sum(-1, keepdim=True) / counts.sum()
+    _refuse_means_beyond(mean[..., 0] * unit, least_value, greatest_value)
     residuals = sums - mean * counts  # s - R n
     weights = counts / counts.sum()
     unbiased = (1 - 2 * weights + weights.square().sum()).rsqrt()
@@ -316,9 +328,9 @@ def bootstrap_interval(
     tail, wider = (1 - level) / 2, least / student_t(level, n - 1)
     upper, lower = (end.quantile(share, dim=-1) * wider for end, share in zip(ends, (1 - tail, tail), strict=True))
     value = mean[..., 0]
-    high = (value - lower.clamp(-widest, -least) * error).clamp(max=bounds[1])
-    if bounds[0] != 0:
-        return Estimate(value, value - upper.clamp(least, widest) * error, high)
+    high = ((value - lower.clamp(-widest, -least) * error) * unit).clamp(max=greatest_value)
+    if least_value != 0:
+        return Estimate(value * unit, (value - upper.clamp(least, widest) * error) * unit, high)
 
     # A studentised interval of a skewed mean reaches below 0, where the mean cannot be. Its logarithm can be anywhere.
     resampled = (mean + beyond).clamp(min=0)
@@ -328,7 +340,36 @@ def bootstrap_interval(
         t_of_log = t_of_log.where(error[..., None] > 0, 0.0).reshape(-1, t_of_log.shape[-1]).amax(0)
     upper = t_of_log.quantile(1 - tail, dim=-1) * wider
     relative_error = (error / value).nan_to_num(0.0)
-    return Estimate(value, value * (-upper.clamp(least, widest) * relative_error).exp(), high)
+    return Estimate(value * unit, value * unit * (-upper.clamp(least, widest) * relative_error).exp(), high)
+
+
+def power_of_two_below(size: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+    """Return the power of two below a size, 1 for 0: to divide by it is exact."""
+    return (size / (2 * torch.frexp(size).mantissa)).where(size > 0, 1.0)
+
+
+def _checked_bounds(bounds: Any) -> tuple[float, float]:
+    """Return the least and the greatest value of a token; a ValueError if they are not two rising numbers."""
+    try:
+        least, greatest = (float(end) for end in bounds)
+        is_rising = least < greatest
+    except (TypeError, ValueError, OverflowError):
+        is_rising = False
+    if isinstance(bounds, str) or not is_rising:
+        raise ValueError(f"bounds={bounds!r} must be two numbers, the least value of a token and then the greatest one")
+    return least, greatest
+
+
+def _refuse_means_beyond(means: Float[Tensor, "*b"], least: float, greatest: float) -> None:
+    slack = EQUAL * (means.abs().max() if means.numel() else 0.0)  # of rounding
+    if least > -math.inf and (means < least - slack).any():
+        raise ValueError(
+            f"a mean of {float(means.min()):g} is below the least value in bounds, {least:g}: correct them"
+        )
+    if greatest < math.inf and (means > greatest + slack).any():
+        raise ValueError(
+            f"a mean of {float(means.max()):g} is above the greatest value in bounds, {greatest:g}: correct them"
+        )
 
 
 def _beyond(
@@ -358,7 +399,7 @@ def documents_and_seeds_interval(
     counts: Annotated[Float[Tensor, " documents"], Within(least=0)],
     *,
     level: Level = 0.95,
-    resamples: Annotated[int, Within(least=RESAMPLES)] = 2000,
+    resamples: Resamples = 2000,
     seed: Seed = 0,
 ) -> Estimate:
     """Return the mean over seeds and tokens with an interval over documents and seeds, of shape (*b).
@@ -375,15 +416,19 @@ def documents_and_seeds_interval(
     over documents. For arguments and errors see `bootstrap_interval`; sums are of each seed.
     """
     seeds = sums.shape[-2]
+    sums = sums.double()
     over_documents = bootstrap_interval(sums.mean(-2), counts, level=level, resamples=resamples, seed=seed)
     if seeds < 2:
         return over_documents
-    sums, counts = sums[..., counts > 0].double(), counts[counts > 0].double()
+    sums, counts = sums[..., counts > 0], counts[counts > 0].double()
+    sums_unit = power_of_two_below(sums.abs().amax((-2, -1)))  # squares stay within float64
+    counts_unit = power_of_two_below(counts.max())
+    sums, counts = sums / sums_unit[..., None, None], counts / counts_unit
     means = sums.sum(-1) / counts.sum()
     beyond = sums - means[..., None] * counts
     peculiar = (beyond - beyond.mean(-2, keepdim=True)).square().sum((-2, -1)) / counts.sum().square()
     spread = means.var(-1) / seeds - peculiar / (seeds * (seeds - 1))
-    half = student_t(level, seeds - 1) * spread.clamp(min=0).sqrt()
+    half = student_t(level, seeds - 1) * spread.clamp(min=0).sqrt() * (sums_unit / counts_unit)
     value, low, high = over_documents
     return Estimate(value, value - (value - low).hypot(half), value + (high - value).hypot(half))
 

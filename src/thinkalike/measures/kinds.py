@@ -22,13 +22,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from thinkalike.arguments import check_choice, refuse_masked
+from thinkalike.arguments import EXACT, check_choice, refuse_masked, tensor_of
 
 KINDS = ("nominal", "ordinal", "numeric", "continuous")
 NUMBERS = KINDS[2:]
+MOST_FEATURES = 1000  # treebanks have up to 200, and each takes a column, a distance and a permutation
 MANY = 10  # different values of a continuous feature, at least
 
 
@@ -68,6 +69,8 @@ class Columns(NamedTuple):
         frame, typed = _frame(X)
         if repeated := frame.columns[frame.columns.duplicated()].tolist():
             raise ValueError(f"X has two columns of the name {repeated[0]!r}: rename or leave out one")
+        if not 0 < frame.shape[1] <= MOST_FEATURES:
+            raise ValueError(f"X has {frame.shape[1]:,} features: give 1 to {MOST_FEATURES:,}, those that matter")
         names, columns = _names(frame), [frame.iloc[:, place] for place in range(frame.shape[1])]
         labels = names or tuple(map(str, range(len(columns))))
         each = list(zip(columns, _each(kinds, labels), labels, strict=True))
@@ -129,9 +132,13 @@ def cell_numbers(values: Any) -> Int[Tensor, " n"]:
 def _frame(X: Any) -> tuple[pd.DataFrame, bool]:
     """Return a table as a DataFrame, and whether its columns have types of their own, unlike those of an array."""
     if hasattr(X, "iloc") and hasattr(X, "columns"):
+        _refuse_inexact(X)
         return X, True
     if isinstance(X, Tensor):
-        X = X.detach().cpu().double().numpy()
+        X = tensor_of(X.detach(), Shaped, "X").cpu()
+        if X.dtype == torch.int64 and X.ndim == 2:
+            _refuse_inexact(pd.DataFrame(X.numpy()))
+        X = X.double().numpy()
     refuse_masked(X, "X")
     array = X if isinstance(X, np.ndarray) else np.asarray(X, dtype=object)
     if array.ndim != 2:
@@ -140,8 +147,24 @@ def _frame(X: Any) -> tuple[pd.DataFrame, bool]:
         frame = pd.DataFrame(array.astype(str), dtype=object)
         return frame.mask(frame.isin(EMPTY)).apply(_written_numbers), True
     frame = pd.DataFrame(array).infer_objects()
+    _refuse_inexact(frame)
     typed = not all(map(pd.api.types.is_numeric_dtype, frame.dtypes))
     return frame if typed else frame.astype(float), typed
+
+
+def _refuse_inexact(frame: pd.DataFrame) -> None:
+    """Raise a ValueError of a column whose numbers float64 has not: complex ones, and whole ones beyond 2^53."""
+    for label, column in frame.items():
+        if pd.api.types.is_complex_dtype(column):
+            raise ValueError(
+                f"feature {label} has complex numbers: give their real and imaginary parts as two features"
+            )
+        if pd.api.types.is_integer_dtype(column):
+            present = column.dropna()
+            if len(present) and max(-int(present.min()), int(present.max())) > EXACT:
+                raise ValueError(
+                    f"feature {label} has whole numbers beyond 2^53, which float64 cannot tell apart: give them as text"
+                )
 
 
 def _names(frame: pd.DataFrame) -> tuple[str, ...]:
@@ -157,14 +180,26 @@ def _each(kinds: Kinds, labels: Sequence[str]) -> list[Kind]:
     if isinstance(kinds, str):
         return [kinds] * len(labels)
     if not isinstance(kinds, Mapping):
+        if not isinstance(kinds, Sequence) or len(kinds) != len(labels):
+            raise ValueError(
+                f"kinds={kinds!r} must be one kind, one for each of the {len(labels)} features, or a mapping"
+            )
         return list(kinds)  # type: ignore[arg-type]
     if unknown := [name for name in kinds if name not in (*labels, *range(len(labels)))]:
         raise ValueError(f"kinds has {unknown[0]!r}, which is not one of the features {', '.join(labels)}")
     return [kinds.get(label, kinds.get(place, "auto")) for place, label in enumerate(labels)]
 
 
+def check_levels(levels: Any, name: str) -> None:
+    """Raise a ValueError unless these are the levels of an ordinal feature: a list without repetitions."""
+    is_list = isinstance(levels, Sequence) and not isinstance(levels, str | bytes)
+    if not is_list or not levels or len(set(map(str, levels))) < len(levels):
+        raise ValueError(f"{name}={levels!r} must be one of {', '.join(KINDS)}, or a list of different levels in order")
+
+
 def _settled(column: pd.Series, kind: Kind, label: str, typed: bool) -> tuple[str, tuple[Level, ...] | None]:
     if not isinstance(kind, str):
+        check_levels(kind, f"kinds of feature {label}")
         levels = tuple(map(_plain, kind))
         if beyond := [value for value in _values(column) if value not in (None, *levels)]:
             raise ValueError(f"feature {label} has {beyond[0]!r}, which is not among its levels {list(levels)}: add it")

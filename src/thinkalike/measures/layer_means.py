@@ -17,7 +17,7 @@ from torch import Tensor, distributed
 from torchmetrics import Metric
 from torchmetrics.utilities import dim_zero_cat
 
-from thinkalike.arguments import Count, CountOrNone, takes_arrays
+from thinkalike.arguments import Count, RepetitionsOrNone, takes_arrays
 from thinkalike.measures import estimates
 from thinkalike.measures.chance import BatchNull, Chance, chance_of
 from thinkalike.measures.contract import Batch, BatchRows, Blocks, LayerMeasure, Pair, States, joined
@@ -289,7 +289,7 @@ class LayerMeans(Accumulator):
         source_layers: Count,
         target_layers: Count,
         measure: LayerMeasure,
-        permutations: CountOrNone = 0,
+        permutations: RepetitionsOrNone = 0,
         *,
         given: str = "none",
         after_ratio: bool = False,

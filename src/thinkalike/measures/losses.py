@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from thinkalike.arguments import Count, Within
 from thinkalike.processes import counted
 
 CHUNK, LOGITS = 1024, 2**25  # tokens, at most, and logits, at most, of a chunk
@@ -30,8 +31,11 @@ _Loss = Callable[[Tensor, bool], Tensor]
 Finish = Callable[[Tensor], Tensor]  # final norm and unembedding, row by row: (n, d) to (n, vocabulary)
 
 
+Targets = Annotated[Int[Tensor, " n"], Within(least=0)]  # ids of tokens
+
+
 def token_loss(
-    states: Float[Tensor, "n d"], finish: Finish, targets: Int[Tensor, " n"], chunk: int | None = None
+    states: Float[Tensor, "n d"], finish: Finish, targets: Targets, chunk: Count | None = None
 ) -> Float[Tensor, " n"]:
     """Return the cross-entropy of each token in nats, -log softmax(finish(states))[targets], at least 0.
 
@@ -46,6 +50,7 @@ def token_loss(
         following = targets[rows, None].long()
 
         def loss(log_shares: Tensor, wanted: bool) -> Tensor:
+            _refuse_beyond_vocabulary(following, log_shares.shape[-1])
             losses = -log_shares.gather(-1, following).squeeze(-1)
             if wanted:  # softmax minus one-hot
                 log_shares.exp_().scatter_add_(-1, following, log_shares.new_full((), -1.0).expand_as(following))
@@ -56,8 +61,23 @@ def token_loss(
     return _in_chunks(states, finish, chunked, chunk)
 
 
+def _refuse_beyond_vocabulary(targets: Int[Tensor, "*n"], vocabulary: int) -> None:
+    """Raise a ValueError if a target is no id of the vocabulary.
+
+    Targets on a GPU are left to torch, as every chunk would wait for the answer.
+    """
+    if targets.device.type != "cpu" or not targets.numel():
+        return
+    lowest, highest = (int(end) for end in targets.aminmax())
+    if lowest < 0 or highest >= vocabulary:
+        worst = lowest if lowest < 0 else highest
+        raise ValueError(
+            f"targets holds {worst}, and `finish` gives logits of {vocabulary} tokens: 0 to {vocabulary - 1}"
+        )
+
+
 def token_kl(
-    states: Float[Tensor, "*k n d"], finish: Finish, reference: Float[Tensor, "n d"], chunk: int | None = None
+    states: Float[Tensor, "*k n d"], finish: Finish, reference: Float[Tensor, "n d"], chunk: Count | None = None
 ) -> Float[Tensor, "*k n"]:
     """Return KL(p || q) of each token in nats, p = softmax(finish(reference)), q = softmax(finish(states)); at least 0.
 
@@ -176,8 +196,8 @@ def compare_outputs(
     states: Float[Tensor, "k n d"],
     finish: Finish,
     reference: Float[Tensor, "n d"],
-    targets: Int[Tensor, " n"],
-    chunk: int | None = None,
+    targets: Targets,
+    chunk: Count | None = None,
 ) -> OutputMatch:
     """Return `token_loss`, `token_kl` and whether the top token is the same, computing all logits once."""
 
@@ -192,6 +212,7 @@ def compare_outputs(
         (top, standard), matches = distribution(theirs), []
         for each in own:
             likely, logs = distribution(each)
+            _refuse_beyond_vocabulary(following, logs.shape[-1])
             loss = -logs.gather(-1, following[:, None].long()).squeeze(-1)
             kl = torch.sub(standard, logs, out=logs).mul_(standard.exp()).sum(-1)  # three tensors of logits at most
             matches.append((loss, kl, likely == top))

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torchmetrics import Metric
 
-from thinkalike.arguments import Count, CountOrNone, check_choice, takes_arrays
+from thinkalike.arguments import Count, RepetitionsOrNone, check_choice, takes_arrays
 from thinkalike.measures.estimates import Estimate, jackknife
 from thinkalike.measures.kernel_alignment import CHOICES, alignment, arc_length, cka_measure
 from thinkalike.measures.layer_means import LayerMeans, LayerPairEstimate
@@ -101,7 +101,7 @@ class CKA(LayerMeans):
         kernel: str = "linear",
         flatten: str = "token",
         given: str = "none",
-        permutations: CountOrNone = 0,
+        permutations: RepetitionsOrNone = 0,
         **kwargs: Any,
     ):
         options = {"estimator": estimator, "kernel": kernel, "flatten": flatten}

@@ -47,7 +47,9 @@ def rows_of(
 def places_of(mask: Shaped[Tensor, " ..."]) -> Int[Tensor, " kept"]:
     """Return the numbers of the tokens that count; a boolean index would let the host wait for a GPU at every layer."""
     if mask.dtype != torch.bool:
-        raise ValueError(f"a mask is boolean, and {mask.dtype} would choose rows by number: use mask.bool()")
+        raise ValueError(
+            f"mask holds {mask.dtype}, which would choose rows by number: give True and False, as mask > 0"
+        )
     return mask.flatten().nonzero().squeeze(1)
 
 
@@ -86,6 +88,8 @@ def leverage(features: Float[Tensor, "n d"]) -> Float[Tensor, ""]:
 
 def centred(features: Float[Tensor, "n d"], name: str = "features") -> CentredRows:
     """Return the rows as `centre` gives them, at least in float32; see `refuse_flaws`."""
+    if not features.numel():
+        raise ValueError(f"{name} has shape {tuple(features.shape)}: give one row and one column or more")
     rows = centre(features.to(common_dtype([features])), name)
     refuse_flaws([rows])
     return rows

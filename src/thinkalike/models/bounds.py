@@ -6,14 +6,17 @@ Nothing here imports torch or transformers.
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import re
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from re._parser import parse as sre_parse  # type: ignore[import-not-found]
+from typing import Any, NamedTuple
 from zipfile import BadZipFile, ZipFile
 
 from thinkalike.digests import read_json
@@ -28,6 +31,8 @@ MOST = {DEPTH: 2**12, BREADTH: 2**12, CLASSES: 2**20}  # no model comes near
 
 DRAWN = 2**28  # numbers that may be drawn anew, such as buffers: a gigabyte, and seconds
 WEIGHTS = ("*.safetensors", "*.bin", "*.ckpt")  # of names of files
+
+MOST_GROWTH = 1000  # a text becomes so many times as long; the words for a symbol make it ten times as long
 
 SMALLEST = 64  # bytes that a tensor takes at least in a pickled file
 HEADER = 10**8  # bytes; safetensors reads no longer header
@@ -176,3 +181,96 @@ def check_patterns(patterns: Collection[str], names: Collection[str], stated_in:
         f"{stated_in} has a pattern that cannot be matched within {SECONDS:.0f} seconds ({', '.join(patterns)[:100]}); "
         "list the names of modules instead"
     )
+
+
+def check_growth(file: Path) -> None:
+    """Raise a ModelError if the replacements of a tokenizer.json may make a text `MOST_GROWTH` times as long.
+
+    Replacements of a sequence multiply, so that four of a thousand letters each ask for a million million bytes.
+    """
+    try:
+        stated = read_json(file)
+        growths = {part: _growth(_replacements(stated.get(part))) for part in ("normalizer", "decoder")}
+    except ValueError as error:
+        raise ModelError(f"{file} is no JSON object ({error})") from None
+    for part, growth in growths.items():
+        if growth > MOST_GROWTH:
+            raise ModelError(
+                f"{file}: the replacements of its {part} may make a text {growth:.3g} times as long; give the "
+                "checkpoint's own tokenizer.json"
+            )
+
+
+class _Replacement(NamedTuple):
+    """What a normaliser or a decoder puts in the place of what it finds."""
+
+    content: str
+    pattern: str | None  # the text that it looks for; None: a regular expression, which may find anything
+    shortest: int  # letters that it replaces at least
+
+    @property
+    def growth(self) -> float:
+        """How many times as long a text becomes at most."""
+        if not self.shortest:  # the content goes between all letters
+            return 1.0 + len(self.content)
+        return max(1.0, len(self.content) / self.shortest)
+
+    def may_find(self, contents: Collection[str]) -> bool:
+        """Return whether it may find something in what replacements before it wrote."""
+        return self.pattern is None or any(set(self.pattern) & set(content) for content in contents)
+
+
+def _replacements(stated: Any) -> Iterator[_Replacement]:
+    """Yield the replacements of a normaliser or a decoder, and of all that it is a sequence of, in their order."""
+    if isinstance(stated, list):
+        for step in stated:
+            yield from _replacements(step)
+    if not isinstance(stated, Mapping):
+        return
+    content, pattern = stated.get("content"), stated.get("pattern")
+    if stated.get("type") == "Replace" and isinstance(content, str) and isinstance(pattern, Mapping):
+        literal, expression = pattern.get("String"), pattern.get("Regex")
+        if isinstance(literal, str):
+            yield _Replacement(content, literal, len(literal))
+        elif isinstance(expression, str):
+            yield _Replacement(content, None, _shortest_match(expression))
+    elif stated.get("type") == "Precompiled":
+        yield _Replacement(_longest_of_charsmap(stated.get("precompiled_charsmap")), None, 1)
+    elif stated.get("type") == "Prepend" and isinstance(stated.get("prepend"), str):
+        yield _Replacement(stated["prepend"], "", 0)
+    for inner in ("normalizers", "decoders"):
+        yield from _replacements(stated.get(inner))
+
+
+def _longest_of_charsmap(charsmap: Any) -> str:
+    """Return the longest text that a map of characters of SentencePiece puts in the place of one.
+
+    Behind a trie, whose length comes first, all texts stand one after the other, each with a NUL at its end.
+    """
+    try:
+        content = base64.b64decode(charsmap)
+    except (TypeError, ValueError):  # which the library that reads it reports
+        return ""
+    texts = content[4 + int.from_bytes(content[:4], "little") :].split(b"\0")
+    return max(texts, key=len).decode(errors="replace")
+
+
+def _shortest_match(expression: str) -> int:
+    """Return how many letters a regular expression matches at least, 0 if it cannot be known."""
+    letters = re.sub(r"\\[pP]\{[^}]*\}", ".", expression)  # classes such as \p{L}, which Python does not know
+    with warnings.catch_warnings(), contextlib.suppress(re.error, RecursionError, OverflowError):
+        warnings.simplefilter("ignore")  # of what other libraries read otherwise
+        return int(sre_parse(letters).getwidth()[0])
+    return 0
+
+
+def _growth(replacements: Iterator[_Replacement]) -> float:
+    """Return how many times as long a text may become by replacements one after the other."""
+    growth = 1.0
+    contents: list[str] = []
+    for replacement in replacements:
+        # What finds nothing in the contents before it makes other letters longer, and not the same ones again.
+        multiplies = replacement.may_find(contents)
+        growth = growth * replacement.growth if multiplies else max(growth, replacement.growth)
+        contents.append(replacement.content)
+    return growth

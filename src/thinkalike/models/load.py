@@ -140,7 +140,7 @@ def _in_memory(module: Any, tokenizer: Any, name: str | None, settings: Mapping[
     """Return a copy of a model of transformers, of PEFT or of a bridge as a FrozenModel; see `load_model`."""
     from transformers import PreTrainedModel
 
-    from thinkalike.models.readers import live_adapter, part_with_states
+    from thinkalike.models.readers import dropout_of, live_adapter, part_with_states
 
     is_bridge = type(module).__name__ == "TransformerBridge"  # its module is of transformers, or TransformerLens's own
     is_adapted = hasattr(module, "peft_config") and hasattr(module, "get_base_model")  # a PeftModel
@@ -154,6 +154,11 @@ def _in_memory(module: Any, tokenizer: Any, name: str | None, settings: Mapping[
     if not (is_bridge or is_adapted or isinstance(module, PreTrainedModel)) or not callable(tokenizer):
         raise TypeError("load_model takes a PreTrainedModel of transformers or a TransformerBridge and its tokenizer, "
                         f"not {type(module).__name__} and {type(tokenizer).__name__}")  # fmt: skip
+    if dropout := dropout_of(tokenizer):
+        raise ModelError(
+            f"the tokenizer has dropout={dropout:g}, with which a text has other ids at every call: set "
+            "tokenizer.backend_tokenizer.model.dropout = None"
+        )
     for key in settings.keys() - IN_MEMORY:
         raise ConfigError(f"model.{key} does not apply to a model passed in memory; leave it out")
     first, kind = survey.embedding_of(module), type(module).__name__
@@ -215,7 +220,12 @@ def _tokenizer_at(place: str) -> Any:
     """Return the tokenizer of a folder, or of a repository that was downloaded; None: it cannot be known."""
     from transformers import AutoTokenizer
 
+    from thinkalike.models.bounds import check_growth
+
+    file = Path(place, "tokenizer.json")
     try:
+        if file.is_file():
+            check_growth(file)
         return AutoTokenizer.from_pretrained(place, local_files_only=True)
     except Exception:  # of a library that reads whatever is there
         return None

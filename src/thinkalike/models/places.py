@@ -357,6 +357,8 @@ def _code_of_the_hub(shape: Mapping[Any, Any]) -> str:
 
 
 def _commit_of(config: ModelConfig) -> Commit:
+    if config.hub_id is None:
+        raise ConfigError(f"model={config.called} says nowhere where its weights are; give model.path or model.hub_id")
     try:
         commit = resolved("model", str(config.hub_id), config.revision)
     except Exception as error:

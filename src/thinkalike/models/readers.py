@@ -32,7 +32,7 @@ from thinkalike.digests import PROBES, read_json
 from thinkalike.errors import ModelError, check_extra, listed, one_line
 from thinkalike.hub import resolved
 from thinkalike.models import survey
-from thinkalike.models.bounds import check_adapter, check_size
+from thinkalike.models.bounds import check_adapter, check_growth, check_size
 from thinkalike.models.families import DEPTHS, Family, heads_of
 from thinkalike.models.formats import IN_TURN, conversion
 from thinkalike.models.gguf import OWN, cut_as_stated, gguf_said
@@ -310,7 +310,7 @@ def _with_adapter(module: Any, folder: Path) -> Adapted:
             found: Any = set_peft_model_state_dict(whole, given)
         except (RuntimeError, ValueError, LookupError, TypeError, AttributeError, re.error) as error:
             said = f"the adapter cannot be put on its base ({one_line(error)})"
-            raise ModelError(f"{folder.name}: {said}; {GIVE}") from error
+            raise ModelError(f"{folder.name}: {said}; check its adapter_config.json, or {GIVE}") from error
         settings = whole.active_peft_config
         _check_mergeable(settings, folder.name)
         if TOOK_OUT.match(start := str(getattr(settings, "init_lora_weights", ""))):
@@ -349,6 +349,11 @@ def run_adapted(make: Callable[[], Adapted], called: str, allowed: float) -> tup
         ModelError: PEFT's model cannot run on tokens alone, or does what its layers do not.
     """
     adapted = make()
+    if any(output.isnan().any() for output in adapted.outputs):
+        raise ModelError(
+            f"{called}: the model with its adapter gives logits that are not a number (NaN); check "
+            "the adapter's weights and the settings that scale them, such as lora_alpha"
+        )
     settings, samples = adapted.whole.active_peft_config, _adapter_samples(adapted.whole)
 
     def error_of(module: Any) -> float:
@@ -445,19 +450,21 @@ def read_tokenizer(config: ModelConfig, place: str) -> Any:
             return cut_as_stated(PreTrainedTokenizerFast.from_pretrained(**located(str(alone))), Path(place))
     revision = config.revision or "main"
     names = {"tokenizer.json"}
+    optional: dict[str, Any] = {"revision": revision, "_raise_exceptions_for_missing_entries": False}
+    file = cached_file(place, "tokenizer.json", **optional)
+    if file:
+        check_growth(Path(file))
     try:
-        tokenizer = AutoTokenizer.from_pretrained(place, revision=revision)
+        tokenizer = without_dropout(AutoTokenizer.from_pretrained(place, revision=revision), config.called)
     except ValueError as error:
         if "backend tokenizer" not in str(error):
             raise
     else:
         names |= {*getattr(tokenizer, "vocab_files_names", {}).values()}
-        optional: dict[str, Any] = {"revision": revision, "_raise_exceptions_for_missing_entries": False}
         if any(cached_file(place, name, **optional) for name in sorted(names, reverse=True)):
-            file = cached_file(place, "tokenizer.json", **optional)
             if file and not _cuts_as(tokenizer, file):
                 kind = type(tokenizer).__name__
-                tokenizer = PreTrainedTokenizerFast.from_pretrained(place, revision=revision)
+                tokenizer = without_dropout(PreTrainedTokenizerFast.from_pretrained(place, revision=revision))
                 which = "which is read" if _cuts_as(tokenizer, file) else "as other files of the tokenizer add to it"
                 log.warning("%s: %s cuts texts otherwise than tokenizer.json, %s", config.called, kind, which)
             file = cached_file(place, "tokenizer_config.json", **optional)
@@ -471,11 +478,33 @@ def read_tokenizer(config: ModelConfig, place: str) -> Any:
     raise ModelError(f"{config.called}: {place} has no tokenizer that transformers reads ({', '.join(sorted(names))})")
 
 
+def without_dropout(tokenizer: Any, called: str = "") -> Any:
+    """Set the dropout of a tokenizer of BPE to none, with a warning if it is called by a name.
+
+    With dropout the same text would have other ids at every call.
+    """
+    dropout = dropout_of(tokenizer)
+    if dropout:
+        tokenizer.backend_tokenizer.model.dropout = None
+        if called:
+            log.warning(
+                "%s: dropout=%g of its tokenizer is left out: with it a text has other ids each time", called, dropout
+            )
+    return tokenizer
+
+
+def dropout_of(tokenizer: Any) -> float | None:
+    """Return the share of merges that a tokenizer of BPE leaves out at random, None if it has no such setting."""
+    return getattr(getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None), "dropout", None)
+
+
 def _cuts_as(tokenizer: Any, file: str) -> bool:
     """Return whether a tokenizer cuts texts as its file says, which a class of transformers may overrule."""
     from tokenizers import Tokenizer
 
     own = Tokenizer.from_file(file)
+    if hasattr(own.model, "dropout"):
+        own.model.dropout = None
     own.no_truncation()
     own.no_padding()
     own.encode_special_tokens = bool(getattr(tokenizer, "split_special_tokens", False))

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from thinkalike.errors import PluginError, StitchError
 from thinkalike.measures.closed_forms import AffineMap, LayerPair
-from thinkalike.plugins import digest, is_plugin
+from thinkalike.plugins import digest, is_plugin, trust
 from thinkalike.stitches.stitch import KINDS, NAME, Stitch
 from thinkalike.stitches.stitch_map import Site, StitchMap, explained
 from thinkalike.store import Result, open_result
@@ -144,6 +144,7 @@ def stitch_modules(
             if plugin is None or digest(here) not in {each["sha256"] for each in made if each["name"] == kind}:
                 wanted = "give that file, unchanged, as plugin="
                 raise PluginError(f"the stitches of {result.folder} are made by {kind}; {wanted}")
+            trust([here])
             kind = here
         for number, pair in enumerate(facts["pairs"]):
             width_in, width_out = facts["widths"][::way]

@@ -61,7 +61,8 @@ class Stitch(nn.Module):
     does not say where.
 
     Raises:
-        ValueError: The kind or norm is unknown, or an identity or orthogonal map is to go between different widths.
+        ValueError: The kind or norm is unknown, an identity or orthogonal map is to go between different widths, or the
+            rank of low_rank is more than a width.
 
     >>> phi, states = Stitch("linear", 4, 4), torch.randn(2, 4)
     >>> torch.equal(phi(states), states)  # it starts at the identity
@@ -74,10 +75,15 @@ class Stitch(nn.Module):
     ):
         super().__init__()
         own = plugins.is_plugin(kind)
+        plugins.trust(plugins.named_in(kind))  # an argument that a person gives
         if not (kind in KINDS or own) or norm not in NORMS:
             raise ValueError(f"kind={kind}, norm={norm}: kinds are {', '.join(KINDS)}; norms are {', '.join(NORMS)}")
         if kind in ("identity", "orthogonal") and width_in != width_out:
             raise ValueError(f"an {kind} stitch needs equal widths, not {width_in} and {width_out}")
+        if kind == "low_rank" and rank > min(width_in, width_out):
+            raise ValueError(
+                f"rank={rank} is more than the smaller width of {width_in} and {width_out}: choose a lower one"
+            )
         self.kind, self.residual = kind, width_in == width_out and kind != "orthogonal" and not own
         self.norm, self.widths = norm, (width_in, width_out)
         self.pre = nn.LayerNorm(width_in) if norm == "pre" else nn.Identity()

@@ -19,6 +19,7 @@ from jaxtyping import Float, Int
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from thinkalike.arguments import WHOLE, tensor_of
 from thinkalike.config.parts import AFTER, MIDDLE
 from thinkalike.digests import read_json, regular, tokenizer_fingerprint
 from thinkalike.errors import StitchError, ThinkalikeError, one_line, plain
@@ -45,11 +46,18 @@ class StitchMap(nn.Module):
 
     def __init__(self, weight: Tensor, bias: Tensor, source: Site, target: Site):
         super().__init__()
+        for name, tensor in (("weight", weight), ("bias", bias)):
+            if isinstance(tensor, Tensor) and tensor.dtype in WHOLE:
+                raise StitchError(f"the {name} of a stitch is of whole numbers ({tensor.dtype}), and maps are trained")
+        weight, bias = _real(weight, "the weight of a stitch"), _real(bias, "the bias of a stitch")
+        for name, site in (("source", source), ("target", target)):
+            if not isinstance(site, Site):
+                raise StitchError(f"the {name} of a stitch is {site!r}: give a thinkalike.stitches.stitch_map.Site")
         if weight.dim() != 2 or bias.shape != weight.shape[:1] or not weight.numel():
             shapes = f"{tuple(weight.shape)} and {tuple(bias.shape)}"
             raise StitchError(f"a stitch has a weight (e, d) and a bias (e), not {shapes}")
         for name, tensor in (("weight", weight), ("bias", bias)):
-            if not (tensor.is_floating_point() and tensor.float().isfinite().all()):
+            if not tensor.float().isfinite().all():
                 raise StitchError(f"the {name} of a stitch is not of finite numbers ({tensor.dtype})")
         self.weight = nn.Parameter(weight.detach().float().contiguous(), requires_grad=False)
         self.bias = nn.Parameter(bias.detach().float().contiguous(), requires_grad=False)
@@ -57,6 +65,11 @@ class StitchMap(nn.Module):
 
     def forward(self, states: Float[Tensor, "*b d"]) -> Float[Tensor, "*b e"]:
         """Return the states of the target's site, in the dtype of those given; see `AffineMap`."""
+        if not (isinstance(states, Tensor) and states.is_floating_point()):
+            states = _real(states, "states")
+        width = self.weight.shape[1]
+        if not states.dim() or states.shape[-1] != width:
+            raise StitchError(f"states have shape {tuple(states.shape)}, and the stitch maps states of width {width}")
         return self.affine(states)
 
     @property
@@ -70,6 +83,8 @@ class StitchMap(nn.Module):
         Raises:
             StitchError: `first` does not end where this map begins.
         """
+        if not isinstance(first, StitchMap):
+            return NotImplemented
         begins, ends = self.source, first.target  # of the same weights, whatever the models are called
         if (begins.fingerprint, begins.layer, begins.site) != (ends.fingerprint, ends.layer, ends.site):
             raise StitchError(f"the stitch from {self.source} cannot follow that to {first.target}, another layer")
@@ -185,6 +200,14 @@ stitch = thinkalike.StitchMap.from_pretrained("ORG/NAME")  # this repository
 states = stitch(stitch.source.cut(thinkalike.load_model({source})).head(tokens, {layer}))
 ```
 """
+
+
+def _real(value: Any, name: str) -> Tensor:
+    """Return a tensor, or what NumPy makes an array of, as a tensor of real numbers; a StitchError if it is not."""
+    try:
+        return tensor_of(value, Float, name)
+    except ValueError as error:
+        raise StitchError(error) from None
 
 
 def _in_markdown(value: object) -> str:

@@ -19,6 +19,11 @@ PAPERS = {  # the modules of each paper's experiments
 
 def experiment_named(name: str) -> Experiment:
     """Return an experiment by its name, such as brown2023/figure1; an unknown name is a ConfigError."""
-    one_of("experiment", name, options("experiment"))
-    modules = (import_module(f"{__name__}.{module}") for module in PAPERS[name.partition("/")[0]])
-    return next(each for module in modules for each in module.EXPERIMENTS if each.name == name)
+    paper = name.partition("/")[0]
+    for module in PAPERS.get(paper, ()):
+        for experiment in import_module(f"{__name__}.{module}").EXPERIMENTS:
+            if experiment.name == name:
+                return experiment  # type: ignore[no-any-return]
+    ours = [option for option in options("experiment") if option.partition("/")[0] in PAPERS and option != name]
+    one_of("experiment", name, ours)  # a file experiment/mine.yaml of a user is an option, and no experiment
+    raise AssertionError(name)

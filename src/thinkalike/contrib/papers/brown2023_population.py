@@ -22,7 +22,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from thinkalike.config import compose_job
+from thinkalike.config import compose_inner_job
 from thinkalike.contrib import figures
 from thinkalike.contrib.papers.claims import Bound, Claim, judged, level_of_each, over_models, together, untestable
 from thinkalike.contrib.papers.experiment import Case, Conclusion, Experiment, Part
@@ -133,7 +133,7 @@ def changes_of(case: Case, side: str) -> dict[str, Any]:
         measure = replace(measure, tokens="cls")
     changes: dict[str, Any] = {"measure": measure}
     if config.scale != "mini":
-        paper = compose_job("analyze", ["measure=population", "pairs=mnli", "population=feather-berts"])
+        paper = compose_inner_job("analyze", ["measure=population", "pairs=mnli", "population=feather-berts"])
         changes["pairs"] = paper.pairs if config.pairs.source == "templates" else config.pairs
         changes["population"] = paper.population if config.population.name == "planted" else config.population
     return changes

@@ -14,7 +14,7 @@ from typing import Any
 
 import pandas as pd
 
-from thinkalike.config import RUNS, AnalyzeConfig, ModelConfig, compose_job, model_named, settings_of
+from thinkalike.config import RUNS, AnalyzeConfig, ModelConfig, compose_inner_job, model_named, settings_of
 from thinkalike.config.compose import completed
 from thinkalike.contrib.papers.claims import Claim, claims_table, counts_of
 from thinkalike.contrib.populations.config import PopulationJob
@@ -205,9 +205,9 @@ def job_of(config: AnalyzeConfig, part: Part) -> Any:
     chosen = {"model": models[0], "target": models[-1]} if models else {"model": config.model, "target": config.model}
     if part.entry_point == "train":
         own = {name: getattr(config, name) for name in ("store", "seed", "force", "threads")}
-        job = compose_job("train", [*words, "logger=none", f"recipe={config.recipe}"], **chosen, **own)
+        job = compose_inner_job("train", [*words, "logger=none", f"recipe={config.recipe}"], **chosen, **own)
     else:
         own = {name: getattr(config, name) for name in FORWARDED if hasattr(config, name)}
         kind = part.changes.get("measure", config.measure).kind
-        job = compose_job("analyze", [f"measure={kind}", *words], **chosen, **own | dict(part.changes))
+        job = compose_inner_job("analyze", [f"measure={kind}", *words], **chosen, **own | dict(part.changes))
     return job if config.data.name is None else completed(replace(job, data=config.data))

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from thinkalike.config import ModelConfig, compose_job, model_named, options
+from thinkalike.config import ModelConfig, compose_inner_job, model_named, options
 from thinkalike.contrib.populations.config import PopulationJob
 from thinkalike.contrib.populations.finetuning import CHECKPOINT, accuracy_on
 from thinkalike.contrib.populations.measures import IdentityStitches, identity_stitches
@@ -123,7 +123,7 @@ def _finetuned(config: PopulationJob) -> list[Member]:
 def _made(config: PopulationJob, body: Sequence[str], words: Sequence[str]) -> Result:
     """Return a fine-tuning by these words of task=nli, on the population's pairs but for what words say of them."""
     scale = f"scale={'mini' if _base(config).mini else 'paper'}"  # forks are in folders, which have none
-    job = compose_job("train", ["task=nli", *body, scale, *words, "logger=none"])
+    job = compose_inner_job("train", ["task=nli", *body, scale, *words, "logger=none"])
     own = {word.partition("=")[0].removeprefix("pairs.") for word in words if word.startswith("pairs.")}
     job.pairs = replace(config.pairs, **{name: getattr(job.pairs, name) for name in own})
     job.store, job.threads = config.store, config.threads

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal
 
 import pandas as pd
 
-from thinkalike.config import AnalyzeConfig, MeasureConfig, ModelConfig, compose_job, ranged
+from thinkalike.config import AnalyzeConfig, MeasureConfig, ModelConfig, compose_inner_job, ranged
 from thinkalike.config.schema import Numbers
 from thinkalike.contrib import figures
 from thinkalike.contrib.trajectory.answers import Reading, outcome, tasks_of_features
@@ -143,7 +143,7 @@ def training(config: AnalyzeConfig) -> Any:
     """Return the configuration of the job that trains the mini."""
     measure: Any = config.measure
     words = [f"model={config.model.name}", *measure.train, f"store={config.store}", "logger=none"]
-    job = compose_job("train", ["task=pretrain", *words])
+    job = compose_inner_job("train", ["task=pretrain", *words])
     job.threads = config.threads
     return job
 

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from thinkalike.arguments import Count, Seed, check_choice, takes_arrays
+from thinkalike.arguments import Count, Repetitions, Seed, check_choice, takes_arrays
 from thinkalike.measures.chance import TIE, balanced_rows, permuted_rows
 from thinkalike.measures.distances.comparators import TIED, compare, mid_ranks, stimuli_of, with_ties
 from thinkalike.measures.estimates import (
@@ -76,7 +76,9 @@ class NeuralDistances:
         states = states.detach().double()
         mean = states.mean(0)
         if not mean.isfinite().all():
-            raise ValueError(f"states of {name} are not finite; run the model in a wider dtype")
+            raise ValueError(
+                f"states of {name} are not finite: correct them, or, if a model computed them, run it in a wider dtype"
+            )
         error = precision * _sizes(states, distance)
         if distance in ("cosine", "correlation", "norm_difference"):
             states = _transformed(states, distance, name)
@@ -346,7 +348,7 @@ def mantel(
     layers: Layers,
     others: Layers | None = None,
     distance: str = "euclidean",
-    permutations: Count = 999,
+    permutations: Repetitions = 999,
     seed: Seed = 0,
     comparator: str = "spearman",
     groups: Int[Tensor, " n"] | None = None,
@@ -391,20 +393,29 @@ def mantel(
     return Mantel(value, reached / (1 + permutations), surpassed / (1 + permutations))
 
 
-def distance_vectors(layers: Layers, distance: str = "euclidean", n: int | None = None) -> Float[Tensor, "l p"]:
-    """Return the squared distances of all pairs of n stimuli, by default of the first layer's, as `upper` has them."""
+def distance_vectors(
+    layers: Layers, distance: str = "euclidean", n: Count | None = None, name: str = "layers"
+) -> Float[Tensor, "l p"]:
+    """Return the squared distances of all pairs of n stimuli, by default of the first layer's, as `upper` has them.
+
+    Errors call the layers by the name of the argument.
+    """
     if not len(layers):
-        raise ValueError("layers is empty: give the states of one layer or more")
-    n = n or len(layers[0])
-    if other := [index for index, states in enumerate(layers) if len(states) != n]:
-        raise ValueError(f"layer {other[0]} has {len(layers[other[0]])} stimuli, not {n}")
-    known = [
-        each if isinstance(each, NeuralDistances) else NeuralDistances.of(each, distance, f"layer {index}")
-        for index, each in enumerate(layers)
-    ]
-    return torch.stack([layer.vector() for layer in known])
+        raise ValueError(f"{name} is empty: give the states of one layer or more")
+    first = f"{name}[0] has" if n is None else "layers[0] has"
+    n = len(layers[0]) if n is None else n
+    if n < 2:
+        raise ValueError(f"{first} {n} stimuli: give two or more, as distances are of pairs")
+    vectors = []
+    for index, states in enumerate(layers):
+        called = f"{name}[{index}]"
+        if len(states) != n:
+            raise ValueError(f"{called} has {len(states)} stimuli, and {first} {n}: give states of the same stimuli")
+        known = states if isinstance(states, NeuralDistances) else NeuralDistances.of(states, distance, called)
+        vectors.append(known.vector())
+    return torch.stack(vectors)
 
 
 def _both(layers: Layers, others: Layers | None, distance: str) -> tuple[Tensor, Tensor]:
     vectors = distance_vectors(layers, distance)
-    return vectors, vectors if others is None else distance_vectors(others, distance, len(layers[0]))
+    return vectors, vectors if others is None else distance_vectors(others, distance, len(layers[0]), "others")

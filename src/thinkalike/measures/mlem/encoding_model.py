@@ -21,6 +21,8 @@ from thinkalike.measures.mlem.solver import Division, Fitted, describe, fit_weig
 from thinkalike.measures.mlem.sums import StimulusPairs
 
 ALPHAS = tuple(10.0**power for power in range(-4, 5))
+FEWEST_PER_FOLD = 3  # stimuli whose distances can be ranked: two have one distance
+FEWEST_PAIRS_PER_FOLD = 2  # under recipe="paper", where folds divide pairs
 UNEXPLAINED = 1e-9  # of the mean squared distance: smaller weights are rounding
 CHOICES = {
     "weights": ("diagonal", "full"),
@@ -156,6 +158,8 @@ class MLEM(BaseEstimator):
         if by_pair and groups is not None:
             raise ValueError("recipe='paper' divides pairs into folds and cannot keep groups together")
         check_rows([("X", X), ("Y", Y), ("groups", groups)])
+        if Y is None or (isinstance(Y, list | tuple) and not Y):
+            raise ValueError("Y has no layers: give states of shape (stimuli, width), or a list of them")
         rows = Y if isinstance(Y, list | tuple) else ()  # one layer as a list of lists of numbers, or several layers
         is_listed = any(isinstance(row, list | tuple) and np.ndim(row[0]) == 0 for row in rows[:1])
         single = getattr(Y, "ndim", 3) == 2 or is_listed
@@ -164,6 +168,8 @@ class MLEM(BaseEstimator):
         for index, layer in enumerate(states):
             if layer.dim() != 2 or len(layer) != len(values):
                 raise ValueError(f"layer {index} has shape {tuple(layer.shape)}; X has {len(values)} stimuli")
+        if len(values) < 2:
+            raise ValueError(f"X has {len(values)} stimuli: give two or more, as distances are of pairs")
         kept = kept_rows(values, self.missing == "drop")
         layers = [NeuralDistances.of(layer, self.distance, f"layer {index}") for index, layer in enumerate(states)]
         if len(kept) < len(values):
@@ -182,17 +188,40 @@ class MLEM(BaseEstimator):
         units = pairs.index if pairs.chosen is None else pairs.chosen
         if len(self._alphas()) == 1:
             return Division(torch.zeros_like(units), [])
-        cells = stimulus_folds(len(units), self.folds, self.seed, groups).to(units.device)
+        cells = self.folds_of(pairs, self.folds, self.seed, groups).to(units.device)
         return Division(cells, (pairs.part((cells == fold).nonzero()[:, 0]) for fold in range(self.folds)))
+
+    def folds_of(self, pairs: StimulusPairs, folds: int, seed: int, groups: Tensor | None) -> Int[Tensor, " n"]:
+        """Return the fold of each stimulus, or of each pair; a ValueError if a fold has too few distances to rank."""
+        by_pair = pairs.chosen is not None
+        unit, fewest = ("pairs", FEWEST_PAIRS_PER_FOLD) if by_pair else ("stimuli", FEWEST_PER_FOLD)
+        most = len(pairs) // fewest
+        if most < 2:
+            raise ValueError(f"{len(pairs)} {unit} are too few for two folds: give {2 * fewest} or more")
+        if folds > most:
+            raise ValueError(f"folds={folds} leaves a fold with fewer than {fewest} {unit}: choose at most {most}")
+        fold_of = stimulus_folds(len(pairs), folds, seed, groups)
+        smallest = int(fold_of.bincount().min())
+        if smallest < fewest:
+            raise ValueError(
+                f"folds={folds} of whole groups leaves a fold with {smallest} {unit}, and it needs "
+                f"{fewest}: choose fewer folds, or smaller groups"
+            )
+        return fold_of
 
     def fit_weights(self, features: Features, stimulus_pairs: StimulusPairs, division: Division) -> Fitted:
         return fit_weights(features, stimulus_pairs, division, self._alphas(), self.weights == "full")
 
     def _alphas(self) -> tuple[float, ...]:
-        alphas = [float(alpha) for alpha in np.ravel(self.alpha)]
         levels = self.difference == "levels"
+        try:
+            alphas = [float(alpha) for alpha in np.ravel(self.alpha)]
+        except (TypeError, ValueError, OverflowError):
+            alphas = []
         if not alphas or not all(0 <= alpha < torch.inf or (levels and alpha == torch.inf) for alpha in alphas):
-            raise ValueError(f"alpha={self.alpha} must be a number >= 0, or several")
+            shown = " ".join(repr(self.alpha).split())[:60]
+            infinity = "" if levels else "; inf goes with difference='levels' alone"
+            raise ValueError(f"alpha={shown} must be a finite number, at least 0, or a list of them{infinity}")
         more = (torch.inf,) if levels and len(alphas) > 1 and torch.inf not in alphas else ()
         return (*alphas, *more)
 

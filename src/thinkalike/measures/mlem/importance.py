@@ -6,13 +6,14 @@ import math
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from thinkalike.arguments import Count, CountOrNone, Level, Seed
+from thinkalike.arguments import Count, Level, Repetitions, RepetitionsOrNone, Seed
 from thinkalike.measures import estimates
 from thinkalike.measures.distances.comparators import levels_of, ranks_of_levels, spearman_of_patterns
 from thinkalike.measures.distances.neural import NeuralDistances, upper
@@ -117,11 +118,11 @@ def feature_importance(
     Y: Any,
     *,
     folds: Count = 5,
-    permutations: Count = 5,
+    permutations: Repetitions = 5,
     groups: Any = None,
     given: int | str | None = None,
     interactions: Sequence[tuple[int | str, int | str]] = (),
-    null: CountOrNone = 0,
+    null: RepetitionsOrNone = 0,
     seed: Seed = 0,
 ) -> Importance:
     """Return the importance of every feature in every layer, by cross-validation over stimuli.
@@ -146,9 +147,11 @@ def feature_importance(
     >>> int(feature_importance(MLEM(alpha=1.0), features, states).profile().value.argmax())
     0
     """
+    if not isinstance(model, MLEM):
+        raise ValueError(f"model is {model!r}: give an estimator, as MLEM()")
     table = model.read(X, Y, groups)
     n, f = table.values.shape
-    pairs = [(table.columns.place(a), table.columns.place(b)) for a, b in interactions]
+    pairs = _pairs_of_features(interactions, table.columns)
     sets = (*((feature,) for feature in range(f)), *pairs)
     given = None if given is None else table.columns.place(given)
     if given is not None and table.stimulus_pairs.chosen is not None:
@@ -186,11 +189,25 @@ def feature_importance(
     return Importance(sets, scores, drops, draws if null else None, count)
 
 
+def _pairs_of_features(interactions: Any, columns: Columns) -> list[FeatureSet]:
+    """Return pairs of features by their numbers; a ValueError names what is no pair."""
+    wrong = "interactions={!r} must be a list of pairs of features, by number or name, as [(0, 1)]"
+    if isinstance(interactions, str) or not isinstance(interactions, Iterable):
+        raise ValueError(wrong.format(interactions))
+    pairs: list[FeatureSet] = []
+    for pair in interactions:
+        names = tuple(pair) if isinstance(pair, Iterable) and not isinstance(pair, str) else ()
+        if len(names) != 2 or not all(isinstance(name, Integral | str) for name in names):
+            raise ValueError(wrong.format(interactions))
+        pairs.append((columns.place(names[0]), columns.place(names[1])))
+    return pairs
+
+
 def _plan(
     model: MLEM, table: Table, folds: int, permutations: int, strata: Tensor, generator: torch.Generator, seed: int
 ) -> Iterator[_Fold]:
     pairs = table.stimulus_pairs
-    fold_of = estimates.stimulus_folds(len(pairs), folds, seed, table.groups).to(strata.device)
+    fold_of = model.folds_of(pairs, folds, seed, table.groups).to(strata.device)
     for train_units, test_units in estimates.splits(fold_of):
         train, test = pairs.part(train_units), pairs.part(test_units)
         division = model.divide(train, None if table.groups is None else table.groups[train_units])
