@@ -1,14 +1,17 @@
 """Everything in conf/ composes, what does not exist is refused, and so is a setting that the job does not read."""
 
 import dataclasses
+import math
 import re
 import shlex
 
+import pandas as pd
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from conftest import composed
-from thinkalike.cli import own_process
+from stores import made
+from thinkalike.cli import _exit_as_asked, own_process
 from thinkalike.config import (
     DataConfig,
     LoggerConfig,
@@ -25,7 +28,7 @@ from thinkalike.config.parts import chosen_scale
 from thinkalike.contrib.populations.config import PopulationConfig
 from thinkalike.contrib.pretraining.instrument import PretrainConfig
 from thinkalike.contrib.sae.config import SAEConfig
-from thinkalike.errors import ConfigError, ThinkalikeError
+from thinkalike.errors import ConfigError, StoreError, ThinkalikeError
 from thinkalike.instruments import check_read
 from thinkalike.training.recipe import StitchConfig
 
@@ -400,6 +403,22 @@ def test_a_user_error_is_one_line_and_exit_status_1(capsys, monkeypatch):
     monkeypatch.setenv("THINKALIKE_TRACEBACK", "1")
     with pytest.raises(ThinkalikeError), own_process():
         raise ThinkalikeError("asked for")
+
+
+@pytest.mark.parametrize("status", [math.nan, math.inf, -math.inf, 300.0, -1.0, 2.7, 1e300, 126.0, 255.0, 0.5])
+def test_a_result_asks_for_no_status_that_programs_lack(status):
+    """It may come from anywhere, and the same job ends with the status that it asks for."""
+    with pytest.raises(StoreError, match=r"asks for the exit status .*, which no job of this program has; do the job"):
+        _exit_as_asked(made(pd.DataFrame(), {"exit_status": status}))
+
+
+@pytest.mark.parametrize(("scalars", "status"), [({"exit_status": 1.0}, 1), ({"exit_status": 2.0}, 2)])
+def test_a_result_decides_the_exit_status(scalars, status):
+    with pytest.raises(SystemExit) as ended:
+        _exit_as_asked(made(pd.DataFrame(), scalars))
+    assert ended.value.code == status
+    for more in ({"exit_status": 0.0}, {"mean": 3.0}):
+        _exit_as_asked(made(pd.DataFrame(), more))
 
 
 def test_a_folder_with_a_name_of_its_own_is_its_own_target():

@@ -25,7 +25,7 @@ from thinkalike.digests import digest_of, read_json, remembered_digest
 from thinkalike.errors import StoreError, ThinkalikeError
 from thinkalike.listing import results, search
 from thinkalike.report.reports import gather
-from thinkalike.store import Job, newest_state, read_state, seal, write_state
+from thinkalike.store import Job, damage, newest_state, read_state, seal, write_state
 
 TABLE = pd.DataFrame({"layer": [0, 1], "penalty": [0.5, 0.25]})
 
@@ -281,6 +281,8 @@ HOSTILE = {
     "versions": {"provenance": {"versions": ["torch"]}},
     "warnings": {"provenance": {"warnings": {"a": 1}}},
     "total": {"headlines": [{"name": "claims", "value": 3, "of": 2.7}]},
+    "settings of one name": {"settings": {"a": {"b": 1}, "a.b": 2}},
+    "settings of one name deeper": {"settings": {"a": {"b": {"c": 1}, "b.c": 1}}},
     "endless total": {"headlines": [{"name": "claims", "value": 3, "of": float("inf")}]},
 }
 
@@ -291,11 +293,11 @@ def test_a_record_of_another_form_is_one_line(name, tmp_path):
     folder = result_in(tmp_path)
     (folder / "result.json").write_text(json.dumps(RECORD | HOSTILE[name]))
     seal(folder)
-    with pytest.raises(StoreError, match=r"result\.json cannot be read \("):
+    with pytest.raises(StoreError, match=r"result\.json (cannot be read \(|is damaged: it has )"):
         _ = open_result(folder).headlines
     found = search(tmp_path)
     assert (len(found.entries), len(found.skipped)) == (0, 1)
-    with pytest.raises(StoreError, match=r"result\.json cannot be read \("):
+    with pytest.raises(StoreError, match=r"result\.json (cannot be read \(|is damaged: it has )"):
         gather([folder])
 
 
@@ -308,8 +310,9 @@ def test_a_result_in_the_folder_of_another_is_not_taken_for_it(tmp_path):
         with pytest.raises(StoreError, match=r"holds the result abc of stitching; delete .* with force=true"):
             Job(str(tmp_path), kind, key).result()
     found = search(tmp_path)
-    assert {entry.result.folder.parent.name for entry in found.entries} == {"stitching"}
-    assert "holds a result of stitching, not of cka" in found.skipped[0]
+    assert [entry.result.folder for entry in found.entries] == [folder]
+    assert len(found.skipped) == 2
+    assert all("holds the result stitching/abc, and its folder is that of" in line for line in found.skipped)
 
 
 @pytest.mark.parametrize(
@@ -625,3 +628,118 @@ def test_json_of_strangers_is_bounded(content, message, tmp_path):
 def test_json_that_is_as_deep_as_configurations_is_read(tmp_path):
     (tmp_path / "x.json").write_text('{"a":' * 64 + "1" + "}" * 64)
     assert read_json(tmp_path / "x.json")
+
+
+@pytest.mark.parametrize("linked", ["stitching", "stitching/abc"])
+def test_a_finished_result_is_not_read_through_a_link(linked, tmp_path):
+    """Lists say that links are not followed; the same job said "already done" and read what the link leads to."""
+    store = tmp_path / "store"
+    result_in(store)
+    job = Job(str(store), "stitching", "abc")
+    assert job.result() is not None, "control"
+    outside = tmp_path / "outside"
+    (store / linked).rename(outside)
+    (store / linked).symlink_to(outside)
+    with pytest.raises(StoreError, match="is a link, and links inside a store are not followed; remove it"):
+        job.result()
+    through_a_link = tmp_path / "my-store"
+    (store / linked).unlink()
+    outside.rename(store / linked)
+    through_a_link.symlink_to(store)
+    assert Job(str(through_a_link), "stitching", "abc").result() is not None, "the store itself may be a link"
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize(
+    "name", ["a/" * 60_000 + "x", "x" * 100_000, "a/" * 9 + "x", "/" * 50_000, "a/b" * 40_000 + "/x.csv"]
+)
+def test_a_name_of_many_folders_is_refused_before_they_are_made(name, tmp_path):
+    """Of one name of 60,000 folders the names of all folders above it took 4 GB."""
+    folder = result_in(tmp_path)
+    written = json.loads((folder / "manifest.json").read_text())["files"]
+    files = {**written, name: [1, "x"]}
+    digest = hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
+    (folder / "manifest.json").write_text(json.dumps({"files": files, "digest": digest}))
+    with pytest.raises(StoreError, match="no file of a result has the name") as refused:
+        open_result(folder)
+    assert len(str(refused.value)) < 1000
+    assert len(search(tmp_path).skipped) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "endings"),
+    [
+        ("result.json", 200 * 2**30, ()),
+        ("result.json", 5 * 2**20, None),
+        ("config.yaml", 200 * 2**30, (".yaml",)),
+        ("table.csv", 200 * 2**30, None),
+        ("table.csv", 200 * 2**30, ()),
+    ],
+)
+def test_the_size_of_a_file_is_looked_at_before_its_bytes(name, size, endings, tmp_path, monkeypatch):
+    """A sparse file of 200 GB takes no room on the disk, and minutes to read."""
+    folder = result_in(tmp_path)
+    os.truncate(folder / name, size)
+    written = json.loads((folder / "manifest.json").read_text())["files"]
+    files = {**written, name: [size, written[name][1]]}
+    digest = hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
+    (folder / "manifest.json").write_text(json.dumps({"files": files, "digest": digest}))
+    read = []
+
+    def counted(path: Path) -> str:
+        read.append(path.name)
+        return "" if path.name == name else digest_of(path)
+
+    monkeypatch.setattr("thinkalike.store.digest_of", counted)
+    assert "bytes, and such a file has" in damage(folder, endings)
+    assert name not in read
+
+
+def test_a_table_that_is_too_large_for_a_list_is_read_by_none(tmp_path, monkeypatch):
+    folder = result_in(tmp_path)
+    monkeypatch.setattr("thinkalike.store.MOST_LISTED", 4)
+    read = []
+    monkeypatch.setattr("thinkalike.store.digest_of", lambda path: read.append(path.name) or digest_of(path))
+    assert damage(folder, (".csv",)) is None
+    assert read == ["result.json"]
+    assert damage(folder) is None
+    assert "table.csv" in read, "where the result is opened, all of it is compared"
+
+
+def test_a_state_belongs_to_one_job(tmp_path):
+    """The tensors of two jobs may have the same shapes, so that one would resume from the weights of the other."""
+    mine = tmp_path / "stitching" / "abc.partial" / "checkpoints"
+    path = write_state(mine, "half", {"step": 1})
+    assert read_state(path) == {"step": 1}, "control"
+    strangers = {
+        "another key": (tmp_path / "stitching" / "def.partial" / "checkpoints", "half"),
+        "another kind": (tmp_path / "sae" / "abc.partial" / "checkpoints", "half"),
+        "another name": (mine, "third"),
+        "a training inside of it": (mine.parent / "sources" / "x" / "checkpoints", "half"),
+    }
+    for folder, name in strangers.values():
+        other = write_state(folder, name, {"step": 2})
+        swapped = path.with_name(f"half-9-{digest_of(other)[:16]}.pt")
+        shutil.copyfile(other, swapped)
+        assert newest_state(mine, "half") == swapped, "it is whole"
+        with pytest.raises(StoreError, match="is the state of another job"):
+            read_state(swapped)
+        swapped.unlink()
+    elsewhere = tmp_path / "elsewhere"
+    shutil.copytree(tmp_path / "stitching", elsewhere / "stitching")
+    assert read_state(newest_state(elsewhere / "stitching" / "abc.partial" / "checkpoints", "half")) == {"step": 1}
+    torch.save({}, tmp_path / "empty")
+    empty = mine / f"half-8-{digest_of(tmp_path / 'empty')[:16]}.pt"
+    shutil.copyfile(tmp_path / "empty", empty)
+    with pytest.raises(StoreError, match="of an older version; remove it"):
+        read_state(empty)
+
+
+def test_an_error_of_a_store_is_one_line(tmp_path):
+    folder = result_in(tmp_path)
+    (folder / "a\nb.csv").write_text("1")
+    seal(folder)
+    (folder / "a\nb.csv").unlink()
+    with pytest.raises(StoreError, match="is missing") as refused:
+        open_result(folder)
+    assert "\n" not in str(refused.value)

@@ -5,7 +5,10 @@ import gzip
 import io
 import json
 import re
+import shutil
+import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -20,6 +23,7 @@ from thinkalike.report.grids import MOST_GRIDS, Columns
 from thinkalike.report.reports import ROWS, gather, is_command, page_of, report_of, title_of
 from thinkalike.store import seal
 
+TABLE = pd.DataFrame({"note": ["a"], "loss": [0.5]})
 CLAIMS = pd.DataFrame(
     {"claim": ["A is like B"], "verdict": ["undecided"], "numbers": ["+0.1 [-0.1, 0.3]"], "units": ["9 documents"]}
 )
@@ -289,3 +293,115 @@ def test_half_a_letter_does_not_end_a_page(tmp_path):
 def test_a_title_that_looks_like_a_part_of_the_page_stays_a_title(store):
     page = page_of(report_of(gather([store])), "{{SCRIPT}}{{DATA}}")
     assert "<title>{{SCRIPT}}{{DATA}} " in page
+
+
+def seen_in_node(page: str, folder: Path) -> dict:
+    """Return the texts of a page whose scripts ran, and the number of its nodes."""
+    if not shutil.which("node"):
+        pytest.skip("needs node")
+    (folder / "page.html").write_text(page, encoding="utf-8")
+    script = Path(__file__).with_name("page_in_node.js")
+    words = ["node", str(script), str(folder / "page.html")]
+    return json.loads(subprocess.run(words, capture_output=True, text=True, timeout=60, check=True).stdout)
+
+
+def diagonal(count: int, **columns) -> pd.DataFrame:
+    """Return a table of layer pairs in which each layer is with itself alone."""
+    return pd.DataFrame(
+        {"source": "a", "target": "b", "source_layer": range(count), "target_layer": range(count)} | columns
+    )
+
+
+# what a few rows stand for, and whether a page draws all of it
+LARGE = {
+    "steps": (pd.DataFrame({"step": range(200_000), "loss": 0.5}), 0),
+    "layers": (pd.DataFrame({"model": "a", "layer": range(200_000), "value": 0.5}), 0),
+    "features": (pd.DataFrame({"model": "a", "layer": 0, "feature": [f"f{n}" for n in range(9_000)], "value": 0.5}), 0),
+    "layer pairs": (diagonal(2_000, value=0.5), 0),
+    "layer pairs that fit": (diagonal(300, value=0.5), 1),
+    "features of one layer": (
+        pd.DataFrame({"model": "a", "layer": range(2_000), "feature": [f"f{n}" for n in range(2_000)], "value": 0.5}),
+        0,
+    ),
+    "features of one model": (
+        pd.DataFrame(
+            {"model": [f"m{n}" for n in range(600)], "layer": 0, "feature": [f"f{n}" for n in range(600)], "value": 0.5}
+        ),
+        600,
+    ),
+    "models": (
+        pd.DataFrame(
+            {
+                "source": [f"m{n}" for n in range(900)],
+                "target": [f"n{n}" for n in range(900)],
+                "source_layer": 0,
+                "target_layer": 0,
+                "value": 0.5,
+            }
+        ),
+        900,
+    ),
+}
+
+
+@pytest.mark.timeout(90)
+@pytest.mark.parametrize("name", LARGE)
+def test_a_page_of_large_tables_comes_to_an_end(name, store, tmp_path):
+    table, grids = LARGE[name]
+    finish(store, "large", "l1", {"table": table}, models=("a", "b"), date="2099-01-01T00:00:00+00:00")
+    report = report_of(gather([store]))
+    own = [grid for grid in report["grids"] if grid["title"] == "large"]
+    assert len(own) == grids
+    assert grids or report["tables"][-1]["length"] == len(table), "its rows are shown"
+    seen = seen_in_node(page_of(report, "large"), tmp_path)
+    assert "7 results" in seen["counts"]
+    assert "cannot be read" not in seen["counts"]
+    assert seen["made"] < 1_500_000
+
+
+def test_grids_of_many_results_are_drawn_within_bounds(tmp_path):
+    """Each grid is small, and the axes of a pair of models are those of all its grids together."""
+    for number in range(12):
+        layers = range(300 * number, 300 * (number + 1))
+        table = diagonal(300, value=0.5).assign(source_layer=layers, target_layer=layers)
+        finish(tmp_path / "store", "large", f"l{number}", {"table": table})
+    seen = seen_in_node(page_of(report_of(gather([tmp_path / "store"])), "large"), tmp_path)
+    assert "12 results" in seen["counts"]
+    assert seen["pair"].count("Not drawn") >= 12
+    assert seen["made"] < 100_000
+
+
+@pytest.mark.parametrize("result", [99, 0, "", "constructor", -1])
+def test_a_claim_stays_under_its_own_result(result, store, tmp_path):
+    """A column `result` would overwrite the number of the result that holds the claim."""
+    odd = pd.DataFrame({"claim": ["spoof"], "verdict": ["constructor"], "result": [result], "__proto__": [1]})
+    finish(store, "paper-figure2", "p2", {"table": TABLE, "claims": odd}, models=())
+    report = report_of(gather([store]))
+    (claim,) = [claim for claim in report["claims"] if claim["claim"] == "spoof"]
+    assert report["results"][claim["result"]]["kind"] == "paper-figure2"
+    assert set(claim) == {"claim", "verdict", "result"}
+    seen = seen_in_node(page_of(report, "claims"), tmp_path)
+    assert ("7 results" in seen["counts"], "spoof" in seen["claims"]) == (True, True)
+
+
+def test_more_claims_than_a_page_holds_are_rows(store):
+    many = pd.DataFrame({"claim": ["x"] * 1001, "verdict": "holds"})
+    finish(store, "paper-figure2", "p2", {"table": TABLE, "claims": many}, models=())
+    report = report_of(gather([store]))
+    assert len(report["claims"]) == 1
+    assert 1001 in [table["length"] for table in report["tables"]]
+
+
+def test_a_table_that_ends_in_an_error_is_left_out_alone(store, monkeypatch):
+    """Whatever a table of a stranger causes, the results beside it are shown."""
+    parsed = grids.grids_of
+
+    def broken(table, *more):
+        if table.has("loss"):
+            raise KeyError("loss")
+        return parsed(table, *more)
+
+    monkeypatch.setattr("thinkalike.report.reports.grids_of", broken)
+    report = report_of(gather([store]))
+    assert len(report["results"]) == 5
+    assert report["left_out"] == [f"{store}/loss/l1 cannot be read (KeyError: 'loss')"]

@@ -453,3 +453,52 @@ def test_a_repository_without_its_weights_is_refused(stitch, root, served):
     served()
     with pytest.raises(StitchError, match=r"model\.safetensors"):
         StitchMap.from_pretrained("someone/s")
+
+
+@pytest.mark.parametrize("facts", ["null", "[]", "3", '"widths"', "true"])
+def test_what_a_file_says_of_its_stitches_is_an_object(facts, tmp_path):
+    def beside(folder):
+        save_file({"0.map.weight": torch.eye(2)}, folder / "stitch.safetensors", metadata={"stitch": facts})
+
+    result = stores.finish(tmp_path, "stitching", "abc", {"table": pd.DataFrame({"a": [0]})}, MODELS, beside=beside)
+    for read in (stitch_modules, load_stitch):
+        with pytest.raises(StitchError, match=r"stitch\.safetensors: what it says of its stitches is no JSON object"):
+            read(result)
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize(
+    ("kind", "more"),
+    [
+        ("linear", {"widths": [20_000, 20_000]}),
+        ("affine", {"widths": [10**12, 1]}),
+        ("orthogonal", {"widths": [30_000, 30_000]}),
+        ("low_rank", {"widths": [6, 6], "rank": 10**7}),
+        ("low_rank", {"widths": [6, 6], "rank": 10**15}),
+        ("identity", {"widths": [10**12, 10**12], "norm": "pre"}),
+        ("linear", {"widths": ["a" * 1000, 10**9]}),
+        ("linear", {"widths": [6.0, 6]}),
+        ("linear", {"widths": [-6, -6]}),
+        ("linear", {"widths": [True, 6]}),
+        ("linear", {"widths": [6]}),
+        ("low_rank", {"widths": [6, 6], "rank": None}),
+    ],
+)
+def test_a_stitch_is_not_made_as_large_as_its_file_claims(kind, more, finish, monkeypatch):
+    """The shapes were compared after the weights that the file claims were made: 1.6 GB for a file of a kilobyte."""
+    made = []
+    monkeypatch.setattr("torch.nn.Linear", lambda *sizes, **options: made.append(sizes))
+    claim = {"rank": 3, **more}
+    result = finish(tensors_of([Stitch("identity", 6, 6, norm="pre") for _ in PAIRS]), kind, **claim)
+    with pytest.raises(StitchError, match=r"it claims a stitch of|its widths or its rank are|not enough values"):
+        stitch_modules(result)
+    assert made == []
+
+
+@pytest.mark.timeout(30)
+def test_a_folded_stitch_is_not_made_larger_than_its_tensors(finish):
+    """Its widths are those of its first and last matrix, between which a hostile file can leave out the rest."""
+    tensors = {"0.a": torch.zeros(1, 150_000), "0.b": torch.zeros(150_000, 1)}
+    result = finish(tensors, "affine")
+    with pytest.raises(StitchError, match="it claims a stitch of 22,500,000,000 weights or more"):
+        _ = load_stitch(result)[0, 1]

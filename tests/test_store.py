@@ -23,9 +23,10 @@ from thinkalike.config import MEASURES, SUBJECTS, TASKS
 from thinkalike.contrib.papers import experiment_named
 from thinkalike.errors import ConfigError, DataError, StoreError, TrainingError
 from thinkalike.instruments import instrument
-from thinkalike.listing import Query, search, selected, show_sweep
+from thinkalike.listing import FIXED, Query, search, selected, show_sweep
 from thinkalike.measures import bootstrap_interval, fold_interval
-from thinkalike.store import Headline, Job, first_scalar, locked, newest_state, read_state, seal, write_state
+from thinkalike.report.reports import gather, report_of
+from thinkalike.store import Headline, Job, Result, first_scalar, locked, newest_state, read_state, seal, write_state
 
 TABLE = pd.DataFrame({"layer": [0, 1], "penalty": [0.5, 0.25]})
 CONFIG = {"model": {"name": "tiny"}, "seed": 3, "layers": [[0, 0]], "nothing": None}
@@ -464,7 +465,152 @@ def test_a_forged_headline_ends_no_list(store, listed):
     (folder / "result.json").write_text(json.dumps(record | {"headlines": [{"name": "x", "value": "1"}]}))
     seal(folder)
     shown = listed(store)
-    assert (f"skipped: {folder} cannot be read" in shown.err, "bb" in shown.out) == (True, True)
+    assert (f"skipped: {folder}/result.json cannot be read" in shown.err, "bb" in shown.out) == (True, True)
+
+
+STRANGE_CONFIGURATIONS = {
+    "no YAML": "{a: b",
+    "a date": "zzz: 2024-01-01",
+    "a date deeper": "zzz: [{a: [2024-01-01]}]",
+    "a date as a name": "zzz: {2024-01-01: 1}",
+    "a set": "zzz: !!set {b}",
+    "bytes": "zzz: !!binary aGk=",
+    "a tuple": "zzz: !!python/tuple [1, 2]",
+    "pairs": "zzz: !!pairs [a: 1]",
+    "a long number": f"zzz: 0x{'f' * 10_000}",
+    "a list as a name": "zzz: {[1, 2]: 1}",
+    "one name twice": "zzz.a: 1\nzzz: {a: 2}",
+    "a list": "- 1",
+    "nothing": "",
+}
+
+
+def differing_in_one(store: Path, text: str, is_sealed: bool = True) -> Path:
+    """Put three results into a store, of which one lacks a setting, so that its configuration is read."""
+    put(store, "cka", "aa", settings={"zzz": 1, "yyy": 1})
+    put(store, "cka", "bb", settings={"zzz": 2})
+    folder = put(store, "cka", "cc")
+    config = folder / "config.yaml"
+    config.write_text(text if is_sealed else f"{{{config.read_text()[1:]}")
+    if is_sealed:
+        seal(folder)
+    return folder
+
+
+@pytest.mark.parametrize("text", [*STRANGE_CONFIGURATIONS.values(), None], ids=[*STRANGE_CONFIGURATIONS, "damaged"])
+def test_one_configuration_ends_no_list(text, tmp_path, listed):
+    """It was read outside of all that judges a result, so that a whole store could not be listed."""
+    store = tmp_path / "store"
+    folder = differing_in_one(store, text or "", is_sealed=text is not None)
+    for words in ((), ("--json",), ("--csv",)):
+        shown = listed(store, *words)
+        (line,) = shown.err.splitlines()
+        assert (shown.status, line.startswith(f"skipped: {folder}/config.yaml cannot be read (")) == (0, True), line
+        assert ("aa" in shown.out, "bb" in shown.out) == (True, True)
+    table = thinkalike.results(store)
+    assert table["key"].tolist() == ["aa", "bb"]
+    assert table["zzz"].tolist() == [1, 2]
+    report = report_of(gather([store]))
+    assert ([entry["key"] for entry in report["results"]], len(report["left_out"])) == (["aa", "bb"], 1)
+
+
+def test_a_configuration_that_was_changed_shows_no_default(tmp_path):
+    folder = differing_in_one(tmp_path, "zzz: 5\nyyy: 6")
+    assert thinkalike.results(tmp_path)["zzz"].tolist() == [1, 2, 5], "control"
+    (folder / "config.yaml").write_text("zzz: 7\nyyy: 6")  # of the same size
+    assert thinkalike.results(tmp_path)["zzz"].tolist() == [1, 2]
+    with pytest.raises(StoreError, match="its checksum is not that of what was written"):
+        _ = Result(folder).config
+
+
+def test_settings_differ_within_the_parts_that_have_one_name(tmp_path):
+    """Planted: what the names of models decide is no difference, and a lacking setting is."""
+
+    def entries(*settings):
+        store = tmp_path / str(len(list(tmp_path.iterdir())))
+        for number, each in enumerate(settings):
+            put(store, "cka", f"k{number}", settings=each)
+        return sorted(selected(search(store), Query(store))[0].differing)
+
+    gpt2, pythia = ({"model": {"name": name, "dtype": dtype}} for name, dtype in (("gpt2", "a"), ("pythia", "b")))
+    assert entries(gpt2, pythia) == [], "the name decides the dtype"
+    assert entries(gpt2, {"model": {"name": "gpt2", "dtype": "b"}}) == ["model.dtype"]
+    assert entries(gpt2, pythia, {"model": {"name": "pythia"}}) == ["model.dtype"]
+    assert entries({"data": {"name": "pile"}}, {"data": {"name": "c4"}}) == ["data.name"]
+    assert entries({"seed": 1}, {"seed": 1}) == []
+    assert entries({"seed": 1}, {"seed": 2}, {}) == ["seed"]
+    assert entries({"seed": None}, {}) == [], "null and nothing are one"
+    assert entries({"model.name": [1], "model.dtype": "x"}, {"model.name": {"a": 1}, "model.dtype": "y"}) == []
+    assert entries({"model.name": [1], "model.dtype": "x"}, {"model.name": [1], "model.dtype": [2]}) == ["model.dtype"]
+
+
+def test_settings_are_compared_in_one_pass(tmp_path, monkeypatch):
+    """Each value is written once, however many results there are: it was once for each result of the kind."""
+    counts = []
+    for results in (10, 20, 40):
+        store = tmp_path / str(results)
+        for number in range(results):
+            put(store, "cka", f"k{number}", settings={f"s{number}_{place}": place for place in range(20)})
+        found = search(store)
+        written = []
+        with monkeypatch.context() as patch:
+            patch.setattr(
+                "thinkalike.listing._as_text", lambda value, written=written: written.append(value) or str(value)
+            )
+            patch.setattr("thinkalike.listing._with_defaults", lambda entry, names: {})
+            selected(found, Query(store))
+        counts.append(len(written))
+    assert counts == [counts[0], 2 * counts[0], 4 * counts[0]]
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("wide", ["settings", "scalars", "headlines"])
+def test_columns_are_counted_before_a_table_is_made(wide, tmp_path, monkeypatch, listed):
+    """Each result is within its bounds, and together they have more columns than any table."""
+    for number in range(8):
+        names = [f"n{number}_{place}" for place in range(900)]
+        values = {"headlines": [{"name": name, "value": 1.0, "low": 0.0, "high": 2.0} for name in names]}
+        more = values if wide == "headlines" else {wide: dict.fromkeys(names, 1.0)}
+        finish(tmp_path, "cka", f"k{number}", {"table": TABLE}, **more)
+    made = []
+    monkeypatch.setattr(pd, "DataFrame", lambda rows: made.append(rows))
+    with pytest.raises(
+        StoreError, match=r"have \S+ settings and numbers, and a list has 5,000 at most.*kind= or model="
+    ):
+        thinkalike.results(tmp_path)
+    assert made == []
+    assert len(search(tmp_path).entries) == 8
+
+
+def test_a_name_with_line_breaks_forges_no_line(tmp_path, listed):
+    """Of a folder, a file, a model, a setting and a headline: each would print lines that nobody wrote."""
+    forged = "k\nskipped: everything is fine"
+    finish(tmp_path, "loss", forged, {"table": TABLE}).folder.joinpath("table.csv").write_text("x")
+    (tmp_path / "r2\nx" / "a\nb.partial").mkdir(parents=True)
+    at = {"name": "mean\nforged", "value": 0.5, "at": "a\nforged"}
+    for key in ("aa", "bb"):
+        settings = {"seed": f"{key}\nforged", "b\nforged": key}
+        finish(tmp_path, "cka", key, {"table": TABLE}, ["m\nforged"], settings=settings, headlines=[at])
+    finish(tmp_path, "rsa", "x\nforged", {"table": TABLE})
+    shown = listed(tmp_path, columns=240)
+    assert [line.split(":")[0] for line in shown.err.splitlines()] == ["skipped", "unfinished, running or interrupted"]
+    assert "forged" in shown.out, "control"
+    cells = [cell.strip() for line in shown.out.splitlines() for cell in line.split("│")]
+    assert not any(cell.startswith("forged") for cell in cells)
+
+
+def test_two_numbers_never_share_a_column(tmp_path):
+    scalars = {"date": 1.0, "scalars.date": 2.0, "scalars.scalars.date": 3.0, "headlines.value": 4.0}
+    scalars["settings.date"] = 5.0
+    settings = {"date": 6, "settings": {"date": 7}}
+    headlines = [{"name": "value", "value": 8.0}]
+    finish(tmp_path, "cka", "aa", {"table": TABLE}, settings=settings, scalars=scalars, headlines=headlines)
+    finish(tmp_path, "cka", "bb", {"table": TABLE}, scalars={"date": 9.0})
+    table = thinkalike.results(tmp_path).set_index("key")
+    numbers = table.loc["aa"][[name for name in table if name not in FIXED]].astype(float).dropna()
+    assert sorted(numbers) == [1, 2, 3, 4, 5, 6, 7, 8]
+    of_date = [name for name in table if table.loc["aa", name] == 1]
+    assert table.loc["bb", of_date].tolist() == [9], "one column holds one number of all results"
 
 
 def test_other_folders_are_no_results(store, listed):

@@ -6,6 +6,7 @@ import math
 import re
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 
 import pandas as pd
@@ -27,7 +28,7 @@ from thinkalike.contrib.pretraining.instrument import (
     cosine,
     train_tokenizer,
 )
-from thinkalike.errors import DataError, TrainingError
+from thinkalike.errors import DataError, StoreError, TrainingError
 from thinkalike.evaluation.held_out import masked_losses
 from thinkalike.evaluation.language import document_sums, next_token_losses, state_moments
 from thinkalike.instruments.stitching.fitting import _warn_of_overfitting
@@ -35,7 +36,7 @@ from thinkalike.measures import least_squares
 from thinkalike.memory import Budget
 from thinkalike.models.load import build_mini, load_model
 from thinkalike.processes import own_device, rank
-from thinkalike.store import newest_state, read_state
+from thinkalike.store import newest_state, read_state, write_state
 from thinkalike.training.optimizers import rate
 from thinkalike.training.recipe import StitchConfig
 from thinkalike.training.run import Run, StepData, fit, loggers_of
@@ -447,3 +448,70 @@ def test_lightning_alone_trains_a_stitch_to_the_same_bits(rows, run, tmp_path):
     assert all(map(torch.equal, ours.parameters(), theirs.parameters()))
     assert torch.equal(ours.curve, theirs.curve)
     assert not torch.equal(ours.stitches[0].map.weight, training().stitches[0].map.weight), "control"
+
+
+def broken_off(run, rows, folder: Path) -> Path:
+    """Train to a state, with curves, and return the folder of the run."""
+    module = training(PAIRS[:2])
+    break_off(module, 5)
+    here = replace(run, partial=folder)
+    with contextlib.suppress(DataError):
+        fit(module, step_data(rows, module), here, loggers_of(here, "csv"))
+    return folder
+
+
+def forged(state: dict, what: str) -> dict:
+    """Return a whole state of this job that is no state of this training."""
+    if what == "nothing":
+        return {}
+    if what == "the step alone":
+        return {"global_step": 3}
+    if what == "weights of other shapes":
+        return state | {"state_dict": {name: torch.zeros(3) for name in state["state_dict"]}}
+    if what == "weights of other names":
+        return state | {"state_dict": {}}
+    if what.startswith("step "):
+        return state | {"global_step": {"done": 10**9, "text": "x", "truth": True, "negative": -1}[what[5:]]}
+    return state | {what: {} if what == "loops" else []}
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        *("nothing", "the step alone", "weights of other shapes", "weights of other names"),
+        *("step done", "step text", "step truth", "step negative", "loops", "optimizer_states", "lr_schedulers"),
+    ],
+)
+def test_a_state_of_another_form_is_one_line(what, rows, run, tmp_path):
+    """Whoever wrote it; the digest in its name says that it is whole."""
+    folder = broken_off(run, rows, tmp_path / "broken")
+    states = folder / "checkpoints"
+    state = read_state(newest_state(states, "training"))
+    path = write_state(states, "training", forged(state, what))
+    module = training(PAIRS[:2])
+    here = replace(run, partial=folder)
+    with pytest.raises(StoreError, match=r"is no state of this training \(.*\); remove it") as refused:
+        fit(module, step_data(rows, module), here, loggers_of(here, "csv"))
+    assert str(path) in str(refused.value)
+    assert "\n" not in str(refused.value)
+    write_state(states, "training", state)
+    fit(module, step_data(rows, module), here, loggers_of(here, "csv"))
+
+
+@pytest.mark.parametrize("name", ["metrics.csv", "earlier.csv"])
+@pytest.mark.parametrize(
+    "content",
+    [b"a,b\n1,2\n", b"step,loss\nx,2\n", b'"a\n1,2,3\n4', b"step\n1,2,3\n1\n\n4,5\n", b"\xff\xfe\x00" * 9, None],
+)
+def test_curves_of_another_form_are_one_line(name, content, rows, run, tmp_path):
+    """They are looked at before the training begins, and not when they are joined at its end."""
+    folder = broken_off(run, rows, tmp_path / "broken")
+    path = folder / "curves" / name
+    path.unlink(missing_ok=True)
+    path.mkdir() if content is None else path.write_bytes(content)
+    module = training(PAIRS[:2])
+    here = replace(run, partial=folder)
+    with pytest.raises(StoreError, match=r"holds no curves of a training \(.*\); remove it") as refused:
+        fit(module, step_data(rows, module), here, loggers_of(here, "csv"))
+    assert (str(path) in str(refused.value), "\n" in str(refused.value)) == (True, False)
+    assert module.curve.isnan().all(), "nothing was trained"

@@ -45,7 +45,16 @@ from thinkalike.config.compose import (
     trust_plugins_of,
     with_quoted_paths,
 )
-from thinkalike.errors import ConfigError, ResourceError, ShareDone, ThinkalikeError, listed, nearest, plain
+from thinkalike.errors import (
+    ConfigError,
+    ResourceError,
+    ShareDone,
+    StoreError,
+    ThinkalikeError,
+    listed,
+    nearest,
+    plain,
+)
 from thinkalike.global_state import isolated
 from thinkalike.plugins import TRUSTED
 from thinkalike.processes import Interrupted, doing, follow_parent, heeded
@@ -58,6 +67,7 @@ log = logging.getLogger(__name__)
 USER_ERRORS = (ThinkalikeError, *COMPOSING_ERRORS)  # which a user can act on
 SHELLS = ("bash", "fish", "zsh")  # that Hydra can complete words for
 DRY_RUN = "thinkalike-dry-run-"  # how the temporary folder of a sweep begins that does nothing
+EXIT_STATUSES = range(1, 126)  # from 126 on they are those of shells and of signals
 SHORT = ("margin", "null", "tokens", "tokens_per_part", "contrast", "path", "pairs", "steps", "other")  # of `diff`
 
 
@@ -79,8 +89,9 @@ def entry_point(name: str) -> Callable[[], None]:
                 raise ConfigError(f"this configuration begins with defaults: [{other}]; run thinkalike {other}")
             if SHARED in os.environ:
                 return _in_sweep(composed)
-            if (made := _done(composed)) and (status := made[0].scalars.get("exit_status")):
-                sys.exit(int(status))
+            made = _done(composed)
+            if made:
+                _exit_as_asked(made[0])
         return None
 
     def main() -> None:
@@ -99,6 +110,21 @@ def entry_point(name: str) -> Callable[[], None]:
             _run_all(hydra.main(version_base=None, config_path=str(CONF), config_name=name)(task))
 
     return main
+
+
+def _exit_as_asked(result: Any) -> None:
+    """End the process with the exit status that a result asks for, if it asks for another than 0.
+
+    Raises:
+        StoreError: what it asks for is the exit status of no program; the stored result may come from anywhere.
+    """
+    status = result.scalars.get("exit_status")
+    if status is None or status == 0:
+        return
+    if status not in EXIT_STATUSES:
+        told = f"{result.folder} asks for the exit status {status!r}, which no job of this program has"
+        raise StoreError(f"{told}; do the job again with force=true")
+    sys.exit(int(status))
 
 
 train, analyze = entry_point("train"), entry_point("analyze")

@@ -20,7 +20,7 @@ class ThinkalikeError(Exception):
     """A job cannot be done as asked; the message says why and what would work."""
 
     def __init__(self, message: object = ""):
-        super().__init__(plain(str(message)))
+        super().__init__(plain_line(str(message)))
 
 
 class ConfigError(ThinkalikeError):
@@ -173,3 +173,8 @@ def plain(text: str) -> str:
         return text
     hidden = ("Cc", "Cf", "Cs", "Zl", "Zp")
     return "".join("\ufffd" if unicodedata.category(each) in hidden and each != "\n" else each for each in text)
+
+
+def plain_line(text: str) -> str:
+    """Return a text as `plain` does, in one line: a name with line breaks would forge further lines of a list."""
+    return plain(text).replace("\n", " ")

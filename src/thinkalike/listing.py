@@ -3,20 +3,33 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import logging
 import math
 import os
 import re
 import sys
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from thinkalike.errors import ConfigError, StoreError, checked_path, flat, listed, nearest, one_line, one_of, plain
+from thinkalike.errors import (
+    ConfigError,
+    StoreError,
+    checked_path,
+    flat,
+    listed,
+    nearest,
+    one_line,
+    one_of,
+    plain,
+    plain_line,
+)
 from thinkalike.processes import counted
 from thinkalike.screen import Column, Table, show_table, text_column
 from thinkalike.store import Headline, Result, damage, first_scalar, is_sealed
@@ -31,8 +44,10 @@ ORDERS = {"date": "date", "duration": "seconds", "models": "models", "kind": "re
 NAMED = ("model", "target", "data")  # parts whose other settings mostly follow from the name
 SHOWN_AS_MODELS = ("model.name", "target.name")
 MOST_COLUMNS = 5000  # of a table of results; those of all kinds together have a few hundred
+MOST_CELLS = 5_000_000  # of such a table; 50,000 results of a hundred columns fit
 # the columns that every list has; see `results`
 FIXED = ("kind", "key", "date", "models", "headline", "value", "low", "high", "seconds", "folder")
+ENCODER = json.JSONEncoder(sort_keys=True)
 FORMULA = ("=", "+", "-", "@", "\t", "\r")  # how cells begin that spreadsheets compute
 NUMBER = re.compile(r"[+-]?[\d.]+(e[+-]?\d+)?", re.IGNORECASE)
 EXAMPLES = """\
@@ -51,6 +66,7 @@ class Entry:
     settings: dict[str, Any]  # those that differ from their defaults, by dotted names
     headlines: list[Headline]
     seconds: float  # of all phases, including the earlier runs of an interrupted job
+    differing: dict[str, Any] = field(default_factory=dict)  # see `with_differing`
 
     @classmethod
     def of(cls, result: Result) -> Entry:
@@ -87,6 +103,23 @@ class Found:
     skipped: list[str] = field(default_factory=list)  # a line for each result that is damaged
 
 
+@contextlib.contextmanager
+def skipping(folder: Path, skipped: list[str]) -> Iterator[None]:
+    """Add a line about a result to those skipped if its files cause an error: they may come from anywhere.
+
+    All that reads a stored result for a list or a page reads it inside of this, one result at a time, so that none of
+    them ends the whole list.
+    """
+    try:
+        yield
+    except StoreError as error:
+        # it names a file of the result, or the result
+        skipped.append(str(error) if str(folder) in str(error) else f"{folder}: {error}")
+    except Exception as error:
+        reason = f"{type(error).__name__}: {one_line(error)}"
+        skipped.append(f"{folder} cannot be read ({reason})")
+
+
 def search(store: Path, endings: Collection[str] = ()) -> Found:
     """Return the content of a store, in which no link is followed.
 
@@ -97,21 +130,24 @@ def search(store: Path, endings: Collection[str] = ()) -> Found:
     for folder in counted(_folders(found), "result"):
         if folder.suffix == ".partial":
             found.unfinished.append(folder)
-        try:
+        with skipping(folder, found.skipped):
             if not is_sealed(folder):
                 continue
             if wrong := damage(folder, endings):
-                found.skipped.append(wrong)
-                continue
+                raise StoreError(wrong)
             entry = Entry.of(Result(folder))
-            if entry.result.kind == folder.parent.name:
-                found.entries.append(entry)
-            else:  # lists go by the folder, and everything else by what the result says
-                found.skipped.append(f"{folder} holds a result of {entry.result.kind}, not of {folder.parent.name}")
-        except Exception as error:  # a result may come from anywhere
-            found.skipped.append(f"{folder} cannot be read ({type(error).__name__}: {one_line(error)})")
+            _check_folder(entry.result)
+            found.entries.append(entry)
     found.entries.sort(key=lambda entry: entry.date)
     return found
+
+
+def _check_folder(result: Result) -> None:
+    """Check that a result is in the folder of its kind and key: some of those who read a store go by the folders."""
+    stated = f"{result.kind}/{result.key}"
+    folder = f"{result.folder.parent.name}/{result.folder.name}"
+    if stated != folder:
+        raise StoreError(f"{result.folder} holds the result {stated}, and its folder is that of {folder}")
 
 
 def _folders(found: Found) -> list[Path]:
@@ -171,18 +207,25 @@ def parser(name: str, about: str) -> argparse.ArgumentParser:
 
 
 def selected(found: Found, query: Query) -> list[Entry]:
-    """Return the results that a user asks for, in the order that was asked for."""
+    """Return the results that a user asks for, in the order that was asked for, with the settings that differ.
+
+    One whose configuration cannot be read is added to `found.skipped`.
+    """
     entries, names = found.entries, {name for entry in found.entries for name in entry.models}
     kinds = {entry.result.kind for entry in entries}
     for key, given, known in (("kind", query.kinds, kinds), ("model", query.models, names)):
         for value in given:
             if entries and value not in known:
                 raise ConfigError(f"{key}={value} is in no result of {found.store}; {nearest(value, known)}")
-    chosen = [entry for entry in entries if not query.kinds or entry.result.kind in query.kinds]
-    chosen = [entry for entry in chosen if not query.models or {*query.models} & {*entry.models}]
+    asked_for = [entry for entry in entries if not query.kinds or entry.result.kind in query.kinds]
+    asked_for = [entry for entry in asked_for if not query.models or {*query.models} & {*entry.models}]
+    chosen = with_differing(asked_for, found.skipped)
     if not chosen:
         waiting = f", and {len(found.unfinished)} unfinished" if found.unfinished else ""
-        more = "leave out kind= or model=" if entries else "; ".join(found.skipped[:1]) or "run a job first"
+        if entries and not asked_for:
+            more = "leave out kind= or model="
+        else:
+            more = found.skipped[0] if found.skipped else "run a job first"
         raise StoreError(f"the store {found.store} holds no such finished results{waiting}; {more}")
     if query.order in ORDERS:
         return sorted(chosen, key=attrgetter(ORDERS[query.order]))
@@ -190,31 +233,79 @@ def selected(found: Found, query: Query) -> list[Entry]:
     return sorted(chosen, key=lambda entry: entry.numbers.get(query.order, -math.inf))  # those without come first
 
 
-def differing(entries: Sequence[Entry]) -> list[dict[str, Any]]:
-    """Return for each result the settings in which the results of its kind differ, by dotted names.
+def with_differing(entries: Sequence[Entry], skipped: list[str]) -> list[Entry]:
+    """Return results with `differing`: the settings in which those of one kind differ, by dotted names.
 
     A setting of a model or of data is among them only if it differs between results in which that has one name.
+    A result whose configuration cannot be read is left out, and `skipped` gets a line about it.
+
+    Raises:
+        StoreError: the settings are too many for any list.
     """
-    names: dict[str, list[str]] = {}
-    for kind in {entry.result.kind for entry in entries}:
-        own = [entry for entry in entries if entry.result.kind == kind]
-        known = sorted({name for entry in own for name in entry.settings} - {*SHOWN_AS_MODELS})
-        names[kind] = [name for name in known if _differs(name, own)]
-    found = []
-    for entry in entries:
-        lacks = {*(wanted := names[entry.result.kind])} - {*entry.settings}
-        given = (flat(entry.result.config) if lacks else {}) | entry.settings  # a default is in its configuration
-        found.append({name: given.get(name) for name in wanted})
-    return found
+    readable = _with_differing(entries, skipped)
+    if len(readable) < len(entries):  # fewer settings may differ without the others, of which each could be read
+        readable = _with_differing(readable, skipped)
+    return readable
 
 
-def _differs(name: str, entries: Sequence[Entry]) -> bool:
-    part = name.partition(".")[0]
-    by_name: dict[Any, set[str]] = {}
+def _with_differing(entries: Sequence[Entry], skipped: list[str]) -> list[Entry]:
+    by_kind: dict[str, list[Entry]] = defaultdict(list)
     for entry in entries:
-        whose = entry.settings.get(f"{part}.name") if part in NAMED and name != f"{part}.name" else None
-        by_name.setdefault(whose, set()).add(json.dumps(entry.settings.get(name), sort_keys=True))
-    return any(len(values) > 1 for values in by_name.values())
+        by_kind[entry.result.kind].append(entry)
+    names = {kind: _differing_names(members) for kind, members in by_kind.items()}
+    for kind, members in by_kind.items():
+        _check_width(len(members), len(names[kind]))
+    completed = []
+    for entry in entries:
+        with skipping(entry.result.folder, skipped):
+            settings = _with_defaults(entry, names[entry.result.kind])
+            completed.append(replace(entry, differing=settings))
+    return completed
+
+
+def _with_defaults(entry: Entry, names: Sequence[str]) -> dict[str, Any]:
+    """Return the settings of these names; one that a result does not state is that of its configuration."""
+    if all(name in entry.settings for name in names):  # most configurations need not be read
+        known = entry.settings
+    else:
+        known = flat(entry.result.config) | entry.settings
+    return {name: known.get(name) for name in names}
+
+
+def _differing_names(entries: Sequence[Entry]) -> list[str]:
+    """Return the names of the settings in which results of one kind differ, in one pass over the settings of each."""
+    whole = ("", "")
+    sizes = Counter({whole: len(entries)})  # results by part and name of that part, as ("model", '"gpt2"')
+    texts: dict[tuple[str, tuple[str, str]], Counter[str]] = defaultdict(Counter)
+    for entry in entries:
+        groups = {part: (part, _as_text(entry.settings.get(f"{part}.name"))) for part in NAMED}
+        sizes.update(groups.values())
+        for name, value in entry.settings.items():
+            if value is None or name in SHOWN_AS_MODELS:
+                continue
+            part = name.partition(".")[0]
+            group = groups[part] if part in NAMED and name != f"{part}.name" else whole
+            texts[name, group][_as_text(value)] += 1
+    differing = set()
+    for (name, group), counts in texts.items():
+        some_lack_it = counts.total() < sizes[group]
+        if some_lack_it or len(counts) > 1:
+            differing.add(name)
+    return sorted(differing)
+
+
+def _as_text(value: Any) -> str:
+    """Return a text that equal values have alone; a setting may be a list, which no set or dictionary can hold."""
+    if isinstance(value, str):
+        return f'"{value}'  # no other value begins with a quote, and lists write thousands of texts
+    return ENCODER.encode(value)
+
+
+def _check_width(rows: int, columns: int) -> None:
+    """Check that results have no more settings and numbers than any list is for: somebody may make up thousands."""
+    if columns > MOST_COLUMNS or rows * columns > MOST_CELLS:
+        told = f"{rows:,} results have {columns:,} settings and numbers, and a list has {MOST_COLUMNS:,} at most"
+        raise StoreError(f"{told}, or {MOST_CELLS:,} cells; choose some of them with kind= or model=")
 
 
 def results(
@@ -254,28 +345,44 @@ def frame(entries: Sequence[Entry]) -> pd.DataFrame:
     """
     import pandas as pd
 
-    told = records(entries)
-    columns = {name for record in told for part in ("settings", "scalars") for name in record[part]}
-    if len(columns) > MOST_COLUMNS:
-        counted = f"these results have {len(columns):,} settings and numbers, and a table has {MOST_COLUMNS:,} at most"
-        raise StoreError(f"{counted}; choose some of them with kind= or model=")
-    settings = {name for record in told for name in record["settings"]}
+    settings, scalars, numbers = set[str](), set[str](), set[str]()
+    for entry in entries:
+        settings.update(entry.differing)
+        scalars.update(entry.result.scalars)
+        numbers.update(entry.numbers)
+    _check_width(len(entries), len(settings | scalars | numbers))
+    reserved = {*FIXED, *settings, *scalars, *numbers}
+    setting_columns = _columns_of(settings, "settings", FIXED, reserved)
+    scalar_columns = _columns_of(scalars, "scalars", {*FIXED, *settings}, reserved)
+    number_columns = _columns_of(numbers, "headlines", {*FIXED, *settings}, reserved)
     rows = []
-    for entry, record in zip(entries, told, strict=True):
+    for entry, record in zip(entries, records(entries), strict=True):
         first = (record["headlines"] or [{}])[0]
         row = {name: record[name] for name in ("kind", "key")}
         row |= {"date": entry.date, "models": ", ".join(entry.models)}
-        row |= _renamed(record["settings"], "settings", FIXED)
+        row |= {setting_columns[name]: value for name, value in record["settings"].items()}
         row |= {"headline": first.get("name"), **{name: first.get(name) for name in ("value", "low", "high")}}
-        row |= _renamed(record["scalars"], "scalars", {*FIXED, *settings})
-        row |= _renamed(entry.numbers, "headlines", {*FIXED, *settings})
+        row |= {scalar_columns[name]: value for name, value in record["scalars"].items()}
+        row |= {number_columns[name]: value for name, value in entry.numbers.items()}
         rows.append(row | {name: record[name] for name in ("seconds", "folder")})
     return pd.DataFrame(rows)
 
 
-def _renamed(values: Mapping[str, Any], part: str, taken: Collection[str]) -> dict[str, Any]:
-    """Return values by names that are not taken: one that is gets the part that it is of before it."""
-    return {f"{part}.{name}" if name in taken else name: value for name, value in values.items()}
+def _columns_of(names: Collection[str], part: str, taken: Collection[str], reserved: set[str]) -> dict[str, str]:
+    """Return the columns of settings or numbers by their names; a name that is taken gets its part before it.
+
+    It gets that once more where the longer name is `reserved` for another column; the columns are added to these.
+    """
+    columns = {}
+    for name in sorted(names):
+        column = name
+        if name in taken:
+            column = f"{part}.{name}"
+            while column in reserved:
+                column = f"{part}.{column}"
+            reserved.add(column)
+        columns[name] = column
+    return columns
 
 
 def records(entries: Sequence[Entry]) -> list[dict[str, Any]]:
@@ -286,14 +393,14 @@ def records(entries: Sequence[Entry]) -> list[dict[str, Any]]:
             "key": entry.result.key,
             "date": entry.date.isoformat(),
             "models": entry.models,
-            "settings": settings,
+            "settings": entry.differing,
             "headlines": [each._asdict() for each in entry.headlines],
             "scalars": entry.result.scalars,
             "seconds": entry.seconds,
             "command": entry.result.provenance.get("command"),
             "folder": str(entry.result.folder),
         }
-        for entry, settings in zip(entries, differing(entries), strict=True)
+        for entry in entries
     ]
 
 
@@ -305,23 +412,31 @@ def json_of(content: Any) -> str:
 
 def show_entries(entries: Sequence[Entry]) -> None:
     """Print a table for each kind of result, with the settings in which its results differ."""
-    for folder in dict.fromkeys(entry.result.folder.parent for entry in entries):
-        own = [entry for entry in entries if entry.result.folder.parent == folder]
-        jobs = [f"{each.result.key}\n{each.date:%Y-%m-%d %H:%M}\n{duration(each.seconds)}" for each in own]
-        models = [each.models if len(each.models) <= 2 else [listed(each.models)] for each in own]
-        settings = [[_written(*each) for each in given.items()] for given in differing(own)]
-        title = f"{folder}: {len(own)} {'result' if len(own) == 1 else 'results'}"
-        said = [[*names, *given] for names, given in zip(models, settings, strict=True)]
-        _show(title, jobs, "models and settings", said, own)
+    by_folder: dict[Path, list[Entry]] = defaultdict(list)
+    for entry in entries:
+        by_folder[entry.result.folder.parent].append(entry)
+    for folder, members in by_folder.items():
+        jobs = []
+        lines = []
+        for entry in members:
+            key = plain_line(entry.result.key)
+            jobs.append(f"{key}\n{entry.date:%Y-%m-%d %H:%M}\n{duration(entry.seconds)}")
+            models = entry.models if len(entry.models) <= 2 else [listed(entry.models)]
+            settings = [_written(name, value) for name, value in entry.differing.items()]
+            lines.append([*models, *settings])
+        title = f"{folder}: {len(members)} {'result' if len(members) == 1 else 'results'}"
+        _show(title, jobs, "models and settings", lines, members)
 
 
 def _show(
-    title: str, jobs: Sequence[str], column: str, said: Sequence[Sequence[str]], entries: Sequence[Entry]
+    title: str, jobs: Sequence[str], column: str, lines: Sequence[Sequence[str]], entries: Sequence[Entry]
 ) -> None:
-    """Print a table of jobs, of what is said of each, and of its headline numbers."""
-    numbers = ["\n".join(map(str, entry.headlines)) for entry in entries]
-    settings = text_column(column, ["\n".join(lines) for lines in said])
-    show_table(Table(title, [Column("job", jobs), settings, text_column("result", numbers)], ruled=True))
+    """Print a table of jobs, of lines about each, and of its headline numbers."""
+    # each in one line: a name with line breaks would forge further settings and numbers
+    about = ["\n".join(map(plain_line, of_job)) for of_job in lines]
+    numbers = ["\n".join(plain_line(str(headline)) for headline in entry.headlines) for entry in entries]
+    columns = [Column("job", jobs), text_column(column, about), text_column("result", numbers)]
+    show_table(Table(plain_line(title), columns, ruled=True))
 
 
 def _written(name: str, value: Any) -> str:
@@ -343,13 +458,13 @@ def show_sweep(made: Sequence[tuple[Sequence[str], Path]]) -> None:
     One that cannot be read any more is left out with a warning.
     """
     entries, given = [], []
+    left_out: list[str] = []
     for words, folder in made:
-        try:
+        with skipping(folder, left_out):
             entries.append(Entry.of(Result(folder)))
-        except StoreError as error:
-            log.warning("left out of the sweep's table: %s", error)
-            continue
-        given.append({key.lstrip("+~"): value for key, _, value in (word.partition("=") for word in words)})
+            given.append({key.lstrip("+~"): value for key, _, value in (word.partition("=") for word in words)})
+    for line in left_out:
+        log.warning("left out of the sweep's table: %s", plain_line(line))
     keys = dict.fromkeys(key for each in given for key in each)
     swept = [key for key in keys if len(given) == 1 or len({each.get(key) for each in given}) > 1]
     if entries:
@@ -366,9 +481,11 @@ def list_results(words: Sequence[str]) -> None:
     asked = reads.parse_args(words)
     query = Query.parsed(asked.which)
     found = search(query.store)
-    for line in found.skipped:
-        print(plain(f"skipped: {line}"), file=sys.stderr)
-    entries = selected(found, query)
+    try:
+        entries = selected(found, query)
+    finally:
+        for line in found.skipped:
+            print(plain_line(f"skipped: {line}"), file=sys.stderr)
     if asked.csv:
         print(frame(entries).rename(columns=_as_cell).map(_as_cell).to_csv(index=False), end="")
     elif asked.json:
@@ -378,7 +495,7 @@ def list_results(words: Sequence[str]) -> None:
     if found.unfinished:
         folders = listed([f"{each.parent.name}/{each.stem}" for each in found.unfinished])
         told = f"unfinished, running or interrupted: {len(found.unfinished)} ({folders})"
-        print(plain(told), file=sys.stderr)
+        print(plain_line(told), file=sys.stderr)
 
 
 def _as_cell(value: Any) -> Any:

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import yaml
 
 from thinkalike.digests import digest_of, read_json
-from thinkalike.errors import StoreError, TrainingError, checked_path, flat, one_line, plain
+from thinkalike.errors import StoreError, TrainingError, checked_path, flat, one_line, plain_line
 from thinkalike.files import ForeignFileError, open_regular, read_yaml
 from thinkalike.global_state import isolated
 from thinkalike.plugins import instrument_of_kind
@@ -45,10 +45,15 @@ MANIFEST = "manifest.json"
 FOLDERS = ("checkpoints", "curves", "old", "result")  # that a running job has beside its lock
 NUMBERS = {".csv", ".npz", ".safetensors"}  # the endings of files that hold what was computed
 MOST_BYTES = 2**22  # of a manifest, a record or a configuration; those of large jobs have 2**17
+MOST_LISTED = 2**24  # bytes of a table that a page holds; lists do not read the bytes of a larger file
+MOST_OF_TABLE = 2**33  # bytes; pandas would need several times as much memory
+LONGEST_NAME = 1000  # characters of the name of a file in a manifest
+DEEPEST_NAME = 8  # folders in it; those of results have one
 MOST_HEADLINES = 1000  # of a result; large jobs have twenty
 MOST_SETTINGS = 2000  # of a result, by dotted names; all parts of a configuration together have some 200
 MOST_SCALARS = 5000  # of a result
 STATE = re.compile(r"(?P<name>.+)-(?P<number>\d+)-(?P<digest>[0-9a-f]{16})\.pt")
+OWNER = "thinkalike_owner"  # the entry of a state that says which state of which job it is
 
 Record = dict[str, Any]
 
@@ -117,7 +122,7 @@ class Result:
             told = f"{self.kind}{' of ' if names else ''}{names}{first}"
         except Exception as error:  # it may come from anywhere
             told = f"cannot be read, {type(error).__name__}"
-        return plain(f"Result({told}; {self.folder})").replace("\n", " ")
+        return plain_line(f"Result({told}; {self.folder})")
 
     @cached_property
     def _record(self) -> Record:
@@ -170,9 +175,16 @@ class Result:
     @cached_property
     def config(self) -> Record:
         """The resolved configuration; a part that the job does not read is None, and a damaged file a StoreError."""
-        file = self._file("config.yaml")
+        name = "config.yaml"
+        file = self._file(name)
         with _explained(file):
-            return read_yaml(file, MOST_BYTES, follow=False)
+            config = read_yaml(file, MOST_BYTES, follow=False)
+            # lists read the configurations of results whose files were compared by their sizes alone
+            if is_sealed(self.folder) and digest_of(file) != _entries(self.folder)[name][1]:
+                raise ForeignFileError("its checksum is not that of what was written")
+            _check_values(config)
+            by_dotted_name(config)
+            return config
 
     @cached_property
     def table(self) -> pd.DataFrame:
@@ -323,6 +335,37 @@ def _read_json(file: Path) -> Record:
     return found
 
 
+def by_dotted_name(settings: Mapping[str, Any]) -> Record:
+    """Return nested settings by dotted names; a ForeignFileError says that two of them have one name."""
+    named = flat(settings)
+    if len(named) < _count_of_values(settings):
+        raise ForeignFileError("two of its settings have one dotted name, as {a: {b: 1}, a.b: 2} has")
+    return named
+
+
+def _count_of_values(settings: Mapping[str, Any]) -> int:
+    """Return how many values nested settings have, apart from the mappings that hold them."""
+    return sum(_count_of_values(value) if isinstance(value, Mapping) else 1 for value in settings.values())
+
+
+def _check_values(value: Any) -> None:
+    """Check that the values of a configuration are of the types that all who list results can write.
+
+    YAML also has dates, sets, bytes, keys that are lists, and integers of any length.
+    """
+    if isinstance(value, dict):
+        for name, member in value.items():
+            if not isinstance(name, str):
+                raise ForeignFileError(f"one of its names is of the type {type(name).__name__}, not a text")
+            _check_values(member)
+    elif isinstance(value, list):
+        for member in value:
+            _check_values(member)
+    elif not (value is None or isinstance(value, bool | str) or _is_number(value)):
+        kind = type(value).__name__
+        raise ForeignFileError(f"a value in it is no text, truth or number, but of the type {kind}")
+
+
 def _checked_record(record: Record) -> Record:
     """Return what result.json holds, of the types that all who read it rely on; a ValueError says which it has not."""
     for name in ("kind", "key"):
@@ -335,7 +378,7 @@ def _checked_record(record: Record) -> Record:
     if not all(value is None or _is_number(value) for value in parts["scalars"].values()):
         raise ForeignFileError("one of its scalars is no number")
     for name, count, most in (
-        ("settings", len(flat(parts["settings"])), MOST_SETTINGS),
+        ("settings", len(by_dotted_name(parts["settings"])), MOST_SETTINGS),
         ("scalars", len(parts["scalars"]), MOST_SCALARS),
     ):
         if count > most:  # lists have a column for each
@@ -425,6 +468,10 @@ def _entries(folder: Path) -> dict[str, tuple[int, str]]:
     if stated != digest:
         raise StoreError(f"{file} is damaged")
     for name in entries:
+        # before anything is made of its folders: a name of a megabyte has a million of them
+        if len(name) > LONGEST_NAME or name.count("/") > DEEPEST_NAME:
+            told = f"{name[:20]!r}..., of {len(name):,} characters and {name.count('/'):,} folders"
+            raise StoreError(f"{file} is damaged: no file of a result has the name {told}")
         if name.startswith("/") or ".." in name.split("/") or "\0" in name:
             raise StoreError(f"{file} is damaged: it names a file outside of its folder")
         if name == MANIFEST or not {"", "."}.isdisjoint(name.split("/")):  # one file could have two such names
@@ -446,7 +493,8 @@ def damage(folder: Path, endings: Collection[str] | None = None) -> str | None:
     """Return what is wrong with a sealed folder, or None, by the sizes of all files, and by digests.
 
     Args:
-        endings: of the files whose digests are compared, as that of result.json is in any case; None: all.
+        endings: of the files whose digests are compared, as that of result.json is in any case; None: all. Of files
+            that are too large for a list, these digests are left out: whoever reads them refuses their size.
     """
     try:
         entries = _entries(folder)
@@ -466,10 +514,22 @@ def damage(folder: Path, endings: Collection[str] | None = None) -> str | None:
             return f"{path} is no regular file"
         if found.st_size != size:
             return f"{path} is damaged: it has {found.st_size:,} bytes and should have {size:,}"
-        is_compared = endings is None or name == "result.json" or os.path.splitext(name)[1] in endings
+        ending = os.path.splitext(name)[1]
+        # before its bytes are read: a sparse file of 200 GB takes no room on the disk, and minutes to read
+        if (most := _most_bytes_of(name, ending)) is not None and size > most:
+            return f"{path} is damaged: it has {size:,} bytes, and such a file has {most:,} at most"
+        is_listed = name == "result.json" or (ending in (endings or ()) and size <= MOST_LISTED)
+        is_compared = endings is None or is_listed
         if is_compared and digest_of(Path(path)) != digest:
             return f"{path} is damaged: its checksum is not that of what was written"
     return None
+
+
+def _most_bytes_of(name: str, ending: str) -> int | None:
+    """Return how many bytes a file of a result has at most; None: as many as the weights or arrays in it need."""
+    if ending in (".json", ".yaml"):
+        return MOST_BYTES
+    return MOST_OF_TABLE if ending == ".csv" else None
 
 
 def _undamaged(result: Result) -> Result:
@@ -532,7 +592,12 @@ class Job:
         return is_sealed(self.folder)
 
     def result(self) -> Result | None:
-        """Return the result if it is there and whole; clear away what a process that died left beside it."""
+        """Return the result if it is there and whole; clear away what a process that died left beside it.
+
+        Raises:
+            StoreError: it is damaged, is the result of another job, or a link leads out of the store.
+        """
+        self._check_links()
         if not self.done:
             return None
         result = _undamaged(Result(self.folder))
@@ -585,9 +650,7 @@ class Job:
         A link, also one that is a second name of a file, would lead what is written to another place. Opening a pipe
         waits for ever, and a device never ends. A plain file where a folder belongs fails much later.
         """
-        for place in (self.folder.parent, self.folder, self.partial):
-            if place.is_symlink():
-                raise StoreError(f"{place} is a link, and links inside a store are not followed; remove it")
+        self._check_links()
         for folder in (self.partial, *(self.partial / name for name in FOLDERS)):
             if folder.exists() and not folder.is_symlink() and not folder.is_dir():
                 raise StoreError(f"{folder} is no folder, and a running job needs one there; remove it")
@@ -599,12 +662,18 @@ class Job:
             if stat.S_ISLNK(found.st_mode):
                 raise StoreError(f"{path} is a link, and links inside a store are not followed; remove it")
             if stat.S_ISDIR(found.st_mode):
-                if path.parent == self.states:
-                    raise StoreError(f"{path} is a folder, and states are files; remove it")
+                if path.parent in (self.states, self.partial / "curves"):
+                    raise StoreError(f"{path} is a folder, and states and curves are files; remove it")
             elif not stat.S_ISREG(found.st_mode):
                 raise StoreError(f"{path} is no regular file, and reading it may have no end; remove it")
             elif found.st_nlink > 1:
                 raise StoreError(f"{path} has a second name, which would be written as well; remove it, or copy it")
+
+    def _check_links(self) -> None:
+        """Check that the folders of the job are in the store itself, before anything in them is read or written."""
+        for folder in (self.folder.parent, self.folder, self.partial):
+            if folder.is_symlink():
+                raise StoreError(f"{folder} is a link, and links inside a store are not followed; remove it")
 
     def _remove_partial(self) -> None:
         """Remove the folder of the running job, with the lock in it, which must be held until then.
@@ -669,7 +738,7 @@ def write_state(folder: Path, name: str, state: dict[str, Any]) -> Path:
     """Write a state of tensors and plain values in place of the one before; returns its file.
 
     It is written beside its destination and renamed, and the one before it is kept until then, so there is a whole
-    state at any moment. The file is named by its number and its digest.
+    state at any moment. The file is named by its number and its digest, and says which state of which job it is.
     """
     import torch
 
@@ -677,7 +746,7 @@ def write_state(folder: Path, name: str, state: dict[str, Any]) -> Path:
     before, aside = _states(folder, name), folder / f"{name}.aside"
     with aside.open("wb") as file:  # else a full disk would not be an OSError
         try:
-            torch.save(state, file)
+            torch.save({**state, OWNER: _owner_of(folder, name)}, file)
         except RuntimeError as error:  # it ends its archive once more, which hides the OSError of a limit
             raise OSError(errno.EFBIG, f"the state cannot be written ({one_line(error)})", str(aside)) from error
     _sync(aside)
@@ -693,7 +762,8 @@ def read_state(path: Path) -> dict[str, Any]:
     """Read a state onto the CPU; nothing in it can run code.
 
     Raises:
-        StoreError: the file holds no state. Its digest says only that it is whole, not who wrote it.
+        StoreError: the file holds no state, or one that another job wrote: the tensors of two jobs may have the same
+            shapes. Neither this nor its digest shows who wrote it.
     """
     import torch
 
@@ -706,7 +776,26 @@ def read_state(path: Path) -> dict[str, Any]:
         raise StoreError(f"{path} holds no state of a job ({one_line(error)}); remove it") from error
     if not isinstance(state, dict):
         raise StoreError(f"{path} holds no state of a job (it is a {type(state).__name__}); remove it")
+    named = STATE.fullmatch(path.name)
+    owner = _owner_of(path.parent, named["name"] if named else path.name)
+    stated = state.pop(OWNER, None)
+    if stated != owner:
+        whose = f"of {stated}" if isinstance(stated, str) else "of an older version"
+        raise StoreError(f"{path} is the state of another job, or {whose}; remove it")
     return state
+
+
+def _owner_of(folder: Path, name: str) -> str:
+    """Return what a state says of itself: the kind and the key of the job in whose folder it is, and its name.
+
+    A job keeps some of its states in folders of their own, further below its `<kind>/<key>.partial`.
+    """
+    parts = folder.absolute().parts
+    first = len(parts) - 3
+    for place, part in enumerate(parts):
+        if part.endswith(".partial"):
+            first = place - 1
+    return "/".join([*parts[max(first, 0) : -1], name])
 
 
 def _states(folder: Path, name: str) -> dict[int, Path]:

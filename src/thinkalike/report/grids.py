@@ -16,12 +16,16 @@ from pathlib import Path
 from typing import Any
 
 from thinkalike.files import ForeignFileError, read_bytes
+from thinkalike.store import MOST_LISTED
 
 Grid = dict[str, Any]
 
-MOST_BYTES = 2**24  # of a table that a page holds
 MOST_COLUMNS = 1000
-MOST_GRIDS = 1000  # of a table; one with more of them is shown as rows
+MOST_GRIDS = 1000  # of a table; one with more of them, or with larger ones, is shown as rows
+MOST_LABELS = 2000  # rows or columns of a grid
+# All crossings of the rows and columns of a grid, so that a table of 2,000 layer pairs can stand for four million;
+# two models of a hundred layers have 10,000.
+MOST_CELLS = 100_000
 INTEGER = re.compile(r"[+-]?\d{1,18}")
 FLOAT = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|[+-]?(inf|infinity)", re.IGNORECASE)
 BLANK = {  # what pandas writes or reads for a missing value
@@ -64,7 +68,7 @@ class Columns:
     @classmethod
     def read(cls, path: Path) -> Columns:
         """Return the table of a .csv file; a ForeignFileError says that it is too large or no table."""
-        return cls.parsed(read_bytes(path, MOST_BYTES, follow=False).decode())
+        return cls.parsed(read_bytes(path, MOST_LISTED, follow=False).decode())
 
     @classmethod
     def parsed(cls, text: str) -> Columns:
@@ -144,7 +148,10 @@ def _read_column(cells: list[str]) -> tuple[str, list[Any]]:
 
 
 def grids_of(table: Columns, is_distance: bool = False, run: str = "") -> list[Grid]:
-    """Return the grids of a table, or none if its columns are not those of one, or it sets two measures side by side.
+    """Return the grids of a table, or none if a page shows its rows instead.
+
+    So it does where the columns are not those of a grid, where the table sets two measures side by side, and where the
+    grids are more or larger than a page can draw.
 
     Each grid has `role` (pair, profile, layers or steps), `models` (source and target, or one), `variant` (what tells
     it from other grids of the same models), `rows`, `columns` (the labels of both axes), `cells` (row * columns +
@@ -165,11 +172,16 @@ def grids_of(table: Columns, is_distance: bool = False, run: str = "") -> list[G
     elif table.has("step") and not table.has("other"):
         found = _step_grids(table, run)
     grids = list(islice(found, MOST_GRIDS + 1))
-    if len(grids) > MOST_GRIDS:
+    if len(grids) > MOST_GRIDS or any(map(_is_too_large, grids)):
         return []
     for number in (number for grid in grids for number in grid["numbers"] if number["name"] == "value"):
         number["colours"] = "falling" if is_distance else number["colours"]
     return grids
+
+
+def _is_too_large(grid: Grid) -> bool:
+    rows, columns = len(grid["rows"]), len(grid["columns"])
+    return max(rows, columns) > MOST_LABELS or rows * columns > MOST_CELLS
 
 
 def rounded(values: Sequence[Any]) -> list[Any]:

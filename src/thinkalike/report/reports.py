@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from thinkalike.config import MEASURES
-from thinkalike.errors import StoreError, ThinkalikeError, one_line, plain
-from thinkalike.listing import Entry, Found, Query, parser, records, search, selected
+from thinkalike.errors import StoreError, ThinkalikeError, one_line, plain, plain_line
+from thinkalike.listing import Entry, Found, Query, parser, records, search, selected, skipping
 from thinkalike.plugins import instrument
 from thinkalike.processes import counted
 from thinkalike.report.grids import Columns, Grid, grids_of, plain_value, rounded
@@ -37,6 +37,8 @@ SETTING = re.compile(r"(?!\+*hydra\b)\+{0,2}[a-z_][\w./]*(@target)?=.*")  # key=
 OUTSIDE = re.compile(r"(^|[^\w.-])[/~]|\.\.|://|\.py:|[$`\\;&|<>]")
 READ = (".csv", ".yaml")  # the endings of the files that a page is made from, beside result.json
 ROWS = 60  # of a table that is no grid
+CLAIM = ("claim", "verdict", "numbers", "units", "tolerance")  # the columns of claims that a page shows
+MOST_CLAIMS = 1000  # of a table; the papers have some ten for each figure
 TITLES = {  # of kinds, as their instruments have them: importing these takes torch, of which a page needs nothing
     "cka": "CKA", "disagreement": "disagreement of the top token", "distance": "relative distance of states",
     "distance_correlation": "distance correlation", "jaccard": "Jaccard index of neighbours",
@@ -58,7 +60,7 @@ def write_report(arguments: Sequence[str]) -> None:
     with watched():
         report = report_of(gather(places, query))
     for sentence in report["left_out"]:
-        print(plain(f"left out: {sentence}"), file=sys.stderr)
+        print(plain_line(f"left out: {sentence}"), file=sys.stderr)
     title = asked.title or ", ".join(Path(place).resolve().name for place in places)
     path = Path(asked.out).expanduser()
     try:
@@ -147,14 +149,14 @@ def report_of(found: Found) -> Report:
     report["unfinished"] = [f"{folder.parent.name}/{folder.stem}" for folder in found.unfinished]
     known: dict[bytes, Grid] = {}
     for entry, record in counted(zip(found.entries, records(found.entries), strict=True), "table", len(found.entries)):
-        try:
-            row, tables = shown(entry, record), _tables_of(entry.result)
-        except Exception as error:  # a result may come from anywhere
-            report["left_out"].append(f"{entry.result.folder} cannot be shown ({one_line(error)})")
-            continue
-        report["results"].append(row)
-        for name, table in tables.items():
-            _add(report, known, name, table, repeats="claims" in tables)
+        with skipping(entry.result.folder, report["left_out"]):
+            # all that can fail comes before the first change of the report
+            row = shown(entry, record)
+            tables = _tables_of(entry.result)
+            grids = {name: _grids_of(table, row) for name, table in tables.items()}
+            report["results"].append(row)
+            for name, table in tables.items():
+                _add(report, known, name, table, grids[name], repeats="claims" in tables)
     return report
 
 
@@ -165,6 +167,18 @@ def _tables_of(result: Result) -> dict[str, Columns]:
     if "details" in tables:
         tables["table"] = tables.pop("details")
     return tables
+
+
+def _grids_of(table: Columns, row: dict[str, Any]) -> list[Grid]:
+    """Return the grids of a table of a result, given the row of the result in the list."""
+    if _holds_claims(table):
+        return []
+    run = str(row["models"][-1]).partition("@")[0] if row["models"] else ""
+    return grids_of(table, row["is_distance"], run)
+
+
+def _holds_claims(table: Columns) -> bool:
+    return table.has("claim", "verdict") and len(table) <= MOST_CLAIMS
 
 
 def shown(entry: Entry, record: dict[str, Any]) -> dict[str, Any]:
@@ -205,18 +219,19 @@ def title_of(kind: str) -> str:
     return str(getattr(instrument(MEASURES[kind]), "name", kind))
 
 
-def _add(report: Report, known: dict[bytes, Grid], name: str, table: Columns, repeats: bool) -> None:
+def _add(report: Report, known: dict[bytes, Grid], name: str, table: Columns, grids: list[Grid], repeats: bool) -> None:
     """Add a table of the last result of a report: to its claims, its grids, or its plain tables.
 
     Grids that are `known` by their content, as those that an experiment `repeats`, stay under the result that had them.
     """
     number, entry = len(report["results"]) - 1, report["results"][-1]
-    if table.has("claim", "verdict"):
-        rows = (dict(zip(table.names, rounded(row), strict=True)) for row in table.rows())
-        report["claims"] += [{"result": number, **row} for row in rows]
+    if _holds_claims(table):
+        # no others: a column of the name `result` would put the claim under another result
+        columns = [column for column in CLAIM if table.has(column)]
+        for values in table.keys(columns):
+            claim = dict(zip(columns, rounded(values), strict=True))
+            report["claims"].append({**claim, "result": number})
         return
-    run = str(entry["models"][-1]).partition("@")[0] if entry["models"] else ""
-    grids = grids_of(table, entry["is_distance"], run)
     for grid in grids:
         # an experiment repeats tables of its jobs, also without a column
         parts = [grid[part] for part in ("role", "models", "rows", "columns", "cells")]

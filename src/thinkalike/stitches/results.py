@@ -27,6 +27,8 @@ def _contents(result: Result, seed: int, is_back: bool) -> tuple[dict[str, Any],
         raise StitchError(f"{found}; python train.py keeps those of every stitch= but identity")
     with explained(f"cannot read {path}"), safe_open(path, framework="pt") as file:
         facts, names = json.loads(file.metadata()["stitch"]), list(file.keys())
+        if not isinstance(facts, dict):
+            raise StitchError(f"cannot read {path}: what it says of its stitches is no JSON object")
     if not any(name.startswith(f"{prefix}0.") for name in names):
         which, remedy = ("back", "stitch.both=true") if is_back else (f"of seed {seed}", f"stitch.seeds={seed + 1}")
         raise StitchError(f"{result.folder} holds no stitches {which}: fit them with {remedy}")
@@ -36,6 +38,36 @@ def _contents(result: Result, seed: int, is_back: bool) -> tuple[dict[str, Any],
 def _tensors(result: Result, prefix: str) -> dict[str, Tensor]:
     with safe_open(result.folder / NAME, framework="pt") as file:
         return {name[len(prefix) :]: file.get_tensor(name) for name in file.keys() if name.startswith(prefix)}  # noqa: SIM118
+
+
+def _loaded(kind: str, widths: Sequence[Any], norm: str, rank: Any, tensors: Mapping[str, Tensor]) -> Stitch:
+    """Return the stitch of tensors by name, with the widths and the rank that their file claims.
+
+    The claim is compared with the tensors before any weights are made: a file of a kilobyte can claim any width.
+    """
+    width_in, width_out = widths
+    sizes = [width_in, width_out, rank] if kind == "low_rank" else [width_in, width_out]
+    if not all(type(size) is int and size > 0 for size in sizes):
+        raise ValueError(f"its widths or its rank are no whole numbers above 0: {str(sizes)[:60]}")
+    if not is_plugin(kind):  # whose weights may be of any shape
+        claimed = _least_weights(kind, width_in, width_out, norm, rank)
+        stored = sum(tensor.numel() for tensor in tensors.values())
+        if claimed > stored:
+            of = f"{kind} from width {width_in:,} to {width_out:,}"
+            raise ValueError(f"it claims a stitch of {claimed:,} weights or more ({of}), and holds {stored:,}")
+    stitch = Stitch(kind, width_in, width_out, norm, rank)
+    stitch.load_state_dict(dict(tensors))
+    return stitch
+
+
+def _least_weights(kind: str, width_in: int, width_out: int, norm: str, rank: int) -> int:
+    """Return how many weights a stitch of a kind has at least."""
+    of_norm = 0 if norm == "none" else min(width_in, width_out)
+    if kind == "identity":
+        return of_norm
+    if kind == "low_rank":
+        return of_norm + rank * (width_in + width_out)
+    return of_norm + width_in * width_out
 
 
 class UnknownPairError(StitchError, KeyError):
@@ -113,9 +145,8 @@ def _folded(kind: str, parts: dict[str, Tensor]) -> AffineMap:
         return AffineMap(**{name.removeprefix("map."): each for name, each in parts.items()})
     matrices = [parts[name] for name in sorted(parts) if parts[name].dim() == 2]
     first, last = matrices[0], matrices[-1]
-    stitch = Stitch(kind, first.shape[1], last.shape[0], rank=len(first))
-    stitch.load_state_dict(parts)
-    return stitch.affine()
+    widths = first.shape[1], last.shape[0]
+    return _loaded(kind, widths, "none", len(first), parts).affine()
 
 
 def stitch_modules(
@@ -147,9 +178,8 @@ def stitch_modules(
             trust([here])
             kind = here
         for number, pair in enumerate(facts["pairs"]):
-            width_in, width_out = facts["widths"][::way]
-            phi = Stitch(kind, width_in, width_out, facts["norm"], facts["rank"])
-            phi.load_state_dict(tensors := _tensors(result, f"{prefix}{number}."))
+            tensors = _tensors(result, f"{prefix}{number}.")
+            phi = _loaded(kind, facts["widths"][::way], str(facts["norm"]), facts["rank"], tensors)
             if not all(each.isfinite().all() for each in tensors.values()):
                 raise StitchError(f"the stitch {pair} of {result.folder} has weights that are not finite")
             found[tuple(pair[::way])] = phi.eval().requires_grad_(False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
 import math
 import os
@@ -26,13 +27,24 @@ from torch.utils.data import DataLoader
 
 from thinkalike import plugins
 from thinkalike.config import TrainerConfig
-from thinkalike.errors import DataError, ShareDone, TrainingError, check_extra
+from thinkalike.errors import (
+    DataError,
+    ShareDone,
+    StoreError,
+    ThinkalikeError,
+    TrainingError,
+    check_extra,
+    one_line,
+)
+from thinkalike.files import read_bytes
+from thinkalike.memory import exhausted
 from thinkalike.processes import Activity, asked, at_boundaries, check_processes, doing, rank, stop, take_back
 from thinkalike.store import newest_state, read_state, write_state
 
 log = logging.getLogger(__name__)
 STATE = "training"  # the name of the state
 FOLDER, WRITTEN, EARLIER = "curves", "metrics.csv", "earlier.csv"
+MOST_OF_CURVES = 2**28  # bytes; a training logs some fifty rows, and those of layer pairs have a column for each
 LARGE, PAUSE = 100e6, 180.0  # a state of more bytes is written after this many seconds at the soonest
 ANNOUNCING = [logging.getLogger(library) for library in ("pytorch_lightning", "lightning_fabric")]
 
@@ -149,6 +161,39 @@ class _StateFiles(CheckpointIO):
         """Nothing: a state is removed when the next one is whole."""
 
 
+@dataclass(frozen=True)
+class _Kept:
+    """What a state says of the training that kept it."""
+
+    path: Path
+    step: int  # the steps that were done
+    optimizers: int
+    schedulers: int
+
+    @classmethod
+    def read(cls, path: Path, steps: int) -> _Kept:
+        """Return what a state of a training of so many steps says; a StoreError if it does not say it."""
+        state = read_state(path)
+        step = state.get("global_step")
+        if type(step) is not int or not 0 <= step <= steps:
+            raise _no_state(path, f"its global_step is {str(step)[:40]}, and should be a number from 0 to {steps}")
+        optimizers, schedulers = state.get("optimizer_states"), state.get("lr_schedulers")
+        if not isinstance(optimizers, list) or not isinstance(schedulers, list):
+            raise _no_state(path, "it has no lists of optimizers and schedulers")
+        return cls(path, step, len(optimizers), len(schedulers))
+
+    def check(self, trainer: pl.Trainer) -> None:
+        """Check that the state had one for each optimizer: Lightning begins one anew for which there is none."""
+        expected = {"optimizers": len(trainer.optimizers), "schedulers": len(trainer.lr_scheduler_configs)}
+        for name, count in expected.items():
+            if getattr(self, name) != count:
+                raise _no_state(self.path, f"it is of {getattr(self, name)} {name}, and the training has {count}")
+
+
+def _no_state(path: Path, reason: str) -> StoreError:
+    return StoreError(f"{path} is no state of this training ({reason}); remove it")
+
+
 class _States(Checkpoint):
     """Keeps a state every so many steps, and at the end of the step in which a signal came; reports the steps done.
 
@@ -156,13 +201,18 @@ class _States(Checkpoint):
     `ModelCheckpoint` knows neither, and a kill can leave its files half written; what a state holds is Lightning's own.
     """
 
-    def __init__(self, folder: Path, name: str, every: int, activity: Activity):
+    def __init__(self, folder: Path, name: str, every: int, activity: Activity, kept: _Kept | None = None):
         self.folder, self.name, self.every, self.activity = folder, name, every, activity
+        self.kept = kept  # the state of an earlier run
         self._kept = time.monotonic()  # when the last state was
+        self.begun = False  # whether that state, if there is one, was taken up without an error
 
     def on_train_start(self, trainer: pl.Trainer, *_: Any) -> None:
         take_back()  # Lightning's own handler ends a job with status 0 and without a state
         self._kept = time.monotonic()
+        if self.kept:
+            self.kept.check(trainer)
+        self.begun = True
         self.activity.begin(trainer.global_step)
 
     def on_train_batch_end(self, trainer: pl.Trainer, module: SteppedModule, *_: Any) -> None:  # type: ignore[override]
@@ -206,6 +256,7 @@ def fit(
     Raises:
         ShareDone: this is not the first of the processes that share the job, and its share is done.
         TrainingError: the loss is not finite.
+        StoreError: the state or the curves of an earlier run are not those of this training.
         Interrupted: a signal came; a state is kept.
     """
     folder, trainer = run.partial / "checkpoints", run.trainer
@@ -213,8 +264,11 @@ def fit(
     state = newest_state(folder, name)
     if state:
         log.info("resuming from %s", state)
-    if state and loggers:
-        _join_curves(run.partial / FOLDER, EARLIER, before=float(read_state(state)["global_step"]))
+    kept = _Kept.read(state, module.steps) if state else None
+    if loggers:
+        _ = _curves_in(run.partial / FOLDER)  # now, and not when they are joined after hours
+    if kept and loggers:
+        _join_curves(run.partial / FOLDER, EARLIER, before=float(kept.step))
     watch: list[Callback] = [LearningRateMonitor("step")] if loggers else []
     steps, undone = doing("training step", module.steps), contextlib.ExitStack()
     with warnings.catch_warnings(), at_boundaries(), undone, steps as activity:
@@ -224,8 +278,8 @@ def fit(
         for library in ANNOUNCING:
             undone.callback(library.setLevel, library.level)
             library.setLevel(logging.WARNING)
-        states = _States(folder, name, trainer.checkpoint_every, activity)
-        pl.Trainer(
+        states = _States(folder, name, trainer.checkpoint_every, activity, kept)
+        trained = pl.Trainer(
             max_steps=module.steps,
             max_epochs=-1,
             accelerator="gpu" if run.device.type == "cuda" else run.device.type,
@@ -238,7 +292,15 @@ def fit(
             enable_progress_bar=False,
             enable_model_summary=False,
             default_root_dir=run.partial,
-        ).fit(module, data, ckpt_path=state, weights_only=True)
+        )
+        try:
+            trained.fit(module, data, ckpt_path=state, weights_only=True)
+        except (ThinkalikeError, OSError, MemoryError):
+            raise
+        except Exception as error:
+            if state is None or states.begun or exhausted(error):
+                raise
+            raise _no_state(state, f"{type(error).__name__}: {one_line(error)}") from error
     if rank(run):
         raise ShareDone
     if loggers and (run.partial / FOLDER / EARLIER).exists():
@@ -278,10 +340,36 @@ def _join_curves(folder: Path, joined: str, before: float = float("inf")) -> Non
 
     Lightning's logger begins its file, WRITTEN, anew in each run; what was there before is set aside until the end.
     """
-    files = [folder / name for name in (EARLIER, WRITTEN)]
-    # As text, since a column that is empty in one of the files would turn its whole numbers into fractions.
-    if parts := [pd.read_csv(path, dtype=str) for path in files if path.exists() and path.stat().st_size]:
+    if parts := _curves_in(folder):
         rows = pd.concat(parts)
         rows[rows["step"].astype(float) < before].drop_duplicates().to_csv(folder / "joined", index=False)
         os.replace(folder / "joined", folder / joined)
     (folder / (WRITTEN if joined == EARLIER else EARLIER)).unlink(missing_ok=True)
+
+
+def _curves_in(folder: Path) -> list[pd.DataFrame]:
+    """Return the curves of earlier runs and of this one, those that there are.
+
+    Raises:
+        StoreError: a file is no table of numbers by step; it may come from anywhere.
+    """
+    curves = []
+    for path in (folder / EARLIER, folder / WRITTEN):
+        if not os.path.lexists(path):
+            continue
+        try:
+            content = read_bytes(path, MOST_OF_CURVES, follow=False)
+            if not content:
+                continue
+            # as text: a column that is empty in one of the files would turn its whole numbers into fractions
+            rows = pd.read_csv(io.BytesIO(content), dtype=str)
+            # pandas takes the first cells of rows that are longer than the header for their names
+            if rows["step"].astype(float).isna().any() or not isinstance(rows.index, pd.RangeIndex):
+                raise ValueError("its rows are of different lengths")
+        except OSError:
+            raise
+        except Exception as error:
+            reason = f"{type(error).__name__}: {one_line(error)}"
+            raise StoreError(f"{path} holds no curves of a training ({reason}); remove it") from error
+        curves.append(rows)
+    return curves

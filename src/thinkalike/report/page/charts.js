@@ -5,10 +5,13 @@
  * says what the drawing is. `range` sets the vertical axis, for charts that stand side by side.
  */
 function lines(label, unit, series, range, legend = true, along = "layer") {
+  const refused = tooMany(series.reduce((sum, each) => sum + each.points.length, MARKS_OF_A_CHART), label);
+  if (refused) return [refused];
   const layers = [...new Set(series.flatMap((each) => each.points.map(([layer]) => layer)))].sort((p, q) => p - q);
+  const placeOfLayer = new Map(layers.map((layer, i) => [layer, i]));
   const [low, high] = range ?? spanOf(series);
   const [left, top, width, height] = [44, 22, 250, 130];
-  const x = (layer) => left + (layers.length > 1 ? (layers.indexOf(layer) / (layers.length - 1)) * width : width / 2);
+  const x = (layer) => left + (layers.length > 1 ? (placeOfLayer.get(layer) / (layers.length - 1)) * width : width / 2);
   const y = (value) => top + height - ((value - low) / (high - low || 1)) * height;
   const drawing = svg("svg", { viewBox: `0 0 ${left + width + 12} ${top + height + 34}`, role: "img", "aria-label": told(label, series, along), style: "max-width:440px" });
   for (const tick of ticksOf(low, high)) {
@@ -21,7 +24,7 @@ function lines(label, unit, series, range, legend = true, along = "layer") {
   });
   drawing.append(svg("text", { class: "axis", x: 0, y: 11 }, unit),
     svg("text", { class: "axis", x: left + width / 2, y: top + height + 29, "text-anchor": "middle" }, along));
-  series.forEach((each, i) => drawing.append(...lineOf(each, i, x, y, along)));
+  series.forEach((each, i) => withChildren(drawing, lineOf(each, i, x, y, along)));
   return [drawing, legend ? legendOfSeries(series) : null];
 }
 
@@ -51,14 +54,15 @@ const endsOf = (series) => series.flatMap((each) => each.points.flatMap((point) 
 
 /** From the least to the greatest end of all intervals, with 0, for bars. */
 function rangeOf(series) {
-  return [Math.min(0, ...endsOf(series)), Math.max(0, ...endsOf(series))];
+  const ends = endsOf(series);
+  return [Math.min(0, least(ends)), Math.max(0, greatest(ends))];
 }
 
 /** The same without 0 and with a margin, for lines. */
 function spanOf(series) {
   const values = endsOf(series);
   if (!values.length) return [0, 1];
-  const [low, high] = [Math.min(...values), Math.max(...values)];
+  const [low, high] = [least(values), greatest(values)];
   const margin = 0.05 * (high - low) || 0.05 * Math.abs(high) || 0.05;
   return [low - margin, high + margin];
 }

@@ -1,24 +1,28 @@
 // Claims of papers with their verdicts, as signs and words, never by colour alone.
 
-const VERDICTS = { holds: ["✓", "holds"], "does not hold": ["✗", "fails"], undecided: ["?", "undecided"] };
+const VERDICTS = new Map([["holds", ["✓", "holds"]], ["does not hold", ["✗", "fails"]], ["undecided", ["?", "undecided"]]]);
 
 function drawClaims(report, place, words) {
   place.hidden = report.claims.length === 0;
   const found = report.claims.filter((claim) => matches([claim.claim, claim.verdict, textOf(report.results[claim.result])].join(" ").toLowerCase(), words));
-  const groups = Map.groupBy ? Map.groupBy(found, (claim) => claim.result) : grouped(found);
-  place.replaceChildren(el("h2", { id: "claims-title" }, "Claims and their verdicts"), el("p", {}, tally(found)),
-    ...[...groups].flatMap(([number, claims]) => experiment(report.results[number], claims)));
+  const groups = grouped(found);
+  replaceChildren(place, el("h2", { id: "claims-title" }, "Claims and their verdicts"), el("p", {}, tally(found)),
+    [...groups].flatMap(([number, claims]) => experiment(report.results[number], claims)));
 }
 
 function grouped(claims) {
   const groups = new Map();
-  for (const claim of claims) groups.set(claim.result, [...(groups.get(claim.result) ?? []), claim]);
+  for (const claim of claims) {
+    if (!groups.has(claim.result)) groups.set(claim.result, []);
+    groups.get(claim.result).push(claim);
+  }
   return groups;
 }
 
 function tally(claims) {
-  const verdicts = [...new Set(claims.map((claim) => claim.verdict))];
-  const counts = verdicts.map((verdict) => `${claims.filter((claim) => claim.verdict === verdict).length} ${verdict}`);
+  const numbers = new Map();
+  for (const { verdict } of claims) numbers.set(verdict, (numbers.get(verdict) ?? 0) + 1);
+  const counts = [...numbers].map(([verdict, number]) => `${number} ${verdict}`);
   return `${count(claims.length, "claim")}${counts.length ? `: ${counts.join(", ")}` : ""}`;
 }
 
@@ -31,6 +35,6 @@ function experiment(entry, claims) {
 }
 
 function badge(verdict) {
-  const [sign, name] = VERDICTS[verdict] ?? ["–", "untestable"];
+  const [sign, name] = VERDICTS.get(verdict) ?? ["–", "untestable"];
   return el("span", { class: `verdict ${name}` }, `${sign} ${verdict}`);
 }

@@ -21,8 +21,8 @@ function between(colours, share) {
  */
 function scaleOf(values, kind) {
   const numbers = values.filter((value) => typeof value === "number");
-  let low = numbers.length ? numbers.reduce((a, b) => Math.min(a, b)) : 0;
-  let high = numbers.length ? numbers.reduce((a, b) => Math.max(a, b)) : 1;
+  let low = numbers.length ? least(numbers) : 0;
+  let high = numbers.length ? greatest(numbers) : 1;
   if (kind === "signed") [low, high] = [Math.min(low, -high), Math.max(high, -low)];
   const colours = kind === "signed" ? SIGNED : kind === "falling" ? [...CIVIDIS].reverse() : CIVIDIS;
   const at = (value) => between(colours, high > low ? (value - low) / (high - low) : 0.5);

@@ -17,8 +17,42 @@ function filled(node, options, children) {
     if (key.startsWith("on")) node.addEventListener(key.slice(2), value);
     else if (value !== null && value !== undefined && value !== false) node.setAttribute(key, value);
   }
-  node.append(...children.flat().filter((child) => child !== null && child !== undefined && child !== ""));
+  return withChildren(node, children.flat());
+}
+
+/** Add children to a node, one by one: as the arguments of one call, 100,000 of them are more than a stack holds. */
+function withChildren(node, children) {
+  for (const child of children) {
+    if (child !== null && child !== undefined && child !== "") node.append(child);
+  }
   return node;
+}
+
+/** Put children in the place of those that a node has. */
+function replaceChildren(node, ...children) {
+  node.replaceChildren();
+  return withChildren(node, children.flat());
+}
+
+const least = (values) => values.reduce((a, b) => Math.min(a, b), Infinity);
+const greatest = (values) => values.reduce((a, b) => Math.max(a, b), -Infinity);
+
+/**
+ * How many cells and points one redrawing of a part of the page may still draw. A few thousand rows of tables can stand
+ * for millions of cells, as where each row has a layer or a feature of its own; drawing these would not come to an end.
+ */
+const MOST_MARKS = 200000;
+const MARKS_OF_A_CHART = 20; // its axes and its legend
+const marks = { left: MOST_MARKS };
+const countMarksAnew = () => { marks.left = MOST_MARKS; };
+
+/** Return what stands in the place of a drawing of so many marks if these are too many, or null, and count them. */
+function tooMany(number, what) {
+  if (number <= marks.left) {
+    marks.left -= number;
+    return null;
+  }
+  return el("p", { class: "dim" }, `Not drawn: ${what} has ${number} cells or points, and this part of the page draws ${MOST_MARKS} at most. The tables of the results have all numbers.`);
 }
 
 const byId = (name) => document.getElementById(name);

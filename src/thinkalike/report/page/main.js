@@ -1,6 +1,7 @@
 // The page: search, the choice of a pair, the theme, and what was left out.
 
 const THEMES = ["automatic", "light", "dark"];
+const MOST_MAPPED = 200; // models in the table of all pairs, which has a cell for each two of them
 
 function setTheme(name) {
   if (name === "automatic") delete document.documentElement.dataset.theme;
@@ -23,7 +24,7 @@ function start(report) {
   byId("made").textContent = `Made by thinkalike, ${report.made}. Numbers have six significant digits; table.csv of a result has all. 95 % intervals.`;
   const items = listOfResults(report, show);
   const newest = [...items].sort((p, q) => report.results[q.dataset.number].date.localeCompare(report.results[p.dataset.number].date));
-  byId("results").replaceChildren(...newest);
+  replaceChildren(byId("results"), newest);
   const drawn = el("div");
   const chooser = el("select", { id: "pairs", "aria-label": "Pair of models", onchange: () => show(chooser.value) });
   const [map, reading] = [el("div", { class: "scroll" }), el("p", { class: "dim" })];
@@ -48,7 +49,7 @@ function start(report) {
   function offer() {
     const name = (pair) => (pair.a === pair.b ? `${pair.a}, its own layers` : `${pair.a} and ${pair.b}`);
     const open = pairs.filter((pair) => pair === state.pair || pairMatches(pair));
-    chooser.replaceChildren(...open.map((pair) => el("option", { value: pair.key, ...(pair === state.pair ? { selected: "" } : {}) },
+    replaceChildren(chooser, open.map((pair) => el("option", { value: pair.key, ...(pair === state.pair ? { selected: "" } : {}) },
       `${name(pair)} (${count(pair.grids.length, "matrix").replace("matrixs", "matrices")})`)));
     map.replaceChildren(mapOf(pairs, state.pair, pairMatches, show));
   }
@@ -93,8 +94,10 @@ function askedFor() {
 /** Which pairs there are, as a table of models by models; a button for each, with how many matrices it has. */
 function mapOf(pairs, shown, pairMatches, show) {
   const models = [...new Set(pairs.flatMap((pair) => [pair.a, pair.b]))].sort();
+  if (models.length > MOST_MAPPED) return el("p", { class: "dim" }, `These are ${models.length} models, and the table has room for ${MOST_MAPPED}.`);
+  const byKey = new Map(pairs.map((pair) => [pair.key, pair]));
   const button = (a, b) => {
-    const pair = pairs.find((each) => each.key === keyOf([a, b]));
+    const pair = byKey.get(keyOf([a, b]));
     return pair ? el("button", { type: "button", "aria-pressed": pair === shown, disabled: pairMatches(pair) ? null : "",
       "aria-label": `${a} and ${b}, ${pair.grids.length}`, onclick: () => show(pair.key) }, String(pair.grids.length)) : "";
   };

@@ -27,9 +27,14 @@ const STEPS = { ArrowUp: [1, 0], ArrowDown: [-1, 0], ArrowLeft: [0, -1], ArrowRi
  */
 function matrix(cursor, options) {
   const { rows, columns } = cursor;
+  const refused = tooMany(rows.length * (columns.length + 2), options.label); // a row has a label
+  if (refused) {
+    cursor.panels.push({ mark() {}, read() {}, text: () => "" });
+    return [refused];
+  }
   const labelled = rows.some((row) => typeof row === "string");
   const cell = Math.max(6, Math.min(34, 200 / Math.max(columns.length, labelled ? 1 : rows.length)));
-  const left = labelled ? 8 + 6.2 * Math.max(...rows.map((row) => String(row).length)) : 34;
+  const left = labelled ? 8 + 6.2 * greatest(rows.map((row) => String(row).length)) : 34;
   const tall = labelled ? Math.max(cell, 16) : cell;
   const [width, height] = [columns.length * cell, rows.length * tall];
   const y = (row) => (options.up ? rows.length - 1 - row : row) * tall;

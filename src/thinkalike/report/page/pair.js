@@ -5,15 +5,17 @@ const readingOf = (pair) => `Rows are the layers of ${pair.a}, columns those of 
   + "that stand under each matrix; a signed number is white at 0. Point at a cell, or move with the arrow keys, to read it in all measures; click, or press Enter, for every number of that pair of layers.";
 
 function drawPair(report, pair, place, chosen) {
+  countMarksAnew();
   const [rows, columns] = axesOf(pair);
   const detail = el("div", { id: "detail", "aria-live": "off" });
   const cursor = cursorOver(rows, columns, (a, b) => {
-    detail.replaceChildren(...numbersOf(report, pair, a, b));
+    countMarksAnew();
+    replaceChildren(detail, numbersOf(report, pair, a, b));
     history.replaceState(null, "", hashOf(pair, a, b));
   }, (text) => { byId("said").textContent = text; });
   const panels = pair.grids.map((grid) => panelOf(report, pair, grid, cursor));
-  place.replaceChildren(
-    el("div", { class: "panels" }, panels), detail, ...curvesOf(report, pair), ...profilesOf(report, pair));
+  replaceChildren(place,
+    el("div", { class: "panels" }, panels), detail, curvesOf(report, pair), profilesOf(report, pair));
   const at = chosen ?? [rows[0], columns[0]];
   const [row, column] = [Math.max(rows.indexOf(at[0]), 0), Math.max(columns.indexOf(at[1]), 0)];
   cursor.pick(row, column);
@@ -30,7 +32,7 @@ function panelOf(report, pair, grid, cursor) {
   const title = () => titled(grid, number().name);
   let shown = grid.main;
   const number = () => grid.numbers[shown];
-  const picker = el("select", { "aria-label": "Which number", onchange: () => { shown = Number(picker.value); draw(); } },
+  const picker = el("select", { "aria-label": "Which number", onchange: () => { shown = Number(picker.value); countMarksAnew(); draw(); } },
     grid.numbers.map((each, i) => el("option", { value: i, ...(i === shown ? { selected: "" } : {}) }, plain(each.name))));
   const heading = el("strong");
   function draw() {
@@ -41,7 +43,7 @@ function panelOf(report, pair, grid, cursor) {
       return at === undefined ? undefined : number()[key]?.[at];
     };
     heading.textContent = title();
-    drawn.replaceChildren(...matrix(cursor, {
+    replaceChildren(drawn, matrix(cursor, {
       title: title(), label: `${title()}, ${direction(pair, grid)}, by layers`, up: true,
       rowName: pair.a, columnName: pair.b, value: (a, b) => get("v")(a, b) ?? null,
       ends: (a, b) => [get("low")(a, b), get("high")(a, b)],
@@ -112,6 +114,8 @@ function cardAlone({ name, grids }, sides) {
     return [grid.role === "profile" ? bar(value, low, high, range, i) : "", `${full(value)} ${interval(low, high)}`];
   };
   const [first] = held[0];
+  const refused = tooMany(first.rows.length + first.numbers.length, name);
+  if (refused) return refused;
   const rows = first.role === "profile"
     ? first.rows.map((row) => [row, ...held.map((side, i) => el("div", {}, read(side, row, side[0].numbers[side[0].main], i)))])
     : first.numbers.map((number, n) => [plain(number.name), ...held.map((side, i) => el("div", {}, read(side, "", side[0].numbers[n] ?? number, i)))]);

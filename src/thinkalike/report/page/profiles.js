@@ -1,15 +1,16 @@
 // All models: features by layers as matrices with one cursor, and the scores of layers, and of a run's steps, as lines.
 
 function drawProfiles(report, place, words) {
+  countMarksAnew();
   const shown = (grid) => matches([...grid.models, grid.title, ...grid.results.map((n) => textOf(report.results[n]))].join(" ").toLowerCase(), words);
   const profiles = groupsOf(report, (grid) => grid.role === "profile" && shown(grid));
   const runs = report.results.map((entry, n) => [entry, report.grids.filter((grid) => grid.role === "steps" && grid.results.includes(n) && shown(grid))])
     .filter(([, grids]) => grids.length);
   const scores = groupsOf(report, (grid) => grid.role === "layers" && grid.columns.length > 1 && shown(grid));
   place.hidden = !report.grids.some((grid) => grid.role !== "pair" && grid.columns.length > 1);
-  place.replaceChildren(el("h2", { id: "profiles-title" }, "Features and scores of each model, by layer or step"),
+  replaceChildren(place, el("h2", { id: "profiles-title" }, "Features and scores of each model, by layer or step"),
     profiles.length + scores.length + runs.length ? "" : el("p", { class: "dim" }, "The search finds none."),
-    ...profiles.flatMap((group) => heatmapsOf(group)), ...scores.flatMap((group) => scoresOf(group)), ...runs.flatMap(stepsOf));
+    profiles.flatMap((group) => heatmapsOf(group)), scores.flatMap((group) => scoresOf(group)), runs.flatMap(stepsOf));
 }
 
 function heatmapsOf({ name, grids }) {

@@ -18,12 +18,12 @@ function fill(item, report, number, show) {
   const entry = report.results[number];
   const pair = pairsOf(report).find((each) => each.grids.some((grid) => grid.results.includes(number)));
   const { warnings, ...provenance } = entry.provenance;
-  item.append(warnings ? warningsOf(warnings) : "",
+  withChildren(item, [warnings ? warningsOf(warnings) : "",
     pair ? el("p", {}, el("button", { type: "button", onclick: () => show(pair.key) }, "Show its models side by side")) : "",
     el("p", {}, "To compute it again:"), commandLine(entry.command),
     el("p", { class: "dim" }, `In ${entry.folder}`),
     folded("settings", entry.settings) ?? "", definitions(entry.scalars), folded("provenance", definitions(provenance)),
-    ...report.tables.filter((table) => table.result === number).map(tableOfResult));
+    ...report.tables.filter((table) => table.result === number).map(tableOfResult)]);
 }
 
 function tableOfResult(table) {
