@@ -28,7 +28,12 @@ from thinkalike.forecast import forecast
 
 ROOT = Path(__file__).resolve().parents[1]
 JOB = ["model=solu-3l-mini", "stitch=linear"]
-PHASES = {"likeness": "likeness", "fit": "training", "report": "report", "ruler": "rungs"}  # and their passes' names
+PHASES = {
+    "statistics": "statistics",
+    "fit": "training",
+    "report": "report",
+    "ruler": "rungs",
+}  # and their passes' names
 ASKED, EVERY = 1.4, 5.0
 
 

@@ -21,9 +21,10 @@ import torch
 from dependence import LENGTHS, Records, Scattered, scattered
 
 from thinkalike.config import MeasureConfig
+from thinkalike.contrib.court.likeness import DirectionSums, Foreseen, whitening
+from thinkalike.contrib.court.tokens_alone import AHEAD
 from thinkalike.contrib.kin.instruments import DECLARED as KIN
 from thinkalike.contrib.kin.instruments import OUTPUTS
-from thinkalike.evaluation.likeness import AHEAD, DirectionSums, Foreseen, whitening
 from thinkalike.instruments.layer_pairs.declared import DECLARED
 from thinkalike.measures import Estimate, LayerMeans, LayerMeasure, cka_measure, mutual_measure
 from thinkalike.measures.closed_forms import HalvedMoments

@@ -225,7 +225,6 @@ LIMITS = """
 - **The few tokens that decide a layer are left out, and that is 9 % of the words for SmolLM2 beside Gemma**
   ([log](LOG.md)). With those of SmolLM2 kept, CKA of its layers 2 to 8 was a third or less of what it was without.
 - MLEM of SmolLM2 leaves out 413 of 1,431 stimuli, nearly all of them first words of sentences ([log](LOG.md)).
-- Rules of verdicts were tried up to a width of 128, so stitches have bits in that column ([at 576 they fail](LOG.md)).
 - Nobody has compared full-scale runs, and two models are no sample of real models.
 """
 SHOWN = (0, 3, 10, 15, 29)

@@ -8,6 +8,9 @@ from thinkalike import forecast
 from thinkalike.config.compose import checked, hydra_ready
 from thinkalike.digests import remembered
 from thinkalike.errors import ConfigError
+from thinkalike.job.instrument import asked_for
+from thinkalike.plugins import instrument_of
+from thinkalike.training.recipe import fewest_steps
 
 PAIR = ["model=neox-5l-mini", "model@target=neox-6l-mini", "dry_run=true"]
 
@@ -59,6 +62,44 @@ def test_what_a_command_line_chose_stays(slow):
     assert job.measure.batches < 64, "control"
     trained = forecast.smaller(composed("train", "stitch=affine", *PAIR), ["stitch"], "60s")[0]
     assert trained.stitch.kind == "affine"
+
+
+def rungs_of_stitches(chosen, *words):
+    """What each rung of a smaller and smaller stitching job sets."""
+    (job,) = asked_for(composed("train", *words, *PAIR))
+    kind = instrument_of(job)
+    return list(kind.smaller(job, kind.shapes_of(job), chosen))
+
+
+@pytest.mark.parametrize("chosen", [(), ("stitch.both", "stitch.controls")])
+def test_a_stitch_that_has_no_time_to_converge_is_a_closed_form(chosen):
+    rungs = rungs_of_stitches(chosen)
+    with_less_text = [rung for rung in rungs if "data.report_tokens" in rung]
+    assert len(with_less_text) > 5
+    assert all(rung["stitch.kind"] == "least_squares" for rung in with_less_text)
+    assert not any("stitch.steps" in rung for rung in rungs)
+
+
+@pytest.mark.parametrize(
+    ("words", "fewest"),
+    [(["stitch=affine"], fewest_steps()), (["stitch=affine", "stitch.warmup=20"], 100)],
+)
+def test_a_training_that_is_named_keeps_steps_enough_for_a_bound(words, fewest):
+    chosen = [word.partition("=")[0] for word in words]
+    rungs = rungs_of_stitches(chosen, *words)
+    shorter = [rung for rung in rungs if "stitch.steps" in rung]
+    steps = [rung["stitch.steps"] for rung in shorter]
+    assert min(steps) == fewest < max(steps)
+    assert not any("stitch.kind" in rung for rung in rungs)
+    read = [rung["stitch.steps"] * rung["stitch.tokens_per_step"] for rung in shorter]
+    assert read == sorted(read, reverse=True)
+    assert read[-1] < read[0], "control: there is less work"
+
+
+def test_steps_that_a_command_line_sets_stay(slow):
+    config = composed("train", "stitch.steps=8", *PAIR)
+    job = forecast.smaller(config, ["stitch.steps"], "60s")[0]
+    assert (job.stitch.steps, job.stitch.kind) == (8, "linear")
 
 
 def test_long_jobs_are_offered_a_budget_that_holds(slow):

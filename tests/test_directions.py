@@ -1,22 +1,27 @@
-"""Stitching jobs of more than one fit per layer pair: directions, seeds, rates, what is beside; and verdicts."""
+"""Stitching jobs of more than one fit per layer pair, their baselines, and their two tables."""
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from safetensors.numpy import load_file
 
 import tiny
 from conftest import composed, kill_and_resume, untrained
+from stores import finish
 from thinkalike.contrib.transfer.measures import both_directions
 from thinkalike.data.corpus import TokenRows
 from thinkalike.evaluation.language import state_moments
 from thinkalike.instruments.stitching.directions import residual_sums
 from thinkalike.instruments.stitching.fitting import load_setting
-from thinkalike.instruments.stitching.table import TRIED, VERDICTS, WIDEST, held, left_to_gain, untried, verdict
+from thinkalike.instruments.stitching.instrument import Stitching
+from thinkalike.instruments.stitching.table import COLUMNS, left_to_gain
 from thinkalike.memory import Budget
+from thinkalike.report.reports import gather, report_of
 from thinkalike.stitches.results import load_stitch
 from thinkalike.stitches.stitch_map import Site
-from thinkalike.training.recipe import StitchConfig
+from thinkalike.store import open_result
+from thinkalike.training.recipe import StitchConfig, fewest_steps
 
 BY_LABELS = "stitch.loss=cross_entropy"  # which has a floor
 MORE = (BY_LABELS, "stitch.both=true", "stitch.seeds=2", "stitch.lr_multiples=[3]", "layers=[[0,1],[2,2]]")
@@ -31,7 +36,7 @@ def penalty_of(arrays, name, prefix=""):
 @pytest.mark.drawn
 def test_both_directions_and_seeds_are_fits_of_their_own(cli, small_stitching):
     result = cli("train.py", *small_stitching, *MORE).result
-    table, arrays = result.table, result.arrays
+    table, arrays = result.tables["details"], result.arrays
     a, b = table["source"].iloc[0], table["target"].iloc[0]
     assert list(zip(table["source"], table["source_layer"], table["target_layer"], strict=True)) == [
         (a, 0, 1), (a, 2, 2), (b, 1, 0), (b, 2, 2),
@@ -65,7 +70,7 @@ def test_a_self_stitch_has_one_direction_and_is_its_own_floor(cli, small_stitchi
     failed = cli("train.py", *itself, "stitch.both=true")
     assert failed.status == 1
     assert "stitch.both=true needs two models, and" in failed.stderr
-    table = cli("train.py", *itself, BY_LABELS, "layers=[[0,0],[1,2]]").result.table
+    table = cli("train.py", *itself, BY_LABELS, "layers=[[0,0],[1,2]]").result.tables["details"]
     assert table["floor_penalty"].iloc[0] == table["penalty"].iloc[0]
     assert table["floor_penalty"].iloc[1] != table["penalty"].iloc[1]
 
@@ -79,29 +84,53 @@ def test_a_job_of_several_fits_goes_on_from_each_of_them(cli, small_stitching, s
 
 
 @pytest.mark.ci_slow
-def test_every_table_says_what_the_states_share_and_a_verdict(cli, small_stitching, monkeypatch):
-    small_stitching += ["layers=[[0,0],[2,2]]"]
-    little = cli("train.py", *small_stitching, "seed=1")
-    assert little.result.table["verdict"].str.contains("bits").all()
-    assert set(cli("train.py", *small_stitching, "seed=1", "ruler=null").result.table["verdict"]) == {"not tried"}
-    assert "their rules were not tried on" in little.stderr
-    monkeypatch.setattr("thinkalike.instruments.stitching.table.TRIED", {})
-    monkeypatch.setattr("thinkalike.evaluation.tokens_alone.FEWEST_GROUPS", 2)  # the text has 7 documents
-    monkeypatch.setattr("thinkalike.evaluation.likeness.FEWEST_GROUPS", 2)
-    done = cli("train.py", *small_stitching)
+def test_the_table_has_what_one_reads_first_and_the_details_all_of_it(cli, small_stitching):
+    more = ["layers=[[0,0],[2,2]]", "stitch.controls=true", "stitch.both=true"]
+    done = cli("train.py", *small_stitching, *more)
     table = done.result.table
-    for name in ("cca", "cca_back", "cca_beyond", "cca_back_beyond", "r2_output_beyond", "foresight", "future"):
-        assert (table[f"{name}_low"] <= table[name]).all()
-        assert (table[name] <= table[f"{name}_high"]).all()
-    assert all(each in VERDICTS or "bits" in each for each in table["verdict"])
-    assert {"left_to_gain", "token_mean_penalty", "bigram_mean_penalty"} <= set(table)
-    assert "floor_penalty" not in table, "it is 0 by KL"
-    assert "R² beyond the tokens" in " ".join(done.stdout.split())
-    assert 0 < done.result.scalars["rows_used"] <= 1
-    itself = [word for word in small_stitching if not word.startswith("target.")]
-    table = cli("train.py", *itself).result.table
-    assert table[["cca_least", "cca_least_back", "cca_least_beyond", "r2_output"]].min(axis=None) > 0.999
-    assert set(table["verdict"]) <= {"same up to an affine map", "undecided"}, "of little text"
+    details = done.result.tables["details"]
+    assert len(COLUMNS) <= 15
+    assert list(table) == list(COLUMNS)
+    pd.testing.assert_frame_equal(details[list(table)], table)
+    for name in ("stitching_loss", "bigram_mean_penalty", "kl", "shuffled_penalty", "asymmetry"):
+        assert {name, f"{name}_low", f"{name}_high"} <= set(details), name
+    assert "floor_penalty" not in details, "it is 0 by KL"
+    assert not {"verdict", "cca", "future"} & set(details)
+    assert "verdict" not in done.stdout
+
+
+def test_a_job_without_baselines_has_fewer_columns(cli, small_stitching, minis):
+    """Widths differ, nothing is trained, and no copies are asked for."""
+    words = [*untrained(small_stitching), f"target.path={minis}/wide", "layers=[[0,0]]"]
+    words.append("stitch=least_squares")
+    table = cli("train.py", *words, "ruler=null").result.table
+    left_out = {"identity_penalty", "reading", "reading_low", "reading_high", "left_to_gain"}
+    assert list(table) == [name for name in COLUMNS if name not in left_out]
+
+
+@pytest.mark.drawn
+def test_a_result_that_has_one_table_is_shown_and_drawn(cli, small_stitching, tmp_path):
+    """Version 18 had all columns in table.csv, and a verdict among them."""
+    result = cli("train.py", *small_stitching, "layers=[[0,0],[2,2]]").result
+    table = result.tables["details"].assign(verdict="related", cca_beyond=0.1)
+    kept = {"scalars": result.scalars, "arrays": result.arrays, "config": result.config}
+    old = finish(tmp_path / "old", "stitching", "abc", {"table": table}, **kept)
+    assert {"verdict", "kl"} <= set(open_result(old.folder).table)
+    instrument = Stitching()
+    assert instrument.said(old) == instrument.said(result)
+    assert [each.name for each in instrument.headlines(old)] == ["mean_penalty", "worst_penalty"]
+    instrument.draw(old, tmp_path)
+    assert (tmp_path / "penalty.svg").exists()
+    (grid,) = report_of(gather([tmp_path / "old"]))["grids"]
+    assert "kl" in [each["name"] for each in grid["numbers"]]
+
+
+def test_a_page_shows_the_details_of_a_result_once(cli, small_stitching, tmp_path):
+    result = cli("train.py", *small_stitching, "layers=[[0,0],[2,2]]").result
+    report = report_of(gather([result.folder.parents[1]]))
+    (grid,) = report["grids"]
+    assert {"penalty", "kl"} <= {each["name"] for each in grid["numbers"]}
+    assert report["tables"] == []
 
 
 PAIRS = [(0, 1), (2, 2)]
@@ -121,7 +150,8 @@ def left(states, reached, mean):
 @pytest.mark.ci_slow
 def test_what_is_left_unexplained_is_what_the_kept_maps_leave(cli, small):
     result = cli("train.py", *small).result
-    table, stitches, setting = result.table, load_stitch(result), load_setting(composed(*small))
+    table = result.tables["details"]
+    stitches, setting = load_stitch(result), load_setting(composed(*small))
     fit, report = (rows.tokens.long() for rows in (setting.corpus.fit, setting.corpus.report))
     for place, (layer, depth) in enumerate(PAIRS):
         x, y = setting.source.head(report, layer), setting.target.head(report, depth)
@@ -154,108 +184,6 @@ def test_sums_by_document_are_those_of_the_closed_form(batch):
     assert (without["whole"][..., 0] < sums["whole"][..., 0]).all()
 
 
-WIDTH = 0.01
-LEAST = ("cca_least", "cca_least_back", "cca_least_beyond", "cca_least_back_beyond")
-
-
-def row(
-    least=(0, 0, 0, 0),
-    output=0.8,
-    beyond=0.2,
-    later=0.0,
-    future=0.0,
-    foresight=0.0,
-    width=WIDTH,
-    penalty=0.3,
-    source=3.2,
-    bare=0.2,
-):
-    """A row of a stitching table with these values; every interval has half this width.
-
-    Args:
-        least: Of the columns `LEAST`.
-        output, beyond: Output-weighted R² of the states as they are, and beyond the tokens and untrained networks.
-        later: How much the source's states move with later tokens.
-        source: The source's own loss; the target's is 3.2.
-        bare: The share of the source's variance that is beyond the tokens; of the target's it is .2.
-    """
-    values = dict(zip(LEAST, least, strict=True)) | {"future": future, "foresight": foresight, "penalty": penalty}
-    values |= {"r2_output": output, "r2_output_learnt": beyond}
-    ends = {f"{name}_low": each - width for name, each in values.items()}
-    ends |= {f"{name}_high": each + width for name, each in values.items()}
-    losses = {"stitching_loss": 3.2 + penalty, "target_loss": 3.2, "source_loss": source}
-    return {**values, **ends, **losses, "context": 0.2, "context_back": bare, "later": later}
-
-
-# values as trials on minis found them
-CASES = {
-    "leak": row(beyond=0.0, future=0.35),
-    "better model": row(foresight=0.1, source=2.9, penalty=-0.2),
-    "same up to an affine map": row((1, 1, 1, 1), 1.0, 1.0, penalty=0.0),
-    "superset of": row((1, 0, 1, 0), 1.0, 1.0),
-    "part of": row((0, 1, 0, 1), 0.95, 0.9),
-    "alike beyond the tokens": row((0, 0, 1, 1), 0.4, 1.0, penalty=2.99),
-    "related": row(),
-    "tokens only": row(beyond=-0.02),
-    "undecided": row(future=0.05),
-}
-
-
-@pytest.mark.parametrize("name", VERDICTS)
-def test_each_verdict_is_reached(name):
-    assert verdict(CASES[name]) == name
-
-
-@pytest.mark.parametrize("name", VERDICTS[:-1])
-def test_a_rule_that_holds_does_so_at_both_ends(name):
-    """With intervals as wide as the range nothing is decided."""
-    wide = dict(CASES[name])
-    for key in list(wide):
-        if key.endswith(("_low", "_high")):
-            wide[key] = 0.0 if key.endswith("_low") else 1.0
-    assert verdict(wide) == "undecided"
-
-
-@pytest.mark.parametrize(
-    ("changes", "found"),
-    [
-        ({"least": (0.5, 1, 1, 1)}, "part of"),
-        ({"least": (1, 0.5, 1, 1)}, "superset of"),
-        ({"least": (0.5, 0.5, 1, 1)}, "alike beyond the tokens"),
-        ({"least": (0.5, 0.5, 1, 1), "bare": 0.7}, "part of"),
-        ({"least": (1, 1, 0.8, 0.8)}, "related"),
-        ({"penalty": 0.5}, "undecided"),
-        ({"output": 0.7}, "undecided"),
-        ({"penalty": -0.2}, "leak"),
-        ({"penalty": -0.2, "source": float("nan")}, "leak"),
-        ({"penalty": -0.2, "source": 2.8}, "same up to an affine map"),
-        ({"future": 0.2}, "leak"),
-        ({"future": 0.4, "foresight": 0.4, "source": 2.0}, "better model"),
-        ({"future": 0.4, "foresight": 0.4, "source": 2.0, "later": float("nan")}, "leak"),
-        ({"later": 0.01, "foresight": 0.4, "source": 2.0}, "leak"),
-        ({"foresight": 0.2}, "same up to an affine map"),
-        ({"foresight": 0.2, "source": 2.8}, "better model"),
-    ],
-)
-def test_affine_likeness_fails_where_one_number_disagrees(changes, found):
-    same = {"least": (1, 1, 1, 1), "output": 1.0, "beyond": 1.0, "penalty": 0.0}
-    assert verdict(row(**same)) == "same up to an affine map", "control"
-    assert verdict(row(**same | changes)) == found
-
-
-def test_what_the_rules_were_not_tried_on_is_said():
-    assert untried(TRIED, 0.9, WIDEST, -0.1) == ""
-    assert untried(TRIED | {"fit_tokens": 256}, 0.9, WIDEST, -0.1) == "256 fit_tokens"
-    assert "60% have a token" in untried(TRIED, 0.6, WIDEST, -0.1)
-    assert untried(TRIED, 0.9, 4096, -0.1) == "models of width 4,096"
-    assert "worse than a guess" in untried(TRIED, 0.9, WIDEST, 2.3)
-
-
-def test_a_verdict_carries_how_many_cases_were_right():
-    assert held("alike beyond the tokens") == "14 of 15"
-    assert [name for name in VERDICTS if held(name) == "not tried"][:2] == ["leak", "better model"]
-
-
 def test_what_is_left_to_gain_is_bounded_once_fits_have_settled():
     """Of four layer pairs: one still falls, one costs nothing, one was returned to its start, one lost."""
     target = torch.tensor([30.0, 10.0])
@@ -267,3 +195,8 @@ def test_what_is_left_to_gain_is_bounded_once_fits_have_settled():
     bound = left_to_gain(settled, sums).sum(1) / 15
     torch.testing.assert_close(bound, torch.tensor([0.4, 0.0, torch.nan, -0.4]), equal_nan=True, atol=1e-5, rtol=0)
     assert left_to_gain(short, sums).sum(1).isnan().tolist() == [True, False, True, True]
+    steps = range(10, 400)
+    open_ = [each for each in steps if not StitchConfig(steps=each, warmup=each // 10).has_settled]
+    assert fewest_steps() == max(open_) + 1 == 32
+    assert fewest_steps(warmup=30) == 140
+    assert not StitchConfig(steps=139, warmup=30).has_settled

@@ -19,8 +19,6 @@ from thinkalike.measures import (
     kernel_alignment,
     mutual_knn,
     mutual_measure,
-    surprises,
-    token_codes,
 )
 from thinkalike.measures.chance import permuted_within
 
@@ -382,33 +380,3 @@ def test_what_does_not_vary_is_an_error():
         prediction.fit([x], [x])
     with pytest.raises(ValueError, match="a state is not finite"):
         prediction.judge([x.index_fill(0, torch.tensor(3), torch.nan)], [constant])
-
-
-def test_surprises_are_the_code_less_its_expectation():
-    finish, states = torch.nn.Linear(6, 17, dtype=F64), torch.randn(50, 6, dtype=F64)
-    targets, codes = torch.randint(17, (50,)), token_codes(17, 5).double()
-    shares = finish(states).softmax(-1).detach()
-    expected = codes[targets] - shares @ codes
-    for chunk in (7, 1024):
-        torch.testing.assert_close(surprises(states, finish, targets, codes, chunk), expected)
-    assert torch.equal(token_codes(17, 5), token_codes(17, 5))
-    assert not torch.equal(token_codes(17, 5), token_codes(17, 5, seed=1))
-
-
-def test_only_what_later_text_decides_is_predicted_of_the_future():
-    """Next tokens are drawn from the model's own distribution: its states say nothing of the draw, a leak does."""
-    n, vocabulary = 6000, 40
-    states, finish = torch.randn(n, 8, dtype=F64), torch.nn.Linear(8, vocabulary, dtype=F64)
-    drawn = torch.multinomial(finish(states).softmax(-1).detach(), 1).squeeze(1)
-    codes = token_codes(vocabulary).double()
-    surprising = surprises(states, finish, drawn, codes)
-    noise = torch.randn(vocabulary, 64, dtype=F64)[drawn]  # clustered by the next token
-    half = torch.cat([noise[:, :8] + torch.randn(n, 8, dtype=F64), states], 1)
-    prediction = LinearPrediction([(0, 0), (1, 0), (2, 0)], ridge=RIDGE)
-    prediction.fit([states[:5000], noise[:5000], half[:5000]], [surprising[:5000]])
-    for part in torch.arange(5000, n).split(100):
-        prediction.judge([states[part], noise[part], half[part]], [surprising[part]])
-    own, leak, weak = prediction.compute()[0].value.tolist()
-    assert abs(own) < 0.01
-    assert leak > 0.8
-    assert 0.05 < weak < leak

@@ -24,13 +24,13 @@ def test_a_job_prints_its_table_and_leaves_a_whole_result(cli, small_stitching, 
     assert folder.parent == tmp_path / "results" / "stitching"
     assert [path.name for path in folder.parent.iterdir()] == [folder.name]  # no .partial
     expected = {"config.yaml", "result.json", "table.csv", "arrays.npz", "stitch.safetensors", "figures", "curves"}
-    expected.add("manifest.json")
+    expected |= {"details.csv", "manifest.json"}
     assert {path.name for path in folder.iterdir()} == expected
     assert [path.name for path in result.figures] == ["penalty.png", "penalty.svg"]
-    table = result.table
+    table = result.tables["details"]
     assert (table["penalty"] - (table["stitching_loss"] - table["target_loss"])).abs().max() < 1e-9
     assert ((table["penalty_low"] <= table["penalty"]) & (table["penalty"] <= table["penalty_high"])).all()
-    assert all(word in done.stdout for word in ("stitch", "95 %", "verdict", "0→0", "3→3"))
+    assert all(word in done.stdout for word in ("penalty", "token mean", "bits", "to gain", "0→0", "3→3"))
     assert result.provenance["data"]["report_documents"] >= 2
     assert len(result.provenance["models"]) == 2
 
@@ -40,7 +40,7 @@ def test_a_job_prints_its_table_and_leaves_a_whole_result(cli, small_stitching, 
     stamp = (folder / "result.json").stat().st_mtime_ns
     forced = cli("train.py", *small_stitching, "force=true").result
     assert (folder / "result.json").stat().st_mtime_ns > stamp
-    assert table.equals(forced.table)  # the same numbers, to the bit
+    assert table.equals(forced.tables["details"])  # the same numbers, to the bit
 
 
 @pytest.mark.slow
@@ -60,7 +60,7 @@ def test_every_kind_of_stitch_is_reported_beside_its_controls(cli, small_stitchi
     small = small_stitching if kind in ("orthogonal", "low_rank") else untrained(small_stitching)
     done = cli("train.py", *small, f"stitch={kind}", *more)
     result = done.result
-    table = result.table
+    table = result.tables["details"]
     for control in ("identity", "least_squares", "procrustes", "bias", "shuffled", "random_source"):
         assert table[f"{control}_penalty"].notna().all()
         assert (table[f"{control}_penalty_low"] <= table[f"{control}_penalty"]).all()
@@ -68,7 +68,7 @@ def test_every_kind_of_stitch_is_reported_beside_its_controls(cli, small_stitchi
         assert (table["penalty"] - table[f"{kind}_penalty"]).abs().max() < 1e-6
     assert (table["shuffled_penalty"] != table["penalty"]).all()
     assert table["top1_agreement"].between(0, 1).all()
-    assert "extra loss, nats per token" in done.stdout
+    assert "loss and penalty, nats per token" in done.stdout
     bits = table["stitching_loss"] * table["bits_per_byte"].iloc[0] / table["stitching_loss"].iloc[0]
     assert (bits - table["bits_per_byte"]).abs().max() < 1e-9
     assert (result.folder / "stitch.safetensors").exists()
@@ -97,7 +97,7 @@ def test_bytes_are_those_of_the_text_of_each_document():
 def test_a_killed_run_goes_on_to_the_same_table(cli, small_stitching):
     long = ["stitch.steps=60", "trainer.checkpoint_every=5", "threads=1"]
     killed, whole = kill_and_resume(cli, "train.py", *small_stitching, *long, state="training")
-    for name in ("table.csv", "stitch.safetensors"):
+    for name in ("table.csv", "details.csv", "stitch.safetensors"):
         assert (killed.folder / name).read_bytes() == (whole.folder / name).read_bytes()
 
 
@@ -169,7 +169,7 @@ def test_two_processes_share_a_job_and_give_the_numbers_of_one(cli, small_stitch
     alone = cli("train.py", *placed).result
     shared = cli.process("train.py", *placed, "trainer=ddp", "trainer.devices=2").result
     assert shared.folder != alone.folder
-    tables = [result.table.select_dtypes(float) for result in (alone, shared)]
+    tables = [result.tables["details"].select_dtypes(float) for result in (alone, shared)]
     apart = (tables[0] - tables[1]).abs().max()
     # the floor starts at its solution, where gradients are rounding errors
     near_zero = apart.index.str.startswith("floor")
@@ -233,17 +233,19 @@ def table(pairs=((0, 0), (1, 1), (2, 2)), target="b", **columns):
         "penalty": [0.205, 0.235, 0.128][:count],
         "identity_penalty": [1.44, 1.6, 0.384][:count],
         "floor_penalty": [0.0003, 0.0028, 0.0012][:count],
-        "verdict": ["related"] * count,
     }
     return pd.DataFrame({**rows, **columns}).drop(columns=[name for name, each in columns.items() if each is None])
 
 
 SENTENCES = {  # parts of a sentence that depend on the table
-    "three layers": (table(), ["Layers 0 to 2 of a feed b", "0.13 to 0.23", "0.38 to 1.6 without a map", "related"]),
+    "three layers": (table(), ["Layers 0 to 2 of a feed b", "0.13 to 0.23", "0.38 to 1.6 without a map"]),
     "one layer into another": (table([(0, 1)], floor_penalty=None), ["Layer 0, before block 2, of a feeds b"]),
     "layers with a gap": (table([(0, 0), (2, 2)]), ["Layers 0, 2 of a feed b", "0.0003 to 0.0028 for b into itself"]),
     "itself": (table(target="a", penalty=[-0.007, -0.006, -0.005]), ["feed itself", "-0.007 to -0.005 nats"]),
-    "two verdicts": (table(verdict=["related", "undecided", "related"]), ["related at 2 of 3, undecided at 1 of 3."]),
+    "a reading": (
+        table(reading=[3.2, 3.5, 3.3]),
+        ["token, as much as rounding b to 3.2 to 3.5 bits, against"],
+    ),
 }
 
 
@@ -256,5 +258,6 @@ def test_one_sentence_says_what_was_found(what):
 @pytest.mark.ci_slow
 def test_a_job_prints_its_sentence_for_each_direction(cli, small_stitching):
     done = cli("train.py", "layers=[[0,0],[1,1]]", "stitch.both=true", *small_stitching)
-    ways = [sentence(rows) for _, rows in done.result.table.groupby(["source", "target"], sort=False)]
+    details = done.result.tables["details"]
+    ways = [sentence(rows) for _, rows in details.groupby(["source", "target"], sort=False)]
     assert all(way in " ".join(done.stdout.split()) for way in ways)

@@ -195,9 +195,9 @@ def test_jobs_report_penalties_in_bits_per_byte(cli, words, tmp_path):
     resumed = interrupted(cli, *words("other", "plain", f"store={tmp_path}/again", "trainer.checkpoint_every=2"))
     assert "resuming from" in resumed.stderr
     done = cli("train.py", *words("other", "plain"))
-    for name in ("table.csv", "stitch.safetensors"):
+    for name in ("table.csv", "details.csv", "stitch.safetensors"):
         assert (resumed.result.folder / name).read_bytes() == (done.result.folder / name).read_bytes()
-    table, scalars, arrays = done.result.table, done.result.scalars, done.result.arrays
+    table, scalars, arrays = done.result.tables["details"], done.result.scalars, done.result.arrays
     assert "source loss" not in done.stdout  # per token of another kind
     assert 0.3 < scalars["aligned_exactly"] < 1
     assert sum(scalars[f"aligned_{how}"] for how in ("exactly", "earlier", "nowhere")) == pytest.approx(1)
@@ -215,7 +215,7 @@ def test_a_model_whose_tokens_have_other_numbers_is_itself(cli, words):
     more = ("stitch=least_squares", "stitch.steps=4", "stitch.controls=true")
     given = [word for word in words("relabelled", "plain", *more) if not word.startswith("stitch.warmup")]
     result = cli("train.py", *given).result
-    table = result.table
+    table = result.tables["details"]
     assert result.scalars["aligned_exactly"] == 1
     nothing = {"identity_penalty": 1e-6, "penalty": 1e-3, "distance": 1e-2}
     assert all(table[name].abs().max() < most for name, most in nothing.items())

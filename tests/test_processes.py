@@ -270,7 +270,7 @@ def test_a_job_shows_its_phases_and_no_librarys_progress_bar(cli, small_stitchin
     monkeypatch.setattr(processes, "_open", Listener())
     ended = cli("train.py", *small_stitching, "stitch.controls=true", "layers=[[0,0],[1,1]]")
     assert ended.status == 0, ended.stderr
-    expected = ["starting", "loading", "likeness", "batch of token means", "fit", "training step", "report"]
+    expected = ["starting", "loading", "statistics", "batch of token means", "fit", "training step", "report"]
     assert [name for name in dict.fromkeys(said) if name in expected] == expected
     assert {"tokenising, token", "batch of closed forms", "drawing", "map"} <= set(said)
     assert not re.search(r"Epoch|it/s|%\|", ended.stderr + ended.stdout)

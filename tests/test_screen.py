@@ -27,8 +27,7 @@ from thinkalike.contrib.court.judges import JUDGES
 from thinkalike.contrib.papers import experiment_named
 from thinkalike.forecast import SHARE, Forecast, Planned, forecast, hours_on, precision_of, show, summary
 from thinkalike.instruments import instrument
-from thinkalike.instruments.stitching.instrument import SHOWN
-from thinkalike.instruments.stitching.table import BESIDE
+from thinkalike.instruments.stitching.table import BESIDE, table_of
 from thinkalike.models.load import load_model
 from thinkalike.models.shapes import Operations, Shape, operations, shape_of
 from thinkalike.screen import (
@@ -58,17 +57,17 @@ def stitched(aligned: bool) -> Result:
     rows = {"source": NAMES[0], "target": NAMES[1], "source_layer": [0, 10], "target_layer": [0, 11]}
     rows["stitch"] = "affine"
     columns = ["stitching_loss", "target_loss", "source_loss", "penalty", "penalty_low", "penalty_high"]
-    columns += ["distance", "left_to_gain", "r2_output_beyond", *SHOWN.values()]
+    columns += ["distance", "reading", "left_to_gain"]
     columns += [f"{name}_penalty" for name in BESIDE]
     if aligned:
         bits = ["target", "source", "penalty"]
         columns += [f"{name}_bits_per_byte" for name in bits]
         columns += [f"penalty_bits_per_byte_{end}" for end in ("low", "high")]
-    table = pd.DataFrame(rows | {name: [0.25, 10.75] for name in columns})
-    table["verdict"] = "same up to an affine map"
+    details = pd.DataFrame(rows | {name: [0.25, 10.75] for name in columns})
     scalars = {f"aligned_{name}": 1 / 3 for name in ("exactly", "earlier", "nowhere")}
     models = [{"name": NAMES[0], "site": "resid_mid"}, {"name": NAMES[1]}]
-    return made(table, scalars | DOCUMENTS, {"data": {"report_tokens": 98816}, "models": models})
+    provenance = {"data": {"report_tokens": 98816}, "models": models}
+    return made(table_of(details), scalars | DOCUMENTS, provenance, details=details)
 
 
 def compared() -> Result:

@@ -77,8 +77,10 @@ def stitch(
 ) -> Result:  # fmt: skip
     """Can the target use what the source computes? Fit a map between their residual streams at each layer.
 
-    The table has the extra loss of each stitch in nats per token, `penalty`, with its interval and controls. Without a
-    target the source is stitched to itself. With site="resid_mid" layers are before the MLP of each block.
+    The table has the loss of each stitch, its `penalty` in nats per token with its interval, the
+    baselines beside it, the bits of the target where it loses as much, and what more training would
+    gain; `tables["details"]` has all columns. Without a target the source is stitched to itself.
+    With site="resid_mid" layers are before the MLP of each block.
 
     >>> result = stitch("gelu-3l-mini", layers=[1], steps=4, tokens_per_step=256, report_tokens=2048)
     >>> list(result.table["source_layer"])

@@ -27,14 +27,14 @@ from thinkalike.contrib.court.judges import (
     summary,
     verdicts,
 )
+from thinkalike.contrib.court.likeness import likeness_of
 from thinkalike.contrib.court.source import Setting
+from thinkalike.contrib.court.verdicts import Thresholds
 from thinkalike.contrib.papers import experiment_named
 from thinkalike.contrib.papers.experiment import job_of
 from thinkalike.contrib.papers.validity_court import TARGETS
 from thinkalike.data.alignment import same_vocabulary
 from thinkalike.data.corpus import TokenRows
-from thinkalike.evaluation.likeness import likeness_of
-from thinkalike.instruments.stitching.table import Thresholds
 from thinkalike.measures import cka, mutual_knn, rsa
 from thinkalike.models.load import load_model
 from thinkalike.store import Result
@@ -248,7 +248,8 @@ def test_doses_follow_the_share_of_the_targets_own():
     assert found["rank_correlation"].to_numpy() == pytest.approx(1)
 
 
-# of a kind: the four least directions (as they are both ways, beyond the tokens both ways), future, r2_output_learnt
+# of a kind: the four least directions (as they are both ways, beyond the tokens both ways), `later`,
+# `r2_output_learnt`
 SEEN_OF_KIND = {
     "same": (1.0, 1.0, 1.0, 1.0, 0.0, 1.0),
     "part": (0.0, 1.0, 0.0, 1.0, 0.0, 0.9),
@@ -256,28 +257,28 @@ SEEN_OF_KIND = {
     "distorted": (0.6, 0.6, 0.4, 0.5, 0.0, 0.8),
     "wrong tokens": (0.1, 0.1, 1.0, 1.0, 0.0, 1.0),
     "token": (0.0, 0.0, 0.0, 0.0, 0.0, -0.1),
-    "bag": (0.0, 0.0, 0.0, 0.0, 0.02, -0.01),
+    "bag": (0.0, 0.0, 0.0, 0.0, 0.0, -0.01),
     "leak": (0.0, 0.0, 0.0, 0.0, 0.3, 0.1),
-    "real": (0.0, 0.0, 0.0, 0.0, 0.01, 0.2),
+    "real": (0.0, 0.0, 0.0, 0.0, 0.0, 0.2),
 }
 
 
 def seen_of_kinds(target="x"):
-    names = ("cca_least", "cca_least_back", "cca_least_beyond", "cca_least_back_beyond", "future", "r2_output_learnt")
+    names = ("cca_least", "cca_least_back", "cca_least_beyond", "cca_least_back_beyond", "later", "r2_output_learnt")
     rows = []
     for kind, seen in SEEN_OF_KIND.items():
         values = dict(zip(names, seen, strict=True)) | {"r2_output": 1.0}
         ends = {f"{name}_{end}": value for name, value in values.items() for end in ("low", "high")}
         about = {"target": target, "layer": 1, "seed": 0, "source": f"a {kind}", "kind": kind}
-        rows.append({**about, **values, **ends, "penalty": 0.0, "context": 0.2, "context_back": 0.2, "later": 0.0})
+        rows.append({**about, **values, **ends, "penalty": 0.0, "context": 0.2, "context_back": 0.2})
     return rows
 
 
 def test_thresholds_lie_between_a_rules_kinds_and_the_next():
     table = pd.DataFrame(seen_of_kinds())
     found = fitted_thresholds(table)
-    assert (found.leak, found.same) == pytest.approx((0.16, 0.7))
-    assert fitted_thresholds(table.query("kind != 'leak'")).leak == Thresholds().leak
+    assert found == Thresholds(same=pytest.approx(0.7)), "of .9 for a part or less, and 1"
+    assert fitted_thresholds(table.query("kind != 'same'")) == Thresholds()
 
 
 @pytest.fixture(scope="module")
@@ -295,14 +296,13 @@ def concluded(experiment, table, folder):
 
 
 def test_a_source_is_judged_by_thresholds_of_other_targets(experiment, tmp_path):
-    strange = [{**row, "future_low": row["future_low"] / 2 + 0.1} for row in seen_of_kinds("y")]
-    strange = [{**row, "future_high": row["future_low"]} for row in strange]
-    table = pd.DataFrame([*seen_of_kinds(), *strange])
+    table = pd.DataFrame([*seen_of_kinds(), *seen_of_kinds("y")])
+    table.loc[(table["target"] == "y") & (table["kind"] == "same"), "cca_least_low"] = 0.98
     found = nested(table).set_index(["target", "source"])
     assert len(found) == len(table)
-    assert found.loc[("x", "a same"), "leak"] == pytest.approx((0.25 + 0.11) / 2), "of y alone"
+    assert found.loc[("x", "a bag"), "same"] == pytest.approx((0.98 + 0.4) / 2), "of y alone"
     assert found.loc[("y", "a same"), "verdict"] == "same up to an affine map"
-    assert found.loc[("y", "a leak"), "leak"] == Thresholds().leak, "of x without leaks"
+    assert found.loc[("y", "a same"), "same"] == Thresholds().same, "of x without what is the same"
     assert found.loc[("x", "a leak"), "right"]
     claims = {claim.claim: claim for claim in concluded(experiment, table, tmp_path).claims}
     ending = ", by thresholds from other kinds and targets"
@@ -315,8 +315,8 @@ def test_verdicts_are_right_only_where_rules_were_followed():
     found = sentenced(table).set_index("source")
     assert found["right"].drop("a real").all()
     assert found.loc["a real", ["right", "verdict"]].tolist() == [None, "related"]
-    assert not sentenced(table, Thresholds(leak=0.5)).set_index("source").loc["a leak", "right"]
-    open_ = sentenced(table.assign(future_low=-1.0, future_high=1.0))
+    assert not sentenced(table, Thresholds(later=0.5)).set_index("source").loc["a leak", "right"]
+    open_ = sentenced(table.assign(later=np.nan))
     assert set(open_["verdict"]) == {"undecided"}
     assert set(open_["right"]) == {None}
     kinds = shares(pd.concat([found.reset_index(), open_])).set_index("kind")

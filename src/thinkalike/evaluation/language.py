@@ -22,7 +22,9 @@ from thinkalike.memory import Budget, LiveBytes
 from thinkalike.models.frozen import FrozenModel, StateSource
 from thinkalike.processes import counted
 
-BATCH_TOKENS = 8192  # of a report
+BATCH_TOKENS = 8192  # of a report, that a model reads at once
+# the same on a CPU, whose caches hold the activations of so many: a sixth less time than with 8192
+CPU_BATCH_TOKENS = 2048
 COPIES = 6  # of the states of a layer pair: mapped and last ones of two kinds of maps, and two of parts of them
 MOST_TOKENS = 2**18  # that means of tokens are taken over
 
@@ -30,9 +32,14 @@ Maps = Sequence[Callable[[Tensor], Tensor]]  # one map from source states to tar
 Codes = Callable[[Tensor, int], Tensor]  # rows (b, t) and the size of the vocabulary to numbers (b, t)
 
 
-def rows_at_once(rows: TokenRows) -> int:
-    """Return how many of the rows are read together where there is enough memory."""
-    return max(min(BATCH_TOKENS // rows.context, len(rows)), 1)
+def tokens_at_once(device: torch.device) -> int:
+    """Return how many tokens a model on a device reads together where there is enough memory."""
+    return min(CPU_BATCH_TOKENS, BATCH_TOKENS) if device.type == "cpu" else BATCH_TOKENS
+
+
+def rows_at_once(rows: TokenRows, tokens: int | None = None) -> int:
+    """Return how many of the rows are read together, of this many tokens; None: `BATCH_TOKENS`."""
+    return max(min((tokens or BATCH_TOKENS) // rows.context, len(rows)), 1)
 
 
 def halved(most: int, fits: Callable[[int], bool]) -> int:
@@ -246,7 +253,7 @@ def document_sums(
 def own_losses(model: FrozenModel, rows: TokenRows) -> Float[Tensor, " documents"]:
     """Return the sum of a target's own losses over the predicted tokens of each document, as `document_sums` has it."""
     sums = DocumentSums(rows.documents)
-    for part, owners in rows.batches(rows_at_once(rows)):
+    for part, owners in rows.batches(rows_at_once(rows, tokens_at_once(model.device))):
         tokens = rows.layout.target_tokens(part)
         (loss,) = next_token_losses(model, [model.head(tokens, model.n_layers - 1)], tokens)
         sums.add(owners[:, 1:].flatten(), {"loss": loss.flatten()})
@@ -285,25 +292,45 @@ def report_share(
     def fits(rows_at_once: int, pairs: int = 1) -> bool:
         return logits + rows_at_once * (a_row + pairs * a_pair) <= budget.room
 
-    count = halved(rows_at_once(rows), fits)
+    count = halved(rows_at_once(rows, tokens_at_once(device)), fits)
     return count, max(sum(fits(count, pairs) for pairs in range(1, len(layer_pairs) + 1)), 1)
 
 
 @torch.no_grad()
 def state_moments(
-    source: StateSource, target: FrozenModel, layer_pairs: Sequence[LayerPair], rows: TokenRows, budget: Budget
+    source: StateSource,
+    target: FrozenModel,
+    layer_pairs: Sequence[LayerPair],
+    rows: TokenRows,
+    budget: Budget,
+    means: TokenMeans | None = None,
 ) -> HalvedMoments:
-    """Return the statistics of halves of the documents for maps of all layer pairs, from one pass over the rows."""
-    moments, layout = HalvedMoments(layer_pairs), rows.layout
+    """Return the statistics of halves of the documents for maps of all layer pairs, in one pass.
+
+    Args:
+        means: Takes the target's states of the first `MOST_TOKENS` tokens from the same pass; its
+            layers are those of the target, in the order of the layer pairs.
+    """
+    moments = HalvedMoments(layer_pairs)
+    layout = rows.layout
     layers, depths = (list(dict.fromkeys(side)) for side in zip(*layer_pairs, strict=True))
     halves = halves_of(rows.documents.flatten()).view_as(rows.documents)
     batch = rows_of_moments(source, target, layer_pairs, rows, budget)
+    rows_of_means = max(MOST_TOKENS // rows.context, 1) if means is not None else 0
     for part, half in TokenRows(rows.tokens, halves).batches(batch, "batch of closed forms"):
-        mine, theirs = states_of_both(source, target, part, layers, depths, layout)
-        mine = [state.flatten(0, 1).to(target.device) for state in layout.gathered(mine, part)]
-        theirs = [state.flatten(0, 1) for state in theirs]
-        both = dict(zip(layers, mine, strict=True)), dict(zip(depths, theirs, strict=True))
-        moments.update(*both, half.flatten())
+        source_states, target_states = states_of_both(source, target, part, layers, depths, layout)
+        if means is not None and rows_of_means > 0:
+            tokens = layout.target_tokens(part)[:rows_of_means]
+            means.update(tokens, [state[:rows_of_means] for state in target_states])
+            rows_of_means -= len(part)
+        aligned = layout.gathered(source_states, part)
+        by_layer = [state.flatten(0, 1).to(target.device) for state in aligned]
+        by_depth = [state.flatten(0, 1) for state in target_states]
+        moments.update(
+            dict(zip(layers, by_layer, strict=True)),
+            dict(zip(depths, by_depth, strict=True)),
+            half.flatten(),
+        )
     return moments
 
 
@@ -314,7 +341,8 @@ def rows_of_moments(
     sides = zip((source, target), zip(*layer_pairs, strict=True), strict=True)
     numbers = sum(len(set(side)) * model.d_model * (model.dtype.itemsize + 16) for model, side in sides)
     tokens = max(rows.layout.target, rows.layout.source)
-    return halved(rows_at_once(rows), lambda count: count * tokens * numbers <= budget.room)
+    most = rows_at_once(rows, tokens_at_once(target.device))
+    return halved(most, lambda count: count * tokens * numbers <= budget.room)
 
 
 def bigrams(rows: Int[Tensor, "b t"], vocabulary: int) -> Int[Tensor, "b t"]:
@@ -380,8 +408,10 @@ class TokenMeans:
     @torch.no_grad()
     def read(self, model: StateSource, fit: Int[Tensor, "rows t"]) -> None:
         """Add the states of the first 2^18 tokens of rows."""
-        most, batch = (max(tokens // fit.shape[1], 1) for tokens in (MOST_TOKENS, BATCH_TOKENS))
-        for part in counted(fit[:most].long().cpu().split(batch), "batch of token means"):
+        context = fit.shape[1]
+        rows = fit[: max(MOST_TOKENS // context, 1)].long().cpu()
+        batches = rows.split(max(tokens_at_once(model.device) // context, 1))
+        for part in counted(batches, "batch of token means"):
             if len(part):
                 self.update(part, model.residuals(part, self.layers))
 
@@ -401,6 +431,13 @@ class TokenMeans:
             found.append(state.view(*rows.shape, -1).to(self.device, self.dtype))
         return found
 
+    @property
+    def tokens(self) -> TokenMeans:
+        """The means of tokens alone, of the same pass."""
+        view = copy(self)
+        view._tables = self._tables[: len(TokenMeans.contexts)]
+        return view
+
 
 class BigramMeans(TokenMeans):
     """The mean state of each pair of the last token and the current one; see `bigrams` for the first of a row.
@@ -409,10 +446,3 @@ class BigramMeans(TokenMeans):
     """
 
     contexts: ClassVar[tuple[Codes, ...]] = (*_CONTEXTS, bigrams)
-
-    @property
-    def tokens(self) -> BigramMeans:
-        """`TokenMeans` of the same pass."""
-        view = copy(self)
-        view._tables = self._tables[:2]
-        return view

@@ -22,7 +22,7 @@ estimates: Estimate FEW RowGroups bootstrap_interval documents_and_seeds_interva
 estimates: jackknife splits stimulus_folds student_t sum_by_document
 kernel_alignment: alignment arc_length cka cka_measure hsic0 hsic1
 layer_means: Accumulator LayerMeans LayerPairEstimate
-losses: CHUNK OutputMatch compare_outputs surprises token_codes token_kl token_loss unigram_entropy
+losses: CHUNK OutputMatch compare_outputs token_kl token_loss unigram_entropy
 metric: CKA CKAResult
 mlem.encoding_model: MLEM
 mlem.features: FeatureEncoder Features

@@ -16,9 +16,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from thinkalike.arguments import Count, Seed, Within
+from thinkalike.arguments import Count, Within
+from thinkalike.processes import counted
 
 CHUNK, LOGITS = 1024, 2**25  # tokens, at most, and logits, at most, of a chunk
+CHUNKS = "chunk of logits"  # what progress counts: with 262,144 entries one layer pair takes minutes
 
 FEWEST_NEIGHBOURS = 20  # documents that are looked at
 CODES, ORDERS = 64, 200  # numbers of a token, and random orders of documents
@@ -152,7 +154,8 @@ def _losses(
     """
     gradient = torch.empty_like(states) if wanted else None
     values, space = [], states.new_empty(0)
-    for start in range(0, max(states.shape[1], 1), chunk):  # no tokens are one empty chunk
+    starts = range(0, max(states.shape[1], 1), chunk)  # no tokens are one empty chunk
+    for start in starts if wanted else counted(starts, CHUNKS):  # of a training the steps are counted
         rows = slice(start, start + chunk)
         loss = chunked(rows)
         columns = []
@@ -203,8 +206,9 @@ def compare_outputs(
         return logits.argmax(-1), logits.log_softmax(-1)
 
     chunk = chunk or rows_of_logits(reference, finish)
-    parts, pieces = [], zip(states.split(chunk, 1), reference.split(chunk), targets.split(chunk), strict=True)
-    for own, theirs, following in pieces:
+    parts = []
+    pieces = [*zip(states.split(chunk, 1), reference.split(chunk), targets.split(chunk), strict=True)]
+    for own, theirs, following in counted(pieces, CHUNKS):
         (top, standard), matches = distribution(theirs), []
         for each in own:
             likely, logs = distribution(each)
@@ -215,36 +219,6 @@ def compare_outputs(
             del logs
         parts.append([torch.stack(values) for values in zip(*matches, strict=True)])
     return OutputMatch(*(torch.cat(values, 1) for values in zip(*parts, strict=True)))
-
-
-def token_codes(vocabulary: Count, numbers: Count = CODES, seed: Seed = 0) -> Float[Tensor, "v c"]:
-    """Return a random standard normal code for every token of a vocabulary, on the CPU.
-
-    They tell tokens apart with a fraction of the numbers of one-hot vectors (Johnson & Lindenstrauss 1984).
-    """
-    return torch.randn(vocabulary, numbers, generator=torch.Generator().manual_seed(int(seed)))
-
-
-@torch.no_grad()
-def surprises(
-    states: Float[Tensor, "n d"],
-    finish: Finish,
-    targets: Targets,
-    codes: Float[Tensor, "v c"],
-    chunk: Count | None = None,
-) -> Float[Tensor, "n c"]:
-    """Return for each token the part of the next one that its model did not foresee: code(next) - Σ_v p(v) code(v).
-
-    p = softmax(finish(states)) is the model's own distribution. If p is right, the mean is 0 whatever came before, so
-    nothing that is made of earlier tokens predicts it. A leak of the next token as random vectors of d numbers is found
-    up to about d tokens. For the codes see `token_codes`.
-    """
-    surprising, chunk = [], chunk or rows_of_logits(states, finish)
-    for part, following in zip(states.split(chunk), targets.split(chunk), strict=True):
-        _refuse_beyond_vocabulary(following, len(codes))
-        foreseen = logits_of(part, finish).softmax(-1).to(codes.dtype) @ codes
-        surprising.append(codes[following] - foreseen)
-    return torch.cat(surprising)
 
 
 def neighbours_alike(tokens: Int[Tensor, "*n"], documents: Int[Tensor, "*n"]) -> float:

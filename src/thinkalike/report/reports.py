@@ -161,8 +161,12 @@ def report_of(found: Found) -> Report:
 
 
 def _tables_of(result: Result) -> dict[str, Columns]:
+    """Return the tables by name; `details`, which has all columns, stands in the place of `table`."""
     names = [Path(name) for name in result.files if Path(name).suffix == ".csv"]
-    return {name.stem: Columns.read(result.folder / name) for name in names}
+    tables = {name.stem: Columns.read(result.folder / name) for name in names}
+    if "details" in tables:
+        tables["table"] = tables.pop("details")
+    return tables
 
 
 def _grids_of(table: Columns, row: dict[str, Any]) -> list[Grid]:

@@ -15,11 +15,18 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from thinkalike.contrib.court.likeness import LikenessSums, output_roots
 from thinkalike.contrib.court.source import Setting, Source
+from thinkalike.contrib.court.tokens_alone import (
+    TargetBatch,
+    TargetReader,
+    Untrained,
+    inner,
+    later_shares,
+    source_states,
+)
 from thinkalike.data.corpus import TokenRows
 from thinkalike.evaluation.language import BATCH_TOKENS, next_token_losses, states_onwards
-from thinkalike.evaluation.likeness import LikenessSums, output_roots
-from thinkalike.evaluation.tokens_alone import TargetBatch, TargetReader, Untrained, inner, later_shares, source_states
 from thinkalike.measures.closed_forms import least_squares
 from thinkalike.measures.distances.comparators import weighted_tau
 from thinkalike.measures.estimates import Estimate, effective_number

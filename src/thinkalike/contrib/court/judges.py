@@ -17,9 +17,9 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from thinkalike.contrib.court import verdicts as sentences
 from thinkalike.contrib.court.evidence import Evidence, profile_likeness
 from thinkalike.evaluation.language import ends_of
-from thinkalike.instruments.stitching import table as sentences
 from thinkalike.measures.distances.comparators import spearman
 from thinkalike.measures.distances.neural import rsa
 from thinkalike.measures.kernel_alignment import cka
@@ -179,7 +179,6 @@ class _Rule(NamedTuple):
 
 
 RULES = {  # by the field of `Thresholds`
-    "leak": _Rule(lambda table: table["future_low"], ("leak",), tuple({*RIGHT} - {"leak"})),
     "same": _Rule(lambda table: table[LEAST].min(axis=1), ("same",), tuple({*RIGHT} - {"same", "near"})),
 }
 

@@ -70,7 +70,7 @@ def _court(case: Case) -> Conclusion:
     rows = judges.to_dict("records")
     claims = [_claim(row, units, prefix) for prefix in ("", "real_") for row in rows if f"{prefix}auc" in row]
     tables = {"judges": judges, "doses": curves}
-    if "future_low" in table:
+    if "later" in table:
         tables["sentences"] = court.nested(table) if several else court.sentenced(table)
         tables["kinds"] = court.shares(tables["sentences"])
         how = ", by thresholds from other kinds and targets" * several

@@ -47,7 +47,7 @@ def asymmetries(onward: Mapping[str, Tensor], back: Mapping[str, Tensor]) -> dic
 
 
 def add_unexplained(there: Direction, back: Direction) -> None:
-    """Add to both tables the shares of the variance of the report's states that maps leave, with 95 % intervals.
+    """Add to both details the shares of the variance of the report's states that maps leave.
 
     `unexplained` is of the target's states and the map, and `round_trip_unexplained` of the source's states and the map
     and then the map back; variance is about the mean of the rows that were fitted on.
@@ -66,17 +66,17 @@ def add_unexplained(there: Direction, back: Direction) -> None:
         pairs = zip(sums["left"][:, number], sums["whole"][:, number], strict=True)
         found = zip(*(bootstrap_interval(*each) for each in pairs), strict=True)
         for column, values in ends_of(name.replace("_back", ""), Estimate(*map(torch.stack, found))).items():
-            (back if "_back" in name else there).table[column] = values
+            (back if "_back" in name else there).details[column] = values
 
 
 def add_asymmetries(onward: Direction, back: Direction) -> None:
-    """Add to the tables of both directions how much more each costs than the other."""
+    """Add to the details of both directions how much more each costs than the other."""
     found = asymmetries(onward.sums, back.sums)
     if not found:
         log.warning("warning: there is no asymmetry, as the two directions report on different tokens")
     for name, (value, low, high) in found.items():
-        onward.table = onward.table.assign(**ends_of(name, Estimate(value, low, high)))
-        back.table = back.table.assign(**ends_of(name, Estimate(-value, -high, -low)))
+        onward.details = onward.details.assign(**ends_of(name, Estimate(value, low, high)))
+        back.details = back.details.assign(**ends_of(name, Estimate(-value, -high, -low)))
 
 
 @torch.no_grad()

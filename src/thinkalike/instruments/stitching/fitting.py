@@ -15,12 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from thinkalike.config import DataConfig
-from thinkalike.data.corpus import Corpus, read_corpus
+from thinkalike.data.corpus import Corpus, TokenRows, read_corpus
 from thinkalike.digests import tokenizer_fingerprint
 from thinkalike.errors import ConfigError
 from thinkalike.evaluation import language
-from thinkalike.evaluation.language import BigramMeans, Maps, Reader, document_sums
-from thinkalike.evaluation.likeness import TOKENS, Likeness, in_parts, likeness_of
+from thinkalike.evaluation.language import BigramMeans, Maps, Reader, TokenMeans, document_sums
 from thinkalike.measures import closed_forms
 from thinkalike.measures.closed_forms import AffineMap, HalvedMoments, LayerPair, PairStatistics
 from thinkalike.measures.estimates import next_rung
@@ -28,7 +27,7 @@ from thinkalike.memory import AT_ONCE, GAPS, MARGIN, Budget, check_memory, hand_
 from thinkalike.models.families import pairs_of_layers
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import can_be_rounded, load_models, rounded
-from thinkalike.processes import own_device
+from thinkalike.processes import counted, doing, own_device
 from thinkalike.stitches.stitch import Stitch
 from thinkalike.training.optimizers import momenta, peak_rate
 from thinkalike.training.recipe import StitchConfig, StitchJob
@@ -64,9 +63,12 @@ class Setting:
         return self.source.d_model == self.target.d_model
 
     @property
-    def only_beside(self) -> bool:
-        """Whether closed forms are controls and starts alone."""
-        return self.config.trained or self.config.kind == "identity"
+    def rows_of_closed_forms(self) -> TokenRows:
+        """All rows to fit on if φ is a closed form; else `CONTROL_TOKENS`, of controls and starts."""
+        fit = self.corpus.fit
+        if self.config.is_closed:
+            return fit
+        return fit.chosen(slice(max(CONTROL_TOKENS // fit.context, 1)))
 
     @property
     def budget(self) -> Budget:
@@ -149,7 +151,7 @@ def bytes_of_moments(d: int, e: int, pairs: Sequence[LayerPair], maps: int = 0) 
 def _check_room(config: StitchConfig, d: int, e: int, pairs: Sequence[LayerPair], budget: Budget) -> None:
     trained, fewer = bytes_trained(config, d, e, pairs), "choose fewer layers"
     check_memory(f"stitches of {len(pairs)} layer pairs need", trained, budget, f"{fewer}, or stitch=low_rank")
-    if config.controls or config.init != "identity" or not (config.trained or config.kind == "identity"):
+    if config.has_closed_forms:
         remedy = fewer + (", stitch.controls=false" if config.controls else "")
         closed = bytes_of_moments(d, e, pairs, maps=3 if config.controls else 1)
         check_memory(f"closed forms of {len(pairs)} layer pairs need", closed, budget, remedy)
@@ -158,8 +160,7 @@ def _check_room(config: StitchConfig, d: int, e: int, pairs: Sequence[LayerPair]
 class ClosedForms:
     """The affine maps of all layer pairs of a setting in closed form, by the moments that another pass has gathered.
 
-    Otherwise these are gathered when a map is first asked for: of all rows to fit on if φ itself is a closed form, and
-    of `CONTROL_TOKENS` if closed forms are controls and starts alone.
+    Otherwise these are gathered when a map is first asked for.
     """
 
     def __init__(self, setting: Setting, moments: HalvedMoments | None = None):
@@ -170,13 +171,14 @@ class ClosedForms:
         """Statistics of both models' states."""
         if self._known:
             return self._known
-        setting, fit = self.setting, self.setting.corpus.fit
-        most = CONTROL_TOKENS // fit.context if setting.only_beside else None
-        return language.state_moments(*setting.models, fit.chosen(slice(most)), setting.budget)
+        setting = self.setting
+        return language.state_moments(*setting.models, setting.rows_of_closed_forms, setting.budget)
 
     def maps(self, kind: str, *, bias: bool = True) -> list[AffineMap]:
         """Return a closed form of every layer pair, fitted with or without a constant."""
-        config, fits = self.setting.config, [(self.moments, pair) for pair in self.setting.layer_pairs]
+        config = self.setting.config
+        moments = self.moments
+        fits = [(moments, pair) for pair in counted(self.setting.layer_pairs, "closed form")]
         if kind == "least_squares":
             return [closed_forms.least_squares(*fit, config.ridge, bias) for fit in fits]
         if kind == "reduced_rank":
@@ -198,45 +200,35 @@ class ClosedForms:
         return self.moments.of(next(pair for pair in self.setting.layer_pairs if fit.layer == pair[1])).reversed
 
 
-class Compared(NamedTuple):
-    """How alike the states of both models are, and what the same pass over the text gathers."""
+class Statistics(NamedTuple):
+    """What one pass over the text to fit on gathers of the states of both models."""
 
-    likeness: Likeness
-    moments: HalvedMoments | None  # of closed forms, unless these are of more text
-    means: BigramMeans  # the target's mean states of tokens and of pairs of tokens
+    moments: HalvedMoments | None  # of closed forms; None: the job has none
+    means: TokenMeans  # the target's mean states, with controls also of pairs of tokens
 
 
-def compared(setting: Setting) -> Compared:
-    """Compare the states of both models at every layer pair.
+def statistics_of(setting: Setting) -> Statistics:
+    """Read the text to fit on for closed forms and for the mean states of tokens.
 
-    Where the states of all layer pairs do not fit into memory at once, the text is read again for the next of them.
+    The target reads what both need once, and the source reads what closed forms need.
     """
     source, target, pairs = setting.models
-    fit, report, depths = setting.corpus.fit, setting.corpus.report, sorted({depth for _, depth in pairs})
-    tokens, moments = fit.layout.target_tokens(fit.tokens), HalvedMoments(pairs)
-    documents = fit.documents[: max(TOKENS // fit.context, 1)]
-    halves = closed_forms.halves_of(documents.flatten()).view_as(documents)
-    means = BigramMeans(target, depths, tokens[:0], report.layout.target_tokens(report.tokens))
-    read = 0
-
-    def seen(rows: Tensor, mine: dict[int, Tensor], theirs: dict[int, Tensor]) -> None:
-        nonlocal read
-        if setting.only_beside:
-            x, y = ({layer: each.flatten(0, 1) for layer, each in own.items()} for own in (mine, theirs))
-            moments.update(x, y, halves[read : read + len(rows)].flatten())
-        read += len(rows)
-        means.update(fit.layout.target_tokens(rows), [theirs[depth] for depth in depths])
-
-    longest = min(max(fit.tokens.numel(), report.documents.numel()), TOKENS)
-    parts = in_parts(pairs, source.d_model, target.d_model, longest, setting.budget.room)
-    given = {"seen": seen} if len(parts) == 1 else {}
-    alike = Likeness.joined([
-        likeness_of(source, target, part, fit, report, others=[each for each in parts if each is not part], **given)
-        for part in parts
-    ])  # fmt: skip
-    means.read(target, tokens[read : max(read, language.MOST_TOKENS // fit.context)])
+    fit = setting.corpus.fit
+    report = setting.corpus.report
+    tokens = fit.layout.target_tokens(fit.tokens)
+    depths = [depth for _, depth in pairs]
+    kind = BigramMeans if setting.config.controls else TokenMeans
+    means = kind(target, depths, tokens[:0], report.layout.target_tokens(report.tokens))
+    moments = None
+    rows_read = 0
+    if setting.config.has_closed_forms:
+        rows = setting.rows_of_closed_forms
+        moments = language.state_moments(source, target, pairs, rows, setting.budget, means)
+        rows_read = len(rows.tokens)
+    most_rows = max(language.MOST_TOKENS // fit.context, 1)
+    means.read(target, tokens[rows_read : max(rows_read, most_rows)])
     hand_back(target.device)
-    return Compared(alike, moments if read and setting.only_beside else None, means)
+    return Statistics(moments, means)
 
 
 @dataclass(frozen=True)
@@ -356,7 +348,11 @@ def _shuffled(phi: Any, seed: int) -> Callable[[Tensor], Tensor]:
 
 
 def reported(
-    forms: ClosedForms, fits: Fitted, untrained: ClosedForms | None, again: Mapping[str, Maps], means: BigramMeans
+    forms: ClosedForms,
+    fits: Fitted,
+    untrained: ClosedForms | None,
+    again: Mapping[str, Maps],
+    means: TokenMeans,
 ) -> dict[str, Tensor]:
     """Return sums by document of φ and its controls, see `document_sums`; `again` are the φs of further seeds."""
     setting = forms.setting
@@ -373,7 +369,9 @@ def reported(
     target, floor = setting.target, fits.beside.get("floor")
     is_itself, as_it_is = floor == fits.maps, _identity(target, setting.layer_pairs)
     readers = {"floor": Reader(target, floor, "target")} if floor and not is_itself else {}
-    readers["token_mean"], readers["bigram_mean"] = (Reader(e, as_it_is, "target") for e in (means.tokens, means))
+    readers["token_mean"] = Reader(means.tokens, as_it_is, "target")
+    if setting.config.controls:
+        readers["bigram_mean"] = Reader(means, as_it_is, "target")
     if untrained:
         phis = fits.beside.get("random_source") or untrained.maps("least_squares")
         readers["random_source"] = Reader(untrained.setting.source, phis, "source")
@@ -397,7 +395,10 @@ def rungs(setting: Setting, sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
     known: dict[int, list[float]] = {}
     while bits := next_rung(gains, known):
         log.info("%s at %d bits", target.name, bits)
-        loss = language.own_losses(rounded(target, bits), setting.corpus.report)
+        with doing(f"rounding to {bits} bits"):
+            copy = rounded(target, bits)
+        loss = language.own_losses(copy, setting.corpus.report)
+        del copy  # before the next
         known[bits] = [min(float((sums["target"] - loss).sum() / tokens), -LEAST)] * len(gains)
         found[f"rung_{bits}"] = loss
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,9 +15,18 @@ from thinkalike.errors import ConfigError, listed
 from thinkalike.job.instrument import LADDER, Instrument, Outcome, Work
 from thinkalike.models.families import check_stitchable, layers_at_depths, pairs_of_layers
 from thinkalike.processes import check_processes
-from thinkalike.screen import ROWS, Column, Table, few, number_column, number_of_documents, show_table, show_text, span
+from thinkalike.screen import (
+    ROWS,
+    Table,
+    few,
+    number_column,
+    number_of_documents,
+    show_table,
+    show_text,
+    span,
+)
 from thinkalike.store import Headline, Result
-from thinkalike.training.recipe import StitchJob
+from thinkalike.training.recipe import OF_TRAINING, StitchConfig, StitchJob, fewest_steps
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -28,17 +38,16 @@ log = logging.getLogger(__name__)
 
 REPORTED = 2**18  # tokens of the report where the data do not state it
 SHORT = 128  # tokens of a row where text is little
-FEWER, AGAIN = 2**14, 3  # tokens that likeness reads again, and about how often: with gradients, and for controls
-STATISTICS = 2**16  # tokens, at most, of closed forms, and of the likeness of states
-RUNGS = 4  # of six, that are measured: those around the penalties of a job
+LITTLE = 2**14  # tokens of a report, below which rows are `SHORT`
+STATISTICS = 2**16  # tokens, at most, of closed forms beside a training
+MEANS = 2**18  # tokens, at most, that the mean states of tokens are of
+LEAST_STEP = 1024  # tokens of a step of training, at least
+COPIES = 4  # of six, that are measured: those around the penalties of a job
 TRAINED = 2  # passes of a step through frozen weights: forward, and the gradients of states
-WRAPS = 16  # letters of a verdict that takes two lines of the table
-SHOWN = {
-    "no map": "identity_penalty", "token": "token_mean_penalty", "R² →": "cca_beyond", "R² ←": "cca_back_beyond"
-}  # fmt: skip
-BY_BITS = {name: column for name, column in SHOWN.items() if name in ("no map", "token")} | {
-    "R² →": "r2_output_beyond", "untrained": "r2_output_untrained"
-}  # fmt: skip
+# settings of a stitch that decide how φ is trained; a budget leaves them as a command line has them
+TRAINING = {f"stitch.{name}" for name in ("kind", "norm", "steps", *OF_TRAINING)} | {"stitch"}
+BASELINES = {"identity": "identity_penalty", "token mean": "token_mean_penalty"}
+ROWS_OF_TWO = 6  # on the screen, of each of two directions
 PAIR, ENDS = ("source_layer", "target_layer"), ("penalty_low", "penalty_high")
 ASYMMETRIES = {"asymmetry": "nats per token", "asymmetry_bits_per_byte": "bits per byte"}
 
@@ -65,47 +74,81 @@ def _range(table: pd.DataFrame, column: str) -> str:
     return " to ".join(dict.fromkeys(ends))
 
 
+def details_of(result: Result) -> pd.DataFrame:
+    """Return all columns of a result; results of an older version have them in their one table."""
+    return result.tables.get("details", result.table)
+
+
 def sentence(table: pd.DataFrame) -> str:
-    """Return the cost of the stitches of one direction, beside that of controls, and their verdicts, as a sentence."""
-    first, n = table.iloc[0], len(table)
-    counts = table["verdict"][~table["verdict"].str.contains("bits")].value_counts(sort=False)
+    """Return the cost of the stitches of one direction in nats and bits, and that of baselines."""
+    first = table.iloc[0]
     is_itself = first["source"] == first["target"]
-    said = [f"{verdict} at {count} of {n}" if len(counts) > 1 else str(verdict) for verdict, count in counts.items()]
     target = "itself" if is_itself else str(first["target"])
     who = f"{_layers(table)} of {first['source']} {'feeds' if len(table) == 1 else 'feed'} {target}"
+    cost = f"at a cost of {_range(table, 'penalty')} nats per token"
+    if "reading" in table:
+        cost += f", as much as rounding {target} to {_range(table, 'reading')} bits"
     beside = {"identity_penalty": "without a map", "floor_penalty": f"for {target} into itself"}
     known = [name for name in beside if name in table and not is_itself]
-    against = " and ".join(f"{_range(table, name)} {beside[name]}" for name in known)
-    bits = f", as much as rounding {target} to {_range(table, 'reading')} bits" if "reading" in table else ""
-    cost = f"{_range(table, 'penalty')} nats per token{bits}{', against ' if against else ''}{against}"
-    return f"{who} at a cost of {cost}{': ' if said else ''}{', '.join(said)}."
+    baselines = [f"{_range(table, name)} {beside[name]}" for name in known]
+    if baselines:
+        cost += f", against {' and '.join(baselines)}"
+    return f"{who} {cost}."
+
+
+def in_bits(reading: float) -> str:
+    """Return a reading in bits, in words where it is at an end of the scale."""
+    from thinkalike.measures.estimates import RUNGS
+
+    if reading <= RUNGS[0]:
+        return f"below {RUNGS[0]}"
+    return f"{RUNGS[-1]} or more" if reading >= RUNGS[-1] else f"{reading:.1f}"
+
+
+def _gain(left: float) -> str:
+    """Return what is left to gain, "?" where there is no bound."""
+    return "?" if math.isnan(left) else f"{max(left, 0.0):.2f}"
 
 
 def _show_direction(table: pd.DataFrame, rows: Sequence[int]) -> None:
-    """Print the penalties of one direction beside those of no map and of the tokens alone, and what is shared."""
-    own, first = table.iloc[[*rows]], table.iloc[0]
+    """Print what each stitch of one direction costs, its baselines, and what is left to gain."""
+    shown = table.iloc[[*rows]]
+    first = table.iloc[0]
     unit = f"nats per token{f' of {first.target}' if 'penalty_bits_per_byte' in table else ''}"
-    title = f"{first['source']} → {first['target']}: extra loss, {unit}; R² beyond the tokens"
-    pairs, ends = (zip(*(own[name] for name in names), strict=True) for names in (PAIR, ENDS))
-    by_bits = own["verdict"].str.contains("bits").any()
-    shown = BY_BITS if by_bits else SHOWN
+    title = f"{first['source']} → {first['target']}: loss and penalty, {unit}"
+    layers = zip(*(shown[name] for name in PAIR), strict=True)
+    ends = zip(*(shown[name] for name in ("penalty", *ENDS)), strict=True)
+    penalties = [span(value, low, high, ".2f") for value, low, high in ends]
     columns = [
-        number_column("layer", [f"{layer}→{depth}" for layer, depth in pairs]),
-        number_column("stitch", own["penalty"], ".2f"),
-        number_column("95 % interval", [f"{low:.2f} to {high:.2f}" for low, high in ends], follows=True),
-        *(number_column(label, own[column], ".2f") for label, column in shown.items() if column in own),
-        Column("verdict", list(own["verdict"]), wraps=not by_bits),
+        number_column("layer", [f"{layer}→{depth}" for layer, depth in layers]),
+        number_column("loss", shown["stitching_loss"], ".2f"),
+        number_column("penalty", penalties),
     ]
+    for label, column in BASELINES.items():
+        if column in shown:
+            columns.append(number_column(label, shown[column], ".2f"))
+    if "reading" in shown:
+        columns.append(number_column("bits", map(in_bits, shown["reading"])))
+    if "left_to_gain" in shown:
+        columns.append(number_column("to gain", [_gain(value) for value in shown["left_to_gain"]]))
     show_table(Table(title, columns))
     show_text(sentence(table))
-    if "left_to_gain" in table:
-        bounded, open_ = (table[table["left_to_gain"].isna() == is_open] for is_open in (False, True))
-        if len(bounded):
-            gain = max(bounded["left_to_gain"].max(), 0.0)
-            at = f" at {_at(bounded)}" if len(open_) else ""
-            show_text(f"Training three times longer would gain at most about {gain:.2f} nats{at}.")
-        if len(open_):
-            show_text(f"Not converged at {_at(open_)}: how much longer training would gain is unknown.")
+    _show_convergence(table)
+
+
+def _show_convergence(table: pd.DataFrame) -> None:
+    """Say what longer training would gain, or where that is unknown; closed forms gain nothing."""
+    if "left_to_gain" not in table:
+        return
+    is_open = table["left_to_gain"].isna()
+    bounded = table[~is_open]
+    if len(bounded):
+        gain = max(bounded["left_to_gain"].max(), 0.0)
+        at = f" at {_at(bounded)}" if is_open.any() else ""
+        show_text(f"Training three times longer would gain at most about {gain:.2f} nats{at}.")
+    if is_open.any():
+        at = _at(table[is_open])
+        show_text(f"Not converged at {at}: how much longer training would gain is unknown.")
 
 
 def _show_asymmetry(table: pd.DataFrame) -> None:
@@ -133,36 +176,27 @@ def _ends_of_mean(arrays: Mapping[str, Any]) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def warn_of_little_shared(table: pd.DataFrame) -> None:
-    """Warn of layer pairs that share no more beyond the tokens than an untrained network would."""
-    few_shared = table[table["r2_output_learnt"] <= 0]
-    if len(few_shared):
-        log.warning(
-            f"warning: beyond the tokens, {_at(few_shared)} predicts no more of the target's output than an untrained "
-            "network: a low penalty is no evidence of similarity there"
-        )
-
-
 def _passes(config: StitchJob, source: Shape, target: Shape, pairs: Sequence[LayerPair]) -> list[Passes]:
     """Return the passes of one direction; each stitch runs the tail of the target."""
     stitch, row = config.stitch, config.data.context or min(source.context, target.context)
     report, read = config.data.report_tokens or REPORTED, stitch.steps * stitch.tokens_per_step
     fit, steps = min(config.data.fit_tokens or read or report, read or report), read * stitch.trained
-    read = (min(fit, STATISTICS) if stitch.trained or stitch.kind == "identity" else fit) + min(report, STATISTICS)
+    closed = 0 if not stitch.has_closed_forms else fit if stitch.is_closed else min(fit, STATISTICS)
     whole = target.operations.full(row)
     tails = {m: (whole - target.operations.forward(0, m + 1, row)) / whole for _, m in pairs}
     all_tails = sum(tails[m] for _, m in pairs)
     fits = all_tails * (stitch.seeds + len(stitch.lr_multiples) + stitch.controls) + stitch.floor * sum(tails.values())
-    maps = 3 + 5 * stitch.controls + (1 + len(stitch.lr_multiples) + stitch.seeds + stitch.floor) * stitch.trained
+    of_training = 1 + len(stitch.lr_multiples) + stitch.seeds + stitch.floor
+    maps = 2 + 6 * stitch.controls + of_training * stitch.trained
     own = stitch.seeds * (stitch.loss != "cross_entropy") or stitch.floor  # the target's own predictions or states
     found = [
         source.passes("training", steps, row, stitch.seeds + stitch.controls, full=False),
         target.passes("training", steps, row, own + TRAINED * fits),
-        source.passes("likeness", read + 2 * min(fit, FEWER), row, full=False),
-        target.passes("likeness", read + AGAIN * min(fit, FEWER), row),
+        source.passes("statistics", closed, row, full=False),
+        target.passes("statistics", max(closed, min(fit, MEANS)), row, full=False),
         source.passes("report", report, row, full=False),
         target.passes("report", report, row, 1 + maps * all_tails),
-        target.passes("rungs", report, row, RUNGS * (config.ruler is not None)),
+        target.passes("rungs", report, row, COPIES * (config.ruler is not None)),
     ]
     return [each for each in found if each.tokens]
 
@@ -173,10 +207,21 @@ def _sites(result: Result) -> str:
     return f"{cut} at {MIDDLE}" if cut else ""
 
 
+CLOSED_FORM = {"stitch.kind": "least_squares"}
+
+
+def _less_training(stitch: StitchConfig, share: int, row: int, chosen: Collection[str]) -> dict[str, Any]:
+    """Return settings of a part of the training: `fewest_steps` or more, each of a row or more."""
+    tokens = stitch.steps * stitch.tokens_per_step // share
+    least = fewest_steps(stitch.warmup if "stitch.warmup" in chosen else None)
+    steps = min(max(stitch.steps // share, least), stitch.steps)
+    return {"stitch.steps": steps, "stitch.tokens_per_step": max(tokens // steps, LEAST_STEP, row)}
+
+
 class Stitching(
     Instrument,
     kind="stitching",
-    version=18,
+    version=19,
     config=StitchJob,
     reads=("model", "target", "data", "layers", "stitch", "ruler", "trainer", "seed"),
 ):
@@ -210,19 +255,25 @@ class Stitching(
     def smaller(self, config: StitchJob, shapes: Shapes, chosen: Collection[str]) -> Iterator[dict[str, Any]]:
         """Yield fewer layers of equal relative depth, and then closed forms of less and less text.
 
-        Where a command line names the kind of map or its training, that stays, and there are fewer steps.
+        Where a command line names the kind of map or its training, that stays, and there are fewer
+        steps, but never fewer than `left_to_gain` needs: a φ that has not settled says nothing of
+        either model.
         """
-        depths, report = (shapes["model"].layers, shapes["target"].layers), config.data.report_tokens or REPORTED
-        is_named = any(key.partition(".")[0] == "stitch" for key in chosen)
+        depths = shapes["model"].layers, shapes["target"].layers
+        shortest = min(shape.context for shape in shapes.values())
+        report = config.data.report_tokens or REPORTED
+        names_training = not TRAINING.isdisjoint(chosen)
         for layers, share in LADDER:
             fewer: dict[str, Any] = {"layers": layers_at_depths(layers, *depths)} if layers < max(depths) else {}
-            if share > 1 and is_named and config.stitch.trained:
-                fewer |= {"stitch.steps": max(config.stitch.steps // share, 1)}
-            elif share > 1:
-                fewer |= {"stitch.kind": "least_squares", "data.fit_tokens": report // share}
             if share > 1:
+                row = config.data.context or shortest
+                if names_training and config.stitch.trained:
+                    fewer |= _less_training(config.stitch, share, row, chosen)
+                else:
+                    fewer |= {} if names_training else CLOSED_FORM
+                    fewer["data.fit_tokens"] = report // share
                 fewer["data.report_tokens"] = report // share
-            if report // share < FEWER and min(shape.context for shape in shapes.values()) > SHORT:
+            if report // share < LITTLE and shortest > SHORT:
                 fewer |= {"data.context": SHORT, "data.aligned": True}  # so that little text is of more documents
             yield fewer
 
@@ -233,15 +284,16 @@ class Stitching(
 
         source, target = shapes["model"], shapes["target"]
         sizes = source.width, target.width, pairs_of_layers(config.layers, source.layers, target.layers)
-        alike = 3 * bytes_of_moments(*sizes) + bytes_of_logits(target.vocabulary)
-        return max(bytes_trained(config.stitch, *sizes), alike, target.bytes * (config.ruler is not None))
+        closed = bytes_of_moments(*sizes) + bytes_of_logits(target.vocabulary)
+        copies = target.bytes * (config.ruler is not None)
+        return max(bytes_trained(config.stitch, *sizes), closed, copies)
 
     def run(self, config: StitchJob, work: Work) -> Outcome:
         import pandas as pd
 
         from thinkalike.evaluation.language import document_numbers
         from thinkalike.instruments.stitching.fitting import load_setting
-        from thinkalike.instruments.stitching.table import joined, stitched
+        from thinkalike.instruments.stitching.table import joined, stitched, table_of
         from thinkalike.stitches.stitch import write_stitches
         from thinkalike.training.run import Run, loggers_of
 
@@ -258,27 +310,27 @@ class Stitching(
             if stitch.kind == "least_squares":
                 with work.phase("report"):
                     add_unexplained(*done.values())
-        for each in done.values():
-            warn_of_little_shared(each.table)
         if weights := joined({way: each.weights for way, each in done.items()}, "."):
             shape = {"widths": (source.d_model, target.d_model), "rank": stitch.rank} if stitch.trained else {}
             write_stitches(work.job.aside, weights, setting.layer_pairs, stitch.kind, stitch.norm, **shape)
-        first, table = done[""], pd.concat([each.table for each in done.values()], ignore_index=True)
-        scalars = {"mean_penalty": float(table["penalty"].mean()), "worst_penalty": float(table["penalty"].max())}
-        scalars |= {"rows_used": first.rows_used, **document_numbers(first.sums["tokens"])}
+        details = pd.concat([each.details for each in done.values()], ignore_index=True)
+        penalty = details["penalty"]
+        scalars = {"mean_penalty": float(penalty.mean()), "worst_penalty": float(penalty.max())}
+        scalars |= document_numbers(done[""].sums["tokens"])
         if corpus.report.layout.source:  # the tokenizers differ
             scalars |= corpus.alignment()
         return Outcome(
-            table,
+            table_of(details),
             scalars,
             joined({way: each.arrays for way, each in done.items()}, "_"),
+            tables={"details": details},
             models=[source.describe(), target.describe()],
             facts={"data": {"name": config.data.name, **corpus.facts()}},
-            blank=[name for name in map(str, table) if name.startswith("left_to_gain")],
+            blank=[name for name in map(str, details) if name.startswith("left_to_gain")],
         )
 
     def draw(self, result: Result, folder: Path) -> None:
-        ways = result.table.groupby(["source", "target"], sort=False)
+        ways = details_of(result).groupby(["source", "target"], sort=False)
         for name, ((source, target), table) in zip(("penalty", "penalty_back"), ways, strict=False):
             cells = table.pivot(index="source_layer", columns="target_layer", values="penalty")
             read = result.arrays["tokens" if name == "penalty" else "back_tokens"].sum()
@@ -298,10 +350,10 @@ class Stitching(
         return [Headline("mean_penalty", scalars["mean_penalty"], *ends), most]
 
     def show(self, result: Result) -> None:
-        directions = [table for _, table in result.table.groupby(["source", "target"], sort=False)]
+        by_direction = details_of(result).groupby(["source", "target"], sort=False)
+        directions = [table for _, table in by_direction]
         for table in directions:
-            most = 6 if len(directions) > 1 else ROWS if table["verdict"].map(len).max() < WRAPS else ROWS // 2
-            _show_direction(table, few(len(table), most))
+            _show_direction(table, few(len(table), ROWS if len(directions) == 1 else ROWS_OF_TWO))
         show_text(f"Intervals are over {number_of_documents(result.scalars)}.")
         if sites := _sites(result):
             show_text(f"Layers end before their MLP: {sites}.")

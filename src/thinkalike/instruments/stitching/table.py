@@ -1,11 +1,7 @@
-"""The table of a stitching job: penalties, bits per byte, and a verdict by stated rules that have to agree.
+"""The tables of a stitching job: what each stitch costs in at most fifteen columns, and details.
 
-A stitch can cost nothing because the models are alike, because the source holds the target's answers, or because it
-holds the next token; and it can cost much because training stopped early. So a verdict never rests on the penalty
-alone, but on which directions the states share, held out and both ways, as they are and *beyond the tokens*. No
-rotation of either side moves what it reads, nor, where there is enough text, any change of basis. Thresholds lie in the
-gaps that validity/court finds between sources of
-known similarity.
+`table.csv` has the columns of `COLUMNS`. `details.csv` has the same rows with these and all further
+columns.
 """
 
 from __future__ import annotations
@@ -14,7 +10,7 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import pandas as pd
 import torch
@@ -23,12 +19,19 @@ from torch import Tensor
 
 from thinkalike.data.corpus import PairedRows
 from thinkalike.evaluation.language import ends_of, with_ends
-from thinkalike.instruments.stitching.fitting import LEAST, ClosedForms, Setting, compared, fitted, reported, rungs
+from thinkalike.instruments.stitching.fitting import (
+    LEAST,
+    ClosedForms,
+    Setting,
+    fitted,
+    reported,
+    rungs,
+    statistics_of,
+)
 from thinkalike.job import Work
 from thinkalike.measures import estimates
 from thinkalike.measures.estimates import (
     PARTS,
-    RUNGS,
     Estimate,
     bootstrap_interval,
     documents_and_seeds_interval,
@@ -42,7 +45,6 @@ log = logging.getLogger(__name__)
 
 BITS = 1 / math.log(2)  # per nat; a document has at least one byte, so that one whose end alone is predicted counts
 HALVES = 4  # of the steps, that three times as many are more
-SETTLED = 5  # steps between warm-up and the first average: with fewer, of 15 fits of minis 4 went on to speed up
 NOTHING = 1e-3  # nats
 BESIDE = (
     "identity", "floor", "token_mean", "bigram_mean",
@@ -53,115 +55,18 @@ SPREADS = {
     "penultimate": "penultimate_distance", "norm": "norm_ratio",
 }  # fmt: skip
 
-LEAK, BETTER, SAME, SUPERSET, PART = "leak", "better model", "same up to an affine map", "superset of", "part of"
-BEYOND, RELATED, TOKENS, UNDECIDED = "alike beyond the tokens", "related", "tokens only", "undecided"
-UNTRIED = "not tried"  # where there is no reading either
-VERDICTS = (LEAK, BETTER, SAME, SUPERSET, PART, BEYOND, RELATED, TOKENS, UNDECIDED)
+# Of the table: what a stitch costs, its baselines, its worth, and whether training has converged.
+COLUMNS = (
+    "source", "target", "source_layer", "target_layer", "stitch",
+    "stitching_loss", "penalty", "penalty_low", "penalty_high",
+    "identity_penalty", "token_mean_penalty",
+    "reading", "reading_low", "reading_high", "left_to_gain",
+)  # fmt: skip
 
 
-class Thresholds(NamedTuple):
-    """Where the rules of `verdict` part what is alike from what is not."""
-
-    leak: float = 0.05  # of `future`; above it the source knows what only later text decides
-    better: float = 0.025  # of `foresight`; above it the source foresees what the target has not learnt
-    same: float = 0.95  # of the least R² of a direction, and of `r2_output`
-    # nats per token; a stitched loss that far below the target's, and below the source's, is a leak, and a penalty that
-    # far above 0 contradicts "same"
-    gain: float = 0.05
-    later: float = 1e-4  # of `later`; rounding moves a causal source's states by less
-    bare: float = 0.25  # how much larger a share of the source's variance than of the target's may be beyond the tokens
-
-
-STATED = Thresholds()
-TRIED = {"fit_tokens": 60_000, "report_tokens": 32_000}  # the least text that the rules were tried with
-WIDEST = 128  # the widest models that they were tried with
-HELD = {  # of the cases of validity/court, by thresholds from other kinds and targets: how many are right of how many
-    SAME: (60, 60),
-    SUPERSET: (14, 14),
-    PART: (41, 41),
-    BEYOND: (14, 15),
-}
-FEWEST_ROWS = 0.8  # share of the rows, whose token must stand 4 times in their batch
-
-
-def above(row: Mapping[Any, Any], name: str, threshold: float) -> bool | None:
-    """Return whether the interval of a number lies above a threshold; None: the threshold is inside."""
-    low, high = float(row[f"{name}_low"]), float(row[f"{name}_high"])
-    return None if low < threshold <= high else low >= threshold
-
-
-def _all(*holds: bool | None) -> bool | None:
-    """Return whether all rules hold; None: none fails, and one is not decided."""
-    return False if False in holds else None if None in holds else True
-
-
-def verdict(row: Mapping[Any, Any], thresholds: Thresholds = STATED) -> str:
-    """Return what one row of a stitching table says of source and target, one of `VERDICTS`.
-
-    The first rule that holds decides, and a rule holds if it does at both ends of the interval; where the two ends
-    disagree, nothing is decided.
-
-    1. leak: the source's states move where later tokens are replaced (`later`, see `Likeness`); or `future` is above
-       the threshold, unless the source is a better model whose states do not move; or the stitched model loses less
-       than either model does. Better model: the source has the lower loss, and `foresight` is above its threshold.
-    2. same, superset of, or part of (the target knows the source, and not the other way round): every direction is
-       predicted, in both ways or in one, as the states are and beyond the tokens. "Same" is not decided where the
-       penalty or the output contradicts it.
-    3. alike beyond the tokens: so beyond them, but not as the states are, so the tokens' own states differ. Where they
-       are missing in the source, it is part of the target.
-    4. related: beyond the tokens the source is seen to predict more of what the target's output depends on than
-       networks do that were never trained.
-    5. tokens only: it is not.
-
-    Args:
-        row: `foresight`, `future`, `r2_output_learnt`, `penalty`, and the measures of `DirectionSums.compute` with and
-            without `_beyond`, each with its `_low` and `_high`; `context`, `context_back` and `later`;
-            `stitching_loss`, `target_loss` and `source_loss`, which is NaN for a source without an unembedding.
-    """
-    ways = ("", "_back", "_beyond", "_back_beyond")
-    onward, back, beyond, beyond_back = (above(row, f"cca_least{way}", thresholds.same) for way in ways)
-    is_better, later = row["source_loss"] < row["target_loss"], row.get("later", math.nan)
-    foresees = above(row, "future", thresholds.leak) and not (is_better and later <= thresholds.later)
-    gains = row["penalty_high"] < -thresholds.gain and not row["stitching_loss"] >= row["source_loss"]
-    agrees = (row["penalty_low"] <= thresholds.gain and above(row, "r2_output", thresholds.same)) or None
-    lacks_tokens = row["context_back"] > row["context"] + thresholds.bare
-    rules = (
-        (LEAK, gains or later > thresholds.later or foresees),
-        (BETTER, is_better and above(row, "foresight", thresholds.better)),
-        (SAME, _all(onward, back, beyond, beyond_back, agrees)),
-        (SUPERSET, _all(onward, beyond)),
-        (PART, _all(back, beyond_back)),
-        (PART, _all(beyond, beyond_back, lacks_tokens)),
-        (BEYOND, _all(beyond, beyond_back)),
-        (RELATED, row["r2_output_learnt_low"] > 0 or (None if row["r2_output_learnt_high"] == math.inf else False)),
-    )
-    for name, holds in rules:
-        if holds is None:
-            return UNDECIDED
-        if holds:
-            return name
-    return TOKENS
-
-
-def held(said: str) -> str:
-    """Return how many of the cases with this verdict were right when it was tried, in words."""
-    return "{} of {}".format(*HELD[said]) if said in HELD else UNTRIED
-
-
-def untried(counts: Mapping[str, int], rows_used: float, width: int, beyond_chance: float) -> str:
-    """Return in words why the rules say nothing of a result, as they were not tried on such; "" where they were.
-
-    The `counts` are of the tokens that were read, by the names of `TRIED`, and `width` is that of the wider model;
-    `beyond_chance` is the target's loss less that of a guess at random, in nats per token.
-    """
-    few = [f"{counts[name]:,} {name}" for name, least in TRIED.items() if counts[name] < least]
-    if rows_used < FEWEST_ROWS:
-        few.append(f"rows of which {rows_used:.0%} have a token that stands four times in their batch")
-    if width > WIDEST:
-        few.append(f"models of width {width:,}")
-    if beyond_chance > 0:
-        few.append("text that the target predicts worse than a guess at random")
-    return " and ".join(few)
+def table_of(details: pd.DataFrame) -> pd.DataFrame:
+    """Return the columns of the table that the details of a job have."""
+    return details[[name for name in COLUMNS if name in details]]
 
 
 def bytes_by_document(
@@ -242,52 +147,29 @@ def readings(sums: Mapping[str, Tensor]) -> dict[str, Any]:
     return ends_of("reading", estimates.jackknife(*(torch.stack(found, 1)[part] for part in (0, slice(1, None)))))
 
 
-def in_bits(value: float) -> str:
-    return f"below {RUNGS[0]} bits" if value <= RUNGS[0] else f"{value:.1f} bits{' or more' * (value >= RUNGS[-1])}"
-
-
 def left_to_gain(config: StitchConfig, sums: Mapping[str, Tensor]) -> Float[Tensor, "pairs documents"]:
     """Return a bound, by document, on what three times the steps gain, NaN where there is none.
 
     It is `HALVES` times what the second half of the steps gained, as long as no half gains more than the one before. In
-    the first steps gains grow: there is no bound before the first average has begun `SETTLED` steps after warm-up. Nor
-    is there one for a φ that was returned to where it began, unless it costs nothing.
+    the first steps gains grow: there is no bound before the fit `has_settled`. Nor is there one for
+    a φ that was returned to where it began, unless it costs nothing.
     """
     gained, cost = sums["half"] - sums["stitch"], (sums["stitch"] - sums["target"]).sum(-1) / sums["tokens"].sum()
     is_open = (gained == 0).all(-1) & (cost.abs() > NOTHING)
-    if config.steps // 4 - config.warmup < SETTLED:
+    if not config.has_settled:
         is_open |= cost.abs() > NOTHING
     return HALVES * gained.masked_fill(is_open[:, None], math.nan)
 
 
-def verdicts(setting: Setting, table: pd.DataFrame, rows_used: float) -> dict[str, list[str]]:
-    """Return the verdict on each row of a table, and how often such verdicts were right; see `verdict`, `held`.
-
-    A layer of a model into itself is the same, whatever is known of it. Where the rules were not tried, the reading in
-    bits stands there.
-    """
-    is_itself = [setting.source is setting.target and layer == depth for layer, depth in setting.layer_pairs]
-    width = max(setting.source.d_model, setting.target.d_model)
-    beyond_chance = float(table["target_loss"].max()) - math.log(setting.target.vocabulary)
-    why = untried(setting.corpus.counts, rows_used, width, beyond_chance)
-    if why and not all(is_itself):
-        log.warning("warning: there are no verdicts, as their rules were not tried on %s", why)
-    instead = map(in_bits, table["reading"]) if "reading" in table else [UNTRIED] * len(table)
-    rows = zip(table.to_dict("records"), is_itself, instead, strict=True)
-    said = [SAME if itself else bits if why else verdict(row) for row, itself, bits in rows]
-    return {"verdict": said, "verdict_held": [held(each) for each in said]}
-
-
 @dataclass
 class Direction:
-    """One direction of a job: its table, and the stitches and sums that the result keeps."""
+    """One direction of a job: its details, and the stitches and sums that the result keeps."""
 
     forms: ClosedForms
-    table: pd.DataFrame
+    details: pd.DataFrame
     weights: dict[str, Tensor]
     arrays: dict[str, Any]
     sums: dict[str, Tensor]  # by document, among the arrays
-    rows_used: float  # share of the rows in the measures beyond the tokens
 
 
 def joined(parts: Mapping[str, Mapping[str, Any]], mark: str) -> dict[str, Any]:
@@ -297,31 +179,34 @@ def joined(parts: Mapping[str, Mapping[str, Any]], mark: str) -> dict[str, Any]:
 
 def stitched(setting: Setting, run: Run, loggers: Sequence[Any], work: Work) -> Direction:
     """Fit the stitches of one direction with every seed, and report on them."""
-    config, report = setting.config, setting.corpus.report
-    with work.phase("likeness"):
-        alike = compared(setting)  # first, as it may find that there is too little text
+    config = setting.config
+    report = setting.corpus.report
+    with work.phase("statistics"):
+        statistics = statistics_of(setting)
     with work.phase("controls"):
         source = randomised(setting.source, setting.seed) if config.controls else None
         untrained = ClosedForms(replace(setting, source=source)) if source else None
-    forms, again = ClosedForms(setting, alike.moments), {}
+    forms = ClosedForms(setting, statistics.moments)
+    further_seeds = {}
     with work.phase("fit"):
         first = fitted(forms, run, loggers, untrained)
         alone = replace(setting, config=replace(config, floor=False, lr_multiples=[]))
         for more in range(1, config.seeds if config.trained else 1):
             part = f"{run.part}-seed-{more}" if run.part else f"seed-{more}"
-            own = ClosedForms(replace(alone, seed=setting.seed + more), alike.moments)
-            again[f"seed_{more}"] = fitted(own, replace(run, part=part))
+            of_seed = replace(alone, seed=setting.seed + more)
+            forms_of_seed = ClosedForms(of_seed, statistics.moments)
+            further_seeds[f"seed_{more}"] = fitted(forms_of_seed, replace(run, part=part))
     with work.phase("report"):
-        sums = reported(forms, first, untrained, {name: each.maps for name, each in again.items()}, alike.means)
+        maps_of_seeds = {name: each.maps for name, each in further_seeds.items()}
+        sums = reported(forms, first, untrained, maps_of_seeds, statistics.means)
         if isinstance(report, PairedRows):
             sums |= {"target_bytes": report.target_bytes, "source_bytes": report.source_bytes}
             sums |= {"documents": report.names}
     source = untrained = None  # makes room for the copies
     with work.phase("ruler"):
         sums |= rungs(setting, sums)
-    table = pd.concat([penalties(setting, sums), pd.DataFrame(alike.likeness.columns())], axis=1)
-    table = table.assign(**readings(sums))
-    table = table.assign(**verdicts(setting, table, alike.likeness.rows_used))
-    weights = joined({"": first.weights} | {name: each.weights for name, each in again.items()}, ".")
+    details = penalties(setting, sums).assign(**readings(sums))
+    weights_of_seeds = {name: each.weights for name, each in further_seeds.items()}
+    weights = joined({"": first.weights, **weights_of_seeds}, ".")
     arrays = first.arrays | {name: values.numpy() for name, values in sums.items()}
-    return Direction(forms, table, weights, arrays, sums, alike.likeness.rows_used)
+    return Direction(forms, details, weights, arrays, sums)

@@ -11,7 +11,7 @@ see `Untrained`.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -21,11 +21,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from thinkalike.data.corpus import TokenRows
-from thinkalike.evaluation.language import BATCH_TOKENS, ends_of, halved
-from thinkalike.evaluation.tokens_alone import (
+from thinkalike.contrib.court.tokens_alone import (
     AHEAD,
-    GROUPED_TOKENS,
     LEFT,
     Judged,
     TargetBatch,
@@ -35,6 +32,8 @@ from thinkalike.evaluation.tokens_alone import (
     later_shares,
     source_states,
 )  # fmt: skip
+from thinkalike.data.corpus import TokenRows
+from thinkalike.evaluation.language import BATCH_TOKENS, halved
 from thinkalike.measures.closed_forms import CUTOFF, HalvedMoments, LayerPair, PairStatistics, regression
 from thinkalike.measures.estimates import (
     FEWEST_GROUPS,
@@ -52,7 +51,6 @@ from thinkalike.models.frozen import FrozenModel
 TOKENS = 2**16  # at most, that directions are fitted on, and that measures are of
 OUTPUT_TOKENS = 2**14  # at most, that the output's sensitivity is measured on
 FOR_GRADIENTS, KEPT = 2**30, 25  # bytes at a time, and numbers that a block keeps for each of its width, about
-SOURCE_BYTES, TARGET_BYTES = 28, 24  # of a number of a state: as it is, beyond the tokens, in float64 for moments
 AT_ONCE = 1024  # rows whose surprises are foreseen, which stay in the cache of a processor
 SHARES = (0.9, 0.99)  # of all that is shared; how many directions carry as much is counted
 log = logging.getLogger(__name__)
@@ -84,27 +82,6 @@ class Likeness:
 
     measures: Mapping[str, Estimate]
     rows_used: float
-
-    def columns(self) -> dict[str, list[float]]:
-        """Return each measure with its `_low` and `_high`, in columns with a row per layer pair."""
-        return {key: part for name, each in self.measures.items() for key, part in ends_of(name, each).items()}
-
-    @classmethod
-    def joined(cls, parts: Sequence[Likeness]) -> Likeness:
-        """Return the likeness of all layer pairs of several, of the same rows."""
-        found = {name: zip(*(each.measures[name] for each in parts), strict=True) for name in parts[0].measures}
-        return cls({name: Estimate(*map(torch.cat, each)) for name, each in found.items()}, parts[0].rows_used)
-
-
-def in_parts(layer_pairs: Sequence[LayerPair], d: int, e: int, tokens: int, room: float) -> list[list[LayerPair]]:
-    """Return layer pairs of these widths in parts, so that the states of a batch of each part fit into `room` bytes."""
-    in_batch, parts = tokens / max(tokens // GROUPED_TOKENS, 1), list[list[LayerPair]]([[]])
-    for pair in layer_pairs:
-        layers, depths = ({each[side] for each in (*parts[-1], pair)} for side in (0, 1))
-        if parts[-1] and in_batch * (len(layers) * SOURCE_BYTES * d + len(depths) * TARGET_BYTES * e) > room:
-            parts.append([])
-        parts[-1].append(pair)
-    return parts
 
 
 def output_roots(
@@ -397,8 +374,6 @@ def likeness_of(
     layer_pairs: Sequence[LayerPair],
     fit: TokenRows,
     report: TokenRows,
-    seen: Callable[[Tensor, dict[int, Tensor], dict[int, Tensor]], None] = lambda rows, mine, theirs: None,
-    others: Sequence[Sequence[LayerPair]] = (),
 ) -> Likeness:
     """Compare the states of two models at these layer pairs, in one pass of each model over the rows.
 
@@ -409,30 +384,24 @@ def likeness_of(
         source: A `FrozenModel`, or anything with `residuals(tokens, layers)`, which gives states (b, t, d).
         fit: Rows that directions are fitted on; 2^16 tokens of them are read.
         report: Rows of other documents, which all measures are of; about as many of them are read.
-        seen: Is given each batch of the rows to fit on, and the states (b, t, _) of source and target by layer.
-        others: Further layer pairs, in parts as of `in_parts`, whose massive tokens are left out here, too.
 
     Raises:
         DataError: No token occurs in 4 rows of a batch.
     """
-    layers, depths = _sides(layer_pairs)
+    layers = sorted({layer for layer, _ in layer_pairs})
+    depths = sorted({depth for _, depth in layer_pairs})
     fit = fit.chosen(slice(max(TOKENS // fit.context, 1)))
     report = report.chosen(slice(None, None, max(-(-report.documents.numel() // TOKENS), 1)))  # over all documents
     fit_tokens = fit.layout.target_tokens(fit.tokens)
     reader = TargetReader(target, depths, fit_tokens)
     roots = output_roots(target, depths, fit_tokens)
     later = later_shares(source, fit, layers)
-    sums, untrained = LikenessSums(layer_pairs, roots), Untrained(reader.before, depths, source.d_model, roots)
-
-    def of_others(batch: TargetBatch) -> Iterator[Tensor]:
-        for mine, theirs in map(_sides, others):
-            yield from map(inner, source_states(source, batch, mine).values())
-            yield from map(inner, source_states(target, batch.alone, theirs).values())
+    sums = LikenessSums(layer_pairs, roots)
+    untrained = Untrained(reader.before, depths, source.d_model, roots)
 
     for batch in reader.batches(fit, is_fit=True):
         states = source_states(source, batch, layers)
-        seen(batch.rows, states, batch.whole)
-        batch = reader.beside(batch, states, of_others(batch))
+        batch = reader.beside(batch, states)
         sums.fit(batch, {layer: batch.inner(each) for layer, each in states.items()})
         untrained.fit(batch)
         del states, batch  # before the next
@@ -441,7 +410,7 @@ def likeness_of(
     for batch in reader.batches(report):
         hand_back(target.device)  # the memory of logits
         states = source_states(source, batch, layers)
-        batch = reader.beside(batch, states, of_others(batch))
+        batch = reader.beside(batch, states)
         untrained.judge(batch)  # first, as its moments make room for the maps of the others, which need no model
         page_out()
         sums.judge(batch, {layer: batch.inner(each) for layer, each in states.items()})

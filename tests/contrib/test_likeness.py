@@ -1,4 +1,4 @@
-"""Likeness of the states of two models by other code, planted sources and changes of basis; means by token."""
+"""Likeness of the states of two models by other code, planted sources and changes of basis."""
 
 import argparse
 import inspect
@@ -6,7 +6,6 @@ import types
 import typing
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from sklearn.linear_model import Ridge
@@ -15,14 +14,21 @@ from torch.nn.functional import pad
 import tiny
 from conftest import composed
 from test_ruler import chosen_by_scikit_learn
+from thinkalike.contrib.court import tokens_alone
+from thinkalike.contrib.court.likeness import likeness_of, output_roots
+from thinkalike.contrib.court.tokens_alone import (
+    AHEAD,
+    Beyond,
+    Judged,
+    TokenAtPlace,
+    TokensBefore,
+    surprises,
+    token_codes,
+)
+from thinkalike.contrib.transfer.measures import RIDGE
 from thinkalike.data.corpus import PairedRows, TokenRows
 from thinkalike.errors import DataError
-from thinkalike.evaluation import language as token_means
-from thinkalike.evaluation import tokens_alone
-from thinkalike.evaluation.language import BigramMeans, TokenMeans, bigrams
-from thinkalike.evaluation.likeness import Likeness, in_parts, likeness_of, output_roots
-from thinkalike.evaluation.tokens_alone import AHEAD, Beyond, Judged, TokenAtPlace, TokensBefore
-from thinkalike.measures import surprises, token_codes
+from thinkalike.measures import LinearPrediction
 from thinkalike.measures.closed_forms import HalvedMoments, halves_of
 from thinkalike.models.families import EMBED
 from thinkalike.models.load import load_model
@@ -168,26 +174,6 @@ def test_a_source_that_reads_the_text_in_tokens_of_its_own(models):
     assert (found[0]["cca"].value - found[1]["cca"].value).abs().max() > 0.001
 
 
-@pytest.mark.ci_slow
-def test_layer_pairs_in_parts_are_as_all_at_once(models):
-    sides, (own, target) = [text(64, context=48), text(64, context=48, seed=1)], models
-
-    def states(tokens, layers):
-        long = 1e4 * (tokens > 280)[..., None]  # in one layer alone
-        return [each + long * (layer == 3) for layer, each in zip(layers, own.residuals(tokens, layers), strict=True)]
-
-    models = types.SimpleNamespace(residuals=states, d_model=own.d_model), target
-    whole, parts = likeness_of(*models, PAIRS, *sides), [[pair] for pair in PAIRS]
-    assert whole.rows_used < likeness_of(own, target, PAIRS, *sides).rows_used, "control"
-    assert in_parts(PAIRS, 64, 64, 64 * 48, 0.0) == parts
-    assert in_parts(PAIRS, 64, 64, 64 * 48, 1e9) == [PAIRS]
-    joined = Likeness.joined([likeness_of(*models, part, *sides, others=parts) for part in parts])
-    assert (joined.rows_used, joined.columns().keys()) == (whole.rows_used, whole.columns().keys())
-    for name, estimate in whole.measures.items():
-        for mine, own in zip(joined.measures[name], estimate, strict=True):
-            torch.testing.assert_close(mine, own, atol=1e-9, rtol=1e-6)
-
-
 def test_too_little_text_is_refused(models):
     with pytest.raises(DataError, match="needs 4 rows of one token, and a batch of"):
         likeness_of(*models, PAIRS, text(64), text(2, context=8))
@@ -303,65 +289,6 @@ def test_a_bag_of_whole_embeddings_has_learnt_nothing(minis, source_text):
     assert found["r2_output_learnt"].high < 0
 
 
-LAYERS = [0, 2]
-
-
-def drawn(rows, seed, tokens=30):
-    return torch.randint(tokens, (rows, 16), generator=torch.Generator().manual_seed(seed))
-
-
-@pytest.fixture(scope="module")
-def model():
-    return tiny.frozen(0)
-
-
-FIT, REPORT = drawn(40, 1), drawn(10, 2)
-
-
-def by_pandas(model, keys, layer):
-    """Means over the fit rows in float64 by key, as {key: mean}."""
-    states = model.head(FIT, layer).flatten(0, 1).double().numpy()
-    frame = pd.DataFrame(states).groupby(np.array(keys)).mean()
-    return dict(zip(frame.index.tolist(), frame.to_numpy(), strict=True))
-
-
-@pytest.mark.parametrize("batch", [48, 8192])
-def test_means_are_those_of_pandas_in_any_chunks(batch, model, monkeypatch):
-    monkeypatch.setattr(token_means, "BATCH_TOKENS", batch)
-    found = BigramMeans(model, LAYERS, FIT, REPORT)
-    pairs, tokens = bigrams(FIT, model.vocabulary).flatten().tolist(), FIT.flatten().tolist()
-    for layer, by_pair, by_token in zip(
-        LAYERS, found.residuals(REPORT, LAYERS), found.tokens.residuals(REPORT, LAYERS), strict=True
-    ):
-        pair_means, means = by_pandas(model, pairs, layer), by_pandas(model, tokens, layer)
-        backed = 0
-        asked = zip(REPORT.flatten().tolist(), bigrams(REPORT, model.vocabulary).flatten().tolist(), strict=True)
-        for (token, pair), a, b in zip(asked, by_pair.flatten(0, 1), by_token.flatten(0, 1), strict=True):
-            backed += pair not in pair_means
-            assert np.abs(a.numpy() - pair_means.get(pair, means[token])).max() < 1e-5
-            assert np.abs(b.numpy() - means[token]).max() < 1e-5
-        assert 0 < backed < REPORT.numel(), "control: some pairs are new, and some are not"
-
-
-def test_a_new_token_gets_the_mean_of_all(model):
-    report = torch.full((1, 16), 77)
-    expected = model.head(FIT, 0).flatten(0, 1).double().mean(0)
-    for kind in (TokenMeans, BigramMeans):
-        (found,) = kind(model, [0], FIT, report).residuals(report, [0])
-        assert (found.double() - expected).abs().max() < 1e-5
-
-
-def test_the_first_token_of_a_row_is_a_pair_of_its_own_kind():
-    rows = torch.tensor([[1, 2, 2], [2, 2, 1]])
-    assert bigrams(rows, 10).tolist() == [[101, 12, 22], [102, 22, 21]]
-
-
-def test_the_fit_tokens_have_a_limit(model, monkeypatch):
-    monkeypatch.setattr(token_means, "MOST_TOKENS", 40)
-    limited, whole = TokenMeans(model, [0], FIT, REPORT), TokenMeans(model, [0], FIT[:2], REPORT)
-    assert (limited.residuals(REPORT, [0])[0] - whole.residuals(REPORT, [0])[0]).abs().max() == 0
-
-
 @pytest.mark.parametrize(("tokens", "most"), [(100, 1), (300, 0)])
 def test_few_rows_share_what_was_planted_or_nothing(tokens, most):
     """Two halves of 1.5 rows of 512 places; means of 300 tokens and covariates leave nothing of them but rounding."""
@@ -383,3 +310,36 @@ def test_few_rows_share_what_was_planted_or_nothing(tokens, most):
         found = Judged(moments.ridge((0, 0)))
         found.add(judged[0], judged[y], torch.zeros(len(judged[0]), dtype=torch.long))
         assert float(found.r2(1, whole=True)) == pytest.approx(planted, abs=0.03)
+
+
+F64 = torch.float64
+
+
+def test_surprises_are_the_code_less_its_expectation():
+    finish, states = torch.nn.Linear(6, 17, dtype=F64), torch.randn(50, 6, dtype=F64)
+    targets, codes = torch.randint(17, (50,)), token_codes(17, 5).double()
+    shares = finish(states).softmax(-1).detach()
+    expected = codes[targets] - shares @ codes
+    for chunk in (7, 1024):
+        torch.testing.assert_close(surprises(states, finish, targets, codes, chunk), expected)
+    assert torch.equal(token_codes(17, 5), token_codes(17, 5))
+    assert not torch.equal(token_codes(17, 5), token_codes(17, 5, seed=1))
+
+
+def test_only_what_later_text_decides_is_predicted_of_the_future():
+    """Next tokens are drawn from the model's own distribution: its states say nothing of the draw, a leak does."""
+    n, vocabulary = 6000, 40
+    states, finish = torch.randn(n, 8, dtype=F64), torch.nn.Linear(8, vocabulary, dtype=F64)
+    drawn = torch.multinomial(finish(states).softmax(-1).detach(), 1).squeeze(1)
+    codes = token_codes(vocabulary).double()
+    surprising = surprises(states, finish, drawn, codes)
+    noise = torch.randn(vocabulary, 64, dtype=F64)[drawn]  # clustered by the next token
+    half = torch.cat([noise[:, :8] + torch.randn(n, 8, dtype=F64), states], 1)
+    prediction = LinearPrediction([(0, 0), (1, 0), (2, 0)], ridge=RIDGE)
+    prediction.fit([states[:5000], noise[:5000], half[:5000]], [surprising[:5000]])
+    for part in torch.arange(5000, n).split(100):
+        prediction.judge([states[part], noise[part], half[part]], [surprising[part]])
+    own, leak, weak = prediction.compute()[0].value.tolist()
+    assert abs(own) < 0.01
+    assert leak > 0.8
+    assert 0.05 < weak < leak

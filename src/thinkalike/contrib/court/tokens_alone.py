@@ -5,9 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
@@ -32,13 +31,14 @@ from thinkalike.measures.estimates import (
     numbered_by_part,
     seeded,
 )  # fmt: skip
-from thinkalike.measures.losses import surprises, token_codes
+from thinkalike.measures.losses import Finish, logits_of, rows_of_logits
 from thinkalike.models.families import EMBED
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import twin
 from thinkalike.processes import counted
 
 GROUPED_TOKENS = 2**14  # of a batch, in which the tokens' part is taken out; the last batch has more
+CODES = 64  # numbers that describe a token
 AHEAD = 8  # how many of the next tokens a source may know
 COMPONENTS = 64  # of the embedding, by which a bag of tokens is described
 LAGS = (1, 2, 3, 4, 5, 6)  # of the tokens before that are taken one by one
@@ -52,6 +52,37 @@ RIDGE, LOW_RIDGE = 1e-6, 1e-2  # of the mean variance: of covariates, of what to
 EARLY_ROWS = 4  # on which it is tried whether states move with later tokens
 RADIUS = 0.2  # of the weights of recurrent networks; others between 0 and 1 share less
 MORE = (2.0, 2.0, *(1.25 for _ in BAGS))  # times what a twin, a recurrent network and bags share, above which none was
+
+
+def token_codes(vocabulary: int, numbers: int = CODES, seed: int = 0) -> Float[Tensor, "v c"]:
+    """Return a random standard normal code for every token of a vocabulary, on the CPU.
+
+    They tell tokens apart with a fraction of the numbers of one-hot vectors (Johnson &
+    Lindenstrauss 1984).
+    """
+    return torch.randn(vocabulary, numbers, generator=torch.Generator().manual_seed(int(seed)))
+
+
+@torch.no_grad()
+def surprises(
+    states: Float[Tensor, "n d"],
+    finish: Finish,
+    targets: Int[Tensor, " n"],
+    codes: Float[Tensor, "v c"],
+    chunk: int | None = None,
+) -> Float[Tensor, "n c"]:
+    """Return for each token what its model did not foresee: code(next) - Σ_v p(v) code(v).
+
+    p = softmax(finish(states)) is the model's own distribution. If p is right, the mean is 0
+    whatever came before, so nothing that is made of earlier tokens predicts it. A leak of the next
+    token as random vectors of d numbers is found up to about d tokens. For the codes see
+    `token_codes`.
+    """
+    surprising, chunk = [], chunk or rows_of_logits(states, finish)
+    for part, following in zip(states.split(chunk), targets.split(chunk), strict=True):
+        foreseen = logits_of(part, finish).softmax(-1).to(codes.dtype) @ codes
+        surprising.append(codes[following] - foreseen)
+    return torch.cat(surprising)
 
 
 def inner(states: Shaped[Tensor, " ..."]) -> Shaped[Tensor, " ..."]:
@@ -261,14 +292,13 @@ class TargetReader:
         own = {depth: inner(state) for depth, state in whole.items()}
         return TargetBatch(target, rows, layout, tokens, whole, own, {}, None, surprising, inner(parts), halves)
 
-    def beside(
-        self, batch: TargetBatch, source: dict[int, Float[Tensor, "b t d"]], more: Iterable[Float[Tensor, "n _"]] = ()
-    ) -> TargetBatch:
+    def beside(self, batch: TargetBatch, source: dict[int, Float[Tensor, "b t d"]]) -> TargetBatch:
         """Return a batch with what is left of the target's states beyond the tokens.
 
-        The few tokens whose long states, in the target, the source or `more`, decide some layer are left out.
+        The few tokens whose long states, in the target or the source, decide some layer are left
+        out.
         """
-        found = massive(chain(map(inner, source.values()), batch.own.values(), more))
+        found = massive([*map(inner, source.values()), *batch.own.values()])
         kept = slice(None) if found is None else ~found
         tokens, place = batch.tokens, self.target.device
         places = torch.arange(tokens.shape[1]).expand_as(tokens)
@@ -299,25 +329,35 @@ def source_states(source: Any, batch: TargetBatch, layers: Sequence[int]) -> dic
     return {layer: torch.cat([each.to(place) for each in own]) for layer, own in zip(layers, found, strict=True)}
 
 
+def _with_others_later(tokens: Int[Tensor, "b t"], half: int) -> Int[Tensor, "b t"]:
+    """Return rows whose tokens from the place `half` on are each replaced by a different token."""
+    known, numbers = tokens.unique(return_inverse=True)
+    replaced = known[(numbers + 1) % len(known)]
+    return torch.cat([tokens[:, :half], replaced[:, half:]], 1)
+
+
 @torch.no_grad()
 def later_shares(source: Any, rows: TokenRows, layers: Sequence[int]) -> dict[int, float]:
-    """Return by layer the share of a source's states that moves where the tokens after them are replaced.
+    """Return by layer the share of a source's states that moves where later tokens are replaced.
 
-    It is the largest over places of the mean squared movement, less that of a second run on the same tokens, beside the
-    median squared distance of states from their mean; exactly 0 for a causal source that draws nothing.
+    The states are those of the first half of each row, and every token of the second half is
+    replaced. The share is the largest over places of the mean squared movement, less that of a
+    second run on the same tokens, beside the median squared distance of states from their mean;
+    exactly 0 for a causal source that draws nothing.
     """
     tokens = rows.layout.source_tokens(rows.tokens[:EARLY_ROWS]).long()
     half = tokens.shape[1] // 2
-    changed = torch.cat([tokens[:, :half], tokens[:, : tokens.shape[1] - half].flip(1)], 1)
-    first, again, other = (source.residuals(each, layers) for each in (tokens, tokens, changed))
-    found = {}
-    for layer, *runs in zip(layers, first, again, other, strict=True):
-        own, same, moved = (each[:, :half].double() for each in runs)
-        size = (own - own.mean((0, 1))).square().sum(-1).median()
-        apart = [(each - own).square().sum(-1).mean(0) for each in (moved, same)]
-        share = (apart[0] - apart[1]).max() / size.clamp(min=torch.finfo(size.dtype).tiny)
-        found[layer] = max(float(share), 0.0)
-    return found
+    inputs = tokens, tokens, _with_others_later(tokens, half)
+    runs = [source.residuals(each, layers) for each in inputs]
+    shares = {}
+    for layer, first, again, other in zip(layers, *runs, strict=True):
+        states, repeated, moved = (each[:, :half].double() for each in (first, again, other))
+        size = (states - states.mean((0, 1))).square().sum(-1).median()
+        movement = (moved - states).square().sum(-1).mean(0)
+        by_chance = (repeated - states).square().sum(-1).mean(0)
+        share = (movement - by_chance).max() / size.clamp(min=torch.finfo(size.dtype).tiny)
+        shares[layer] = max(float(share), 0.0)
+    return shares
 
 
 class Recurrent:
