@@ -337,7 +337,8 @@ def test_a_resumed_run_keeps_its_microbatches(rows, run, tmp_path, monkeypatch):
         return module
 
     whole, _ = train("whole"), train("broken", stop_at=2)
-    shutil.copytree(tmp_path / "broken", tmp_path / "changed")
+    moved = f"elsewhere/{tmp_path.name}/broken"  # a state belongs to the job of its last two folders
+    shutil.copytree(tmp_path / "broken", tmp_path / moved)
     kept = read_state(newest_state(tmp_path / "broken" / "checkpoints", "training"))["microbatch"]
     assert kept == {"limits": [limits.memory, False], "size": [2, 9]}
     with monkeypatch.context() as patch:
@@ -346,7 +347,7 @@ def test_a_resumed_run_keeps_its_microbatches(rows, run, tmp_path, monkeypatch):
     assert broken.microbatch == whole.microbatch
     assert torch.equal(broken.curve, whole.curve)
     assert all(torch.equal(*both) for both in zip(broken.parameters(), whole.parameters(), strict=True))
-    assert train("changed", limits=None).microbatch == WHOLE
+    assert train(moved, limits=None).microbatch == WHOLE
 
 
 @pytest.mark.parametrize(("memory", "changes"), [("200kB", {"kind": "low_rank", "rank": 1}), ("50kB", {})])

@@ -70,7 +70,7 @@ def test_a_message_is_one_short_printable_line():
         PretrainConfig(tokens="\x1b[31m\n" * 500)
     assert len(str(caught.value)) < 200
     assert str(caught.value).isprintable()
-    assert str(ModelError("a model \x1b[2J, in\ntwo lines")) == "a model \ufffd[2J, in\ntwo lines"
+    assert str(ModelError("a model \x1b[2J, in\ntwo lines")) == "a model \ufffd[2J, in two lines"
 
 
 @pytest.mark.parametrize(

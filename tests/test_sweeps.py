@@ -313,7 +313,7 @@ def test_hydra_says_where_it_looks_and_completes_words(own):
 
 REFUSED = {
     "-cd nowhere": "Additional config directory",
-    "-cd own -cn mime": "Cannot find primary config 'mime'",
+    "-cd own -cn mime": "there is no configuration mime",
     "stitch.momentum=1": "stitch.momentum=1 must be less than 1",
     "seed=true": "seed=True must be a number",
     "stitch.steps=true": "stitch.steps=True must be a number",

@@ -50,7 +50,8 @@ def token_loss(
         following = targets[rows, None].long()
 
         def loss(log_shares: Tensor, wanted: bool) -> Tensor:
-            _refuse_beyond_vocabulary(following, log_shares.shape[-1])
+            if not wanted:  # each step of a training would wait for the answer
+                _refuse_beyond_vocabulary(following, log_shares.shape[-1])
             losses = -log_shares.gather(-1, following).squeeze(-1)
             if wanted:  # softmax minus one-hot
                 log_shares.exp_().scatter_add_(-1, following, log_shares.new_full((), -1.0).expand_as(following))
