@@ -112,6 +112,7 @@ def declare(kinds: Mapping[str, Declared], module: str) -> dict[str, type[OfLaye
 
 def plugged(kind: str) -> tuple[type[OfLayerMeasure], type[MeasureConfig]]:
     """Return the instrument of a measure FILE.py:NAME, whose results are of the kind NAME, and its settings."""
+    plugins.check_trusted(kind)  # also where its file was run before
     return _plugged(kind, plugins.digest(kind))
 
 
