@@ -55,7 +55,7 @@ SETTINGS = {  # small sizes, by their names on a command line, of which a keywor
     "trajectory": {"measure.tokens": 256, "measure.folds": 2, "measure.permutations": 19, "measure.least": 2,
                    "measure.importance": False, "stimuli.sample": 60},
     "loss": {"data.report_tokens": 2048},
-    "ruler": {"measure.words": 256},
+    "ruler": {"measure.words": 1500},
     "probes": {"layers": [[1, 1]], "stimuli.features": ["Number"]},
 }  # fmt: skip
 ALIKE = "disagreement distance distance_correlation jsd procrustes second_order_cosine soft_matching svcca token_rsa"
