@@ -409,7 +409,7 @@ class Ruler(Instrument, kind="ruler", version=7, reads=("model", "target", "laye
         show_readings(table, title, "shared")
         show_text(sentence(table, result.scalars))
         rungs = result.tables["rungs"]
-        named = rungs[rungs["bits"].isna() & (rungs["rung"] != UNTRAINED)]
+        named = rungs[rungs["bits"].isna() & ~rungs["rung"].isin([MIXING, UNTRAINED])]
         for model, own in named.groupby("model", sort=False):
             cells = own.pivot(index="rung", columns="layer", values="value").loc[own["rung"].unique()]
             columns = [
