@@ -40,7 +40,8 @@ REASONS = {
         comparators.comparable of_layers._of_ranks neighbours.directions closed_forms.is_constant""",
     "its number is the next one where the caller gives none, as jobs do": "layer_means.next_number",
     "a few numbers go to the GPU or come from it: once a batch, or a weight": """
-        measures._means_without_parts layer_means.add prediction.judge ridge.of ridge._residuals likeness.fit likeness.judge
+        measures._means_without_parts layer_means.add prediction.judge ridge.of ridge._residuals
+        likeness.fit likeness.judge
         changes.moves likeness.output_roots tokens_alone.add tokens_alone.source_states changes.seen
         changes.distances_of_tokens changes.kl frozen._run batches.pool features.differences
         changes.signed_permutation parts.moved batches.of batches.run tokens.states_of_words
