@@ -290,7 +290,8 @@ def measured(
     """Return the value of a comparison and the points of both models' rulers around it; equal models have one ruler.
 
     Rows that decide what is found of the states of one point are left out of all. So states of points are kept, and
-    all values are computed again when rows are left out. What was read is kept when the job stops.
+    all values are computed once more at the end if rows were left out on the way. What was read is kept when the job
+    stops.
 
     Args:
         further: Gives the names of a model's points that are neither copies of fewer bits nor local mixing.
@@ -298,6 +299,7 @@ def measured(
     states: list[dict[str, States]] = [{}, {}]
     rungs: list[dict[str, Tensor]] = [{}, {}]
     value = comparison.value()
+    is_outdated = False
     sides = range(len(dict.fromkeys(models)))
     for side in sorted(sides, key=lambda number: models[number].parameters()):
         model = models[side]
@@ -307,13 +309,14 @@ def measured(
                 states[side][point] = _read(comparison, side, point, work)
                 hand_back(model.device)
                 if point != MIXING and comparison.leave_out_massive(states[side][point]):
-                    value = comparison.value()
-                    rungs = [
-                        {name: comparison.shared(number, name, known) for name, known in of_side.items()}
-                        for number, of_side in enumerate(states)
-                    ]
-                else:
-                    rungs[side][point] = comparison.shared(side, point, states[side][point])
+                    is_outdated = True
+                rungs[side][point] = comparison.shared(side, point, states[side][point])
+    if is_outdated:
+        value = comparison.value()
+        rungs = [
+            {point: comparison.shared(side, point, of_point) for point, of_point in of_side.items()}
+            for side, of_side in enumerate(states)
+        ]
     return Measured(value, [own or rungs[0] for own in rungs])
 
 
