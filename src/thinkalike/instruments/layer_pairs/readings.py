@@ -9,7 +9,7 @@ import logging
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -36,7 +36,7 @@ from thinkalike.instruments.ruler import (
     table_of,
 )  # fmt: skip
 from thinkalike.job import Work
-from thinkalike.measures.estimates import PARTS, massive
+from thinkalike.measures.estimates import PARTS, massive, without_parts
 from thinkalike.memory import hand_back
 from thinkalike.models.families import layers_at_depths, pairs_of_layers
 from thinkalike.models.frozen import FrozenModel
@@ -171,10 +171,19 @@ class BatchComparison(Comparison):
                 self._update(metric, x, y)
                 values.append(metric.replicates()[:, 0, 0].cpu())
             except ValueError:
-                values.append(torch.zeros(1 + PARTS, dtype=torch.float64))
-        replicates = 1 + PARTS
-        padded = [pad(shares, (0, replicates - len(shares)), value=math.nan) for shares in values]
+                values.append(torch.zeros(1, dtype=torch.float64))
+        padded = [pad(shares, (0, self._replicates - len(shares)), value=math.nan) for shares in values]
         return torch.stack(padded)[:, None].expand(-1, 2, -1)
+
+    @cached_property
+    def _replicates(self) -> int:
+        """How many values a layer pair has: that of all documents, and those without each part where there are enough.
+
+        States of a copy that cannot be compared have one value alone, and NaN in the place of the others.
+        """
+        documents = torch.cat([batch.documents.flatten() for batch in self.batches])
+        parts = torch.zeros(PARTS, dtype=torch.float64)
+        return 1 + len(without_parts(parts, documents))
 
     def _update(self, metric: Any, x: Tensor, y: Tensor) -> None:
         """Give a metric the batches of two layers, without the rows that are left out."""
