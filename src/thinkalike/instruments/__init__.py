@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor
-
 from thinkalike import figures
 from thinkalike.errors import ResultError
 from thinkalike.global_state import isolated
@@ -40,6 +38,8 @@ def plot(what: Any, name: str | None = None, ax: Any = None) -> tuple[Any, Any]:
     'target, layer'
     """
     if not isinstance(what, Result):
+        from torch import Tensor  # which the help of a command need not load
+
         if not isinstance(getattr(what, "value", None), Tensor) or not hasattr(what, "label"):
             raise ResultError(f"plot takes a Result, as open_result gives, or what a metric computed, and not {what!r}")
         return figures.layer_pairs(what.value.cpu().numpy(), what.label, ax=ax)  # type: ignore[no-any-return]
