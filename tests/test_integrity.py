@@ -482,6 +482,20 @@ def resealed(folder: Path, names: Collection[str]) -> None:
     (folder / "manifest.json").write_text(json.dumps({"files": entries, "digest": digest}))
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("a,b\n1,2,3\n", "rows that are longer than its header"), ("a," * 5000 + "a\n", "more than 5,000 columns")],
+)
+def test_a_table_whose_columns_would_move_is_not_read(text, said, tmp_path):
+    """pandas takes the first cells of longer rows for names, so that all numbers would stand under another name."""
+    folder = result_in(tmp_path / "store")
+    names = [path.name for path in folder.glob("*.*") if path.name != "manifest.json"]
+    (folder / "table.csv").write_text(text)
+    resealed(folder, names)
+    with pytest.raises(StoreError, match=said):
+        _ = open_result(folder).table
+
+
 def test_files_that_the_manifest_does_not_name_are_not_read(tmp_path):
     """No digest is compared with theirs, so that anybody could have put them there."""
     folder = result_in(tmp_path / "store")

@@ -319,6 +319,12 @@ REFUSED = {
     "stitch.steps=true": "stitch.steps=True must be a number",
     "stitch.lr_multiples=[true]": "stitch.lr_multiples",
     "stitch=low_rank stitch.whiten=true": "stitch.whiten=true is for sgd",
+    "trainer.memory=8-GB": "trainer.memory=8-GB must be a number and a unit",
+    "model.revision=.5": "is the number 0.5 to Hydra",
+    "+target.site=3": "target.site=3 must be",
+    f"seed={'9' * 4400}": "cannot be read",
+    "-m seed=range(5,1)": "seed has no values, so the sweep has no jobs",
+    "-m seed=1,2 hydra.sweeper.max_batch_size=0": "max_batch_size=0 must be at least 1",
     "stitch.floor=true": "stitch.floor=true needs stitch.loss=cross_entropy",
 }
 

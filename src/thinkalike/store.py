@@ -47,6 +47,7 @@ NUMBERS = {".csv", ".npz", ".safetensors"}  # the endings of files that hold wha
 MOST_BYTES = 2**22  # of a manifest, a record or a configuration; those of large jobs have 2**17
 MOST_LISTED = 2**24  # bytes of a table that a page holds; lists do not read the bytes of a larger file
 MOST_OF_TABLE = 2**33  # bytes; pandas would need several times as much memory
+MOST_COLUMNS, MOST_OF_HEADER = 5000, 2**22  # of a table, and bytes of its first line; large jobs have some hundred
 LONGEST_NAME = 1000  # characters of the name of a file in a manifest
 DEEPEST_NAME = 8  # folders in it; those of results have one
 MOST_HEADLINES = 1000  # of a result; large jobs have twenty
@@ -202,7 +203,14 @@ class Result:
 
         file = self._file(name)
         with _explained(file), open_regular(file, follow=False) as opened:
-            return pd.read_csv(opened)
+            header = opened.readline(MOST_OF_HEADER)
+            if header.count(b",") >= MOST_COLUMNS:  # pandas compares each name with those before
+                raise StoreError(f"{file} has more than {MOST_COLUMNS:,} columns")
+            opened.seek(0)
+            table = pd.read_csv(opened)
+            if not isinstance(table.index, pd.RangeIndex):  # pandas takes the first cells for names of rows
+                raise StoreError(f"{file} has rows that are longer than its header")
+            return table
 
     @cached_property
     def files(self) -> list[str]:

@@ -262,7 +262,8 @@ class Loader(ConfigLoaderImpl):
         """Check that overrides have each setting that a file leaves to them, as ???, for which a default would pass."""
         given = keys_of(overrides)
         for key, file in self.files.missing.items():
-            if not any(key == each or key.startswith(f"{each}.") for each in given):
+            # The choice of a group, such as stitch=affine, gives none of its settings.
+            if not any(key == each or ("." in each and key.startswith(f"{each}.")) for each in given):
                 raise ConfigError(f"{file} leaves {short(key)} to the command line, as ???; give {short(key)}=")
 
 
@@ -333,6 +334,11 @@ def check_number_of_jobs(composed: DictConfig) -> None:
     counts: dict[str, int | float] = {}  # the last override of a key takes the place of those before it
     for override in parser.parse_overrides([*words, *composed.hydra.overrides.task]):
         counts[override.get_key_element()] = _number_of_values(override)
+    empty = [key for key, count in counts.items() if count == 0]
+    if empty:
+        raise ConfigError(f"{short(empty[0])} has no values, so the sweep has no jobs")
+    if sweeper.max_batch_size is not None and sweeper.max_batch_size < 1:
+        raise ConfigError(f"hydra.sweeper.max_batch_size={sweeper.max_batch_size} must be at least 1")
     if math.prod(counts.values()) > MOST_JOBS:
         longest = max(counts, key=lambda key: counts[key])
         raise ConfigError(
@@ -362,6 +368,8 @@ def _parsed(override: str) -> list[Override]:
         return OverridesParser.create().parse_overrides([override])
     except HydraException:
         return []
+    except ValueError as error:  # Python reads no number of thousands of digits
+        raise ConfigError(f"{short(override)} cannot be read ({one_line(error)})") from error
 
 
 def _plugins_in(settings: Any) -> list[str]:
@@ -637,7 +645,7 @@ def checked(composed: DictConfig, overrides: Sequence[str], choices: Mapping[str
     settings: Any = OmegaConf.to_container(composed, resolve=False)
     for part in {*GROUPS, "target"} & {*settings}:
         if not isinstance(settings[part], dict):
-            raise ConfigError(f"{part}={short(settings[part])} must be settings, such as {part}: {{name: ...}}")
+            raise ConfigError(f"{part}={short(settings[part])} must be settings, by their names")
         for name in settings[part]:
             if not isinstance(name, str):  # a number in a file
                 raise ConfigError(unknown(f"{part}.{name}", [f"{part}.{key}" for key in settings[part]]))
@@ -665,7 +673,7 @@ def checked(composed: DictConfig, overrides: Sequence[str], choices: Mapping[str
         if written == "???":
             raise ConfigError(f"{word} gives no value; give one, or leave it out")
         read = reduce(lambda part, name: getattr(part, name, None), key.lstrip("+").split("."), config)
-        if isinstance(read, str) and re.fullmatch(r"\d[\d_.]*(e[+-]?\d+)?", written) and read != written:
+        if isinstance(read, str) and re.fullmatch(r"[+-]?[\d.][\d_.]*(e[+-]?\d+)?", written) and read != written:
             raise ConfigError(f"{key}={written} is the number {read} to Hydra; give a text: '{key}=\"{written}\"'")
     return config
 
@@ -737,7 +745,7 @@ def _models(
     """
     model, target = settings["model"], settings["target"]
     given, own = _given(model), _given(target)
-    if "z" not in own.get("site", "z"):  # which alone has heads
+    if "z" not in str(own.get("site", "z")):  # which alone has heads
         own, keys = {"head": None} | own, {*keys, "target.head"}
     runs = {key: model[key] for key in HOW_IT_RUNS if f"model.{key}" in keys}
     is_default = "model" not in chosen
@@ -749,7 +757,8 @@ def _models(
         return {"model": model, "target": target}
     if is_default and not own and not given.keys() - {*HOW_IT_RUNS} and "stitch" in reads:
         return {"model": model, "target": option("model", TARGET) | given}
-    is_elsewhere = {"local": "path", "hub": "hub_id"}.get(model["name"]) in own  # of models without a name of their own
+    # models without a name of their own
+    is_elsewhere = {"local": "path", "hub": "hub_id"}.get(str(model["name"])) in own
     return {"model": model, "target": (option("model", model["name"]) | runs if is_elsewhere else model) | own}
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
-from pydantic import AfterValidator, ByteSize, Field
+from pydantic import AfterValidator, BeforeValidator, ByteSize, Field
 
 from thinkalike.config.schema import NOT_IN_KEY, SEEDS, STEPS, Checked, FilePath, Layers, left_open, not_in_key, ranged
 from thinkalike.errors import ConfigError
@@ -33,6 +33,13 @@ def _of_one_line(path: str) -> str:
     if not path.isprintable():  # the last lines of stdout are paths of results
         raise ValueError("must be a path of printable characters")
     return path
+
+
+def _whole_size(size: Any) -> Any:
+    """Return the size of memory as it is written; pydantic reads the beginning of a text, and drops the rest."""
+    if isinstance(size, str) and not re.fullmatch(r"\s*\d+(\.\d+)?\s*[A-Za-z]*\s*", size):
+        raise ValueError("must be a number and a unit, such as 8GB")
+    return size
 
 
 def _of_a_file(name: str) -> str:
@@ -203,7 +210,7 @@ class TrainerConfig(Checked, part="trainer"):
     checkpoint_every: int = ranged(50, least=1, most=STEPS, in_key=False)  # steps; then a state is kept
     log_every: int = ranged(10, least=1, most=STEPS, in_key=False)  # steps; then losses are read, checked and logged
     # task=stitch: the most of a process, as 8GB; null: what is free, and 2 GiB for states on a CPU outside training
-    memory: Annotated[ByteSize, AfterValidator(float)] | None = not_in_key(None)
+    memory: Annotated[ByteSize, BeforeValidator(_whole_size), AfterValidator(float)] | None = not_in_key(None)
     callbacks: list[Plugin] = field(default_factory=list)  # of plugins, in this order
     recompute: bool = not_in_key(False)  # task=stitch: keep no states inside the frozen blocks: less memory, more time
 

@@ -195,6 +195,8 @@ def unknown(key: str, known: Collection[str]) -> str:
 
 def made(schema: type[Schema], values: Mapping[str, Any], path: str = "") -> Schema:
     """Return the dataclass of nested plain settings."""
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"{path.removesuffix('.')}={short(values)} must be settings, by their names")
     hints, given = get_type_hints(schema), dict(values)
     known = [path + item.name for item in dataclasses.fields(schema)]  # type: ignore[arg-type]
     for name, value in values.items():
