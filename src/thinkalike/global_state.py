@@ -48,6 +48,7 @@ def isolated() -> Iterator[None]:
 
 @contextlib.contextmanager
 def same_random_states_of_python() -> Iterator[None]:
+    """Give Python's random numbers the state back that they had, when the context ends."""
     state = random.getstate()
     try:
         yield
@@ -57,6 +58,7 @@ def same_random_states_of_python() -> Iterator[None]:
 
 @contextlib.contextmanager
 def same_random_states_of_numpy() -> Iterator[None]:
+    """Give NumPy's global random numbers the state back that they had."""
     import numpy as np
 
     state = np.random.get_state()
@@ -68,6 +70,7 @@ def same_random_states_of_numpy() -> Iterator[None]:
 
 @contextlib.contextmanager
 def same_random_states_of_torch() -> Iterator[None]:
+    """Give torch's random numbers the states back that they had, on the CPU and on all GPUs."""
     import torch
 
     cpu, seed = torch.get_rng_state(), torch.initial_seed()
@@ -84,6 +87,7 @@ def same_random_states_of_torch() -> Iterator[None]:
 
 @contextlib.contextmanager
 def same_settings_of_torch() -> Iterator[None]:
+    """Give torch's settings back: threads, precision, dtype, gradients, deterministic algorithms and cuDNN."""
     import torch
     from torch.backends import cudnn
 
@@ -107,6 +111,7 @@ def same_settings_of_torch() -> Iterator[None]:
 
 @contextlib.contextmanager
 def same_environment() -> Iterator[None]:
+    """Give the environment's variables, the path of imports and the working folder back."""
     variables, path, folder = dict(os.environ), sys.path[:], _working_folder()
     try:
         yield
