@@ -109,15 +109,31 @@ class Comparison(ABC):
 
     A side is 0 for the source and 1 for the target. States of a point are those of all rows that were read, and values
     are of the rows that are still compared.
+
+    Attributes:
+        is_massive: Which of the rows that were read are left out, as they decide what is found of some layer.
+        keeps_massive: Whether such rows stay.
     """
+
+    is_massive: Bool[Tensor, " rows"]
+    keeps_massive: bool
 
     @abstractmethod
     def read(self, side: int, point: str) -> States:
         """Return the states that a point of one side's ruler has, such as its copy of "4" bits."""
 
-    @abstractmethod
     def leave_out_massive(self, states: States) -> bool:
         """Leave out the rows that decide what is found of these states; return whether these are further ones."""
+        outliers = None if self.keeps_massive else massive(states)
+        if outliers is None or not (outliers & ~self.is_massive).any():
+            return False
+        self.is_massive |= outliers
+        self.prepare()
+        return True
+
+    @abstractmethod
+    def prepare(self) -> None:
+        """Prepare what depends on which rows are compared."""
 
     @abstractmethod
     def value(self) -> Float[Tensor, "l 2 replicates"]:
@@ -182,7 +198,7 @@ class WordComparison(Comparison):
         self.models = list(models)
         self.layers = [list(of_model) for of_model in layers]
         self.is_massive = torch.zeros(len(words.forms), dtype=torch.bool)
-        self._keeps_massive = keeps_massive
+        self.keeps_massive = keeps_massive
         self._mixing = [TokenMixing(model) for model in dict.fromkeys(models)]
         self._positions = [words.states(mixing, [POSITION])[0][:, 0].long() for mixing in self._mixing]
         self._bags = [states for mixing in self._mixing for states in words.states(mixing, list(BAGS))]
@@ -191,9 +207,9 @@ class WordComparison(Comparison):
         outliers = None if keeps_massive else massive([layer for states in self.states for layer in states])
         if outliers is not None:
             self.is_massive = outliers
-        self._prepare()
+        self.prepare()
 
-    def _prepare(self) -> None:
+    def prepare(self) -> None:
         """Prepare what words, positions and mixing explain, for the rows that are compared."""
         is_compared = ~self.is_massive
         try:
@@ -239,14 +255,6 @@ class WordComparison(Comparison):
         last = max(model.n_layers - 1, 1)
         at_equal_depth = [round(layer * (further.n_layers - 1) / last) for layer in layers]
         return self.words.states(further, at_equal_depth)
-
-    def leave_out_massive(self, states: States) -> bool:
-        outliers = None if self._keeps_massive else massive(states)
-        if outliers is None or not (outliers & ~self.is_massive).any():
-            return False
-        self.is_massive |= outliers
-        self._prepare()
-        return True
 
     def value(self) -> Float[Tensor, "l 2 replicates"]:
         return alike(self.predictors(0), self.predictors(1))

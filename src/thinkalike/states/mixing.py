@@ -7,7 +7,7 @@ know is taken out of states before these are compared. `CONTROLS` are not linear
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ RADIUS = 0.2  # of the weights of the recurrent network; others between 0 and 1 
 POSITION = "position"
 BAGS: Mapping[str, float | None] = {"bag .5": 0.5, "bag .9": 0.9, "mean": None}  # by the decay of earlier tokens
 CONTROLS = ("recurrent", "bilinear", "bag .8", "shrinking")
+DECAYS: Mapping[str, float | None] = {**BAGS, "bag .8": 0.8}
 
 
 class TokenMixing:
@@ -62,20 +63,22 @@ class TokenMixing:
         self, tokens: Int[Tensor, "b t"], layers: Sequence[Any], mask: Tensor | None = None
     ) -> list[Float[Tensor, "b t _"]]:
         """Return the states of these layers; padding after a row does not change them."""
-        positions = torch.arange(tokens.shape[1]).expand(tokens.shape)[..., None].float()
-        if list(layers) == [POSITION]:
-            return [positions]
+        if list(layers) == [POSITION]:  # which needs no embedding
+            return [self._mixed(POSITION, tokens[..., None].float())]
         embedded = self._embedded(tokens)
-        mixed: dict[str, Callable[[Tensor], Tensor]] = {
-            POSITION: lambda rows: positions,
-            "recurrent": self._recurrent,
-            "bilinear": self._bilinear,
-            "bag .8": lambda rows: bag(rows, 0.8),
-            "shrinking": lambda rows: rows / torch.arange(1, rows.shape[1] + 1)[:, None],
-        }
-        for name, decay in BAGS.items():
-            mixed[name] = lambda rows, decay=decay: bag(rows, decay)  # type: ignore[misc]
-        return [mixed[layer](embedded) for layer in layers]
+        return [self._mixed(layer, embedded) for layer in layers]
+
+    def _mixed(self, layer: str, rows: Float[Tensor, "b t d"]) -> Float[Tensor, "b t _"]:
+        positions = torch.arange(rows.shape[1])[:, None]
+        if layer == POSITION:
+            return positions.float().expand(len(rows), -1, -1)
+        if layer == "recurrent":
+            return self._recurrent(rows)
+        if layer == "bilinear":
+            return self._bilinear(rows)
+        if layer == "shrinking":
+            return rows / (positions + 1)
+        return bag(rows, DECAYS[layer])
 
     def _embedded(self, tokens: Int[Tensor, "b t"]) -> Float[Tensor, "b t d"]:
         """Return the embedding of each token, as it is in the first place of a row, less their mean."""

@@ -36,7 +36,7 @@ from thinkalike.instruments.ruler import (
     table_of,
 )  # fmt: skip
 from thinkalike.job import Work
-from thinkalike.measures.estimates import PARTS, massive, without_parts
+from thinkalike.measures.estimates import PARTS, without_parts
 from thinkalike.memory import hand_back
 from thinkalike.models.families import layers_at_depths, pairs_of_layers
 from thinkalike.models.frozen import FrozenModel
@@ -120,6 +120,8 @@ class BatchComparison(Comparison):
                 batches_by_side[side].append(self._at_layers(side, batch.states[side], sites[side]))
         self.states = [_joined(batches) for batches in batches_by_side]
         self.is_massive = torch.zeros(len(self.states[0][0]), dtype=torch.bool)
+        is_of_sequences = self.states[0][0].dim() > 2
+        self.keeps_massive = measure.massive == "keep" or is_of_sequences
 
     def _sites(self, side: int) -> list[int]:
         """Return the layers of a side at which its model is read, also where it is both sides."""
@@ -141,14 +143,8 @@ class BatchComparison(Comparison):
         assert self._text.of is not None
         return list(_each(self._text.of(model, sites)))
 
-    def leave_out_massive(self, states: States) -> bool:
-        if self.measure.massive == "keep" or states[0].dim() > 2:
-            return False
-        outliers = massive(states)
-        if outliers is None or not (outliers & ~self.is_massive).any():
-            return False
-        self.is_massive |= outliers
-        return True
+    def prepare(self) -> None:
+        """Nothing: a metric is given the rows that are compared when it is asked for."""
 
     def value(self) -> Float[Tensor, "l 2 r"]:
         return self._alike(self.states[0], self.states[1])
