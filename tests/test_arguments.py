@@ -22,9 +22,9 @@ from thinkalike.measures import (
     PROCRUSTES,
     FeatureEncoder,
     LayerMeans,
-    LayerPredictions,
-    LinearPrediction,
     NeuralDistances,
+    Predictor,
+    ResidualStates,
     RowGroups,
     cka,
     cka_measure,
@@ -90,12 +90,10 @@ def gathered(metric, source, target, **more):
     return metric.compute()
 
 
-def predicted(sources, targets):
-    prediction = LinearPrediction([(0, 0)])
-    prediction.fit(sources, targets)
-    prediction.judge(sources, targets, 0)
-    prediction.judge([layer[:12] for layer in sources], [layer[:12] for layer in targets], 1)
-    return prediction.compute()
+def left_of(words, states):
+    """What is left of states of twelve documents beyond their words and positions."""
+    rows = len(states)
+    return ResidualStates(words, torch.arange(rows) % 12, [torch.arange(rows) // 12]).of(states)
 
 
 def fitted(X, Y, groups):
@@ -114,8 +112,8 @@ OBJECTS = {  # by class: what its methods give of these arguments
         lambda **given: gathered(LayerMeans(2, 1, mutual_measure(2), given="token"), **given),
         {**SIDES, "groups": TOKENS},
     ),
-    "LayerPredictions": (lambda **given: gathered(LayerPredictions(2, 1, fit_batches=1), **given), SIDES),
-    "LinearPrediction": (predicted, {"sources": [X], "targets": [Y]}),
+    "Predictor": (lambda x, y, documents: Predictor(x, documents).of(y).shares, {"x": X, "y": Y, "documents": GROUPS}),
+    "ResidualStates": (left_of, {"words": TOKENS, "states": X}),
     "LayerMeasure": (lambda X, Y: PROCRUSTES.of(X, Y), {"X": X, "Y": Y}),
     "MLEM": (fitted, {"X": TABLE, "Y": MEANT, "groups": GROUPS}),
     "FeatureEncoder": (lambda X: FeatureEncoder.fit(X).encode(X).levels, {"X": TABLE}),

@@ -47,7 +47,7 @@ SETTINGS = {  # small sizes, by their names on a command line, of which a keywor
                "data.report_tokens": 2048, "data.report_share": 0.5},
     "cka": {f"measure.{name}": value for name, value in FEW.items()},
     "mutual_knn": {f"measure.{name}": value for name, value in FEW.items()} | {"measure.neighbours": 5},
-    "r2": {f"measure.{name}": value for name, value in (FEW | {"fit_batches": 2}).items()},
+    "r2": {"measure.words": 1500},
     "mlem": {"seed": 1} | {f"measure.{name}": value for name, value in PROFILES.items()},
     "rsa": {},
     "steering": {"layers": [[1, 1]], "seed": 1},
@@ -809,7 +809,7 @@ def test_too_few_stimuli_for_folds_are_said_with_their_number(rows, folds, fewes
     assert len(thinkalike.mlem(states, stimuli=table, **options).table) == 1
 
 
-@pytest.mark.parametrize("measure", ["cka", "procrustes", "r2", "distance"])
+@pytest.mark.parametrize("measure", ["cka", "procrustes", "distance"])
 def test_tokens_of_a_report_that_a_measure_does_not_read_are_refused(measure):
     with pytest.raises(ConfigError, match=f"report_tokens= has no effect on {measure}; .*batches"):
         thinkalike.compare(*PAIR, measure=measure, report_tokens=2000, texts=TEXTS, **FEW)

@@ -97,7 +97,7 @@ def compare(
     massive: str = "drop", skip_first: int = 0, skip_special_tokens: bool = False, given: str | None = None,
     null: bool | None = None, permutations: int | None = None, estimator: str = "unbiased",
     aggregate: str = "ratio_of_means", kernel: str = "linear", flatten: str = "token", neighbours: int = 10,
-    kept: float = 0.99, fit_batches: int | None = None, ridge: float | None = None, words: int = 8192,
+    kept: float = 0.99, words: int = 8192,
     field: str | None = None, group: str | None = None, context: int | None = None, report_tokens: int | None = None,
     features: Sequence[str] | None = None, scale: str = "auto", recipe: str = "honest", seed: int = 0,
     threads: int | None = None, store: str | os.PathLike[str] | None = None, force: bool = False,

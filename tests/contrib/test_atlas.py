@@ -37,7 +37,7 @@ def words(text_files, tmp_path):
 @pytest.mark.slow
 def test_six_models_run_once_per_batch_for_four_measures(cli, words, six, forwards, tmp_path):
     kinds = ("cka", "mutual_knn", "r2", "jsd")
-    words = [*words, f"measure.measures=[{','.join(kinds)}]", "measure.fit_batches=12", "measure.level=token"]
+    words = [*words, f"measure.measures=[{','.join(kinds)}]", "measure.words=2048", "measure.level=token"]
     words += [list_of(six, SIX), f"store={tmp_path}/store"]
     (result,) = results(cli("analyze.py", *words))
     assert len(forwards) == len(set(forwards)), "no model reads a batch twice"
