@@ -50,7 +50,7 @@ from thinkalike.models.survey import entries_of
 from thinkalike.plugins import HELD
 from thinkalike.screen import watched
 from thinkalike.store import Result
-from thinkalike.training.recipe import StitchConfig
+from thinkalike.training.recipe import StitchConfig, StitchJob
 
 Model = str | os.PathLike[str] | ModelConfig | FrozenModel | nn.Module | tuple[nn.Module, Any]
 Arrays = np.ndarray | Tensor | pd.DataFrame | Mapping[str, Any]
@@ -67,10 +67,11 @@ def stitch(
     source: Model, target: Model | None = None, *, texts: Text | None = None, layers: Layers | None = None,
     site: str = "resid_post", kind: str = "linear", norm: str | None = None, rank: int = 16, init: str | None = None,
     ridge: float | None = None, loss: str | None = None, controls: bool = False, floor: bool | None = None,
-    both: bool = False, optimizer: str | None = None, whiten: bool | None = None, lr: float | None = None,
-    lr_multiples: Sequence[float] = (), seeds: int = 1, momentum: float = 0.9, scale_lr_by_momentum: bool = True,
-    weight_decay: float | None = None, clip: float = 1.0, schedule: str | None = None, steps: int | None = None,
-    warmup: int | None = None, tokens_per_step: int | None = None, field: str | None = None, group: str | None = None,
+    both: bool = False, similarity: bool = False, optimizer: str | None = None, whiten: bool | None = None,
+    lr: float | None = None, lr_multiples: Sequence[float] = (), seeds: int = 1, momentum: float = 0.9,
+    scale_lr_by_momentum: bool = True, weight_decay: float | None = None, clip: float = 1.0,
+    schedule: str | None = None, steps: int | None = None, warmup: int | None = None,
+    tokens_per_step: int | None = None, field: str | None = None, group: str | None = None,
     context: int | None = None, fit_tokens: int | None = None, report_tokens: int | None = None,
     report_share: float | None = None, scale: str = "auto", recipe: str = "honest", seed: int = 0,
     threads: int | None = None, store: str | os.PathLike[str] | None = None, force: bool = False,
@@ -80,7 +81,8 @@ def stitch(
     The table has the loss of each stitch, its `penalty` in nats per token with its interval, the
     baselines beside it, the bits of the target where it loses as much, and what more training would
     gain; `tables["details"]` has all columns. Without a target the source is stitched to itself.
-    With site="resid_mid" layers are before the MLP of each block.
+    With site="resid_mid" layers are before the MLP of each block. With similarity=True the details
+    also say how much of the states of both models is shared.
 
     >>> result = stitch("gelu-3l-mini", layers=[1], steps=4, tokens_per_step=256, report_tokens=2048)
     >>> list(result.table["source_layer"])
@@ -274,7 +276,8 @@ def place_of(keyword: str, kind: str) -> str:
     for part, schema in {**own, "data": DataConfig, "stimuli": StimuliConfig}.items():
         if keyword in {each.name for each in fields(schema)} - {"seed"}:  # which is the job's
             return f"{part}.{keyword}"
-    if keyword not in {each.name for each in fields(AnalyzeConfig)}:
+    job = StitchJob if kind == "stitch" else AnalyzeConfig
+    if keyword not in {each.name for each in fields(job)}:
         raise ConfigError(f"{keyword} is no setting of {kind}; leave it out")
     return keyword
 

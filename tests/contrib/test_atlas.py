@@ -75,7 +75,7 @@ def test_an_atlas_part_has_the_bits_of_its_measure_alone(cli, words, six, tmp_pa
 
 
 def test_kinds_that_share_a_pass_are_together_and_others_alone():
-    configs = [composed(f"measure={kind}", TWO, entry="analyze") for kind in ("cka", "rsa", "r2")]
+    configs = [composed(f"measure={kind}", TWO, entry="analyze") for kind in ("cka", "rsa", "mutual_knn")]
     assert passes([job for config in configs for job in asked_for(config)]) == [[0, 2], [1]], "rsa reads stimuli"
 
 

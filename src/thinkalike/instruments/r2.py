@@ -23,6 +23,7 @@ from thinkalike.instruments.layer_pairs import screen
 from thinkalike.instruments.layer_pairs.frame import LayerMatrix, layers_compared
 from thinkalike.instruments.ruler import (
     LEAST_WORDS,
+    WORDS,
     WORDS_PER_ROW,
     WordComparison,
     Words,
@@ -51,7 +52,7 @@ class R2Config(MeasureConfig):
     """The settings of held-out R² of all layer pairs."""
 
     kind: str = "r2"
-    words: int = ranged(8192, least=LEAST_WORDS, most=10**8)  # of held-out text, in pieces of up to 128
+    words: int = ranged(WORDS, least=LEAST_WORDS, most=10**8)  # of held-out text, in pieces of up to 128
     embed: bool = False  # also the site before block 0
     massive: Literal["drop", "keep"] = "drop"  # the few words whose long states decide some layer
 
@@ -82,7 +83,7 @@ class LayerR2(LayerMatrix, kind="r2", version=12, reads=("model", "target", "lay
         """Yield fewer layers of equal relative depth, and then fewer words, as many as a number needs at least."""
         words = config.measure.words  # type: ignore[attr-defined]
         depths = shapes["model"].layers, shapes.get("target", shapes["model"]).layers
-        least = min(fewest_words(shapes.values()), words)
+        least = min(fewest_words(shape.width for shape in shapes.values()), words)
         for layers, share in LADDER:
             fewer: dict[str, Any] = {"layers": layers_at_depths(layers, *depths)} if layers < max(depths) else {}
             if share > 1:

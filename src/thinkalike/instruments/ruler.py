@@ -58,7 +58,7 @@ from thinkalike.screen import (
     span,
     text_column,
 )  # fmt: skip
-from thinkalike.states.batches import say_massive
+from thinkalike.states.batches import KEEPS_MASSIVE, say_massive
 from thinkalike.states.mixing import BAGS, CONTROLS, POSITION, TokenMixing
 from thinkalike.states.tokens import Pieces, TextReader, drawn_pieces, text_reader, word_states
 from thinkalike.store import Headline, Result
@@ -69,7 +69,9 @@ States = list[Tensor]  # of rows of text, at each layer that is compared
 
 DEPTHS = 5  # layers of each model, at equal relative depth, unless `layers=` names some
 AT_ONCE = 8  # pieces of text in a pass
+WORDS = 8192  # of held-out text, unless more are needed or asked for
 LEAST_WORDS = 256  # that can be asked for
+MORE_WORDS = "raise measure.words, or give more text"
 ROWS_PER_DIMENSION = 2  # words that are compared, for each dimension of the wider model, at least
 WORDS_PER_ROW = 2  # about half of the words of a text stand twice in a fifth of it
 UNTRAINED, TEXT, MIXING = "untrained", "other text", "local mixing"
@@ -84,7 +86,7 @@ class RulerConfig(MeasureConfig):
     """The settings of the ruler."""
 
     kind: str = "ruler"
-    words: int = ranged(8192, least=LEAST_WORDS, most=10**8)  # of held-out text, in pieces of up to 128
+    words: int = ranged(WORDS, least=LEAST_WORDS, most=10**8)  # of held-out text, in pieces of up to 128
     massive: Literal["drop", "keep"] = "drop"  # the few words whose long states decide some layer
     # layers: the own layers 1, 2 and 4 blocks away; text: states of other text; names and folders of further models
     rungs: list[str] = field(default_factory=lambda: ["bits"])
@@ -150,19 +152,24 @@ def tokens_of_words(words: int) -> float:
     return 1.5 * words
 
 
-def fewest_words(shapes: Iterable[Any]) -> int:
-    """Return about how many words of text a number needs, from the shapes of both models."""
-    return WORDS_PER_ROW * ROWS_PER_DIMENSION * max(shape.width for shape in shapes)
+def fewest_words(widths: Iterable[int]) -> int:
+    """Return about how many words of text a number needs, from the widths of both models."""
+    return WORDS_PER_ROW * ROWS_PER_DIMENSION * max(widths)
 
 
 class Words:
     """Words of text in pieces of several documents, as two models read them.
 
+    Args:
+        words: How many there are, at least.
+        remedy: What an error about too few words tells the user to do.
+
     Raises:
         DataError: There are too few documents, or no word stands twice in the same fold of them.
     """
 
-    def __init__(self, data: DataConfig, models: Sequence[TextReader], words: int):
+    def __init__(self, data: DataConfig, models: Sequence[TextReader], words: int, remedy: str = MORE_WORDS):
+        self.remedy = remedy
         self.text: Pieces = drawn_pieces(data, models, words)
         documents = len(set(self.text.documents))
         if documents < FOLDS:
@@ -228,7 +235,7 @@ class WordComparison(Comparison):
                 self.words.forms, self.words.documents, self._positions, self._bags, is_compared
             )
         except ValueError as error:
-            raise DataError("no word stands twice in a fifth of the documents; raise measure.words") from error
+            raise DataError(f"no word stands twice in a fifth of the documents: {self.words.remedy}") from error
         self.share_compared = len(self.residual.rows) / int(is_compared.sum())
         self._predictors: dict[int, list[Predictor]] = {}
 
@@ -247,7 +254,7 @@ class WordComparison(Comparison):
             needed = math.ceil(least * len(self.words.forms) / compared / 100) * 100
             raise DataError(
                 f"R² needs about {needed:,} words for models of width {width:,}, and has "
-                f"{len(self.words.forms):,}: raise measure.words, or give more text"
+                f"{len(self.words.forms):,}: {self.words.remedy}"
             )
 
     def read(self, side: int, point: str) -> States:
@@ -281,11 +288,11 @@ class WordComparison(Comparison):
         return alike(predictors, map(self.residual.predictor, states))
 
 
-def say_left_out(comparison: WordComparison) -> None:
-    """Say which words are left out, if any are."""
+def say_left_out(comparison: WordComparison, remedy: str = KEEPS_MASSIVE) -> None:
+    """Say which words are left out, if any are, and what keeps them."""
     left_out = comparison.is_massive
     if left_out.any():
-        say_massive(left_out, comparison.words.named(left_out), "words")
+        say_massive(left_out, comparison.words.named(left_out), "words", remedy)
 
 
 def most(values: Sequence[Float[Tensor, "l 2 r"]]) -> Float[Tensor, "l 2 r"]:
@@ -382,7 +389,7 @@ class Ruler(Instrument, kind="ruler", version=7, reads=("model", "target", "laye
     def smaller(self, config: AnalyzeConfig, shapes: Shapes, chosen: Collection[str]) -> Iterator[dict[str, Any]]:
         """Yield fewer words."""
         words = config.measure.words  # type: ignore[attr-defined]
-        least = fewest_words(shapes.values())
+        least = fewest_words(shape.width for shape in shapes.values())
         fewer = [words // 2**times for times in range(5)]
         yield from ({"measure.words": number} for number in dict.fromkeys(max(n, min(least, words)) for n in fewer))
 
@@ -548,10 +555,8 @@ def table_of(
         "source": names[0], "target": names[1],
         "source_layer": [pair[0] for pair in pairs], "target_layer": [pair[1] for pair in pairs],
     }  # fmt: skip
-    columns |= dict(zip(("value", "low", "high"), with_interval(both), strict=True))
-    columns |= {"there": value[:, 0, 0], "back": value[:, 1, 0]}
-    beyond = apart(both - most([own[MIXING] for own in rungs]).mean(1))
-    columns |= dict(zip(("beyond", "beyond_low", "beyond_high"), beyond, strict=True))
+    columns |= shared_columns(value, [own[MIXING] for own in rungs])
+    beyond = Estimate(columns["beyond"], columns["beyond_low"], columns["beyond_high"])
     for side, own in zip(("source", "target"), rungs, strict=True):
         columns[f"{side}_mixing"] = own[MIXING].mean(1)[:, 0]
         columns[f"{side}_untrained"] = own[UNTRAINED].mean(1)[:, 0]
@@ -559,6 +564,21 @@ def table_of(
         for end, part in zip(("", "_low", "_high"), zip(*found, strict=True), strict=True):
             columns[f"{side}_bits{end}"] = torch.stack(part)
     return pd.DataFrame({name: each.numpy() if isinstance(each, Tensor) else each for name, each in columns.items()})
+
+
+def shared_columns(
+    value: Float[Tensor, "l 2 r"], mixing: Sequence[Float[Tensor, "l 2 r"]]
+) -> dict[str, Float[Tensor, " l"]]:
+    """Return columns of what layer pairs share, both ways, and of how much more that is than local mixing shares.
+
+    Args:
+        mixing: What local mixing shares with each of the models.
+    """
+    both = value.mean(1)
+    columns = dict(zip(("value", "low", "high"), with_interval(both), strict=True))
+    columns |= {"there": value[:, 0, 0], "back": value[:, 1, 0]}
+    beyond = apart(both - most(mixing).mean(1))
+    return columns | dict(zip(("beyond", "beyond_low", "beyond_high"), beyond, strict=True))
 
 
 def _reading(value: Tensor, rungs: Mapping[str, Tensor], layer: int, is_beyond: bool) -> Estimate:

@@ -109,14 +109,16 @@ class ModelRuns:
         return states[place]
 
 
-def say_massive(outliers: Bool[Tensor, " n"], names: Sequence[str], units: str, remedy: str = "") -> None:
-    """Name the most frequent ones of the tokens, words or stimuli that are left out."""
+KEEPS_MASSIVE = "; measure.massive=keep keeps them"
+
+
+def say_massive(outliers: Bool[Tensor, " n"], names: Sequence[str], units: str, remedy: str = KEEPS_MASSIVE) -> None:
+    """Name the most frequent ones of the tokens, words or stimuli that are left out, and say how to keep them."""
     count, share = len(names), 100 * len(names) / len(outliers)
     often = ", ".join(f"{name} {times} times" for name, times in Counter(names).most_common(3))
     log.warning(
         f"warning: {count} of {len(outliers)} {units} ({share:{'.1g' if share < 9.5 else '.0f'}} %) are left out, as "
-        f"their states, more than {MASSIVE} times as long as the median, decide some layer: {often}; "
-        f"measure.massive=keep keeps them{remedy}"
+        f"their states, more than {MASSIVE} times as long as the median, decide some layer: {often}{remedy}"
     )
 
 
