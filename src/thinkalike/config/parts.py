@@ -282,6 +282,7 @@ class TrainConfig(JobConfig):
     task: str = "stitch"  # what is fitted: stitch | pretrain | nli | sae
     # what penalties stand beside: bits: the target rounded to 2 to 8 bits; null: nothing
     ruler: Literal["bits"] | None = "bits"
+    similarity: bool = False  # also say whether the states of stitched layers are similar, as measure=ruler has it
 
 
 @dataclass

@@ -178,4 +178,3 @@ class StitchJob(TrainConfig):
     """All that `task=stitch` needs to know."""
 
     stitch: StitchConfig = field(default_factory=StitchConfig)
-    similarity: bool = False  # also say whether the states of stitched layers are similar, as measure=ruler has it
