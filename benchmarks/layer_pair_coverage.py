@@ -22,12 +22,12 @@ from dependence import LENGTHS, Records, Scattered, scattered
 
 from thinkalike.config import MeasureConfig
 from thinkalike.contrib.court.likeness import DirectionSums, Foreseen, whitening
+from thinkalike.contrib.court.regression import RegressionMoments
 from thinkalike.contrib.court.tokens_alone import AHEAD
 from thinkalike.contrib.kin.instruments import DECLARED as KIN
 from thinkalike.contrib.kin.instruments import OUTPUTS
 from thinkalike.instruments.layer_pairs.declared import DECLARED
 from thinkalike.measures import Estimate, LayerMeans, LayerMeasure, cka_measure, mutual_measure
-from thinkalike.measures.closed_forms import HalvedMoments
 from thinkalike.measures.estimates import PARTS
 from thinkalike.measures.layer_means import Accumulator
 
@@ -73,9 +73,9 @@ def layer_pair(name: str, batches: int, documents: int, share: float, lengths: s
     return means.compute()
 
 
-def moments_of(fitted: Scattered) -> HalvedMoments:
+def moments_of(fitted: Scattered) -> RegressionMoments:
     """Return the moments of rows to fit on."""
-    moments = HalvedMoments([(0, 0)])
+    moments = RegressionMoments([(0, 0)])
     moments.update(fitted.source, fitted.target, fitted.documents)
     return moments
 

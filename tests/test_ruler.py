@@ -15,7 +15,7 @@ from thinkalike.instruments.layer_pairs.readings import pairs_read
 from thinkalike.instruments.ruler import RulerConfig, WordComparison
 from thinkalike.instruments.stitching.instrument import in_bits
 from thinkalike.instruments.stitching.table import readings
-from thinkalike.measures.closed_forms import PENALTIES, SURE, HalvedMoments
+from thinkalike.measures.closed_forms import PENALTIES, SURE, HalvedMoments, least_squares
 from thinkalike.measures.estimates import PARTS, next_rung, numbered_by_part, reading_of
 from thinkalike.measures.ridge import FOLDS, Predictor, fold_of, with_ends, with_interval
 from thinkalike.models.load import load_model, rounded
@@ -401,11 +401,11 @@ def test_maps_from_moments_are_those_of_scikit_learn(share, size):
     moments = HalvedMoments([(0, 0)])
     for part in torch.arange(len(x)).split(70):
         moments.update([x[part]], [y[part]], documents[part] % PARTS)
-    found = moments.ridge((0, 0))
+    found = least_squares(moments, (0, 0), ridge=None)
     penalty = chosen_by_scikit_learn(x.numpy(), y.numpy(), (documents % PARTS % 2).numpy())
     guess = Ridge(penalty, solver="svd").fit(x, y).predict(new) if penalty < np.inf else y.mean(0).numpy()
     whole = ((wanted - y.mean(0)).numpy() ** 2).sum()
     expected = 1 - ((wanted.numpy() - guess) ** 2).sum() / whole
-    left = wanted - found.mean_y - (new - found.mean_x) @ found.weight
+    left = wanted - found(new)
     assert 1 - float(left.square().sum()) / whole == pytest.approx(expected, abs=1e-9)
     assert share or abs(expected) < 0.02

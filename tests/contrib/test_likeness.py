@@ -16,6 +16,7 @@ from conftest import composed
 from test_ruler import chosen_by_scikit_learn
 from thinkalike.contrib.court import tokens_alone
 from thinkalike.contrib.court.likeness import likeness_of, output_roots
+from thinkalike.contrib.court.regression import RegressionMoments
 from thinkalike.contrib.court.tokens_alone import (
     AHEAD,
     Beyond,
@@ -28,7 +29,7 @@ from thinkalike.contrib.court.tokens_alone import (
 from thinkalike.data.corpus import PairedRows, TokenRows
 from thinkalike.errors import DataError
 from thinkalike.measures import Predictor
-from thinkalike.measures.closed_forms import HalvedMoments, halves_of
+from thinkalike.measures.closed_forms import halves_of
 from thinkalike.models.families import EMBED
 from thinkalike.models.load import load_model
 
@@ -304,7 +305,7 @@ def test_few_rows_share_what_was_planted_or_nothing(tokens, most):
 
     (fit, halves), (judged, _) = left(1536, 2), left(3072, 1)
     for y, planted in ((1, most), (2, 0)):
-        moments = HalvedMoments([(0, 0)])
+        moments = RegressionMoments([(0, 0)])
         moments.update(fit[:1], fit[y : y + 1], halves)
         found = Judged(moments.ridge((0, 0)))
         found.add(judged[0], judged[y], torch.zeros(len(judged[0]), dtype=torch.long))
