@@ -10,7 +10,7 @@ from sklearn.linear_model import Ridge
 import tiny
 from conftest import composed, with_slow
 from thinkalike.errors import DataError, ModelError
-from thinkalike.instruments import r2, run_job
+from thinkalike.instruments import r2, ruler, run_job
 from thinkalike.instruments.layer_pairs.readings import pairs_read
 from thinkalike.instruments.ruler import RulerConfig, WordComparison
 from thinkalike.instruments.stitching.instrument import in_bits
@@ -20,6 +20,7 @@ from thinkalike.measures.estimates import PARTS, next_rung, numbered_by_part, re
 from thinkalike.measures.ridge import FOLDS, Predictor, fold_of, with_ends, with_interval
 from thinkalike.models.load import load_model, rounded
 from thinkalike.processes import Interrupted
+from thinkalike.store import Result
 
 
 def drawn(documents=12, per=20, width=6, seed=0):
@@ -251,6 +252,26 @@ def test_models_that_share_their_text_alone_have_plain_r2_and_no_more(read):
     is_same = same["source_layer"] == same["target_layer"]
     assert same[is_same][["value", "back", "plain", "plain_back"]].to_numpy() == pytest.approx(1, abs=1e-3)
     assert same[~is_same]["value"].max() < 0.99
+
+
+def test_states_that_are_not_finite_are_refused(read, monkeypatch):
+    word_states = ruler.word_states
+
+    def overflowing(*arguments):
+        return [states.index_fill(-1, torch.tensor(0), torch.inf) for states in word_states(*arguments)]
+
+    monkeypatch.setattr(ruler, "word_states", overflowing)
+    with pytest.raises(DataError, match="is not finite: run it in a wider dtype"):
+        read("base", "other", "force=true", measure=R2)
+
+
+def test_results_of_earlier_versions_are_called_plain_r2(read):
+    result = read("base", "copy3", measure=R2)
+    old = result.table.drop(columns=[name for name in result.table if name.startswith("plain")])
+    earlier = Result(result.folder)
+    vars(earlier)["table"] = old
+    assert result.instrument.label(earlier) == "R²"
+    result.instrument.show(earlier)
 
 
 def test_layer_pairs_are_the_same_however_many_predictors_fit_in_memory(monkeypatch):

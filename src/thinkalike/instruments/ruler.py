@@ -179,13 +179,20 @@ class Words:
         self.forms = self.text.forms
 
     def states(self, model: FrozenModel | TokenMixing, layers: Sequence[Any]) -> list[Float[Tensor, "words d"]]:
-        """Return the states of a model at all words, at each of these layers, of which some may be the same."""
+        """Return the states of a model at all words, at each of these layers, of which some may be the same.
+
+        Raises:
+            DataError: A state is not finite.
+        """
         different = list(dict.fromkeys(layers))
         pieces = torch.arange(len(self.text.texts)).split(AT_ONCE)
         batches = [word_states(model, self.text.chosen(numbers), different) for numbers in counted(pieces, "batch")]
         by_layer = {
             layer: torch.cat(states).cpu() for layer, states in zip(different, zip(*batches, strict=True), strict=True)
         }
+        for layer, of_layer in by_layer.items():
+            if not of_layer.isfinite().all():
+                raise DataError(f"a state of {model.name} at layer {layer} is not finite: run it in a wider dtype")
         return [by_layer[layer] for layer in layers]
 
     def named(self, rows: Bool[Tensor, " words"]) -> list[str]:
