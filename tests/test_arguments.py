@@ -521,8 +521,8 @@ REFUSED = {  # by what is wrong: a call, and the argument that the error begins 
     ),
     "a ridge of text": (lambda: MLEM().set_params(alpha=["a"]).fit(TABLE, X), r"alpha=\['a'\] must be a finite number"),
     "no states": (lambda: MLEM().fit(TABLE, []), "Y has no layers"),
-    "a name as an estimator": (lambda: importance("x"), "model is 'x': give an estimator"),
-    "a class as an estimator": (lambda: importance(MLEM), "model is <class"),
+    "a name as an estimator": (lambda: importance("x"), "model='x' must be an object of the class MLEM"),
+    "a class as an estimator": (lambda: importance(MLEM), "model=<class .* must be an object of the class MLEM"),
     "a list as a feature": (lambda: importance(given=["a"]), r"given=\['a'\] must be a whole number or text"),
     "a pair of one feature": (
         lambda: importance(interactions=[(0,)]),

@@ -119,13 +119,24 @@ def level_of(value: float, levels: Sequence[Level] | None) -> Level | None:
     return value if levels is None else levels[int(value)]
 
 
-def cell_numbers(values: Any) -> Int[Tensor, " n"]:
-    """Return numbers from 0 that are equal for equal rows of a table, or for equal values of a list."""
+def cell_numbers(values: Any, name: str) -> Int[Tensor, " n"]:
+    """Return numbers from 0 that are equal for equal rows of a table, or for equal values of a list.
+
+    A ValueError names what is neither.
+    """
+    if isinstance(values, Tensor):
+        values = tensor_of(values.detach(), Shaped, name)
+    elif isinstance(values, str | bytes) or not (isinstance(values, Sequence) or hasattr(values, "__array__")):
+        raise ValueError(f"{name} is {type(values).__name__}: give a table, an array or a list")
+    refuse_masked(values, name)
     values = values.cpu().numpy() if isinstance(values, Tensor) else values
     if isinstance(values, np.ndarray):
         values = values.astype(values.dtype.newbyteorder("="), copy=False)  # pandas takes no foreign byte order
     frame = pd.DataFrame(list(values) if isinstance(values, range | tuple) else values)
-    numbers = [pd.factorize(frame.iloc[:, place], use_na_sentinel=False)[0] for place in range(frame.shape[1])]
+    try:
+        numbers = [pd.factorize(frame.iloc[:, place], use_na_sentinel=False)[0] for place in range(frame.shape[1])]
+    except TypeError as error:
+        raise ValueError(f"{name} holds lists, sets or the like: give text or numbers") from error
     return torch.from_numpy(pd.factorize(pd.MultiIndex.from_arrays(numbers))[0].astype(np.int64))
 
 

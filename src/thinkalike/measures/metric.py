@@ -105,7 +105,7 @@ class CKA(LayerMeans):
         **kwargs: Any,
     ):
         options = {"estimator": estimator, "kernel": kernel, "flatten": flatten}
-        for name, choice in {"aggregate": aggregate, "given": given, **options}.items():
+        for name, choice in {"aggregate": aggregate, "given": given}.items():
             check_choice(name, choice, CHOICES[name])
         measure, after = cka_measure(estimator, kernel, flatten=flatten), aggregate == "mean_of_ratios"
         if given == "token" and not measure.given:

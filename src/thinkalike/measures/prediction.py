@@ -13,8 +13,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from thinkalike.arguments import takes_arrays
-from thinkalike.measures.closed_forms import HalvedMoments, LayerPair, LayerStates, Regression
+from thinkalike.arguments import Count, takes_arrays
+from thinkalike.measures.closed_forms import HalvedMoments, LayerPair, LayerStates, Regression, Ridge
 from thinkalike.measures.contract import APART, Batch
 from thinkalike.measures.estimates import FEWEST, PARTS, Estimate, RowGroups, in_halves, jackknife, without_parts
 from thinkalike.measures.layer_means import Accumulator, LayerPairEstimate, numbers_of
@@ -45,7 +45,8 @@ class LinearPrediction:
         ridge: λ in units of the mean of the diagonal of Σ (x - x̄)(x - x̄)', more than 0; None: it is chosen.
     """
 
-    def __init__(self, pairs: Iterable[LayerPair], *, ridge: float | None = None):
+    @takes_arrays
+    def __init__(self, pairs: Iterable[LayerPair], *, ridge: Ridge = None):
         self._moments: HalvedMoments | None = HalvedMoments(pairs, 1 if ridge else 2)  # None: maps are solved for
         self.pairs, self.ridge = self._moments.pairs, ridge
         self.maps: list[tuple[Regression, Regression]] = []  # of each pair, there and back
@@ -199,14 +200,15 @@ class LayerPredictions(Accumulator):
 
     parts: ClassVar[tuple[str, ...]] = ("used",)  # of batches that judge; the rest of the state is the predictions'
 
+    @takes_arrays
     def __init__(
         self,
-        source_layers: int,
-        target_layers: int,
+        source_layers: Count,
+        target_layers: Count,
         *,
-        fit_batches: int,
+        fit_batches: Count,
         given: str = "none",
-        ridge: float | None = None,
+        ridge: Ridge = None,
         **kwargs: Any,
     ):
         super().__init__(source_layers, target_layers, given=given, **kwargs)

@@ -7,18 +7,19 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from thinkalike.arguments import Count, Repetitions, Seed, check_choice, takes_arrays
+from thinkalike.arguments import Count, Repetitions, Seed, Within, check_choice, takes_arrays
 from thinkalike.measures.chance import TIE, balanced_rows, permuted_rows
 from thinkalike.measures.distances.comparators import TIED, compare, mid_ranks, stimuli_of, with_ties
 from thinkalike.measures.estimates import (
     FEWEST_GROUPS,
     Estimate,
+    all_alike,
     check_groups,
     effective_number,
     freedom_of_groups,
@@ -224,7 +225,9 @@ def squared_distances(
     return squared
 
 
-def crossnobis(runs: Float[Tensor, "m n d"], noise: str = "shrinkage") -> Float[Tensor, "n n"]:
+def crossnobis(
+    runs: Annotated[Float[Tensor, "m n d"], Within(fewest=1)], noise: str = "shrinkage"
+) -> Float[Tensor, "n n"]:
     """Return the crossnobis distance of every two stimuli, squared and per unit: 0 on average if they are equal.
 
     d²_ij = 1 / (m (m - 1) d) Σ_{a≠b} (x_ai - x_aj)ᵀ Σ⁻¹ (x_bi - x_bj), over pairs of different runs a and b (Walther et
@@ -241,10 +244,17 @@ def crossnobis(runs: Float[Tensor, "m n d"], noise: str = "shrinkage") -> Float[
         torch.linalg.LinAlgError: The covariance cannot be inverted: noise="diagonal" always can.
     """
     check_choice("noise", noise, NOISES)
+    m, n, d = runs.shape
+    if m < 2:
+        raise ValueError(f"runs has {m} run: give two or more")
+    size = runs.detach().double().square().mean((0, 1))
     runs = runs.detach().double()
-    runs, (m, n, d) = runs - runs.mean((0, 1)), runs.shape
+    runs = runs - runs.mean((0, 1))
     if noise != "none":
-        covariance = noise_covariance((runs - runs.mean(0)).reshape(m * n, d), n * (m - 1))
+        residuals = runs - runs.mean(0)
+        is_rounding = all_alike(residuals.square().mean((0, 1)), size, torch.float64)
+        residuals = residuals.masked_fill(is_rounding, 0.0)
+        covariance = noise_covariance(residuals.reshape(m * n, d), n * (m - 1))
         if noise == "diagonal":
             runs = runs / covariance.diagonal().sqrt()
         else:
@@ -257,7 +267,7 @@ def crossnobis(runs: Float[Tensor, "m n d"], noise: str = "shrinkage") -> Float[
     return ((distances + distances.T) / 2).fill_diagonal_(0)
 
 
-def noise_covariance(residuals: Float[Tensor, "k d"], freedom: int) -> Float[Tensor, "d d"]:
+def noise_covariance(residuals: Annotated[Float[Tensor, "k d"], Within()], freedom: Count) -> Float[Tensor, "d d"]:
     """Return the covariance of d units in k residuals, with covariances shrunk towards 0 by Schäfer & Strimmer (2005).
 
     Covariances are multiplied by 1 - λ, λ = Σ_{i≠j} Var(r_ij) / Σ_{i≠j} r_ij², cut to [0, 1], where r_ij and its
@@ -266,6 +276,10 @@ def noise_covariance(residuals: Float[Tensor, "k d"], freedom: int) -> Float[Ten
     mean 0 and these degrees of freedom. A ValueError names a unit that is constant.
     """
     k, d = residuals.shape
+    if k < 2:
+        raise ValueError(f"residuals has shape {(k, d)}: give two rows or more")
+    if freedom > k:
+        raise ValueError(f"freedom={freedom} is more than the {k} residuals: give their degrees of freedom")
     covariance = residuals.T @ residuals / freedom
     variances = covariance.diagonal()
     if (still := (variances <= 0).nonzero()[:, 0]).numel():

@@ -7,13 +7,13 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from numbers import Integral
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from thinkalike.arguments import Count, Level, Repetitions, RepetitionsOrNone, Seed
+from thinkalike.arguments import Count, Level, Repetitions, RepetitionsOrNone, Seed, Within, shown, tensor_of
 from thinkalike.measures import estimates
 from thinkalike.measures.distances.comparators import levels_of, ranks_of_levels, spearman_of_patterns
 from thinkalike.measures.distances.neural import NeuralDistances, upper
@@ -39,7 +39,9 @@ def fewest_groups(folds: int) -> int:
 
 
 def fold_interval(
-    values: Float[Tensor, "*b k"], level: Level = 0.95, t: Float[Tensor, " *r"] | None = None
+    values: Annotated[Float[Tensor, "*b k"], Within()],
+    level: Level = 0.95,
+    t: Annotated[Float[Tensor, "*#b"] | None, Within(least=0, is_finite=False)] = None,
 ) -> Estimate:
     """Return the mean over k ≥ 2 folds, (*b), with a t interval of k - 1 degrees of freedom.
 
@@ -147,8 +149,6 @@ def feature_importance(
     >>> int(feature_importance(MLEM(alpha=1.0), features, states).profile().value.argmax())
     0
     """
-    if not isinstance(model, MLEM):
-        raise ValueError(f"model is {model!r}: give an estimator, as MLEM()")
     table = model.read(X, Y, groups)
     n, f = table.values.shape
     pairs = _pairs_of_features(interactions, table.columns)
@@ -191,15 +191,21 @@ def feature_importance(
 
 def _pairs_of_features(interactions: Any, columns: Columns) -> list[FeatureSet]:
     """Return pairs of features by their numbers; a ValueError names what is no pair."""
-    wrong = "interactions={!r} must be a list of pairs of features, by number or name, as [(0, 1)]"
-    if isinstance(interactions, str) or not isinstance(interactions, Iterable):
-        raise ValueError(wrong.format(interactions))
+    wrong = f"interactions={shown(interactions)} must be a list of pairs of features, by number or name, as [(0, 1)]"
+    if not isinstance(interactions, list | tuple):
+        raise ValueError(wrong)
     pairs: list[FeatureSet] = []
     for pair in interactions:
         names = tuple(pair) if isinstance(pair, Iterable) and not isinstance(pair, str) else ()
-        if len(names) != 2 or not all(isinstance(name, Integral | str) for name in names):
-            raise ValueError(wrong.format(interactions))
-        pairs.append((columns.place(names[0]), columns.place(names[1])))
+        is_named = all(isinstance(name, Integral | str) and not isinstance(name, bool) for name in names)
+        if len(names) != 2 or not is_named:
+            raise ValueError(wrong)
+        first, second = map(columns.place, names)
+        if first == second:
+            raise ValueError(f"interactions has {shown(pair)}, which is one feature with itself: give two features")
+        if {first, second} in map(set, pairs):
+            raise ValueError(f"interactions has {shown(pair)} twice: give each pair of features once")
+        pairs.append((first, second))
     return pairs
 
 
@@ -289,8 +295,13 @@ def split_half_reference(
     Raises:
         ValueError: Fewer than two pairs of cells are in both halves, they are all equally far, or they are noise.
     """
-    draw, numbers = estimates.seeded(seed), cell_numbers(cells)
-    owners = torch.arange(len(layers[0])) if groups is None else cell_numbers(groups)
+    if not len(layers):
+        raise ValueError("layers is empty: give the states of one layer or more")
+    draw, numbers = estimates.seeded(seed), cell_numbers(cells, "cells")
+    owners = torch.arange(len(layers[0])) if groups is None else tensor_of(groups, Int, "groups").cpu()
+    for name, each in {"cells": numbers, "groups": owners}.items():
+        if each.shape != (len(layers[0]),):
+            raise ValueError(f"{name} has shape {tuple(each.shape)}: give one for each of {len(layers[0])} stimuli")
     rows = torch.randperm(len(numbers), generator=draw)[:MOST].sort().values
     owners, numbers = owners[rows].unique(return_inverse=True)[1], numbers[rows].unique(return_inverse=True)[1]
     distances = [NeuralDistances.of(torch.as_tensor(layer).cpu(), distance).take(rows) for layer in layers]
