@@ -78,6 +78,7 @@ Size = Annotated[int, Within(least=0, most=10**7)]  # of an array that a functio
 Repetitions = Annotated[int, Within(least=1, most=MOST_REPETITIONS)]  # random repetitions, such as permutations
 RepetitionsOrNone = Annotated[int, Within(least=0, most=MOST_REPETITIONS)]  # 0 leaves them out
 Seed = Annotated[int, Within(least=0, below=2**63)]
+BatchNumber = Annotated[int | None, Within(least=0, below=2**63)]  # None: the next one
 Level = Annotated[float, Within(above=0, below=1)]  # a probability, such as 0.95 for 95 %
 
 
@@ -279,6 +280,8 @@ class _Wanted(NamedTuple):
             if isinstance(value, Tensor):
                 _refuse_odd(value, name)
             return value.tolist() if hasattr(value, "tolist") else value
+        if isinstance(value, bool | np.bool_) and self.array is not None:
+            raise ValueError(f"{name}={value} must be an array: {NUMBERS}")
         if isinstance(value, int) and float in self.others:
             return float(value)
         if not (self.array or self.items) or (isinstance(value, self.others) and not isinstance(value, Tensor)):
@@ -288,8 +291,6 @@ class _Wanted(NamedTuple):
         if self.items and self.by_number and isinstance(value, Mapping):
             return {place: self.items.read(each, f"{name}[{place}]", device) for place, each in value.items()}
         tensor = tensor_of(value, getattr(self.array, "dtype", Shaped), name)
-        if self.range is not None:
-            _refuse_beyond(tensor, self.range, name)
         tensor = tensor if device is None or isinstance(value, Tensor) else tensor.to(device)
         if self.items and tensor.ndim < 3:
             raise ValueError(f"{name} is one array of shape {tuple(tensor.shape)}: give a list of them, as layers")
@@ -300,6 +301,8 @@ class _Wanted(NamedTuple):
             raise ValueError(f"{name} has shape {tuple(tensor.shape)}, not ({dims}) in the sizes of other arguments")
         if tensor.ndim > 1 and tensor.shape[-1] == 0:
             raise ValueError(f"{name} has shape {tuple(tensor.shape)}, without columns: give one column or more")
+        if self.range is not None:
+            _refuse_beyond(tensor, self.range, name)
         return tensor
 
     def _layers(self, layers: Sequence[Any], name: str, device: torch.device | None) -> Sequence[Any]:
@@ -382,15 +385,21 @@ def _numbers_of_names(value: Any, array: np.ndarray, name: str) -> np.ndarray:
     if array.ndim == 0:
         kind = type(value).__name__
         raise ValueError(f"{name} is {kind}: give a list, an array or a column of names or whole numbers")
-    if isinstance(value, list | tuple) and array.dtype.kind in "US":
-        array = np.array(value, dtype=object)  # NumPy makes the text "nan" of NaN, and one text of 1 and "1"
-    native = array.astype(array.dtype.newbyteorder("="))  # pandas takes no foreign byte order
-    try:
+    if isinstance(value, list | tuple) and array.dtype.kind in "USf":
+        # NumPy makes the text "nan" of NaN, one text of 1 and "1", and one float of 2^64 - 1 and 2^64 - 2.
+        array = np.array(value, dtype=object)
+    if array.dtype.kind != "O":
+        native = array.astype(array.dtype.newbyteorder("="))  # pandas takes no foreign byte order
         numbers = pd.factorize(native.ravel())[0].reshape(array.shape)
+        _refuse_missing(numbers < 0, name)
+        return numbers
+    _refuse_missing(np.asarray(pd.isna(array)), name)
+    places: dict[Any, int] = {}  # pandas would merge whole numbers beyond 64 bits
+    try:
+        numbers = np.array([places.setdefault(each, len(places)) for each in array.ravel()], dtype=np.int64)
     except TypeError as error:
         raise ValueError(f"{name} holds lists, sets or the like: give text or whole numbers") from error
-    _refuse_missing(numbers < 0, name)
-    return numbers
+    return numbers.reshape(array.shape)
 
 
 def refuse_masked(value: Any, name: str, depth: int = 0) -> None:
@@ -427,9 +436,10 @@ def _refuse_odd(tensor: Tensor, name: str) -> None:
 def _refuse_beyond(tensor: Tensor, within: Within, name: str) -> None:
     if tensor.numel() < within.fewest:
         raise ValueError(f"{name} has shape {tuple(tensor.shape)}: give {within.fewest} values or more")
-    if not tensor.numel() or tensor.dtype == torch.bool:
+    has_ends = within._replace(fewest=0, is_finite=True) != Within()
+    if not tensor.numel() or tensor.dtype == torch.bool or not (has_ends or tensor.is_floating_point()):
         return
-    for end in map(float, tensor.aminmax()):
+    for end in map(float, tensor.detach().aminmax()):
         if end not in within:
             wanted = "finite numbers" if within.is_finite else "numbers"
             raise ValueError(f"{name} holds {end:g}: its values must be {wanted}, {within}".rstrip(", "))

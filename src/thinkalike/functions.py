@@ -31,8 +31,8 @@ from jaxtyping import Float
 from safetensors.numpy import save_file
 from torch import Tensor, nn
 
-from thinkalike import measures, plugins
-from thinkalike.arguments import check_rows, checked_numbers, tensor_of
+from thinkalike import plugins
+from thinkalike.arguments import check_rows, checked_numbers, takes_arrays, tensor_of
 from thinkalike.config import ModelConfig, compose_open_job, measure_module, measure_schema, options, part_named
 from thinkalike.config.parts import SMALL, AnalyzeConfig, DataConfig, StimuliConfig
 from thinkalike.config.schema import default_of, is_open
@@ -42,6 +42,7 @@ from thinkalike.digests import tokenizer_fingerprint
 from thinkalike.errors import ConfigError, ThinkalikeError, checked_path, plain
 from thinkalike.global_state import isolated
 from thinkalike.instruments import check_read, run_job
+from thinkalike.measures.distances.neural import rsa_of_models
 from thinkalike.models.behaviour import identity_of
 from thinkalike.models.families import IN_MEMORY, label
 from thinkalike.models.frozen import FrozenModel
@@ -187,7 +188,7 @@ def rsa(
             if arguments[name] != signature(rsa).parameters[name].default:
                 raise ConfigError(f"{name}= has no effect on rsa of arrays without stimuli; leave it out")
         with isolated():
-            return measures.rsa(models, others, distance, comparator)
+            return takes_arrays(rsa_of_models)(models, others, distance, comparator)
     if others is not None or not isinstance(models, list | tuple):
         raise ConfigError("rsa on stimuli takes one list of models, and no others")
     return _result("rsa", rsa, locals(), models)

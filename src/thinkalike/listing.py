@@ -331,8 +331,16 @@ def results(
     ['diff']
     """
     found = search(Path(checked_path("store", store)).expanduser())
-    kinds, models = ((each,) if isinstance(each, str) else tuple(each) for each in (kind, model))
+    kinds, models = _texts_of("kind", kind), _texts_of("model", model)
     return frame(selected(found, Query(found.store, kinds, models)) if found.entries or kinds or models else [])
+
+
+def _texts_of(name: str, value: Any) -> tuple[str, ...]:
+    """Return one text or several as a tuple; a ConfigError names an argument that is neither."""
+    texts = (value,) if isinstance(value, str) else value.tolist() if hasattr(value, "tolist") else value
+    if not isinstance(texts, list | tuple | set) or not all(isinstance(text, str) for text in texts):
+        raise ConfigError(f"{name}={value!r} must be text, or a list of texts")
+    return tuple(texts)
 
 
 def frame(entries: Sequence[Entry]) -> pd.DataFrame:

@@ -360,7 +360,7 @@ def _value_of(function: Callable[[Tensor, Tensor], Any], X: Float[Tensor, "m d"]
     value = function(X.clone(), Y.clone())
     try:
         scalar = value.item() if hasattr(value, "item") else value
-        number = float("nan") if isinstance(scalar, bool | str | bytes) else float(scalar)
+        number = float("nan") if isinstance(scalar, str | bytes) else float(scalar)
     except (TypeError, ValueError, RuntimeError, OverflowError):
         number = float("nan")
     if not math.isfinite(number):

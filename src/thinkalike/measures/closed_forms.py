@@ -140,7 +140,7 @@ class Moments:
 
     def of(self, pair: LayerPair) -> PairStatistics:
         """Return the statistics of one layer pair; a ValueError of fewer than two rows."""
-        if pair not in self.pairs:
+        if not isinstance(pair, tuple) or pair not in self.pairs:
             raise ValueError(f"pair={shown(pair)} is not one of the layer pairs {shown(self.pairs)}")
         if self.n < 2:
             raise ValueError(f"a map needs the states of two tokens, not {self.n}: call update first")
@@ -382,6 +382,8 @@ def least_squares(
 
 
 def _ridge(moments: Any, pair: LayerPair, ridge: float | None, bias: bool) -> float:
+    if ridge is None and not isinstance(moments, HalvedMoments):
+        raise ValueError("ridge=None is chosen over halves of the documents: give HalvedMoments, or a number")
     return moments.penalty(pair, bias) if ridge is None else ridge
 
 

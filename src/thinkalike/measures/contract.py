@@ -254,7 +254,7 @@ class Batch(NamedTuple):
         rows = [rows_of(layer.to(dtype), flatten, self.mask, kept) for layer in layers]
         documents, tokens = self._documents(layers[0], flatten), None
         if self.groups is not None:
-            tokens = labels_of_rows(self.groups, self.mask, layers[0], "tokens")
+            tokens = labels_of_rows(self.groups, self.mask, layers[0], "groups")
         check_same_rows([*map(len, rows), len(documents)], [*names, "documents"])
         order = (documents % PARTS).argsort(stable=True)
         return BatchRows(rows, names, order, documents[order], None if tokens is None else tokens[order]), places

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
-from thinkalike.arguments import MOST_REPETITIONS, Count, Level, Seed, Size, Within
+from thinkalike.arguments import MOST_REPETITIONS, Count, Level, Seed, Size, Within, shown, takes_arrays
 
 log = logging.getLogger(__name__)
 
@@ -276,7 +276,7 @@ def freedom_of_groups(counts: Shaped[Tensor, " groups"]) -> float:
 
 
 def bootstrap_interval(
-    sums: Annotated[Float[Tensor, "*b documents"], Within()],
+    sums: Annotated[Float[Tensor, "*b documents"], Within(fewest=1)],
     counts: Annotated[Float[Tensor, " documents"], Within(least=0)],
     *,
     level: Level = 0.95,
@@ -319,7 +319,7 @@ def bootstrap_interval(
     kept = counts > 0
     sums, counts, n = sums[..., kept].double(), counts[kept].double(), int(kept.sum())
     if n < 2:
-        raise ValueError(f"an interval over documents needs two of them, not {n}")
+        raise ValueError(f"counts: an interval over documents needs two of them, not {n}")
     # Squares of very small or very large numbers leave the range of float64. Powers of two change no other digits.
     sums_unit = power_of_two_below(sums.abs().amax(-1, keepdim=True))
     counts_unit = power_of_two_below(counts.max())
@@ -374,7 +374,9 @@ def _checked_bounds(bounds: Any) -> tuple[float, float]:
     except (TypeError, ValueError, OverflowError):
         is_rising = False
     if isinstance(bounds, str) or not is_rising:
-        raise ValueError(f"bounds={bounds!r} must be two numbers, the least value of a token and then the greatest one")
+        raise ValueError(
+            f"bounds={shown(bounds)} must be two numbers, the least value of a token and then the greatest one"
+        )
     return least, greatest
 
 
@@ -413,7 +415,7 @@ def drawn_counts(n: int, resamples: int, generator: torch.Generator) -> Float[Te
 
 
 def documents_and_seeds_interval(
-    sums: Annotated[Float[Tensor, "*b seeds documents"], Within()],
+    sums: Annotated[Float[Tensor, "*b seeds documents"], Within(fewest=1)],
     counts: Annotated[Float[Tensor, " documents"], Within(least=0)],
     *,
     level: Level = 0.95,
@@ -474,14 +476,9 @@ class RowGroups:
     _last: list[Any] = field(default_factory=list)  # positions, and what `_of_positions` returned for them
 
     @classmethod
-    def of(cls, tokens: Int[Tensor, " n"] | Any, fewest: int) -> RowGroups:
+    @takes_arrays
+    def of(cls, tokens: Annotated[Int[Tensor, " n"], Within(fewest=1)], fewest: Count) -> RowGroups:
         """Group rows by their token; one of fewer than `fewest` rows makes no group, and a ValueError if all do so."""
-        if not isinstance(tokens, Tensor):
-            from thinkalike.arguments import tensor_of  # of arrays alone, which jobs do not have
-
-            tokens = tensor_of(tokens, Int, "tokens")
-        if tokens.ndim != 1 or not len(tokens):
-            raise ValueError(f"tokens has shape {tuple(tokens.shape)}: give the token of each row")
         _, labels, counts = tokens.unique(return_inverse=True, return_counts=True)
         sizes, numbers = counts[counts >= fewest].unique(return_counts=True)
         if not len(sizes):

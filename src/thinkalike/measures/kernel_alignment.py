@@ -18,12 +18,11 @@ from thinkalike.measures.contract import Blocks, LayerMeasure, Pair
 from thinkalike.measures.estimates import FEWEST, ROUNDINGS, RowGroups, common_dtype
 from thinkalike.measures.rows import FLATTEN, CentredRows, centre, centre_all, centre_groups, refuse_flaws
 
+AGGREGATES = ("ratio_of_means", "mean_of_ratios")
 CHOICES = {
     "estimator": ("unbiased", "biased"),
     "kernel": ("linear", "rbf"),
-    "aggregate": ("ratio_of_means", "mean_of_ratios"),
     "flatten": FLATTEN,
-    "given": ("none", "token"),
 }
 LARGE = 512  # rows; a larger group is a Gram matrix of its own
 AT_ONCE = 2**17  # numbers of the blocks of small groups of one layer

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from thinkalike.arguments import Count, Within
+from thinkalike.errors import one_line
 from thinkalike.processes import counted
 
 CHUNK, LOGITS = 1024, 2**25  # tokens, at most, and logits, at most, of a chunk
@@ -112,7 +113,13 @@ def logits_of(states: Tensor, finish: Finish) -> Tensor:
 
 def _finished(states: Float[Tensor, "*k n d"], finish: Finish) -> Float[Tensor, "*k n v"]:
     """Return the logits of states in the dtype that `finish` has; a ValueError if it gives something else."""
-    logits = finish(states)
+    try:
+        logits = finish(states)
+    except (RuntimeError, TypeError) as error:
+        if "memory" in str(error):
+            raise
+        shape = f"{states.dtype} of shape {tuple(states.shape)}"
+        raise ValueError(f"finish does not take states, {shape}: {one_line(error)}") from error
     is_tensor = isinstance(logits, Tensor) and logits.is_floating_point()
     if not is_tensor or logits.shape[:-1] != states.shape[:-1] or not logits.shape[-1]:
         made = f"{logits.dtype} of shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else type(logits).__name__
@@ -194,7 +201,7 @@ def unigram_entropy(tokens: Annotated[Int[Tensor, " n"], Within(least=0, fewest=
     """Return the entropy in nats of the tokens' own frequencies: the loss of the best model without context."""
     counts = tokens.unique(return_counts=True)[1].double()
     shares = counts / counts.sum()
-    return float(-(shares * shares.log()).sum())
+    return float((shares * -shares.log()).sum())
 
 
 class OutputMatch(NamedTuple):

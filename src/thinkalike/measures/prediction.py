@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from thinkalike.arguments import Count, takes_arrays
+from thinkalike.arguments import BatchNumber, Count, takes_arrays
 from thinkalike.measures.closed_forms import HalvedMoments, LayerPair, LayerStates, Regression, Ridge
 from thinkalike.measures.contract import APART, Batch
 from thinkalike.measures.estimates import FEWEST, PARTS, Estimate, RowGroups, in_halves, jackknife, without_parts
@@ -64,7 +64,11 @@ class LinearPrediction:
         """
         if not self._moments:
             raise ValueError("the maps have been judged already: give all batches to fit on first")
-        n = len(next(iter(sources.values() if isinstance(sources, Mapping) else sources)))
+        layers = [*sources.values()] if isinstance(sources, Mapping) else sources
+        if not len(layers):
+            raise ValueError("sources is empty: give the states of one layer or more")
+        n = len(layers[0])
+        _check_documents(documents, n)
         self._moments.update(sources, targets, torch.arange(n) if documents is None else documents % PARTS)
 
     @takes_arrays
@@ -73,7 +77,7 @@ class LinearPrediction:
         self,
         sources: LayerStates,
         targets: LayerStates,
-        number: int | None = None,
+        number: BatchNumber = None,
         documents: Int[Tensor, " n"] | None = None,
     ) -> Int[Tensor, " n"]:
         """Add a batch of held-out rows, as `Moments.update` takes them, and return the document of each row.
@@ -98,6 +102,7 @@ class LinearPrediction:
             x, y = rows[0, pair[0]], rows[1, pair[1]]
             if len(x) != len(y):
                 raise ValueError(f"source layer {pair[0]} has {len(x)} rows, but target layer {pair[1]} has {len(y)}")
+            _check_documents(documents, len(x))
             owners = torch.arange(len(x)) + number * APART if documents is None else documents
             belongs = torch.nn.functional.one_hot(owners.to(x.device).long() % PARTS, PARTS).to(x).T
             for back, (given, wanted, way) in enumerate(((x, y, ways[0]), (y, x, ways[1]))):
@@ -176,6 +181,11 @@ class LinearPrediction:
         return maps
 
 
+def _check_documents(documents: Int[Tensor, " n"] | None, rows: int) -> None:
+    if documents is not None and len(documents) != rows:
+        raise ValueError(f"documents has {len(documents)} numbers for {rows} rows: give the document of each row")
+
+
 class PredictionEstimate(LayerPairEstimate):
     """Held-out R² of each target layer from each source layer, (l, m), its reverse `back`, and `left_to_gain`."""
 
@@ -238,7 +248,7 @@ class LayerPredictions(Accumulator):
         is_fit, own = place < self.fit_batches, torch.arange(len(sides[0][0]), device=source[0].device) + place * APART
         owners = own if documents is None else labels_of_rows(documents, mask, source[0], "documents")
         if batch.groups is not None:
-            tokens = labels_of_rows(batch.groups, mask, source[0], "tokens")
+            tokens = labels_of_rows(batch.groups, mask, source[0], "groups")
             within = RowGroups.of(*(in_halves(tokens, owners), 2) if is_fit else (tokens, FEWEST))
             sides, owners = [[within.without_means(layer) for layer in side] for side in sides], owners[within.order]
         prediction = self._of_reading(reading, *(max(layer.shape[1] for layer in side) for side in sides))

@@ -23,6 +23,7 @@ COMPARATORS = ("spearman", "tau_a", "corr", "cosine", "corr_cov", "cosine_cov")
 RANKED = ("spearman", "tau_a")
 CENTRED = ("corr", "corr_cov")
 WHITENED = ("corr_cov", "cosine_cov")  # for squared Euclidean distances
+MOST_COPIES = 10**8  # of pairs in a resample, which tau_a holds in memory
 TIED = 1e-13  # share of two distances in float64 by which rounding alone may take them apart, beside that of states
 
 
@@ -55,12 +56,14 @@ def compare(
         ValueError: A vector is not finite, has not n (n - 1) / 2 > 1 distances, or is constant (zero, under cosines),
             or counts are not whole numbers for n stimuli.
     """
+    stimuli = stimuli_of(x.shape[1], "x")
     left = comparable(x, comparator)
     right = left if y is x else comparable(y, comparator)
-    stimuli = stimuli_of(x.shape[1])
     if counts is not None and (counts.shape[1] != stimuli or (counts != counts.round()).any()):
         shape = tuple(counts.shape)
         raise ValueError(f"counts has shape {shape}: give whole numbers for each of the {stimuli} stimuli")
+    if counts is not None and ((counts > 0).sum(1) < 2).any():
+        raise ValueError("counts has a resample of fewer than two stimuli, which has no pairs: draw more")
     resamples = torch.ones(1, stimuli, device=x.device) if counts is None else counts.to(x.device)
     found = []
     for each in resamples.double():
@@ -87,11 +90,11 @@ def _units(vectors: Tensor, comparator: str, counts: Float[Tensor, " n"]) -> Flo
     return _normed(vectors, weights)
 
 
-def stimuli_of(pairs: int) -> int:
-    """Return the n ≥ 3 of n (n - 1) / 2 pairs."""
+def stimuli_of(pairs: int, name: str = "vectors") -> int:
+    """Return the n ≥ 3 of n (n - 1) / 2 pairs; an error has the name of the distances."""
     n = (1 + isqrt(1 + 8 * pairs)) // 2
     if n * (n - 1) // 2 != pairs or n < 3:
-        raise ValueError(f"{pairs} distances are not those of all pairs of three stimuli or more")
+        raise ValueError(f"{name}: {pairs} distances are not those of all pairs of three stimuli or more")
     return n
 
 
@@ -149,6 +152,8 @@ def _tau_a(x: Int[Tensor, "a p"], y: Int[Tensor, "b p"], weights: Float[Tensor, 
         counts = np.bincount(levels).astype(float)
         return float(1 - (counts * (counts - 1)).sum() / (len(levels) * (len(levels) - 1))) ** 0.5
 
+    if weights.sum() > MOST_COPIES:
+        raise ValueError(f"counts make {float(weights.sum()):g} pairs: comparator=tau_a takes {MOST_COPIES:,} at most")
     copies = weights.cpu().long().numpy()
     left, right = ([np.repeat(row, copies) for row in part.cpu().numpy()] for part in (x, y))
     tau = partial(kendalltau, method="asymptotic")
@@ -172,7 +177,7 @@ def weighted_tau(profiles: Float[Tensor, "l f"], others: Float[Tensor, "m f"] | 
     left = _ranking(profiles, "profiles")
     right = left if others is None else _ranking(others, "others")
     found = [[weightedtau(one, other).statistic for other in right] for one in left]
-    return torch.tensor(found, dtype=torch.float64, device=profiles.device)
+    return torch.tensor(found, dtype=torch.float64, device=profiles.device).view(len(left), len(right))
 
 
 def _ranking(profiles: Float[Tensor, "l f"], name: str) -> np.ndarray:
@@ -190,6 +195,8 @@ def levels_of(values: Float[Tensor, "*b n"], rounding: float | Float[Tensor, "*b
             neighbours. Values that are close to the next one, and so forth, over more than twice their rounding are a
             continuum and stay apart.
     """
+    if not values.shape[-1]:
+        return torch.zeros_like(values, dtype=torch.long)
     ordered, order = in_ascending_order(values)
     if isinstance(rounding, Tensor):
         is_new = _are_new(ordered, rounding.gather(-1, order))

@@ -252,8 +252,10 @@ def crossnobis(
     runs = runs - runs.mean((0, 1))
     if noise != "none":
         residuals = runs - runs.mean(0)
-        is_rounding = all_alike(residuals.square().mean((0, 1)), size, torch.float64)
-        residuals = residuals.masked_fill(is_rounding, 0.0)
+        is_constant = all_alike(residuals.square().mean((0, 1)), size, torch.float64)
+        if is_constant.any():
+            unit = int(is_constant.nonzero()[0])
+            raise ValueError(f"unit {unit} is the same in all runs: leave it out, or choose noise=none")
         covariance = noise_covariance(residuals.reshape(m * n, d), n * (m - 1))
         if noise == "diagonal":
             runs = runs / covariance.diagonal().sqrt()
@@ -283,7 +285,7 @@ def noise_covariance(residuals: Annotated[Float[Tensor, "k d"], Within()], freed
     covariance = residuals.T @ residuals / freedom
     variances = covariance.diagonal()
     if (still := (variances <= 0).nonzero()[:, 0]).numel():
-        raise ValueError(f"unit {int(still[0])} is the same in all runs: leave it out, or choose noise=none")
+        raise ValueError(f"unit {int(still[0])} of residuals is constant: leave it out")
     standard = residuals / variances.sqrt()
     r, squares = standard.T @ standard / (k - 1), standard.square().T @ standard.square() / (k - 1)
     off = ~torch.eye(d, dtype=torch.bool, device=residuals.device)
@@ -310,6 +312,13 @@ def rsa(
         comparator: The similarity of squared distances, instead of Spearman's ρ; see `compare`.
     """
     return compare(*_both(layers, others, distance), comparator)
+
+
+def rsa_of_models(
+    models: Layers, others: Layers | None = None, distance: str = "euclidean", comparator: str = "spearman"
+) -> Float[Tensor, "l m"]:
+    """Return `rsa` of layers that `thinkalike.rsa` calls models."""
+    return compare(*_both(models, others, distance, "models"), comparator)
 
 
 def rsa_estimate(
@@ -416,20 +425,32 @@ def distance_vectors(
     """
     if not len(layers):
         raise ValueError(f"{name} is empty: give the states of one layer or more")
-    first = f"{name}[0] has" if n is None else "layers[0] has"
-    n = len(layers[0]) if n is None else n
+    if n is None:
+        first = f"{name}[0] has {len(layers[0])} stimuli"
+        n = len(layers[0])
+    else:
+        first = f"n={n}"
     if n < 2:
-        raise ValueError(f"{first} {n} stimuli: give two or more, as distances are of pairs")
+        raise ValueError(f"{first}: give two or more, as distances are of pairs")
     vectors = []
     for index, states in enumerate(layers):
         called = f"{name}[{index}]"
         if len(states) != n:
-            raise ValueError(f"{called} has {len(states)} stimuli, and {first} {n}: give states of the same stimuli")
+            raise ValueError(f"{called} has {len(states)} stimuli, and {first}: give states of the same stimuli")
         known = states if isinstance(states, NeuralDistances) else NeuralDistances.of(states, distance, called)
         vectors.append(known.vector())
+        if not vectors[-1].isfinite().all():
+            raise ValueError(f"the distances of {called} are beyond float64: divide its states by a large number")
     return torch.stack(vectors)
 
 
-def _both(layers: Layers, others: Layers | None, distance: str) -> tuple[Tensor, Tensor]:
-    vectors = distance_vectors(layers, distance)
-    return vectors, vectors if others is None else distance_vectors(others, distance, len(layers[0]), "others")
+def _both(layers: Layers, others: Layers | None, distance: str, name: str = "layers") -> tuple[Tensor, Tensor]:
+    vectors = distance_vectors(layers, distance, name=name)
+    if others is None:
+        return vectors, vectors
+    if len(others) and len(others[0]) != len(layers[0]):
+        raise ValueError(
+            f"others[0] has {len(others[0])} stimuli, and {name}[0] has {len(layers[0])}: "
+            "give states of the same stimuli"
+        )
+    return vectors, distance_vectors(others, distance, name="others")

@@ -260,9 +260,7 @@ def _layers_of(Y: Any) -> tuple[Sequence[Any], bool]:
     is_list = isinstance(Y, list | tuple)
     is_array = hasattr(Y, "ndim") and Y.ndim in (2, 3)
     if not is_array and not (is_list and len(Y)):
-        raise ValueError(
-            f"Y has no layers: give states of shape (stimuli, width), or a list of them, and not {shown(Y)}"
-        )
+        raise ValueError(f"Y has no layers: give states of shape (stimuli, width) or a list of them, not {shown(Y)}")
     first_row = Y[0] if is_list else None
     is_list_of_rows = isinstance(first_row, list | tuple) and len(first_row) > 0 and np.ndim(first_row[0]) == 0
     is_single = Y.ndim == 2 if is_array else is_list_of_rows

@@ -97,7 +97,8 @@ class Importance:
         return found if is_enough else estimates.interval_around(found.value, torch.inf)
 
     def _share(self, *, largest: bool) -> Float[Tensor, "l f"]:
-        assert self.null is not None
+        if self.null is None:
+            raise ValueError("there are no null draws to compare with: give feature_importance some, as null=199")
         null = self.null.amax((1, 2), keepdim=True).expand_as(self.null) if largest else self.null
         importance = self.drops.mean((1, 2))[:, : null.shape[-1]]
         share = (1 + (null >= importance - ROUNDING).sum(0)) / (1 + len(null))
@@ -153,7 +154,7 @@ def feature_importance(
     n, f = table.values.shape
     pairs = _pairs_of_features(interactions, table.columns)
     sets = (*((feature,) for feature in range(f)), *pairs)
-    given = None if given is None else table.columns.place(given)
+    given = None if given is None else table.columns.place(given, "given")
     if given is not None and table.stimulus_pairs.chosen is not None:
         raise ValueError("recipe='paper' permutes pairs, which have no strata: given needs recipe='stimuli'")
     strata = torch.zeros(n) if given is None else table.values[:, given].nan_to_num(torch.inf)
@@ -200,7 +201,7 @@ def _pairs_of_features(interactions: Any, columns: Columns) -> list[FeatureSet]:
         is_named = all(isinstance(name, Integral | str) and not isinstance(name, bool) for name in names)
         if len(names) != 2 or not is_named:
             raise ValueError(wrong)
-        first, second = map(columns.place, names)
+        first, second = (columns.place(name, "interactions") for name in names)
         if first == second:
             raise ValueError(f"interactions has {shown(pair)}, which is one feature with itself: give two features")
         if {first, second} in map(set, pairs):
@@ -273,7 +274,7 @@ def split_half_reference(
     distance: str = "euclidean",
     *,
     groups: Any = None,
-    splits: Count = 5,
+    splits: Repetitions = 5,
     seed: Seed = 0,
 ) -> Estimate:
     """Return how well cells of one half of the stimuli predict distances in the other, as Spearman's ρ of each layer.
