@@ -361,7 +361,8 @@ def tensor_of(value: Any, kind: Any, name: str) -> Tensor:
             raise ValueError(f"{name} has rows of unequal lengths, or is no array: {NUMBERS}") from error
         refuse_masked(array, name)
         array = np.asarray(array)
-        if name in NAMES and array.dtype.kind not in "biu":
+        is_beyond_int64 = array.dtype == np.uint64 and array.size > 0 and int(array.max()) > np.iinfo(np.int64).max
+        if name in NAMES and (array.dtype.kind not in "biu" or is_beyond_int64):
             return torch.from_numpy(_numbers_of_names(value, array, name))
         value = torch.from_numpy(_numeric(array, name))
     if kind is Float and not value.is_floating_point():

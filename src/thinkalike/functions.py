@@ -39,7 +39,7 @@ from thinkalike.config.schema import default_of, is_open
 from thinkalike.data.recordings import IDS, IN_ORDER, RUNS
 from thinkalike.data.tables import MARKS, with_named_index
 from thinkalike.digests import tokenizer_fingerprint
-from thinkalike.errors import ConfigError, ThinkalikeError, checked_path, plain
+from thinkalike.errors import ConfigError, ThinkalikeError, checked_path, one_line, plain
 from thinkalike.global_state import isolated
 from thinkalike.instruments import check_read, run_job
 from thinkalike.measures.distances.neural import rsa_of_models
@@ -516,7 +516,14 @@ def in_table(stimuli: Any) -> Iterator[tuple[str, dict[str, Any]]]:
         yield (kind, {"path": str(path)}) if kind else ("schema" if stimuli is None else str(stimuli), {})
         return
     stimuli = with_named_index(stimuli, "stimuli")
-    content = stimuli.to_json(orient="split", double_precision=15)
+    try:
+        content = stimuli.to_json(orient="split", double_precision=15)
+    except UnicodeEncodeError as error:
+        raise ConfigError(
+            f"stimuli has {error.object[error.start]!r}, which is half of a character: remove it"
+        ) from None
+    except (ValueError, TypeError, OverflowError) as error:
+        raise ConfigError(f"stimuli has a cell that is neither text nor a number: {one_line(error)}") from error
     place = f"DataFrame {hashlib.sha256(content.encode()).hexdigest()[:8]}"
     HELD[place] = stimuli
     try:

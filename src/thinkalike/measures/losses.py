@@ -115,7 +115,7 @@ def _finished(states: Float[Tensor, "*k n d"], finish: Finish) -> Float[Tensor, 
     """Return the logits of states in the dtype that `finish` has; a ValueError if it gives something else."""
     try:
         logits = finish(states)
-    except (RuntimeError, TypeError) as error:
+    except (RuntimeError, TypeError, ValueError) as error:
         if "memory" in str(error):
             raise
         shape = f"{states.dtype} of shape {tuple(states.shape)}"

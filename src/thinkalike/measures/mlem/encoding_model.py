@@ -174,7 +174,7 @@ class MLEM(BaseEstimator):
         for index, layer in enumerate(states):
             if layer.dim() != 2 or len(layer) != len(values):
                 shape = tuple(layer.shape)
-                raise ValueError(f"Y, layer {index}, has shape {shape}; X has {len(values)} stimuli: give as many rows")
+                raise ValueError(f"Y, layer {index} has shape {shape}; X has {len(values)} stimuli: give as many rows")
         if len(values) < 2:
             raise ValueError(f"X has {len(values)} stimuli: give two or more, as distances are of pairs")
         kept = kept_rows(values, self.missing == "drop")
