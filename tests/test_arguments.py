@@ -579,10 +579,10 @@ REFUSED = {  # by what is wrong: a call, and the argument that the error begins 
 }
 
 
-def moments(pairs=((0, 0),)) -> measures.Moments:
+def moments(states: Tensor = X) -> measures.Moments:
     """The moments of one layer pair."""
-    gathered_moments = measures.Moments(pairs)
-    gathered_moments.update([X], [Y])
+    gathered_moments = measures.Moments([(0, 0)])
+    gathered_moments.update([states], [Y])
     return gathered_moments
 
 
@@ -622,7 +622,15 @@ REFUSED |= {
         "unit 0 is the same in all runs",
     ),
     "text as a ridge": (lambda: MLEM().set_params(alpha="3").fit(TABLE, X), "alpha='3' must be a finite number"),
-    "a switch among ridges": (lambda: MLEM().set_params(alpha=[True]).fit(TABLE, X), r"alpha=\[True\] must be a finite number"),
+    "a switch among ridges": (
+        lambda: MLEM().set_params(alpha=[True]).fit(TABLE, X),
+        r"alpha=\[True\] must be a finite number",
+    ),
+    "states beyond float64": (
+        lambda: measures.procrustes(moments(X * 1e300), (0, 0)),
+        r"sources or targets of \(0, 0\) are too large",
+    ),
+    "residuals beyond float64": (lambda: measures.noise_covariance(X * 1e200, 3), "residuals are too large"),
     "a complex ridge": (lambda: MLEM().set_params(alpha=3j).fit(TABLE, X), "alpha=3j must be a finite number"),
     "a pair of features twice": (lambda: importance(**PERMUTED), r"interactions has \(1, 0\) twice"),
     "a missing name in a list": (lambda: mutual_knn(X, Y, 2, ["a", NAN] * 12), r"groups lacks a value at \[1\]"),
@@ -668,7 +676,6 @@ REFUSED |= {
     "a function that gives no logits": (lambda: token_loss(X, lambda x: 1, TOKENS), "finish gives int"),
     "a function of other states": (lambda: token_loss(X, nn.Linear(3, 4), TOKENS), "finish does not take states"),
     "text as a measure": (lambda: LayerMeans(1, 1, "cka"), "measure='cka' must be an object of the class LayerMeasure"),
-    "a kind beyond float64": (lambda: MLEM().set_params(kinds={0: 10**400}).fit(TABLE, X), "kinds of feature 0=1000"),
     "a kind with a line break": (lambda: Stitch("lin\near", 4, 4), r"kind=lin\\near, norm=none: kinds are"),
     "a pair that is not there": (lambda: measures.procrustes(moments(), (0, 1)), r"pair=\(0, 1\) is not one of"),
     "a ridge without halves": (lambda: measures.least_squares(moments(), (0, 0), None), "ridge=None is chosen over"),

@@ -147,6 +147,8 @@ class Moments:
         x, y = ("source", pair[0]), ("target", pair[1])
         xx, xy = self._scatter[x, x], self._scatter[x, y]
         yy = self._scatter[y, y] if (y, y) in self._scatter else xy.new_zeros(xy.shape[1], xy.shape[1])
+        if not all(products.isfinite().all() for products in (xx, xy, yy)):
+            raise ValueError(f"sources or targets of {pair} are too large for float64: divide them by a large number")
         return PairStatistics(self.n, self._means[x], self._means[y], xx, yy, xy)
 
     def forget(self, pair: LayerPair) -> None:

@@ -142,6 +142,8 @@ def cell_numbers(values: Any, name: str) -> Int[Tensor, " n"]:
         numbers = [pd.factorize(frame.iloc[:, place], use_na_sentinel=False)[0] for place in range(frame.shape[1])]
     except UNREADABLE as error:
         raise ValueError(f"{name} holds lists, sets or the like: give text or numbers") from error
+    if not numbers:
+        raise ValueError(f"{name} has no columns: give text or numbers")
     return torch.from_numpy(pd.factorize(pd.MultiIndex.from_arrays(numbers))[0].astype(np.int64))
 
 

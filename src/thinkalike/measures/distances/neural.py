@@ -283,6 +283,8 @@ def noise_covariance(residuals: Annotated[Float[Tensor, "k d"], Within()], freed
     if freedom > k:
         raise ValueError(f"freedom={freedom} is more than the {k} residuals: give their degrees of freedom")
     covariance = residuals.T @ residuals / freedom
+    if not covariance.isfinite().all():
+        raise ValueError("residuals are too large for their squares: divide them by a large number")
     variances = covariance.diagonal()
     if (still := (variances <= 0).nonzero()[:, 0]).numel():
         raise ValueError(f"unit {int(still[0])} of residuals is constant: leave it out")

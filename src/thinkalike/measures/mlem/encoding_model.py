@@ -26,7 +26,7 @@ from thinkalike.arguments import (
 from thinkalike.measures.distances.neural import NeuralDistances, upper
 from thinkalike.measures.estimates import check_groups, stimulus_folds
 from thinkalike.measures.kinds import Columns, Kinds, Level, level_of
-from thinkalike.measures.mlem.features import FeatureEncoder, Features, grouped, predict
+from thinkalike.measures.mlem.features import DIFFERENCES, MISSING, FeatureEncoder, Features, grouped, predict
 from thinkalike.measures.mlem.solver import Division, Fitted, describe, fit_weights
 from thinkalike.measures.mlem.sums import StimulusPairs
 
@@ -39,6 +39,8 @@ CHOICES = {
     "unknown": ("error", "new"),
     "recipe": ("stimuli", "paper"),
     "scale": ("auto", "mean", "minmax", "none"),
+    "difference": DIFFERENCES,
+    "missing": MISSING,
 }
 
 
