@@ -260,8 +260,8 @@ def test_a_file_without_defaults_leaves_no_folder(text, cli):
         ("trainer: {true: 2}", "'trainer.True' is not a setting"),
         ("stitch: {null: 2}", "key type 'NoneType'"),
         (f"seed: 0x{'f' * 5000}", "integer of 20,000 bits"),
-        (f"seed: 1{':59' * 3000}", "integer of"),
-        (f"stitch: {{steps: 0{'7' * 6000}}}", "integer of 18,000 bits"),
+        (f"seed: 1{':59' * 3000}", "is not a decimal number in YAML"),
+        (f"stitch: {{steps: 0{'7' * 6000}}}", "is not a decimal number in YAML"),
         (f"model: {{architecture: {{a: [0b{'1' * 20000}]}}}}", "integer of 20,000 bits"),
         (f"model: 0x{'f' * 5000}", "integer of 20,000 bits"),
     ],
@@ -276,7 +276,6 @@ ANALYZE = "defaults: [analyze, _self_]\n"
 ONE_LINE = {  # what a file says, and what is said of it
     "threads: 010": "010 is not a decimal number in YAML",
     "threads: 0_7": "0_7 is not a decimal number in YAML",
-    "threads: 08": "08 is not a decimal number in YAML",
     "threads: 1:30": "1:30 is not a decimal number in YAML",
     "model: {pretrain_lr: 1:30.5}": "1:30.5 is not a decimal number in YAML",
     "seed: ???": "leaves seed to the command line, as ???",
