@@ -28,7 +28,7 @@ from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.config_repository import CachingConfigRepository, ConfigRepository
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeperConf
 from hydra.core.config_search_path import ConfigSearchPath
-from hydra.core.default_element import ResultDefault
+from hydra.core.default_element import GroupDefault, ResultDefault
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.object_type import ObjectType
@@ -224,6 +224,9 @@ class FilesOnly(ConfigRepository):
         loaded.foreign = str(file)  # type: ignore[attr-defined]
         loaded.texts = texts_of_yaml(content, settings)  # type: ignore[attr-defined]
         _check_hydras_settings(loaded.config, str(file))
+        for default in loaded.defaults_list or []:
+            if isinstance(default, GroupDefault):
+                _check_option(str(default.group), default.value, f"{file}: ")
         return loaded
 
     def _check_unused(self, chosen: ConfigSource | None, config_path: str) -> None:
@@ -275,6 +278,7 @@ class Loader(ConfigLoaderImpl):
             self.files.clear()
         self.given_keys, self.given_texts = set(), {}
         for override in parsed:
+            _check_option(override.key_or_group, override.value())
             self.given_keys.add(override.key_or_group)
             self.given_texts.update(take_texts(override))
         repository = FewLoads(self.files)
@@ -298,7 +302,6 @@ class Loader(ConfigLoaderImpl):
             settings.pop("hydra")  # of which no file has set a text
             if composed.hydra.job.config_name:
                 _check_is_job(settings)
-                _check_choices(OmegaConf.to_container(composed.hydra.runtime.choices))
                 self._check_order()
                 self._check_given(OmegaConf.to_container(composed.hydra.overrides.task, resolve=False))
             _resolved_size(settings, "", settings, {})
@@ -360,12 +363,12 @@ def _check_is_job(settings: Mapping[Any, Any]) -> None:
         raise ConfigError("a configuration of your own begins with defaults: [train, _self_], or analyze in its place")
 
 
-def _check_choices(choices: Any) -> None:
-    """Check that each group has one option; Hydra would merge the settings of several into a model that nobody has."""
-    for group, chosen in choices.items():
-        is_ours = (CONF / group.partition("@")[0]).is_dir() or group in LISTS
-        if is_ours and isinstance(chosen, list):
-            raise ConfigError(f"{group}={short(chosen)} has several options, and a job takes one; choose one of them")
+def _check_option(group: str, chosen: Any, begins: str = "") -> None:
+    """Check that a group has one option; Hydra would mix the settings of several into a model that nobody has."""
+    name = group.strip("/")
+    is_ours = name in LISTS or (bool(name) and (CONF / name).is_dir())
+    if is_ours and isinstance(chosen, list):
+        raise ConfigError(f"{begins}{name}={short(chosen)} chooses several options, and a job has one; choose one")
 
 
 def _check_integers(value: Any, file: str) -> None:
