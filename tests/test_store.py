@@ -409,9 +409,9 @@ def test_thousands_of_made_up_settings_end_no_list(tmp_path, listed):
     for number in range(4):
         settings = {f"setting_{number}_{place}": place for place in range(1_900)}
         finish(tmp_path, "rsa", f"wide-{number}", {"table": TABLE}, settings=settings)
-    with pytest.raises(StoreError, match="kind= or model="):
-        thinkalike.results(tmp_path)
-    assert len(thinkalike.results(tmp_path, kind="cka")) == 1
+    table = thinkalike.results(tmp_path)
+    assert table["kind"].tolist().count("cka") == 1
+    assert 1 < len(table) < 5, "some of those that are within the bounds alone, and not all"
 
 
 def test_a_total_is_shown_as_it_is():
@@ -616,13 +616,13 @@ def test_dates_of_all_time_zones_are_those_of_utc(tmp_path):
 def test_a_name_that_a_file_has_twice_is_refused(file, tmp_path):
     result = finish(tmp_path, "cka", "aa", {"table": TABLE})
     path = result.folder / file
-    text = path.read_text()
-    doubled = "seed: 1\nseed: 2\n" if file == "config.yaml" else text.rstrip().removesuffix("}") + ', "kind": "r2", "kind": "r2"}'
-    path.write_text(doubled)
+    content = path.read_text().rstrip().removesuffix("}")
+    path.write_text("seed: 1\nseed: 2\n" if file == "config.yaml" else f'{content}, "kind": "r2", "kind": "r2"}}')
     if file != "manifest.json":
         seal(result.folder)
     with pytest.raises(StoreError, match=f"{file}.*twice in one"):
-        _ = open_result(result.folder).config
+        opened = open_result(result.folder)
+        _ = (opened.kind, opened.config)
 
 
 @pytest.mark.parametrize(
