@@ -386,6 +386,8 @@ IN_VAIN = {  # what a file says, and what is said of it
     "defaults: [_self_, analyze]\nseed: 5": "own/mine.yaml sets seed, and its defaults have a configuration after",
     "defaults: [analyze, {override model: [gelu-3l-mini, solu-3l-mini]}, _self_]": "own/mine.yaml: model=['gelu",
     f"{ANALYZE}measure: 3": "own/mine.yaml: measure=3 must be settings, by their names",
+    f"{ANALYZE}measure: {{kind: {{a: 1}}}}": "own/mine.yaml: measure.kind={'a': 1} must be the name of a measure",
+    f"{ANALYZE}measure: {{kind: 1e5}}": "measure.kind=100000.0 must be the name of a measure",
     f"{ANALYZE}data: [a]": "own/mine.yaml: data=['a'] must be settings",
     f"{ANALYZE}trainer: null": "own/mine.yaml: trainer=None must be settings",
     f"{ANALYZE}trainer: {{callbacks: {{a: 1}}}}": "own/mine.yaml: trainer.callbacks={'a': 1} must be a list",

@@ -2,7 +2,6 @@
 
 import base64
 import gzip
-import io
 import json
 import re
 import shutil
@@ -16,10 +15,10 @@ import pytest
 
 from stores import finish, layer_pairs, profile
 from thinkalike import cli
+from thinkalike.columns import Columns
 from thinkalike.config import MEASURES
 from thinkalike.instruments import instrument
 from thinkalike.report import grids
-from thinkalike.columns import Columns
 from thinkalike.report.grids import MOST_GRIDS
 from thinkalike.report.reports import ROWS, gather, is_command, page_of, report_of, title_of
 from thinkalike.store import seal

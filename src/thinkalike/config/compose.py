@@ -192,7 +192,9 @@ class FilesOnly(ConfigRepository):
             if value is _ABSENT or (isinstance(value, str) and (value == "???" or "${" in value)):
                 continue
             if sort == "settings" and not isinstance(value, Mapping):
-                raise ConfigError(f"{file}: {key}={short(value)} must be settings, by their names: {key}: {{name: value}}")
+                raise ConfigError(
+                    f"{file}: {key}={short(value)} must be settings, by their names: {key}: {{name: value}}"
+                )
             if sort == "list" and isinstance(value, Mapping):
                 raise ConfigError(f"{file}: {key}={short(value)} must be a list: {key}: [value]")
 
@@ -754,7 +756,7 @@ def _checked(composed: DictConfig, overrides: Sequence[str], choices: Mapping[st
         for name in settings[part]:
             if not isinstance(name, str):  # a number in a file
                 raise ConfigError(unknown(f"{part}.{name}", [f"{part}.{key}" for key in settings[part]]))
-    kind = (settings.get("measure") or {}).get("kind")
+    kind = _kind_of_measure(settings)
     job = _instrument_of(settings)
     if "task" in settings and "stitch" not in job.reads:  # the part of the default task, see `_node`
         settings.pop("stitch", None)
@@ -780,9 +782,16 @@ def _instrument_of(settings: Mapping[str, Any]) -> Any:
     if "task" in settings:
         one_of("task", str(settings["task"]), TASKS)
         return instrument(TASKS[settings["task"]])
+    kind = _kind_of_measure(settings)
+    return instrument(measure_module(kind)) if kind else None
+
+
+def _kind_of_measure(settings: Mapping[str, Any]) -> str | None:
     measure = settings.get("measure")
     kind = measure.get("kind") if isinstance(measure, Mapping) else None
-    return instrument(measure_module(kind)) if kind else None
+    if kind is not None and not isinstance(kind, str):
+        raise ConfigError(f"measure.kind={short(kind)} must be the name of a measure; {nearest('', MEASURES)}")
+    return kind
 
 
 def _schema_of(place: Place, settings: Mapping[str, Any]) -> tuple[Any, Place] | None:
@@ -791,8 +800,7 @@ def _schema_of(place: Place, settings: Mapping[str, Any]) -> tuple[Any, Place] |
     if part == "models" and len(rest) == 2:  # models=[{model: NAME, SETTING: value}]
         return ModelConfig, (("name" if rest[1] == "model" else rest[1]),)
     if part == "measure":
-        measure = settings["measure"]
-        kind = measure.get("kind") if isinstance(measure, Mapping) else None
+        kind = _kind_of_measure(settings)
         return (measure_schema(kind) if kind else MeasureConfig), rest
     if part == "target":
         return ModelConfig, rest

@@ -49,15 +49,15 @@ class NumbersAsWritten(HydraOverrideVisitor):
     A key that a dictionary has twice is refused; Hydra drops the first of the two values.
     """
 
-    def visitDictContainer(self, context: Any) -> Any:  # noqa: N802 (Hydra's name)
+    def visitDictContainer(self, context: Any) -> Any:
         settings = super().visitDictContainer(context)
         pairs = [child for child in context.getChildren() if isinstance(child, OverrideParser.DictKeyValuePairContext)]
         if len(settings) < len(pairs):
             raise HydraException(f"{short(context.getText())} has one key twice")
         return settings
 
-    def visitPrimitive(self, context: Any) -> Any:  # noqa: N802 (Hydra's name)
-        value = super().visitPrimitive(context)
+    def visitPrimitive(self, context: Any) -> Any:
+        value: Any = super().visitPrimitive(context)
         text = context.getText().strip()
         if type(value) not in (int, float) or str(value) == text:
             return value

@@ -425,9 +425,9 @@ def _check_listed_models(config: TrainConfig | AnalyzeConfig) -> None:
     if isinstance(config, TrainConfig) or config.models is None:
         return
     kind = instrument(measure_module(config.measure.kind))
-    if kind.of_models == "all":  # whose jobs are comparisons of pairs
-        config = replace(config, measure=measure_schema("cka")())
-    jobs = asked_for(config)
+    # the one job of all models is made of comparisons of pairs
+    measure = measure_schema("cka")() if kind.of_models == "all" else config.measure
+    jobs = asked_for(replace(config, measure=measure))
     sides = [(job, part) for job in jobs for part in ("model", "target")]
     for entry in config.models:
         if not isinstance(entry, dict):
