@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from jaxtyping import Float, Shaped
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 
 from thinkalike import measures
@@ -519,8 +519,8 @@ REFUSED = {  # by what is wrong: a call, and the argument that the error begins 
     ),
     "a ridge of text": (lambda: MLEM().set_params(alpha=["a"]).fit(TABLE, X), r"alpha=\['a'\] must be a finite number"),
     "no states": (lambda: MLEM().fit(TABLE, []), "Y has no layers"),
-    "a name as an estimator": (lambda: importance("x"), "model is 'x': give an estimator"),
-    "a class as an estimator": (lambda: importance(MLEM), "model is <class"),
+    "a name as an estimator": (lambda: importance("x"), "model='x' must be an object of the class MLEM"),
+    "a class as an estimator": (lambda: importance(MLEM), "model=<class .* must be an object of the class MLEM"),
     "a list as a feature": (lambda: importance(given=["a"]), r"given=\['a'\] must be a whole number or text"),
     "a pair of one feature": (
         lambda: importance(interactions=[(0,)]),
@@ -577,11 +577,148 @@ REFUSED = {  # by what is wrong: a call, and the argument that the error begins 
 }
 
 
+def moments(states: Tensor = X) -> measures.Moments:
+    """The moments of one layer pair."""
+    gathered_moments = measures.Moments([(0, 0)])
+    gathered_moments.update([states], [Y])
+    return gathered_moments
+
+
+def scored(value: object):
+    """Calibrate a function that returns this value."""
+    return lambda: measures.calibrate(lambda x, y: value, X, Y, range(N), permutations=2)
+
+
+NAN = torch.nan
+RUN = X[None]
+PERMUTED = {"interactions": [(0, 1), (1, 0)]}
+CHOICES_OF_ODD_TYPES = {
+    "an array": np.ones(3),
+    "a table": pd.DataFrame({"a": [1]}),
+    "NA": pd.NA,
+    "a tensor": torch.ones(2),
+    "a number": 3,
+}
+REFUSED |= {
+    f"{what} as a choice": (lambda odd=odd: cka(X, Y, kernel=odd), "kernel=.* must be text$")
+    for what, odd in CHOICES_OF_ODD_TYPES.items()
+}
+REFUSED |= {
+    # values that give NaN, or another wrong number, without a word
+    "NaN in a Gram matrix": (lambda: hsic1(GRAM * NAN, GRAM), "K holds nan: its values must be finite"),
+    "NaN in HSICs": (lambda: measures.alignment(GRAM * NAN), "hsics holds nan"),
+    "NaN in states": (lambda: measures.token_kl(X * NAN, HEAD, X), "states holds nan"),
+    "NaN among ranked values": (lambda: measures.mid_ranks(X * NAN), "values holds nan: its values must be numbers"),
+    "NaN in an interval": (lambda: measures.interval_around(X * NAN, 1.0), "value holds nan"),
+    "a negative half": (lambda: measures.interval_around(X, -1.0), "half=-1.0 must be a finite number, at least 0"),
+    "True as a half": (lambda: measures.interval_around(X, True), "half=True must be"),
+    "negative draws": (lambda: measures.compare(VECTORS, VECTORS, counts=-torch.ones(1, 8)), "counts holds -1"),
+    "half a draw": (lambda: measures.compare(VECTORS, VECTORS, counts=torch.full((1, 8), 0.5)), "counts has shape"),
+    "draws of no pair": (lambda: measures.compare(VECTORS, VECTORS, counts=torch.zeros(1, 8)), "counts has a resample"),
+    "runs that are equal": (
+        lambda: measures.crossnobis(torch.stack([X * 0.1] * 3), "diagonal"),
+        "unit 0 is the same in all runs",
+    ),
+    "text as a ridge": (lambda: MLEM().set_params(alpha="3").fit(TABLE, X), "alpha='3' must be a finite number"),
+    "a switch among ridges": (
+        lambda: MLEM().set_params(alpha=[True]).fit(TABLE, X),
+        r"alpha=\[True\] must be a finite number",
+    ),
+    "states beyond float64": (
+        lambda: measures.procrustes(moments(X * 1e300), (0, 0)),
+        r"sources or targets of \(0, 0\) are too large",
+    ),
+    "residuals beyond float64": (lambda: measures.noise_covariance(X * 1e200, 3), "residuals are too large"),
+    "a complex ridge": (lambda: MLEM().set_params(alpha=3j).fit(TABLE, X), "alpha=3j must be a finite number"),
+    "a pair of features twice": (lambda: importance(**PERMUTED), r"interactions has \(1, 0\) twice"),
+    "a missing name in a list": (lambda: mutual_knn(X, Y, 2, ["a", NAN] * 12), r"groups lacks a value at \[1\]"),
+    "features beyond 64 bits": (
+        lambda: MLEM(kinds="numeric").fit([[2**70 + row % 2] for row in range(N)], X),
+        "feature 0 has whole numbers beyond 2.53",
+    ),
+    "a value that is NaN": (scored(NAN), "function returns nan for 24 rows"),
+    "a value that is text": (scored("1"), "function returns '1'"),
+    "a value beyond float64": (scored(10**400), "function returns 1000"),
+    # shapes that do not fit, and arrays without values
+    "halves of other shape": (lambda: measures.interval_around(torch.zeros(3), torch.zeros(4)), "half has shape"),
+    "quantiles of other shape": (lambda: measures.fold_interval(POSITIVE[:2], t=torch.ones(3)), "t has shape"),
+    "draws of fewer stimuli": (lambda: measures.compare(VECTORS, VECTORS, counts=COUNTS[None]), "counts has shape"),
+    "no draws": (lambda: measures.compare(VECTORS, VECTORS, counts=torch.ones(0, 8)), r"counts has shape \(0, 8\)"),
+    "layers without rows": (lambda: MLEM().fit(TABLE, [[]]), "Y, layer 0 has shape"),
+    "a number as states": (lambda: MLEM().fit(TABLE, 3), "Y has no layers"),
+    "a number as a layer": (lambda: CKA(1, 1).update([3], [X]), r"source\[0\] has shape"),
+    "a layer of one axis": (lambda: CKA(1, 1).update([X[0]], [X]), r"source\[0\] has shape"),
+    "states without rows": (lambda: measures.rows_of([], "token"), "states has shape"),
+    "places beyond the rows": (lambda: measures.rows_of(X, "token", places=[99]), "places holds numbers"),
+    "one run": (lambda: measures.crossnobis(RUN), "runs has 1 run"),
+    "no counts": (lambda: measures.effective_number([]), r"counts has shape \(0,\): give 1 values or more"),
+    "no documents": (lambda: measures.permuted_rows([], 1), "documents has shape"),
+    "a document beyond the count": (
+        lambda: measures.sum_by_document(X[0], [0, 1, 2, 4], 4),
+        "documents holds 4, and count=4",
+    ),
+    "a negative document": (lambda: measures.sum_by_document(X[0], [0, 1, 2, -1], 4), "documents holds -1"),
+    "a negative id": (lambda: measures.unigram_entropy([-1]), "tokens holds -1"),
+    "no degrees of freedom": (lambda: measures.noise_covariance(X, 0), "freedom=0 must be a whole number"),
+    "degrees without end": (lambda: measures.noise_covariance(X, 2**64), "freedom=1844.* must be a whole number"),
+    "a list in itself as features": (lambda: MLEM().fit(endless(["a"]), X), "X contains itself"),
+    # objects of another kind
+    "a dictionary of groups": (lambda: mutual_knn(X, Y, 2, {"a": 1}), "groups is dict"),
+    "a set of groups": (lambda: mutual_knn(X, Y, 2, {1, 2}), "groups is set"),
+    "names on the device meta": (
+        lambda: measures.comparable(VECTORS, "corr", torch.ones(3, device="meta")),
+        "names is a tensor that is on the device meta",
+    ),
+    "a number as a function": (lambda: token_loss(X, 3, TOKENS), "finish=3 must be a function"),
+    "a number to calibrate": (lambda: measures.calibrate(3, X, Y, GROUPS), "function=3 must be a function"),
+    "a function that gives no logits": (lambda: token_loss(X, lambda x: 1, TOKENS), "finish gives int"),
+    "a function of other states": (lambda: token_loss(X, nn.Linear(3, 4), TOKENS), "finish does not take states"),
+    "text as a measure": (lambda: LayerMeans(1, 1, "cka"), "measure='cka' must be an object of the class LayerMeasure"),
+    "a kind with a line break": (lambda: Stitch("lin\near", 4, 4), r"kind=lin\\near, norm=none: kinds are"),
+    "a pair that is not there": (lambda: measures.procrustes(moments(), (0, 1)), r"pair=\(0, 1\) is not one of"),
+    "a ridge without halves": (lambda: measures.least_squares(moments(), (0, 0), None), "ridge=None is chosen over"),
+}  # fmt: skip
+
+
 @pytest.mark.parametrize("what", REFUSED)
 def test_what_an_argument_cannot_be_is_refused_by_name(what):
     call, message = REFUSED[what]
-    with pytest.raises(ValueError, match=f"^{message}"):
+    with pytest.raises(ValueError, match=f"^{message}") as refused:
         call()
+    assert "\n" not in str(refused.value)
+
+
+def test_groups_in_a_list_are_the_groups_that_their_values_are():
+    """NumPy would make one text of 1 and "1", and one float of whole numbers beyond 64 bits."""
+    expected = torch.tensor([0, 1, 0, 1])
+    for names in ([1, "1", 1, "1"], [2**70, 2**70 + 1] * 2, [2**64 - 1, 2**64 - 2] * 2, ["nan", "a"] * 2):
+        assert torch.equal(tensor_of(names, Int, "groups"), expected)
+
+
+def test_folds_of_any_numbers_are_split():
+    numbers = torch.arange(N) % 3
+    for train, test in measures.splits(fold_of=numbers + 2**62):
+        assert len(test) == N // 3
+        assert len(train) == N - N // 3
+    assert len(list(measures.splits(fold_of=numbers * 2**61))) == 3
+
+
+def test_a_function_that_is_calibrated_cannot_change_the_callers_arrays():
+    states = X.clone()
+
+    def product(x: Tensor, y: Tensor) -> Tensor:
+        value = (x * y).sum()
+        x.zero_()
+        y.zero_()
+        return value
+
+    found = measures.calibrate(product, states, Y, range(N), permutations=2)
+    assert found.value == pytest.approx(float((X * Y).sum()))
+    assert torch.equal(states, X)
+
+
+def test_empty_documents_are_worth_nothing():
+    assert measures.effective_number([0, 0]) == 0
 
 
 def test_numbers_of_every_library_are_numbers():

@@ -536,7 +536,7 @@ FINE = torch.randn(5, 2)
         (([FINE] * 2, [FINE, torch.ones(5, 2), FINE]), "target layer 1: all rows are the same"),
         (([FINE] * 2, [torch.randn(6, 2)] * 3), "source layer 0 has 5 and target layer 0 has 6"),
         (([FINE] * 2, [torch.eye(5)[:, :1]] * 3), "target layer 0: no variance but in one row"),
-        (([FINE], [FINE] * 3), r"2 and 3 layers were announced, but \(1, 3\) came"),
+        (([FINE], [FINE] * 3), "source and target have 1 and 3 layers, but 2 and 3 layers were announced"),
         (([FINE] * 2, [FINE] * 3, torch.ones(4, dtype=torch.bool)), r"mask of shape \(4,\)"),
         (
             ([FINE] * 2, [FINE] * 3, torch.ones(5, dtype=torch.long)),

@@ -443,12 +443,16 @@ def test_a_target_runs_as_the_source_but_is_itself():
     assert composed(*words, "model@target=pythia-160m-deduped", "target.dtype=float32").target.dtype == "float32"
 
 
-@pytest.mark.parametrize(("written", "read"), [("1_000", "1000"), ("1e5", "100000.0"), ("3.10", "3.1")])
-def test_a_text_that_hydra_reads_as_another_number_is_refused(written, read):
-    with pytest.raises(ConfigError, match=f"model.revision={written} is the number {read} to Hydra; give a text"):
-        composed("model=gpt2", f"model.revision={written}")
-    assert composed("model=gpt2", f'model.revision="{written}"').model.revision == written
-    assert composed("model=gpt2", "model.revision=1000", "seed=1_0").model.revision == "1000"
+@pytest.mark.parametrize("written", ["1_000", "1e5", "3.10", ".5", "1000", "+7"])
+def test_a_text_keeps_what_a_command_line_says_of_it(written):
+    """Hydra reads numbers, of which 3.10 would be the revision 3.1; a number stays a number."""
+    words = ["model=gpt2", f"model.revision={written}", f"target={{revision: {written}}}", "seed=1_0"]
+    config = composed(*words, "data=text", f"data.files=[{written},a]")
+    assert (config.model.revision, config.target.revision, config.seed) == (written, written, 10)
+    assert config.data.files == [written, "a"]
+    listed = composed(f"models=[{{model: gpt2, revision: {written}, pretrain_lr: 1e-3}}, {written}]", entry="analyze")
+    first, second = listed.models
+    assert (str(first["revision"]), first["pretrain_lr"], second) == (written, 0.001, written)
 
 
 def test_a_folder_as_the_target_keeps_what_is_its_own():

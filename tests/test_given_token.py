@@ -209,7 +209,7 @@ FINE = torch.randn(N, 4)
     ("x", "y", "tokens", "message"),
     [
         (FINE, FINE, None, "groups, the token of each state, come with given=token alone"),
-        (FINE, FINE, TOKENS[:3], r"tokens of shape \(3,\) do not fit states of shape \(400, 4\)"),
+        (FINE, FINE, TOKENS[:3], r"groups of shape \(3,\) do not fit states of shape \(400, 4\)"),
         (FINE, FINE, torch.arange(N), "no token stands in 4 of the 400 rows"),
         (FINE, FINE[TOKENS], TOKENS, "target layer 0: the rows of each token are the same"),
         (FINE.masked_fill(TOKENS[:, None] == 0, torch.nan), FINE, TOKENS, "source layer 0: a value is not finite"),

@@ -28,9 +28,10 @@ LEVELS = {
     "errors": 0,
     "plugins": 0.5,  # knows errors
     "processes": 0.5,
-    "files": 0,
+    "files": 0.5,  # knows errors
+    "columns": 1,
     "config": 1,  # knows errors, files and plugins, and nothing else
-    "digests": 0,
+    "digests": 0.5,  # knows errors
     "global_state": 0,
     "memory": 1,
     "screen": 1,

@@ -2,7 +2,6 @@
 
 import base64
 import gzip
-import io
 import json
 import re
 import shutil
@@ -16,10 +15,11 @@ import pytest
 
 from stores import finish, layer_pairs, profile
 from thinkalike import cli
+from thinkalike.columns import Columns
 from thinkalike.config import MEASURES
 from thinkalike.instruments import instrument
 from thinkalike.report import grids
-from thinkalike.report.grids import MOST_GRIDS, Columns
+from thinkalike.report.grids import MOST_GRIDS
 from thinkalike.report.reports import ROWS, gather, is_command, page_of, report_of, title_of
 from thinkalike.store import seal
 
@@ -255,22 +255,32 @@ def test_titles_are_those_of_the_instruments():
 
 
 @pytest.mark.parametrize(
-    ("cells", "kind"),
-    [(["1", "-2"], "number"), (["1", ""], "float"), (["1.5", "inf"], "float"), (["nan", ""], "float"),
-     (["True", "False"], "truth"), (["True", ""], "text"), (["1", "a"], "text"), (["1_0", "2"], "text"),
-     (["1e3", "2"], "float"), (["a", "NA"], "text"), (["12345678901234567890", "1"], "float")],
-)  # fmt: skip
-def test_a_column_is_read_as_pandas_reads_it(cells, kind):
-    text = "a,b\n" + "".join(f"{cell},x\n" for cell in cells)
-    column = Columns.parsed(text)
-    read = pd.read_csv(io.StringIO(text))["a"]
-    assert column.kinds["a"] == kind
-    blank = [value is None for value in column.values["a"]]
-    assert blank == read.isna().tolist()
-    if kind in ("number", "float"):
-        assert [value for value in column.values["a"] if value is not None] == pytest.approx(read.dropna().tolist())
-    else:
-        assert [str(value) for value in column.values["a"] if value is not None] == [str(v) for v in read.dropna()]
+    ("cells", "kind", "values"),
+    [
+        (["1", "-2"], "number", [1, -2]),
+        (["1", ""], "float", [1.0, None]),
+        (["1.5", "inf"], "float", [1.5, float("inf")]),
+        (["nan", ""], "float", [None, None]),
+        (["1.#IND", "2"], "float", [None, 2.0]),
+        (["1e3", "2"], "float", [1000.0, 2.0]),
+        (["0.1234567890123456789", "1"], "float", [0.1234567890123456789, 1.0]),
+        (["True", "False"], "truth", [True, False]),
+        (["True", ""], "truth", [True, None]),
+        (["1", "a"], "text", ["1", "a"]),
+        (["1_0", "2"], "text", ["1_0", "2"]),
+        (["١", "٢"], "text", ["١", "٢"]),
+        (["a", "NA", ""], "text", ["a", "NA", None]),
+        (["null", "the"], "text", ["null", "the"]),
+        (["12345678901234567890", "1"], "text", ["12345678901234567890", "1"]),
+    ],
+)
+def test_a_cell_is_one_value_in_python_and_on_a_page(cells, kind, values):
+    """A word among words is a token, even if it is NA or null; a digit of another script is no number."""
+    table = Columns.parsed("a,b\n" + "".join(f"{cell},x\n" for cell in cells))
+    assert (table.kinds["a"], table.values["a"]) == (kind, values)
+    read = table.frame()["a"]
+    assert [None if value != value else value for value in read.tolist()] == values
+    assert pd.api.types.is_numeric_dtype(read) == (kind in ("number", "float") or values == [True, False])
 
 
 @pytest.mark.timeout(60)

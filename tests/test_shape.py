@@ -119,7 +119,7 @@ LINES, EIGHT = torch.eye(N)[:, :1], torch.randn(8, 3)
         (disagreement, torch.randn(3, 5), torch.randn(3, 6), "5 and 6 entries are not of one vocabulary"),
         (disagreement, torch.tensor([[0.0, torch.nan]]), torch.randn(1, 2), "X: a logit is NaN"),
         (jensen_shannon, torch.full((1, 2), -torch.inf), torch.randn(1, 2), "X: a logit is NaN"),
-        (partial(mutual_knn, k=7), EIGHT, EIGHT, "8 rows are too few to compare: give at least 9"),
+        (partial(mutual_knn, k=7), EIGHT, EIGHT, "k=7 neighbours of a row need 9 rows, and X has 8"),
         (partial(mutual_knn, k=2), EIGHT, torch.full((8, 3), torch.nan), "Y: a value is not finite"),
         (partial(mutual_knn, k=2), EIGHT.index_fill(0, torch.tensor(4), 0), EIGHT, "X: row 4 is zero"),
         (partial(mutual_knn, k=2), EIGHT, torch.ones(8, 3), "Y: all rows"),

@@ -6,6 +6,8 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
+import zipfile
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -407,9 +409,9 @@ def test_thousands_of_made_up_settings_end_no_list(tmp_path, listed):
     for number in range(4):
         settings = {f"setting_{number}_{place}": place for place in range(1_900)}
         finish(tmp_path, "rsa", f"wide-{number}", {"table": TABLE}, settings=settings)
-    with pytest.raises(StoreError, match="kind= or model="):
-        thinkalike.results(tmp_path)
-    assert len(thinkalike.results(tmp_path, kind="cka")) == 1
+    table = thinkalike.results(tmp_path)
+    assert table["kind"].tolist().count("cka") == 1
+    assert 1 < len(table) < 5, "some of those that are within the bounds alone, and not all"
 
 
 def test_a_total_is_shown_as_it_is():
@@ -565,21 +567,79 @@ def test_settings_are_compared_in_one_pass(tmp_path, monkeypatch):
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("wide", ["settings", "scalars", "headlines"])
-def test_columns_are_counted_before_a_table_is_made(wide, tmp_path, monkeypatch, listed):
-    """Each result is within its bounds, and together they have more columns than any table."""
+def test_a_result_of_too_many_columns_hides_no_other(wide, tmp_path, listed):
+    """Each of eight results is within its bounds, and together they have more columns than any table."""
+    finish(tmp_path, "cka", "plain", {"table": TABLE}, scalars={"mean": 0.5})
     for number in range(8):
         names = [f"n{number}_{place}" for place in range(900)]
         values = {"headlines": [{"name": name, "value": 1.0, "low": 0.0, "high": 2.0} for name in names]}
         more = values if wide == "headlines" else {wide: dict.fromkeys(names, 1.0)}
         finish(tmp_path, "cka", f"k{number}", {"table": TABLE}, **more)
-    made = []
-    monkeypatch.setattr(pd, "DataFrame", lambda rows: made.append(rows))
-    with pytest.raises(
-        StoreError, match=r"have \S+ settings and numbers, and a list has 5,000 at most.*kind= or model="
-    ):
-        thinkalike.results(tmp_path)
-    assert made == []
-    assert len(search(tmp_path).entries) == 8
+    table = thinkalike.results(tmp_path)
+    assert "plain" in table["key"].tolist()
+    assert 1 < len(table) < 9
+    assert len(table.columns) < 5100
+    shown = listed(tmp_path)
+    assert shown.status == 0
+    assert "plain" in shown.out
+    left_out = shown.err.splitlines()
+    assert len(left_out) == 9 - len(table)
+    assert all("settings and numbers, and a list has 5,000 at most" in line for line in left_out)
+
+
+@pytest.mark.parametrize("count", [4990, 5000])
+def test_a_result_of_thousands_of_numbers_does_not_end_a_list(count, tmp_path):
+    finish(tmp_path, "cka", "aa", {"table": TABLE}, scalars={f"n{number}": 1.0 for number in range(count)})
+    finish(tmp_path, "cka", "bb", {"table": TABLE}, scalars={"mean": 0.5})
+    table = thinkalike.results(tmp_path)
+    assert table.set_index("key").loc["bb", "mean"] == 0.5
+    assert ("aa" in table["key"].tolist()) == (count < 5000)
+
+
+def test_a_scalar_that_a_headline_contradicts_is_shown_beside_it(tmp_path):
+    at = [{"name": "mean", "value": 0.5, "low": 0.4, "high": 0.6}]
+    finish(tmp_path, "cka", "aa", {"table": TABLE}, scalars={"mean": 0.7, "mean_low": 0.4}, headlines=at)
+    table = thinkalike.results(tmp_path)
+    assert table.loc[0, ["mean", "scalars.mean", "mean_low"]].tolist() == [0.5, 0.7, 0.4]
+    assert "scalars.mean_low" not in table, "one number has one column"
+
+
+def test_dates_of_all_time_zones_are_those_of_utc(tmp_path):
+    for key, zone in (("aa", "+02:00"), ("bb", "-05:00"), ("cc", "")):
+        finish(tmp_path, "cka", key, {"table": TABLE}, date=f"2026-01-01T12:00:00{zone}")
+    table = thinkalike.results(tmp_path).set_index("key")
+    assert str(table["date"].dt.tz) == "UTC"
+    assert table["date"].dt.hour.to_dict() == {"aa": 10, "bb": 17, "cc": 12}
+
+
+@pytest.mark.parametrize("file", ["result.json", "manifest.json", "config.yaml"])
+def test_a_name_that_a_file_has_twice_is_refused(file, tmp_path):
+    result = finish(tmp_path, "cka", "aa", {"table": TABLE})
+    path = result.folder / file
+    content = path.read_text().rstrip().removesuffix("}")
+    path.write_text("seed: 1\nseed: 2\n" if file == "config.yaml" else f'{content}, "kind": "r2", "kind": "r2"}}')
+    if file != "manifest.json":
+        seal(result.folder)
+    read = {"config.yaml": lambda: open_result(result.folder).config, "result.json": lambda: Result(result.folder).kind}
+    with pytest.raises(StoreError, match=f"{file}.*twice in one"):
+        read.get(file, lambda: open_result(result.folder))()
+
+
+@pytest.mark.parametrize(
+    ("members", "said"),
+    [(["a.npy", "a.npy"], "one name"), (["a.npy", "a"], "a in it is no array"), (["readme.txt"], "is no array")],
+)
+def test_an_archive_has_arrays_alone_and_one_of_each_name(members, said, tmp_path):
+    result = finish(tmp_path, "cka", "aa", {"table": TABLE})
+    array = io.BytesIO()
+    np.save(array, np.ones(3))
+    with warnings.catch_warnings(), zipfile.ZipFile(result.folder / "arrays.npz", "w") as archive:
+        warnings.simplefilter("ignore")  # zipfile warns of two members of one name
+        for name in members:
+            archive.writestr(name, array.getvalue())
+    seal(result.folder)
+    with pytest.raises(StoreError, match=said):
+        _ = open_result(result.folder).arrays
 
 
 def test_a_name_with_line_breaks_forges_no_line(tmp_path, listed):

@@ -7,7 +7,11 @@ The annotation of an argument says which tensor a function wants. A tensor of th
 that gradients, device and memory are the caller's; other arrays go to the device of the first tensor.
 
 It also says which numbers: `k: Count` takes neither 5.0 nor True, and a `Level` is between 0 and 1. Python would take
-True for 1, and torch ends in an error of its own that names no argument.
+True for 1, and torch ends in an error of its own that names no argument. Of an array `Annotated[Float[Tensor, "n"],
+Within(least=0, fewest=1)]` says which values it holds, and at least how many; without `Within` it may hold NaN. An
+annotation that names classes alone, such as `str`, `RowGroups | None` or a `Callable`, takes nothing else.
+
+All this is checked at the public door alone. Code inside calls the functions of the modules themselves.
 """
 
 from __future__ import annotations
@@ -37,6 +41,7 @@ NAMES = ("groups", "labels")  # whole numbers that stand for names, which may be
 NUMBERS = "give real numbers, as a tensor, an array, a DataFrame or a list"
 EXACT = 2**53  # beyond it float64 leaves out whole numbers
 UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)  # of which torch can compute next to nothing
+UNREADABLE = (ValueError, TypeError, RuntimeError, OverflowError)  # what NumPy and torch say of what is no array
 LONG = 4096  # bits of a whole number that a message writes out; Python refuses to write much longer ones
 DEPTH = 64  # axes that an array of NumPy has at most, and so lists in lists
 WHOLE = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, *UNSIGNED)
@@ -50,6 +55,7 @@ class Within(NamedTuple):
     above: float = -math.inf  # does not
     below: float = math.inf  # does not
     is_finite: bool = True  # whether infinity is none of them
+    fewest: int = 0  # values of an array
 
     def __contains__(self, number: object) -> bool:
         if number in (math.inf, -math.inf):
@@ -68,16 +74,18 @@ class Within(NamedTuple):
 
 MOST_REPETITIONS = 10**6  # each repeats the whole computation, and p-values of a million draws have four digits
 Count = Annotated[int, Within(least=1, below=2**63)]
+Size = Annotated[int, Within(least=0, most=10**7)]  # of an array that a function makes
 Repetitions = Annotated[int, Within(least=1, most=MOST_REPETITIONS)]  # random repetitions, such as permutations
 RepetitionsOrNone = Annotated[int, Within(least=0, most=MOST_REPETITIONS)]  # 0 leaves them out
 Seed = Annotated[int, Within(least=0, below=2**63)]
+BatchNumber = Annotated[int | None, Within(least=0, below=2**63)]  # None: the next one
 Level = Annotated[float, Within(above=0, below=1)]  # a probability, such as 0.95 for 95 %
 
 
 def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
     """Raise a ValueError unless a value is one of the choices."""
-    if value not in choices:
-        raise ValueError(f"{name}={value!r} is unknown: choose {', '.join(choices)}")
+    if not isinstance(value, str) or value not in choices:  # an array would compare its items
+        raise ValueError(f"{name}={shown(value)} is unknown: choose {', '.join(choices)}")
 
 
 def takes_arrays(function: Callable[P, R]) -> Callable[..., R]:
@@ -171,23 +179,29 @@ class _Number(NamedTuple):
         elif bool not in self.types or self.types & {int, float}:
             if (value is None or isinstance(value, str)) and type(value) in self.types:
                 return value
-            number = self._number(value)
+            number = self.number(value)
             if number is not None and number in self.range:
                 return number
-            if not self.is_alone and not isinstance(value, numbers.Number):
+            if not self.is_alone and not isinstance(value, numbers.Number | str | bytes):
                 return value  # of one of its other types, which the function itself reads
         elif value is None and type(None) in self.types:
             return value
-        raise ValueError(f"{name}={_shown(value)} must be {self}")
+        raise ValueError(f"{name}={shown(value)} must be {self}")
 
-    def _number(self, value: Any) -> int | float | None:
-        if isinstance(value, Tensor) and (value.ndim or value.dtype == torch.bool):
+    def number(self, value: Any) -> int | float | None:
+        """Return a value as a number of Python, in any range; None if it is none."""
+        if isinstance(value, Tensor) and (value.ndim or value.dtype == torch.bool or value.is_meta):
             return None
         try:
             whole = operator.index(value)
-        except TypeError:
-            is_real = float in self.types and isinstance(value, numbers.Real) and not math.isnan(value)
-            return float(value) if is_real else None
+        except (TypeError, RuntimeError):
+            if float not in self.types or not isinstance(value, numbers.Real):
+                return None
+            try:
+                number = float(value)
+            except OverflowError:  # of a Fraction
+                return None
+            return None if math.isnan(number) else number
         is_beyond_floats = float in self.types and abs(whole) > sys.float_info.max
         return None if is_beyond_floats else whole
 
@@ -199,10 +213,28 @@ class _Number(NamedTuple):
         return f"{described} or text" if may_be_text else described
 
 
-def _shown(value: Any) -> str:
+def real_numbers(values: Any, within: Within) -> list[float]:
+    """Return one number, or those of a list or an array; none if one of them is no real number in this range."""
+    values = values.tolist() if hasattr(values, "tolist") else values
+    wanted = _Number(frozenset({float}), within, is_alone=True)
+    numbers = []
+    for value in values if isinstance(values, list | tuple) else [values]:
+        number = None if isinstance(value, bool | np.bool_) else wanted.number(value)
+        if number is None or number not in within:
+            return []
+        numbers.append(float(number))
+    return numbers
+
+
+def shown(value: Any) -> str:
+    """Return a value as a message has it: in one line, shortened."""
     if isinstance(value, int) and value.bit_length() > LONG:
         return "-10^..." if value < 0 else f"10^{int(value.bit_length() * math.log10(2))}"
-    text = " ".join(repr(value).split())
+    try:
+        text = " ".join(repr(value).split())
+    except Exception:  # such as of a list of numbers that Python refuses to write
+        text = f"<{type(value).__name__}>"
+    text = text.encode("utf-8", "backslashreplace").decode()
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
@@ -215,6 +247,7 @@ class _Wanted(NamedTuple):
     others: tuple[type, ...] = ()
     by_number: bool = False  # whether the tensors may be the values of a mapping
     range: Within | None = None  # of all values of a tensor, if these are checked
+    classes: tuple[type, ...] = ()  # of one of which the value is; empty where the annotation names more than classes
 
     @classmethod
     def of(cls, annotation: Any) -> _Wanted:
@@ -229,12 +262,28 @@ class _Wanted(NamedTuple):
         inside = [cls.of(typing.get_args(each)[0]) for each in options if typing.get_origin(each) is Sequence]
         layers = next((each for each in inside if each.array), None)
         by_number = any(typing.get_origin(each) is Mapping for each in options)
-        return cls(arrays[0] if arrays else None, layers, bool(inside) and not layers, others, by_number)
+        return cls(
+            arrays[0] if arrays else None,
+            layers,
+            bool(inside) and not layers,
+            others,
+            by_number,
+            classes=_classes(options),
+        )
 
     def read(self, value: Any, name: str, device: torch.device | None) -> Any:
         """Return an argument as the annotation wants it."""
+        if self.classes and not isinstance(value, self.classes):
+            wanted = " or ".join(_name_of(each) for each in self.classes)
+            raise ValueError(f"{name}={shown(value)} must be {wanted}")
         if self.is_list:
+            if isinstance(value, Tensor):
+                _refuse_odd(value, name)
             return value.tolist() if hasattr(value, "tolist") else value
+        if isinstance(value, bool | np.bool_) and self.array is not None:
+            raise ValueError(f"{name}={value} must be an array: {NUMBERS}")
+        if isinstance(value, int) and float in self.others:
+            return float(value)
         if not (self.array or self.items) or (isinstance(value, self.others) and not isinstance(value, Tensor)):
             return value
         if self.items and isinstance(value, list | tuple):
@@ -242,8 +291,6 @@ class _Wanted(NamedTuple):
         if self.items and self.by_number and isinstance(value, Mapping):
             return {place: self.items.read(each, f"{name}[{place}]", device) for place, each in value.items()}
         tensor = tensor_of(value, getattr(self.array, "dtype", Shaped), name)
-        if self.range is not None:
-            _refuse_beyond(tensor, self.range, name)
         tensor = tensor if device is None or isinstance(value, Tensor) else tensor.to(device)
         if self.items and tensor.ndim < 3:
             raise ValueError(f"{name} is one array of shape {tuple(tensor.shape)}: give a list of them, as layers")
@@ -254,11 +301,30 @@ class _Wanted(NamedTuple):
             raise ValueError(f"{name} has shape {tuple(tensor.shape)}, not ({dims}) in the sizes of other arguments")
         if tensor.ndim > 1 and tensor.shape[-1] == 0:
             raise ValueError(f"{name} has shape {tuple(tensor.shape)}, without columns: give one column or more")
+        if self.range is not None:
+            _refuse_beyond(tensor, self.range, name)
         return tensor
 
     def _layers(self, layers: Sequence[Any], name: str, device: torch.device | None) -> Sequence[Any]:
         found = [self.items.read(layer, f"{name}[{place}]", device) for place, layer in enumerate(layers)]  # type: ignore[union-attr]
         return layers if all(new is old for new, old in zip(found, layers, strict=True)) else found
+
+
+def _classes(options: Sequence[Any]) -> tuple[type, ...]:
+    """Return the classes that the options of an annotation name, of which numbers and arrays are read elsewhere."""
+    classes = []
+    for option in options:
+        plain = Callable if typing.get_origin(option) is Callable else option
+        is_read_elsewhere = plain in (int, float, bool, Any, object) or typing.get_origin(plain) is not None
+        if is_read_elsewhere or not inspect.isclass(plain) or issubclass(plain, Tensor | AbstractArray):
+            return ()
+        classes.append(plain)
+    return tuple(classes)
+
+
+def _name_of(wanted: type) -> str:
+    names = {str: "text", Callable: "a function", type(None): "None"}
+    return names.get(wanted, f"an object of the class {wanted.__name__}")
 
 
 def tensor_of(value: Any, kind: Any, name: str) -> Tensor:
@@ -277,6 +343,8 @@ def tensor_of(value: Any, kind: Any, name: str) -> Tensor:
             without values at hand: sparse, quantised, nested or on the device meta.
     """
     if isinstance(value, list | tuple) and value and all(isinstance(each, Tensor) for each in value):
+        for place, each in enumerate(value):
+            _refuse_odd(each, f"{name}[{place}]")
         if len({each.shape for each in value}) > 1:
             raise ValueError(f"{name} has rows of unequal lengths: {NUMBERS}")
         value = torch.stack(list(value))  # which keeps gradients
@@ -289,17 +357,13 @@ def tensor_of(value: Any, kind: Any, name: str) -> Tensor:
         refuse_masked(value, name)
         try:
             array = np.asanyarray(value)  # which lets an object give a masked array
-        except ValueError as error:  # lists of lists of unequal lengths
+        except UNREADABLE as error:  # lists of lists of unequal lengths
             raise ValueError(f"{name} has rows of unequal lengths, or is no array: {NUMBERS}") from error
         refuse_masked(array, name)
         array = np.asarray(array)
-        if name in NAMES and array.dtype.kind not in "biu":
-            import pandas as pd
-
-            native = array.astype(array.dtype.newbyteorder("="))  # pandas takes no foreign byte order
-            numbers = pd.factorize(native.ravel())[0].reshape(array.shape)
-            _refuse_missing(numbers < 0, name)
-            return torch.from_numpy(numbers)
+        is_beyond_int64 = array.dtype == np.uint64 and array.size > 0 and int(array.max()) > np.iinfo(np.int64).max
+        if name in NAMES and (array.dtype.kind not in "biu" or is_beyond_int64):
+            return torch.from_numpy(_numbers_of_names(value, array, name))
         value = torch.from_numpy(_numeric(array, name))
     if kind is Float and not value.is_floating_point():
         if value.dtype != torch.bool and value.numel() and max(-int(value.min()), int(value.max())) > EXACT:
@@ -315,15 +379,41 @@ def tensor_of(value: Any, kind: Any, name: str) -> Tensor:
     return value.long() if kind is Int and value.dtype.itemsize < 4 else value  # short numbers index nothing
 
 
-def refuse_masked(value: Any, name: str) -> None:
+def _numbers_of_names(value: Any, array: np.ndarray, name: str) -> np.ndarray:
+    """Return numbers of names in the order in which they appear, from a value and the array that NumPy makes of it."""
+    import pandas as pd
+
+    if array.ndim == 0:
+        kind = type(value).__name__
+        raise ValueError(f"{name} is {kind}: give a list, an array or a column of names or whole numbers")
+    if isinstance(value, list | tuple) and array.dtype.kind in "USf":
+        # NumPy makes the text "nan" of NaN, one text of 1 and "1", and one float of 2^64 - 1 and 2^64 - 2.
+        array = np.array(value, dtype=object)
+    if array.dtype.kind != "O":
+        native = array.astype(array.dtype.newbyteorder("="))  # pandas takes no foreign byte order
+        numbers = pd.factorize(native.ravel())[0].reshape(array.shape)
+        _refuse_missing(numbers < 0, name)
+        return numbers
+    _refuse_missing(np.asarray(pd.isna(array)), name)
+    places: dict[Any, int] = {}  # pandas would merge whole numbers beyond 64 bits
+    try:
+        numbers = np.array([places.setdefault(each, len(places)) for each in array.ravel()], dtype=np.int64)
+    except TypeError as error:
+        raise ValueError(f"{name} holds lists, sets or the like: give text or whole numbers") from error
+    return numbers.reshape(array.shape)
+
+
+def refuse_masked(value: Any, name: str, depth: int = 0) -> None:
     """Raise a ValueError if a masked array, also one in a list, has masked values, which NumPy would read all the same.
 
     A list of millions of numbers is not looked through: its first item says whether there are arrays inside.
     """
     if isinstance(value, list | tuple):
+        if depth > DEPTH:
+            raise ValueError(f"{name.partition('[')[0]} contains itself, or is nested too deep: {NUMBERS}")
         if value and isinstance(value[0], np.ndarray | list | tuple | type(np.ma.masked)):
             for place, each in enumerate(value):
-                refuse_masked(each, f"{name}[{place}]")
+                refuse_masked(each, f"{name}[{place}]", depth + 1)
     elif np.ma.is_masked(value):
         _refuse_missing(np.ma.getmaskarray(value), name)
 
@@ -345,10 +435,15 @@ def _refuse_odd(tensor: Tensor, name: str) -> None:
 
 
 def _refuse_beyond(tensor: Tensor, within: Within, name: str) -> None:
-    low, high = tensor.aminmax() if tensor.numel() else (0.0, 0.0)
-    for end in (float(low), float(high)):
-        if not (math.isfinite(end) and (not tensor.numel() or end in within)):
-            raise ValueError(f"{name} holds {end:g}: its values must be finite numbers, {within}".rstrip(", "))
+    if tensor.numel() < within.fewest:
+        raise ValueError(f"{name} has shape {tuple(tensor.shape)}: give {within.fewest} values or more")
+    has_ends = within._replace(fewest=0, is_finite=True) != Within()
+    if not tensor.numel() or tensor.dtype == torch.bool or not (has_ends or tensor.is_floating_point()):
+        return
+    for end in map(float, tensor.detach().aminmax()):
+        if end not in within:
+            wanted = "finite numbers" if within.is_finite else "numbers"
+            raise ValueError(f"{name} holds {end:g}: its values must be {wanted}, {within}".rstrip(", "))
 
 
 def refuse_nan(values: Tensor, name: str) -> None:
@@ -363,7 +458,10 @@ def _numeric(array: np.ndarray, name: str) -> np.ndarray:
         import pandas as pd
 
         _refuse_missing(np.asarray(pd.isna(array)), name)
-        array = np.array(array.tolist())  # as NumPy reads the numbers themselves
+        try:
+            array = np.array(array.tolist())  # as NumPy reads the numbers themselves
+        except UNREADABLE as error:
+            raise ValueError(f"{name} holds {array.dtype}: {NUMBERS}") from error
     if array.dtype.kind not in "biuf":
         raise ValueError(f"{name} holds {array.dtype}: {NUMBERS}")
     if array.dtype.kind == "u" and array.size and int(array.max()) > np.iinfo(np.int64).max:

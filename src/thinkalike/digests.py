@@ -16,6 +16,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from thinkalike.errors import short
+
 LARGE = 2**24  # bytes; a smaller file is read as fast as the cache is asked
 SMALL = 2**12  # bytes; a smaller file is read as fast as its place is found, and some folders have ten thousands
 LARGEST_JSON = 2**25  # bytes; the largest index of weights that is published has half of it
@@ -70,23 +72,35 @@ def regular(path: Path) -> Path:
     return path
 
 
-def read_json(path: Path, largest: int = LARGEST_JSON) -> dict[str, Any]:
+def read_json(path: Path, largest: int = LARGEST_JSON, unique: bool = False) -> dict[str, Any]:
     """Return the JSON object of a regular file of at most so many bytes; anything else in it is a ValueError.
 
     So is an object that is too deep for those who read what it says, so that nobody after this has to look.
+
+    Args:
+        unique: whether a name that an object has twice is an error; else the last of its values is read.
     """
     with regular(path).open("rb") as file:
         content = file.read(largest + 1)
     if len(content) > largest:
         raise ValueError(f"it has more than {largest:,} bytes")
     try:
-        found = json.loads(content.decode("utf-8"))
+        found = json.loads(content.decode("utf-8"), object_pairs_hook=_with_unique_names if unique else None)
     except RecursionError:
         raise ValueError(_TOO_DEEP) from None
     if not isinstance(found, dict):
         raise ValueError(f"{path.name} holds no JSON object")
     _check_depth(found)
     return found
+
+
+def _with_unique_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    content = dict(pairs)
+    if len(content) < len(pairs):
+        names = [name for name, _ in pairs]
+        repeated = next(name for name in content if names.count(name) > 1)
+        raise ValueError(f"it has the name {short(repeated)} twice in one object")
+    return content
 
 
 _TOO_DEEP = f"it holds more than {DEEPEST_JSON} objects and lists inside one another"

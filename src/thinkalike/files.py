@@ -7,14 +7,23 @@ these is a `ForeignFileError`, which says what is wrong with the file.
 from __future__ import annotations
 
 import os
+import re
 import stat
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import yaml
 
+from thinkalike.errors import short
+
+YAML_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 DEEPEST = 50  # collections inside each other
 MOST_NODES = 100_000  # of a YAML file, once its aliases stand for what they repeat
+MOST_NUMBERED_KEYS = 1000  # of a YAML file; settings have names
+# What YAML 1.1 reads as a number of base 8 or 60. Every writer of YAML puts a text of this form into quotes.
+OLD_NUMBER = re.compile(r"[-+]?(0[0-7_]+|[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?)")
+NUMBER_TAGS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 
 
 class ForeignFileError(ValueError):
@@ -52,31 +61,44 @@ def read_bytes(path: Path, most: int, follow: bool = True) -> bytes:
 def read_yaml(path: Path, most: int, follow: bool = True) -> dict[str, Any]:
     """Return the mapping of a YAML file of `most` bytes at most; it can make no other objects than plain values."""
     content = read_bytes(path, most, follow)
-    check_yaml(content, str(path))
-    found = yaml.load(content, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    check_yaml(content)
+    found = yaml.load(content, Loader=YAML_LOADER)
     if not isinstance(found, dict):
         raise ForeignFileError(f"{path} holds no mapping")
     return found
 
 
-def check_yaml(content: bytes, name: str) -> None:
-    """Check how much a YAML text stands for, from its events alone, which never repeat what an alias stands for.
+def check_yaml(content: bytes) -> None:
+    """Check what a YAML text stands for, from its events alone, which never repeat what an alias stands for.
+
+    A text of a few kilobytes can stand for billions of values, for an integer of base 60 that takes minutes to compute,
+    or for thousands of numbers with one hash, which take as long in a dictionary.
 
     Raises:
-        ForeignFileError: it is nested too deeply, or has too many values.
+        ForeignFileError: it is nested too deeply, has too many values, has a number that other programs read as another
+            one, or has one key twice.
         yaml.YAMLError: it is no YAML.
     """
     sizes: dict[str, int] = {}  # values of each anchor's content
-    opened: list[tuple[str | None, int]] = [(None, 0)]  # anchor and values so far of each open collection
-    for event in yaml.parse(content, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
+    outermost = _Collection()
+    opened = [outermost]
+    numbered_keys = 0
+    for event in yaml.parse(content, Loader=YAML_LOADER):
+        if isinstance(event, yaml.NodeEvent):
+            is_numbered_key = opened[-1].note_key(event)
+            numbered_keys += is_numbered_key
+            if numbered_keys > MOST_NUMBERED_KEYS:
+                raise ForeignFileError(f"it has more than {MOST_NUMBERED_KEYS:,} keys that are numbers or aliases")
         if isinstance(event, yaml.CollectionStartEvent):
-            opened.append((event.anchor, 1))
+            opened.append(_Collection(event.anchor, 1, isinstance(event, yaml.MappingStartEvent)))
             if len(opened) > DEEPEST:
-                raise ForeignFileError(f"{name} is nested more than {DEEPEST} deep")
+                raise ForeignFileError(f"it is nested more than {DEEPEST} deep")
             continue
         if isinstance(event, yaml.CollectionEndEvent):
-            anchor, size = opened.pop()
+            closed = opened.pop()
+            anchor, size = closed.anchor, closed.size
         elif isinstance(event, yaml.ScalarEvent):
+            _check_notation(event)
             anchor, size = event.anchor, 1
         elif isinstance(event, yaml.AliasEvent):
             # an alias inside of what it stands for has no end
@@ -85,7 +107,56 @@ def check_yaml(content: bytes, name: str) -> None:
             continue
         if anchor is not None:
             sizes[anchor] = size
-        outer, count = opened[-1]
-        opened[-1] = (outer, count + size)
-        if count + size > MOST_NODES:
-            raise ForeignFileError(f"{name} stands for more than {MOST_NODES:,} values, or repeats itself without end")
+        opened[-1].size += size
+        if opened[-1].size > MOST_NODES:
+            raise ForeignFileError(f"it stands for more than {MOST_NODES:,} values, or repeats itself without end")
+
+
+@dataclass
+class _Collection:
+    """A mapping or a list whose end has not come yet.
+
+    Attributes:
+        size: how many values it stands for so far.
+        keys: of a mapping, with whether they stand in quotes: `1` and `"1"` are two keys.
+        expects_key: whether the next node of a mapping is a key.
+    """
+
+    anchor: str | None = None
+    size: int = 0
+    is_mapping: bool = False
+    keys: set[tuple[str, bool]] = field(default_factory=set)
+    expects_key: bool = True
+
+    def note_key(self, event: yaml.NodeEvent) -> bool:
+        """Note the next node inside, and return whether it is a key that may be a number.
+
+        Raises:
+            ForeignFileError: it is a key that the mapping has already, of which any reader drops one.
+        """
+        if not self.is_mapping:
+            return False
+        is_key = self.expects_key
+        self.expects_key = not is_key
+        if not is_key:
+            return False
+        if not isinstance(event, yaml.ScalarEvent):
+            return True
+        is_plain_number = event.implicit[0] and event.value[:1] in "+-.0123456789"
+        may_be_number = is_plain_number or event.tag in NUMBER_TAGS
+        key = (event.value, may_be_number)
+        if key in self.keys:
+            raise ForeignFileError(f"it has the key {short(event.value)} twice in one mapping")
+        self.keys.add(key)
+        return may_be_number
+
+
+def _check_notation(event: yaml.ScalarEvent) -> None:
+    """Check that a number is no other one on a command line: YAML 1.1 reads 010 as 8, and 1:30 as 90."""
+    is_plain_number = event.implicit[0] and OLD_NUMBER.fullmatch(event.value)
+    is_tagged_number = event.tag in NUMBER_TAGS and ":" in event.value
+    if is_plain_number or is_tagged_number:
+        raise ForeignFileError(
+            f"{short(event.value)} is not a decimal number in YAML; write it without leading zeros and colons, or in "
+            "quotes if it is a text"
+        )

@@ -31,17 +31,18 @@ from jaxtyping import Float
 from safetensors.numpy import save_file
 from torch import Tensor, nn
 
-from thinkalike import measures, plugins
-from thinkalike.arguments import check_rows, checked_numbers, tensor_of
+from thinkalike import plugins
+from thinkalike.arguments import check_rows, checked_numbers, takes_arrays, tensor_of
 from thinkalike.config import ModelConfig, compose_open_job, measure_module, measure_schema, options, part_named
 from thinkalike.config.parts import SMALL, AnalyzeConfig, DataConfig, StimuliConfig
 from thinkalike.config.schema import default_of, is_open
 from thinkalike.data.recordings import IDS, IN_ORDER, RUNS
 from thinkalike.data.tables import MARKS, with_named_index
 from thinkalike.digests import tokenizer_fingerprint
-from thinkalike.errors import ConfigError, ThinkalikeError, checked_path, plain
+from thinkalike.errors import ConfigError, ThinkalikeError, checked_path, one_line, plain
 from thinkalike.global_state import isolated
 from thinkalike.instruments import check_read, run_job
+from thinkalike.measures.distances.neural import rsa_of_models
 from thinkalike.models.behaviour import identity_of
 from thinkalike.models.families import IN_MEMORY, label
 from thinkalike.models.frozen import FrozenModel
@@ -189,7 +190,7 @@ def rsa(
             if arguments[name] != signature(rsa).parameters[name].default:
                 raise ConfigError(f"{name}= has no effect on rsa of arrays without stimuli; leave it out")
         with isolated():
-            return measures.rsa(models, others, distance, comparator)
+            return takes_arrays(rsa_of_models)(models, others, distance, comparator)
     if others is not None or not isinstance(models, list | tuple):
         raise ConfigError("rsa on stimuli takes one list of models, and no others")
     return _result("rsa", rsa, locals(), models)
@@ -518,7 +519,14 @@ def in_table(stimuli: Any) -> Iterator[tuple[str, dict[str, Any]]]:
         yield (kind, {"path": str(path)}) if kind else ("schema" if stimuli is None else str(stimuli), {})
         return
     stimuli = with_named_index(stimuli, "stimuli")
-    content = stimuli.to_json(orient="split", double_precision=15)
+    try:
+        content = stimuli.to_json(orient="split", double_precision=15)
+    except UnicodeEncodeError as error:
+        raise ConfigError(
+            f"stimuli has {error.object[error.start]!r}, which is half of a character: remove it"
+        ) from None
+    except (ValueError, TypeError, OverflowError) as error:
+        raise ConfigError(f"stimuli has a cell that is neither text nor a number: {one_line(error)}") from error
     place = f"DataFrame {hashlib.sha256(content.encode()).hexdigest()[:8]}"
     HELD[place] = stimuli
     try:

@@ -76,7 +76,7 @@ class Entry:
         date = datetime.fromisoformat(made["date"]) if "date" in made else written
         return cls(
             result,
-            date if date.tzinfo else date.replace(tzinfo=UTC),
+            date.astimezone(UTC) if date.tzinfo else date.replace(tzinfo=UTC),
             list(dict.fromkeys(str(model["name"]) for model in made.get("models", []))),
             flat(result.settings),
             headlines,
@@ -237,24 +237,69 @@ def with_differing(entries: Sequence[Entry], skipped: list[str]) -> list[Entry]:
     """Return results with `differing`: the settings in which those of one kind differ, by dotted names.
 
     A setting of a model or of data is among them only if it differs between results in which that has one name.
-    A result whose configuration cannot be read is left out, and `skipped` gets a line about it.
-
-    Raises:
-        StoreError: the settings are too many for any list.
+    A result whose configuration cannot be read is left out, and `skipped` gets a line about it; so is one with more
+    settings and numbers than a list has room for.
     """
-    readable = _with_differing(entries, skipped)
-    if len(readable) < len(entries):  # fewer settings may differ without the others, of which each could be read
+    narrow = _narrow_enough(entries, skipped)
+    readable = _with_differing(narrow, skipped)
+    if len(readable) < len(narrow):  # fewer settings may differ without the others, of which each could be read
         readable = _with_differing(readable, skipped)
     return readable
 
 
-def _with_differing(entries: Sequence[Entry], skipped: list[str]) -> list[Entry]:
+def _narrow_enough(entries: Sequence[Entry], skipped: list[str]) -> Sequence[Entry]:
+    """Return the results that one list has room for; those with the most settings and numbers are left out first.
+
+    `skipped` gets a line about each of these. Whoever makes up thousands of numbers so hides no result but theirs.
+    """
+    if not _is_too_wide(entries):
+        return entries
+    by_width = sorted(range(len(entries)), key=lambda position: _width(entries[position]))
+    least, most = 0, len(entries)  # so many of the narrowest fit, and so many do not
+    while most - least > 1:
+        middle = (least + most) // 2
+        if _is_too_wide([entries[position] for position in by_width[:middle]]):
+            most = middle
+        else:
+            least = middle
+    for position in sorted(by_width[least:]):
+        entry = entries[position]
+        skipped.append(
+            f"{entry.result.folder} has {_width(entry):,} settings and numbers, and a list has {MOST_COLUMNS:,} at "
+            f"most, or {MOST_CELLS:,} cells"
+        )
+    return [entries[position] for position in sorted(by_width[:least])]
+
+
+def _width(entry: Entry) -> int:
+    return len(entry.settings) + len(entry.result.scalars) + len(entry.numbers)
+
+
+def _is_too_wide(entries: Sequence[Entry]) -> bool:
+    """Return whether results have more settings and numbers than any list is for."""
+    settings, numbers = set[str](), set[str]()
+    for entry in entries:
+        settings.update(entry.settings)
+        numbers.update(entry.result.scalars, entry.numbers)
+    if _fits(len(entries), len(settings | numbers)):  # most lists, which need no look at the values
+        return False
+    differing = {name for members in _by_kind(entries).values() for name in _differing_names(members)}
+    return not _fits(len(entries), len(differing | numbers))
+
+
+def _fits(rows: int, columns: int) -> bool:
+    return columns <= MOST_COLUMNS and rows * columns <= MOST_CELLS
+
+
+def _by_kind(entries: Sequence[Entry]) -> dict[str, list[Entry]]:
     by_kind: dict[str, list[Entry]] = defaultdict(list)
     for entry in entries:
         by_kind[entry.result.kind].append(entry)
-    names = {kind: _differing_names(members) for kind, members in by_kind.items()}
-    for kind, members in by_kind.items():
-        _check_width(len(members), len(names[kind]))
+    return by_kind
+
+
+def _with_differing(entries: Sequence[Entry], skipped: list[str]) -> list[Entry]:
+    names = {kind: _differing_names(members) for kind, members in _by_kind(entries).items()}
     completed = []
     for entry in entries:
         with skipping(entry.result.folder, skipped):
@@ -301,13 +346,6 @@ def _as_text(value: Any) -> str:
     return ENCODER.encode(value)
 
 
-def _check_width(rows: int, columns: int) -> None:
-    """Check that results have no more settings and numbers than any list is for: somebody may make up thousands."""
-    if columns > MOST_COLUMNS or rows * columns > MOST_CELLS:
-        told = f"{rows:,} results have {columns:,} settings and numbers, and a list has {MOST_COLUMNS:,} at most"
-        raise StoreError(f"{told}, or {MOST_CELLS:,} cells; choose some of them with kind= or model=")
-
-
 def results(
     store: str | os.PathLike[str], kind: str | Sequence[str] = (), model: str | Sequence[str] = ()
 ) -> pd.DataFrame:
@@ -331,17 +369,22 @@ def results(
     ['diff']
     """
     found = search(Path(checked_path("store", store)).expanduser())
-    kinds, models = ((each,) if isinstance(each, str) else tuple(each) for each in (kind, model))
+    kinds, models = _texts_of("kind", kind), _texts_of("model", model)
     return frame(selected(found, Query(found.store, kinds, models)) if found.entries or kinds or models else [])
+
+
+def _texts_of(name: str, value: Any) -> tuple[str, ...]:
+    """Return one text or several as a tuple; a ConfigError names an argument that is neither."""
+    texts = (value,) if isinstance(value, str) else value.tolist() if hasattr(value, "tolist") else value
+    if not isinstance(texts, list | tuple | set) or not all(isinstance(text, str) for text in texts):
+        raise ConfigError(f"{name}={value!r} must be text, or a list of texts")
+    return tuple(texts)
 
 
 def frame(entries: Sequence[Entry]) -> pd.DataFrame:
     """Return one row for each result, with the columns that `results` names.
 
     A setting or a number that has the name of another column gets one of its own, such as "scalars.date".
-
-    Raises:
-        StoreError: there would be more columns than any table is for, as where somebody made up thousands of settings.
     """
     import pandas as pd
 
@@ -350,10 +393,10 @@ def frame(entries: Sequence[Entry]) -> pd.DataFrame:
         settings.update(entry.differing)
         scalars.update(entry.result.scalars)
         numbers.update(entry.numbers)
-    _check_width(len(entries), len(settings | scalars | numbers))
     reserved = {*FIXED, *settings, *scalars, *numbers}
     setting_columns = _columns_of(settings, "settings", FIXED, reserved)
-    scalar_columns = _columns_of(scalars, "scalars", {*FIXED, *settings}, reserved)
+    differing = {name for entry in entries for name in _differing_scalars(entry)}
+    scalar_columns = _columns_of(scalars, "scalars", {*FIXED, *settings, *differing}, reserved)
     number_columns = _columns_of(numbers, "headlines", {*FIXED, *settings}, reserved)
     rows = []
     for entry, record in zip(entries, records(entries), strict=True):
@@ -366,6 +409,16 @@ def frame(entries: Sequence[Entry]) -> pd.DataFrame:
         row |= {number_columns[name]: value for name, value in entry.numbers.items()}
         rows.append(row | {name: record[name] for name in ("seconds", "folder")})
     return pd.DataFrame(rows)
+
+
+def _differing_scalars(entry: Entry) -> list[str]:
+    """Return the names of a result's scalars whose values are not those of its headline numbers of the same name."""
+    scalars, numbers = entry.result.scalars, entry.numbers
+    return [name for name in scalars.keys() & numbers.keys() if not _same_number(scalars[name], numbers[name])]
+
+
+def _same_number(first: float | None, second: float) -> bool:
+    return first == second or (first != first and second != second)  # NaN is not itself
 
 
 def _columns_of(names: Collection[str], part: str, taken: Collection[str], reserved: set[str]) -> dict[str, str]:

@@ -28,8 +28,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import yaml
 
+from thinkalike.columns import Columns
 from thinkalike.digests import digest_of, read_json
-from thinkalike.errors import StoreError, TrainingError, checked_path, flat, one_line, plain_line
+from thinkalike.errors import StoreError, TrainingError, checked_path, flat, one_line, plain_line, short
 from thinkalike.files import ForeignFileError, open_regular, read_yaml
 from thinkalike.global_state import isolated
 from thinkalike.plugins import instrument_of_kind
@@ -46,8 +47,7 @@ FOLDERS = ("checkpoints", "curves", "old", "result")  # that a running job has b
 NUMBERS = {".csv", ".npz", ".safetensors"}  # the endings of files that hold what was computed
 MOST_BYTES = 2**22  # of a manifest, a record or a configuration; those of large jobs have 2**17
 MOST_LISTED = 2**24  # bytes of a table that a page holds; lists do not read the bytes of a larger file
-MOST_OF_TABLE = 2**33  # bytes; pandas would need several times as much memory
-MOST_COLUMNS, MOST_OF_HEADER = 5000, 2**22  # of a table, and bytes of its first line; large jobs have some hundred
+MOST_OF_TABLE = 2**33  # bytes; a table in memory needs several times as much
 LONGEST_NAME = 1000  # characters of the name of a file in a manifest
 DEEPEST_NAME = 8  # folders in it; those of results have one
 MOST_HEADLINES = 1000  # of a result; large jobs have twenty
@@ -199,18 +199,9 @@ class Result:
 
     def _read_table(self, name: str) -> pd.DataFrame:
         """Return the table of a file, such as table.csv."""
-        import pandas as pd
-
         file = self._file(name)
-        with _explained(file), open_regular(file, follow=False) as opened:
-            header = opened.readline(MOST_OF_HEADER)
-            if header.count(b",") >= MOST_COLUMNS:  # pandas compares each name with those before
-                raise StoreError(f"{file} has more than {MOST_COLUMNS:,} columns")
-            opened.seek(0)
-            table = pd.read_csv(opened)
-            if not isinstance(table.index, pd.RangeIndex):  # pandas takes the first cells for names of rows
-                raise StoreError(f"{file} has rows that are longer than its header")
-            return table
+        with _explained(file):
+            return Columns.read(file, MOST_OF_TABLE).frame()
 
     @cached_property
     def files(self) -> list[str]:
@@ -337,7 +328,7 @@ def _explained(file: Path) -> Iterator[None]:
 def _read_json(file: Path) -> Record:
     if file.is_symlink():
         raise ForeignFileError(f"{file} is a link, and links are not followed here")
-    found = read_json(file, MOST_BYTES)
+    found = read_json(file, MOST_BYTES, unique=True)
     if b"\\ud" in file.read_bytes().lower():  # JSON can hold half a surrogate pair, and neither files nor tables can
         return json.loads(json.dumps(found, ensure_ascii=False).encode(errors="replace"))  # type: ignore[no-any-return]
     return found
@@ -439,13 +430,20 @@ def _is_number(value: Any) -> bool:
 
 
 def _check_arrays(file: Any) -> None:
-    """Check that the arrays of an .npz file fit into memory before any is made."""
+    """Check that an .npz file has arrays alone, one of each name, which fit into memory, before any is made."""
     import torch
 
     from thinkalike.memory import at_hand
 
-    size = sum(member.file_size for member in zipfile.ZipFile(file).infolist())
+    members = zipfile.ZipFile(file).infolist()
     file.seek(0)
+    names = [member.filename for member in members]
+    for name in names:
+        if not name.endswith(".npy"):
+            raise ForeignFileError(f"{short(name)} in it is no array")
+    if len({name.removesuffix(".npy") for name in names}) < len(names):
+        raise ForeignFileError("two of its arrays have one name")
+    size = sum(member.file_size for member in members)
     if size > (free := at_hand(torch.device("cpu"))):
         raise ForeignFileError(f"its arrays have {size:,} bytes, and {free:,} are free")
 

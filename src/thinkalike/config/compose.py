@@ -22,13 +22,13 @@ from typing import Any, ClassVar, get_type_hints
 from unittest.mock import patch
 
 import hydra._internal.hydra
-import yaml
+import hydra.core.override_parser.overrides_parser
 from hydra import compose, initialize_config_dir
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.config_repository import CachingConfigRepository, ConfigRepository
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeperConf
 from hydra.core.config_search_path import ConfigSearchPath
-from hydra.core.default_element import ResultDefault
+from hydra.core.default_element import GroupDefault, ResultDefault
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.object_type import ObjectType
@@ -47,6 +47,15 @@ from yaml import YAMLError
 from thinkalike.config import parts
 from thinkalike.config.parts import HOW_IT_RUNS, AnalyzeConfig, JobConfig, MeasureConfig, ModelConfig, TrainConfig
 from thinkalike.config.schema import Checked, default_of, is_open, made, unknown
+from thinkalike.config.written import (
+    NumbersAsWritten,
+    NumberTexts,
+    Place,
+    drop_texts,
+    restore_texts,
+    take_texts,
+    texts_of_yaml,
+)
 from thinkalike.errors import ConfigError, ThinkalikeError, chain, flat, nearest, one_line, one_of, short
 from thinkalike.files import check_yaml, read_bytes
 from thinkalike.plugins import (
@@ -63,6 +72,7 @@ from thinkalike.plugins import (
     trust,
 )
 
+_ABSENT = object()  # no value, not even null
 COMPOSING_ERRORS = (OmegaConfBaseException, HydraException, YAMLError)
 SOURCE, TARGET = "gelu-3l-mini", "solu-3l-mini"  # where none is named
 PROGRAM = "THINKALIKE_PROGRAM"  # environment variable: how the user called the script, also for the workers of a sweep
@@ -82,7 +92,6 @@ PARAMETER = re.compile(r"[a-z][\w-]*", re.ASCII | re.IGNORECASE)  # becomes a li
 # such as ++stitch.lr; whatever stands before it, no key of a sweep is one of Hydra's own settings
 SWEPT_KEY = re.compile(r"[+~]{0,2}(?!hydra\b)[a-z][\w-]*([./][\w-]+)*(@target)?", re.ASCII)
 SWEPT_VALUES = re.compile(r"[\w\s.,()\[\]*/+=-]*")  # such as choice(0.1,1); without a colon it names no FILE.py:NAME
-OLD_NUMBER = re.compile(r"[-+]?(0[0-9_]+|[0-9][0-9_]*(:[0-9]{1,2})+(\.[0-9_]*)?)")  # octal, or of base 60
 MOST_JOBS = 10_000  # of a sweep; Hydra lists and composes all of them before the first begins
 MOST_BITS = 1024  # of an integer in a file, as no float is larger; Python refuses to print very long ones
 REFERENCE_COST = 200  # letters that OmegaConf reads while it looks up one ${...}, each time anew
@@ -139,19 +148,55 @@ class FilesOnly(ConfigRepository):
         super().__init__(config_search_path)
         self.settings: dict[str, set[str]] = {}  # the keys that each file of a user sets
         self.missing: dict[str, str] = {}  # by key the file that says ??? of it, and no later one another value
+        self.values: dict[str, tuple[Any, str]] = {}  # by key the value of the last file of a user, and that file
+        self.overruled: dict[str, str] = {}  # by key the file of a user whose value one of the package replaces
+        self.texts: NumberTexts = {}  # of the numbers in files, see `written`
+        self.sorts: dict[str, str] = {}  # by key whether the package has settings there, or a list
 
-    def note(self, config: Any, file: str) -> None:
-        """Note which keys a file sets, once they are at their final places; `file` is "" for one of the package."""
-        settings: Any = OmegaConf.to_container(config, resolve=False)
+    def clear(self) -> None:
+        """Forget what was noted of an earlier configuration."""
+        for notes in (self.settings, self.missing, self.values, self.overruled, self.texts, self.sorts):
+            notes.clear()
+
+    def note(self, loaded: ConfigResult, package: str) -> None:
+        """Note what a configuration sets, once its settings are at their final places, inside `package`."""
+        settings: Any = OmegaConf.to_container(loaded.config, resolve=False)
         if not isinstance(settings, dict):
             return
-        for key, value in flat({name: part for name, part in settings.items() if name != "hydra"}).items():
+        file = getattr(loaded, "foreign", "")  # "" for one of the package
+        if file:
+            self._check_sorts(settings, file)
+        else:
+            self.sorts.update(_sorts_of(settings))
+        named = flat({name: part for name, part in settings.items() if name != "hydra"})
+        for key, value in named.items():
             if file:
                 self.settings.setdefault(file, set()).add(key)
+                self.values[key] = (value, file)
+                self.overruled.pop(key, None)
+            elif key in self.values and self.values[key][0] != value:
+                self.overruled[key] = self.values[key][1]
             if file and value == "???":
                 self.missing[key] = file
             else:
                 self.missing.pop(key, None)
+        drop_texts(self.texts, named)
+        start = tuple(package.split(".")) if package else ()
+        texts = getattr(loaded, "texts", {})
+        self.texts.update({(*start, *place): text for place, text in texts.items()})
+
+    def _check_sorts(self, settings: Mapping[Any, Any], file: str) -> None:
+        """Check that a file has settings, or a list, where the package has them; Hydra cannot merge anything else."""
+        for key, sort in self.sorts.items():
+            value = reduce(_inside, key.split("."), settings)
+            if value is _ABSENT or (isinstance(value, str) and (value == "???" or "${" in value)):
+                continue
+            if sort == "settings" and not isinstance(value, Mapping):
+                raise ConfigError(
+                    f"{file}: {key}={short(value)} must be settings, by their names: {key}: {{name: value}}"
+                )
+            if sort == "list" and isinstance(value, Mapping):
+                raise ConfigError(f"{file}: {key}={short(value)} must be a list: {key}: [value]")
 
     def _find_object_source(self, config_path: str, object_type: ObjectType | None) -> ConfigSource | None:
         # before any source is asked, as the schema of a plugin's measure comes from running its file
@@ -167,7 +212,7 @@ class FilesOnly(ConfigRepository):
             return super().load_config(config_path)
         content = read_bytes(file, LARGEST_FILE)
         try:
-            check_yaml(content, str(file))
+            check_yaml(content)
             loaded = super().load_config(config_path)
         except YAMLError as error:
             raise ConfigError(f"{file}: {_explained_yaml(error)}") from error
@@ -176,10 +221,14 @@ class FilesOnly(ConfigRepository):
         except Exception as error:  # such as a ValueError of PyYAML for !!float x
             raise ConfigError(f"{file}: {explained(error)}") from error
         assert loaded is not None
+        settings = OmegaConf.to_container(loaded.config, resolve=False)
+        _check_integers(settings, str(file))
         loaded.foreign = str(file)  # type: ignore[attr-defined]
-        _check_integers(OmegaConf.to_container(loaded.config, resolve=False), str(file))
-        _check_notation(content, str(file))
+        loaded.texts = texts_of_yaml(content, settings)  # type: ignore[attr-defined]
         _check_hydras_settings(loaded.config, str(file))
+        for default in loaded.defaults_list or []:
+            if isinstance(default, GroupDefault):
+                _check_option(str(default.group), default.value, f"{file}: ")
         return loaded
 
     def _check_unused(self, chosen: ConfigSource | None, config_path: str) -> None:
@@ -219,14 +268,21 @@ class Loader(ConfigLoaderImpl):
         super().__init__(config_search_path)
         self.files = FilesOnly(config_search_path)
         self.repository = self.files
+        self.given_keys: set[str] = set()  # of the overrides
+        self.given_texts: NumberTexts = {}  # of the numbers in the overrides
 
     def _parse_overrides_and_create_caching_repo(
         self, config_name: str | None, overrides: list[str]
     ) -> tuple[list[Override], CachingConfigRepository]:
         parsed = OverridesParser.create().parse_overrides(overrides=overrides)
+        self.files.texts.clear()
         if config_name is not None:  # and not an option of a group alone, see `_option`
-            self.files.settings.clear()
-            self.files.missing.clear()
+            self.files.clear()
+        self.given_keys, self.given_texts = set(), {}
+        for override in parsed:
+            _check_option(override.key_or_group, override.value())
+            self.given_keys.add(override.key_or_group)
+            self.given_texts.update(take_texts(override))
         repository = FewLoads(self.files)
         self._process_config_searchpath(config_name, parsed, repository)
         return parsed, repository
@@ -234,7 +290,8 @@ class Loader(ConfigLoaderImpl):
     def _load_single_config(self, default: ResultDefault, repo: Any) -> ConfigResult:
         loaded = super()._load_single_config(default, repo)
         file = getattr(loaded, "foreign", "")
-        self.files.note(loaded.config, file)
+        package = loaded.header["package"] if default.package is None else default.package
+        self.files.note(loaded, package or "")
         if file:
             _check_hydras_settings(loaded.config, file)
             _check_plugins(OmegaConf.to_container(loaded.config, resolve=False))
@@ -247,8 +304,10 @@ class Loader(ConfigLoaderImpl):
             settings.pop("hydra")  # of which no file has set a text
             if composed.hydra.job.config_name:
                 _check_is_job(settings)
+                self._check_order()
                 self._check_given(OmegaConf.to_container(composed.hydra.overrides.task, resolve=False))
             _resolved_size(settings, "", settings, {})
+            self._restore_texts(composed, settings)
             return composed
         except (ThinkalikeError, *COMPOSING_ERRORS):
             raise
@@ -257,6 +316,20 @@ class Loader(ConfigLoaderImpl):
         except Exception as error:  # Hydra has no errors of its own for most of what can be wrong in a file
             reason = one_line(error) or type(error).__name__
             raise ConfigError(f"the configuration cannot be composed: {reason}") from error
+
+    def _restore_texts(self, composed: DictConfig, settings: Any) -> None:
+        """Put the text of a number in its place where the setting is a text, as that of `revision: 1.10` is."""
+        drop_texts(self.files.texts, self.given_keys)
+        texts = {**self.files.texts, **self.given_texts}
+        restore_texts(composed, settings, texts, lambda place: _schema_of(place, settings))
+
+    def _check_order(self) -> None:
+        """Check that no file's setting is replaced by a default, as all are by `defaults: [_self_, train]`."""
+        for key, file in self.files.overruled.items():
+            raise ConfigError(
+                f"{file} sets {short(key)}, and its defaults have a configuration after _self_ that sets it again; "
+                "write _self_ last: defaults: [train, _self_]"
+            )
 
     def _check_given(self, overrides: Any) -> None:
         """Check that overrides have each setting that a file leaves to them, as ???, for which a default would pass."""
@@ -270,7 +343,10 @@ class Loader(ConfigLoaderImpl):
 @contextlib.contextmanager
 def loading_files_only() -> Iterator[None]:
     """Let Hydra compose by `Loader` while this is open; it has no other place where a loader can be given."""
-    with patch.object(hydra._internal.hydra, "ConfigLoaderImpl", Loader):
+    with (
+        patch.object(hydra._internal.hydra, "ConfigLoaderImpl", Loader),
+        patch.object(hydra.core.override_parser.overrides_parser, "HydraOverrideVisitor", NumbersAsWritten),
+    ):
         yield
 
 
@@ -289,8 +365,16 @@ def _check_is_job(settings: Mapping[Any, Any]) -> None:
         raise ConfigError("a configuration of your own begins with defaults: [train, _self_], or analyze in its place")
 
 
+def _check_option(group: str, chosen: Any, begins: str = "") -> None:
+    """Check that a group has one option; Hydra would mix the settings of several into a model that nobody has."""
+    name = group.strip("/")
+    is_ours = name in LISTS or (bool(name) and (CONF / name).is_dir())
+    if is_ours and isinstance(chosen, list):
+        raise ConfigError(f"{begins}{name}={short(chosen)} chooses several options, and a job has one; choose one")
+
+
 def _check_integers(value: Any, file: str) -> None:
-    """Check that no integer is so long that Python could not print it; 0xfff... and 1:59:59... are integers, too."""
+    """Check that no integer is so long that Python could not print it; 0xfff... is an integer, too."""
     if isinstance(value, Mapping):
         for name, inner in value.items():
             _check_integers(name, file)
@@ -300,16 +384,6 @@ def _check_integers(value: Any, file: str) -> None:
             _check_integers(inner, file)
     elif isinstance(value, int) and value.bit_length() > MOST_BITS:
         raise ConfigError(f"{file} has an integer of {value.bit_length():,} bits; {MOST_BITS:,} are the most")
-
-
-def _check_notation(content: bytes, file: str) -> None:
-    """Check that no number of a file is another one on a command line: YAML reads 010 as 8, and 1:30 as 90."""
-    for event in yaml.parse(content, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
-        if isinstance(event, yaml.ScalarEvent) and event.implicit[0] and OLD_NUMBER.fullmatch(event.value):
-            raise ConfigError(
-                f"{file}: {short(event.value)} is not a decimal number in YAML; write it without leading zeros and "
-                "colons, or in quotes if it is a text"
-            )
 
 
 def _explained_yaml(error: YAMLError) -> str:
@@ -557,8 +631,14 @@ def _groups() -> set[str]:
 
 def files_settings() -> dict[str, set[str]]:
     """Return the keys that each file of a user sets, in the configuration that was composed last."""
+    loader = _loader()
+    return loader.files.settings if loader else {}
+
+
+def _loader() -> Loader | None:
+    """Return what composed the last configuration; None outside of a job, as in a worker of a sweep."""
     loader = GlobalHydra.instance().config_loader() if GlobalHydra.instance().is_initialized() else None
-    return loader.files.settings if isinstance(loader, Loader) else {}
+    return loader if isinstance(loader, Loader) else None
 
 
 def option(group: str, name: str) -> dict[str, Any]:
@@ -641,7 +721,34 @@ def keys_of(overrides: Iterable[str]) -> list[str]:
 
 
 def checked(composed: DictConfig, overrides: Sequence[str], choices: Mapping[str, Any]) -> Any:
-    """Return what Hydra composed, by these `choices` of groups, as a dataclass; what is left open stays None."""
+    """Return what Hydra composed, by these `choices` of groups, as a dataclass; what is left open stays None.
+
+    Raises:
+        ConfigError: a value is not possible; the message names the file that has it, if one of the user does.
+    """
+    try:
+        return _checked(composed, overrides, choices)
+    except ConfigError as error:
+        file = _file_of(str(error), overrides)
+        if not file:
+            raise
+        raise ConfigError(f"{file}: {error}") from error
+
+
+def _file_of(message: str, overrides: Sequence[str]) -> str:
+    """Return the file of the user that sets what a message begins with, such as seed=x; "": none does."""
+    begins = re.match(r"'?([\w.]+)('|=)", message)
+    loader = _loader()
+    if begins is None or loader is None:
+        return ""
+    key = begins[1]
+    if any(key == given or key.startswith(f"{given}.") for given in keys_of(overrides)):
+        return ""
+    files = [file for name, (_, file) in loader.files.values.items() if name == key or name.startswith(f"{key}.")]
+    return files[-1] if files else ""
+
+
+def _checked(composed: DictConfig, overrides: Sequence[str], choices: Mapping[str, Any]) -> Any:
     settings: Any = OmegaConf.to_container(composed, resolve=False)
     for part in {*GROUPS, "target"} & {*settings}:
         if not isinstance(settings[part], dict):
@@ -649,14 +756,10 @@ def checked(composed: DictConfig, overrides: Sequence[str], choices: Mapping[str
         for name in settings[part]:
             if not isinstance(name, str):  # a number in a file
                 raise ConfigError(unknown(f"{part}.{name}", [f"{part}.{key}" for key in settings[part]]))
-    kind, job = (settings.get("measure") or {}).get("kind"), None
-    if "task" in settings:
-        one_of("task", str(settings["task"]), TASKS)
-        job = instrument(TASKS[settings["task"]])
-        if "stitch" not in job.reads:  # the part of the default task, see `_node`
-            settings.pop("stitch", None)
-    elif kind:
-        job = instrument(measure_module(kind))
+    kind = _kind_of_measure(settings)
+    job = _instrument_of(settings)
+    if "task" in settings and "stitch" not in job.reads:  # the part of the default task, see `_node`
+        settings.pop("stitch", None)
     chosen = {group for group, name in choices.items() if name}
     stands_for_others = any(settings.get(name) for name in ("experiment", "models", "activations"))
     settings |= _models(settings, keys_of(overrides), chosen, () if stands_for_others or not job else job.reads)
@@ -669,13 +772,42 @@ def checked(composed: DictConfig, overrides: Sequence[str], choices: Mapping[str
             settings[part] = _unset(GROUPS["data" if part == "data" else "model"]) | _given(settings[part])
     config = made(job.config if job else AnalyzeConfig, settings)
     for word in overrides:
-        key, _, written = word.partition("=")
-        if written == "???":
+        if word.partition("=")[2] == "???":
             raise ConfigError(f"{word} gives no value; give one, or leave it out")
-        read = reduce(lambda part, name: getattr(part, name, None), key.lstrip("+").split("."), config)
-        if isinstance(read, str) and re.fullmatch(r"[+-]?[\d.][\d_.]*(e[+-]?\d+)?", written) and read != written:
-            raise ConfigError(f"{key}={written} is the number {read} to Hydra; give a text: '{key}=\"{written}\"'")
     return config
+
+
+def _instrument_of(settings: Mapping[str, Any]) -> Any:
+    """Return the instrument of a composed configuration, or None where it names neither a task nor a measure."""
+    if "task" in settings:
+        one_of("task", str(settings["task"]), TASKS)
+        return instrument(TASKS[settings["task"]])
+    kind = _kind_of_measure(settings)
+    return instrument(measure_module(kind)) if kind else None
+
+
+def _kind_of_measure(settings: Mapping[str, Any]) -> str | None:
+    measure = settings.get("measure")
+    kind = measure.get("kind") if isinstance(measure, Mapping) else None
+    if kind is not None and not isinstance(kind, str):
+        raise ConfigError(f"measure.kind={short(kind)} must be the name of a measure; {nearest('', MEASURES)}")
+    return kind
+
+
+def _schema_of(place: Place, settings: Mapping[str, Any]) -> tuple[Any, Place] | None:
+    """Return the schema of the part that has a setting, and the place of the setting in it; None: there is no such."""
+    part, rest = place[0], place[1:]
+    if part == "models" and len(rest) == 2:  # models=[{model: NAME, SETTING: value}]
+        return ModelConfig, (("name" if rest[1] == "model" else rest[1]),)
+    if part == "measure":
+        kind = _kind_of_measure(settings)
+        return (measure_schema(kind) if kind else MeasureConfig), rest
+    if part == "target":
+        return ModelConfig, rest
+    if part in GROUPS:
+        return GROUPS[part], rest
+    job = _instrument_of(settings)
+    return (job.config if job else AnalyzeConfig), place
 
 
 def _resolved_size(value: Any, key: str, root: Mapping[str, Any], sizes: dict[str, int]) -> int:
@@ -732,7 +864,22 @@ def _absolute(name: str, key: str) -> str:
 def _inside(value: Any, name: str) -> Any:
     if isinstance(value, list) and name.isdecimal() and int(name) < len(value):
         return value[int(name)]
-    return value.get(name) if isinstance(value, Mapping) else None
+    return value.get(name, _ABSENT) if isinstance(value, Mapping) else _ABSENT
+
+
+def _sorts_of(settings: Mapping[Any, Any], start: str = "") -> dict[str, str]:
+    """Return by dotted key which values of nested settings are settings themselves, and which are lists."""
+    sorts = {}
+    for name, value in settings.items():
+        key = f"{start}{name}"
+        if key == "hydra":
+            continue
+        if isinstance(value, Mapping):
+            sorts[key] = "settings"
+            sorts |= _sorts_of(value, f"{key}.")
+        elif isinstance(value, list):
+            sorts[key] = "list"
+    return sorts
 
 
 def _models(

@@ -39,7 +39,15 @@ from numpy.typing import NDArray
 
 from thinkalike.config import DataConfig
 from thinkalike.data.marks import divided
-from thinkalike.data.sources import Record, commit_of, json_lines, parquet_rows, reading, stream_records
+from thinkalike.data.sources import (
+    Record,
+    commit_of,
+    json_lines,
+    parquet_rows,
+    reading,
+    stream_records,
+    whole_characters,
+)
 from thinkalike.errors import DataError, nearest
 from thinkalike.processes import counted
 
@@ -284,11 +292,7 @@ def _text_of(record: Record, field: str, place: str) -> str:
     if not isinstance(text, str):
         found = f"it holds a {type(text).__name__}" if field in record else nearest(field, map(str, record))
         raise DataError(f"{place} has no text in field {field}; {found}")
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise DataError(f"{place}: {text[error.start]!r} is half of a character; remove it") from None
-    return text
+    return whole_characters(text, place)
 
 
 def shingles(text: str) -> Shingles:

@@ -18,7 +18,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from thinkalike.arguments import tensor_of
-from thinkalike.data.sources import read_with, reading
+from thinkalike.data.sources import read_with, reading, whole_characters
 from thinkalike.data.stimuli import Stimuli, duplicates
 from thinkalike.digests import digest_of
 from thinkalike.errors import DataError, listed, natural_order
@@ -121,9 +121,10 @@ def _texts(ids: Any, place: str) -> list[str]:
     if ids.ndim != 1 or ids.dtype.kind not in "USiu":
         raise DataError(f"{place} is {ids.dtype} of shape {ids.shape}; give a text or whole number for each row")
     try:
-        return [each.decode() if isinstance(each, bytes) else str(each) for each in ids.tolist()]
+        texts = [each.decode() if isinstance(each, bytes) else str(each) for each in ids.tolist()]
     except UnicodeDecodeError as error:
         raise DataError(f"{place} holds bytes that are no UTF-8 ({error}); give texts or whole numbers") from None
+    return [whole_characters(text, f"{place}, row {row}") for row, text in enumerate(texts, 1)]
 
 
 def _layer(place: str, array: Tensor, count: int) -> Tensor:

@@ -107,3 +107,12 @@ def _explained(label: str, repository: str, revision: str | None, remedy: str) -
         words = f"{type(error).__name__}: {one_line(error)}"
         reason = cause_of(error, repository, revision) or words
         raise DataError(f"cannot stream {label} ({repository}): {reason}; {remedy}") from error
+
+
+def whole_characters(text: str, place: str) -> str:
+    """Return a text; a DataError names the place of one with half of a character, which no file can hold."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise DataError(f"{place}: {text[error.start]!r} is half of a character; remove it") from None
+    return text

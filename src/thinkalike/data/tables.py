@@ -22,7 +22,7 @@ import numpy as np
 import pandas as pd
 
 from thinkalike.config import StimuliConfig
-from thinkalike.data.sources import read_with
+from thinkalike.data.sources import read_with, whole_characters
 from thinkalike.data.stimuli import (
     Kinds,
     Names,
@@ -42,6 +42,7 @@ log = logging.getLogger(__name__)
 MARKS = {".csv": ",", ".tsv": "\t"}  # between two cells
 COMMA = r"[+-]?\d+(,\d+)?"  # a number as many languages write it
 THOUSANDS = r"[+-]?[1-9]\d{0,2},\d{3}"  # a number that has one value here and another there
+WHOLE = r"[+-]?[1-9]\d{16,}"  # a whole number that float64 may not have
 FEWEST_ROWS, MOST_ALONE = 8, 0.9  # of a table that is checked, and the share of rows with a level of their own
 ROLES = ("text", "word", "start", "stop", "sentence", "id")
 MOST_DIGITS = 18  # of a number of characters
@@ -116,7 +117,9 @@ def read_table(
     words = [text[start:stop] for text, (start, stop) in zip(texts, spans, strict=True)]
     sentence, distinct = pd.factorize(np.array(texts, dtype=object))
     names = chosen(path, features, [name for name in frame.columns if name not in roles.values()])
-    table = frame[names].apply(lambda column: _values(column, (kinds or {}).get(str(column.name))))
+    table = frame[names].apply(
+        lambda column: _values(column, (kinds or {}).get(str(column.name)), f"{path}: {column.name}")
+    )
     table = without_labels(table, kinds or {}, named=features is not None, source=str(path))
     return Stimuli(list(distinct), sentence, spans, words, table, kinds or {}, ids, str(path)).varied()
 
@@ -156,13 +159,18 @@ def with_named_index(frame: pd.DataFrame, source: str | Path) -> pd.DataFrame:
 def _texts(column: pd.Series, source: str | Path) -> list[str]:
     """Return the cells of a column as text, empty where a value is missing; bytes and lists are a DataError."""
     for row, cell in enumerate(column, 1):
-        if not isinstance(cell, str):
-            _refuse_nested(cell, f"{source} row {row}: {column.name}")
+        _check_cell(cell, f"{source} row {row}: {column.name}")
     return ["" if pd.isna(cell) else str(cell) for cell in column]
 
 
-def _refuse_nested(cell: Any, place: str) -> None:
-    """Raise a DataError if a cell is bytes or has parts, of which `str` would make a text that nobody wrote."""
+def _check_cell(cell: Any, place: str) -> None:
+    """Raise a DataError if a cell is bytes or has parts, of which `str` would make a text that nobody wrote.
+
+    Halves of a character, which no file can hold, are refused as well.
+    """
+    if isinstance(cell, str):
+        whole_characters(cell, place)
+        return
     if isinstance(cell, bytes | bytearray):
         raise DataError(f"{place} holds bytes; decode them, as by frame[column].str.decode('utf-8')")
     if pd.api.types.is_list_like(cell):
@@ -275,7 +283,7 @@ def _span(place: str, text: str, cells: dict[str, str]) -> Span:
     return matches[0].span()
 
 
-def _values(column: pd.Series, kind: Any) -> pd.Series:
+def _values(column: pd.Series, kind: Any, place: str) -> pd.Series:
     """Make missing cells NaN, and written numbers numbers, also those with a decimal comma.
 
     A nominal column stays as written where two of its levels, such as 1.1 and 1.10, are one number.
@@ -287,7 +295,7 @@ def _values(column: pd.Series, kind: Any) -> pd.Series:
         return column
     if column.dtype == object:
         for cell in present:
-            _refuse_nested(cell, str(column.name))
+            _check_cell(cell, place)
     if isinstance(present.iloc[0], Decimal):
         return column.astype(float)
     values = column.mask(column.isin(["", "NaN", "nan"]))
@@ -297,13 +305,16 @@ def _values(column: pd.Series, kind: Any) -> pd.Series:
     commas = written[written.str.contains(",")]
     if len(commas) and written.str.fullmatch(COMMA).all():
         if commas.str.fullmatch(THOUSANDS).all():
-            raise DataError(f"{column.name} has {commas.iloc[0]}: of thousands or decimals? write 1234 or 1.234")
+            raise DataError(f"{place} has {commas.iloc[0]}: of thousands or decimals? write 1234 or 1.234")
         log.warning("%s has decimal commas, such as %s, and is read as numbers", column.name, commas.iloc[0])
         values = values.str.replace(",", ".")
     numbers = pd.to_numeric(values, errors="coerce")
     others = values[values.notna() & numbers.isna()]
     if kind is None and 0 < len(others) < numbers.count():
         log.warning("%s has cells such as %r among its numbers, and is read as names", column.name, others.iloc[0])
+    whole = written.str.fullmatch(WHOLE)
+    if kind != "nominal" and others.empty and written[whole].nunique() > numbers[written.index][whole].nunique():
+        raise DataError(f"{place} has numbers of more than 16 digits; declare kinds.{column.name}=nominal")
     merges = kind == "nominal" and numbers.nunique() < values.nunique()
     return numbers if others.empty and not merges else values
 

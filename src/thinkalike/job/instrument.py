@@ -23,11 +23,19 @@ from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from thinkalike.config import AnalyzeConfig, ModelConfig, TrainConfig, model_named, relevant, settings_of
+from thinkalike.config import (
+    AnalyzeConfig,
+    ModelConfig,
+    TrainConfig,
+    measure_schema,
+    model_named,
+    relevant,
+    settings_of,
+)
 from thinkalike.config.compose import completed, keys_of
 from thinkalike.config.parts import HOW_IT_RUNS, PROCESSES
 from thinkalike.data.documents import text_fingerprint
-from thinkalike.errors import ConfigError, ResultError, ThinkalikeError, flat, listed, nearest, one_line
+from thinkalike.errors import ConfigError, ResultError, ThinkalikeError, flat, listed, nearest, one_line, short
 from thinkalike.models.families import told_apart
 from thinkalike.models.places import checkpoint_fingerprint
 from thinkalike.plugins import instrument, instrument_of, measure_module
@@ -392,14 +400,55 @@ def asked_for(config: TrainConfig | AnalyzeConfig) -> Sequence[TrainConfig | Ana
     apart |= {f"target.{key}": value for key, value in settings_of(config.target).items()}
     if given := [f"{key}={value}" for key, value in apart.items() if value]:
         raise ConfigError(f"{given[0]} does not go with models=, whose settings are in {{model: NAME, key: value}}")
-    models = []
-    for entry in config.models:
-        own = dict(entry) if isinstance(entry, dict) else {"model": entry}
-        models.append(model_named(str(own.pop("model", None)), {**runs, **own}))
+    models = [_listed_model(entry, runs) for entry in config.models]
     if not stands_for or len(models) < 2 or any(models.count(each) > 1 for each in models):
         raise ConfigError(f"models={config.models} must be two different models or more, for a measure that takes them")
     pairs: Any = itertools.combinations(models, 2) if stands_for == "pairs" else zip(models, models, strict=True)
     return [completed(replace(config, models=None, model=one, target=other)) for one, other in pairs]
+
+
+def _listed_model(entry: str | dict[str, Any], runs: Mapping[str, Any]) -> ModelConfig:
+    """Return the configuration of an entry of models=[...], a name or {model: NAME, SETTING: value}.
+
+    Args:
+        runs: how all of them run, where an entry says nothing else.
+    """
+    settings = dict(entry) if isinstance(entry, dict) else {"model": entry}
+    name = settings.pop("model", None)
+    if name is None:
+        raise ConfigError(f"models: {short(entry)} names no model; write {{model: NAME, SETTING: value}}")
+    return model_named(str(name), {**runs, **settings})
+
+
+def _check_listed_models(config: TrainConfig | AnalyzeConfig) -> None:
+    """Raise a ConfigError for a setting of an entry of models=[...] that none of the jobs reads."""
+    if isinstance(config, TrainConfig) or config.models is None:
+        return
+    kind = instrument(measure_module(config.measure.kind))
+    # the one job of all models is made of comparisons of pairs
+    measure = measure_schema("cka")() if kind.of_models == "all" else config.measure
+    jobs = asked_for(replace(config, measure=measure))
+    sides = [(job, part) for job in jobs for part in ("model", "target")]
+    for entry in config.models:
+        if not isinstance(entry, dict):
+            continue
+        model = _listed_model(entry, settings_of(config.model))
+        for name in entry:
+            if name == "model":
+                continue
+            of_model = [
+                (job, part)
+                for job, part in sides
+                if getattr(job, part).called == model.called
+                and getattr(getattr(job, part), name) == getattr(model, name)
+            ]
+            readers = [instrument_of(job) for job, _ in of_model]
+            is_read = any(
+                reader.reads_setting(f"{part}.{name}", reader.with_unread_reset(job), job)
+                for reader, (job, part) in zip(readers, of_model, strict=True)
+            )
+            if of_model and not is_read:
+                raise ConfigError(f"models: {name} of {model.called} has no effect on {kind.kind}; leave it out")
 
 
 def _is_read(key: str, jobs: Sequence[tuple[Instrument, Any]], config: TrainConfig | AnalyzeConfig) -> bool:
@@ -478,6 +527,7 @@ def check_read(overrides: Sequence[str], config: TrainConfig | AnalyzeConfig) ->
 
     Models that a command line names for an experiment are checked by it.
     """
+    _check_listed_models(config)
     jobs, unread = _unread(keys_of(overrides), config)
     for key in unread:
         names, part = ", ".join(dict.fromkeys(kind.kind for kind, _ in jobs)), key.partition(".")[0]

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from thinkalike.arguments import Repetitions, Seed, takes_arrays
+from thinkalike.arguments import Repetitions, Seed, Within, shown, takes_arrays
 from thinkalike.measures import estimates
 from thinkalike.measures.contract import BatchRows, Blocks, LayerMeasure, Pair, joined
 from thinkalike.measures.estimates import FEWEST_EQUAL, FEWEST_GROUPS, PARTS, Estimate, RowGroups
@@ -104,7 +105,7 @@ def scrambled(numbers: Int[Tensor, "*n"], seed: int) -> Int[Tensor, "*n"]:
     return mixed(numbers.long() + (seed + 1) * STEP % 2**63)
 
 
-def permuted_rows(documents: Int[Tensor, " n"], seed: int) -> Int[Tensor, " n"]:
+def permuted_rows(documents: Annotated[Int[Tensor, " n"], Within(fewest=1)], seed: Seed) -> Int[Tensor, " n"]:
     """Return an order of rows in which whole documents changed places, at random; rows of one keep their order.
 
     If two models have nothing in common, documents are exchangeable and their rows are not, so documents are permuted
@@ -307,7 +308,7 @@ class Calibrated(NamedTuple):
 @takes_arrays
 def calibrate(
     function: Callable[[Tensor, Tensor], Any],
-    X: Float[Tensor, "n d"],
+    X: Annotated[Float[Tensor, "n d"], Within(fewest=1)],
     Y: Float[Tensor, "n e"],
     groups: Int[Tensor, " n"],
     permutations: Repetitions = 99,
@@ -320,7 +321,8 @@ def calibrate(
     that are worth fewer than 15 of equal length (`effective_number`) have no interval, and of fewer than 8 p is NaN.
 
     Args:
-        function: Takes two tensors, (m, d) and (m, e), also of some of the rows, and returns a number.
+        function: Takes two tensors, (m, d) and (m, e), also of some of the rows, and returns a finite number. It gets
+            copies, which it may change.
         X, Y: Row i of both is of stimulus i.
         groups: What each row belongs to, within which rows depend on each other, such as its document or sentence.
 
@@ -331,21 +333,36 @@ def calibrate(
     estimates.check_groups(groups, len(X))
     numbers = estimates.numbered_by_part(groups)
     counts, parts = numbers.unique(return_counts=True)[1], numbers % PARTS
-    value = torch.tensor(float(function(X, Y)), dtype=torch.float64)
+    value = torch.tensor(_value_of(function, X, Y), dtype=torch.float64)
     is_enough = estimates.effective_number(counts) >= FEWEST_EQUAL
 
     def without(parts: Int[Tensor, " n"]) -> Float[Tensor, " parts"]:
         rests = [parts != part for part in range(PARTS)] if is_enough else []
-        return torch.tensor([float(function(X[rest], Y[rest])) for rest in rests], dtype=torch.float64)
+        return torch.tensor([_value_of(function, X[rest], Y[rest]) for rest in rests], dtype=torch.float64)
 
     scattered = parts[torch.randperm(len(parts), generator=estimates.seeded(seed)).to(parts.device)]
     found = estimates.jackknife(value, without(parts), without(scattered).mean(0), is_drawn=True)
     seeds = [seed * permutations + place for place in range(permutations)]
-    null = [float(function(X, Y[permuted_rows(numbers, each)])) for each in counted(seeds, "permutation")]
+    orders = (permuted_rows(numbers, each) for each in counted(seeds, "permutation"))
+    null = [_value_of(function, X, Y[order]) for order in orders]
     chosen = balanced_rows(numbers)
     p, rows = float("nan"), chosen.flatten()
     if len(chosen) >= FEWEST_GROUPS:
         own, x, y = numbers[rows], X[rows], Y[rows]
-        tested = [float(function(x, y)), *(float(function(x, y[permuted_rows(own, each)])) for each in seeds)]
+        tested = [_value_of(function, x, y)]
+        tested += [_value_of(function, x, y[permuted_rows(own, each)]) for each in seeds]
         p = float(_share(*torch.tensor(tested, dtype=torch.float64).tensor_split([1])[::-1]))
     return Calibrated(float(value), float(found.low), float(found.high), sum(null) / len(null), p, len(counts))
+
+
+def _value_of(function: Callable[[Tensor, Tensor], Any], X: Float[Tensor, "m d"], Y: Float[Tensor, "m e"]) -> float:
+    """Return what a user's function says of copies of some rows; a ValueError if it is not a finite number."""
+    value = function(X.clone(), Y.clone())
+    try:
+        scalar = value.item() if hasattr(value, "item") else value
+        number = float("nan") if isinstance(scalar, str | bytes) else float(scalar)
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        number = float("nan")
+    if not math.isfinite(number):
+        raise ValueError(f"function returns {shown(value)} for {len(X)} rows: it must return a finite number")
+    return number

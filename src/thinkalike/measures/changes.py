@@ -12,12 +12,13 @@ changes away from large weights.
 from __future__ import annotations
 
 import math
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from thinkalike.arguments import Count, Within
 from thinkalike.measures.estimates import FEWEST_GROUPS, ROUNDING
 
 AT_ONCE = 2**20  # numbers, which stay in the cache of a processor
@@ -203,7 +204,11 @@ def directions_of_change(change: Float[Tensor, "n d"], half: Bool[Tensor, " n"],
     return Directions(vectors, values[:k] / values.sum(), torch.stack(cosines).amin(0))
 
 
-def two_sided(value: Tensor, error: Tensor, freedom: int) -> Float[Tensor, "*b"]:
+def two_sided(
+    value: Annotated[Float[Tensor, "*b"], Within()],
+    error: Annotated[Float[Tensor, "*#b"], Within(least=0)],
+    freedom: Count,
+) -> Float[Tensor, "*b"]:
     """Return the p-value of a value that is 0, by Student's t of value / error; 1 where both are 0 up to rounding."""
     from scipy.special import stdtr
 

@@ -11,16 +11,18 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from thinkalike.arguments import Count, Within, shown, takes_arrays
 from thinkalike.measures.estimates import stimulus_folds
 
 LayerPair = tuple[Any, Any]  # layer of the source, layer of the target: numbers, or places in blocks
 ModelLayer = tuple[str, Any]  # "source" or "target", and its layer
+Ridge = Annotated[float | None, Within(least=0)]
 LayerStates = Sequence[Float[Tensor, "_ _"]] | Mapping[Any, Float[Tensor, "_ _"]]
 CUTOFF = 1e-12  # of the largest variance: a direction below it is float32 rounding, and gets no weight
 ROUNDING = 1e-6  # of the largest singular value: below it a matrix that was ever in float32 holds rounding
@@ -61,6 +63,17 @@ class PairStatistics(NamedTuple):
         return PairStatistics(n, *means, *((a + b).addr_(*shifts, alpha=weight) for a, b, *shifts in products))
 
 
+def _layer_pairs(pairs: Any) -> list[LayerPair]:
+    """Return different pairs of layers in their order; a ValueError of what is no pair."""
+    try:
+        found = list(dict.fromkeys(pairs))
+    except TypeError:
+        found = []
+    if not found or not all(isinstance(pair, tuple) and len(pair) == 2 for pair in found):
+        raise ValueError(f"pairs={shown(pairs)} must be pairs of a source layer and a target layer, as [(0, 0)]")
+    return found
+
+
 class Moments:
     """The count, means and centred products of the layer pairs (l, m), gathered batch by batch in float64.
 
@@ -69,7 +82,7 @@ class Moments:
     """
 
     def __init__(self, pairs: Iterable[LayerPair], both: bool = True):
-        self.pairs = list(dict.fromkeys(pairs))
+        self.pairs = _layer_pairs(pairs)
         crossed = [(("source", l), ("target", m)) for l, m in self.pairs]  # noqa: E741
         self._layers: list[ModelLayer] = list(dict.fromkeys(layer for both in crossed for layer in both))
         within = [(layer, layer) for layer in self._layers if both or layer[0] == "source"]
@@ -78,6 +91,7 @@ class Moments:
         self._means: dict[ModelLayer, Tensor] = {}
         self._scatter: dict[tuple[ModelLayer, ModelLayer], Tensor] = {}
 
+    @takes_arrays
     @torch.no_grad()
     def update(self, sources: LayerStates, targets: LayerStates) -> None:
         """Add the states of the same n tokens in both models: `sources[l]` is (n, d_l), and `targets[m]` (n, e_m).
@@ -88,6 +102,10 @@ class Moments:
             ValueError: Layers differ in n, a width is not that so far, or a state is not finite; nothing is added.
         """
         sides = {"source": sources, "target": targets}
+        for side, layer in self._layers:
+            is_there = layer in sides[side] if isinstance(sides[side], Mapping) else layer in range(len(sides[side]))
+            if not is_there:
+                raise ValueError(f"{side}s lacks layer {layer!r}, which is in pairs: give its states")
         rows = {layer: sides[layer[0]][layer[1]].double() for layer in self._layers}
         counts = {layer: len(states) for layer, states in rows.items()}
         n = counts[self._layers[0]]
@@ -114,11 +132,15 @@ class Moments:
 
     def of(self, pair: LayerPair) -> PairStatistics:
         """Return the statistics of one layer pair; a ValueError of fewer than two rows."""
+        if not isinstance(pair, tuple) or pair not in self.pairs:
+            raise ValueError(f"pair={shown(pair)} is not one of the layer pairs {shown(self.pairs)}")
         if self.n < 2:
             raise ValueError(f"a map needs the states of two tokens, not {self.n}: call update first")
         x, y = ("source", pair[0]), ("target", pair[1])
         xx, xy = self._scatter[x, x], self._scatter[x, y]
         yy = self._scatter[y, y] if (y, y) in self._scatter else xy.new_zeros(xy.shape[1], xy.shape[1])
+        if not all(products.isfinite().all() for products in (xx, xy, yy)):
+            raise ValueError(f"sources or targets of {pair} are too large for float64: divide them by a large number")
         return PairStatistics(self.n, self._means[x], self._means[y], xx, yy, xy)
 
 
@@ -212,8 +234,8 @@ class HalvedMoments:
     """`Moments` of the halves of the documents, from which a ridge is chosen; see `halves_of`."""
 
     def __init__(self, pairs: Iterable[LayerPair], both: bool = True):
-        listed = list(pairs)
-        self.halves = [Moments(listed, both), Moments(listed, both)]
+        different_pairs = _layer_pairs(pairs)
+        self.halves = [Moments(different_pairs, both), Moments(different_pairs, both)]
         self.pairs = self.halves[0].pairs
 
     def update(self, sources: LayerStates, targets: LayerStates, halves: Int[Tensor, " n"]) -> None:
@@ -283,7 +305,7 @@ class AffineMap:
 
 
 def least_squares(
-    moments: Moments | HalvedMoments, pair: LayerPair, ridge: float | None = 0.0, bias: bool = True
+    moments: Moments | HalvedMoments, pair: LayerPair, ridge: Ridge = 0.0, bias: bool = True
 ) -> AffineMap:
     """Return the W, b with least Σᵢ ‖yᵢ - W xᵢ - b‖² + ridge ‖W‖²: W = Y'X (X'X + ridge I)⁺ on centred rows.
 
@@ -296,6 +318,8 @@ def least_squares(
 
 
 def _ridge(moments: Any, pair: LayerPair, ridge: float | None, bias: bool) -> float:
+    if ridge is None and not isinstance(moments, HalvedMoments):
+        raise ValueError("ridge=None is chosen over halves of the documents: give HalvedMoments, or a number")
     return moments.penalty(pair, bias) if ridge is None else ridge
 
 
@@ -304,7 +328,7 @@ def least_squares_of(statistics: PairStatistics, ridge: float = 0.0) -> AffineMa
 
 
 def reduced_rank(
-    moments: Moments | HalvedMoments, pair: LayerPair, rank: int, ridge: float | None = 0.0, bias: bool = True
+    moments: Moments | HalvedMoments, pair: LayerPair, rank: Count, ridge: Ridge = 0.0, bias: bool = True
 ) -> AffineMap:
     """Return the best W of at most this rank for the sum that `least_squares` minimises, with b.
 

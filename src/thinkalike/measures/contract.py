@@ -137,6 +137,9 @@ class LayerMeasure:
         return self._values(sources, targets, [f"layer {index}" for index in range(len(sources) + len(targets))])
 
     def _values(self, sources: Sequence[Tensor], targets: Sequence[Tensor], names: Sequence[str]) -> Tensor:
+        for name, side in {"sources": sources, "targets": targets}.items():
+            if not len(side):
+                raise ValueError(f"{name} is empty: give the states of one layer or more")
         layers, depth = [*sources, *targets], len(sources)
         prepared = self.prepared(layers, names)
         first = {id(layer): place for place, layer in reversed([*enumerate(layers)])}
@@ -201,7 +204,7 @@ def check_same_rows(counts: Sequence[int], names: Sequence[str]) -> None:
 # ---- a batch of the states of models
 
 APART = 2**32  # between the numbers of the rows of two batches, where each row is a document
-States = Sequence[Float[Tensor, " ..."]]
+States = Sequence[Float[Tensor, "... _ _"]]
 
 
 class BatchRows(NamedTuple):
@@ -251,7 +254,7 @@ class Batch(NamedTuple):
         rows = [rows_of(layer.to(dtype), flatten, self.mask, kept) for layer in layers]
         documents, tokens = self._documents(layers[0], flatten), None
         if self.groups is not None:
-            tokens = labels_of_rows(self.groups, self.mask, layers[0], "tokens")
+            tokens = labels_of_rows(self.groups, self.mask, layers[0], "groups")
         check_same_rows([*map(len, rows), len(documents)], [*names, "documents"])
         order = (documents % PARTS).argsort(stable=True)
         return BatchRows(rows, names, order, documents[order], None if tokens is None else tokens[order]), places

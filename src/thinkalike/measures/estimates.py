@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
-from thinkalike.arguments import MOST_REPETITIONS, Count, Level, Seed, Within
+from thinkalike.arguments import MOST_REPETITIONS, Count, Level, Seed, Size, Within, shown, takes_arrays
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +74,11 @@ class Estimate:
         return value if "nan" in (low, high) else f"{value} [{low}, {high}]"
 
 
-def interval_around(value: Float[Tensor, "..."], half: Float[Tensor, "..."] | float) -> Estimate:
+def interval_around(
+    value: Annotated[Float[Tensor, "*s"], Within()],
+    half: Annotated[Float[Tensor, "*#s"] | float, Within(least=0, is_finite=False)],
+) -> Estimate:
+    """Return value ± half, with one half for all values, or one for each."""
     return Estimate(value, value - half, value + half)
 
 
@@ -86,13 +90,13 @@ def student_t(level: Level, freedom: Annotated[float | int, Within(above=0)]) ->
 
 
 def jackknife(
-    value: Float[Tensor, "*s"],
-    replicates: Float[Tensor, " b *s"],
-    reference: Float[Tensor, "*s"] | None = None,
+    value: Annotated[Float[Tensor, "*s"], Within()],
+    replicates: Annotated[Float[Tensor, " b *s"], Within()],
+    reference: Annotated[Float[Tensor, "*s"] | None, Within()] = None,
     *,
     is_drawn: bool = False,
     level: Level = 0.95,
-    t: Float[Tensor, " *r"] | float | None = None,
+    t: Annotated[Float[Tensor, "*#s"] | float | None, Within(least=0, is_finite=False)] = None,
 ) -> Estimate:
     """Return value ± t √((b-1)/b Σ (replicate - mean)²), t of Student's distribution with b - 1 degrees of freedom.
 
@@ -159,7 +163,7 @@ def reading_of(value: Float[Tensor, " r"], marks: Sequence[int], rungs: Float[Te
 
 
 def stimulus_folds(
-    n: Count, folds: Count = 5, seed: Seed = 0, groups: Int[Tensor, " n"] | None = None
+    n: Size, folds: Count = 5, seed: Seed = 0, groups: Int[Tensor, " n"] | None = None
 ) -> Int[Tensor, " n"]:
     """Return the fold of each stimulus, drawn at random; the sizes of folds differ by at most one stimulus.
 
@@ -205,9 +209,11 @@ def check_groups(groups: Tensor, n: int) -> None:
         raise ValueError(f"groups has shape {tuple(groups.shape)}: give the group of each of the {n} stimuli")
 
 
-def splits(fold_of: Int[Tensor, " n"]) -> Iterator[tuple[Int[Tensor, " train"], Int[Tensor, " test"]]]:
-    """Yield the training and the test stimuli of each fold in turn."""
-    for fold in range(int(fold_of.max()) + 1):
+def splits(
+    fold_of: Annotated[Int[Tensor, " n"], Within(fewest=1)],
+) -> Iterator[tuple[Int[Tensor, " train"], Int[Tensor, " test"]]]:
+    """Yield the training and the test stimuli of each fold in turn, in the order of their numbers."""
+    for fold in fold_of.unique():
         test = fold_of == fold
         yield (~test).nonzero()[:, 0], test.nonzero()[:, 0]
 
@@ -216,15 +222,27 @@ def splits(fold_of: Int[Tensor, " n"]) -> Iterator[tuple[Int[Tensor, " train"], 
 
 
 def sum_by_document(
-    values: Float[Tensor, "*b n"], documents: Int[Tensor, " n"], count: int
+    values: Annotated[Float[Tensor, "*b n"], Within()],
+    documents: Annotated[Int[Tensor, " n"], Within(least=0)],
+    count: Size,
 ) -> Float[Tensor, "*b documents"]:
-    """Return the sum of `values` over the tokens of each document, in float64, from each token's document number."""
+    """Return the sum of `values` over the tokens of each document, in float64, from each token's document number.
+
+    A ValueError says that a number is not below `count`.
+    """
+    if documents.numel() and int(documents.max()) >= count:
+        raise ValueError(f"documents holds {int(documents.max())}, and count={count}: number documents from 0")
     sums = values.new_zeros(*values.shape[:-1], count, dtype=torch.float64)
     return sums.index_add_(-1, documents.long(), values.double())
 
 
-def effective_number(counts: Annotated[Shaped[Tensor, " documents"], Within(least=0)]) -> float:
-    """Return how many documents of equal length are worth these: (Σ n)² / Σ n², in [1, documents] (Kish 1965, 11.7)."""
+def effective_number(counts: Annotated[Shaped[Tensor, " documents"], Within(least=0, fewest=1)]) -> float:
+    """Return how many documents of equal length are worth these: (Σ n)² / Σ n², in [1, documents] (Kish 1965, 11.7).
+
+    Documents that are all empty are worth 0.
+    """
+    if not counts.any():
+        return 0.0
     counts = counts.double() / power_of_two_below(counts.double().max())  # squares stay within float64
     return float(counts.sum().square() / counts.square().sum())
 
@@ -258,7 +276,7 @@ def freedom_of_groups(counts: Shaped[Tensor, " groups"]) -> float:
 
 
 def bootstrap_interval(
-    sums: Annotated[Float[Tensor, "*b documents"], Within()],
+    sums: Annotated[Float[Tensor, "*b documents"], Within(fewest=1)],
     counts: Annotated[Float[Tensor, " documents"], Within(least=0)],
     *,
     level: Level = 0.95,
@@ -301,7 +319,7 @@ def bootstrap_interval(
     kept = counts > 0
     sums, counts, n = sums[..., kept].double(), counts[kept].double(), int(kept.sum())
     if n < 2:
-        raise ValueError(f"an interval over documents needs two of them, not {n}")
+        raise ValueError(f"counts: an interval over documents needs two of them, not {n}")
     # Squares of very small or very large numbers leave the range of float64. Powers of two change no other digits.
     sums_unit = power_of_two_below(sums.abs().amax(-1, keepdim=True))
     counts_unit = power_of_two_below(counts.max())
@@ -356,7 +374,9 @@ def _checked_bounds(bounds: Any) -> tuple[float, float]:
     except (TypeError, ValueError, OverflowError):
         is_rising = False
     if isinstance(bounds, str) or not is_rising:
-        raise ValueError(f"bounds={bounds!r} must be two numbers, the least value of a token and then the greatest one")
+        raise ValueError(
+            f"bounds={shown(bounds)} must be two numbers, the least value of a token and then the greatest one"
+        )
     return least, greatest
 
 
@@ -395,7 +415,7 @@ def drawn_counts(n: int, resamples: int, generator: torch.Generator) -> Float[Te
 
 
 def documents_and_seeds_interval(
-    sums: Annotated[Float[Tensor, "*b seeds documents"], Within()],
+    sums: Annotated[Float[Tensor, "*b seeds documents"], Within(fewest=1)],
     counts: Annotated[Float[Tensor, " documents"], Within(least=0)],
     *,
     level: Level = 0.95,
@@ -456,12 +476,9 @@ class RowGroups:
     _last: list[Any] = field(default_factory=list)  # positions, and what `_of_positions` returned for them
 
     @classmethod
-    def of(cls, tokens: Int[Tensor, " n"] | Any, fewest: int) -> RowGroups:
+    @takes_arrays
+    def of(cls, tokens: Annotated[Int[Tensor, " n"], Within(fewest=1)], fewest: Count) -> RowGroups:
         """Group rows by their token; one of fewer than `fewest` rows makes no group, and a ValueError if all do so."""
-        if not isinstance(tokens, Tensor):
-            from thinkalike.arguments import tensor_of  # of arrays alone, which jobs do not have
-
-            tokens = tensor_of(tokens, Int, "tokens")
         _, labels, counts = tokens.unique(return_inverse=True, return_counts=True)
         sizes, numbers = counts[counts >= fewest].unique(return_counts=True)
         if not len(sizes):

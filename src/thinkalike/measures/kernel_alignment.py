@@ -7,23 +7,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import product
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from thinkalike.arguments import check_choice
+from thinkalike.arguments import Within, check_choice
 from thinkalike.measures.contract import Blocks, LayerMeasure, Pair
 from thinkalike.measures.estimates import FEWEST, ROUNDINGS, RowGroups, common_dtype
-from thinkalike.measures.rows import CentredRows, centre, centre_all, centre_groups, refuse_flaws
+from thinkalike.measures.rows import FLATTEN, CentredRows, centre, centre_all, centre_groups, refuse_flaws
 
+AGGREGATES = ("ratio_of_means", "mean_of_ratios")
 CHOICES = {
     "estimator": ("unbiased", "biased"),
     "kernel": ("linear", "rbf"),
-    "aggregate": ("ratio_of_means", "mean_of_ratios"),
-    "flatten": ("token", "sample", "mean"),
-    "given": ("none", "token"),
+    "flatten": FLATTEN,
 }
 LARGE = 512  # rows; a larger group is a Gram matrix of its own
 AT_ONCE = 2**17  # numbers of the blocks of small groups of one layer
@@ -48,7 +47,9 @@ class GramStatistics(NamedTuple):
         return found
 
 
-def hsic1(K: Float[Tensor, "n n"], L: Float[Tensor, "n n"]) -> Float[Tensor, ""]:
+def hsic1(
+    K: Annotated[Float[Tensor, "n n"], Within()], L: Annotated[Float[Tensor, "n n"], Within()]
+) -> Float[Tensor, ""]:
     """Return the unbiased HSIC of two Gram matrices (Song et al. 2012, eq. 5); a ValueError of fewer than 4 rows.
 
     It is [tr(K̃L̃) + 1'K̃1 1'L̃1 / ((n-1)(n-2)) - 2/(n-2) 1'K̃L̃1] / (n(n-3)), where K̃ is K with a zero diagonal: any real
@@ -65,7 +66,9 @@ def hsic1(K: Float[Tensor, "n n"], L: Float[Tensor, "n n"]) -> Float[Tensor, ""]
     return unbiased_from_sums(len(K), (K * L.T).sum(), (K.sum(0) * L.sum(1)).sum(), K.sum() * L.sum())
 
 
-def hsic0(K: Float[Tensor, "n n"], L: Float[Tensor, "n n"]) -> Float[Tensor, ""]:
+def hsic0(
+    K: Annotated[Float[Tensor, "n n"], Within()], L: Annotated[Float[Tensor, "n n"], Within()]
+) -> Float[Tensor, ""]:
     """Return the biased HSIC tr(KHLH) / (n-1)², H = 1 - 11'/n (Gretton et al. 2005, eq. 9), at least 0 for kernels.
 
     A ValueError of fewer than 2 rows.
@@ -296,8 +299,6 @@ def cka(
     >>> round(float(cka(X, 3 * X.flip(1))), 4)  # rotated and scaled
     1.0
     """
-    check_choice("estimator", estimator, CHOICES["estimator"])
-    check_choice("kernel", kernel, CHOICES["kernel"])
     return cka_measure(estimator, kernel, is_relative=True).of(X, Y).to(common_dtype([X, Y]))
 
 
@@ -313,6 +314,8 @@ def cka_measure(
 
     If `is_relative`, HSICs are of rows of unit variance. With `groups` rows are compared within these.
     """
+    for name, choice in {"estimator": estimator, "kernel": kernel, "flatten": flatten}.items():
+        check_choice(name, choice, CHOICES[name])
     options: dict[str, Any] = {
         "moved": _moved,
         "flatten": flatten,
@@ -343,8 +346,8 @@ def _grams(groups: RowGroups, layer: CentredRows) -> list[Float[Tensor, "_ _ _"]
     return [block @ block.mT / block.shape[1] ** 0.5 for block in groups.blocks(layer.rows)]
 
 
-def alignment(hsics: Float[Tensor, "*b l l"]) -> Float[Tensor, "*b l l"]:
-    """Return the CKA of every two layers from their HSICs."""
+def alignment(hsics: Annotated[Float[Tensor, "*b l l"], Within()]) -> Float[Tensor, "*b l l"]:
+    """Return the CKA of every two layers from their HSICs; NaN of a layer whose HSIC with itself is not above 0."""
     norms = hsics.diagonal(dim1=-2, dim2=-1).sqrt()
     return hsics / (norms[..., :, None] * norms[..., None, :])
 
@@ -436,6 +439,6 @@ def _refuse_flat(
                 raise ValueError(f"{layers[place].name}: {message}")
 
 
-def arc_length(ckas: Float[Tensor, "*b l"]) -> Float[Tensor, "*b"]:
+def arc_length(ckas: Annotated[Float[Tensor, "*b l"], Within()]) -> Float[Tensor, "*b"]:
     """Return √Σ arccos²(CKA) over l layers, in [0, π √l] radians (Brown et al. 2023, eq. 2), with CKA in [-1, 1]."""
     return ckas.clamp(-1, 1).arccos().square().sum(-1).sqrt()

@@ -25,7 +25,8 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from thinkalike.arguments import EXACT, check_choice, refuse_masked, tensor_of
+from thinkalike.arguments import EXACT, UNREADABLE, check_choice, refuse_masked, shown, tensor_of
+from thinkalike.errors import one_line
 
 KINDS = ("nominal", "ordinal", "numeric", "continuous")
 NUMBERS = KINDS[2:]
@@ -84,13 +85,13 @@ class Columns(NamedTuple):
     def label(self, feature: int) -> str:
         return self.names[feature] if self.names else str(feature)
 
-    def place(self, feature: int | str) -> int:
-        """Return the number of a feature given by number or name."""
+    def place(self, feature: int | str, argument: str) -> int:
+        """Return the number of a feature given by number or name; an error has the name of the argument."""
         if feature in self.names:
             return self.names.index(str(feature))
         if feature not in range(len(self.kinds)):
             there = ", ".join(self.names) or f"0..{len(self.kinds) - 1}"
-            raise ValueError(f"feature {feature} is not one of {there}")
+            raise ValueError(f"{argument}: feature {shown(feature)} is not one of {there}")
         return int(feature)
 
     def read(self, X: Any, device: torch.device | None = None) -> tuple[Float[Tensor, "n f"], list[list[Level] | None]]:
@@ -105,7 +106,8 @@ class Columns(NamedTuple):
         if self.names and not names:
             warnings.warn("X has no names of features, but the fit had: their order is trusted", stacklevel=5)
         levels = [None if own is None else list(own) for own in self.levels]
-        read = [_read(frame.iloc[:, place], *each) for place, each in enumerate(zip(levels, self.kinds, strict=True))]
+        described = enumerate(zip(levels, self.kinds, strict=True))
+        read = [_read(frame.iloc[:, place], own, kind, self.label(place)) for place, (own, kind) in described]
         values = torch.stack(read, 1).to(device or (X.device if isinstance(X, Tensor) else None))
         if values.isinf().any():
             raise ValueError(f"feature {self.label(int(values.isinf().any(0).nonzero()[0]))} has an infinite value")
@@ -119,13 +121,29 @@ def level_of(value: float, levels: Sequence[Level] | None) -> Level | None:
     return value if levels is None else levels[int(value)]
 
 
-def cell_numbers(values: Any) -> Int[Tensor, " n"]:
-    """Return numbers from 0 that are equal for equal rows of a table, or for equal values of a list."""
+def cell_numbers(values: Any, name: str) -> Int[Tensor, " n"]:
+    """Return numbers from 0 that are equal for equal rows of a table, or for equal values of a list.
+
+    A ValueError names what is neither.
+    """
+    if isinstance(values, Tensor):
+        values = tensor_of(values.detach(), Shaped, name)
+    elif isinstance(values, str | bytes) or not (isinstance(values, Sequence) or hasattr(values, "__array__")):
+        raise ValueError(f"{name} is {type(values).__name__}: give a table, an array or a list")
+    has_rows = values.ndim in (1, 2) if hasattr(values, "ndim") else True
+    if not has_rows or not len(values):
+        raise ValueError(f"{name} has no rows, or is no table: give a list or a table of one row or more")
+    refuse_masked(values, name)
     values = values.cpu().numpy() if isinstance(values, Tensor) else values
     if isinstance(values, np.ndarray):
         values = values.astype(values.dtype.newbyteorder("="), copy=False)  # pandas takes no foreign byte order
-    frame = pd.DataFrame(list(values) if isinstance(values, range | tuple) else values)
-    numbers = [pd.factorize(frame.iloc[:, place], use_na_sentinel=False)[0] for place in range(frame.shape[1])]
+    try:
+        frame = pd.DataFrame(list(values) if isinstance(values, range | tuple) else values)
+        numbers = [pd.factorize(frame.iloc[:, place], use_na_sentinel=False)[0] for place in range(frame.shape[1])]
+    except UNREADABLE as error:
+        raise ValueError(f"{name} holds lists, sets or the like: give text or numbers") from error
+    if not numbers:
+        raise ValueError(f"{name} has no columns: give text or numbers")
     return torch.from_numpy(pd.factorize(pd.MultiIndex.from_arrays(numbers))[0].astype(np.int64))
 
 
@@ -140,7 +158,10 @@ def _frame(X: Any) -> tuple[pd.DataFrame, bool]:
             _refuse_inexact(pd.DataFrame(X.numpy()))
         X = X.double().numpy()
     refuse_masked(X, "X")
-    array = X if isinstance(X, np.ndarray) else np.asarray(X, dtype=object)
+    try:
+        array = X if isinstance(X, np.ndarray) else np.asarray(X, dtype=object)
+    except UNREADABLE as error:
+        raise ValueError(f"X is {type(X).__name__}, of which NumPy makes no table: {one_line(error)}") from error
     if array.ndim != 2:
         raise ValueError(f"X has shape {array.shape}, not (stimuli, features)")
     if array.dtype.kind in "US":  # numbers beside text have become text
@@ -182,11 +203,11 @@ def _each(kinds: Kinds, labels: Sequence[str]) -> list[Kind]:
     if not isinstance(kinds, Mapping):
         if not isinstance(kinds, Sequence) or len(kinds) != len(labels):
             raise ValueError(
-                f"kinds={kinds!r} must be one kind, one for each of the {len(labels)} features, or a mapping"
+                f"kinds={shown(kinds)} must be one kind, one for each of the {len(labels)} features, or a mapping"
             )
         return list(kinds)  # type: ignore[arg-type]
     if unknown := [name for name in kinds if name not in (*labels, *range(len(labels)))]:
-        raise ValueError(f"kinds has {unknown[0]!r}, which is not one of the features {', '.join(labels)}")
+        raise ValueError(f"kinds has {shown(unknown[0])}, which is not one of the features {', '.join(labels)}")
     return [kinds.get(label, kinds.get(place, "auto")) for place, label in enumerate(labels)]
 
 
@@ -194,7 +215,9 @@ def check_levels(levels: Any, name: str) -> None:
     """Raise a ValueError unless these are the levels of an ordinal feature: a list without repetitions."""
     is_list = isinstance(levels, Sequence) and not isinstance(levels, str | bytes)
     if not is_list or not levels or len(set(map(str, levels))) < len(levels):
-        raise ValueError(f"{name}={levels!r} must be one of {', '.join(KINDS)}, or a list of different levels in order")
+        raise ValueError(
+            f"{name}={shown(levels)} must be one of {', '.join(KINDS)}, or a list of different levels in order"
+        )
 
 
 def _settled(column: pd.Series, kind: Kind, label: str, typed: bool) -> tuple[str, tuple[Level, ...] | None]:
@@ -202,7 +225,9 @@ def _settled(column: pd.Series, kind: Kind, label: str, typed: bool) -> tuple[st
         check_levels(kind, f"kinds of feature {label}")
         levels = tuple(map(_plain, kind))
         if beyond := [value for value in _values(column) if value not in (None, *levels)]:
-            raise ValueError(f"feature {label} has {beyond[0]!r}, which is not among its levels {list(levels)}: add it")
+            raise ValueError(
+                f"feature {label} has {shown(beyond[0])}, which is not among its levels {shown(list(levels))}: add it"
+            )
         return "ordinal", levels
     check_choice("kinds", kind, ("auto", *KINDS))
     implied = kind_of(column)
@@ -225,10 +250,18 @@ def _digits(values: np.ndarray) -> np.ndarray:
     return np.where(exact, values, [float(f"{value:.12g}") for value in values])
 
 
-def _read(column: pd.Series, levels: list[Level] | None, kind: str) -> Float[Tensor, " n"]:
+def _read(column: pd.Series, levels: list[Level] | None, kind: str, label: str) -> Float[Tensor, " n"]:
     """Return a column as numbers; new values are added to the levels."""
     if levels is None:
-        numbers = pd.to_numeric(column.astype(object).where(column.notna(), None))
+        whole = [value for value in column if isinstance(value, int)] if column.dtype == object else []
+        if any(abs(value) > EXACT for value in whole):
+            raise ValueError(
+                f"feature {label} has whole numbers beyond 2^53, which float64 cannot tell apart: give them as text"
+            )
+        try:
+            numbers = pd.to_numeric(column.astype(object).where(column.notna(), None))
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"feature {label} is of numbers, and holds something else: {one_line(error)}") from error
         values = numbers.to_numpy(dtype=float, na_value=np.nan)
         return torch.tensor(values if kind == "continuous" else _digits(values))
     places = {level: place for place, level in enumerate(levels)}

@@ -17,12 +17,13 @@ from torch import Tensor, distributed
 from torchmetrics import Metric
 from torchmetrics.utilities import dim_zero_cat
 
-from thinkalike.arguments import Count, RepetitionsOrNone, takes_arrays
+from thinkalike.arguments import BatchNumber, Count, RepetitionsOrNone, check_choice, takes_arrays
 from thinkalike.measures import estimates
 from thinkalike.measures.chance import BatchNull, Chance, chance_of
 from thinkalike.measures.contract import Batch, BatchRows, Blocks, LayerMeasure, Pair, States, joined
 from thinkalike.measures.estimates import FEWEST_EQUAL, FEWEST_GROUPS, PARTS, Estimate, RowGroups
 
+GIVEN = ("none", "token")
 ORDINARY = 128  # powers of two within which products of four numbers fit float64
 
 
@@ -119,6 +120,7 @@ class Accumulator(Metric):
 
     @takes_arrays
     def __init__(self, source_layers: Count, target_layers: Count, *, given: str = "none", **kwargs: Any):
+        check_choice("given", given, GIVEN)
         super().__init__(**{"dist_sync_fn": from_everyone, "compute_with_cache": False, **kwargs})
         self.source_layers, self.target_layers, self.given = source_layers, target_layers, given
         for name in ("numbers", "documents", *self.parts):
@@ -153,7 +155,7 @@ class Accumulator(Metric):
         source: States,
         target: States,
         mask: Shaped[Tensor, " ..."] | None = None,
-        number: int | None = None,
+        number: BatchNumber = None,
         groups: Int[Tensor, " ..."] | None = None,
         documents: Int[Tensor, " ..."] | None = None,
     ) -> None:
@@ -186,7 +188,10 @@ class Accumulator(Metric):
         """Raise a ValueError unless a batch has the announced layers, and groups where they are wanted."""
         announced, counts = (self.source_layers, self.target_layers), (len(source), len(target))
         if counts != announced:
-            raise ValueError(f"{announced[0]} and {announced[1]} layers were announced, but {counts} came")
+            raise ValueError(
+                f"source and target have {counts[0]} and {counts[1]} layers, but {announced[0]} and {announced[1]} "
+                "layers were announced, as source_layers and target_layers"
+            )
         if (groups is None) != (self.given == "none"):
             raise ValueError(f"groups, the token of each state, come with given=token alone, and this is {self.given}")
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from thinkalike.arguments import Count, Within
+from thinkalike.errors import one_line
 from thinkalike.processes import counted
 
 CHUNK, LOGITS = 1024, 2**25  # tokens, at most, and logits, at most, of a chunk
@@ -35,7 +36,7 @@ Targets = Annotated[Int[Tensor, " n"], Within(least=0)]  # ids of tokens
 
 
 def token_loss(
-    states: Float[Tensor, "n d"], finish: Finish, targets: Targets, chunk: Count | None = None
+    states: Annotated[Float[Tensor, "n d"], Within()], finish: Finish, targets: Targets, chunk: Count | None = None
 ) -> Float[Tensor, " n"]:
     """Return the cross-entropy of each token in nats, -log softmax(finish(states))[targets], at least 0.
 
@@ -78,7 +79,10 @@ def _refuse_beyond_vocabulary(targets: Int[Tensor, "*n"], vocabulary: int) -> No
 
 
 def token_kl(
-    states: Float[Tensor, "*k n d"], finish: Finish, reference: Float[Tensor, "n d"], chunk: Count | None = None
+    states: Annotated[Float[Tensor, "*k n d"], Within()],
+    finish: Finish,
+    reference: Annotated[Float[Tensor, "n d"], Within()],
+    chunk: Count | None = None,
 ) -> Float[Tensor, "*k n"]:
     """Return KL(p || q) of each token in nats, p = softmax(finish(reference)), q = softmax(finish(states)); at least 0.
 
@@ -103,14 +107,30 @@ def token_kl(
 
 def logits_of(states: Tensor, finish: Finish) -> Tensor:
     """Return the logits of states, at least in float32."""
-    logits = finish(states)
+    logits = _finished(states, finish)
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+
+def _finished(states: Float[Tensor, "*k n d"], finish: Finish) -> Float[Tensor, "*k n v"]:
+    """Return the logits of states in the dtype that `finish` has; a ValueError if it gives something else."""
+    try:
+        logits = finish(states)
+    except (RuntimeError, TypeError, ValueError) as error:
+        if "memory" in str(error):
+            raise
+        shape = f"{states.dtype} of shape {tuple(states.shape)}"
+        raise ValueError(f"finish does not take states, {shape}: {one_line(error)}") from error
+    is_tensor = isinstance(logits, Tensor) and logits.is_floating_point()
+    if not is_tensor or logits.shape[:-1] != states.shape[:-1] or not logits.shape[-1]:
+        made = f"{logits.dtype} of shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else type(logits).__name__
+        raise ValueError(f"finish gives {made} for states of shape {tuple(states.shape)}: it must give their logits")
+    return logits
 
 
 def rows_of_logits(states: Float[Tensor, "*k n d"], finish: Finish) -> int:
     """Return of how many tokens the logits exist at the same time: `CHUNK`, or fewer of a large vocabulary."""
     with torch.no_grad():
-        vocabulary = finish(states.detach().reshape(-1, states.shape[-1])[:1]).shape[-1]
+        vocabulary = _finished(states.detach().reshape(-1, states.shape[-1])[:1], finish).shape[-1]
     return min(CHUNK, max(LOGITS // vocabulary, 1))
 
 
@@ -163,7 +183,7 @@ def _losses(
         for number, part in enumerate(states[:, rows]):
             part = part.detach().requires_grad_(wanted)
             with torch.set_grad_enabled(wanted):
-                logits = finish(part)
+                logits = _finished(part, finish)
             if space.numel() < logits.numel():
                 wide = torch.promote_types(logits.dtype, torch.float32)
                 space = torch.empty(logits.numel(), dtype=wide, device=logits.device)
@@ -177,11 +197,11 @@ def _losses(
     return torch.cat(values, 1), gradient
 
 
-def unigram_entropy(tokens: Int[Tensor, " n"]) -> float:
+def unigram_entropy(tokens: Annotated[Int[Tensor, " n"], Within(least=0, fewest=1)]) -> float:
     """Return the entropy in nats of the tokens' own frequencies: the loss of the best model without context."""
-    counts = torch.bincount(tokens.long()).double()
-    shares = counts[counts > 0] / counts.sum()
-    return float(-(shares * shares.log()).sum())
+    counts = tokens.unique(return_counts=True)[1].double()
+    shares = counts / counts.sum()
+    return float((shares * -shares.log()).sum())
 
 
 class OutputMatch(NamedTuple):
@@ -194,9 +214,9 @@ class OutputMatch(NamedTuple):
 
 @torch.no_grad()
 def compare_outputs(
-    states: Float[Tensor, "k n d"],
+    states: Annotated[Float[Tensor, "k n d"], Within(fewest=1)],
     finish: Finish,
-    reference: Float[Tensor, "n d"],
+    reference: Annotated[Float[Tensor, "n d"], Within()],
     targets: Targets,
     chunk: Count | None = None,
 ) -> OutputMatch:

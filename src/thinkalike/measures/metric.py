@@ -9,9 +9,9 @@ from jaxtyping import Float
 from torch import Tensor
 from torchmetrics import Metric
 
-from thinkalike.arguments import Count, RepetitionsOrNone, check_choice, takes_arrays
+from thinkalike.arguments import Count, RepetitionsOrNone, check_choice, shown, takes_arrays
 from thinkalike.measures.estimates import Estimate, jackknife
-from thinkalike.measures.kernel_alignment import CHOICES, alignment, arc_length, cka_measure
+from thinkalike.measures.kernel_alignment import AGGREGATES, alignment, arc_length, cka_measure
 from thinkalike.measures.layer_means import LayerMeans, LayerPairEstimate
 
 
@@ -36,6 +36,14 @@ class CKAResult(LayerPairEstimate):
 
     def difference(self, first: tuple[int, int], second: tuple[int, int]) -> Estimate:
         """Return the CKA of one layer pair, (source, target), minus that of another, paired over documents."""
+        depths = self.value.shape
+        for name, pair in {"first": first, "second": second}.items():
+            is_pair = isinstance(pair, list | tuple) and len(pair) == 2
+            if not is_pair or not all(layer in range(depth) for layer, depth in zip(pair, depths, strict=True)):
+                raise ValueError(
+                    f"{name}={shown(pair)} must be a source layer below {depths[0]} and a target layer "
+                    f"below {depths[1]}"
+                )
         (a, b), (c, d) = first, second
         value, without = (each[..., a, b] - each[..., c, d] for each in (self.as_found, self.without))
         return self._interval(value, without)
@@ -105,8 +113,7 @@ class CKA(LayerMeans):
         **kwargs: Any,
     ):
         options = {"estimator": estimator, "kernel": kernel, "flatten": flatten}
-        for name, choice in {"aggregate": aggregate, "given": given, **options}.items():
-            check_choice(name, choice, CHOICES[name])
+        check_choice("aggregate", aggregate, AGGREGATES)
         measure, after = cka_measure(estimator, kernel, flatten=flatten), aggregate == "mean_of_ratios"
         if given == "token" and not measure.given:
             raise ValueError(f"given=token compares single tokens by kernel=linear: leave {options} out")

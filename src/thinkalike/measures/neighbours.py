@@ -43,6 +43,8 @@ def mutual_knn(
     >>> float(mutual_knn(X, 5 * X, k=3))
     1.0
     """
+    if len(X) < k + 2:
+        raise ValueError(f"k={k} neighbours of a row need {k + 2} rows, and X has {len(X)}: choose a smaller k")
     return mutual_measure(k, None if groups is None else RowGroups.of(groups, k + 2)).of(X, Y)
 
 

@@ -82,6 +82,8 @@ class Predictor:
     @takes_arrays
     def __init__(self, x: Float[Tensor, "n d"], documents: Int[Tensor, " n"]):
         self.documents, self.states = documents.long(), _of_unit_size(x)
+        if len(self.documents) != len(x):
+            raise ValueError(f"documents has {len(documents)} numbers for {len(x)} rows: give the document of each row")
         folds = len(fold_of(self.documents).unique())
         if folds < FEWEST_FOLDS:
             raise ValueError(f"documents are of {folds} folds, and R² needs {FEWEST_FOLDS}: give more documents")

@@ -9,15 +9,18 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
+from thinkalike.arguments import check_choice
 from thinkalike.measures.estimates import RowGroups, all_alike, common_dtype
+
+FLATTEN = ("token", "sample", "mean")  # what a row is, see `rows_of`
 
 
 def rows_of(
-    states: Shaped[Tensor, "*b d"],
+    states: Shaped[Tensor, "*b n d"],
     flatten: str,
     mask: Shaped[Tensor, " ..."] | None = None,
     places: Int[Tensor, " kept"] | None = None,
-) -> Shaped[Tensor, "n e"]:
+) -> Shaped[Tensor, "m e"]:
     """Return the states of a batch of sequences as rows; states that are rows already, (n, d), stay so.
 
     Args:
@@ -26,13 +29,17 @@ def rows_of(
         mask: The tokens that count, of the states' shape without d; "sample" cannot do with several lengths.
         places: `places_of` the mask, for several layers of a batch.
     """
+    check_choice("flatten", flatten, FLATTEN)
     if mask is not None:
         if mask.shape != states.shape[:-1]:
             raise ValueError(f"a mask of shape {tuple(mask.shape)} does not fit states of shape {tuple(states.shape)}")
         places = places_of(mask) if places is None else places
     if flatten == "token" or states.ndim == 2:
         rows = states.flatten(0, -2)
-        return rows if places is None else rows.index_select(0, places)
+        try:
+            return rows if places is None else rows.index_select(0, places)
+        except (IndexError, RuntimeError) as error:
+            raise ValueError(f"places holds numbers that are not below {len(rows)}, the number of tokens") from error
     if flatten == "sample":
         if mask is not None and places is not None and len(places) < mask.numel():
             raise ValueError("flatten=sample takes whole sequences: use flatten=mean where a mask drops tokens")

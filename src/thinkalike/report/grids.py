@@ -1,37 +1,21 @@
-"""Tables of results as a page draws them: the grids of a table, which is read without pandas.
-
-A page of a store reads thousands of small tables, and pandas takes milliseconds for each step with one.
-"""
+"""Tables of results as a page draws them: the grids of a table."""
 
 from __future__ import annotations
 
-import csv
-import io
 import math
-import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
-from thinkalike.files import ForeignFileError, read_bytes
-from thinkalike.store import MOST_LISTED
+from thinkalike.columns import Columns
 
 Grid = dict[str, Any]
 
-MOST_COLUMNS = 1000
 MOST_GRIDS = 1000  # of a table; one with more of them, or with larger ones, is shown as rows
 MOST_LABELS = 2000  # rows or columns of a grid
 # All crossings of the rows and columns of a grid, so that a table of 2,000 layer pairs can stand for four million;
 # two models of a hundred layers have 10,000.
 MOST_CELLS = 100_000
-INTEGER = re.compile(r"[+-]?\d{1,18}")
-FLOAT = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|[+-]?(inf|infinity)", re.IGNORECASE)
-BLANK = {  # what pandas writes or reads for a missing value
-    "", "NA", "NaN", "nan", "null", "NULL", "None", "N/A", "n/a", "<NA>", "#N/A", "#NA", "-NaN", "-nan",
-}  # fmt: skip
-TRUTHS = {"True": True, "False": False}
 NUMBERS = (int, float)
 
 # Grids: tables that the page can draw, told apart by their columns and never by the kind of their result.
@@ -51,100 +35,6 @@ LOW_IS_ALIKE = (
 SIGNED = ("asymmetry", "gap", "difference", "gain")  # of which 0 is the middle
 DIGITS = 6  # significant ones that a page holds
 MOST_MODELS = 12  # in a table of one layer per row: those of populations have more, and are shown as tables
-
-
-@dataclass(frozen=True)
-class Columns:
-    """A table of a file, or some rows of it.
-
-    Attributes:
-        values: those of each column by its name, as many in each; None is a blank.
-        kinds: of each column: "number", "float" (a number with a fraction or a blank), "truth" or "text".
-    """
-
-    values: Mapping[str, Sequence[Any]]
-    kinds: Mapping[str, str]
-
-    @classmethod
-    def read(cls, path: Path) -> Columns:
-        """Return the table of a .csv file; a ForeignFileError says that it is too large or no table."""
-        return cls.parsed(read_bytes(path, MOST_LISTED, follow=False).decode())
-
-    @classmethod
-    def parsed(cls, text: str) -> Columns:
-        """Return the table that a text in the form of .csv holds."""
-        lines = csv.reader(io.StringIO(text, newline=""), strict=True)
-        try:
-            names = next(lines, [])
-            rows = [line for line in lines if line]
-        except csv.Error as error:
-            raise ForeignFileError(f"it is no table: {error}") from error
-        if not 0 < len(names) <= MOST_COLUMNS or len(set(names)) < len(names):
-            raise ForeignFileError(f"it has {len(names):,} columns, or two of one name")
-        if any(len(row) != len(names) for row in rows):
-            raise ForeignFileError("its rows are of different lengths")
-        read = {name: _read_column([row[place] for row in rows]) for place, name in enumerate(names)}
-        return cls(
-            {name: values for name, (_, values) in read.items()}, {name: kind for name, (kind, _) in read.items()}
-        )
-
-    @property
-    def names(self) -> list[str]:
-        """The names of the columns, in order."""
-        return list(self.values)
-
-    def __len__(self) -> int:
-        return len(next(iter(self.values.values()), ()))
-
-    def has(self, *names: str) -> bool:
-        """Return whether there are columns of all these names."""
-        return all(name in self.values for name in names)
-
-    def rows(self, most: int | None = None) -> list[tuple[Any, ...]]:
-        """Return the first rows, or all."""
-        return list(islice(zip(*self.values.values(), strict=True), most))
-
-    def keys(self, names: Sequence[str]) -> list[tuple[Any, ...]]:
-        """Return for each row its values in these columns."""
-        return list(zip(*(self.values[name] for name in names), strict=True)) if names else [()] * len(self)
-
-    def at(self, places: Sequence[int]) -> Columns:
-        """Return the rows of these numbers, in this order."""
-        return Columns({name: [column[i] for i in places] for name, column in self.values.items()}, self.kinds)
-
-    def groups(self, names: Sequence[str]) -> dict[tuple[Any, ...], Columns]:
-        """Return the rows by their values in these columns, in the order in which these first come."""
-        places: dict[tuple[Any, ...], list[int]] = {}
-        for place, key in enumerate(self.keys(names)):
-            places.setdefault(key, []).append(place)
-        if len(places) == 1:
-            return dict.fromkeys(places, self)
-        return {key: self.at(rows) for key, rows in places.items()}
-
-    def with_column(self, name: str, kind: str, values: Sequence[Any]) -> Columns:
-        """Return the table with one more column, or with another one in its place."""
-        return Columns({**self.values, name: values}, {**self.kinds, name: kind})
-
-    def without(self, names: Sequence[str]) -> Columns:
-        """Return the table without these columns."""
-        left = [name for name in self.values if name not in names]
-        return Columns({name: self.values[name] for name in left}, self.kinds)
-
-    def repeated(self, names: Sequence[str]) -> int:
-        """Return how many rows have the same values in these columns as an earlier one."""
-        return len(self) - len(set(self.keys(names)))
-
-
-def _read_column(cells: list[str]) -> tuple[str, list[Any]]:
-    """Return the kind of a column and its values."""
-    filled = [cell for cell in cells if cell not in BLANK]
-    if filled and all(map(INTEGER.fullmatch, filled)) and len(filled) == len(cells):
-        return "number", [int(cell) for cell in cells]
-    if all(map(FLOAT.fullmatch, filled)):
-        return "float", [None if cell in BLANK else float(cell) for cell in cells]
-    if filled and len(filled) == len(cells) and all(cell in TRUTHS for cell in cells):
-        return "truth", [TRUTHS[cell] for cell in cells]
-    return "text", [None if cell in BLANK else cell for cell in cells]
 
 
 def grids_of(table: Columns, is_distance: bool = False, run: str = "") -> list[Grid]:

@@ -20,14 +20,15 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from thinkalike.columns import Columns
 from thinkalike.config import MEASURES
 from thinkalike.errors import StoreError, ThinkalikeError, one_line, plain, plain_line
 from thinkalike.listing import Entry, Found, Query, parser, records, search, selected, skipping
 from thinkalike.plugins import instrument
 from thinkalike.processes import counted
-from thinkalike.report.grids import Columns, Grid, grids_of, plain_value, rounded
+from thinkalike.report.grids import Grid, grids_of, plain_value, rounded
 from thinkalike.screen import watched
-from thinkalike.store import Result, is_sealed, open_result
+from thinkalike.store import MOST_LISTED, Result, is_sealed, open_result
 
 PARTS = Path(__file__).parent / "page"
 SCRIPTS = ("elements", "colours", "data", "matrix", "charts", "results", "pair", "profiles", "claims", "main")
@@ -36,6 +37,7 @@ SETTING = re.compile(r"(?!\+*hydra\b)\+{0,2}[a-z_][\w./]*(@target)?=.*")  # key=
 # a path from the root or the home folder, or upwards; an address; FILE.py:NAME; ${...} and other signs of a shell
 OUTSIDE = re.compile(r"(^|[^\w.-])[/~]|\.\.|://|\.py:|[$`\\;&|<>]")
 READ = (".csv", ".yaml")  # the endings of the files that a page is made from, beside result.json
+MOST_COLUMNS = 1000  # of a table that a page has
 ROWS = 60  # of a table that is no grid
 CLAIM = ("claim", "verdict", "numbers", "units", "tolerance")  # the columns of claims that a page shows
 MOST_CLAIMS = 1000  # of a table; the papers have some ten for each figure
@@ -163,7 +165,7 @@ def report_of(found: Found) -> Report:
 def _tables_of(result: Result) -> dict[str, Columns]:
     """Return the tables by name; `details`, which has all columns, stands in the place of `table`."""
     names = [Path(name) for name in result.files if Path(name).suffix == ".csv"]
-    tables = {name.stem: Columns.read(result.folder / name) for name in names}
+    tables = {name.stem: Columns.read(result.folder / name, MOST_LISTED, MOST_COLUMNS) for name in names}
     if "details" in tables:
         tables["table"] = tables.pop("details")
     return tables

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import orthogonal
 
 from thinkalike import plugins
-from thinkalike.arguments import Count, Seed, takes_arrays
+from thinkalike.arguments import Count, Seed, shown, takes_arrays
 from thinkalike.errors import PluginError, one_line
 from thinkalike.measures.closed_forms import AffineMap, LayerPair
 
@@ -77,7 +77,8 @@ class Stitch(nn.Module):
         own = plugins.is_plugin(kind)
         plugins.trust(plugins.named_in(kind))  # an argument that a person gives
         if not (kind in KINDS or own) or norm not in NORMS:
-            raise ValueError(f"kind={kind}, norm={norm}: kinds are {', '.join(KINDS)}; norms are {', '.join(NORMS)}")
+            wanted = f"kinds are {', '.join(KINDS)}; norms are {', '.join(NORMS)}"
+            raise ValueError(f"kind={shown(kind)[1:-1]}, norm={shown(norm)[1:-1]}: {wanted}")
         if kind in ("identity", "orthogonal") and width_in != width_out:
             raise ValueError(f"an {kind} stitch needs equal widths, not {width_in} and {width_out}")
         if kind == "low_rank" and rank > min(width_in, width_out):

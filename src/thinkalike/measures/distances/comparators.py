@@ -9,27 +9,29 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from functools import partial
 from math import isqrt
+from typing import Annotated
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from thinkalike.arguments import check_choice, refuse_nan
+from thinkalike.arguments import Within, check_choice, refuse_nan, shown
 from thinkalike.measures.rows import size_of
 
 COMPARATORS = ("spearman", "tau_a", "corr", "cosine", "corr_cov", "cosine_cov")
 RANKED = ("spearman", "tau_a")
 CENTRED = ("corr", "corr_cov")
 WHITENED = ("corr_cov", "cosine_cov")  # for squared Euclidean distances
+MOST_COPIES = 10**8  # of pairs in a resample, which tau_a holds in memory
 TIED = 1e-13  # share of two distances in float64 by which rounding alone may take them apart, beside that of states
 
 
 def compare(
-    x: Float[Tensor, "a p"],
-    y: Float[Tensor, "b p"],
+    x: Annotated[Float[Tensor, "a p"], Within(fewest=1)],
+    y: Annotated[Float[Tensor, "b p"], Within(fewest=1)],
     comparator: str = "spearman",
-    counts: Float[Tensor, "r n"] | None = None,
+    counts: Annotated[Float[Tensor, "r n"] | None, Within(least=0, fewest=1)] = None,
 ) -> Float[Tensor, "*r a b"]:
     """Return the similarity of each vector of x with each of y, in [-1, 1].
 
@@ -51,11 +53,18 @@ def compare(
             value is NaN where a vector is constant (or zero) in a resample.
 
     Raises:
-        ValueError: A vector is not finite, has not n (n - 1) / 2 > 1 distances, or is constant (zero, under cosines).
+        ValueError: A vector is not finite, has not n (n - 1) / 2 > 1 distances, or is constant (zero, under cosines),
+            or counts are not whole numbers for n stimuli.
     """
+    stimuli = stimuli_of(x.shape[1], "x")
     left = comparable(x, comparator)
     right = left if y is x else comparable(y, comparator)
-    resamples = torch.ones(1, stimuli_of(x.shape[1]), device=x.device) if counts is None else counts.to(x.device)
+    if counts is not None and (counts.shape[1] != stimuli or (counts != counts.round()).any()):
+        shape = tuple(counts.shape)
+        raise ValueError(f"counts has shape {shape}: give whole numbers for each of the {stimuli} stimuli")
+    if counts is not None and ((counts > 0).sum(1) < 2).any():
+        raise ValueError("counts has a resample of fewer than two stimuli, which has no pairs: draw more")
+    resamples = torch.ones(1, stimuli, device=x.device) if counts is None else counts.to(x.device)
     found = []
     for each in resamples.double():
         if comparator == "tau_a":
@@ -81,11 +90,11 @@ def _units(vectors: Tensor, comparator: str, counts: Float[Tensor, " n"]) -> Flo
     return _normed(vectors, weights)
 
 
-def stimuli_of(pairs: int) -> int:
-    """Return the n ≥ 3 of n (n - 1) / 2 pairs."""
+def stimuli_of(pairs: int, name: str = "vectors") -> int:
+    """Return the n ≥ 3 of n (n - 1) / 2 pairs; an error has the name of the distances."""
     n = (1 + isqrt(1 + 8 * pairs)) // 2
     if n * (n - 1) // 2 != pairs or n < 3:
-        raise ValueError(f"{pairs} distances are not those of all pairs of three stimuli or more")
+        raise ValueError(f"{name}: {pairs} distances are not those of all pairs of three stimuli or more")
     return n
 
 
@@ -100,8 +109,10 @@ def comparable(
     """Return the distances in float64, or for comparators of ranks their `levels_of`; errors have their names."""
     check_choice("comparator", comparator, COMPARATORS)
     stimuli_of(vectors.shape[1])
+    if not isinstance(names, list | tuple) or len(names) not in (0, len(vectors)):
+        raise ValueError(f"names={shown(names)} must be a list of one name for each of the {len(vectors)} vectors")
     vectors = vectors.detach().double()
-    for name, vector in zip(names or (f"layer {k}" for k in range(len(vectors))), vectors, strict=True):
+    for name, vector in zip(names or [f"layer {k}" for k in range(len(vectors))], vectors, strict=True):
         if not vector.isfinite().all():
             raise ValueError(f"the distances of {name} are not finite")
         low, high = vector.aminmax()
@@ -141,6 +152,8 @@ def _tau_a(x: Int[Tensor, "a p"], y: Int[Tensor, "b p"], weights: Float[Tensor, 
         counts = np.bincount(levels).astype(float)
         return float(1 - (counts * (counts - 1)).sum() / (len(levels) * (len(levels) - 1))) ** 0.5
 
+    if weights.sum() > MOST_COPIES:
+        raise ValueError(f"counts make {float(weights.sum()):g} pairs: comparator=tau_a takes {MOST_COPIES:,} at most")
     copies = weights.cpu().long().numpy()
     left, right = ([np.repeat(row, copies) for row in part.cpu().numpy()] for part in (x, y))
     tau = partial(kendalltau, method="asymptotic")
@@ -164,13 +177,13 @@ def weighted_tau(profiles: Float[Tensor, "l f"], others: Float[Tensor, "m f"] | 
     left = _ranking(profiles, "profiles")
     right = left if others is None else _ranking(others, "others")
     found = [[weightedtau(one, other).statistic for other in right] for one in left]
-    return torch.tensor(found, dtype=torch.float64, device=profiles.device)
+    return torch.tensor(found, dtype=torch.float64, device=profiles.device).view(len(left), len(right))
 
 
 def _ranking(profiles: Float[Tensor, "l f"], name: str) -> np.ndarray:
     refuse_nan(profiles, name)
     if constant := (profiles == profiles[:, :1]).all(1).nonzero().flatten().tolist():
-        raise ValueError(f"profile {constant[0]} is constant and ranks no feature")
+        raise ValueError(f"{name}: profile {constant[0]} is constant and ranks no feature")
     return profiles.detach().double().cpu().numpy()
 
 
@@ -182,6 +195,8 @@ def levels_of(values: Float[Tensor, "*b n"], rounding: float | Float[Tensor, "*b
             neighbours. Values that are close to the next one, and so forth, over more than twice their rounding are a
             continuum and stay apart.
     """
+    if not values.shape[-1]:
+        return torch.zeros_like(values, dtype=torch.long)
     ordered, order = in_ascending_order(values)
     if isinstance(rounding, Tensor):
         is_new = _are_new(ordered, rounding.gather(-1, order))
@@ -234,7 +249,10 @@ def ranks_of_levels(
     return (sizes.cumsum(-1) - (sizes - 1) / 2).gather(-1, levels)
 
 
-def mid_ranks(values: Float[Tensor, "*b n"], rounding: float | Float[Tensor, "*b n"] = 0.0) -> Float[Tensor, "*b n"]:
+def mid_ranks(
+    values: Annotated[Float[Tensor, "*b n"], Within(is_finite=False)],
+    rounding: Annotated[float | Float[Tensor, "*b n"], Within(least=0)] = 0.0,
+) -> Float[Tensor, "*b n"]:
     """Return ranks from 1 along the last axis, in float64; ties share the mean of their ranks, see `levels_of`."""
     return ranks_of_levels(levels_of(values, rounding), torch.ones_like(values, dtype=torch.float64), values.shape[-1])
 
@@ -265,7 +283,7 @@ def spearman(x: Float[Tensor, "*b n"], y: Float[Tensor, "*b n"]) -> Float[Tensor
     refuse_nan(x, "x")
     refuse_nan(y, "y")
     count = x.shape[:-1].numel()
-    left, right = (unit_ranks(part.reshape(count, -1), count) for part in (x, y))
+    left, right = (unit_ranks(part.reshape(count, -1), count, f"{name}, row") for name, part in (("x", x), ("y", y)))
     return (left * right).sum(-1).view(x.shape[:-1])
 
 

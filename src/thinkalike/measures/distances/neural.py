@@ -7,18 +7,19 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from thinkalike.arguments import Count, Repetitions, Seed, check_choice, takes_arrays
+from thinkalike.arguments import Count, Repetitions, Seed, Within, check_choice, takes_arrays
 from thinkalike.measures.chance import TIE, balanced_rows, permuted_rows
 from thinkalike.measures.distances.comparators import TIED, compare, mid_ranks, stimuli_of, with_ties
 from thinkalike.measures.estimates import (
     FEWEST_GROUPS,
     Estimate,
+    all_alike,
     check_groups,
     effective_number,
     freedom_of_groups,
@@ -224,7 +225,9 @@ def squared_distances(
     return squared
 
 
-def crossnobis(runs: Float[Tensor, "m n d"], noise: str = "shrinkage") -> Float[Tensor, "n n"]:
+def crossnobis(
+    runs: Annotated[Float[Tensor, "m n d"], Within(fewest=1)], noise: str = "shrinkage"
+) -> Float[Tensor, "n n"]:
     """Return the crossnobis distance of every two stimuli, squared and per unit: 0 on average if they are equal.
 
     d²_ij = 1 / (m (m - 1) d) Σ_{a≠b} (x_ai - x_aj)ᵀ Σ⁻¹ (x_bi - x_bj), over pairs of different runs a and b (Walther et
@@ -241,10 +244,19 @@ def crossnobis(runs: Float[Tensor, "m n d"], noise: str = "shrinkage") -> Float[
         torch.linalg.LinAlgError: The covariance cannot be inverted: noise="diagonal" always can.
     """
     check_choice("noise", noise, NOISES)
+    m, n, d = runs.shape
+    if m < 2:
+        raise ValueError(f"runs has {m} run: give two or more")
+    size = runs.detach().double().square().mean((0, 1))
     runs = runs.detach().double()
-    runs, (m, n, d) = runs - runs.mean((0, 1)), runs.shape
+    runs = runs - runs.mean((0, 1))
     if noise != "none":
-        covariance = noise_covariance((runs - runs.mean(0)).reshape(m * n, d), n * (m - 1))
+        residuals = runs - runs.mean(0)
+        is_constant = all_alike(residuals.square().mean((0, 1)), size, torch.float64)
+        if is_constant.any():
+            unit = int(is_constant.nonzero()[0])
+            raise ValueError(f"unit {unit} is the same in all runs: leave it out, or choose noise=none")
+        covariance = noise_covariance(residuals.reshape(m * n, d), n * (m - 1))
         if noise == "diagonal":
             runs = runs / covariance.diagonal().sqrt()
         else:
@@ -257,7 +269,7 @@ def crossnobis(runs: Float[Tensor, "m n d"], noise: str = "shrinkage") -> Float[
     return ((distances + distances.T) / 2).fill_diagonal_(0)
 
 
-def noise_covariance(residuals: Float[Tensor, "k d"], freedom: int) -> Float[Tensor, "d d"]:
+def noise_covariance(residuals: Annotated[Float[Tensor, "k d"], Within()], freedom: Count) -> Float[Tensor, "d d"]:
     """Return the covariance of d units in k residuals, with covariances shrunk towards 0 by Schäfer & Strimmer (2005).
 
     Covariances are multiplied by 1 - λ, λ = Σ_{i≠j} Var(r_ij) / Σ_{i≠j} r_ij², cut to [0, 1], where r_ij and its
@@ -266,10 +278,16 @@ def noise_covariance(residuals: Float[Tensor, "k d"], freedom: int) -> Float[Ten
     mean 0 and these degrees of freedom. A ValueError names a unit that is constant.
     """
     k, d = residuals.shape
+    if k < 2:
+        raise ValueError(f"residuals has shape {(k, d)}: give two rows or more")
+    if freedom > k:
+        raise ValueError(f"freedom={freedom} is more than the {k} residuals: give their degrees of freedom")
     covariance = residuals.T @ residuals / freedom
+    if not covariance.isfinite().all():
+        raise ValueError("residuals are too large for their squares: divide them by a large number")
     variances = covariance.diagonal()
     if (still := (variances <= 0).nonzero()[:, 0]).numel():
-        raise ValueError(f"unit {int(still[0])} is the same in all runs: leave it out, or choose noise=none")
+        raise ValueError(f"unit {int(still[0])} of residuals is constant: leave it out")
     standard = residuals / variances.sqrt()
     r, squares = standard.T @ standard / (k - 1), standard.square().T @ standard.square() / (k - 1)
     off = ~torch.eye(d, dtype=torch.bool, device=residuals.device)
@@ -296,6 +314,13 @@ def rsa(
         comparator: The similarity of squared distances, instead of Spearman's ρ; see `compare`.
     """
     return compare(*_both(layers, others, distance), comparator)
+
+
+def rsa_of_models(
+    models: Layers, others: Layers | None = None, distance: str = "euclidean", comparator: str = "spearman"
+) -> Float[Tensor, "l m"]:
+    """Return `rsa` of layers that `thinkalike.rsa` calls models."""
+    return compare(*_both(models, others, distance, "models"), comparator)
 
 
 def rsa_estimate(
@@ -402,20 +427,32 @@ def distance_vectors(
     """
     if not len(layers):
         raise ValueError(f"{name} is empty: give the states of one layer or more")
-    first = f"{name}[0] has" if n is None else "layers[0] has"
-    n = len(layers[0]) if n is None else n
+    if n is None:
+        first = f"{name}[0] has {len(layers[0])} stimuli"
+        n = len(layers[0])
+    else:
+        first = f"n={n}"
     if n < 2:
-        raise ValueError(f"{first} {n} stimuli: give two or more, as distances are of pairs")
+        raise ValueError(f"{first}: give two or more, as distances are of pairs")
     vectors = []
     for index, states in enumerate(layers):
         called = f"{name}[{index}]"
         if len(states) != n:
-            raise ValueError(f"{called} has {len(states)} stimuli, and {first} {n}: give states of the same stimuli")
+            raise ValueError(f"{called} has {len(states)} stimuli, and {first}: give states of the same stimuli")
         known = states if isinstance(states, NeuralDistances) else NeuralDistances.of(states, distance, called)
         vectors.append(known.vector())
+        if not vectors[-1].isfinite().all():
+            raise ValueError(f"the distances of {called} are beyond float64: divide its states by a large number")
     return torch.stack(vectors)
 
 
-def _both(layers: Layers, others: Layers | None, distance: str) -> tuple[Tensor, Tensor]:
-    vectors = distance_vectors(layers, distance)
-    return vectors, vectors if others is None else distance_vectors(others, distance, len(layers[0]), "others")
+def _both(layers: Layers, others: Layers | None, distance: str, name: str = "layers") -> tuple[Tensor, Tensor]:
+    vectors = distance_vectors(layers, distance, name=name)
+    if others is None:
+        return vectors, vectors
+    if len(others) and len(others[0]) != len(layers[0]):
+        raise ValueError(
+            f"others[0] has {len(others[0])} stimuli, and {name}[0] has {len(layers[0])}: "
+            "give states of the same stimuli"
+        )
+    return vectors, distance_vectors(others, distance, name="others")

@@ -12,11 +12,21 @@ from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from thinkalike.arguments import Count, Seed, Within, check_choice, check_rows, checked_numbers, tensor_of
+from thinkalike.arguments import (
+    Count,
+    Seed,
+    Within,
+    check_choice,
+    check_rows,
+    checked_numbers,
+    real_numbers,
+    shown,
+    tensor_of,
+)
 from thinkalike.measures.distances.neural import NeuralDistances, upper
 from thinkalike.measures.estimates import check_groups, stimulus_folds
 from thinkalike.measures.kinds import Columns, Kinds, Level, level_of
-from thinkalike.measures.mlem.features import FeatureEncoder, Features, grouped, predict
+from thinkalike.measures.mlem.features import DIFFERENCES, MISSING, FeatureEncoder, Features, grouped, predict
 from thinkalike.measures.mlem.solver import Division, Fitted, describe, fit_weights
 from thinkalike.measures.mlem.sums import StimulusPairs
 
@@ -29,6 +39,8 @@ CHOICES = {
     "unknown": ("error", "new"),
     "recipe": ("stimuli", "paper"),
     "scale": ("auto", "mean", "minmax", "none"),
+    "difference": DIFFERENCES,
+    "missing": MISSING,
 }
 
 
@@ -158,25 +170,22 @@ class MLEM(BaseEstimator):
         if by_pair and groups is not None:
             raise ValueError("recipe='paper' divides pairs into folds and cannot keep groups together")
         check_rows([("X", X), ("Y", Y), ("groups", groups)])
-        if Y is None or (isinstance(Y, list | tuple) and not Y):
-            raise ValueError("Y has no layers: give states of shape (stimuli, width), or a list of them")
-        rows = Y if isinstance(Y, list | tuple) else ()  # one layer as a list of lists of numbers, or several layers
-        is_listed = any(isinstance(row, list | tuple) and np.ndim(row[0]) == 0 for row in rows[:1])
-        single = getattr(Y, "ndim", 3) == 2 or is_listed
-        states = [tensor_of(layer, Float, f"layer {index}") for index, layer in enumerate([Y] if single else Y)]
+        layers, single = _layers_of(Y)
+        states = [tensor_of(layer, Float, f"Y, layer {index}") for index, layer in enumerate(layers)]
         values, levels = columns.read(X, states[0].device)
         for index, layer in enumerate(states):
             if layer.dim() != 2 or len(layer) != len(values):
-                raise ValueError(f"layer {index} has shape {tuple(layer.shape)}; X has {len(values)} stimuli")
+                shape = tuple(layer.shape)
+                raise ValueError(f"Y, layer {index} has shape {shape}; X has {len(values)} stimuli: give as many rows")
         if len(values) < 2:
             raise ValueError(f"X has {len(values)} stimuli: give two or more, as distances are of pairs")
         kept = kept_rows(values, self.missing == "drop")
-        layers = [NeuralDistances.of(layer, self.distance, f"layer {index}") for index, layer in enumerate(states)]
+        distances = [NeuralDistances.of(layer, self.distance, f"layer {index}") for index, layer in enumerate(states)]
         if len(kept) < len(values):
-            layers = [layer.take(kept) for layer in layers]
-        pairs = StimulusPairs(layers)
+            distances = [each.take(kept) for each in distances]
+        pairs = StimulusPairs(distances)
         if by_pair:
-            pairs = StimulusPairs(layers, chosen=pairs.flat, targets=pairs.targets())
+            pairs = StimulusPairs(distances, chosen=pairs.flat, targets=pairs.targets())
         owners = None
         if groups is not None:
             owners = tensor_of(groups, Int, "groups")
@@ -214,14 +223,11 @@ class MLEM(BaseEstimator):
 
     def _alphas(self) -> tuple[float, ...]:
         levels = self.difference == "levels"
-        try:
-            alphas = [float(alpha) for alpha in np.ravel(self.alpha)]
-        except (TypeError, ValueError, OverflowError):
-            alphas = []
-        if not alphas or not all(0 <= alpha < torch.inf or (levels and alpha == torch.inf) for alpha in alphas):
-            shown = " ".join(repr(self.alpha).split())[:60]
+        alphas = real_numbers(self.alpha, Within(least=0, is_finite=not levels))
+        if not alphas:
+            wanted = "a finite number, at least 0, or a list of them"
             infinity = "" if levels else "; inf goes with difference='levels' alone"
-            raise ValueError(f"alpha={shown} must be a finite number, at least 0, or a list of them{infinity}")
+            raise ValueError(f"alpha={shown(self.alpha)} must be {wanted}{infinity}")
         more = (torch.inf,) if levels and len(alphas) > 1 and torch.inf not in alphas else ()
         return (*alphas, *more)
 
@@ -249,6 +255,18 @@ class MLEM(BaseEstimator):
                 if scale == "minmax":
                     ends[index] = torch.stack([low, high])
         return ends
+
+
+def _layers_of(Y: Any) -> tuple[Sequence[Any], bool]:
+    """Return the layers that states are, and whether they are one layer, as an array or a list of lists of numbers."""
+    is_list = isinstance(Y, list | tuple)
+    is_array = hasattr(Y, "ndim") and Y.ndim in (2, 3)
+    if not is_array and not (is_list and len(Y)):
+        raise ValueError(f"Y has no layers: give states of shape (stimuli, width) or a list of them, not {shown(Y)}")
+    first_row = Y[0] if is_list else None
+    is_list_of_rows = isinstance(first_row, list | tuple) and len(first_row) > 0 and np.ndim(first_row[0]) == 0
+    is_single = Y.ndim == 2 if is_array else is_list_of_rows
+    return ([Y] if is_single else Y), is_single
 
 
 class Table(NamedTuple):

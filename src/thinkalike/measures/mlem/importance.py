@@ -7,13 +7,13 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from numbers import Integral
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from thinkalike.arguments import Count, Level, Repetitions, RepetitionsOrNone, Seed
+from thinkalike.arguments import Count, Level, Repetitions, RepetitionsOrNone, Seed, Within, shown, tensor_of
 from thinkalike.measures import estimates
 from thinkalike.measures.distances.comparators import levels_of, ranks_of_levels, spearman_of_patterns
 from thinkalike.measures.distances.neural import NeuralDistances, upper
@@ -39,7 +39,9 @@ def fewest_groups(folds: int) -> int:
 
 
 def fold_interval(
-    values: Float[Tensor, "*b k"], level: Level = 0.95, t: Float[Tensor, " *r"] | None = None
+    values: Annotated[Float[Tensor, "*b k"], Within()],
+    level: Level = 0.95,
+    t: Annotated[Float[Tensor, "*#b"] | None, Within(least=0, is_finite=False)] = None,
 ) -> Estimate:
     """Return the mean over k ≥ 2 folds, (*b), with a t interval of k - 1 degrees of freedom.
 
@@ -95,7 +97,8 @@ class Importance:
         return found if is_enough else estimates.interval_around(found.value, torch.inf)
 
     def _share(self, *, largest: bool) -> Float[Tensor, "l f"]:
-        assert self.null is not None
+        if self.null is None:
+            raise ValueError("there are no null draws to compare with: give feature_importance some, as null=199")
         null = self.null.amax((1, 2), keepdim=True).expand_as(self.null) if largest else self.null
         importance = self.drops.mean((1, 2))[:, : null.shape[-1]]
         share = (1 + (null >= importance - ROUNDING).sum(0)) / (1 + len(null))
@@ -147,13 +150,11 @@ def feature_importance(
     >>> int(feature_importance(MLEM(alpha=1.0), features, states).profile().value.argmax())
     0
     """
-    if not isinstance(model, MLEM):
-        raise ValueError(f"model is {model!r}: give an estimator, as MLEM()")
     table = model.read(X, Y, groups)
     n, f = table.values.shape
     pairs = _pairs_of_features(interactions, table.columns)
     sets = (*((feature,) for feature in range(f)), *pairs)
-    given = None if given is None else table.columns.place(given)
+    given = None if given is None else table.columns.place(given, "given")
     if given is not None and table.stimulus_pairs.chosen is not None:
         raise ValueError("recipe='paper' permutes pairs, which have no strata: given needs recipe='stimuli'")
     strata = torch.zeros(n) if given is None else table.values[:, given].nan_to_num(torch.inf)
@@ -191,15 +192,21 @@ def feature_importance(
 
 def _pairs_of_features(interactions: Any, columns: Columns) -> list[FeatureSet]:
     """Return pairs of features by their numbers; a ValueError names what is no pair."""
-    wrong = "interactions={!r} must be a list of pairs of features, by number or name, as [(0, 1)]"
-    if isinstance(interactions, str) or not isinstance(interactions, Iterable):
-        raise ValueError(wrong.format(interactions))
+    wrong = f"interactions={shown(interactions)} must be a list of pairs of features, by number or name, as [(0, 1)]"
+    if not isinstance(interactions, list | tuple):
+        raise ValueError(wrong)
     pairs: list[FeatureSet] = []
     for pair in interactions:
         names = tuple(pair) if isinstance(pair, Iterable) and not isinstance(pair, str) else ()
-        if len(names) != 2 or not all(isinstance(name, Integral | str) for name in names):
-            raise ValueError(wrong.format(interactions))
-        pairs.append((columns.place(names[0]), columns.place(names[1])))
+        is_named = all(isinstance(name, Integral | str) and not isinstance(name, bool) for name in names)
+        if len(names) != 2 or not is_named:
+            raise ValueError(wrong)
+        first, second = (columns.place(name, "interactions") for name in names)
+        if first == second:
+            raise ValueError(f"interactions has {shown(pair)}, which is one feature with itself: give two features")
+        if {first, second} in map(set, pairs):
+            raise ValueError(f"interactions has {shown(pair)} twice: give each pair of features once")
+        pairs.append((first, second))
     return pairs
 
 
@@ -267,7 +274,7 @@ def split_half_reference(
     distance: str = "euclidean",
     *,
     groups: Any = None,
-    splits: Count = 5,
+    splits: Repetitions = 5,
     seed: Seed = 0,
 ) -> Estimate:
     """Return how well cells of one half of the stimuli predict distances in the other, as Spearman's ρ of each layer.
@@ -289,8 +296,13 @@ def split_half_reference(
     Raises:
         ValueError: Fewer than two pairs of cells are in both halves, they are all equally far, or they are noise.
     """
-    draw, numbers = estimates.seeded(seed), cell_numbers(cells)
-    owners = torch.arange(len(layers[0])) if groups is None else cell_numbers(groups)
+    if not len(layers):
+        raise ValueError("layers is empty: give the states of one layer or more")
+    draw, numbers = estimates.seeded(seed), cell_numbers(cells, "cells")
+    owners = torch.arange(len(layers[0])) if groups is None else tensor_of(groups, Int, "groups").cpu()
+    for name, each in {"cells": numbers, "groups": owners}.items():
+        if each.shape != (len(layers[0]),):
+            raise ValueError(f"{name} has shape {tuple(each.shape)}: give one for each of {len(layers[0])} stimuli")
     rows = torch.randperm(len(numbers), generator=draw)[:MOST].sort().values
     owners, numbers = owners[rows].unique(return_inverse=True)[1], numbers[rows].unique(return_inverse=True)[1]
     distances = [NeuralDistances.of(torch.as_tensor(layer).cpu(), distance).take(rows) for layer in layers]

@@ -94,7 +94,7 @@ def _constant(covariance: Float[Tensor, "r r"], terms: Sequence[Term]) -> Bool[T
     own = of_features(terms).to(covariance)
     still = (own @ covariance @ own.T).diagonal() <= CONSTANT
     if still.all():
-        raise ValueError("every feature is constant: choose kinds='continuous' for whole numbers that all differ")
+        raise ValueError("X: every feature is constant: choose kinds='continuous' for whole numbers that all differ")
     sides = [term[:2] if len(term) == 2 else term[:1] for term in terms[1:]]
     return torch.stack([still[list(side)].any() for side in sides])
 
