@@ -376,7 +376,7 @@ def alike(ours: Iterable[Predictor], others: Iterable[Predictor]) -> Float[Tenso
     return torch.stack([both_ways(own, other) for own, other in zip(ours, others, strict=True)])
 
 
-class Ruler(Instrument, kind="ruler", version=7, reads=("model", "target", "layers", "data", "measure")):
+class Ruler(Instrument, kind="ruler", version=8, reads=("model", "target", "layers", "data", "measure")):
     """Says how alike two models are at pairs of layers, in bits of each of them."""
 
     of_models: ClassVar[str] = "pairs"
