@@ -3,9 +3,9 @@
 from copy import deepcopy
 
 import pytest
-import tiny
 import torch
 
+import tiny
 from thinkalike.models.load import balanced_sizes, load_model, rounded, variant
 
 
