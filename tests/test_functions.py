@@ -579,6 +579,35 @@ def test_an_index_with_a_name_is_a_feature():
         assert set(found.table["feature"]) == {"F", "G"}
 
 
+SIZES = ["small", "large"] * 6
+TABLES = {
+    "text": FRAME.assign(f=SIZES),
+    "categories": FRAME.assign(f=pd.Categorical(SIZES)),
+    "ordered": FRAME.assign(f=pd.Categorical(SIZES, ["small", "large"], ordered=True)),
+    "reversed": FRAME.assign(f=pd.Categorical(SIZES, ["large", "small"], ordered=True)),
+    "whole": FRAME.assign(f=[2, 1] * 6),
+    "real": FRAME.assign(f=[2.0, 1.0] * 6),
+    "next": FRAME.assign(f=[2.0, np.nextafter(1, 2)] * 6),
+    "missing": FRAME.assign(f=[2.0, np.nan] * 6),
+    "infinite": FRAME.assign(f=[2.0, np.inf] * 6),
+}
+
+
+def test_tables_in_memory_that_are_read_differently_have_paths_of_their_own(tmp_path):
+    paths = set()
+    for table in TABLES.values():
+        with functions.in_table(table) as (_, settings):
+            paths.add(settings["path"])
+    assert len(paths) == len(TABLES)
+    with functions.in_table(TABLES["real"].copy()) as (_, settings):
+        assert settings["path"] in paths, "control: a copy is the same table"
+    mlem = inspect.unwrap(thinkalike.mlem)
+    settings = {"features": ["f"], "store": tmp_path, **PROFILES}
+    mlem(STATES, stimuli=TABLES["missing"], **settings)
+    with pytest.raises(ThinkalikeError, match=r"^stimuli row 2: f=inf is not a finite number"):
+        mlem(STATES, stimuli=TABLES["infinite"], **settings)
+
+
 def test_a_path_of_half_a_surrogate_pair_is_refused():
     for call in (open_result, thinkalike.results, thinkalike.load_stitch):
         with pytest.raises(ConfigError, match="half of a surrogate pair"):

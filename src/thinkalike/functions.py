@@ -60,6 +60,7 @@ Table = str | os.PathLike[str] | pd.DataFrame
 Layers = str | Sequence[int] | Sequence[Sequence[int]]
 OF_WORDS = ("measure.skip_first",)  # settings of measures that choose among the words of stimuli
 RESERVED = (IDS, RUNS, "__metadata__")  # names in a file of recorded states that are no layers
+TABLE_IN_MEMORY = "DataFrame"  # begins the path of a table in memory, before its digest
 LONGEST_NAME = 1000  # letters of the name of a layer
 INPUTS = ("target", "others", "texts", "stimuli", "store", "measure")  # keywords that are no settings
 
@@ -372,6 +373,7 @@ def naming(keywords: Iterable[str]) -> Iterator[None]:
         said = re.sub(
             r"\S*/thinkalike-\w+/([^/ ]+?)(/arrays\d*\.safetensors(: states\b)?|\.jsonl)", r"\1", said
         )  # in memory
+        said = re.sub(rf"\b{TABLE_IN_MEMORY} [0-9a-f]{{64}}(: stimuli\b)?", "stimuli", said)
         said = re.sub(r"\bdata\.files\b", "texts", re.sub(r"\bdata=", "texts=", said))
         error.args = (re.sub(r"\bmodel@target=", "target=", said),)
         raise
@@ -520,19 +522,42 @@ def in_table(stimuli: Any) -> Iterator[tuple[str, dict[str, Any]]]:
         return
     stimuli = with_named_index(stimuli, "stimuli")
     try:
-        content = stimuli.to_json(orient="split", double_precision=15)
+        place = f"{TABLE_IN_MEMORY} {_digest(stimuli)}"
     except UnicodeEncodeError as error:
         raise ConfigError(
             f"stimuli has {error.object[error.start]!r}, which is half of a character: remove it"
         ) from None
-    except (ValueError, TypeError, OverflowError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise ConfigError(f"stimuli has a cell that is neither text nor a number: {one_line(error)}") from error
-    place = f"DataFrame {hashlib.sha256(content.encode()).hexdigest()[:8]}"
     HELD[place] = stimuli
     try:
         yield "table", {"path": place}
     finally:
         HELD.pop(place, None)
+
+
+def _digest(table: pd.DataFrame) -> str:
+    """Return the SHA-256 of all that is read from a table: names, types, categories in their order, exact cells.
+
+    `DataFrame.to_json` would not do: it writes infinity as NaN, rounds numbers, and leaves types and categories out.
+    """
+    columns = []
+    for place, name in enumerate(table.columns.tolist()):
+        column = table.iloc[:, place]
+        categories: Any = None
+        if isinstance(column.dtype, pd.CategoricalDtype):
+            categories = [column.cat.categories.tolist(), bool(column.cat.ordered)]
+        columns.append([name, str(column.dtype), categories, column.tolist()])
+    content = json.dumps(columns, default=_typed, ensure_ascii=False)  # as ASCII, half a character would pass
+    return hashlib.sha256(content.encode()).hexdigest()
+
+
+def _typed(cell: Any) -> list[Any]:
+    """Return a cell that JSON lacks with its type, since a date and its text are different cells."""
+    kind = type(cell).__qualname__
+    if isinstance(cell, np.ndarray | np.generic):
+        return [kind, str(cell.dtype), cell.tolist()]
+    return [kind, repr(cell)]
 
 
 def _plain(value: Any) -> Any:
