@@ -12,13 +12,14 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import hashlib
 import json
 import os
 import re
 import tempfile
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from inspect import Parameter, signature
 from pathlib import Path
@@ -32,7 +33,7 @@ from safetensors.numpy import save_file
 from torch import Tensor, nn
 
 from thinkalike import plugins
-from thinkalike.arguments import check_rows, checked_numbers, takes_arrays, tensor_of
+from thinkalike.arguments import check_rows, checked_numbers, shown, takes_arrays, tensor_of
 from thinkalike.config import ModelConfig, compose_open_job, measure_module, measure_schema, options, part_named
 from thinkalike.config.parts import SMALL, AnalyzeConfig, DataConfig, StimuliConfig
 from thinkalike.config.schema import default_of, is_open
@@ -122,6 +123,7 @@ def compare(
     if callable(measure) and store is not None:
         raise ConfigError("measure is a function in memory, which has no key: with store= give FILE.py:NAME")
     kind = plugins.hold(measure) if callable(measure) else measure
+    plugins.trust(plugins.named_in([kind]))
     if (own := plugins.instrument(measure_module(kind))).of_models == "all" or "model" not in own.reads:
         raise ConfigError(f"measure={kind} is of more than two models: use python analyze.py measure={kind}")
     return _result(kind, compare, locals(), [source, source if target is None else target])
@@ -147,6 +149,8 @@ def mlem(
     >>> sorted(set(result.table["feature"]))
     ['Number']
     """
+    if isinstance(model, list) and target is not None:
+        raise ConfigError("target= has no effect beside a list of models or recordings; add the target to the list")
     sides = model if isinstance(model, list) else [model, model if target is None else target]
     return _result("mlem", mlem, locals(), sides)
 
@@ -175,7 +179,8 @@ def rsa(
 ) -> Any:  # fmt: skip
     """How alike are the distances of stimuli in every two layers? Of models on stimuli, or of arrays of states.
 
-    With `stimuli`, a list of one or two models, or of arrays with a row for each stimulus, gives a `Result`. Without
+    With `stimuli`, a list of one or two models, or of arrays with a row for each stimulus, gives a `Result`. It does
+    not depend on `features`, which serve to leave out columns of a table that cannot be read as features. Without
     them, arrays of states (n, d) give the matrix of `thinkalike.measures.rsa`, with `others` by default themselves.
 
     >>> rsa([torch.randn(9, 4), torch.randn(9, 3)]).shape
@@ -330,13 +335,15 @@ def _done(
     if not models and parts["model"]:
         setting = next(iter(parts["model"]))
         raise ConfigError(f"{setting} has no effect on arrays, which no model computes; leave it out")
+    if not models and "scale" in settings:  # `check_read` allows the scale that is the default anyway
+        raise ConfigError("scale= has no effect on arrays, which no model computes; leave it out")
     layers_of = {id(side): _layers_of(side, name) for name, side in named.items() if not _is_model(side)}
     if arrays and stimuli is None:
         for setting in settings:
             if setting.startswith("stimuli.") or setting in OF_WORDS:
                 raise ConfigError(f"{setting} has no effect on arrays without stimuli; leave it out")
         stimuli = _numbered(kind, [*models, *arrays.values()], layers_of)
-    with in_place(models) as configs, in_table(stimuli) as (chosen, own):
+    with in_place({name: each for name, each in named.items() if _is_model(each)}) as configs, in_table(stimuli) as (chosen, own):
         words = [] if kind == "stitch" else [f"measure={kind}"]
         names = {id(each): name for name, each in reversed(named.items())}
         files = [_recorded(layers_of[own], folder / names[own], number) for number, own in enumerate(arrays, 1)]
@@ -380,18 +387,21 @@ def naming(keywords: Iterable[str]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def in_place(models: Sequence[Any]) -> Iterator[list[ModelConfig]]:
+def in_place(models: Mapping[str, Any]) -> Iterator[list[ModelConfig]]:
     """Yield the configurations of models, named or in memory; meanwhile `load_model` gives the latter for theirs.
 
     A model in memory enters keys by its weights, settings, tokenizer, and what else decides its output. One that has
     the label of another model gets a number. Two models share a path only if they are one module with one tokenizer.
+
+    Args:
+        models: by the names of the arguments, which errors have.
     """
     configs: list[ModelConfig] = []
     loaded: dict[tuple[int, ...], FrozenModel] = {}  # by what is the same object
     try:
-        for model in models:
+        for argument, model in models.items():
             if isinstance(model, ModelConfig | str | os.PathLike):
-                configs.append(configured(model, {}))
+                configs.append(_configured(model, argument))
                 continue
             objects = model if isinstance(model, tuple) else (model,)
             frozen = loaded.get(tuple(map(id, objects)))
@@ -409,6 +419,15 @@ def in_place(models: Sequence[Any]) -> Iterator[list[ModelConfig]]:
     finally:
         for config in configs:
             HELD.pop(str(config.path), None)
+
+
+def _configured(model: ModelConfig | str | os.PathLike[str], argument: str) -> ModelConfig:
+    """Return the configuration of a model; an error has the name of the argument that gives it."""
+    try:
+        return configured(model, {})
+    except ConfigError as error:
+        error.args = (re.sub(r"^model=", lambda _: f"{argument}=", str(error)),)
+        raise
 
 
 def _share_a_name(config: ModelConfig, other: ModelConfig) -> bool:
@@ -501,13 +520,41 @@ def _text(texts: Any, settings: dict[str, Any], folder: Path) -> tuple[str, dict
         raise ConfigError(f"texts has the parts {', '.join(map(str, texts))}: give one of them")
     if not isinstance(texts, Iterable) or isinstance(texts, bytes | Tensor):
         raise ConfigError(f"texts is {type(texts).__name__}: give the name of a data set, a file or a list of strings")
-    path, name = folder / "texts.jsonl", settings.get("field") or "text"
+    for setting in ("field", "group"):
+        if not isinstance(settings.get(setting, ""), str):
+            raise ConfigError(f"{setting}={shown(settings[setting])} must be text, the name of one field of records")
+    field = settings.get("field", "text")
+    path = folder / "texts.jsonl"
     with path.open("w", encoding="utf-8") as file:
-        for each in texts:
-            if not isinstance(each, str | Mapping):
-                raise ConfigError(f"texts holds a {type(each).__name__}: give strings, or records with a {name}")
-            file.write(json.dumps(dict(each) if isinstance(each, Mapping) else {name: each}, default=str) + "\n")
+        for place, text in enumerate(texts):
+            if isinstance(text, Mapping):
+                record = _record(text, {field, settings.get("group")}, f"texts[{place}]")
+            elif not isinstance(text, str):
+                raise ConfigError(f"texts holds a {type(text).__name__}: give strings, or records with a {field}")
+            elif "field" in settings:
+                raise ConfigError(f"field={field} has no effect on strings, which have no fields; leave it out")
+            else:
+                record = {field: text}
+            file.write(json.dumps(record) + "\n")
     return "text", {"files": [str(path)], **settings}
+
+
+def _record(record: Mapping[Any, Any], read: Container[str | None], place: str) -> dict[str, Any]:
+    """Return a record as JSON can have it: the fields that are read, and None for all others."""
+    written: dict[str, Any] = {}
+    for name, value in record.items():
+        if not isinstance(name, str):
+            raise ConfigError(f"{place} has the key {shown(name)}: give names of fields as text")
+        if name not in read:
+            written[name] = None
+            continue
+        value = value.item() if isinstance(value, np.generic) else value
+        if isinstance(value, datetime.date):
+            value = value.isoformat()
+        if not isinstance(value, str | int | float | None):
+            raise ConfigError(f"{place}[{name!r}] is {type(value).__name__}, and neither text nor a number")
+        written[name] = value
+    return written
 
 
 @contextlib.contextmanager

@@ -128,13 +128,15 @@ def cell_numbers(values: Any, name: str) -> Int[Tensor, " n"]:
     """
     if isinstance(values, Tensor):
         values = tensor_of(values.detach(), Shaped, name)
-    elif isinstance(values, str | bytes) or not (isinstance(values, Sequence) or hasattr(values, "__array__")):
+    elif isinstance(values, str | bytes | bytearray | memoryview) or not (isinstance(values, Sequence) or hasattr(values, "__array__")):
         raise ValueError(f"{name} is {type(values).__name__}: give a table, an array or a list")
     has_rows = values.ndim in (1, 2) if hasattr(values, "ndim") else True
     if not has_rows or not len(values):
         raise ValueError(f"{name} has no rows, or is no table: give a list or a table of one row or more")
     refuse_masked(values, name)
-    values = values.cpu().numpy() if isinstance(values, Tensor) else values
+    if isinstance(values, Tensor):
+        values = values.float() if values.dtype == torch.bfloat16 else values  # which NumPy lacks
+        values = values.cpu().numpy()
     if isinstance(values, np.ndarray):
         values = values.astype(values.dtype.newbyteorder("="), copy=False)  # pandas takes no foreign byte order
     try:

@@ -85,6 +85,8 @@ class StitchConfig(Checked, part="stitch"):
             self.warmup = 0
         if self.kind == "identity" and not self.trained:
             self.steps = 0
+        elif self.steps < 1:
+            raise ConfigError(f"stitch.steps={self.steps} must be at least 1 for a {self.kind} stitch")
         elif self.warmup >= self.steps:
             raise ConfigError(f"stitch.warmup={self.warmup} must be less than stitch.steps={self.steps}")
 
