@@ -516,9 +516,9 @@ def test_states_that_a_hook_of_transformers_wrote_are_those_of_the_model():
         (lambda: thinkalike.compare(*PAIR, texts=[{"text": b"a"}]), r"^texts\[0\]\['text'\] is bytes, and neither"),
         (lambda: thinkalike.compare(*PAIR, texts=[{"text": {}}]), r"^texts\[0\]\['text'\] is dict, and neither"),
         (lambda: thinkalike.compare(*PAIR, texts=[{"text": "a", (1, 2): 3}]), r"^texts\[0\] has the key \(1, 2\)"),
-        (lambda: thinkalike.compare(*PAIR, texts=TEXTS, field=["text"]), r"^field=\['text'\] must be text"),
-        (lambda: thinkalike.compare(*PAIR, texts=TEXTS, field={"a": 1}), r"^field=\{'a': 1\} must be text"),
-        (lambda: thinkalike.compare(*PAIR, texts=TEXTS, group=range(2)), r"^group=\[0, 1\] must be text"),
+        (lambda: compare(*PAIR, texts=TEXTS, field=["text"]), r"^field=\['text'\] must be text"),
+        (lambda: compare(*PAIR, texts=TEXTS, field={"a": 1}), r"^field=\{'a': 1\} must be text"),
+        (lambda: compare(*PAIR, texts=TEXTS, group=pd.Series([0, 1])), r"^group=\[0, 1\] must be text"),
         (lambda: thinkalike.compare("nope", PAIR[0]), "^source=nope is not known"),
         (lambda: thinkalike.compare(PAIR[0], "nope"), "^target=nope is not known"),
         (lambda: thinkalike.diff("nope", PAIR[0]), "^base=nope is not known"),
@@ -711,7 +711,8 @@ def test_a_text_is_meant_as_it_is_written(monkeypatch):
 @pytest.mark.parametrize(
     ("name", "value"),
     [("skip_first", 2), ("embed", True), ("features", ["row"]), ("site", "z"), ("head", 1), ("level", "token"),
-     ("massive", "keep"), ("scale", "mini"), ("batches", np.int64(2)), ("layers", np.array([0])), ("seed", torch.tensor(1))],
+     ("massive", "keep"), ("scale", "mini"),
+     ("batches", np.int64(2)), ("layers", np.array([0])), ("seed", torch.tensor(1))],
 )  # fmt: skip
 def test_what_has_no_effect_on_arrays_is_refused(name, value):
     with pytest.raises(ConfigError, match=rf"^{name}=? (has no effect on|is not read by) "):

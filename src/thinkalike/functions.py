@@ -321,7 +321,7 @@ def _done(
     kind: str, settings: Mapping[str, Any], named: dict[str, Any], texts: Any, stimuli: Any, folder: Path, store: str
 ) -> Result:
     """Do the job of a kind with these settings of a command line, of models, arrays, text and stimuli in memory."""
-    models = [each for each in named.values() if _is_model(each)]
+    models = {name: each for name, each in named.items() if _is_model(each)}
     arrays = {id(each): each for each in named.values() if not _is_model(each)}
     if arrays and (kind == "stitch" or not plugins.instrument(measure_module(kind)).takes_activations):
         raise ConfigError(f"{kind} runs models, and states that are given cannot run")
@@ -342,8 +342,8 @@ def _done(
         for setting in settings:
             if setting.startswith("stimuli.") or setting in OF_WORDS:
                 raise ConfigError(f"{setting} has no effect on arrays without stimuli; leave it out")
-        stimuli = _numbered(kind, [*models, *arrays.values()], layers_of)
-    with in_place({name: each for name, each in named.items() if _is_model(each)}) as configs, in_table(stimuli) as (chosen, own):
+        stimuli = _numbered(kind, [*models.values(), *arrays.values()], layers_of)
+    with in_place(models) as configs, in_table(stimuli) as (chosen, own):
         words = [] if kind == "stitch" else [f"measure={kind}"]
         names = {id(each): name for name, each in reversed(named.items())}
         files = [_recorded(layers_of[own], folder / names[own], number) for number, own in enumerate(arrays, 1)]
@@ -361,7 +361,7 @@ def _done(
         entry = "train" if kind == "stitch" else "analyze"
         config = compose_open_job(entry, words, **made, **({"scale": _scale(configs)} | parts[""]))
         keys = [*settings, *(name for name, each in (("data", texts), ("stimuli", stimuli)) if each is not None)]
-        keys += ["target"] if len(models) > 1 and models[0] is not models[1] else []
+        keys += ["target"] if len(set(map(id, models.values()))) > 1 else []
         if alone:
             keys = [key.replace("model.", "target.") for key in keys]
         check_read([f"{key}=0" for key in keys], config)
