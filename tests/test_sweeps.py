@@ -281,6 +281,7 @@ def test_a_variable_of_a_sweep_that_ended_is_ignored(path, cli):
         (["--shell-completion", "x"], "--shell-completion takes one word"),
         (["--shell-completion", "install=tcsh"], "--shell-completion takes one word"),
         (["--shell-completion"], "--shell-completion takes one word"),
+        (["--experimental-rerun", "config.pickle"], "--experimental-rerun is not available"),
     ],
 )
 def test_options_that_do_not_go_together_are_one_line(words, said, cli):

@@ -136,8 +136,10 @@ def _check_flags(words: argparse.Namespace) -> None:
         raise ConfigError("--resolve goes with --cfg job|hydra|all or --help; add one of them")
     modes = {"--run": words.run, "--multirun": words.multirun, "--cfg": words.cfg, "--info": words.info,
              "--shell-completion": words.shell_completion}  # fmt: skip
-    if words.experimental_rerun and not os.path.isfile(words.experimental_rerun):
-        raise ConfigError(f"--experimental-rerun={words.experimental_rerun} is no file")
+    if words.experimental_rerun:  # Hydra unpickles this file, and a pickle runs whatever code its author chose
+        raise ConfigError(
+            "--experimental-rerun is not available, as its file could run code; repeat the command line of the job"
+        )
     chosen = [name for name, value in modes.items() if value]
     if len(chosen) > 1:
         raise ConfigError(f"{' and '.join(chosen)} do not go together; leave {chosen[-1]} out")
