@@ -437,6 +437,23 @@ def trust_plugins_of(overrides: Iterable[str]) -> None:
         trust(_plugins_in(_parsed(override)))
 
 
+def check_given_once(overrides: Iterable[str]) -> None:
+    """Check that no two overrides of a command line give one setting different values; Hydra would take the last.
+
+    Hydra's own settings are left out, as a process that shares a job gets some of them again from the one before it.
+    """
+    given: dict[tuple[str, str], tuple[str, Any]] = {}
+    for word in overrides:
+        for override in _parsed(word):
+            value: Any = override.value()
+            if override.is_delete() or re.match(r"hydra\b", override.key_or_group):
+                continue
+            key = (override.key_or_group, override.package or "")
+            first, first_value = given.setdefault(key, (word, value))
+            if first_value != value:
+                raise ConfigError(f"{short(first)} and {short(word)} give one setting twice; leave one of them out")
+
+
 def _parsed(override: str) -> list[Override]:
     """Return an override as Hydra reads it, or nothing if it cannot, which Hydra itself says at its time."""
     if _depth(override) > DEEPEST_OVERRIDE:
