@@ -262,6 +262,20 @@ def test_a_selection_without_results_is_refused(words, store, tmp_path, monkeypa
     assert words[-1] in err
 
 
+def test_a_page_of_a_folder_whose_name_looks_like_a_setting(store, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    store.rename(tmp_path / "a=b")
+    monkeypatch.setattr(sys, "argv", ["thinkalike", "a=b"])
+    cli.report()
+    assert "6 results" in capsys.readouterr().err
+
+
+def test_a_store_beside_others_is_not_ignored(store, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    status, _, err = call(monkeypatch, capsys, "results", "store=empty")
+    assert (status, err.count("results and empty are two stores")) == (1, 1)
+
+
 @pytest.mark.parametrize("foreign", ["a table beside", "a link", "another form", "a table that is none"])
 def test_what_is_not_sealed_in_a_result_is_not_shown(foreign, store, tmp_path):
     folder, secret = store / "cka" / "c1", tmp_path / "secret.csv"
