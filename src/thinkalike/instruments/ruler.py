@@ -39,7 +39,7 @@ from thinkalike.measures.estimates import (
     numbered_by_part,
     why_no_interval,
 )  # fmt: skip
-from thinkalike.measures.residual import ResidualStates
+from thinkalike.measures.residual import COMPONENTS, ResidualStates, fewest_rows
 from thinkalike.measures.ridge import FOLDS, Predictor, both_ways, with_ends, with_interval
 from thinkalike.memory import hand_back
 from thinkalike.models.families import layers_at_depths, pairs_of_layers
@@ -72,7 +72,6 @@ AT_ONCE = 8  # pieces of text in a pass
 WORDS = 8192  # of held-out text, unless more are needed or asked for
 LEAST_WORDS = 256  # that can be asked for
 MORE_WORDS = "raise measure.words, or give more text"
-ROWS_PER_DIMENSION = 2  # words that are compared, for each dimension of the wider model, at least
 WORDS_PER_ROW = 2  # about half of the words of a text stand twice in a fifth of it
 UNTRAINED, TEXT, MIXING = "untrained", "other text", "local mixing"
 AWAY = {"1 block away": 1, "2 blocks away": 2, "4 blocks away": 4}
@@ -154,7 +153,9 @@ def tokens_of_words(words: int) -> float:
 
 def fewest_words(widths: Iterable[int]) -> int:
     """Return about how many words of text a number needs, from the widths of both models."""
-    return WORDS_PER_ROW * ROWS_PER_DIMENSION * max(widths)
+    of_models = list(widths)
+    covariates = len(BAGS) * sum(min(width, COMPONENTS) for width in of_models)
+    return WORDS_PER_ROW * fewest_rows(max(of_models), covariates)
 
 
 class Words:
@@ -255,7 +256,7 @@ class WordComparison(Comparison):
     def check_number(self) -> None:
         """Raise a DataError if the words are too few for a number: maps of few rows predict nothing that is there."""
         width = max(model.d_model for model in self.models)
-        least = ROWS_PER_DIMENSION * width
+        least = fewest_rows(width, self.residual.covariates)
         compared = len(self.residual.rows)
         if compared < least:
             needed = math.ceil(least * len(self.words.forms) / compared / 100) * 100

@@ -29,6 +29,8 @@ REPEATED = 2  # rows of one word in a fold, at least: less their mean they say w
 FIRST_POSITIONS = 12  # positions that have an indicator of their own, as models treat the first tokens apart
 LATER_POSITIONS = 12  # ranges of later positions, of equal ratio
 LAST_POSITION = 2**12
+ROWS_PER_DIMENSION = 2  # that are compared, for each dimension of the wider model, at least
+ROWS_PER_COVARIATE = 8  # at least: with a third of these, what neighbours say stays in (`benchmarks/decoys.py`)
 POSITION_WEIGHT = 0.1  # the ridge penalises functions of positions more than components of bags
 
 
@@ -46,6 +48,7 @@ class ResidualStates:
         rows: Which rows are compared, in the order of all that is returned: those whose word stands `REPEATED` times
             within their fold.
         documents: The number of the document of each of these.
+        covariates: How many numbers of each row are covariates.
 
     Raises:
         ValueError: In some fold, no word stands twice.
@@ -80,6 +83,7 @@ class ResidualStates:
         for position in positions[1:]:
             functions = self._without_means(functions_of(position))
             covariates.append(functions * POSITION_WEIGHT)
+        self.covariates = sum(each.shape[1] for each in covariates)
         self._covariates = Predictor(torch.cat(covariates, 1), self.documents) if covariates else None
 
     @takes_arrays
@@ -103,6 +107,16 @@ class ResidualStates:
         """
         parts = [groups.without_means(states[rows], self._position[rows]) for rows, groups in self._folds]
         return torch.cat(parts)
+
+
+def fewest_rows(width: int, covariates: int) -> int:
+    """Return how many rows must be compared for a number: fewer predict nothing that is there, or tell nothing apart.
+
+    Args:
+        width: Of the wider of both models.
+        covariates: See `ResidualStates`.
+    """
+    return max(ROWS_PER_DIMENSION * width, ROWS_PER_COVARIATE * covariates)
 
 
 def principal_components(states: Float[Tensor, "n d"]) -> Float[Tensor, "n k"]:

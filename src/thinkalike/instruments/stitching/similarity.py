@@ -37,7 +37,7 @@ SWAPPED = {f"{PREFIX}_there": f"{PREFIX}_back", f"{PREFIX}_back": f"{PREFIX}_the
 
 def words_read(widths: Iterable[int]) -> int:
     """Return how many words are read, where the text has them, for models of these widths."""
-    return max(WORDS, 2 * fewest_words(widths))
+    return max(WORDS, fewest_words(widths))
 
 
 def similarity_of(setting: Setting, data: DataConfig) -> dict[str, Any]:
