@@ -294,6 +294,7 @@ class Text:
         self.words, self.models = words, models
         self._mixing: dict[str, dict[str, Tensor]] = {}
         self._states: dict[tuple[str, int], Tensor] = {}
+        self._made: dict[Any, States] = {}
 
     def mixing(self, name: str) -> dict[str, Tensor]:
         """Return the ruler's bags and controls, and the position of each word, of the embedding of a model."""
@@ -309,6 +310,12 @@ class Text:
             read = self.words.states(self.models[name], missing)
             self._states |= {(name, layer): states for layer, states in zip(missing, read, strict=True)}
         return [self._states[name, layer] for layer in layers]
+
+    def once(self, key: Any, make: Callable[[], States]) -> States:
+        """Return what a call makes, which is kept, as decoys serve several targets."""
+        if key not in self._made:
+            self._made[key] = make()
+        return self._made[key]
 
 
 class RulerBesideTarget:
@@ -333,17 +340,20 @@ class RulerBesideTarget:
         outliers = massive([self.rows(layer) for layer in layers.values()])
         return torch.zeros(len(self.chosen), dtype=torch.bool) if outliers is None else outliers
 
-    def compare(self, source: Side) -> list[dict[str, float]]:
-        """Return for each layer pair R² with and without local mixing, and what local mixing itself shares."""
+    def compare(self, source: Side, is_complete: bool = True) -> list[dict[str, float]]:
+        """Return for each layer pair R², what local mixing shares, and the difference with its lower end.
+
+        If it `is_complete`, R² is given, too, of states that lost nothing but the means of word and position.
+        """
         is_massive = self.left_out(source)
         embeddings = [*dict.fromkeys([source.embedding, self.target.embedding])]
         key = (*embeddings, is_massive.numpy().tobytes())
         if key not in self._known:
             self._known = {key: self._prepared(embeddings, is_massive)}  # the last one, as they are large
-        residual, word_alone, targets, controls, of_target = self._known[key]
-        sources = once_for_each(source.states, lambda layer: self._predictor(residual, layer))
-        value = alike(sources, targets[residual])
-        of_source = [alike_or_zero(sources, control) for control in controls[source.embedding]]
+        residual, word_alone, targets, targets_alone, controls, of_target = self._known[key]
+        sources = once_for_each(source.states, partial(self._predictor, residual))
+        value = alike(sources, targets)
+        of_source = [alike_with_one(sources, control) for control in controls[source.embedding]]
         source_mixing = most(of_source)
         target_mixing = most(of_target)
         mixing = {
@@ -351,12 +361,15 @@ class RulerBesideTarget:
             " target": target_mixing,
             " least": least([source_mixing, target_mixing]),
         }
-        plain = once_for_each(source.states, lambda layer: self._predictor(word_alone, layer))
-        without_bags = alike(plain, targets[word_alone]).mean(1)[:, 0]
         pairs: list[dict[str, float]] = [{"words": float(len(residual.rows))} for _ in value]
         for layer, pair in enumerate(pairs):
             pair["r2"] = float(value[layer, :, 0].mean())
-            pair["r2 beyond word and position"] = float(without_bags[layer])
+        if is_complete:
+            plain = once_for_each(source.states, partial(self._predictor, word_alone))
+            if not targets_alone:
+                targets_alone += once_for_each(self.target.states, partial(self._predictor, word_alone))
+            for pair, of_pair in zip(pairs, alike(plain, targets_alone), strict=True):
+                pair["r2 beyond word and position"] = float(of_pair[:, 0].mean())
         for name, shared in mixing.items():
             beyond = apart((value - shared).mean(1))
             for layer, pair in enumerate(pairs):
@@ -373,16 +386,14 @@ class RulerBesideTarget:
         bags = [self.rows(mixing[name]) for mixing in mixings.values() for name in BAGS]
         residual = ResidualStates(forms, self.documents, positions, bags, ~is_massive)
         word_alone = ResidualStates(forms, self.documents, positions[:1], (), ~is_massive)
-        targets = {
-            kind: once_for_each(self.target.states, lambda layer, kind=kind: self._predictor(kind, layer))
-            for kind in (residual, word_alone)
-        }
+        targets = once_for_each(self.target.states, partial(self._predictor, residual))
+        targets_alone: list[Predictor] = []  # filled where they are asked for
         controls = {
             name: [self._predictor(residual, mixing[control]) for control in CONTROLS]
             for name, mixing in mixings.items()
         }
-        of_target = [alike_or_zero(targets[residual], control) for control in controls[self.target.embedding]]
-        return residual, word_alone, targets, controls, of_target
+        of_target = [alike_with_one(targets, control) for control in controls[self.target.embedding]]
+        return residual, word_alone, targets, targets_alone, controls, of_target
 
     def _predictor(self, residual: ResidualStates, layer: Tensor) -> Predictor:
         return Predictor(residual.of(self.rows(layer)), residual.documents)
@@ -399,7 +410,7 @@ def once_for_each(layers: States, call: Callable[[Tensor], Any]) -> list[Any]:
     return [made[id(layer)] for layer in layers]
 
 
-def alike_or_zero(predictors: Sequence[Predictor], control: Predictor) -> Tensor:
+def alike_with_one(predictors: Sequence[Predictor], control: Predictor) -> Tensor:
     """Return what each of these layers shares with one control; layers that are one object are compared once."""
     different = list(dict.fromkeys(predictors))
     values = dict(zip(different, alike(different, [control] * len(different)), strict=True))
@@ -508,11 +519,10 @@ def sources_of(
         def position(name: str = name, layers: Sequence[int] = layers) -> States:
             return position_means(text.states(name, layers), text.mixing(name)[POSITION][:, 0].long())
 
-        for kind in OF_TOKENS:
-            yield Source(kind, name, False, partial(of_tokens, kind))
-        yield Source(UNTRAINED, name, False, untrained)
-        yield Source(FILLER, name, False, filler)
-        yield Source(PLACE, name, False, position)
+        decoys: dict[str, Callable[[], States]] = {kind: partial(of_tokens, kind) for kind in OF_TOKENS}
+        decoys |= {UNTRAINED: untrained, FILLER: filler, PLACE: position}
+        for kind, make in decoys.items():
+            yield Source(kind, name, False, partial(text.once, (kind, name, *layers), make))
 
 
 def layers_of(text: Text, source: str, target: str) -> list[int]:
@@ -533,9 +543,11 @@ def job_of(target: str, files: Path | None) -> Any:
     return compose_job("analyze", words)
 
 
-def counted_text(data: Any, files: Path | None) -> Any:
+def counted_text(target: str, files: Path | None) -> Any:
     """Return the text that n-grams are counted of: Python's manual, where the user's own text is short."""
-    return compose_job("analyze", ["measure=ruler", "data=pydoc"]).data if files else data
+    if files:
+        return compose_job("analyze", ["measure=ruler", "data=pydoc"]).data
+    return job_of(target, files).data
 
 
 class Records:
@@ -561,21 +573,29 @@ def others_of(target: str, targets: Sequence[str]) -> list[str]:
     return [name for name in family if name != target]
 
 
-def compare_all(target: str, options: argparse.Namespace, records: Records) -> None:
+def text_of(target: str, options: argparse.Namespace, known: dict[Any, Text]) -> Text:
+    """Return the words that a target and its trained sources read; targets with the same models have one text."""
+    names = sorted([target, *others_of(target, options.targets)])
+    if tuple(names) not in known:
+        models = {name: load_model(name) for name in names}
+        data = job_of(target, options.files).data
+        known[tuple(names)] = Text(Words(data, list(models.values()), options.words), models)
+    return known[tuple(names)]
+
+
+def compare_all(target: str, text: Text, options: argparse.Namespace, records: Records) -> None:
     """Compare one target with all trained sources and decoys."""
     others = others_of(target, options.targets)
-    models = {name: load_model(name) for name in (target, *others)}
-    data = job_of(target, options.files).data
-    text = Text(Words(data, list(models.values()), options.words), models)
     layers = layers_of(text, target, target)
     side = Side(text.states(target, layers), target)
     ruler = RulerBesideTarget(text, side)
     families = [name for name in others if name.split("-")[0] != target.split("-")[0]]
-    embeddings = [target, (families or others)[-1]]
+    embeddings = {"target": target, "other": (families or others)[-1]}
+    embeddings = [embeddings[which] for which in options.embeddings]
     trained = [Side(text.states(name, layers_of(text, name, target)), name) for name in others]
     rows = measured_rows(ruler, trained)
     others_of_rows = OtherMeasures(side, rows, text.words.forms)
-    counted = counted_text(data, options.files)
+    counted = counted_text(target, options.files)
     for source in sources_of(text, target, others, embeddings, options.filler_tokens, counted):
         key = {
             "target": Path(target).name,
@@ -597,22 +617,21 @@ def compare_all(target: str, options: argparse.Namespace, records: Records) -> N
         print(f"{key['target']} beside {key['source']} ({key['embedding']}): {shown}, {seconds:.0f} s", flush=True)
 
 
-def compare_halves(target: str, options: argparse.Namespace, records: Records) -> None:
-    """Compare one target with the other in halves of the documents."""
+def compare_halves(target: str, text: Text, options: argparse.Namespace, records: Records) -> None:
+    """Compare one target with the other, at layers between the first and the last, in halves of the documents."""
     (other,) = others_of(target, options.targets)
-    models = {name: load_model(name) for name in (target, other)}
-    text = Text(Words(job_of(target, options.files).data, list(models.values()), options.words), models)
     layers = layers_of(text, target, target)[1:-1]
     side = Side(text.states(target, layers), target)
     source = Side(text.states(other, layers_of(text, other, target)[1:-1]), other)
     numbers = text.words.text.owners.unique()
-    for split in range(options.halves):
-        order = numbers[torch.randperm(len(numbers), generator=seeded(split))]
-        for half, documents in enumerate(order.split(-(-len(order) // 2))):
+    for half in range(2):
+        for split in range(options.halves):
+            order = numbers[torch.randperm(len(numbers), generator=seeded(split))]
+            documents = order.tensor_split(2)[half]
             key = {"target": Path(target).name, "split": split, "half": half, "words": options.words}
             if records.has(key):
                 continue
-            values = RulerBesideTarget(text, side, documents).compare(source)
+            values = RulerBesideTarget(text, side, documents).compare(source, is_complete=False)
             records.add(key, [{"layer": layer, **value} for layer, value in zip(layers, values, strict=True)])
             shown = " ".join(f"{pair['r2']:.3f} beyond {pair['beyond low']:.3f}" for pair in values)
             print(f"split {split}, half {half}, {values[0]['words']:.0f} words: {shown}", flush=True)
@@ -638,6 +657,14 @@ TESTS = {"": "both models", " target": "the target", " least": "the model that m
 def print_tables(table: pd.DataFrame) -> None:
     for name in TESTS:
         table[f"more{name}"] = table[f"beyond{name} low"] > 0
+    reads_both_ways = [table[side].str.startswith("bert") for side in ("source", "target")]
+    is_crossed = table["trained"] & (reads_both_ways[0] != reads_both_ways[1])
+    crossed, table = table[is_crossed], table[~is_crossed]
+    if len(crossed):
+        print(
+            f"{crossed['more'].sum()} of {len(crossed)} pairs of BERT and a causal model share more, by the ruler; "
+            "these pairs are left out below.\n"
+        )
     print("By what local mixing shares with", "; ".join(TESTS.values()), "\n")
     print("| target | trained pairs that share more, % | decoys that share no more, % |")
     print("|---|---|---|")
@@ -658,22 +685,29 @@ def print_tables(table: pd.DataFrame) -> None:
 
 
 def print_auc(table: pd.DataFrame) -> None:
+    """Print for each measure the mean AUC over the layers of each target."""
     facts = {"target", "source", "embedding", "trained", "words", "layer"}
     is_value = [not name.startswith(("mixing", "more")) and not name.endswith(" low") for name in table]
     names = [name for name in table.columns[is_value] if name not in facts]
     targets = list(dict.fromkeys(table["target"]))
-    print("\n| measure |", " | ".join(targets), "| mean | least at a layer |\n|", "---|" * (len(targets) + 3), sep="")
+    headings = [*targets, "mean", "first layers", "last layers"]
+    print("\n| measure |", " | ".join(headings), "|")
+    print("|---|", "---|" * len(headings), sep="")
     for name in names:
-        by_target, every = [], []
-        for target in targets:
-            values = []
-            for _, rows in table[table["target"] == target].groupby("layer"):
-                known = rows[rows[name].notna()]
-                values.append(auc(known.loc[known["trained"], name], known.loc[~known["trained"], name]))
-            by_target.append(statistics.mean(values))
-            every += values
-        cells = [f"{value:.2f}" for value in (*by_target, statistics.mean(by_target), min(every))]
+        values = [auc_by_layer(table[table["target"] == target], name) for target in targets]
+        means = [statistics.mean(of_target) for of_target in values]
+        ends = [statistics.mean(of_target[place] for of_target in values) for place in (0, -1)]
+        cells = [f"{value:.2f}" for value in (*means, statistics.mean(means), *ends)]
         print("|", name, "|", " | ".join(cells), "|")
+
+
+def auc_by_layer(table: pd.DataFrame, measure: str) -> list[float]:
+    """Return the AUC of a measure at each layer of one target; a layer that cannot be compared counts as the least."""
+    values = []
+    for _, rows in table.groupby("layer"):
+        known = rows[measure].fillna(-math.inf)
+        values.append(auc(known[rows["trained"]].tolist(), known[~rows["trained"]].tolist()))
+    return values
 
 
 def main() -> None:
@@ -684,14 +718,17 @@ def main() -> None:
     parser.add_argument("--filler-tokens", type=int, default=32, help="places of rows of one filler token")
     parser.add_argument("--halves", type=int, default=0, help="splits of the documents of a pair in halves")
     parser.add_argument("--only", nargs="+", help="of the targets, those that are compared by this call")
+    parser.add_argument("--embeddings", nargs="+", choices=["target", "other"], default=["target", "other"])
     parser.add_argument("--table", action="store_true")
     parser.add_argument("--out", type=Path, default=Path("decoys.jsonl"))
     options = parser.parse_args()
     torch.set_num_threads(1)
     records = Records(options.out)
+    texts: dict[Any, Text] = {}
     if not options.table:
+        compare = compare_halves if options.halves else compare_all
         for target in options.only or options.targets:
-            (compare_halves if options.halves else compare_all)(target, options, records)
+            compare(target, text_of(target, options, texts), options, records)
     if not options.halves:
         print_tables(table_of(records))
 
