@@ -651,7 +651,13 @@ def auc(trained: Sequence[float], decoys: Sequence[float]) -> float:
     return statistics.mean(pairs) if pairs else math.nan
 
 
-TESTS = {"": "both models", " target": "the target", " least": "the model that mixing shares less with"}
+TESTS = {"": "either model", " target": "the target", " least": "the model that it shares less with"}
+TITLES = {
+    "r2": "R² beyond word, position and mixing",
+    "beyond": "R² beyond, less what mixing shares with either model",
+    "beyond target": "R² beyond, less what mixing shares with the target",
+    "beyond least": "R² beyond, less the smaller of the two",
+}
 
 
 def print_tables(table: pd.DataFrame) -> None:
@@ -690,15 +696,16 @@ def print_auc(table: pd.DataFrame) -> None:
     is_value = [not name.startswith(("mixing", "more")) and not name.endswith(" low") for name in table]
     names = [name for name in table.columns[is_value] if name not in facts]
     targets = list(dict.fromkeys(table["target"]))
-    headings = [*targets, "mean", "first layers", "last layers"]
+    headings = [*targets, "mean", "first layers", "later layers"]
     print("\n| measure |", " | ".join(headings), "|")
     print("|---|", "---|" * len(headings), sep="")
     for name in names:
         values = [auc_by_layer(table[table["target"] == target], name) for target in targets]
         means = [statistics.mean(of_target) for of_target in values]
-        ends = [statistics.mean(of_target[place] for of_target in values) for place in (0, -1)]
-        cells = [f"{value:.2f}" for value in (*means, statistics.mean(means), *ends)]
-        print("|", name, "|", " | ".join(cells), "|")
+        first = statistics.mean(of_target[0] for of_target in values)
+        later = statistics.mean(statistics.mean(of_target[1:]) for of_target in values)
+        cells = [f"{value:.2f}" for value in (*means, statistics.mean(means), first, later)]
+        print("|", TITLES.get(name, name), "|", " | ".join(cells), "|")
 
 
 def auc_by_layer(table: pd.DataFrame, measure: str) -> list[float]:
