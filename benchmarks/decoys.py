@@ -116,7 +116,10 @@ class TokenDecoys(TokenMixing):
 
     def trigram_hash(self, tokens: Tensor, rows: Float[Tensor, "b t d"]) -> Tensor:
         """Return the sum of random codes of the token, of the last two tokens, and of the last three."""
-        previous, last_but_one = earlier(tokens[..., None], 1)[..., 0], earlier(tokens[..., None], 2)[..., 0]
+        previous, last_but_one = (
+            earlier(tokens[..., None], 1)[..., 0],
+            earlier(tokens[..., None], 2)[..., 0],
+        )
         code = tokens * 1_000_003 + SEED
         total = hashed(code, self.d_model)
         for token in (previous, last_but_one):
@@ -155,7 +158,11 @@ OF_TOKENS: Mapping[str, Callable[[TokenDecoys, Tensor, Tensor], Tensor]] = {
     "leaky echo state, radius .9": TokenDecoys.echo_state,
 }
 UNTRAINED, FILLER, PLACE = "untrained twin", "filler words", "mean of the position"
-NEW = ("untrained local attention", "hash of trigrams", "leaky echo state, radius .9")  # no control was made for these
+NEW = (
+    "untrained local attention",
+    "hash of trigrams",
+    "leaky echo state, radius .9",
+)  # no control was made for these
 
 
 def random_map(width: int, seed: int) -> Float[Tensor, "d d"]:
@@ -195,7 +202,11 @@ class FillerRows:
 
     def __init__(self, model: FrozenModel, filler: int, longest: int):
         self.name, self.tokenizer, self.context = model.name, model.tokenizer, model.context
-        self.bos_each_row, self.device, self.module = model.bos_each_row, torch.device("cpu"), model.module
+        self.bos_each_row, self.device, self.module = (
+            model.bos_each_row,
+            torch.device("cpu"),
+            model.module,
+        )
         self._model, self._filler, self._longest = model, filler, longest
         self._known: dict[tuple[int, int], list[Tensor]] = {}
 
@@ -243,7 +254,11 @@ def n_gram_model(model: FrozenModel, texts: Iterable[str]) -> Callable[[Tensor],
     following = column[tokens[2:]]
     counted = following >= 0
     base = 2 * model.vocabulary
-    contexts = [torch.zeros_like(tokens[1:-1]), tokens[1:-1], (tokens[:-2] + 1) * base + tokens[1:-1]]
+    contexts = [
+        torch.zeros_like(tokens[1:-1]),
+        tokens[1:-1],
+        (tokens[:-2] + 1) * base + tokens[1:-1],
+    ]
     tables = []
     for codes in contexts:
         code, inverse = codes[counted].unique(return_inverse=True)
@@ -488,7 +503,12 @@ class Source:
 
 
 def sources_of(
-    text: Text, target: str, others: Sequence[str], embeddings: Sequence[str], longest: int, counted: Any
+    text: Text,
+    target: str,
+    others: Sequence[str],
+    embeddings: Sequence[str],
+    longest: int,
+    counted: Any,
 ) -> Iterator[Source]:
     """Yield trained sources and then decoys, beside the layers of the target that are compared.
 
@@ -614,7 +634,10 @@ def compare_all(target: str, text: Text, options: argparse.Namespace, records: R
         records.add(key, [{"layer": layer, **values, **more} for layer, values, more in parts])
         shown = " ".join(f"{pair['r2']:.3f}/{pair['mixing']:.3f}" for pair in of_ruler)
         seconds = time.perf_counter() - began
-        print(f"{key['target']} beside {key['source']} ({key['embedding']}): {shown}, {seconds:.0f} s", flush=True)
+        print(
+            f"{key['target']} beside {key['source']} ({key['embedding']}): {shown}, {seconds:.0f} s",
+            flush=True,
+        )
 
 
 def compare_halves(target: str, text: Text, options: argparse.Namespace, records: Records) -> None:
@@ -628,11 +651,19 @@ def compare_halves(target: str, text: Text, options: argparse.Namespace, records
         for split in range(options.halves):
             order = numbers[torch.randperm(len(numbers), generator=seeded(split))]
             documents = order.tensor_split(2)[half]
-            key = {"target": Path(target).name, "split": split, "half": half, "words": options.words}
+            key = {
+                "target": Path(target).name,
+                "split": split,
+                "half": half,
+                "words": options.words,
+            }
             if records.has(key):
                 continue
             values = RulerBesideTarget(text, side, documents).compare(source, is_complete=False)
-            records.add(key, [{"layer": layer, **value} for layer, value in zip(layers, values, strict=True)])
+            records.add(
+                key,
+                [{"layer": layer, **value} for layer, value in zip(layers, values, strict=True)],
+            )
             shown = " ".join(f"{pair['r2']:.3f} beyond {pair['beyond low']:.3f}" for pair in values)
             print(f"split {split}, half {half}, {values[0]['words']:.0f} words: {shown}", flush=True)
 
@@ -651,7 +682,11 @@ def auc(trained: Sequence[float], decoys: Sequence[float]) -> float:
     return statistics.mean(pairs) if pairs else math.nan
 
 
-TESTS = {"": "either model", " target": "the target", " least": "the model that it shares less with"}
+TESTS = {
+    "": "either model",
+    " target": "the target",
+    " least": "the model that it shares less with",
+}
 TITLES = {
     "r2": "R² beyond word, position and mixing",
     "beyond": "R² beyond, less what mixing shares with either model",
