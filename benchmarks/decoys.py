@@ -1,19 +1,23 @@
-"""Which measures tell trained models from decoys, which read the same text and have learnt nothing of it?
+"""Which measures tell trained models from decoys, which have learnt nothing of the text they read?
 
-    python benchmarks/decoys.py                              six minis, an hour or two of one thread
-    python benchmarks/decoys.py --targets gelu-3l-mini       one of them
-    python benchmarks/decoys.py --targets ./smollm2 ./gemma3-270m --files docstrings.jsonl --filler-tokens 8
-    python benchmarks/decoys.py --table                      tables of what `--out` holds, without computing
-    python benchmarks/decoys.py --halves 10 --targets ./smollm2 --files docstrings.jsonl
+    python benchmarks/decoys.py                              six minis, 12 minutes of one idle thread
+    python benchmarks/decoys.py --only gelu-3l-mini          one of them
+    python benchmarks/decoys.py --table                      tables of what `--out` holds
 
-A decoy makes states of the tokens so far by a rule that no training made, mostly from the embedding of the target or of
-another model. It is compared with the target at up to five layers, and so are trained models. Each value of the ruler
-is tested against local mixing as `measure=ruler` tests a pair of models. All other measures are of the raw states of
-the same words, of which 1,000 are drawn. The controls of the ruler, in `thinkalike.states.mixing`, have other random
-weights than the decoys here.
+    python benchmarks/decoys.py --targets ./smollm2 ./gemma3-270m --files docstrings.jsonl \\
+        --filler-tokens 8 --out real.jsonl
+    python benchmarks/decoys.py --targets ./smollm2 ./gemma3-270m --files docstrings.jsonl \\
+        --only ./smollm2 --halves 10 --out halves.jsonl
 
-Rows are those of held-out text: the corpus that a mini was trained on, or `--files`. `--halves` compares the real pair
-in halves of the documents that are drawn at random. Finished comparisons stay in `--out`, so a second call resumes.
+A decoy makes states of the tokens so far by a rule that no training made, mostly from the embedding
+of the target or of another model. It is compared with the target at up to five layers, and so are
+trained models. Each value of the ruler is tested against local mixing as `measure=ruler` tests a
+pair of models. All other measures are of the raw states of the same words, 1,000 of them. The
+controls of the ruler, in `thinkalike.states.mixing`, have other random weights than the decoys.
+
+Rows are held-out text: the corpus that a mini was trained on, or `--files`. `--halves` compares a
+pair of models in random halves of the documents. Finished comparisons stay in `--out`, so that the
+same command resumes.
 """
 
 from __future__ import annotations
@@ -52,7 +56,7 @@ from thinkalike.states.mixing import BAGS, CONTROLS, POSITION, TokenMixing, bag
 
 DEPTHS = 5  # layers of each model, at equal relative depth
 SAMPLE = 1000  # rows of the measures that compare all pairs of rows
-GIVEN = 12  # rows of a word, at least, in a measure given the word: ten neighbours, the row and one more
+GIVEN = 12  # rows of a word in a measure given the word: ten neighbours, the row, and one more
 SEED = 7919  # of the random weights of decoys; the ruler's controls have 0 and 1
 UNTRAINED_SEED = 104729
 COUNTED_TOKENS = 400_000  # of the training text, of which the n-gram model is made
@@ -72,11 +76,11 @@ States = list[Float[Tensor, "n _"]]
 
 
 class TokenDecoys(TokenMixing):
-    """Decoys that are computed from the embeddings of the tokens read so far, or from which tokens these are.
+    """Decoys that are computed from the tokens read so far, or from their embeddings.
 
     Args:
         model: The model whose tokenizer and embedding they have.
-        log_probabilities: Gives those of the next token, (t, PREDICTED), for a row of tokens; of n-grams alone.
+        log_probabilities: Gives those of the next token, (t, PREDICTED), for a row; for n-grams.
     """
 
     def __init__(self, model: FrozenModel, log_probabilities: Callable[[Tensor], Tensor] | None):
@@ -115,7 +119,7 @@ class TokenDecoys(TokenMixing):
         return torch.stack([self._log_probabilities(row) for row in tokens])
 
     def trigram_hash(self, tokens: Tensor, rows: Float[Tensor, "b t d"]) -> Tensor:
-        """Return the sum of random codes of the token, of the last two tokens, and of the last three."""
+        """Return the sum of random codes of the last token, the last two and the last three."""
         previous, last_but_one = (
             earlier(tokens[..., None], 1)[..., 0],
             earlier(tokens[..., None], 2)[..., 0],
@@ -128,7 +132,7 @@ class TokenDecoys(TokenMixing):
         return total
 
     def local_attention(self, tokens: Tensor, rows: Float[Tensor, "b t d"]) -> Tensor:
-        """Return the output of an untrained transformer block whose four heads attend to nearby tokens."""
+        """Return an untrained transformer block whose four heads attend to nearby tokens."""
         width = rows.shape[-1]
         queries, keys, values, inward, outward = (random_map(width, SEED + 20 + number) for number in range(5))
         distance = torch.arange(rows.shape[1])[:, None] - torch.arange(rows.shape[1])
@@ -158,11 +162,6 @@ OF_TOKENS: Mapping[str, Callable[[TokenDecoys, Tensor, Tensor], Tensor]] = {
     "leaky echo state, radius .9": TokenDecoys.echo_state,
 }
 UNTRAINED, FILLER, PLACE = "untrained twin", "filler words", "mean of the position"
-NEW = (
-    "untrained local attention",
-    "hash of trigrams",
-    "leaky echo state, radius .9",
-)  # no control was made for these
 
 
 def random_map(width: int, seed: int) -> Float[Tensor, "d d"]:
@@ -175,7 +174,7 @@ def earlier(rows: Tensor, back: int) -> Tensor:
 
 
 def reservoir(rows: Float[Tensor, "b t d"], radius: float, leak: float) -> Float[Tensor, "b t d"]:
-    """Return h_t = (1 - leak) h_(t-1) + leak tanh(W h_(t-1) + U e_t + b), with random W of this spectral radius."""
+    """Return h_t = (1 - leak) h_(t-1) + leak tanh(W h_(t-1) + U e_t + b), with random weights."""
     width = rows.shape[-1]
     inputs = rows @ random_map(width, SEED + 30) * width**0.5 + torch.randn(width, generator=seeded(SEED + 31))
     onward = random_map(width, SEED + 32) * radius
@@ -195,9 +194,9 @@ def hashed(codes: Int[Tensor, "b t"], width: int) -> Float[Tensor, "b t d"]:
 
 
 class FillerRows:
-    """A model that reads one filler token over and over, with the current token in its place, and nothing else.
+    """A model that reads the current token in its place, and one filler token in all others.
 
-    Places from `longest` on are read as the last one, as each token in each place is a row of its own.
+    Each token in each place is a row, so places from `longest` on are read as the last one.
     """
 
     def __init__(self, model: FrozenModel, filler: int, longest: int):
@@ -238,9 +237,9 @@ class FillerRows:
 
 
 def n_gram_model(model: FrozenModel, texts: Iterable[str]) -> Callable[[Tensor], Tensor]:
-    """Return a function that gives log-probabilities of the next token after the last two of each place in a row.
+    """Return a function that gives log-probabilities of what follows each token of a row.
 
-    Counts after two tokens, after one and of single tokens are mixed, of tokens of text that is not compared.
+    They mix counts after two tokens, after one, and of single tokens, in other text.
     """
     numbers: list[int] = []
     for text in texts:
@@ -296,14 +295,14 @@ def position_means(states: States, position: Int[Tensor, " n"]) -> States:
 
 @dataclass
 class Side:
-    """The states of a model or decoy at the words, by layer pair, and the model whose embedding it has."""
+    """The states of a model or decoy, by layer pair, and the model whose embedding it has."""
 
     states: States
     embedding: str
 
 
 class Text:
-    """The words that a target, trained sources and decoys read, and what is computed of them once for each model."""
+    """The words that all models and decoys read, and what is computed once for each model."""
 
     def __init__(self, words: Words, models: Mapping[str, FrozenModel]):
         self.words, self.models = words, models
@@ -312,7 +311,7 @@ class Text:
         self._made: dict[Any, States] = {}
 
     def mixing(self, name: str) -> dict[str, Tensor]:
-        """Return the ruler's bags and controls, and the position of each word, of the embedding of a model."""
+        """Return the ruler's bags, controls and positions, of the embedding of a model."""
         if name not in self._mixing:
             reader = TokenMixing(self.models[name])
             layers = [POSITION, *BAGS, *CONTROLS]
@@ -334,7 +333,7 @@ class Text:
 
 
 class RulerBesideTarget:
-    """Compares sources with one target as `measure=ruler` does; what depends on the target alone is kept.
+    """Compares sources with a target as `measure=ruler` does; keeps what is of the target.
 
     Args:
         documents: Those of which rows are compared; None: all.
@@ -356,9 +355,9 @@ class RulerBesideTarget:
         return torch.zeros(len(self.chosen), dtype=torch.bool) if outliers is None else outliers
 
     def compare(self, source: Side, is_complete: bool = True) -> list[dict[str, float]]:
-        """Return for each layer pair R², what local mixing shares, and the difference with its lower end.
+        """Return of each layer pair R², what local mixing shares, and the difference.
 
-        If it `is_complete`, R² is given, too, of states that lost nothing but the means of word and position.
+        If it `is_complete`, so is R² of states that lost only the means of word and position.
         """
         is_massive = self.left_out(source)
         embeddings = [*dict.fromkeys([source.embedding, self.target.embedding])]
@@ -415,7 +414,7 @@ class RulerBesideTarget:
 
 
 def least(values: Sequence[Float[Tensor, "l 2 r"]]) -> Float[Tensor, "l 2 r"]:
-    """Return at each layer the smallest of several values, by the mean of both ways over all documents."""
+    """Return at each layer the smallest of several values, by the mean of both ways."""
     return -most([-value for value in values])
 
 
@@ -426,7 +425,7 @@ def once_for_each(layers: States, call: Callable[[Tensor], Any]) -> list[Any]:
 
 
 def alike_with_one(predictors: Sequence[Predictor], control: Predictor) -> Tensor:
-    """Return what each of these layers shares with one control; layers that are one object are compared once."""
+    """Return what each layer shares with one control; the same layer is compared once."""
     different = list(dict.fromkeys(predictors))
     values = dict(zip(different, alike(different, [control] * len(different)), strict=True))
     return torch.stack([values[predictor] for predictor in predictors])
@@ -443,7 +442,7 @@ def other_measures(groups: RowGroups) -> dict[str, LayerMeasure]:
 
 
 def measured_rows(ruler: RulerBesideTarget, sides: Sequence[Side]) -> Int[Tensor, " n"]:
-    """Return rows for the other measures, of words that the ruler compares with all of these sides."""
+    """Return rows for the other measures, of words that the ruler compares with all sides."""
     is_massive = torch.stack([ruler.left_out(side) for side in sides]).any(0)
     no_position = torch.zeros_like(ruler.documents)
     residual = ResidualStates(ruler.text.words.forms, ruler.documents, [no_position], (), ~is_massive)
@@ -454,7 +453,7 @@ def measured_rows(ruler: RulerBesideTarget, sides: Sequence[Side]) -> Int[Tensor
 class OtherMeasures:
     """Compares sources with one target by every other measure, on raw states of the same rows.
 
-    The layers of the target are prepared once, and so are those of a decoy that are the same at all layers.
+    Layers of the target are prepared once, and so is a decoy that is the same at all layers.
     """
 
     def __init__(self, target: Side, rows: Int[Tensor, " n"], forms: Int[Tensor, " n"]):
@@ -494,7 +493,7 @@ def likeness(measure: LayerMeasure, source: Any, target: Any) -> float:
 
 @dataclass
 class Source:
-    """What is compared with a target: its name, the model whose embedding it has, and how its states are made."""
+    """What is compared with a target, and how its states are made."""
 
     name: str
     embedding: str
@@ -546,7 +545,7 @@ def sources_of(
 
 
 def layers_of(text: Text, source: str, target: str) -> list[int]:
-    """Return the layers of a source beside those of the target, of which there are as many whatever the source."""
+    """Return the layers of a source at the relative depths of those of the target."""
     depth, of_target = text.models[source].n_layers, text.models[target].n_layers
     layers = [layer for _, layer in layers_at_depths(DEPTHS, of_target, of_target)]
     return [round(layer * (depth - 1) / (of_target - 1)) for layer in layers]
@@ -564,14 +563,14 @@ def job_of(target: str, files: Path | None) -> Any:
 
 
 def counted_text(target: str, files: Path | None) -> Any:
-    """Return the text that n-grams are counted of: Python's manual, where the user's own text is short."""
+    """Return the text that n-grams are counted in: Python's manual beside `--files`."""
     if files:
         return compose_job("analyze", ["measure=ruler", "data=pydoc"]).data
     return job_of(target, files).data
 
 
 class Records:
-    """Comparisons in a file, one a line, so that a run that was stopped does only what is missing."""
+    """Comparisons in a file, one a line, so that a second run does only what is missing."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -588,13 +587,13 @@ class Records:
 
 
 def others_of(target: str, targets: Sequence[str]) -> list[str]:
-    """Return the trained models that a target is compared with: minis of the same text, or the other targets."""
+    """Return the trained sources: minis of the same text, or the other targets."""
     family = next((names for names in (STDLIB, GRAMMAR) if target in names), targets)
     return [name for name in family if name != target]
 
 
 def text_of(target: str, options: argparse.Namespace, known: dict[Any, Text]) -> Text:
-    """Return the words that a target and its trained sources read; targets with the same models have one text."""
+    """Return the words that a target and its sources read; the same models have one text."""
     names = sorted([target, *others_of(target, options.targets)])
     if tuple(names) not in known:
         models = {name: load_model(name) for name in names}
@@ -641,7 +640,7 @@ def compare_all(target: str, text: Text, options: argparse.Namespace, records: R
 
 
 def compare_halves(target: str, text: Text, options: argparse.Namespace, records: Records) -> None:
-    """Compare one target with the other, at layers between the first and the last, in halves of the documents."""
+    """Compare two models, without their first and last layers, in halves of the documents."""
     (other,) = others_of(target, options.targets)
     layers = layers_of(text, target, target)[1:-1]
     side = Side(text.states(target, layers), target)
@@ -677,7 +676,7 @@ def table_of(records: Records) -> pd.DataFrame:
 
 
 def auc(trained: Sequence[float], decoys: Sequence[float]) -> float:
-    """Return the share of pairs of a trained source and a decoy whose trained one has more; ties count half."""
+    """Return the share of pairs in which the trained source has more; ties count half."""
     pairs = [(a > b) + (a == b) / 2 for a in trained for b in decoys]
     return statistics.mean(pairs) if pairs else math.nan
 
@@ -744,7 +743,7 @@ def print_auc(table: pd.DataFrame) -> None:
 
 
 def auc_by_layer(table: pd.DataFrame, measure: str) -> list[float]:
-    """Return the AUC of a measure at each layer of one target; a layer that cannot be compared counts as the least."""
+    """Return the AUC at each layer of a target; what cannot be compared counts as the least."""
     values = []
     for _, rows in table.groupby("layer"):
         known = rows[measure].fillna(-math.inf)

@@ -1,4 +1,4 @@
-"""The benchmark of decoys compares as the ruler does, and its decoys know what they are said to know."""
+"""The benchmark of decoys compares as the ruler does; decoys know what they should."""
 
 from importlib import import_module
 from pathlib import Path
@@ -62,8 +62,8 @@ def test_decoys_know_the_tokens_so_far_and_none_that_follows(decoys):
     later = tokens.clone()
     later[:, 8] = (later[:, 8] + 1) % model.vocabulary
     reader = decoys.TokenDecoys(model, counted)
-    states = zip(kinds, reader.residuals(tokens, kinds), reader.residuals(later, kinds), strict=True)
-    for kind, before, after in states:
+    states, changed = reader.residuals(tokens, kinds), reader.residuals(later, kinds)
+    for kind, before, after in zip(kinds, states, changed, strict=True):
         assert torch.allclose(before[:, :8], after[:, :8], atol=1e-5), kind
         if kind != decoys.N_GRAMS:  # which may never have seen this token
             assert not torch.allclose(before[:, 8], after[:, 8], atol=1e-3), kind
