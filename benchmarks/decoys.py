@@ -1,6 +1,6 @@
 """Which measures tell trained models from decoys, which have learnt nothing of the text they read?
 
-    python benchmarks/decoys.py                              six minis, 12 minutes of one idle thread
+    python benchmarks/decoys.py                              six minis, about ten minutes of one thread
     python benchmarks/decoys.py --only gelu-3l-mini          one of them
     python benchmarks/decoys.py --table                      tables of what `--out` holds
 
