@@ -1,7 +1,7 @@
 """How often intervals of layer pairs hold the truth, where rows of a document depend on each other.
 
     python benchmarks/layer_pair_coverage.py                some minutes, one thread
-    python benchmarks/layer_pair_coverage.py --measures jaccard r2 --cells 64x16 --shares 0 .5 --runs 100
+    python benchmarks/layer_pair_coverage.py --measures jaccard cka --cells 64x16 --shares 0 .5 --runs 100
 
 Two models have half of the variance of their latent variables in common, see `dependence`. The truth is the value of
 very many documents whose rows do not depend on each other. What is done is in --out, not done again.
@@ -22,26 +22,25 @@ from dependence import LENGTHS, Records, Scattered, scattered
 
 from thinkalike.config import MeasureConfig
 from thinkalike.contrib.court.likeness import DirectionSums, Foreseen, whitening
+from thinkalike.contrib.court.regression import RegressionMoments
 from thinkalike.contrib.court.tokens_alone import AHEAD
 from thinkalike.contrib.kin.instruments import DECLARED as KIN
 from thinkalike.contrib.kin.instruments import OUTPUTS
 from thinkalike.instruments.layer_pairs.declared import DECLARED
 from thinkalike.measures import Estimate, LayerMeans, LayerMeasure, cka_measure, mutual_measure
-from thinkalike.measures.closed_forms import HalvedMoments
 from thinkalike.measures.estimates import PARTS
 from thinkalike.measures.layer_means import Accumulator
-from thinkalike.measures.prediction import LayerPredictions
 
 DIRECTIONS = ("cca", "cca_least", "r2_output")  # of a stitch, see `DirectionSums`; the output is the first dimension
 MEASURES: dict[str, LayerMeasure] = {
     "cka": cka_measure(),
     **{kind: each.measure(MeasureConfig.schemas[kind]()) for kind, each in (DECLARED | KIN | OUTPUTS).items()},
-    **dict.fromkeys(("r2", "future", *DIRECTIONS), cka_measure()),  # in whose place stand others, see `layer_pair`
+    **dict.fromkeys(("future", *DIRECTIONS), cka_measure()),  # in whose place stand others, see `layer_pair`
     "cka given token": cka_measure(),
     "mutual_knn given token": mutual_measure(5),
 }
 ROWS, COMMON = 64, 0.5  # of a batch, and the share of the variance that both models have in common
-FITTED = 1024  # rows that the maps of R² are fitted on, the same in all data sets
+FITTED = 1024  # rows that the maps of directions are fitted on, the same in all data sets
 VOCABULARY = 8
 CODES, KNOWN = 4, 0.3  # of a token ahead, and what a surprise has of the source's state
 CHUNK = 20  # data sets that are kept together
@@ -67,9 +66,6 @@ def layer_pair(name: str, batches: int, documents: int, share: float, lengths: s
         return sums.compute(len(found.documents.unique()))[name]
     if name == "future":
         return future(drawn(FITTED, FITTED, 0.0, 1), drawn(rows, documents, share, seed), share, seed)
-    if name == "r2":
-        means, fitted = LayerPredictions(1, 1, fit_batches=1), drawn(FITTED, FITTED, 0.0, 1)
-        means.update(fitted.source, fitted.target, documents=fitted.documents)
     found = drawn(rows, documents, share, seed)
     for part in torch.arange(rows).chunk(batches):
         groups = {"groups": found.tokens[part]} if vocabulary else {}
@@ -77,9 +73,9 @@ def layer_pair(name: str, batches: int, documents: int, share: float, lengths: s
     return means.compute()
 
 
-def moments_of(fitted: Scattered) -> HalvedMoments:
+def moments_of(fitted: Scattered) -> RegressionMoments:
     """Return the moments of rows to fit on."""
-    moments = HalvedMoments([(0, 0)])
+    moments = RegressionMoments([(0, 0)])
     moments.update(fitted.source, fitted.target, fitted.documents)
     return moments
 

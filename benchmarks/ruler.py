@@ -2,7 +2,7 @@
 
     python benchmarks/ruler.py                                 a small part, some minutes, one thread
     python benchmarks/ruler.py --simulations 400 --out x.jsonl   keeps what is done, so that a second call goes on
-    python benchmarks/ruler.py --measures cka r2                 the readings of these in place of the ruler's
+    python benchmarks/ruler.py --measures cka                    its readings in place of the ruler's
 
 Rows of one document depend on each other, as in `dependence`. A pair, rungs and controls share fixed parts of the
 variance of latent variables with a model, by fixed maps; a reading should hold that of the mean values. Alarms are
@@ -25,8 +25,7 @@ from torch import Tensor
 from thinkalike.instruments.ruler import apart, most
 from thinkalike.measures import CKA
 from thinkalike.measures.estimates import numbered_by_part, reading_of
-from thinkalike.measures.prediction import LayerPredictions
-from thinkalike.measures.ridge import FINE, Predictor, with_ends
+from thinkalike.measures.ridge import FINE, Predictor, both_ways, with_ends
 
 CHUNK = 20  # simulations that are kept together
 MARKS = {2: 0.02, 3: 0.2, 4: 0.55, 5: 0.8, 6: 0.95, 8: 0.99}  # what a copy of so many bits has in common with a model
@@ -34,13 +33,12 @@ PAIRS = (0.1, 0.35, 0.7)  # what models have in common whose readings are tried
 CONTROLS = (0.0, 0.1)  # what a model has in common with its control, and with the model that is like it no more
 
 
-def alike(measure: str, x: Tensor, y: Tensor, documents: Tensor, judged: Tensor) -> Tensor:
-    """Return a measure of all documents and then without each part; R² is fitted on the rows that are not judged."""
+def alike(measure: str, x: Tensor, y: Tensor, documents: Tensor) -> Tensor:
+    """Return a measure of all documents and then without each part."""
     if measure == "ruler":
-        return (Predictor(x, documents).of(y).shares + Predictor(y, documents).of(x).shares) / 2
-    metric = CKA(1, 1) if measure == "cka" else LayerPredictions(1, 1, fit_batches=1)
-    for part in (~judged, judged) if measure == "r2" else (judged,):
-        metric.update([x[part]], [y[part]], documents=documents[part])
+        return both_ways(Predictor(x, documents), Predictor(y, documents)).mean(0)
+    metric = CKA(1, 1)
+    metric.update([x], [y], documents=documents)
     return metric.replicates()[:, 0, 0]
 
 
@@ -51,19 +49,15 @@ def simulated(key: dict[str, Any], seed: int) -> list[list[float]]:
     def normal(*shape: int, of: torch.Generator = chance) -> Tensor:
         return torch.randn(*shape, generator=of, dtype=torch.float64)
 
-    sets = 1 + (key["measure"] == "r2")  # of as many documents and rows
-    weights = torch.ones(sets, key["documents"])
+    weights = torch.ones(key["documents"])
     if key["lengths"] == "geometric":
         weights = -torch.rand(weights.shape, generator=chance).clamp(1e-9).log()
     owners = weights.multinomial(key["rows"], replacement=True, generator=chance)
-    judged = (torch.arange(sets) == 0).repeat_interleave(key["rows"])
-    owners = (owners + torch.arange(sets)[:, None] * key["documents"]).flatten()
-    documents, maps = owners.clone(), normal(2, LATENT, key["width"], of=torch.Generator().manual_seed(0))
-    for part in (judged, ~judged):
-        documents[part] = numbered_by_part(owners[part])
+    documents = numbered_by_part(owners)
+    maps = normal(2, LATENT, key["width"], of=torch.Generator().manual_seed(0))
 
     def latent() -> Tensor:
-        own = normal(weights.numel(), LATENT)[owners]
+        own = normal(key["documents"], LATENT)[owners]
         return math.sqrt(1 - key["share"]) * normal(len(owners), LATENT) + math.sqrt(key["share"]) * own
 
     def shared(z: Tensor, common: float) -> Tensor:
@@ -73,7 +67,7 @@ def simulated(key: dict[str, Any], seed: int) -> list[list[float]]:
         return z @ maps[side] + NOISE * normal(len(owners), key["width"])
 
     def compared(x: Tensor, y: Tensor) -> Tensor:
-        return alike(key["measure"], x, y, documents, judged)
+        return alike(key["measure"], x, y, documents)
 
     first = latent()
     model = states(first, 0)
@@ -99,7 +93,7 @@ def interval(hits: int, n: int) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--measures", nargs="+", choices=["ruler", "cka", "r2"], default=["ruler"])
+    parser.add_argument("--measures", nargs="+", choices=["ruler", "cka"], default=["ruler"])
     parser.add_argument("--documents", nargs="+", type=int, default=[16, 64])
     parser.add_argument("--lengths", nargs="+", choices=LENGTHS, default=list(LENGTHS))
     parser.add_argument("--shares", nargs="+", type=float, default=[0, 0.5])

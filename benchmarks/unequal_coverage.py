@@ -5,7 +5,7 @@
 
 Every interval of this project is made in one of four ways, and each way has measures here:
 
-- a jackknife that leaves out tenths of the documents: CKA, R², mutual neighbours, Procrustes distance;
+- a jackknife that leaves out tenths of the documents: CKA, mutual neighbours, Procrustes distance;
 - a jackknife that leaves out tenths of the sentences with all their pairs of words: RSA;
 - a bootstrap over documents: loss, penalty of a stitch, KL divergence;
 - Student's t over folds of sentences: scores and importances of MLEM.
@@ -26,7 +26,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from dependence import Records, Scattered, scattered
-from layer_pair_coverage import COMMON, FITTED, MEASURES, ROWS, VOCABULARY
+from layer_pair_coverage import COMMON, MEASURES, ROWS, VOCABULARY
 from torch import Tensor
 
 from thinkalike.evaluation.changes import mean_over_documents
@@ -40,8 +40,6 @@ from thinkalike.measures import (
     rsa,
     rsa_estimate,
 )
-from thinkalike.measures.layer_means import Accumulator
-from thinkalike.measures.prediction import LayerPredictions
 
 BATCHES = 4
 WIDTH, NOISE, RELATED = 8, 0.7, 0.7  # of the states of a word; of its noise; of the two models' latent variables
@@ -97,13 +95,7 @@ def layer_pair(name: str, shares: Tensor, share: float, seed: int, batches: int 
             maps=maps,
         )
 
-    means: Accumulator
-    if name == "r2":
-        means = LayerPredictions(1, 1, fit_batches=1)
-        fitted = drawn(FITTED, torch.ones(FITTED), 0.0, 1)
-        means.update(fitted.source, fitted.target, documents=fitted.documents)
-    else:
-        means = LayerMeans(1, 1, MEASURES[name], given="token" if is_given_token else "none")
+    means = LayerMeans(1, 1, MEASURES[name], given="token" if is_given_token else "none")
     found = drawn(rows, shares, share, seed)
     for part in torch.arange(rows).chunk(batches):
         groups = {"groups": found.tokens[part]} if is_given_token else {}
@@ -181,7 +173,7 @@ def nats(kind: str, shares: Tensor, share: float, seed: int) -> Estimate:
 WAYS: dict[str, Callable[[Tensor, float, int], Estimate]] = {
     **{
         name: (lambda shares, share, seed, name=name: layer_pair(name, shares, share, seed))
-        for name in ("cka", "cka given token", "r2", "mutual_knn", "procrustes")
+        for name in ("cka", "cka given token", "mutual_knn", "procrustes")
     },
     "rsa": similarity,
     "mlem": importance,

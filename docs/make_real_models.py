@@ -128,7 +128,7 @@ def jobs(cache: Path) -> dict[str, list[str]]:
         },
         "ruler": ["analyze.py", "measure=ruler", *both],
         "ruler-docstrings": ["analyze.py", "measure=ruler", *both, *TEXT],
-        "r2": ["analyze.py", "measure=r2", *both, *TEXT, PAIRS, *few, "measure.fit_batches=5"],
+        "r2": ["analyze.py", "measure=r2", *both, *TEXT, PAIRS],
         "cka": ["analyze.py", "measure=cka", *both, *TEXT, *few],
         "stitch": ["train.py", *both, *TEXT, PAIRS, *stitch, "data.aligned=true"],
         "rsa": ["analyze.py", "measure=rsa", *both, "stimuli=controlled"],

@@ -84,7 +84,8 @@ PROPERTIES = {
     "distance correlation": CORRELATION,
     "jensen-shannon": OUTPUTS,
     "disagreement": replace(OUTPUTS, high=1.0, differentiable=0, invariances=OF_LOGITS | {"isotropic_scaling"}),
-    "r2": Properties(-inf, 1.0, SAME_SHAPE, 0, True, identical=1.0, symmetric=False, fewest=6),
+    # states that do not vary, as those of a coarse copy, share nothing
+    "r2": Properties(-inf, 1.0, SAME_SHAPE, 2, True, 1.0, symmetric=False, fewest=5, refuses=OUTPUT),
     "rsa": RSA,
     "rsa cosine": replace(RSA, invariances=SAME_SHAPE - {"translation"}),
     "rsa correlation": replace(RSA, invariances=SAME_SHAPE - {"orthogonal", "translation"}),

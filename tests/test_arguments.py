@@ -22,9 +22,9 @@ from thinkalike.measures import (
     PROCRUSTES,
     FeatureEncoder,
     LayerMeans,
-    LayerPredictions,
-    LinearPrediction,
     NeuralDistances,
+    Predictor,
+    ResidualStates,
     RowGroups,
     cka,
     cka_measure,
@@ -90,12 +90,10 @@ def gathered(metric, source, target, **more):
     return metric.compute()
 
 
-def predicted(sources, targets):
-    prediction = LinearPrediction([(0, 0)])
-    prediction.fit(sources, targets)
-    prediction.judge(sources, targets, 0)
-    prediction.judge([layer[:12] for layer in sources], [layer[:12] for layer in targets], 1)
-    return prediction.compute()
+def left_of(words, states):
+    """What is left of states of twelve documents beyond their words and positions."""
+    rows = len(states)
+    return ResidualStates(words, torch.arange(rows) % 12, [torch.arange(rows) // 12]).of(states)
 
 
 def fitted(X, Y, groups):
@@ -114,8 +112,8 @@ OBJECTS = {  # by class: what its methods give of these arguments
         lambda **given: gathered(LayerMeans(2, 1, mutual_measure(2), given="token"), **given),
         {**SIDES, "groups": TOKENS},
     ),
-    "LayerPredictions": (lambda **given: gathered(LayerPredictions(2, 1, fit_batches=1), **given), SIDES),
-    "LinearPrediction": (predicted, {"sources": [X], "targets": [Y]}),
+    "Predictor": (lambda x, y, documents: Predictor(x, documents).of(y).shares, {"x": X, "y": Y, "documents": GROUPS}),
+    "ResidualStates": (left_of, {"words": TOKENS, "states": X}),
     "LayerMeasure": (lambda X, Y: PROCRUSTES.of(X, Y), {"X": X, "Y": Y}),
     "MLEM": (fitted, {"X": TABLE, "Y": MEANT, "groups": GROUPS}),
     "FeatureEncoder": (lambda X: FeatureEncoder.fit(X).encode(X).levels, {"X": TABLE}),
@@ -447,6 +445,30 @@ REFUSED = {  # by what is wrong: a call, and the argument that the error begins 
     "a seed that is not a number": (no_number(seed=float("nan")), "seed=nan"),
     "a negative seed": (no_number(seed=-1), "seed=-1"),
     "a level of 0": (no_number(level=0), "level=0 must be a finite number, above 0 and below 1"),
+    "a level that float64 takes for 0": (no_number(level=1e-17), "level=1e-17 is closer to 0 than float64"),
+    "a level that float64 takes for 1": (no_number(level=1 - 2**-53), "level=.* is closer to 1 than float64"),
+    "angles for CKA": (
+        lambda: measures.arc_length([90.0, 80.0]),
+        "ckas holds 80: its values must be .* at most 1.000001",
+    ),
+    "counts without values": (no_number(sums=POSITIVE[0].numpy(), counts=COUNTS.to("meta")), "counts is a tensor that"),
+    "a sparse ridge": (
+        lambda: MLEM().set_params(alpha=torch.ones(2).to_sparse()).fit(TABLE, X),
+        "alpha=tensor.* must be a finite",
+    ),
+    "a ridge without value": (
+        lambda: MLEM().set_params(alpha=torch.ones(2).to("meta")).fit(TABLE, X),
+        "alpha=tensor.* must be a f",
+    ),
+    "bytes for cells": (
+        lambda: measures.split_half_reference(bytearray(range(N)), [X]),
+        "cells is bytearray: give a table",
+    ),
+    "memory for cells": (
+        lambda: measures.split_half_reference(memoryview(bytes(range(N))), [X]),
+        "cells is memoryview: give a table",
+    ),
+    "groups of two": (lambda: mutual_knn(X, Y, groups=range(N)), "no group or token has .* of the 24 rows"),
     "a level in percent": (lambda: measures.fold_interval([1.0, 2.0], level=95), "level=95"),
     "text as a switch": (no_number(together="no"), "together='no' must be True or False"),
     "a number as a switch": (no_number(together=1), "together=1 must be True or False"),
@@ -756,3 +778,18 @@ def test_an_argument_says_which_numbers_it_takes():
     for name, value in wrong.items():
         with pytest.raises(ValueError, match=f"^{name}={value} must be "):
             checked_numbers(function, {name: value})
+
+
+def test_bfloat16_and_gradients_change_no_result():
+    values = torch.tensor([2.0, 1.0, 2.0, 4.0])
+    assert measures.mid_ranks(values.bfloat16()).tolist() == [2.5, 1.0, 2.5, 4.0]
+    cells, states = torch.arange(4).repeat_interleave(30), normal(120, 3)
+    found, expected = (
+        measures.split_half_reference(given, [states + 3 * cells[:, None]], splits=1).value
+        for given in (cells.bfloat16(), cells)
+    )
+    assert found.equal(expected)
+    assert measures.two_sided(values.requires_grad_(), torch.ones(4), 9).equal(
+        measures.two_sided(values.detach(), torch.ones(4), 9)
+    )
+    assert float(measures.arc_length([1 + 1e-7])) == 0.0, "rounding may take a CKA above 1"

@@ -31,7 +31,7 @@ JOBS = {  # words, the column of numbers, and by how much a device may change th
     "loss": (("analyze.py", "measure=loss"), "loss", 1e-4),
     "cka": (("analyze.py", "measure=cka", *PAIR), "value", 1e-4),
     "mutual_knn": (("analyze.py", "measure=mutual_knn", *PAIR), "value", 1e-2),
-    "r2": (("analyze.py", "measure=r2", "measure.fit_batches=12", *PAIR), "value", 1e-3),
+    "r2": (("analyze.py", "measure=r2", *PAIR), "value", 1e-3),
     "rsa": (("analyze.py", "measure=rsa", *STIMULI), "value", 1e-3),
     "mlem": (("analyze.py", "measure=mlem", *STIMULI), "importance", 5e-3),
 }

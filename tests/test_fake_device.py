@@ -37,10 +37,11 @@ REASONS = {
     "how many rows each part of the documents has, which slices need: once a batch": "layer_means.sizes_of_parts",
     "a batch is refused before it is added, so its flaws are looked at: once a batch, or a layer": """
         rows.refuse_flaws kernel_alignment._refuse_flat measures._refuse_flawed neural.of of_layers.u_centred
-        comparators.comparable of_layers._of_ranks neighbours.directions closed_forms.is_constant""",
+        comparators.comparable of_layers._of_ranks neighbours.directions closed_forms.is_constant
+        ridge._of_unit_size""",
     "its number is the next one where the caller gives none, as jobs do": "layer_means.next_number",
     "a few numbers go to the GPU or come from it: once a batch, or a weight": """
-        measures._means_without_parts layer_means.add prediction.judge ridge.of ridge._residuals
+        measures._means_without_parts layer_means.add ridge.of ridge._residuals
         likeness.fit likeness.judge
         changes.moves likeness.output_roots tokens_alone.add tokens_alone.source_states changes.seen
         changes.distances_of_tokens changes.kl frozen._run batches.pool features.differences
@@ -71,11 +72,11 @@ def states(layers, seed, dtype=torch.float32, width=12):
 
 def compared(kind, batches, layers, dtype=torch.float32, **chosen):
     measure = measure_schema(kind)()
-    measure.fit_batches, layers = 1, 1 if kind in OUTPUTS else layers
+    layers = 1 if kind in OUTPUTS else layers
     for name, choice in chosen.items():
         setattr(measure, name, choice)
     metric = instrument(measure_module(kind)).metric(measure, layers, layers).to(GPU)
-    for number in range(batches + (kind == "r2")):
+    for number in range(batches):
         labels = {"documents": torch.arange(ROWS) // 6 + 100 * number}
         labels |= {"groups": torch.arange(ROWS) % 5} if chosen.get("given", "none") != "none" else {}
         labels = {name: each.to(GPU) for name, each in labels.items()}
@@ -196,8 +197,8 @@ def test_no_job_mixes_devices_or_waits_in_a_loop(name):
     assert {place for place, count in more.items() if count > few[place]} <= IN_LOOPS | {"test"}, more - few
 
 
-CHOICES = [(kind, {"null": True, "permutations": 1}) for kind in KINDS if kind not in ("distance", "r2")]
-CHOICES += [(kind, {"given": "token", "null": kind != "r2", "permutations": 1}) for kind in ("cka", "mutual_knn", "r2")]
+CHOICES = [(kind, {"null": True, "permutations": 1}) for kind in KINDS if kind != "distance"]
+CHOICES += [(kind, {"given": "token", "null": True, "permutations": 1}) for kind in ("cka", "mutual_knn")]
 
 
 @pytest.mark.parametrize(("kind", "chosen"), by_length(CHOICES))

@@ -47,7 +47,7 @@ SETTINGS = {  # small sizes, by their names on a command line, of which a keywor
                "data.report_tokens": 2048, "data.report_share": 0.5},
     "cka": {f"measure.{name}": value for name, value in FEW.items()},
     "mutual_knn": {f"measure.{name}": value for name, value in FEW.items()} | {"measure.neighbours": 5},
-    "r2": {f"measure.{name}": value for name, value in (FEW | {"fit_batches": 2}).items()},
+    "r2": {"measure.words": 1500},
     "mlem": {"seed": 1} | {f"measure.{name}": value for name, value in PROFILES.items()},
     "rsa": {},
     "steering": {"layers": [[1, 1]], "seed": 1},
@@ -314,7 +314,7 @@ def test_a_change_that_no_sample_shows_is_in_the_code_of_a_function():
     assert len(set(paths)) == 3
     found = thinkalike.diff((models[1], cutter), (models[3], cutter), texts=TEXTS, tokens=256)
     assert found.scalars["settings"] == 1
-    with functions.in_place([(models[1], cutter), (models[2], cutter)]) as configs:
+    with functions.in_place({"base": (models[1], cutter), "changed": (models[2], cutter)}) as configs:
         assert configs[0].path != configs[1].path, "two objects, however alike, have two places"
 
 
@@ -449,6 +449,19 @@ def test_a_function_of_your_own_is_a_measure():
     assert same.to_numpy() == pytest.approx(1.0)
 
 
+def test_the_name_of_a_measure_in_a_file_is_the_word_of_a_person():
+    Path("half.py").write_text("def half(x, y):\n    return 0.5\n")
+    assert thinkalike.compare(STATES, OTHERS, measure="half.py:half").table["value"].tolist()[-1] == 0.5
+
+
+def test_fields_of_records_that_are_not_read_may_hold_anything():
+    records = [{"text": text, "group": np.int64(place), "raw": object()} for place, text in enumerate(TEXTS)]
+    records[0]["raw"] = records[0]
+    found, expected = (thinkalike.compare(*PAIR, texts=texts, **FEW).arrays["value"] for texts in (records, TEXTS))
+    assert np.array_equal(found, expected)
+    assert len(thinkalike.compare(PAIR[0], texts=records, group="group", **FEW).table)
+
+
 def test_arrays_take_the_place_of_models():
     states = {"low": np.random.default_rng(0).normal(size=(len(FRAME), 5)), "high": torch.randn(len(FRAME), 4)}
     table = thinkalike.rsa([states, "gpt2-mini"], stimuli=FRAME).table
@@ -498,6 +511,20 @@ def test_states_that_a_hook_of_transformers_wrote_are_those_of_the_model():
         (lambda: thinkalike.compare(PAIR[0], texts={"train": TEXTS}), "^texts has the parts train: give one"),
         (lambda: thinkalike.compare(PAIR[0], measure=likeness, store="x"), "^measure is a function in memory"),
         (lambda: thinkalike.rsa(["gpt2-mini"]), "^rsa of models needs stimuli"),
+        (lambda: thinkalike.mlem([STATES, STATES], STATES, stimuli=FRAME), "^target= has no effect beside a list"),
+        (lambda: thinkalike.compare(*PAIR, texts=TEXTS, field="body"), "^field=body has no effect on strings"),
+        (lambda: thinkalike.compare(*PAIR, texts=[{"text": b"a"}]), r"^texts\[0\]\['text'\] is bytes, and neither"),
+        (lambda: thinkalike.compare(*PAIR, texts=[{"text": {}}]), r"^texts\[0\]\['text'\] is dict, and neither"),
+        (lambda: thinkalike.compare(*PAIR, texts=[{"text": "a", (1, 2): 3}]), r"^texts\[0\] has the key \(1, 2\)"),
+        (lambda: compare(*PAIR, texts=TEXTS, field=["text"]), r"^field=\['text'\] must be text"),
+        (lambda: compare(*PAIR, texts=TEXTS, field={"a": 1}), r"^field=\{'a': 1\} must be text"),
+        (lambda: compare(*PAIR, texts=TEXTS, group=pd.Series([0, 1])), r"^group=\[0, 1\] must be text"),
+        (lambda: thinkalike.compare("nope", PAIR[0]), "^source=nope is not known"),
+        (lambda: thinkalike.compare(PAIR[0], "nope"), "^target=nope is not known"),
+        (lambda: thinkalike.diff("nope", PAIR[0]), "^base=nope is not known"),
+        (lambda: thinkalike.diff(PAIR[0], "nope"), "^changed=nope is not known"),
+        (lambda: thinkalike.rsa([STATES, "nope"], stimuli=FRAME), r"^models\[1\]=nope is not known"),
+        (lambda: thinkalike.stitch(PAIR[0], steps=0), "^steps=0 must be at least 1 for a linear stitch"),
         (lambda: thinkalike.rsa([*PAIR, "gpt2-mini"], stimuli=FRAME), "^rsa compares two models at most, and not 3"),
     ],
 )
@@ -579,6 +606,35 @@ def test_an_index_with_a_name_is_a_feature():
         assert set(found.table["feature"]) == {"F", "G"}
 
 
+SIZES = ["small", "large"] * 6
+TABLES = {
+    "text": FRAME.assign(f=SIZES),
+    "categories": FRAME.assign(f=pd.Categorical(SIZES)),
+    "ordered": FRAME.assign(f=pd.Categorical(SIZES, ["small", "large"], ordered=True)),
+    "reversed": FRAME.assign(f=pd.Categorical(SIZES, ["large", "small"], ordered=True)),
+    "whole": FRAME.assign(f=[2, 1] * 6),
+    "real": FRAME.assign(f=[2.0, 1.0] * 6),
+    "next": FRAME.assign(f=[2.0, np.nextafter(1, 2)] * 6),
+    "missing": FRAME.assign(f=[2.0, np.nan] * 6),
+    "infinite": FRAME.assign(f=[2.0, np.inf] * 6),
+}
+
+
+def test_tables_in_memory_that_are_read_differently_have_paths_of_their_own(tmp_path):
+    paths = set()
+    for table in TABLES.values():
+        with functions.in_table(table) as (_, settings):
+            paths.add(settings["path"])
+    assert len(paths) == len(TABLES)
+    with functions.in_table(TABLES["real"].copy()) as (_, settings):
+        assert settings["path"] in paths, "control: a copy is the same table"
+    mlem = inspect.unwrap(thinkalike.mlem)
+    settings = {"features": ["f"], "store": tmp_path, **PROFILES}
+    mlem(STATES, stimuli=TABLES["missing"], **settings)
+    with pytest.raises(ThinkalikeError, match=r"^stimuli row 2: f=inf is not a finite number"):
+        mlem(STATES, stimuli=TABLES["infinite"], **settings)
+
+
 def test_a_path_of_half_a_surrogate_pair_is_refused():
     for call in (open_result, thinkalike.results, thinkalike.load_stitch):
         with pytest.raises(ConfigError, match="half of a surrogate pair"):
@@ -655,6 +711,7 @@ def test_a_text_is_meant_as_it_is_written(monkeypatch):
 @pytest.mark.parametrize(
     ("name", "value"),
     [("skip_first", 2), ("embed", True), ("features", ["row"]), ("site", "z"), ("head", 1), ("level", "token"),
+     ("massive", "keep"), ("scale", "mini"),
      ("batches", np.int64(2)), ("layers", np.array([0])), ("seed", torch.tensor(1))],
 )  # fmt: skip
 def test_what_has_no_effect_on_arrays_is_refused(name, value):
@@ -663,9 +720,10 @@ def test_what_has_no_effect_on_arrays_is_refused(name, value):
 
 
 @pytest.mark.parametrize("function", ["mlem", "rsa"])
-def test_no_recording_has_a_site_before_its_layers(function):
-    with pytest.raises(ConfigError, match=r"^embed= has no effect on"):
-        inspect.unwrap(getattr(thinkalike, function))([STATES], stimuli=FRAME, embed=True)
+@pytest.mark.parametrize(("name", "value"), [("embed", True), ("massive", "keep"), ("layers", [0])])
+def test_what_is_of_layers_of_models_has_no_effect_on_recordings(function, name, value):
+    with pytest.raises(ConfigError, match=f"^{name}= has no effect on"):
+        inspect.unwrap(getattr(thinkalike, function))([STATES], stimuli=FRAME, **{name: value})
 
 
 def test_a_keyword_is_the_same_in_every_library():
@@ -809,7 +867,7 @@ def test_too_few_stimuli_for_folds_are_said_with_their_number(rows, folds, fewes
     assert len(thinkalike.mlem(states, stimuli=table, **options).table) == 1
 
 
-@pytest.mark.parametrize("measure", ["cka", "procrustes", "r2", "distance"])
+@pytest.mark.parametrize("measure", ["cka", "procrustes", "distance"])
 def test_tokens_of_a_report_that_a_measure_does_not_read_are_refused(measure):
     with pytest.raises(ConfigError, match=f"report_tokens= has no effect on {measure}; .*batches"):
         thinkalike.compare(*PAIR, measure=measure, report_tokens=2000, texts=TEXTS, **FEW)

@@ -3,15 +3,12 @@
 import numpy as np
 import pytest
 import torch
-from sklearn.linear_model import LinearRegression
 from sklearn.neighbors import NearestNeighbors
 
-from thinkalike.contrib.transfer.measures import RIDGE
 from thinkalike.measures import (
     CKA,
     LayerMeans,
-    LayerPredictions,
-    LinearPrediction,
+    ResidualStates,
     RowGroups,
     cka,
     hsic0,
@@ -21,6 +18,7 @@ from thinkalike.measures import (
     mutual_measure,
 )
 from thinkalike.measures.chance import permuted_within
+from thinkalike.measures.ridge import both_ways
 
 F64 = torch.float64
 N, VOCABULARY = 400, 30
@@ -175,14 +173,14 @@ DOSES = (0, 0.25, 0.5, 0.75, 1)
 def test_conditional_measures_read_doses_and_plain_ones_tokens():
     found = {name: [] for name in ("cka", "knn", "r2", "plain")}
     for dose in DOSES:
-        fit, judged = drawn(2000), drawn(2000)
-        x, y = alike(torch.cat([fit, judged]), dose)
-        found["cka"].append(value(given(x[2000:], y[2000:], judged)))
-        found["knn"].append(float(mutual_knn(x[2000:], y[2000:], 5, judged)))
-        ways = within(x[:2000], y[:2000], fit, x[2000:], y[2000:], judged)
+        tokens = drawn(2000)
+        x, y = alike(tokens, dose)
+        found["cka"].append(value(given(x, y, tokens)))
+        found["knn"].append(float(mutual_knn(x, y, 5, tokens)))
+        ways = within(x, y, tokens)
         assert abs(ways[0] - ways[1]) < 0.05
         found["r2"].append(ways[0])
-        found["plain"].append(float(cka(x[2000:], y[2000:])))
+        found["plain"].append(float(cka(x, y)))
     for name in ("cka", "knn", "r2"):
         assert all(before < after for before, after in zip(found[name], found[name][1:], strict=False)), name
     assert found["cka"] == pytest.approx(DOSES, abs=0.05)
@@ -282,101 +280,8 @@ def test_the_null_of_neighbours_given_the_token_is_chance():
     assert null > 0.1, "control: chance is not nothing"
 
 
-def within(x, y, tokens, x_held, y_held, held):
-    """R² given the token, both ways."""
-    prediction = LinearPrediction([(0, 0)], ridge=RIDGE)
-    groups = RowGroups.of(tokens, 4)
-    prediction.fit([groups.without_means(x)], [groups.without_means(y)])
-    groups = RowGroups.of(held, 4)
-    prediction.judge([groups.without_means(x_held)], [groups.without_means(y_held)])
-    return [float(way.value[0]) for way in prediction.compute()]
-
-
-def regressed(x, y, x_held, y_held):
-    """Held-out R² by scikit-learn."""
-    fitted = LinearRegression().fit(x, y)
-    left, whole = (y_held - fitted.predict(x_held)) ** 2, (y_held - y.mean(0)) ** 2
-    return 1 - left.sum() / whole.sum()
-
-
-def centred(x, tokens):
-    """Rows of tokens with 4 rows, less the mean of the token, by numpy."""
-    x, tokens, parts = x.double().numpy(), tokens.numpy(), []
-    for token in np.unique(tokens):
-        rows = x[tokens == token]
-        if len(rows) >= 4:
-            parts.append(rows - rows.mean(0))
-    return np.concatenate(parts)
-
-
-def test_r2_both_ways_is_scikit_learns_also_given_the_token():
-    fit, held = drawn(), drawn()
-    x, y = alike(torch.cat([fit, held]), 0.6)
-    y = torch.cat([y, torch.randn(2 * N, 8, dtype=F64)], 1) + 7
-    ways = within(x[:N], y[:N], fit, x[N:], y[N:], held)
-    rows = [centred(side, tokens) for side, tokens in ((x[:N], fit), (y[:N], fit), (x[N:], held), (y[N:], held))]
-    assert ways[0] == pytest.approx(regressed(*rows), abs=1e-7)
-    assert ways[1] == pytest.approx(regressed(rows[1], rows[0], rows[3], rows[2]), abs=1e-7)
-    plain = LinearPrediction([(0, 0)], ridge=RIDGE)
-    plain.fit([x[:N]], [y[:N]])
-    plain.judge([x[N:]], [y[N:]])
-    found = [float(way.value[0]) for way in plain.compute()]
-    rows = [part.numpy() for part in (x[:N], y[:N], x[N:], y[N:])]
-    assert found[0] == pytest.approx(regressed(*rows), abs=1e-7)
-    assert found[1] == pytest.approx(regressed(rows[1], rows[0], rows[3], rows[2]), abs=1e-7)
-    assert abs(found[0] - ways[0]) > 0.02, "control: the token is predicted, too"
-    assert abs(found[0] - found[1]) > 0.01, "control: the directions differ"
-
-
-def test_halves_that_judge_each_other_share_no_mean_of_a_token():
-    """With the means of tokens in both halves, each half has the other's error with its sign turned, twice."""
-    n, most = 480, 120
-    tokens, documents = torch.arange(n) % 60, torch.arange(n) // 60
-    places = torch.cat([tokens + 60 * (documents % 2), most + tokens + 60 * (documents % 2)])
-    x, y = torch.randn(2, 2 * n, 100, dtype=F64) + torch.randn(2, 2 * most, 100, dtype=F64)[:, places]
-    given, groups = LayerPredictions(1, 1, fit_batches=1, given="token"), RowGroups.of(tokens, 4)
-    for number, rows in enumerate((slice(0, n), slice(n, None))):
-        given.update([x[rows]], [y[rows]], groups=tokens, documents=documents + 10 * number)
-    assert abs(float(given.compute().value)) < 1e-3, "nothing is shared"
-    plain = LinearPrediction([(0, 0)])
-    plain.fit([groups.without_means(x[:n])], [groups.without_means(y[:n])], documents[groups.order])
-    plain.judge([groups.without_means(x[n:])], [groups.without_means(y[n:])], documents=documents)
-    assert float(plain.compute()[0].value) < -0.1, "control: means of all rows give the maps away"
-
-
-def test_any_chunking_gives_the_same_r2_and_intervals():
-    x, y = alike(drawn(), 0.6)
-    z = torch.randn(N, 3, dtype=F64)
-    whole, parts = LinearPrediction([(0, 0), (1, 0)], ridge=RIDGE), LinearPrediction([(0, 0), (1, 0)], ridge=RIDGE)
-    whole.fit([x[:200], z[:200]], [y[:200]])
-    whole.judge([x[200:], z[200:]], [y[200:]], documents=torch.zeros(N - 200, dtype=torch.long))
-    for part in torch.arange(200).split(30):
-        parts.fit([x[part], z[part]], {0: y[part]})
-    values = []
-    for number, part in enumerate(torch.arange(200, N).split((N - 200) // 10)):
-        parts.judge([x[part], z[part]], [y[part]], number, torch.full((len(part),), number))
-        alone = LinearPrediction([(0, 0), (1, 0)], ridge=RIDGE)
-        alone.fit([x[:200], z[:200]], [y[:200]])
-        rest = torch.tensor([row for row in range(200, N) if row not in part])
-        alone.judge([x[rest], z[rest]], [y[rest]])
-        values.append(alone.compute()[0].value)
-    for one, other in zip(whole.compute(), parts.compute(), strict=True):
-        torch.testing.assert_close(one.value, other.value, rtol=0, atol=1e-10)
-        assert one.low.isinf().all()
-    forward = parts.compute()[0]
-    spread = (torch.stack(values).var(0, correction=0) * 9).sqrt()
-    torch.testing.assert_close((forward.high - forward.low) / 2, 2.2621571628 * spread, rtol=1e-8, atol=0)
-    assert forward.value[0] > 0.2 > forward.value[1], "control: the pairs differ"
-
-
-def test_what_does_not_vary_is_an_error():
-    x, constant = torch.randn(50, 4), torch.full((50, 3), 0.1)
-    prediction = LinearPrediction([(0, 0)], ridge=RIDGE)
-    prediction.fit([x], [constant])
-    prediction.judge([x], [constant])
-    with pytest.raises(ValueError, match="target layer 0 does not vary"):
-        prediction.compute()
-    with pytest.raises(ValueError, match="give all batches to fit on first"):
-        prediction.fit([x], [x])
-    with pytest.raises(ValueError, match="a state is not finite"):
-        prediction.judge([x.index_fill(0, torch.tensor(3), torch.nan)], [constant])
+def within(x, y, tokens):
+    """R² beyond the token, both ways; each row is of one of forty documents, and has the position 0."""
+    rows = torch.arange(len(x))
+    residual = ResidualStates(tokens, rows % 40, [torch.zeros_like(rows)])
+    return both_ways(residual.predictor(x), residual.predictor(y))[:, 0].tolist()

@@ -4,7 +4,6 @@ import math
 import re
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -16,21 +15,15 @@ from thinkalike.contrib.kin.measures import jensen_shannon
 from thinkalike.instruments import instrument
 from thinkalike.instruments.layer_pairs import screen
 from thinkalike.instruments.layer_pairs.declared import DECLARED, Declared, declare
-from thinkalike.instruments.r2 import readings_of
 from thinkalike.measures import (
     CKA,
     DISTANCE_CORRELATION,
     PROCRUSTES,
     LayerMeans,
-    LayerPredictions,
-    LinearPrediction,
-    RowGroups,
     kernel_alignment,
     mutual_measure,
-    prediction,
 )
 from thinkalike.measures.estimates import numbered_by_part
-from thinkalike.memory import LiveBytes
 from thinkalike.models.load import load_model
 from thinkalike.states.tokens import Pieces, pieces
 
@@ -82,7 +75,6 @@ METRICS = {  # the words of a measure, and what it computes from batches
         lambda: LayerMeans(4, 4, mutual_measure(3), given="token"),
     ),
     "procrustes": (["measure=procrustes", *NULL], lambda: LayerMeans(4, 4, PROCRUSTES, 4)),
-    "r2": (["measure=r2", "measure.fit_batches=5"], lambda: LayerPredictions(4, 4, fit_batches=5)),
 }
 
 
@@ -90,28 +82,22 @@ METRICS = {  # the words of a measure, and what it computes from batches
 def test_a_job_leaves_the_measure_of_the_states_of_both_models(name, cli, words, pair, minis, tmp_path):
     more, new = METRICS[name]
     done, metric = cli("analyze.py", *words, *pair, *more), new()
-    for number, (states, tokens, owners) in enumerate(batches(minis, tmp_path, 80 if name == "r2" else 40)[1]):
+    for number, (states, tokens, owners) in enumerate(batches(minis, tmp_path)[1]):
         groups = {"groups": tokens} if "given" in name else {}
         metric.update(*states, number=number, documents=owners, **groups)
     result, expected = done.result, metric.compute()
     across = result.table[(result.table["source"] == "a") & (result.table["target"] == "wide")]
-    assert len(result.table) == (16 if name == "r2" else 3 * 16)
+    assert len(result.table) == 3 * 16
     for column in ("value", "low", "high"):
         ends = getattr(expected, column).flatten()
         ends = ends.where(ends.isfinite(), math.nan)  # a table has nothing there
         np.testing.assert_allclose(across[column], ends, rtol=0, atol=1e-5)
     assert result.scalars["documents"] == expected.documents
-    if name != "r2":
-        within = result.table[(result.table["source"] == "wide") & (result.table["target"] == "wide")]
-        assert np.abs(within["value"].to_numpy() - expected.within_target.value.flatten().numpy()).max() < 1e-5
+    within = result.table[(result.table["source"] == "wide") & (result.table["target"] == "wide")]
+    assert np.abs(within["value"].to_numpy() - expected.within_target.value.flatten().numpy()).max() < 1e-5
     assert [model["name"] for model in result.provenance["models"]] == ["a", "wide"]
     if name == "cka":
         assert result.scalars["distance"] == pytest.approx(float(expected.distance().value), abs=1e-5)
-    if name == "r2":
-        high = expected.back.high.flatten()
-        high = high.where(high.isfinite(), math.nan)  # the judged documents are worth fewer than eight
-        np.testing.assert_allclose(across["back_high"], high, rtol=0, atol=1e-5)
-        assert np.abs(across["back"].to_numpy() - expected.back.value.flatten().numpy()).max() < 1e-5
     if name == "procrustes":
         distance, chance = across["value"] - across["null"], expected.chance
         assert (across["calibrated"] + distance / across["null"]).abs().max() < 1e-9
@@ -136,78 +122,6 @@ def test_a_job_of_outputs_compares_logits(cli, words, pair, minis, tmp_path):
     assert (across["source_layer"], across["target_layer"]) == ("logits", "logits")
     assert 0 < across["value"] < across["null"] < math.log(2)
     assert len(table) == 3
-
-
-@pytest.mark.parametrize("given", ["none", "token"])
-def test_predictions_are_those_of_linear_maps_and_resume(given):
-    sizes, tokens = ((4, 5), (3,)), torch.arange(60) % 10
-    read = [[[torch.randn(60, d) for d in side] for side in sizes] for _ in range(6)]
-    whole = LayerPredictions(2, 1, fit_batches=3, given=given)
-    for number, batch in enumerate(read):
-        whole.update(*batch, number=number, groups=tokens if given == "token" else None)
-    groups = RowGroups.of(tokens, 4)
-    rows = [[[groups.without_means(each) for each in side] for side in batch] for batch in read]
-    rows = rows if given == "token" else read
-    maps = LinearPrediction([(0, 0), (1, 0)])
-    for batch in rows[:3]:
-        maps.fit(*batch, groups.order if given == "token" else None)
-    for batch in rows[3:]:
-        maps.judge(*batch)
-    for way, found in zip(maps.compute(), (whole.compute(), whole.compute().back), strict=True):
-        torch.testing.assert_close(way.value, found.value.flatten().double(), atol=1e-5, rtol=1e-5)
-    for cut in (0, 2, 4):
-        first, second = (LayerPredictions(2, 1, fit_batches=3, given=given) for _ in range(2))
-        for number, batch in enumerate(read):
-            if number == cut:
-                second.load_state_dict(first.state_dict())
-            metric = first if number < cut else second
-            metric.update(*batch, number=number, groups=tokens if given == "token" else None)
-        assert torch.equal(second.compute().back.high, whole.compute().back.high)
-
-
-def test_maps_of_one_pair_at_a_time_predict_the_same(cli, words, pair, forwards, monkeypatch):
-    more = ["measure=r2", "measure.fit_batches=5", "layers=[[0,1],[2,3]]", *words, *pair]
-    once, read = cli("analyze.py", *more).result, len(forwards)
-    monkeypatch.setattr(prediction, "MAPS", 1)
-    again = cli("analyze.py", *more, "force=true").result
-    pd.testing.assert_frame_equal(once.table, again.table)
-    assert once.scalars == again.scalars
-    assert (len(once.table), len(forwards)) == (4, 2 * read), "text is read once, as its states stay in memory"
-    batches = [([torch.randn(40, d) for d in (4, 5)], [torch.randn(40, 3)]) for _ in range(4)]
-    one, reads = LayerPredictions(2, 1, fit_batches=2), range(prediction.READING, prediction.READING + 4)
-    for number, batch in enumerate(batches):
-        one.update(*batch, number=number)
-    with pytest.raises(ValueError, match=f"1 of 2 layer pairs have an R².* with numbers from {prediction.READING} on"):
-        one.compute()
-    for number, batch in zip(reads, batches, strict=True):
-        state, one = one.state_dict(), LayerPredictions(2, 1, fit_batches=2)
-        one.load_state_dict(state)
-        one.update(*batch, number=number)
-    monkeypatch.setattr(prediction, "MAPS", 2**31)
-    whole = LayerPredictions(2, 1, fit_batches=2)
-    for batch in batches:
-        whole.update(*batch)
-    assert torch.equal(one.compute().high, whole.compute().high)
-    assert torch.equal(one.compute().back.low, whole.compute().back.low)
-    assert one.compute().batches == whole.compute().batches == 2
-
-
-@pytest.mark.parametrize("pairs", [1, 5, 12])
-def test_maps_take_the_memory_of_the_pairs_at_once(pairs, monkeypatch):
-    d, e, n = 96, 64, 20
-    monkeypatch.setattr(prediction, "MAPS", pairs * 16 * d * e)
-    own = min(-(-pairs // 3) + 1, 4) * d**2 + min(pairs, 3) * e**2  # pairs go from row to row
-    foreseen, count = 8 * 2 * (pairs * d * e + own), readings_of((4, d), (3, e))  # two maps of each, and their factors
-    assert count == -(-12 // pairs)
-    batches = [([torch.randn(n, d) for _ in range(4)], [torch.randn(n, e) for _ in range(3)]) for _ in range(3)]
-    metric = LayerPredictions(4, 3, fit_batches=2, ridge=1.0)
-    with LiveBytes(torch.device("cpu")) as live:
-        for reading in range(count):
-            for number, batch in enumerate(batches):
-                metric.update(*batch, number=reading * prediction.READING + number)
-    rows = 2 * 8 * n * (4 * d + 3 * e)  # of a batch in float64, as they are and less their means
-    assert foreseen / 2 < live.peak < foreseen + rows
-    assert metric.update_called
 
 
 @pytest.mark.parametrize(("both", "models"), [(("a", "a"), 1), (("a", "b"), 2)])
@@ -236,7 +150,7 @@ def test_a_job_ends_with_the_text(cli, words, pair, text_files):
     assert "batches of the 100 asked for: there is no more text" in cli("analyze.py", *words, *pair, *more).stderr
 
 
-@pytest.mark.parametrize("measure", ["cka", "r2", "distance"])
+@pytest.mark.parametrize("measure", ["cka", "distance"])
 def test_the_screen_says_how_many_rows_were_compared(measure, cli, minis, tmp_path):
     """Of short text batches hold fewer words than are asked for."""
     (tmp_path / "t.jsonl").write_text("".join(f'{{"text": "{tiny.document(n, words=12)}"}}\n' for n in range(60)))
@@ -244,13 +158,11 @@ def test_the_screen_says_how_many_rows_were_compared(measure, cli, minis, tmp_pa
     data = ["data=text", f"data.files=[{tmp_path}/t.jsonl]", "data.report_share=0.4", f"data.cache={tmp_path}/cache"]
     more = ["measure.level=word", "measure.batches=1", f"store={tmp_path}/results"]
     more += [] if measure == "distance" else ["measure.massive=keep"]  # which leaves nothing out
-    fitted = ["measure.fit_batches=1", "measure.tokens_per_batch=64"] if measure == "r2" else []
-    done = cli("analyze.py", f"measure={measure}", *models, *data, *more, *fitted)
+    done = cli("analyze.py", f"measure={measure}", *models, *data, *more)
     scalars = done.result.scalars
     assert scalars["rows"] <= 12 * scalars["documents"] < 1024
-    if measure != "r2":
-        assert scalars["rows"] == 12 * scalars["documents"], "control: it is all of them"
-        assert screen.rows_of(done.result).startswith(f"1 batches of {scalars['rows']:.0f} rows, ")
+    assert scalars["rows"] == 12 * scalars["documents"], "control: it is all of them"
+    assert screen.rows_of(done.result).startswith(f"1 batches of {scalars['rows']:.0f} rows, ")
 
 
 @pytest.mark.ci_slow

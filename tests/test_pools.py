@@ -98,10 +98,10 @@ def test_every_counted_token_is_in_one_batch(config, models, told):
     assert {group % 10 for _, group in pairs} == set(range(10))
 
 
-def test_pools_are_random_rows_and_fit_pools_share_none(config, models, told, monkeypatch):
+def test_pools_are_random_rows_that_share_none(config, models, told, monkeypatch):
     monkeypatch.setattr("thinkalike.states.batches.POOL_TOKENS", 384)  # of three batches
-    job = config("measure=r2", "measure.fit_batches=8")
-    job.measure.batches = 20  # of which 8 to fit on
+    job = config()
+    job.measure.batches = 20
     pools = read(job, models[:1])
     assert [[batch.number for batch in pool] for pool in pools] == [
         [0, 1], [2, 3, 4], [5, 6, 7], [8, 9, 10], [11, 12, 13], [14, 15, 16], [17, 18, 19]
@@ -111,7 +111,6 @@ def test_pools_are_random_rows_and_fit_pools_share_none(config, models, told, mo
     assert not any(first & second for first, second in pairwise(rows))
     order = {name: place for place, name in enumerate(keys(rows_of(job, models[0]).tokens).tolist())}
     places = [sorted(order[name] for name in each) for each in rows]
-    assert max(max(each) for each in places[:3]) == 31
     assert all(max(each) - min(each) > 15 for each in places), "from the whole side, not one row after the other"
 
 
@@ -199,17 +198,6 @@ def test_given_the_position_its_effect_counts_for_nothing(config, models, plante
         values[given] = metric.compute().as_found
     assert values["token"].min() > 0.8
     assert values["token_position"].abs().max() < 0.03
-
-
-def test_halves_to_fit_on_have_means_of_their_own(config, models):
-    job = config("measure=r2", "measure.tokens_per_batch=512", "measure.fit_batches=2", "measure.given=token_position")
-    job.measure.batches = 4
-    for pool, is_fit in zip(read(job, models[:1]), (True, False), strict=True):
-        owners, tokens = (torch.cat([getattr(batch, name) for batch in pool]) for name in ("groups", "tokens"))
-        states = torch.cat([batch.states[0][0] for batch in pool]).double()
-        for rows in (owners >= 0, owners % 2 == 0):
-            sums = torch.zeros(300, states.shape[1]).double().index_add_(0, tokens[rows].long(), states[rows])
-            assert (sums.abs().max() < 1e-3) == (is_fit or bool(rows.all()))
 
 
 def test_a_pool_without_a_frequent_token_is_refused(config, models, monkeypatch):

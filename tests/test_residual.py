@@ -28,7 +28,7 @@ def shared(text, first, second, mixing):
     """R² of two (b, t, d) states, the mean of both ways, with or without these bags among the covariates."""
     tokens, _, documents, positions = text
     residual = ResidualStates(tokens.flatten(), documents, [positions], [rows.flatten(0, 1) for rows in mixing])
-    x, y = residual.predictors([first.flatten(0, 1), second.flatten(0, 1)])
+    x, y = (residual.predictor(states.flatten(0, 1)) for states in (first, second))
     return float((x.of(y.states).shares[0] + y.of(x.states).shares[0]) / 2)
 
 
@@ -59,9 +59,9 @@ def test_word_and_each_position_are_taken_out(text):
     slow = (other_positions.float()[:, None] / 30 * torch.randn(1, WIDTH, generator=generator)).sin()
     first, second = (slow + 0.1 * torch.randn(len(slow), WIDTH, generator=generator) for _ in range(2))
     known = ResidualStates(tokens.flatten(), documents, [positions, other_positions])
-    x, y = residual.predictors([first, second])
+    x, y = residual.predictor(first), residual.predictor(second)
     assert float(x.of(y.states).shares[0]) > 0.2, "control: a function of the other model's positions is shared"
-    x, y = known.predictors([first, second])
+    x, y = known.predictor(first), known.predictor(second)
     assert float(x.of(y.states).shares[0]) < 0.05
 
 

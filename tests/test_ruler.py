@@ -10,17 +10,17 @@ from sklearn.linear_model import Ridge
 import tiny
 from conftest import composed, with_slow
 from thinkalike.errors import DataError, ModelError
-from thinkalike.instruments import run_job
+from thinkalike.instruments import r2, ruler, run_job
 from thinkalike.instruments.layer_pairs.readings import pairs_read
 from thinkalike.instruments.ruler import RulerConfig, WordComparison
 from thinkalike.instruments.stitching.instrument import in_bits
 from thinkalike.instruments.stitching.table import readings
-from thinkalike.measures import LinearPrediction
-from thinkalike.measures.closed_forms import PENALTIES, SURE
+from thinkalike.measures.closed_forms import PENALTIES, SURE, HalvedMoments, least_squares
 from thinkalike.measures.estimates import PARTS, next_rung, numbered_by_part, reading_of
 from thinkalike.measures.ridge import FOLDS, Predictor, fold_of, with_ends, with_interval
 from thinkalike.models.load import load_model, rounded
 from thinkalike.processes import Interrupted
+from thinkalike.store import Result
 
 
 def drawn(documents=12, per=20, width=6, seed=0):
@@ -88,24 +88,6 @@ def test_a_reading_lies_between_the_rungs_around_it(rungs, readings):
     assert reading_of(values, (2, 3, 4, 6), rungs).tolist() == pytest.approx([*readings.values()])
 
 
-def test_left_to_gain_is_what_half_of_the_documents_lack():
-    generator = torch.Generator().manual_seed(0)
-    x, noise = (torch.randn(400, 6, generator=generator, dtype=torch.float64) for _ in range(2))
-    y, fit, judged = noise + x @ noise[:6], slice(120), slice(120, None)
-    found, gained = LinearPrediction([(0, 0)]), []
-    found.fit([x[fit]], [y[fit]])
-    found.judge([x[judged]], [y[judged]])
-    half = torch.arange(120) % PARTS % 2 == 0
-    for back, (given, wanted) in enumerate(((x, y), (y, x))):
-        ridge, lost = Ridge(alpha=float(found.maps[0][back].penalty)), []
-        for kept in (half, half | True):
-            told = ridge.fit(given[fit][kept], wanted[fit][kept]).predict(given[judged])
-            lost.append(float((wanted[judged] - told).square().sum()))
-        gained.append((lost[0] - lost[1]) / float((wanted[judged] - wanted[fit].mean(0)).square().sum()))
-    assert float(found.left_to_gain().value) == pytest.approx(sum(gained) / 2)
-    assert min(gained) > 0
-
-
 def test_a_value_below_all_rungs_has_an_upper_end_over_documents():
     """Rungs of 0, .1 and .4 that documents move by .03 leave a value of 0 anywhere up to a half above the lowest."""
     moved = torch.linspace(-0.03, 0.03, PARTS + 1, dtype=torch.float64).roll(PARTS // 2 + 1)
@@ -129,6 +111,7 @@ def copies(tmp_path_factory):
     for bits in (4, 3):
         tiny.write_mini(root / f"copy{bits}", module=rounded(base, bits).module)
     tiny.write_mini(root / "other", seed=7)
+    tiny.write_mini(root / "wide", d_model=640)
     return root
 
 
@@ -228,16 +211,91 @@ def test_rungs_are_kept_when_a_job_stops(read, monkeypatch, tmp_path):
     assert resumed.table.equals(whole.table)
 
 
-def test_few_documents_are_refused(read, text_files):
-    with pytest.raises(DataError, match="the text of 5 documents"):
-        read("base", "copy3", f"data.files=['{text_files}/0[0-3].txt']")
+@pytest.mark.parametrize("measure", ["ruler", "r2"])
+def test_few_documents_are_refused(read, text_files, measure):
+    with pytest.raises(DataError, match="the text of 5 documents, not 2: give more text"):
+        read("base", "copy3", f"data.files=['{text_files}/0[0-3].txt']", measure=[f"measure={measure}"])
+
+
+@pytest.mark.parametrize("measure", ["ruler", "r2"])
+def test_a_value_that_its_words_cannot_carry_is_refused(read, copies, measure):
+    needed = r"R² needs about \d,\d00 words for models of width 640, and has 1,0\d\d: raise measure.words"
+    wide = [f"{side}.path={copies}/wide" for side in ("model", "target")]
+    with pytest.raises(DataError, match=needed):
+        read("base", "base", *wide, measure=[f"measure={measure}", "measure.words=1024"])
+
+
+# ---- R² of all layer pairs
+
+R2 = ("measure=r2", "measure.words=2048")
+
+
+def test_r2_is_what_the_ruler_shares_of_the_same_words(read, capsys):
+    shared = read("base", "copy3").table
+    result = read("base", "copy3", measure=R2)
+    table = result.table.set_index(["source_layer", "target_layer"]).sort_index()
+    diagonal = table.loc[[(layer, layer) for layer in shared["source_layer"]]]
+    assert diagonal["value"].to_numpy() == pytest.approx(shared["there"].to_numpy(), abs=1e-6)
+    assert diagonal["back"].to_numpy() == pytest.approx(shared["back"].to_numpy(), abs=1e-6)
+    assert len(table) == 16
+    assert (table["low"] <= table["value"]).all()
+    assert (table["plain_back"] <= table["plain_back_high"]).all()
+    assert "With words, positions and neighbours left in, R² is" in capsys.readouterr().out
+    assert result.instrument.label(result) == "residual R²"
+
+
+def test_models_that_share_their_text_alone_have_plain_r2_and_no_more(read):
+    other = read("base", "other", measure=R2).table
+    assert other["plain"].max() > 0.15, "control: words and positions can be predicted"
+    assert other[["value", "back"]].to_numpy().max() < 0.05
+    same = read("base", "base", measure=R2).table
+    is_same = same["source_layer"] == same["target_layer"]
+    assert same[is_same][["value", "back", "plain", "plain_back"]].to_numpy() == pytest.approx(1, abs=1e-3)
+    assert same[~is_same]["value"].max() < 0.99
+
+
+def test_states_that_are_not_finite_are_refused(read, monkeypatch):
+    word_states = ruler.word_states
+
+    def overflowing(*arguments):
+        return [states.index_fill(-1, torch.tensor(0), torch.inf) for states in word_states(*arguments)]
+
+    monkeypatch.setattr(ruler, "word_states", overflowing)
+    with pytest.raises(DataError, match="is not finite: run it in a wider dtype"):
+        read("base", "other", "force=true", measure=R2)
+
+
+def test_results_of_earlier_versions_are_called_plain_r2(read):
+    result = read("base", "copy3", measure=R2)
+    old = result.table.drop(columns=[name for name in result.table if name.startswith("plain")])
+    earlier = Result(result.folder)
+    vars(earlier)["table"] = old
+    assert result.instrument.label(earlier) == "R²"
+    result.instrument.show(earlier)
+
+
+def test_layer_pairs_are_the_same_however_many_predictors_fit_in_memory(monkeypatch):
+    layers = [drawn(seed=seed)[0] for seed in range(3)]
+    layers = [layer + layers[0] for layer in layers]
+    documents = drawn()[1]
+
+    def found(targets):
+        return r2.all_pairs(layers, targets, lambda states: Predictor(states, documents), "layer pair")
+
+    whole = found(list(layers))
+    alone = [Predictor(layer, documents) for layer in layers]
+    torch.testing.assert_close(whole[1, 2, 0], alone[1].of(layers[2]).shares)
+    torch.testing.assert_close(whole[1, 2, 1], alone[2].of(layers[1]).shares)
+    torch.testing.assert_close(found(layers), whole, rtol=0, atol=1e-12)
+    monkeypatch.setattr(r2, "PREDICTORS", 1)
+    assert torch.equal(found(list(layers)), whole)
+    torch.testing.assert_close(found(layers), whole, rtol=0, atol=1e-12)
 
 
 # ---- readings of measures of layer pairs
 
 OF_LAYERS = {
     "cka": ["measure=cka", "measure.batches=4"],
-    "r2": ["measure=r2", "measure.batches=4", "measure.fit_batches=4"],
     "words": ["measure=cka", "measure.batches=2", "measure.level=word", "measure.given=token"],
     "mutual_knn": ["measure=mutual_knn", "measure.batches=2"],
 }
@@ -356,18 +414,19 @@ def chosen_by_scikit_learn(x, y, halves):
 
 
 @pytest.mark.parametrize(("share", "size"), [(0.0, (12, 20, 6)), (0.5, (12, 20, 6)), (0.0, (10, 5, 40))])
-def test_r2_from_moments_is_that_of_scikit_learn(share, size):
+def test_maps_from_moments_are_those_of_scikit_learn(share, size):
     """Also of fewer rows than columns, where least squares would be far below 0."""
     (x, documents), (noise, _), (new, _), (other, _) = (drawn(*size, seed) for seed in range(4))
     mix = torch.randn(size[-1], size[-1], generator=torch.Generator().manual_seed(9), dtype=torch.float64)
     y, wanted = share * x @ mix + noise, share * new @ mix + other
-    prediction = LinearPrediction([(0, 0)])
+    moments = HalvedMoments([(0, 0)])
     for part in torch.arange(len(x)).split(70):
-        prediction.fit([x[part]], [y[part]], documents[part])
-    prediction.judge([new], [wanted], documents=documents)
+        moments.update([x[part]], [y[part]], documents[part] % PARTS)
+    found = least_squares(moments, (0, 0), ridge=None)
     penalty = chosen_by_scikit_learn(x.numpy(), y.numpy(), (documents % PARTS % 2).numpy())
     guess = Ridge(penalty, solver="svd").fit(x, y).predict(new) if penalty < np.inf else y.mean(0).numpy()
-    expected = 1 - ((wanted.numpy() - guess) ** 2).sum() / ((wanted - y.mean(0)).numpy() ** 2).sum()
-    assert float(prediction.compute()[0].value[0]) == pytest.approx(expected, abs=1e-9)
+    whole = ((wanted - y.mean(0)).numpy() ** 2).sum()
+    expected = 1 - ((wanted.numpy() - guess) ** 2).sum() / whole
+    left = wanted - found(new)
+    assert 1 - float(left.square().sum()) / whole == pytest.approx(expected, abs=1e-9)
     assert share or abs(expected) < 0.02
-    assert prediction.state_dict()["moments"] is None

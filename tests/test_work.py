@@ -53,15 +53,12 @@ def layers(count, width=WIDTH, seed=0):
 
 
 def compared(kind):
-    """A batch, or two where the first is fitted on, of two models by a measure of layer pairs, with its interval."""
+    """A batch of two models by a measure of layer pairs, with its interval."""
     measure = measure_schema(kind)()
     single = kind in OUTPUTS
     count, width = (1, VOCABULARY) if single else (LAYERS, WIDTH)
-    measure.fit_batches = 1
     metric = instrument(measure_module(kind)).metric(measure, count, count)
-    for number in range(2 if kind == "r2" else 1):
-        documents = torch.arange(ROWS) // 16
-        metric.update(layers(count, width, 2 * number), layers(count, width, 2 * number + 1), documents=documents)
+    metric.update(layers(count, width, 0), layers(count, width, 1), documents=torch.arange(ROWS) // 16)
     metric.compute()
 
 

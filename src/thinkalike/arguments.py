@@ -109,7 +109,8 @@ def takes_arrays(function: Callable[P, R]) -> Callable[..., R]:
         given.arguments.update(checked_numbers(function, given.arguments))
         check_rows(given.arguments.items())
         tensors = (each for each in _leaves(given.arguments) if isinstance(each, Tensor))
-        device = next((each.device for each in tensors), None)
+        devices = (each.device for each in tensors)
+        device = next((each for each in devices if each.type != "meta"), None)  # where an array would lose its values
         with jaxtyping.jaxtyped("context"):  # in which each letter of a shape stands for one size
             for name, each in wanted().items():
                 if name in given.arguments:
@@ -215,7 +216,10 @@ class _Number(NamedTuple):
 
 def real_numbers(values: Any, within: Within) -> list[float]:
     """Return one number, or those of a list or an array; none if one of them is no real number in this range."""
-    values = values.tolist() if hasattr(values, "tolist") else values
+    try:
+        values = values.tolist() if hasattr(values, "tolist") else values
+    except (RuntimeError, NotImplementedError):  # of a tensor that is sparse or on the device meta
+        return []
     wanted = _Number(frozenset({float}), within, is_alone=True)
     numbers = []
     for value in values if isinstance(values, list | tuple) else [values]:

@@ -12,13 +12,14 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import hashlib
 import json
 import os
 import re
 import tempfile
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from inspect import Parameter, signature
 from pathlib import Path
@@ -32,7 +33,7 @@ from safetensors.numpy import save_file
 from torch import Tensor, nn
 
 from thinkalike import plugins
-from thinkalike.arguments import check_rows, checked_numbers, takes_arrays, tensor_of
+from thinkalike.arguments import check_rows, checked_numbers, shown, takes_arrays, tensor_of
 from thinkalike.config import ModelConfig, compose_open_job, measure_module, measure_schema, options, part_named
 from thinkalike.config.parts import SMALL, AnalyzeConfig, DataConfig, StimuliConfig
 from thinkalike.config.schema import default_of, is_open
@@ -51,7 +52,7 @@ from thinkalike.models.survey import entries_of
 from thinkalike.plugins import HELD
 from thinkalike.screen import watched
 from thinkalike.store import Result
-from thinkalike.training.recipe import StitchConfig
+from thinkalike.training.recipe import StitchConfig, StitchJob
 
 Model = str | os.PathLike[str] | ModelConfig | FrozenModel | nn.Module | tuple[nn.Module, Any]
 Arrays = np.ndarray | Tensor | pd.DataFrame | Mapping[str, Any]
@@ -60,6 +61,7 @@ Table = str | os.PathLike[str] | pd.DataFrame
 Layers = str | Sequence[int] | Sequence[Sequence[int]]
 OF_WORDS = ("measure.skip_first",)  # settings of measures that choose among the words of stimuli
 RESERVED = (IDS, RUNS, "__metadata__")  # names in a file of recorded states that are no layers
+TABLE_IN_MEMORY = "DataFrame"  # begins the path of a table in memory, before its digest
 LONGEST_NAME = 1000  # letters of the name of a layer
 INPUTS = ("target", "others", "texts", "stimuli", "store", "measure")  # keywords that are no settings
 
@@ -68,10 +70,11 @@ def stitch(
     source: Model, target: Model | None = None, *, texts: Text | None = None, layers: Layers | None = None,
     site: str = "resid_post", kind: str = "linear", norm: str | None = None, rank: int = 16, init: str | None = None,
     ridge: float | None = None, loss: str | None = None, controls: bool = False, floor: bool | None = None,
-    both: bool = False, optimizer: str | None = None, whiten: bool | None = None, lr: float | None = None,
-    lr_multiples: Sequence[float] = (), seeds: int = 1, momentum: float = 0.9, scale_lr_by_momentum: bool = True,
-    weight_decay: float | None = None, clip: float = 1.0, schedule: str | None = None, steps: int | None = None,
-    warmup: int | None = None, tokens_per_step: int | None = None, field: str | None = None, group: str | None = None,
+    both: bool = False, similarity: bool = False, optimizer: str | None = None, whiten: bool | None = None,
+    lr: float | None = None, lr_multiples: Sequence[float] = (), seeds: int = 1, momentum: float = 0.9,
+    scale_lr_by_momentum: bool = True, weight_decay: float | None = None, clip: float = 1.0,
+    schedule: str | None = None, steps: int | None = None, warmup: int | None = None,
+    tokens_per_step: int | None = None, field: str | None = None, group: str | None = None,
     context: int | None = None, fit_tokens: int | None = None, report_tokens: int | None = None,
     report_share: float | None = None, scale: str = "auto", recipe: str = "honest", seed: int = 0,
     threads: int | None = None, store: str | os.PathLike[str] | None = None, force: bool = False,
@@ -81,7 +84,8 @@ def stitch(
     The table has the loss of each stitch, its `penalty` in nats per token with its interval, the
     baselines beside it, the bits of the target where it loses as much, and what more training would
     gain; `tables["details"]` has all columns. Without a target the source is stitched to itself.
-    With site="resid_mid" layers are before the MLP of each block.
+    With site="resid_mid" layers are before the MLP of each block. With similarity=True the details
+    also say how much of the states of both models is shared.
 
     >>> result = stitch("gelu-3l-mini", layers=[1], steps=4, tokens_per_step=256, report_tokens=2048)
     >>> list(result.table["source_layer"])
@@ -98,7 +102,7 @@ def compare(
     massive: str = "drop", skip_first: int = 0, skip_special_tokens: bool = False, given: str | None = None,
     null: bool | None = None, permutations: int | None = None, estimator: str = "unbiased",
     aggregate: str = "ratio_of_means", kernel: str = "linear", flatten: str = "token", neighbours: int = 10,
-    kept: float = 0.99, fit_batches: int | None = None, ridge: float | None = None, words: int = 8192,
+    kept: float = 0.99, words: int = 8192,
     field: str | None = None, group: str | None = None, context: int | None = None, report_tokens: int | None = None,
     features: Sequence[str] | None = None, scale: str = "auto", recipe: str = "honest", seed: int = 0,
     threads: int | None = None, store: str | os.PathLike[str] | None = None, force: bool = False,
@@ -119,6 +123,7 @@ def compare(
     if callable(measure) and store is not None:
         raise ConfigError("measure is a function in memory, which has no key: with store= give FILE.py:NAME")
     kind = plugins.hold(measure) if callable(measure) else measure
+    plugins.trust(plugins.named_in([kind]))
     if (own := plugins.instrument(measure_module(kind))).of_models == "all" or "model" not in own.reads:
         raise ConfigError(f"measure={kind} is of more than two models: use python analyze.py measure={kind}")
     return _result(kind, compare, locals(), [source, source if target is None else target])
@@ -144,6 +149,8 @@ def mlem(
     >>> sorted(set(result.table["feature"]))
     ['Number']
     """
+    if isinstance(model, list) and target is not None:
+        raise ConfigError("target= has no effect beside a list of models or recordings; add the target to the list")
     sides = model if isinstance(model, list) else [model, model if target is None else target]
     return _result("mlem", mlem, locals(), sides)
 
@@ -172,7 +179,8 @@ def rsa(
 ) -> Any:  # fmt: skip
     """How alike are the distances of stimuli in every two layers? Of models on stimuli, or of arrays of states.
 
-    With `stimuli`, a list of one or two models, or of arrays with a row for each stimulus, gives a `Result`. Without
+    With `stimuli`, a list of one or two models, or of arrays with a row for each stimulus, gives a `Result`. It does
+    not depend on `features`, which serve to leave out columns of a table that cannot be read as features. Without
     them, arrays of states (n, d) give the matrix of `thinkalike.measures.rsa`, with `others` by default themselves.
 
     >>> rsa([torch.randn(9, 4), torch.randn(9, 3)]).shape
@@ -275,7 +283,8 @@ def place_of(keyword: str, kind: str) -> str:
     for part, schema in {**own, "data": DataConfig, "stimuli": StimuliConfig}.items():
         if keyword in {each.name for each in fields(schema)} - {"seed"}:  # which is the job's
             return f"{part}.{keyword}"
-    if keyword not in {each.name for each in fields(AnalyzeConfig)}:
+    job = StitchJob if kind == "stitch" else AnalyzeConfig
+    if keyword not in {each.name for each in fields(job)}:
         raise ConfigError(f"{keyword} is no setting of {kind}; leave it out")
     return keyword
 
@@ -312,7 +321,7 @@ def _done(
     kind: str, settings: Mapping[str, Any], named: dict[str, Any], texts: Any, stimuli: Any, folder: Path, store: str
 ) -> Result:
     """Do the job of a kind with these settings of a command line, of models, arrays, text and stimuli in memory."""
-    models = [each for each in named.values() if _is_model(each)]
+    models = {name: each for name, each in named.items() if _is_model(each)}
     arrays = {id(each): each for each in named.values() if not _is_model(each)}
     if arrays and (kind == "stitch" or not plugins.instrument(measure_module(kind)).takes_activations):
         raise ConfigError(f"{kind} runs models, and states that are given cannot run")
@@ -326,12 +335,14 @@ def _done(
     if not models and parts["model"]:
         setting = next(iter(parts["model"]))
         raise ConfigError(f"{setting} has no effect on arrays, which no model computes; leave it out")
+    if not models and "scale" in settings:  # `check_read` allows the scale that is the default anyway
+        raise ConfigError("scale= has no effect on arrays, which no model computes; leave it out")
     layers_of = {id(side): _layers_of(side, name) for name, side in named.items() if not _is_model(side)}
     if arrays and stimuli is None:
         for setting in settings:
             if setting.startswith("stimuli.") or setting in OF_WORDS:
                 raise ConfigError(f"{setting} has no effect on arrays without stimuli; leave it out")
-        stimuli = _numbered(kind, [*models, *arrays.values()], layers_of)
+        stimuli = _numbered(kind, [*models.values(), *arrays.values()], layers_of)
     with in_place(models) as configs, in_table(stimuli) as (chosen, own):
         words = [] if kind == "stitch" else [f"measure={kind}"]
         names = {id(each): name for name, each in reversed(named.items())}
@@ -350,7 +361,7 @@ def _done(
         entry = "train" if kind == "stitch" else "analyze"
         config = compose_open_job(entry, words, **made, **({"scale": _scale(configs)} | parts[""]))
         keys = [*settings, *(name for name, each in (("data", texts), ("stimuli", stimuli)) if each is not None)]
-        keys += ["target"] if len(models) > 1 and models[0] is not models[1] else []
+        keys += ["target"] if len(set(map(id, models.values()))) > 1 else []
         if alone:
             keys = [key.replace("model.", "target.") for key in keys]
         check_read([f"{key}=0" for key in keys], config)
@@ -369,24 +380,28 @@ def naming(keywords: Iterable[str]) -> Iterator[None]:
         said = re.sub(
             r"\S*/thinkalike-\w+/([^/ ]+?)(/arrays\d*\.safetensors(: states\b)?|\.jsonl)", r"\1", said
         )  # in memory
+        said = re.sub(rf"\b{TABLE_IN_MEMORY} [0-9a-f]{{64}}(: stimuli\b)?", "stimuli", said)
         said = re.sub(r"\bdata\.files\b", "texts", re.sub(r"\bdata=", "texts=", said))
         error.args = (re.sub(r"\bmodel@target=", "target=", said),)
         raise
 
 
 @contextlib.contextmanager
-def in_place(models: Sequence[Any]) -> Iterator[list[ModelConfig]]:
+def in_place(models: Mapping[str, Any]) -> Iterator[list[ModelConfig]]:
     """Yield the configurations of models, named or in memory; meanwhile `load_model` gives the latter for theirs.
 
     A model in memory enters keys by its weights, settings, tokenizer, and what else decides its output. One that has
     the label of another model gets a number. Two models share a path only if they are one module with one tokenizer.
+
+    Args:
+        models: by the names of the arguments, which errors have.
     """
     configs: list[ModelConfig] = []
     loaded: dict[tuple[int, ...], FrozenModel] = {}  # by what is the same object
     try:
-        for model in models:
+        for argument, model in models.items():
             if isinstance(model, ModelConfig | str | os.PathLike):
-                configs.append(configured(model, {}))
+                configs.append(_configured(model, argument))
                 continue
             objects = model if isinstance(model, tuple) else (model,)
             frozen = loaded.get(tuple(map(id, objects)))
@@ -404,6 +419,15 @@ def in_place(models: Sequence[Any]) -> Iterator[list[ModelConfig]]:
     finally:
         for config in configs:
             HELD.pop(str(config.path), None)
+
+
+def _configured(model: ModelConfig | str | os.PathLike[str], argument: str) -> ModelConfig:
+    """Return the configuration of a model; an error has the name of the argument that gives it."""
+    try:
+        return configured(model, {})
+    except ConfigError as error:
+        error.args = (re.sub(r"^model=", lambda _: f"{argument}=", str(error)),)
+        raise
 
 
 def _share_a_name(config: ModelConfig, other: ModelConfig) -> bool:
@@ -496,13 +520,41 @@ def _text(texts: Any, settings: dict[str, Any], folder: Path) -> tuple[str, dict
         raise ConfigError(f"texts has the parts {', '.join(map(str, texts))}: give one of them")
     if not isinstance(texts, Iterable) or isinstance(texts, bytes | Tensor):
         raise ConfigError(f"texts is {type(texts).__name__}: give the name of a data set, a file or a list of strings")
-    path, name = folder / "texts.jsonl", settings.get("field") or "text"
+    for setting in ("field", "group"):
+        if not isinstance(settings.get(setting, ""), str):
+            raise ConfigError(f"{setting}={shown(settings[setting])} must be text, the name of one field of records")
+    field = settings.get("field", "text")
+    path = folder / "texts.jsonl"
     with path.open("w", encoding="utf-8") as file:
-        for each in texts:
-            if not isinstance(each, str | Mapping):
-                raise ConfigError(f"texts holds a {type(each).__name__}: give strings, or records with a {name}")
-            file.write(json.dumps(dict(each) if isinstance(each, Mapping) else {name: each}, default=str) + "\n")
+        for place, text in enumerate(texts):
+            if isinstance(text, Mapping):
+                record = _record(text, {field, settings.get("group")}, f"texts[{place}]")
+            elif not isinstance(text, str):
+                raise ConfigError(f"texts holds a {type(text).__name__}: give strings, or records with a {field}")
+            elif "field" in settings:
+                raise ConfigError(f"field={field} has no effect on strings, which have no fields; leave it out")
+            else:
+                record = {field: text}
+            file.write(json.dumps(record) + "\n")
     return "text", {"files": [str(path)], **settings}
+
+
+def _record(record: Mapping[Any, Any], read: Container[str | None], place: str) -> dict[str, Any]:
+    """Return a record as JSON can have it: the fields that are read, and None for all others."""
+    written: dict[str, Any] = {}
+    for name, value in record.items():
+        if not isinstance(name, str):
+            raise ConfigError(f"{place} has the key {shown(name)}: give names of fields as text")
+        if name not in read:
+            written[name] = None
+            continue
+        value = value.item() if isinstance(value, np.generic) else value
+        if isinstance(value, datetime.date):
+            value = value.isoformat()
+        if not isinstance(value, str | int | float | None):
+            raise ConfigError(f"{place}[{name!r}] is {type(value).__name__}, and neither text nor a number")
+        written[name] = value
+    return written
 
 
 @contextlib.contextmanager
@@ -517,19 +569,42 @@ def in_table(stimuli: Any) -> Iterator[tuple[str, dict[str, Any]]]:
         return
     stimuli = with_named_index(stimuli, "stimuli")
     try:
-        content = stimuli.to_json(orient="split", double_precision=15)
+        place = f"{TABLE_IN_MEMORY} {_digest(stimuli)}"
     except UnicodeEncodeError as error:
         raise ConfigError(
             f"stimuli has {error.object[error.start]!r}, which is half of a character: remove it"
         ) from None
-    except (ValueError, TypeError, OverflowError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise ConfigError(f"stimuli has a cell that is neither text nor a number: {one_line(error)}") from error
-    place = f"DataFrame {hashlib.sha256(content.encode()).hexdigest()[:8]}"
     HELD[place] = stimuli
     try:
         yield "table", {"path": place}
     finally:
         HELD.pop(place, None)
+
+
+def _digest(table: pd.DataFrame) -> str:
+    """Return the SHA-256 of all that is read from a table: names, types, categories in their order, exact cells.
+
+    `DataFrame.to_json` would not do: it writes infinity as NaN, rounds numbers, and leaves types and categories out.
+    """
+    columns = []
+    for place, name in enumerate(table.columns.tolist()):
+        column = table.iloc[:, place]
+        categories: Any = None
+        if isinstance(column.dtype, pd.CategoricalDtype):
+            categories = [column.cat.categories.tolist(), bool(column.cat.ordered)]
+        columns.append([name, str(column.dtype), categories, column.tolist()])
+    content = json.dumps(columns, default=_typed, ensure_ascii=False)  # as ASCII, half a character would pass
+    return hashlib.sha256(content.encode()).hexdigest()
+
+
+def _typed(cell: Any) -> list[Any]:
+    """Return a cell that JSON lacks with its type, since a date and its text are different cells."""
+    kind = type(cell).__qualname__
+    if isinstance(cell, np.ndarray | np.generic):
+        return [kind, str(cell.dtype), cell.tolist()]
+    return [kind, repr(cell)]
 
 
 def _plain(value: Any) -> Any:

@@ -37,7 +37,7 @@ def words(text_files, tmp_path):
 @pytest.mark.slow
 def test_six_models_run_once_per_batch_for_four_measures(cli, words, six, forwards, tmp_path):
     kinds = ("cka", "mutual_knn", "r2", "jsd")
-    words = [*words, f"measure.measures=[{','.join(kinds)}]", "measure.fit_batches=12", "measure.level=token"]
+    words = [*words, f"measure.measures=[{','.join(kinds)}]", "measure.words=2048", "measure.level=token"]
     words += [list_of(six, SIX), f"store={tmp_path}/store"]
     (result,) = results(cli("analyze.py", *words))
     assert len(forwards) == len(set(forwards)), "no model reads a batch twice"
@@ -75,7 +75,7 @@ def test_an_atlas_part_has_the_bits_of_its_measure_alone(cli, words, six, tmp_pa
 
 
 def test_kinds_that_share_a_pass_are_together_and_others_alone():
-    configs = [composed(f"measure={kind}", TWO, entry="analyze") for kind in ("cka", "rsa", "r2")]
+    configs = [composed(f"measure={kind}", TWO, entry="analyze") for kind in ("cka", "rsa", "mutual_knn")]
     assert passes([job for config in configs for job in asked_for(config)]) == [[0, 2], [1]], "rsa reads stimuli"
 
 

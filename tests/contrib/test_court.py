@@ -35,8 +35,11 @@ from thinkalike.contrib.papers.experiment import job_of
 from thinkalike.contrib.papers.validity_court import TARGETS
 from thinkalike.data.alignment import same_vocabulary
 from thinkalike.data.corpus import TokenRows
-from thinkalike.measures import cka, mutual_knn, rsa
+from thinkalike.measures import ResidualStates, cka, mutual_knn, rsa
+from thinkalike.measures.estimates import numbered_by_part
+from thinkalike.measures.ridge import both_ways
 from thinkalike.models.load import load_model
+from thinkalike.states.mixing import BAGS, TokenMixing
 from thinkalike.store import Result
 from thinkalike.training.run import Run, fit
 
@@ -94,6 +97,25 @@ def test_penalty_kl_and_distances_are_those_of_other_code(bench, heard):
         apart = ((stitched - goal).norm(dim=-1) / goal.norm(dim=-1))[:, :-1].mean()
         assert found == pytest.approx(float(apart), rel=1e-3)
     assert len(course.distances) == 3
+
+
+def test_residual_r2_is_that_of_the_ruler(bench, heard):
+    """A rotation keeps all, maps of a high condition nearly all, and tokens alone nothing."""
+    assert heard["rotated"].residual_r2 == pytest.approx(1, abs=1e-3)
+    for name in ("rescaled and permuted", "affine"):
+        assert 0.95 < heard[name].residual_r2 < 1 + 1e-9
+    assert abs(heard["token code"].residual_r2) < 0.02
+    rows = bench.setting.report.long()
+    inside = slice(1, -1)
+    positions = torch.arange(rows.shape[1]).expand_as(rows)[:, inside].flatten()
+    bags = [each[:, inside].flatten(0, 1) for each in TokenMixing(bench.setting.target).residuals(rows, [*BAGS])]
+    documents = numbered_by_part(bench.setting.documents[:, inside].flatten())
+    residual = ResidualStates(rows[:, inside].flatten(), documents, [positions], bags)
+    other, own = (
+        residual.predictor(model.residuals(rows, [LAYER])[0][:, inside].flatten(0, 1))
+        for model in (bench.setting.siblings["other seed"], bench.setting.target)
+    )
+    assert heard["other seed"].residual_r2 == pytest.approx(float(both_ways(other, own)[:, 0].mean()), abs=1e-9)
 
 
 def test_likeness_is_that_of_a_stitching_report(bench, heard):
@@ -163,6 +185,9 @@ def test_real_minis_are_told_from_misleading_sources(cli):
     words = ["measure=court", "model=gelu-3l-mini", "measure.siblings={other seed: gelu-3l-mini-s1}"]
     chosen = "measure.sources=[rotated,noisy states,superset,bag of all,next token,other seed]"
     table = cli("analyze.py", *words, chosen).result.table
+    residual = table.set_index("source")["residual R²"]
+    assert residual[["rotated", "noisy states"]].min() > 0.9
+    assert residual[["bag of all", "next token"]].max() < 0.1 < residual["other seed"] < 0.9
     beyond = table.set_index("source")["r2_output_beyond"]
     assert beyond[["rotated", "noisy states", "superset"]].min() > 0.9
     assert beyond[["bag of all", "next token"]].max() < 0.06 < beyond["other seed"] < 0.9

@@ -16,6 +16,7 @@ from conftest import composed
 from test_ruler import chosen_by_scikit_learn
 from thinkalike.contrib.court import tokens_alone
 from thinkalike.contrib.court.likeness import likeness_of, output_roots
+from thinkalike.contrib.court.regression import RegressionMoments
 from thinkalike.contrib.court.tokens_alone import (
     AHEAD,
     Beyond,
@@ -25,11 +26,10 @@ from thinkalike.contrib.court.tokens_alone import (
     surprises,
     token_codes,
 )
-from thinkalike.contrib.transfer.measures import RIDGE
 from thinkalike.data.corpus import PairedRows, TokenRows
 from thinkalike.errors import DataError
-from thinkalike.measures import LinearPrediction
-from thinkalike.measures.closed_forms import HalvedMoments, halves_of
+from thinkalike.measures import Predictor
+from thinkalike.measures.closed_forms import halves_of
 from thinkalike.models.families import EMBED
 from thinkalike.models.load import load_model
 
@@ -305,7 +305,7 @@ def test_few_rows_share_what_was_planted_or_nothing(tokens, most):
 
     (fit, halves), (judged, _) = left(1536, 2), left(3072, 1)
     for y, planted in ((1, most), (2, 0)):
-        moments = HalvedMoments([(0, 0)])
+        moments = RegressionMoments([(0, 0)])
         moments.update(fit[:1], fit[y : y + 1], halves)
         found = Judged(moments.ridge((0, 0)))
         found.add(judged[0], judged[y], torch.zeros(len(judged[0]), dtype=torch.long))
@@ -335,11 +335,8 @@ def test_only_what_later_text_decides_is_predicted_of_the_future():
     surprising = surprises(states, finish, drawn, codes)
     noise = torch.randn(vocabulary, 64, dtype=F64)[drawn]  # clustered by the next token
     half = torch.cat([noise[:, :8] + torch.randn(n, 8, dtype=F64), states], 1)
-    prediction = LinearPrediction([(0, 0), (1, 0), (2, 0)], ridge=RIDGE)
-    prediction.fit([states[:5000], noise[:5000], half[:5000]], [surprising[:5000]])
-    for part in torch.arange(5000, n).split(100):
-        prediction.judge([states[part], noise[part], half[part]], [surprising[part]])
-    own, leak, weak = prediction.compute()[0].value.tolist()
+    documents = torch.arange(n) % 50
+    own, leak, weak = (float(Predictor(each, documents).of(surprising).shares[0]) for each in (states, noise, half))
     assert abs(own) < 0.01
     assert leak > 0.8
     assert 0.05 < weak < leak

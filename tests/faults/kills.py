@@ -46,7 +46,7 @@ COMMANDS = {
     "loss": f"analyze.py measure=loss model.path={{here}}/a model.context=32 {TEXT}",
     "cka": f"analyze.py measure=cka {PAIR} {TEXT} measure.batches=110 measure.tokens_per_batch=32",
     "mutual_knn": f"analyze.py measure=mutual_knn {PAIR} {TEXT} measure.batches=30 measure.tokens_per_batch=64",
-    "r2": f"analyze.py measure=r2 {PAIR} {TEXT} measure.batches=30 measure.fit_batches=80 measure.tokens_per_batch=32",
+    "r2": f"analyze.py measure=r2 {PAIR} {TEXT} measure.words=2048",
     "mlem": f"analyze.py measure=mlem model=gpt2-mini {STIMULI}",
     "rsa": f"analyze.py measure=rsa model=gpt2-mini {STIMULI}",
     "experiment": "analyze.py experiment=salle2024/table_s1 scale=mini",

@@ -282,6 +282,7 @@ class TrainConfig(JobConfig):
     task: str = "stitch"  # what is fitted: stitch | pretrain | nli | sae
     # what penalties stand beside: bits: the target rounded to 2 to 8 bits; null: nothing
     ruler: Literal["bits"] | None = "bits"
+    similarity: bool = False  # also say whether the states of stitched layers are similar, as measure=ruler has it
 
 
 @dataclass
@@ -308,14 +309,17 @@ class AnalyzeConfig(JobConfig):
     def without_model(self) -> AnalyzeConfig:
         """Return a configuration with recordings, with those models alone that are asked for beside them.
 
-        Without any, no state of tokens is read, so that `stimuli.token` and `measure.embed` have no effect.
+        Without any, no state of tokens is read, so that `layers`, `stimuli.token`, `measure.embed` and
+        `measure.massive` have no effect.
         """
         without = copy(self)  # not `replace`, as a configuration that a user gives must have them
         without.model, without.target = map(self.beside_recordings.get, ("model", "target"))  # type: ignore[assignment]
         if not self.beside_recordings:
+            without.layers = "same"
             without.stimuli = replace(self.stimuli, token="last")
-            if hasattr(self.measure, "embed"):
-                without.measure = replace(self.measure, embed=False)  # type: ignore[call-arg]
+            of_tokens: dict[str, Any] = {"embed": False, "massive": "drop"}
+            of_tokens = {name: value for name, value in of_tokens.items() if hasattr(self.measure, name)}
+            without.measure = replace(self.measure, **of_tokens)
         return without
 
     @property

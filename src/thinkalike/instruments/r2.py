@@ -1,79 +1,211 @@
-"""measure=r2: how much of each layer a linear map of each other one predicts on held-out text, in both directions."""
+"""measure=r2: what a linear map of each layer of one model predicts of each layer of the other, in both directions.
+
+R² is that of states less the word, its position and linear mixing of the earlier tokens, as `measure=ruler` has it for
+a few layer pairs, and beside it that of the states as they are.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import cache
-from typing import Any, ClassVar, Optional
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
-from thinkalike.config import AnalyzeConfig, left_open, ranged
-from thinkalike.errors import ConfigError
-from thinkalike.instruments.layer_pairs.frame import LayerPairs, LayerPairsConfig, layers_compared
-from thinkalike.measures.prediction import KEPT, READING, LayerPredictions, pairs_at_once
-from thinkalike.models.frozen import FrozenModel
+from thinkalike.config import AnalyzeConfig, MeasureConfig, ranged
+from thinkalike.digests import remembered
+from thinkalike.evaluation.language import document_numbers
+from thinkalike.instruments.layer_pairs import screen
+from thinkalike.instruments.layer_pairs.frame import LayerMatrix, layers_compared
+from thinkalike.instruments.ruler import (
+    LEAST_WORDS,
+    WORDS,
+    WORDS_PER_ROW,
+    WordComparison,
+    Words,
+    fewest_words,
+    say_left_out,
+    tokens_of_words,
+)  # fmt: skip
+from thinkalike.job import Outcome, Work
+from thinkalike.job.instrument import LADDER
+from thinkalike.measures.ridge import Predictor, both_ways, bytes_of_predictor, with_interval
+from thinkalike.memory import hand_back
+from thinkalike.models.families import layers_at_depths
+from thinkalike.models.load import load_models
 from thinkalike.models.shapes import Passes, Shapes
-from thinkalike.states.batches import ModelRuns, StateBatch, StateBatches
+from thinkalike.processes import doing
+from thinkalike.screen import show_text
+from thinkalike.store import Result
+from thinkalike.tables import layer_rows, matrix_rows
+
+PREDICTORS = 2**31  # bytes of predictors of source layers in memory at once
+TIMED_ROWS = 2048  # rows of states that a forecast compares at most; the time of more is extrapolated
 
 
-# ruff: noqa: UP045
 @dataclass
-class R2Config(LayerPairsConfig):
-    """The settings of linear prediction; `batches` judge, after those that maps are fitted on."""
+class R2Config(MeasureConfig):
+    """The settings of held-out R² of all layer pairs."""
 
     kind: str = "r2"
-    fit_batches: int = left_open(64, least=1, most=10**9)  # of other text, before those that judge
-    ridge: Optional[float] = ranged(None, above=0, most=1e6)  # in units of the mean variance of the states; null: it is
-    # chosen by cross-validation over documents
+    words: int = ranged(WORDS, least=LEAST_WORDS, most=10**8)  # of held-out text, in pieces of up to 128
+    embed: bool = False  # also the site before block 0
+    massive: Literal["drop", "keep"] = "drop"  # the few words whose long states decide some layer
 
 
-class LayerR2(LayerPairs, kind="r2", version=11, reads=("model", "target", "layers", "data", "measure", "ruler")):
+class LayerR2(LayerMatrix, kind="r2", version=12, reads=("model", "target", "layers", "data", "measure")):
     """Predicts all layers of `model@target` from all of `model`, and back."""
 
-    name = "R²"
-    takes_activations: ClassVar[bool] = False
-    is_shared: ClassVar[bool] = False  # what judges waits for all that fits
-
-    def metric(self, measure: Any, source_layers: int, target_layers: int) -> Any:
-        options = {key: getattr(measure, key) for key in ("fit_batches", "given", "ridge")}
-        return LayerPredictions(source_layers, target_layers, **options)
+    name = "residual R²"
 
     def passes(self, config: AnalyzeConfig, shapes: Shapes) -> list[Passes]:
+        tokens = tokens_of_words(config.measure.words)  # type: ignore[attr-defined]
+        return [each.passes("models", tokens, 128, full=False) for each in dict.fromkeys(shapes.values())]
+
+    def seconds(self, config: AnalyzeConfig, shapes: Shapes) -> float:
+        """Return what maps take, from the time of those of one layer pair, which is found once for a machine."""
+        rows = config.measure.words // WORDS_PER_ROW  # type: ignore[attr-defined]
+        timed = min(rows, TIMED_ROWS)
         compared = layers_compared(config, shapes)
-        both = shapes["model"], shapes.get("target", shapes["model"])
-        readings = readings_of(*((compared[each], each.width) for each in both))
-        found = super().passes(config, shapes)
-        return [replace(each, tokens=readings * each.tokens) if each.is_shared else each for each in found]
+        source = shapes["model"]
+        target = shapes.get("target", source)
+        width = max(source.width, target.width)
+        of_layer, of_pair = remembered_seconds(timed, width)
+        pairs = compared[source] * compared[target]
+        of_residuals = (of_layer * sum(compared.values()) + of_pair * pairs) * rows / timed
+        return 2 * of_residuals  # and of the states as they are
 
-    def batches(
-        self, measure: Any, config: AnalyzeConfig, models: Sequence[FrozenModel], runs: ModelRuns
-    ) -> StateBatches:
-        both = replace(measure, batches=measure.fit_batches + measure.batches)
-        batches = super().batches(both, config, models, runs)
-        if batches.batches <= measure.fit_batches:
-            left = f"none of the {batches.batches} batches of held-out text to judge"
-            raise ConfigError(f"measure.fit_batches={measure.fit_batches} leaves {left}: lower it, or tokens_per_batch")
-        layers = [(len(own), model.d_model) for model, own in zip(models, self.sites(config, models), strict=True)]
-        readings, floats = readings_of(*layers), sum(count * width for count, width in layers)
-        stay = readings > 1 and 4 * batches.batches * measure.tokens_per_batch * floats <= KEPT
-        read = cache(lambda own: [*batches.pool(own)]) if stay else batches.pool
+    def smaller(self, config: AnalyzeConfig, shapes: Shapes, chosen: Collection[str]) -> Iterator[dict[str, Any]]:
+        """Yield fewer layers of equal relative depth, and then fewer words, as many as a number needs at least."""
+        words = config.measure.words  # type: ignore[attr-defined]
+        depths = shapes["model"].layers, shapes.get("target", shapes["model"]).layers
+        least = min(fewest_words(shape.width for shape in shapes.values()), words)
+        for layers, share in LADDER:
+            fewer: dict[str, Any] = {"layers": layers_at_depths(layers, *depths)} if layers < max(depths) else {}
+            if share > 1:
+                fewer["measure.words"] = max(words // share, least)
+            yield fewer
 
-        def pool(number: int) -> Iterator[StateBatch]:
-            reading, own = divmod(number, batches.total)
-            return (each._replace(number=reading * READING + each.number) for each in read(own))
+    def holds(self, config: AnalyzeConfig, shapes: Shapes) -> float:
+        """Return the bytes of the states of all words at all layers, and of the maps that are made at once."""
+        layers = layers_compared(config, shapes)
+        floats = sum(count * each.width for each, count in layers.items())
+        return 4.0 * config.measure.words * floats + PREDICTORS  # type: ignore[attr-defined]
 
-        return replace(batches, pool=pool, total=readings * batches.total)
+    def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
+        measure: Any = config.measure
+        with work.phase("loading"):
+            models = load_models(config.model, config.target)
+            words = Words(config.data, list(dict.fromkeys(models)), measure.words)
+            hand_back(models[0].device)
+        sites = self.sites(config, models)
+        with work.phase("models"):
+            compared = WordComparison(words, models, sites, keeps_massive=measure.massive == "keep")
+            compared.check_number()
+        say_left_out(compared)
+        described = [model.describe() for model in models]
+        names = [model.name for model in models]
+        layers = [layer_rows(name, self.named(own)) for name, own in zip(names, sites, strict=True)]
+        sources, targets = compared.states
+        if models[0] is models[1]:
+            targets = sources
+        numbers = document_numbers(torch.bincount(compared.residual.documents))
+        with work.phase("maps"):
+            residual = all_pairs(sources, targets, compared.residual.predictor, "layer pair")
+            plain = all_pairs(sources, targets, compared.residual.plain_predictor, "layer pair as it is")
+        ways = {
+            "value": residual[:, :, 0],
+            "back": residual[:, :, 1],
+            "plain": plain[:, :, 0],
+            "plain_back": plain[:, :, 1],
+        }
+        columns: dict[str, Tensor] = {}
+        for column, shares in ways.items():
+            columns |= _with_ends(column, shares)
+        table = matrix_rows(layers[0], layers[1], **columns)
+        arrays = {column: columns[column].numpy() for column in ways}
+        scalars = numbers | {"words": float(len(compared.residual.rows)), "words_used": compared.share_compared}
+        facts = {"data": {"name": config.data.name, "level": "word"}}
+        components = screen.components_of(table, self.is_distance) if names[0] != names[1] else {}
+        return Outcome(table, scalars, arrays, tables=components, models=described, facts=facts)
 
-    def columns(self, estimates: Any) -> dict[str, torch.Tensor]:
-        columns = dict(zip(("back", "back_low", "back_high"), estimates.back, strict=True))
-        if (gain := estimates.left_to_gain).value.isfinite().all():
-            columns |= dict(zip(("left_to_gain", "left_to_gain_low", "left_to_gain_high"), gain, strict=True))
-        return columns
+    def label(self, result: Result) -> str:
+        """Return what tables and figures call the measure; results of earlier versions are of states as they are."""
+        label = super().label(result)
+        return label if "plain" in result.table else label.replace(self.name, "R²")
+
+    def show(self, result: Result) -> None:
+        super().show(result)
+        if "plain" in result.table:
+            compared = screen.at_equal_depth(result.table)
+            ends = [f"{value:.2f}" for value in (compared["plain"].min(), compared["plain"].max())]
+            span = " to ".join(dict.fromkeys(ends))
+            show_text(f"With words, positions and neighbours left in, R² is {span} at these layers.")
 
 
-def readings_of(source: tuple[int, int], target: tuple[int, int]) -> int:
-    """Return how often text is read for the maps of all layer pairs, given number and width of both models' layers."""
-    (layers, d), (depths, e) = source, target
-    return -(-layers * depths // pairs_at_once(d, e))
+def all_pairs(
+    sources: Sequence[Tensor], targets: Sequence[Tensor], predictor: Callable[[Tensor], Predictor], counted: str
+) -> Float[Tensor, "l m 2 replicates"]:
+    """Return the R² of each target layer from each source layer, and back, and those without each part of documents.
+
+    Predictors of as many source layers as fit into `PREDICTORS` bytes are in memory at once, and those of target layers
+    are made again for the next.
+
+    Args:
+        targets: The same list as the sources if a model is compared with itself: each pair is then fitted once.
+        predictor: Makes the predictor of a layer's states.
+        counted: What the progress calls a pair of layers.
+    """
+    is_itself = targets is sources
+    values: dict[tuple[int, int], Tensor] = {}
+    held = bytes_of_predictor(len(sources[0]), max(states.shape[1] for states in sources))
+    at_once = max(int(PREDICTORS / held), 1)
+    with doing(counted, len(sources) * len(targets)) as activity:
+        for first in range(0, len(sources), at_once):
+            block = [predictor(states) for states in sources[first : first + at_once]]
+            for depth, states in enumerate(targets):
+                if is_itself and depth < first:
+                    continue
+                in_block = is_itself and depth < first + len(block)
+                target = block[depth - first] if in_block else predictor(states)
+                for layer, source in enumerate(block, first):
+                    if is_itself and layer > depth:
+                        continue
+                    values[layer, depth] = both_ways(source, target)
+                    if is_itself:
+                        values[depth, layer] = values[layer, depth].flip(0)
+                    activity.reach(len(values))
+    rows = [torch.stack([values[layer, depth] for depth in range(len(targets))]) for layer in range(len(sources))]
+    return torch.stack(rows)
+
+
+def _with_ends(name: str, shares: Float[Tensor, "l m r"]) -> dict[str, Float[Tensor, "l m"]]:
+    """Return the columns of a value and of the ends of its interval."""
+    prefix = "" if name == "value" else f"{name}_"
+    found = with_interval(shares)
+    return {name: found.value, f"{prefix}low": found.low, f"{prefix}high": found.high}
+
+
+def remembered_seconds(rows: int, width: int) -> tuple[float, float]:
+    """Return the seconds that the predictor of a layer takes, and both directions of a layer pair."""
+    of_layer = remembered(f"predictor of {rows} rows, {width}", partial(_timed, rows, width, is_pair=False))
+    of_pair = remembered(f"predictors of {rows} rows, {width}", partial(_timed, rows, width, is_pair=True))
+    return of_layer, of_pair
+
+
+def _timed(rows: int, width: int, is_pair: bool) -> float:
+    """Return the seconds of making one predictor of random states, or of predicting both ways between two."""
+    generator = torch.Generator().manual_seed(0)
+    documents = torch.arange(rows) % 50
+    states = [torch.randn(rows, width, generator=generator) for _ in range(2)]
+    one, other = (Predictor(each, documents) for each in states)
+    began = time.perf_counter()
+    if is_pair:
+        both_ways(one, other)
+    else:
+        Predictor(states[0], documents)
+    return time.perf_counter() - began

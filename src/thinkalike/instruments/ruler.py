@@ -40,7 +40,7 @@ from thinkalike.measures.estimates import (
     why_no_interval,
 )  # fmt: skip
 from thinkalike.measures.residual import ResidualStates
-from thinkalike.measures.ridge import FOLDS, Predictor, with_ends, with_interval
+from thinkalike.measures.ridge import FOLDS, Predictor, both_ways, with_ends, with_interval
 from thinkalike.memory import hand_back
 from thinkalike.models.families import layers_at_depths, pairs_of_layers
 from thinkalike.models.frozen import FrozenModel
@@ -58,7 +58,7 @@ from thinkalike.screen import (
     span,
     text_column,
 )  # fmt: skip
-from thinkalike.states.batches import say_massive
+from thinkalike.states.batches import KEEPS_MASSIVE, say_massive
 from thinkalike.states.mixing import BAGS, CONTROLS, POSITION, TokenMixing
 from thinkalike.states.tokens import Pieces, TextReader, drawn_pieces, text_reader, word_states
 from thinkalike.store import Headline, Result
@@ -69,6 +69,9 @@ States = list[Tensor]  # of rows of text, at each layer that is compared
 
 DEPTHS = 5  # layers of each model, at equal relative depth, unless `layers=` names some
 AT_ONCE = 8  # pieces of text in a pass
+WORDS = 8192  # of held-out text, unless more are needed or asked for
+LEAST_WORDS = 256  # that can be asked for
+MORE_WORDS = "raise measure.words, or give more text"
 ROWS_PER_DIMENSION = 2  # words that are compared, for each dimension of the wider model, at least
 WORDS_PER_ROW = 2  # about half of the words of a text stand twice in a fifth of it
 UNTRAINED, TEXT, MIXING = "untrained", "other text", "local mixing"
@@ -83,7 +86,7 @@ class RulerConfig(MeasureConfig):
     """The settings of the ruler."""
 
     kind: str = "ruler"
-    words: int = ranged(8192, least=256, most=10**8)  # of held-out text, in pieces of up to 128
+    words: int = ranged(WORDS, least=LEAST_WORDS, most=10**8)  # of held-out text, in pieces of up to 128
     massive: Literal["drop", "keep"] = "drop"  # the few words whose long states decide some layer
     # layers: the own layers 1, 2 and 4 blocks away; text: states of other text; names and folders of further models
     rungs: list[str] = field(default_factory=lambda: ["bits"])
@@ -144,29 +147,52 @@ class Comparison(ABC):
         """Return the same of one side's model and the states of a point."""
 
 
+def tokens_of_words(words: int) -> float:
+    """Return about how many tokens a model reads for so many words."""
+    return 1.5 * words
+
+
+def fewest_words(widths: Iterable[int]) -> int:
+    """Return about how many words of text a number needs, from the widths of both models."""
+    return WORDS_PER_ROW * ROWS_PER_DIMENSION * max(widths)
+
+
 class Words:
     """Words of text in pieces of several documents, as two models read them.
+
+    Args:
+        words: How many there are, at least.
+        remedy: What an error about too few words tells the user to do.
 
     Raises:
         DataError: There are too few documents, or no word stands twice in the same fold of them.
     """
 
-    def __init__(self, data: DataConfig, models: Sequence[TextReader], words: int):
+    def __init__(self, data: DataConfig, models: Sequence[TextReader], words: int, remedy: str = MORE_WORDS):
+        self.remedy = remedy
         self.text: Pieces = drawn_pieces(data, models, words)
-        if len(set(self.text.documents)) < FOLDS:
-            raise DataError(f"the ruler needs the text of {FOLDS} documents, not {len(set(self.text.documents))}")
-        warn_of_few(data, len(set(self.text.documents)))
+        documents = len(set(self.text.documents))
+        if documents < FOLDS:
+            raise DataError(f"R² of held-out text needs the text of {FOLDS} documents, not {documents}: give more text")
+        warn_of_few(data, documents)
         self.documents = numbered_by_part(self.text.owners)
         self.forms = self.text.forms
 
     def states(self, model: FrozenModel | TokenMixing, layers: Sequence[Any]) -> list[Float[Tensor, "words d"]]:
-        """Return the states of a model at all words, at each of these layers, of which some may be the same."""
+        """Return the states of a model at all words, at each of these layers, of which some may be the same.
+
+        Raises:
+            DataError: A state is not finite.
+        """
         different = list(dict.fromkeys(layers))
         pieces = torch.arange(len(self.text.texts)).split(AT_ONCE)
         batches = [word_states(model, self.text.chosen(numbers), different) for numbers in counted(pieces, "batch")]
         by_layer = {
             layer: torch.cat(states).cpu() for layer, states in zip(different, zip(*batches, strict=True), strict=True)
         }
+        for layer, of_layer in by_layer.items():
+            if not of_layer.isfinite().all():
+                raise DataError(f"a state of {model.name} at layer {layer} is not finite: run it in a wider dtype")
         return [by_layer[layer] for layer in layers]
 
     def named(self, rows: Bool[Tensor, " words"]) -> list[str]:
@@ -191,7 +217,7 @@ class WordComparison(Comparison):
         self,
         words: Words,
         models: Sequence[FrozenModel],
-        layers: Sequence[Sequence[int]],
+        layers: Sequence[Sequence[Any]],
         keeps_massive: bool = False,
     ):
         self.words = words
@@ -202,7 +228,6 @@ class WordComparison(Comparison):
         self._mixing = [TokenMixing(model) for model in dict.fromkeys(models)]
         self._positions = [words.states(mixing, [POSITION])[0][:, 0].long() for mixing in self._mixing]
         self._bags = [states for mixing in self._mixing for states in words.states(mixing, list(BAGS))]
-        self._controls = [words.states(mixing, CONTROLS) for mixing in self._mixing]
         self.states = [words.states(model, own) for model, own in zip(models, self.layers, strict=True)]
         outliers = None if keeps_massive else massive([layer for states in self.states for layer in states])
         if outliers is not None:
@@ -217,14 +242,14 @@ class WordComparison(Comparison):
                 self.words.forms, self.words.documents, self._positions, self._bags, is_compared
             )
         except ValueError as error:
-            raise DataError("no word stands twice in a fifth of the documents; raise measure.words") from error
+            raise DataError(f"no word stands twice in a fifth of the documents: {self.words.remedy}") from error
         self.share_compared = len(self.residual.rows) / int(is_compared.sum())
         self._predictors: dict[int, list[Predictor]] = {}
 
     def predictors(self, side: int) -> list[Predictor]:
         """Return what one model's states predict, by layer; for wide models they take as much memory as weights."""
         if side not in self._predictors:
-            self._predictors[side] = [*self.residual.predictors(self.states[side])]
+            self._predictors[side] = [self.residual.predictor(states) for states in self.states[side]]
         return self._predictors[side]
 
     def check_number(self) -> None:
@@ -235,8 +260,8 @@ class WordComparison(Comparison):
         if compared < least:
             needed = math.ceil(least * len(self.words.forms) / compared / 100) * 100
             raise DataError(
-                f"the ruler needs about {needed:,} words for models of width {width:,}, and has "
-                f"{len(self.words.forms):,}: raise measure.words, or give more text"
+                f"R² needs about {needed:,} words for models of width {width:,}, and has "
+                f"{len(self.words.forms):,}: {self.words.remedy}"
             )
 
     def read(self, side: int, point: str) -> States:
@@ -245,7 +270,7 @@ class WordComparison(Comparison):
         if point == TEXT:
             return []  # the states of both models are known
         if point == MIXING:
-            return self._controls[list(dict.fromkeys(self.models)).index(model)]
+            return self.words.states(self._mixing[list(dict.fromkeys(self.models)).index(model)], CONTROLS)
         if point in AWAY:
             away = AWAY[point]
             return self.words.states(model, [layer - away if layer >= away else layer + away for layer in layers])
@@ -265,9 +290,16 @@ class WordComparison(Comparison):
             moved = (own.states.roll(len(own.states) // 2, 0) for own in predictors)
             return alike(predictors, (Predictor(rows, self.residual.documents) for rows in moved))
         if point == MIXING:
-            controls = [[control] * len(predictors) for control in self.residual.predictors(states)]
-            return most([alike(predictors, control) for control in controls])
-        return alike(predictors, self.residual.predictors(states))
+            controls = [self.residual.predictor(control) for control in states]
+            return most([alike(predictors, [control] * len(predictors)) for control in controls])
+        return alike(predictors, map(self.residual.predictor, states))
+
+
+def say_left_out(comparison: WordComparison, remedy: str = KEEPS_MASSIVE) -> None:
+    """Say which words are left out, if any are, and what keeps them."""
+    left_out = comparison.is_massive
+    if left_out.any():
+        say_massive(left_out, comparison.words.named(left_out), "words", remedy)
 
 
 def most(values: Sequence[Float[Tensor, "l 2 r"]]) -> Float[Tensor, "l 2 r"]:
@@ -341,11 +373,10 @@ def _read(comparison: Comparison, side: int, point: str, work: Work) -> States:
 
 def alike(ours: Iterable[Predictor], others: Iterable[Predictor]) -> Float[Tensor, "l 2 replicates"]:
     """Return for each layer the R² of other states from ours, and of ours from the others."""
-    both = zip(ours, others, strict=True)
-    return torch.stack([torch.stack([a.of(b.states).shares, b.of(a.states).shares]) for a, b in both])
+    return torch.stack([both_ways(own, other) for own, other in zip(ours, others, strict=True)])
 
 
-class Ruler(Instrument, kind="ruler", version=7, reads=("model", "target", "layers", "data", "measure")):
+class Ruler(Instrument, kind="ruler", version=8, reads=("model", "target", "layers", "data", "measure")):
     """Says how alike two models are at pairs of layers, in bits of each of them."""
 
     of_models: ClassVar[str] = "pairs"
@@ -358,15 +389,14 @@ class Ruler(Instrument, kind="ruler", version=7, reads=("model", "target", "laye
         return {**super().inputs(config), **fingerprints}
 
     def passes(self, config: AnalyzeConfig, shapes: Shapes) -> Sequence[Passes]:
-        """Return the passes of both models and of all their rungs, of one and a half tokens for each word."""
-        tokens = 1.5 * config.measure.words * (2 + len(RUNGS))  # type: ignore[attr-defined]
+        """Return the passes of both models and of all their rungs."""
+        tokens = tokens_of_words(config.measure.words) * (2 + len(RUNGS))  # type: ignore[attr-defined]
         return [each.passes("models and rungs", tokens, 128, full=False) for each in dict.fromkeys(shapes.values())]
 
     def smaller(self, config: AnalyzeConfig, shapes: Shapes, chosen: Collection[str]) -> Iterator[dict[str, Any]]:
         """Yield fewer words."""
         words = config.measure.words  # type: ignore[attr-defined]
-        width = max(shape.width for shape in shapes.values())
-        least = WORDS_PER_ROW * ROWS_PER_DIMENSION * width
+        least = fewest_words(shape.width for shape in shapes.values())
         fewer = [words // 2**times for times in range(5)]
         yield from ({"measure.words": number} for number in dict.fromkeys(max(n, min(least, words)) for n in fewer))
 
@@ -386,8 +416,7 @@ class Ruler(Instrument, kind="ruler", version=7, reads=("model", "target", "laye
             comparison = WordComparison(words, models, layers, keeps_massive=measure.massive == "keep")
             comparison.check_number()
         value, rungs = measured(comparison, models, work, measure.further_of)
-        if comparison.is_massive.any():
-            say_massive(comparison.is_massive, words.named(comparison.is_massive), "words")
+        say_left_out(comparison)
         numbers = document_numbers(torch.bincount(comparison.residual.documents))
         worth = numbers["effective_documents"]
         if not has_interval(worth):
@@ -533,10 +562,8 @@ def table_of(
         "source": names[0], "target": names[1],
         "source_layer": [pair[0] for pair in pairs], "target_layer": [pair[1] for pair in pairs],
     }  # fmt: skip
-    columns |= dict(zip(("value", "low", "high"), with_interval(both), strict=True))
-    columns |= {"there": value[:, 0, 0], "back": value[:, 1, 0]}
-    beyond = apart(both - most([own[MIXING] for own in rungs]).mean(1))
-    columns |= dict(zip(("beyond", "beyond_low", "beyond_high"), beyond, strict=True))
+    columns |= shared_columns(value, [own[MIXING] for own in rungs])
+    beyond = Estimate(columns["beyond"], columns["beyond_low"], columns["beyond_high"])
     for side, own in zip(("source", "target"), rungs, strict=True):
         columns[f"{side}_mixing"] = own[MIXING].mean(1)[:, 0]
         columns[f"{side}_untrained"] = own[UNTRAINED].mean(1)[:, 0]
@@ -544,6 +571,21 @@ def table_of(
         for end, part in zip(("", "_low", "_high"), zip(*found, strict=True), strict=True):
             columns[f"{side}_bits{end}"] = torch.stack(part)
     return pd.DataFrame({name: each.numpy() if isinstance(each, Tensor) else each for name, each in columns.items()})
+
+
+def shared_columns(
+    value: Float[Tensor, "l 2 r"], mixing: Sequence[Float[Tensor, "l 2 r"]]
+) -> dict[str, Float[Tensor, " l"]]:
+    """Return columns of what layer pairs share, both ways, and of how much more that is than local mixing shares.
+
+    Args:
+        mixing: What local mixing shares with each of the models.
+    """
+    both = value.mean(1)
+    columns = dict(zip(("value", "low", "high"), with_interval(both), strict=True))
+    columns |= {"there": value[:, 0, 0], "back": value[:, 1, 0]}
+    beyond = apart(both - most(mixing).mean(1))
+    return columns | dict(zip(("beyond", "beyond_low", "beyond_high"), beyond, strict=True))
 
 
 def _reading(value: Tensor, rungs: Mapping[str, Tensor], layer: int, is_beyond: bool) -> Estimate:

@@ -28,7 +28,8 @@ mlem.encoding_model: MLEM
 mlem.features: FeatureEncoder Features
 mlem.importance: Importance feature_importance fold_interval split_half_reference
 neighbours: mutual_knn mutual_measure
-prediction: LayerPredictions LinearPrediction PredictionEstimate
+residual: ResidualStates
+ridge: HeldOut Predictor
 rows: leverage rows_of
 shape: PROCRUSTES procrustes_distance
 """  # by module

@@ -228,7 +228,7 @@ class BatchNull:
         null = {pair: each[1:][away].mean(0) for pair, each in permuted.items()}
         if not measure.finish and min(float((measure.best - each).abs().min()) for each in null.values()) < NO_ROOM:
             alike = f"by chance alone two layers are as close as can be, at {measure.best:g}"
-            raise ValueError(f"{alike}: give more rows, as by measure.tokens_per_batch")
+            raise ValueError(f"{alike}: give more rows, on a command line by measure.tokens_per_batch")
         tested, moved = self._tested(owners, permuted, values)
         found = {"null": null, "tested": tested, "moved": dict.fromkeys(null, torch.tensor(moved))}
         return {pair: {name: each[pair] for name, each in found.items()} for pair in self.blocks.pairs}

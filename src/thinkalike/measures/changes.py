@@ -212,7 +212,7 @@ def two_sided(
     """Return the p-value of a value that is 0, by Student's t of value / error; 1 where both are 0 up to rounding."""
     from scipy.special import stdtr
 
-    value, error = (part.where(part.abs() > ROUNDING, 0.0) for part in (value, error))
+    value, error = (part.detach().where(part.abs() > ROUNDING, 0.0) for part in (value, error))
     t = (value / error).nan_to_num(0.0, math.inf, -math.inf)
     return 2 * torch.as_tensor(stdtr(freedom, -t.abs().double().cpu().numpy()))
 

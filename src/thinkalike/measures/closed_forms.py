@@ -130,14 +130,6 @@ class Moments:
         self._means = {layer: before[layer] + shift[layer] * (n / total) for layer in self._layers}
         self.n = total
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"n": self.n, "means": list(self._means.values()), "scatter": list(self._scatter.values())}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.n = state["n"]
-        self._means = dict(zip(self._layers, state["means"], strict=False))  # empty before any rows
-        self._scatter = dict(zip(self._products, state["scatter"], strict=False))
-
     def of(self, pair: LayerPair) -> PairStatistics:
         """Return the statistics of one layer pair; a ValueError of fewer than two rows."""
         if not isinstance(pair, tuple) or pair not in self.pairs:
@@ -150,10 +142,6 @@ class Moments:
         if not all(products.isfinite().all() for products in (xx, xy, yy)):
             raise ValueError(f"sources or targets of {pair} are too large for float64: divide them by a large number")
         return PairStatistics(self.n, self._means[x], self._means[y], xx, yy, xy)
-
-    def forget(self, pair: LayerPair) -> None:
-        """Forget the products across the layers of a pair, which leaves room for a map."""
-        del self._scatter[("source", pair[0]), ("target", pair[1])]
 
 
 # ---- ridge regressions, whose penalty is chosen by cross-validation over documents
@@ -211,38 +199,6 @@ def chosen(gains: Float[Tensor, "k p"], penalties: Float[Tensor, " p"]) -> Float
     return torch.where(own.mean() > SURE * own.std() / len(own) ** 0.5, penalties.index_select(0, best)[0], math.inf)
 
 
-class Regression(NamedTuple):
-    """The map of states x, less their mean, to states y, less theirs, and as `read`, a matrix, has them."""
-
-    mean_x: Float[Tensor, " d"]
-    mean_y: Float[Tensor, " e"]
-    weight: Float[Tensor, "d k"]
-    read: Float[Tensor, "e k"] | None = None
-    is_constant: bool = False  # whether x is the same in all rows to fit on, but for rounding
-    penalty: Float[Tensor, ""] | float = math.inf  # λ
-
-
-def regression(
-    parts: Sequence[PairStatistics],
-    bases: Sequence[Basis] | None = None,
-    read: Float[Tensor, "e k"] | None = None,
-    ridge: float | None = None,
-) -> Regression:
-    """Return the regression of y on x over all parts of the documents, by λ = `ridge` times the mean variance of x.
-
-    Args:
-        bases: Those `bases_of` these parts, if they are known.
-        ridge: None: λ is that with which `penalty_of` finds the parts to predict each other best.
-    """
-    whole = reduce(PairStatistics.joined, parts)
-    xy = whole.xy if read is None else whole.xy @ read
-    if whole.is_constant:
-        return Regression(*whole[1:3], torch.zeros_like(xy), read, is_constant=True)
-    bases = bases or bases_of(parts)
-    penalty = penalty_of(parts, bases, read) if ridge is None else ridge * bases[0].unit
-    return Regression(*whole[1:3], bases[0].ridge(xy, penalty), read, penalty=penalty)
-
-
 def bases_of(parts: Sequence[PairStatistics]) -> list[Basis]:
     """Return the basis of x in all rows, and those of each part, with the other's products."""
     every = [reduce(PairStatistics.joined, parts), *(parts if len(parts) > 1 else ())]
@@ -275,17 +231,15 @@ def penalty_of(
 
 
 class HalvedMoments:
-    """`Moments` of the halves of the documents, and the regressions of their layer pairs; see `halves_of`."""
+    """`Moments` of the halves of the documents, from which a ridge is chosen; see `halves_of`."""
 
-    def __init__(self, pairs: Iterable[LayerPair], halves: int = 2, both: bool = True):
+    def __init__(self, pairs: Iterable[LayerPair], both: bool = True):
         different_pairs = _layer_pairs(pairs)
-        self.halves = [Moments(different_pairs, both) for _ in range(halves)]
+        self.halves = [Moments(different_pairs, both), Moments(different_pairs, both)]
         self.pairs = self.halves[0].pairs
-        self.bases: dict[ModelLayer, list[Basis]] = {}
 
     def update(self, sources: LayerStates, targets: LayerStates, halves: Int[Tensor, " n"]) -> None:
         """Add rows, see `Moments.update`; `halves` says which half each is of, by a number's remainder."""
-        self.bases = {}
         for number, half in enumerate(self.halves):
             rows = (halves % len(self.halves) == number).nonzero()[:, 0]
             half.update(*(_rows(side, rows) for side in (sources, targets)))
@@ -300,30 +254,10 @@ class HalvedMoments:
             raise ValueError("each half of the documents to fit on needs two rows, or give a ridge")
         return [half.of(pair).reversed if back else half.of(pair) for half in self.halves]
 
-    def ridge(
-        self, pair: LayerPair, *, back: bool = False, read: Tensor | None = None, ridge: float | None = None
-    ) -> Regression:
-        """Return the regression of the target's states on the source's, or back; see `regression`."""
-        parts, layer = self.parts(pair, back), ("target", pair[1]) if back else ("source", pair[0])
-        self.bases[layer] = self.bases.get(layer) or bases_of(parts)
-        return regression(parts, self.bases[layer], read, ridge)
-
     def penalty(self, pair: LayerPair, bias: bool = True) -> float:
         """Return the λ of a map with or without a constant."""
         parts = [_about_zero(each) if not bias else each for each in self.parts(pair)]
         return float(penalty_of(parts, bases_of(parts)))
-
-    def forget(self, pair: LayerPair) -> None:
-        """Forget the products across the layers of a pair, which leaves room for a map."""
-        for half in self.halves:
-            half.forget(pair)
-
-    def state_dict(self) -> list[dict[str, Any]]:
-        return [each.state_dict() for each in self.halves]
-
-    def load_state_dict(self, state: Sequence[dict[str, Any]]) -> None:
-        for half, own in zip(self.halves, state, strict=True):
-            half.load_state_dict(own)
 
 
 def halves_of(documents: Int[Tensor, " n"]) -> Int[Tensor, " n"]:

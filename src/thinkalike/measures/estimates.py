@@ -86,7 +86,10 @@ def student_t(level: Level, freedom: Annotated[float | int, Within(above=0)]) ->
     """Return the t with P(|T| < t) = level for T of Student's distribution with these degrees of freedom."""
     from scipy.special import stdtrit  # takes half a second to import
 
-    return float(stdtrit(freedom, (1 + level) / 2))
+    share_below = (1 + level) / 2
+    if share_below in (0.5, 1):
+        raise ValueError(f"level={level} is closer to {round(level)} than float64 distinguishes: give one such as 0.95")
+    return float(stdtrit(freedom, share_below))
 
 
 def jackknife(
@@ -482,8 +485,8 @@ class RowGroups:
         _, labels, counts = tokens.unique(return_inverse=True, return_counts=True)
         sizes, numbers = counts[counts >= fewest].unique(return_counts=True)
         if not len(sizes):
-            found = f"no token stands in {fewest} of the {len(tokens)} rows, so nothing can be compared given the token"
-            raise ValueError(f"{found}: give more rows at once, as by measure.tokens_per_batch")
+            found = f"no group or token has {fewest} of the {len(tokens)} rows, so nothing can be compared within one"
+            raise ValueError(f"{found}: give more rows, on a command line by measure.tokens_per_batch")
         kept = int((sizes * numbers).sum())
         order = (counts[labels] * len(counts) + labels).argsort(stable=True)[len(tokens) - kept :]
         return cls(order, list(zip(numbers.tolist(), sizes.tolist(), strict=True)), len(tokens))

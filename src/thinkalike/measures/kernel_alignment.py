@@ -18,6 +18,7 @@ from thinkalike.measures.contract import Blocks, LayerMeasure, Pair
 from thinkalike.measures.estimates import FEWEST, ROUNDINGS, RowGroups, common_dtype
 from thinkalike.measures.rows import FLATTEN, CentredRows, centre, centre_all, centre_groups, refuse_flaws
 
+MOST_CKA = 1 + 1e-6  # of two equal layers, with what rounding in float32 adds
 AGGREGATES = ("ratio_of_means", "mean_of_ratios")
 CHOICES = {
     "estimator": ("unbiased", "biased"),
@@ -439,6 +440,11 @@ def _refuse_flat(
                 raise ValueError(f"{layers[place].name}: {message}")
 
 
-def arc_length(ckas: Annotated[Float[Tensor, "*b l"], Within()]) -> Float[Tensor, "*b"]:
-    """Return √Σ arccos²(CKA) over l layers, in [0, π √l] radians (Brown et al. 2023, eq. 2), with CKA in [-1, 1]."""
+def arc_length(
+    ckas: Annotated[Float[Tensor, "*b l"], Within(least=-MOST_CKA, most=MOST_CKA)],
+) -> Float[Tensor, "*b"]:
+    """Return √Σ arccos²(CKA) over l layers, in [0, π √l] radians (Brown et al. 2023, eq. 2), with CKA in [-1, 1].
+
+    Values beyond by rounding alone are taken for -1 and 1.
+    """
     return ckas.clamp(-1, 1).arccos().square().sum(-1).sqrt()

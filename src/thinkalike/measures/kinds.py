@@ -51,6 +51,7 @@ Level = str | bool | int | float
 Kind = str | Sequence[Level]  # "auto", one of KINDS, or the levels of an ordinal feature in order
 Kinds = Kind | Sequence[Kind] | Mapping[Any, Kind]
 EMPTY = ("", "nan", "NaN")  # missing values in an array of text
+TEXT_OR_BYTES = (str, bytes, bytearray, memoryview)  # sequences that are no list of values
 
 
 class Columns(NamedTuple):
@@ -128,13 +129,15 @@ def cell_numbers(values: Any, name: str) -> Int[Tensor, " n"]:
     """
     if isinstance(values, Tensor):
         values = tensor_of(values.detach(), Shaped, name)
-    elif isinstance(values, str | bytes) or not (isinstance(values, Sequence) or hasattr(values, "__array__")):
+    elif isinstance(values, TEXT_OR_BYTES) or not (isinstance(values, Sequence) or hasattr(values, "__array__")):
         raise ValueError(f"{name} is {type(values).__name__}: give a table, an array or a list")
     has_rows = values.ndim in (1, 2) if hasattr(values, "ndim") else True
     if not has_rows or not len(values):
         raise ValueError(f"{name} has no rows, or is no table: give a list or a table of one row or more")
     refuse_masked(values, name)
-    values = values.cpu().numpy() if isinstance(values, Tensor) else values
+    if isinstance(values, Tensor):
+        values = values.float() if values.dtype == torch.bfloat16 else values  # which NumPy lacks
+        values = values.cpu().numpy()
     if isinstance(values, np.ndarray):
         values = values.astype(values.dtype.newbyteorder("="), copy=False)  # pandas takes no foreign byte order
     try:

@@ -14,7 +14,7 @@ much with a model as another trained model does.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -57,6 +57,7 @@ class ResidualStates:
     torch.Size([200, 8])
     """
 
+    @takes_arrays
     def __init__(
         self,
         words: Int[Tensor, " n"],
@@ -87,10 +88,13 @@ class ResidualStates:
         apart = self._without_means(states)
         return apart if self._covariates is None else self._covariates.residuals(apart)
 
-    def predictors(self, layers: Iterable[Float[Tensor, "n _"]]) -> Iterator[Predictor]:
-        """Yield for each layer what the rest of its states predicts of others."""
-        for states in layers:
-            yield Predictor(self.of(states), self.documents)
+    def predictor(self, states: Float[Tensor, "n d"]) -> Predictor:
+        """Return what the rest of these states predicts of others."""
+        return Predictor(self.of(states), self.documents)
+
+    def plain_predictor(self, states: Float[Tensor, "n d"]) -> Predictor:
+        """Return what these states as they are predict of others, on the rows that `predictor` is of."""
+        return Predictor(states[self.rows], self.documents)
 
     def _without_means(self, states: Float[Tensor, "n d"]) -> Float[Tensor, "kept d"]:
         """Return states less the means of their word and of its position within a fold.

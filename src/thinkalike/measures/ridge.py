@@ -18,6 +18,7 @@ from thinkalike.measures.closed_forms import PENALTIES, Basis, chosen, gained
 from thinkalike.measures.estimates import PARTS, RUNGS, Estimate, jackknife, reading_of, without_parts
 
 FOLDS = 5  # of documents; those of a fold are judged by maps of the others. It divides PARTS
+FEWEST_FOLDS = 3  # that have rows: one that is judged, and two that agree on the penalty
 FINE = 0.02  # of the unit of a reading, between places that are tried
 
 
@@ -36,6 +37,11 @@ class _Fold(NamedTuple):
     products: Float[Tensor, "d d"]
 
 
+def share_explained(missed: Float[Tensor, "*b"], varied: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+    """Return R² = 1 - missed / varied, given sums of squares of errors and of states; 0 where nothing varies."""
+    return torch.where(varied > 0, 1 - missed / varied.clamp(min=torch.finfo(varied.dtype).tiny), 0.0)
+
+
 @dataclass(frozen=True)
 class HeldOut:
     """Squares of what a cross-fitted map left of states, and of the states, summed by part of the documents.
@@ -51,8 +57,8 @@ class HeldOut:
     @property
     def shares(self) -> Float[Tensor, " replicates"]:
         """R² = 1 - Σ ‖y - ŷ‖² / Σ ‖y - ȳ‖² of all documents, and then without each part; 0 of constant states."""
-        sums = torch.cat([self.sums.sum(0)[None], without_parts(self.sums, self.documents)])
-        return torch.where(sums[:, 1] > 0, 1 - sums[:, 0] / sums[:, 1].clamp(min=torch.finfo(sums.dtype).tiny), 0.0)
+        missed, varied = torch.cat([self.sums.sum(0)[None], without_parts(self.sums, self.documents)]).unbind(1)
+        return share_explained(missed, varied)
 
 
 class Predictor:
@@ -68,11 +74,19 @@ class Predictor:
 
     Attributes:
         states: x in float64, less its mean, in units of its largest entry.
+
+    Raises:
+        ValueError: A state is not finite, or there are too few documents.
     """
 
     @takes_arrays
     def __init__(self, x: Float[Tensor, "n d"], documents: Int[Tensor, " n"]):
         self.documents, self.states = documents.long(), _of_unit_size(x)
+        if len(self.documents) != len(x):
+            raise ValueError(f"documents has {len(documents)} numbers for {len(x)} rows: give the document of each row")
+        folds = len(fold_of(self.documents).unique())
+        if folds < FEWEST_FOLDS:
+            raise ValueError(f"documents are of {folds} folds, and R² needs {FEWEST_FOLDS}: give more documents")
         self._folds = [self._fold(fold) for fold in range(FOLDS)]
 
     def _fold(self, number: int) -> _Fold:
@@ -103,6 +117,8 @@ class Predictor:
 
     def _residuals(self, y: Float[Tensor, "n e"]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Yield for each fold its rows, y - ŷ of them, and y - ȳ, with maps and means of the rows outside."""
+        if len(y) != len(self.states):
+            raise ValueError(f"y has {len(y)} rows, but x has {len(self.states)}: give both states of the same rows")
         total, count, whole = y.sum(0), len(y), self.states.T @ y
         found, gains = [], []
         for fold in self._folds:
@@ -118,8 +134,24 @@ class Predictor:
             yield fold.rows, apart - (fold.inside / (fold.basis.values + shift)) @ fitted, apart
 
 
+def both_ways(one: Predictor, other: Predictor) -> Float[Tensor, "2 replicates"]:
+    """Return the held-out R² of the second states from the first, and of the first from the second."""
+    return torch.stack([one.of(other.states).shares, other.of(one.states).shares])
+
+
+def bytes_of_predictor(rows: int, width: int) -> float:
+    """Return the bytes of a `Predictor`: its states, also in the bases of all folds, and two matrices for each fold."""
+    return 8.0 * (2 * rows * width + 2 * FOLDS * width**2)
+
+
 def _of_unit_size(x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
-    """Return states less their mean, in float64 and units of their largest entry: R² keeps its value."""
+    """Return states less their mean, in float64 and units of their largest entry: R² keeps its value.
+
+    Raises:
+        ValueError: A state is not finite.
+    """
+    if not x.isfinite().all():
+        raise ValueError("a state is not finite; run the model in a wider dtype")
     apart = x.double() - x.double().mean(0)
     return apart / apart.abs().max().clamp(min=torch.finfo(apart.dtype).tiny)
 

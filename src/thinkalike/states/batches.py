@@ -26,7 +26,7 @@ from thinkalike.data.alignment import check_rows
 from thinkalike.data.corpus import read_corpus, warn_of_few
 from thinkalike.digests import tokenizer_fingerprint
 from thinkalike.errors import DataError
-from thinkalike.measures.estimates import FEWEST, MASSIVE, RowGroups, in_halves, massive, numbered_by_part, seeded
+from thinkalike.measures.estimates import FEWEST, MASSIVE, RowGroups, massive, numbered_by_part, seeded
 from thinkalike.measures.rows import places_of
 from thinkalike.models.families import Layer
 from thinkalike.models.frozen import FrozenModel
@@ -109,14 +109,16 @@ class ModelRuns:
         return states[place]
 
 
-def say_massive(outliers: Bool[Tensor, " n"], names: Sequence[str], units: str, remedy: str = "") -> None:
-    """Name the most frequent ones of the tokens, words or stimuli that are left out."""
+KEEPS_MASSIVE = "; measure.massive=keep keeps them"
+
+
+def say_massive(outliers: Bool[Tensor, " n"], names: Sequence[str], units: str, remedy: str = KEEPS_MASSIVE) -> None:
+    """Name the most frequent ones of the tokens, words or stimuli that are left out, and say how to keep them."""
     count, share = len(names), 100 * len(names) / len(outliers)
     often = ", ".join(f"{name} {times} times" for name, times in Counter(names).most_common(3))
     log.warning(
         f"warning: {count} of {len(outliers)} {units} ({share:{'.1g' if share < 9.5 else '.0f'}} %) are left out, as "
-        f"their states, more than {MASSIVE} times as long as the median, decide some layer: {often}; "
-        f"measure.massive=keep keeps them{remedy}"
+        f"their states, more than {MASSIVE} times as long as the median, decide some layer: {often}{remedy}"
     )
 
 
@@ -126,18 +128,14 @@ def _tokens_at_once(measure: Any, layers: Mapping[Any, int]) -> int:
     return pool_tokens(measure.tokens_per_batch, floats, sum(model.parameters() for model in layers))
 
 
-def _drawn_pools(units: int, batches: int, fitted: int, most: int) -> list[tuple[Int[Tensor, " u"], range]]:
-    """Draw units into pools of about equal size, and return those of each with the numbers of its batches.
-
-    The batches that maps are `fitted` on have the first units, and so share at most one document with the others.
-    """
-    pools, generator, edge = [], seeded(0), units * fitted // batches
-    for own, numbers in ((range(edge), range(fitted)), (range(edge, units), range(fitted, batches))):
-        parts = min(-(-len(numbers) // most), max(len(own), 1))
-        drawn = own.start + torch.randperm(len(own), generator=generator)
-        for start, stop in pairwise(len(numbers) * part // max(parts, 1) for part in range(parts + 1)):
-            first, last = (-(-len(own) * cut // len(numbers)) for cut in (start, stop))
-            pools.append((drawn[first:last].sort().values, numbers[start:stop]))
+def _drawn_pools(units: int, batches: int, most: int) -> list[tuple[Int[Tensor, " u"], range]]:
+    """Draw units into pools of about equal size, and return those of each with the numbers of its batches."""
+    pools = []
+    parts = min(-(-batches // most), max(units, 1))
+    drawn = torch.randperm(units, generator=seeded(0))
+    for start, stop in pairwise(batches * part // max(parts, 1) for part in range(parts + 1)):
+        first, last = (-(-units * cut // batches) for cut in (start, stop))
+        pools.append((drawn[first:last].sort().values, range(start, stop)))
     return pools
 
 
@@ -178,10 +176,9 @@ class TextBatches(ABC):
         self.layers: dict[Reader, tuple[Any, ...]] = dict(zip(models, map(tuple, at), strict=True))
         self.is_whole = getattr(measure, "flatten", "token") != "token"
         self.read(data)
-        fitted = min(getattr(measure, "fit_batches", 0), self.batches)
         tokens = _tokens_at_once(measure, {model: len(own) for model, own in self.layers.items()})
         most = 1 if self.is_whole else tokens // measure.tokens_per_batch
-        self.pools = _drawn_pools(self.units, self.batches, fitted, most)
+        self.pools = _drawn_pools(self.units, self.batches, most)
         self.left_out: dict[int, Tensor | None] = {}  # by pool; it is said once, however often the pools are read
 
     @abstractmethod
@@ -214,18 +211,15 @@ class TextBatches(ABC):
                 say_massive(found, self.named(units, labels.tokens[found]), f"{self.level}s")
         outliers = self.left_out[number]
         if self.measure.given == "token_position" and labels.positions is not None:
-            key, tokens, positions = (key, "residuals"), labels.tokens, labels.positions
-            if numbers.start < getattr(self.measure, "fit_batches", 0):
-                key, (tokens, positions) = (key, "fit"), (in_halves(e, labels.groups) for e in (tokens, positions))
-            halved = labels._replace(tokens=tokens, positions=positions)
-            pool = self.of_models(key, self.residuals(pool, halved, numbers))
+            key = (key, "residuals")
+            pool = self.of_models(key, self.residuals(pool, labels, numbers))
         order = torch.randperm(len(labels.groups), generator=seeded(numbers.start))
         size = max(min(len(order) // len(numbers), size), 1)
         batch = partial(self.batch, pool, labels, numbers)
         left, moved, beside = order, key, 0
         if outliers is not None:
             left, moved = order[~outliers[order]], (key, outliers.numpy().tobytes())
-            beside = 0 if hasattr(self.measure, "fit_batches") else BESIDE  # maps are fitted once
+            beside = BESIDE
         for own, chosen, every in zip(numbers, left.split(size), order.split(size), strict=False):
             whole = batch(own, every, key) if own < beside else None
             yield batch(own, chosen, moved)._replace(with_massive=whole)
@@ -373,8 +367,7 @@ def text_batches(
         measure: the settings `batches`; `tokens_per_batch`, tokens or words; `level`: token, word, or auto, which is
             words where the tokenizers differ; `massive`, of which "drop" leaves out `massive` tokens wherever they are;
             `skip_first` and `skip_special_tokens`; `given`, of which "token_position" takes the means of both from the
-            states of a pool. Any other `flatten` than "token" keeps rows of text whole, and the first `fit_batches`
-            share no row of text with the others.
+            states of a pool. Any other `flatten` than "token" keeps rows of text whole.
         runs: where states are kept for other jobs until they are forgotten.
         is_spread: whether tokens are of beginnings of documents, as words are, so that little text is of more of them.
     """
@@ -390,8 +383,8 @@ def text_batches(
 
 def sampled(measure: Any, level: str = "auto") -> Any:
     """Return the settings of the few batches that readings in bits are of."""
-    fewer = {name: min(getattr(measure, name), READ) for name in ("batches", "fit_batches") if hasattr(measure, name)}
-    return replace(measure, level=level, **fewer, **({"null": False} if hasattr(measure, "null") else {}))
+    has_null = {"null": False} if hasattr(measure, "null") else {}
+    return replace(measure, level=level, batches=min(measure.batches, READ), **has_null)
 
 
 def array_batches(

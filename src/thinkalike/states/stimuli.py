@@ -28,7 +28,7 @@ from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_model
 from thinkalike.models.places import checkpoint_fingerprint
 from thinkalike.processes import counted
-from thinkalike.states.batches import say_massive
+from thinkalike.states.batches import KEEPS_MASSIVE, say_massive
 from thinkalike.states.tokens import Pieces, WordStates, site_numbers, sites, states_of_words
 
 log = logging.getLogger(__name__)
@@ -217,7 +217,9 @@ def without_massive(
         return every, None
     bare = any(not isinstance(side, str) and not side.bos for side in sides_of(config))
     at_start = 2 * int((before[late][outliers] == 0).sum()) > int(outliers.sum())
-    remedy = ", and model.bos=true puts a token before each text" if bare and at_start else ""
+    remedy = KEEPS_MASSIVE
+    if bare and at_start:
+        remedy += ", and model.bos=true puts a token before each text"
     say_massive(outliers, [repr(every.stimuli.words[row]) for row in outliers.nonzero()[:, 0]], "stimuli", remedy)
     return every.of(~outliers), every
 

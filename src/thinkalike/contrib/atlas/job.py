@@ -29,6 +29,7 @@ from thinkalike.contrib.kin.instruments import OUTPUTS
 from thinkalike.errors import ConfigError, DataError, one_of
 from thinkalike.instruments import asked_for, instrument, run_jobs
 from thinkalike.instruments.layer_pairs.frame import LayerPairsConfig
+from thinkalike.instruments.ruler import LEAST_WORDS, WORDS
 from thinkalike.job import Instrument, Outcome, Work
 from thinkalike.measures.estimates import Estimate, interval_around, jackknife
 from thinkalike.models.families import told_apart
@@ -56,7 +57,7 @@ class AtlasConfig(LayerPairsConfig):
     permutations: int = ranged(99, least=1, most=10**6)  # of null
     neighbours: int = ranged(10, least=1, most=TOKENS_AT_ONCE)  # of mutual_knn, jaccard and second_order_cosine
     kept: float = ranged(0.99, above=0, most=1)  # of svcca
-    fit_batches: int = ranged(64, least=1, most=10**9)  # of r2
+    words: int = ranged(WORDS, least=LEAST_WORDS, most=10**8)  # of r2
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -67,7 +68,7 @@ class AtlasConfig(LayerPairsConfig):
             raise ConfigError(f"measure.measures={self.measures} must name two measures of layers or more")
 
 
-class Atlas(Instrument, kind="atlas", version=2, reads=("models", "measure")):
+class Atlas(Instrument, kind="atlas", version=3, reads=("models", "measure")):
     """Compares all pairs of the models of a list by all measures, and the measures with each other."""
 
     of_models: ClassVar[str] = "all"

@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from thinkalike.contrib.court.likeness import LikenessSums, output_roots
@@ -29,10 +29,13 @@ from thinkalike.data.corpus import TokenRows
 from thinkalike.evaluation.language import BATCH_TOKENS, next_token_losses, states_onwards
 from thinkalike.measures.closed_forms import least_squares
 from thinkalike.measures.distances.comparators import weighted_tau
-from thinkalike.measures.estimates import Estimate, effective_number
+from thinkalike.measures.estimates import Estimate, effective_number, massive, numbered_by_part
 from thinkalike.measures.losses import token_kl
 from thinkalike.measures.mlem.encoding_model import MLEM
 from thinkalike.measures.mlem.importance import feature_importance
+from thinkalike.measures.residual import ResidualStates
+from thinkalike.measures.ridge import both_ways
+from thinkalike.states.mixing import BAGS, TokenMixing
 
 SAMPLE, SAMPLES = 1024, 4  # tokens of measures of all pairs of tokens, and how many such sets they are averaged over
 KINDS = ["numeric", "nominal", "nominal", "numeric", "numeric", "nominal", "nominal", "nominal"]  # of `token_features`
@@ -107,6 +110,29 @@ class Bench:
             found.append((states, next_token_losses(target, [states[-1]], rows)[0]))
         return found
 
+    def at_report(self, states: Callable[[Tensor], Sequence[Tensor]]) -> list[Float[Tensor, "n _"]]:
+        """Return the states that a function gives of rows of tokens, each at the inner tokens of the report."""
+        found = zip(*(states(rows) for rows in batches(self.setting.report)), strict=True)
+        return [torch.cat([inner(part).cpu() for part in own]) for own in found]
+
+    @cached_property
+    def own_states(self) -> Float[Tensor, "n d"]:
+        """The target's states at the inner tokens of the report."""
+        return self.at_report(lambda rows: [self.setting.own(rows)])[0]
+
+    @cached_property
+    def mixing(self) -> list[Float[Tensor, "n d"]]:
+        """Bags of the target's embeddings at the inner tokens of the report."""
+        mixing = TokenMixing(self.setting.target)
+        return self.at_report(lambda rows: mixing.residuals(rows, list(BAGS)))
+
+    def residual(self, is_compared: Bool[Tensor, " n"]) -> ResidualStates:
+        """Return what takes token, position and linear mixing out of states at these inner tokens of the report."""
+        rows = self.setting.report.long()
+        positions = torch.arange(rows.shape[1]).expand_as(rows)
+        documents = numbered_by_part(inner(self.setting.documents))
+        return ResidualStates(inner(rows), documents, [inner(positions)], self.mixing, is_compared)
+
     @cached_property
     def samples(self) -> list[Int[Tensor, " n"]]:
         count = sum(len(part.parts) for part in self.report)
@@ -177,6 +203,17 @@ class Evidence:
         worth = effective_number(setting.documents.unique(return_counts=True)[1])
         found = self._sums.result(worth, untrained, later)
         return {name: estimate[0] for name, estimate in found.measures.items()}
+
+    @cached_property
+    @torch.no_grad()
+    def residual_r2(self) -> float:
+        """What the source and the target share beyond token, position and linear mixing, as `measure=ruler` has it."""
+        own = self.bench.own_states
+        (states,) = self.bench.at_report(lambda rows: self.source.residuals(rows, [0]))
+        outliers = massive([own, states])
+        is_compared = torch.ones(len(own), dtype=torch.bool) if outliers is None else ~outliers
+        residual = self.bench.residual(is_compared)
+        return float(both_ways(residual.predictor(states), residual.predictor(own))[:, 0].mean())
 
     @cached_property
     def course(self) -> Course:

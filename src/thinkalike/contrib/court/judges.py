@@ -73,6 +73,7 @@ JUDGES = (
     Judge("mutual neighbours", _over_samples(partial(mutual_knn, k=NEIGHBOURS)), True),
     Judge("RSA", _over_samples(lambda source, target: rsa([source], [target])[0, 0]), True),
     Judge("MLEM profile", _profile, True),
+    Judge("residual R²", lambda evidence: evidence.residual_r2, True),
     Judge("directions, to the target", _of("cca"), True),
     Judge("directions, both ways", _of("cca", "cca_back"), True),
     Judge("output-weighted R²", _of("r2_output"), True),

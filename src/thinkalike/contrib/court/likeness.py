@@ -21,6 +21,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import one_hot
 
+from thinkalike.contrib.court.regression import RegressionMoments, regression
 from thinkalike.contrib.court.tokens_alone import (
     AHEAD,
     LEFT,
@@ -34,7 +35,7 @@ from thinkalike.contrib.court.tokens_alone import (
 )  # fmt: skip
 from thinkalike.data.corpus import TokenRows
 from thinkalike.evaluation.language import BATCH_TOKENS, halved
-from thinkalike.measures.closed_forms import CUTOFF, HalvedMoments, LayerPair, PairStatistics, regression
+from thinkalike.measures.closed_forms import CUTOFF, LayerPair, PairStatistics
 from thinkalike.measures.estimates import (
     FEWEST_GROUPS,
     PARTS,
@@ -136,7 +137,7 @@ class DirectionSums:
 
     def __init__(
         self,
-        moments: HalvedMoments,
+        moments: RegressionMoments,
         pair: LayerPair,
         whitened: tuple[Float[Tensor, "d a"], Float[Tensor, "e b"]],
         root: Float[Tensor, "e k"],
@@ -200,7 +201,7 @@ class Foreseen:
         states: The moments of the same rows of both sides, which are complete before rows are judged.
     """
 
-    def __init__(self, states: HalvedMoments):
+    def __init__(self, states: RegressionMoments):
         self.states = states
         # Σ x s' and Σ s of each half, of surprises s and, by side and layer, states x
         self._across: list[dict[tuple[int, int], Tensor]] = [{} for _ in states.halves]
@@ -285,7 +286,7 @@ class LikenessSums:
 
     def __init__(self, pairs: Sequence[LayerPair], roots: Mapping[int, Tensor]):
         self.pairs, self.roots = list(pairs), roots
-        self.plain, self.beyond = HalvedMoments(pairs), HalvedMoments(pairs)
+        self.plain, self.beyond = RegressionMoments(pairs), RegressionMoments(pairs)
         self.foresight, self.future = Foreseen(self.plain), Foreseen(self.beyond)
         self.used: list[tuple[int, int, int]] = []
 

@@ -14,10 +14,11 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 from torch.nn.functional import pad
 
+from thinkalike.contrib.court.regression import Regression, RegressionMoments
 from thinkalike.data.corpus import Layout, TokenRows
 from thinkalike.errors import DataError
 from thinkalike.evaluation.language import BATCH_TOKENS
-from thinkalike.measures.closed_forms import HalvedMoments, Regression, halves_of
+from thinkalike.measures.closed_forms import halves_of
 from thinkalike.measures.estimates import (
     FEWEST,
     FEWEST_GROUPS,
@@ -32,6 +33,7 @@ from thinkalike.measures.estimates import (
     seeded,
 )  # fmt: skip
 from thinkalike.measures.losses import Finish, logits_of, rows_of_logits
+from thinkalike.measures.ridge import share_explained
 from thinkalike.models.families import EMBED
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import twin
@@ -419,7 +421,7 @@ class Judged:
         sums = sums.sum(-1) if whole else sums
         left = (sums.sum(0) - sums)[: len(sums) if has_interval(worth, FEWEST_GROUPS) else 0]
         errors, varied = torch.cat([sums.sum(0)[None], left]).unbind(1)
-        return torch.where(varied > 0, 1 - errors / varied.clamp(min=torch.finfo(varied.dtype).tiny), 0.0)
+        return share_explained(errors, varied)
 
 
 class Untrained:
@@ -433,9 +435,9 @@ class Untrained:
         self.networks = [twin(before.target, 0), Recurrent(before, width, 0), *(Bag(before, each) for each in BAGS)]
         self.depths, self.roots = depths, roots
         layers = [depths, *([depths[0]] * len(depths) for _ in self.networks[1:])]
-        self.moments = [HalvedMoments(zip(own, depths, strict=True), both=False) for own in layers]
+        self.moments = [RegressionMoments(zip(own, depths, strict=True), both=False) for own in layers]
 
-    def _left(self, network: Any, moments: HalvedMoments, batch: TargetBatch) -> dict[int, Tensor]:
+    def _left(self, network: Any, moments: RegressionMoments, batch: TargetBatch) -> dict[int, Tensor]:
         states = source_states(network, batch.alone, sorted({layer for layer, _ in moments.pairs}))
         return {layer: batch.beyond.of(batch.inner(each)) for layer, each in states.items()}
 

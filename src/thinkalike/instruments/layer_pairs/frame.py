@@ -90,30 +90,71 @@ def layers_compared(config: AnalyzeConfig, shapes: Shapes) -> dict[Shape, int]:
     return {each: count + config.measure.embed for each, count in zip(both, counts, strict=True)}  # type: ignore[attr-defined]
 
 
-def _batches(measure: Any) -> int:
-    """Return how many batches are read, those that maps are fitted on included."""
-    return int(measure.batches + getattr(measure, "fit_batches", 0))
-
-
 def _called(name: str, described: Callable[[], dict[str, str]]) -> dict[str, str]:
     return {**described(), "name": name}  # that it has in this job
 
 
-class LayerPairs(Instrument):
+class LayerMatrix(Instrument):
+    """A job whose table has a value for each layer of `model` beside each layer of `model@target`."""
+
+    name: ClassVar[str]  # as tables and figures print it
+    scale: ClassVar[tuple[float, float]] = (0.0, 1.0)  # of the colours
+    is_distance: ClassVar[bool] = False  # whether less is closer
+    takes_sites: ClassVar[bool] = True
+    ignores = Instrument.ignores | FIT_TEXT | REPORT_TEXT
+    of_models: ClassVar[str] = "pairs"
+
+    def sites(self, config: AnalyzeConfig, models: Sequence[FrozenModel]) -> list[list[Layer]]:
+        """Return the layers of both models that are compared: those of the pairs of `layers=`, by default all."""
+        embed = config.measure.embed  # type: ignore[attr-defined]
+        if config.layers in ("same", "all"):
+            return [sites(model, embed) for model in models]
+        depths = (model.n_layers for model in models)
+        chosen = layers_of_sides(config.layers, *depths, itself=models[0] is models[1])
+        return [sites(model, embed, own) for model, own in zip(models, chosen, strict=True)]
+
+    def named(self, sites: Sequence[Layer]) -> list[Any]:
+        """Return what tables call these layers of a model."""
+        return site_numbers(sites)
+
+    def draw(self, result: Result, folder: Path) -> None:
+        if "components" in result.tables:
+            cells = screen.as_matrix(result.tables["components"])
+            scale = (0.0, float(result.tables["components"]["value"].max())) if self.is_distance else self.scale
+            about = screen.rows_of(result)
+            about += "; differences accumulate from layer to layer" if self.is_distance else ""
+            figures.components(cells, folder, self.kind, self.label(result), scale, about)
+            return
+        label, about = self.label(result), screen.rows_of(result)
+        figures.layer_heatmaps(result.table, folder, self.kind, label, self.scale, about=about)
+
+    def label(self, result: Result) -> str:
+        """Return what tables and figures call the measure."""
+        given = f" given the {result.table['given'].iloc[0]}" if "given" in result.table else ""
+        models = [model for side in ("model", "target") if (model := result.config.get(side))]
+        sites = {str(model.get("site", AFTER)) for model in models} - {AFTER}
+        at = f" at {sites.pop()}" if len(sites) == 1 and "components" not in result.tables else ""
+        return f"{self.name}{at}{given}"
+
+    def headlines(self, result: Result) -> Sequence[Headline]:
+        return screen.headlines_of(self.kind, result, self.is_distance) or super().headlines(result)
+
+    def show(self, result: Result) -> None:
+        if "components" in result.tables:
+            screen.show_components(self.label(result), result, self.is_distance)
+        else:
+            screen.show_layer_pairs(self.label(result), result, self.is_distance)
+
+
+class LayerPairs(LayerMatrix):
     """A measure of every layer of `model` with every layer of `model@target`, and within each.
 
     `activations` takes the place of `model`; then stimuli are compared, and not tokens of text.
     """
 
-    name: ClassVar[str]  # as tables and figures print it
-    scale: ClassVar[tuple[float, float]] = (0.0, 1.0)  # of the colours
-    is_distance: ClassVar[bool] = False  # whether less is closer
     same_layers: ClassVar[bool] = False  # whether only layers of one number have a value
     takes_activations: ClassVar[bool] = True
-    takes_sites: ClassVar[bool] = True
     is_shared: ClassVar[bool] = True
-    ignores = Instrument.ignores | FIT_TEXT | REPORT_TEXT
-    of_models: ClassVar[str] = "pairs"
     run_all = staticmethod(run_together)
     # the values of settings that stimuli do not have
     for_stimuli: ClassVar[Mapping[str, Any]] = {"level": "auto", "skip_special_tokens": False, "given": "none"}
@@ -135,19 +176,6 @@ class LayerPairs(Instrument):
         read.ruler = config.ruler if self.is_read(config) else None
         return read  # type: ignore[no-any-return]
 
-    def sites(self, config: AnalyzeConfig, models: Sequence[FrozenModel]) -> list[list[Layer]]:
-        """Return the layers of both models that are compared: those of the pairs of `layers=`, by default all."""
-        embed = config.measure.embed  # type: ignore[attr-defined]
-        if config.layers in ("same", "all"):
-            return [sites(model, embed) for model in models]
-        depths = (model.n_layers for model in models)
-        chosen = layers_of_sides(config.layers, *depths, itself=models[0] is models[1])
-        return [sites(model, embed, own) for model, own in zip(models, chosen, strict=True)]
-
-    def named(self, sites: Sequence[Layer]) -> list[Any]:
-        """Return what tables call these layers of a model."""
-        return site_numbers(sites)
-
     def fewest(self, measure: Any) -> int:
         """Return how many rows a batch must have."""
         return 2
@@ -158,12 +186,12 @@ class LayerPairs(Instrument):
 
     def passes(self, config: AnalyzeConfig, shapes: Shapes) -> list[Passes]:
         """Return the passes of both models over all batches, which jobs of one pass share."""
-        tokens = float(_batches(config.measure) * config.measure.tokens_per_batch)  # type: ignore[attr-defined]
+        tokens = float(config.measure.batches * config.measure.tokens_per_batch)  # type: ignore[attr-defined]
         row = config.data.context or min(shape.context for shape in shapes.values())
         models = dict.fromkeys(shapes.values())
         found = [each.passes("forward passes", tokens, row, full=False, is_shared=True) for each in models]
         if self.is_read(config):
-            few = float(_batches(sampled(config.measure)) * config.measure.tokens_per_batch)  # type: ignore[attr-defined]
+            few = float(sampled(config.measure).batches * config.measure.tokens_per_batch)  # type: ignore[attr-defined]
             found += [each.passes("readings", few * (1 + COPIES), row, full=False) for each in models]
         return found
 
@@ -172,14 +200,13 @@ class LayerPairs(Instrument):
         measure: Any = config.measure
         layers = layers_compared(config, shapes)
         count, width = sum(layers.values()), max(shape.width for shape in layers)
-        told = replace(measure, batches=1, **({"fit_batches": 1} if hasattr(measure, "fit_batches") else {}))
+        told = replace(measure, batches=1)
         one = self._batch_seconds(told, 1, width)
         two = 10 / 3 * one if one > 1 else self._batch_seconds(told, 2, width)
         pair = max((two - 2 * one) / 4, 0.0)  # 2 layers have 3 pairs, and 4 have 10, those within a model included
         whole = max(one - 3 * pair, 0.0) / 2 * count + pair * count * (count + 1) / 2
         read = READ_PAIRS * (1 + 2 * COPIES) * one * self.is_read(config)
-        is_solved = hasattr(measure, "fit_batches")  # once, whatever the number of batches
-        return whole + read if is_solved else whole * int(measure.batches) + read * int(sampled(measure).batches)
+        return whole * int(measure.batches) + read * int(sampled(measure).batches)
 
     def _batch_seconds(self, measure: Any, layers: int, width: int) -> float:
         """Return the seconds of a batch of so many layers of each model, found once for a machine.
@@ -208,8 +235,7 @@ class LayerPairs(Instrument):
         for _ in range(2):  # libraries are loaded the first time
             began = time.perf_counter()
             metric = self.metric(replace(measure, given="token" if given else "none"), layers, layers)
-            for number in range(1 + hasattr(measure, "fit_batches")):
-                metric.update(*states, number=number, documents=torch.arange(rows) // 32, **given)
+            metric.update(*states, number=0, documents=torch.arange(rows) // 32, **given)
             metric.compute()
             took = time.perf_counter() - began
         return took
@@ -217,9 +243,9 @@ class LayerPairs(Instrument):
     def smaller(self, config: AnalyzeConfig, shapes: Shapes, chosen: Collection[str]) -> Iterator[dict[str, Any]]:
         """Yield fewer layers of equal relative depth, and then fewer batches."""
         depths = shapes["model"].layers, shapes.get("target", shapes["model"]).layers
-        names = [name for name in ("batches", "fit_batches") if hasattr(config.measure, name)]
+        batches = config.measure.batches  # type: ignore[attr-defined]
         for layers, share in LADDER:
-            fewer = {f"measure.{name}": max(getattr(config.measure, name) // share, 1) for name in names if share > 1}
+            fewer: dict[str, Any] = {"measure.batches": max(batches // share, 1)} if share > 1 else {}
             fewer |= {"ruler": "bits"} if "ruler" in self.reads else {}
             yield ({"layers": layers_at_depths(layers, *depths)} if layers < max(depths) else {}) | fewer
 
@@ -229,7 +255,7 @@ class LayerPairs(Instrument):
         batch, layers = measure.tokens_per_batch, layers_compared(config, shapes)
         sizes = [(count * each.width, each.bytes / each.parameters) for each, count in layers.items()]
         most = pool_tokens(batch, sum(width for width, _ in sizes), sum(each.parameters for each in layers))
-        pool = min(most, batch * _batches(measure)) if config.data else 0
+        pool = min(most, batch * measure.batches) if config.data else 0
         pool *= 1 + (measure.given == "token_position")  # as they are, and less the means
         copy = max(shape.bytes for shape in layers) * self.is_read(config)
         return float(copy + sum(width * ((pool + batch) * size + 4 * batch) for width, size in sizes))
@@ -392,35 +418,13 @@ class LayerPairs(Instrument):
             log.warning("warning: p is missing: %d documents of a batch have as many rows as others", count)
 
     def draw(self, result: Result, folder: Path) -> None:
-        if "components" in result.tables:
-            cells = screen.as_matrix(result.tables["components"])
-            scale = (0.0, float(result.tables["components"]["value"].max())) if self.is_distance else self.scale
-            about = screen.rows_of(result)
-            about += "; differences accumulate from layer to layer" if self.is_distance else ""
-            figures.components(cells, folder, self.kind, self.label(result), scale, about)
-            return
-        label, about = self.label(result), screen.rows_of(result)
-        figures.layer_heatmaps(result.table, folder, self.kind, label, self.scale, about=about)
+        super().draw(result, folder)
         if "readings" in result.tables:
             tables = (result.tables[name] for name in ("readings", "rungs"))
-            figures.ruler(*tables, result.scalars["documents_read"], folder, label)
-
-    def label(self, result: Result) -> str:
-        """Return what tables and figures call the measure."""
-        given = f" given the {result.table['given'].iloc[0]}" if "given" in result.table else ""
-        models = [model for side in ("model", "target") if (model := result.config.get(side))]
-        sites = {str(model.get("site", AFTER)) for model in models} - {AFTER}
-        at = f" at {sites.pop()}" if len(sites) == 1 and "components" not in result.tables else ""
-        return f"{self.name}{at}{given}"
-
-    def headlines(self, result: Result) -> Sequence[Headline]:
-        return screen.headlines_of(self.kind, result, self.is_distance) or super().headlines(result)
+            figures.ruler(*tables, result.scalars["documents_read"], folder, self.label(result))
 
     def show(self, result: Result) -> None:
-        if "components" in result.tables:
-            screen.show_components(self.label(result), result, self.is_distance)
-        else:
-            screen.show_layer_pairs(self.label(result), result, self.is_distance)
+        super().show(result)
         if "readings" in result.tables:
             from thinkalike.instruments.layer_pairs.readings import show_read
 

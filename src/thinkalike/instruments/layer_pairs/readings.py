@@ -108,9 +108,7 @@ class BatchComparison(Comparison):
         given = "none" if measure.given == "none" else "token"
         self._new_metric = partial(metric, replace(measure, given=given), 1, 1)
         sites = [self._sites(side) for side in (0, 1)]
-        total = measure.batches + getattr(measure, "fit_batches", 0)
-        asked = replace(measure, batches=total)
-        self._text = text_batches(models, sites, data, asked, ModelRuns(), is_spread=True)
+        self._text = text_batches(models, sites, data, measure, ModelRuns(), is_spread=True)
         self.batches: list[Labels] = []
         batches_by_side: tuple[list[list[Tensor]], list[list[Tensor]]] = ([], [])
         for batch in _each(self._text):

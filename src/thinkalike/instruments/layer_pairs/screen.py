@@ -20,6 +20,13 @@ ROUNDING = 1e-5  # of likeness or distance, up to which states are the same
 PLACE = rf"-?\d+\.(?:{'|'.join(get_args(Site))})(?:\.\d+)?$"  # LAYER.SITE or LAYER.z.HEAD
 
 
+def at_equal_depth(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of a table that its sentences are about, see `_compared`; all if there are none."""
+    across = _rows_across(table)
+    compared = _compared(across)
+    return compared if len(compared) else across
+
+
 def _compared(across: pd.DataFrame) -> pd.DataFrame:
     """Return the rows of layers of equal relative depth, or, of a model beside itself, of every two layers in a row."""
     rows, columns = (across[f"{side}_layer"].unique() for side in ("source", "target"))
@@ -90,6 +97,8 @@ def rows_of(result: Result) -> str:
     """
     if stimuli := result.provenance.get("stimuli"):
         return f"{stimuli['count']:,} stimuli"
+    if "words" in result.scalars:
+        return f"{result.scalars['words']:,.0f} words, {number_of_documents(result.scalars)}"
     batches, documents = result.scalars["batches"], number_of_documents(result.scalars)
     if "rows" not in result.scalars:
         return f"{batches:.0f} batches, {documents}"

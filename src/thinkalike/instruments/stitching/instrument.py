@@ -221,9 +221,9 @@ def _less_training(stitch: StitchConfig, share: int, row: int, chosen: Collectio
 class Stitching(
     Instrument,
     kind="stitching",
-    version=19,
+    version=20,
     config=StitchJob,
-    reads=("model", "target", "data", "layers", "stitch", "ruler", "trainer", "seed"),
+    reads=("model", "target", "data", "layers", "stitch", "ruler", "similarity", "trainer", "seed"),
 ):
     """Stitches `model` to `target` at `layers`; leaves table, stitches, learning curves and figure."""
 
@@ -250,7 +250,17 @@ class Stitching(
         source, target = shapes["model"], shapes["target"]
         pairs = pairs_of_layers(config.layers, source.layers, target.layers)
         found = _passes(config, source, target, pairs)
-        return found + _passes(config, target, source, [pair[::-1] for pair in pairs]) if config.stitch.both else found
+        if config.stitch.both:
+            found += _passes(config, target, source, [pair[::-1] for pair in pairs])
+        if config.similarity:
+            from thinkalike.instruments.ruler import tokens_of_words
+            from thinkalike.instruments.stitching.similarity import words_read
+
+            tokens = tokens_of_words(words_read([source.width, target.width]))
+            found += [
+                shape.passes("similarity", tokens, SHORT, full=False) for shape in dict.fromkeys([source, target])
+            ]
+        return found
 
     def smaller(self, config: StitchJob, shapes: Shapes, chosen: Collection[str]) -> Iterator[dict[str, Any]]:
         """Yield fewer layers of equal relative depth, and then closed forms of less and less text.
@@ -310,6 +320,13 @@ class Stitching(
             if stitch.kind == "least_squares":
                 with work.phase("report"):
                     add_unexplained(*done.values())
+        if config.similarity:
+            from thinkalike.instruments.stitching.similarity import similarity_of, with_similarity
+
+            with work.phase("similarity"):
+                similarity = similarity_of(setting, config.data)
+            for way, direction in done.items():
+                direction.details = with_similarity(direction.details, similarity, is_back=way == "back")
         if weights := joined({way: each.weights for way, each in done.items()}, "."):
             shape = {"widths": (source.d_model, target.d_model), "rank": stitch.rank} if stitch.trained else {}
             write_stitches(work.job.aside, weights, setting.layer_pairs, stitch.kind, stitch.norm, **shape)
@@ -358,3 +375,7 @@ class Stitching(
         if sites := _sites(result):
             show_text(f"Layers end before their MLP: {sites}.")
         _show_asymmetry(directions[0])
+        if "similarity" in directions[0]:
+            from thinkalike.instruments.stitching.similarity import sentence as similarity_in_words
+
+            show_text(similarity_in_words(directions[0]))

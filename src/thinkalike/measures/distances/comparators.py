@@ -232,7 +232,8 @@ def in_ascending_order(values: Float[Tensor, "*b n"]) -> tuple[Float[Tensor, "*b
     """Return `values.sort()`; on a CPU NumPy, which sorts with vector instructions, takes a third of its time."""
     if not values.is_cpu:
         return values.sort()
-    order = torch.from_numpy(np.argsort(values.detach().numpy()))
+    plain = values.float() if values.dtype == torch.bfloat16 else values  # which NumPy lacks
+    order = torch.from_numpy(np.argsort(plain.detach().numpy()))
     return values.gather(-1, order), order
 
 
