@@ -176,6 +176,9 @@ REFUSED = {  # lines by what is said of them: the nearest thing that there is, o
     "did you mean stitch.lr_multiples": ["train lr_multiples=[1]"],
     "is not a setting": ["train trainer.xyzzy=3", "train foo=1"],
     "No match in the defaults list": ["train measure=loss"],
+    "brackets inside one another": [
+        f"train layers={'[' * 600}{']' * 600}", f"train 'store={'${' * 600}seed{'}' * 600}'",
+    ],
     "override_grammar": ["train layers=[[0,", "train 'seed =1'"],
     "--multirun": ["train seed=1,2"],
     "gives no value": ["train store=???", "analyze model.name=???"],

@@ -67,7 +67,7 @@ def check(command):
     elif command.entry in DOORS:
         check_names(command.entry, command.overrides)
     elif command.entry in ("results", "report"):
-        line = re.sub(r"--(out|title) \S+", "", " ".join(command.words))
+        line = re.sub(r"--((out|title) \S+|csv|json)", "", " ".join(command.words))
         words = line.split()
         for place in [word for word in words if "=" not in word] or [None]:
             Query.parsed([word for word in words if "=" in word] + [place] * (place is not None))

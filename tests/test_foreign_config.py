@@ -78,6 +78,7 @@ ENDLESS = {
     },
     "1,000,000 values": {"mine": f"{JOB}model:\n  architecture:\n    a0: some letters\n{DOUBLED}"},
     "more than 262,144 bytes": {"mine": "a: " + "b" * 300_000},
+    "counts for 100": {"mine": f"{JOB}store: '{'${' * 100_000}'"},
     "is not read": {"mine": f"{JOB}seed: ${{${{store}}}}"},
 }  # fmt: skip
 

@@ -639,6 +639,15 @@ def test_json_of_strangers_is_bounded(content, message, tmp_path):
         read_json(tmp_path / "x.json", largest=100 if "100 bytes" in message else 2**25)
 
 
+@pytest.mark.timeout(20)
+def test_a_repeated_name_among_many_is_found_soon(tmp_path):
+    """Counting every name in the list of all of them took a minute for half a megabyte."""
+    names = [f'"{number}": 0' for number in range(60_000)]
+    (tmp_path / "x.json").write_text("{" + ", ".join([*names, names[-1]]) + "}")
+    with pytest.raises(ValueError, match="the name 59999 twice"):
+        read_json(tmp_path / "x.json", unique=True)
+
+
 def test_json_that_is_as_deep_as_configurations_is_read(tmp_path):
     (tmp_path / "x.json").write_text('{"a":' * 64 + "1" + "}" * 64)
     assert read_json(tmp_path / "x.json")

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -78,6 +79,56 @@ def test_steps_are_columns_and_layers_or_features_rows():
     assert found == [("layer 0", ["tense"]), ("layer 1", ["tense"])]
     assert grids_of(table[["step", "to_last"]])[0]["rows"] == [""]
     assert grids_of(table.assign(other=0)) == [], "likeness of every two steps"
+
+
+STEPS = pd.DataFrame({"step": [1, 1, 2, 2], "layer": [0, 0, 0, 1], "v": [0.1, 0.2, 0.3, 0.4]})
+STEPS_OF_FEATURE = STEPS.assign(feature=["tense", "tense", "tense", "case"], layer=0)
+LAYERS = pd.DataFrame({"model": "a", "feature": ["x", "x", "x", "y"], "layer": [1, 1, 2, 2], "v": [0.1, 0.2, 0.3, 0.4]})
+
+
+@pytest.mark.parametrize(
+    "table",
+    [STEPS, STEPS_OF_FEATURE, LAYERS, LAYERS.assign(feature=[3, 3, 3, 7])],
+    ids=["steps", "features", "layers", "ids"],
+)
+def test_a_repeated_and_a_missing_cell_are_no_full_grid(table):
+    """There are as many rows as cells, and yet no value may move into the cell of another one."""
+    first, second = grids_of(table)
+    assert (first["cells"], first["numbers"][-1]["v"]) == ([0, 1, 3], [0.1, 0.3, 0.4])
+    assert (second["numbers"][-1]["v"], second["variant"][-12:]) == ([0.2], "repetition 2")
+
+
+@pytest.mark.parametrize("column", ["source", "target", "model"])
+def test_rows_without_the_name_of_a_model_are_shown(column):
+    table = layer_pairs("a", "b", 2, 1)
+    if column == "model":
+        table = pd.DataFrame({"model": "a", "layer": [0, 1], "value": 0.5})
+    table.loc[1, column] = None
+    models = [name for grid in grids_of(table) for name in grid["models"]]
+    assert models.count("(blank)") == 1
+
+
+def test_labels_that_differ_stay_different():
+    table = pd.DataFrame({"model": "a", "layer": [1.0000001, 1.0000002], "value": [0.1, 0.2]})
+    assert grids_of(table)[0]["columns"] == ["1.0000001", "1.0000002"]
+
+
+WIDE = {f"c{n}": 1 for n in range(900)}
+REPEATED = {f"c{n}": [0] * n + [1] + [0] * (899 - n) for n in range(900)}
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    "columns",
+    [{"source": [f"m{n}" for n in range(900)]} | WIDE, {"source": "a"} | REPEATED],
+    ids=["models", "one pair"],
+)
+def test_a_wide_table_is_read_in_time_that_its_cells_take(columns):
+    """It took minutes when the time of a grid was the square of its columns."""
+    table = pd.DataFrame({"target": "b", "source_layer": 0, "target_layer": 0} | columns)
+    started = time.process_time()
+    assert len(grids_of(table)) == 900
+    assert time.process_time() - started < 20
 
 
 def test_what_is_not_finite_is_none_and_cells_may_be_missing():
@@ -209,6 +260,20 @@ def test_a_selection_without_results_is_refused(words, store, tmp_path, monkeypa
     status, out, err = call(monkeypatch, capsys, *words)
     assert (status, out, err.count("\n")) == (1, "", 1)
     assert words[-1] in err
+
+
+def test_a_page_of_a_folder_whose_name_looks_like_a_setting(store, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    store.rename(tmp_path / "a=b")
+    monkeypatch.setattr(sys, "argv", ["thinkalike", "a=b"])
+    cli.report()
+    assert "6 results" in capsys.readouterr().err
+
+
+def test_a_store_beside_others_is_not_ignored(store, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    status, _, err = call(monkeypatch, capsys, "results", "store=empty")
+    assert (status, err.count("results and empty are two stores")) == (1, 1)
 
 
 @pytest.mark.parametrize("foreign", ["a table beside", "a link", "another form", "a table that is none"])

@@ -21,6 +21,7 @@ from thinkalike.errors import ModelError, StitchError, StoreError
 from thinkalike.measures import AffineMap, compare_outputs, token_kl, token_loss
 from thinkalike.models.families import FAMILIES
 from thinkalike.models.frozen import FrozenModel
+from thinkalike.stitches import results
 from thinkalike.stitches.results import load_stitch, stitch_modules
 from thinkalike.stitches.stitch_map import Site, StitchMap
 
@@ -466,6 +467,58 @@ def test_what_a_file_says_of_its_stitches_is_an_object(facts, tmp_path):
             read(result)
 
 
+CLAIMED = {
+    "kind": [{"kind": "nope"}, {"kind": 3}],
+    "norm": [{"norm": "layer"}, {"norm": None}],
+    "pairs": [
+        {"pairs": pairs} for pairs in ([[1.7, 1.2]], [["1", "1"]], [[1, 1], [1, 1]], [[-1, 0]], [[1]], "ab", None)
+    ],
+    "widths": [{"widths": widths} for widths in ([6], [6.0, 6], [True, 6], [-1, 6], {"a": 6, "b": 6})],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "claim"), [(name, claim) for name, claims in CLAIMED.items() for claim in claims])
+def test_what_a_file_says_of_its_stitches_is_possible(name, claim, finish):
+    claims = {"kind": "linear", "norm": "none", "widths": [6, 6], "rank": 3, **claim}
+    result = finish(tensors_of(plain()), **claims)
+    for read in (load_stitch, stitch_modules):
+        with pytest.raises(StitchError, match=rf"stitch\.safetensors: its {name} "):
+            read(result)
+
+
+def test_widths_that_are_not_those_of_the_weights_are_refused(finish):
+    result = finish(tensors_of(plain()), widths=[6, 10**9])
+    with pytest.raises(StitchError, match=r"the widths .6, 6., and the file claims"):
+        _ = load_stitch(result)[2]
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.bool, torch.complex64])
+def test_weights_that_are_no_real_numbers_are_refused(dtype, finish):
+    """PyTorch would convert them, and a map of other numbers would come out."""
+    tensors = {name: weight.to(dtype) for name, weight in tensors_of(plain()).items()}
+    result = finish(tensors, widths=[6, 6], rank=3)
+    for read in (lambda: load_stitch(result)[2], lambda: stitch_modules(result)):
+        with pytest.raises(StitchError, match=f"map.weight is of dtype {str(dtype).removeprefix('torch.')}"):
+            read()
+
+
+@pytest.mark.parametrize("seed", ["x", -1, 1.0, True, None, 10**30])
+def test_a_seed_that_no_fit_has_is_refused_by_its_name(seed, finish):
+    result = finish(tensors_of(plain()), widths=[6, 6], rank=3)
+    contents = inspect.unwrap(results._contents)  # users have no checks of types before it
+    with pytest.raises(ValueError, match=r"seed=.* must be a whole number"):
+        contents(result, seed, False)
+    with pytest.raises(StitchError, match="seeds are numbered from 0"):
+        load_stitch(result, seed=10**6)
+
+
+def test_stitches_without_widths_are_not_sent_from_one_reader_to_the_other(finish):
+    result = finish(tensors_of(plain(norm="pre")), norm="pre")
+    for read, remedy in ((load_stitch, "fit them again"), (stitch_modules, "does not say the widths")):
+        with pytest.raises(StitchError, match=remedy):
+            read(result)
+
+
 @pytest.mark.timeout(30)
 @pytest.mark.parametrize(
     ("kind", "more"),
@@ -490,7 +543,7 @@ def test_a_stitch_is_not_made_as_large_as_its_file_claims(kind, more, finish, mo
     monkeypatch.setattr("torch.nn.Linear", lambda *sizes, **options: made.append(sizes))
     claim = {"rank": 3, **more}
     result = finish(tensors_of([Stitch("identity", 6, 6, norm="pre") for _ in PAIRS]), kind, **claim)
-    with pytest.raises(StitchError, match=r"it claims a stitch of|its widths or its rank are|not enough values"):
+    with pytest.raises(StitchError, match=r"it claims a stitch of|its widths .* must be|its widths or its rank are"):
         stitch_modules(result)
     assert made == []
 

@@ -686,6 +686,28 @@ def test_a_bad_query_names_what_is_meant(store, words, named):
         selected(search(store), Query.parsed([words]))
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["st1", "st2"], "two stores"),
+        (["st1", "store=st2"], "two stores"),
+        (["store=st1", "store=st2"], "leave one of them out"),
+        (["kind=cka", "kind=rsa"], "give kind=cka,rsa"),
+        (["model=a", "model=b"], "give model=a,b"),
+        (["kind="], "kind= has no value"),
+    ],
+)
+def test_a_query_that_says_two_things_is_refused(words, said):
+    """The last of them was taken without a word, and an empty one was no choice."""
+    with pytest.raises(ConfigError, match=said):
+        Query.parsed(words)
+
+
+def test_a_list_has_one_form(store, listed):
+    shown = listed(store, "--csv", "--json")
+    assert (shown.out, shown.err.count("--csv and --json do not go together")) == ("", 1)
+
+
 def test_a_sweep_shows_what_was_swept_and_the_headlines(tmp_path, capsys, monkeypatch):
     """Three jobs of a sweep over models and steps; the last differs in its steps alone."""
     made = []

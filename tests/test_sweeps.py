@@ -281,10 +281,33 @@ def test_a_variable_of_a_sweep_that_ended_is_ignored(path, cli):
         (["--shell-completion", "x"], "--shell-completion takes one word"),
         (["--shell-completion", "install=tcsh"], "--shell-completion takes one word"),
         (["--shell-completion"], "--shell-completion takes one word"),
+        (["--experimental-rerun", "config.pickle"], "--experimental-rerun is not available"),
     ],
 )
 def test_options_that_do_not_go_together_are_one_line(words, said, cli):
     assert said in cli("train.py", *words).error
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["seed=1", "seed=2"],
+        ["seed=1", "++seed=2"],
+        ["stitch=affine", "stitch=linear"],
+        ["-m", "seed=1,2", "seed=3"],
+        ["model@target=gelu-3l-mini", "model@target=solu-3l-mini"],
+        ["-cd", "a", "--config-dir=b"],
+        ["--cfg", "job", "-c", "all"],
+    ],
+)
+def test_what_is_given_twice_is_refused(words, cli):
+    """Hydra takes the last one without a word."""
+    assert " twice" in cli("train.py", *words).error
+
+
+def test_one_value_given_again_and_values_of_a_sweep_are_no_contradiction(cli):
+    words = ["seed=1", "seed=1", "stitch=affine", "stitch.steps=3", "--cfg", "job"]
+    assert yaml.safe_load(cli("train.py", *words).stdout)["seed"] == 1
 
 
 def test_values_to_try_of_a_file_are_said_to_need_a_sweep(cli):

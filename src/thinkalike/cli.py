@@ -35,6 +35,7 @@ from thinkalike.config.compose import (
     COMPOSING_ERRORS,
     CONF,
     PROGRAM,
+    check_given_once,
     check_number_of_jobs,
     checked,
     explained,
@@ -54,6 +55,7 @@ from thinkalike.errors import (
     listed,
     nearest,
     plain,
+    short,
 )
 from thinkalike.global_state import isolated
 from thinkalike.plugins import TRUSTED
@@ -105,6 +107,7 @@ def entry_point(name: str) -> Callable[[], None]:
             os.environ.pop(SHARED, None)  # of a sweep that has ended, if somebody exported it
             words = get_args_parser().parse_args()
             _check_flags(words)
+            _check_given_once(words)
             TRUSTED.clear()  # what an earlier command line named, it named for itself
             trust_plugins_of(words.overrides)
             _run_all(hydra.main(version_base=None, config_path=str(CONF), config_name=name)(task))
@@ -136,8 +139,10 @@ def _check_flags(words: argparse.Namespace) -> None:
         raise ConfigError("--resolve goes with --cfg job|hydra|all or --help; add one of them")
     modes = {"--run": words.run, "--multirun": words.multirun, "--cfg": words.cfg, "--info": words.info,
              "--shell-completion": words.shell_completion}  # fmt: skip
-    if words.experimental_rerun and not os.path.isfile(words.experimental_rerun):
-        raise ConfigError(f"--experimental-rerun={words.experimental_rerun} is no file")
+    if words.experimental_rerun:  # Hydra unpickles this file, and a pickle runs whatever code its author chose
+        raise ConfigError(
+            "--experimental-rerun is not available, as its file could run code; repeat the command line of the job"
+        )
     chosen = [name for name, value in modes.items() if value]
     if len(chosen) > 1:
         raise ConfigError(f"{' and '.join(chosen)} do not go together; leave {chosen[-1]} out")
@@ -146,6 +151,20 @@ def _check_flags(words: argparse.Namespace) -> None:
         action, _, shell = first.partition("=")
         if len(words.overrides) != 1 or action not in ("install", "uninstall", "query") or shell not in SHELLS:
             raise ConfigError(f"--shell-completion takes one word: install=SHELL or uninstall=SHELL; {listed(SHELLS)}")
+
+
+def _check_given_once(words: argparse.Namespace) -> None:
+    """Check that a command line gives nothing twice, as the last one would be taken without a word."""
+    options = argparse.ArgumentParser(add_help=False)
+    for action in get_args_parser()._actions:
+        if action.nargs is None and action.option_strings:  # an option with one value
+            options.add_argument(*action.option_strings, dest=action.dest, action="append")
+    given, _ = options.parse_known_args()
+    for name, values in vars(given).items():
+        if values and len(values) > 1:
+            option = f"--{name.replace('_', '-')}"
+            raise ConfigError(f"{option} is given twice, as {short(values[0])} and {short(values[1])}; give it once")
+    check_given_once(words.overrides)
 
 
 @contextlib.contextmanager

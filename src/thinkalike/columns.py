@@ -134,10 +134,6 @@ class Columns:
         left = [name for name in self.values if name not in names]
         return Columns({name: self.values[name] for name in left}, self.kinds)
 
-    def repeated(self, names: Sequence[str]) -> int:
-        """Return how many rows have the same values in these columns as an earlier one."""
-        return len(self) - len(set(self.keys(names)))
-
 
 def _read_column(cells: list[str]) -> tuple[str, list[Any]]:
     """Return the kind of a column and its values.

@@ -11,6 +11,7 @@ import json
 import os
 import platform
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -97,8 +98,8 @@ def read_json(path: Path, largest: int = LARGEST_JSON, unique: bool = False) -> 
 def _with_unique_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     content = dict(pairs)
     if len(content) < len(pairs):
-        names = [name for name, _ in pairs]
-        repeated = next(name for name in content if names.count(name) > 1)
+        counts = Counter(name for name, _ in pairs)
+        repeated = next(name for name, count in counts.items() if count > 1)
         raise ValueError(f"it has the name {short(repeated)} twice in one object")
     return content
 

@@ -20,6 +20,7 @@ from thinkalike.errors import short
 YAML_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 DEEPEST = 50  # collections inside each other
 MOST_NODES = 100_000  # of a YAML file, once its aliases stand for what they repeat
+REFERENCE_SIZE = 100  # values that a ${...} counts for, as OmegaConf takes as long to read it
 MOST_NUMBERED_KEYS = 1000  # of a YAML file; settings have names
 # What YAML 1.1 reads as a number of base 8 or 60. Every writer of YAML puts a text of this form into quotes.
 OLD_NUMBER = re.compile(r"[-+]?(0[0-7_]+|[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?)")
@@ -72,7 +73,8 @@ def check_yaml(content: bytes) -> None:
     """Check what a YAML text stands for, from its events alone, which never repeat what an alias stands for.
 
     A text of a few kilobytes can stand for billions of values, for an integer of base 60 that takes minutes to compute,
-    or for thousands of numbers with one hash, which take as long in a dictionary.
+    or for thousands of numbers with one hash, which take as long in a dictionary. OmegaConf takes seconds for each
+    thousand of ${...} inside one another.
 
     Raises:
         ForeignFileError: it is nested too deeply, has too many values, has a number that other programs read as another
@@ -99,7 +101,7 @@ def check_yaml(content: bytes) -> None:
             anchor, size = closed.anchor, closed.size
         elif isinstance(event, yaml.ScalarEvent):
             _check_notation(event)
-            anchor, size = event.anchor, 1
+            anchor, size = event.anchor, 1 + REFERENCE_SIZE * event.value.count("${")
         elif isinstance(event, yaml.AliasEvent):
             # an alias inside of what it stands for has no end
             anchor, size = None, sizes.get(event.anchor, MOST_NODES + 1)
@@ -109,7 +111,10 @@ def check_yaml(content: bytes) -> None:
             sizes[anchor] = size
         opened[-1].size += size
         if opened[-1].size > MOST_NODES:
-            raise ForeignFileError(f"it stands for more than {MOST_NODES:,} values, or repeats itself without end")
+            raise ForeignFileError(
+                f"it stands for more than {MOST_NODES:,} values (a ${{...}} counts for {REFERENCE_SIZE}), or repeats "
+                "itself without end"
+            )
 
 
 @dataclass

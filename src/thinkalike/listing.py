@@ -184,18 +184,37 @@ class Query:
     @classmethod
     def parsed(cls, words: Sequence[str]) -> Query:
         """Read the words of a command line, such as `kind=cka`; one without a key is the store."""
-        is_store = ("=" not in word or Path(word).expanduser().is_dir() for word in words)  # as of a folder a=b
-        pairs = (
-            ("store", "=", word) if is_folder else word.partition("=")
-            for word, is_folder in zip(words, is_store, strict=True)
-        )
-        given = {key: value for key, _, value in pairs}
-        for key in given:
+        places, settings = divided(words)
+        given: dict[str, str] = {}
+        for key, _, value in (word.partition("=") for word in settings):
             if key not in KEYS:
                 raise ConfigError(f"'{key}' is not a setting of results; {nearest(key, KEYS)}")
-        store = Path(given.get("store") or "results").expanduser()
+            if not value:
+                raise ConfigError(f"{key}= has no value; give one, or leave it out")
+            first = given.setdefault(key, value)
+            if first != value:
+                remedy = f"give {key}={first},{value}" if key in ("kind", "model") else "leave one of them out"
+                raise ConfigError(f"{key}={first} and {key}={value} are given; {remedy}")
+        if "store" in given:
+            places = list(dict.fromkeys([*places, given["store"]]))
+        if len(places) > 1:
+            raise ConfigError(
+                f"{places[0]} and {places[1]} are two stores, and here one is named; "
+                "thinkalike report STORE STORE shows several"
+            )
+        store = Path(places[0] if places else "results").expanduser()
         kinds, models = (tuple(filter(None, given.get(key, "").split(","))) for key in ("kind", "model"))
         return cls(store, kinds, models, given.get("sort", "date"))
+
+
+def divided(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the folders that words name, each once, and their settings key=value; a folder may be called a=b."""
+    places: list[str] = []
+    settings: list[str] = []
+    for word in words:
+        is_place = "=" not in word or (word.partition("=")[0] not in KEYS and Path(word).expanduser().is_dir())
+        (places if is_place else settings).append(word)
+    return list(dict.fromkeys(places)), settings
 
 
 def parser(name: str, about: str) -> argparse.ArgumentParser:
@@ -532,6 +551,8 @@ def list_results(words: Sequence[str]) -> None:
     for form in ("--csv", "--json"):
         reads.add_argument(form, action="store_true", help="for machines, in full precision, and nothing else")
     asked = reads.parse_args(words)
+    if asked.csv and asked.json:
+        raise ConfigError("--csv and --json do not go together; leave one of them out")
     query = Query.parsed(asked.which)
     found = search(query.store)
     try:

@@ -92,6 +92,7 @@ PARAMETER = re.compile(r"[a-z][\w-]*", re.ASCII | re.IGNORECASE)  # becomes a li
 # such as ++stitch.lr; whatever stands before it, no key of a sweep is one of Hydra's own settings
 SWEPT_KEY = re.compile(r"[+~]{0,2}(?!hydra\b)[a-z][\w-]*([./][\w-]+)*(@target)?", re.ASCII)
 SWEPT_VALUES = re.compile(r"[\w\s.,()\[\]*/+=-]*")  # such as choice(0.1,1); without a colon it names no FILE.py:NAME
+DEEPEST_OVERRIDE = 20  # brackets inside one another; Hydra's reader calls itself a dozen times for each
 MOST_JOBS = 10_000  # of a sweep; Hydra lists and composes all of them before the first begins
 MOST_BITS = 1024  # of an integer in a file, as no float is larger; Python refuses to print very long ones
 REFERENCE_COST = 200  # letters that OmegaConf reads while it looks up one ${...}, each time anew
@@ -436,14 +437,47 @@ def trust_plugins_of(overrides: Iterable[str]) -> None:
         trust(_plugins_in(_parsed(override)))
 
 
+def check_given_once(overrides: Iterable[str]) -> None:
+    """Check that no two overrides of a command line give one setting different values; Hydra would take the last.
+
+    Hydra's own settings are left out, as a process that shares a job gets some of them again from the one before it.
+    """
+    given: dict[tuple[str, str], tuple[str, Any]] = {}
+    for word in overrides:
+        for override in _parsed(word):
+            value: Any = override.value()
+            if override.is_delete() or re.match(r"hydra\b", override.key_or_group):
+                continue
+            key = (override.key_or_group, override.package or "")
+            first, first_value = given.setdefault(key, (word, value))
+            if first_value != value:
+                raise ConfigError(f"{short(first)} and {short(word)} give one setting twice; leave one of them out")
+
+
 def _parsed(override: str) -> list[Override]:
     """Return an override as Hydra reads it, or nothing if it cannot, which Hydra itself says at its time."""
+    if _depth(override) > DEEPEST_OVERRIDE:
+        raise ConfigError(
+            f"{short(override)} has more than {DEEPEST_OVERRIDE} brackets inside one another; remove some"
+        )
     try:
         return OverridesParser.create().parse_overrides([override])
     except HydraException:
         return []
     except ValueError as error:  # Python reads no number of thousands of digits
         raise ConfigError(f"{short(override)} cannot be read ({one_line(error)})") from error
+
+
+def _depth(text: str) -> int:
+    """Return how many brackets of a text are open at once."""
+    depth = deepest = 0
+    for letter in text:
+        if letter in "[{(":
+            depth += 1
+            deepest = max(deepest, depth)
+        elif letter in "]})":
+            depth -= 1
+    return deepest
 
 
 def _plugins_in(settings: Any) -> list[str]:

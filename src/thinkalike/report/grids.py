@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from itertools import islice
 from typing import Any
 
@@ -34,6 +35,8 @@ LOW_IS_ALIKE = (
 )  # fmt: skip
 SIGNED = ("asymmetry", "gap", "difference", "gain")  # of which 0 is the middle
 DIGITS = 6  # significant ones that a page holds
+MOST_TELLING = 8  # columns that tell the grids of two models apart; rows alike in these are numbered
+BLANK_NAME = "(blank)"  # the name on a page of a model whose cell in the table is blank
 MOST_MODELS = 12  # in a table of one layer per row: those of populations have more, and are shown as tables
 
 
@@ -105,63 +108,83 @@ def _pair_grids(table: Columns) -> Iterator[Grid]:
     if not _numbers(table):
         return
     for (source, target), rows in table.groups(["source", "target"]).items():
-        if source is None or target is None:
-            continue
         for variant, cells in _variants(rows, PAIR[2:]):
             axes = cells.values["source_layer"], cells.values["target_layer"]
-            yield _grid("pair", [str(source), str(target)], variant, cells, axes)
+            yield _grid("pair", [_model_name(source), _model_name(target)], variant, cells, axes)
 
 
 def _layer_grids(table: Columns) -> Iterator[Grid]:
     for (model,), rows in table.groups(["model"]).items():
-        if model is None:
-            continue
-        labels = [name for name in _texts(rows, PLACES[:-1]) if rows.kinds[name] != "truth"]
+        labels = [name for name in _texts(rows, PLACES) if rows.kinds[name] != "truth"]
+        if rows.has("feature"):  # also where the features are numbers
+            labels = [name for name in rows.names if name in {*labels, "feature"}]
         features = [" × ".join(map(_label, key)) for key in rows.keys(labels)]  # one empty word where there is no label
         keyed = rows.without(labels).with_column("feature", "text", features)
         for variant, cells in _variants(keyed, ["feature", "layer"]):
             role = "profile" if labels else "layers"
-            yield _grid(role, [str(model)], variant, cells, (cells.values["feature"], cells.values["layer"]))
+            axes = cells.values["feature"], cells.values["layer"]
+            yield _grid(role, [_model_name(model)], variant, cells, axes)
 
 
 def _step_grids(table: Columns, run: str) -> Iterator[Grid]:
     layers = [f"layer {_label(layer)}" for layer in table.values["layer"]] if table.has("layer") else [""] * len(table)
+    named = table.with_column("layer", "text", layers)
     if "feature" not in table.values:
-        yield _grid("steps", [run], "", table, (layers, table.values["step"]))
+        for variant, cells in _variants(named, ["layer", "step"]):
+            axes = cells.values["layer"], cells.values["step"]
+            yield _grid("steps", [run], variant, cells, axes)
         return
-    named = table.with_column("layer", "text", layers)  # each layer has a grid of its own
-    for (layer,), cells in sorted(named.groups(["layer"]).items()):
-        yield _grid("steps", [run], layer, cells, (cells.values["feature"], cells.values["step"]))
+    for (layer,), rows in sorted(named.groups(["layer"]).items()):  # each layer has a grid of its own
+        for variant, cells in _variants(rows, ["feature", "step"]):
+            name = ", ".join(filter(None, [layer, variant]))
+            yield _grid("steps", [run], name, cells, (cells.values["feature"], cells.values["step"]))
 
 
 def _label(value: Any) -> str:
     return "nan" if value is None else str(value)
 
 
+def _model_name(value: Any) -> str:
+    return BLANK_NAME if value is None else str(value)
+
+
 def _variants(rows: Columns, places: list[str]) -> Iterator[tuple[str, Columns]]:
     """Yield the parts of rows in which each place comes once, named by the columns that tell them apart."""
-    left = rows.repeated(places)
-    if not left:
-        yield "", rows
-        return
+    # The number of a row's group stands for its values in `places` and in `by`: a key of all these values would grow
+    # with every column, and the time with their square.
+    groups = _numbered(rows.keys(places))
     by: list[str] = []
-    for name in (name for name in rows.names if name not in PLACES):
-        if not left:
+    for name in rows.names:
+        count = len(set(groups))
+        if count == len(rows) or len(by) == MOST_TELLING:
             break
-        few = rows.kinds[name] != "float" and 1 < len(set(rows.values[name]) - {None}) <= MOST_MODELS
-        if few and (fewer := rows.repeated([*places, *by, name])) < left:
+        if name in PLACES or not _has_few_values(rows, name):
+            continue
+        finer = _numbered(list(zip(groups, rows.values[name], strict=True)))
+        if len(set(finer)) > count:
             by.append(name)
-            left = fewer
-    if left:
-        counts: dict[tuple[Any, ...], int] = {}
+            groups = finer
+    if len(set(groups)) < len(rows):
+        counts: dict[int, int] = {}
         repetitions = []
-        for key in rows.keys([*places, *by]):
-            counts[key] = counts.get(key, 0) + 1
-            repetitions.append(counts[key])
+        for group in groups:
+            counts[group] = counts.get(group, 0) + 1
+            repetitions.append(counts[group])
         rows = rows.with_column("repetition", "number", repetitions)
         by.append("repetition")
     for values, part in rows.groups(by).items():
         yield ", ".join(f"{name} {_label(value)}" for name, value in zip(by, values, strict=True)), part
+
+
+def _numbered(keys: Sequence[tuple[Any, ...]]) -> list[int]:
+    """Return for each key the number of the first one that is equal to it."""
+    numbers: dict[tuple[Any, ...], int] = {}
+    return [numbers.setdefault(key, len(numbers)) for key in keys]
+
+
+def _has_few_values(rows: Columns, name: str) -> bool:
+    """Return whether a column of words, truths or whole numbers has two values or a few more."""
+    return rows.kinds[name] != "float" and 1 < len(set(rows.values[name]) - {None}) <= MOST_MODELS
 
 
 def _grid(
@@ -178,6 +201,7 @@ def _grid(
     if order != list(range(len(place))):
         cells = cells.at(order)
         place.sort()
+    ends = _ends(cells.names)
     names = _numbers(cells)
     mains = [name for name in MAIN if name in names] or names
     words = [name for name in _texts(cells, PLACES) if name != "repetition"]
@@ -185,42 +209,62 @@ def _grid(
         "role": role,
         "models": models,
         "variant": variant,
-        "rows": rounded(first),
-        "columns": rounded(second),
-        "cells": None if len(place) == len(first) * width else place,
+        "rows": _axis(first),
+        "columns": _axis(second),
+        "cells": None if place == list(range(len(first) * width)) else place,
         "main": names.index(mains[0]) if mains else 0,
-        "numbers": [_number(cells, name) for name in names],
+        "numbers": [_number(cells, name, ends.get(name)) for name in names],
         "words": [{"name": name, "v": rounded(cells.values[name])} for name in words],
     }
 
 
-def _number(cells: Columns, name: str) -> dict[str, Any]:
-    """Return a column with its interval, and how its colours run: rising, falling (low is alike), or signed."""
-    colours = "signed" if _says(name, SIGNED) else "falling" if _says(name, LOW_IS_ALIKE) else "rising"
-    number: dict[str, Any] = {"name": name, "v": rounded(cells.values[name]), "colours": colours}
-    if ends := _ends(cells.names, name):
+def _axis(labels: Sequence[Any]) -> list[Any]:
+    """Return the labels of the rows or columns of a grid, rounded only where they stay different."""
+    short = rounded(labels)
+    return short if len(set(short)) == len(labels) else [_label(label) for label in labels]
+
+
+def _number(cells: Columns, name: str, ends: tuple[str, str] | None) -> dict[str, Any]:
+    """Return a column with its interval, and how its colours run."""
+    number: dict[str, Any] = {"name": name, "v": rounded(cells.values[name]), "colours": _colours(name)}
+    if ends:
         number |= {"low": rounded(cells.values[ends[0]]), "high": rounded(cells.values[ends[1]])}
     return number
+
+
+@lru_cache(maxsize=10_000)  # as a thousand grids may have the same thousand columns
+def _colours(name: str) -> str:
+    """Return how the colours of a column run: rising, falling (low is alike), or signed."""
+    if _says(name, SIGNED):
+        return "signed"
+    return "falling" if _says(name, LOW_IS_ALIKE) else "rising"
 
 
 def _says(name: str, words: Sequence[str]) -> bool:
     return any(f"_{word}_" in f"_{name.lower()}_" for word in words)
 
 
-def _ends(columns: list[str], name: str) -> list[str]:
-    """Return the columns of an interval: NAME_low and NAME_high, or low and high of the column that these are of."""
-    if f"{name}_low" in columns and f"{name}_high" in columns:
-        return [f"{name}_low", f"{name}_high"]
-    if "low" not in columns or "high" not in columns:
-        return []
-    before = columns[: columns.index("low")][-1:]
-    return ["low", "high"] if name in [each for each in (*WITH_ENDS, *before) if each in columns][:1] else []
+def _ends(columns: Sequence[str]) -> dict[str, tuple[str, str]]:
+    """Return by column the two of its interval: NAME_low and NAME_high, or low and high of the one these belong to."""
+    known = set(columns)
+    ends = {}
+    if {"low", "high"} <= known:
+        before = columns[: columns.index("low")][-1:]
+        measured = next((name for name in (*WITH_ENDS, *before) if name in known), None)
+        if measured is not None:
+            ends[measured] = ("low", "high")
+    for name in columns:
+        if {f"{name}_low", f"{name}_high"} <= known:
+            ends[name] = (f"{name}_low", f"{name}_high")
+    return ends
 
 
 def _numbers(table: Columns) -> list[str]:
     """Return the columns of numbers that are neither places nor ends of intervals."""
-    other = {*PLACES, "repetition", *(end for name in table.names for end in _ends(table.names, name))}
-    return [name for name in table.names if table.kinds[name] in ("number", "float") and name not in other]
+    left_out = {*PLACES, "repetition"}
+    for ends in _ends(table.names).values():
+        left_out.update(ends)
+    return [name for name in table.names if table.kinds[name] in ("number", "float") and name not in left_out]
 
 
 def _texts(table: Columns, places: Sequence[str]) -> list[str]:

@@ -23,7 +23,7 @@ from typing import Any
 from thinkalike.columns import Columns
 from thinkalike.config import MEASURES
 from thinkalike.errors import StoreError, ThinkalikeError, one_line, plain, plain_line
-from thinkalike.listing import Entry, Found, Query, parser, records, search, selected, skipping
+from thinkalike.listing import Entry, Found, Query, divided, parser, records, search, selected, skipping
 from thinkalike.plugins import instrument
 from thinkalike.processes import counted
 from thinkalike.report.grids import Grid, grids_of, plain_value, rounded
@@ -57,8 +57,9 @@ def write_report(arguments: Sequence[str]) -> None:
     reads.add_argument("--out", default="report.html", metavar="PAGE", help="the file to write (report.html)")
     reads.add_argument("--title", help="the title of the page (the names of the folders)")
     asked = reads.parse_args(arguments)
-    query = Query.parsed([word for word in asked.which if "=" in word])
-    places = [word for word in asked.which if "=" not in word] or [str(query.store)]
+    places, settings = divided(asked.which)
+    query = Query.parsed([*places[:1], *settings])  # with one of them, as a store= beside it would be ignored
+    places = places or [str(query.store)]
     with watched():
         report = report_of(gather(places, query))
     for sentence in report["left_out"]:

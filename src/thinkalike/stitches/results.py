@@ -5,39 +5,101 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from safetensors import safe_open
 from torch import Tensor
 
-from thinkalike.errors import PluginError, StitchError
+from thinkalike.arguments import Seed, checked_numbers
+from thinkalike.errors import PluginError, StitchError, short
 from thinkalike.measures.closed_forms import AffineMap, LayerPair
 from thinkalike.plugins import digest, is_plugin, trust
-from thinkalike.stitches.stitch import KINDS, NAME, Stitch
+from thinkalike.stitches.kinds import CLOSED, KINDS, MOST_SEEDS, NORMS
+from thinkalike.stitches.stitch import NAME, Stitch
 from thinkalike.stitches.stitch_map import Site, StitchMap, explained
 from thinkalike.store import Result, open_result
 
 
-def _contents(result: Result, seed: int, is_back: bool) -> tuple[dict[str, Any], str]:
-    """Return the pairs, the kind and the norm of a result's stitches, and the prefix of one seed and direction."""
-    path, prefix = result.folder / NAME, ("back." if is_back else "") + (f"seed_{seed}." if seed else "")
+@dataclass(frozen=True)
+class _Claims:
+    """What the file of a result says of its stitches, once it is checked.
+
+    Attributes:
+        pairs: the layer pairs, in the order in which the tensors are numbered.
+        widths: of the source and the target; None: the maps are closed forms, or an old file does not say it.
+    """
+
+    kind: str
+    norm: str
+    pairs: list[LayerPair]
+    widths: list[Any] | None
+    rank: Any
+
+    @classmethod
+    def of(cls, facts: Any, path: Path) -> _Claims:
+        """Return the claims of a file; a StitchError names the first that no stitch of this package can have."""
+        if not isinstance(facts, dict):
+            raise StitchError(f"cannot read {path}: what it says of its stitches is no JSON object")
+        missing = [name for name in ("kind", "norm", "pairs") if name not in facts]
+        if missing:
+            raise StitchError(f"cannot read {path}: it does not say the {missing[0]} of its stitches")
+        kind, norm, pairs, widths = facts["kind"], facts["norm"], facts["pairs"], facts.get("widths")
+        if not isinstance(kind, str) or not (kind in KINDS or kind in CLOSED or is_plugin(kind)):
+            known = ", ".join([*KINDS, *CLOSED])
+            raise StitchError(f"cannot read {path}: its kind {short(kind)} is unknown; kinds are {known}")
+        if norm not in NORMS:
+            raise StitchError(f"cannot read {path}: its norm {short(norm)} is unknown; norms are {', '.join(NORMS)}")
+        if not isinstance(pairs, list) or not all(map(_is_pair, pairs)):
+            raise StitchError(f"cannot read {path}: its pairs {short(pairs)} must be lists of two layers, from 0 on")
+        layer_pairs = [(source, target) for source, target in pairs]
+        if len(set(layer_pairs)) < len(layer_pairs):
+            raise StitchError(f"cannot read {path}: its pairs {short(pairs)} name a layer pair twice")
+        if widths is not None and not (isinstance(widths, list) and len(widths) == 2 and all(map(_is_size, widths))):
+            raise StitchError(f"cannot read {path}: its widths {short(widths)} must be two whole numbers above 0")
+        return cls(kind, norm, layer_pairs, widths, facts.get("rank"))
+
+
+def _is_pair(pair: Any) -> bool:
+    return isinstance(pair, list) and len(pair) == 2 and all(type(layer) is int and layer >= 0 for layer in pair)
+
+
+def _is_size(size: Any) -> bool:
+    return type(size) is int and size > 0
+
+
+def _contents(result: Result, seed: Seed, is_back: bool) -> tuple[_Claims, str]:
+    """Return what a result says of its stitches, and the prefix of the tensors of one seed and direction."""
+    seed = checked_numbers(_contents, {"seed": seed})["seed"]
+    path = result.folder / NAME
+    direction = "back." if is_back else ""
+    prefix = f"{direction}seed_{seed}." if seed else direction
     if NAME not in result.files:
         found = f"{result.folder} keeps no stitches (its kind is {result.kind})"
         raise StitchError(f"{found}; python train.py keeps those of every stitch= but identity")
     with explained(f"cannot read {path}"), safe_open(path, framework="pt") as file:
-        facts, names = json.loads(file.metadata()["stitch"]), list(file.keys())
-        if not isinstance(facts, dict):
-            raise StitchError(f"cannot read {path}: what it says of its stitches is no JSON object")
+        claims = _Claims.of(json.loads(file.metadata()["stitch"]), path)
+        names = list(file.keys())
     if not any(name.startswith(f"{prefix}0.") for name in names):
-        which, remedy = ("back", "stitch.both=true") if is_back else (f"of seed {seed}", f"stitch.seeds={seed + 1}")
-        raise StitchError(f"{result.folder} holds no stitches {which}: fit them with {remedy}")
-    return facts, prefix
+        if is_back:
+            raise StitchError(f"{result.folder} holds no stitches back: fit them with stitch.both=true")
+        remedy = f": fit them with stitch.seeds={seed + 1}" if seed < MOST_SEEDS else "; seeds are numbered from 0"
+        raise StitchError(f"{result.folder} holds no stitches of seed {seed}{remedy}")
+    return claims, prefix
 
 
 def _tensors(result: Result, prefix: str) -> dict[str, Tensor]:
-    with safe_open(result.folder / NAME, framework="pt") as file:
-        return {name[len(prefix) :]: file.get_tensor(name) for name in file.keys() if name.startswith(prefix)}  # noqa: SIM118
+    """Return the tensors of one stitch by name; a StitchError names one that does not hold real numbers."""
+    path = result.folder / NAME
+    with safe_open(path, framework="pt") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys() if name.startswith(prefix)}  # noqa: SIM118
+    for name, tensor in tensors.items():
+        if not tensor.is_floating_point():  # load_state_dict would convert it without a word
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            raise StitchError(f"cannot read {path}: {name} is of dtype {dtype}, and weights are floating-point numbers")
+    return {name[len(prefix) :]: tensor for name, tensor in tensors.items()}
 
 
 def _loaded(kind: str, widths: Sequence[Any], norm: str, rank: Any, tensors: Mapping[str, Tensor]) -> Stitch:
@@ -47,7 +109,7 @@ def _loaded(kind: str, widths: Sequence[Any], norm: str, rank: Any, tensors: Map
     """
     width_in, width_out = widths
     sizes = [width_in, width_out, rank] if kind == "low_rank" else [width_in, width_out]
-    if not all(type(size) is int and size > 0 for size in sizes):
+    if not all(map(_is_size, sizes)):
         raise ValueError(f"its widths or its rank are no whole numbers above 0: {str(sizes)[:60]}")
     if not is_plugin(kind):  # whose weights may be of any shape
         claimed = _least_weights(kind, width_in, width_out, norm, rank)
@@ -88,14 +150,17 @@ class Stitches(Mapping[LayerPair, StitchMap]):
 
     def __init__(self, result: Result, seed: int = 0, *, is_back: bool = False):
         self.result, self.seed, self.is_back = result, seed, is_back
-        facts, self._prefix = _contents(result, seed, is_back)
+        claims, self._prefix = _contents(result, seed, is_back)
+        self._kind, self._pairs, self._widths = claims.kind, claims.pairs, claims.widths
         with explained(f"cannot read the stitches of {result.folder}"):
-            self._kind, norm = str(facts["kind"]), str(facts["norm"])
-            self._pairs = [(int(l), int(m)) for l, m in facts["pairs"]]  # noqa: E741
             self._models: Sequence[Mapping[str, Any]] = result.provenance["models"]
-        if norm != "none" or is_plugin(self._kind):
-            found = f"the stitches of {result.folder} may be no affine maps (stitch={self._kind}, stitch.norm={norm})"
-            raise StitchError(f"{found}: thinkalike.stitches.results.stitch_modules(result) gives the modules")
+        if claims.norm != "none" or is_plugin(claims.kind):
+            settings = f"stitch={claims.kind}, stitch.norm={claims.norm}"
+            if claims.widths is None:
+                remedy = f", and its {NAME} does not say their widths: fit them again"
+            else:
+                remedy = ": thinkalike.stitches.results.stitch_modules(result) gives the modules"
+            raise StitchError(f"the stitches of {result.folder} may be no affine maps ({settings}){remedy}")
 
     @property
     def back(self) -> Stitches:
@@ -109,6 +174,9 @@ class Stitches(Mapping[LayerPair, StitchMap]):
             raise UnknownPairError(f"{self.result.folder} has no stitch {chosen}; there is: {there}")
         with explained(f"cannot read the stitch {chosen} of {self.result.folder}"):
             fit = _folded(self._kind, _tensors(self.result, f"{self._prefix}{self._pairs.index(chosen)}."))
+            widths = [fit.weight.shape[1], fit.weight.shape[0]]
+            if self._widths is not None and self._widths[:: -1 if self.is_back else 1] != widths:
+                raise ValueError(f"its weights are for the widths {widths}, and the file claims {self._widths}")
             sites = [Site.of(model, layer) for model, layer in zip(self._models, chosen, strict=True)]
             source, target = reversed(sites) if self.is_back else sites
             return StitchMap(fit.weight, fit.bias, source, target)
@@ -164,12 +232,14 @@ def stitch_modules(
         StitchError: The result keeps no stitches that were trained, or none of that seed and direction.
     """
     result = result if isinstance(result, Result) else open_result(result)
-    facts, prefix = _contents(result, seed, is_back)
-    if "widths" not in facts:
+    claims, prefix = _contents(result, seed, is_back)
+    if claims.widths is None:
+        if claims.norm != "none" or claims.kind not in CLOSED:
+            raise StitchError(f"cannot read {result.folder / NAME}: it does not say the widths of its stitches")
         raise StitchError(f"the stitches of {result.folder} were not trained: load_stitch(result) gives them")
     way, found = -1 if is_back else 1, {}
     with explained(f"cannot read the stitches of {result.folder}"):
-        kind = str(facts["kind"])
+        kind = claims.kind
         if is_plugin(kind):  # the file that the caller gives, instead of the one that is stored
             here, made = f"{plugin}:{kind.rpartition(':')[2]}", result.provenance.get("plugins", [])
             if plugin is None or digest(here) not in {each["sha256"] for each in made if each["name"] == kind}:
@@ -177,10 +247,10 @@ def stitch_modules(
                 raise PluginError(f"the stitches of {result.folder} are made by {kind}; {wanted}")
             trust([here])
             kind = here
-        for number, pair in enumerate(facts["pairs"]):
+        for number, pair in enumerate(claims.pairs):
             tensors = _tensors(result, f"{prefix}{number}.")
-            phi = _loaded(kind, facts["widths"][::way], str(facts["norm"]), facts["rank"], tensors)
+            phi = _loaded(kind, claims.widths[::way], claims.norm, claims.rank, tensors)
             if not all(each.isfinite().all() for each in tensors.values()):
                 raise StitchError(f"the stitch {pair} of {result.folder} has weights that are not finite")
-            found[tuple(pair[::way])] = phi.eval().requires_grad_(False)
+            found[pair[::way]] = phi.eval().requires_grad_(False)
     return found

@@ -17,9 +17,8 @@ from thinkalike import plugins
 from thinkalike.arguments import Count, Seed, shown, takes_arrays
 from thinkalike.errors import PluginError, one_line
 from thinkalike.measures.closed_forms import AffineMap, LayerPair
+from thinkalike.stitches.kinds import KINDS, NORMS
 
-KINDS = ("identity", "linear", "affine", "low_rank", "orthogonal")
-NORMS = ("none", "pre", "post")
 NAME = "stitch.safetensors"  # of the stitches of a result
 
 

@@ -11,9 +11,8 @@ from thinkalike.config.parts import TOKENS_AT_ONCE
 from thinkalike.config.schema import STEPS, Checked
 from thinkalike.errors import ConfigError, one_of
 from thinkalike.plugins import is_plugin
+from thinkalike.stitches.kinds import CLOSED, MOST_SEEDS, TRAINED
 
-TRAINED = ("linear", "affine", "low_rank", "orthogonal")
-CLOSED = ("least_squares", "procrustes", "reduced_rank", "bias")
 Init = Literal["auto", "identity", "least_squares", "procrustes", "reduced_rank"]
 STARTS = {"orthogonal": "procrustes", "low_rank": "reduced_rank"}  # of stitch.init=auto; else least_squares
 OF_TRAINING = {"init", "loss", "floor", "optimizer", "whiten", "lr", "lr_multiples", "seeds", "momentum",
@@ -47,7 +46,7 @@ class StitchConfig(Checked, part="stitch"):
     # peak, for adam times √width; null: 1 for sgd, 10 for sgd in whitened coordinates, 0.18 for adam
     lr: float | None = ranged(None, above=0, most=1e37)
     lr_multiples: list[float] = ranged(list, above=0, most=1e6)  # of further rates, tried in the same pass
-    seeds: int = ranged(1, least=1, most=1000)  # fits whose order of the text differs; the table is of their mean
+    seeds: int = ranged(1, least=1, most=MOST_SEEDS)  # fits whose order of the text differs; the table is of their mean
     momentum: float = ranged(0.9, least=0, below=1)  # of sgd
     scale_lr_by_momentum: bool = True  # the rate that sgd gets is lr * (1 - momentum)
     weight_decay: float = left_open(1e-3, least=0)  # pulls φ to where it begins; that of a plugin to zero
