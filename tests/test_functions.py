@@ -861,7 +861,7 @@ def test_a_feature_that_differs_between_all_stimuli_is_refused_by_name(values):
 def test_too_few_stimuli_for_folds_are_said_with_their_number(rows, folds, fewest):
     states = np.random.default_rng(0).normal(size=(fewest, 6))
     table = pd.DataFrame({"id": [f"p{number}" for number in range(fewest)], "half": (["a", "b", "b"] * 7)[:fewest]})
-    options = {"columns": {"text": None}, "folds": folds, "permutations": 1, "references": 0, "massive": "keep"}
+    options = {"columns": {"text": None}, "folds": folds, "permutations": 1, "references": 0}
     with pytest.raises(DataError, match=f"has {rows} stimuli, and .*folds={folds} needs at least {fewest}"):
         thinkalike.mlem(states[:rows], stimuli=table[:rows], **options)
     assert len(thinkalike.mlem(states, stimuli=table, **options).table) == 1

@@ -63,7 +63,7 @@ def test_groups_are_the_rows_of_each_token_that_has_enough():
     assert sorted(blocks[:, 0].tolist()) == [2, 5, 7]
     assert (blocks == blocks[:, :1]).all()
     assert sorted(groups.order.tolist()) == [0, 1, 2, 4, 5, 6, 7, 8, 9]
-    with pytest.raises(ValueError, match="no token stands in 4 of the 10 rows, so nothing can be compared"):
+    with pytest.raises(ValueError, match="no group or token has 4 of the 10 rows, so nothing can be compared"):
         RowGroups.of(tokens, 4)
 
 
@@ -210,7 +210,7 @@ FINE = torch.randn(N, 4)
     [
         (FINE, FINE, None, "groups, the token of each state, come with given=token alone"),
         (FINE, FINE, TOKENS[:3], r"groups of shape \(3,\) do not fit states of shape \(400, 4\)"),
-        (FINE, FINE, torch.arange(N), "no token stands in 4 of the 400 rows"),
+        (FINE, FINE, torch.arange(N), "no group or token has 4 of the 400 rows"),
         (FINE, FINE[TOKENS], TOKENS, "target layer 0: the rows of each token are the same"),
         (FINE.masked_fill(TOKENS[:, None] == 0, torch.nan), FINE, TOKENS, "source layer 0: a value is not finite"),
         (torch.eye(N)[:, :1], FINE, TOKENS, "source layer 0: given the token there is no variance but in single rows"),

@@ -202,7 +202,7 @@ def test_given_the_position_its_effect_counts_for_nothing(config, models, plante
 
 def test_a_pool_without_a_frequent_token_is_refused(config, models, monkeypatch):
     monkeypatch.setattr("thinkalike.states.batches.FEWEST", 10**4)
-    with pytest.raises(DataError, match="batches 0 to 15: no token stands in 10000 of the 2048 rows"):
+    with pytest.raises(DataError, match="batches 0 to 15: no group or token has 10000 of the 2048 rows"):
         read(config("measure.given=token_position", "measure.batches=16"), models)
 
 
