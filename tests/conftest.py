@@ -8,11 +8,12 @@ import contextlib
 import io
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -279,6 +280,15 @@ class Finished:
         return line
 
 
+def _without_earlier(words: Sequence[str]) -> list[str]:
+    """Return the words of a command line in which each setting has its last value alone.
+
+    A test so changes a setting of a fixture; of a user, a setting that is given twice is refused.
+    """
+    keys = [re.sub(r"^\++", "", word.partition("=")[0]) if "=" in word else None for word in words]
+    return [word for place, word in enumerate(words) if keys[place] is None or keys[place] not in keys[place + 1 :]]
+
+
 class CLI:
     """Runs commands from a folder of its own, with caches in there."""
 
@@ -291,14 +301,21 @@ class CLI:
         return {**caches, **hub, "COLUMNS": "140", **(env or {})}
 
     def __call__(
-        self, script: str, *words: str, endpoint: str | None = None, env: dict[str, str] | None = None
+        self,
+        script: str,
+        *words: str,
+        endpoint: str | None = None,
+        env: dict[str, str] | None = None,
+        is_literal: bool = False,
     ) -> Finished:
         """Run `script` with these words inside this process.
 
         Args:
             endpoint: address of the hub, as `hub.serve` yields it.
             env: more environment variables.
+            is_literal: whether settings stay that are given twice.
         """
+        given = words if is_literal else _without_earlier(words)
         out, err, status = io.StringIO(), io.StringIO(), 0
         with (
             mock.patch.dict(os.environ, self._settings(endpoint, env)),
@@ -308,7 +325,7 @@ class CLI:
             contextlib.redirect_stderr(err),
         ):
             patch.chdir(self.folder)
-            patch.setattr(sys, "argv", [script, *words])
+            patch.setattr(sys, "argv", [script, *given])
             if endpoint:
                 _ask(endpoint, self.folder / "hf", patch)
             try:
@@ -319,7 +336,7 @@ class CLI:
 
     def start(self, script: str, *words: str, env: dict[str, str] | None = None, **pipes: Any) -> subprocess.Popen:
         """Start a process of its own, as a user would."""
-        command = [sys.executable, str(ROOT / script), *words]
+        command = [sys.executable, str(ROOT / script), *_without_earlier(words)]
         return subprocess.Popen(command, cwd=self.folder, env={**os.environ, **(env or {})}, text=True, **pipes)
 
     def process(

@@ -404,6 +404,21 @@ def test_arrays_of_a_stranger_are_one_line(header, tmp_path):
         _ = open_result(folder).arrays
 
 
+@pytest.mark.parametrize(
+    ("members", "said"),
+    [({"a.npy": b"no header"}, "'a' in it is no array|a in it is no array"),
+     ({"a.npy": b"", "a.npy.npy": b""}, "ends in .npy twice")],
+)  # fmt: skip
+def test_members_of_an_archive_that_are_no_arrays_are_refused(members, said, tmp_path):
+    folder = result_in(tmp_path)
+    with zipfile.ZipFile(folder / "arrays.npz", "w") as file:
+        for name, content in members.items():
+            file.writestr(name, content)
+    seal(folder)
+    with pytest.raises(StoreError, match=said):
+        _ = open_result(folder).arrays
+
+
 def test_arrays_that_do_not_fit_are_not_made(tmp_path, monkeypatch):
     folder = result_in(tmp_path)
     npz(folder / "arrays.npz", b"{'descr': '<f8', 'fortran_order': False, 'shape': (8,), }")

@@ -302,12 +302,28 @@ def test_options_that_do_not_go_together_are_one_line(words, said, cli):
 )
 def test_what_is_given_twice_is_refused(words, cli):
     """Hydra takes the last one without a word."""
-    assert " twice" in cli("train.py", *words).error
+    assert " twice" in cli("train.py", *words, is_literal=True).error
 
 
 def test_one_value_given_again_and_values_of_a_sweep_are_no_contradiction(cli):
     words = ["seed=1", "seed=1", "stitch=affine", "stitch.steps=3", "--cfg", "job"]
-    assert yaml.safe_load(cli("train.py", *words).stdout)["seed"] == 1
+    assert yaml.safe_load(cli("train.py", *words, is_literal=True).stdout)["seed"] == 1
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [("override hydra/launcher: joblib", []), ("_self_", ["hydra.launcher=1"]), ("_self_", ["hydra/launcher=joblib"])],
+)
+def test_a_launcher_is_said_to_need_a_sweep(setting, words, cli):
+    (cli.folder / "mine.yaml").write_text(f"defaults: [analyze, {setting}]")
+    said = cli("analyze.py", "-cd", ".", "-cn", "mine", "dry_run=true", *words).stderr
+    assert "hydra.launcher is read with -m alone" in said
+    assert "hydra.launcher" not in cli("analyze.py", "dry_run=true").stderr, "control"
+
+
+def test_a_configuration_without_its_name_is_not_ignored(cli):
+    (cli.folder / "config.yaml").write_text("defaults: [train, _self_]")
+    assert "add --config-name config" in cli("train.py", "-cd", ".").error
 
 
 def test_values_to_try_of_a_file_are_said_to_need_a_sweep(cli):
@@ -337,6 +353,15 @@ def test_hydra_says_where_it_looks_and_completes_words(own):
 REFUSED = {
     "-cd nowhere": "Additional config directory",
     "-cd own -cn mime": "there is no configuration mime",
+    "hydra/sweeper=nope": "hydra/sweeper=nope is not known",
+    "hydra=1": "hydra=1 is not a setting",
+    "=1": "=1 names no setting",
+    "@=1": "@=1 names no setting",
+    "~seed": "~seed removes a setting that each job has",
+    "-m hydra.sweeper.params.seed='1,2'": "give -m seed=VALUES",
+    "-m hydra.launcher.n_jobs=2 seed=1,2": "is not a setting of this launcher",
+    "model.name=gpt2-mini": "give model=gpt2-mini",
+    "model=gelu-3l-mini target.name=gpt2-mini": "give model@target=gpt2-mini",
     "stitch.momentum=1": "stitch.momentum=1 must be less than 1",
     "seed=true": "seed=True must be a number",
     "stitch.steps=true": "stitch.steps=True must be a number",

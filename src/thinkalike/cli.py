@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import hydra
+from hydra._internal.core_plugins.basic_launcher import BasicLauncherConf
 from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
 from hydra.experimental.callback import Callback
@@ -146,6 +147,11 @@ def _check_flags(words: argparse.Namespace) -> None:
     chosen = [name for name, value in modes.items() if value]
     if len(chosen) > 1:
         raise ConfigError(f"{' and '.join(chosen)} do not go together; leave {chosen[-1]} out")
+    if words.config_dir and not words.config_name and os.path.isfile(os.path.join(words.config_dir, "config.yaml")):
+        raise ConfigError(
+            f"{short(os.path.join(words.config_dir, 'config.yaml'))} is not read without its name; "
+            "add --config-name config, or give the file another name"
+        )
     if words.shell_completion:
         first = words.overrides[0] if words.overrides else ""
         action, _, shell = first.partition("=")
@@ -250,6 +256,8 @@ def _done(composed: DictConfig) -> list[Any]:
     config = checked(composed, overrides, chosen.runtime.choices)
     if chosen.sweeper.get("params") and SHARED not in os.environ:
         log.warning("warning: hydra.sweeper.params is read with -m alone, and one job is done without its values")
+    if chosen.launcher != {"_target_": BasicLauncherConf._target_} and SHARED not in os.environ:
+        log.warning("warning: hydra.launcher is read with -m alone, and this job runs here, without a launcher")
     if config.trainer.strategy == "ddp" and SHARED in os.environ:  # each process would begin the whole sweep
         raise ConfigError("trainer=ddp does not go with -m: start each such job by itself")
     with watched(), doing("starting", steps_aside=True), contextlib.suppress(ShareDone):

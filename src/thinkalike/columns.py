@@ -27,6 +27,8 @@ MOST_OF_HEADER = 2**22  # bytes of its first line
 MOST_DIGITS = 18  # of an integer of 64 bits; a longer one would lose digits, and is read as text
 INTEGER = re.compile(r"[+-]?[0-9]+")
 FLOAT = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?|[+-]?(inf|infinity)", re.IGNORECASE)
+LEADING_ZERO = re.compile(r"[+-]?0[0-9]")  # how a label such as 007 begins, and no number that a program writes
+MOST_EXACT = 2**53  # up to it a float holds every integer
 BLANK = {  # what programs write for a missing number
     "", "NA", "NaN", "nan", "null", "NULL", "None", "N/A", "n/a", "<NA>", "#N/A", "#N/A N/A", "#NA", "-NaN", "-nan",
     "1.#IND", "-1.#IND", "1.#QNAN", "-1.#QNAN",
@@ -139,15 +141,21 @@ def _read_column(cells: list[str]) -> tuple[str, list[Any]]:
     """Return the kind of a column and its values.
 
     Words for a missing number, such as NA, are texts among texts: they may be tokens. There an empty cell alone is
-    blank, as those who write results leave it.
+    blank, as those who write results leave it. So do labels stay texts that would lose digits as numbers.
     """
     filled = [cell for cell in cells if cell not in BLANK]
-    if filled and len(filled) == len(cells) and all(map(INTEGER.fullmatch, filled)):
+    is_label = any(map(LEADING_ZERO.match, filled)) and all(map(FLOAT.fullmatch, filled))
+    if not is_label and filled and len(filled) == len(cells) and all(map(INTEGER.fullmatch, filled)):
         if any(len(cell.lstrip("+-")) > MOST_DIGITS for cell in filled):
             return "text", cells
         return "number", [int(cell) for cell in cells]
-    if all(map(FLOAT.fullmatch, filled)):
+    if not is_label and all(map(FLOAT.fullmatch, filled)) and not any(map(_is_beyond_floats, filled)):
         return "float", [None if cell in BLANK else float(cell) for cell in cells]
     if all(cell in TRUTHS for cell in filled):
         return "truth", [TRUTHS.get(cell) for cell in cells]
     return "text", [cell or None for cell in cells]
+
+
+def _is_beyond_floats(cell: str) -> bool:
+    """Return whether a cell is an integer that a float rounds."""
+    return len(cell) > 15 and bool(INTEGER.fullmatch(cell)) and (len(cell) > 30 or abs(int(cell)) > MOST_EXACT)

@@ -230,7 +230,11 @@ class Result:
         with _explained(path), open_regular(path, follow=False) as opened:
             _check_arrays(opened)
             with np.load(opened, allow_pickle=False) as file:
-                return {name: file[name] for name in file.files}
+                arrays = {name: file[name] for name in file.files}
+            for name, array in arrays.items():
+                if not isinstance(array, np.ndarray):  # NumPy returns the bytes of a member without its header
+                    raise ForeignFileError(f"{short(name)} in it is no array")
+            return arrays
 
     @property
     def figures(self) -> list[Path]:
@@ -441,6 +445,8 @@ def _check_arrays(file: Any) -> None:
     for name in names:
         if not name.endswith(".npy"):
             raise ForeignFileError(f"{short(name)} in it is no array")
+        if name.endswith(".npy.npy"):  # NumPy takes a.npy for a, and would return that array twice
+            raise ForeignFileError(f"{short(name)} in it ends in .npy twice")
     if len({name.removesuffix(".npy") for name in names}) < len(names):
         raise ForeignFileError("two of its arrays have one name")
     size = sum(member.file_size for member in members)

@@ -281,6 +281,7 @@ class Loader(ConfigLoaderImpl):
             self.files.clear()
         self.given_keys, self.given_texts = set(), {}
         for override in parsed:
+            _check_key(override)
             _check_option(override.key_or_group, override.value())
             self.given_keys.add(override.key_or_group)
             self.given_texts.update(take_texts(override))
@@ -315,6 +316,10 @@ class Loader(ConfigLoaderImpl):
         except RecursionError as error:
             raise ConfigError("the configuration includes itself, or is nested too deeply") from error
         except Exception as error:  # Hydra has no errors of its own for most of what can be wrong in a file
+            tried = [key for key in self.given_keys if key.startswith("hydra.sweeper.params.")]
+            if tried:  # this sweeper has no parameters yet, into which Hydra could put one
+                name = tried[0].removeprefix("hydra.sweeper.params.")
+                raise ConfigError(f"{short(tried[0])} is a setting of files; give -m {short(name)}=VALUES") from error
             reason = one_line(error) or type(error).__name__
             raise ConfigError(f"the configuration cannot be composed: {reason}") from error
 
@@ -364,6 +369,18 @@ def _check_is_job(settings: Mapping[Any, Any]) -> None:
     """Check that a composed configuration has the settings that each job has, before Hydra makes a folder for it."""
     if any(name not in settings for name in _unset(JobConfig)):
         raise ConfigError("a configuration of your own begins with defaults: [train, _self_], or analyze in its place")
+
+
+def _check_key(override: Override) -> None:
+    """Check that an override is of a setting or a group, and removes no setting that each job has."""
+    key = override.key_or_group
+    line = short(override.input_line)
+    if not key:
+        raise ConfigError(f"{line} names no setting; write name=value")
+    if key == "hydra":
+        raise ConfigError(f"{line} is not a setting; Hydra's own are hydra.NAME=value")
+    if override.is_delete() and key in _unset(JobConfig) and key not in GROUPS:
+        raise ConfigError(f"{line} removes a setting that each job has; leave it out, or give {key}=value")
 
 
 def _check_option(group: str, chosen: Any, begins: str = "") -> None:
@@ -799,6 +816,8 @@ def _checked(composed: DictConfig, overrides: Sequence[str], choices: Mapping[st
     settings |= _models(settings, keys_of(overrides), chosen, () if stands_for_others or not job else job.reads)
     settings = OmegaConf.to_container(OmegaConf.create(settings), resolve=True)
     _check_plugins(settings)  # also of names that ${...} has put together
+    for part, group in (("model", "model"), ("target", "model@target")):
+        _check_name(part, settings[part]["name"], group, choices.get(group), keys_of(overrides))
     if kind:
         settings["measure"] = made(measure_schema(kind), settings["measure"], "measure.")
     for part in ("model", "target", "data"):
@@ -809,6 +828,22 @@ def _checked(composed: DictConfig, overrides: Sequence[str], choices: Mapping[st
         if word.partition("=")[2] == "???":
             raise ConfigError(f"{word} gives no value; give one, or leave it out")
     return config
+
+
+def _check_name(part: str, name: Any, group: str, choice: Any, keys: Collection[str]) -> None:
+    """Check that no model is called as another one that is offered: the settings stay those of the chosen one.
+
+    Args:
+        group: from which the model of this part is chosen.
+        choice: the option that is chosen; None for none.
+        keys: of the overrides.
+    """
+    if f"{part}.name" not in keys or {f"{part}.path", f"{part}.hub_id"} & {*keys}:
+        return
+    offered = options("model")
+    is_elsewhere = choice in ("local", "hub") or (choice is not None and choice not in offered)  # such as a folder
+    if name in offered and name != choice and not is_elsewhere:
+        raise ConfigError(f"{part}.name={name} names another model without choosing it; give {group}={name}")
 
 
 def _instrument_of(settings: Mapping[str, Any]) -> Any:
@@ -1027,14 +1062,16 @@ def explained(error: BaseException) -> str:
     """Return the message of an error of Hydra's in one line, with the nearest thing that there is."""
     if isinstance(error, MissingConfigException):
         path = str(error.missing_cfg_file)
-        group, _, name = path.partition("/")
-        if not name or group not in _groups():
+        group, _, name = path.rpartition("/") if path.startswith("hydra/") else path.partition("/")
+        if not name or not (group in _groups() or group.startswith("hydra/")):
             return f"there is no configuration {short(path)}; give one of --config-dir by its path in there"
         hint = {"model": "; or a folder, or ORG/NAME of the hub", "data": "; or ORG/NAME of the hub"}.get(group, "")
         return f"{group}={short(name)} is not known; {nearest(name, error.options or options(group))}{hint}"
     cause = error.__cause__
     if isinstance(cause, ConfigAttributeError | ConfigKeyError) and cause.full_key and cause.parent_node:
         part = cause.full_key.rpartition(".")[0]
+        if part == "hydra.launcher":
+            return f"'{cause.full_key}' is not a setting of this launcher; choose another one, as hydra/launcher=joblib"
         known = [f"{part}.{key}".lstrip(".") for key in _keys(cause.parent_node) if not key.startswith("hydra")]
         return unknown(cause.full_key, known)
     said = str(error) if isinstance(error, YAMLError) else " ".join(re.split(r"\n\s*full_key", str(error))[0].split())
