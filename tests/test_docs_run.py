@@ -26,7 +26,7 @@ STITCHES = ["stitch.steps=2", "stitch.warmup=1", "stitch.tokens_per_step=256", "
 SMALL = {
     "train": STITCHES,
     "mlem": ["measure.folds=2", "measure.permutations=1", "measure.references=0"],
-    "r2": ["measure.words=2048"],
+    "r2": ["measure.words=8192"],
     "loss": ["data.report_tokens=4096"],
     **dict.fromkeys(("cka", *DECLARED, *kin.DECLARED, *kin.OUTPUTS), FEW),
 }  # of every job, so that it takes seconds

@@ -119,7 +119,7 @@ def copies(tmp_path_factory):
 def read(copies, text_files):
     """Return the result of a job of two of these models, which have one store."""
 
-    def job(source, target, *words, measure=("measure=ruler", "measure.words=2048")):
+    def job(source, target, *words, measure=("measure=ruler", "measure.words=4096")):
         models = [f"model.path={copies}/{source}", f"target.path={copies}/{target}"]
         text = ["data=text", f"data.files=[{text_files}/*.txt]", "data.report_share=0.5", f"store={copies}/store"]
         return run_job(composed(*measure, *models, *text, *words, entry="analyze"))
@@ -227,7 +227,7 @@ def test_a_value_that_its_words_cannot_carry_is_refused(read, copies, measure):
 
 # ---- R² of all layer pairs
 
-R2 = ("measure=r2", "measure.words=2048")
+R2 = ("measure=r2", "measure.words=4096")
 
 
 def test_r2_is_what_the_ruler_shares_of_the_same_words(read, capsys):
