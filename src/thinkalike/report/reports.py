@@ -45,7 +45,8 @@ TITLES = {  # of kinds, as their instruments have them: importing these takes to
     "cka": "CKA", "disagreement": "disagreement of the top token", "distance": "relative distance of states",
     "distance_correlation": "distance correlation", "jaccard": "Jaccard index of neighbours",
     "jsd": "Jensen-Shannon divergence in nats", "mlem": "MLEM", "mutual_knn": "mutual nearest neighbours",
-    "procrustes": "angular Procrustes distance", "r2": "residual R²", "rsa": "RSA", "second_order_cosine": "second-order cosine",
+    "procrustes": "angular Procrustes distance", "r2": "residual R²", "rsa": "RSA",
+    "second_order_cosine": "second-order cosine",
     "soft_matching": "soft matching", "svcca": "SVCCA", "token_rsa": "RSA of tokens",
 }  # fmt: skip
 Report = dict[str, Any]
