@@ -47,7 +47,7 @@ SETTINGS = {  # small sizes, by their names on a command line, of which a keywor
                "data.report_tokens": 2048, "data.report_share": 0.5},
     "cka": {f"measure.{name}": value for name, value in FEW.items()},
     "mutual_knn": {f"measure.{name}": value for name, value in FEW.items()} | {"measure.neighbours": 5},
-    "r2": {"measure.words": 1500},
+    "r2": {"measure.words": 8000},
     "mlem": {"seed": 1} | {f"measure.{name}": value for name, value in PROFILES.items()},
     "rsa": {},
     "steering": {"layers": [[1, 1]], "seed": 1},
@@ -55,7 +55,7 @@ SETTINGS = {  # small sizes, by their names on a command line, of which a keywor
     "trajectory": {"measure.tokens": 256, "measure.folds": 2, "measure.permutations": 19, "measure.least": 2,
                    "measure.importance": False, "stimuli.sample": 60},
     "loss": {"data.report_tokens": 2048},
-    "ruler": {"measure.words": 1500},
+    "ruler": {"measure.words": 8000},
     "probes": {"layers": [[1, 1]], "stimuli.features": ["Number"]},
 }  # fmt: skip
 ALIKE = "disagreement distance distance_correlation jsd procrustes second_order_cosine soft_matching svcca token_rsa"

@@ -441,9 +441,12 @@ def distance_vectors(
             raise ValueError(f"{called} has {len(states)} stimuli, and {first}: give states of the same stimuli")
         known = states if isinstance(states, NeuralDistances) else NeuralDistances.of(states, distance, called)
         vectors.append(known.vector())
-        if not vectors[-1].isfinite().all():
-            raise ValueError(f"the distances of {called} are beyond float64: divide its states by a large number")
-    return torch.stack(vectors)
+    distances = torch.stack(vectors)
+    is_finite = distances.isfinite().all(1)
+    if not is_finite.all():  # once, as it waits for the device
+        called = f"{name}[{int((~is_finite).nonzero()[0])}]"
+        raise ValueError(f"the distances of {called} are beyond float64: divide its states by a large number")
+    return distances
 
 
 def _both(layers: Layers, others: Layers | None, distance: str, name: str = "layers") -> tuple[Tensor, Tensor]:
