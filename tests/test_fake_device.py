@@ -59,7 +59,7 @@ REASONS = {
         closed_forms.penalty_of likeness._fitted""",
     "at the end of a fit, once a layer pair": """
         encoding_model._ends differentiable.pearson tokens_alone.beside tokens_alone.r2 tokens_alone._states
-        tokens_alone.later_shares""",
+        tokens_alone.later_shares closed_forms.of""",
 }
 TABLE = pd.DataFrame(torch.randint(3, (ROWS, 3), generator=torch.Generator().manual_seed(0)).numpy(), columns=[*"abc"])
 IN_LOOPS = {place for places in REASONS.values() for place in places.split()}

@@ -135,7 +135,7 @@ def test_a_sweep_finishes_a_wandb_run_for_each_job(cli, small_stitching, tmp_pat
     overrides = ["-m", *diverging, *small_stitching, "logger=wandb"]
     sweep = cli.process("train.py", *overrides, env=wandb_runs.without_key(tmp_path))
     assert sweep.status == 1
-    assert "1 of the sweep's jobs failed:\n  stitch.lr=1e+37" in sweep.stderr
+    assert "1 of the sweep's jobs failed:\n  stitch.lr=1e37" in sweep.stderr
     logs = sorted(tmp_path.glob("results/wandb/offline-run-*/run-*.wandb"), key=lambda path: path.stat().st_mtime)
     runs = [wandb_runs.records(log) for log in logs]
     codes = [[record.exit.exit_code for record in run if record.HasField("exit")] for run in runs]

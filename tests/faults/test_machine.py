@@ -39,7 +39,8 @@ def test_a_full_disk_is_one_line_and_the_state_is_kept(small_stitching, tmp_path
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=100k", "tmpfs", str(disk)], capture_output=True)
     if mounted.returncode:
         pytest.skip("needs the right to mount a small file system")
-    words = [*(word for word in small_stitching if not word.startswith("store=")), "stitch.kind=affine"]
+    replaced = ("store=", "stitch.steps=")
+    words = [*(word for word in small_stitching if not word.startswith(replaced)), "stitch.kind=affine"]
     words += [f"store={disk}/results", "stitch.steps=40", "trainer.checkpoint_every=5"]
     try:
         (disk / "ballast").write_bytes(bytes(60_000))
