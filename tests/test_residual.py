@@ -5,7 +5,7 @@ import torch
 from sklearn.linear_model import RidgeCV
 
 from thinkalike.measures.estimates import numbered_by_part
-from thinkalike.measures.residual import ResidualStates, principal_components
+from thinkalike.measures.residual import POSITION_FUNCTIONS, ResidualStates, functions_of, principal_components
 from thinkalike.measures.ridge import fold_of
 from thinkalike.models.load import load_model
 from thinkalike.states.mixing import BAGS, CONTROLS, POSITION, TokenMixing, bag
@@ -102,3 +102,7 @@ def test_mixing_reads_no_later_token_and_no_block():
         last_embedding = states_of_bag[:, 5] - decay * states_of_bag[:, 4]
         alone = mixing.residuals(tokens[:, 5:6], [name])[0][:, 0]
         assert torch.allclose(last_embedding, alone, atol=1e-4)
+
+
+def test_functions_of_positions_are_as_many_as_a_forecast_counts():
+    assert functions_of(torch.arange(50)).shape == (50, POSITION_FUNCTIONS)

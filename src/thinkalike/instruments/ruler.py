@@ -39,7 +39,7 @@ from thinkalike.measures.estimates import (
     numbered_by_part,
     why_no_interval,
 )  # fmt: skip
-from thinkalike.measures.residual import COMPONENTS, ResidualStates, fewest_rows
+from thinkalike.measures.residual import COMPONENTS, POSITION_FUNCTIONS, ResidualStates, fewest_rows
 from thinkalike.measures.ridge import FOLDS, Predictor, both_ways, with_ends, with_interval
 from thinkalike.memory import hand_back
 from thinkalike.models.families import layers_at_depths, pairs_of_layers
@@ -154,7 +154,8 @@ def tokens_of_words(words: int) -> float:
 def fewest_words(widths: Iterable[int]) -> int:
     """Return about how many words of text a number needs, from the widths of both models."""
     of_models = list(widths)
-    covariates = len(BAGS) * sum(min(width, COMPONENTS) for width in of_models)
+    of_bags = len(BAGS) * sum(min(width, COMPONENTS) for width in of_models)
+    covariates = of_bags + POSITION_FUNCTIONS * (len(of_models) - 1)
     return WORDS_PER_ROW * fewest_rows(max(of_models), covariates)
 
 
