@@ -89,3 +89,15 @@ def test_fewer_bits_lose_more():
     lost = [difference(model, rounded(model, bits)) for bits in (2, 3, 4, 5, 6, 8)]
     assert lost == sorted(lost, reverse=True)
     assert lost[-1] < 0.05 * lost[0]
+
+
+@torch.no_grad()
+def test_weights_may_lie_in_memory_in_any_order():
+    model = tiny.frozen()
+    weight = torch.randn(3, 4, 5, generator=torch.Generator().manual_seed(0))
+    model.module.plain = torch.nn.Parameter(weight)
+    model.module.transposed = torch.nn.Parameter(weight.transpose(1, 2).contiguous().transpose(1, 2))
+    assert not model.module.transposed.is_contiguous()
+    module = rounded(model, 3).module
+    assert not torch.equal(module.plain, weight)
+    assert torch.equal(module.plain, module.transposed)

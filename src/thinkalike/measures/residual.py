@@ -32,7 +32,7 @@ LAST_POSITION = 2**12
 SMOOTH_FUNCTIONS = 4
 POSITION_FUNCTIONS = SMOOTH_FUNCTIONS + FIRST_POSITIONS + LATER_POSITIONS
 ROWS_PER_DIMENSION = 2  # that are compared, for each dimension of the wider model, at least
-ROWS_PER_COVARIATE = 8  # at least: with a third of these, what neighbours say stays in (`benchmarks/decoys.py`)
+ROWS_PER_COVARIATE = 8  # at least: with a third of these, intervals miss the value of more text in one case of five
 POSITION_WEIGHT = 0.1  # the ridge penalises functions of positions more than components of bags
 
 

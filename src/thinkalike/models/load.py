@@ -461,7 +461,9 @@ def rounded(model: FrozenModel, bits: int) -> FrozenModel:
     page_out()
     for weight in module.parameters():
         if weight.dim() > 1:
-            round_in_place(weight.view(-1, weight.shape[-1]), 2 ** (bits - 1) - 1)
+            matrix = weight.reshape(-1, weight.shape[-1])  # a copy where the order of the memory allows no view
+            round_in_place(matrix, 2 ** (bits - 1) - 1)
+            weight.copy_(matrix.view_as(weight))
     return variant(model, module, f"{model.name} ({bits} bits)", is_proved=True)
 
 

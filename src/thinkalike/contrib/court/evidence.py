@@ -207,7 +207,7 @@ class Evidence:
     @cached_property
     @torch.no_grad()
     def residual_r2(self) -> float:
-        """What the source and the target share beyond token, position and linear mixing, as `measure=ruler` has it."""
+        """Return R² beyond token, position and linear mixing, as `measure=ruler` has it: the mean of both ways."""
         own = self.bench.own_states
         (states,) = self.bench.at_report(lambda rows: self.source.residuals(rows, [0]))
         outliers = massive([own, states])
