@@ -51,6 +51,7 @@ from thinkalike.models.load import configured, load_model
 from thinkalike.models.survey import entries_of
 from thinkalike.plugins import HELD
 from thinkalike.screen import watched
+from thinkalike.shards.index import holds_states
 from thinkalike.store import Result
 from thinkalike.training.recipe import StitchConfig, StitchJob
 
@@ -353,7 +354,7 @@ def _done(
             "measure": part_named("measure", kind, parts["measure"]),
             "stimuli": part_named("stimuli", chosen, own | parts["stimuli"]),
         }  # fmt: skip
-        made["data"] = part_named("data", *_text(texts, parts["data"], folder))
+        made["data"] = part_named("data", *text_option(texts, parts["data"], folder))
         configs = [replace(each, **parts["model"]) for each in configs]
         alone = files and len(configs) < 2  # the model beside recordings is the target
         made |= {"activations": files} if files else {}
@@ -507,11 +508,13 @@ def _recorded(layers: str | dict[str, Tensor], folder: Path, number: int) -> str
     return str(path)
 
 
-def _text(texts: Any, settings: dict[str, Any], folder: Path) -> tuple[str, dict[str, Any]]:
+def text_option(texts: Any, settings: dict[str, Any], folder: Path) -> tuple[str, dict[str, Any]]:
     """Return the option of `data` that a text is, and its settings; texts in memory become a file."""
     if texts is None:
         return "schema", settings
     if isinstance(texts, str | os.PathLike):
+        if holds_states(texts):
+            return "states", {"files": [os.fspath(texts)], **settings}
         is_file = isinstance(texts, os.PathLike) or (texts not in options("data") and os.path.isfile(texts))
         if not is_file and " " in str(texts):
             raise ConfigError("texts is one string, and neither a data set nor a file: give a list of strings")

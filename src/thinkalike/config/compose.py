@@ -992,6 +992,8 @@ def completed(config: Any, reads: Collection[str] | None = None) -> Any:
         return config
     if reads is None:
         return instrument_of(config).completed(config)
+    if "data" in reads:
+        config = _with_rows_of_states(config)
     if "data" in reads and config.data.name is None:
         corpus = config.data.source or config.model.corpus or config.target.corpus or "pydoc"
         one_of("model.corpus", corpus, (each for each in options("data") if each != "auto"))
@@ -1002,6 +1004,26 @@ def completed(config: Any, reads: Collection[str] | None = None) -> Any:
             part = made(type(part), option(name, part.usual_option) | settings_of(part), f"{name}.")
         parts[name] = part.completed(config)
     return dataclasses.replace(config, **parts).completed(config)
+
+
+def _with_rows_of_states(config: JobConfig) -> JobConfig:
+    """Return the configuration of a job that reads the text of its folder of states, if one of its models is such.
+
+    Raises:
+        ConfigError: Other text is asked for, of which the folder has no states.
+    """
+    folders = [model.path for model in (config.model, config.target) if model is not None and model.holds_states]
+    if not folders:
+        return config
+    if config.data.name is not None and config.data.source != "states":
+        raise ConfigError(
+            f"data={config.data.name}: the text that is compared is that of {folders[0]}, a folder of states; "
+            "leave data out"
+        )
+    if config.data.name is not None:
+        return config
+    settings = {**settings_of(config.data), "files": folders[:1]}
+    return dataclasses.replace(config, data=part_named("data", "states", settings))
 
 
 def settings_of(part: Any) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from pydantic import AfterValidator, BeforeValidator, ByteSize, Field
 from thinkalike.config.schema import NOT_IN_KEY, SEEDS, STEPS, Checked, FilePath, Layers, left_open, not_in_key, ranged
 from thinkalike.errors import ConfigError
 from thinkalike.plugins import is_plugin
+from thinkalike.shards.index import holds_states
 
 COUNTS = 10**12  # the largest count of tokens: a product of two counts that are bounded so fits 64 bits
 TOKENS_AT_ONCE = 10**8
@@ -26,6 +27,8 @@ REPOSITORY = rf"^(?:{PART}/)?{PART}$"
 DeviceMap = Literal["auto", "balanced", "balanced_low_0", "sequential", "cpu", "disk"]
 ModuleMap = dict[Annotated[str, Field(min_length=0)], Any]  # device by module; "" is the whole model
 PROCESSES = ("strategy", "devices", "num_nodes")  # the settings of a trainer that say which processes share a job
+# settings of text that do not apply to rows of a folder of states, which are cut already
+OF_ROWS = {"context", "bos", "aligned", "fit_tokens", "report_tokens", "report_share", "same_split"}
 SMALL = 2**28  # bytes of a checkpoint: of 64 million parameters in float32
 
 
@@ -50,7 +53,7 @@ def _of_a_file(name: str) -> str:
 
 Plugin = Annotated[str, AfterValidator(_of_a_file)]
 Files = Annotated[list[FilePath], Field(min_length=1)]
-Source = Literal["stdlib", "pydoc", "grammar", "text", "hub"]
+Source = Literal["stdlib", "pydoc", "grammar", "text", "hub", "states"]
 Site = Literal[
     "embed", "resid_pre", "z", "attn_out", "resid_mid", "mlp_post", "mlp_out", "resid_post", "ln_final"
 ]  # as TransformerLens calls them, in the order in which states pass them
@@ -114,6 +117,11 @@ class ModelConfig(Checked, part="model"):
         return os.path.basename(place).removesuffix(".gguf")
 
     @property
+    def holds_states(self) -> bool:
+        """Whether its path is a folder of states, which a model computed elsewhere."""
+        return holds_states(self.path)
+
+    @property
     def unused(self) -> Collection[str]:
         # as a number of its own, as in feather_berts_3, and not as the 3 of gelu-3l
         number = re.compile(rf"(?<![A-Za-z0-9]){self.index}(?![A-Za-z0-9])")
@@ -128,7 +136,8 @@ class DataConfig(Checked, part="data"):
 
     name: str = left_open(None)  # what results call it; null: the corpus of the model
     source: Source | None = None
-    files: list[FilePath] | None = not_in_key(None)  # source=text: files or globs; .txt .jsonl[.gz|.zst] .parquet
+    # source=text: files or globs; .txt .jsonl[.gz|.zst] .parquet; source=states: a folder of states
+    files: list[FilePath] | None = not_in_key(None)
     sentences: int | None = ranged(None, least=1, most=COUNTS)  # source=grammar: how many
     hub_id: str | None = None  # source=hub: the repository of the data set, ORG/NAME
     subset: str | None = None  # source=hub: its configuration; null: the only one
@@ -154,19 +163,27 @@ class DataConfig(Checked, part="data"):
             )
         if self.source == "text" and not self.files:
             raise ConfigError("data=text needs data.files=[...]: files or globs of .txt, .jsonl[.gz|.zst] or .parquet")
+        if self.source == "states" and len(self.files or []) != 1:
+            raise ConfigError("data=states needs data.files=[FOLDER], one folder of states, whose rows of text are read")
         if self.source == "hub" and not self.hub_id:
             raise ConfigError("data=hub needs data.hub_id=<data set of the Hugging Face hub, ORG/NAME>")
 
     def by_recipe(self, job: Any) -> dict[str, Any]:
-        if self.source in (None, "grammar"):
+        if self.source in (None, "grammar", "states"):
             return {}
         return {"report_tokens": 2**18 if job.is_mini else 2**20, "same_split": job.recipe == "paper"}
 
     @property
     def unused(self) -> Collection[str]:
         of_hub = {"hub_id", "subset", "split", "revision", "hub_files"}
-        read = {"text": {"files", "field", "group"}, "grammar": {"sentences"}, "hub": {*of_hub, "field", "group"}}
-        return {"files", "field", "group", "sentences", *of_hub} - read.get(self.source or "", set())
+        read = {
+            "text": {"files", "field", "group"},
+            "grammar": {"sentences"},
+            "hub": {*of_hub, "field", "group"},
+            "states": {"files"},
+        }
+        unused = {"files", "field", "group", "sentences", *of_hub} - read.get(self.source or "", set())
+        return unused | OF_ROWS if self.source == "states" else unused
 
 
 @dataclass
@@ -342,6 +359,7 @@ class AnalyzeConfig(JobConfig):
 
 def chosen_scale(scale: str, models: Sequence[Any]) -> tuple[str, str]:
     """Return the scale of a recipe, mini or paper, and why it was chosen, or nothing if that needs no words."""
+    models = [model for model in models if not model.holds_states]  # which run no model, on whatever machine
     if scale != "auto" or all(model.mini for model in models):
         return ("mini" if scale == "auto" else scale), ""
     folders = [Path(model.path) if model.path else None for model in models if not model.mini]

@@ -50,6 +50,7 @@ from thinkalike.data.sources import (
 )
 from thinkalike.errors import DataError, nearest
 from thinkalike.processes import counted
+from thinkalike.shards.index import states_fingerprint
 
 log = logging.getLogger(__name__)
 
@@ -138,6 +139,10 @@ def _whole_documents(config: DataConfig) -> Iterator[str]:
         for sentence in controlled_sentences(config.sentences or 60_000, size="large"):
             if not probing.issuperset(word.form for word in sentence.words):
                 yield sentence.text
+    elif config.source == "states":
+        raise DataError(
+            f"data={config.name} has the rows of a folder of states, which measures of states alone compare; give text"
+        )
     elif config.source == "text":
         paths = files_of(config)
         root = os.path.commonpath([path.parent.absolute() for path in paths])
@@ -153,12 +158,20 @@ def _whole_documents(config: DataConfig) -> Iterator[str]:
             yield _grouped(text, config.group, record)
 
 
+def rows_folder(config: DataConfig) -> str:
+    """Return the folder of states whose rows of text are read."""
+    assert config.files is not None, "DataConfig checks that there is one"
+    return config.files[0]
+
+
 def text_fingerprint(config: DataConfig) -> str:
     """Return the SHA-256 of everything that decides the documents of a source and their sides, as 16 digits.
 
     This is the content of local files, the version of the grammar, or the name and commit of a set of the hub; and
     the versions of the rules that keep the sides apart and cut documents, which those of the minis never are.
     """
+    if config.source == "states":
+        return states_fingerprint(rows_folder(config))
     if config.source == "hub":
         commit = commit_of(str(config.hub_id), config.revision, f"data={config.name}")
         choice = config.hub_id, config.subset, config.split, commit, config.hub_files, config.field

@@ -20,7 +20,7 @@ from thinkalike.config import AnalyzeConfig, MeasureConfig, ranged
 from thinkalike.digests import remembered
 from thinkalike.evaluation.language import document_numbers
 from thinkalike.instruments.layer_pairs import screen
-from thinkalike.instruments.layer_pairs.frame import LayerMatrix, layers_compared
+from thinkalike.instruments.layer_pairs.frame import LayerMatrix, fewer_layers, layers_compared
 from thinkalike.instruments.ruler import (
     LEAST_WORDS,
     WORDS,
@@ -35,11 +35,10 @@ from thinkalike.job import Outcome, Work
 from thinkalike.job.instrument import LADDER
 from thinkalike.measures.ridge import Predictor, both_ways, bytes_of_predictor, with_interval
 from thinkalike.memory import hand_back
-from thinkalike.models.families import layers_at_depths
-from thinkalike.models.load import load_models
 from thinkalike.models.shapes import Passes, Shapes
 from thinkalike.processes import doing
 from thinkalike.screen import show_text
+from thinkalike.states.folder import load_sources
 from thinkalike.store import Result
 from thinkalike.tables import layer_rows, matrix_rows
 
@@ -82,10 +81,9 @@ class LayerR2(LayerMatrix, kind="r2", version=12, reads=("model", "target", "lay
     def smaller(self, config: AnalyzeConfig, shapes: Shapes, chosen: Collection[str]) -> Iterator[dict[str, Any]]:
         """Yield fewer layers of equal relative depth, and then fewer words, as many as a number needs at least."""
         words = config.measure.words  # type: ignore[attr-defined]
-        depths = shapes["model"].layers, shapes.get("target", shapes["model"]).layers
         least = min(fewest_words(shape.width for shape in shapes.values()), words)
         for layers, share in LADDER:
-            fewer: dict[str, Any] = {"layers": layers_at_depths(layers, *depths)} if layers < max(depths) else {}
+            fewer = fewer_layers(layers, shapes)
             if share > 1:
                 fewer["measure.words"] = max(words // share, least)
             yield fewer
@@ -99,7 +97,7 @@ class LayerR2(LayerMatrix, kind="r2", version=12, reads=("model", "target", "lay
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
         measure: Any = config.measure
         with work.phase("loading"):
-            models = load_models(config.model, config.target)
+            models = load_sources(config.model, config.target)
             words = Words(config.data, list(dict.fromkeys(models)), measure.words)
             hand_back(models[0].device)
         sites = self.sites(config, models)

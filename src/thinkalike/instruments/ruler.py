@@ -44,7 +44,7 @@ from thinkalike.measures.ridge import FOLDS, Predictor, both_ways, with_ends, wi
 from thinkalike.memory import hand_back
 from thinkalike.models.families import layers_at_depths, pairs_of_layers
 from thinkalike.models.frozen import FrozenModel
-from thinkalike.models.load import configured, load_model, load_models, rounded, twin
+from thinkalike.models.load import configured, load_model, rounded, twin
 from thinkalike.models.places import checkpoint_fingerprint
 from thinkalike.models.shapes import Passes, Shapes
 from thinkalike.processes import counted
@@ -59,8 +59,10 @@ from thinkalike.screen import (
     text_column,
 )  # fmt: skip
 from thinkalike.states.batches import KEEPS_MASSIVE, say_massive
+from thinkalike.states.folder import load_sources
 from thinkalike.states.mixing import BAGS, CONTROLS, POSITION, TokenMixing
-from thinkalike.states.tokens import Pieces, TextReader, drawn_pieces, text_reader, word_states
+from thinkalike.states.source import StateSource, TextReader, pairs_of_sources, reader_of
+from thinkalike.states.tokens import Pieces, drawn_pieces, word_states
 from thinkalike.store import Headline, Result
 
 log = logging.getLogger(__name__)
@@ -76,6 +78,7 @@ WORDS_PER_ROW = 2  # about half of the words of a text stand twice in a fifth of
 UNTRAINED, TEXT, MIXING = "untrained", "other text", "local mixing"
 AWAY = {"1 block away": 1, "2 blocks away": 2, "4 blocks away": 4}
 OWN: dict[str, Sequence[str]] = {"bits": (), "layers": tuple(AWAY), "text": (TEXT,)}  # by the words of `rungs`
+OF_COPIES = ("untrained", "bits", "bits_low", "bits_high")  # columns of a side's copies
 BLANK = ("bits", "source_bits_high", "target_bits_high")  # of an untrained twin; without rungs
 TWIN = 65537  # seed of the untrained twin, which nobody takes for a model
 
@@ -100,7 +103,7 @@ class RulerConfig(MeasureConfig):
         """The names and folders of the models that are rungs."""
         return [name for name in self.rungs if name not in OWN]
 
-    def further_of(self, model: FrozenModel) -> list[str]:
+    def further_of(self, model: StateSource) -> list[str]:
         """Return the names of a model's rungs but those of bits: without layers further away than any has another."""
         names = [each for name in self.rungs for each in OWN.get(name, (name,))]
         return [name for name in names if 2 * AWAY.get(name, 0) <= model.n_layers]
@@ -180,7 +183,7 @@ class Words:
         self.documents = numbered_by_part(self.text.owners)
         self.forms = self.text.forms
 
-    def states(self, model: FrozenModel | TokenMixing, layers: Sequence[Any]) -> list[Float[Tensor, "words d"]]:
+    def states(self, model: StateSource | TokenMixing, layers: Sequence[Any]) -> list[Float[Tensor, "words d"]]:
         """Return the states of a model at all words, at each of these layers, of which some may be the same.
 
         Raises:
@@ -218,7 +221,7 @@ class WordComparison(Comparison):
     def __init__(
         self,
         words: Words,
-        models: Sequence[FrozenModel],
+        models: Sequence[StateSource],
         layers: Sequence[Sequence[Any]],
         keeps_massive: bool = False,
     ):
@@ -311,8 +314,9 @@ def most(values: Sequence[Float[Tensor, "l 2 r"]]) -> Float[Tensor, "l 2 r"]:
     return stacked[greatest, torch.arange(stacked.shape[1])]
 
 
-def changed(model: FrozenModel, rung: str) -> FrozenModel:
+def changed(model: StateSource, rung: str) -> FrozenModel:
     """Return a copy of so many bits, or the untrained twin."""
+    assert isinstance(model, FrozenModel), "a folder of states has no such points, see `_next`"
     return twin(model, TWIN) if rung == UNTRAINED else rounded(model, int(rung))
 
 
@@ -325,11 +329,13 @@ class Measured(NamedTuple):
 
 def measured(
     comparison: Comparison,
-    models: Sequence[FrozenModel],
+    models: Sequence[StateSource],
     work: Work,
-    further: Callable[[FrozenModel], Sequence[str]] = lambda model: (),
+    further: Callable[[StateSource], Sequence[str]] = lambda model: (),
 ) -> Measured:
     """Return the value of a comparison and the points of both models' rulers around it; equal models have one ruler.
+
+    A folder of states has no weights that could be rounded, so that local mixing is the only point of its side.
 
     Rows that decide what is found of the states of one point are left out of all. So states of points are kept, and
     all values are computed once more at the end if rows were left out on the way. What was read is kept when the job
@@ -346,7 +352,7 @@ def measured(
     for side in sorted(sides, key=lambda number: models[number].parameters()):
         model = models[side]
         with work.phase(f"rungs of {model.name}"):
-            while point := _next(value.mean(1), rungs[side], further(model)):
+            while point := _next(model, value.mean(1), rungs[side], further(model)):
                 log.info("%s beside %s", model.name, _called(point))
                 states[side][point] = _read(comparison, side, point, work)
                 hand_back(model.device)
@@ -378,6 +384,25 @@ def alike(ours: Iterable[Predictor], others: Iterable[Predictor]) -> Float[Tenso
     return torch.stack([both_ways(own, other) for own, other in zip(ours, others, strict=True)])
 
 
+def check_has_ruler(models: Sequence[StateSource]) -> None:
+    """Say which side has no points that need weights; a DataError says that no side has."""
+    without = [model.name for model in dict.fromkeys(models) if not isinstance(model, FrozenModel)]
+    if not without:
+        return
+    if len(without) == len(dict.fromkeys(models)):
+        raise DataError(
+            f"the ruler needs a model, as its points are copies of one, and {' and '.join(without)} are folders of "
+            "states: give one side as a model, or take measure=r2"
+        )
+    log.warning(f"warning: {without[0]} is a folder of states without weights: values are read in bits of the model")
+
+
+def blank_columns(table: pd.DataFrame) -> tuple[str, ...]:
+    """Return the columns of a ruler's table that may have empty cells: also those of a side without copies."""
+    lacking = [side for side in ("source", "target") if table[f"{side}_bits"].isna().all()]
+    return (*BLANK, *(f"{side}_{name}" for side in lacking for name in OF_COPIES))
+
+
 class Ruler(Instrument, kind="ruler", version=8, reads=("model", "target", "layers", "data", "measure")):
     """Says how alike two models are at pairs of layers, in bits of each of them."""
 
@@ -405,12 +430,13 @@ class Ruler(Instrument, kind="ruler", version=8, reads=("model", "target", "laye
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
         measure: Any = config.measure
         with work.phase("loading"):
-            models = load_models(config.model, config.target)
+            models = load_sources(config.model, config.target)
+            check_has_ruler(models)
             # A rung that cannot be loaded, or reads shorter texts, must show before the other rungs are made.
-            rung_readers = [text_reader(load_model(name)) for name in measure.further_models]
+            rung_readers = [reader_of(load_model(name)) for name in measure.further_models]
             words = Words(config.data, [*dict.fromkeys(models), *rung_readers], measure.words)
             hand_back(models[0].device)
-        pairs = _pairs(config.layers, *(model.n_layers for model in models))
+        pairs = _pairs(config.layers, models)
         names = [model.name for model in models]
         described = [model.describe() for model in models]
         layers = [[pair[side] for pair in pairs] for side in (0, 1)]
@@ -430,7 +456,7 @@ class Ruler(Instrument, kind="ruler", version=8, reads=("model", "target", "laye
         }
         facts = {"data": {"name": config.data.name, "level": "word"}}
         tables = {"rungs": rungs_table(names, layers, rungs)}
-        return Outcome(table, scalars, tables=tables, models=described, facts=facts, blank=BLANK)
+        return Outcome(table, scalars, tables=tables, models=described, facts=facts, blank=blank_columns(table))
 
     def draw(self, result: Result, folder: Path) -> None:
         label = "share of what varies beyond word, position and neighbours"
@@ -440,7 +466,7 @@ class Ruler(Instrument, kind="ruler", version=8, reads=("model", "target", "laye
         """Return the reading of each side at the middle layer pair."""
         row = result.table.iloc[len(result.table) // 2]
         columns = {"shared": ["value", "low", "high"]}
-        for side in ("source", "target"):
+        for side, _ in _sides(row):
             columns[f"bits_of_{side}"] = [f"{side}_bits{end}" for end in ("", "_low", "_high")]
         return [Headline.with_ends(name, *row[own]) for name, own in columns.items()]
 
@@ -467,7 +493,7 @@ def show_readings(table: pd.DataFrame, title: str, label: str) -> None:
         Column("layers", [f"{a} → {b}" for a, b in zip(table["source_layer"], table["target_layer"], strict=True)]),
         Column(label, [span(a, b, c, ".2f") for a, b, c in table[["value", "low", "high"]].to_numpy(float)]),
         *(Column(f"bits of {name}", [_in_bits(row, side) for _, row in table.iterrows()])
-          for side, name in _sides(table["source"].iloc[0], table["target"].iloc[0])),
+          for side, name in _sides(table.iloc[0])),
         number_column("local mixing", local_mixing(table), ".2f"),
     ]  # fmt: skip
     show_table(Table(title, columns))
@@ -508,13 +534,15 @@ def shares_more(row: Any) -> bool:
 
 def copies_in_words(row: Any, verb: str) -> str:
     """Return the copies that the models of a layer pair are as alike as, in words."""
-    sides = _sides(row["source"], row["target"])
+    sides = _sides(row)
     bits = [f"{name} {{}}with its copy of {_in_bits(row, side)} bits" for side, name in sides]
     return ", and ".join(bits).format(f"{verb} ", "")
 
 
-def _sides(source: str, target: str) -> list[tuple[str, str]]:
-    return [("source", source)] if source == target else [("source", source), ("target", target)]
+def _sides(row: Any) -> list[tuple[str, str]]:
+    """Return the sides that have readings, with the names of their models; a model beside itself is one side."""
+    sides = ["source"] if row["source"] == row["target"] else ["source", "target"]
+    return [(side, row[side]) for side in sides if not pd.isna(row[f"{side}_bits"])]
 
 
 def _in_bits(row: Any, side: str) -> str:
@@ -534,19 +562,28 @@ def _is_beyond(difference: Estimate) -> Bool[Tensor, " l"]:
     return torch.where(difference.low.isfinite(), difference.low, difference.value) > 0
 
 
-def _pairs(layers: Any, source: int, target: int) -> list[tuple[int, int]]:
-    """Return the pairs of `layers=`; by default some of equal relative depth."""
-    return layers_at_depths(DEPTHS, source, target) if layers == "same" else pairs_of_layers(layers, source, target)
+def _pairs(layers: Any, models: Sequence[StateSource]) -> list[tuple[int, int]]:
+    """Return the pairs of `layers=`; by default some of equal relative depth, where there are states."""
+    depths = [model.n_layers for model in models]
+    if layers != "same":
+        return pairs_of_layers(layers, *depths)
+    if all(len(model.layers) == model.n_layers for model in models):
+        return layers_at_depths(DEPTHS, *depths)
+    return pairs_of_sources(DEPTHS, *models)
 
 
 def _called(rung: str) -> str:
     return f"{rung} bits" if rung.isdigit() else rung
 
 
-def _next(value: Float[Tensor, "l r"], rungs: Mapping[str, Tensor], further: Sequence[str]) -> str | None:
+def _next(
+    model: StateSource, value: Float[Tensor, "l r"], rungs: Mapping[str, Tensor], further: Sequence[str]
+) -> str | None:
     """Return the point to measure next, until each layer that shares more than local mixing is between two rungs."""
     if MIXING not in rungs:
         return MIXING
+    if not isinstance(model, FrozenModel):
+        return None
     beyond = _is_beyond(apart(value - rungs[MIXING].mean(1)))
     known = {int(name): shared.mean(1)[beyond, 0].tolist() for name, shared in rungs.items() if name.isdigit()}
     bits = next_rung(value[beyond, 0].tolist(), known)
@@ -568,6 +605,10 @@ def table_of(
     beyond = Estimate(columns["beyond"], columns["beyond_low"], columns["beyond_high"])
     for side, own in zip(("source", "target"), rungs, strict=True):
         columns[f"{side}_mixing"] = own[MIXING].mean(1)[:, 0]
+        nothing = torch.full((len(pairs),), math.nan, dtype=torch.float64)
+        if UNTRAINED not in own:  # of a folder of states
+            columns |= {f"{side}_{name}": nothing for name in OF_COPIES}
+            continue
         columns[f"{side}_untrained"] = own[UNTRAINED].mean(1)[:, 0]
         found = [_reading(both[layer], own, layer, bool(_is_beyond(beyond)[layer])) for layer in range(len(pairs))]
         for end, part in zip(("", "_low", "_high"), zip(*found, strict=True), strict=True):

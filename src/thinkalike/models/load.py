@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy, deepcopy
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar, cast
 
 import torch
 from jaxtyping import Float
@@ -37,6 +37,7 @@ from thinkalike.models.families import (
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.places import base_of, explained, held, named_folder, reached, read_shape
 from thinkalike.processes import doing
+from thinkalike.shards.index import holds_states
 
 log = logging.getLogger(__name__)
 
@@ -51,22 +52,45 @@ BALANCED = 1e-4  # relative change of the sizes of columns in a turn, at which t
 SMALLEST = torch.finfo(torch.float32).tiny
 
 
+class Named(Protocol):
+    """Something that is loaded under a name."""
+
+    @property
+    def name(self) -> str: ...
+
+
+Source = TypeVar("Source", bound=Named)
+
+
 def load_models(*configs: ModelConfig) -> list[FrozenModel]:
     """Load several models, each different one once, under labels that tell them apart; see `load_model`."""
-    return load_groups([configs])[0]
+    return load_groups([configs], load_model)[0]
 
 
-def load_groups(groups: Sequence[Sequence[ModelConfig]]) -> list[list[FrozenModel]]:
-    """Load the models of several groups, each different one once, under labels that tell those of a group apart."""
-    loaded: list[tuple[ModelConfig, FrozenModel]] = []
+def load_groups(
+    groups: Sequence[Sequence[ModelConfig]], load: Callable[[ModelConfig, str], Source]
+) -> list[list[Source]]:
+    """Load the models of several groups, each different one once, under labels that tell those of a group apart.
 
-    def called(config: ModelConfig, name: str) -> FrozenModel:
-        known = [model for each, model in loaded if replace(each, site=config.site, head=config.head) == config]
-        if same := [model for each, model in loaded if each == config and model.name == name]:
-            return same[0]
-        model = _at_sites(known[0], config, name) if known else load_model(config, name)
+    Args:
+        load: Loads one of them under a name, as `load_model` does.
+    """
+    loaded: list[tuple[ModelConfig, Source]] = []
+
+    def called(config: ModelConfig, name: str) -> Source:
+        for known, model in loaded:
+            if known == config and model.name == name:
+                return model
+        model = load_again(config, name) or load(config, name)
         loaded.append((config, model))
         return model
+
+    def load_again(config: ModelConfig, name: str) -> Source | None:
+        """Return a model whose weights are in memory already, at other sites."""
+        for known, model in loaded:
+            if isinstance(model, FrozenModel) and replace(known, site=config.site, head=config.head) == config:
+                return cast(Source, at_sites(model, config, name))
+        return None
 
     return [[called(*each) for each in zip(group, told_apart(group), strict=True)] for group in groups]
 
@@ -107,8 +131,13 @@ def load_model(
     config = configured(model, settings)
     name = name or tokenizer or label(config)
     if (model := held(config)) is not None:
-        return _at_sites(model, config, name)
+        return at_sites(model, config, name)
     one_of("model.family", config.family, ("auto", *FAMILIES))
+    if holds_states(config.path):
+        raise ModelError(
+            f"model={config.path} is a folder of states, which has no weights to run: measure=cka and its kin, r2, "
+            "ruler, mlem and rsa compare it"
+        )
     with explained(config), doing(f"model {name}"):
         device, dtype = torch.device(pick_device(config.device)), getattr(torch, config.dtype)
         base = base_of(config)
@@ -127,10 +156,10 @@ def load_model(
             read = _read(source, family, place, device, dtype, adapter)
             read = read._replace(quantization=read.quantization or stated)
         found = _frozen(config, family, read, name=name, device=_device_of(read.module, device), revision=revision)
-        return _at_sites(found, config, name)
+        return at_sites(found, config, name)
 
 
-def _at_sites(model: FrozenModel, config: ModelConfig, name: str) -> FrozenModel:
+def at_sites(model: FrozenModel, config: ModelConfig, name: str) -> FrozenModel:
     """Return the same model under a name, with its states at the sites of a configuration."""
     found = copy(model)
     found.name, found.sites = name, None
@@ -190,7 +219,30 @@ def _in_memory(module: Any, tokenizer: Any, name: str | None, settings: Mapping[
         found = _frozen(config, family, read, name=config.name, device=device, revision="in memory")
         if expected is not None:
             _check_copy(found, expected)
-        return _at_sites(found, config, config.name)
+        return at_sites(found, config, config.name)
+
+
+@isolated()
+def load_tokenizer(name: str, beside: Path) -> Any:
+    """Load the tokenizer in a folder, by its path from the folder `beside`, or that of a model, without its weights."""
+    folder = beside / name
+    if any((folder / file).is_file() for file in ("tokenizer.json", "tokenizer_config.json")):
+        from thinkalike.models.readers import read_tokenizer
+
+        config = ModelConfig(name="local", path=str(folder))
+        with explained(config):
+            return read_tokenizer(config, str(folder))
+    config = configured(name, {})
+    with explained(config), reached(config) as (place, revision):
+        source = replace(config, revision=revision) if named_folder(config) is None else config
+        reader = family_in(read_shape(source, place), f"{place}/config.json").reader
+        if reader == "native":
+            return mini_tokenizer(place)
+        if reader == "transformers":
+            from thinkalike.models.readers import read_tokenizer
+
+            return read_tokenizer(source, place)
+    return load_model(config).tokenizer
 
 
 def check_tokenizer(module: Any, tokenizer: Any, name: str) -> None:
@@ -356,16 +408,22 @@ def build_mini(architecture: dict[str, Any], vocabulary: int, seed: int, family:
     return survey.without_hooks(bridge.original_model).train().requires_grad_(True)
 
 
+def mini_tokenizer(place: str) -> Any:
+    """Read the tokenizer of a folder that `save_mini` wrote."""
+    from transformers import PreTrainedTokenizerFast
+
+    marks = dict.fromkeys(("bos_token", "eos_token", "pad_token"), END)
+    return PreTrainedTokenizerFast(tokenizer_file=f"{place}/tokenizer.json", **marks)
+
+
 def read_mini(place: str, device: torch.device, dtype: torch.dtype) -> survey.Checkpoint:
     """Read a folder that `save_mini` wrote for the family `native`."""
     from safetensors.torch import load_file
-    from transformers import PreTrainedTokenizerFast
 
     from thinkalike.models.readers import check_dtypes
 
     config = json.loads(Path(place, "config.json").read_text())
-    marks = dict.fromkeys(("bos_token", "eos_token", "pad_token"), END)
-    tokenizer = PreTrainedTokenizerFast(tokenizer_file=f"{place}/tokenizer.json", **marks)
+    tokenizer = mini_tokenizer(place)
     module: Any = build_mini(config["architecture"], len(tokenizer), config["seed"])
     weights = load_file(f"{place}/model.safetensors")
     check_dtypes(weights, place, {name.rpartition(".")[2] for name, _ in module.named_parameters()})

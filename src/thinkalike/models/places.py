@@ -36,6 +36,7 @@ from thinkalike.hub import Commit, cause_of, reading, refused, resolved
 from thinkalike.models.bounds import check_counts, tensors_held
 from thinkalike.models.formats import WEIGHT_FILES, check_no_pointer, conversion
 from thinkalike.plugins import HELD
+from thinkalike.shards.index import states_fingerprint
 
 log = logging.getLogger(__name__)
 
@@ -233,10 +234,14 @@ def _check_mini(config: ModelConfig, folder: Path) -> None:
 def checkpoint_fingerprint(config: ModelConfig) -> str:
     """Return the commit of a model of the hub, or the SHA-256 of all files that loading may read, as 16 digits.
 
+    That of a folder of states is of its index, which lists the digests of all its files.
+
     That of a model in memory is in its path; one in TransformerLens's old layout has its tokenizer's commit, too.
     """
     if held(config):
         return str(config.path)
+    if config.holds_states:
+        return states_fingerprint(str(config.path))
     with explained(config):
         folder = folder_of(config)
         if folder is None:

@@ -24,6 +24,7 @@ from thinkalike.models.families import LONGEST, family_in, label
 from thinkalike.models.frozen import FrozenModel, one_text_per_row
 from thinkalike.models.places import base_of, folder_of, known_shape, named_folder
 from thinkalike.models.survey import embedding_of, longest_row, text_config
+from thinkalike.shards.index import read_index
 
 log = logging.getLogger(__name__)
 
@@ -124,6 +125,8 @@ def shape_of(config: ModelConfig, name: str | None = None) -> Shape | None:
     The sizes are those of config.json in a folder or in the hub's cache, or those of the table of published sizes.
     None: no source here has them.
     """
+    if config.holds_states:
+        return _shape_of_states(config, name)
     if config.path:
         folder_of(config)
     read = base_of(config) or config
@@ -143,6 +146,14 @@ def shape_of(config: ModelConfig, name: str | None = None) -> Shape | None:
     if shape is not None:
         check_size(shape.parameters, folder)
     return shape
+
+
+def _shape_of_states(config: ModelConfig, name: str | None) -> Shape:
+    """Return the shape of a folder of states, which runs no operations and holds no weights."""
+    index = read_index(str(config.path))
+    nothing = Operations((0.0,) * index.blocks, (0.0,) * index.blocks, 0.0)
+    width = max(index.hooks.values())
+    return Shape(name or label(config), index.blocks, width, 0, 0, 0.0, LONGEST, nothing)
 
 
 def shape_from(config: ModelConfig, sizes: Mapping[str, Any], name: str | None = None) -> Shape | None:

@@ -15,11 +15,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from thinkalike.measures.estimates import seeded
-from thinkalike.models.families import EMBED
-from thinkalike.models.frozen import FrozenModel
+from thinkalike.states.source import Span, StateSource
 
-EMBEDDED_AT_ONCE = 2**14  # tokens in a pass that ends before block 0
-SAMPLED = 4096  # tokens of the vocabulary, of which the mean and the size of embeddings are
 RADIUS = 0.2  # of the weights of the recurrent network; others between 0 and 1 share less
 POSITION = "position"
 BAGS: Mapping[str, float | None] = {"bag .5": 0.5, "bag .9": 0.9, "mean": None}  # by the decay of earlier tokens
@@ -28,7 +25,7 @@ DECAYS: Mapping[str, float | None] = {**BAGS, "bag .8": 0.8}
 
 
 class TokenMixing:
-    """A reader of text, in place of a `FrozenModel`, whose layers are ways of mixing the tokens read so far.
+    """A reader of text, in place of a `StateSource`, whose layers are ways of mixing the tokens read so far.
 
     With e_t the embedding of token t of a row, less the mean embedding of the vocabulary, layers are
 
@@ -40,24 +37,26 @@ class TokenMixing:
     - "shrinking": e_t / (t + 1), which the sum of a token's and a position's part does not hold.
 
     Args:
-        model: The model whose tokenizer and embedding are read.
+        model: The source whose tokenizer and embedding are read.
         seed: Of random weights.
     """
 
-    def __init__(self, model: FrozenModel, seed: int = 0):
+    def __init__(self, model: StateSource, seed: int = 0):
         self.name = model.name
         self.tokenizer = model.tokenizer
         self.context = model.context
         self.bos_each_row = model.bos_each_row
         self.device = torch.device("cpu")
         self.d_model = model.d_model
-        self.module = model.module
+        self.identity = model.identity
         self._model = model
         self._seed = seed
-        some = torch.linspace(0, model.vocabulary - 1, min(model.vocabulary, SAMPLED)).long()
-        embedding = self._first_places(some)
+        embedding = self._first_places(model.sampled_vocabulary())
         self._mean = embedding.mean(0)
         self._size = (embedding - self._mean).square().sum(1).mean().sqrt()
+
+    def encoded(self, text: str) -> tuple[list[int], list[Span]]:
+        return self._model.encoded(text)
 
     def residuals(
         self, tokens: Int[Tensor, "b t"], layers: Sequence[Any], mask: Tensor | None = None
@@ -86,9 +85,7 @@ class TokenMixing:
         return (self._first_places(vocabulary) - self._mean)[numbers]
 
     def _first_places(self, vocabulary: Int[Tensor, " v"]) -> Float[Tensor, "v d"]:
-        parts = vocabulary[:, None].split(EMBEDDED_AT_ONCE)
-        rows = torch.cat([self._model.residuals(part, [EMBED])[0][:, 0] for part in parts])
-        return rows.float().cpu()
+        return self._model.embedded(vocabulary).float().cpu()
 
     def _recurrent(self, rows: Float[Tensor, "b t d"]) -> Float[Tensor, "b t d"]:
         width = self.d_model

@@ -24,11 +24,11 @@ from thinkalike.digests import versions_of
 from thinkalike.errors import DataError
 from thinkalike.measures.estimates import massive
 from thinkalike.models.families import names_of, pick_device
-from thinkalike.models.frozen import FrozenModel
-from thinkalike.models.load import load_model
 from thinkalike.models.places import checkpoint_fingerprint
 from thinkalike.processes import counted
 from thinkalike.states.batches import KEEPS_MASSIVE, say_massive
+from thinkalike.states.folder import load_source
+from thinkalike.states.source import StateSource
 from thinkalike.states.tokens import Pieces, WordStates, site_numbers, sites, states_of_words
 
 log = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ def sides_of(config: AnalyzeConfig) -> list[str | ModelConfig]:
 
 
 def stimulus_states_of(
-    config: AnalyzeConfig, stimuli: Stimuli, embed: bool, loaded: Sequence[FrozenModel] = ()
+    config: AnalyzeConfig, stimuli: Stimuli, embed: bool, loaded: Sequence[StateSource] = ()
 ) -> list[StimulusStates]:
     """Return the states on each side that is compared, a model or a recording; see `sides_of`.
 
@@ -85,16 +85,20 @@ def stimulus_states_of(
 
 
 def _of_model(
-    config: ModelConfig, name: str, stimuli: Stimuli, embed: bool, cache: Path, loaded: Sequence[FrozenModel]
+    config: ModelConfig, name: str, stimuli: Stimuli, embed: bool, cache: Path, loaded: Sequence[StateSource]
 ) -> StimulusStates:
     def compute() -> Entry:
-        model = next((model for model in loaded if model.name == name), None) or load_model(config, name)
+        model = next((model for model in loaded if model.name == name), None) or load_source(config, name)
         found = states_of_stimuli(model, stimuli, embed)
         states = {str(number): layer for number, layer in enumerate(found.states)}
         about = {"layers": site_numbers(sites(model, embed)), "origin": model.describe()}
         return Entry({**states, HAS_OWN: found.has_own}, about)
 
-    states, about = kept(cache / f"{_key(config, stimuli.fingerprint(), embed)}.safetensors", compute, LARGEST)
+    if config.holds_states:  # a copy in the cache would be no faster
+        entry = compute()
+        states, about = entry.tensors, entry.about
+    else:
+        states, about = kept(cache / f"{_key(config, stimuli.fingerprint(), embed)}.safetensors", compute, LARGEST)
     layers = [states[str(number)] for number in range(len(states) - 1)]
     origin = {**about["origin"], "name": name}
     return StimulusStates(name, about["layers"], layers, origin, has_own=states[HAS_OWN])
@@ -112,7 +116,7 @@ def _key(config: ModelConfig, stimuli: str, embed: bool) -> str:
     return hashlib.sha256(json.dumps(everything, sort_keys=True).encode()).hexdigest()[:32]
 
 
-def stimulus_states(model: FrozenModel, stimuli: Stimuli, embed: bool = False) -> list[Float[Tensor, "n d"]]:
+def stimulus_states(model: StateSource, stimuli: Stimuli, embed: bool = False) -> list[Float[Tensor, "n d"]]:
     """Return the states of all stimuli at all layers, on the CPU, by `Stimuli.token`; each text is read alone.
 
     A stimulus without a state of its own is a DataError, see `has_own_state`.
@@ -123,7 +127,7 @@ def stimulus_states(model: FrozenModel, stimuli: Stimuli, embed: bool = False) -
     return states
 
 
-def states_of_stimuli(model: FrozenModel, stimuli: Stimuli, embed: bool = False) -> WordStates:
+def states_of_stimuli(model: StateSource, stimuli: Stimuli, embed: bool = False) -> WordStates:
     """Return the states of stimuli as `stimulus_states` does; those without one of their own have zeros."""
     order = np.argsort(stimuli.sentence, kind="stable")  # word by word within a text; rows of one may lie apart
     words: list[list[tuple[int, int]]] = [[] for _ in stimuli.texts]
@@ -133,7 +137,7 @@ def states_of_stimuli(model: FrozenModel, stimuli: Stimuli, embed: bool = False)
     for first in counted(range(0, len(words), TEXTS_AT_ONCE), "batch of texts"):
         texts = stimuli.texts[first : first + TEXTS_AT_ONCE]
         for text in texts:
-            if len(model.tokenizer(text, verbose=False)["input_ids"]) > model.context:
+            if len(model.encoded(text)[0]) > model.context:
                 most = f"{model.context} of {model.name}"
                 raise DataError(f"{stimuli.source}: a text is longer than the {most}; split it: {text[:80]}")
         batch = Pieces(texts, words[first : first + TEXTS_AT_ONCE])

@@ -28,7 +28,8 @@ from thinkalike.evaluation.language import last_states, next_token_losses, state
 from thinkalike.measures.closed_forms import LayerPair, PairStatistics
 from thinkalike.measures.losses import token_kl
 from thinkalike.memory import GAPS, Budget, LiveBytes, OverLimit, hand_back, readable
-from thinkalike.models.frozen import FrozenModel, StateSource
+from thinkalike.models.frozen import FrozenModel
+from thinkalike.states.source import StateSource
 from thinkalike.stitches.stitch import Stitch
 from thinkalike.training.optimizers import inverse_moments, momenta, optimizer_of, peak_rate, rate, scheduled
 from thinkalike.training.recipe import StitchConfig

@@ -35,8 +35,11 @@ class Source:
         state = states(torch.zeros(1, 1, dtype=torch.long))
         self.d_model, self.device, self.dtype = state.shape[-1], state.device, state.dtype
         self.vocabulary = target.vocabulary
+        self.target = target
 
-    def residuals(self, rows: Tokens, layers: Sequence[int]) -> list[Float[Tensor, "b t d"]]:
+    def residuals(
+        self, rows: Tokens, layers: Sequence[Layer], mask: Tokens | None = None
+    ) -> list[Float[Tensor, "b t d"]]:
         """Return the states of these tokens, once for each time that layer 0 is asked for."""
         return [self._states(rows)] * len(layers)
 
