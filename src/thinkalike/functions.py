@@ -513,7 +513,7 @@ def text_option(texts: Any, settings: dict[str, Any], folder: Path) -> tuple[str
     if texts is None:
         return "schema", settings
     if isinstance(texts, str | os.PathLike):
-        if holds_states(texts):
+        if holds_states(os.fspath(texts)):
             return "states", {"files": [os.fspath(texts)], **settings}
         is_file = isinstance(texts, os.PathLike) or (texts not in options("data") and os.path.isfile(texts))
         if not is_file and " " in str(texts):

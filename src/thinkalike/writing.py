@@ -25,7 +25,7 @@ from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import at_sites, configured, load_model, load_tokenizer
 from thinkalike.models.survey import puts_bos
 from thinkalike.shards.arrays import DTYPES
-from thinkalike.states.source import Reader, TextReader, Tokenizer
+from thinkalike.states.source import Reader, Tokenizer
 from thinkalike.states.tokens import drawn_pieces, sites
 from thinkalike.states.writing import (
     Prompt,
@@ -51,6 +51,7 @@ def write_states(
     embed: bool = False,
     site: Site | Sequence[Site] = "resid_post",
     words: int = WORDS,
+    context: int | None = None,
     dtype: Literal["float64", "float32", "bfloat16", "float16"] | None = None,
     field: str | None = None,
     group: str | None = None,
@@ -65,7 +66,9 @@ def write_states(
         layers: Numbers of blocks; by default all.
         embed: Whether to write what enters block 0, too.
         site: Where states are taken, by TransformerLens's names.
-        words: How many words of the texts are written at least, drawn from as many documents as there are.
+        words: How many words of the texts are written at least, drawn from as many documents as there are. A row is a
+            piece of a document of up to 128 words.
+        context: The most tokens of a row; by default what the model reads.
         dtype: Of the files; by default that of the model. With bfloat16 a folder takes half as much, and numbers move
             by its rounding.
 
@@ -88,7 +91,7 @@ def write_states(
     source.check_layers(chosen)
     if dtype is not None and dtype not in DTYPES:
         raise ConfigError(f"dtype={dtype} must be one of {', '.join(DTYPES)}")
-    rows = _rows_of_stimuli(stimuli) if stimuli is not None else _rows(texts, source, words, field, group)
+    rows = _rows_of_stimuli(stimuli) if stimuli is not None else _rows(texts, source, words, context, field, group)
     place = Path(checked_path("folder", folder))
     write_folder(place, source, rows, chosen, DTYPES[dtype] if dtype else source.dtype)
     return place
@@ -102,6 +105,7 @@ def write_prompts(
     texts: Text | None = None,
     stimuli: Table | None = None,
     words: int = WORDS,
+    context: int | None = None,
     field: str | None = None,
     group: str | None = None,
 ) -> Path:
@@ -114,11 +118,12 @@ def write_prompts(
         texts: As other functions take it; by default Python's reference.
         stimuli: A table of stimuli in place of texts, for `mlem` and `rsa`.
         words: How many words are written at least, drawn from as many documents as there are.
+        context: The most tokens of a prompt.
     """
     if texts is not None and stimuli is not None:
         raise ConfigError("texts and stimuli are compared apart: write prompts of each")
     reader = _reader(model)
-    rows = _rows_of_stimuli(stimuli) if stimuli is not None else _rows(texts, reader, words, field, group)
+    rows = _rows_of_stimuli(stimuli) if stimuli is not None else _rows(texts, reader, words, context, field, group)
     prompts = [Prompt(reader.encoded(row.text)[0], row.document, row.text) for row in rows]
     place = Path(checked_path("path", path))
     write_prompts_of(place, prompts)
@@ -176,7 +181,7 @@ def _loaded(model: Model) -> FrozenModel:
     return load_model(*model) if isinstance(model, tuple) else load_model(model)
 
 
-def _reader(model: Model) -> TextReader:
+def _reader(model: Model) -> Reader | FrozenModel:
     """Return what decides which tokens of a text a model reads; of a model that is named, no weights are read."""
     if not isinstance(model, str | os.PathLike | ModelConfig):
         return _loaded(model)
@@ -187,10 +192,19 @@ def _reader(model: Model) -> TextReader:
 
 
 def _rows(
-    texts: Text | None, reader: TextReader, words: int, field: str | None, group: str | None
+    texts: Text | None,
+    reader: Reader | FrozenModel,
+    words: int,
+    context: int | None,
+    field: str | None,
+    group: str | None,
 ) -> list[TextRow]:
     """Return pieces of text of at least so many words, as measures of words draw them."""
-    corpus = getattr(reader, "corpus", None) or "pydoc"
+    corpus = (reader.corpus if isinstance(reader, FrozenModel) else None) or "pydoc"
+    if context is not None:
+        if not 1 < context <= reader.context:
+            raise ConfigError(f"context={context} must be at least 2, and {reader.name} reads {reader.context} tokens")
+        reader = Reader(reader.name, reader.tokenizer, context, reader.bos_each_row)
     settings = {name: value for name, value in (("field", field), ("group", group)) if value is not None}
     with tempfile.TemporaryDirectory(prefix="thinkalike-") as folder:
         option, chosen = text_option(corpus if texts is None else texts, settings, Path(folder))

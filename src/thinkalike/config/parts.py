@@ -164,7 +164,9 @@ class DataConfig(Checked, part="data"):
         if self.source == "text" and not self.files:
             raise ConfigError("data=text needs data.files=[...]: files or globs of .txt, .jsonl[.gz|.zst] or .parquet")
         if self.source == "states" and len(self.files or []) != 1:
-            raise ConfigError("data=states needs data.files=[FOLDER], one folder of states, whose rows of text are read")
+            raise ConfigError(
+                "data=states needs data.files=[FOLDER], one folder of states, whose rows of text are read"
+            )
         if self.source == "hub" and not self.hub_id:
             raise ConfigError("data=hub needs data.hub_id=<data set of the Hugging Face hub, ORG/NAME>")
 

@@ -387,14 +387,18 @@ def alike(ours: Iterable[Predictor], others: Iterable[Predictor]) -> Float[Tenso
 def check_has_ruler(models: Sequence[StateSource]) -> None:
     """Say which side has no points that need weights; a DataError says that no side has."""
     without = [model.name for model in dict.fromkeys(models) if not isinstance(model, FrozenModel)]
+    having = [model.name for model in models if isinstance(model, FrozenModel)]
     if not without:
         return
-    if len(without) == len(dict.fromkeys(models)):
+    if not having:
         raise DataError(
-            f"the ruler needs a model, as its points are copies of one, and {' and '.join(without)} are folders of "
-            "states: give one side as a model, or take measure=r2"
+            f"the ruler needs a model, as its points are copies of one, and {' and '.join(without)} have no "
+            "weights: give one side as a model, or take measure=r2"
         )
-    log.warning(f"warning: {without[0]} is a folder of states without weights: values are read in bits of the model")
+    log.warning(
+        f"warning: {without[0]} is a folder of states, which has no weights: values are read in bits of "
+        f"{having[0]} alone"
+    )
 
 
 def blank_columns(table: pd.DataFrame) -> tuple[str, ...]:

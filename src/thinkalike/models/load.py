@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import copy, deepcopy
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -52,6 +52,7 @@ BALANCED = 1e-4  # relative change of the sizes of columns in a turn, at which t
 SMALLEST = torch.finfo(torch.float32).tiny
 
 
+@runtime_checkable
 class Named(Protocol):
     """Something that is loaded under a name."""
 
@@ -226,7 +227,8 @@ def _in_memory(module: Any, tokenizer: Any, name: str | None, settings: Mapping[
 def load_tokenizer(name: str, beside: Path) -> Any:
     """Load the tokenizer in a folder, by its path from the folder `beside`, or that of a model, without its weights."""
     folder = beside / name
-    if any((folder / file).is_file() for file in ("tokenizer.json", "tokenizer_config.json")):
+    is_model = (folder / "config.json").is_file()
+    if not is_model and any((folder / file).is_file() for file in ("tokenizer.json", "tokenizer_config.json")):
         from thinkalike.models.readers import read_tokenizer
 
         config = ModelConfig(name="local", path=str(folder))

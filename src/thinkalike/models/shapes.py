@@ -84,6 +84,11 @@ class Shape:
     context: int  # the most tokens of a row that a job gives the model
     operations: Operations  # of its passes
 
+    @property
+    def bytes_of_number(self) -> float:
+        """The bytes of a weight, and of a number of a state; a folder of states has no weights."""
+        return self.bytes / self.parameters if self.parameters else 4.0
+
     def passes(
         self, phase: str, tokens: int | float, row: int, times: int | float = 1, full: bool = True,
         is_shared: bool = False,

@@ -157,6 +157,7 @@ class StoredRows:
         self._open: OrderedDict[int, Mapping[str, StoredArray]] = OrderedDict()
         self._paths = [[checked_file(self.index, file) for file in shard.files] for shard in self.index.shards]
         self._ids: list[NDArray[np.int64]] = []
+        self._numbered = 0  # tokens so far, where the files have no token ids
         described = list(self._described())
         self.has_documents = bool(described)
         self.rows: list[Row] = []
@@ -216,7 +217,7 @@ class StoredRows:
         stacked = arrays[HIDDEN_STATES].whole()
         axis = 1 if self.index.layout == "vllm" else 0
         places = [list(self.index.hooks).index(hook) for hook in hooks]
-        return [stacked.select(axis, place).contiguous() for place in places]
+        return [stacked.select(axis, place)[:length] for place in places]
 
     def _rows_of(
         self, shard: int, listed_shard: ListedShard, described: Sequence[_Described]
@@ -247,8 +248,8 @@ class StoredRows:
         ids = self._ids_in(shard, arrays)
         for start, count in zip(starts, counts, strict=False):
             if ids is None:  # tokens are numbered, so that those of another such folder are in the same places
-                before = sum(len(row) for row in self._ids[-1:]) and int(self._ids[-1][-1]) + 1
-                yield start, np.arange(before, before + count)
+                yield start, np.arange(self._numbered, self._numbered + count)
+                self._numbered += count
             elif self.index.layout == "padded":
                 yield start, ids[start, :count]
             else:
@@ -308,7 +309,9 @@ class StoredRows:
             len(ids_shape) != dimensions or (dimensions == 2 and ids_shape[0] != listed_shard.rows)
         ):
             found = " x ".join(map(str, ids_shape))
-            raise DataError(f"{self._name(shard)}: {TOKEN_IDS} has the shape {found}, which layout={index.layout} has not")
+            raise DataError(
+                f"{self._name(shard)}: {TOKEN_IDS} has the shape {found}, which layout={index.layout} has not"
+            )
 
     def _states_shape(self, arrays: Mapping[str, StoredArray]) -> Sequence[int]:
         """Return the shape of the states of a shard, whose tokens come first, after its rows if there are several."""

@@ -341,7 +341,10 @@ class TokenBatches(TextBatches):
     def run(self, model: Reader, at: Sequence[Any], units: Int[Tensor, " u"]) -> list[Tensor]:
         is_token = self.is_token[units]
         mask = None if is_token.all() else is_token.long()
-        states, places = model.residuals(self.rows[units].long(), at, mask), places_of(self.kept[units]).to(model.device)
+        states, places = (
+            model.residuals(self.rows[units].long(), at, mask),
+            places_of(self.kept[units]).to(model.device),
+        )
         return states if self.is_whole else [layer.flatten(0, 1)[places] for layer in states]
 
     def named(self, units: Int[Tensor, " u"], tokens: Int[Tensor, " n"]) -> list[str]:

@@ -29,7 +29,7 @@ from thinkalike.models.frozen import encoded_text, sampled_tokens
 from thinkalike.models.load import load_groups, load_model, load_tokenizer
 from thinkalike.models.sites import ONCE
 from thinkalike.processes import counted
-from thinkalike.shards.arrays import DTYPES, StoredRows
+from thinkalike.shards.arrays import StoredRows
 from thinkalike.shards.index import HOOK, INDEX, holds_states
 from thinkalike.states.source import StateSource, TextReader, Tokenizer
 
@@ -129,7 +129,6 @@ class StateFolder:
         self.bos_each_row = self.index.bos
         self._hooks = {layer_of(hook, self.n_layers): hook for hook in self.index.hooks}
         self._chosen: list[str] = [config.site] if isinstance(config.site, str) else list(config.site)
-        self._says_how_embedded = False
         stream = [layer for layer in self._hooks if isinstance(layer, int) or layer == EMBED]
         widths = {self.width(layer) for layer in stream}
         if len(widths) > 1:
@@ -137,7 +136,6 @@ class StateFolder:
         self.d_model = widths.pop() if widths else max(self.index.hooks.values())
         largest = max(int(ids.max()) for ids in map(self.rows.token_ids, range(len(self.rows))))
         self.vocabulary = max(self.index.vocabulary, largest + 1)
-        self._check_sites()
 
     def __repr__(self) -> str:
         tokens = sum(row.length for row in self.rows.rows)
@@ -188,7 +186,11 @@ class StateFolder:
                 found += [layer for layer in self._hooks if self._site(layer) == site]
             else:
                 found += [EMBED if (site, number) == ("resid_pre", 0) else Place(site, number) for number in numbers]
-        found.sort(key=lambda layer: -1 if layer == EMBED else int(layer))
+        for site in self._chosen:
+            if not any(self._site(layer) == site for layer in self._hooks):
+                has = listed(list(self.index.hooks))
+                raise ConfigError(f"model.site={site} is no site of {self.name}, which has {has}")
+        found.sort(key=_depth)
         self.check_layers(found)
         return found
 
@@ -368,12 +370,6 @@ class StateFolder:
             return "resid_pre"
         return layer.site if isinstance(layer, Place) else "resid_post"
 
-    def _check_sites(self) -> None:
-        for site in self._chosen:
-            if not any(self._site(layer) == site for layer in self._hooks):
-                has = listed(list(self.index.hooks))
-                raise ConfigError(f"model.site={site} is no site of {self.name}, which has {has}")
-
 
 def _check_settings(config: ModelConfig) -> None:
     """Refuse settings of a model that change nothing of states that are written already."""
@@ -397,7 +393,7 @@ def offsets_of(tokenizer: Tokenizer, ids: list[int], text: str) -> list[Span]:
     A token ends where the text of all tokens up to it ends, as far as it is whole: a token may hold a part of a
     character, which then belongs to the last of its tokens.
     """
-    ends = []
+    ends: list[int] = []
     for count in range(1, len(ids) + 1):
         before = tokenizer.decode(ids[:count], skip_special_tokens=True, clean_up_tokenization_spaces=False)
         same = 0
@@ -449,10 +445,9 @@ def check_reads_rows(model: StateSource, folder: StateFolder, rows: PaddedRows) 
         raise DataError(f"{folder.name} has the token {largest}, and {model.name} a vocabulary of {model.vocabulary}")
     longest = rows.tokens.shape[1]
     if longest > model.context:
-        model.check_context(longest)
         raise DataError(
             f"{folder.name} has a row of {longest} tokens, and {model.name} reads {model.context}: "
-            f"raise model.context to {longest}"
+            "raise model.context, or write shorter rows by thinkalike.write_states(context=...)"
         )
 
 

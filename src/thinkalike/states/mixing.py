@@ -8,7 +8,6 @@ know is taken out of states before these are compared. `CONTROLS` are not linear
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -59,11 +58,13 @@ class TokenMixing:
         return self._model.encoded(text)
 
     def residuals(
-        self, tokens: Int[Tensor, "b t"], layers: Sequence[Any], mask: Tensor | None = None
+        self, tokens: Int[Tensor, "b t"], layers: Sequence[str], mask: Tensor | None = None
     ) -> list[Float[Tensor, "b t _"]]:
         """Return the states of these layers; padding after a row does not change them."""
         if list(layers) == [POSITION]:  # which needs no embedding
             return [self._mixed(POSITION, tokens[..., None].float())]
+        if mask is not None:  # the token that padding has may be one whose embedding is not known
+            tokens = torch.where(mask.bool().cpu(), tokens, tokens[:, :1])
         embedded = self._embedded(tokens)
         return [self._mixed(layer, embedded) for layer in layers]
 

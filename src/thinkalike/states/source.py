@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeVar, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -18,7 +18,7 @@ from torch import Tensor
 from thinkalike.data.words import Span
 from thinkalike.errors import DataError
 from thinkalike.models.families import Layer
-from thinkalike.models.frozen import encoded_text
+from thinkalike.models.frozen import FrozenModel, encoded_text
 
 
 @runtime_checkable
@@ -48,8 +48,11 @@ class TextReader(Protocol):
         """Return the tokens of a text that is read alone, and the characters of each; special tokens have none."""
 
 
+AnyLayer = TypeVar("AnyLayer", contravariant=True)
+
+
 @runtime_checkable
-class WordReader(TextReader, Protocol):
+class WordReader(TextReader, Protocol[AnyLayer]):
     """A `TextReader` whose states can be taken at the tokens of words: a `StateSource`, or a `TokenMixing`."""
 
     @property
@@ -59,13 +62,13 @@ class WordReader(TextReader, Protocol):
     @property
     def device(self) -> torch.device: ...
     def residuals(
-        self, tokens: Int[Tensor, "b t"], layers: Sequence[Layer], mask: Int[Tensor, "b t"] | None = None
+        self, tokens: Int[Tensor, "b t"], layers: Sequence[AnyLayer], mask: Int[Tensor, "b t"] | None = None
     ) -> list[Float[Tensor, "b t _"]]:
         """Return the states of rows of tokens at these layers; the mask is 1 for tokens and 0 for padding."""
 
 
 @runtime_checkable
-class StateSource(WordReader, Protocol):
+class StateSource(WordReader[Layer], Protocol):
     """A model that computes states, or a folder of states that one computed elsewhere."""
 
     @property
@@ -134,6 +137,15 @@ class Reader:
         return encoded_text(self.tokenizer, text, self.bos_each_row)
 
 
+def with_weights(sources: Sequence[StateSource], asked: str) -> list[FrozenModel]:
+    """Return sources that are all models; a DataError says which is none, and what asked for weights."""
+    models = [source for source in sources if isinstance(source, FrozenModel)]
+    if len(models) < len(sources):
+        without = next(source.name for source in sources if not isinstance(source, FrozenModel))
+        raise DataError(f"{without} is a folder of states, which has no weights, and {asked}: give a model")
+    return models
+
+
 def reader_of(source: StateSource) -> Reader:
     """Return what decides which tokens of a text a source reads, without its weights."""
     if source.tokenizer is None:
@@ -142,17 +154,21 @@ def reader_of(source: StateSource) -> Reader:
 
 
 def pairs_of_sources(count: int, source: StateSource, target: StateSource) -> list[tuple[int, int]]:
-    """Return as many pairs of layers of about equal relative depth, among those of which there are states.
+    """Return as many pairs of layers of about equal relative depth, among those of which there are states."""
+    depths = [[layer / max(side.n_layers - 1, 1) for layer in side.layers] for side in (source, target)]
+    return [(source.layers[ours], target.layers[theirs]) for ours, theirs in closest_pairs(count, *depths)]
 
-    The layers of the side that has fewer are taken, equally far apart, each with the closest one of the other side.
+
+def closest_pairs(count: int, source: Sequence[float], target: Sequence[float]) -> list[tuple[int, int]]:
+    """Return pairs of places in two lists of depths: some of the shorter list, each with the closest one of the other.
+
+    >>> closest_pairs(2, [0.0, 0.5, 1.0], [0.0, 0.2, 0.4, 0.6, 0.8, 1.0])
+    [(0, 0), (2, 5)]
     """
-    is_swapped = len(target.layers) < len(source.layers)
-    few, many = (target, source) if is_swapped else (source, target)
-    count = min(count, len(few.layers))
-    places = [round(place * (len(few.layers) - 1) / max(count - 1, 1)) for place in range(count)]
-    pairs = []
-    for layer in (few.layers[place] for place in places):
-        depth = layer / max(few.n_layers - 1, 1)
-        closest = min(many.layers, key=lambda number: abs(number / max(many.n_layers - 1, 1) - depth))
-        pairs.append((closest, layer) if is_swapped else (layer, closest))
-    return pairs
+    if len(target) < len(source):
+        return [(ours, theirs) for theirs, ours in closest_pairs(count, target, source)]
+    count = min(count, len(source))
+    places = [round(place * (len(source) - 1) / max(count - 1, 1)) for place in range(count)]
+    return [
+        (place, min(range(len(target)), key=lambda number: abs(target[number] - source[place]))) for place in places
+    ]

@@ -18,7 +18,7 @@ from thinkalike.errors import DataError
 from thinkalike.measures.estimates import seeded
 from thinkalike.models.families import EMBED, Layer, Place
 from thinkalike.states.folder import StateFolder, folder_of_rows
-from thinkalike.states.source import StateSource, TextReader, WordReader
+from thinkalike.states.source import AnyLayer, StateSource, TextReader, WordReader
 
 log = logging.getLogger(__name__)
 WORDS_AT_ONCE = 128  # of a piece of text, at most
@@ -120,7 +120,7 @@ def pieces_of_rows(folder: StateFolder, models: Sequence[TextReader], words: int
             if len(tokens) > model.context:
                 raise DataError(
                     f"{folder.name} has a row of {len(tokens)} tokens of {model.name}, which reads {model.context}: "
-                    f"raise model.context to {len(tokens)}"
+                    "raise model.context, or write shorter rows by thinkalike.write_states(context=...)"
                 )
         piece = _with_own_states(text, spans, read)
         found.left_out.extend(piece.left_out)
@@ -211,9 +211,7 @@ def _read_by(models: Sequence[TextReader], text: str) -> list[tuple[TextReader, 
     return [(model, *model.encoded(text)) for model in models]
 
 
-def _with_own_states(
-    text: str, words: list[Span], read: Sequence[tuple[TextReader, list[int], list[Span]]]
-) -> _Piece:
+def _with_own_states(text: str, words: list[Span], read: Sequence[tuple[TextReader, list[int], list[Span]]]) -> _Piece:
     """Return a text with those of its words that have a state of their own in all models."""
     owned = [has_own_state(text, words, offsets, model.name) for model, _, offsets in read]
     is_kept = [all(of_models) for of_models in zip(*owned, strict=True)] if owned else [True] * len(words)
@@ -230,7 +228,7 @@ class WordStates(NamedTuple):
 
 
 def word_states(
-    model: WordReader, batch: Pieces, at: Sequence[Layer | str] | None = None, token: str = "last"
+    model: WordReader[AnyLayer], batch: Pieces, at: Sequence[AnyLayer] | None = None, token: str = "last"
 ) -> list[Float[Tensor, "words d"]]:
     """Return the states of all words of a batch that have one of their own; a warning says how many have none.
 
@@ -247,7 +245,7 @@ def word_states(
 
 @torch.no_grad()
 def states_of_words(
-    model: WordReader, batch: Pieces, at: Sequence[Layer | str] | None = None, token: str = "last"
+    model: WordReader[AnyLayer], batch: Pieces, at: Sequence[AnyLayer] | None = None, token: str = "last"
 ) -> WordStates:
     """Return the states of the words of a batch at some layers of a model, by default all: those of their last tokens.
 
@@ -267,9 +265,10 @@ def states_of_words(
         starts = ends if token == "last" else _first_tokens(text, words, offsets, token)
         chosen += [(row * longest + start, row * longest + end) for start, end in zip(starts, ends, strict=True)]
         has_own += has_own_state(text, words, offsets, model.name, token)
+    layers = at if at is not None else cast(Sequence[AnyLayer], sites(cast(StateSource, model)))
     kept = torch.tensor(has_own, dtype=torch.bool)
     chosen = [place for place, is_own in zip(chosen, has_own, strict=True) if is_own]
-    states = [state.flatten(0, 1) for state in model.residuals(tokens, at or sites(cast(StateSource, model)), mask)]
+    states = [state.flatten(0, 1) for state in model.residuals(tokens, layers, mask)]
     if not chosen:
         return WordStates([state[:0] for state in states], kept)
     if token == "mean":

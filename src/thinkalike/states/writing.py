@@ -318,7 +318,7 @@ def _matched(
     missing = [prompt for prompt in prompts if tuple(prompt.token_ids) not in by_ids]
     if missing:
         raise DataError(
-            f"{folder} has no file of {len(missing)} of {len(prompts)} prompts, such as {short(repr(missing[0].text))}: "
+            f"{folder} lacks {len(missing)} of {len(prompts)} prompts, such as {short(repr(missing[0].text))}: "
             "wait until all are written, or send these again"
         )
     different = {tuple(prompt.token_ids): prompt for prompt in reversed(prompts)}

@@ -264,7 +264,7 @@ class LayerPairs(LayerMatrix):
         """Return the bytes of the states of a pool, and of a batch also in float32, in all layers of both models."""
         measure: Any = config.measure
         batch, layers = measure.tokens_per_batch, layers_compared(config, shapes)
-        sizes = [(count * each.width, each.bytes / each.parameters) for each, count in layers.items()]
+        sizes = [(count * each.width, each.bytes_of_number) for each, count in layers.items()]
         most = pool_tokens(batch, sum(width for width, _ in sizes), sum(each.parameters for each in layers))
         pool = min(most, batch * measure.batches) if config.data else 0
         pool *= 1 + (measure.given == "token_position")  # as they are, and less the means
