@@ -17,7 +17,7 @@ from typing import Literal
 from thinkalike.config import ModelConfig, part_named
 from thinkalike.config.parts import Site
 from thinkalike.data.tables import read_stimuli
-from thinkalike.errors import ConfigError, checked_path
+from thinkalike.errors import ConfigError, DataError, checked_path
 from thinkalike.functions import Model, Table, Text, in_table, text_option
 from thinkalike.global_state import isolated
 from thinkalike.models.families import LONGEST
@@ -25,6 +25,7 @@ from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import at_sites, configured, load_model, load_tokenizer
 from thinkalike.models.survey import puts_bos
 from thinkalike.shards.arrays import DTYPES
+from thinkalike.states.folder import StateFolder, folder_of_rows
 from thinkalike.states.source import Reader, Tokenizer
 from thinkalike.states.tokens import drawn_pieces, sites
 from thinkalike.states.writing import (
@@ -61,7 +62,8 @@ def write_states(
     Args:
         model: As other functions take it.
         folder: A folder that does not exist yet, or is empty. It appears when all is written.
-        texts: As other functions take it; by default what suits the model.
+        texts: As other functions take it; by default what suits the model. Another folder of states, so that the two
+            can be compared: all its rows are read.
         stimuli: A table of stimuli in place of texts, for `mlem` and `rsa`: each of its texts becomes a row.
         layers: Numbers of blocks; by default all.
         embed: Whether to write what enters block 0, too.
@@ -115,7 +117,8 @@ def write_prompts(
     is named, the tokenizer alone is read.
 
     Args:
-        texts: As other functions take it; by default Python's reference.
+        texts: As other functions take it, or a folder of states, all of whose rows are read; by default Python's
+            reference.
         stimuli: A table of stimuli in place of texts, for `mlem` and `rsa`.
         words: How many words are written at least, drawn from as many documents as there are.
         context: The most tokens of a prompt.
@@ -209,8 +212,25 @@ def _rows(
     with tempfile.TemporaryDirectory(prefix="thinkalike-") as folder:
         option, chosen = text_option(corpus if texts is None else texts, settings, Path(folder))
         data = dataclasses.replace(part_named("data", option, chosen), same_split=False)
+        if data.source == "states":
+            return _rows_of_folder(folder_of_rows(data, []), reader)
         found = drawn_pieces(data, [reader], words)
     return [TextRow(text, document) for text, document in zip(found.texts, found.documents, strict=True)]
+
+
+def _rows_of_folder(folder: StateFolder, reader: Reader | FrozenModel) -> list[TextRow]:
+    """Return all rows of text of a folder of states, which another model is to read as they are."""
+    rows = []
+    for number, row in enumerate(folder.rows.rows):
+        text = folder.text(number)
+        tokens = len(reader.encoded(text)[0])
+        if tokens > reader.context:
+            raise DataError(
+                f"{folder.name} has a row of {tokens} tokens of {reader.name}, which reads {reader.context}: "
+                "write shorter rows by thinkalike.write_states(context=...)"
+            )
+        rows.append(TextRow(text, row.document))
+    return rows
 
 
 def _rows_of_stimuli(stimuli: Table) -> list[TextRow]:

@@ -47,7 +47,7 @@ INSIDE = {  # the sites of blocks by the names of TransformerLens's hook points
 UNKNOWN = "unknown"  # stands for the digest of a tokenizer of which nothing is known
 NUMBERED = "numbered rows"  # the same, where files have no token ids
 READS = ("name", "path", "device", "dtype", "site", "corpus")  # settings of a model that a folder of states has
-SAME_TEXT = "write states of the same text by thinkalike.write_states, or compare on what both have"
+SAME_TEXT = "write states of the same rows by thinkalike.write_states(..., texts=FOLDER)"
 
 
 def layer_of(hook: str, blocks: int) -> Layer:
