@@ -11,6 +11,7 @@ from pathlib import Path
 
 import datasets
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 import zstandard
@@ -21,6 +22,7 @@ import tiny
 from conftest import ROOT
 from thinkalike.config import ModelConfig
 from thinkalike.errors import ConfigError, DataError, ModelError, ThinkalikeError
+from thinkalike.instruments.layer_pairs.screen import at_equal_depth
 from thinkalike.models.families import EMBED
 from thinkalike.models.load import load_model
 from thinkalike.shards import arrays
@@ -130,6 +132,9 @@ def test_mlem_and_rsa_are_those_of_the_models(root):
     few = {**small, "folds": 2, "permutations": 1, "references": 0}
     ours, theirs = (ta.mlem(sides[0], layers=[1, 2], **few) for sides in (folders, models))
     check_same(ours, theirs, ["importance"])
+    some = ta.write_states(root / "a", root / "some-stimuli", stimuli="crossed", layers=[1, 3])
+    with pytest.raises(DataError, match="layers: some-stimuli has no states of layer 2, only of 1, 3"):
+        ta.mlem(some, layers=[2], **few)
     with pytest.raises(DataError, match=r"states-a has no states of '.*write states of the same rows"):
         ta.rsa([root / "states-a", root / "b"], **small)
 
@@ -206,6 +211,19 @@ def test_pairs_are_of_layers_that_there_are(root):
     assert closest_pairs(2, many, [20 / 79, 40 / 79, 60 / 79]) == [(5, 0), (14, 2)]
     folder = ta.write_states(root / "a", root / "two", texts=TEXTS, words=300, layers=[1, 3])
     assert pairs_of_sources(5, source_of(folder), load_model(root / "b")) == [(1, 1), (3, 3)]
+
+
+def test_sentences_are_about_layers_of_equal_depth_where_some_are_missing():
+    def table(rows, columns):
+        cells = [("a", "b", row, column, 0.0) for row in rows for column in columns]
+        return pd.DataFrame(cells, columns=["source", "target", "source_layer", "target_layer", "value"])
+
+    def pairs(rows, columns):
+        chosen = at_equal_depth(table(rows, columns))
+        return list(zip(chosen["source_layer"], chosen["target_layer"], strict=True))
+
+    assert pairs([20, 40, 79], range(19)) == [(20, 5), (40, 9), (79, 18)]
+    assert pairs(range(3), range(5)) == [(0, 0), (1, 2), (2, 4)], "control: all layers"
 
 
 def test_a_row_is_read_when_it_is_asked_for(root, monkeypatch):

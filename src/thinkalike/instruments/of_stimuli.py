@@ -139,6 +139,10 @@ def _with_layers(config: AnalyzeConfig, sides: list[StimulusStates]) -> list[Sti
     wanted = {side.name: {-1, *layers} for side, layers in zip(ends, chosen, strict=True)}
     for place, side in enumerate(sides):
         if side.name in wanted:
+            lacking = sorted(wanted[side.name] - {-1, *side.numbers})
+            if lacking:
+                has = ", ".join(map(str, side.layers))
+                raise DataError(f"layers: {side.name} has no states of layer {lacking[0]}, only of {has}")
             at = [place for place, number in enumerate(side.numbers) if number in wanted[side.name]]
             sides[place] = side._replace(layers=[side.layers[n] for n in at], states=[side.states[n] for n in at])
     return sides
