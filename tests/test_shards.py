@@ -548,7 +548,10 @@ BAD = {
         "tokenizer=. is not the one that cut the text|cut a text otherwise|has no states",
     ),
     "rows of no JSON": (line_of_rows(2, "{"), "rows.jsonl line 3 is no JSON object"),
-    "rows of other lengths": (line_of_rows(0, '{"document": 1, "tokens": 3}'), r"tokens has \d+ tokens in"),
+    "rows of other lengths": (
+        line_of_rows(0, '{"document": 1, "tokens": 3}'),
+        r"rows has \d+ tokens in rows.jsonl, and \d+ in the shard",
+    ),
     "rows without a document": (line_of_rows(0, '{"tokens": 3}'), "line 1: document=None must be a text or"),
 }  # fmt: skip
 

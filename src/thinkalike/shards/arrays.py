@@ -15,13 +15,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from thinkalike.errors import DataError, ThinkalikeError, listed, one_line, short
+from thinkalike.processes import counted
 from thinkalike.shards.index import (
     HIDDEN_STATES,
     INDEX,
     REWRITE,
     TOKEN_IDS,
     Index,
-    ListedShard,
+    Layout,
     checked_file,
     read_index,
 )
@@ -38,7 +39,6 @@ DTYPES = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
-IDS = "iu"  # kinds of NumPy's dtypes that token ids have
 
 
 class StoredArray(ABC):
@@ -132,6 +132,126 @@ def _unnested(chunk: pyarrow.Array, place: str) -> NDArray[np.generic]:
         raise DataError(f"{place} holds no numbers in rows of one length ({one_line(error)})") from error
 
 
+class RowLayout(ABC):
+    """How rows of text lie in the arrays of a shard."""
+
+    def __init__(self, index: Index):
+        self.index = index
+
+    @property
+    def needed(self) -> Sequence[str]:
+        """The arrays that a shard must have."""
+        return list(self.index.hooks)
+
+    @abstractmethod
+    def shapes(self, rows: int, ids: Sequence[int] | None) -> dict[str, Sequence[int | None]]:
+        """Return the shape that each array of so many rows must have, given that of the token ids.
+
+        None stands for any size.
+        """
+
+    @abstractmethod
+    def starts(self, rows: int, lengths: Sequence[int | None], size: Sequence[int]) -> list[tuple[int, int]]:
+        """Return where each row begins and how long it is, given the shape of the states.
+
+        Raises:
+            ValueError: The lengths are not known, or do not fit; the message says how.
+        """
+
+    @abstractmethod
+    def of_row(self, array: Tensor, start: int, length: int) -> Tensor:
+        """Return the token ids of a row."""
+
+    @abstractmethod
+    def read(self, arrays: Mapping[str, StoredArray], start: int, length: int, hooks: Sequence[str]) -> list[Tensor]:
+        """Return the states of a row at some hook points, each (tokens, width)."""
+
+
+class _Flat(RowLayout):
+    """Rows one after another."""
+
+    def shapes(self, rows: int, ids: Sequence[int] | None) -> dict[str, Sequence[int | None]]:
+        tokens = None if ids is None else ids[0]
+        return {TOKEN_IDS: (None,)} | {hook: (tokens, width) for hook, width in self.index.hooks.items()}
+
+    def starts(self, rows: int, lengths: Sequence[int | None], size: Sequence[int]) -> list[tuple[int, int]]:
+        known = [length for length in lengths if length is not None]
+        if len(known) < rows:
+            raise ValueError("no length of each row: give tokens in the lines of rows.jsonl")
+        if sum(known) != size[0]:
+            raise ValueError(f"{sum(known)} tokens in rows.jsonl, and {size[0]} in the shard")
+        begins = np.cumsum([0, *known[:-1]]).tolist()
+        return list(zip(begins, known, strict=True))
+
+    def of_row(self, array: Tensor, start: int, length: int) -> Tensor:
+        return array[start : start + length]
+
+    def read(self, arrays: Mapping[str, StoredArray], start: int, length: int, hooks: Sequence[str]) -> list[Tensor]:
+        return [arrays[hook].part(start, start + length) for hook in hooks]
+
+
+class _Padded(RowLayout):
+    """Rows of one length, the end of which may be padding."""
+
+    def shapes(self, rows: int, ids: Sequence[int] | None) -> dict[str, Sequence[int | None]]:
+        context = None if ids is None or len(ids) != 2 else ids[1]
+        expected: dict[str, Sequence[int | None]] = {TOKEN_IDS: (rows, None)}
+        for hook, width in self.index.hooks.items():
+            expected[hook] = (rows, context, width)
+        return expected
+
+    def starts(self, rows: int, lengths: Sequence[int | None], size: Sequence[int]) -> list[tuple[int, int]]:
+        known = [size[1] if length is None else length for length in lengths]
+        if max(known) > size[1]:
+            raise ValueError(f"a row of {max(known)} tokens, and the shard has {size[1]} in a row")
+        return list(enumerate(known))
+
+    def of_row(self, array: Tensor, start: int, length: int) -> Tensor:
+        return array[start, :length]
+
+    def read(self, arrays: Mapping[str, StoredArray], start: int, length: int, hooks: Sequence[str]) -> list[Tensor]:
+        return [arrays[hook].part(start, start + 1)[0, :length] for hook in hooks]
+
+
+class _OfPrompts(RowLayout):
+    """One row a shard, with all hook points in one array, as vLLM writes it."""
+
+    @property
+    def needed(self) -> Sequence[str]:
+        return [TOKEN_IDS, HIDDEN_STATES]
+
+    def shapes(self, rows: int, ids: Sequence[int] | None) -> dict[str, Sequence[int | None]]:
+        tokens = None if ids is None else ids[0]
+        count, width = len(self.index.hooks), next(iter(self.index.hooks.values()))
+        is_usual = self.index.layout == "vllm"
+        states = (tokens, count, width) if is_usual else (count, tokens, width)
+        return {TOKEN_IDS: (None,), HIDDEN_STATES: states}
+
+    def starts(self, rows: int, lengths: Sequence[int | None], size: Sequence[int]) -> list[tuple[int, int]]:
+        tokens = size[0] if self.index.layout == "vllm" else size[1]
+        (length,) = lengths
+        if length not in (None, tokens):
+            raise ValueError(f"a row of {length} tokens, and the file has {tokens}")
+        return [(0, tokens)]
+
+    def of_row(self, array: Tensor, start: int, length: int) -> Tensor:
+        return array
+
+    def read(self, arrays: Mapping[str, StoredArray], start: int, length: int, hooks: Sequence[str]) -> list[Tensor]:
+        stacked = arrays[HIDDEN_STATES].whole()
+        axis = 1 if self.index.layout == "vllm" else 0
+        places = [list(self.index.hooks).index(hook) for hook in hooks]
+        return [stacked.select(axis, place) for place in places]
+
+
+LAYOUTS: Mapping[Layout, type[RowLayout]] = {
+    "flat": _Flat,
+    "padded": _Padded,
+    "vllm": _OfPrompts,
+    "vllm_layers_first": _OfPrompts,
+}
+
+
 class Row(NamedTuple):
     """Where a row of text lies, and what is known of it."""
 
@@ -154,24 +274,26 @@ class StoredRows:
 
     def __init__(self, folder: str | Path):
         self.index: Index = read_index(folder)
+        self._layout = LAYOUTS[self.index.layout](self.index)
         self._open: OrderedDict[int, Mapping[str, StoredArray]] = OrderedDict()
-        self._paths = [[checked_file(self.index, file) for file in shard.files] for shard in self.index.shards]
+        self._paths = [
+            [checked_file(self.index, file) for file in shard.files] for shard in counted(self.index.shards, "shard")
+        ]
+        self.rows: list[Row] = []
         self._ids: list[NDArray[np.int64]] = []
-        self._numbered = 0  # tokens so far, where the files have no token ids
+        self.has_token_ids = TOKEN_IDS in self._arrays(0)
         described = list(self._described())
         self.has_documents = bool(described)
-        self.rows: list[Row] = []
+        expected = sum(shard.rows for shard in self.index.shards)
+        if described and len(described) != expected:
+            raise self._wrong("rows", f"{len(described)} lines, and the shards have {expected} rows")
         numbers: dict[str, int] = {}
         for shard, listed_shard in enumerate(self.index.shards):
-            for start, ids in self._rows_of(shard, listed_shard, described):
-                place = len(self.rows)
-                line = described[place] if described else _Described(str(place), None, None)
-                document = numbers.setdefault(line.document, len(numbers))
-                self.rows.append(Row(shard, start, len(ids), document, line.text))
-                self._ids.append(ids)
-        if described and len(described) != len(self.rows):
-            raise self._wrong("rows", f"{len(described)} lines, and the shards have {len(self.rows)} rows")
-        self.has_token_ids = TOKEN_IDS in self._arrays(0)
+            first = len(self.rows)
+            lines = described[first : first + listed_shard.rows]
+            if not lines:
+                lines = [_Described(str(first + place), None, None) for place in range(listed_shard.rows)]
+            self._add_rows(shard, lines, numbers)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -186,8 +308,7 @@ class StoredRows:
             DataError: A state is not finite.
         """
         shard, start, length, _, _ = self.rows[row]
-        arrays = self._arrays(shard)
-        states = self._read(arrays, start, length, hooks)
+        states = self._layout.read(self._arrays(shard), start, length, hooks)
         for hook, state in zip(hooks, states, strict=True):
             if not state.isfinite().all():
                 token, channel = (~state.isfinite()).nonzero()[0].tolist()
@@ -209,53 +330,29 @@ class StoredRows:
 
     # ---- what lies where
 
-    def _read(self, arrays: Mapping[str, StoredArray], start: int, length: int, hooks: Sequence[str]) -> list[Tensor]:
-        if self.index.layout == "flat":
-            return [arrays[hook].part(start, start + length) for hook in hooks]
-        if self.index.layout == "padded":
-            return [arrays[hook].part(start, start + 1)[0, :length] for hook in hooks]
-        stacked = arrays[HIDDEN_STATES].whole()
-        axis = 1 if self.index.layout == "vllm" else 0
-        places = [list(self.index.hooks).index(hook) for hook in hooks]
-        return [stacked.select(axis, place)[:length] for place in places]
-
-    def _rows_of(
-        self, shard: int, listed_shard: ListedShard, described: Sequence[_Described]
-    ) -> Iterator[tuple[int, NDArray[np.int64]]]:
-        """Yield where each row of a shard begins, and its token ids."""
+    def _add_rows(self, shard: int, lines: Sequence[_Described], numbers: dict[str, int]) -> None:
+        """Add the rows of a shard; `numbers` has those of documents, by their names."""
         arrays = self._arrays(shard)
-        self._check_shapes(shard, listed_shard, arrays)
-        first = len(self.rows)
-        rows = listed_shard.rows
-        if described and first + rows > len(described):
-            raise self._wrong("rows", f"{len(described)} lines, and the shards have more rows")
-        lengths = [described[first + place].tokens for place in range(rows)] if described else [None] * rows
-        sizes = self._states_shape(arrays)
-        whole = sizes[1] if self.index.layout == "padded" else sizes[0]
-        if self.index.layout == "flat":
-            if None in lengths:
-                raise self._wrong("layout=flat", "no length of each row: give tokens in the lines of rows.jsonl")
-            counts = [length for length in lengths if length is not None]
-            if sum(counts) != whole:
-                found = f"{whole} tokens in {self._name(shard)}, and rows.jsonl has {sum(counts)}"
-                raise self._wrong("tokens", found)
-            starts = np.cumsum([0, *counts]).tolist()
-        else:
-            counts = [whole if length is None else length for length in lengths]
-            if any(not 0 < count <= whole for count in counts):
-                raise self._wrong("tokens", f"a row of {max(counts)} tokens, and {self._name(shard)} has {whole}")
-            starts = list(range(rows))
+        self._check_arrays(shard, len(lines), arrays)
+        states = arrays[self._layout.needed[-1]]
+        lengths = [line.tokens for line in lines]
+        try:
+            places = self._layout.starts(len(lines), lengths, states.shape)
+        except ValueError as error:
+            raise self._wrong(f"{self._name(shard)}: rows", str(error)) from error
         ids = self._ids_in(shard, arrays)
-        for start, count in zip(starts, counts, strict=False):
+        for line, (start, length) in zip(lines, places, strict=True):
+            document = numbers.setdefault(line.document, len(numbers))
             if ids is None:  # tokens are numbered, so that those of another such folder are in the same places
-                yield start, np.arange(self._numbered, self._numbered + count)
-                self._numbered += count
-            elif self.index.layout == "padded":
-                yield start, ids[start, :count]
+                before = int(self._ids[-1][-1]) + 1 if self._ids else 0
+                own = np.arange(before, before + length)
             else:
-                yield start, ids[start : start + count]
+                own = self._layout.of_row(ids, start, length).numpy()
+            self.rows.append(Row(shard, start, length, document, line.text))
+            self._ids.append(own)
 
-    def _ids_in(self, shard: int, arrays: Mapping[str, StoredArray]) -> NDArray[np.int64] | None:
+    def _ids_in(self, shard: int, arrays: Mapping[str, StoredArray]) -> Tensor | None:
+        """Return the token ids of a shard, which must be ids of a vocabulary; None: it has none."""
         if TOKEN_IDS not in arrays:
             return None
         ids = arrays[TOKEN_IDS].whole()
@@ -266,60 +363,33 @@ class StoredRows:
         if low < 0 or high >= most:
             wrong = low if low < 0 else high
             raise DataError(f"{self._name(shard)}: {TOKEN_IDS} has {wrong}, which is no id from 0 to {most - 1}")
-        return ids.to(torch.int64).numpy()
+        return ids.to(torch.int64)
 
-    def _check_shapes(self, shard: int, listed_shard: ListedShard, arrays: Mapping[str, StoredArray]) -> None:
-        """Check that a shard has each hook point, at its width and dtype, for the rows that the index says."""
-        index = self.index
-        is_of_vllm = index.layout.startswith("vllm")
-        needed = [HIDDEN_STATES, TOKEN_IDS] if is_of_vllm else list(index.hooks)
+    def _check_arrays(self, shard: int, rows: int, arrays: Mapping[str, StoredArray]) -> None:
+        """Check that a shard has what the index says: each array, its shape, and the dtype of states."""
+        needed = self._layout.needed
         if missing := [name for name in needed if name not in arrays]:
             has = f"has {listed(sorted(arrays))}" if arrays else "is empty"
             raise DataError(f"{self._name(shard)} {has}, and lacks {listed(missing)}, which {INDEX} lists; {REWRITE}")
-        ids = arrays.get(TOKEN_IDS)
-        ids_shape = None if ids is None else tuple(ids.shape)
-        for name in needed:
-            if name == TOKEN_IDS:
+        ids = arrays[TOKEN_IDS].shape if TOKEN_IDS in arrays else None
+        for name, expected in self._layout.shapes(rows, ids).items():
+            if name not in arrays:  # token ids, which may be missing
                 continue
-            shape = tuple(arrays[name].shape)
-            if is_of_vllm:
-                expected: tuple[int, ...] = (len(index.hooks), next(iter(index.hooks.values())))
-                tokens = -1 if ids_shape is None else ids_shape[0]
-                before = (tokens, expected[0]) if index.layout == "vllm" else (expected[0], tokens)
-                wanted: tuple[int | None, ...] = (*before, expected[1])
-            elif index.layout == "padded":
-                context = None if ids_shape is None or len(ids_shape) != 2 else ids_shape[1]
-                wanted = (listed_shard.rows, context, index.hooks[name])
-            else:
-                wanted = (None if ids_shape is None else ids_shape[0], index.hooks[name])
-            is_right = len(shape) == len(wanted) and all(
-                size == asked or asked is None for size, asked in zip(shape, wanted, strict=True)
-            )
-            if not is_right:
-                asked = " x ".join("any" if size is None else str(size) for size in wanted)
+            shape = arrays[name].shape
+            if not _fits(shape, expected):
+                asked = " x ".join("any" if size is None else str(size) for size in expected)
                 found = " x ".join(map(str, shape))
                 raise DataError(f"{self._name(shard)}: {name} has the shape {found}, not {asked} as {INDEX} says")
+            if name == TOKEN_IDS:
+                continue
             dtype = arrays[name].part(0, 1).dtype
-            if dtype != DTYPES[index.dtype]:
+            if dtype != DTYPES[self.index.dtype]:
                 raise DataError(
-                    f"{self._name(shard)}: {name} is {_called(dtype)}, and {INDEX} says {index.dtype}; {REWRITE}"
+                    f"{self._name(shard)}: {name} is {_called(dtype)}, and {INDEX} says {self.index.dtype}; {REWRITE}"
                 )
-        dimensions = 2 if index.layout == "padded" else 1
-        if ids_shape is not None and (
-            len(ids_shape) != dimensions or (dimensions == 2 and ids_shape[0] != listed_shard.rows)
-        ):
-            found = " x ".join(map(str, ids_shape))
-            raise DataError(
-                f"{self._name(shard)}: {TOKEN_IDS} has the shape {found}, which layout={index.layout} has not"
-            )
-
-    def _states_shape(self, arrays: Mapping[str, StoredArray]) -> Sequence[int]:
-        """Return the shape of the states of a shard, whose tokens come first, after its rows if there are several."""
-        if self.index.layout.startswith("vllm"):
-            return arrays[TOKEN_IDS].shape
-        return arrays[next(iter(self.index.hooks))].shape
 
     def _arrays(self, shard: int) -> Mapping[str, StoredArray]:
+        """Return the arrays of a shard, which stays open for a while; of unpacked ones, no more than one does."""
         if shard in self._open:
             self._open.move_to_end(shard)
             return self._open[shard]
@@ -337,12 +407,20 @@ class StoredRows:
         return DataError(f"{self.index.path}: {entry} has {problem}; {REWRITE}")
 
     def _described(self) -> Iterator[_Described]:
+        """Yield the lines of rows.jsonl."""
         if self.index.rows is None:
             return
         path = checked_file(self.index, self.index.rows)
         with path.open("rb") as lines:
             for number, line in enumerate(iter(lambda: lines.readline(LARGEST_LINE + 1), b""), 1):
                 yield _described(line, f"{path} line {number}")
+
+
+def _fits(shape: Sequence[int], expected: Sequence[int | None]) -> bool:
+    """Return whether a shape is as expected, where None stands for any size."""
+    if len(shape) != len(expected):
+        return False
+    return all(asked in (None, size) for size, asked in zip(shape, expected, strict=True))
 
 
 class _Described(NamedTuple):

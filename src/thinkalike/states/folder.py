@@ -127,6 +127,7 @@ class StateFolder:
         self.device = torch.device(pick_device(config.device))
         self.dtype: torch.dtype = getattr(torch, config.dtype)
         self.bos_each_row = self.index.bos
+        self.revision = self.index.revision
         self._hooks = {layer_of(hook, self.n_layers): hook for hook in self.index.hooks}
         self._chosen: list[str] = [config.site] if isinstance(config.site, str) else list(config.site)
         stream = [layer for layer in self._hooks if isinstance(layer, int) or layer == EMBED]
@@ -218,7 +219,7 @@ class StateFolder:
             "name": self.name,
             "family": "states",
             "model": self.index.model,
-            "revision": self.index.revision,
+            "revision": self.revision,
             "states": self.fingerprint(),
             "tokenizer": self.ids_fingerprint,
             "dtype": self.index.dtype,

@@ -82,6 +82,10 @@ class StateSource(WordReader[Layer], Protocol):
     @property
     def bos_each_row(self) -> bool: ...
     @property
+    def revision(self) -> str:
+        """Which version of the model it is."""
+
+    @property
     def vocabulary(self) -> int:
         """One more than the largest token id."""
 

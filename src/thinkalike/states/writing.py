@@ -72,7 +72,7 @@ def write_folder(
         _write_index(
             aside,
             model=source.name,
-            revision=source.describe().get("revision", ""),
+            revision=source.revision,
             blocks=source.n_layers,
             **_tokenizer(source.tokenizer, aside),
             vocabulary=source.vocabulary,

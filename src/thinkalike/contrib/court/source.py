@@ -38,6 +38,7 @@ class Source:
         self.vocabulary = target.vocabulary
         self.tokenizer = target.tokenizer
         self.context = target.context
+        self.revision = target.revision
         self.bos_each_row = target.bos_each_row
         self.identity = id(self)
         self.ids_fingerprint = target.ids_fingerprint
