@@ -323,6 +323,55 @@ def test_tables_without_common_labels_are_paired_by_order(first, second):
     assert cka(first, second) == cka(*arrays)
 
 
+DOCUMENTS = list("abcdef")
+IN_ANOTHER_ORDER = list("fabdce")
+BY_DOCUMENT = pd.DataFrame(normal(3, 6).numpy(), columns=DOCUMENTS)
+LENGTHS = pd.Series([5.0, 6, 7, 8, 9, 10], index=DOCUMENTS)
+OF_DOCUMENTS = BY_DOCUMENT.T @ BY_DOCUMENT
+
+
+def labelled(names):
+    return BY_DOCUMENT.set_axis(list(names), axis=1)
+
+
+MOVED_COLUMNS = {
+    "profiles": lambda: weighted_tau(BY_DOCUMENT, BY_DOCUMENT[IN_ANOTHER_ORDER]),
+    "ranks": lambda: measures.spearman(BY_DOCUMENT, BY_DOCUMENT[IN_ANOTHER_ORDER]),
+    "distances": lambda: measures.compare(BY_DOCUMENT, BY_DOCUMENT[IN_ANOTHER_ORDER]),
+    "documents": lambda: measures.bootstrap_interval(BY_DOCUMENT, LENGTHS.loc[IN_ANOTHER_ORDER]),
+    "documents and seeds": lambda: measures.documents_and_seeds_interval(BY_DOCUMENT, LENGTHS.loc[IN_ANOTHER_ORDER]),
+    "values without groups": lambda: measures.jackknife(BY_DOCUMENT.iloc[0], BY_DOCUMENT[IN_ANOTHER_ORDER]),
+    "columns of a Gram": lambda: measures.hsic0(OF_DOCUMENTS[IN_ANOTHER_ORDER], OF_DOCUMENTS),
+    "two Grams": lambda: measures.hsic1(OF_DOCUMENTS, OF_DOCUMENTS.loc[IN_ANOTHER_ORDER, IN_ANOTHER_ORDER]),
+    "text and numbers": lambda: measures.spearman(labelled("012345"), labelled([1, 0, 2, 3, 4, 5])),
+    "text and real numbers": lambda: measures.spearman(labelled([1.0, 0.0, 2.0, 3.0, 4.0, 5.0]), labelled("012345")),
+}
+
+
+@pytest.mark.parametrize("call", MOVED_COLUMNS.values(), ids=MOVED_COLUMNS)
+def test_columns_that_are_paired_and_in_another_order_are_refused(call):
+    """Annotations say which axes are paired: those that have one name."""
+    with pytest.raises(ValueError, match="are paired by their order"):
+        call()
+
+
+def test_the_remedy_for_columns_in_another_order_gives_the_right_value():
+    shuffled = BY_DOCUMENT[IN_ANOTHER_ORDER]
+    with pytest.raises(ValueError, match="are paired by their order") as refused:
+        measures.spearman(BY_DOCUMENT, shuffled)
+    expression = str(refused.value).partition("give ")[2].partition(", or arrays")[0]
+    mended = eval(expression, {"x": BY_DOCUMENT, "y": shuffled})
+    assert torch.allclose(measures.spearman(BY_DOCUMENT, mended), torch.ones(3, dtype=torch.float64))
+
+
+def test_axes_that_are_not_paired_may_have_any_order():
+    """Profiles of layers in another order are no mistake, and no column of states is paired by CKA."""
+    layers = BY_DOCUMENT.set_axis(list("xyz"))
+    assert weighted_tau(layers, layers.iloc[[1, 0, 2]])[0, 1] == pytest.approx(1)
+    assert cka(BY_DOCUMENT.T, BY_DOCUMENT.T[[1, 0, 2]]) == pytest.approx(1)
+    assert measures.spearman(labelled("012345"), labelled(range(6)))[0] == pytest.approx(1)
+
+
 def test_one_array_of_all_layers_is_a_list_of_them():
     both = torch.stack([X, Y])
     for layers in (both, both.numpy()):

@@ -332,6 +332,46 @@ def test_a_patch_of_a_library_enters_the_key(monkeypatch):
     assert functions._of_memory(model).path == before
 
 
+USES = {
+    "hidden states": lambda model, tokens: model(tokens, output_hidden_states=True),
+    "some hidden states": lambda model, tokens: model(tokens, output_hidden_states=[0]),
+    "generated": lambda model, tokens: model.generate(tokens, max_new_tokens=2, do_sample=False),
+    "compiled": lambda model, tokens: torch.compile(model, backend="eager")(tokens, output_hidden_states=True),
+    "compiled in place": lambda model, tokens: model.compile(backend="eager"),
+    "made ready for training": lambda model, tokens: model.enable_input_require_grads(),
+    "checkpoints of activations": lambda model, tokens: model.model.layers[0].__setattr__("gradient_checkpointing", 1),
+}
+
+
+@pytest.mark.parametrize("use", USES.values(), ids=USES)
+def test_what_a_user_did_with_a_model_before_is_no_part_of_its_key(use):
+    """Nor of that of another model: compiled functions stay among the globals of transformers, without a module."""
+    tokens = torch.arange(5)[None]
+    before = functions._of_memory(load_model(small_llama(), tiny.tokenizer())).path
+    model = small_llama()
+    with torch.no_grad():
+        use(model, tokens)
+    assert functions._of_memory(load_model(model, tiny.tokenizer())).path == before
+    assert functions._of_memory(load_model(small_llama(), tiny.tokenizer())).path == before
+
+
+def test_a_patch_that_was_made_from_text_enters_the_key(monkeypatch):
+    """Its function has no module, as what torch.compile leaves in a library, but takes the place of another one."""
+    from transformers.models.llama import modeling_llama
+
+    model = load_model(small_llama(), tiny.tokenizer())
+    before = functions._of_memory(model).path
+    namespace: dict = {}
+    exec("def rotate_half(states): return states.flip(-1)", {}, namespace)
+    assert namespace["rotate_half"].__module__ is None
+    with monkeypatch.context() as patch:
+        patch.setattr(modeling_llama, "rotate_half", namespace["rotate_half"])
+        assert functions._of_memory(model).path != before
+    with monkeypatch.context() as patch:
+        patch.setattr(modeling_llama, "a_name_that_nothing_reads", namespace["rotate_half"], raising=False)
+        assert functions._of_memory(model).path == before
+
+
 def test_a_model_in_memory_has_one_key_in_every_process(tmp_path):
     program = (
         "import test_functions as tests, tiny; from thinkalike import functions, load_model\n"

@@ -107,7 +107,7 @@ def takes_arrays(function: Callable[P, R]) -> Callable[..., R]:
     def taking(*args: Any, **kwargs: Any) -> R:
         given = signature.bind(*args, **kwargs)
         given.arguments.update(checked_numbers(function, given.arguments))
-        check_rows(given.arguments.items())
+        check_rows(given.arguments.items(), wanted())
         tensors = (each for each in _leaves(given.arguments) if isinstance(each, Tensor))
         devices = (each.device for each in tensors)
         device = next((each for each in devices if each.type != "meta"), None)  # where an array would lose its values
@@ -274,6 +274,21 @@ class _Wanted(NamedTuple):
             by_number,
             classes=_classes(options),
         )
+
+    def names_of_axes(self, count: int) -> list[str]:
+        """Return what the annotation of a tensor calls each axis of one with so many; "" where it has no name for it.
+
+        A name such as *b stands for several axes, which are numbered.
+        """
+        dims = [dim.replace("#", "").replace("?", "") for dim in getattr(self.array, "dim_str", "").split()]
+        several = next((place for place, dim in enumerate(dims) if dim.startswith("*")), None)
+        if several is not None:
+            missing = max(count - len(dims) + 1, 0)
+            axes = [f"{dims[several]}[{number}]" for number in range(missing)]
+            dims[several : several + 1] = axes
+        if len(dims) != count:
+            return [""] * count
+        return ["" if dim.startswith("_") or dim.isdigit() else dim for dim in dims]
 
     def read(self, value: Any, name: str, device: torch.device | None) -> Any:
         """Return an argument as the annotation wants it."""
@@ -483,35 +498,104 @@ def _refuse_missing(missing: np.ndarray, name: str) -> None:
         raise ValueError(f"{name} lacks a value at [{place}]: leave its row out, or fill it in")
 
 
-def check_rows(named: Iterable[tuple[str, Any]]) -> None:
-    """Check that tables, also those in lists and mappings, have their rows in one order, as labels say.
+class _Axis(NamedTuple):
+    """An axis of a table, with its labels."""
 
-    Rows are paired by their order. Labels that are merely numbers say nothing about another table, unless that has the
-    same numbers.
+    table: str  # the name of the table in messages
+    number: int  # 0 for rows, 1 for columns
+    labels: Any  # an index of pandas
+    names: Sequence[str]  # of all axes of the table in its annotation; "" for one without a name
+
+    @property
+    def word(self) -> str:
+        return "columns" if self.number else "rows"
+
+    @property
+    def source(self) -> str:
+        """The expression that gives the labels."""
+        return f"{self.table}.columns" if self.number else f"{self.table}.index"
+
+    def selected(self, labels: str) -> str:
+        """Return the expression that gives the table in the order of the labels of another axis."""
+        return f"{self.table}.loc[:, {labels}]" if self.number else f"{self.table}.loc[{labels}]"
+
+    def is_paired_with(self, later: _Axis) -> bool:
+        """Return whether the entries of two axes belong together: annotations name both alike.
+
+        If the annotations of two tables name no axis alike, their rows belong together.
+        """
+        if (set(self.names) & set(later.names)) - {""}:
+            return self.names[self.number] == later.names[later.number] != ""
+        return self.number == later.number == 0
+
+
+def check_rows(named: Iterable[tuple[str, Any]], wanted: Mapping[str, _Wanted] | None = None) -> None:
+    """Check that tables, also those in lists and mappings, have in one order what is paired, as labels say.
+
+    Rows are paired by their order, and so are columns where the annotations give both axes one name. Labels that are
+    merely numbers say nothing about another table, unless that has the same numbers. A number and its text are one
+    label, since headers of files are text.
+
+    Args:
+        wanted: What the annotations of the arguments want, by name.
 
     Raises:
-        ValueError: A label that two tables have stands in different rows, or a list contains itself.
+        ValueError: A label that two axes have stands in different places, or a list contains itself.
     """
-    for (before, known), (name, labels) in itertools.combinations(_labels(named), 2):
-        if len(known) != len(labels) or labels.equals(known):
+    for first, second in itertools.combinations(_axes(named, wanted or {}), 2):
+        if not first.is_paired_with(second) or len(first.labels) != len(second.labels):
             continue
-        there = set(labels)
-        numbered = any(list(index) == list(range(len(index))) for index in (labels, known))
-        moved = any(one != other and one in there for one, other in zip(known, labels, strict=True))
-        if moved and (not numbered or there == set(known)):
-            raise ValueError(
-                f"{before} and {name} have labels of rows in another order, and rows are paired by their order: "
-                f"give {name}.loc[{before}.index], or arrays, which have no labels"
-            )
+        if not first.labels.equals(second.labels) and _are_moved(first.labels, second.labels):
+            if first.word == second.word == "rows":
+                found = f"{first.table} and {second.table} have labels of rows in another order"
+                found = f"{found}, and rows are paired by their order"
+            else:
+                found = f"the {first.word} of {first.table} and the {second.word} of {second.table} have labels in"
+                found = f"{found} another order, and they are paired by their order"
+            remedy = "both with the same labels in one order"
+            if first.labels.isin(second.labels).all():
+                remedy = second.selected(first.source)
+            raise ValueError(f"{found}: give {remedy}, or arrays, which have no labels")
 
 
-def _labels(named: Iterable[tuple[str, Any]], depth: int = 0) -> Iterator[tuple[str, Any]]:
+def _are_moved(known: Any, labels: Any) -> bool:
+    """Return whether labels that two axes of one length have stand in different places."""
+    first = [_label(label) for label in known]
+    second = [_label(label) for label in labels]
+    numbers = [str(place) for place in range(len(first))]
+    numbered = first == numbers or second == numbers
+    common = set(second)
+    moved = any(one != other and one in common for one, other in zip(first, second, strict=True))
+    return moved and (not numbered or common == set(first))
+
+
+def _label(label: Any) -> Any:
+    """Return a label, and of a whole number its text."""
+    if isinstance(label, tuple):
+        return tuple(_label(part) for part in label)
+    if isinstance(label, bool | np.bool_) or not isinstance(label, numbers.Real):
+        return label
+    return str(int(label)) if math.isfinite(label) and label == int(label) else str(label)
+
+
+def _axes(named: Iterable[tuple[str, Any]], wanted: Mapping[str, _Wanted]) -> Iterator[_Axis]:
     for name, value in named:
-        if depth > DEPTH:
-            raise ValueError(f"{name.partition('[')[0]} contains itself, or is nested too deep: {NUMBERS}")
-        if hasattr(value, "iloc"):
-            yield name, value.index
-        elif isinstance(value, Mapping):
-            yield from _labels(((f"{name}[{key!r}]", each) for key, each in value.items()), depth + 1)
-        elif isinstance(value, list | tuple) and value and not isinstance(value[0], int | float):
-            yield from _labels(((f"{name}[{place}]", each) for place, each in enumerate(value)), depth + 1)
+        yield from _axes_in(name, value, wanted.get(name), 0)
+
+
+def _axes_in(name: str, value: Any, wanted: _Wanted | None, depth: int) -> Iterator[_Axis]:
+    """Yield the axes of a table, or of all tables in a list or a mapping."""
+    if depth > DEPTH:
+        raise ValueError(f"{name.partition('[')[0]} contains itself, or is nested too deep: {NUMBERS}")
+    inside = None if wanted is None else wanted.items
+    if hasattr(value, "iloc"):
+        axes = [value.index, value.columns] if value.ndim > 1 else [value.index]
+        names = [""] * len(axes) if wanted is None else wanted.names_of_axes(len(axes))
+        for number, labels in enumerate(axes):
+            yield _Axis(name, number, labels, names)
+    elif isinstance(value, Mapping):
+        for key, entry in value.items():
+            yield from _axes_in(f"{name}[{key!r}]", entry, inside, depth + 1)
+    elif isinstance(value, list | tuple) and value and not isinstance(value[0], int | float):
+        for place, entry in enumerate(value):
+            yield from _axes_in(f"{name}[{place}]", entry, inside, depth + 1)

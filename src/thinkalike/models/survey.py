@@ -36,7 +36,7 @@ WINDOWS = ("sliding_window", "attention_window_size", "local_attention", "attent
 LENGTHS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "max_sequence_length", "seq_length")
 # entries of a configuration that no pass of an evaluated model reads
 UNREAD = re.compile(r"^_|dropout|pdrop|^(transformers_version|architectures|dtype|torch_dtype|device|seed|model_name|"
-                    r"tokenizer_name|n_params|use_cache|initializer_range|init_\w+|id2label|label2id)$")  # fmt: skip
+                    r"tokenizer_name|n_params|use_cache|gradient_checkpointing\w*|initializer_range|init_\w+|id2label|label2id)$")  # fmt: skip
 # settings by which architectures differ whose weights have the same names and shapes
 COMPUTES = re.compile(r"multiplier|scal(e|ing)|softcap|clip|clamp|alibi|sliding_window|rotary")
 HEADS = ("num_attention_heads", "n_heads", "n_head", "num_heads")  # names of the number of heads in configurations
@@ -377,13 +377,18 @@ def _compare(model: Any, tokens: Tensor, cuts: list[Layer]) -> None:
                 raise ModelError(found + _hooks_on(model.module))
 
 
+def may_change_states(hook: Any) -> bool:
+    """Return whether a hook may change what its module computes; those of these libraries only move or record it."""
+    library = str(getattr(hook, "__module__", "")).partition(".")[0]
+    return library not in ("transformers", "accelerate", "thinkalike")
+
+
 def _hooks_on(module: nn.Module) -> str:
     """Return which modules have hooks, and how to take them off, to end the message of a failed proof; "": none."""
-    libraries = ("transformers", "accelerate", "thinkalike")  # their hooks change no state
     hooked = []
     for path, part in module.named_modules():
         hooks = [*part._forward_hooks.values(), *part._forward_pre_hooks.values()]
-        if any(not str(getattr(hook, "__module__", "")).startswith(libraries) for hook in hooks):
+        if any(may_change_states(hook) for hook in hooks):
             hooked.append(path or type(module).__name__)
     if not hooked:
         return ""
