@@ -261,7 +261,7 @@ def fit_profiles(config: AnalyzeConfig, stimuli: Stimuli, sides: Sequence[Stimul
             importance = feature_importance(model, features, layers, **asked)
     except ValueError as error:
         remedy = "; measure.together=stimulus lets folds divide a text" if "groups" in str(error) else ""
-        raise DataError(f"{stimuli.source}: {error}{remedy}{numbered(sides)}") from error
+        raise DataError(f"{stimuli.source}: {error}{remedy}{numbered(sides, str(error))}") from error
     needed = fewest_groups(measure.folds)
     if importance.groups < needed:
         lacking = "no intervals and no p" if importance.groups < FEWEST_GROUPS else "no intervals"

@@ -6,7 +6,7 @@ Tables are files, DataFrames, arrays, tensors, lists of lists and text; MLEM loo
 |---|---|
 | text, truth values, categories without an order, mixed values | nominal |
 | categories with an order | ordinal |
-| numbers, ten different ones or more, of which some are no whole numbers | continuous |
+| numbers, ten different ones or more, of which some are no whole numbers or beyond 2^53 | continuous |
 | other numbers | numeric |
 
 Whole numbers are never taken for continuous, as they may be codes, counts or identities. An array or a tensor says of
@@ -42,7 +42,9 @@ def kind_of(column: pd.Series) -> str:
         return "nominal"
     values = column.dropna().to_numpy(float)
     different = np.unique(_digits(values[np.isfinite(values)]))
-    return "continuous" if len(different) >= MANY and (different != np.round(different)).any() else "numeric"
+    # Beyond 2^53 no float has a fraction, so that nothing says whether it counts or measures; counts are smaller.
+    is_no_count = (different != np.round(different)) | (np.abs(different) > EXACT)
+    return "continuous" if len(different) >= MANY and is_no_count.any() else "numeric"
 
 
 # ---- tables read as numbers

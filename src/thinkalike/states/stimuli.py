@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import re
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -224,7 +225,9 @@ def without_massive(
     return every.of(~outliers), every
 
 
-def numbered(sides: Sequence[StimulusStates]) -> str:
-    """Return the part of an error that says what the numbers of layers stand for."""
+def numbered(sides: Sequence[StimulusStates], message: str) -> str:
+    """Return what the numbers of layers stand for, to end a message that has such a number; else nothing."""
+    if not re.search(r"\blayers?\b\D?\d", message):
+        return ""
     names = [f"{side.name} {layer}" for side in sides for layer in side.layers]
     return "; layers are numbered " + ", ".join(f"{number} {name}" for number, name in enumerate(names))
