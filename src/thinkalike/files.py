@@ -6,16 +6,18 @@ these is a `ForeignFileError`, which says what is wrong with the file.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import stat
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import yaml
 
-from thinkalike.errors import short
+from thinkalike.errors import ConfigError, short
 
 YAML_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 DEEPEST = 50  # collections inside each other
@@ -29,6 +31,31 @@ NUMBER_TAGS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 
 class ForeignFileError(ValueError):
     """A file cannot be read, or should not be; the message says why."""
+
+
+def is_there(place: str | os.PathLike[str]) -> bool:
+    """Return whether there is a file or a folder; a name that no file can have names nothing.
+
+    Raises:
+        ConfigError: nobody may look there, or links lead round in a circle.
+    """
+    return _asked(Path(place), Path.exists)
+
+
+def is_folder(place: str | os.PathLike[str]) -> bool:
+    """Return whether there is a folder; for names and errors see `is_there`."""
+    return _asked(Path(place), Path.is_dir)
+
+
+def _asked(place: Path, question: Callable[[Path], bool]) -> bool:
+    try:
+        return question(place)
+    except ValueError:  # the character NUL, which the name of no file has
+        return False
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            return False
+        raise ConfigError(f"{short(str(place))} cannot be looked at: {error.strerror}; name another place") from error
 
 
 def open_regular(path: Path, follow: bool = True) -> BinaryIO:

@@ -158,7 +158,8 @@ def _jobs(config: Any) -> list[tuple[str, Any]]:
 
 def _name(config: Any) -> str:
     kind = instrument_of(config)
-    names = told_apart(list(kind.models_of(config).values()))
+    models = [model for model in kind.models_of(config).values() if model.called]  # recorded states are of no model
+    names = told_apart(models)
     return f"{kind.kind}: {', '.join(dict.fromkeys(names))}" if names else kind.kind
 
 

@@ -30,6 +30,7 @@ from thinkalike.errors import (
     plain,
     plain_line,
 )
+from thinkalike.files import is_folder
 from thinkalike.processes import counted
 from thinkalike.screen import Column, Table, show_table, text_column
 from thinkalike.store import Headline, Result, damage, first_scalar, is_sealed
@@ -212,7 +213,7 @@ def divided(words: Sequence[str]) -> tuple[list[str], list[str]]:
     places: list[str] = []
     settings: list[str] = []
     for word in words:
-        is_place = "=" not in word or (word.partition("=")[0] not in KEYS and Path(word).expanduser().is_dir())
+        is_place = "=" not in word or (word.partition("=")[0] not in KEYS and is_folder(Path(word).expanduser()))
         (places if is_place else settings).append(word)
     return list(dict.fromkeys(places)), settings
 

@@ -57,7 +57,7 @@ from thinkalike.config.written import (
     texts_of_yaml,
 )
 from thinkalike.errors import ConfigError, ThinkalikeError, chain, flat, nearest, one_line, one_of, short
-from thinkalike.files import check_yaml, read_bytes
+from thinkalike.files import check_yaml, is_folder, read_bytes
 from thinkalike.plugins import (
     MEASURES,
     POINTS,
@@ -591,7 +591,7 @@ def _folder(path: str) -> dict[str, Any] | None:
     """Return the settings of the model in a folder, or a GGUF file, if a path, model/DIR, names one."""
     group, _, name = path.partition("/")
     written = name.startswith((".", "/", "~")) or name.count("/") > 1 or name.endswith((".gguf", ".ckpt"))
-    if group != "model" or "://" in name or not (written or ("/" in name and Path(name).is_dir())):
+    if group != "model" or "://" in name or not (written or ("/" in name and is_folder(name))):
         return None
     return {"defaults": ["/model/local@_here_", "_self_"], "path": name}
 

@@ -14,6 +14,7 @@ from pydantic import AfterValidator, BeforeValidator, ByteSize, Field
 
 from thinkalike.config.schema import NOT_IN_KEY, SEEDS, STEPS, Checked, FilePath, Layers, left_open, not_in_key, ranged
 from thinkalike.errors import ConfigError
+from thinkalike.files import is_folder
 from thinkalike.plugins import is_plugin
 
 COUNTS = 10**12  # the largest count of tokens: a product of two counts that are bounded so fits 64 bits
@@ -354,7 +355,7 @@ def chosen_scale(scale: str, models: Sequence[Any]) -> tuple[str, str]:
 
 def _bytes_in(folder: Path) -> int:
     """Return the bytes of the files of a folder; 0 for anything else."""
-    if not folder.is_dir():
+    if not is_folder(folder):
         return 0
     with os.scandir(folder) as entries:
         return sum(entry.stat().st_size for entry in entries if entry.is_file())

@@ -49,6 +49,7 @@ from thinkalike.data.sources import (
     whole_characters,
 )
 from thinkalike.errors import DataError, nearest
+from thinkalike.files import is_there
 from thinkalike.processes import counted
 
 log = logging.getLogger(__name__)
@@ -243,7 +244,7 @@ def files_of(config: DataConfig) -> list[Path]:
     files = []
     for name in config.files or []:
         path = Path(name).expanduser()
-        matches = [path] if path.exists() else sorted(map(Path, glob.glob(str(path), recursive=True)))
+        matches = [path] if is_there(path) else sorted(map(Path, glob.glob(str(path), recursive=True)))
         if not matches:
             raise DataError(f"data.files: nothing matches {name}")
         files.extend(matches)

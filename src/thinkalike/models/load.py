@@ -18,6 +18,7 @@ from torch import Tensor
 from thinkalike.config import ModelConfig, model_named, options
 from thinkalike.config.parts import AFTER
 from thinkalike.errors import ConfigError, ModelError, checked_path, one_of
+from thinkalike.files import is_there
 from thinkalike.global_state import isolated
 from thinkalike.measures.estimates import seeded
 from thinkalike.memory import page_out
@@ -275,7 +276,7 @@ def configured(model: ModelConfig | str | os.PathLike[str], settings: Mapping[st
     if isinstance(model, ModelConfig):
         return model_named(model, plain)
     called = checked_path("model", model)
-    is_place = isinstance(model, os.PathLike) or (called not in options("model") and Path(called).exists())
+    is_place = isinstance(model, os.PathLike) or (called not in options("model") and is_there(called))
     return model_named(str(Path(called).absolute()) if is_place else called, plain)
 
 

@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from thinkalike.config import ModelConfig
 from thinkalike.digests import PROBES, read_json
 from thinkalike.errors import ModelError, check_extra, listed, one_line
+from thinkalike.files import is_folder
 from thinkalike.hub import resolved
 from thinkalike.models import survey
 from thinkalike.models.bounds import check_adapter, check_growth, check_size
@@ -473,7 +474,7 @@ def read_tokenizer(config: ModelConfig, place: str) -> Any:
                 no_effect = f"add_bos_token={said} has no effect on its tokenizer; model.bos decides"
                 log.warning("%s: %s", config.called, no_effect)
             return tokenizer
-    if config.revision and Path(place).is_dir():  # a run may keep its tokenizer beside its checkpoints
+    if config.revision and is_folder(place):  # a run may keep its tokenizer beside its checkpoints
         return read_tokenizer(replace(config, revision=None), str(Path(place).parent))
     raise ModelError(f"{config.called}: {place} has no tokenizer that transformers reads ({', '.join(sorted(names))})")
 

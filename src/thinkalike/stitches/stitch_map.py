@@ -23,6 +23,7 @@ from thinkalike.arguments import WHOLE, tensor_of
 from thinkalike.config.parts import AFTER, MIDDLE
 from thinkalike.digests import read_json, regular, tokenizer_fingerprint
 from thinkalike.errors import StitchError, ThinkalikeError, one_line, plain
+from thinkalike.files import is_folder
 from thinkalike.hub import cause_of, reading, resolved
 from thinkalike.measures.closed_forms import AffineMap
 from thinkalike.models.frozen import FrozenModel
@@ -158,7 +159,7 @@ class StitchMap(nn.Module):
             StitchError: The hub has no such stitch or cannot be reached; see `load`.
         """
         place = os.fspath(pretrained_model_name_or_path)
-        if Path(place).expanduser().is_dir():
+        if is_folder(Path(place).expanduser()):
             return cls.load(place)
         with explained(f"cannot get the stitch {place}", place, revision):
             commit = resolved("model", place, revision).sha  # so that both files are of one commit
