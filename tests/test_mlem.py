@@ -349,7 +349,10 @@ def test_the_size_of_chunks_changes_nothing(params, monkeypatch):
 def test_a_constant_feature_gets_exactly_0_and_a_warning(weights, alpha):
     table, states = drawn(60, f=4)
     table[:, 1], table[:, 3] = 7, torch.arange(60)
-    with pytest.warns(UserWarning, match=r"features \[1, 3\] are equal in all pairs of stimuli, or differ in all of them, and get weight 0"):
+    with pytest.warns(
+        UserWarning,
+        match=r"features \[1, 3\] are equal in all pairs of stimuli, or differ in all of them, and get weight 0",
+    ):
         model = MLEM(weights=weights, alpha=alpha).fit(table, states)
     found = model.weights_[[1, 3]]
     assert (found == 0).all()

@@ -6,9 +6,11 @@ these is a `ForeignFileError`, which says what is wrong with the file.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import re
+import shlex
 import stat
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -20,6 +22,7 @@ import yaml
 from thinkalike.errors import ConfigError, short
 
 YAML_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+POINTER = b"version https://git-lfs.github.com/spec/"  # the beginning of a file that stands for another
 DEEPEST = 50  # collections inside each other
 MOST_NODES = 100_000  # of a YAML file, once its aliases stand for what they repeat
 REFERENCE_SIZE = 100  # values that a ${...} counts for, as OmegaConf takes as long to read it
@@ -56,6 +59,19 @@ def _asked(place: Path, question: Callable[[Path], bool]) -> bool:
         if error.errno == errno.ENAMETOOLONG:
             return False
         raise ConfigError(f"{short(str(place))} cannot be looked at: {error.strerror}; name another place") from error
+
+
+def is_pointer(path: Path) -> bool:
+    """Return whether a file is a pointer of Git LFS, which a clone without it leaves in the place of the file."""
+    with contextlib.suppress(OSError, ForeignFileError), open_regular(path) as file:
+        return file.read(len(POINTER)) == POINTER
+    return False
+
+
+def what_pulls(path: Path) -> str:
+    """Return that a file is a pointer of Git LFS, and the command that puts the file itself in its place."""
+    where = shlex.quote(str(path.parent))
+    return f"{path} is a pointer of Git LFS and not the file itself; run: cd {where} && git lfs pull"
 
 
 def open_regular(path: Path, follow: bool = True) -> BinaryIO:

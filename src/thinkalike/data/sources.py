@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from thinkalike.errors import DataError, one_line
-from thinkalike.files import is_there
+from thinkalike.files import is_pointer, is_there, what_pulls
 from thinkalike.hub import cause_of, resolved
 
 LOCAL = "use local files (data=text 'data.files=[...]') or data=pydoc"
@@ -37,6 +37,8 @@ def reading(path: Path) -> Iterator[None]:
             raise DataError(
                 f"cannot read {path}: it is not a regular file; give files or a glob such as 'FOLDER/*.txt'"
             )
+        if is_pointer(path):
+            raise DataError(what_pulls(path))
         yield
     except DataError:
         raise

@@ -120,6 +120,8 @@ def load_model(
             shape = read_shape(source, place)
             family = FAMILIES.get(source.family) or family_in(shape, f"{place}/config.json")
             _check_settings(config, family)
+            if not config.implausible:
+                survey.check_rope(shape, config.called)
             stated = stated_quantization(shape)
             if stated and config.quantization:
                 remedy = f"remove model.quantization={config.quantization}"
