@@ -351,7 +351,7 @@ def test_a_constant_feature_gets_exactly_0_and_a_warning(weights, alpha):
     table[:, 1], table[:, 3] = 7, torch.arange(60)
     with pytest.warns(
         UserWarning,
-        match=r"features \[1, 3\] are equal in all pairs of stimuli, or differ in all of them, and get weight 0",
+        match=r"features \[1, 3\] are equal in all pairs .*, and get weight 0",
     ):
         model = MLEM(weights=weights, alpha=alpha).fit(table, states)
     found = model.weights_[[1, 3]]
@@ -457,7 +457,7 @@ def test_no_stimulus_and_no_group_is_on_both_sides(n, folds, grouped):
 @pytest.mark.parametrize("unit", [1e-163, 1e153, 1e155, 1e200])
 def test_states_of_sizes_beyond_squares_have_no_weights(unit):
     """Sums of their distances are 0 or infinite, and weights were NaN."""
-    with pytest.raises(ValueError, match="states of layer 0 .* leave the range of float64: divide them by"):
+    with pytest.raises(ValueError, match=r"states of layer 0 .* leave the range of float64: divide them by"):
         MLEM(alpha=1.0).fit(TABLE, STATES * unit)
 
 

@@ -573,9 +573,9 @@ def _label(label: Any) -> Any:
     """Return a label, and of a whole number its text."""
     if isinstance(label, tuple):
         return tuple(_label(part) for part in label)
-    if isinstance(label, bool | np.bool_) or not isinstance(label, numbers.Real):
+    if isinstance(label, bool) or not isinstance(label, int | float | np.number):
         return label
-    return str(int(label)) if math.isfinite(label) and label == int(label) else str(label)
+    return str(int(label)) if np.isreal(label) and math.isfinite(label) and label == int(label) else str(label)
 
 
 def _axes(named: Iterable[tuple[str, Any]], wanted: Mapping[str, _Wanted]) -> Iterator[_Axis]:

@@ -40,8 +40,8 @@ UNREAD = re.compile(r"^_|dropout|pdrop|^(transformers_version|architectures|dtyp
                     r"tokenizer_name|n_params|use_cache|gradient_checkpointing\w*|initializer_range|init_\w+|id2label|"
                     r"label2id)$")  # fmt: skip
 # settings by which architectures differ whose weights have the same names and shapes
-COMPUTES = re.compile(r"multiplier|scal(e|ing)|softcap|clip|clamp|alibi|sliding_window|rotary")
-MULTIPLIES = re.compile(r"multiplier|scal(e|ing)$")
+MULTIPLIES = re.compile(r"multiplier|scal(e|ing)")
+LIMITS = re.compile(r"softcap|clip|clamp|alibi|sliding_window|rotary")
 READING = re.compile(r"config\.(\w+)|getattr\(\w*\.?config, \"(\w+)\"")  # of a setting, in the code of a model
 HEADS = ("num_attention_heads", "n_heads", "n_head", "num_heads")  # names of the number of heads in configurations
 ROWS, TOKENS = 2, 3  # of the sample by which blocks are surveyed
@@ -474,8 +474,9 @@ def _check_architecture(model: Any) -> None:
     unread = _unread_settings(whole, text)
     for name, value in unread.items():
         found = f"config.json says {name}={short(str(value))}, which {kind.__name__} does not read"
-        is_usual = value is True and _is_default_of_any(name, value)
-        if COMPUTES.search(name) and isinstance(value, int | float) and not is_usual:
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        computes = MULTIPLIES.search(name) if is_number else None  # a switch is no factor
+        if (computes or LIMITS.search(name)) and isinstance(value, int | float):
             raise ModelError(f"{model.name}: {found}; give the checkpoint's own config.json; {ACCEPT}")
         where = listed(sorted(architectures_that_read()[name]))
         log.warning("warning: %s: %s, and these architectures do: %s", model.name, found, where)
@@ -532,12 +533,8 @@ def architectures_that_read() -> dict[str, set[str]]:
 
 
 def _is_default_of_any(name: str, value: Any) -> bool:
-    """Return whether a configuration of transformers has this default: a text, True, or the number 1."""
-    written = r"1(\.0)?\b"
-    if isinstance(value, str):
-        written = re.escape(f'"{value}"')
-    elif value is True:
-        written = r"True\b"
+    """Return whether a configuration of transformers has this default: a text, or the number 1."""
+    written = re.escape(f'"{value}"') if isinstance(value, str) else r"1(\.0)?\b"
     pattern = re.compile(rf"\b{name}\b[^=\n,]*= *{written}")
     return any(pattern.search(source) for source in _sources_of_transformers("configuration").values())
 
