@@ -57,6 +57,7 @@ from thinkalike.errors import (
     listed,
     nearest,
     plain,
+    refuse_words,
     short,
 )
 from thinkalike.files import is_folder, is_there
@@ -109,6 +110,7 @@ def entry_point(name: str) -> Callable[[], None]:
             register()
             sys.argv[1:] = with_quoted_paths(sys.argv[1:])
             os.environ.pop(SHARED, None)  # of a sweep that has ended, if somebody exported it
+            sys.argv[1:] = _options_first(sys.argv[1:])
             words = get_args_parser().parse_args()
             _check_flags(words)
             _check_given_once(words)
@@ -135,6 +137,28 @@ def _exit_as_asked(result: Any) -> None:
 
 
 train, analyze = entry_point("train"), entry_point("analyze")
+
+
+def _options_first(words: Sequence[str]) -> list[str]:
+    """Return the words of a command line with its options before its overrides; argparse takes no other order.
+
+    Raises:
+        ConfigError: an option is not known, or lacks its value.
+    """
+    parser = get_args_parser()
+    parser.error = refuse_words  # type: ignore[method-assign]
+    known, rest = parser.parse_known_args(list(words))
+    for word in rest:
+        if word.startswith("-"):
+            flags = [flag for action in parser._actions for flag in action.option_strings]
+            raise ConfigError(f"{short(word)} is not an option; {nearest(word, flags)}")
+    overrides = [*known.overrides, *rest]
+    options = list(words)
+    for word in reversed(overrides):  # the value of an option may be the same word, and comes before
+        options.reverse()
+        options.remove(word)
+        options.reverse()
+    return [*options, *overrides]
 
 
 def _check_flags(words: argparse.Namespace) -> None:
@@ -477,7 +501,7 @@ def main() -> None:
         print(f"thinkalike {sys.modules[__package__].__version__}")
         return
     if name not in COMMANDS:
-        print(f"error: thinkalike {name} is not known; {nearest(name, COMMANDS)}", file=sys.stderr)
+        print(plain(f"error: thinkalike {short(name)} is not known; {nearest(name, COMMANDS)}"), file=sys.stderr)
         sys.exit(1)
     os.environ[COMMAND] = name
     sys.argv = [sys.argv[0], *words[1:]]

@@ -86,7 +86,12 @@ def open_regular(path: Path, follow: bool = True) -> BinaryIO:
     """
     if not follow and path.is_symlink():
         raise ForeignFileError(f"{path} is a link, and links are not followed here")
-    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # else opening a pipe waits for a writer
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # else opening a pipe waits for a writer
+    except OSError as error:
+        if error.errno == errno.ENXIO:  # of a socket
+            raise ForeignFileError(f"{path} is not a regular file") from error
+        raise
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
         raise ForeignFileError(f"{path} is not a regular file")

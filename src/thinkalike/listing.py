@@ -29,6 +29,7 @@ from thinkalike.errors import (
     one_of,
     plain,
     plain_line,
+    refuse_words,
 )
 from thinkalike.files import is_folder
 from thinkalike.processes import counted
@@ -222,6 +223,7 @@ def parser(name: str, about: str) -> argparse.ArgumentParser:
     """Return what reads the words of a command that is about the results of a store."""
     form, examples = argparse.RawDescriptionHelpFormatter, EXAMPLES.format(name=name)
     made = argparse.ArgumentParser(prog=f"thinkalike {name}", description=about, epilog=examples, formatter_class=form)
+    made.error = refuse_words  # type: ignore[method-assign]
     made.add_argument("which", nargs="*", metavar="STORE|key=value", help="kind=, model= and sort= choose")
     return made
 

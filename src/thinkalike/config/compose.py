@@ -56,7 +56,7 @@ from thinkalike.config.written import (
     take_texts,
     texts_of_yaml,
 )
-from thinkalike.errors import ConfigError, ThinkalikeError, chain, flat, nearest, one_line, one_of, short
+from thinkalike.errors import LONGEST, ConfigError, ThinkalikeError, chain, flat, nearest, one_line, one_of, short
 from thinkalike.files import check_yaml, is_folder, read_bytes
 from thinkalike.plugins import (
     MEASURES,
@@ -389,6 +389,9 @@ def _check_option(group: str, chosen: Any, begins: str = "") -> None:
     is_ours = name in LISTS or (bool(name) and (CONF / name).is_dir())
     if is_ours and isinstance(chosen, list):
         raise ConfigError(f"{begins}{name}={short(chosen)} chooses several options, and a job has one; choose one")
+    if is_ours and ((chosen is None and not begins) or isinstance(chosen, bool | int | float)):
+        written = "null" if chosen is None else short(chosen)
+        raise ConfigError(f"{begins}{name}={written} is not the name of an option; {nearest(written, options(name))}")
 
 
 def _check_integers(value: Any, file: str) -> None:
@@ -1063,6 +1066,8 @@ def explained(error: BaseException) -> str:
     if isinstance(error, MissingConfigException):
         path = str(error.missing_cfg_file)
         group, _, name = path.rpartition("/") if path.startswith("hydra/") else path.partition("/")
+        if group == "hydra/launcher" and name.startswith("submitit"):  # which hydra/launcher=slurm builds on
+            return "hydra/launcher=slurm needs hydra-submitit-launcher: pip install 'thinkalike[slurm]'"
         if not name or not (group in _groups() or group.startswith("hydra/")):
             return f"there is no configuration {short(path)}; give one of --config-dir by its path in there"
         hint = {"model": "; or a folder, or ORG/NAME of the hub", "data": "; or ORG/NAME of the hub"}.get(group, "")
@@ -1080,7 +1085,8 @@ def explained(error: BaseException) -> str:
         inner = next((inner for inner in chain(error) if str(inner)), None)
         said = one_line(inner).split(" full_key")[0] if inner else type(error).__name__
     said = f"{key}: {said}" if key and key not in said else said
-    return "".join(each if each.isprintable() else " " for each in said)
+    said = "".join(each if each.isprintable() else " " for each in said)
+    return said if len(said) <= LONGEST else f"{said[:LONGEST]} ..."
 
 
 def _keys(node: Any, start: str = "") -> Iterator[str]:
