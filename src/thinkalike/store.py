@@ -472,7 +472,9 @@ def _entries(folder: Path) -> dict[str, tuple[int, str]]:
         manifest = _read_json(file)
         entries = {str(name): (int(size), str(digest)) for name, (size, digest) in manifest["files"].items()}
         stated, digest = manifest["digest"], _digest_of_entries(manifest["files"])
-    except OSError:
+    except OSError as error:
+        if error.errno is None:  # a pipe, a socket or a folder is there
+            raise StoreError(f"{file} is damaged (it is not a regular file)") from error
         raise
     except Exception as error:
         told = one_line(error).removeprefix(f"{file} ") if isinstance(error, ValueError) else type(error).__name__
