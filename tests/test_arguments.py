@@ -698,7 +698,7 @@ REFUSED |= {
     "a function that gives no logits": (lambda: token_loss(X, lambda x: 1, TOKENS), "finish gives int"),
     "a function of other states": (lambda: token_loss(X, nn.Linear(3, 4), TOKENS), "finish does not take states"),
     "text as a measure": (lambda: LayerMeans(1, 1, "cka"), "measure='cka' must be an object of the class LayerMeasure"),
-    "a kind with a line break": (lambda: Stitch("lin\near", 4, 4), r"kind=lin\\near, norm=none: kinds are"),
+    "a kind with a line break": (lambda: Stitch("lin\near", 4, 4), r"kind='lin\\near' is unknown; kinds are"),
     "a pair that is not there": (lambda: measures.procrustes(moments(), (0, 1)), r"pair=\(0, 1\) is not one of"),
     "a ridge without halves": (lambda: measures.least_squares(moments(), (0, 0), None), "ridge=None is chosen over"),
 }  # fmt: skip
