@@ -158,10 +158,11 @@ def planted_sources(setting):
 
 @pytest.mark.ci_slow
 def test_verdicts_of_planted_sources(source_code):
-    """Little text: 96 rows of 128 tokens of 24 documents."""
+    """On little text: 96 rows of 128 tokens, of 24 documents."""
+    without_context = ("token", "token over place", "running mean", "bag of embeddings")
     words = {
         **dict.fromkeys(("turned", "steep"), "same"),
-        **dict.fromkeys(("token", "token over place", "running mean", "bag of embeddings"), "no more than local mixing"),
+        **dict.fromkeys(without_context, "no more than local mixing"),
         **dict.fromkeys(("next token", "five ahead"), "leak"),
         "other seed": "similar",
     }
@@ -173,7 +174,7 @@ def test_verdicts_of_planted_sources(source_code):
     for name in ("turned", "steep"):
         assert said[name]["residual_r2"] == pytest.approx(1, abs=0.02)
     assert said["bag of embeddings"]["r2"] > 0.2, "control: as they are, states of a bag are shared"
-    assert said["next token"]["later"] > 0.1 > said["five ahead"]["later"] > 1e-4
+    assert min(said[name]["later"] for name in words if words[name] == "leak") > 0.01
     causal = [said[name]["later"] for name in words if words[name] != "leak"]
     assert max(causal) < 1e-8
 
