@@ -33,6 +33,7 @@ KINDS = ["numeric", "nominal", "nominal", "numeric", "numeric", "nominal", "nomi
 # Networks of local mixing. Bags are among them, as states lose only their leading components: of a whole bag of
 # decay .9, .054 is left in source code, where the other networks have .049 at most.
 MIXING = (*BAGS, *CONTROLS)
+MORE = 1.25  # times what local mixing shares: a bag of another decay than those above shares 1.02 times as much
 LATER_ROWS = 4  # of text, on which it is tried whether states move with later tokens
 CLASSES = (str.isalpha, str.isdigit, str.isspace, str.isalnum)  # the first that holds; none of them: punctuation
 
@@ -202,7 +203,7 @@ class Evidence:
         `r2`: R² of the target's states from the source's; `r2_back`: of the source's states from the target's;
         `residual_r2`, `residual_r2_back`: the same beyond token, position and linear mixing of the earlier tokens;
         `mixing`: what local mixing and the target share beyond these, the mean of both ways;
-        `beyond_mixing`: by how much more than that source and target share;
+        `beyond_mixing`: by how much more than `MORE` times that source and target share;
         `later`: see `later_share`.
         """
         compared = self.bench.compared(self.is_compared)
@@ -214,7 +215,7 @@ class Evidence:
             "r2_back": with_interval(plain[1:]),
             "residual_r2": with_interval(residual[:1]),
             "residual_r2_back": with_interval(residual[1:]),
-            "beyond_mixing": apart(residual.mean(0)[None] - mixing),
+            "beyond_mixing": apart(residual.mean(0)[None] - MORE * mixing),
         }
         columns = {"later": self.later, "mixing": float(mixing[0, 0])}
         for name, estimate in estimates.items():

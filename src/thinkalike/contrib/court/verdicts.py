@@ -61,7 +61,7 @@ def is_leak(row: Mapping[Any, Any]) -> bool | None:
 
 
 def _shares_more_than_mixing(row: Mapping[Any, Any]) -> bool | None:
-    """Return whether source and target share more than the target and local mixing do; None: there is no interval."""
+    """Return whether source and target share clearly more than the target and local mixing; None: no interval."""
     if row["beyond_mixing_low"] > 0:
         return True
     return None if row["beyond_mixing_high"] == math.inf else False
@@ -79,8 +79,8 @@ def verdict(row: Mapping[Any, Any]) -> str:
        where the penalty contradicts it: what is missing has little variance, and the target needs it.
     3. same beyond the token: R² is at least `WHOLE` in both directions beyond token, position and mixing, but not of
        the states as they are, so what differs is what the token alone decides.
-    4. similar: beyond token, position and mixing, source and target share more than the target shares with networks
-       that only mix neighbouring tokens.
+    4. similar: beyond token, position and mixing, source and target share more than 1.25 times what the target shares
+       with any network that only mixes neighbouring tokens.
     5. no more than local mixing: they do not.
 
     Args:
