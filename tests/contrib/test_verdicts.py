@@ -258,6 +258,7 @@ LEAKS = {
     "the next token": lambda e, s, t: before(e(t), -1),
     "the token five places later": lambda e, s, t: before(e(t), -5),
     "the next token at some places": lambda e, s, t: at_one_place_in_four(before(e(t), -1)),
+    "the next token after few tokens": lambda e, s, t: (t % 8 == 3)[..., None] * before(e(t), -1),
     "a tenth of the next token": lambda e, s, t: 0.1 * before(e(t), -1),
     "the state at the next token": lambda e, s, t: before(s, -1),
 }

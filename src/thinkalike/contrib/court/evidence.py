@@ -20,7 +20,7 @@ from thinkalike.evaluation.language import BATCH_TOKENS, ends_of, next_token_los
 from thinkalike.instruments.ruler import apart, most
 from thinkalike.measures.closed_forms import HalvedMoments, halves_of, least_squares
 from thinkalike.measures.distances.comparators import weighted_tau
-from thinkalike.measures.estimates import massive, numbered_by_part
+from thinkalike.measures.estimates import massive, numbered_by_part, seeded
 from thinkalike.measures.losses import token_kl
 from thinkalike.measures.mlem.encoding_model import MLEM
 from thinkalike.measures.mlem.importance import feature_importance
@@ -34,7 +34,7 @@ KINDS = ["numeric", "nominal", "nominal", "numeric", "numeric", "nominal", "nomi
 # decay .9, .054 is left in source code, where the other networks have .049 at most.
 MIXING = (*BAGS, *CONTROLS)
 MORE = 1.25  # times what local mixing shares: a bag of another decay than those above shares 1.02 times as much
-LATER_ROWS = 4  # of text, on which it is tried whether states move with later tokens
+LATER_ROWS = 64  # of text, on which it is tried whether states move with later tokens
 CLASSES = (str.isalpha, str.isdigit, str.isspace, str.isalnum)  # the first that holds; none of them: punctuation
 
 Map = Callable[[Tensor], Tensor]
@@ -255,25 +255,32 @@ def _not_massive(source: Float[Tensor, "n d"], target: Float[Tensor, "n e"]) -> 
 def later_share(source: Source, rows: Int[Tensor, "rows t"]) -> float:
     """Return the share of a source's states that moves where later tokens are replaced.
 
-    The states are those of the first half of a few rows, and every token of the second half is replaced by a different
-    one. The share is the largest over places of the mean squared movement, less that of a second run on the same
-    tokens, beside the median squared distance of states from their mean; exactly 0 for a causal source that draws
-    nothing.
+    In each of some rows, all tokens from a random place on are replaced by different ones. The share is the mean
+    squared movement of the states before that place, less that of a second run on the same tokens, beside the median
+    squared distance of states from their mean. It is the largest over distances to the place; exactly 0 for a causal
+    source that draws nothing.
     """
     tokens = rows[:LATER_ROWS].long()
-    half = tokens.shape[1] // 2
+    length = tokens.shape[1]
     vocabulary, numbers = tokens.unique(return_inverse=True)
     different = vocabulary[(numbers + 1) % len(vocabulary)]
-    replaced = torch.cat([tokens[:, :half], different[:, half:]], 1)
+    # A source may leak at few places or after few tokens, so each row is changed from a place of its own on.
+    first_replaced = torch.randint(1, length, (len(tokens), 1), generator=seeded(0))
+    distance = first_replaced - torch.arange(length)
+    is_before = distance > 0
+    replaced = torch.where(is_before, tokens, different)
 
-    def early_states(tokens: Int[Tensor, "b t"]) -> Float[Tensor, "b half d"]:
-        return source.residuals(tokens, [0])[0][:, :half].double()
+    def states_before(tokens: Int[Tensor, "b t"]) -> Float[Tensor, "n d"]:
+        return source.residuals(tokens, [0])[0].cpu().double()[is_before]
 
-    states = early_states(tokens)
-    by_chance = (early_states(tokens) - states).square().sum(-1).mean(0)
-    movement = (early_states(replaced) - states).square().sum(-1).mean(0)
-    size = (states - states.mean((0, 1))).square().sum(-1).median()
-    share = (movement - by_chance).max() / size.clamp(min=torch.finfo(size.dtype).tiny)
+    states = states_before(tokens)
+    by_chance = (states_before(tokens) - states).square().sum(-1)
+    movement = (states_before(replaced) - states).square().sum(-1) - by_chance
+    distances = distance[is_before]
+    sums = torch.zeros(length, dtype=movement.dtype).index_add(0, distances, movement)
+    by_distance = sums / distances.bincount(minlength=length).clamp(min=1)
+    size = (states - states.mean(0)).square().sum(-1).median()
+    share = by_distance.max() / size.clamp(min=torch.finfo(size.dtype).tiny)
     return max(float(share), 0.0)
 
 
