@@ -173,10 +173,10 @@ def test_a_court_goes_on_source_by_source(cli, words, monkeypatch):
 @pytest.mark.slow
 def test_real_minis_are_told_from_misleading_sources(cli):
     words = ["measure=court", "model=gelu-3l-mini", "measure.siblings={other seed: gelu-3l-mini-s1}"]
-    chosen = "measure.sources=[rotated,noisy states,superset,bag of all,next token,other seed]"
+    chosen = "measure.sources=[rotated,noise of 30 %,beside a stranger,bag of all,next token,other seed]"
     table = cli("analyze.py", *words, chosen).result.table
     residual = table.set_index("source")["residual R²"]
-    assert residual[["rotated", "noisy states"]].min() > 0.9
+    assert residual["rotated"] > 0.99 > residual["noise of 30 %"] > 0.6
     assert residual[["bag of all", "next token"]].max() < 0.1 < residual["other seed"] < 0.9
     said = ["same", "similar", "superset of", "no more than local mixing", "leak", "similar"]
     assert sentenced(table)["verdict"].tolist() == said
