@@ -355,7 +355,9 @@ def _done(
         }  # fmt: skip
         made["data"] = part_named("data", *_text(texts, parts["data"], folder))
         configs = [replace(each, **parts["model"]) for each in configs]
-        alone = files and len(configs) < 2  # the model beside recordings is the target
+        # The model beside recordings is the target, unless it comes before the only one.
+        is_first = len(files) == 1 and _is_model(next(iter(named.values())))
+        alone = files and len(configs) < 2 and not is_first
         made |= {"activations": files} if files else {}
         made |= dict(zip(["target"] if alone else ["model", "target"], [*configs, *configs[-1:]], strict=False))
         entry = "train" if kind == "stitch" else "analyze"

@@ -116,6 +116,13 @@ class StepData(pl.LightningDataModule):
         return DataLoader(steps, batch_size=None, collate_fn=read, pin_memory=pinned)
 
 
+def _callback(name: str) -> Callback:
+    """Return the callback that the class or function FILE.py:NAME of a user makes."""
+    function = plugins.load(name)
+    with plugins.blaming(f"callback {name}"):
+        return function()  # type: ignore[no-any-return]
+
+
 class SteppedModule(pl.LightningModule):
     """A LightningModule that is trained for a number of steps, and stops when its loss is not finite."""
 
@@ -296,7 +303,7 @@ def fit(
             accelerator="gpu" if run.device.type == "cuda" else run.device.type,
             **_processes(run),  # type: ignore[arg-type]
             precision=trainer.precision,  # type: ignore[arg-type]
-            callbacks=[*callbacks, *(plugins.load(name)() for name in trainer.callbacks), states, *watch],
+            callbacks=[*callbacks, *map(_callback, trainer.callbacks), states, *watch],
             plugins=[_StateFiles()],
             logger=list(loggers) or False,
             log_every_n_steps=max(1, min(trainer.log_every, module.steps // 50)),
