@@ -117,10 +117,10 @@ def blaming(what: str) -> Iterator[None]:
         yield
     except ThinkalikeError:
         raise
+    except MemoryError:
+        raise
     except Exception as error:
-        from thinkalike.memory import exhausted  # torch takes seconds to import
-
-        if exhausted(error):
+        if type(error).__name__ == "OutOfMemoryError":  # of torch, which takes seconds to import
             raise
         message = one_line(error)
         reason = f"{type(error).__name__}: {message}" if message else type(error).__name__

@@ -58,6 +58,7 @@ class LayerMeasure:
         compare: The likenesses of the prepared layers of models that are compared, by pair of models.
         moved: Returns a prepared layer with its rows in another order.
         fewest: The least number of rows.
+        needed_by: What needs so many rows, such as "k=10 neighbours of a row"; "": any use of the measure.
         best: The value of a layer with itself.
         higher_is_closer: False for a distance.
         finish: Makes likenesses of all layers with all, (.., k, k), into values, where these are ratios of likenesses,
@@ -78,6 +79,7 @@ class LayerMeasure:
     compare: CompareAll
     moved: Callable[[Any, Tensor], Any]
     fewest: int = 4
+    needed_by: str = ""
     best: float = 1.0
     higher_is_closer: bool = True
     finish: Callable[[Tensor], Tensor] | None = None
@@ -100,6 +102,8 @@ class LayerMeasure:
         n, dtype = len(layers[0] if order is None else order), common_dtype(layers)
         check_same_rows([*map(len, layers)], names)
         if n < self.fewest:
+            if self.needed_by:
+                raise ValueError(f"{n} rows are too few to compare: {self.needed_by} need at least {self.fewest}")
             raise ValueError(f"{n} rows are too few to compare: give at least {self.fewest}")
         different: dict[int, tuple[str, Tensor]] = {}
         for name, layer in zip(names, layers, strict=True):
