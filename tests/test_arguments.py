@@ -762,7 +762,15 @@ HUGE = {
     "ridges": (lambda: MLEM().set_params(alpha=np.broadcast_to(1.0, 2**40)).fit(TABLE, X), "alpha has shape"),
     "products of wide rows": (
         lambda: measures.noise_covariance(torch.zeros(2, 2**22), 1),
-        r"noise_covariance needs more memory than there is for residuals \(2, 4194304\)",
+        r"noise_covariance needs more memory than there is for residuals of shape \(2, 4194304\), freedom=1",
+    ),
+    "moments of wide states": (
+        lambda: moments(torch.zeros(N, 2**22)),
+        r"Moments.update needs more memory than there is for sources\[0\] of shape",
+    ),
+    "a stitch of wide states": (
+        lambda: Stitch("linear", 2**40, 2**40),
+        "Stitch needs more memory than there is for width_in=1099511627776, width_out=1099511627776",
     ),
 }
 

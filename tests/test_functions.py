@@ -510,6 +510,42 @@ TEN_WORDS = pd.DataFrame(
 )
 
 
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    ("function", "keyword"),
+    [
+        ("compare", "layers"),
+        ("mlem", "alphas"),
+        ("stitch", "lr_multiples"),
+        ("trajectory", "steps"),
+        ("mlem", "features"),
+    ],
+)
+@pytest.mark.parametrize("values", [range(2**40), np.broadcast_to(1, 2**40), torch.zeros(1).expand(2**20, 2**20)])
+def test_a_list_without_end_is_refused_by_its_keyword(function, keyword, values):
+    with pytest.raises(ConfigError, match=f"^{keyword} holds 1,099,511,627,776 values: give at most 1,000,000$"):
+        inspect.unwrap(getattr(thinkalike, function))("gelu-3l-mini", **{keyword: values})
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("shape", [(3, 2**40), (2**40, 3), (2**20, 2**20), (2**20, 3, 2**20)])
+@pytest.mark.parametrize("as_numpy", [False, True])
+def test_states_that_memory_cannot_hold_are_refused_by_name(shape, as_numpy):
+    huge = np.broadcast_to(0.0, shape) if as_numpy else torch.zeros(1).expand(shape)
+    calls = {
+        "source": lambda: thinkalike.compare(huge, OTHERS),
+        r"target\['a'\]": lambda: thinkalike.compare(STATES, {"a": huge}),
+        r"models\[0\]": lambda: thinkalike.rsa([huge, STATES], stimuli=FRAME),
+        r"others\[0\]": lambda: thinkalike.rsa([STATES], [huge]),
+        "model": lambda: thinkalike.mlem(huge, stimuli=FRAME),
+    }
+    for name, call in calls.items():
+        with pytest.raises(
+            (ConfigError, ValueError), match=f"^{name} has shape .* which takes .* give fewer rows or columns$"
+        ):
+            call()
+
+
 def _names_in(provenance):
     return [model["name"].removesuffix(".safetensors") for model in provenance["models"]]
 

@@ -36,7 +36,7 @@ from jaxtyping import AbstractArray, Float, Int, Shaped
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from thinkalike.errors import plain_line
+from thinkalike.errors import listed, plain_line
 from thinkalike.memory import CPU, at_hand, exhausted, readable
 
 P = ParamSpec("P")
@@ -129,8 +129,8 @@ def takes_arrays(function: Callable[P, R]) -> Callable[..., R]:
         except (RuntimeError, MemoryError) as error:
             if not exhausted(error):
                 raise
-            arrays = ", ".join(f"{name} {size}" for name, size in _sizes(given.arguments).items())
-            raise ValueError(f"{function.__name__} needs more memory than there is for {arrays}: give less") from error
+            name = function.__qualname__.removesuffix(".__init__")
+            raise ValueError(f"{name} needs more memory than there is for {_sizes(given.arguments)}") from error
 
     def _called(given: inspect.BoundArguments) -> R:
         given.arguments.update(checked_numbers(function, given.arguments))
@@ -147,15 +147,18 @@ def takes_arrays(function: Callable[P, R]) -> Callable[..., R]:
     return taking
 
 
-def _sizes(arguments: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of all arrays among arguments, by the names that messages have for them."""
-    sizes = {}
+def _sizes(arguments: Mapping[str, Any]) -> str:
+    """Return the shapes of all arrays among arguments, and the whole numbers, as a message has them."""
+    sizes = []
     for name, value in arguments.items():
+        if type(value) is int:
+            sizes.append(f"{name}={shown(value)}")
         layers = value if isinstance(value, list | tuple) else [value]
         for place, layer in enumerate(layers):
             if hasattr(layer, "shape") and hasattr(layer, "ndim"):
-                sizes[name if layer is value else f"{name}[{place}]"] = tuple(layer.shape)
-    return sizes
+                place_in_list = "" if layer is value else f"[{place}]"
+                sizes.append(f"{name}{place_in_list} of shape {tuple(layer.shape)}")
+    return listed(sizes)
 
 
 def refuse_huge(value: Any, name: str) -> None:

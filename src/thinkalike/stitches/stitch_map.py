@@ -65,8 +65,7 @@ class StitchMap(nn.Module):
 
     def forward(self, states: Float[Tensor, "*b d"]) -> Float[Tensor, "*b e"]:
         """Return the states of the target's site, in the dtype of those given; see `AffineMap`."""
-        if not (isinstance(states, Tensor) and states.is_floating_point()):
-            states = _real(states, "states")
+        states = _real(states, "states")
         width = self.weight.shape[1]
         if not states.dim() or states.shape[-1] != width:
             raise StitchError(f"states have shape {tuple(states.shape)}, and the stitch maps states of width {width}")
