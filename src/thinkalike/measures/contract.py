@@ -58,7 +58,6 @@ class LayerMeasure:
         compare: The likenesses of the prepared layers of models that are compared, by pair of models.
         moved: Returns a prepared layer with its rows in another order.
         fewest: The least number of rows.
-        needed_by: What needs so many rows, such as "k=10 neighbours of a row"; "": any use of the measure.
         best: The value of a layer with itself.
         higher_is_closer: False for a distance.
         finish: Makes likenesses of all layers with all, (.., k, k), into values, where these are ratios of likenesses,
@@ -73,13 +72,13 @@ class LayerMeasure:
             launches cost more than passes over memory, takes them at once.
         is_unbiased: Whether the value expected of independent rows is the same however many there are.
         has_units: Whether a likeness grows with the squares of the sizes of both layers, which `finish` divides out.
+        needed_by: What needs `fewest` rows, such as "k=10 neighbours of a row"; "": any use of the measure.
     """
 
     prepare: Callable[[Tensor, str], Any]
     compare: CompareAll
     moved: Callable[[Any, Tensor], Any]
     fewest: int = 4
-    needed_by: str = ""
     best: float = 1.0
     higher_is_closer: bool = True
     finish: Callable[[Tensor], Tensor] | None = None
@@ -91,6 +90,7 @@ class LayerMeasure:
     prepare_all: Callable[[Tensor, Sequence[str], bool], list[Any]] | None = None
     is_unbiased: bool = False
     has_units: bool = False
+    needed_by: str = ""
 
     def prepared(
         self, layers: Sequence[Float[Tensor, "_ _"]], names: Sequence[str], order: Int[Tensor, " n"] | None = None
