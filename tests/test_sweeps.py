@@ -337,7 +337,7 @@ def shown(cli, *words):
 
 
 def test_cfg_shows_the_composed_configuration(own):
-    config = shown(own, "-cd", "own", "-cn", "mine", "model=ours", "+model.architecture.new=1", "~logger")
+    config = shown(own, "-cd", "own", "-cn", "mine", "model=ours", "+model.architecture.new=1")
     assert (config["model"]["context"], config["model"]["architecture"]["new"]) == (64, 1)
     assert (config["stitch"]["steps"], config["stitch"]["loss"], config["target"]["name"]) == (6, None, None)
     assert config["logger"]["kind"] == "csv", "the default"
