@@ -24,7 +24,9 @@ NAME = "stitch.safetensors"  # of the stitches of a result
 
 def _plugged(kind: str, width_in: int, width_out: int) -> nn.Module:
     """Return the module that a plugin makes; a PluginError if it has no weights, or leads to another width."""
-    made: Any = plugins.load(kind)(width_in, width_out)
+    function = plugins.load(kind)
+    with plugins.blaming(f"stitch {kind}"):
+        made: Any = function(width_in, width_out)
     try:
         with torch.no_grad():
             shape = tuple(made(torch.zeros(2, 3, width_in)).shape)
