@@ -44,8 +44,9 @@ from thinkalike.measures.ridge import FOLDS, Predictor, both_ways, with_ends, wi
 from thinkalike.memory import hand_back
 from thinkalike.models.families import layers_at_depths, pairs_of_layers
 from thinkalike.models.frozen import FrozenModel
-from thinkalike.models.load import configured, load_model, load_models, rounded, twin
+from thinkalike.models.load import configured, load_model, load_models, twin
 from thinkalike.models.places import checkpoint_fingerprint
+from thinkalike.models.rounding import rounded
 from thinkalike.models.shapes import Passes, Shapes
 from thinkalike.processes import counted
 from thinkalike.screen import (
@@ -378,7 +379,7 @@ def alike(ours: Iterable[Predictor], others: Iterable[Predictor]) -> Float[Tenso
     return torch.stack([both_ways(own, other) for own, other in zip(ours, others, strict=True)])
 
 
-class Ruler(Instrument, kind="ruler", version=8, reads=("model", "target", "layers", "data", "measure")):
+class Ruler(Instrument, kind="ruler", version=9, reads=("model", "target", "layers", "data", "measure")):
     """Says how alike two models are at pairs of layers, in bits of each of them."""
 
     of_models: ClassVar[str] = "pairs"

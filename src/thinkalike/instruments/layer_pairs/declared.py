@@ -76,7 +76,7 @@ class Declared(NamedTuple):
     settings: type[ComparedAgain] = ComparedAgain
     bases: tuple[type[OfLayerMeasure], ...] = (OfLayerMeasure,)
     reads: tuple[str, ...] = OF_STATES
-    version: int = 11
+    version: int = 12
 
 
 DECLARED = {

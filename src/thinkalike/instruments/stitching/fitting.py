@@ -26,7 +26,8 @@ from thinkalike.measures.estimates import next_rung
 from thinkalike.memory import AT_ONCE, GAPS, MARGIN, Budget, check_memory, hand_back, in_use
 from thinkalike.models.families import pairs_of_layers
 from thinkalike.models.frozen import FrozenModel
-from thinkalike.models.load import can_be_rounded, load_models, rounded
+from thinkalike.models.load import load_models
+from thinkalike.models.rounding import can_be_rounded, rounded
 from thinkalike.processes import counted, doing, own_device
 from thinkalike.stitches.stitch import Stitch
 from thinkalike.training.optimizers import momenta, peak_rate

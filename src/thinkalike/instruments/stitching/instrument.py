@@ -222,7 +222,7 @@ def _less_training(stitch: StitchConfig, share: int, row: int, chosen: Collectio
 class Stitching(
     Instrument,
     kind="stitching",
-    version=20,
+    version=21,
     config=StitchJob,
     reads=("model", "target", "data", "layers", "stitch", "ruler", "similarity", "trainer", "seed"),
 ):
