@@ -39,7 +39,7 @@ from thinkalike.models.load import build_mini, load_model
 from thinkalike.processes import own_device, rank
 from thinkalike.store import newest_state, read_state, write_state
 from thinkalike.training.optimizers import rate
-from thinkalike.training.recipe import StitchConfig
+from thinkalike.training.recipe import StitchConfig, whole_rows
 from thinkalike.training.run import Run, StepData, fit, loggers_of
 from thinkalike.training.stitching import StitchTraining
 
@@ -119,6 +119,20 @@ def test_batches_are_reordered_epochs_that_resume_at_any_step(rows):
         torch.equal(*each) for each in zip(itertools.islice(data.train_dataloader(), 8), batches[17:], strict=True)
     )
     assert not torch.equal(StepData(rows, 128, 25, seed=4).batch(0), batches[0])
+
+
+@pytest.mark.parametrize(("asked", "read"), [(33, 32), (63, 32), (100, 96), (140, 128), (1000, 992)])
+def test_a_step_that_reads_fewer_tokens_than_were_asked_for_says_so(rows, asked, read, caplog):
+    data = StepData(rows, asked, steps=3, seed=0, setting="stitch.tokens_per_step")
+    said = f"warning: stitch.tokens_per_step={asked:,} is no multiple of the 32 tokens of a row: each step reads {read}"
+    assert caplog.messages == [said]
+    assert data.batch(0).numel() == read == whole_rows(asked, 32)
+
+
+@pytest.mark.parametrize("asked", [32, 64, 128])
+def test_a_step_of_whole_rows_says_nothing(rows, asked, caplog):
+    assert StepData(rows, asked, steps=3, seed=0).batch(0).numel() == asked
+    assert not caplog.messages
 
 
 def test_processes_share_the_rows_of_a_step(rows):

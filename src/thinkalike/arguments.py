@@ -16,6 +16,7 @@ All this is checked at the public door alone. Code inside calls the functions of
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import itertools
@@ -35,6 +36,9 @@ from jaxtyping import AbstractArray, Float, Int, Shaped
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from thinkalike.errors import listed, plain_line
+from thinkalike.memory import CPU, at_hand, exhausted, readable
+
 P = ParamSpec("P")
 R = TypeVar("R")
 NAMES = ("groups", "labels")  # whole numbers that stand for names, which may be given themselves
@@ -44,6 +48,7 @@ UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)  # of which torch can comp
 UNREADABLE = (ValueError, TypeError, RuntimeError, OverflowError)  # what NumPy and torch say of what is no array
 LONG = 4096  # bits of a whole number that a message writes out; Python refuses to write much longer ones
 DEPTH = 64  # axes that an array of NumPy has at most, and so lists in lists
+ALWAYS_THERE = 2**28  # bytes that any machine has, so that nobody needs to ask what is left
 WHOLE = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, *UNSIGNED)
 
 
@@ -88,13 +93,25 @@ def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
         raise ValueError(f"{name}={shown(value)} is unknown: choose {', '.join(choices)}")
 
 
+@contextlib.contextmanager
+def in_plain_lines() -> Iterator[None]:
+    """Let errors have no control characters and no line breaks, which a name that was given may have."""
+    try:
+        yield
+    except ValueError as error:
+        if type(error) is ValueError:
+            error.args = (plain_line(str(error)),)
+        raise
+
+
 def takes_arrays(function: Callable[P, R]) -> Callable[..., R]:
     """Let a function or a method take arrays of any sort where its annotations want tensors, or sequences of them.
 
     Raises of that function:
         ValueError: An argument cannot be made into its tensor, see `tensor_of`, or has another shape than its
             annotation; the message names the argument. Tables have their rows in another order, see `check_rows`.
-            States have no units, as an array of shape (n, 0), or a list is nested without end.
+            States have no units, as an array of shape (n, 0), or a list is nested without end. There is too little
+            memory for an array, or for what the function makes of it.
     """
     signature = inspect.signature(function)
 
@@ -106,6 +123,16 @@ def takes_arrays(function: Callable[P, R]) -> Callable[..., R]:
     @functools.wraps(function)
     def taking(*args: Any, **kwargs: Any) -> R:
         given = signature.bind(*args, **kwargs)
+        try:
+            with in_plain_lines():
+                return _called(given)
+        except (RuntimeError, MemoryError) as error:
+            if not exhausted(error):
+                raise
+            name = function.__qualname__.removesuffix(".__init__")
+            raise ValueError(f"{name} needs more memory than there is for {_sizes(given.arguments)}") from error
+
+    def _called(given: inspect.BoundArguments) -> R:
         given.arguments.update(checked_numbers(function, given.arguments))
         check_rows(given.arguments.items(), wanted())
         tensors = (each for each in _leaves(given.arguments) if isinstance(each, Tensor))
@@ -118,6 +145,49 @@ def takes_arrays(function: Callable[P, R]) -> Callable[..., R]:
         return function(*given.args, **given.kwargs)
 
     return taking
+
+
+def _sizes(arguments: Mapping[str, Any]) -> str:
+    """Return the shapes of all arrays among arguments, and the whole numbers, as a message has them."""
+    sizes = []
+    for name, value in arguments.items():
+        if type(value) is int:
+            sizes.append(f"{name}={shown(value)}")
+        layers = value if isinstance(value, list | tuple) else [value]
+        for place, layer in enumerate(layers):
+            if hasattr(layer, "shape") and hasattr(layer, "ndim"):
+                place_in_list = "" if layer is value else f"[{place}]"
+                sizes.append(f"{name}{place_in_list} of shape {tuple(layer.shape)}")
+    return listed(sizes)
+
+
+def refuse_huge(value: Any, name: str) -> None:
+    """Raise a ValueError if an array stands for more numbers than there is memory, in which it does not lie itself.
+
+    Those are arrays that repeat a few numbers, as `torch.Tensor.expand` and `numpy.broadcast_to` make them, and files
+    that are mapped. What computes with one has to lay it out.
+    """
+    if isinstance(value, Tensor):
+        size, device = value.numel() * value.element_size(), value.device
+        is_in_memory = size <= ALWAYS_THERE or size <= value.untyped_storage().nbytes()
+    elif isinstance(value, np.ndarray):
+        size, device = value.nbytes, CPU
+        repeats = any(step == 0 and length > 1 for step, length in zip(value.strides, value.shape, strict=True))
+        is_in_memory = size <= ALWAYS_THERE or not (repeats or isinstance(value, np.memmap))
+    elif isinstance(value, range):
+        size, device = 8 * (abs(value.stop - value.start) // abs(value.step)), CPU
+        is_in_memory = size <= ALWAYS_THERE
+    else:
+        return
+    if is_in_memory:
+        return
+    room = at_hand(device)
+    if size > room:
+        shape = tuple(getattr(value, "shape", ())) or (size // 8,)
+        raise ValueError(
+            f"{name} has shape {shape}, which takes {readable(float(size))}, and there is {readable(float(room))} of "
+            "memory: give fewer rows or columns"
+        )
 
 
 def _leaves(arguments: Mapping[str, Any]) -> Iterator[Any]:
@@ -296,6 +366,7 @@ class _Wanted(NamedTuple):
             wanted = " or ".join(_name_of(each) for each in self.classes)
             raise ValueError(f"{name}={shown(value)} must be {wanted}")
         if self.is_list:
+            refuse_huge(value, name)
             if isinstance(value, Tensor):
                 _refuse_odd(value, name)
             return value.tolist() if hasattr(value, "tolist") else value
@@ -359,7 +430,7 @@ def tensor_of(value: Any, kind: Any, name: str) -> Tensor:
     Raises:
         ValueError: It is no array, holds text, complex numbers or dates, lacks a value, has a fraction where whole
             numbers are wanted, or a whole number that float64 does not have where real ones are; or it is a tensor
-            without values at hand: sparse, quantised, nested or on the device meta.
+            without values at hand: sparse, quantised, nested or on the device meta. There is too little memory for it.
     """
     if isinstance(value, list | tuple) and value and all(isinstance(each, Tensor) for each in value):
         for place, each in enumerate(value):
@@ -369,13 +440,17 @@ def tensor_of(value: Any, kind: Any, name: str) -> Tensor:
         value = torch.stack(list(value))  # which keeps gradients
     if isinstance(value, Tensor):
         _refuse_odd(value, name)
+        refuse_huge(value, name)
         value = value.resolve_neg()  # NumPy cannot read a view whose sign is still to be changed
         if value.dtype in UNSIGNED:
             value = torch.from_numpy(_numeric(value.cpu().numpy(), name)).to(value.device)
     else:
+        refuse_huge(value, name)
         refuse_masked(value, name)
         try:
             array = np.asanyarray(value)  # which lets an object give a masked array
+        except MemoryError as error:
+            raise ValueError(f"{name} takes more memory than there is: give fewer rows or columns") from error
         except UNREADABLE as error:  # lists of lists of unequal lengths
             raise ValueError(f"{name} has rows of unequal lengths, or is no array: {NUMBERS}") from error
         refuse_masked(array, name)

@@ -209,11 +209,6 @@ def numbered_by_part(groups: Int[Tensor, " n"]) -> Int[Tensor, " n"]:
     return (within * PARTS + of_unit)[inverse].to(groups.device)
 
 
-def in_halves(tokens: Int[Tensor, " n"], documents: Int[Tensor, " n"]) -> Int[Tensor, " n"]:
-    """Return other numbers for tokens: halves of the documents that judge each other's maps share no mean of one."""
-    return 2 * tokens + documents % 2
-
-
 def check_groups(groups: Tensor, n: int) -> None:
     if groups.shape != (n,):
         raise ValueError(f"groups has shape {tuple(groups.shape)}: give the group of each of the {n} stimuli")

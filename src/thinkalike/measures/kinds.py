@@ -25,8 +25,17 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from thinkalike.arguments import EXACT, UNREADABLE, check_choice, refuse_masked, shown, tensor_of
-from thinkalike.errors import one_line
+from thinkalike.arguments import (
+    EXACT,
+    UNREADABLE,
+    check_choice,
+    in_plain_lines,
+    refuse_huge,
+    refuse_masked,
+    shown,
+    tensor_of,
+)
+from thinkalike.errors import one_line, plain_line
 
 KINDS = ("nominal", "ordinal", "numeric", "continuous")
 NUMBERS = KINDS[2:]
@@ -64,6 +73,7 @@ class Columns(NamedTuple):
     levels: tuple[tuple[Level, ...] | None, ...]  # level k is read as the number k; None: numbers are read as they are
 
     @classmethod
+    @in_plain_lines()
     def of(cls, X: Any, kinds: Kinds = "auto") -> Columns:
         """Describe a table as `MLEM.fit` takes it, with a warning of features that are taken for continuous.
 
@@ -86,7 +96,8 @@ class Columns(NamedTuple):
         return cls(names, found, levels)
 
     def label(self, feature: int) -> str:
-        return self.names[feature] if self.names else str(feature)
+        """Return what messages call a feature."""
+        return plain_line(self.names[feature]) if self.names else str(feature)
 
     def place(self, feature: int | str, argument: str) -> int:
         """Return the number of a feature given by number or name; an error has the name of the argument."""
@@ -136,6 +147,7 @@ def cell_numbers(values: Any, name: str) -> Int[Tensor, " n"]:
     has_rows = values.ndim in (1, 2) if hasattr(values, "ndim") else True
     if not has_rows or not len(values):
         raise ValueError(f"{name} has no rows, or is no table: give a list or a table of one row or more")
+    refuse_huge(values, name)
     refuse_masked(values, name)
     if isinstance(values, Tensor):
         values = values.float() if values.dtype == torch.bfloat16 else values  # which NumPy lacks
@@ -162,6 +174,7 @@ def _frame(X: Any) -> tuple[pd.DataFrame, bool]:
         if X.dtype == torch.int64 and X.ndim == 2:
             _refuse_inexact(pd.DataFrame(X.numpy()))
         X = X.double().numpy()
+    refuse_huge(X, "X")
     refuse_masked(X, "X")
     try:
         array = X if isinstance(X, np.ndarray) else np.asarray(X, dtype=object)

@@ -60,9 +60,14 @@ class StimulusStates(NamedTuple):
 
 
 def sides_of(config: AnalyzeConfig) -> list[str | ModelConfig]:
-    """Return what measures of stimuli compare, each once: files of `activations`, `model` and `model@target`."""
+    """Return what measures of stimuli compare, each once: files of `activations`, `model` and `model@target`.
+
+    The source comes first. Recordings are the source, but for a single one beside `model`, which is the source itself.
+    """
     if config.activations:
-        return [*config.recordings, *config.beside_recordings.values()]
+        recordings, beside = config.recordings, config.beside_recordings
+        is_target = len(recordings) == 1 and "model" in beside
+        return [*beside.values(), *recordings] if is_target else [*recordings, *beside.values()]
     return [config.model] if config.target == config.model else [config.model, config.target]
 
 

@@ -41,6 +41,7 @@ from thinkalike.files import read_bytes
 from thinkalike.memory import exhausted
 from thinkalike.processes import Activity, asked, at_boundaries, check_processes, doing, rank, stop, take_back
 from thinkalike.store import newest_state, read_state, write_state
+from thinkalike.training.recipe import whole_rows
 
 log = logging.getLogger(__name__)
 STATE = "training"  # the name of the state
@@ -58,10 +59,13 @@ class StepData(pl.LightningDataModule):
     The rows of a step depend on nothing but the step, so a resumed training reads what it would have read. Processes
     that share a training share the rows of each step.
 
+    A step reads whole rows. Where those hold fewer tokens than were asked for, a warning says how many are read.
+
     Args:
         tokens_per_step: of all processes.
         context: how many tokens of a row count, all unless a row holds more than tokens; see `Layout`.
         repeats: how many steps read the same rows.
+        setting: what warnings and errors call the number of tokens.
 
     Raises:
         DataError: a step has less than one row.
@@ -75,13 +79,20 @@ class StepData(pl.LightningDataModule):
         seed: int,
         context: int | None = None,
         repeats: int = 1,
+        setting: str = "tokens_per_step",
     ):
         super().__init__()
         self.rows, self.steps, self.seed, self.repeats = rows, steps, seed, repeats
         self.context = context or rows.shape[1]
         self.size = tokens_per_step // self.context
         if self.size == 0:
-            raise DataError(f"tokens_per_step={tokens_per_step} is less than one row of {self.context} tokens")
+            raise DataError(f"{setting}={tokens_per_step} is less than one row of {self.context} tokens")
+        tokens_read = whole_rows(tokens_per_step, self.context)
+        if tokens_read < tokens_per_step:
+            log.warning(
+                f"warning: {setting}={tokens_per_step:,} is no multiple of the {self.context:,} tokens of a row: "
+                f"each step reads {tokens_read:,}"
+            )
         self._order: tuple[int, list[int]] = (-1, [])
 
     def batch(self, step: int) -> Int[Tensor, "b width"]:
@@ -106,6 +117,13 @@ class StepData(pl.LightningDataModule):
         read: Any = self.batch
         pinned = self.trainer.strategy.root_device.type == "cuda"  # so that they are copied while the device computes
         return DataLoader(steps, batch_size=None, collate_fn=read, pin_memory=pinned)
+
+
+def _callback(name: str) -> Callback:
+    """Return the callback that the class or function FILE.py:NAME of a user makes."""
+    function = plugins.load(name)
+    with plugins.blaming(f"callback {name}"):
+        return function()  # type: ignore[no-any-return]
 
 
 class SteppedModule(pl.LightningModule):
@@ -407,7 +425,7 @@ def fit(
             accelerator="gpu" if run.device.type == "cuda" else run.device.type,
             **_processes(run),  # type: ignore[arg-type]
             precision=trainer.precision,  # type: ignore[arg-type]
-            callbacks=[*callbacks, *(plugins.load(name)() for name in trainer.callbacks), states, *watch],
+            callbacks=[*callbacks, *map(_callback, trainer.callbacks), states, *watch],
             plugins=[files],
             logger=list(loggers) or False,
             log_every_n_steps=max(1, min(trainer.log_every, module.steps // 50)),
