@@ -34,7 +34,7 @@ LEVELS = {
     "config": 1,  # knows errors, files, plugins and shards, and nothing else
     "digests": 0.5,  # knows errors
     "global_state": 0,
-    "memory": 1,
+    "memory": 0.5,  # knows errors
     "screen": 1,
     "hub": 1,  # knows errors
     "arguments": 1,

@@ -15,6 +15,7 @@ import contextlib
 import datetime
 import hashlib
 import json
+import math
 import os
 import re
 import tempfile
@@ -64,6 +65,7 @@ OF_WORDS = ("measure.skip_first",)  # settings of measures that choose among the
 RESERVED = (IDS, RUNS, "__metadata__")  # names in a file of recorded states that are no layers
 TABLE_IN_MEMORY = "DataFrame"  # begins the path of a table in memory, before its digest
 LONGEST_NAME = 1000  # letters of the name of a layer
+MOST_ITEMS = 10**6  # of a setting that is a list
 INPUTS = ("target", "others", "texts", "stimuli", "store", "measure")  # keywords that are no settings
 
 
@@ -256,6 +258,9 @@ def given_settings(function: Callable[..., Any], arguments: Mapping[str, Any]) -
     """Return the settings among the arguments of a function that differ from their defaults, as plain values."""
     given = {}
     for name, default in settings_in(function).items():
+        count = _count(arguments[name])
+        if count > MOST_ITEMS:
+            raise ConfigError(f"{name} holds {count:,} values: give at most {MOST_ITEMS:,}")
         try:
             value = _plain(arguments[name])
         except TypeError as error:
@@ -263,6 +268,13 @@ def given_settings(function: Callable[..., Any], arguments: Mapping[str, Any]) -
         if value is not None and value != _plain(default):
             given[name] = value
     return given
+
+
+def _count(value: Any) -> int:
+    """Return how many values a list or an array has, 1 for anything else, without going through them."""
+    if isinstance(value, Tensor | np.ndarray):
+        return math.prod(value.shape)
+    return len(value) if isinstance(value, Sequence) and not isinstance(value, str) else 1
 
 
 def check_order(sides: Mapping[str, Any]) -> None:
@@ -356,7 +368,9 @@ def _done(
         }  # fmt: skip
         made["data"] = part_named("data", *text_option(texts, parts["data"], folder))
         configs = [replace(each, **parts["model"]) for each in configs]
-        alone = files and len(configs) < 2  # the model beside recordings is the target
+        # The model beside recordings is the target, unless it comes before the only one.
+        is_first = len(files) == 1 and _is_model(next(iter(named.values())))
+        alone = files and len(configs) < 2 and not is_first
         made |= {"activations": files} if files else {}
         made |= dict(zip(["target"] if alone else ["model", "target"], [*configs, *configs[-1:]], strict=False))
         entry = "train" if kind == "stitch" else "analyze"

@@ -14,6 +14,7 @@ from pydantic import AfterValidator, BeforeValidator, ByteSize, Field
 
 from thinkalike.config.schema import NOT_IN_KEY, SEEDS, STEPS, Checked, FilePath, Layers, left_open, not_in_key, ranged
 from thinkalike.errors import ConfigError
+from thinkalike.files import is_folder
 from thinkalike.plugins import is_plugin
 from thinkalike.shards.index import holds_states
 
@@ -310,7 +311,8 @@ class AnalyzeConfig(JobConfig):
 
     measure: MeasureConfig = field(default_factory=MeasureConfig)
     stimuli: StimuliConfig = field(default_factory=StimuliConfig)  # of measures that look at words
-    activations: FilePath | Files | None = not_in_key(None)  # instead of model: a file, two, or subjects
+    # instead of the model, or of the target where a model is named: a file, two, or subjects
+    activations: FilePath | Files | None = not_in_key(None)
     models: list[str | dict[str, Any]] | None = not_in_key(None)  # instead of model and target: jobs of one pass
     experiment: str | None = None  # a paper's figure or table; takes the place of measure
     ruler: Literal["bits"] | None = None  # bits: values stand beside copies of both models of 2 to 8 bits
@@ -320,8 +322,10 @@ class AnalyzeConfig(JobConfig):
         super().__post_init__()
         self.activations = [self.activations] if isinstance(self.activations, str) else self.activations
         given = self.activations or []
-        if len(given) == 1 and "model" in self.beside_recordings:
-            raise ConfigError(f"activations={given[0]} takes the place of model=; name the other side by model@target=")
+        if len(given) == 1 and len(self.beside_recordings) == 2:
+            raise ConfigError(
+                f"activations={given[0]} takes the place of model= or of model@target=; leave one of them out"
+            )
         if len(self.recordings) < len(given) and (len(given) > 2 or self.beside_recordings):
             raise ConfigError(f"activations={given} names a file more than once; give each subject once")
 
@@ -374,7 +378,7 @@ def chosen_scale(scale: str, models: Sequence[Any]) -> tuple[str, str]:
 
 def _bytes_in(folder: Path) -> int:
     """Return the bytes of the files of a folder; 0 for anything else."""
-    if not folder.is_dir():
+    if not is_folder(folder):
         return 0
     with os.scandir(folder) as entries:
         return sum(entry.stat().st_size for entry in entries if entry.is_file())

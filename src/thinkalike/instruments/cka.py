@@ -46,7 +46,7 @@ class CKAConfig(WithNull):
             raise ConfigError(f"{found}: leave out {others}, or measure.given")
 
 
-class LayerCKA(LayerPairs, kind="cka", version=12, reads=OF_STATES):
+class LayerCKA(LayerPairs, kind="cka", version=13, reads=OF_STATES):
     """Compares all layers of `model` with all of `model@target`, and those of each with each other."""
 
     name = "CKA"

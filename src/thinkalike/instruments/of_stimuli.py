@@ -71,8 +71,10 @@ def stimuli_inputs(config: AnalyzeConfig) -> dict[str, Any]:
     recordings = ", ".join(recording_fingerprint(path) for path in config.recordings)
     ids = hashlib.sha256(repr(stimuli.ids).encode()).hexdigest()[:16]  # they decide which row is whose
     read = {"stimuli": stimuli, "ids": ids, "activations": recordings}
-    names = names_of(sides_of(config))
-    if names[: len(config.recordings)] != [Path(path).stem for path in config.recordings]:
+    sides = sides_of(config)
+    names = names_of(sides)
+    recorded = [name for side, name in zip(sides, names, strict=True) if isinstance(side, str)]
+    if recorded != [Path(path).stem for path in config.recordings]:
         read["names"] = ", ".join(names)
     return {**read, **fingerprints(config.without_model(), ("model", "target"))}
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 
+import numpy as np
 import pandas as pd
 import torch
 from jaxtyping import Bool, Float
@@ -44,8 +45,9 @@ from thinkalike.measures.ridge import FOLDS, Predictor, both_ways, with_ends, wi
 from thinkalike.memory import hand_back
 from thinkalike.models.families import layers_at_depths, pairs_of_layers
 from thinkalike.models.frozen import FrozenModel
-from thinkalike.models.load import configured, load_model, rounded, twin
+from thinkalike.models.load import configured, load_model, twin
 from thinkalike.models.places import checkpoint_fingerprint
+from thinkalike.models.rounding import rounded
 from thinkalike.models.shapes import Passes, Shapes
 from thinkalike.processes import counted
 from thinkalike.screen import (
@@ -257,6 +259,11 @@ class WordComparison(Comparison):
             self._predictors[side] = [self.residual.predictor(states) for states in self.states[side]]
         return self._predictors[side]
 
+    def numbers(self) -> dict[str, float]:
+        """Return how many documents and words are compared, and which share of those with no massive states."""
+        counts = document_numbers(torch.bincount(self.residual.documents))
+        return counts | {"words": float(len(self.residual.rows)), "words_used": self.share_compared}
+
     def check_number(self) -> None:
         """Raise a DataError if the words are too few for a number: maps of few rows predict nothing that is there."""
         width = max(model.d_model for model in self.models)
@@ -298,6 +305,40 @@ class WordComparison(Comparison):
             controls = [self.residual.predictor(control) for control in states]
             return most([alike(predictors, [control] * len(predictors)) for control in controls])
         return alike(predictors, map(self.residual.predictor, states))
+
+
+def compare_words(
+    data: DataConfig,
+    models: Sequence[StateSource],
+    layers: Sequence[Sequence[Any]],
+    words: int,
+    *,
+    readers: Sequence[TextReader] = (),
+    keeps_massive: bool = False,
+    remedy: str = MORE_WORDS,
+) -> WordComparison:
+    """Return the comparison of two models at words of held-out text, which are enough for a number.
+
+    Args:
+        layers: Those of each model, pair by pair.
+        words: How many words are read, at least.
+        readers: What else reads the same text later.
+        keeps_massive: Whether words stay whose long states decide some layer.
+        remedy: What an error about too few words tells the user to do.
+
+    Raises:
+        DataError: The text has too few documents or words.
+    """
+    text = Words(data, [*dict.fromkeys(models), *readers], words, remedy)
+    hand_back(models[0].device)
+    comparison = WordComparison(text, models, layers, keeps_massive)
+    comparison.check_number()
+    return comparison
+
+
+def facts_of_words(data: DataConfig) -> dict[str, Any]:
+    """Return what a result says of the text whose words it compares."""
+    return {"data": {"name": data.name, "level": "word"}}
 
 
 def say_left_out(comparison: WordComparison, remedy: str = KEEPS_MASSIVE) -> None:
@@ -407,7 +448,7 @@ def blank_columns(table: pd.DataFrame) -> tuple[str, ...]:
     return (*BLANK, *(f"{side}_{name}" for side in lacking for name in OF_COPIES))
 
 
-class Ruler(Instrument, kind="ruler", version=8, reads=("model", "target", "layers", "data", "measure")):
+class Ruler(Instrument, kind="ruler", version=9, reads=("model", "target", "layers", "data", "measure")):
     """Says how alike two models are at pairs of layers, in bits of each of them."""
 
     of_models: ClassVar[str] = "pairs"
@@ -438,27 +479,27 @@ class Ruler(Instrument, kind="ruler", version=8, reads=("model", "target", "laye
             check_has_ruler(models)
             # A rung that cannot be loaded, or reads shorter texts, must show before the other rungs are made.
             rung_readers = [reader_of(load_model(name)) for name in measure.further_models]
-            words = Words(config.data, [*dict.fromkeys(models), *rung_readers], measure.words)
-            hand_back(models[0].device)
         pairs = _pairs(config.layers, models)
         names = [model.name for model in models]
         described = [model.describe() for model in models]
         layers = [[pair[side] for pair in pairs] for side in (0, 1)]
         with work.phase("models"):
-            comparison = WordComparison(words, models, layers, keeps_massive=measure.massive == "keep")
-            comparison.check_number()
+            comparison = compare_words(
+                config.data,
+                models,
+                layers,
+                measure.words,
+                readers=rung_readers,
+                keeps_massive=measure.massive == "keep",
+            )
         value, rungs = measured(comparison, models, work, measure.further_of)
         say_left_out(comparison)
-        numbers = document_numbers(torch.bincount(comparison.residual.documents))
-        worth = numbers["effective_documents"]
+        scalars = comparison.numbers()
+        worth = scalars["effective_documents"]
         if not has_interval(worth):
-            log.warning("warning: %s", why_no_interval(worth, int(numbers["documents"])))
+            log.warning("warning: %s", why_no_interval(worth, int(scalars["documents"])))
         table = table_of(names, pairs, value, rungs)
-        scalars = numbers | {
-            "words": float(len(comparison.residual.rows)),
-            "words_used": comparison.share_compared,
-        }
-        facts = {"data": {"name": config.data.name, "level": "word"}}
+        facts = facts_of_words(config.data)
         tables = {"rungs": rungs_table(names, layers, rungs)}
         return Outcome(table, scalars, tables=tables, models=described, facts=facts, blank=blank_columns(table))
 
@@ -531,9 +572,16 @@ def local_mixing(table: Any) -> Any:
     return both.max(axis=1) if isinstance(table, pd.DataFrame) else both.max()
 
 
-def shares_more(row: Any) -> bool:
-    """Return whether a layer pair shares more than local mixing does: by the interval where there is one."""
-    return bool(row["beyond"] > 0) and not row["beyond_low"] <= 0
+def shares_more(rows: Any, prefix: str = "") -> Any:
+    """Return whether a layer pair shares more than local mixing does: by the interval where there is one.
+
+    Args:
+        rows: A table, or one of its rows.
+        prefix: Of the names of the columns.
+    """
+    is_more = rows[f"{prefix}beyond"] > 0
+    is_open = rows[f"{prefix}beyond_low"] <= 0
+    return np.logical_and(is_more, np.logical_not(is_open))
 
 
 def copies_in_words(row: Any, verb: str) -> str:

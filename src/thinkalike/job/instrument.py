@@ -297,9 +297,12 @@ class Instrument(ABC):
         return value is None or (own is not None and name not in own.unused and is_same)
 
     def models_of(self, config: Any) -> Mapping[str, ModelConfig]:
-        """Return the models that a job runs: by the part of the configuration, or by their names."""
+        """Return the models that a job runs: by the part of the configuration, or by their names.
+
+        The part is empty where states were recorded, and then runs nothing.
+        """
         parts = {part: getattr(config, part) for part in ("model", "target") if part in self.reads}
-        return {part: model for part, model in parts.items() if model is not None}
+        return {part: model for part, model in parts.items() if model is not None and model.name}
 
     def shapes_of(self, config: Any) -> dict[str, Shape | None]:
         """Return the shapes of the models of `models_of`, without loading weights; None where a shape is unknown."""

@@ -351,6 +351,7 @@ class FrozenModel:
             "settings": self.settings(),
             "tokenizer": tokenizer_fingerprint(self.tokenizer),
             "marks": self.marks(),
+            "layers": str(self.n_layers),
             "dtype": str(self.dtype).removeprefix("torch."),
             "device": str(self.device),
             **({"other_dtypes": self.other_dtypes()} if self.other_dtypes() else {}),

@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast, runtime_checkable
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
 from thinkalike.config import ModelConfig, model_named, options
 from thinkalike.config.parts import AFTER
 from thinkalike.errors import ConfigError, ModelError, checked_path, one_of
+from thinkalike.files import is_there
 from thinkalike.global_state import isolated
 from thinkalike.measures.estimates import seeded
 from thinkalike.memory import page_out
@@ -46,10 +45,6 @@ IN_MEMORY = {"dtype", "device", "context", "bos", "side", "classes", "site", "he
 PADDING, PADDED = 0.1, 256  # share and number of the rows of an embedding that no token may have
 SAME = 0.9  # of the ids of two tokenizers of one vocabulary stand for the same token
 END = "<|endoftext|>"  # the only special token of a mini
-ROWS = 2**13  # of a matrix that are rounded at once: the embedding is half of a small model
-MOST_TURNS = 50  # of balancing rows and columns
-BALANCED = 1e-4  # relative change of the sizes of columns in a turn, at which they count as found
-SMALLEST = torch.finfo(torch.float32).tiny
 
 
 @runtime_checkable
@@ -149,6 +144,8 @@ def load_model(
             shape = read_shape(source, place)
             family = FAMILIES.get(source.family) or family_in(shape, f"{place}/config.json")
             _check_settings(config, family)
+            if not config.implausible:
+                survey.check_rope(shape, config.called)
             stated = stated_quantization(shape)
             if stated and config.quantization:
                 remedy = f"remove model.quantization={config.quantization}"
@@ -329,7 +326,7 @@ def configured(model: ModelConfig | str | os.PathLike[str], settings: Mapping[st
     if isinstance(model, ModelConfig):
         return model_named(model, plain)
     called = checked_path("model", model)
-    is_place = isinstance(model, os.PathLike) or (called not in options("model") and Path(called).exists())
+    is_place = isinstance(model, os.PathLike) or (called not in options("model") and is_there(called))
     return model_named(str(Path(called).absolute()) if is_place else called, plain)
 
 
@@ -494,68 +491,3 @@ def twin(model: FrozenModel, seed: int) -> FrozenModel:
     found = fresh(model, seed)
     survey.embedding_of(found.module).data = survey.embedding_of(model.module).data
     return found
-
-
-def can_be_rounded(model: FrozenModel) -> bool:
-    """Return whether all weights are numbers on one device: not whole numbers with scales, as 4bit and 8bit have."""
-    is_spread = bool(getattr(model.module, "hf_device_map", None))
-    return not is_spread and all(weight.is_floating_point() for weight in model.module.parameters())
-
-
-@torch.no_grad()
-def rounded(model: FrozenModel, bits: int) -> FrozenModel:
-    """Return a copy with weights of so many bits: each matrix is balanced, rounded by row, and scaled back.
-
-    Rows of a balanced matrix have 2^bits - 1 values, equally apart, from -max |w| to max |w|. Without balance, what is
-    lost depends on how weights are written: hidden units that are computed larger and read smaller, and gains of norms
-    that are folded into the next matrix, change no output of a model. Balanced matrices do not change either (Müller et
-    al. 2025, arXiv:2509.22944, quantise them for their smaller errors).
-
-    Raises:
-        ModelError: The weights are quantised, or on several devices.
-    """
-    if not can_be_rounded(model):
-        raise ModelError(f"{model.name} cannot be rounded; leave model.quantization and model.device_map out")
-    page_out()
-    module = deepcopy(model.module)
-    page_out()
-    for weight in module.parameters():
-        if weight.dim() > 1:
-            matrix = weight.reshape(-1, weight.shape[-1])  # a copy where the order of the memory allows no view
-            round_in_place(matrix, 2 ** (bits - 1) - 1)
-            weight.copy_(matrix.view_as(weight))
-    return variant(model, module, f"{model.name} ({bits} bits)", is_proved=True)
-
-
-def round_in_place(matrix: Float[Tensor, "n m"], steps: int) -> None:
-    """Round each row of a balanced matrix to so many steps from 0 to its largest entry, and undo the balance."""
-    row_sizes, column_sizes = balanced_sizes(matrix)
-    for rows, sizes in zip(matrix.split(ROWS), row_sizes.split(ROWS), strict=True):
-        scale = sizes[:, None] * column_sizes
-        balanced = rows / scale
-        step = balanced.abs().amax(1, keepdim=True).clamp(min=SMALLEST) / steps
-        rows.copy_((balanced / step).round() * step * scale)
-
-
-def balanced_sizes(matrix: Float[Tensor, "n m"]) -> tuple[Float[Tensor, " n"], Float[Tensor, " m"]]:
-    """Return sizes r and c so that matrix / (r c^T) has a root mean square of 1 in each row and each column.
-
-    They are unique up to one factor, and found in turn (Sinkhorn 1967). Rows and columns of zeros have the size 1.
-    """
-    rows = torch.ones(matrix.shape[0], device=matrix.device)
-    columns = torch.ones(matrix.shape[1], device=matrix.device)
-    for _ in range(MOST_TURNS):
-        before = columns
-        of_columns = torch.zeros_like(columns)
-        row_parts = []
-        for part in matrix.split(ROWS):
-            squares = part.float().square()
-            mean_squares = (squares / before.square()).mean(1)
-            row_parts.append(mean_squares.sqrt().where(mean_squares > SMALLEST, 1.0))
-            of_columns += (squares / row_parts[-1].square()[:, None]).sum(0)
-        rows = torch.cat(row_parts)
-        mean_squares = of_columns / len(matrix)
-        columns = mean_squares.sqrt().where(mean_squares > SMALLEST, 1.0)
-        if (columns / before - 1).abs().max() < BALANCED:
-            break
-    return rows, columns

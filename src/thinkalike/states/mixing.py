@@ -8,6 +8,7 @@ know is taken out of states before these are compared. `CONTROLS` are not linear
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 
 import torch
 from jaxtyping import Float, Int
@@ -50,9 +51,16 @@ class TokenMixing:
         self.identity = model.identity
         self._model = model
         self._seed = seed
-        embedding = self._first_places(model.sampled_vocabulary())
-        self._mean = embedding.mean(0)
-        self._size = (embedding - self._mean).square().sum(1).mean().sqrt()
+
+    @cached_property
+    def _centre_and_size(self) -> tuple[Float[Tensor, " d"], Float[Tensor, ""]]:
+        """The mean embedding, and the root mean square length of embeddings less this mean.
+
+        They are of a sample of the vocabulary, which is embedded when they are first asked for: positions need none.
+        """
+        embedding = self._first_places(self._model.sampled_vocabulary())
+        mean = embedding.mean(0)
+        return mean, (embedding - mean).square().sum(1).mean().sqrt()
 
     def encoded(self, text: str) -> tuple[list[int], list[Span]]:
         return self._model.encoded(text)
@@ -83,7 +91,8 @@ class TokenMixing:
     def _embedded(self, tokens: Int[Tensor, "b t"]) -> Float[Tensor, "b t d"]:
         """Return the embedding of each token, as it is in the first place of a row, less their mean."""
         vocabulary, numbers = tokens.unique(return_inverse=True)
-        return (self._first_places(vocabulary) - self._mean)[numbers]
+        mean, _ = self._centre_and_size
+        return (self._first_places(vocabulary) - mean)[numbers]
 
     def _first_places(self, vocabulary: Int[Tensor, " v"]) -> Float[Tensor, "v d"]:
         return self._model.embedded(vocabulary).float().cpu()
@@ -92,7 +101,8 @@ class TokenMixing:
         width = self.d_model
         random = seeded(self._seed)
         onward = torch.randn(width, width, generator=random) * RADIUS / width**0.5
-        inward = torch.randn(width, width, generator=random) / self._size
+        _, size = self._centre_and_size
+        inward = torch.randn(width, width, generator=random) / size
         bias = torch.randn(width, generator=random)
         inputs = rows @ inward + bias
         state = torch.zeros_like(inputs[:, 0])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import re
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -59,9 +60,14 @@ class StimulusStates(NamedTuple):
 
 
 def sides_of(config: AnalyzeConfig) -> list[str | ModelConfig]:
-    """Return what measures of stimuli compare, each once: files of `activations`, `model` and `model@target`."""
+    """Return what measures of stimuli compare, each once: files of `activations`, `model` and `model@target`.
+
+    The source comes first. Recordings are the source, but for a single one beside `model`, which is the source itself.
+    """
     if config.activations:
-        return [*config.recordings, *config.beside_recordings.values()]
+        recordings, beside = config.recordings, config.beside_recordings
+        is_target = len(recordings) == 1 and "model" in beside
+        return [*beside.values(), *recordings] if is_target else [*recordings, *beside.values()]
     return [config.model] if config.target == config.model else [config.model, config.target]
 
 
@@ -228,7 +234,9 @@ def without_massive(
     return every.of(~outliers), every
 
 
-def numbered(sides: Sequence[StimulusStates]) -> str:
-    """Return the part of an error that says what the numbers of layers stand for."""
+def numbered(sides: Sequence[StimulusStates], message: str) -> str:
+    """Return what the numbers of layers stand for, to end a message that has such a number; else nothing."""
+    if not re.search(r"\blayers?\b\D?\d", message):
+        return ""
     names = [f"{side.name} {layer}" for side in sides for layer in side.layers]
     return "; layers are numbered " + ", ".join(f"{number} {name}" for number, name in enumerate(names))

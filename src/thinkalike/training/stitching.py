@@ -387,4 +387,7 @@ class StitchTraining(SteppedModule):
         """Take over the size of the microbatches, unless the user has changed the limits."""
         kept = checkpoint.get("microbatch")
         if kept and kept["limits"] == [self.limits.memory, self.limits.recompute]:
-            self.microbatch = Microbatch(*kept["size"])
+            size = kept["size"]
+            if not all(type(number) is int and number > 0 for number in size):
+                raise ValueError(f"its microbatch is {str(size)[:40]}, and should be two numbers from 1")
+            self.microbatch = Microbatch(*size)

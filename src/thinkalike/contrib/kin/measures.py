@@ -15,7 +15,7 @@ from torch import Tensor
 from thinkalike.arguments import takes_arrays
 from thinkalike.measures.contract import Blocks, LayerMeasure, Pair, both_in_order, each_pair, rows_in_order
 from thinkalike.measures.estimates import ROUNDINGS, RowGroups
-from thinkalike.measures.neighbours import NEIGHBOURS, directions, in_order, nearest, numbers_of
+from thinkalike.measures.neighbours import NEIGHBOURS, directions, in_order, nearest, neighbours, numbers_of
 from thinkalike.measures.shape import centred_rows
 
 KEPT = 0.99  # of the variance
@@ -149,11 +149,11 @@ class Neighbours(NamedTuple):
 
 
 def jaccard_measure(k: int = NEIGHBOURS) -> LayerMeasure:
-    return LayerMeasure(partial(numbers_of, k=k), each_pair(_jaccard), in_order, fewest=k + 2)
+    return LayerMeasure(partial(numbers_of, k=k), each_pair(_jaccard), in_order, k + 2, needed_by=neighbours(k))
 
 
 def second_order_measure(k: int = NEIGHBOURS) -> LayerMeasure:
-    return LayerMeasure(partial(_neighbours, k=k), each_pair(_second_order), _moved, fewest=k + 2)
+    return LayerMeasure(partial(_neighbours, k=k), each_pair(_second_order), _moved, k + 2, needed_by=neighbours(k))
 
 
 @torch.no_grad()

@@ -40,7 +40,7 @@ from thinkalike.measures.estimates import PARTS, without_parts
 from thinkalike.memory import hand_back
 from thinkalike.models.families import layers_at_depths, pairs_of_layers
 from thinkalike.models.frozen import FrozenModel
-from thinkalike.models.load import can_be_rounded
+from thinkalike.models.rounding import can_be_rounded
 from thinkalike.processes import counted
 from thinkalike.screen import show_text
 from thinkalike.states.batches import ModelRuns, StateBatch, StateBatches, sampled, text_batches
