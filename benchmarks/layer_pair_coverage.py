@@ -24,9 +24,8 @@ from thinkalike.config import MeasureConfig
 from thinkalike.contrib.court.likeness import DirectionSums, Foreseen, whitening
 from thinkalike.contrib.court.regression import RegressionMoments
 from thinkalike.contrib.court.tokens_alone import AHEAD
-from thinkalike.contrib.kin.instruments import DECLARED as KIN
-from thinkalike.contrib.kin.instruments import OUTPUTS
 from thinkalike.instruments.layer_pairs.declared import DECLARED
+from thinkalike.instruments.layer_pairs.outputs import OUTPUTS
 from thinkalike.measures import Estimate, LayerMeans, LayerMeasure, cka_measure, mutual_measure
 from thinkalike.measures.estimates import PARTS
 from thinkalike.measures.layer_means import Accumulator
@@ -34,7 +33,7 @@ from thinkalike.measures.layer_means import Accumulator
 DIRECTIONS = ("cca", "cca_least", "r2_output")  # of a stitch, see `DirectionSums`; the output is the first dimension
 MEASURES: dict[str, LayerMeasure] = {
     "cka": cka_measure(),
-    **{kind: each.measure(MeasureConfig.schemas[kind]()) for kind, each in (DECLARED | KIN | OUTPUTS).items()},
+    **{kind: each.measure(MeasureConfig.schemas[kind]()) for kind, each in (DECLARED | OUTPUTS).items()},
     **dict.fromkeys(("future", *DIRECTIONS), cka_measure()),  # in whose place stand others, see `layer_pair`
     "cka given token": cka_measure(),
     "mutual_knn given token": mutual_measure(5),

@@ -60,8 +60,9 @@ more than 80 GB, and so do the two largest alone; in bfloat16 all fit.
 def page() -> str:
     """Return the text of docs/reference/scale.md."""
     asked = {name: compose_job("analyze", [f"experiment={name}"]) for name in sorted(options("experiment"))}
+    revisions = [f"step{step}" for step in STEPS]
     with (
-        mock.patch("thinkalike.contrib.trajectory.instrument._on_hub", return_value=[f"step{step}" for step in STEPS]),
+        mock.patch("thinkalike.instruments.trajectory.instrument._on_hub", return_value=revisions),
         mock.patch("thinkalike.forecast.pick_device", return_value="cuda"),  # whatever machine makes the page
     ):
         rows = [_experiment(name, forecast(config, looks_up=False)) for name, config in asked.items()]

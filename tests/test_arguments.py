@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from thinkalike import measures
 from thinkalike.arguments import NAMES, Count, Level, checked_numbers, takes_arrays, tensor_of
-from thinkalike.contrib.mlem.differentiable import DifferentiableMLEM
 from thinkalike.measures import (
     CKA,
     DISTANCE_CORRELATION,
@@ -35,6 +34,7 @@ from thinkalike.measures import (
     token_loss,
     weighted_tau,
 )
+from thinkalike.measures.mlem.differentiable import DifferentiableMLEM
 from thinkalike.stitches.stitch import Stitch
 
 N, D = 24, 4

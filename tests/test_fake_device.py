@@ -19,11 +19,11 @@ from test_work import KINDS, OUTPUTS
 from thinkalike import measures
 from thinkalike.config import DataConfig, instrument, measure_module, measure_schema
 from thinkalike.contrib.court.likeness import likeness_of
-from thinkalike.contrib.mlem.differentiable import DifferentiableMLEM
 from thinkalike.data.corpus import TokenRows
 from thinkalike.data.stimuli import Stimuli
 from thinkalike.evaluation.changes import by_part, moves, perturbed, seen
 from thinkalike.instruments.ruler import alike
+from thinkalike.measures.mlem.differentiable import DifferentiableMLEM
 from thinkalike.measures.ridge import Predictor
 from thinkalike.models.parts import changed_parts, parts_of
 from thinkalike.states.batches import ModelRuns, array_batches, text_batches

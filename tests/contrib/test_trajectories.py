@@ -21,8 +21,9 @@ from thinkalike.config import ModelConfig
 from thinkalike.contrib.papers import experiment_named, trajectory_grammar
 from thinkalike.contrib.papers.experiment import Case, job_of
 from thinkalike.contrib.pretraining.instrument import PretrainConfig
-from thinkalike.contrib.trajectory import answers
-from thinkalike.contrib.trajectory.answers import (
+from thinkalike.errors import ConfigError, ModelError
+from thinkalike.instruments.trajectory import answers
+from thinkalike.instruments.trajectory.answers import (
     balanced,
     curve_of,
     held_out_right,
@@ -31,8 +32,7 @@ from thinkalike.contrib.trajectory.answers import (
     permuted_labels,
     simultaneous_t,
 )
-from thinkalike.contrib.trajectory.instrument import TrajectoryConfig, checkpoints_of, steps_of, training
-from thinkalike.errors import ConfigError, ModelError
+from thinkalike.instruments.trajectory.instrument import TrajectoryConfig, checkpoints_of, steps_of, training
 from thinkalike.measures.estimates import jackknife, student_t
 from thinkalike.measures.mlem.importance import fold_interval
 from thinkalike.models.load import load_model

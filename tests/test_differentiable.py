@@ -7,8 +7,8 @@ import torch
 from torch import nn
 from torch.optim import LBFGS
 
-from thinkalike.contrib.mlem.differentiable import DifferentiableMLEM, pearson, soft_ranks
 from thinkalike.measures import MLEM, FeatureEncoder
+from thinkalike.measures.mlem.differentiable import DifferentiableMLEM, pearson, soft_ranks
 
 LOSSES = ["squared_error", "pearson", "spearman"]
 

@@ -22,8 +22,6 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from thinkalike.config import AnalyzeConfig, ModelConfig
-from thinkalike.contrib.transfer.measures import balanced_accuracies
-from thinkalike.contrib.transfer.probes import SPLITS, Task, tasks_of
 from thinkalike.data.stimuli import Stimuli
 from thinkalike.digests import tokenizer_fingerprint
 from thinkalike.errors import DataError
@@ -32,8 +30,10 @@ from thinkalike.evaluation.language import BATCH_TOKENS, document_numbers, ends_
 from thinkalike.instruments.diff.instrument import read_rows
 from thinkalike.instruments.mlem import MLEMConfig, fit_profiles
 from thinkalike.instruments.of_stimuli import stimuli_facts
+from thinkalike.instruments.probing_tasks import SPLITS, Task, tasks_of
 from thinkalike.job import Outcome, Work
 from thinkalike.measures import estimates
+from thinkalike.measures.accuracy import balanced_accuracies
 from thinkalike.measures.estimates import (
     FEWEST,
     Estimate,

@@ -15,15 +15,15 @@ from typing import Any, ClassVar, Literal
 
 import pandas as pd
 
+from thinkalike import figures
 from thinkalike.config import AnalyzeConfig, MeasureConfig, ModelConfig, compose_inner_job, ranged
 from thinkalike.config.schema import Numbers
-from thinkalike.contrib import figures
-from thinkalike.contrib.trajectory.answers import Reading, outcome, tasks_of_features
 from thinkalike.data.documents import text_fingerprint
 from thinkalike.data.tables import read_stimuli
 from thinkalike.errors import ConfigError, listed, natural_order
 from thinkalike.hub import cached, patiently, refused
 from thinkalike.instruments import run_job
+from thinkalike.instruments.trajectory.answers import Reading, outcome, tasks_of_features
 from thinkalike.job import Instrument, Outcome, Work
 from thinkalike.models.places import checkpoint_fingerprint, explained, named_folder, revisions_in
 from thinkalike.models.shapes import Passes, Shapes
