@@ -46,7 +46,7 @@ from yaml import YAMLError
 
 from thinkalike.config import parts
 from thinkalike.config.parts import HOW_IT_RUNS, AnalyzeConfig, JobConfig, MeasureConfig, ModelConfig, TrainConfig
-from thinkalike.config.schema import Checked, default_of, is_open, made, unknown
+from thinkalike.config.schema import Checked, default_of, extended, is_open, made, unknown
 from thinkalike.config.written import (
     NumbersAsWritten,
     NumberTexts,
@@ -63,6 +63,7 @@ from thinkalike.plugins import (
     POINTS,
     TASKS,
     check_trusted,
+    conf_folders,
     instrument,
     instrument_of,
     is_plugin,
@@ -80,6 +81,7 @@ _CHECKOUT = Path(__file__).resolve().parents[3] / "conf"
 CONF = _CHECKOUT if _CHECKOUT.is_dir() else Path(__file__).resolve().parents[1] / "conf"  # where a wheel has it
 GROUPS: dict[str, Any] = {schema.part: schema for schema in vars(parts).values() if getattr(schema, "part", "")}
 FOLDERS, REST = "thinkalike://folders", "thinkalike://"
+PACKAGES = "packages"  # packages/train is what installed packages add to the command lines of train.py
 _COMPOSING = threading.RLock()
 LISTS = {"task": [*TASKS], "measure": [*MEASURES]}
 OURS = ("thinkalike", "structured")  # schemes of the sources that no file is behind
@@ -113,7 +115,8 @@ class Options(ConfigSource):
 
     def load_config(self, config_path: str) -> ConfigResult:
         node = _folder(config_path) or _node(config_path)
-        package = "_global_" if config_path.startswith(("task/", "measure/")) else None  # with the parts that they add
+        # tasks and measures bring the parts that they add
+        package = "_global_" if config_path.startswith(("task/", "measure/", f"{PACKAGES}/")) else None
         return ConfigResult(self.provider, f"{REST}{config_path}", OmegaConf.create(node), {"package": package})
 
     def is_config(self, config_path: str) -> bool:
@@ -139,6 +142,8 @@ class OptionsEverywhere(SearchPathPlugin):
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         if self.is_ours:
             search_path.prepend("thinkalike", FOLDERS)
+            for folder in conf_folders().values():
+                search_path.append("thinkalike", f"file://{folder}")
             search_path.append("thinkalike", REST)
 
 
@@ -361,8 +366,14 @@ def _foreign_file(source: ConfigSource, config_path: str) -> Path | None:
     if source.scheme() in OURS or (source.scheme() == "pkg" and source.path == HYDRAS):
         return None
     file = Path(source.path, config_path).with_name(f"{Path(config_path).name.removesuffix('.yaml')}.yaml").resolve()
-    is_ours = Path(source.path).resolve() == CONF.resolve() and file.is_relative_to(CONF.resolve())  # not by ../..
+    folder = Path(source.path).resolve()
+    is_ours = folder in _own_folders() and file.is_relative_to(folder)  # not by ../..
     return None if is_ours else file
+
+
+def _own_folders() -> list[Path]:
+    """Return the folders of configuration groups of this package and of installed packages that extend it."""
+    return [folder.resolve() for folder in (CONF, *conf_folders().values())]
 
 
 def _check_is_job(settings: Mapping[Any, Any]) -> None:
@@ -386,7 +397,7 @@ def _check_key(override: Override) -> None:
 def _check_option(group: str, chosen: Any, begins: str = "") -> None:
     """Check that a group has one option; Hydra would mix the settings of several into a model that nobody has."""
     name = group.strip("/")
-    is_ours = name in LISTS or (bool(name) and (CONF / name).is_dir())
+    is_ours = name in LISTS or (bool(name) and any((folder / name).is_dir() for folder in _own_folders()))
     if is_ours and isinstance(chosen, list):
         raise ConfigError(f"{begins}{name}={short(chosen)} chooses several options, and a job has one; choose one")
 
@@ -602,8 +613,11 @@ def _node(path: Any) -> dict[str, Any] | None:
     if path in ("train_schema", "analyze_schema"):  # of models and data, which may not be named, all settings are open
         unset = _unset(AnalyzeConfig if path == "analyze_schema" else instrument(TASKS["stitch"]).config)
         return unset | {part: dict.fromkeys(unset[part]) for part in ("model", "target", "data")}
+    if group == PACKAGES:
+        files = {f"{package}_{name}": folder for package, folder in conf_folders().items()}
+        return {"defaults": [f"/{file}" for file, folder in files.items() if (folder / f"{file}.yaml").is_file()]}
     if name == "schema" and group in GROUPS:
-        return _unset(GROUPS[group])
+        return _unset(_schema_of_group(group))
     if group == "task" and name in TASKS:
         return {"task": name, **_added(instrument(TASKS[name]).config, TrainConfig)}
     if group == "measure" and (name in MEASURES or is_plugin(name)):
@@ -627,8 +641,13 @@ def _unset(schema: Any) -> dict[str, Any]:
     hints, node = get_type_hints(schema), {}
     for item in dataclasses.fields(schema):
         is_part = dataclasses.is_dataclass(hints[item.name])
-        node[item.name] = _unset(hints[item.name]) if is_part else None if is_open(item) else default_of(item)
+        node[item.name] = _unset(extended(hints[item.name])) if is_part else None if is_open(item) else default_of(item)
     return node
+
+
+def _schema_of_group(group: str) -> Any:
+    """Return the schema of the options of a group, with the settings that installed packages add."""
+    return extended(GROUPS[group])
 
 
 def measure_schema(kind: str) -> Any:
@@ -822,7 +841,8 @@ def _checked(composed: DictConfig, overrides: Sequence[str], choices: Mapping[st
         settings["measure"] = made(measure_schema(kind), settings["measure"], "measure.")
     for part in ("model", "target", "data"):
         if settings[part]["name"] is None:  # what is not given has its default, or stays open
-            settings[part] = _unset(GROUPS["data" if part == "data" else "model"]) | _given(settings[part])
+            schema = _schema_of_group("data" if part == "data" else "model")
+            settings[part] = _unset(schema) | _given(settings[part])
     config = made(job.config if job else AnalyzeConfig, settings)
     for word in overrides:
         if word.partition("=")[2] == "???":
@@ -867,14 +887,14 @@ def _schema_of(place: Place, settings: Mapping[str, Any]) -> tuple[Any, Place] |
     """Return the schema of the part that has a setting, and the place of the setting in it; None: there is no such."""
     part, rest = place[0], place[1:]
     if part == "models" and len(rest) == 2:  # models=[{model: NAME, SETTING: value}]
-        return ModelConfig, (("name" if rest[1] == "model" else rest[1]),)
+        return extended(ModelConfig), (("name" if rest[1] == "model" else rest[1]),)
     if part == "measure":
         kind = _kind_of_measure(settings)
         return (measure_schema(kind) if kind else MeasureConfig), rest
     if part == "target":
-        return ModelConfig, rest
+        return extended(ModelConfig), rest
     if part in GROUPS:
-        return GROUPS[part], rest
+        return _schema_of_group(part), rest
     job = _instrument_of(settings)
     return (job.config if job else AnalyzeConfig), place
 
@@ -1016,7 +1036,7 @@ def part_named(group: str, name: str, given: Mapping[str, Any]) -> Any:
     """
     settings: Any = {**option(group, name), **_literal(given)}
     settings = OmegaConf.to_container(OmegaConf.create(settings), resolve=True)
-    return made(measure_schema(name) if group == "measure" else GROUPS[group], settings, f"{group}.")
+    return made(measure_schema(name) if group == "measure" else _schema_of_group(group), settings, f"{group}.")
 
 
 def _literal(value: Any) -> Any:

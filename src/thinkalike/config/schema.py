@@ -23,6 +23,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar, Union
 import pydantic
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
 
+from thinkalike import plugins
 from thinkalike.errors import ConfigError, nearest, short
 
 SEEDS = 2**32 - 1  # the largest seed that every library takes
@@ -107,6 +108,7 @@ class Checked:
 
     part: ClassVar[str] = ""
     usual_option: ClassVar[str] = ""  # the option of its group that it is where it has no name
+    read_by: ClassVar[Mapping[str, str]] = {}  # the kind of job, for each setting that one kind alone reads
 
     def __init_subclass__(cls, part: str | None = None, **more: Any) -> None:
         super().__init_subclass__(**more)
@@ -134,6 +136,25 @@ class Checked:
         values = {item.name: default_of(item) for item in fields if is_open(item)} | {**self.by_recipe(job)}
         values = {name: value for name, value in values.items() if getattr(self, name) is None}
         return dataclasses.replace(self, **values) if values else self  # type: ignore[type-var]
+
+
+def extended(schema: Any) -> Any:
+    """Return the schema of a part with the settings that installed packages add to it, see `thinkalike.plugins`."""
+    if schema.part not in plugins.SETTINGS:
+        return schema
+    with_additions = _with_additions(schema.part)
+    return with_additions if issubclass(with_additions, schema) else schema
+
+
+@cache
+def _with_additions(part: str) -> Any:
+    """Return the one schema of a part that has the settings of all packages, each a subclass of the part's schema."""
+    additions = [plugins.load(name) for name in plugins.SETTINGS[part]]
+    schema = additions[0].__base__
+    content: dict[str, Any] = {"__module__": schema.__module__, "__doc__": schema.__doc__, "read_by": {}}
+    for addition in additions:
+        content["read_by"] |= addition.read_by
+    return dataclasses.dataclass(type(schema.__name__, tuple(additions), content))
 
 
 @cache
@@ -205,7 +226,7 @@ def made(schema: type[Schema], values: Mapping[str, Any], path: str = "") -> Sch
             raise ConfigError(unknown(key, known))
         if dataclasses.is_dataclass(hints[name]) and not dataclasses.is_dataclass(value):
             try:
-                given[name] = made(hints[name], value, f"{path}{name}.")  # type: ignore[arg-type]
+                given[name] = made(extended(hints[name]), value, f"{path}{name}.")
             except ConfigError as error:  # the second model is `target` on a command line
                 raise ConfigError(str(error).replace(f"{hints[name].part}.", f"{name}.", 1)) from None
     return schema(**given)

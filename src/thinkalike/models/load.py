@@ -374,13 +374,10 @@ def read_mini(place: str, device: torch.device, dtype: torch.dtype) -> survey.Ch
 
 
 def _classes(config: ModelConfig, module: Any) -> list[str]:
-    """Return the classes in the order of the logits: those of the configuration, or else those of the checkpoint."""
+    """Return the classes of a classifier in the order of its logits."""
     stated = [module.config.id2label[number] for number in range(module.config.num_labels)]
-    own = [name.lower().replace("_", "-").replace("not-entailment", "non-entailment") for name in stated]
-    classes = list(config.classes or own)
-    if len(classes) != len(own) or (sorted(own) == sorted(classes) and own != classes):
-        raise ModelError(f"{config.called}: model.classes={classes}, but its config.json says {own}; leave it out")
-    return classes
+    names = [name.lower().replace("_", "-").replace("not-entailment", "non-entailment") for name in stated]
+    return config.classes_of(names)
 
 
 def _device_of(module: Any, device: torch.device) -> torch.device:

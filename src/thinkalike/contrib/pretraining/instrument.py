@@ -20,9 +20,10 @@ from pytorch_lightning.callbacks import Callback
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from thinkalike.config import ModelConfig, TrainConfig, left_open, ranged
+from thinkalike.config import TrainConfig, left_open, ranged
 from thinkalike.config.parts import COUNTS, TOKENS_AT_ONCE
-from thinkalike.config.schema import STEPS, Checked
+from thinkalike.config.schema import STEPS, Checked, extended
+from thinkalike.contrib.pretraining.settings import PretrainedModel
 from thinkalike.data.corpus import read_corpus
 from thinkalike.data.documents import training_texts
 from thinkalike.errors import ConfigError, one_line
@@ -81,6 +82,7 @@ class PretrainConfig(Checked, part="pretrain"):
 class PretrainJob(TrainConfig):
     """All that `task=pretrain` needs to know."""
 
+    model: PretrainedModel = field(default_factory=lambda: extended(PretrainedModel)())
     pretrain: PretrainConfig = field(default_factory=PretrainConfig)
 
     def __post_init__(self) -> None:
@@ -288,7 +290,7 @@ class MiniPretraining(Instrument, kind="pretraining", version=2, config=Pretrain
 
 
 @torch.no_grad()
-def _try_out(model: ModelConfig, vocabulary: int, context: int) -> None:
+def _try_out(model: PretrainedModel, vocabulary: int, context: int) -> None:
     """Build the mini and run it on one row, so that sizes that do not go together are refused before any training."""
     if (family := FAMILIES.get(model.family, FAMILIES["legacy"])).reader == "legacy":
         raise ConfigError(f"model.family={model.family} is not one that task=pretrain makes")

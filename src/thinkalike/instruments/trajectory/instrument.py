@@ -154,7 +154,7 @@ def trained(config: AnalyzeConfig) -> ModelConfig:
         return config.model
     job = training(config)
     folder = run_job(job, shown=False).folder / config.model.name
-    return replace(config.model, path=str(folder), seed=job.model.seed)
+    return replace(config.model, path=str(folder))
 
 
 def steps_of(model: ModelConfig, only: str = "*") -> dict[int, str]:

@@ -1,0 +1,41 @@
+"""The settings of a model that say how it is pretrained; the recipes of the bundled ones are in conf/pretraining/."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from thinkalike.config import ModelConfig, ranged
+from thinkalike.config.parts import COUNTS, TOKENS_AT_ONCE
+from thinkalike.config.schema import SEEDS
+
+
+@dataclass
+class PretrainedModel(ModelConfig):
+    """A model, and how task=pretrain makes it."""
+
+    architecture: dict[str, Any] = field(default_factory=dict)  # what task=pretrain builds
+    seed: int = ranged(0, least=0, most=SEEDS)  # of the initial weights and of the order of the training data
+    cls_sep: bool = False  # task=pretrain: the tokenizer puts [CLS] before a text and [SEP] after it
+    pretrain_tokens: int = ranged(0, least=0, most=COUNTS)  # of a mini: pretrain.tokens where nothing is said
+    pretrain_tokens_per_step: int = ranged(2048, least=2, most=TOKENS_AT_ONCE)  # likewise
+    pretrain_lr: float = ranged(2e-3, above=0)  # likewise
+    pretrain_vocabulary: int = ranged(1024, least=260, most=10**6)  # likewise
+
+    read_by: ClassVar[Mapping[str, str]] = {
+        "architecture": "pretraining",
+        "cls_sep": "pretraining",
+        "pretrain_tokens": "pretraining",
+        "pretrain_tokens_per_step": "pretraining",
+        "pretrain_lr": "pretraining",
+        "pretrain_vocabulary": "pretraining",
+    }
+
+    def fixed_by(self, shape: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+        fixed = super().fixed_by(shape)
+        fixed["seed"] = (self.seed, shape.get("seed", self.seed))
+        sizes = shape.get("architecture", shape)
+        for name, value in self.architecture.items():
+            fixed[f"architecture.{name}"] = (value, sizes.get(name, value))
+        return fixed
