@@ -32,13 +32,13 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from thinkalike.config import MeasureConfig, ModelConfig
-from thinkalike.contrib.pretraining.instrument import train_tokenizer
 from thinkalike.instruments.layer_pairs.declared import DECLARED
 from thinkalike.instruments.layer_pairs.outputs import OUTPUTS
 from thinkalike.measures import MLEM, cka_measure, rsa
 from thinkalike.models.families import FAMILIES
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import build_mini, load_model
+from thinkalike.models.minis import train_tokenizer
 
 HERE = Path(__file__).resolve().parent
 VOCABULARY, N, LAYERS, BLOCKS = 50257, 1024, 12, (2, 5, 8, 11)

@@ -23,11 +23,11 @@ import torch
 import yaml
 
 from thinkalike.config import ModelConfig
-from thinkalike.contrib.pretraining.instrument import train_tokenizer
 from thinkalike.errors import ThinkalikeError
 from thinkalike.models.families import EMBED, after
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_model
+from thinkalike.models.minis import train_tokenizer
 from thinkalike.models.survey import first_tensor
 
 HERE = Path(__file__).parent

@@ -21,13 +21,7 @@ import tiny
 from conftest import break_off, composed, step_data
 from test_work import Work
 from thinkalike.config import ModelConfig, TrainerConfig
-from thinkalike.contrib.pretraining.instrument import (
-    MaskedPretraining,
-    PretrainConfig,
-    Pretraining,
-    cosine,
-    train_tokenizer,
-)
+from thinkalike.contrib.pretraining.instrument import MaskedPretraining, PretrainConfig, Pretraining, cosine
 from thinkalike.errors import DataError, StoreError, TrainingError
 from thinkalike.evaluation.held_out import masked_losses
 from thinkalike.evaluation.language import document_sums, next_token_losses, state_moments
@@ -35,6 +29,7 @@ from thinkalike.instruments.stitching.fitting import _warn_of_overfitting
 from thinkalike.measures import least_squares
 from thinkalike.memory import Budget
 from thinkalike.models.load import build_mini, load_model
+from thinkalike.models.minis import train_tokenizer
 from thinkalike.processes import own_device, rank
 from thinkalike.store import newest_state, read_state, write_state
 from thinkalike.training.optimizers import rate

@@ -45,7 +45,15 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 from yaml import YAMLError
 
 from thinkalike.config import parts
-from thinkalike.config.parts import HOW_IT_RUNS, AnalyzeConfig, JobConfig, MeasureConfig, ModelConfig, TrainConfig
+from thinkalike.config.parts import (
+    HOW_IT_RUNS,
+    AnalyzeConfig,
+    JobConfig,
+    MeasureConfig,
+    ModelConfig,
+    TrainConfig,
+    model_settings,
+)
 from thinkalike.config.schema import Checked, default_of, extended, is_open, made, unknown
 from thinkalike.config.written import (
     NumbersAsWritten,
@@ -1053,7 +1061,7 @@ def _literal(value: Any) -> Any:
 def model_named(model: ModelConfig | str, settings: Mapping[str, Any]) -> ModelConfig:
     """Return the configuration of a model, as `model=NAME model.SETTING=VALUE` does, or a given one with settings."""
     if isinstance(model, ModelConfig):
-        return dataclasses.replace(model, **settings)
+        return model_settings(**{**vars(model), **settings})
     return part_named("model", model, settings)  # type: ignore[no-any-return]
 
 

@@ -122,14 +122,21 @@ class ModelConfig(Checked, part="model"):
         """
         return {"hub_id": (self.hub_id, None)}
 
+    def check_family(self, family: str, predicts: str) -> None:
+        """Check that no setting is given that changes nothing of a model of this family.
+
+        Args:
+            predicts: what models of this family predict, such as the next token or a class.
+        """
+
     def classes_of(self, stated: Sequence[str]) -> list[str]:
         """Return the classes of a classifier in the order of its logits, given those that its config.json states."""
         return list(stated)
 
 
-def model_settings() -> ModelConfig:
-    """Return the default settings of a model, also those that installed packages add."""
-    return extended(ModelConfig)()  # type: ignore[no-any-return]
+def model_settings(**settings: Any) -> ModelConfig:
+    """Return the settings of a model, also those that installed packages add."""
+    return extended(ModelConfig)(**settings)  # type: ignore[no-any-return]
 
 
 @dataclass

@@ -87,6 +87,25 @@ def not_in_key(default: Any) -> Any:
     return dataclasses.field(default=default, metadata=NOT_IN_KEY)
 
 
+def read_by(kind: str, item: Any) -> Any:
+    """Return a dataclass field that jobs of one kind alone read, given the field or its default."""
+    return _marked(item, read_by=kind)
+
+
+def in_memory(item: Any) -> Any:
+    """Return a dataclass field that applies to models passed in memory, too, given the field or its default."""
+    return _marked(item, in_memory=True)
+
+
+def _marked(item: Any, **marks: Any) -> Any:
+    if not isinstance(item, dataclasses.Field):
+        return dataclasses.field(default=item, metadata=marks)
+    how: Any = (
+        {"default": item.default} if item.default_factory is MISSING else {"default_factory": item.default_factory}
+    )
+    return dataclasses.field(**how, metadata={**item.metadata, **marks})
+
+
 def is_open(item: dataclasses.Field) -> bool:
     return "usual" in item.metadata
 
@@ -108,7 +127,6 @@ class Checked:
 
     part: ClassVar[str] = ""
     usual_option: ClassVar[str] = ""  # the option of its group that it is where it has no name
-    read_by: ClassVar[Mapping[str, str]] = {}  # the kind of job, for each setting that one kind alone reads
 
     def __init_subclass__(cls, part: str | None = None, **more: Any) -> None:
         super().__init_subclass__(**more)
@@ -151,9 +169,7 @@ def _with_additions(part: str) -> Any:
     """Return the one schema of a part that has the settings of all packages, each a subclass of the part's schema."""
     additions = [plugins.load(name) for name in plugins.SETTINGS[part]]
     schema = additions[0].__base__
-    content: dict[str, Any] = {"__module__": schema.__module__, "__doc__": schema.__doc__, "read_by": {}}
-    for addition in additions:
-        content["read_by"] |= addition.read_by
+    content = {"__module__": schema.__module__, "__doc__": schema.__doc__}
     return dataclasses.dataclass(type(schema.__name__, tuple(additions), content))
 
 

@@ -288,8 +288,12 @@ class Instrument(ABC):
     def is_ignored(self, key: str, config: Any) -> bool:
         """Return whether a setting of a part that this kind of job reads changes nothing of it."""
         part, _, setting = key.partition(".")
-        readers = getattr(getattr(config, part, None), "read_by", {})
-        return key in self.ignores or readers.get(setting.partition(".")[0], self.kind) != self.kind
+        if key in self.ignores:
+            return True
+        schema = getattr(config, part, None)
+        items = {item.name: item for item in fields(schema)} if is_dataclass(schema) else {}
+        item = items.get(setting.partition(".")[0])
+        return item is not None and item.metadata.get("read_by", self.kind) != self.kind
 
     def models_of(self, config: Any) -> Mapping[str, ModelConfig]:
         """Return the models that a job runs: by the part of the configuration, or by their names."""

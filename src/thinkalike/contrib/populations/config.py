@@ -11,7 +11,7 @@ from pydantic import Field
 
 from thinkalike.config import AnalyzeConfig, ModelConfig, TrainConfig, left_open, not_in_key, ranged
 from thinkalike.config.parts import CONTEXT, COUNTS
-from thinkalike.config.schema import SEEDS, Checked, FilePath
+from thinkalike.config.schema import SEEDS, Checked, FilePath, in_memory
 from thinkalike.errors import ConfigError, ModelError
 
 Number = Annotated[int, Field(ge=0, strict=True)]  # of a model of a population
@@ -25,7 +25,8 @@ class NumberedModel(ModelConfig):
 
     index: int = ranged(0, least=0, most=SEEDS)  # which of a numbered population
     members: int | None = ranged(None, least=1, most=SEEDS, in_key=False)  # how many it has, numbered from 0
-    classes: list[str] | None = None  # of a classifier, in the order of its logits; null: as config.json has them
+    # of a classifier, in the order of its logits; null: as config.json has them
+    classes: list[str] | None = in_memory(None)
 
     @property
     def unused(self) -> Collection[str]:
@@ -34,6 +35,11 @@ class NumberedModel(ModelConfig):
         names = (self.name, self.hub_id, self.path)
         is_in_name = any(number.search(name) for name in names if name is not None)
         return super().unused if self.members or is_in_name else {*super().unused, "index"}
+
+    def check_family(self, family: str, predicts: str) -> None:
+        super().check_family(family, predicts)
+        if self.classes is not None and predicts != "class":
+            raise ConfigError(f"model.classes={self.classes} has no effect for {self.called}, a {family}; leave it out")
 
     def classes_of(self, stated: Sequence[str]) -> list[str]:
         in_files = super().classes_of(stated)

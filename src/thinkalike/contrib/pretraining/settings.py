@@ -4,33 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 from thinkalike.config import ModelConfig, ranged
 from thinkalike.config.parts import COUNTS, TOKENS_AT_ONCE
-from thinkalike.config.schema import SEEDS
+from thinkalike.config.schema import SEEDS, read_by
 
 
 @dataclass
 class PretrainedModel(ModelConfig):
     """A model, and how task=pretrain makes it."""
 
-    architecture: dict[str, Any] = field(default_factory=dict)  # what task=pretrain builds
+    # what task=pretrain builds
+    architecture: dict[str, Any] = read_by("pretraining", field(default_factory=dict))
     seed: int = ranged(0, least=0, most=SEEDS)  # of the initial weights and of the order of the training data
-    cls_sep: bool = False  # task=pretrain: the tokenizer puts [CLS] before a text and [SEP] after it
-    pretrain_tokens: int = ranged(0, least=0, most=COUNTS)  # of a mini: pretrain.tokens where nothing is said
-    pretrain_tokens_per_step: int = ranged(2048, least=2, most=TOKENS_AT_ONCE)  # likewise
-    pretrain_lr: float = ranged(2e-3, above=0)  # likewise
-    pretrain_vocabulary: int = ranged(1024, least=260, most=10**6)  # likewise
-
-    read_by: ClassVar[Mapping[str, str]] = {
-        "architecture": "pretraining",
-        "cls_sep": "pretraining",
-        "pretrain_tokens": "pretraining",
-        "pretrain_tokens_per_step": "pretraining",
-        "pretrain_lr": "pretraining",
-        "pretrain_vocabulary": "pretraining",
-    }
+    # task=pretrain: the tokenizer puts [CLS] before a text and [SEP] after it
+    cls_sep: bool = read_by("pretraining", False)
+    # of a mini: pretrain.tokens where nothing is said
+    pretrain_tokens: int = read_by("pretraining", ranged(0, least=0, most=COUNTS))
+    # likewise
+    pretrain_tokens_per_step: int = read_by("pretraining", ranged(2048, least=2, most=TOKENS_AT_ONCE))
+    pretrain_lr: float = read_by("pretraining", ranged(2e-3, above=0))  # likewise
+    pretrain_vocabulary: int = read_by("pretraining", ranged(1024, least=260, most=10**6))  # likewise
 
     def fixed_by(self, shape: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
         fixed = super().fixed_by(shape)
