@@ -13,7 +13,6 @@ import torch
 
 import tiny
 from thinkalike.config import DataConfig
-from thinkalike.contrib.papers.salle2024 import derivations
 from thinkalike.data.corpus import Corpus, OneTokenizer, TokenRows, read_corpus
 from thinkalike.data.documents import (
     PIECE,
@@ -24,6 +23,7 @@ from thinkalike.data.documents import (
     text_fingerprint,
     training_texts,
 )
+from thinkalike.data.grammar import derivations
 from thinkalike.data.marks import divided
 from thinkalike.errors import DataError
 from thinkalike.hub import resolved

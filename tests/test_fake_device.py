@@ -18,7 +18,6 @@ from fake_device import FakeDevice, move
 from test_work import KINDS, OUTPUTS
 from thinkalike import measures
 from thinkalike.config import DataConfig, instrument, measure_module, measure_schema
-from thinkalike.contrib.court.likeness import likeness_of
 from thinkalike.data.corpus import TokenRows
 from thinkalike.data.stimuli import Stimuli
 from thinkalike.evaluation.changes import by_part, moves, perturbed, seen
@@ -36,30 +35,28 @@ GPU, OTHER, ROWS = "cuda:0", "cuda:1", 96
 REASONS = {
     "how many rows each part of the documents has, which slices need: once a batch": "layer_means.sizes_of_parts",
     "a batch is refused before it is added, so its flaws are looked at: once a batch, or a layer": """
-        rows.refuse_flaws kernel_alignment._refuse_flat measures._refuse_flawed neural.of of_layers.u_centred
+        rows.refuse_flaws kernel_alignment._refuse_flat outputs._refuse_flawed neural.of of_layers.u_centred
         comparators.comparable of_layers._of_ranks neighbours.directions closed_forms.is_constant
         ridge._of_unit_size""",
     "its number is the next one where the caller gives none, as jobs do": "layer_means.next_number",
     "a few numbers go to the GPU or come from it: once a batch, or a weight": """
-        measures._means_without_parts layer_means.add ridge.of ridge._residuals
-        likeness.fit likeness.judge
-        changes.moves likeness.output_roots tokens_alone.add tokens_alone.source_states changes.seen
+        outputs._means_without_parts layer_means.add ridge.of ridge._residuals
+        changes.moves changes.seen
         changes.distances_of_tokens changes.kl frozen._run batches.pool features.differences
         changes.signed_permutation parts.moved batches.of batches.run tokens.states_of_words
         stimuli.states_of_stimuli estimates.massive""",
     "pairs of stimuli closer than rounding, and copies, are found by value: a shape": """
         neural.squared_distances neural.squared""",
     "how many levels, components, tokens or directions there are is a shape": """
-        comparators.ranks_of_levels measures._components estimates.without_means estimates._of_positions
-        ridge._fold likeness.whitening tokens_alone.__init__ features._differ""",
+        comparators.ranks_of_levels singular_vectors._components estimates.without_means estimates._of_positions
+        ridge._fold features._differ""",
     "the order of ties is drawn on the host, so that it is that of a CPU": "neighbours.nearest",
-    "an assignment is solved on the host": "measures.transport_plan",
+    "an assignment is solved on the host": "unit_matching.transport_plan",
     "states of stimuli are kept on the host: once a batch": "stimuli.stimulus_states",
     "penalties are those of a CPU to the bit, and go to the GPU: once a fit": """
-        closed_forms.penalty_of likeness._fitted""",
+        closed_forms.penalty_of""",
     "at the end of a fit, once a layer pair": """
-        encoding_model._ends differentiable.pearson tokens_alone.beside tokens_alone.r2 tokens_alone._states
-        tokens_alone.later_shares closed_forms.of""",
+        encoding_model._ends differentiable.pearson closed_forms.of""",
 }
 TABLE = pd.DataFrame(torch.randint(3, (ROWS, 3), generator=torch.Generator().manual_seed(0)).numpy(), columns=[*"abc"])
 IN_LOOPS = {place for places in REASONS.values() for place in places.split()}
@@ -141,10 +138,6 @@ def stitched(steps, pairs, loss="cross_entropy", size=(12, 3)):
         optimizer.step()
 
 
-def likened(_, pairs):
-    likeness_of(made(1, OTHER), made(2, GPU), [(0, 0), (1, 2), (2, 1)][:pairs], rows(0), rows(1))
-
-
 def changed(batches, parts):
     base, other = made(1, GPU), made(2, GPU)
     batches = [found for number in range(batches) for found, _ in seen(base, other, rows(number), 6)]
@@ -170,10 +163,10 @@ def read(batches, layers, level):
 STATES = {"mlem": explained, "differentiable": learnt, "rsa": distances, "ruler": ruled, "batches": iterated}
 JOBS = {kind: partial(compared, kind) for kind in KINDS} | STATES
 MODELS = {f"stitch {loss}": partial(stitched, loss=loss) for loss in STITCH_LOSSES}
-MODELS |= {"stitch in microbatches": partial(stitched, size=(7, 1)), "likeness": likened, "diff": changed}
+MODELS |= {"stitch in microbatches": partial(stitched, size=(7, 1)), "diff": changed}
 MODELS |= {level: partial(read, level=level) for level in ("token", "word")}
 
-LONG = {"likeness", "mlem", "jaccard", "second_order_cosine", "svcca", "soft_matching", "procrustes", "diff"}  # seconds
+LONG = {"mlem", "jaccard", "second_order_cosine", "svcca", "soft_matching", "procrustes", "diff"}  # seconds
 LONG |= {"mutual_knn", "differentiable", "token", "word"}
 
 

@@ -9,13 +9,10 @@ import sysconfig
 from pathlib import Path
 
 import pytest
-import torch
-from safetensors.torch import load_file
 
 import thinkalike
 from conftest import ROOT, composed
 from thinkalike import open_result
-from thinkalike.contrib.populations.finetuning import new_classifier
 from thinkalike.data.corpus import read_corpus
 from thinkalike.data.stimuli import controlled_stimuli
 from thinkalike.evaluation.held_out import held_out_loss
@@ -210,19 +207,6 @@ def test_a_mini_beats_word_frequencies_as_its_card_says(name):
         assert f"{value:.4f} nats" in text
     assert facts["training"]["command"] in text
     assert f"{facts['training']['tokens_seen']:,}" in text
-
-
-def test_a_body_that_was_taught_says_how_and_makes_classifiers():
-    facts, text = card(TAUGHT), (ASSETS / TAUGHT / "README.md").read_text()
-    assert facts["training"]["command"] in text
-    assert facts["accuracy"]["heldout_accuracy"] > 0.9
-    assert f"| challenge accuracy | {facts['accuracy']['challenge_accuracy']:.4f} |" in text
-    module, tokenizer = new_classifier(composed(f"model={TAUGHT}").model, ["entailment", "neutral", "contradiction"])
-    assert module.config.initializer_range == pytest.approx(0.02)
-    assert float(module.classifier.weight.std()) == pytest.approx(0.02, rel=0.3)
-    shipped = load_file(ASSETS / TAUGHT / "model.safetensors")
-    assert torch.equal(module.bert.pooler.dense.weight, shipped["pooler.dense.weight"].float())
-    assert len(tokenizer) == len(shipped["embeddings.word_embeddings.weight"])
 
 
 def test_some_words_of_the_grammar_split_and_all_are_whole_again():

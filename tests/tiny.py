@@ -222,16 +222,6 @@ def write_legacy(folder: Path, tokenizer_name: str, seed: int = 0, **changes) ->
     return module.eval()
 
 
-@cache
-def pair_tokenizer(vocabulary: int = 300):
-    """One that writes pairs as BERT's does, and knows the words of the templates."""
-    from thinkalike.contrib.populations.pairs import nli_challenge, nli_training
-    from thinkalike.models.minis import train_tokenizer
-
-    pairs = nli_training(120), nli_challenge(120)
-    return train_tokenizer([text for part in pairs for text in (*part.premises, *part.hypotheses)], vocabulary, True)
-
-
 def write_llama(folder: Path, kind: str = "F32", **sizes) -> Path:
     """A Llama, with its weights as they are after a quantisation of GGUF, as `save_pretrained` writes it."""
     import transformers as hf

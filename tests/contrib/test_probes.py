@@ -13,7 +13,6 @@ from thinkalike.contrib.transfer.measures import (
     CrossFitted,
     Probe,
     best_penalty,
-    both_directions,
     cross_fitted,
     fit_probes,
     random_rotation,
@@ -24,6 +23,7 @@ from thinkalike.errors import ModelError, ThinkalikeError
 from thinkalike.instruments import instrument_of
 from thinkalike.measures import AffineMap, Moments
 from thinkalike.measures.accuracy import balanced_accuracies, balanced_folds
+from thinkalike.measures.round_trips import both_directions
 
 D, N = 8, 240
 ALPHAS = [1.0, 100.0]

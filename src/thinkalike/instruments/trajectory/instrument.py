@@ -200,7 +200,7 @@ def checkpoints_of(model: ModelConfig, measure: Any) -> Checkpoints:
     if len(wanted) < 2:
         raise ConfigError(
             f"{model.called} has {len(there)} checkpoints in folders or revisions with a step in their names, such as "
-            "step64 or checkpoint-500, and a trajectory needs two; task=pretrain pretrain.keep=log2 keeps them"
+            "step64 or checkpoint-500, and a trajectory needs two: keep several while the model is trained"
         )
     return Checkpoints({step: replace(model, revision=there[step]) for step in wanted})
 

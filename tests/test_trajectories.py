@@ -6,21 +6,15 @@ import re
 from dataclasses import replace
 
 import numpy as np
-import pandas as pd
 import pytest
 import pytorch_lightning as pl
 import torch
 from omegaconf import OmegaConf
-from safetensors.torch import load_file
 from scipy import integrate, optimize, stats
 
 import tiny
-from conftest import composed, kill_and_resume
-from stores import finish
+from conftest import kill_and_resume
 from thinkalike.config import ModelConfig
-from thinkalike.contrib.papers import experiment_named, trajectory_grammar
-from thinkalike.contrib.papers.experiment import Case, job_of
-from thinkalike.contrib.pretraining.instrument import PretrainConfig
 from thinkalike.errors import ConfigError, ModelError
 from thinkalike.instruments.trajectory import answers
 from thinkalike.instruments.trajectory.answers import (
@@ -32,15 +26,11 @@ from thinkalike.instruments.trajectory.answers import (
     permuted_labels,
     simultaneous_t,
 )
-from thinkalike.instruments.trajectory.instrument import TrajectoryConfig, checkpoints_of, steps_of, training
+from thinkalike.instruments.trajectory.instrument import TrajectoryConfig, checkpoints_of, steps_of
 from thinkalike.measures.estimates import jackknife, student_t
 from thinkalike.measures.mlem.importance import fold_interval
 from thinkalike.models.load import load_model
 from thinkalike.models.places import checkpoint_fingerprint
-
-SMALL = ["model.architecture.d_model=16", "model.architecture.n_heads=2", "model.architecture.d_head=8",
-         "model.architecture.d_mlp=32", "model.architecture.n_ctx=64", "model.context=64",
-         "pretrain.tokens_per_step=256", "pretrain.vocabulary=280", "pretrain.warmup=2"]  # fmt: skip
 
 
 @pytest.fixture(scope="session")
@@ -52,28 +42,6 @@ def text(text_files, tmp_path_factory):
 
 
 # ---- checkpoints
-
-
-@pytest.mark.parametrize(
-    ("keep", "steps"),
-    [([3, 1], [3, 1]), ("log2", [0, 1, 2, 4, 8, 10]), ("every=4", [0, 4, 8, 10]), ("every=5", [0, 5, 10]), ([], [])],
-)
-def test_checkpoints_are_kept_at_these_steps(keep, steps):
-    assert PretrainConfig(tokens=1000, tokens_per_step=100, keep=keep).kept == steps
-
-
-def test_pretraining_keeps_checkpoints_that_load_by_their_step(cli, text):
-    """A run that breaks off and goes on keeps those that it had."""
-    words = ["task=pretrain", "model=gelu-3l-mini", *SMALL, *text, "pretrain.tokens=2048", "pretrain.keep='every=3'"]
-    folder = cli("train.py", *words).result.folder / "gelu-3l-mini"
-    assert list(steps_of(ModelConfig(name="m", path=str(folder)))) == [0, 3, 6, 8]
-    models = {step: load_model(folder, revision=f"step{step}") for step in (0, 3, 8)}
-    assert [model.name for model in models.values()] == [f"gelu-3l-mini@step{step}" for step in (0, 3, 8)]
-    assert json.loads((folder / "step3" / "config.json").read_text())["step"] == 3
-    last, whole = (load_file(place / "model.safetensors") for place in (folder / "step8", folder))
-    assert all(torch.equal(last[name], whole[name]) for name in whole)
-    first, third = (ModelConfig(name="m", path=str(folder), revision=f"step{step}") for step in (0, 3))
-    assert checkpoint_fingerprint(first) != checkpoint_fingerprint(third)
 
 
 def test_trainer_checkpoints_sort_as_numbers(tmp_path):
@@ -369,55 +337,6 @@ def test_a_run_that_repeats_its_first_half_is_seen_to(cli, text, run_of_a_traine
 )
 def test_what_cannot_be_followed_is_one_line(cli, text, run_of_a_trainer, words, said):
     assert re.search(said, cli("analyze.py", *ASKED, f"model={run_of_a_trainer}", *words, *text).error)
-
-
-# ---- the experiment
-
-
-def formed(folder, starts, onset, noise):
-    """A finished trajectory whose layers rise by 1 over a doubling from these steps on, and its loss at step 16."""
-    steps = [0, 4, 8, 16, 32, 64, 128, 256]
-
-    def rise(start):
-        return np.clip(np.log2(1 + np.array(steps)) - math.log2(1 + start) + noise, 0, 1)
-
-    table = [{"step": step, "layer": layer, "to_last": value}
-             for layer, start in enumerate(starts) for step, value in zip(steps, rise(start), strict=True)]  # fmt: skip
-    losses = {"step": steps, "loss": 7 - 4 * rise(16)}
-    onsets = [{"layer": 0, "feature": "Gender", "onset": onset}, {"layer": 0, "feature": "Length", "onset": math.nan}]
-    tables = {"table": table, "losses": losses, "onsets": onsets}
-    return finish(folder, "trajectory", "k", {name: pd.DataFrame(rows) for name, rows in tables.items()})
-
-
-@pytest.mark.parametrize(
-    ("starts", "onset", "verdicts"),
-    [
-        ([32, 64], 8.0, ["holds", "holds", "holds", "not testable here"]),
-        ([8, 4], 0.0, ["does not hold", "does not hold", "does not hold", "not testable here"]),
-    ],
-)
-def test_claims_of_trajectories_hold_where_they_are_planted(tmp_path, starts, onset, verdicts):
-    noises = [0.0, 0.02, -0.02, 0.01, -0.01]
-    results = {f"seed {n}": formed(tmp_path / str(n), starts, onset, noise) for n, noise in enumerate(noises)}
-    config = composed("experiment=trajectory/grammar", "scale=mini", entry="analyze")
-    found = trajectory_grammar._conclude(Case(config, {}, results)).claims
-    assert [claim.verdict for claim in found if "nearer" not in claim.claim] == verdicts
-
-
-def test_runs_of_different_speed_are_alike_at_equal_loss(tmp_path):
-    """The loss of each run is a function of its likeness to the end."""
-    results = {}
-    for seed, delay in enumerate([0, 0.5, 1, 1.5, 2]):
-        results[str(seed)] = formed(tmp_path / str(seed), [16, 16], 8.0, -delay)
-    assert trajectory_grammar._aligned(results, "5 seeds").verdict == "holds"
-
-
-def test_each_seed_of_the_experiment_is_trained_first():
-    config = composed("experiment=trajectory/grammar", "scale=mini", entry="analyze")
-    figure = experiment_named("trajectory/grammar")
-    jobs = [job_of(config, part) for part in figure.parts(figure.case(config))]
-    assert [job.measure.train[-1] for job in jobs] == [f"model.seed={seed}" for seed in range(5)]
-    assert {tuple(training(job).pretrain.kept) for job in jobs} == {tuple(json.loads(trajectory_grammar.KEPT))}
 
 
 def test_joint_fold_intervals_are_of_means_without_each_fold():

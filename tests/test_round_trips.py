@@ -5,8 +5,8 @@ import torch
 from sklearn.linear_model import Ridge
 from sklearn.metrics import r2_score
 
-from thinkalike.contrib.transfer.measures import both_directions, unexplained_by
 from thinkalike.measures import AffineMap, Moments
+from thinkalike.measures.round_trips import both_directions, unexplained_by
 
 MANY, WIDE, NARROW = 400, 64, 48
 

@@ -1,19 +1,22 @@
 """Classifiers of pairs of texts that agree about as well as trained ones, and pairs to ask them."""
 
+from functools import cache
+
 import pandas as pd
 import torch
 
 import tiny
-from thinkalike.config import ModelConfig
-from thinkalike.contrib.populations.pairs import HANS, MNLI, Pairs, nli_training
+from thinkalike.config.parts import model_settings
+from thinkalike.contrib.populations.pairs import HANS, MNLI, Pairs, nli_challenge, nli_training
 from thinkalike.measures import CKA
+from thinkalike.models.minis import train_tokenizer
 
 THREE = ["contradiction", "entailment", "neutral"]
 PAIR_BLOCKS, CONTEXT = 2, 64  # of the classifiers that `write_base` makes
 
 
 def local(folder, classes=None, **options):
-    return ModelConfig(name="local", path=str(folder), classes=classes, **options)
+    return model_settings(name="local", path=str(folder), classes=classes, **options)
 
 
 def random_pairs(rows=5, length=24):
@@ -40,13 +43,13 @@ def write_sibling(folder, base, seed, noise=0.2):
         weight += noise * weight.std(correction=0) * torch.randn(weight.shape, generator=generator)
     model.classifier.bias -= logits_of(model, nli_training(60))[0].mean(0)
     model.save_pretrained(folder)
-    tiny.pair_tokenizer().save_pretrained(folder)
+    pair_tokenizer().save_pretrained(folder)
     return folder
 
 
 @torch.no_grad()
 def logits_of(model, pairs):
-    tokenizer = tiny.pair_tokenizer()
+    tokenizer = pair_tokenizer()
     inputs = tokenizer(
         pairs.premises, pairs.hypotheses, truncation="longest_first", max_length=CONTEXT,
         return_token_type_ids=True, padding=True, return_tensors="pt",
@@ -100,3 +103,10 @@ def of_the_hub(rows) -> pd.DataFrame:
     frame = pd.DataFrame(rows, columns=names[: len(rows[0])])
     classes = HANS if len(rows[0]) > 3 else MNLI
     return frame.assign(label=[classes.index(name) if name in classes else -1 for name in frame["label"]], genre="x")
+
+
+@cache
+def pair_tokenizer(vocabulary: int = 300):
+    """One that writes pairs as BERT's does, and knows the words of the templates."""
+    pairs = nli_training(120), nli_challenge(120)
+    return train_tokenizer([text for part in pairs for text in (*part.premises, *part.hypotheses)], vocabulary, True)
