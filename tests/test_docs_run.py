@@ -66,7 +66,8 @@ RUN = [command for command in COMMANDS if runs(command)]
 def workplace(tmp_path_factory):
     """A folder with all files that the commands name: tables of stimuli, plugins, and a checkpoint."""
     folder = tmp_path_factory.mktemp("workplace")
-    texts = {name: (DOCS / name).read_text() for name in ("guide/stimuli.md", "contrib/subjects.md")}
+    files = [DOCS / name for name in ("guide/stimuli.md", "contrib/subjects.md")]
+    texts = {str(file.relative_to(DOCS)): file.read_text() for file in files if not pages.is_missing(file)}
     (folder / "trees.conllu").write_text(pages.blocks(texts["guide/stimuli.md"], "conllu")[0])
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)

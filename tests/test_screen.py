@@ -20,7 +20,6 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers.pytorch_utils import Conv1D
 
 import tiny
-from pages import script
 from stores import layer_pairs, made, profile
 from thinkalike.config import MEASURES, TASKS, ModelConfig, TrainerConfig, compose_job
 from thinkalike.forecast import SHARE, Forecast, Planned, forecast, hours_on, precision_of, show, summary
@@ -363,12 +362,6 @@ def test_what_the_store_has_is_not_to_do(cli, minis, text_files, tmp_path):
     assert [job.is_stored for job in plan.jobs] == [True]
     assert summary(plan)[0].startswith("0 of 1 jobs to do: 0 FLOPs")
     assert not forecast(compose_job("analyze", [*words, "force=true"])).jobs[0].is_stored
-
-
-@pytest.mark.slow
-def test_the_page_is_as_its_script_makes_it():
-    make_scale = script("make_scale")
-    assert make_scale.page() == (make_scale.HERE / "scale.md").read_text()
 
 
 @pytest.mark.parametrize("ruled", [False, True])

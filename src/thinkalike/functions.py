@@ -112,8 +112,8 @@ def compare(
     Args:
         site: where states are taken, by TransformerLens's names, such as "attn_out", "mlp_out", "z" or "resid_mid"; of
             a list, or of every head of "z" with head="all", `tables["components"]` has the values by layer and place.
-        measure: its name on the command line, such as mutual_knn, r2 or ruler (atlas and population are commands
-            alone), or a function of two matrices (n, d) and (n, e) to a number, which goes with no `store`.
+        measure: its name on the command line, such as mutual_knn, r2 or ruler, or a function of two matrices (n, d)
+            and (n, e) to a number, which goes with no `store`.
         ruler: "bits": `tables["readings"]` has what some values are in bits of both models.
 
     >>> result = compare("gelu-3l-mini", "solu-3l-mini", batches=2, tokens_per_batch=128)

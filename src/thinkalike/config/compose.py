@@ -519,8 +519,8 @@ def _depth(text: str) -> int:
 def _plugins_in(settings: Any) -> list[str]:
     """Return the plugins FILE.py:NAME that nested settings or overrides name, once or several times.
 
-    Some settings are lists of overrides for a job inside the job, such as population.options, which name plugins in
-    their values.
+    Some settings are lists of overrides for a job inside the job, such as measure.train, which name plugins in their
+    values.
     """
     if isinstance(settings, Mapping):
         return _plugins_in([*settings.values()])
@@ -762,7 +762,7 @@ def compose_job(entry_point: str, overrides: Iterable[str], **parts: Any) -> Any
 def compose_inner_job(entry_point: str, overrides: Iterable[str], **parts: Any) -> Any:
     """Return the configuration of a job inside another one, as `compose_job` does.
 
-    The configuration of the outer job has some of these overrides, as population.options, and it may be a stranger's
+    The configuration of the outer job has some of these overrides, as measure.train, and it may be a stranger's
     file. So they run no code that a person did not name, and set nothing of Hydra's own, which would import modules.
     """
     words = list(overrides)

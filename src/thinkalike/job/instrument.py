@@ -64,7 +64,7 @@ ONE_SITE = "{}=: {} reads the stream after each block, resid_post, alone; measur
 FIT_TEXT = frozenset({"data.fit_tokens"})  # of jobs that fit something on text
 REPORT_TEXT = frozenset({"data.report_tokens"})  # of jobs where no setting of the measure says how much is read
 AMOUNTS = ("batches", "tokens_per_batch", "tokens", "words")  # settings of a measure that say how much is compared
-OF_STITCHES = frozenset({"trainer.compile", "trainer.memory", "trainer.recompute"})  # and of autoencoders
+OF_STITCHES = frozenset({"trainer.compile", "trainer.memory", "trainer.recompute"})
 
 
 @dataclass

@@ -1,6 +1,6 @@
-"""What every experiment takes at the papers' scale, before any of it is run: writes docs/reference/scale.md.
+"""What every experiment takes at the papers' scale, before any of it is run: writes docs/contrib/scale.md.
 
-python docs/make_scale.py
+python docs/contrib/make_scale.py
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from thinkalike.config import compose_job, options
 from thinkalike.forecast import PEAKS, SHARE, Forecast, forecast, shapes_of
 from thinkalike.memory import readable
 
-HERE = Path(__file__).parent / "reference"
+HERE = Path(__file__).parent
 PYTHIAS = ("70m", "160m", "410m", "1b", "1.4b", "2.8b", "6.9b", "12b")
 STEPS = [0, *(2**n for n in range(10)), *range(1000, 144_000, 1000)]  # of every Pythia's checkpoints on the hub
 FASTER = ("model.dtype=bfloat16",)
 
 PAGE = """# What a run takes
 
-Made by `python docs/make_scale.py`, from the same formulas as `dry_run=true`: nothing is loaded or downloaded. Models'
-sizes are those of their published `config.json`.
+Made by `python docs/contrib/make_scale.py`, from the same formulas as `dry_run=true`: nothing is loaded or downloaded.
+Models' sizes are those of their published `config.json`.
 
     python analyze.py experiment=brown2023/figure3 dry_run=true
     python train.py model=solu-3l model@target=gelu-3l layers=all dry_run=true
@@ -58,7 +58,7 @@ more than 80 GB, and so do the two largest alone; in bfloat16 all fit.
 
 
 def page() -> str:
-    """Return the text of docs/reference/scale.md."""
+    """Return the text of docs/contrib/scale.md."""
     asked = {name: compose_job("analyze", [f"experiment={name}"]) for name in sorted(options("experiment"))}
     revisions = [f"step{step}" for step in STEPS]
     with (
