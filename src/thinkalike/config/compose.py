@@ -379,6 +379,7 @@ def _foreign_file(source: ConfigSource, config_path: str) -> Path | None:
     return None if is_ours else file
 
 
+@cache
 def _own_folders() -> list[Path]:
     """Return the folders of configuration groups of this package and of installed packages that extend it."""
     return [folder.resolve() for folder in (CONF, *conf_folders().values())]
