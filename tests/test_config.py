@@ -72,15 +72,6 @@ def test_every_option_of_every_group_composes(words, entry):
     assert config.model.corpus in options("data")
 
 
-@pytest.mark.parametrize("kind", ["controlled", "crossed"])
-def test_an_experiments_stimuli_can_be_exchanged(kind):
-    experiment = "experiment=salle2024/figure3"
-    own = composed(experiment, entry="analyze").stimuli
-    assert (own.sentences, own.sample) == (450, 1500)
-    other = composed(experiment, f"stimuli={kind}", entry="analyze").stimuli
-    assert (other.kind, other.sentences, other.sample) == (kind, None, None)
-
-
 @pytest.mark.parametrize(
     ("model", "corpus", "entry"),
     [

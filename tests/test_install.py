@@ -27,36 +27,38 @@ def run(*words: str | Path, cwd: Path, check: bool = True) -> subprocess.Complet
     return subprocess.run(words, cwd=cwd, env=environment, check=check, capture_output=True, text=True, timeout=600)
 
 
-@pytest.mark.ci_slow
-@pytest.mark.timeout(900)
-def test_a_wheel_in_a_fresh_environment_runs_the_main_job(tmp_path):
-    """Dependencies come from this environment; the package comes from the wheel alone."""
-    copy = tmp_path / "copy"  # a build leaves files beside the sources
+@pytest.fixture(scope="session")
+def installed(tmp_path_factory) -> Path:
+    """The command of the package in a fresh environment, from a wheel; dependencies come from this environment."""
+    folder = tmp_path_factory.mktemp("wheel")
+    copy = folder / "copy"  # a build leaves files beside the sources
     copy.mkdir()
     for name in ("src", "conf"):
         shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("*.egg-info", "__pycache__"))
     for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE", "MANIFEST.in"):
         shutil.copy(ROOT / name, copy)
     pip = [sys.executable, "-m", "pip"]
-    run(*pip, "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", tmp_path, copy, cwd=tmp_path)
-    (wheel,) = tmp_path.glob("thinkalike-*.whl")
-    run(sys.executable, "-m", "venv", "--without-pip", tmp_path / "fresh", cwd=tmp_path)
-    python = tmp_path / "fresh" / "bin" / "python"
-    where = run(python, "-c", "import sysconfig; print(sysconfig.get_paths()['purelib'])", cwd=tmp_path)
+    run(*pip, "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", folder, copy, cwd=folder)
+    (wheel,) = folder.glob("thinkalike-*.whl")
+    run(sys.executable, "-m", "venv", "--without-pip", folder / "fresh", cwd=folder)
+    python = folder / "fresh" / "bin" / "python"
+    where = run(python, "-c", "import sysconfig; print(sysconfig.get_paths()['purelib'])", cwd=folder)
     site = Path(where.stdout.strip())
-    run(*pip, f"--python={python}", "install", "-q", "--no-deps", "--no-index", wheel, cwd=tmp_path)
+    run(*pip, f"--python={python}", "install", "-q", "--no-deps", "--no-index", wheel, cwd=folder)
     (site / "dependencies.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
-    elsewhere, command = tmp_path / "elsewhere", tmp_path / "fresh" / "bin" / "thinkalike"
-    elsewhere.mkdir()
     places = "import thinkalike, thinkalike.config as c; print(thinkalike.__file__, c.CONF)"
-    assert run(python, "-c", places, cwd=elsewhere).stdout.count(str(site)) == 2, "control: from the wheel"
-    done = run(command, "train", "model=gelu-3l-mini", "model@target=solu-3l-mini", *SMALL, cwd=elsewhere)
-    result = open_result(elsewhere / done.stdout.splitlines()[-1].removeprefix("results: "))
+    assert run(python, "-c", places, cwd=folder).stdout.count(str(site)) == 2, "control: from the wheel"
+    return folder / "fresh" / "bin" / "thinkalike"
+
+
+@pytest.mark.ci_slow
+@pytest.mark.timeout(900)
+def test_a_wheel_in_a_fresh_environment_runs_the_main_job(installed, tmp_path):
+    done = run(installed, "train", "model=gelu-3l-mini", "model@target=solu-3l-mini", *SMALL, cwd=tmp_path)
+    result = open_result(tmp_path / done.stdout.splitlines()[-1].removeprefix("results: "))
     assert list(result.table["source_layer"]) == [0, 1, 2]
-    done = run(command, "analyze", "experiment=salle2024/table_s1", "scale=mini", cwd=elsewhere)
-    assert "holds" in done.stdout
-    assert "train|analyze" in run(command, cwd=elsewhere).stdout
-    wrong = run(command, "analyse", cwd=elsewhere, check=False)
+    assert "train|analyze" in run(installed, cwd=tmp_path).stdout
+    wrong = run(installed, "analyse", cwd=tmp_path, check=False)
     assert (wrong.returncode, wrong.stderr) == (1, "error: thinkalike analyse is not known; did you mean 'analyze'?\n")
 
 

@@ -127,7 +127,7 @@ OTHER = {  # values of settings whose type does not say one
     "optimizer": ["adam", "sgd"], "init": ["identity", "least_squares"], "floor": ["true", "false"],
     "features": "[PoS]", "balance": "[PoS]", "lr_multiples": "[0.5]",
     "beside": "[random]", "keep": "log2", "layers": "all", "revision": "main", "corpus": "pydoc", "hub_id": "a/b",
-    "stitch": "x", "classes": "[a,b]", "architecture": "{n_layers: 2}", "memory": "1GB", "alphas": "[0.5]",
+    "stitch": "x", "memory": "1GB", "alphas": "[0.5]",
     "rank": "5", "skip_first": "2",
 }  # fmt: skip
 

@@ -35,7 +35,7 @@ from torch import Tensor, nn
 from thinkalike import plugins
 from thinkalike.arguments import check_rows, checked_numbers, shown, takes_arrays, tensor_of
 from thinkalike.config import ModelConfig, compose_open_job, measure_module, measure_schema, options, part_named
-from thinkalike.config.parts import SMALL, AnalyzeConfig, DataConfig, StimuliConfig
+from thinkalike.config.parts import SMALL, AnalyzeConfig, DataConfig, StimuliConfig, model_settings
 from thinkalike.config.schema import default_of, is_open
 from thinkalike.data.recordings import IDS, IN_ORDER, RUNS
 from thinkalike.data.tables import MARKS, with_named_index
@@ -444,7 +444,7 @@ def _of_memory(model: FrozenModel) -> ModelConfig:
     runs: dict[str, Any] = {"dtype": str(model.dtype)[6:], "bos": model.bos_each_row, "context": model.context}
     at = {"site": model.sites.chosen, "head": model.sites.head} if model.sites else {}
     place = f"{IN_MEMORY}{hashlib.sha256(json.dumps([*facts, runs]).encode()).hexdigest()[:16]}"
-    return ModelConfig(name=model.name, path=place, device=str(model.device), corpus=model.corpus, **runs, **at)
+    return model_settings(name=model.name, path=place, device=str(model.device), corpus=model.corpus, **runs, **at)
 
 
 def _scale(configs: Sequence[ModelConfig]) -> str:

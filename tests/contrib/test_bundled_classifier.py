@@ -5,7 +5,7 @@ import torch
 from safetensors.torch import load_file
 
 from conftest import composed
-from test_install import ASSETS, TAUGHT, card
+from test_install import ASSETS, TAUGHT, card, installed, run  # noqa: F401 (a fixture)
 from thinkalike.contrib.populations.finetuning import new_classifier
 
 
@@ -20,3 +20,10 @@ def test_a_body_that_was_taught_says_how_and_makes_classifiers():
     shipped = load_file(ASSETS / TAUGHT / "model.safetensors")
     assert torch.equal(module.bert.pooler.dense.weight, shipped["pooler.dense.weight"].float())
     assert len(tokenizer) == len(shipped["embeddings.word_embeddings.weight"])
+
+
+@pytest.mark.ci_slow
+@pytest.mark.timeout(900)
+def test_a_wheel_has_the_experiments(installed, tmp_path):  # noqa: F811
+    done = run(installed, "analyze", "experiment=salle2024/table_s1", "scale=mini", cwd=tmp_path)
+    assert "holds" in done.stdout

@@ -4,6 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+import test_integrity
 from stores import made
 from test_store import TABLE, of
 from thinkalike.contrib.papers import experiment_named
@@ -37,3 +38,8 @@ def test_an_experiment_says_how_many_of_its_claims_hold():
     (found,) = experiment.headlines(made(TABLE, {"claims": 5.0, "claims_that_hold": 3.0}))
     assert (found.name, found.value, found.of) == ("claims_that_hold", 3.0, 5)
     assert str(found) == "claims that hold 3 of 5"
+
+
+@pytest.mark.parametrize("kind", ["population", "sae"])
+def test_a_result_that_lacks_what_its_kind_shows_is_one_line(kind, tmp_path):
+    test_integrity.test_a_result_that_lacks_what_its_kind_shows_is_one_line(kind, tmp_path)

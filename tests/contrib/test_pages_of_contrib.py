@@ -2,7 +2,8 @@
 
 import pytest
 
-from pages import script
+from conftest import ROOT
+from pages import links, script
 
 
 @pytest.mark.slow
@@ -17,3 +18,9 @@ def test_the_reference_is_as_its_script_makes_it():
     for name, page in made.PAGES.items():
         told = f"run python docs/contrib/make_reference_of_contrib.py: {name}"
         assert page() == (made.HERE / name).read_text(), told
+
+
+def test_every_picture_is_shown():
+    pages = (ROOT / "docs" / "contrib").glob("*.md")
+    shown = {target.rpartition("/")[2] for page in pages for target in links(page.read_text())}
+    assert {path.name for path in (ROOT / "docs" / "contrib" / "images").glob("*.png")} <= shown

@@ -88,3 +88,20 @@ def test_pretraining_keeps_checkpoints_that_load_by_their_step(cli, text):
     assert all(torch.equal(last[name], whole[name]) for name in whole)
     first, third = (ModelConfig(name="m", path=str(folder), revision=f"step{step}") for step in (0, 3))
     assert checkpoint_fingerprint(first) != checkpoint_fingerprint(third)
+
+
+def test_pretraining_makes_a_mini_that_loads(cli, text_files, tmp_path):
+    architecture = {"d_model": 16, "n_heads": 2, "d_head": 8, "d_mlp": 32}
+    shape = [f"model.architecture.{key}={value}" for key, value in architecture.items()]
+    small = ["pretrain.tokens=4096", "pretrain.tokens_per_step=512", "pretrain.vocabulary=280", "pretrain.warmup=2"]
+    data = ["data=text", f"data.files=[{text_files}/*.txt]", "data.report_tokens=2048"]
+    data += ["data.context=64", "data.report_share=0.3"]
+    store = [f"store={tmp_path}/results", f"data.cache={tmp_path}/cache"]
+    result = cli("train.py", "task=pretrain", "model=gelu-3l-mini", *shape, *small, *data, *store).result
+    folder = result.folder / "gelu-3l-mini"
+    files = {"config.json", "model.safetensors", "tokenizer.json"}
+    assert {path.name for path in folder.iterdir()} == files
+    card = json.loads((folder / "config.json").read_text())
+    measured = cli("analyze.py", "measure=loss", f"model.path={folder}", *data, *store)
+    assert f"{card['heldout']['loss']:.4f} [" in measured.stdout
+    assert measured.result.table["loss"][0] == pytest.approx(card["heldout"]["loss"], abs=1e-3)

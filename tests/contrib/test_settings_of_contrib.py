@@ -27,7 +27,10 @@ from thinkalike.contrib.pretraining.instrument import PretrainConfig
 from thinkalike.contrib.pretraining.settings import PretrainedModel
 from thinkalike.contrib.sae.config import SAEConfig
 from thinkalike.errors import ConfigError
-from thinkalike.instruments import check_read
+from thinkalike.instruments import asked_for, check_read
+from thinkalike.models.families import told_apart
+from thinkalike.models.load import load_model
+from thinkalike.models.places import checkpoint_fingerprint
 
 HERE = Path(__file__).parent
 OF_CONTRIB = [kind for kind, module in MEASURES.items() if module.startswith("thinkalike.contrib.")]
@@ -61,6 +64,38 @@ def test_populations_compose(name):
 def test_measures_compose_with_the_stimuli_of_the_paper(kind):
     config = composed(f"measure={kind}", "stimuli=salle2024", entry="analyze")
     assert (config.measure.kind, config.stimuli.kind) == (kind, "controlled")
+
+
+@pytest.mark.parametrize("settings", [{"architecture": {"n_layers": 9}}, {"seed": 9}])
+@pytest.mark.parametrize("call", [load_model, checkpoint_fingerprint])
+def test_a_setting_that_would_only_change_the_name_is_refused(call, settings):
+    model = composed("model=gelu-3l-mini").model
+    with pytest.raises(ConfigError, match=rf"model\.{next(iter(settings))}"):
+        call(dataclasses.replace(model, **settings))
+
+
+def test_models_of_one_label_are_called_by_what_differs():
+    models = [model_settings(name="pythia"), model_settings(name="pythia", seed=1, index=2)]
+    assert told_apart(models) == ["pythia[index=0,seed=0]", "pythia[index=2,seed=1]"]
+    assert told_apart([ModelConfig(name="pythia"), models[1]])[0] == "pythia", "of the core, without these settings"
+
+
+def test_pretraining_has_one_model():
+    config = composed("task=pretrain")
+    assert (config.model.name, config.target.name) == ("gelu-3l-mini", "gelu-3l-mini")
+
+
+def test_a_list_of_models_takes_numbers_and_no_court():
+    listed = "models=[gelu-3l,{model:feather-bert,index:3}]"
+    (job,) = asked_for(composed("measure=cka", listed, entry="analyze"))
+    assert (job.target.name, job.target.index) == ("feather-bert-3", 3)
+    with pytest.raises(ConfigError, match="models="):
+        asked_for(composed("measure=court", "models=[gpt2-mini,bert-mini]", entry="analyze"))
+
+
+def test_an_experiment_is_done_by_one_process(cli):
+    words = ["experiment=salle2024/figure3", "scale=mini", "trainer.devices=2", "trainer=ddp"]
+    assert "salle2024-figure3 is done by one" in cli("analyze.py", *words).error
 
 
 def test_a_numbered_model_is_named_by_its_number():
@@ -236,6 +271,7 @@ def test_what_cannot_be_is_refused_before_anything_is_loaded(said, cli, tmp_path
     test_ranges.check_refused_before_loading(said, NOT_HERE[said], cli, tmp_path, monkeypatch)
 
 
+test_ranges.OTHER |= {"classes": "[a,b]", "architecture": "{n_layers: 2}"}
 JOBS = {  # by name: what is fitted
     "pretrain": "train task=pretrain model=gelu-3l-mini",
     "nli": "train task=nli model=bert-mini",

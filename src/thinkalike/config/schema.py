@@ -170,7 +170,8 @@ def _with_additions(part: str) -> Any:
     additions = [plugins.load(name) for name in plugins.SETTINGS[part]]
     schema = additions[0].__base__
     content = {"__module__": schema.__module__, "__doc__": schema.__doc__}
-    return dataclasses.dataclass(type(schema.__name__, tuple(additions), content))
+    bases = tuple(reversed(additions))  # so that the fields come in the order of the additions
+    return dataclasses.dataclass(type(schema.__name__, bases, content))
 
 
 @cache
