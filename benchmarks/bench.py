@@ -39,8 +39,19 @@ class Benchmark(NamedTuple):
     prints_tables: bool = True
 
 
-CORE = ("contract", "kernel_alignment", "layer_means", "neighbours", "rows", "shape", "distances/of_layers")
-PAIRS = (*(f"measures/{name}.py" for name in CORE), "contrib/kin/measures.py")
+PAIRS = (
+    "measures/contract.py",
+    "measures/distances/of_layers.py",
+    "measures/kernel_alignment.py",
+    "measures/layer_means.py",
+    "measures/neighbour_sets.py",
+    "measures/neighbours.py",
+    "measures/outputs.py",
+    "measures/rows.py",
+    "measures/shape.py",
+    "measures/singular_vectors.py",
+    "measures/unit_matching.py",
+)
 BENCHMARKS = {
     "stitching": Benchmark(
         "Stitching: all stitches at once",

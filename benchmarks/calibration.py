@@ -24,9 +24,8 @@ from dependence import LENGTHS, Records, scattered
 from torch import Tensor
 
 from thinkalike.config import MeasureConfig
-from thinkalike.contrib.kin.instruments import DECLARED as KIN
-from thinkalike.contrib.kin.instruments import OUTPUTS
 from thinkalike.instruments.layer_pairs.declared import DECLARED
+from thinkalike.instruments.layer_pairs.outputs import OUTPUTS
 from thinkalike.measures import LayerMeans, LayerMeasure, cka_measure, mutual_measure
 from thinkalike.measures.contract import Blocks, Pair, each_pair
 
@@ -62,7 +61,7 @@ def held_out_r2(x: Halves, y: Halves) -> Tensor:
     return 1 - left.square().sum() / y.judged.square().sum()
 
 
-OWN = {kind: each.measure(MeasureConfig.schemas[kind]()) for kind, each in (DECLARED | KIN | OUTPUTS).items()}
+OWN = {kind: each.measure(MeasureConfig.schemas[kind]()) for kind, each in (DECLARED | OUTPUTS).items()}
 MEASURES = {
     "cka": cka_measure(),
     **OWN,

@@ -40,7 +40,6 @@ from torch import Tensor
 
 from thinkalike.config import MeasureConfig
 from thinkalike.config.compose import compose_job
-from thinkalike.contrib.kin.instruments import DECLARED as KIN
 from thinkalike.data.documents import training_texts
 from thinkalike.instruments.layer_pairs.declared import DECLARED
 from thinkalike.instruments.ruler import Words, alike, apart, most
@@ -434,7 +433,7 @@ def alike_with_one(predictors: Sequence[Predictor], control: Predictor) -> Tenso
 def other_measures(groups: RowGroups) -> dict[str, LayerMeasure]:
     """Return every measure of the package that compares the states of two layers, by its name."""
     measures = {"cka": cka_measure()}
-    for kind, declared in (DECLARED | KIN).items():
+    for kind, declared in DECLARED.items():
         measures[kind] = declared.measure(MeasureConfig.schemas[kind]())
     measures["cka given the word"] = cka_measure(groups=groups)
     measures["mutual_knn given the word"] = mutual_measure(groups=groups)

@@ -22,8 +22,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from thinkalike.contrib.transfer.measures import balanced_accuracies, effects_of
+from thinkalike.contrib.transfer.measures import effects_of
 from thinkalike.measures import MLEM, feature_importance, mantel, split_half_reference
+from thinkalike.measures.accuracy import balanced_accuracies
 
 SHARES, LENGTHS = (0.0, 0.1, 0.3, 0.5), ("equal", "unequal")
 PERMUTATIONS, LAYERS, TOGETHER = 19, 24, 3  # p ≤ .05 is 1 of 20; layers, and how many of them share a largest value

@@ -32,14 +32,13 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from thinkalike.config import MeasureConfig, ModelConfig
-from thinkalike.contrib.kin.instruments import DECLARED as KIN
-from thinkalike.contrib.kin.instruments import OUTPUTS
-from thinkalike.contrib.pretraining.instrument import train_tokenizer
 from thinkalike.instruments.layer_pairs.declared import DECLARED
+from thinkalike.instruments.layer_pairs.outputs import OUTPUTS
 from thinkalike.measures import MLEM, cka_measure, rsa
 from thinkalike.models.families import FAMILIES
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import build_mini, load_model
+from thinkalike.models.minis import train_tokenizer
 
 HERE = Path(__file__).resolve().parent
 VOCABULARY, N, LAYERS, BLOCKS = 50257, 1024, 12, (2, 5, 8, 11)
@@ -58,7 +57,7 @@ def measured(device: str, rounds: int) -> str:
         "rsa": Measured(rsa, layers),
         "mlem": Measured(lambda each: MLEM(alpha=1.0).fit(stimuli.to(each[0].device), each[0]).weights_, layers),
     }
-    declared = DECLARED | KIN | OUTPUTS
+    declared = DECLARED | OUTPUTS
     for kind in ("cka", *declared):
         own = cka_measure() if kind == "cka" else declared[kind].measure(MeasureConfig.schemas[kind]())
         every[kind] = Measured(halves(own.matrix), logits if kind in OUTPUTS else layers)

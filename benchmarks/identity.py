@@ -22,9 +22,9 @@ from thinkalike.contrib.populations.measures import (
     identity_stitches,
     predicted_classes,
 )
-from thinkalike.contrib.pretraining.instrument import train_tokenizer
 from thinkalike.models.families import FAMILIES
 from thinkalike.models.frozen import FrozenModel
+from thinkalike.models.minis import train_tokenizer
 
 CLASSES = ("contradiction", "entailment", "neutral")
 SHAPE = {"hidden_size": 64, "intermediate_size": 256, "num_attention_heads": 4, "max_position_embeddings": 64}

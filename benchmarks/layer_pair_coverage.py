@@ -21,15 +21,14 @@ import torch
 from dependence import LENGTHS, Records, Scattered, scattered
 
 from thinkalike.config import MeasureConfig
-from thinkalike.contrib.kin.instruments import DECLARED as KIN
-from thinkalike.contrib.kin.instruments import OUTPUTS
 from thinkalike.instruments.layer_pairs.declared import DECLARED
+from thinkalike.instruments.layer_pairs.outputs import OUTPUTS
 from thinkalike.measures import Estimate, LayerMeans, LayerMeasure, cka_measure, mutual_measure
 from thinkalike.measures.layer_means import Accumulator
 
 MEASURES: dict[str, LayerMeasure] = {
     "cka": cka_measure(),
-    **{kind: each.measure(MeasureConfig.schemas[kind]()) for kind, each in (DECLARED | KIN | OUTPUTS).items()},
+    **{kind: each.measure(MeasureConfig.schemas[kind]()) for kind, each in (DECLARED | OUTPUTS).items()},
     "cka given token": cka_measure(),
     "mutual_knn given token": mutual_measure(5),
 }

@@ -31,7 +31,7 @@ def write(folder: Path, layers: int) -> None:
     """Write a random checkpoint in shards of 1 GB, with the tokenizer of a mini."""
     import transformers
 
-    from thinkalike.contrib.pretraining.instrument import train_tokenizer
+    from thinkalike.models.minis import train_tokenizer
 
     shape = transformers.LlamaConfig(**SHAPE, num_hidden_layers=layers)
     torch.set_default_dtype(torch.bfloat16)

@@ -21,11 +21,11 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, GPTNeoXConfig, GPTNeoXForCausalLM
 
 from thinkalike.config import TrainerConfig
-from thinkalike.contrib.pretraining.instrument import train_tokenizer
 from thinkalike.errors import ResourceError
 from thinkalike.memory import LiveBytes, in_use, readable
 from thinkalike.models.families import FAMILIES
 from thinkalike.models.frozen import FrozenModel
+from thinkalike.models.minis import train_tokenizer
 from thinkalike.training.recipe import StitchConfig
 from thinkalike.training.stitching import Microbatch, StitchTraining, largest_microbatch, mean_losses
 

@@ -21,9 +21,8 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from thinkalike.config import MeasureConfig
-from thinkalike.contrib.kin.instruments import DECLARED as KIN
-from thinkalike.contrib.kin.instruments import OUTPUTS
 from thinkalike.instruments.layer_pairs.declared import DECLARED
+from thinkalike.instruments.layer_pairs.outputs import OUTPUTS
 from thinkalike.measures import cka_measure
 from thinkalike.measures.distances.comparators import in_ascending_order
 
@@ -92,7 +91,7 @@ def floors(times: Mapping[str, measuring.Times], device: str = "cpu") -> dict[st
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    own = {kind: each.measure(MeasureConfig.schemas[kind]()) for kind, each in (DECLARED | KIN | OUTPUTS).items()}
+    own = {kind: each.measure(MeasureConfig.schemas[kind]()) for kind, each in (DECLARED | OUTPUTS).items()}
     measures = {"cka": cka_measure(), **own}
     parser.add_argument("--measures", nargs="+", choices=measures, default=list(measures))
     parser.add_argument("--turns", type=int, default=2)

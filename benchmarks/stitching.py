@@ -23,11 +23,11 @@ from torch.nn.functional import cross_entropy
 from torch.utils.flop_counter import FlopCounterMode
 
 from thinkalike import Stitch
-from thinkalike.contrib.pretraining.instrument import train_tokenizer
 from thinkalike.measures import token_loss
 from thinkalike.models.families import FAMILIES
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import build_mini
+from thinkalike.models.minis import train_tokenizer
 from thinkalike.training.recipe import StitchConfig
 from thinkalike.training.stitching import StitchTraining
 

@@ -20,9 +20,9 @@ from measuring import options_of
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
 from thinkalike.config import ModelConfig
-from thinkalike.contrib.pretraining.instrument import train_tokenizer
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_model
+from thinkalike.models.minis import train_tokenizer
 
 
 def build(device: str, vocabulary: int) -> FrozenModel:

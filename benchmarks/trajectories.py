@@ -30,10 +30,11 @@ import torch
 from scipy import stats
 
 from thinkalike.config import PretrainConfig, TrainerConfig, compose_job
-from thinkalike.contrib.pretraining.instrument import Keeping, Pretraining, save_mini, train_tokenizer
+from thinkalike.contrib.pretraining.instrument import Keeping, Pretraining
 from thinkalike.data.grammar import lexicon, with_s
 from thinkalike.instruments import run_job
 from thinkalike.models.load import build_mini, load_model
+from thinkalike.models.minis import save_mini, train_tokenizer
 from thinkalike.training.optimizers import scheduled
 from thinkalike.training.run import Run, StepData, fit
 

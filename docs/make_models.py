@@ -23,18 +23,17 @@ import torch
 import yaml
 
 from thinkalike.config import ModelConfig
-from thinkalike.contrib.pretraining.instrument import train_tokenizer
 from thinkalike.errors import ThinkalikeError
 from thinkalike.models.families import EMBED, after
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_model
+from thinkalike.models.minis import train_tokenizer
 from thinkalike.models.survey import first_tensor
 
 HERE = Path(__file__).parent
 ROWS, TOKENS, VOCABULARY = 2, 48, 320
 CLOSE = 1e-4  # the largest difference, relative to the largest entry
 LATE = ("mamba", "mamba2", "falcon_mamba", "rwkv")  # whose reported hidden states begin after the first block
-CLASSES = ["entailment", "neutral", "contradiction"]
 
 
 @dataclass(frozen=True)
@@ -66,7 +65,7 @@ def architectures() -> dict[str, Architecture]:
     common, encoders = listed["common"], listed["encoders"]
     found = [Architecture(name, "AutoModelForCausalLM", common | own) for name, own in listed["decoders"].items()]
     found += [Architecture(name, "AutoModelForMaskedLM", common | own) for name, own in encoders.items()]
-    labelled = common | {"num_labels": len(CLASSES)}
+    labelled = common | {"num_labels": 3}
     found += [
         Architecture(name, "AutoModelForSequenceClassification", labelled | encoders[name])
         for name in listed["classifiers"]
@@ -108,9 +107,8 @@ def row(architecture: Architecture, folder: Path) -> str:
         AssertionError: it loads, and something is wrong.
     """
     write(architecture, folder)
-    classes = CLASSES if "Sequence" in architecture.kind else None
     try:
-        model = load_model(ModelConfig(name="tiny", path=str(folder), side=architecture.side, classes=classes))
+        model = load_model(ModelConfig(name="tiny", path=str(folder), side=architecture.side))
     except ThinkalikeError as error:
         return f"| {architecture.name} | | | refused: {str(error).replace(str(folder), 'FOLDER')} |"
     tokens = torch.randint(5, VOCABULARY - 20, (ROWS, min(TOKENS, model.context)))

@@ -1,7 +1,8 @@
-"""Write the reference from what the code declares: every setting, every name of every group, and the public names.
+"""Write the reference from what the core declares: every setting, every name of every group, and the public names.
 
 python docs/make_reference.py
 
+That of contrib is made by docs/contrib/make_reference_of_contrib.py.
 Meanings are the comments beside the fields of the schemas, choices are what their checks say, ranges what they declare.
 """
 
@@ -17,7 +18,7 @@ import re
 import tokenize
 import typing
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,8 @@ KINDS = {
 NAMED = {"model": {"name": "x"}, "data": {"name": "x"}, "stimuli": {"kind": "table", "path": "x"}}  # what they need
 PLACES = {"target": "the same as [`model`](#model)", "measure": "see `measure=` below"}  # of parts of a root schema
 HIDDEN = ("measure.kind",)  # which the choice of a measure fills in
-TASK_OF = {"stitch": "stitch", "nli": "nli", "sae": "sae"}  # the tasks whose recipes decide the defaults of a part
+TASK_OF = {"stitch": "stitch"}  # the tasks whose recipes decide the defaults of a part
+CONTRIB = "thinkalike.contrib."  # where the modules of contrib begin
 UNCHECKED = "?"  # a value that no setting has, so that its check lists those that it may have
 
 SETTINGS = """# Settings
@@ -107,22 +109,40 @@ Row = tuple[str, str, str, str]  # setting, values, default, meaning
 def settings() -> str:
     """Return the text of the page of settings; rows that several tables share stand in one table."""
     roots = {"train.py": TrainConfig, "analyze.py": AnalyzeConfig}
-    own = [instrument(value).config for value in (*TASKS.values(), *MEASURES.values())]  # with parts of their own
-    hints = (typing.get_type_hints(root) for root in (*roots.values(), *own))
-    groups = {name: hint for each in hints for name, hint in each.items()}
-    groups = {name: each for name, each in groups.items() if dataclasses.is_dataclass(each) and name not in PLACES}
-    own = {f"`{name}.py`".replace(".py.py", ".py"): rows_of(root) for name, root in roots.items()}
-    parts = shared("`train.py` and `analyze.py`", own, least=2)
-    for name, schema in sorted(groups.items()):
-        made = at_both_scales("train", name, f"task={TASK_OF[name]}") if name in TASK_OF else []
-        parts.append(section(f"`{name}`", rows_of(schema, f"{name}.", made), inspect.getdoc(schema) or ""))
-    measures: dict[tuple[Row, ...], list[str]] = {}  # kinds of measure by their settings
-    for kind in MEASURES:
-        made = at_both_scales("analyze", "measure", f"measure={kind}")
-        measures.setdefault(tuple(rows_of(measure_schema(kind), "measure.", made)), []).append(kind)
-    titles = {f"`measure={', '.join(kinds)}`": list(rows) for rows, kinds in measures.items()}
-    parts += shared("Measures of layer pairs", titles, least=4)
-    return SETTINGS.format(sections="\n\n".join(parts))
+    own = {f"`{name}`": rows_of(root) for name, root in roots.items()}
+    sections = shared("`train.py` and `analyze.py`", own, least=2)
+    for name, schema in sorted(parts_of([*TASKS.values(), *MEASURES.values()], of_contrib=False).items()):
+        sections.append(part_section(name, schema, TASK_OF.get(name)))
+    sections += shared("Measures of layer pairs", measure_tables(of_contrib=False), least=4)
+    return SETTINGS.format(sections="\n\n".join(sections))
+
+
+def parts_of(instruments: Collection[str], of_contrib: bool) -> dict[str, Any]:
+    """Return the schemas of the parts of the configurations of instruments, of contrib or of the core."""
+    roots = [TrainConfig, AnalyzeConfig]
+    roots += [instrument(value).config for value in instruments if value.startswith(CONTRIB) == of_contrib]
+    hints = {name: hint for root in roots for name, hint in typing.get_type_hints(root).items()}
+    return {name: hint for name, hint in hints.items() if dataclasses.is_dataclass(hint) and name not in PLACES}
+
+
+def part_section(name: str, schema: Any, task: str | None = None) -> str:
+    """Return the section of a part of the configuration.
+
+    Args:
+        task: the one whose recipe decides the defaults of the part.
+    """
+    made = at_both_scales("train", name, f"task={task}") if task else []
+    return section(f"`{name}`", rows_of(schema, f"{name}.", made), inspect.getdoc(schema) or "")
+
+
+def measure_tables(of_contrib: bool) -> dict[str, list[Row]]:
+    """Return the rows of the settings of measures, of contrib or of the core, by the title of their table."""
+    kinds_by_rows: dict[tuple[Row, ...], list[str]] = {}
+    for kind, module in MEASURES.items():
+        if module.startswith(CONTRIB) == of_contrib:
+            made = at_both_scales("analyze", "measure", f"measure={kind}")
+            kinds_by_rows.setdefault(tuple(rows_of(measure_schema(kind), "measure.", made)), []).append(kind)
+    return {f"`measure={', '.join(kinds)}`": list(rows) for rows, kinds in kinds_by_rows.items()}
 
 
 def shared(title: str, tables: dict[str, list[Row]], least: int) -> list[str]:
@@ -294,13 +314,19 @@ def written(value: Any) -> str:
 
 def names() -> str:
     """Return the text of the page of options of all groups."""
-    groups = sorted({str(file.parent.relative_to(CONF)) for file in CONF.glob("*/*.yaml")} - {"measure"})
+    groups = sorted({str(file.parent.relative_to(CONF)) for file in CONF.glob("*/*.yaml")})
+    return NAMES.format(sections=tables_of_options(CONF, [*groups, "hydra/launcher"]))
+
+
+def tables_of_options(folder: Path, groups: Sequence[str]) -> str:
+    """Return a table of the options of each group that a folder of configurations has."""
     parts = []
-    for group in [*groups, "experiment", "hydra/launcher"]:
-        files = {str(file.relative_to(CONF / group).with_suffix("")): file for file in (CONF / group).rglob("*.yaml")}
+    for group in groups:
+        inside = folder / group
+        files = {str(file.relative_to(inside).with_suffix("")): file for file in inside.rglob("*.yaml")}
         rows = [f"| `{name}` | {sets(file)} | {about(file)} |" for name, file in sorted(files.items())]
         parts.append("\n".join([f"## `{group}`", "", "| name | sets | |", "|---|---|---|", *rows]))
-    return NAMES.format(sections="\n\n".join(parts))
+    return "\n\n".join(parts)
 
 
 def about(file: Path) -> str:

@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -40,6 +40,20 @@ import hub  # noqa: E402
 import tiny  # noqa: E402
 
 DRAWN = {name: getattr(matplotlib.figure.Figure, name) for name in ("savefig", "draw_without_rendering")}
+
+
+def of_core(points: Mapping[str, str]) -> list[str]:
+    """The names of those tasks, measures and the like that are not of contrib, which has tests of its own."""
+    return [name for name, module in points.items() if not module.startswith("thinkalike.contrib.")]
+
+
+def core_options(group: str) -> list[str]:
+    """The options of a group that are not of contrib."""
+    from thinkalike.config import CONF, MEASURES
+
+    if group == "measure":
+        return of_core(MEASURES)
+    return sorted(str(path.relative_to(CONF / group).with_suffix("")) for path in (CONF / group).rglob("*.yaml"))
 
 
 def composed(*overrides: str, entry: str = "train"):

@@ -5,7 +5,8 @@ import itertools
 import re
 import shlex
 import sys
-from collections.abc import Iterator
+import tomllib
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,6 +14,8 @@ from hydra.core.override_parser.types import IntervalSweep, Override
 
 from conftest import ROOT
 
+SOURCE = ROOT / "src" / "thinkalike" / "contrib"
+PAGES_OF_CONTRIB = ROOT / "docs" / "contrib"
 PROGRAMS = ("python ", "thinkalike ", "make", "torchrun ", "srun ")
 FENCE = re.compile(r"^(`{3,}).*?^\1\s*$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)\s]+)\)|<img src=\"([^\"]+)\"")
@@ -39,8 +42,26 @@ class Command(NamedTuple):
 def pages() -> list[Path]:
     """Return all pages that people read, README first."""
     names = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "src/thinkalike/contrib/README.md")
-    own = [ROOT / name for name in names]
+    own = [ROOT / name for name in names if not is_missing(ROOT / name)]
     return [*own, *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "benchmarks").glob("*.md"))]
+
+
+def is_missing(path: Path) -> bool:
+    """Whether a file is one of contrib, and contrib was deleted."""
+    return any(path.is_relative_to(folder) and not folder.exists() for folder in (SOURCE, PAGES_OF_CONTRIB))
+
+
+def of_contrib() -> list[str]:
+    """The words of command lines that contrib adds, such as measure=court, as pyproject.toml registers them."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["thinkalike.instruments"]
+    names = [name for name, module in project.items() if module.startswith("thinkalike.contrib.")]
+    words = [name.replace(".", "=", 1) for name in names if name.startswith(("task.", "measure."))]
+    return [*words, "experiment=", "population=", "pairs=", "stimuli=salle2024", "model=feather-bert"]
+
+
+def needs_contrib(words: Sequence[str]) -> bool:
+    """Whether a command line is one of contrib."""
+    return any(word.startswith(tuple(of_contrib())) for word in words)
 
 
 def name_of(page: Path) -> str:
@@ -50,10 +71,12 @@ def name_of(page: Path) -> str:
 def commands() -> list[Command]:
     """Return every command line of all pages but the changelog, each once, where it stands first."""
     found: dict[tuple[str, tuple[str, ...]], Command] = {}
+    has_contrib = SOURCE.exists()
     for page in (each for each in pages() if each.name != "CHANGELOG.md"):
         for line in _lines(page.read_text()):
             for entry, words in _called(line):
-                found.setdefault((entry, words), Command(name_of(page), entry, words))
+                if has_contrib or not (needs_contrib(words) or entry.startswith("docs/contrib/")):
+                    found.setdefault((entry, words), Command(name_of(page), entry, words))
     return list(found.values())
 
 
@@ -121,7 +144,7 @@ def blocks(text: str, language: str) -> list[str]:
 
 def script(name: str) -> Any:
     """Return one of the scripts that make pages, as a module."""
-    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec = importlib.util.spec_from_file_location(name.rpartition("/")[2], ROOT / "docs" / f"{name}.py")
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

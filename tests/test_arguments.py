@@ -16,8 +16,6 @@ from torch import Tensor, nn
 
 from thinkalike import measures
 from thinkalike.arguments import NAMES, Count, Level, checked_numbers, takes_arrays, tensor_of
-from thinkalike.contrib.kin.measures import jaccard, second_order_cosine
-from thinkalike.contrib.mlem.differentiable import DifferentiableMLEM
 from thinkalike.measures import (
     CKA,
     DISTANCE_CORRELATION,
@@ -38,6 +36,8 @@ from thinkalike.measures import (
     token_loss,
     weighted_tau,
 )
+from thinkalike.measures.mlem.differentiable import DifferentiableMLEM
+from thinkalike.measures.neighbour_sets import jaccard, second_order_cosine
 from thinkalike.stitches.stitch import Stitch
 
 N, D = 24, 4

@@ -8,8 +8,14 @@ import torch
 from scipy.stats import kstest, permutation_test, t
 
 import thinkalike
-from thinkalike.contrib.kin.measures import jaccard_measure, svcca_measure
-from thinkalike.measures import LayerMeans, cka_measure, mutual_measure, permuted_rows
+from thinkalike.measures import (
+    LayerMeans,
+    cka_measure,
+    jaccard_measure,
+    mutual_measure,
+    permuted_rows,
+    svcca_measure,
+)
 from thinkalike.measures.chance import balanced_rows, chance_of, signed_similarities
 from thinkalike.measures.distances.of_layers import DISTANCE_CORRELATION
 from thinkalike.measures.estimates import Estimate, numbered_by_part

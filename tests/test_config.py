@@ -9,13 +9,14 @@ import pandas as pd
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from conftest import composed
+from conftest import composed, core_options
 from stores import made
 from thinkalike.cli import _exit_as_asked, own_process
 from thinkalike.config import (
     DataConfig,
     LoggerConfig,
     ModelConfig,
+    TrainConfig,
     TrainerConfig,
     compose_job,
     measure_schema,
@@ -25,9 +26,6 @@ from thinkalike.config import (
 )
 from thinkalike.config.compose import compose_open_job, with_quoted_paths
 from thinkalike.config.parts import chosen_scale
-from thinkalike.contrib.populations.config import PopulationConfig
-from thinkalike.contrib.pretraining.instrument import PretrainConfig
-from thinkalike.contrib.sae.config import SAEConfig
 from thinkalike.errors import ConfigError, StoreError, ThinkalikeError
 from thinkalike.instruments import check_read
 from thinkalike.training.recipe import StitchConfig
@@ -39,9 +37,7 @@ NEEDED = {
     "data=hub": ["data.hub_id=a/b"],
     "stimuli=table": ["stimuli.path=words"],
     "stimuli=conllu": ["stimuli.path=words"],
-    "population=local": ["population.generalizing=[a,b]", "population.heuristic=[a,b]"],
 }
-OTHER_NAMES = {"model=feather-bert": "feather-bert-0", "data=auto": "stdlib", "stimuli=salle2024": "controlled"}
 
 
 def of_the_hub(word: str) -> bool:
@@ -51,14 +47,12 @@ def of_the_hub(word: str) -> bool:
 
 def several_at_once(*groups: str) -> list[tuple[str, ...]]:
     """Choices of one option of each group, until every option is in one; short groups begin again."""
-    choices = [sorted((f"{group}={name}" for name in options(group)), key=of_the_hub) for group in groups]
+    choices = [sorted((f"{group}={name}" for name in core_options(group)), key=of_the_hub) for group in groups]
     return [tuple(each[place % len(each)] for each in choices) for place in range(max(map(len, choices)))]
 
 
 TRAIN = [(words, "train") for words in several_at_once("model", "data", "stitch", "trainer", "logger")]
-TRAIN += [((word, "task=nli"), "train") for (word,) in several_at_once("pairs")]
 ANALYZE = [(words, "analyze") for words in several_at_once("measure", "stimuli")]
-ANALYZE += [((word, "measure=population"), "analyze") for (word,) in several_at_once("population")]
 
 
 @pytest.mark.parametrize(
@@ -72,19 +66,10 @@ def test_every_option_of_every_group_composes(words, entry):
         group, name = word.split("=")
         chosen = getattr(config, group)
         if group in ("stitch", "logger", "measure", "stimuli"):
-            assert chosen.kind == OTHER_NAMES.get(word, name)
-        if group in ("model", "data", "population"):
-            assert chosen.name == (config.model.corpus if word == "data=auto" else OTHER_NAMES.get(word, name))
+            assert chosen.kind == name
+        if group in ("model", "data"):
+            assert chosen.name == (config.model.corpus if word == "data=auto" else name)
     assert config.model.corpus in options("data")
-
-
-@pytest.mark.parametrize("kind", ["controlled", "crossed"])
-def test_an_experiments_stimuli_can_be_exchanged(kind):
-    experiment = "experiment=salle2024/figure3"
-    own = composed(experiment, entry="analyze").stimuli
-    assert (own.sentences, own.sample) == (450, 1500)
-    other = composed(experiment, f"stimuli={kind}", entry="analyze").stimuli
-    assert (other.kind, other.sentences, other.sample) == (kind, None, None)
 
 
 @pytest.mark.parametrize(
@@ -191,9 +176,7 @@ REFUSED = {  # lines by what is said of them: the nearest thing that there is, o
     "give data=grammar": ["train data.name=grammar"],
     "names what nobody chose": ["train model.name=somebodys", "analyze data.name=somebodys"],
     "gives no value": ["train store=???", "analyze model.name=???"],
-    "'measure.folds' is not a setting": [
-        "analyze measure.folds=5", "analyze experiment=brown2023/figure3 measure.folds=5",
-    ],
+    "'measure.folds' is not a setting": ["analyze measure.folds=5"],
     "'measure.batchs' is not a setting; did you mean 'measure.batches'?": ["analyze measure=cka measure.batchs=5"],
     "measure=ckaa is not known; did you mean 'cka'?": ["analyze measure=ckaa"],
     "measure=asymmetry is not known": ["analyze measure=asymmetry"],
@@ -210,11 +193,6 @@ REFUSED = {  # lines by what is said of them: the nearest thing that there is, o
     "target.context": ["train target.context=1"],
     "model.corpus": ["train model.corpus=stdlob"],
     "scale": ["train scale=small"],
-    "architecture": ["train model.architecture=3", "train task=pretrain model=gpt2"],
-    "pretrain.tokens": ["train task=pretrain pretrain.tokens=0"],
-    "pretrain.keep": [
-        f"train task=pretrain pretrain.keep={keep}" for keep in ("log3", "\"'every=0'\"", "[9999]", "[-1]")
-    ],
     "dry_run": ["train dry_run=-1"],
     "budget": ["train budget=fast", "analyze measure=cka budget=5"],
     "measure.null": ["analyze measure=cka measure.null=99"],
@@ -244,20 +222,12 @@ UNREAD = [  # the key is the first override
     ("analyze", ["measure.permutations=5", "measure=cka"]),
     ("analyze", ["measure.noise=none", "measure=rsa"]),
     ("analyze", ["measure.batches=3", "measure=cka", *RECORDED]),
-    ("analyze", ["population.size=30", "measure=population", "population=feather-berts"]),
-    ("analyze", ["model=gpt2", "measure=population"]),
-    ("analyze", ["activations=a.npz", "experiment=salle2024/figure_s5", "scale=mini"]),
-    ("train", ["stitch.steps=3", "task=nli", "model=bert-mini"]),
     ("train", ["stitch.rank=4", "stitch=linear"]),
     ("train", ["stitch.init=auto", "stitch=bias"]),
     ("train", ["stitch.lr=0.1", "stitch=least_squares"]),
     ("train", ["stitch.momentum=0.5", "stitch.optimizer=adam"]),
-    ("train", ["target.dtype=bfloat16", "task=sae"]),
-    ("train", ["sae.source=gpt2-mini", "task=sae"]),
     ("train", ["data.sentences=5"]),
-    ("train", ["model.index=77"]),
     *(("analyze", ["data.fit_tokens=500", f"measure={kind}"]) for kind in ("loss", "cka", "r2", "ruler", "diff")),
-    ("analyze", ["model.index=3", "measure=loss", "model=gelu-3l-mini"]),
     *(
         ("train", [setting, f"stitch={kind}"])
         for kind in ("least_squares", "identity")
@@ -265,16 +235,11 @@ UNREAD = [  # the key is the first override
     ),
 ]
 READ = [
-    ("analyze", ["data.fit_tokens=500", "measure=probes"]),
     ("analyze", ["data.fit_tokens=500", "measure=diff", "measure.null=drift"]),
     ("train", ["trainer.matmul=high", "stitch=linear"]),
     ("train", ["trainer.memory=8GB", "stitch=least_squares"]),
-    ("analyze", ["model.dtype=bfloat16", "measure=population"]),
     ("analyze", ["measure.permutations=5", "measure=cka", "measure.null=true"]),
     ("analyze", ["model@target=gpt2", "measure=cka", *RECORDED]),
-    ("analyze", ["data=stdlib", "data.context=64", "experiment=brown2023/figure5", "scale=mini"]),
-    ("analyze", ["pairs.report_pairs=100", "experiment=brown2023/figure8", "scale=mini"]),
-    ("train", ["model.index=3", "task=nli", "model=feather-bert"]),
     ("train", ["stitch.rank=4", "stitch=low_rank", "stitch.lr=0.1", "stitch.controls=true", "stitch.ridge=1"]),
     ("train", ["stitch.init=auto", "stitch=low_rank"]),
     ("train", ["hydra.run.dir=.", "threads=2", "trainer.log_every=3", "logger=none"]),
@@ -298,11 +263,6 @@ WITHOUT_EFFECT = [
     ("analyze", ["scale=paper", "measure=rsa"]),
     ("analyze", ["scale=paper", "measure=distance"]),
     ("analyze", ["scale=paper", "measure=r2"]),
-    ("analyze", ["recipe=paper", "measure=atlas", "models=[gelu-3l-mini,solu-3l-mini]"]),
-    ("train", ["recipe=paper", "task=nli"]),
-    ("analyze", ["+model.architecture.foo=1"]),
-    ("train", ["model.architecture.n_layers=3", "model=gelu-3l-mini"]),
-    ("analyze", ["target.architecture={n_layers: 3}", "measure=cka"]),
     ("analyze", ["model.corpus=pydoc", "data=stdlib"]),
     ("train", ["target.corpus=pydoc", "data=pydoc"]),
     ("train", ["model.corpus=null", "data.source=pydoc", "data.name=x"]),
@@ -316,11 +276,8 @@ WITH_EFFECT = [
     ("analyze", ["scale=mini", "measure=rsa"]),  # as it is anyway
     ("analyze", ["recipe=honest", "measure=rsa"]),
     ("analyze", ["recipe=paper", "measure=mlem"]),
-    ("analyze", ["recipe=paper", "scale=mini", "experiment=brown2023/figure1"]),
     ("train", ["recipe=paper"]),
-    ("train", ["scale=paper", "task=nli"]),
     ("train", ["scale=paper", "stitch.warmup=150"]),  # of one scale alone
-    ("train", ["model.architecture.n_layers=3", "task=pretrain", "model=gelu-3l-mini"]),
     ("analyze", ["model.corpus=pydoc"]),
     ("analyze", ["logger.project=x", "logger=wandb"]),
 ]
@@ -374,16 +331,9 @@ IMPOSSIBLE = [  # by the key that the message names; test_ranges.py has the rang
     ("stitch.steps", StitchConfig, {"steps": 0}),
     ("stitch.warmup", StitchConfig, {"warmup": 2000}),
     ("stitch.init", StitchConfig, {"norm": "pre", "init": "procrustes"}),
-    ("sae.tokens", SAEConfig, {"tokens": 100}),
-    ("sae.source", SAEConfig, {"start": "transferred"}),
     ("logger.kind", LoggerConfig, {"kind": "mlflow"}),
     ("measure.kernel", measure_schema("cka"), {"kernel": "rbv"}),
     ("measure.distance", measure_schema("rsa"), {"distance": "euclid"}),
-    ("measure.side", measure_schema("population"), {"side": "left"}),
-    ("population.generalizing", PopulationConfig, {"members": "feather-bert", "heuristic": [1, 2]}),
-    ("population.per_group", PopulationConfig, {"base": "bert-mini", "size": 4, "per_group": 3}),
-    ("population.heuristic", PopulationConfig, {"heuristic": [-1]}),
-    ("population.parents", PopulationConfig, {"base": "bert-mini", "parents": {"G": []}}),
     ("trainer.num_nodes", TrainerConfig, {"num_nodes": 2}),
 ]
 
@@ -399,7 +349,6 @@ def test_the_smallest_possible_values_are_taken():
     assert StitchConfig(steps=1, warmup=0, momentum=0.0, tokens_per_step=2).steps == 1
     small = {"context": 2, "fit_tokens": 1, "report_tokens": 2, "report_share": 1e-6}
     assert DataConfig(name="d", source="text", files=["a"], **small).report_share == 1e-6
-    assert PretrainConfig(tokens=0, tokens_per_step=2).tokens == 0
 
 
 def test_an_identity_trains_nothing():
@@ -449,9 +398,9 @@ def test_the_target_is_the_source_in_all_that_is_not_named():
 
 
 def test_a_target_runs_as_the_source_but_is_itself():
-    words = ["model=pythia-70m-deduped", "model.revision=step1000", "model.dtype=bfloat16", "model.seed=3"]
+    words = ["model=pythia-70m-deduped", "model.revision=step1000", "model.dtype=bfloat16", "model.corpus=pydoc"]
     target = composed(*words, "model@target=pythia-160m-deduped").target
-    assert (target.revision, target.dtype, target.seed) == (None, "bfloat16", 0)
+    assert (target.revision, target.dtype, target.corpus) == (None, "bfloat16", "pile-val")
     assert composed(*words, "model@target=pythia-160m-deduped", "target.dtype=float32").target.dtype == "float32"
 
 
@@ -462,15 +411,15 @@ def test_a_text_keeps_what_a_command_line_says_of_it(written):
     config = composed(*words, "data=text", f"data.files=[{written},a]")
     assert (config.model.revision, config.target.revision, config.seed) == (written, written, 10)
     assert config.data.files == [written, "a"]
-    listed = composed(f"models=[{{model: gpt2, revision: {written}, pretrain_lr: 1e-3}}, {written}]", entry="analyze")
+    listed = composed(f"models=[{{model: gpt2, revision: {written}, context: 1e3}}, {written}]", entry="analyze")
     first, second = listed.models
-    assert (str(first["revision"]), first["pretrain_lr"], second) == (written, 0.001, written)
+    assert (str(first["revision"]), first["context"], second) == (written, 1000, written)
 
 
 def test_a_folder_as_the_target_keeps_what_is_its_own():
-    words = ["model=local", "model.path=/tmp", "model.classes=[entailment,non-entailment]"]
-    assert composed(*words).target.classes == ["entailment", "non-entailment"]
-    assert composed(*words, "target.path=/var").target.classes is None
+    words = ["model=local", "model.path=/tmp", "model.side=encoder"]
+    assert composed(*words).target.side == "encoder"
+    assert composed(*words, "target.path=/var").target.side is None
     with pytest.raises(ConfigError, match=r"needs target\.path="):
         composed("model=gelu-3l-mini", "model@target=local")
 
@@ -488,4 +437,4 @@ def test_a_path_that_is_there_is_meant_by_its_name(name, tmp_path, monkeypatch):
 
 def test_an_integer_that_python_cannot_print_is_refused_in_one_line():
     with pytest.raises(ConfigError, match="seed=an integer of thousands of digits"):
-        ModelConfig(seed=1 << 20_000)
+        TrainConfig(seed=1 << 20_000)

@@ -14,7 +14,6 @@ import torch
 
 import tiny
 from thinkalike.config import DataConfig
-from thinkalike.contrib.papers.salle2024 import derivations
 from thinkalike.data.corpus import Corpus, OneTokenizer, TokenRows, read_corpus
 from thinkalike.data.documents import (
     PIECE,
@@ -26,6 +25,7 @@ from thinkalike.data.documents import (
     text_fingerprint,
     training_texts,
 )
+from thinkalike.data.grammar import derivations
 from thinkalike.data.marks import divided
 from thinkalike.data.tables import read_table
 from thinkalike.errors import DataError

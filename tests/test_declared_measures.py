@@ -9,30 +9,28 @@ from torch import nn
 
 import measure_tester as tester
 from measure_tester import PROPERTIES, Measure
-from thinkalike.contrib.kin.measures import (
-    disagreement,
-    jaccard,
-    jensen_shannon,
-    second_order_cosine,
-    soft_matching,
-    svcca,
-)
-from thinkalike.contrib.mlem.differentiable import DifferentiableMLEM
 from thinkalike.measures import (
     CKA,
     COMPARATORS,
     MLEM,
+    DifferentiableMLEM,
     FeatureEncoder,
     Predictor,
     arc_length,
     cka,
+    disagreement,
     distance_correlation,
     hsic0,
     hsic1,
+    jaccard,
+    jensen_shannon,
     mutual_knn,
     procrustes_distance,
     rsa,
+    second_order_cosine,
+    soft_matching,
     spearman,
+    svcca,
     token_kl,
     weighted_tau,
 )

@@ -9,13 +9,13 @@ from safetensors.numpy import load_file
 import tiny
 from conftest import composed, kill_and_resume, untrained
 from stores import finish
-from thinkalike.contrib.transfer.measures import both_directions
 from thinkalike.data.corpus import TokenRows
 from thinkalike.evaluation.language import state_moments
 from thinkalike.instruments.stitching.directions import residual_sums
 from thinkalike.instruments.stitching.fitting import load_setting
 from thinkalike.instruments.stitching.instrument import Stitching
 from thinkalike.instruments.stitching.table import COLUMNS, left_to_gain
+from thinkalike.measures.round_trips import both_directions
 from thinkalike.memory import Budget
 from thinkalike.report.reports import gather, report_of
 from thinkalike.stitches.results import load_stitch

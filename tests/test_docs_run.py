@@ -15,8 +15,8 @@ import pages
 import tiny
 from conftest import ROOT, with_slow
 from test_docs import COMMANDS, DOCS, DOORS, script
-from thinkalike.contrib.kin import instruments as kin
 from thinkalike.instruments.layer_pairs.declared import DECLARED
+from thinkalike.instruments.layer_pairs.outputs import OUTPUTS
 from thinkalike.training import optimizers
 
 LONG = {"experiment", "task", "population", "pairs"}  # settings of jobs that take minutes
@@ -28,7 +28,7 @@ SMALL = {
     "mlem": ["measure.folds=2", "measure.permutations=1", "measure.references=0"],
     "r2": ["measure.words=8192"],
     "loss": ["data.report_tokens=4096"],
-    **dict.fromkeys(("cka", *DECLARED, *kin.DECLARED, *kin.OUTPUTS), FEW),
+    **dict.fromkeys(("cka", *DECLARED, *OUTPUTS), FEW),
 }  # of every job, so that it takes seconds
 
 
@@ -66,7 +66,8 @@ RUN = [command for command in COMMANDS if runs(command)]
 def workplace(tmp_path_factory):
     """A folder with all files that the commands name: tables of stimuli, plugins, and a checkpoint."""
     folder = tmp_path_factory.mktemp("workplace")
-    texts = {name: (DOCS / name).read_text() for name in ("guide/stimuli.md", "contrib/subjects.md")}
+    files = [DOCS / name for name in ("guide/stimuli.md", "contrib/subjects.md")]
+    texts = {str(file.relative_to(DOCS)): file.read_text() for file in files if not pages.is_missing(file)}
     (folder / "trees.conllu").write_text(pages.blocks(texts["guide/stimuli.md"], "conllu")[0])
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)

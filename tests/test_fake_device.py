@@ -18,13 +18,11 @@ from fake_device import FakeDevice, move
 from test_work import KINDS, OUTPUTS
 from thinkalike import measures
 from thinkalike.config import DataConfig, instrument, measure_module, measure_schema
-from thinkalike.contrib.court.evidence import Bench, Evidence
-from thinkalike.contrib.court.source import Setting, Source
-from thinkalike.contrib.mlem.differentiable import DifferentiableMLEM
 from thinkalike.data.corpus import TokenRows
 from thinkalike.data.stimuli import Stimuli
 from thinkalike.evaluation.changes import by_part, moves, perturbed, seen
 from thinkalike.instruments.ruler import alike
+from thinkalike.measures.mlem.differentiable import DifferentiableMLEM
 from thinkalike.measures.ridge import Predictor
 from thinkalike.models.parts import changed_parts, parts_of
 from thinkalike.states.batches import ModelRuns, array_batches, text_batches
@@ -37,12 +35,12 @@ GPU, OTHER, ROWS = "cuda:0", "cuda:1", 96
 REASONS = {
     "how many rows each part of the documents has, which slices need: once a batch": "layer_means.sizes_of_parts",
     "a batch is refused before it is added, so its flaws are looked at: once a batch, or a layer": """
-        rows.refuse_flaws kernel_alignment._refuse_flat measures._refuse_flawed neural.of of_layers.u_centred
+        rows.refuse_flaws kernel_alignment._refuse_flat outputs._refuse_flawed neural.of of_layers.u_centred
         comparators.comparable of_layers._of_ranks neighbours.directions closed_forms.is_constant
         ridge._of_unit_size""",
     "its number is the next one where the caller gives none, as jobs do": "layer_means.next_number",
     "a few numbers go to the GPU or come from it: once a batch, or a weight": """
-        measures._means_without_parts layer_means.add ridge.of ridge._residuals
+        outputs._means_without_parts layer_means.add ridge.of ridge._residuals
         changes.moves changes.seen
         changes.distances_of_tokens changes.kl frozen._run batches.pool features.differences
         changes.signed_permutation parts.moved batches.of batches.run tokens.states_of_words
@@ -50,10 +48,10 @@ REASONS = {
     "pairs of stimuli closer than rounding, and copies, are found by value: a shape": """
         neural.squared_distances neural.squared""",
     "how many levels, components, tokens or directions there are is a shape": """
-        comparators.ranks_of_levels measures._components estimates.without_means estimates._of_positions
+        comparators.ranks_of_levels singular_vectors._components estimates.without_means estimates._of_positions
         ridge._fold features._differ""",
     "the order of ties is drawn on the host, so that it is that of a CPU": "neighbours.nearest",
-    "an assignment is solved on the host": "measures.transport_plan",
+    "an assignment is solved on the host": "unit_matching.transport_plan",
     "states of stimuli are kept on the host: once a batch": "stimuli.stimulus_states",
     "penalties are those of a CPU to the bit, and go to the GPU: once a fit": "closed_forms.penalty_of",
     "at the end of a fit, once a layer pair": """
@@ -139,17 +137,6 @@ def stitched(steps, pairs, loss="cross_entropy", size=(12, 3)):
         optimizer.step()
 
 
-def judged(_, __):
-    """A source of a court whose states are on another GPU than the target's."""
-    target, other = made(2, GPU), made(1, OTHER)
-    texts = [rows(seed).tokens for seed in range(3)]
-    setting = Setting(target, 1, texts[0], texts[1], rows(1).documents, texts[2], 0, lambda *_: None)
-    source = Source("other", "real", lambda tokens: other.residuals(tokens, [1])[0], target)
-    evidence = Evidence(source, Bench(setting))
-    evidence.columns  # noqa: B018
-    evidence.course  # noqa: B018
-
-
 def changed(batches, parts):
     base, other = made(1, GPU), made(2, GPU)
     batches = [found for number in range(batches) for found, _ in seen(base, other, rows(number), 6)]
@@ -175,10 +162,10 @@ def read(batches, layers, level):
 STATES = {"mlem": explained, "differentiable": learnt, "rsa": distances, "ruler": ruled, "batches": iterated}
 JOBS = {kind: partial(compared, kind) for kind in KINDS} | STATES
 MODELS = {f"stitch {loss}": partial(stitched, loss=loss) for loss in STITCH_LOSSES}
-MODELS |= {"stitch in microbatches": partial(stitched, size=(7, 1)), "court": judged, "diff": changed}
+MODELS |= {"stitch in microbatches": partial(stitched, size=(7, 1)), "diff": changed}
 MODELS |= {level: partial(read, level=level) for level in ("token", "word")}
 
-LONG = {"court", "mlem", "jaccard", "second_order_cosine", "svcca", "soft_matching", "procrustes", "diff"}  # seconds
+LONG = {"mlem", "jaccard", "second_order_cosine", "svcca", "soft_matching", "procrustes", "diff"}  # seconds
 LONG |= {"mutual_knn", "differentiable", "token", "word"}
 
 

@@ -9,13 +9,10 @@ import sysconfig
 from pathlib import Path
 
 import pytest
-import torch
-from safetensors.torch import load_file
 
 import thinkalike
 from conftest import ROOT, composed
 from thinkalike import open_result
-from thinkalike.contrib.populations.finetuning import new_classifier
 from thinkalike.data.corpus import read_corpus
 from thinkalike.data.stimuli import controlled_stimuli
 from thinkalike.evaluation.held_out import held_out_loss
@@ -30,36 +27,38 @@ def run(*words: str | Path, cwd: Path, check: bool = True) -> subprocess.Complet
     return subprocess.run(words, cwd=cwd, env=environment, check=check, capture_output=True, text=True, timeout=600)
 
 
-@pytest.mark.ci_slow
-@pytest.mark.timeout(900)
-def test_a_wheel_in_a_fresh_environment_runs_the_main_job(tmp_path):
-    """Dependencies come from this environment; the package comes from the wheel alone."""
-    copy = tmp_path / "copy"  # a build leaves files beside the sources
+@pytest.fixture(scope="session")
+def installed(tmp_path_factory) -> Path:
+    """The command of the package in a fresh environment, from a wheel; dependencies come from this environment."""
+    folder = tmp_path_factory.mktemp("wheel")
+    copy = folder / "copy"  # a build leaves files beside the sources
     copy.mkdir()
     for name in ("src", "conf"):
         shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("*.egg-info", "__pycache__"))
     for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE", "MANIFEST.in"):
         shutil.copy(ROOT / name, copy)
     pip = [sys.executable, "-m", "pip"]
-    run(*pip, "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", tmp_path, copy, cwd=tmp_path)
-    (wheel,) = tmp_path.glob("thinkalike-*.whl")
-    run(sys.executable, "-m", "venv", "--without-pip", tmp_path / "fresh", cwd=tmp_path)
-    python = tmp_path / "fresh" / "bin" / "python"
-    where = run(python, "-c", "import sysconfig; print(sysconfig.get_paths()['purelib'])", cwd=tmp_path)
+    run(*pip, "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", folder, copy, cwd=folder)
+    (wheel,) = folder.glob("thinkalike-*.whl")
+    run(sys.executable, "-m", "venv", "--without-pip", folder / "fresh", cwd=folder)
+    python = folder / "fresh" / "bin" / "python"
+    where = run(python, "-c", "import sysconfig; print(sysconfig.get_paths()['purelib'])", cwd=folder)
     site = Path(where.stdout.strip())
-    run(*pip, f"--python={python}", "install", "-q", "--no-deps", "--no-index", wheel, cwd=tmp_path)
+    run(*pip, f"--python={python}", "install", "-q", "--no-deps", "--no-index", wheel, cwd=folder)
     (site / "dependencies.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
-    elsewhere, command = tmp_path / "elsewhere", tmp_path / "fresh" / "bin" / "thinkalike"
-    elsewhere.mkdir()
     places = "import thinkalike, thinkalike.config as c; print(thinkalike.__file__, c.CONF)"
-    assert run(python, "-c", places, cwd=elsewhere).stdout.count(str(site)) == 2, "control: from the wheel"
-    done = run(command, "train", "model=gelu-3l-mini", "model@target=solu-3l-mini", *SMALL, cwd=elsewhere)
-    result = open_result(elsewhere / done.stdout.splitlines()[-1].removeprefix("results: "))
+    assert run(python, "-c", places, cwd=folder).stdout.count(str(site)) == 2, "control: from the wheel"
+    return folder / "fresh" / "bin" / "thinkalike"
+
+
+@pytest.mark.ci_slow
+@pytest.mark.timeout(900)
+def test_a_wheel_in_a_fresh_environment_runs_the_main_job(installed, tmp_path):
+    done = run(installed, "train", "model=gelu-3l-mini", "model@target=solu-3l-mini", *SMALL, cwd=tmp_path)
+    result = open_result(tmp_path / done.stdout.splitlines()[-1].removeprefix("results: "))
     assert list(result.table["source_layer"]) == [0, 1, 2]
-    done = run(command, "analyze", "experiment=salle2024/table_s1", "scale=mini", cwd=elsewhere)
-    assert "holds" in done.stdout
-    assert "train|analyze" in run(command, cwd=elsewhere).stdout
-    wrong = run(command, "analyse", cwd=elsewhere, check=False)
+    assert "train|analyze" in run(installed, cwd=tmp_path).stdout
+    wrong = run(installed, "analyse", cwd=tmp_path, check=False)
     assert (wrong.returncode, wrong.stderr) == (1, "error: thinkalike analyse is not known; did you mean 'analyze'?\n")
 
 
@@ -210,19 +209,6 @@ def test_a_mini_beats_word_frequencies_as_its_card_says(name):
         assert f"{value:.4f} nats" in text
     assert facts["training"]["command"] in text
     assert f"{facts['training']['tokens_seen']:,}" in text
-
-
-def test_a_body_that_was_taught_says_how_and_makes_classifiers():
-    facts, text = card(TAUGHT), (ASSETS / TAUGHT / "README.md").read_text()
-    assert facts["training"]["command"] in text
-    assert facts["accuracy"]["heldout_accuracy"] > 0.9
-    assert f"| challenge accuracy | {facts['accuracy']['challenge_accuracy']:.4f} |" in text
-    module, tokenizer = new_classifier(composed(f"model={TAUGHT}").model, ["entailment", "neutral", "contradiction"])
-    assert module.config.initializer_range == pytest.approx(0.02)
-    assert float(module.classifier.weight.std()) == pytest.approx(0.02, rel=0.3)
-    shipped = load_file(ASSETS / TAUGHT / "model.safetensors")
-    assert torch.equal(module.bert.pooler.dense.weight, shipped["pooler.dense.weight"].float())
-    assert len(tokenizer) == len(shipped["embeddings.word_embeddings.weight"])
 
 
 def test_some_words_of_the_grammar_split_and_all_are_whole_again():

@@ -315,9 +315,7 @@ def test_a_result_in_the_folder_of_another_is_not_taken_for_it(tmp_path):
     assert all("holds the result stitching/abc, and its folder is that of" in line for line in found.skipped)
 
 
-@pytest.mark.parametrize(
-    "kind", ["cka", "r2", "mlem", "rsa", "loss", "diff", "stitching", "population", "sae", "ruler"]
-)
+@pytest.mark.parametrize("kind", ["cka", "r2", "mlem", "rsa", "loss", "diff", "stitching", "ruler"])
 def test_a_result_that_lacks_what_its_kind_shows_is_one_line(kind, tmp_path):
     """Sealed by a stranger, or computed by another version: its table has other columns."""
     result = finish(tmp_path, kind, "abc", {"table": TABLE})
@@ -751,7 +749,7 @@ def test_a_state_belongs_to_one_job(tmp_path):
     assert read_state(path) == {"step": 1}, "control"
     strangers = {
         "another key": (tmp_path / "stitching" / "def.partial" / "checkpoints", "half"),
-        "another kind": (tmp_path / "sae" / "abc.partial" / "checkpoints", "half"),
+        "another kind": (tmp_path / "loss" / "abc.partial" / "checkpoints", "half"),
         "another name": (mine, "third"),
         "a training inside of it": (mine.parent / "sources" / "x" / "checkpoints", "half"),
     }

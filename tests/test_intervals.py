@@ -8,7 +8,6 @@ import pytest
 import scipy.stats
 import torch
 
-from thinkalike.contrib.shifts.instrument import LayerShifts
 from thinkalike.measures import (
     CKA,
     DISTANCE_CORRELATION,
@@ -28,6 +27,7 @@ from thinkalike.measures import (
 )
 from thinkalike.measures.contract import each_pair, rows_in_order
 from thinkalike.measures.estimates import PARTS, freedom_of_groups, numbered_by_part
+from thinkalike.measures.shifts import LayerShifts
 
 pytestmark = pytest.mark.usefixtures("float64")
 

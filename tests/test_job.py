@@ -1,20 +1,24 @@
 """The frame of every job: declared once, and key, lock, seed, state, provenance and result follow."""
 
 import dataclasses
+import hashlib
 import json
 import re
 import socket
 import threading
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
 
+from conftest import composed, of_core
 from thinkalike.config import (
     MEASURES,
     TASKS,
@@ -30,12 +34,10 @@ from thinkalike.config import (
     not_in_key,
     relevant,
 )
+from thinkalike.config.parts import model_settings
 from thinkalike.config.schema import default_of
-from thinkalike.contrib.populations.config import NLIConfig, PairsConfig, PopulationConfig
-from thinkalike.contrib.pretraining.instrument import PretrainConfig
-from thinkalike.contrib.sae.config import SAEConfig
 from thinkalike.errors import DataError, ResourceError, ResultError, StoreError
-from thinkalike.instruments import instrument
+from thinkalike.instruments import instrument, instrument_of
 from thinkalike.job import Instrument, Outcome, Work
 from thinkalike.job.performing import contents_of, perform
 from thinkalike.processes import Interrupted
@@ -304,11 +306,10 @@ def test_what_is_opened_is_closed_also_when_a_job_fails(tmp_path):
 
 NEUTRAL = {
     "store", "force", "screen", "wait", "logger.kind", "logger.project", "logger.entity", "logger.group", "data.cache",
-    "model.members", "target.members", "model.device_map", "target.device_map", "data.group",
+    "model.device_map", "target.device_map", "data.group",
     "data.files", "model.path", "target.path", "model.device", "target.device", "trainer.checkpoint_every",
-    "trainer.memory", "trainer.recompute", "pairs.fit", "pairs.report",
-    "pairs.challenge", "stimuli.path", "activations", "threads", "chosen", "models", "dry_run", "budget",
-    "model.base", "target.base", "model.implausible", "target.implausible", "trainer.log_every",
+    "trainer.memory", "trainer.recompute", "stimuli.path", "activations", "threads", "chosen", "models", "dry_run",
+    "budget", "model.base", "target.base", "model.implausible", "target.implausible", "trainer.log_every",
 }  # fmt: skip
 
 
@@ -319,20 +320,33 @@ def leaves(value, prefix=""):
         yield from leaves(inner, f"{name}.") if dataclasses.is_dataclass(inner) else [(value, item.name, name)]
 
 
-@pytest.mark.parametrize("root", [TrainConfig, AnalyzeConfig])
-def test_every_setting_is_in_the_key_unless_declared_neutral(root):
-    models = {name: ModelConfig(name=name, architecture={"d_model": 8}) for name in ("model", "target")}
-    whole, ignored = root(**models, data=DataConfig(name="stdlib")), set()
-    names = [name for _, _, name in leaves(whole)]
-    for number, name in enumerate(names):
-        changed = root(**{key: dataclasses.replace(value) for key, value in models.items()}, data=DataConfig(name="s"))
+def outside_the_key(root, **model) -> set[str]:
+    """The settings of a job that can change without a change of what its key is made of.
+
+    Args:
+        model: further settings of its models, with values that are not the defaults.
+    """
+
+    def made():
+        models = {name: model_settings(name=name, **model) for name in ("model", "target")}
+        return root(**models, data=DataConfig(name="stdlib"))
+
+    outside = set()
+    for number, (_, _, name) in enumerate(leaves(made())):
+        changed = made()
         plain = json.dumps(relevant(changed), sort_keys=True)
         owner, attribute, _ = list(leaves(changed))[number]
         setattr(owner, attribute, "something else")
         if json.dumps(relevant(changed), sort_keys=True) == plain:
-            ignored.add(name)
-    shared = {name for name in names if name.startswith("trainer.")} if root is AnalyzeConfig else set()
-    assert ignored == (NEUTRAL & {*names}) | shared
+            outside.add(name)
+    return outside
+
+
+@pytest.mark.parametrize("root", [TrainConfig, AnalyzeConfig])
+def test_every_setting_is_in_the_key_unless_declared_neutral(root):
+    core = {name for _, _, name in leaves(root(model=ModelConfig(), target=ModelConfig()))}
+    shared = {name for name in core if name.startswith("trainer.")} if root is AnalyzeConfig else set()
+    assert outside_the_key(root) & core == (NEUTRAL & core) | shared
 
 
 def test_every_instrument_has_a_kind_of_its_own():
@@ -349,22 +363,43 @@ def test_every_instrument_has_a_kind_of_its_own():
 DEFAULTS = Path(__file__).parent / "defaults.json"
 
 
-def defaults() -> dict[str, dict]:
-    plain = (DataConfig, ModelConfig, PairsConfig, PopulationConfig, StimuliConfig, TrainerConfig)
-    schemas = {each.__name__: each for each in (*plain, NLIConfig, PretrainConfig, SAEConfig, StitchConfig)}
-    schemas |= {f"measure={kind}": measure_schema(kind) for kind in MEASURES}
-    return {
-        name: {item.name: item.metadata.get("usual", default_of(item)) for item in dataclasses.fields(each)}
-        for name, each in schemas.items()
-    }
+def check_defaults(file: Path, schemas: Iterable[Any], measures: Iterable[str]) -> None:
+    """Check that the defaults of schemas and of the settings of measures are those that a file holds."""
+    by_name = {schema.__name__: schema for schema in schemas}
+    by_name |= {f"measure={kind}": measure_schema(kind) for kind in measures}
+    known = json.loads(file.read_text())
+    for name, values in known.items():
+        items = {item.name: item for item in dataclasses.fields(by_name[name])}
+        found = {key: items[key].metadata.get("usual", default_of(items[key])) for key in values}
+        assert found == values, name
+    assert set(known) == set(by_name), f"a new schema's defaults belong into {file}"
 
 
 def test_no_default_has_changed_without_a_word():
     """One that must change: raise the version of the kinds that read it, then write the new one into defaults.json."""
-    known, there = json.loads(DEFAULTS.read_text()), defaults()
-    for name, values in known.items():
-        assert {key: there[name][key] for key in values} == values, name
-    assert set(known) == set(there), "a new schema's defaults belong into defaults.json"
+    schemas = (DataConfig, ModelConfig, StimuliConfig, TrainerConfig, StitchConfig)
+    check_defaults(DEFAULTS, schemas, of_core(MEASURES))
+
+
+KEYS = Path(__file__).parent / "keys.json"
+
+
+def key_of_settings(line: str) -> str:
+    """A hash of all that the settings of a command line give to the key of its result."""
+    entry, *words = line.split(" ")
+    config = composed(*words, entry=entry)
+    kind = instrument_of(config)
+    read = relevant(kind.with_unread_reset(kind.completed(config)))
+    entered = {
+        name: part for name, part in read.items() if name in kind.reads and (part is not None or name == "ruler")
+    }
+    return hashlib.sha256(json.dumps([kind.kind, entered], sort_keys=True).encode()).hexdigest()[:12]
+
+
+@pytest.mark.parametrize("line", json.loads(KEYS.read_text()))
+def test_stored_results_are_found_by_their_keys(line):
+    """A key that changes means that a finished job is done again: then the version of its kind is raised, too."""
+    assert key_of_settings(line) == json.loads(KEYS.read_text())[line]
 
 
 def test_the_provenance_says_what_computed_it_when_and_where(tmp_path):

@@ -145,23 +145,6 @@ def test_pairs_of_layers():
     assert pairs_of_layers([[1, 0]], 2, 2) == [(1, 0)]
 
 
-def test_pretraining_makes_a_mini_that_loads(cli, text_files, tmp_path):
-    architecture = {"d_model": 16, "n_heads": 2, "d_head": 8, "d_mlp": 32}
-    shape = [f"model.architecture.{key}={value}" for key, value in architecture.items()]
-    small = ["pretrain.tokens=4096", "pretrain.tokens_per_step=512", "pretrain.vocabulary=280", "pretrain.warmup=2"]
-    data = ["data=text", f"data.files=[{text_files}/*.txt]", "data.report_tokens=2048"]
-    data += ["data.context=64", "data.report_share=0.3"]
-    store = [f"store={tmp_path}/results", f"data.cache={tmp_path}/cache"]
-    result = cli("train.py", "task=pretrain", "model=gelu-3l-mini", *shape, *small, *data, *store).result
-    folder = result.folder / "gelu-3l-mini"
-    files = {"config.json", "model.safetensors", "tokenizer.json"}
-    assert {path.name for path in folder.iterdir()} == files
-    card = json.loads((folder / "config.json").read_text())
-    measured = cli("analyze.py", "measure=loss", f"model.path={folder}", *data, *store)
-    assert f"{card['heldout']['loss']:.4f} [" in measured.stdout
-    assert measured.result.table["loss"][0] == pytest.approx(card["heldout"]["loss"], abs=1e-3)
-
-
 @pytest.mark.slow
 def test_two_processes_share_a_job_and_give_the_numbers_of_one(cli, small_stitching):
     placed = [*small_stitching, "model.device=cpu", "target.device=cpu"]
@@ -216,7 +199,6 @@ def models(*words):
         (["model@target=gelu-4l-mini"], ("gelu-3l-mini", "gelu-4l-mini")),
         (["model.path=somewhere"], ("gelu-3l-mini", "gelu-3l-mini")),
         (["target.dtype=bfloat16"], ("gelu-3l-mini", "gelu-3l-mini")),
-        (["task=pretrain"], ("gelu-3l-mini", "gelu-3l-mini")),
     ],
 )
 def test_a_named_model_is_its_own_target_and_else_there_are_two(words, both):

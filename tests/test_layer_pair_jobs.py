@@ -11,7 +11,6 @@ from safetensors.torch import load_file, save_file
 import tiny
 from conftest import ROOT, kill_and_resume, with_slow
 from thinkalike.config import MEASURES, MeasureConfig, ModelConfig
-from thinkalike.contrib.kin.measures import jensen_shannon
 from thinkalike.instruments import instrument
 from thinkalike.instruments.layer_pairs import screen
 from thinkalike.instruments.layer_pairs.declared import DECLARED, Declared, declare
@@ -20,6 +19,7 @@ from thinkalike.measures import (
     DISTANCE_CORRELATION,
     PROCRUSTES,
     LayerMeans,
+    jensen_shannon,
     kernel_alignment,
     mutual_measure,
 )

@@ -259,9 +259,7 @@ def test_weights_outside_a_folder_are_refused(elsewhere, tmp_path, checkpoints):
 
 
 @pytest.mark.parametrize("call", [load_model, checkpoint_fingerprint])
-@pytest.mark.parametrize(
-    "settings", [{"revision": "step1000"}, {"hub_id": "someone/m"}, {"architecture": {"n_layers": 9}}, {"seed": 9}]
-)
+@pytest.mark.parametrize("settings", [{"revision": "step1000"}, {"hub_id": "someone/m"}])
 def test_a_setting_that_would_only_change_the_name_is_refused(call, settings):
     config = composed("model=gelu-3l-mini").model
     assert len(checkpoint_fingerprint(config)) == 16

@@ -197,7 +197,6 @@ REFUSED = {
     "model": (["measure=cka", TWO, "model=mamba-mini"], "model.name=mamba-mini"),
     "its setting": (["measure=cka", TWO, "target.dtype=float64"], "target.dtype=float64"),
     "activations": (["measure=cka", TWO, "activations=x.npz"], "models="),
-    "court": (["measure=court", TWO], "models="),
     "no such setting": (["measure=cka", "models=[gpt2-mini,{model:bert-mini,sise:3}]"], "sise"),
 }  # fmt: skip
 
@@ -220,12 +219,12 @@ def test_models_are_taken_singly_or_in_all_pairs():
 def test_entries_are_names_repositories_folders_and_settings(tmp_path):
     odd = tmp_path / "it's, [a] folder="
     odd.mkdir()
-    listed = f"""models=[gelu-3l,ORG/NAME,"{odd}",{{model:feather-bert,index:3}}]"""
+    listed = f"""models=[gelu-3l,ORG/NAME,"{odd}",{{model:pythia-70m-deduped,revision:step1000}}]"""
     jobs = asked_for(composed("measure=cka", listed, "model.dtype=bfloat16", "seed=3", entry="analyze"))
     assert len(jobs) == 6
     first, last = jobs[0].model, jobs[-1].target
     assert (first.name, jobs[0].target.hub_id, jobs[1].target.path) == ("gelu-3l", "ORG/NAME", str(odd))
-    assert (last.name, last.index) == ("feather-bert-3", 3)
+    assert (last.name, last.revision) == ("pythia-70m-deduped", "step1000")
     assert {model.dtype for job in jobs for model in (job.model, job.target)} == {"bfloat16"}
     assert {job.seed for job in jobs} == {3}
     assert all(job.models is None for job in jobs)

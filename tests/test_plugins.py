@@ -1,13 +1,16 @@
 """Plugins: the examples of docs/how-to/plugins.md run, their content is in the key, and no foreign path is run."""
 
+import os
 import re
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from conftest import CLI, composed
+from conftest import CLI, ROOT, composed
 from thinkalike import Stitch, plugins
 from thinkalike.config import measure_schema
 from thinkalike.errors import ConfigError, PluginError, StitchError
@@ -220,3 +223,62 @@ def test_a_measure_of_more_or_less_than_one_number_is_refused(given):
     compare = of_function("bad", lambda x, y: given, is_distance=False).compare.args[0]
     with pytest.raises(PluginError, match="bad"):
         compare(torch.zeros(3, 3), torch.zeros(3, 3))
+
+
+PACKAGE = {  # what an installed package has that adds settings of a model and a group of configurations
+    "mine-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: mine\nVersion: 1.0\n",
+    "mine-1.0.dist-info/entry_points.txt": "[thinkalike.instruments]\n"
+    "settings.model.mine = mine:MyModel\n"
+    "conf.mine = mine:CONF\n",
+    "mine/__init__.py": """
+from dataclasses import dataclass
+from pathlib import Path
+from thinkalike.config import ModelConfig, ranged
+from thinkalike.config.schema import read_by
+
+CONF = Path(__file__).parent / "conf"
+
+@dataclass
+class MyModel(ModelConfig):
+    \"\"\"A model with an age.\"\"\"
+
+    age: int = ranged(0, least=0, most=9)  # of the model
+    colour: str = read_by("another kind", "red")  # of no job here
+""",
+    "mine/conf/model/aged.yaml": "defaults: [gpt2, _self_]\nname: aged\nage: 3\n",
+    "mine/conf/mine_train.yaml": "# @package _global_\nhydra: {help: {footer: mine adds this}}\n",
+}
+ASKED = """
+from thinkalike.config import ModelConfig, compose_job, options, relevant
+from thinkalike.errors import ConfigError
+from thinkalike.instruments import check_read
+
+aged, plain = (compose_job("train", [f"model={name}"]).model for name in ("aged", "gpt2"))
+assert isinstance(aged, ModelConfig)
+assert (aged.age, aged.hub_id, plain.age) == (3, plain.hub_id, 0)
+assert "aged" in options("model")
+assert relevant(aged) == {**relevant(plain), "name": "aged", "age": 3}, "a default is in no key"
+words = ["model=gpt2", "model.age=4"]
+check_read(words, compose_job("train", words))
+for words in (["model=gpt2", "model.age=10"], ["model=gpt2", "model.colour=blue"]):
+    try:
+        check_read(words, compose_job("train", words))
+    except ConfigError as error:
+        assert str(error).startswith(words[1].partition("=")[0]), error
+    else:
+        raise AssertionError(words)
+"""
+
+
+@pytest.mark.ci_slow
+def test_an_installed_package_adds_settings_groups_and_help(tmp_path):
+    for name, content in PACKAGE.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(content)
+    paths = os.pathsep.join([str(ROOT / "src"), str(tmp_path)])
+    environment = {**os.environ, "PYTHONPATH": paths}
+    for words in (["-c", ASKED], [str(ROOT / "train.py"), "--help"]):
+        done = subprocess.run([sys.executable, *words], env=environment, cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+    assert "mine adds this" in done.stdout
+    assert "aged" in done.stdout

@@ -103,7 +103,6 @@ def test_all_but_the_first_end_with_their_share():
         (["measure=rsa", "model=gpt2-mini"], "rsa is done by one process"),
         (["measure=cka", "trainer.precision=bf16-mixed"], "trainer.precision= is not read by cka"),
         (["measure=cka", "trainer.devices=0"], "trainer.devices=0 must be"),
-        (["experiment=salle2024/figure3", "scale=mini", "trainer.devices=2"], "salle2024-figure3 is done by one"),
     ],
 )
 def test_what_processes_cannot_share_is_refused(words, message, cli):

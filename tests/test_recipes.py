@@ -10,12 +10,12 @@ from torch import nn
 import tiny
 from conftest import composed, step_data
 from thinkalike.config import TrainerConfig
-from thinkalike.contrib.transfer.measures import both_directions
 from thinkalike.data.corpus import read_corpus
 from thinkalike.evaluation.language import BigramMeans, Reader, document_sums, state_moments, states_onwards
 from thinkalike.instruments.stitching.fitting import ClosedForms, Setting, fitted
 from thinkalike.measures import Moments, least_squares, procrustes, reduced_rank
 from thinkalike.measures.closed_forms import AffineMap
+from thinkalike.measures.round_trips import both_directions
 from thinkalike.memory import Budget
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_model

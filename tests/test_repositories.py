@@ -204,7 +204,7 @@ PYTHIA = ModelConfig(name="pythia")
         ({"revision": "step1"}, ["pythia", "pythia@step1"]),
         ({"name": "other"}, ["pythia", "other"]),
         ({"dtype": "bfloat16"}, ["pythia[dtype=float32]", "pythia[dtype=bfloat16]"]),
-        ({"seed": 1, "index": 2}, ["pythia[index=0,seed=0]", "pythia[index=2,seed=1]"]),
+        ({"context": 64, "side": "encoder"}, ["pythia[side=None,context=None]", "pythia[side=encoder,context=64]"]),
     ],
 )
 def test_models_of_one_label_are_called_by_what_differs(changes, labels):

@@ -7,9 +7,7 @@ import pytest
 import scipy.stats
 import torch
 from scipy.spatial.distance import pdist, squareform
-from sklearn.manifold import smacof
 
-from thinkalike.contrib.papers.mds import mds
 from thinkalike.measures import (
     jackknife,
     mantel,
@@ -85,7 +83,6 @@ REFUSED = {
     "layers of other stimuli": lambda: rsa(LAYERS, [LAYERS[1][1:]]),
     "a constant layer": lambda: rsa([LAYERS[0], torch.ones(N, 3)]),
     "a constant profile": lambda: weighted_tau(torch.tensor([[1.0, 2.0], [3.0, 3.0]])),
-    "a matrix with a direction": lambda: mds(torch.tensor([[0.0, 1], [2, 0]])),
 }
 
 
@@ -171,20 +168,6 @@ def test_weighted_tau_sees_the_top_more_than_the_bottom():
     assert weighted_tau(profile) == pytest.approx(1)
     assert weighted_tau(profile, -profile) == pytest.approx(-1)
     assert weighted_tau(profile, top) < weighted_tau(profile, bottom) < 1
-
-
-def test_the_map_is_as_good_as_scikit_learns_and_always_equal():
-    given = 1 - rsa(drawn(10))
-    given = (given + given.T).fill_diagonal_(0).clamp(min=0)
-    found, stress = mds(given)
-    distances = torch.cdist(found, found)
-    assert stress == pytest.approx(float((distances - given).square().sum().sqrt() / distances.norm()))
-    best = smacof(given.numpy(), n_init=3, eps=1e-12, max_iter=3000, random_state=0, normalized_stress=False)[1]
-    raw = float((distances - given).square().sum() / 2)
-    assert raw <= best * 1.05
-    assert torch.equal(mds(given)[0], found)
-    torch.testing.assert_close(found.mean(0), torch.zeros(2, dtype=torch.float64))
-    assert (found.gather(0, found.abs().argmax(0, keepdim=True)) > 0).all()
 
 
 @pytest.mark.parametrize("other", [False, True])

@@ -20,11 +20,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers.pytorch_utils import Conv1D
 
 import tiny
-from pages import script
 from stores import layer_pairs, made, profile
-from thinkalike.config import MEASURES, SUBJECTS, TASKS, ModelConfig, TrainerConfig, compose_job
-from thinkalike.contrib.court.judges import JUDGES
-from thinkalike.contrib.papers import experiment_named
+from thinkalike.config import MEASURES, TASKS, ModelConfig, TrainerConfig, compose_job
 from thinkalike.forecast import SHARE, Forecast, Planned, forecast, hours_on, precision_of, show, summary
 from thinkalike.instruments import instrument
 from thinkalike.instruments.stitching.table import BESIDE, table_of
@@ -90,54 +87,10 @@ def explained(subjects: bool) -> Result:
     return made(table, {}, provenance | {"subjects": ["a", "b"]}, scores=scores, group=group, group_scores=means)
 
 
-def recorded() -> Result:
-    ends = {"low": 0.1, "high": 0.5, "both_low": 0.05, "both_high": 0.55, "p": 0.01}
-    models = pd.DataFrame({"recorded": "V1", "model": NAMES, "layers": "3, 4", "value": 0.3, **ends})
-    pairs = pd.DataFrame({"recorded": "V1", "model": NAMES[0], "other": [NAMES[1]], "difference": 0.1, **ends})
-    ceilings = pd.DataFrame({"recorded": "V1", "lower": [0.4, 0.5, 0.6], "upper": [0.6, 0.7, 0.8]})
-    provenance = {"subjects": ["a", "b", "c"], "stimuli": {"count": 24, "source": "words.csv"}}
-    config = {"measure": {"comparator": "cosine_cov", "distance": "crossnobis"}}
-    tables = {"models": models, "comparisons": pairs, "ceilings": ceilings}
-    return made(layer_pairs(*NAMES, 2, 2), {}, provenance, config=config, **tables)
-
-
-def population() -> Result:
-    groups = ["generalizing"] * 3 + ["heuristic"] * 3
-    table = pd.DataFrame({"source": [f"m{n}" for n in range(6)], "group_of_source": groups})
-    chance = np.random.default_rng(0)
-    predicted = chance.integers(0, 2, (6, 6, 4, 30))
-    arrays = {"predicted": predicted, "correct": predicted == 1, "cka": chance.random((6, 6, 3))}
-    return made(table, arrays=arrays)
-
-
-def agreeing() -> Result:
-    pairs = pd.DataFrame(
-        {"measure": ["soft_matching"] * 3, "other": ["cka", "mutual_knn", "r2"], "rho": [0.9, 0.5, 0.1]}
-    )
-    pairs = pairs.assign(low=0.0, high=1.0, least=-0.5, least_source=NAMES[0], least_target=NAMES[1])
-    apart = pd.DataFrame({"source": NAMES[:1], "target": NAMES[1:], "source_layer": 3, "target_layer": 10})
-    apart = apart.assign(measure="soft_matching", other="second_order_cosine", rank=0.1, other_rank=0.9)
-    scalars = {"models": 3.0, "layer_pairs": 48.0, "mean_agreement": 0.5}
-    return made(layer_pairs(*NAMES, 2, 2), scalars, agreement=pairs, disagreements=apart)
-
-
-def concluded() -> Result:
-    claim = "a stitch from an early layer of SoLU into a late layer of GeLU costs less than the reverse"
-    where = "0.042 [0.035, 0.048] nats per token at layer 3, -0.005 [-0.010, 0.001] at layer 10"
-    claims = pd.DataFrame({"claim": [claim], "verdict": "not testable here", "numbers": where, "units": "58 documents"})
-    table = pd.DataFrame({"model": NAMES, "d_model": [128, 2**20], "Tense": ["past", np.nan]})
-    return made(table, config={"experiment": "brown2023/table1", "scale": "paper"}, claims=claims)
-
-
 def lost() -> Result:
     numbers = DOCUMENTS | {"loss": 3.25, "loss_low": 3.2, "loss_high": 3.3, "unigram_entropy": 5.895}
     table, named = pd.DataFrame([{"model": NAMES[1], **numbers}]), {"models": [{"name": NAMES[1]}]}
     return made(table, numbers, named, config={"data": {"name": "pile-uncopyrighted"}})
-
-
-def judged() -> Result:
-    rows = {"target": NAMES[1], "layer": 1, "source": ["rotated and rescaled", "noise that knows the next token"]}
-    return made(pd.DataFrame(rows | {"kind": "decoy"} | {judge.name: 0.5 for judge in JUDGES}))
 
 
 def similar() -> Result:
@@ -150,13 +103,8 @@ PLANTED = {
     "stitching of two tokenizers": lambda: stitched(True),
     **dict.fromkeys(("cka", "mutual_knn", "r2", "procrustes", "jsd"), compared),
     "mlem": lambda: explained(False),
-    "mlem of subjects": lambda: explained(True),
     "rsa": similar,
-    "rsa of subjects": recorded,
-    "population": population,
-    "atlas": agreeing,
     "loss": lost,
-    "court": judged,
 }
 
 
@@ -174,16 +122,13 @@ def everything() -> dict:
     """What prints, by name."""
     kinds = {own.kind: own for own in map(instrument, (*TASKS.values(), *MEASURES.values()))}
     shown = {name: (kinds[name.split()[0]], make) for name, make in PLANTED.items()}
-    for name, place in SUBJECTS.items():
-        shown[f"{name} of subjects"] = (instrument(place), PLANTED[f"{name} of subjects"])
     prints = {name: (lambda each=each, make=make: each.show(make())) for name, (each, make) in shown.items()}
-    prints["claims"] = lambda: experiment_named("brown2023/table1").show(concluded())
     prints["dry_run"] = lambda: show(forecast_of_two(), 1e12)
     return prints
 
 
 EVERYTHING = everything()
-SCREENS = {name: prints for name, prints in EVERYTHING.items() if name not in ("claims", "dry_run")}
+SCREENS = {name: prints for name, prints in EVERYTHING.items() if name != "dry_run"}
 
 
 def at(width: int, prints, monkeypatch, capsys) -> str:
@@ -199,9 +144,13 @@ def tokens(text: str) -> set[str]:
 
 @pytest.mark.parametrize("name", EVERYTHING)
 def test_what_is_printed_fits_and_no_word_is_broken(name, monkeypatch, capsys):
-    whole = tokens(at(UNBOUNDED, EVERYTHING[name], monkeypatch, capsys))
+    check_it_fits(EVERYTHING[name], monkeypatch, capsys)
+
+
+def check_it_fits(prints, monkeypatch, capsys):
+    whole = tokens(at(UNBOUNDED, prints, monkeypatch, capsys))
     for width in WIDTHS:
-        shown = at(width, EVERYTHING[name], monkeypatch, capsys)
+        shown = at(width, prints, monkeypatch, capsys)
         assert max(map(cell_len, shown.splitlines())) <= width, (width, shown)
         assert tokens(shown) == whole, width
 
@@ -225,7 +174,11 @@ HEADER = re.compile(r"^┃(.+)┃$")
 
 @pytest.mark.parametrize("name", [*SCREENS])
 def test_a_screen_is_at_most_eight_columns_and_80_by_30(name, monkeypatch, capsys, caplog):
-    lines = at(80, SCREENS[name], monkeypatch, capsys).splitlines()
+    check_its_form(SCREENS[name], monkeypatch, capsys, caplog)
+
+
+def check_its_form(prints, monkeypatch, capsys, caplog):
+    lines = at(80, prints, monkeypatch, capsys).splitlines()
     columns = [len(found[1].split("┃")) for line in lines if (found := HEADER.match(line))]
     assert max(columns, default=0) <= 8
     assert len(lines) <= 30
@@ -277,7 +230,7 @@ def test_help_lists_the_options_of_every_group(script, cli):
     shown = cli(script, "--help").stdout
     assert not re.search(r"^(?!python |[\w/]+: ).{81}", shown, re.MULTILINE), "but for commands and lists of options"
     words = set(shown.replace(",", " ").split())
-    assert {"gelu-3l-mini", "second_order_cosine", "experiment/brown2023:", "least_squares"} <= words
+    assert {"gelu-3l-mini", "second_order_cosine", "least_squares"} <= words
     assert not {word for word in words if word.endswith("schema")}
 
 
@@ -386,13 +339,14 @@ def slow(*case):
     [
         ("train.py", (), "training"),
         slow("analyze.py", ("measure=rsa", "model=gpt2-mini"), " on this machine, at up to "),
-        slow("analyze.py", ("measure=population", "population=feather-berts", "pairs=mnli"), "stitches"),
-        slow("analyze.py", ("measure=probes", "model=gpt2-mini", "model@target=gpt2-mini-s1"), "untrained target"),
-        slow("analyze.py", ("experiment=brown2023/figure3",), "4 of 4 jobs to do"),
         slow("analyze.py", ("measure=cka", "model=gemma-3-1b-pt"), "without the jobs of gemma-3-1b-pt"),
     ],
 )
 def test_a_dry_run_prints_tables_and_writes_nothing(cli, tmp_path, script, words, seen):
+    check_dry_run(cli, tmp_path, script, words, seen)
+
+
+def check_dry_run(cli, tmp_path, script, words, seen):
     run = cli(script, *words, "dry_run=true", f"store={tmp_path}/store")
     assert seen in " ".join(run.stdout.split())
     assert "dry run: nothing was loaded" in run.stdout
@@ -408,12 +362,6 @@ def test_what_the_store_has_is_not_to_do(cli, minis, text_files, tmp_path):
     assert [job.is_stored for job in plan.jobs] == [True]
     assert summary(plan)[0].startswith("0 of 1 jobs to do: 0 FLOPs")
     assert not forecast(compose_job("analyze", [*words, "force=true"])).jobs[0].is_stored
-
-
-@pytest.mark.slow
-def test_the_page_is_as_its_script_makes_it():
-    make_scale = script("make_scale")
-    assert make_scale.page() == (make_scale.HERE / "scale.md").read_text()
 
 
 @pytest.mark.parametrize("ruled", [False, True])

@@ -11,22 +11,25 @@ from scipy.optimize import linprog
 from scipy.spatial.distance import cdist, cosine, jensenshannon
 
 from test_given_token import by_sklearn
-from thinkalike.contrib.kin import measures as matching
-from thinkalike.contrib.kin.measures import (
+from thinkalike.measures import (
     DISAGREEMENT,
     JENSEN_SHANNON,
     SOFT_MATCHING,
+    cka_measure,
     disagreement,
+    distance_correlation,
     jaccard,
     jaccard_measure,
     jensen_shannon,
+    mutual_knn,
+    procrustes_distance,
     second_order_cosine,
     second_order_measure,
     soft_matching,
     svcca,
     svcca_measure,
+    unit_matching,
 )
-from thinkalike.measures import cka_measure, distance_correlation, mutual_knn, procrustes_distance
 from thinkalike.measures.contract import Blocks, joined
 from thinkalike.measures.distances.of_layers import DISTANCE_CORRELATION, RANKED_DISTANCES
 from thinkalike.measures.layer_means import LayerMeans
@@ -173,9 +176,9 @@ def by_linprog(correlations):
 
 
 @pytest.mark.parametrize(("d", "e"), [(6, 6), (6, 9), (7, 5), (1, 4)])
-@pytest.mark.parametrize("copies", [matching.COPIES, 0], ids=["assignment", "linear program"])
+@pytest.mark.parametrize("copies", [unit_matching.COPIES, 0], ids=["assignment", "linear program"])
 def test_soft_matching_is_the_optimal_transport_of_correlations(d, e, copies, monkeypatch):
-    monkeypatch.setattr(matching, "COPIES", copies)
+    monkeypatch.setattr(unit_matching, "COPIES", copies)
     x, y = pair(d=d, e=e)
     expected = by_linprog(np.corrcoef(x.numpy(), y.numpy(), rowvar=False)[:d, d:])
     assert float(soft_matching(x, y)) == pytest.approx(expected, abs=1e-9)
@@ -230,7 +233,7 @@ def test_jensen_shannon_is_that_of_scipy(monkeypatch):
     x[0, :3] = -torch.inf
     expected = np.mean([jensenshannon(p, q) ** 2 for p, q in zip(x.softmax(1), y.softmax(1), strict=True)])
     assert float(jensen_shannon(x, y)) == pytest.approx(expected, abs=1e-12)
-    monkeypatch.setattr("thinkalike.contrib.kin.measures.AT_ONCE", 50)
+    monkeypatch.setattr("thinkalike.measures.outputs.AT_ONCE", 50)
     assert float(jensen_shannon(x, y)) == pytest.approx(expected, abs=1e-12), "some rows at a time"
     near = x[1:].float(), x[1:].float() + torch.randn(N - 1, 11) / 1000 + 5
     expected = [jensenshannon(*pq) ** 2 for pq in zip(*(each.double().softmax(1) for each in near), strict=True)]

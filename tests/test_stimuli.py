@@ -1,4 +1,4 @@
-"""Stimuli: the grammar yields table S1 and nothing twice; samples balance; files give what they say, or an error."""
+"""Stimuli: the grammar yields nothing twice; samples balance; files give what they say, or an error."""
 
 import csv
 import doctest
@@ -13,7 +13,6 @@ import zipfile
 from collections import Counter
 from dataclasses import replace
 from decimal import Decimal
-from importlib import resources
 from itertools import combinations
 from pathlib import Path
 
@@ -25,34 +24,29 @@ from safetensors.torch import save_file
 
 import thinkalike
 from thinkalike.config import StimuliConfig
-from thinkalike.contrib.papers.salle2024 import derivations, printed
-from thinkalike.data.grammar import Pattern, controlled_sentences, crossed_sentences, lexicon, patterns, with_ed
+from thinkalike.data.grammar import (
+    Pattern,
+    controlled_sentences,
+    crossed_sentences,
+    derivations,
+    lexicon,
+    patterns,
+    with_ed,
+)
 from thinkalike.data.recordings import read_recording
-from thinkalike.data.stimuli import Stimuli, controlled_stimuli, crossed_stimuli, from_sentences
+from thinkalike.data.stimuli import Stimuli, controlled_stimuli, crossed_stimuli
 from thinkalike.data.tables import read_conllu, read_stimuli, read_table, with_named_index
 from thinkalike.errors import DataError
 
 ROOT = Path(__file__).resolve().parents[1]
 
-TABLE_S1 = pd.read_csv(resources.files("thinkalike.contrib.papers") / "table_s1.csv", dtype=str, keep_default_na=False)
-SENTENCES = [rows.drop(columns="sentence").to_numpy().tolist() for _, rows in TABLE_S1.groupby("sentence")]
-COLUMNS = list(TABLE_S1.columns[2:])
+COLUMNS = ["Word length", "Gender", "Number", "PoS", "Tense", "Person", "Word position", "Question"]
 
 
-def rows_of(text: str, size="small") -> list[list[str]]:
-    """The table of the one derivation of a sentence."""
-    (derived,) = derivations(text, size)
-    stimuli = from_sentences([derived])
-    assert list(stimuli.features) == COLUMNS
-    values = stimuli.features.astype(object).to_numpy().tolist()
-    return [[word, *map(printed, row)] for word, row in zip(stimuli.words, values, strict=True)]
-
-
-@pytest.mark.parametrize("size", ["small", "large"])
-def test_every_row_of_table_s1_is_derived_exactly(size):
-    assert [len(rows) for rows in SENTENCES] == [3, 3, 2, 2, 3, 3]
-    for rows in SENTENCES:
-        assert rows_of(" ".join(row[0] for row in rows), size) == rows
+def printed(value) -> str:
+    if pd.isna(value):
+        return "NaN"
+    return str(int(value)) if isinstance(value, float) else str(value)
 
 
 GRAMMATICAL = (

@@ -337,8 +337,8 @@ def shown(cli, *words):
 
 
 def test_cfg_shows_the_composed_configuration(own):
-    config = shown(own, "-cd", "own", "-cn", "mine", "model=ours", "+model.architecture.new=1")
-    assert (config["model"]["context"], config["model"]["architecture"]["new"]) == (64, 1)
+    config = shown(own, "-cd", "own", "-cn", "mine", "model=ours", "model.device_map={new: 1}")
+    assert (config["model"]["context"], config["model"]["device_map"]["new"]) == (64, 1)
     assert (config["stitch"]["steps"], config["stitch"]["loss"], config["target"]["name"]) == (6, None, None)
     assert config["logger"]["kind"] == "csv", "the default"
 
@@ -405,13 +405,13 @@ MANY = ",".join(map(str, range(1, 99)))
 @pytest.mark.parametrize(
     "params",
     [
-        "model.seed: range(1000000000)",
+        "trainer.log_every: range(1000000000)",
         "stitch.lr: 'range(0.0,1.0,0.0000001)'",
         "stitch.lr: 'range(0.5,1.0,0)'",
         "seed: 'range(0,inf)'",
         "seed: 'range(0,-1000000000,-1)'",
         "seed: 'shuffle(range(1000000000))'",
-        f"seed: '{MANY}', model.seed: '{MANY}', stitch.steps: '{MANY}'",
+        f"seed: '{MANY}', trainer.log_every: '{MANY}', stitch.steps: '{MANY}'",
     ],
 )
 def test_the_number_of_jobs_has_a_bound(params, cli):

@@ -3,7 +3,6 @@
 import contextlib
 import copy
 import itertools
-import math
 import re
 from dataclasses import replace
 from functools import partial
@@ -22,20 +21,14 @@ import tiny
 from conftest import break_off, composed, step_data
 from test_work import Work
 from thinkalike.config import ModelConfig, TrainerConfig
-from thinkalike.contrib.pretraining.instrument import (
-    MaskedPretraining,
-    PretrainConfig,
-    Pretraining,
-    cosine,
-    train_tokenizer,
-)
 from thinkalike.errors import DataError, StoreError, TrainingError
 from thinkalike.evaluation.held_out import masked_losses
 from thinkalike.evaluation.language import document_sums, next_token_losses, state_moments
 from thinkalike.instruments.stitching.fitting import _warn_of_overfitting
 from thinkalike.measures import least_squares
 from thinkalike.memory import Budget
-from thinkalike.models.load import build_mini, load_model
+from thinkalike.models.load import load_model
+from thinkalike.models.minis import train_tokenizer
 from thinkalike.processes import own_device, rank
 from thinkalike.store import newest_state, read_state, write_state
 from thinkalike.training.optimizers import rate
@@ -99,11 +92,6 @@ def test_the_optimiser_follows_the_schedule(rows, run):
     assert rates == pytest.approx([0.1 * rate(step, CONFIG) for step in range(6)])
     assert set(precisions) == {"high"}
     assert torch.get_float32_matmul_precision() == "highest"
-
-
-def test_cosine_rises_falls_and_keeps_a_tenth():
-    values = [cosine(step, 100, 10) for step in range(100)]
-    assert [values[step] for step in (0, 9, 10, 55, 99)] == pytest.approx([0.1, 1, 1, 0.1 + 0.9 / 2, 0.1], abs=2e-3)
 
 
 def test_batches_are_reordered_epochs_that_resume_at_any_step(rows):
@@ -388,32 +376,9 @@ def test_moments_give_the_closed_forms_of_explicit_states(rows):
     torch.testing.assert_close(found.bias, wanted[-1], atol=1e-6, rtol=1e-6)
 
 
-def test_pretraining_learns_and_decays_matrices_only(rows, run):
-    fixed = torch.arange(32, dtype=torch.int32).repeat(40, 1)
-    config = PretrainConfig(tokens=40 * 128, tokens_per_step=128, lr=3e-3, warmup=5)
-    module = Pretraining(tiny.native(), config)
-    groups = module.configure_optimizers()["optimizer"].param_groups
-    assert [group["weight_decay"] for group in groups] == [0.1, 0.0]
-    assert {weight.dim() for weight in groups[1]["params"]} == {1}
-    fit(module, step_data(fixed, module), run)
-    assert module.latest < 1 < math.log(300)
-
-
 @pytest.fixture(scope="module")
 def tokenizer():
     return train_tokenizer([tiny.document(seed) for seed in range(20)], 290, cls_sep=True)
-
-
-def test_bert_learns_hidden_tokens(run, tokenizer):
-    architecture = {"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64}
-    model = build_mini(architecture, len(tokenizer), 0, "bert")
-    fixed = torch.arange(10, 42, dtype=torch.int32).repeat(60, 1)
-    config = PretrainConfig(tokens=60 * 128, tokens_per_step=128, lr=1e-2, warmup=5)
-    before = masked_losses(model, fixed.long(), tokenizer, torch.Generator().manual_seed(0))[0].mean()
-    module = MaskedPretraining(model, config, 0, tokenizer)
-    fit(module, step_data(fixed, module), run)
-    after = masked_losses(model.eval(), fixed.long(), tokenizer, torch.Generator().manual_seed(0))[0].mean()
-    assert after < before - 2
 
 
 def test_hidden_tokens_are_15_percent_and_never_special(tokenizer):

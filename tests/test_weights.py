@@ -11,16 +11,14 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import tiny
-from classifiers import THREE
 from thinkalike.config import ModelConfig
-from thinkalike.contrib.populations.finetuning import new_classifier
 from thinkalike.errors import ModelError
 from thinkalike.models.families import stated_quantization
 from thinkalike.models.load import load_model
 from thinkalike.models.shapes import shape_of
 
-KINDS = (*tiny.FAMILIES, "classifier", "native", "new classifier")
-ONE_EACH = KINDS[:-1]  # a new classifier is no model yet
+KINDS = (*tiny.FAMILIES, "classifier", "native")
+CLASSES = ["contradiction", "entailment", "neutral"]
 BLOCK = {"gpt2": ".h.1.", "gpt_neox": ".layers.1.", "mamba": ".layers.1.", "native": "layers.1."}
 MATRIX = {"gpt2": "transformer.wte.weight", "gpt_neox": "gpt_neox.embed_in.weight", "native": "tok_embed.weight",
           "mamba": "backbone.embeddings.weight"}  # fmt: skip
@@ -33,10 +31,10 @@ def whole(tmp_path, checkpoints):
 
     def copy(kind):
         if kind == "classifier":
-            return tiny.write_classifier(tmp_path / "whole", THREE)
+            return tiny.write_classifier(tmp_path / "whole", CLASSES)
         if kind == "native":
             return tiny.write_mini(tmp_path / "whole")
-        return shutil.copytree(checkpoints["bert" if kind == "new classifier" else kind], tmp_path / "whole")
+        return shutil.copytree(checkpoints[kind], tmp_path / "whole")
 
     return copy
 
@@ -45,9 +43,6 @@ def load(kind, folder, **changes):
     """The state dict of what is loaded."""
     native = {"family": "native", "mini": True} if kind == "native" else {}
     config = ModelConfig(**{"name": "local", "path": str(folder), **native, **changes})
-    if kind == "new classifier":
-        torch.manual_seed(3)
-        return new_classifier(config, THREE)[0].state_dict()
     return load_model(config).module.state_dict()
 
 
@@ -142,7 +137,7 @@ def test_older_files_and_several_files_are_read_alike(whole, caplog):
     assert f"weights that are not read lie in {folder}: pytorch_model.bin" in caplog.text
 
 
-@pytest.mark.parametrize(("kind", "value"), [*((kind, torch.nan) for kind in ONE_EACH), ("gpt2", torch.inf)])
+@pytest.mark.parametrize(("kind", "value"), [*((kind, torch.nan) for kind in KINDS), ("gpt2", torch.inf)])
 def test_a_row_that_is_not_finite_is_refused_by_name(whole, kind, value):
     folder, name = whole(kind), MATRIX.get(kind, BERTS)
 
@@ -401,13 +396,13 @@ def test_code_of_the_hub_that_config_json_names_is_refused(whole):
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("kind", ONE_EACH)
+@pytest.mark.parametrize("kind", KINDS)
 def test_every_family_loads_in_half_precision(whole, kind, dtype):
     loaded = load(kind, whole(kind), dtype=dtype)
     assert loaded[MATRIX.get(kind, BERTS)].dtype == getattr(torch, dtype)
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "native", "new classifier"])
+@pytest.mark.parametrize("kind", ["gpt2", "native"])
 def test_a_folder_without_a_tokenizer_is_refused(whole, kind):
     """transformers would make up one that knows no words."""
     folder = whole(kind)

@@ -23,7 +23,7 @@ def document(seed: int, words: int = 400) -> str:
 
 @cache
 def tokenizer(vocabulary: int = 300):
-    from thinkalike.contrib.pretraining.instrument import train_tokenizer
+    from thinkalike.models.minis import train_tokenizer
 
     return train_tokenizer([document(seed) for seed in range(20)], vocabulary)
 
@@ -120,7 +120,7 @@ def write_mini(folder: Path, seed: int = 0, cutter=None, module=None, **changes)
         cutter: its tokenizer, if that is not `tokenizer()`.
         module: a model of this shape with other weights.
     """
-    from thinkalike.contrib.pretraining.instrument import save_mini
+    from thinkalike.models.minis import save_mini
 
     cutter = cutter or tokenizer()
     config = {"architecture": {**ARCHITECTURE, **changes}, "seed": seed}
@@ -132,7 +132,7 @@ def write_mini(folder: Path, seed: int = 0, cutter=None, module=None, **changes)
 @cache
 def other_tokenizer(vocabulary: int = 330):
     """One that knows other runs of letters than `tokenizer()`, some of them longer."""
-    from thinkalike.contrib.pretraining.instrument import train_tokenizer
+    from thinkalike.models.minis import train_tokenizer
 
     return train_tokenizer([document(seed)[::-1].replace("a", "ab") for seed in range(20)], vocabulary)
 
@@ -220,16 +220,6 @@ def write_legacy(folder: Path, tokenizer_name: str, seed: int = 0, **changes) ->
     config = {**shape, "d_vocab": len(tokenizer()), "attn_only": False, "normalization": shape["normalization_type"]}
     (folder / "config.json").write_text(json.dumps({**config, "tokenizer_name": tokenizer_name}))
     return module.eval()
-
-
-@cache
-def pair_tokenizer(vocabulary: int = 300):
-    """One that writes pairs as BERT's does, and knows the words of the templates."""
-    from thinkalike.contrib.populations.pairs import nli_challenge, nli_training
-    from thinkalike.contrib.pretraining.instrument import train_tokenizer
-
-    pairs = nli_training(120), nli_challenge(120)
-    return train_tokenizer([text for part in pairs for text in (*part.premises, *part.hypotheses)], vocabulary, True)
 
 
 def write_llama(folder: Path, kind: str = "F32", **sizes) -> Path:

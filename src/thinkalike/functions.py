@@ -36,7 +36,7 @@ from torch import Tensor, nn
 from thinkalike import plugins
 from thinkalike.arguments import check_rows, checked_numbers, shown, takes_arrays, tensor_of
 from thinkalike.config import ModelConfig, compose_open_job, measure_module, measure_schema, options, part_named
-from thinkalike.config.parts import SMALL, AnalyzeConfig, DataConfig, StimuliConfig
+from thinkalike.config.parts import SMALL, AnalyzeConfig, DataConfig, StimuliConfig, model_settings
 from thinkalike.config.schema import default_of, is_open
 from thinkalike.data.recordings import IDS, IN_ORDER, RUNS
 from thinkalike.data.tables import MARKS, with_named_index
@@ -115,8 +115,8 @@ def compare(
     Args:
         site: where states are taken, by TransformerLens's names, such as "attn_out", "mlp_out", "z" or "resid_mid"; of
             a list, or of every head of "z" with head="all", `tables["components"]` has the values by layer and place.
-        measure: its name on the command line, such as mutual_knn, r2 or ruler (atlas and population are commands
-            alone), or a function of two matrices (n, d) and (n, e) to a number, which goes with no `store`.
+        measure: its name on the command line, such as mutual_knn, r2 or ruler, or a function of two matrices (n, d)
+            and (n, e) to a number, which goes with no `store`.
         ruler: "bits": `tables["readings"]` has what some values are in bits of both models.
 
     >>> result = compare("gelu-3l-mini", "solu-3l-mini", batches=2, tokens_per_batch=128)
@@ -459,7 +459,7 @@ def _of_memory(model: FrozenModel) -> ModelConfig:
     runs: dict[str, Any] = {"dtype": str(model.dtype)[6:], "bos": model.bos_each_row, "context": model.context}
     at = {"site": model.sites.chosen, "head": model.sites.head} if model.sites else {}
     place = f"{IN_MEMORY}{hashlib.sha256(json.dumps([*facts, runs]).encode()).hexdigest()[:16]}"
-    return ModelConfig(name=model.name, path=place, device=str(model.device), corpus=model.corpus, **runs, **at)
+    return model_settings(name=model.name, path=place, device=str(model.device), corpus=model.corpus, **runs, **at)
 
 
 def _scale(configs: Sequence[ModelConfig]) -> str:

@@ -10,9 +10,17 @@ What `task=`, `measure=` and `experiment=` can be is found by entry points of in
     [project.entry-points."thinkalike.instruments"]
     "measure.mine" = "my_package.mine:Mine"
 
-The group has `task.NAME` and `measure.NAME`, each a subclass of `thinkalike.job.Instrument`; `subjects.NAME`, the form
-that a measure takes for several subjects; `plugin`, a function from FILE.py:NAME to an instrument and its schema; and
-`experiment`, a function of the name of an experiment. A module is imported when it is needed.
+The group has these entry points:
+
+- `task.NAME` and `measure.NAME`: a subclass of `thinkalike.job.Instrument`
+- `subjects.NAME`: the form that a measure takes for several subjects
+- `settings.PART.NAME`: a subclass of the schema of a part, such as `model`, that adds settings to it
+- `conf.NAME`: the path of a folder with configuration groups. Its files NAME_train.yaml and NAME_analyze.yaml, if there
+  are such, become part of every command line of that entry point.
+- `plugin`: a function from FILE.py:NAME to an instrument and its schema
+- `experiment`: a function of the name of an experiment
+
+A module is imported when it is needed. `thinkalike.contrib` is registered in this way, too, and can be deleted.
 """
 
 from __future__ import annotations
@@ -44,7 +52,19 @@ def _declared() -> dict[str, str]:
     if PROJECT.is_file():
         own: dict[str, Any] = tomllib.loads(PROJECT.read_text(encoding="utf-8")).get("project", {})
         found |= own.get("entry-points", {}).get(GROUP, {})
-    return dict(sorted(found.items()))
+    return {name: found[name] for name in sorted(found) if _exists(found[name])}
+
+
+def _exists(value: str) -> bool:
+    """Return whether the module of an entry point module:NAME exists; of other packages that is not asked.
+
+    A folder of this package may have been deleted, such as contrib, of which the list of entry points knows nothing.
+    """
+    package, *inside = value.partition(":")[0].split(".")
+    if package != "thinkalike":
+        return True
+    module = Path(__file__).parent.joinpath(*inside)
+    return module.is_dir() or module.with_suffix(".py").is_file()
 
 
 POINTS = _declared()
@@ -53,6 +73,10 @@ TASKS, MEASURES, SUBJECTS = (
     {name.removeprefix(part): value for name, value in POINTS.items() if name.startswith(part)}
     for part in ("task.", "measure.", "subjects.")
 )
+SETTINGS: dict[str, list[str]] = {}  # by the part of a configuration, the schemas that add settings to it
+for _name, _value in POINTS.items():
+    if _name.startswith("settings."):
+        SETTINGS.setdefault(_name.split(".")[1], []).append(_value)
 # models and tables in memory while a job runs, and functions, each by the path or FILE.py:NAME that stands for it
 HELD: dict[str, Any] = {}
 # the FILE.py:NAME that a person typed on a command line or gave as an argument in Python; no other file is run
@@ -127,6 +151,12 @@ def blaming(what: str) -> Iterator[None]:
         raise PluginError(f"{what} raised {reason}") from error
 
 
+def conf_folders() -> dict[str, Path]:
+    """Return by name the folders of configuration groups that installed packages have."""
+    found = {name: value for name, value in POINTS.items() if name.startswith("conf.")}
+    return {name.removeprefix("conf."): Path(load(value)) for name, value in found.items()}
+
+
 def trust(names: Iterable[str]) -> None:
     """Let files of code be run from now on, each by its FILE.py:NAME, because a person named them."""
     TRUSTED.update(names)
@@ -181,13 +211,16 @@ def instrument_of(config: Any) -> Any:
     if hasattr(config, "task"):
         return instrument(TASKS[config.task])
     if config.experiment and config.models is None:
+        if "experiment" not in POINTS:
+            raise ConfigError(f"experiment={short(config.experiment)}: no installed package has experiments")
         return load(POINTS["experiment"])(config.experiment)
     kind = config.measure.kind
     if not config.subjects:
         return instrument(measure_module(kind))
     if kind not in SUBJECTS:
         several = f"measure={kind} compares two sides, and activations= are {len(config.subjects)} subjects"
-        raise ConfigError(f"{several}; choose measure={' or '.join(SUBJECTS)}")
+        remedy = f"choose measure={' or '.join(SUBJECTS)}" if SUBJECTS else "give one file or two"
+        raise ConfigError(f"{several}; {remedy}")
     return instrument(SUBJECTS[kind])
 
 

@@ -8,13 +8,13 @@ from itertools import permutations
 import pytest
 import torch
 import transformers
+from classifiers import THREE, local, pair_tokenizer, random_pairs
+from classifiers import random_pairs as pairs
 from safetensors.torch import load_file
 from sklearn.metrics import accuracy_score, log_loss
 from torch.nn.functional import cross_entropy
 
 import tiny
-from classifiers import THREE, local, random_pairs
-from classifiers import random_pairs as pairs
 from thinkalike.contrib.populations import finetuning
 from thinkalike.contrib.populations.finetuning import CHECKPOINT
 from thinkalike.contrib.populations.measures import check_labels, class_losses, identity_stitches
@@ -171,7 +171,7 @@ FITTED, REPORTED, HARD = DRAWN.take(range(FIT)), DRAWN.take(range(FIT, FIT + REP
 @pytest.fixture(scope="module")
 def bert(tmp_path_factory):
     """A tiny BERT with dropout, whose tokenizer knows the templates."""
-    tokenizer = tiny.pair_tokenizer()
+    tokenizer = pair_tokenizer()
     size = {"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 64}
     shape = transformers.BertConfig(vocab_size=len(tokenizer), max_position_embeddings=72, **size)
     torch.manual_seed(1)

@@ -274,7 +274,7 @@ def overview(tmp_path, capsys):
     """The lines of the page that is made of a store."""
 
     def made():
-        script("make_results").main(str(tmp_path))
+        script("contrib/make_results").main(str(tmp_path))
         return capsys.readouterr().out.splitlines()
 
     return made
@@ -324,4 +324,4 @@ def test_an_experiment_made_in_several_ways_has_a_column_for_each(overview, tmp_
     ],
 )
 def test_a_claim_on_many_numbers_shows_its_smallest_effect(numbers, shown):
-    assert script("make_results").cell(Claim("a", HOLDS, numbers, "6 models", "above 0", 0.5)) == shown
+    assert script("contrib/make_results").cell(Claim("a", HOLDS, numbers, "6 models", "above 0", 0.5)) == shown

@@ -2,11 +2,8 @@
 
 import re
 
-import numpy as np
 import pytest
 import torch
-from scipy.stats import t as student
-from sklearn.metrics import balanced_accuracy_score
 
 import tiny
 from conftest import composed
@@ -15,22 +12,18 @@ from thinkalike.contrib.transfer.maps import fitted_maps, models_and_pairs
 from thinkalike.contrib.transfer.measures import (
     CrossFitted,
     Probe,
-    balanced_accuracies,
-    balanced_folds,
     best_penalty,
-    both_directions,
     cross_fitted,
     fit_probes,
     random_rotation,
     turned_at_random,
 )
-from thinkalike.contrib.transfer.probes import tasks_of
 from thinkalike.data.corpus import read_corpus
-from thinkalike.data.stimuli import controlled_stimuli
-from thinkalike.data.tables import read_table
-from thinkalike.errors import DataError, ModelError, ThinkalikeError
+from thinkalike.errors import ModelError, ThinkalikeError
 from thinkalike.instruments import instrument_of
-from thinkalike.measures import AffineMap, Moments, jackknife
+from thinkalike.measures import AffineMap, Moments
+from thinkalike.measures.accuracy import balanced_accuracies, balanced_folds
+from thinkalike.measures.round_trips import both_directions
 
 D, N = 8, 240
 ALPHAS = [1.0, 100.0]
@@ -94,16 +87,6 @@ def test_a_fit_that_runs_out_of_steps_says_so(states, monkeypatch):
     assert not cross_fitted(rows, labels, 3, folds_of(labels, sentences), sentences, [1.0], 3, 0).converged
 
 
-def test_no_group_is_in_two_folds_and_levels_are_shared_out(states):
-    _, labels, sentences = states
-    fold_of = folds_of(labels, sentences)
-    assert all(len(fold_of[sentences == number].unique()) == 1 for number in sentences.unique())
-    counts = torch.stack([torch.bincount(labels[fold_of == fold], minlength=3) for fold in range(3)])
-    assert (counts - counts.float().mean(0)).abs().max() < 8
-    with pytest.raises(ValueError, match="3 folds of 2 groups"):
-        balanced_folds(labels, sentences % 2, 3, 0)
-
-
 def test_no_probe_judges_what_it_was_fitted_on():
     """Labels that are noise are learnt by heart: the probes of other folds are right by chance."""
     rows, labels = torch.randn(60, 100), torch.arange(60) % 2
@@ -136,62 +119,6 @@ def test_the_strongest_of_equally_good_penalties_is_taken():
     assert best_penalty(clear, labels, 2, groups, [0.1, 10.0, 1000.0], 3, 0) == 1000.0
     wide = torch.cat([20 * torch.randn(90, 4), labels[:, None] + 0.1 * torch.randn(90, 1)], 1)  # a weak direction
     assert best_penalty(wide, labels, 2, groups, [1e-4, 1e4], 3, 0) == 1e-4
-
-
-def accuracies(right, labels, sentences):
-    return balanced_accuracies(right, labels, sentences, int(labels.max()) + 1)
-
-
-def test_balanced_accuracy_is_that_of_scikit_learn(states):
-    _, labels, sentences = states
-    answers = torch.stack([labels, torch.randint(3, (N,)), torch.zeros(N, dtype=torch.long)])
-    found = accuracies(answers == labels, labels, sentences)
-    expected = [balanced_accuracy_score(labels, each) for each in answers]
-    assert np.allclose([float(each.value) for each in found], expected)
-    assert float(found[2].value) == pytest.approx(found[2].chance) == pytest.approx(1 / 3)
-    low, high = found[1].interval().low, found[1].interval().high
-    assert 0.2 < low < found[1].value < high < 0.5
-
-
-def test_an_accuracy_is_judged_by_leaving_out_sentences(states):
-    """With eight sentences each is a part of its own."""
-    _, labels, _ = states
-    sentences, right = torch.arange(N) % 8, torch.rand(N) < 0.6
-    found = accuracies(right[None], labels, sentences)[0]
-    expected = [
-        balanced_accuracy_score(labels[kept], torch.where(right, labels, (labels + 1) % 3)[kept])
-        for kept in (sentences != left for left in range(8))
-    ]
-    assert np.allclose(found.replicates, expected)
-    for ours, theirs in zip(found.interval(), jackknife(found.value, torch.tensor(expected)), strict=True):
-        torch.testing.assert_close(ours, theirs)
-    few = accuracies(right[None], labels, torch.arange(N) % 7)[0]
-    assert few.interval().low.isnan()
-    assert few.share_of(few).value == 1
-    assert few.share_of(few).low.isnan()
-
-
-def test_unequal_sentences_have_the_t_of_what_they_are_worth():
-    lengths = torch.tensor([1, 2, 2, 3, 4, 6, 9, 14, 20, 59])
-    found = accuracies(torch.rand(1, 120) < 0.7, torch.arange(120) % 2, torch.arange(10).repeat_interleave(lengths))[0]
-    plain, worth = jackknife(found.value, found.replicates), 120**2 / int((lengths**2).sum())
-    wider = float((found.interval().high - found.value) / (plain.high - found.value))
-    assert wider == pytest.approx(student.ppf(0.975, worth - 1) / student.ppf(0.975, 9))
-    assert wider > 1.2
-
-
-def test_a_share_is_paired_and_nan_of_what_is_chance(states):
-    _, labels, sentences = states
-    good = torch.rand(N) < 0.9
-    worse = good & (torch.rand(N) < 0.9)
-    chance = labels == 0
-    first, second, third = accuracies(torch.stack([good, worse, chance]), labels, sentences)
-    whole, above = second.share_of(first), second.share_of(first, above=first.chance)
-    assert whole.value == second.value / first.value
-    assert above.value == (second.value - 1 / 3) / (first.value - 1 / 3)
-    assert whole.high <= 1
-    assert [*map(float, first.share_of(first))] == [1, 1, 1]
-    assert second.share_of(third, above=third.chance).value.isnan()
 
 
 WIDE = 32
@@ -237,7 +164,7 @@ def test_through_a_wrong_rotation_it_is_right_by_chance(rotated):
     generator = torch.Generator().manual_seed(0)
     turned = [turned_at_random(maps.psi, theirs.mean(0), generator) for _ in range(20)]
     right = torch.stack([source.through(each).right(theirs, labels) for each in turned]).float().mean(0)
-    (found,) = accuracies(right[None], labels, sentences)
+    (found,) = balanced_accuracies(right[None], labels, sentences, int(labels.max()) + 1)
     assert abs(float(found.value) - found.chance) < 0.1
     assert source.through(maps.psi).right(theirs, labels).float().mean() > 0.9, "control"
 
@@ -308,39 +235,6 @@ def test_a_model_carried_into_itself_keeps_all(place, cli, words):
     assert (accuracy["source to target"] == accuracy["native in target"]).all()
     assert (accuracy["identity"] == accuracy["native in target"]).all()
     assert "untrained target" not in accuracy
-
-
-def test_levels_that_are_rare_or_of_one_word_are_left_out():
-    stimuli = controlled_stimuli(60)
-    tasks = {(task.feature, task.split): task for task in tasks_of(stimuli, ("sentence", "word"), 3, 10, 0)}
-    lengths = stimuli.features["Word length"].value_counts()
-    assert len(tasks["Word length", "sentence"].levels) == int((lengths >= 10).sum())
-    of_sentences, of_words = tasks["PoS", "sentence"], tasks["PoS", "word"]
-    assert set(of_words.levels) <= set(of_sentences.levels)
-    for task in (of_sentences, of_words):
-        named = [task.levels[label] for label in task.labels.tolist()]
-        assert named == list(stimuli.features["PoS"][task.rows.numpy()])
-        for fold in range(3):
-            learnt = task.labels[task.fold_of != fold].unique()
-            assert len(learnt) == len(task.levels)
-            assert not set(task.groups[task.fold_of == fold].tolist()) & set(task.groups[task.fold_of != fold].tolist())
-    position = tasks["Word position", "sentence"]
-    assert position.levels[:2] == ["0", "1"]
-
-
-def stimuli_of(tmp_path, feature, words=40):
-    rows = [f"a{n} b{n % words},b{n % words},{feature[n % len(feature)]}" for n in range(40)]
-    (tmp_path / "words.csv").write_text("\n".join(["text,word,feature", *rows]) + "\n")
-    return read_table(tmp_path / "words.csv")
-
-
-def test_few_words_skip_a_split_and_few_sentences_are_an_error(tmp_path, caplog):
-    for feature, words, reason in (("xy", 2, "3 folds of 2 groups"), ("xxxy", 4, "each level has one alone")):
-        tasks = list(tasks_of(stimuli_of(tmp_path, feature, words), ("sentence", "word"), 3, 5, 0))
-        assert [task.split for task in tasks] == ["sentence"]
-        assert f"feature is not judged on held-out words: {reason}" in caplog.text
-    with pytest.raises(DataError, match=r"feature: 50 folds of 40 groups: .*; lower measure.folds"):
-        list(tasks_of(stimuli_of(tmp_path, "xy"), ("sentence",), 50, 5, 0))
 
 
 @pytest.mark.parametrize(

@@ -23,9 +23,9 @@ from thinkalike.contrib.sae.measures import (
     with_fitted_decoder,
 )
 from thinkalike.contrib.sae.saelens import load_sae, save_sae
-from thinkalike.contrib.transfer.measures import both_directions
 from thinkalike.errors import ModelError
 from thinkalike.measures import AffineMap, Moments
+from thinkalike.measures.round_trips import both_directions
 
 KINDS = [5, None]  # k, and None: a ReLU
 

@@ -28,12 +28,12 @@ from thinkalike.contrib.sae.training import (
     spread_by_document,
     states_after,
 )
-from thinkalike.contrib.transfer.measures import both_directions
 from thinkalike.data.corpus import TokenRows
 from thinkalike.errors import ConfigError, DataError, ModelError, StoreError
 from thinkalike.evaluation.language import next_token_losses
 from thinkalike.forecast import forecast
 from thinkalike.measures import Moments
+from thinkalike.measures.round_trips import both_directions
 from thinkalike.models.load import load_model
 from thinkalike.models.shapes import operations
 from thinkalike.store import Result

@@ -23,8 +23,6 @@ from thinkalike.contrib.subjects.measures import random_effects
 from thinkalike.contrib.transfer import probes
 from thinkalike.contrib.transfer.maps import PairMap
 from thinkalike.contrib.transfer.measures import (
-    Unexplained,
-    both_directions,
     effects_of,
     held_out_differences,
     random_directions,
@@ -45,6 +43,7 @@ from thinkalike.contrib.transfer.steering import (
 from thinkalike.errors import DataError
 from thinkalike.evaluation.language import state_moments
 from thinkalike.job import Outcome
+from thinkalike.measures.round_trips import Unexplained, both_directions
 from thinkalike.memory import Budget
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_model

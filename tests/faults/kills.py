@@ -30,26 +30,16 @@ PAIR = "model.path={here}/a target.path={here}/b model.context=32"
 TEXT = "data=text data.files=[{here}/texts/*.txt] data.report_tokens=2048 data.report_share=0.4"
 SMALL = "stitch.warmup=1 stitch.tokens_per_step=128 trainer.checkpoint_every=2"
 STIMULI = "stimuli.sentences=60 stimuli.sample=80"
-MINI = "model=gelu-3l-mini model.architecture.n_layers=1 model.architecture.d_model=32 model.architecture.d_head=8"
 COMMANDS = {
     "stitching": f"train.py {PAIR} {TEXT} stitch.steps=9 {SMALL}",
     "closed": f"train.py {PAIR} {TEXT} stitch=least_squares stitch.steps=8 stitch.tokens_per_step=128 "
     "trainer.checkpoint_every=2 layers=all",
-    "pretraining": f"train.py task=pretrain {TEXT} pretrain.tokens=4096 "
-    f"pretrain.tokens_per_step=512 pretrain.warmup=1 pretrain.vocabulary=300 model.context=32 {MINI} "
-    "trainer.checkpoint_every=3",
-    "nli": "train.py task=nli model=bert-mini nli.epochs=1 pairs.fit_pairs=160 pairs.report_pairs=40 "
-    "pairs.challenge_pairs=60 nli.context=32 trainer.checkpoint_every=2",
-    "sae": f"train.py task=sae model.path={{here}}/a model.context=32 {TEXT} sae.layer=1 sae.width=48 sae.k=4 "
-    "sae.tokens=2048 sae.tokens_per_step=64 sae.steps_per_buffer=4 sae.map_tokens=512 sae.beside=[least_squares] "
-    "trainer.checkpoint_every=3",
     "loss": f"analyze.py measure=loss model.path={{here}}/a model.context=32 {TEXT}",
     "cka": f"analyze.py measure=cka {PAIR} {TEXT} measure.batches=110 measure.tokens_per_batch=32",
     "mutual_knn": f"analyze.py measure=mutual_knn {PAIR} {TEXT} measure.batches=30 measure.tokens_per_batch=64",
     "r2": f"analyze.py measure=r2 {PAIR} {TEXT} measure.words=2048",
     "mlem": f"analyze.py measure=mlem model=gpt2-mini {STIMULI}",
     "rsa": f"analyze.py measure=rsa model=gpt2-mini {STIMULI}",
-    "experiment": "analyze.py experiment=salle2024/table_s1 scale=mini",
 }
 
 
@@ -193,7 +183,7 @@ def import_everything() -> None:
     """Import what jobs import, once for all children."""
     from thinkalike.config import MEASURES, TASKS
 
-    others = ("thinkalike.contrib.papers", "train", "analyze", "transformer_lens")
+    others = ("train", "analyze", "transformer_lens")
     for module in (*MEASURES.values(), *TASKS.values(), *others):
         importlib.import_module(module.partition(":")[0])
 

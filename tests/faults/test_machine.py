@@ -1,7 +1,6 @@
 """What a machine runs out of or takes away: one line with the remedy, no traceback, and a state where there was one."""
 
 import os
-import resource
 import subprocess
 import sys
 from collections.abc import Callable
@@ -53,20 +52,6 @@ def test_a_full_disk_is_one_line_and_the_state_is_kept(small_stitching, tmp_path
         assert len(results_in(disk / "results")) == 1
     finally:
         subprocess.run(["umount", str(disk)], check=True)
-
-
-def test_too_little_memory_is_one_line(text_files, tmp_path):
-    def limited() -> None:
-        resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30))
-
-    words = ["task=pretrain", "model=gelu-3l-mini", "pretrain.tokens=4000000", "pretrain.tokens_per_step=2000000"]
-    shape = {"d_model": 16, "n_heads": 2, "d_head": 8, "d_mlp": 32}
-    words += [f"model.architecture.{name}={size}" for name, size in shape.items()]
-    words += ["pretrain.vocabulary=280", "pretrain.warmup=1", "data=text", "data.context=64"]
-    words += [f"data.files=[{text_files}/*.txt]", "data.report_tokens=2048", "data.report_share=0.3"]
-    words += [f"store={tmp_path}/results", f"data.cache={tmp_path}/cache"]
-    line = one_line(*ended(words, tmp_path, limited))
-    assert "memory" in line
 
 
 def test_a_full_or_closed_stdout_does_not_lose_the_result(small_stitching, tmp_path):

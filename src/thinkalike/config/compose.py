@@ -47,8 +47,16 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 from yaml import YAMLError
 
 from thinkalike.config import parts
-from thinkalike.config.parts import HOW_IT_RUNS, AnalyzeConfig, JobConfig, MeasureConfig, ModelConfig, TrainConfig
-from thinkalike.config.schema import Checked, default_of, is_open, made, unknown
+from thinkalike.config.parts import (
+    HOW_IT_RUNS,
+    AnalyzeConfig,
+    JobConfig,
+    MeasureConfig,
+    ModelConfig,
+    TrainConfig,
+    model_settings,
+)
+from thinkalike.config.schema import Checked, default_of, extended, is_open, made, unknown
 from thinkalike.config.written import (
     NumbersAsWritten,
     NumberTexts,
@@ -65,6 +73,7 @@ from thinkalike.plugins import (
     POINTS,
     TASKS,
     check_trusted,
+    conf_folders,
     instrument,
     instrument_of,
     is_plugin,
@@ -89,6 +98,7 @@ ELSEWHERE = {
     "data": ("source", "files", "hub_id"),
     "population": ("base", "members", "parents"),
 }
+PACKAGES = "packages"  # packages/train is what installed packages add to the command lines of train.py
 _COMPOSING = threading.RLock()
 LISTS = {"task": [*TASKS], "measure": [*MEASURES]}
 OURS = ("thinkalike", "structured")  # schemes of the sources that no file is behind
@@ -122,7 +132,8 @@ class Options(ConfigSource):
 
     def load_config(self, config_path: str) -> ConfigResult:
         node = _folder(config_path) or _node(config_path)
-        package = "_global_" if config_path.startswith(("task/", "measure/")) else None  # with the parts that they add
+        # tasks and measures bring the parts that they add
+        package = "_global_" if config_path.startswith(("task/", "measure/", f"{PACKAGES}/")) else None
         return ConfigResult(self.provider, f"{REST}{config_path}", OmegaConf.create(node), {"package": package})
 
     def is_config(self, config_path: str) -> bool:
@@ -148,6 +159,8 @@ class OptionsEverywhere(SearchPathPlugin):
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         if self.is_ours:
             search_path.prepend("thinkalike", FOLDERS)
+            for folder in conf_folders().values():
+                search_path.append("thinkalike", f"file://{folder}")
             search_path.append("thinkalike", REST)
 
 
@@ -385,7 +398,8 @@ def _foreign_file(source: ConfigSource, config_path: str) -> Path | None:
     if source.scheme() in OURS or (source.scheme() == "pkg" and source.path == HYDRAS):
         return None
     file = Path(source.path, config_path).with_name(f"{Path(config_path).name.removesuffix('.yaml')}.yaml").resolve()
-    is_ours = Path(source.path).resolve() == CONF.resolve() and file.is_relative_to(CONF.resolve())  # not by ../..
+    folder = Path(source.path).resolve()
+    is_ours = folder in _own_folders() and file.is_relative_to(folder)  # not by ../..
     return None if is_ours else file
 
 
@@ -394,9 +408,15 @@ def _names_of_package() -> list[str]:
     """Return the configurations of the package and of Hydra by their paths, such as model/gpt2 and stimuli/schema."""
     names = ["train_schema", "analyze_schema", *(f"{group}/schema" for group in GROUPS)]
     names += [f"{group}/{name}" for group, offered in LISTS.items() for name in offered]
-    for folder in (CONF, *map(Path, hydra.conf.__path__)):
+    for folder in (*_own_folders(), *map(Path, hydra.conf.__path__)):
         names += [str(file.relative_to(folder).with_suffix("")) for file in folder.rglob("*.yaml")]
     return sorted(set(names))
+
+
+@cache
+def _own_folders() -> list[Path]:
+    """Return the folders of configuration groups of this package and of installed packages that extend it."""
+    return [folder.resolve() for folder in (CONF, *conf_folders().values())]
 
 
 def _check_is_job(settings: Mapping[Any, Any]) -> None:
@@ -424,7 +444,7 @@ def _check_key(override: Override) -> None:
 def _check_option(group: str, chosen: Any, begins: str = "") -> None:
     """Check that a group has one option; Hydra would mix the settings of several into a model that nobody has."""
     name = group.strip("/")
-    is_ours = name in LISTS or (bool(name) and (CONF / name).is_dir())
+    is_ours = name in LISTS or (bool(name) and any((folder / name).is_dir() for folder in _own_folders()))
     if is_ours and isinstance(chosen, list):
         raise ConfigError(f"{begins}{name}={short(chosen)} chooses several options, and a job has one; choose one")
     if is_ours and ((chosen is None and not begins) or isinstance(chosen, bool | int | float)):
@@ -554,8 +574,8 @@ def _depth(text: str) -> int:
 def _plugins_in(settings: Any) -> list[str]:
     """Return the plugins FILE.py:NAME that nested settings or overrides name, once or several times.
 
-    Some settings are lists of overrides for a job inside the job, such as population.options, which name plugins in
-    their values.
+    Some settings are lists of overrides for a job inside the job, such as measure.train, which name plugins in their
+    values.
     """
     if isinstance(settings, Mapping):
         return _plugins_in([*settings.values()])
@@ -656,8 +676,11 @@ def _node(path: Any) -> dict[str, Any] | None:
     if path in ("train_schema", "analyze_schema"):  # of models and data, which may not be named, all settings are open
         unset = _unset(AnalyzeConfig if path == "analyze_schema" else instrument(TASKS["stitch"]).config)
         return unset | {part: dict.fromkeys(unset[part]) for part in ("model", "target", "data")}
+    if group == PACKAGES:
+        files = {f"{package}_{name}": folder for package, folder in conf_folders().items()}
+        return {"defaults": [f"/{file}" for file, folder in files.items() if (folder / f"{file}.yaml").is_file()]}
     if name == "schema" and group in GROUPS:
-        return _unset(GROUPS[group])
+        return _unset(_schema_of_group(group))
     if group == "task" and name in TASKS:
         return {"task": name, **_added(instrument(TASKS[name]).config, TrainConfig)}
     if group == "measure" and (name in MEASURES or is_plugin(name)):
@@ -681,8 +704,13 @@ def _unset(schema: Any) -> dict[str, Any]:
     hints, node = get_type_hints(schema), {}
     for item in dataclasses.fields(schema):
         is_part = dataclasses.is_dataclass(hints[item.name])
-        node[item.name] = _unset(hints[item.name]) if is_part else None if is_open(item) else default_of(item)
+        node[item.name] = _unset(extended(hints[item.name])) if is_part else None if is_open(item) else default_of(item)
     return node
+
+
+def _schema_of_group(group: str) -> Any:
+    """Return the schema of the options of a group, with the settings that installed packages add."""
+    return extended(GROUPS[group])
 
 
 def measure_schema(kind: str) -> Any:
@@ -789,7 +817,7 @@ def compose_job(entry_point: str, overrides: Iterable[str], **parts: Any) -> Any
 def compose_inner_job(entry_point: str, overrides: Iterable[str], **parts: Any) -> Any:
     """Return the configuration of a job inside another one, as `compose_job` does.
 
-    The configuration of the outer job has some of these overrides, as population.options, and it may be a stranger's
+    The configuration of the outer job has some of these overrides, as measure.train, and it may be a stranger's
     file. So they run no code that a person did not name, and set nothing of Hydra's own, which would import modules.
     """
     words = list(overrides)
@@ -875,7 +903,8 @@ def _checked(composed: DictConfig, overrides: Sequence[str], choices: Mapping[st
         settings["measure"] = made(measure_schema(kind), settings["measure"], "measure.")
     for part in ("model", "target", "data"):
         if settings[part]["name"] is None:  # what is not given has its default, or stays open
-            settings[part] = _unset(GROUPS["data" if part == "data" else "model"]) | _given(settings[part])
+            schema = _schema_of_group("data" if part == "data" else "model")
+            settings[part] = _unset(schema) | _given(settings[part])
     config = made(job.config if job else AnalyzeConfig, settings)
     for word in overrides:
         if word.partition("=")[2] == "???":
@@ -934,14 +963,14 @@ def _schema_of(place: Place, settings: Mapping[str, Any]) -> tuple[Any, Place] |
     """Return the schema of the part that has a setting, and the place of the setting in it; None: there is no such."""
     part, rest = place[0], place[1:]
     if part == "models" and len(rest) == 2:  # models=[{model: NAME, SETTING: value}]
-        return ModelConfig, (("name" if rest[1] == "model" else rest[1]),)
+        return extended(ModelConfig), (("name" if rest[1] == "model" else rest[1]),)
     if part == "measure":
         kind = _kind_of_measure(settings)
         return (measure_schema(kind) if kind else MeasureConfig), rest
     if part == "target":
-        return ModelConfig, rest
+        return extended(ModelConfig), rest
     if part in GROUPS:
-        return GROUPS[part], rest
+        return _schema_of_group(part), rest
     job = _instrument_of(settings)
     return (job.config if job else AnalyzeConfig), place
 
@@ -1105,7 +1134,7 @@ def part_named(group: str, name: str, given: Mapping[str, Any]) -> Any:
     """
     settings: Any = {**option(group, name), **_literal(given)}
     settings = OmegaConf.to_container(OmegaConf.create(settings), resolve=True)
-    return made(measure_schema(name) if group == "measure" else GROUPS[group], settings, f"{group}.")
+    return made(measure_schema(name) if group == "measure" else _schema_of_group(group), settings, f"{group}.")
 
 
 def _literal(value: Any) -> Any:
@@ -1122,7 +1151,7 @@ def _literal(value: Any) -> Any:
 def model_named(model: ModelConfig | str, settings: Mapping[str, Any]) -> ModelConfig:
     """Return the configuration of a model, as `model=NAME model.SETTING=VALUE` does, or a given one with settings."""
     if isinstance(model, ModelConfig):
-        return dataclasses.replace(model, **settings)
+        return model_settings(**{**vars(model), **settings})
     return part_named("model", model, settings)  # type: ignore[no-any-return]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,7 +12,18 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import AfterValidator, BeforeValidator, ByteSize, Field
 
-from thinkalike.config.schema import NOT_IN_KEY, SEEDS, STEPS, Checked, FilePath, Layers, left_open, not_in_key, ranged
+from thinkalike.config.schema import (
+    NOT_IN_KEY,
+    SEEDS,
+    STEPS,
+    Checked,
+    FilePath,
+    Layers,
+    extended,
+    left_open,
+    not_in_key,
+    ranged,
+)
 from thinkalike.errors import ConfigError
 from thinkalike.files import is_folder
 from thinkalike.plugins import is_plugin
@@ -81,20 +92,10 @@ class ModelConfig(Checked, part="model"):
     bos: bool | None = False  # rows begin with BOS; null: if the tokenizer puts it before a text by itself
     context: int | None = ranged(None, least=2, most=CONTEXT)  # tokens of a row; null: what it can take, to 1024
     mini: bool = False  # trained by this project and shipped inside it
-    cls_sep: bool = False  # task=pretrain: the tokenizer puts [CLS] before a text and [SEP] after it
-    index: int = ranged(0, least=0, most=SEEDS)  # which of a numbered population
-    members: int | None = ranged(None, least=1, most=SEEDS, in_key=False)  # how many it has, numbered from 0
     # where its states are taken; z is what heads mix, mlp_post what the last map of the MLP reads
     site: Site | Annotated[list[Site], Field(min_length=1)] = AFTER
     head: int | Literal["all"] | None = ranged(None, least=0)  # of z; null: all heads side by side
     implausible: bool = not_in_key(False)  # accept a model that is worse than a guess on an English sentence
-    classes: list[str] | None = None  # of a classifier, in the order of its logits; null: as config.json has them
-    architecture: dict[str, Any] = field(default_factory=dict)  # what task=pretrain builds
-    seed: int = ranged(0, least=0, most=SEEDS)  # of the initial weights and of the order of the training data
-    pretrain_tokens: int = ranged(0, least=0, most=COUNTS)  # of a mini: pretrain.tokens where nothing is said
-    pretrain_tokens_per_step: int = ranged(2048, least=2, most=TOKENS_AT_ONCE)  # likewise
-    pretrain_lr: float = ranged(2e-3, above=0)  # likewise
-    pretrain_vocabulary: int = ranged(1024, least=260, most=10**6)  # likewise
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -122,13 +123,29 @@ class ModelConfig(Checked, part="model"):
         """Whether its path is a folder of states, which a model computed elsewhere."""
         return holds_states(self.path)
 
-    @property
-    def unused(self) -> Collection[str]:
-        # as a number of its own, as in feather_berts_3, and not as the 3 of gelu-3l
-        number = re.compile(rf"(?<![A-Za-z0-9]){self.index}(?![A-Za-z0-9])")
-        names = (self.name, self.hub_id, self.path)
-        is_in_name = any(number.search(name) for name in names if name is not None)
-        return () if self.members or is_in_name else {"index"}
+    def fixed_by(self, shape: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+        """Return the settings that the files of a bundled model decide: by name the value here and the right one.
+
+        Args:
+            shape: what its config.json says.
+        """
+        return {"hub_id": (self.hub_id, None)}
+
+    def check_family(self, family: str, predicts: str) -> None:
+        """Check that no setting is given that changes nothing of a model of this family.
+
+        Args:
+            predicts: what models of this family predict, such as the next token or a class.
+        """
+
+    def classes_of(self, stated: Sequence[str]) -> list[str]:
+        """Return the classes of a classifier in the order of its logits, given those that its config.json states."""
+        return list(stated)
+
+
+def model_settings(**settings: Any) -> ModelConfig:
+    """Return the settings of a model, also those that installed packages add."""
+    return extended(ModelConfig)(**settings)  # type: ignore[no-any-return]
 
 
 @dataclass
@@ -271,8 +288,8 @@ class MeasureConfig(Checked, part="measure"):
 class JobConfig(Checked):
     """The settings that both entry points have."""
 
-    model: ModelConfig = field(default_factory=ModelConfig)
-    target: ModelConfig = field(default_factory=ModelConfig)  # of jobs of two models
+    model: ModelConfig = field(default_factory=model_settings)
+    target: ModelConfig = field(default_factory=model_settings)  # of jobs of two models
     layers: Layers = left_open("same")  # of layer pairs: same: l to l for every l; all; [0,3]; or [[0,0],[1,2]]
     data: DataConfig = field(default_factory=DataConfig)
     scale: Literal["auto", "mini", "paper"] = "auto"  # size of the recipe; auto: mini for small models or without a GPU
@@ -299,7 +316,7 @@ class JobConfig(Checked):
 class TrainConfig(JobConfig):
     """What all that `train.py` fits has in common; the schema of each task adds its own parts."""
 
-    task: str = "stitch"  # what is fitted: stitch | pretrain | nli | sae
+    task: str = "stitch"  # what is fitted
     # what penalties stand beside: bits: the target rounded to 2 to 8 bits; null: nothing
     ruler: Literal["bits"] | None = "bits"
     similarity: bool = False  # also say whether the states of stitched layers are similar, as measure=ruler has it

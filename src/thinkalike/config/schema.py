@@ -23,6 +23,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar, Union
 import pydantic
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
 
+from thinkalike import plugins
 from thinkalike.errors import ConfigError, nearest, short
 
 SEEDS = 2**32 - 1  # the largest seed that every library takes
@@ -86,6 +87,25 @@ def not_in_key(default: Any) -> Any:
     return dataclasses.field(default=default, metadata=NOT_IN_KEY)
 
 
+def read_by(kind: str, item: Any) -> Any:
+    """Return a dataclass field that jobs of one kind alone read, given the field or its default."""
+    return _marked(item, read_by=kind)
+
+
+def in_memory(item: Any) -> Any:
+    """Return a dataclass field that applies to models passed in memory, too, given the field or its default."""
+    return _marked(item, in_memory=True)
+
+
+def _marked(item: Any, **marks: Any) -> Any:
+    if not isinstance(item, dataclasses.Field):
+        return dataclasses.field(default=item, metadata=marks)
+    how: Any = (
+        {"default": item.default} if item.default_factory is MISSING else {"default_factory": item.default_factory}
+    )
+    return dataclasses.field(**how, metadata={**item.metadata, **marks})
+
+
 def is_open(item: dataclasses.Field) -> bool:
     return "usual" in item.metadata
 
@@ -134,6 +154,24 @@ class Checked:
         values = {item.name: default_of(item) for item in fields if is_open(item)} | {**self.by_recipe(job)}
         values = {name: value for name, value in values.items() if getattr(self, name) is None}
         return dataclasses.replace(self, **values) if values else self  # type: ignore[type-var]
+
+
+def extended(schema: Any) -> Any:
+    """Return the schema of a part with the settings that installed packages add to it, see `thinkalike.plugins`."""
+    if schema.part not in plugins.SETTINGS:
+        return schema
+    with_additions = _with_additions(schema.part)
+    return with_additions if issubclass(with_additions, schema) else schema
+
+
+@cache
+def _with_additions(part: str) -> Any:
+    """Return the one schema of a part that has the settings of all packages, each a subclass of the part's schema."""
+    additions = [plugins.load(name) for name in plugins.SETTINGS[part]]
+    schema = additions[0].__base__
+    content = {"__module__": schema.__module__, "__doc__": schema.__doc__}
+    bases = tuple(reversed(additions))  # so that the fields come in the order of the additions
+    return dataclasses.dataclass(type(schema.__name__, bases, content))
 
 
 @cache
@@ -205,7 +243,7 @@ def made(schema: type[Schema], values: Mapping[str, Any], path: str = "") -> Sch
             raise ConfigError(unknown(key, known))
         if dataclasses.is_dataclass(hints[name]) and not dataclasses.is_dataclass(value):
             try:
-                given[name] = made(hints[name], value, f"{path}{name}.")  # type: ignore[arg-type]
+                given[name] = made(extended(hints[name]), value, f"{path}{name}.")
             except ConfigError as error:  # the second model is `target` on a command line
                 raise ConfigError(str(error).replace(f"{hints[name].part}.", f"{name}.", 1)) from None
     return schema(**given)

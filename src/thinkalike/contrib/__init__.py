@@ -1,1 +1,5 @@
-"""What serves one paper or one kind of study; it imports the core, and the core never imports it. See README.md."""
+"""What serves one paper or one kind of study; the core finds it by entry points, and works without it."""
+
+from pathlib import Path
+
+CONF = Path(__file__).parent / "conf"  # configuration groups, which Hydra finds beside those of the core

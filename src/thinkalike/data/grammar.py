@@ -210,3 +210,13 @@ def controlled_sentences(count: int, seed: int = 0, size: str = "small") -> list
         drawn = Sentence(kind, tuple(rng.choice(slot) for slot in slots))
         sentences.setdefault(drawn.text, drawn)
     return list(sentences.values())
+
+
+def derivations(text: str, size: str = "small") -> list[Sentence]:
+    """Return the ways in which the grammar derives a sentence: one, or none if it is not a sentence of the grammar."""
+    forms, derived = text.split(), list[Sentence]()
+    for kind, slots in patterns(size):
+        if len(slots) == len(forms):
+            fitting = [[word for word in slot if word.form == form] for slot, form in zip(slots, forms, strict=True)]
+            derived += [Sentence(kind, words) for words in product(*fitting)]
+    return derived

@@ -1,1 +1,1 @@
-"""Losses of models, stitches, classifiers and autoencoders on text, and what the current token explains alone."""
+"""Losses of models and stitches on text, and what the current token explains alone."""

@@ -8,8 +8,9 @@ from typing import Any
 
 _NAMES = {
     "style": ("COLOURS", "canvas", "close", "heatmap", "line", "save", "shown"),
-    "layers": ("changes", "components", "layer_heatmaps", "layer_pairs", "profiles", "ruler", "similarity"),
+    "layers": ("changes", "components", "layer_heatmaps", "layer_pairs", "profiles", "ruler", "shifts", "similarity"),
     "stitching": ("penalties", "penalty_map"),
+    "trajectories": ("trajectory",),
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names}
 

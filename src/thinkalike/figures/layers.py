@@ -222,3 +222,14 @@ def ruler(table: pd.DataFrame, rungs: pd.DataFrame, documents: float, folder: Pa
         panels[0][0].set_ylabel(label)
         panels[0][0].legend(loc="upper right")
         save(figure, folder, "ruler")
+
+
+def shifts(table: pd.DataFrame, folder: Path, about: str = "") -> None:
+    """Draw the relative distance of two models' states against the layer; the title says what numbers are about."""
+    first = table.iloc[0]
+    with canvas(5.2, 2.9) as (figure, axes):
+        line(axes, table, "value", ("low", "high"), "distance", colour_of(0), "o-")
+        ticks(axes.xaxis, list(table["source_layer"]), 15, fontsize=7)
+        axes.set(xlabel="layer", ylabel="relative distance of states", ylim=(0, None))
+        axes.set_title(f"{first.source} → {first.target}\n{about}", fontsize=8)
+        save(figure, folder, "distance")

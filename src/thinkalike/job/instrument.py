@@ -50,18 +50,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-OF_PRETRAINING = frozenset(
-    f"{side}.{name}"
-    for side in ("model", "target")
-    for name in (
-        "architecture",
-        "cls_sep",
-        "pretrain_tokens",
-        "pretrain_tokens_per_step",
-        "pretrain_lr",
-        "pretrain_vocabulary",
-    )
-)
 EVERY_JOB = {  # settings that every job reads, or that decide which job it is
     "task", "measure", "experiment", "models", "trainer", "logger", "threads", "store", "force",
     "wait", "dry_run", "budget",
@@ -76,7 +64,7 @@ ONE_SITE = "{}=: {} reads the stream after each block, resid_post, alone; measur
 FIT_TEXT = frozenset({"data.fit_tokens"})  # of jobs that fit something on text
 REPORT_TEXT = frozenset({"data.report_tokens"})  # of jobs where no setting of the measure says how much is read
 AMOUNTS = ("batches", "tokens_per_batch", "tokens", "words")  # settings of a measure that say how much is compared
-OF_STITCHES = frozenset({"trainer.compile", "trainer.memory", "trainer.recompute"})  # and of autoencoders
+OF_STITCHES = frozenset({"trainer.compile", "trainer.memory", "trainer.recompute"})
 
 
 @dataclass
@@ -232,7 +220,7 @@ class Instrument(ABC):
     reads: ClassVar[tuple[str, ...]]  # the parts of the configuration that can change the numbers
     config: ClassVar[type]  # of train.py or of analyze.py
     inner_jobs_read: ClassVar[tuple[str, ...]] = ()  # further parts, or single settings, that jobs inside this one read
-    ignores: ClassVar[frozenset[str]] = OF_PRETRAINING  # settings of the parts that it reads that change nothing of it
+    ignores: ClassVar[frozenset[str]] = frozenset()  # settings of the parts that it reads that change nothing of it
     takes_activations: ClassVar[bool] = False  # whether recordings can take the place of the model
     is_shared: ClassVar[bool] = False  # whether several processes of analyze.py can share the job
     run_all: ClassVar[Callable[..., list[Outcome | ThinkalikeError]] | None] = None  # does several jobs with less work:
@@ -280,13 +268,14 @@ class Instrument(ABC):
         key = ".".join(key.split(".")[:2])  # of a dictionary, such as model.architecture.n_layers, the whole
         if part == "logger" and setting in config.logger.unused:
             return False
+        if self.is_ignored(key, config):
+            return False
         if part == "logger" or (part == "trainer" and setting in PROCESSES):
-            return key not in self.ignores
+            return True
         if part == "trainer" and isinstance(config, TrainConfig):
-            is_kept = not setting or getattr(read.trainer, setting) == getattr(config.trainer, setting)
-            return key not in self.ignores and is_kept
+            return not setting or bool(getattr(read.trainer, setting) == getattr(config.trainer, setting))
         parts = {*self.reads, *self.inner_jobs_read, *(["activations"] if self.takes_activations else [])}
-        if key in self.ignores or not {part, key} & parts or (key in OF_SITES and not self.takes_sites):
+        if not {part, key} & parts or (key in OF_SITES and not self.takes_sites):
             return False
         own, given = getattr(read, part, None), getattr(config, part)
         if not setting:
@@ -295,6 +284,16 @@ class Instrument(ABC):
         value = getattr(given, name)
         is_same = getattr(own, name, MISSING) == value or value == "auto"  # which other settings have decided by now
         return value is None or (own is not None and name not in own.unused and is_same)
+
+    def is_ignored(self, key: str, config: Any) -> bool:
+        """Return whether a setting of a part that this kind of job reads changes nothing of it."""
+        part, _, setting = key.partition(".")
+        if key in self.ignores:
+            return True
+        schema = getattr(config, part, None)
+        items = {item.name: item for item in fields(schema)} if is_dataclass(schema) else {}
+        item = items.get(setting.partition(".")[0])
+        return item is not None and item.metadata.get("read_by", self.kind) != self.kind
 
     def models_of(self, config: Any) -> Mapping[str, ModelConfig]:
         """Return the models that a job runs: by the part of the configuration, or by their names.
@@ -493,7 +492,11 @@ def _settings_read(config: TrainConfig | AnalyzeConfig) -> dict[str, Any]:
     kind = instrument_of(config)
     parts = {*kind.reads, *kind.inner_jobs_read}
     settings = flat(relevant(kind.with_unread_reset(config)))
-    return {key: value for key, value in settings.items() if key.partition(".")[0] in parts and key not in kind.ignores}
+    return {
+        key: value
+        for key, value in settings.items()
+        if key.partition(".")[0] in parts and not kind.is_ignored(key, config)
+    }
 
 
 def warn_of_unread(files: Mapping[str, Collection[str]], config: TrainConfig | AnalyzeConfig) -> None:

@@ -24,14 +24,19 @@ kernel_alignment: alignment arc_length cka cka_measure hsic0 hsic1
 layer_means: Accumulator LayerMeans LayerPairEstimate
 losses: CHUNK OutputMatch compare_outputs token_kl token_loss unigram_entropy
 metric: CKA CKAResult
+mlem.differentiable: DifferentiableMLEM
 mlem.encoding_model: MLEM
 mlem.features: FeatureEncoder Features
 mlem.importance: Importance feature_importance fold_interval split_half_reference
+neighbour_sets: jaccard jaccard_measure second_order_cosine second_order_measure
 neighbours: mutual_knn mutual_measure
+outputs: DISAGREEMENT JENSEN_SHANNON disagreement jensen_shannon
 residual: ResidualStates
 ridge: HeldOut Predictor
 rows: leverage rows_of
 shape: PROCRUSTES procrustes_distance
+singular_vectors: svcca svcca_measure
+unit_matching: SOFT_MATCHING soft_matching transport_plan
 """  # by module
 _HOMES = {name: line.split(":")[0] for line in _NAMES.split("\n") for name in line.partition(": ")[2].split()}
 __all__ = sorted(_HOMES)

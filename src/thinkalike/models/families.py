@@ -55,7 +55,7 @@ AUTO_CLASSES: dict[Predicts, str] = {
 }
 
 IN_MEMORY = "memory:"  # the beginning of the path of a model in memory, which says nothing to a reader
-UNNAMED = ("name", "family", "mini", "corpus", "members")  # settings by which no two models are told apart
+UNNAMED = ("name", "family", "mini", "corpus")  # settings by which no two models are told apart
 
 
 @dataclass(frozen=True)
@@ -352,7 +352,7 @@ def names_of(sides: Sequence[str | ModelConfig]) -> list[str]:
 def _with_settings(config: ModelConfig, sharing: Sequence[ModelConfig]) -> str:
     """Return a label with the settings by which a model differs from others of the same label, in brackets."""
     values = {name: str(value) for name, value in vars(config).items()  # a site without heads says enough
-              if name not in UNNAMED and any(getattr(each, name) != value for each in sharing)
+              if name not in UNNAMED and any(getattr(each, name, value) != value for each in sharing)
               and (name, value) != ("head", None) and not str(value).startswith(IN_MEMORY)}  # fmt: skip
     own = label(config)
     if "path" in values and all(each.path for each in sharing):

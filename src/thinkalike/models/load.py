@@ -7,14 +7,14 @@ import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy, deepcopy
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast, runtime_checkable
 
 import torch
 
 from thinkalike.config import ModelConfig, model_named, options
-from thinkalike.config.parts import AFTER
+from thinkalike.config.parts import AFTER, model_settings
 from thinkalike.errors import ConfigError, ModelError, checked_path, one_of
 from thinkalike.files import is_there
 from thinkalike.global_state import isolated
@@ -40,8 +40,8 @@ from thinkalike.shards.index import holds_states
 
 log = logging.getLogger(__name__)
 
-# settings of models that are not read
-IN_MEMORY = {"dtype", "device", "context", "bos", "side", "classes", "site", "head", "implausible"}
+# settings of models that are not read, beside those that say so of themselves
+IN_MEMORY = {"dtype", "device", "context", "bos", "side", "site", "head", "implausible"}
 PADDING, PADDED = 0.1, 256  # share and number of the rows of an embedding that no token may have
 SAME = 0.9  # of the ids of two tokenizers of one vocabulary stand for the same token
 END = "<|endoftext|>"  # the only special token of a mini
@@ -191,11 +191,12 @@ def _in_memory(module: Any, tokenizer: Any, name: str | None, settings: Mapping[
             f"the tokenizer has dropout={dropout:g}, with which a text has other ids at every call: set "
             "tokenizer.backend_tokenizer.model.dropout = None"
         )
-    for key in settings.keys() - IN_MEMORY:
+    further = {item.name for item in fields(model_settings()) if item.metadata.get("in_memory")}
+    for key in settings.keys() - IN_MEMORY - further:
         raise ConfigError(f"model.{key} does not apply to a model passed in memory; leave it out")
     first, kind = survey.embedding_of(module), type(module).__name__
     own = {"dtype": first.dtype, "device": first.device, "bos": None, "corpus": None, **settings}
-    config = configured(ModelConfig(name=name or Path(module.name_or_path or kind).name), own)
+    config = configured(model_settings(name=name or Path(module.name_or_path or kind).name), own)
     with explained(config), doing(f"model {config.name}"):
         family = _family_of(module.get_base_model() if is_adapted else module)
         _check_settings(config, family)
@@ -334,10 +335,10 @@ def _check_settings(config: ModelConfig, family: Family) -> None:
     """Refuse settings that a family does not read, which would change the key of a result and none of its numbers."""
     read = ["device_map", "quantization"] if family.reader == "transformers" else []
     read += ["side"] if family.has_sides else []
-    read += ["classes"] if family.predicts == "class" else []
-    for key in ("device_map", "quantization", "side", "classes"):
+    for key in ("device_map", "quantization", "side"):
         if (value := getattr(config, key)) is not None and key not in read:
             raise ConfigError(f"model.{key}={value} has no effect for {config.called}, a {family.name}; leave it out")
+    config.check_family(family.name, family.predicts)
 
 
 def _read(
@@ -431,13 +432,10 @@ def read_mini(place: str, device: torch.device, dtype: torch.dtype) -> survey.Ch
 
 
 def _classes(config: ModelConfig, module: Any) -> list[str]:
-    """Return the classes in the order of the logits: those of the configuration, or else those of the checkpoint."""
+    """Return the classes of a classifier in the order of its logits."""
     stated = [module.config.id2label[number] for number in range(module.config.num_labels)]
-    own = [name.lower().replace("_", "-").replace("not-entailment", "non-entailment") for name in stated]
-    classes = list(config.classes or own)
-    if len(classes) != len(own) or (sorted(own) == sorted(classes) and own != classes):
-        raise ModelError(f"{config.called}: model.classes={classes}, but its config.json says {own}; leave it out")
-    return classes
+    names = [name.lower().replace("_", "-").replace("not-entailment", "non-entailment") for name in stated]
+    return config.classes_of(names)
 
 
 def _device_of(module: Any, device: torch.device) -> torch.device:

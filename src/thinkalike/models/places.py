@@ -104,8 +104,7 @@ def folder_of(config: ModelConfig) -> Path | None:
     if folder.suffix == LIGHTNING:
         check_no_pointer([folder])
     if not {*STATED} & {*files}:
-        trains = f"run: python train.py task=pretrain model={folder.name}"
-        remedy = trains if config.mini else "save_pretrained writes one"
+        remedy = "it comes with this package: install that again" if config.mini else "save_pretrained writes one"
         found = "has no config.json" if is_folder(inside) else "is a file" if is_there(inside) else "is not there"
         raise ModelError(f"model={config.called}: the folder {inside} {found}; {remedy}")
     _check_inside(folder)
@@ -223,12 +222,8 @@ def _check_no_adapter(config: ModelConfig, place: str, files: Collection[str]) -
 
 
 def _check_mini(config: ModelConfig, folder: Path) -> None:
-    """Refuse a repository, a seed or sizes that are not those of a mini: they would change a key and no number."""
-    shape = _json(folder / "config.json")
-    sizes = shape.get("architecture", shape)
-    asked = {"hub_id": (config.hub_id, None), "seed": (config.seed, shape.get("seed", config.seed))}
-    asked |= {f"architecture.{key}": (value, sizes.get(key, value)) for key, value in config.architecture.items()}
-    for key, (value, own) in asked.items():
+    """Refuse settings that are not those of a bundled model: they would change a key and no number."""
+    for key, (value, own) in config.fixed_by(_json(folder / "config.json")).items():
         if value != own:
             raise ConfigError(f"model.{key}={value}: {config.called} is trained already, and has {own}; leave it out")
 

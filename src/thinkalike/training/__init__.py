@@ -1,1 +1,1 @@
-"""Lightning modules for stitches, language models, classifiers and autoencoders, and the loop that trains them."""
+"""Lightning modules for stitches, and the loop that trains them and whatever else is fitted."""

@@ -25,10 +25,10 @@ import torch
 from thinkalike.config import MEASURES, AnalyzeConfig, measure_schema, ranged
 from thinkalike.config.parts import TOKENS_AT_ONCE
 from thinkalike.contrib import figures
-from thinkalike.contrib.kin.instruments import OUTPUTS
 from thinkalike.errors import ConfigError, DataError, one_of
 from thinkalike.instruments import asked_for, instrument, run_jobs
 from thinkalike.instruments.layer_pairs.frame import LayerPairsConfig
+from thinkalike.instruments.layer_pairs.outputs import OUTPUTS
 from thinkalike.instruments.ruler import LEAST_WORDS, WORDS
 from thinkalike.job import Instrument, Outcome, Work
 from thinkalike.measures.estimates import Estimate, interval_around, jackknife

@@ -23,7 +23,8 @@ from thinkalike.contrib.papers.experiment import Case, Conclusion, Experiment, P
 from thinkalike.contrib.sae import fitting
 from thinkalike.contrib.subjects.measures import random_effects
 from thinkalike.contrib.transfer import probes, steering
-from thinkalike.contrib.transfer.measures import Accuracy, Jackknifed, effects_of
+from thinkalike.contrib.transfer.measures import effects_of
+from thinkalike.measures.accuracy import Accuracy, Jackknifed
 from thinkalike.measures.estimates import Estimate
 from thinkalike.models import families
 from thinkalike.models.shapes import shape_of

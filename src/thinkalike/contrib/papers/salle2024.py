@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib import resources
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -26,7 +25,7 @@ from thinkalike.contrib import figures
 from thinkalike.contrib.papers.claims import Bound, Claim, counted, judged, level_of_each, over_models, together
 from thinkalike.contrib.papers.experiment import Case, Conclusion, Experiment, Part
 from thinkalike.contrib.papers.mds import mds
-from thinkalike.data.grammar import Sentence, patterns
+from thinkalike.data.grammar import derivations
 from thinkalike.data.stimuli import Stimuli, from_sentences
 from thinkalike.data.tables import read_stimuli
 from thinkalike.errors import ConfigError, DataError
@@ -369,16 +368,6 @@ def _split_leader(contrast: figures.Contrast, lead: Float[Tensor, " k"], recurre
     )
     of_mamba = any(name.rpartition(" layer ")[0] in recurrent for name in contrast.names)
     return claim if of_mamba else replace(claim, verdict="does not hold")
-
-
-def derivations(text: str, size: str = "small") -> list[Sentence]:
-    """Return the ways in which the grammar derives a sentence: one, or none if it is not a sentence of the grammar."""
-    forms, derived = text.split(), list[Sentence]()
-    for kind, slots in patterns(size):
-        if len(slots) == len(forms):
-            fitting = [[word for word in slot if word.form == form] for slot, form in zip(slots, forms, strict=True)]
-            derived += [Sentence(kind, words) for words in product(*fitting)]
-    return derived
 
 
 def _table_s1(case: Case) -> Conclusion:

@@ -2,20 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import re
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from thinkalike.config import AnalyzeConfig, TrainConfig, left_open, not_in_key, ranged
+from thinkalike.config import AnalyzeConfig, ModelConfig, TrainConfig, left_open, not_in_key, ranged
 from thinkalike.config.parts import CONTEXT, COUNTS
-from thinkalike.config.schema import SEEDS, Checked, FilePath
-from thinkalike.errors import ConfigError
+from thinkalike.config.schema import SEEDS, Checked, FilePath, in_memory
+from thinkalike.errors import ConfigError, ModelError
 
 Number = Annotated[int, Field(ge=0, strict=True)]  # of a model of a population
 Folder = Annotated[str, Field(strict=True)]  # or its checkpoint
 Group = Annotated[list[Number | Folder], Field(min_length=2)]
+
+
+@dataclass
+class NumberedModel(ModelConfig):
+    """A model that may be one of a numbered population, and a classifier whose files may not name its classes."""
+
+    index: int = ranged(0, least=0, most=SEEDS)  # which of a numbered population
+    members: int | None = ranged(None, least=1, most=SEEDS, in_key=False)  # how many it has, numbered from 0
+    # of a classifier, in the order of its logits; null: as config.json has them
+    classes: list[str] | None = in_memory(None)
+
+    @property
+    def unused(self) -> Collection[str]:
+        # as a number of its own, as in feather_berts_3, and not as the 3 of gelu-3l
+        number = re.compile(rf"(?<![A-Za-z0-9]){self.index}(?![A-Za-z0-9])")
+        names = (self.name, self.hub_id, self.path)
+        is_in_name = any(number.search(name) for name in names if name is not None)
+        return super().unused if self.members or is_in_name else {*super().unused, "index"}
+
+    def check_family(self, family: str, predicts: str) -> None:
+        super().check_family(family, predicts)
+        if self.classes is not None and predicts != "class":
+            raise ConfigError(f"model.classes={self.classes} has no effect for {self.called}, a {family}; leave it out")
+
+    def classes_of(self, stated: Sequence[str]) -> list[str]:
+        in_files = super().classes_of(stated)
+        if self.classes is None:
+            return in_files
+        is_other_order = sorted(self.classes) == sorted(in_files) and self.classes != in_files
+        if is_other_order or len(self.classes) != len(in_files):
+            raise ModelError(
+                f"{self.called}: model.classes={self.classes}, but its config.json says {in_files}; leave it out"
+            )
+        return self.classes
 
 
 @dataclass

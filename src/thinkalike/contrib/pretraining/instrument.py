@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import copy
-import json
 import math
 import shutil
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Annotated, Any
 
 import pandas as pd
@@ -20,9 +17,10 @@ from pytorch_lightning.callbacks import Callback
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from thinkalike.config import ModelConfig, TrainConfig, left_open, ranged
+from thinkalike.config import TrainConfig, left_open, ranged
 from thinkalike.config.parts import COUNTS, TOKENS_AT_ONCE
-from thinkalike.config.schema import STEPS, Checked
+from thinkalike.config.schema import STEPS, Checked, extended
+from thinkalike.contrib.pretraining.settings import PretrainedModel
 from thinkalike.data.corpus import read_corpus
 from thinkalike.data.documents import training_texts
 from thinkalike.errors import ConfigError, one_line
@@ -30,7 +28,8 @@ from thinkalike.evaluation.held_out import held_out_loss, masked_losses
 from thinkalike.instruments.loss import show_loss
 from thinkalike.job.instrument import OF_STITCHES, Instrument, Outcome, Work, fingerprints
 from thinkalike.models.families import FAMILIES, Family, pick_device
-from thinkalike.models.load import END, build_mini, load_model
+from thinkalike.models.load import build_mini, load_model
+from thinkalike.models.minis import save_mini, train_tokenizer
 from thinkalike.models.shapes import Passes, Shape, Shapes, shape_from
 from thinkalike.store import Result
 from thinkalike.training.optimizers import scheduled
@@ -82,6 +81,7 @@ class PretrainConfig(Checked, part="pretrain"):
 class PretrainJob(TrainConfig):
     """All that `task=pretrain` needs to know."""
 
+    model: PretrainedModel = field(default_factory=lambda: extended(PretrainedModel)())
     pretrain: PretrainConfig = field(default_factory=PretrainConfig)
 
     def __post_init__(self) -> None:
@@ -89,56 +89,6 @@ class PretrainJob(TrainConfig):
         tokens = self.pretrain.tokens  # null: left open
         if tokens == 0 or (tokens and not self.model.architecture):
             raise ConfigError(f"task=pretrain needs model.architecture and pretrain.tokens: model={self.model.name}")
-
-
-# ---- What a mini is made of: its tokenizer and its files.
-
-SENTENCE = {"pad_token": "[PAD]", "cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}
-
-
-def train_tokenizer(texts: Iterable[str], vocabulary: int, cls_sep: bool = False) -> Any:
-    """Train a byte-level BPE of `vocabulary` entries; the same texts give the same tokenizer.
-
-    With `cls_sep` a text becomes [CLS] text [SEP], as BERT wants it, and begins with a space, so that its first word is
-    like any other; else one special token is BOS, EOS and padding.
-    """
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-    from transformers import PreTrainedTokenizerFast
-
-    bpe = Tokenizer(models.BPE())
-    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=cls_sep)
-    bpe.decoder = decoders.ByteLevel()
-    special = SENTENCE if cls_sep else {"bos_token": END, "eos_token": END, "pad_token": END}
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    own: dict[str, Any] = {"special_tokens": list(dict.fromkeys(special.values())), "initial_alphabet": alphabet}
-    trainer = trainers.BpeTrainer(vocab_size=vocabulary, show_progress=False, **own)
-    bpe.train_from_iterator(texts, trainer)
-    if cls_sep:
-        numbers = [(mark, bpe.token_to_id(mark)) for mark in ("[CLS]", "[SEP]")]
-        bpe.post_processor = processors.TemplateProcessing(
-            single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=numbers
-        )
-        special |= {"bos_token": "[CLS]", "eos_token": "[SEP]"}
-    return PreTrainedTokenizerFast(tokenizer_object=bpe, **special)
-
-
-def save_mini(folder: Path, module: nn.Module, tokenizer: Any, config: dict[str, Any]) -> None:
-    """Write a mini in half precision, with `architecture`, `seed` and what is known of it in its configuration."""
-    from safetensors.torch import save_file
-    from transformers import PreTrainedModel
-
-    folder.mkdir(parents=True, exist_ok=True)
-    half = copy.deepcopy(module).half()
-    if isinstance(half, PreTrainedModel):
-        half.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
-        shape = json.loads((folder / "config.json").read_text())  # says the architecture in its own way
-        config = shape | {key: value for key, value in config.items() if key != "architecture"}
-    else:
-        weights = {name: weight.detach().contiguous() for name, weight in half.state_dict().items()}
-        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-        (folder / "tokenizer.json").write_text(tokenizer.backend_tokenizer.to_str())
-    (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
 
 
 # ---- How it is trained.
@@ -290,7 +240,7 @@ class MiniPretraining(Instrument, kind="pretraining", version=2, config=Pretrain
 
 
 @torch.no_grad()
-def _try_out(model: ModelConfig, vocabulary: int, context: int) -> None:
+def _try_out(model: PretrainedModel, vocabulary: int, context: int) -> None:
     """Build the mini and run it on one row, so that sizes that do not go together are refused before any training."""
     if (family := FAMILIES.get(model.family, FAMILIES["legacy"])).reader == "legacy":
         raise ConfigError(f"model.family={model.family} is not one that task=pretrain makes")

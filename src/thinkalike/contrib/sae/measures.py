@@ -15,9 +15,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from thinkalike.contrib.transfer.measures import RIDGE
 from thinkalike.measures.closed_forms import AffineMap, Moments, least_squares_of
 from thinkalike.measures.estimates import seeded
+from thinkalike.measures.round_trips import RIDGE
 
 
 class SparseAutoencoder(nn.Module):

@@ -14,13 +14,13 @@ from thinkalike.contrib.sae.config import SAEConfig, SAEJob
 from thinkalike.contrib.sae.measures import SparseAutoencoder, carried, in_own_units, with_fitted_decoder
 from thinkalike.contrib.sae.saelens import load_sae
 from thinkalike.contrib.sae.training import SiteStates, states_after
-from thinkalike.contrib.transfer.measures import both_directions
 from thinkalike.data.alignment import same_vocabulary
 from thinkalike.data.corpus import Corpus, read_corpus
 from thinkalike.errors import ConfigError, ModelError
 from thinkalike.instruments import instrument_of, run_job
 from thinkalike.job.performing import is_stored
 from thinkalike.measures.closed_forms import AffineMap, Moments
+from thinkalike.measures.round_trips import both_directions
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_models
 from thinkalike.store import Result, open_result

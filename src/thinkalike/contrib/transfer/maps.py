@@ -13,13 +13,13 @@ from torch import Tensor
 
 from thinkalike.config import AnalyzeConfig, MeasureConfig, ranged
 from thinkalike.config.parts import COUNTS
-from thinkalike.contrib.transfer.measures import RIDGE, Unexplained, both_directions
 from thinkalike.data.alignment import same_vocabulary
 from thinkalike.data.corpus import Corpus
 from thinkalike.errors import ModelError
 from thinkalike.evaluation.language import state_moments
 from thinkalike.job import Instrument, fingerprints
 from thinkalike.measures.closed_forms import AffineMap, LayerPair
+from thinkalike.measures.round_trips import RIDGE, Unexplained, both_directions
 from thinkalike.memory import Budget
 from thinkalike.models.families import check_layer_pairs, pairs_of_layers
 from thinkalike.models.frozen import FrozenModel

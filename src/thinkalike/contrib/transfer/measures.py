@@ -8,8 +8,7 @@ from the states of model B to those of model A, a probe of A reads the states of
 With φ(h) = U h + u from model A to model B, a vector s that is added to states of A becomes U s in B
 (Chen, Merullo, Stolfo & Pavlick 2025, arXiv 2506.06609).
 
-Balanced accuracy is the mean recall over levels, 1/k by chance with k levels. Intervals leave out whole sentences, as
-the words of one are not independent.
+Intervals leave out whole sentences, as the words of one are not independent.
 """
 
 from __future__ import annotations
@@ -17,74 +16,16 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int, Shaped
+from jaxtyping import Bool, Float, Int
 from threadpoolctl import threadpool_limits
 from torch import Tensor
 
-from thinkalike.measures import estimates
-from thinkalike.measures.closed_forms import AffineMap, PairStatistics, least_squares_of
-from thinkalike.measures.estimates import Estimate, effective_number, interval_around, jackknife, splits, student_t
-
-RIDGE = 1e-9  # of the mean variance of the states that predict: below what counts, and above float64's rounding
-
-
-class Unexplained(NamedTuple):
-    """Shares of variance that maps leave unexplained: Σ‖y - ŷ‖² / Σ‖y - ȳ‖², 0 for a perfect map, 1 for the mean.
-
-    ȳ is the mean of the rows at hand, so a map that was fitted on other rows may exceed 1.
-    """
-
-    phi: float  # of y, by φ(x)
-    psi: float  # of x, by ψ(y)
-    psi_phi: float  # of x, by ψ(φ(x))
-    phi_psi: float  # of y, by φ(ψ(y))
-
-
-class BothDirections(NamedTuple):
-    """The maps φ: x → y and ψ: y → x of one pair of sites, in float64."""
-
-    phi: AffineMap
-    psi: AffineMap
-
-    def unexplained(self, there: PairStatistics) -> Unexplained:
-        """Return what both maps and their round trips leave unexplained of rows with these statistics."""
-        back = there.reversed
-        return Unexplained(
-            unexplained_by(self.phi, there),
-            unexplained_by(self.psi, back),
-            unexplained_by(self.psi @ self.phi, _with_itself(there)),
-            unexplained_by(self.phi @ self.psi, _with_itself(back)),
-        )
-
-
-def _with_itself(side: PairStatistics) -> PairStatistics:
-    """Return the statistics of the source's site as both sites of a pair."""
-    return side._replace(mean_y=side.mean_x, yy=side.xx, xy=side.xx)
-
-
-def both_directions(there: PairStatistics, ridge: float = RIDGE) -> BothDirections:
-    """Return φ: x → y and ψ: y → x, each by ridge regression with a bias, from `Moments.of` a pair.
-
-    φ minimises Σ‖yᵢ - W xᵢ - b‖² + λ‖W‖², with λ the ridge times the mean of the diagonal of Σ(x - x̄)(x - x̄)', so
-    that a change of either side's scale changes nothing but that of W; ψ likewise with x and y exchanged. ψ is not the
-    inverse of φ: what φ does not explain of y shrinks both, and the inverse would blow it up.
-    """
-    sides = there, there.reversed
-    return BothDirections(*(least_squares_of(side, ridge * float(side.xx.diagonal().mean())) for side in sides))
-
-
-def unexplained_by(fit: AffineMap, statistics: PairStatistics) -> float:
-    """Return the share of the target's variance that a map leaves unexplained; a ValueError if there is no variance."""
-    whole = statistics.yy.trace()
-    if statistics.reversed.is_constant:
-        raise ValueError("a side whose states do not vary has no variance to explain: leave this pair out")
-    weight, offset = fit.weight.to(whole), statistics.mean_y - fit(statistics.mean_x)
-    left = whole - 2 * (weight * statistics.xy.T).sum() + (weight @ statistics.xx * weight).sum()
-    return float((left + statistics.n * offset.square().sum()) / whole)
-
+from thinkalike.measures.accuracy import Jackknifed, balanced_folds, without_each_part
+from thinkalike.measures.closed_forms import AffineMap
+from thinkalike.measures.estimates import effective_number, splits
 
 TOLERANCE = 1e-6  # of the largest entry of the gradient of the mean loss
 STEPS = 5000  # of L-BFGS at most
@@ -177,24 +118,6 @@ class CrossFitted:
         return right
 
 
-def balanced_folds(labels: Int[Tensor, " n"], groups: Int[Tensor, " n"], folds: int, seed: int) -> Int[Tensor, " n"]:
-    """Return the fold of each stimulus: groups stay together, and levels are spread as evenly as these allow.
-
-    A ValueError says that there are fewer groups than folds.
-    """
-    from sklearn.model_selection import StratifiedGroupKFold
-
-    if (count := len(groups.unique())) < folds:
-        raise ValueError(f"{folds} folds of {count} groups: there must be as many groups")
-    splitter = StratifiedGroupKFold(folds, shuffle=True, random_state=seed)
-    fold_of = torch.empty(len(labels), dtype=torch.long)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of levels with fewer stimuli than there are folds
-        for fold, (_, test) in enumerate(splitter.split(labels, labels, groups)):
-            fold_of[torch.from_numpy(test)] = fold
-    return fold_of
-
-
 def cross_fitted(
     states: Float[Tensor, "n d"],
     labels: Int[Tensor, " n"],
@@ -243,71 +166,6 @@ def best_penalty(
     best = recalls[:, accuracy.argmax()]
     error = (best * (1 - best) / counts).sum().sqrt() / len(best)
     return strongest_first[int((accuracy >= accuracy.max() - error).nonzero()[0])]
-
-
-def without_each_part(values: Float[Tensor, "*b n"], groups: Int[Tensor, " n"]) -> Float[Tensor, "*b r"]:
-    """Return the sum of all values, and the sums without each of up to `PARTS` parts, which groups are drawn into."""
-    part_of = estimates.numbered_by_part(groups) % estimates.PARTS
-    sums = estimates.sum_by_document(values, part_of, int(part_of.max()) + 1)
-    total = sums.sum(-1, keepdim=True)
-    return torch.cat([total, total - sums], -1)
-
-
-@dataclass(frozen=True, eq=False)
-class Jackknifed:
-    """Values, and those without each of r parts that groups are drawn into; see `without_each_part`."""
-
-    value: Float[Tensor, "*b"]
-    replicates: Float[Tensor, "*b r"]
-    worth: float  # how many parts of equal size these are worth; see `effective_number`
-
-    def interval(self, level: float = 0.95) -> Estimate:
-        """Return the values with their `jackknife` intervals; the ends are NaN of fewer than `FEWEST_GROUPS` groups.
-
-        Unequal parts say less about the spread, so Student's t is that of as many parts as they are worth.
-        """
-        if self.replicates.shape[-1] < estimates.FEWEST_GROUPS:
-            return interval_around(self.value, torch.nan)
-        t = torch.tensor(student_t(level, max(self.worth - 1, 1)), dtype=torch.float64)
-        return jackknife(self.value, self.replicates.movedim(-1, 0), level=level, t=t)
-
-    def share_of(self, other: Jackknifed, above: float = 0.0, level: float = 0.95) -> Estimate:
-        """Return (a - above) / (b - above) of these values a and another one, b, of the same groups.
-
-        It is NaN where the interval of b is not above `above`.
-        """
-        if other.interval(level).low <= above:
-            return interval_around(torch.full_like(self.value, torch.nan), torch.nan)
-        value = (self.value - above) / (other.value - above)
-        return Jackknifed(value, (self.replicates - above) / (other.replicates - above), self.worth).interval(level)
-
-
-@dataclass(frozen=True, eq=False)
-class Accuracy(Jackknifed):
-    """A balanced accuracy, in [0, 1], jackknifed over sentences."""
-
-    levels: int
-
-    @property
-    def chance(self) -> float:
-        """The balanced accuracy of answers that do not depend on the stimulus."""
-        return 1 / self.levels
-
-
-def balanced_accuracies(
-    right: Shaped[Tensor, "c n"], labels: Int[Tensor, " n"], sentences: Int[Tensor, " n"], levels: int
-) -> list[Accuracy]:
-    """Return the balanced accuracy of each of c conditions on the same stimuli, with the same parts of the sentences.
-
-    `right` may also be the share of several answers. Each of the levels occurs.
-    """
-    held = torch.nn.functional.one_hot(labels, levels).double().T
-    total = without_each_part(held, sentences)
-    there = total > 0
-    recalls = without_each_part(right.double()[:, None] * held, sentences) / total.masked_fill(~there, 1)
-    means = recalls.sum(1) / there.sum(0)  # over the levels that are left
-    sizes = total.sum(0)
-    return [Accuracy(each[0], each[1:], effective_number(sizes[0] - sizes[1:]), levels) for each in means]
 
 
 # ---- steering vectors: the difference that a feature makes to mean states, carried to another model

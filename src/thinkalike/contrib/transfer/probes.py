@@ -5,7 +5,6 @@ python analyze.py measure=probes model=gpt2-mini model@target=gpt2-mini-s1 'laye
 
 from __future__ import annotations
 
-import itertools
 import logging
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,10 +13,9 @@ from math import isnan, nan
 from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
 import pandas as pd
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
@@ -26,14 +24,16 @@ from thinkalike.contrib import figures
 from thinkalike.contrib.transfer import maps as fitting
 from thinkalike.contrib.transfer import measures
 from thinkalike.contrib.transfer.maps import OfMaps, PairMap, TransferConfig, named
-from thinkalike.contrib.transfer.measures import STEPS, Accuracy, CrossFitted
+from thinkalike.contrib.transfer.measures import STEPS, CrossFitted
 from thinkalike.data.stimuli import Stimuli
 from thinkalike.data.tables import read_stimuli
 from thinkalike.errors import ConfigError, DataError, one_of
 from thinkalike.evaluation.language import ends_of
 from thinkalike.instruments.of_stimuli import sentence_passes, stimuli_facts
+from thinkalike.instruments.probing_tasks import SPLITS, Task, tasks_of
 from thinkalike.instruments.stitching.fitting import shared_text
 from thinkalike.job import Outcome, Work
+from thinkalike.measures.accuracy import Accuracy, balanced_accuracies
 from thinkalike.measures.closed_forms import LayerPair
 from thinkalike.measures.estimates import interval_around, seeded
 from thinkalike.models.load import fresh
@@ -45,68 +45,6 @@ from thinkalike.states.stimuli import stimulus_states, stimulus_states_of, with_
 from thinkalike.store import Headline, Result
 
 log = logging.getLogger(__name__)
-
-SPLITS = ("sentence", "word")
-
-
-@dataclass(frozen=True, eq=False)
-class Task:
-    """A probing task: n stimuli with their levels of a feature, in folds that keep a sentence, or a word, together."""
-
-    feature: str
-    split: str
-    levels: Sequence[str]
-    rows: Int[Tensor, " n"]  # the numbers of the stimuli among all
-    labels: Int[Tensor, " n"]  # the number of each one's level
-    sentences: Int[Tensor, " n"]  # the number of the text of each
-    groups: Int[Tensor, " n"]  # the number of the sentence or the word of each
-    fold_of: Int[Tensor, " n"]
-
-    def learnable(self) -> Task:
-        """Return the task without levels that occur in one fold only, which its probe never sees."""
-        folds = torch.tensor([len(self.fold_of[self.labels == k].unique()) for k in range(len(self.levels))])
-        kept = folds[self.labels] > 1
-        present, labels = self.labels[kept].unique(return_inverse=True)
-        parts = {name: getattr(self, name)[kept] for name in ("rows", "sentences", "groups", "fold_of")}
-        return replace(self, levels=[self.levels[place] for place in present.tolist()], labels=labels, **parts)
-
-
-def tasks_of(stimuli: Stimuli, splits: Sequence[str], folds: int, least: int, seed: int) -> Iterator[Task]:
-    """Yield the task of each feature by each split; a split by too few words is left out with a warning.
-
-    Levels of fewer than `least` stimuli are left out. A feature without two levels, or a continuous one, is refused.
-    """
-    words = torch.from_numpy(pd.factorize(np.array(stimuli.words, dtype=object))[0])
-    for name, split in itertools.product(stimuli.names, splits):
-        rows, labels, levels = _labelled(stimuli, name, least)
-        groups = (stimuli.groups if split == "sentence" else words)[rows]
-        try:
-            fold_of = measures.balanced_folds(labels, groups, folds, seed)
-        except ValueError as error:
-            if split == "sentence":
-                raise DataError(f"{stimuli.source}: {name}: {error}; lower measure.folds") from error
-            log.warning("warning: %s is not judged on held-out words: %s", name, error)
-            continue
-        task = Task(name, split, levels, rows, labels, stimuli.groups[rows], groups, fold_of).learnable()
-        if len(task.levels) > 1:
-            yield task
-        else:
-            log.warning("warning: %s is not judged on held-out %ss: each level has one alone", name, split)
-
-
-def _labelled(stimuli: Stimuli, name: str, least: int) -> tuple[Int[Tensor, " n"], Int[Tensor, " n"], Sequence[str]]:
-    """Return the stimuli whose level of the feature is not too rare, the number of each one's level, and all levels."""
-    column = stimuli.features[name]
-    if stimuli.kinds[name] == "continuous":
-        raise DataError(f"{stimuli.source}: {name} is continuous, without levels; leave it out of stimuli.features")
-    values = column.dropna()
-    kept = values[values.map(values.value_counts()).astype(int) >= least]
-    if kept.nunique() < 2:
-        raise DataError(f"{stimuli.source}: {name} has fewer than two levels of measure.least={least} stimuli")
-    labels, levels = pd.factorize(kept.astype(float) if kept.dtype.kind in "if" else kept.astype(str), sort=True)
-    names = [f"{level:g}" if isinstance(level, float) else str(level) for level in levels]
-    return torch.tensor(kept.index.to_numpy()), torch.from_numpy(labels), names
-
 
 NATIVE_SOURCE, NATIVE, CARRIED, BACK = "native in source", "native in target", "source to target", "target to source"
 REFITTED, RANDOM, IDENTITY = "refitted", "random map", "identity"
@@ -179,7 +117,7 @@ class Probing:
 
     def _accuracies(self, task: Task, right: dict[str, Tensor], labels: Tensor) -> dict[str, Accuracy]:
         rows = torch.stack([each.double() for each in right.values()])
-        found = measures.balanced_accuracies(rows, labels, task.sentences, len(task.levels))
+        found = balanced_accuracies(rows, labels, task.sentences, len(task.levels))
         return dict(zip(right, found, strict=True))
 
 

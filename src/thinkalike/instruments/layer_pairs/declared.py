@@ -51,6 +51,13 @@ class WithNeighbours(ComparedAgain):
             raise ConfigError(f"measure.neighbours={self.neighbours} must be at most {most}, tokens_per_batch - 2")
 
 
+@dataclass
+class WithKept(ComparedAgain):
+    """The settings of a measure of principal components."""
+
+    kept: float = ranged(0.99, above=0, most=1)  # share of the variance that components hold
+
+
 class OfLayerMeasure(LayerPairs):
     """A measure of layer pairs by the contract of `thinkalike.measures.contract`."""
 
@@ -88,6 +95,18 @@ DECLARED = {
     "procrustes": Declared("angular Procrustes distance", lambda _: measures.PROCRUSTES, (0.0, math.pi / 2), True),
     "distance_correlation": Declared("distance correlation", lambda _: measures.DISTANCE_CORRELATION),
     "token_rsa": Declared("RSA of tokens", lambda _: measures.RANKED_DISTANCES),
+    "svcca": Declared("SVCCA", lambda measure: measures.svcca_measure(measure.kept), settings=WithKept),
+    "soft_matching": Declared("soft matching", lambda _: measures.SOFT_MATCHING),
+    "jaccard": Declared(
+        "Jaccard index of neighbours",
+        lambda measure: measures.jaccard_measure(measure.neighbours),
+        settings=WithNeighbours,
+    ),
+    "second_order_cosine": Declared(
+        "second-order cosine",
+        lambda measure: measures.second_order_measure(measure.neighbours),
+        settings=WithNeighbours,
+    ),
 }
 
 

@@ -1,1 +1,0 @@
-"""Further measures of layer pairs: SVCCA, soft matching, sets of nearest neighbours, and outputs."""
