@@ -21,27 +21,19 @@ import torch
 from dependence import LENGTHS, Records, Scattered, scattered
 
 from thinkalike.config import MeasureConfig
-from thinkalike.contrib.court.likeness import DirectionSums, Foreseen, whitening
-from thinkalike.contrib.court.regression import RegressionMoments
-from thinkalike.contrib.court.tokens_alone import AHEAD
 from thinkalike.instruments.layer_pairs.declared import DECLARED
 from thinkalike.instruments.layer_pairs.outputs import OUTPUTS
 from thinkalike.measures import Estimate, LayerMeans, LayerMeasure, cka_measure, mutual_measure
-from thinkalike.measures.estimates import PARTS
 from thinkalike.measures.layer_means import Accumulator
 
-DIRECTIONS = ("cca", "cca_least", "r2_output")  # of a stitch, see `DirectionSums`; the output is the first dimension
 MEASURES: dict[str, LayerMeasure] = {
     "cka": cka_measure(),
     **{kind: each.measure(MeasureConfig.schemas[kind]()) for kind, each in (DECLARED | OUTPUTS).items()},
-    **dict.fromkeys(("future", *DIRECTIONS), cka_measure()),  # in whose place stand others, see `layer_pair`
     "cka given token": cka_measure(),
     "mutual_knn given token": mutual_measure(5),
 }
 ROWS, COMMON = 64, 0.5  # of a batch, and the share of the variance that both models have in common
-FITTED = 1024  # rows that the maps of directions are fitted on, the same in all data sets
 VOCABULARY = 8
-CODES, KNOWN = 4, 0.3  # of a token ahead, and what a surprise has of the source's state
 CHUNK = 20  # data sets that are kept together
 
 
@@ -56,46 +48,11 @@ def layer_pair(name: str, batches: int, documents: int, share: float, lengths: s
         return scattered(rows, documents, share, chance, maps=maps, **options)
 
     means: Accumulator = LayerMeans(1, 1, MEASURES[name], given="token" if vocabulary else "none")
-    if name in DIRECTIONS:
-        moments, found = moments_of(drawn(FITTED, FITTED, 0.0, 1)), drawn(rows, documents, share, seed)
-        known = moments.of((0, 0))
-        x, y = (whitening(each / (known.n - 1)) for each in (known.xx, known.yy))
-        sums = DirectionSums(moments, (0, 0), (x, y), torch.eye(len(known.yy))[:, :1].double())
-        sums.judge(found.source[0], found.target[0], found.documents % PARTS)
-        return sums.compute(len(found.documents.unique()))[name]
-    if name == "future":
-        return future(drawn(FITTED, FITTED, 0.0, 1), drawn(rows, documents, share, seed), share, seed)
     found = drawn(rows, documents, share, seed)
     for part in torch.arange(rows).chunk(batches):
         groups = {"groups": found.tokens[part]} if vocabulary else {}
         means.update([found.source[0][part]], [found.target[0][part]], documents=found.documents[part], **groups)
     return means.compute()
-
-
-def moments_of(fitted: Scattered) -> RegressionMoments:
-    """Return the moments of rows to fit on."""
-    moments = RegressionMoments([(0, 0)])
-    moments.update(fitted.source, fitted.target, fitted.documents)
-    return moments
-
-
-def future(fitted: Scattered, judged: Scattered, share: float, seed: int) -> Estimate:
-    """Return what the source foresees of surprises that are its own states and noise."""
-    sums = Foreseen(moments_of(fitted))
-    states = [({0: side.source[0]}, {0: side.target[0]}) for side in (fitted, judged)]
-    sums.fit(*states[0], surprises(fitted, 0.0, 1), fitted.documents)
-    sums.judge(*states[1], surprises(judged, share, seed), judged.documents % PARTS)
-    return sums.result(len(judged.documents.unique()))[0]
-
-
-def surprises(side: Scattered, share: float, seed: int) -> torch.Tensor:
-    """Return surprises, (n, `AHEAD` x `CODES`)."""
-    chance, owners = torch.Generator().manual_seed(seed + 2), side.documents.unique(return_inverse=True)[1]
-    own, of_documents = (
-        torch.randn(n, AHEAD * CODES, generator=chance).double() for n in (len(owners), int(owners.max()) + 1)
-    )
-    noise = math.sqrt(1 - share) * own + math.sqrt(share) * of_documents[owners]
-    return KNOWN * side.source[0][:, : AHEAD * CODES] + noise
 
 
 def show(options: Any) -> None:

@@ -2,6 +2,8 @@
 
 import inspect
 import pickle
+import re
+import time
 import warnings
 from collections.abc import Sequence
 
@@ -28,9 +30,11 @@ from thinkalike.measures import (
     cka,
     cka_measure,
     hsic1,
+    jaccard,
     mutual_knn,
     mutual_measure,
     rsa,
+    second_order_cosine,
     token_loss,
     weighted_tau,
 )
@@ -323,6 +327,55 @@ def test_tables_without_common_labels_are_paired_by_order(first, second):
     assert cka(first, second) == cka(*arrays)
 
 
+DOCUMENTS = list("abcdef")
+IN_ANOTHER_ORDER = list("fabdce")
+BY_DOCUMENT = pd.DataFrame(normal(3, 6).numpy(), columns=DOCUMENTS)
+LENGTHS = pd.Series([5.0, 6, 7, 8, 9, 10], index=DOCUMENTS)
+OF_DOCUMENTS = BY_DOCUMENT.T @ BY_DOCUMENT
+
+
+def labelled(names):
+    return BY_DOCUMENT.set_axis(list(names), axis=1)
+
+
+MOVED_COLUMNS = {
+    "profiles": lambda: weighted_tau(BY_DOCUMENT, BY_DOCUMENT[IN_ANOTHER_ORDER]),
+    "ranks": lambda: measures.spearman(BY_DOCUMENT, BY_DOCUMENT[IN_ANOTHER_ORDER]),
+    "distances": lambda: measures.compare(BY_DOCUMENT, BY_DOCUMENT[IN_ANOTHER_ORDER]),
+    "documents": lambda: measures.bootstrap_interval(BY_DOCUMENT, LENGTHS.loc[IN_ANOTHER_ORDER]),
+    "documents and seeds": lambda: measures.documents_and_seeds_interval(BY_DOCUMENT, LENGTHS.loc[IN_ANOTHER_ORDER]),
+    "values without groups": lambda: measures.jackknife(BY_DOCUMENT.iloc[0], BY_DOCUMENT[IN_ANOTHER_ORDER]),
+    "columns of a Gram": lambda: measures.hsic0(OF_DOCUMENTS[IN_ANOTHER_ORDER], OF_DOCUMENTS),
+    "two Grams": lambda: measures.hsic1(OF_DOCUMENTS, OF_DOCUMENTS.loc[IN_ANOTHER_ORDER, IN_ANOTHER_ORDER]),
+    "text and numbers": lambda: measures.spearman(labelled("012345"), labelled([1, 0, 2, 3, 4, 5])),
+    "text and real numbers": lambda: measures.spearman(labelled([1.0, 0.0, 2.0, 3.0, 4.0, 5.0]), labelled("012345")),
+}
+
+
+@pytest.mark.parametrize("call", MOVED_COLUMNS.values(), ids=MOVED_COLUMNS)
+def test_columns_that_are_paired_and_in_another_order_are_refused(call):
+    """Annotations say which axes are paired: those that have one name."""
+    with pytest.raises(ValueError, match="are paired by their order"):
+        call()
+
+
+def test_the_remedy_for_columns_in_another_order_gives_the_right_value():
+    shuffled = BY_DOCUMENT[IN_ANOTHER_ORDER]
+    with pytest.raises(ValueError, match="are paired by their order") as refused:
+        measures.spearman(BY_DOCUMENT, shuffled)
+    expression = str(refused.value).partition("give ")[2].partition(", or arrays")[0]
+    mended = eval(expression, {"x": BY_DOCUMENT, "y": shuffled})
+    assert torch.allclose(measures.spearman(BY_DOCUMENT, mended), torch.ones(3, dtype=torch.float64))
+
+
+def test_axes_that_are_not_paired_may_have_any_order():
+    """Profiles of layers in another order are no mistake, and no column of states is paired by CKA."""
+    layers = BY_DOCUMENT.set_axis(list("xyz"))
+    assert weighted_tau(layers, layers.iloc[[1, 0, 2]])[0, 1] == pytest.approx(1)
+    assert cka(BY_DOCUMENT.T, BY_DOCUMENT.T[[1, 0, 2]]) == pytest.approx(1)
+    assert measures.spearman(labelled("012345"), labelled(range(6)))[0] == pytest.approx(1)
+
+
 def test_one_array_of_all_layers_is_a_list_of_them():
     both = torch.stack([X, Y])
     for layers in (both, both.numpy()):
@@ -468,7 +521,10 @@ REFUSED = {  # by what is wrong: a call, and the argument that the error begins 
         lambda: measures.split_half_reference(memoryview(bytes(range(N))), [X]),
         "cells is memoryview: give a table",
     ),
-    "groups of two": (lambda: mutual_knn(X, Y, groups=range(N)), "no group or token has .* of the 24 rows"),
+    "groups of two": (
+        lambda: mutual_knn(X, Y, groups=range(N)),
+        "k=10 neighbours of a row need 12 rows of its group, and the largest group has 1: ",
+    ),
     "a level in percent": (lambda: measures.fold_interval([1.0, 2.0], level=95), "level=95"),
     "text as a switch": (no_number(together="no"), "together='no' must be True or False"),
     "a number as a switch": (no_number(together=1), "together=1 must be True or False"),
@@ -652,7 +708,7 @@ REFUSED |= {
         lambda: measures.procrustes(moments(X * 1e300), (0, 0)),
         r"sources or targets of \(0, 0\) are too large",
     ),
-    "residuals beyond float64": (lambda: measures.noise_covariance(X * 1e200, 3), "residuals are too large"),
+    "residuals beyond float64": (lambda: measures.noise_covariance(X * 1e200, 3), "residuals are of the size 3e.200"),
     "a complex ridge": (lambda: MLEM().set_params(alpha=3j).fit(TABLE, X), "alpha=3j must be a finite number"),
     "a pair of features twice": (lambda: importance(**PERMUTED), r"interactions has \(1, 0\) twice"),
     "a missing name in a list": (lambda: mutual_knn(X, Y, 2, ["a", NAN] * 12), r"groups lacks a value at \[1\]"),
@@ -698,7 +754,7 @@ REFUSED |= {
     "a function that gives no logits": (lambda: token_loss(X, lambda x: 1, TOKENS), "finish gives int"),
     "a function of other states": (lambda: token_loss(X, nn.Linear(3, 4), TOKENS), "finish does not take states"),
     "text as a measure": (lambda: LayerMeans(1, 1, "cka"), "measure='cka' must be an object of the class LayerMeasure"),
-    "a kind with a line break": (lambda: Stitch("lin\near", 4, 4), r"kind=lin\\near, norm=none: kinds are"),
+    "a kind with a line break": (lambda: Stitch("lin\near", 4, 4), r"kind='lin\\near' is unknown; kinds are"),
     "a pair that is not there": (lambda: measures.procrustes(moments(), (0, 1)), r"pair=\(0, 1\) is not one of"),
     "a ridge without halves": (lambda: measures.least_squares(moments(), (0, 0), None), "ridge=None is chosen over"),
 }  # fmt: skip
@@ -710,6 +766,112 @@ def test_what_an_argument_cannot_be_is_refused_by_name(what):
     with pytest.raises(ValueError, match=f"^{message}") as refused:
         call()
     assert "\n" not in str(refused.value)
+
+
+def repeated(values: Tensor, *, axis: int, as_numpy: bool) -> Tensor | np.ndarray:
+    """A view of 2^40 rows or columns, all of them the first number."""
+    shape = list(values.shape)
+    shape[axis] = 2**40
+    number = values.flatten()[:1].reshape([1] * values.ndim)
+    return np.broadcast_to(number.numpy(), shape) if as_numpy else number.expand(shape)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("axis", [0, -1])
+@pytest.mark.parametrize("as_numpy", [False, True])
+def test_an_array_of_more_numbers_than_there_is_memory_is_refused_at_once(name, axis, as_numpy):
+    function, given = EVERY[name]
+    tried = 0
+    for argument, value in given.items():
+        is_array = isinstance(value, Tensor) or (isinstance(value, list) and isinstance(value[0], Tensor))
+        if not is_array or (name, argument, axis) == ("ResidualStates", "states", 0):  # the test makes their rows
+            continue
+        huge = changed(value, lambda values: repeated(values, axis=axis, as_numpy=as_numpy))
+        began = time.monotonic()
+        with pytest.raises(ValueError, match=r"^\w") as refused:
+            function(**{**given, argument: huge})
+        assert time.monotonic() - began < 10
+        assert "\n" not in str(refused.value)
+        assert re.search(r"shape|GB|TB|rows|features|stimuli", str(refused.value))
+        tried += 1
+    assert tried
+
+
+HUGE = {
+    "a column": (lambda: measures.mid_ranks(torch.zeros(1).expand(2**40)), r"values has shape \(1099511627776,\)"),
+    "columns of a table": (lambda: cka(torch.zeros(1).expand(3, 2**40), Y[:3]), r"X has shape \(3, 1099511627776\)"),
+    "three axes": (lambda: measures.crossnobis(torch.zeros(1).expand(3, 3, 2**40)), "runs has shape"),
+    "one array of all layers": (lambda: rsa(torch.zeros(1).expand(2**40, 3, 3)), "layers has shape"),
+    "one of several layers": (lambda: rsa([X, np.broadcast_to(X[:, :1], (N, 2**40))]), r"layers\[1\] has shape"),
+    "a mask": (lambda: CKA(1, 1).update([X], [Y], mask=torch.ones(1).expand(2**40)), "mask"),
+    "a range": (lambda: measures.mid_ranks(range(2**40)), "values has shape"),
+    "names of groups": (lambda: mutual_knn(X, Y, 2, np.broadcast_to("a", 2**40)), "groups has shape"),
+    "cells": (lambda: measures.split_half_reference(np.broadcast_to(1, (2**40,)), [X]), "cells has shape"),
+    "a table of features": (lambda: MLEM().fit(np.broadcast_to(1.0, (N, 2**40)), X), "X has shape"),
+    "ridges": (lambda: MLEM().set_params(alpha=np.broadcast_to(1.0, 2**40)).fit(TABLE, X), "alpha has shape"),
+    "products of wide rows": (
+        lambda: measures.noise_covariance(torch.zeros(2, 2**22), 1),
+        r"noise_covariance needs more memory than there is for residuals of shape \(2, 4194304\), freedom=1",
+    ),
+    "moments of wide states": (
+        lambda: moments(torch.zeros(N, 2**22)),
+        r"Moments.update needs more memory than there is for sources\[0\] of shape",
+    ),
+    "a stitch of wide states": (
+        lambda: Stitch("linear", 2**40, 2**40),
+        "Stitch needs more memory than there is for width_in=1099511627776, width_out=1099511627776",
+    ),
+}
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("what", HUGE)
+def test_what_does_not_fit_in_memory_is_refused_by_its_name(what):
+    call, message = HUGE[what]
+    with pytest.raises(ValueError, match=f"^{message}") as refused:
+        call()
+    assert "\n" not in str(refused.value)
+
+
+def test_a_view_that_fits_in_memory_is_computed_with():
+    wide = X[:, :1].expand(N, 2**10)
+    torch.testing.assert_close(cka(wide, Y), cka(wide.clone(), Y), rtol=0, atol=0)
+    assert tensor_of(wide, Float, "X") is wide
+
+
+@pytest.mark.parametrize("name", ["lin\near", "a\x1b[31mb", "a\rb", "a\u2028b", "a\u202eb"])
+def test_a_name_with_control_characters_is_written_without_them(name):
+    calls = [
+        lambda: measures.distance_vectors([X, X[:3]], name=name),
+        lambda: measures.distance_vectors([X / 0], name=name),
+        lambda: measures.comparable(VECTORS * 0, "spearman", [name] * len(VECTORS)),
+        lambda: MLEM().fit(pd.DataFrame({name: 1j * np.arange(N)}), X),
+        lambda: cka(X, Y, kernel=name),
+    ]
+    for call in calls:
+        with pytest.raises(ValueError, match=r"^\w") as refused:
+            call()
+        assert str(refused.value).isprintable(), refused.value
+
+
+K = {
+    "a measure": lambda k: mutual_measure(k).of(X, Y),
+    "a matrix": lambda k: mutual_measure(k).matrix([X], [Y, Y]),
+    "a function": lambda k: mutual_knn(X, Y, k=k),
+    "a metric": lambda k: gathered(LayerMeans(1, 1, mutual_measure(k)), [X], [Y]),
+    "within groups": lambda k: mutual_knn(X, Y, k=k, groups=torch.arange(N) // 12),
+    "in groups that are too small": lambda k: mutual_measure(k, RowGroups.of(torch.arange(N) // 12, 3)),
+    "a Jaccard index": lambda k: jaccard(X, Y, k=k),
+    "a second-order cosine": lambda k: second_order_cosine(X, Y, k=k),
+}
+
+
+@pytest.mark.parametrize("what", K)
+@pytest.mark.parametrize("k", [N - 1, 99])
+def test_too_many_neighbours_are_said_with_their_number(what, k):
+    with pytest.raises(ValueError, match=rf"k={k} neighbours of a row need .*{k + 2}"):
+        K[what](k)
 
 
 def test_groups_in_a_list_are_the_groups_that_their_values_are():

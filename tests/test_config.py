@@ -166,6 +166,15 @@ REFUSED = {  # lines by what is said of them: the nearest thing that there is, o
     ],
     "override_grammar": ["train layers=[[0,", "train 'seed =1'"],
     "--multirun": ["train seed=1,2"],
+    "removes a setting, and a job needs all of them": [
+        f"train {word}" for word in (
+            "~model", "~model=null", "~model@target", "~data", "~stitch", "~stitch=linear", "~trainer", "~task",
+            "~seed", "~stitch.lr", "~nonsense",
+        )
+    ] + ["analyze ~measure", "analyze ~stimuli", "analyze measure=mlem ~stimuli.token"],
+    "give population=feather-berts": ["analyze measure=population population.name=feather-berts"],
+    "give data=grammar": ["train data.name=grammar"],
+    "names what nobody chose": ["train model.name=somebodys", "analyze data.name=somebodys"],
     "gives no value": ["train store=???", "analyze model.name=???"],
     "'measure.folds' is not a setting": ["analyze measure.folds=5"],
     "'measure.batchs' is not a setting; did you mean 'measure.batches'?": ["analyze measure=cka measure.batchs=5"],

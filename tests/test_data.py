@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import re
 import sysconfig
 from dataclasses import replace
 from pathlib import Path
@@ -19,12 +20,14 @@ from thinkalike.data.documents import (
     document_fingerprint,
     documents,
     files_of,
+    group_of,
     in_pieces,
     text_fingerprint,
     training_texts,
 )
 from thinkalike.data.grammar import derivations
 from thinkalike.data.marks import divided
+from thinkalike.data.tables import read_table
 from thinkalike.errors import DataError
 from thinkalike.hub import resolved
 
@@ -473,3 +476,43 @@ def test_documents_of_one_source_are_one_group(group, tmp_path, config, caplog):
     read(config(write_jsonl(tmp_path / "mixed.jsonl", sorted(own, key=document_fingerprint))))
     assert "follow each other are alike" not in caplog.text
     assert len({text_fingerprint(each) for each in (plain, config(files, group=group), config(files, group="n"))}) == 3
+
+
+NO_NAMES = {
+    "null": ([None, "a"], "a record has no value in this field"),
+    "an empty text": (["a", ""], "a record has no value in this field"),
+    "not a number": ([1.5, float("nan")], "a record has no value in this field"),
+    "a list": ([["a"], ["b"]], "a record has a list in this field"),
+    "a mapping": ([{"a": 1}], "a record has a dict in this field"),
+    "null and its text": (["None", None], "a record has no value in this field"),
+    "a number and its text": ([1, "1"], "the field has 1, a int, and '1', a str"),
+    "a switch and its text": (["True", True], "the field has 'True', a str, and True, a bool"),
+    "a switch and a number": ([1, True], "the field has 1, a int, and True, a bool"),
+    "numbers of two kinds": ([1, 1.5], "the field has 1, a int, and 1.5, a float"),
+}
+
+
+@pytest.mark.parametrize("what", NO_NAMES)
+def test_groups_are_not_merged_by_their_texts(what, config, tmp_path):
+    """The text of null is None and that of 1 is 1, so that documents of two sources would be of one group."""
+    values, message = NO_NAMES[what]
+    records = [{"text": text, "source": values[row % len(values)]} for row, text in enumerate(texts())]
+    path = tmp_path / "grouped.jsonl"
+    path.write_text("".join(f"{json.dumps(record)}\n" for record in records))
+    with pytest.raises(DataError, match=f"^data.group=source: {re.escape(message)}"):
+        list(documents(config(path, group="source")))
+    for alike in (["a", "b"], [1, 2], [True, False]):
+        records = [{"text": text, "source": alike[row % 2]} for row, text in enumerate(texts())]
+        path.write_text("".join(f"{json.dumps(record)}\n" for record in records))
+        found = {group_of(text) for text in documents(config(path, group="source"))}
+        assert found == set(map(str, alike)), "control"
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.parquet"])
+def test_a_pointer_of_git_lfs_is_no_text(name, config, tmp_path):
+    path = tmp_path / name
+    path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:" + "4d7a" * 16 + "\nsize 1234567\n")
+    with pytest.raises(DataError, match=r"is a pointer of Git LFS and not the file itself; run: cd .* && git lfs pull"):
+        list(documents(config(path)))
+    with pytest.raises(DataError, match=r"is a pointer of Git LFS"):
+        read_table(path.rename(path.with_suffix(".csv")))

@@ -53,8 +53,7 @@ REASONS = {
     "the order of ties is drawn on the host, so that it is that of a CPU": "neighbours.nearest",
     "an assignment is solved on the host": "unit_matching.transport_plan",
     "states of stimuli are kept on the host: once a batch": "stimuli.stimulus_states",
-    "penalties are those of a CPU to the bit, and go to the GPU: once a fit": """
-        closed_forms.penalty_of""",
+    "penalties are those of a CPU to the bit, and go to the GPU: once a fit": "closed_forms.penalty_of",
     "at the end of a fit, once a layer pair": """
         encoding_model._ends differentiable.pearson closed_forms.of""",
 }

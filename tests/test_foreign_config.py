@@ -226,6 +226,76 @@ def test_a_file_that_has_the_name_of_one_of_the_package_is_refused(name, words, 
 
 
 @pytest.mark.parametrize(
+    "name",
+    ["stimuli/schema", "model/schema", "model/gpt2", "population/local", "measure/cka", "task/nli", "train_schema",
+     "logger/wandb", "hydra/job_logging/stdout"],
+)  # fmt: skip
+@pytest.mark.parametrize("job", ["train.py", "analyze.py"])
+def test_a_file_that_no_job_can_read_is_refused_whatever_the_job_asks_for(name, job, cli):
+    folder_of(cli, {name: "seed: 3"})
+    assert f"own/{name}.yaml is never read" in cli(job, "-cd", "own", "--cfg", "job").error
+
+
+@pytest.mark.parametrize("name", ["stimuli/mine", "model/gpt2-tuned", "stitch/schema", "mine/schema"])
+def test_a_file_with_a_name_of_its_own_is_no_concern_of_a_job_that_does_not_ask_for_it(name, cli):
+    folder_of(cli, {name: "seed: 3"})
+    assert cli("train.py", "-cd", "own", "--cfg", "job").status == 0
+
+
+NAMED_ONLY = {  # settings of a file, and what is said of it
+    "model: {name: solu-3l-mini}": "override model: solu-3l-mini in its defaults",
+    "model: {name: gelu-3l-mini, dtype: bfloat16}": "override model: gelu-3l-mini in its defaults",
+    "target: {name: gpt2-mini}": "override model@target: gpt2-mini in its defaults",
+    "data: {name: grammar}": "override data: grammar in its defaults",
+    "data: {name: grammar, context: 64}": "override data: grammar in its defaults",
+    "model: {name: somebodys}": "model.name=somebodys names what nobody chose; give model=NAME, too",
+    "data: {name: my text}": "data.name=my text names what nobody chose; give data=NAME, too",
+    "model: solu-3l-mini": "or write override model: solu-3l-mini in its defaults",
+    "target: gpt2-mini": "or write override model@target: gpt2-mini in its defaults",
+    "stimuli: {name: controlled}": "'stimuli.name' is not a setting; did you mean",
+}
+POPULATIONS = "defaults: [analyze, {override measure: population}, _self_]\n"
+
+
+@pytest.mark.parametrize("text", NAMED_ONLY)
+def test_the_name_of_an_option_among_the_settings_of_a_file_chooses_nothing(text, cli):
+    """Another option's weights and text would be read, and called by this name."""
+    begins = ANALYZE.replace("_self_", "{override measure: cka}, _self_")
+    folder_of(cli, {"mine": f"{begins}{text}"})
+    assert NAMED_ONLY[text] in cli("analyze.py", "-cd", "own", "-cn", "mine", "dry_run=true").error
+
+
+def test_the_name_of_a_population_chooses_none_either(cli):
+    folder_of(cli, {"mine": f"{POPULATIONS}population: {{name: feather-berts}}"})
+    said = cli("analyze.py", "-cd", "own", "-cn", "mine", "dry_run=true").error
+    assert "override population: feather-berts in its defaults" in said
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "model: {name: mine, path: /x}",
+        "model: {name: gpt2, path: /x}",
+        "data: {name: my text, source: text, files: [a.txt]}",
+        "data: {name: pydoc, source: pydoc}",
+        "target: {name: the same in half precision, dtype: bfloat16}",
+    ],
+)
+def test_a_name_beside_a_place_is_the_name_of_what_is_there(text, cli):
+    begins = ANALYZE.replace("_self_", "{override measure: cka}, _self_")
+    done = folder_of(cli, {"mine": f"{begins}{text}"})("analyze.py", "-cd", "own", "-cn", "mine", "dry_run=true")
+    assert "names" not in done.stderr
+
+
+@pytest.mark.parametrize("item", ["model: {name: gpt2}", "override model: {name: gpt2}", "override stitch: {rank: 4}"])
+def test_settings_inside_of_a_list_of_defaults_are_refused_by_their_group(item, cli):
+    folder_of(cli, {"mine": f"defaults: [train, {{{item}}}, _self_]"})
+    group = item.removeprefix("override ").partition(":")[0]
+    said = cli("train.py", "-cd", "own", "-cn", "mine").error
+    assert f"own/mine.yaml: its defaults have settings for {group} in place of the name" in said
+
+
+@pytest.mark.parametrize(
     "text", ["model: {path: /x}", "seed: 1", "model: {name: x}\ntarget: {name: y}\ndata: {name: z}"]
 )
 def test_a_file_without_defaults_leaves_no_folder(text, cli):
@@ -308,7 +378,8 @@ def test_a_file_may_leave_a_setting_to_what_is_read_after_it(files, words, cli):
 
 
 def test_what_a_file_sets_and_a_job_does_not_read_is_said(cli):
-    text = f"{ANALYZE}model: {{name: gelu-3l-mini}}\nseed: 5\nstimuli: {{sample: 5, token: last}}\nlayers: [1]\n"
+    begins = "defaults: [analyze, {override model: gelu-3l-mini}, _self_]"
+    text = f"{begins}\nseed: 5\nstimuli: {{sample: 5, token: last}}\nlayers: [1]\n"
     folder_of(cli, {"mine": f"{text}threads: 1\ndata: {{sentences: 5, report_tokens: 2048}}\nforce: true"})
     said = cli("analyze.py", "-cd", "own", "-cn", "mine", "dry_run=true").stderr
     assert "own/mine.yaml sets data.sentences, layers, seed, stimuli.sample, which loss does not read" in said

@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
+import traceback
 from dataclasses import fields
 from pathlib import Path
 
@@ -25,7 +26,15 @@ from conftest import with_slow
 from thinkalike import functions, load_model, measures, open_result, plugins
 from thinkalike.config import AnalyzeConfig, DataConfig, ModelConfig, StimuliConfig, measure_schema
 from thinkalike.config.schema import default_of, is_open
-from thinkalike.errors import ConfigError, DataError, ModelError, ResultError, ThinkalikeError
+from thinkalike.errors import (
+    ConfigError,
+    DataError,
+    ModelError,
+    PluginError,
+    ResourceError,
+    ResultError,
+    ThinkalikeError,
+)
 from thinkalike.models.behaviour import sample_digest
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.places import ASSETS
@@ -330,6 +339,46 @@ def test_a_patch_of_a_library_enters_the_key(monkeypatch):
     assert functions._of_memory(model).path == before
 
 
+USES = {
+    "hidden states": lambda model, tokens: model(tokens, output_hidden_states=True),
+    "some hidden states": lambda model, tokens: model(tokens, output_hidden_states=[0]),
+    "generated": lambda model, tokens: model.generate(tokens, max_new_tokens=2, do_sample=False),
+    "compiled": lambda model, tokens: torch.compile(model, backend="eager")(tokens, output_hidden_states=True),
+    "compiled in place": lambda model, tokens: model.compile(backend="eager"),
+    "made ready for training": lambda model, tokens: model.enable_input_require_grads(),
+    "checkpoints of activations": lambda model, tokens: model.model.layers[0].__setattr__("gradient_checkpointing", 1),
+}
+
+
+@pytest.mark.parametrize("use", USES.values(), ids=USES)
+def test_what_a_user_did_with_a_model_before_is_no_part_of_its_key(use):
+    """Nor of that of another model: compiled functions stay among the globals of transformers, without a module."""
+    tokens = torch.arange(5)[None]
+    before = functions._of_memory(load_model(small_llama(), tiny.tokenizer())).path
+    model = small_llama()
+    with torch.no_grad():
+        use(model, tokens)
+    assert functions._of_memory(load_model(model, tiny.tokenizer())).path == before
+    assert functions._of_memory(load_model(small_llama(), tiny.tokenizer())).path == before
+
+
+def test_a_patch_that_was_made_from_text_enters_the_key(monkeypatch):
+    """Its function has no module, as what torch.compile leaves in a library, but takes the place of another one."""
+    from transformers.models.llama import modeling_llama
+
+    model = load_model(small_llama(), tiny.tokenizer())
+    before = functions._of_memory(model).path
+    namespace: dict = {}
+    exec("def rotate_half(states): return states.flip(-1)", {}, namespace)
+    assert namespace["rotate_half"].__module__ is None
+    with monkeypatch.context() as patch:
+        patch.setattr(modeling_llama, "rotate_half", namespace["rotate_half"])
+        assert functions._of_memory(model).path != before
+    with monkeypatch.context() as patch:
+        patch.setattr(modeling_llama, "a_name_that_nothing_reads", namespace["rotate_half"], raising=False)
+        assert functions._of_memory(model).path == before
+
+
 def test_a_model_in_memory_has_one_key_in_every_process(tmp_path):
     program = (
         "import test_functions as tests, tiny; from thinkalike import functions, load_model\n"
@@ -445,6 +494,122 @@ def test_a_function_of_your_own_is_a_measure():
     within = result.table[result.table["source"] == result.table["target"]]
     same = within[within["source_layer"] == within["target_layer"]]["value"]
     assert same.to_numpy() == pytest.approx(1.0)
+
+
+class _OfMyLibrary(Exception):
+    """An error whose message has several lines."""
+
+
+@pytest.mark.parametrize(
+    "error",
+    [KeyError("no such layer"), ValueError("first line\nsecond"), ZeroDivisionError(), IndexError("7"),
+     RuntimeError("mat1 and mat2"), AssertionError(), _OfMyLibrary("a\tb\rc\x1b[31m"),
+     UnicodeDecodeError("utf-8", b"a", 0, 1, "x")],
+    ids=lambda error: type(error).__name__,
+)  # fmt: skip
+@pytest.mark.parametrize("is_of_models", [False, True])
+def test_what_a_measure_of_ones_own_raises_is_said_in_one_line(error, is_of_models):
+    def fragile(x, y):
+        raise error
+
+    sides = PAIR if is_of_models else (STATES, OTHERS)
+    more = {"texts": TEXTS, **FEW} if is_of_models else {}
+    with pytest.raises(PluginError, match=f"^measure fragile raised {type(error).__name__}") as caught:
+        thinkalike.compare(*sides, measure=fragile, **more)
+    assert str(caught.value).isprintable()
+    assert caught.value.__cause__ is error
+    assert [frame.name for frame in caught.traceback][-1] != "fragile"
+    assert traceback.extract_tb(error.__traceback__)[-1].name == "fragile", "its own traceback is kept"
+
+
+def test_no_memory_is_no_fault_of_a_measure():
+    def greedy(x, y):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with pytest.raises((ResourceError, torch.OutOfMemoryError)):
+        thinkalike.compare(STATES, OTHERS, measure=greedy)
+
+
+def test_an_error_of_a_measure_that_says_what_is_wrong_stays_as_it_is():
+    def strict(x, y):
+        raise DataError("give states of one width")
+
+    with pytest.raises(DataError, match=r"^give states of one width$"):
+        thinkalike.compare(STATES, OTHERS, measure=strict)
+
+
+WORDS_OF_TEN = ["dog", "cat", "house", "tree", "river", "sun", "book", "bird", "road", "door"] * 4
+TEN_WORDS = pd.DataFrame(
+    {
+        "text": [f"The {word} number {place} runs" for place, word in enumerate(WORDS_OF_TEN)],
+        "word": WORDS_OF_TEN,
+        "seventh": np.arange(len(WORDS_OF_TEN)) % 7,
+    }
+)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    ("function", "keyword"),
+    [
+        ("compare", "layers"),
+        ("mlem", "alphas"),
+        ("stitch", "lr_multiples"),
+        ("trajectory", "steps"),
+        ("mlem", "features"),
+    ],
+)
+@pytest.mark.parametrize("values", [range(2**40), np.broadcast_to(1, 2**40), torch.zeros(1).expand(2**20, 2**20)])
+def test_a_list_without_end_is_refused_by_its_keyword(function, keyword, values):
+    with pytest.raises(ConfigError, match=f"^{keyword} holds 1,099,511,627,776 values: give at most 1,000,000$"):
+        inspect.unwrap(getattr(thinkalike, function))("gelu-3l-mini", **{keyword: values})
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("shape", [(3, 2**40), (2**40, 3), (2**20, 2**20), (2**20, 3, 2**20)])
+@pytest.mark.parametrize("as_numpy", [False, True])
+def test_states_that_memory_cannot_hold_are_refused_by_name(shape, as_numpy):
+    huge = np.broadcast_to(0.0, shape) if as_numpy else torch.zeros(1).expand(shape)
+    calls = {
+        "source": lambda: thinkalike.compare(huge, OTHERS),
+        r"target\['a'\]": lambda: thinkalike.compare(STATES, {"a": huge}),
+        r"models\[0\]": lambda: thinkalike.rsa([huge, STATES], stimuli=FRAME),
+        r"others\[0\]": lambda: thinkalike.rsa([STATES], [huge]),
+        "model": lambda: thinkalike.mlem(huge, stimuli=FRAME),
+    }
+    for name, call in calls.items():
+        with pytest.raises(
+            (ConfigError, ValueError), match=f"^{name} has shape .* which takes .* give fewer rows or columns$"
+        ):
+            call()
+
+
+def _names_in(provenance):
+    return [model["name"].removesuffix(".safetensors") for model in provenance["models"]]
+
+
+@pytest.mark.parametrize("more", [{}, {"measure": "mutual_knn", "neighbours": 3}, {"measure": "distance_correlation"}])
+@pytest.mark.parametrize("is_loaded", [False, True])
+def test_sides_are_named_in_the_order_in_which_they_are_given(more, is_loaded):
+    states = np.random.default_rng(0).normal(size=(len(TEN_WORDS), 6))
+    model = load_model("gelu-3l-mini") if is_loaded else "gelu-3l-mini"
+    first = thinkalike.compare(model, states, stimuli=TEN_WORDS, **more)
+    second = thinkalike.compare(states, model, stimuli=TEN_WORDS, **more)
+    assert first.table[["source", "target"]].iloc[0].tolist() == ["gelu-3l-mini", "arrays"]
+    assert second.table[["source", "target"]].iloc[0].tolist() == ["arrays", "gelu-3l-mini"]
+    assert _names_in(first.provenance) == ["gelu-3l-mini", "arrays"]
+    assert _names_in(second.provenance) == ["arrays", "gelu-3l-mini"]
+    assert first.arrays["value"].shape == (3, 1)
+    assert first.arrays["value"] == pytest.approx(second.arrays["value"].T)
+    assert first.key != second.key
+
+
+def test_profiles_and_matrices_of_distances_are_in_the_order_in_which_sides_are_given():
+    states = np.random.default_rng(0).normal(size=(len(FRAME), 5))
+    for sides in ([states, "gelu-3l-mini"], ["gelu-3l-mini", states]):
+        names = ["gelu-3l-mini" if side is not states else "arrays" for side in sides]
+        assert _names_in(thinkalike.rsa(sides, stimuli=FRAME).provenance) == names
+        assert list(dict.fromkeys(thinkalike.mlem(*sides, stimuli=FRAME, **PROFILES).table["model"])) == names
 
 
 def test_the_name_of_a_measure_in_a_file_is_the_word_of_a_person():

@@ -30,10 +30,11 @@ LEVELS = {
     "processes": 0.5,
     "files": 0.5,  # knows errors
     "columns": 1,
-    "config": 1,  # knows errors, files and plugins, and nothing else
+    "shards": 0.75,  # knows errors and digests
+    "config": 1,  # knows errors, files, plugins and shards, and nothing else
     "digests": 0.5,  # knows errors
     "global_state": 0,
-    "memory": 1,
+    "memory": 0.5,  # knows errors
     "screen": 1,
     "hub": 1,  # knows errors
     "arguments": 1,
@@ -42,7 +43,7 @@ LEVELS = {
     "measures": 1.5,  # knows arguments, errors and processes at most: no models, files or configuration
     "tables": 3,
     "store": 2,
-    "states": 3,
+    "states": 2.5,
     "stitches": 3,
     "evaluation": 3,
     "loggers": 3,
@@ -51,6 +52,7 @@ LEVELS = {
     "training": 4,
     "instruments": 5,
     "functions": 6,
+    "writing": 6.5,
     "listing": 6,
     "forecast": 6,
     "report": 7,

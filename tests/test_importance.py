@@ -1,6 +1,7 @@
 """Feature importance against explicit loops, its null and its intervals."""
 
 import itertools
+import warnings
 
 import numpy as np
 import pandas as pd
@@ -270,8 +271,81 @@ def test_the_interval_of_a_reference_leaves_out_groups():
     expected = jackknife(torch.tensor([whole]), torch.tensor(without)[:, None])
     for ours, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(ours, theirs)
-    few = split_half_reference(owners.tolist(), [states], groups=(groups % 7).tolist())
-    assert few.low.isnan().all()
+    with pytest.warns(UserWarning, match=r"^no intervals: effective sample size .* groups \(of 7\); intervals need 8$"):
+        few = split_half_reference(owners.tolist(), [states], groups=(groups % 7).tolist())
+    assert few.low == -torch.inf
+    assert few.high == torch.inf
+
+
+CELLS = torch.arange(24) % 4
+NOISE = torch.randn(24, 4, generator=torch.Generator().manual_seed(0))
+FAR_APART = NOISE + 30 * torch.eye(4)[CELLS] * (1 + CELLS[:, None])
+WITHOUT_REFERENCE = {
+    "constant rows": (CELLS, torch.ones(24, 4), None, r"layers\[1\]: all distances are equal, so no cell"),
+    "rows that are 0": (CELLS, torch.zeros(24, 4), None, r"layers\[1\]: all distances are equal"),
+    "one group": (CELLS, FAR_APART, [0] * 24, r"layers\[0\]: no pairs of cells in both halves"),
+    "one cell": ([0] * 24, FAR_APART, None, r"layers\[0\]: all stimuli are of one cell"),
+    "a cell for each stimulus": (range(24), FAR_APART, None, r"layers\[0\]: no pairs of cells in both halves"),
+    "mostly constant rows": (
+        CELLS,
+        FAR_APART * (torch.arange(24) > 20)[:, None],
+        None,
+        r"layers\[1\]: no pairs of cells",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", WITHOUT_REFERENCE)
+def test_a_layer_without_a_split_half_reference_is_refused_by_its_place(what):
+    cells, states, groups, message = WITHOUT_REFERENCE[what]
+    with pytest.raises(ValueError, match=f"^{message}"):
+        split_half_reference(cells, [FAR_APART, states], groups=groups)
+
+
+FEW = {  # groups of 24 stimuli, and what is said of them
+    "three groups": (torch.arange(24) // 8, r"effective sample size 3.0 groups \(of 3\)"),
+    "two participants": (torch.arange(24) % 2, "effective sample size 2.0 groups"),
+    "seven groups": (torch.arange(24) % 7, "effective sample size 6.9 groups"),
+    "one group with half of the stimuli": (
+        torch.cat([torch.zeros(12), torch.arange(1, 13)]),
+        "effective sample size 3.7",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", FEW)
+def test_few_groups_have_no_interval_and_a_reason(what):
+    groups, reason = FEW[what]
+    # so many cells are in both halves that one of two participants is enough
+    cells = (torch.arange(24) // 2) % 4
+    states = NOISE + 30 * torch.eye(4)[cells] * (1 + cells[:, None])
+    with pytest.warns(UserWarning, match=f"^no intervals: {reason}"):
+        found = split_half_reference(cells, [states], groups=groups.long())
+    assert found.value.isfinite().all()
+    assert (found.low, found.high) == (-torch.inf, torch.inf)
+
+
+def test_a_layer_whose_reference_hangs_on_a_tenth_of_the_stimuli_has_no_interval_and_a_reason():
+    """Cells of two stimuli: without one of them the cell is in one half alone."""
+    reasons = 0
+    for seed in range(12):
+        draw = torch.Generator().manual_seed(seed)
+        cells = torch.arange(14) % 5
+        states = torch.randn(14, 4, generator=draw) + 9 * torch.randn(5, 4, generator=draw)[cells]
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            try:
+                found = split_half_reference(cells, [states, states.double() * 2], seed=seed, splits=1)
+            except ValueError:
+                continue
+        assert not torch.stack([*found[:3]]).isnan().any()
+        is_unbounded = found.low.isinf()
+        assert torch.equal(is_unbounded, found.high.isinf())
+        assert bool(is_unbounded.any()) == bool(caught)
+        if caught:
+            assert str(caught[0].message).startswith("no intervals of layers[0], layers[1]: without some tenth")
+        reasons += len(caught)
+    assert 0 < reasons < 12, "control: there are both"
 
 
 def test_irrelevant_values_move_between_whole_groups():

@@ -473,3 +473,24 @@ def test_an_interval_over_seeds_scales_with_its_unit(unit):
     for found, end in zip(documents_and_seeds_interval(sums * unit, counts), expected, strict=True):
         assert float(found / unit) == pytest.approx(float(end), rel=1e-9)
     assert effective_number(counts * unit) == pytest.approx(4)
+
+
+@pytest.mark.parametrize("unit", [1e-200, 2.0**-1000, 1e200])
+def test_a_jackknife_scales_with_its_unit(unit):
+    replicates = torch.tensor([1.0, 3.0, 2.0, 5.0, 4.5]).double()
+    expected = jackknife(torch.tensor(3.0), replicates, torch.tensor(3.1))
+    assert expected.low < expected.value < expected.high
+    scaled = jackknife(torch.tensor(3.0).double() * unit, replicates * unit, torch.tensor(3.1).double() * unit)
+    for found, end in zip(scaled, expected, strict=True):
+        assert float(found / unit) == pytest.approx(float(end), rel=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("size", [1e-4, 2.0**12])
+def test_a_jackknife_of_short_numbers_is_that_of_the_numbers_that_they_are(dtype, size):
+    """Their squares are 0 or infinite in float16, and a spread of their last digits is lost."""
+    replicates = (torch.tensor([1.0, 3.0, 2.0, 5.0, 4.5]) * size).to(dtype)
+    expected = jackknife(replicates[0].double(), replicates.double())
+    for found, end in zip(jackknife(replicates[0], replicates), expected, strict=True):
+        assert float(found) == float(end)
+    assert expected.low < expected.value < expected.high

@@ -5,6 +5,7 @@ import re
 import warnings
 
 import numpy as np
+import pandas as pd
 import pytest
 import scipy.optimize
 import scipy.stats
@@ -348,7 +349,10 @@ def test_the_size_of_chunks_changes_nothing(params, monkeypatch):
 def test_a_constant_feature_gets_exactly_0_and_a_warning(weights, alpha):
     table, states = drawn(60, f=4)
     table[:, 1], table[:, 3] = 7, torch.arange(60)
-    with pytest.warns(UserWarning, match=r"features \[1, 3\] are constant and get weight 0"):
+    with pytest.warns(
+        UserWarning,
+        match=r"features \[1, 3\] are equal in all pairs .*, and get weight 0",
+    ):
         model = MLEM(weights=weights, alpha=alpha).fit(table, states)
     found = model.weights_[[1, 3]]
     assert (found == 0).all()
@@ -393,7 +397,7 @@ REFUSED = {
     "missing='error'": lambda: fitted([((5, 2), torch.nan)], missing="error"),
     "the features 3": lambda: fitted().predict(TABLE[:, :3]),
     "layer 1 has shape (59, 10)": lambda: MLEM().fit(TABLE, [STATES, STATES[1:]]),
-    "every feature is constant": lambda: fitted([((slice(None), slice(None)), 1)]),
+    "every feature is equal in all pairs": lambda: fitted([((slice(None), slice(None)), 1)]),
     "all distances of layer 0 are equal": lambda: MLEM(alpha=1.0, distance="precomputed").fit(TABLE, EQUAL),
     "groups together": lambda: MLEM(recipe="paper").fit(TABLE, STATES, groups=range(60)),
     "groups has shape (9,)": lambda: MLEM().fit(TABLE, STATES, groups=np.arange(9)),
@@ -448,3 +452,22 @@ def test_no_stimulus_and_no_group_is_on_both_sides(n, folds, grouped):
     assert sizes.max() - sizes.min() <= largest
     assert torch.equal(fold_of, stimulus_folds(n, folds, 0, groups))
     assert grouped or not torch.equal(fold_of, stimulus_folds(n, folds, 1, groups))
+
+
+@pytest.mark.parametrize("unit", [1e-163, 1e153, 1e155, 1e200])
+def test_states_of_sizes_beyond_squares_have_no_weights(unit):
+    """Sums of their distances are 0 or infinite, and weights were NaN."""
+    with pytest.raises(ValueError, match=r"states of layer 0 .* leave the range of float64: divide them by"):
+        MLEM(alpha=1.0).fit(TABLE, STATES * unit)
+
+
+def test_large_numbers_of_a_feature_are_continuous_as_they_are_in_another_unit():
+    """Beyond 2^53 every float is a whole number."""
+    values = torch.rand(60, generator=torch.Generator().manual_seed(0), dtype=torch.float64).numpy()
+    for unit in (1.0, 1e20, 1e300):
+        table = pd.DataFrame({"size": values * unit, "side": np.arange(60) % 2})
+        with pytest.warns(UserWarning, match="taken for continuous"):
+            weights = MLEM(alpha=1.0).fit(table, STATES).weights_
+        if unit == 1.0:
+            expected = weights
+        torch.testing.assert_close(weights, expected)

@@ -249,7 +249,10 @@ BAD = {
     "a feature that is not there": (["stimuli=table", "stimuli.path=TABLE", "stimuli.features=[color]"], "'colour'"),
     "a recording of other stimuli": (["activations=BRAIN"], "lacks 1:1"),
     "tokens of a recording": (["activations=BRAIN", "stimuli.token=mean"], "stimuli.token= has no effect"),
-    "a recording and a model": (["activations=BRAIN", "model=gpt2-mini"], "takes the place of model="),
+    "a recording and two models": (
+        ["activations=BRAIN", "model=gpt2-mini", "model@target=bert-mini"],
+        "takes the place of model= or of model@target=",
+    ),
     "a stratum that is not there": (["measure.given=Nmber"], "did you mean 'Number'?"),
     "a number for each row": (
         ["activations=BRAIN", "stimuli=table", "stimuli.path=TABLE", "stimuli.columns={word: null}", *OF_LEVELS],

@@ -4,9 +4,11 @@ from copy import deepcopy
 
 import pytest
 import torch
+import transformers
 
 import tiny
-from thinkalike.models.load import balanced_sizes, load_model, rounded, variant
+from thinkalike.models.load import load_model, variant
+from thinkalike.models.rounding import balanced_sizes, rounded, stream_basis
 
 
 def spread(count, seed):
@@ -101,3 +103,91 @@ def test_weights_may_lie_in_memory_in_any_order():
     module = rounded(model, 3).module
     assert not torch.equal(module.plain, weight)
     assert torch.equal(module.plain, module.transposed)
+
+
+@torch.no_grad()
+def rms_norm_model(**settings):
+    """Return a random Llama with gains, and a stream of which some directions are much larger than others."""
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=len(tiny.tokenizer()), hidden_size=32, intermediate_size=64, num_hidden_layers=3,
+        num_attention_heads=4, num_key_value_heads=2, **settings
+    )  # fmt: skip
+    module = transformers.LlamaForCausalLM(config)
+    sizes = spread(32, 4)
+    module.model.embed_tokens.weight.mul_(sizes * 50)
+    for layer in module.model.layers:
+        layer.input_layernorm.weight.copy_(spread(32, 5))
+        layer.post_attention_layernorm.weight.copy_(spread(32, 6))
+        layer.self_attn.o_proj.weight.mul_(sizes[:, None] * 5)
+        layer.mlp.down_proj.weight.mul_(sizes[:, None] * 5)
+    module.model.norm.weight.copy_(0.01 * spread(32, 8))  # logits stay small
+    return frozen(module)
+
+
+def frozen(module):
+    return load_model(module, tiny.tokenizer())
+
+
+@torch.no_grad()
+def with_rotated_stream(model):
+    """Return a Llama whose gains are folded into what reads them, and whose stream is rotated; and the rotation."""
+    module = deepcopy(model.module)
+    width = model.d_model
+    random = torch.randn(width, width, generator=torch.Generator().manual_seed(7), dtype=torch.float64)
+    rotation = torch.linalg.qr(random).Q
+    for layer in module.model.layers:
+        readers = {
+            layer.input_layernorm: (layer.self_attn.q_proj, layer.self_attn.k_proj, layer.self_attn.v_proj),
+            layer.post_attention_layernorm: (layer.mlp.gate_proj, layer.mlp.up_proj),
+        }
+        for norm, maps in readers.items():
+            for reader in maps:
+                reader.weight.copy_((reader.weight * norm.weight).double() @ rotation)
+            norm.weight.fill_(1)
+        for writer in (layer.self_attn.o_proj, layer.mlp.down_proj):
+            writer.weight.copy_(rotation.T @ writer.weight.double())
+    head = (module.lm_head.weight * module.model.norm.weight).double() @ rotation
+    module.lm_head.weight = torch.nn.Parameter(head.float())
+    module.model.norm.weight.fill_(1)
+    embedding = module.model.embed_tokens.weight
+    embedding.copy_(embedding.double() @ rotation)
+    return frozen(module), rotation.float()
+
+
+@pytest.mark.parametrize("bits", [3, 5])
+@pytest.mark.parametrize("tied", [False, True])
+def test_copies_do_not_depend_on_the_basis_of_the_stream(bits, tied):
+    model = rms_norm_model(tie_word_embeddings=tied)
+    rotated, rotation = with_rotated_stream(model)
+    tokens = torch.arange(48).reshape(2, 24)
+    states = model.head(tokens, 2)
+    size = states.norm()
+    lost = (rounded(model, bits).head(tokens, 2) - states).norm()
+    assert (rotated.head(tokens, 2) - states @ rotation).norm() < 1e-4 * size, "control: the same function"
+    copies = rounded(rotated, bits).head(tokens, 2) - rounded(model, bits).head(tokens, 2) @ rotation
+    assert copies.norm() < 0.05 * lost
+
+
+@torch.no_grad()
+def test_gains_of_zero_read_nothing():
+    model = rms_norm_model()
+    for layer in model.module.model.layers:
+        layer.input_layernorm.weight[3] = 0
+    assert stream_basis(model) is not None
+    tokens = torch.arange(48).reshape(2, 24)
+    states = model.head(tokens, 2)
+    lost = (rounded(model, 8).head(tokens, 2) - states).norm()
+    assert lost < 0.05 * states.norm()
+
+
+@torch.no_grad()
+def test_a_stream_that_cannot_be_rotated_has_no_basis():
+    model = rms_norm_model()
+    direction = torch.zeros(32)
+    direction[5] = 10
+    model.module.model.layers[1].register_forward_hook(
+        lambda block, inputs, output: output + direction * output[..., 4:5].abs()
+    )
+    assert stream_basis(model) is None
+    assert stream_basis(load_model("gelu-3l-mini")) is None, "its norms subtract a mean"

@@ -20,7 +20,7 @@ from thinkalike.measures import (
     weighted_tau,
 )
 from thinkalike.measures.distances.comparators import levels_of
-from thinkalike.measures.distances.neural import NeuralDistances
+from thinkalike.measures.distances.neural import NeuralDistances, crossnobis, noise_covariance
 
 N, D = 40, 12
 
@@ -248,3 +248,38 @@ def test_distances_that_rounding_alone_takes_apart_tie():
     for comparator in ("spearman", "corr"):
         with pytest.raises(ValueError, match="layer 0 are constant"):
             rsa([simplex], comparator=comparator)
+
+
+@pytest.mark.parametrize("unit", [1e-310, 1e-200, 1e-150, 1e150, 1e200, 1e300])
+@pytest.mark.parametrize("distance", ["cosine", "correlation"])
+def test_distances_that_ignore_sizes_hold_for_states_of_any_size(unit, distance):
+    """Squares of such numbers are 0 or infinite in float64."""
+    states = torch.randn(12, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    expected = NeuralDistances.of(states, distance).vector()
+    assert expected.std() > 0.1
+    precision = 1e-9 if unit > 1e-300 else 1e-3  # numbers below 1e-308 have few digits
+    torch.testing.assert_close(NeuralDistances.of(states * unit, distance).vector(), expected, rtol=precision, atol=0)
+
+
+@pytest.mark.parametrize("unit", [1e-310, 1e-163, 1e-150, 1e150, 1e153, 1e200, 1e300])
+@pytest.mark.parametrize("distance", ["euclidean", "manhattan", "norm_difference", "precomputed"])
+def test_states_whose_squares_leave_float64_are_refused_with_a_remedy_that_works(unit, distance):
+    states = torch.randn(12, 12, generator=torch.Generator().manual_seed(0), dtype=torch.float64).abs()
+    if distance == "precomputed":
+        states = (states + states.T).fill_diagonal_(0)
+    with pytest.raises(ValueError, match=r"leave the range of float64: divide them by \d+e[+-]\d+$") as refused:
+        NeuralDistances.of(states * unit, distance)
+    divided = states * unit / float(str(refused.value).rpartition(" ")[2])
+    ratio = NeuralDistances.of(divided, distance).vector() / NeuralDistances.of(states, distance).vector()
+    torch.testing.assert_close(ratio, ratio[0].expand_as(ratio), rtol=1e-2, atol=0)
+
+
+@pytest.mark.parametrize("unit", [1e-200, 1e-160, 1e160, 1e200])
+def test_crossnobis_distances_do_not_depend_on_the_unit_of_runs(unit):
+    runs = torch.randn(3, 8, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    for noise in ("diagonal", "shrinkage"):
+        torch.testing.assert_close(crossnobis(runs * unit, noise), crossnobis(runs, noise), rtol=1e-6, atol=1e-9)
+    with pytest.raises(ValueError, match=r"runs are of the size .*: divide them by"):
+        crossnobis(runs * unit, "none")
+    with pytest.raises(ValueError, match=r"residuals are of the size .*: divide them by"):
+        noise_covariance(runs.reshape(24, 4) * unit, 20)

@@ -18,7 +18,8 @@ from thinkalike.instruments.stitching.table import readings
 from thinkalike.measures.closed_forms import PENALTIES, SURE, HalvedMoments, least_squares
 from thinkalike.measures.estimates import PARTS, next_rung, numbered_by_part, reading_of
 from thinkalike.measures.ridge import FOLDS, Predictor, fold_of, with_ends, with_interval
-from thinkalike.models.load import load_model, rounded
+from thinkalike.models.load import load_model
+from thinkalike.models.rounding import rounded
 from thinkalike.processes import Interrupted
 from thinkalike.store import Result
 

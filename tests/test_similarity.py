@@ -7,7 +7,8 @@ import pytest
 import tiny
 from conftest import composed
 from thinkalike.instruments import run_job
-from thinkalike.models.load import load_model, rounded
+from thinkalike.models.load import load_model
+from thinkalike.models.rounding import rounded
 
 PREFIXED = ["low", "high", "there", "back", "beyond", "beyond_low", "beyond_high"]
 

@@ -17,7 +17,7 @@ import hub
 import stores
 import tiny
 from thinkalike import Stitch
-from thinkalike.errors import ModelError, StitchError, StoreError
+from thinkalike.errors import StitchError, StoreError
 from thinkalike.measures import AffineMap, compare_outputs, token_kl, token_loss
 from thinkalike.models.families import FAMILIES
 from thinkalike.models.frozen import FrozenModel
@@ -35,7 +35,7 @@ MODELS = [
 def finish(tmp_path):
     """Put a result with these tensors into a store."""
 
-    def finished(tensors, kind="linear", norm="none", job_kind="stitching", without=(), **more):
+    def finished(tensors, kind="linear", norm="none", job_kind="stitching", without=(), layers=None, **more):
         def beside(folder):
             if tensors:
                 told = {"pairs": PAIRS, "kind": kind, "norm": norm, **more}
@@ -43,7 +43,8 @@ def finish(tmp_path):
                 save_file(tensors, folder / "stitch.safetensors", metadata={"stitch": facts})
 
         table = pd.DataFrame({"penalty": [0.0]})
-        return stores.finish(tmp_path, job_kind, "0123456789ab", {"table": table}, MODELS, config={}, beside=beside)
+        models = [{**model, "layers": str(layers)} for model in MODELS] if layers else MODELS
+        return stores.finish(tmp_path, job_kind, "0123456789ab", {"table": table}, models, config={}, beside=beside)
 
     return finished
 
@@ -276,8 +277,55 @@ def test_other_tokenizers_and_missing_layers_are_refused(models):
     other = FrozenModel(module, FAMILIES["native"], cutter, name="other", context=64)
     with pytest.raises(StitchError, match="tiny-0 and other have different tokenizers"):
         made(source, other).stitched(source, other)
-    with pytest.raises(ModelError, match="tiny-1 has no layer 4"):
+    with pytest.raises(StitchError, match="the stitch has layer 4 of tiny-1, which has layers 0 to 3"):
         made(*models, depth=4).stitched(*models)
+
+
+BEYOND = [(77, 2), (1, 77), (4, 4), (10**30, 0)]  # of models of four layers
+
+
+@pytest.mark.parametrize(("layer", "depth"), BEYOND)
+def test_a_folder_with_a_layer_that_a_model_lacks_is_refused_when_it_is_loaded(layer, depth, models, tmp_path):
+    made(*models).save(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["source"]["layer"], config["target"]["layer"] = layer, depth
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    name, wrong = ("tiny-0", layer) if layer > 3 else ("tiny-1", depth)
+    said = f"^{tmp_path}/config.json: the stitch has layer {wrong} of {name}, which has layers 0 to 3$"
+    with pytest.raises(StitchError, match=said):
+        StitchMap.load(tmp_path)
+
+
+@pytest.mark.parametrize(("layer", "depth"), BEYOND)
+@pytest.mark.parametrize("check", [True, False])
+def test_an_older_folder_with_a_layer_that_a_model_lacks_is_refused_when_they_are_combined(
+    layer, depth, check, models, tmp_path
+):
+    made(*models).save(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    for side, number in (("source", layer), ("target", depth)):
+        config[side]["layer"] = number
+        del config[side]["layers"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    stitch = StitchMap.load(tmp_path)
+    name, wrong = ("tiny-0", layer) if layer > 3 else ("tiny-1", depth)
+    with pytest.raises(
+        StitchError, match=f"^{tmp_path}: the stitch has layer {wrong} of {name}, which has layers 0 to 3$"
+    ):
+        stitch.stitched(*models, check=check)
+
+
+@pytest.mark.parametrize("pairs", [[[0, 1], [2, 9]], [[7, 0], [2, 2]], [[0, 1], [4, 4]]])
+def test_a_result_with_a_layer_pair_that_its_models_lack_is_refused_when_it_is_loaded(pairs, finish):
+    wrong = max(map(max, pairs))
+    result = finish(tensors_of(plain()), widths=[6, 6], rank=3, pairs=pairs, layers=4)
+    for read in (load_stitch, stitch_modules, lambda each: load_stitch(each).back):
+        with pytest.raises(
+            StitchError, match=rf"stitch\.safetensors: the stitch has layer {wrong} of [ab], which has la"
+        ):
+            read(result)
+    older = finish(tensors_of(plain()), widths=[6, 6], rank=3, pairs=pairs)
+    assert list(load_stitch(older)) == list(map(tuple, pairs)), "control: it does not know its layers"
 
 
 def affine_of(phi, width):
@@ -434,6 +482,9 @@ NO_STITCH = {
     "whole numbers": with_weights(weight=torch.ones(9, 6, dtype=torch.long), bias=torch.ones(9)),
     "nothing": with_weights(weight=torch.ones(0, 6), bias=torch.ones(0)),
     "a layer that is text": rewritten("config.json", source={**SITE, "layer": "1"}),
+    "layers that are text": rewritten("config.json", source={**SITE, "layers": "4"}),
+    "fewer layers than none": rewritten("config.json", source={**SITE, "layers": -4}),
+    "a layer beyond its layers": rewritten("config.json", source={**SITE, "layers": 1}),
     "a layer that is true": rewritten("config.json", target={**SITE, "layer": True}),
     "a pipe": lambda folder: ((folder / "config.json").unlink(), os.mkfifo(folder / "config.json")),
     "cut weights": lambda folder: os.truncate(folder / "model.safetensors", 200),

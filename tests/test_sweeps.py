@@ -337,7 +337,7 @@ def shown(cli, *words):
 
 
 def test_cfg_shows_the_composed_configuration(own):
-    config = shown(own, "-cd", "own", "-cn", "mine", "model=ours", "model.device_map={new: 1}", "~logger")
+    config = shown(own, "-cd", "own", "-cn", "mine", "model=ours", "model.device_map={new: 1}")
     assert (config["model"]["context"], config["model"]["device_map"]["new"]) == (64, 1)
     assert (config["stitch"]["steps"], config["stitch"]["loss"], config["target"]["name"]) == (6, None, None)
     assert config["logger"]["kind"] == "csv", "the default"
@@ -357,7 +357,8 @@ REFUSED = {
     "hydra=1": "hydra=1 is not a setting",
     "=1": "=1 names no setting",
     "@=1": "@=1 names no setting",
-    "~seed": "~seed removes a setting that each job has",
+    "~seed": "~seed removes a setting, and a job needs all of them; leave it out, or give seed=value",
+    "~model@target": "or give model@target=value",
     "-m hydra.sweeper.params.seed='1,2'": "give -m seed=VALUES",
     "-m hydra.launcher.n_jobs=2 seed=1,2": "is not a setting of this launcher",
     "model.name=gpt2-mini": "give model=gpt2-mini",

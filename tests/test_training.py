@@ -1,6 +1,7 @@
 """Training: schedules, batches and gradients are what they are said to be, and only φ ever changes."""
 
 import contextlib
+import copy
 import itertools
 import re
 from dataclasses import replace
@@ -31,7 +32,7 @@ from thinkalike.models.minis import train_tokenizer
 from thinkalike.processes import own_device, rank
 from thinkalike.store import newest_state, read_state, write_state
 from thinkalike.training.optimizers import rate
-from thinkalike.training.recipe import StitchConfig
+from thinkalike.training.recipe import StitchConfig, whole_rows
 from thinkalike.training.run import Run, StepData, fit, loggers_of
 from thinkalike.training.stitching import StitchTraining
 
@@ -106,6 +107,20 @@ def test_batches_are_reordered_epochs_that_resume_at_any_step(rows):
         torch.equal(*each) for each in zip(itertools.islice(data.train_dataloader(), 8), batches[17:], strict=True)
     )
     assert not torch.equal(StepData(rows, 128, 25, seed=4).batch(0), batches[0])
+
+
+@pytest.mark.parametrize(("asked", "read"), [(33, 32), (63, 32), (100, 96), (140, 128), (1000, 992)])
+def test_a_step_that_reads_fewer_tokens_than_were_asked_for_says_so(rows, asked, read, caplog):
+    data = StepData(rows, asked, steps=3, seed=0, setting="stitch.tokens_per_step")
+    said = f"warning: stitch.tokens_per_step={asked:,} is no multiple of the 32 tokens of a row: each step reads {read}"
+    assert caplog.messages == [said]
+    assert data.batch(0).numel() == read == whole_rows(asked, 32)
+
+
+@pytest.mark.parametrize("asked", [32, 64, 128])
+def test_a_step_of_whole_rows_says_nothing(rows, asked, caplog):
+    assert StepData(rows, asked, steps=3, seed=0).batch(0).numel() == asked
+    assert not caplog.messages
 
 
 def test_processes_share_the_rows_of_a_step(rows):
@@ -438,6 +453,78 @@ def forged(state: dict, what: str) -> dict:
     if what.startswith("step "):
         return state | {"global_step": {"done": 10**9, "text": "x", "truth": True, "negative": -1}[what[5:]]}
     return state | {what: {} if what == "loops" else []}
+
+
+def tampered(state: dict, what: str) -> dict:
+    """Return a state of this training with one wrong entry."""
+    state = copy.deepcopy(state)
+    group = state["optimizer_states"][0]["param_groups"][0]
+    momenta = state["optimizer_states"][0]["state"]
+    schedule = state["lr_schedulers"][0]
+    progress = state["loops"]["fit_loop"]
+    optimizer = progress["epoch_loop.automatic_optimization.optim_progress"]["optimizer"]["step"]["total"]
+    weights = state["state_dict"]
+    name = next(name for name in weights if name.endswith("weight"))
+    changes = {
+        "a rate of text": lambda: group.update(lr="x"),
+        "another rate": lambda: group.update(lr=group["lr"] * 100),
+        "another momentum": lambda: group.update(momentum=0.0),
+        "another decay": lambda: group.update(weight_decay=0.5),
+        "an option more": lambda: group.update(maximize=True),
+        "an option less": lambda: group.pop("momentum"),
+        "no weights": lambda: group.update(params=[]),
+        "a method of a schedule": lambda: schedule.update(get_lr=3),
+        "another end of a schedule": lambda: schedule.update(last_epoch=schedule["last_epoch"] + 1),
+        "other rates of a schedule": lambda: schedule.update(base_lrs=[9.0]),
+        "momenta of another shape": lambda: momenta[0].update(momentum_buffer=torch.zeros(1)),
+        "momenta of whole numbers": lambda: momenta[0].update(momentum_buffer=momenta[0]["momentum_buffer"].int()),
+        "momenta of text": lambda: momenta[0].update(momentum_buffer="x"),
+        "momenta of no weight": lambda: momenta.update({99: momenta[0]}),
+        "no momenta": lambda: momenta.clear(),
+        "momenta less": lambda: momenta.pop(0),
+        "fewer steps in loops": lambda: optimizer.update(completed=optimizer["completed"] - 1),
+        "steps below 0": lambda: optimizer.update(completed=-50),
+        "more steps than there are": lambda: optimizer.update(completed=10**9),
+        "steps of text": lambda: optimizer.update(completed="x"),
+        "no loops": lambda: state.pop("loops"),
+        "an empty loop": lambda: progress.clear(),
+        "complex weights": lambda: weights.update({name: weights[name] * 1j}),
+        "whole weights": lambda: weights.update({name: weights[name].int()}),
+        "weights of another precision": lambda: weights.update({name: weights[name].double()}),
+        "microbatches of no rows": lambda: state["microbatch"].update(size=[0, 0]),
+        "microbatches of text": lambda: state.update(microbatch="x"),
+    }
+    changes[what]()
+    return state
+
+
+TAMPERED = [
+    *("a rate of text", "another rate", "another momentum", "another decay", "an option more", "an option less"),
+    *("no weights", "a method of a schedule", "another end of a schedule", "other rates of a schedule"),
+    *("momenta of another shape", "momenta of whole numbers", "momenta of text", "momenta of no weight"),
+    *("no momenta", "momenta less", "fewer steps in loops", "steps below 0", "more steps than there are"),
+    *("steps of text", "no loops", "an empty loop", "complex weights", "whole weights"),
+    *("weights of another precision", "microbatches of no rows", "microbatches of text"),
+]
+
+
+@pytest.mark.parametrize("what", TAMPERED)
+def test_a_state_with_one_wrong_entry_is_one_line(what, rows, run, tmp_path):
+    """Otherwise another optimizer trains under the same key, or the training ends in an error of Lightning."""
+    folder = broken_off(run, rows, tmp_path / "broken")
+    states = folder / "checkpoints"
+    state = read_state(newest_state(states, "training"))
+    write_state(states, "training", tampered(state, what))
+    here = replace(run, partial=folder)
+    module = training(PAIRS[:2])
+    with pytest.raises(StoreError, match=r"is no state of this training \(.*\); remove it$"):
+        fit(module, step_data(rows, module), here)
+    write_state(states, "training", state)
+    module = training(PAIRS[:2])
+    fit(module, step_data(rows, module), here)
+    whole = training(PAIRS[:2])
+    fit(whole, step_data(rows, whole), replace(run, partial=tmp_path / "whole"))
+    assert all(map(torch.equal, module.parameters(), whole.parameters())), "control"
 
 
 @pytest.mark.parametrize(

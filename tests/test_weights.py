@@ -621,3 +621,85 @@ def test_a_folder_of_fp8_weights_says_so(tmp_path):
     torch.testing.assert_close(model.module.state_dict()[name], plain[name], atol=0.05, rtol=0.1)
     with pytest.raises(ModelError, match=r"quantised already \(fp8\); remove model\.quantization=8bit"):
         load_model(folder, quantization="8bit")
+
+
+def restate(folder, **changes):
+    """Change the settings of a checkpoint; None takes one out."""
+    path = folder / "config.json"
+    settings = json.loads(path.read_text()) | changes
+    path.write_text(json.dumps({name: value for name, value in settings.items() if value is not None}))
+
+
+REFUSED_SETTINGS = [
+    *(("alibi", True), ("final_logit_softcapping", 1.0), ("attn_logit_softcapping", 1.0), ("clip_qkv", 1.0)),
+    *(("sliding_window", 1), ("residual_multiplier", 0.5), ("logit_scale", 0.1)),
+]
+WARNED_SETTINGS = [
+    *(("use_qk_norm", True), ("hidden_activation", "relu"), ("no_rope_layers", [0, 0, 0, 0])),
+    ("layer_types", ["sliding_attention", "full_attention"] * 2),
+]
+NEUTRAL_SETTINGS = [
+    *(("alibi", False), ("residual_multiplier", 1.0), ("logit_scale", 1.0), ("sliding_window", 0)),
+    *(("position_embedding_type", "absolute"), ("max_length", 20), ("is_gpt_config", True), ("a_new_name", 7)),
+    ("gradient_checkpointing", True),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), REFUSED_SETTINGS)
+def test_a_setting_that_another_architecture_reads_is_refused(whole, name, value):
+    folder = whole("gpt_neox")
+    restate(folder, **{name: value})
+    assert f"config.json says {name}={value}, which GPTNeoXForCausalLM does not read" in line_of("gpt_neox", folder)
+    assert load("gpt_neox", folder, implausible=True), "and loads where the user knows better"
+
+
+@pytest.mark.parametrize(("name", "value"), WARNED_SETTINGS)
+def test_a_setting_that_may_compute_elsewhere_is_said(whole, name, value, caplog):
+    folder = whole("gpt_neox")
+    restate(folder, **{name: value})
+    assert load("gpt_neox", folder)
+    assert f"config.json says {name}=" in caplog.text
+    assert "which GPTNeoXForCausalLM does not read, and these architectures do: " in caplog.text
+
+
+@pytest.mark.parametrize(("name", "value"), NEUTRAL_SETTINGS)
+def test_a_setting_that_changes_nothing_is_not_mentioned(whole, name, value, caplog):
+    folder = whole("gpt_neox")
+    restate(folder, **{name: value})
+    assert load("gpt_neox", folder)
+    assert "does not read" not in caplog.text
+
+
+def test_a_rotation_that_is_stated_twice_is_refused_with_both_values(whole):
+    """Of two values one is taken, and nobody says which."""
+    folder = whole("gpt_neox")
+    rope = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25}
+    restate(folder, rope_parameters=rope, rope_theta=10000.0)
+    assert load("gpt_neox", folder), "control"
+    restate(folder, rope_theta=77.0)
+    message = line_of("gpt_neox", folder)
+    assert "config.json says rope_theta=77.0 and rope_parameters.rope_theta=10000.0, which differ" in message
+    restate(folder, rope_theta=None, rope_scaling={"type": "linear", "factor": 4.0})
+    message = line_of("gpt_neox", folder)
+    assert "config.json says rope_scaling=" in message
+    assert "and rope_parameters=" in message
+    restate(folder, rope_parameters={**rope, "rope_type": "linear", "factor": 4.0})
+    assert load("gpt_neox", folder), "both say the same"
+
+
+def test_a_head_beside_a_tied_embedding_is_said(whole, caplog):
+    folder = whole("gpt2")
+    embedding = load_file(folder / "model.safetensors")["transformer.wte.weight"]
+    rewrite(folder, lambda weights: weights | {"lm_head.weight": embedding.clone()})
+    assert load("gpt2", folder)
+    assert "tie_word_embeddings" not in caplog.text, "control"
+    rewrite(folder, lambda weights: weights | {"lm_head.weight": embedding + 0.1 * torch.randn(embedding.shape)})
+    assert load("gpt2", folder)
+    assert "config.json says tie_word_embeddings=true, and lm_head.weight is stored with other values" in caplog.text
+
+
+def test_a_quantisation_that_no_weight_shows_is_said(whole, caplog):
+    folder = whole("gpt_neox")
+    restate(folder, quantization_config={"quant_method": "fp8"})
+    assert load("gpt_neox", folder)
+    assert "config.json states that weights are quantised (fp8), and all are stored as F32" in caplog.text

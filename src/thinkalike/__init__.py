@@ -38,6 +38,9 @@ if TYPE_CHECKING:  # what type checkers and editors see; test_install.py compare
     from thinkalike.stitches.stitch_map import StitchMap as StitchMap
     from thinkalike.store import Result as Result
     from thinkalike.store import open_result as open_result
+    from thinkalike.writing import index_states as index_states
+    from thinkalike.writing import write_prompts as write_prompts
+    from thinkalike.writing import write_states as write_states
 
     bootstrap_interval = takes_arrays(estimates.bootstrap_interval)
     calibrate = takes_arrays(chance.calibrate)
@@ -55,6 +58,7 @@ if TYPE_CHECKING:  # what type checkers and editors see; test_install.py compare
 
 _NAMES = {  # in the order of their documentation
     "functions": ["stitch", "compare", "mlem", "rsa", "diff", "trajectory"],
+    "writing": ["write_states", "write_prompts", "index_states"],
     "store": ["Result", "open_result"],
     "listing": ["results"],
     "instruments": ["plot"],

@@ -16,6 +16,7 @@ All this is checked at the public door alone. Code inside calls the functions of
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import itertools
@@ -35,6 +36,9 @@ from jaxtyping import AbstractArray, Float, Int, Shaped
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from thinkalike.errors import listed, plain_line
+from thinkalike.memory import CPU, at_hand, exhausted, readable
+
 P = ParamSpec("P")
 R = TypeVar("R")
 NAMES = ("groups", "labels")  # whole numbers that stand for names, which may be given themselves
@@ -44,6 +48,7 @@ UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)  # of which torch can comp
 UNREADABLE = (ValueError, TypeError, RuntimeError, OverflowError)  # what NumPy and torch say of what is no array
 LONG = 4096  # bits of a whole number that a message writes out; Python refuses to write much longer ones
 DEPTH = 64  # axes that an array of NumPy has at most, and so lists in lists
+ALWAYS_THERE = 2**28  # bytes that any machine has, so that nobody needs to ask what is left
 WHOLE = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, *UNSIGNED)
 
 
@@ -88,13 +93,25 @@ def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
         raise ValueError(f"{name}={shown(value)} is unknown: choose {', '.join(choices)}")
 
 
+@contextlib.contextmanager
+def in_plain_lines() -> Iterator[None]:
+    """Let errors have no control characters and no line breaks, which a name that was given may have."""
+    try:
+        yield
+    except ValueError as error:
+        if type(error) is ValueError:
+            error.args = (plain_line(str(error)),)
+        raise
+
+
 def takes_arrays(function: Callable[P, R]) -> Callable[..., R]:
     """Let a function or a method take arrays of any sort where its annotations want tensors, or sequences of them.
 
     Raises of that function:
         ValueError: An argument cannot be made into its tensor, see `tensor_of`, or has another shape than its
             annotation; the message names the argument. Tables have their rows in another order, see `check_rows`.
-            States have no units, as an array of shape (n, 0), or a list is nested without end.
+            States have no units, as an array of shape (n, 0), or a list is nested without end. There is too little
+            memory for an array, or for what the function makes of it.
     """
     signature = inspect.signature(function)
 
@@ -106,8 +123,18 @@ def takes_arrays(function: Callable[P, R]) -> Callable[..., R]:
     @functools.wraps(function)
     def taking(*args: Any, **kwargs: Any) -> R:
         given = signature.bind(*args, **kwargs)
+        try:
+            with in_plain_lines():
+                return _called(given)
+        except (RuntimeError, MemoryError) as error:
+            if not exhausted(error):
+                raise
+            name = function.__qualname__.removesuffix(".__init__")
+            raise ValueError(f"{name} needs more memory than there is for {_sizes(given.arguments)}") from error
+
+    def _called(given: inspect.BoundArguments) -> R:
         given.arguments.update(checked_numbers(function, given.arguments))
-        check_rows(given.arguments.items())
+        check_rows(given.arguments.items(), wanted())
         tensors = (each for each in _leaves(given.arguments) if isinstance(each, Tensor))
         devices = (each.device for each in tensors)
         device = next((each for each in devices if each.type != "meta"), None)  # where an array would lose its values
@@ -118,6 +145,49 @@ def takes_arrays(function: Callable[P, R]) -> Callable[..., R]:
         return function(*given.args, **given.kwargs)
 
     return taking
+
+
+def _sizes(arguments: Mapping[str, Any]) -> str:
+    """Return the shapes of all arrays among arguments, and the whole numbers, as a message has them."""
+    sizes = []
+    for name, value in arguments.items():
+        if type(value) is int:
+            sizes.append(f"{name}={shown(value)}")
+        layers = value if isinstance(value, list | tuple) else [value]
+        for place, layer in enumerate(layers):
+            if hasattr(layer, "shape") and hasattr(layer, "ndim"):
+                place_in_list = "" if layer is value else f"[{place}]"
+                sizes.append(f"{name}{place_in_list} of shape {tuple(layer.shape)}")
+    return listed(sizes)
+
+
+def refuse_huge(value: Any, name: str) -> None:
+    """Raise a ValueError if an array stands for more numbers than there is memory, in which it does not lie itself.
+
+    Those are arrays that repeat a few numbers, as `torch.Tensor.expand` and `numpy.broadcast_to` make them, and files
+    that are mapped. What computes with one has to lay it out.
+    """
+    if isinstance(value, Tensor):
+        size, device = value.numel() * value.element_size(), value.device
+        is_in_memory = size <= ALWAYS_THERE or size <= value.untyped_storage().nbytes()
+    elif isinstance(value, np.ndarray):
+        size, device = value.nbytes, CPU
+        repeats = any(step == 0 and length > 1 for step, length in zip(value.strides, value.shape, strict=True))
+        is_in_memory = size <= ALWAYS_THERE or not (repeats or isinstance(value, np.memmap))
+    elif isinstance(value, range):
+        size, device = 8 * (abs(value.stop - value.start) // abs(value.step)), CPU
+        is_in_memory = size <= ALWAYS_THERE
+    else:
+        return
+    if is_in_memory:
+        return
+    room = at_hand(device)
+    if size > room:
+        shape = tuple(getattr(value, "shape", ())) or (size // 8,)
+        raise ValueError(
+            f"{name} has shape {shape}, which takes {readable(float(size))}, and there is {readable(float(room))} of "
+            "memory: give fewer rows or columns"
+        )
 
 
 def _leaves(arguments: Mapping[str, Any]) -> Iterator[Any]:
@@ -275,12 +345,28 @@ class _Wanted(NamedTuple):
             classes=_classes(options),
         )
 
+    def names_of_axes(self, count: int) -> list[str]:
+        """Return what the annotation of a tensor calls each axis of one with so many; "" where it has no name for it.
+
+        A name such as *b stands for several axes, which are numbered.
+        """
+        dims = [dim.replace("#", "").replace("?", "") for dim in getattr(self.array, "dim_str", "").split()]
+        several = next((place for place, dim in enumerate(dims) if dim.startswith("*")), None)
+        if several is not None:
+            missing = max(count - len(dims) + 1, 0)
+            axes = [f"{dims[several]}[{number}]" for number in range(missing)]
+            dims[several : several + 1] = axes
+        if len(dims) != count:
+            return [""] * count
+        return ["" if dim.startswith("_") or dim.isdigit() else dim for dim in dims]
+
     def read(self, value: Any, name: str, device: torch.device | None) -> Any:
         """Return an argument as the annotation wants it."""
         if self.classes and not isinstance(value, self.classes):
             wanted = " or ".join(_name_of(each) for each in self.classes)
             raise ValueError(f"{name}={shown(value)} must be {wanted}")
         if self.is_list:
+            refuse_huge(value, name)
             if isinstance(value, Tensor):
                 _refuse_odd(value, name)
             return value.tolist() if hasattr(value, "tolist") else value
@@ -344,7 +430,7 @@ def tensor_of(value: Any, kind: Any, name: str) -> Tensor:
     Raises:
         ValueError: It is no array, holds text, complex numbers or dates, lacks a value, has a fraction where whole
             numbers are wanted, or a whole number that float64 does not have where real ones are; or it is a tensor
-            without values at hand: sparse, quantised, nested or on the device meta.
+            without values at hand: sparse, quantised, nested or on the device meta. There is too little memory for it.
     """
     if isinstance(value, list | tuple) and value and all(isinstance(each, Tensor) for each in value):
         for place, each in enumerate(value):
@@ -354,13 +440,17 @@ def tensor_of(value: Any, kind: Any, name: str) -> Tensor:
         value = torch.stack(list(value))  # which keeps gradients
     if isinstance(value, Tensor):
         _refuse_odd(value, name)
+        refuse_huge(value, name)
         value = value.resolve_neg()  # NumPy cannot read a view whose sign is still to be changed
         if value.dtype in UNSIGNED:
             value = torch.from_numpy(_numeric(value.cpu().numpy(), name)).to(value.device)
     else:
+        refuse_huge(value, name)
         refuse_masked(value, name)
         try:
             array = np.asanyarray(value)  # which lets an object give a masked array
+        except MemoryError as error:
+            raise ValueError(f"{name} takes more memory than there is: give fewer rows or columns") from error
         except UNREADABLE as error:  # lists of lists of unequal lengths
             raise ValueError(f"{name} has rows of unequal lengths, or is no array: {NUMBERS}") from error
         refuse_masked(array, name)
@@ -483,35 +573,104 @@ def _refuse_missing(missing: np.ndarray, name: str) -> None:
         raise ValueError(f"{name} lacks a value at [{place}]: leave its row out, or fill it in")
 
 
-def check_rows(named: Iterable[tuple[str, Any]]) -> None:
-    """Check that tables, also those in lists and mappings, have their rows in one order, as labels say.
+class _Axis(NamedTuple):
+    """An axis of a table, with its labels."""
 
-    Rows are paired by their order. Labels that are merely numbers say nothing about another table, unless that has the
-    same numbers.
+    table: str  # the name of the table in messages
+    number: int  # 0 for rows, 1 for columns
+    labels: Any  # an index of pandas
+    names: Sequence[str]  # of all axes of the table in its annotation; "" for one without a name
+
+    @property
+    def word(self) -> str:
+        return "columns" if self.number else "rows"
+
+    @property
+    def source(self) -> str:
+        """The expression that gives the labels."""
+        return f"{self.table}.columns" if self.number else f"{self.table}.index"
+
+    def selected(self, labels: str) -> str:
+        """Return the expression that gives the table in the order of the labels of another axis."""
+        return f"{self.table}.loc[:, {labels}]" if self.number else f"{self.table}.loc[{labels}]"
+
+    def is_paired_with(self, later: _Axis) -> bool:
+        """Return whether the entries of two axes belong together: annotations name both alike.
+
+        If the annotations of two tables name no axis alike, their rows belong together.
+        """
+        if (set(self.names) & set(later.names)) - {""}:
+            return self.names[self.number] == later.names[later.number] != ""
+        return self.number == later.number == 0
+
+
+def check_rows(named: Iterable[tuple[str, Any]], wanted: Mapping[str, _Wanted] | None = None) -> None:
+    """Check that tables, also those in lists and mappings, have in one order what is paired, as labels say.
+
+    Rows are paired by their order, and so are columns where the annotations give both axes one name. Labels that are
+    merely numbers say nothing about another table, unless that has the same numbers. A number and its text are one
+    label, since headers of files are text.
+
+    Args:
+        wanted: What the annotations of the arguments want, by name.
 
     Raises:
-        ValueError: A label that two tables have stands in different rows, or a list contains itself.
+        ValueError: A label that two axes have stands in different places, or a list contains itself.
     """
-    for (before, known), (name, labels) in itertools.combinations(_labels(named), 2):
-        if len(known) != len(labels) or labels.equals(known):
+    for first, second in itertools.combinations(_axes(named, wanted or {}), 2):
+        if not first.is_paired_with(second) or len(first.labels) != len(second.labels):
             continue
-        there = set(labels)
-        numbered = any(list(index) == list(range(len(index))) for index in (labels, known))
-        moved = any(one != other and one in there for one, other in zip(known, labels, strict=True))
-        if moved and (not numbered or there == set(known)):
-            raise ValueError(
-                f"{before} and {name} have labels of rows in another order, and rows are paired by their order: "
-                f"give {name}.loc[{before}.index], or arrays, which have no labels"
-            )
+        if not first.labels.equals(second.labels) and _are_moved(first.labels, second.labels):
+            if first.word == second.word == "rows":
+                found = f"{first.table} and {second.table} have labels of rows in another order"
+                found = f"{found}, and rows are paired by their order"
+            else:
+                found = f"the {first.word} of {first.table} and the {second.word} of {second.table} have labels in"
+                found = f"{found} another order, and they are paired by their order"
+            remedy = "both with the same labels in one order"
+            if first.labels.isin(second.labels).all():
+                remedy = second.selected(first.source)
+            raise ValueError(f"{found}: give {remedy}, or arrays, which have no labels")
 
 
-def _labels(named: Iterable[tuple[str, Any]], depth: int = 0) -> Iterator[tuple[str, Any]]:
+def _are_moved(known: Any, labels: Any) -> bool:
+    """Return whether labels that two axes of one length have stand in different places."""
+    first = [_label(label) for label in known]
+    second = [_label(label) for label in labels]
+    numbers = [str(place) for place in range(len(first))]
+    numbered = first == numbers or second == numbers
+    common = set(second)
+    moved = any(one != other and one in common for one, other in zip(first, second, strict=True))
+    return moved and (not numbered or common == set(first))
+
+
+def _label(label: Any) -> Any:
+    """Return a label, and of a whole number its text."""
+    if isinstance(label, tuple):
+        return tuple(_label(part) for part in label)
+    if isinstance(label, bool) or not isinstance(label, int | float | np.number):
+        return label
+    return str(int(label)) if np.isreal(label) and math.isfinite(label) and label == int(label) else str(label)
+
+
+def _axes(named: Iterable[tuple[str, Any]], wanted: Mapping[str, _Wanted]) -> Iterator[_Axis]:
     for name, value in named:
-        if depth > DEPTH:
-            raise ValueError(f"{name.partition('[')[0]} contains itself, or is nested too deep: {NUMBERS}")
-        if hasattr(value, "iloc"):
-            yield name, value.index
-        elif isinstance(value, Mapping):
-            yield from _labels(((f"{name}[{key!r}]", each) for key, each in value.items()), depth + 1)
-        elif isinstance(value, list | tuple) and value and not isinstance(value[0], int | float):
-            yield from _labels(((f"{name}[{place}]", each) for place, each in enumerate(value)), depth + 1)
+        yield from _axes_in(name, value, wanted.get(name), 0)
+
+
+def _axes_in(name: str, value: Any, wanted: _Wanted | None, depth: int) -> Iterator[_Axis]:
+    """Yield the axes of a table, or of all tables in a list or a mapping."""
+    if depth > DEPTH:
+        raise ValueError(f"{name.partition('[')[0]} contains itself, or is nested too deep: {NUMBERS}")
+    inside = None if wanted is None else wanted.items
+    if hasattr(value, "iloc"):
+        axes = [value.index, value.columns] if value.ndim > 1 else [value.index]
+        names = [""] * len(axes) if wanted is None else wanted.names_of_axes(len(axes))
+        for number, labels in enumerate(axes):
+            yield _Axis(name, number, labels, names)
+    elif isinstance(value, Mapping):
+        for key, entry in value.items():
+            yield from _axes_in(f"{name}[{key!r}]", entry, inside, depth + 1)
+    elif isinstance(value, list | tuple) and value and not isinstance(value[0], int | float):
+        for place, entry in enumerate(value):
+            yield from _axes_in(f"{name}[{place}]", entry, inside, depth + 1)

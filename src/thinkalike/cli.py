@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
 import fcntl
 import itertools
 import json
@@ -56,8 +57,10 @@ from thinkalike.errors import (
     listed,
     nearest,
     plain,
+    refuse_words,
     short,
 )
+from thinkalike.files import is_folder, is_there
 from thinkalike.global_state import isolated
 from thinkalike.plugins import TRUSTED
 from thinkalike.processes import Interrupted, doing, follow_parent, heeded
@@ -70,6 +73,7 @@ log = logging.getLogger(__name__)
 USER_ERRORS = (ThinkalikeError, *COMPOSING_ERRORS)  # which a user can act on
 SHELLS = ("bash", "fish", "zsh")  # that Hydra can complete words for
 DRY_RUN = "thinkalike-dry-run-"  # how the temporary folder of a sweep begins that does nothing
+UNREACHABLE = (errno.ENAMETOOLONG, errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENOTDIR)  # of a place that was named
 EXIT_STATUSES = range(1, 126)  # from 126 on they are those of shells and of signals
 SHORT = ("margin", "null", "tokens", "tokens_per_part", "contrast", "path", "pairs", "steps", "other")  # of `diff`
 
@@ -106,6 +110,7 @@ def entry_point(name: str) -> Callable[[], None]:
             register()
             sys.argv[1:] = with_quoted_paths(sys.argv[1:])
             os.environ.pop(SHARED, None)  # of a sweep that has ended, if somebody exported it
+            sys.argv[1:] = _options_first(sys.argv[1:])
             words = get_args_parser().parse_args()
             _check_flags(words)
             _check_given_once(words)
@@ -132,6 +137,28 @@ def _exit_as_asked(result: Any) -> None:
 
 
 train, analyze = entry_point("train"), entry_point("analyze")
+
+
+def _options_first(words: Sequence[str]) -> list[str]:
+    """Return the words of a command line with its options before its overrides; argparse takes no other order.
+
+    Raises:
+        ConfigError: an option is not known, or lacks its value.
+    """
+    parser = get_args_parser()
+    parser.error = refuse_words  # type: ignore[method-assign]
+    known, rest = parser.parse_known_args(list(words))
+    for word in rest:
+        if word.startswith("-"):
+            flags = [flag for action in parser._actions for flag in action.option_strings]
+            raise ConfigError(f"{short(word)} is not an option; {nearest(word, flags)}")
+    overrides = [*known.overrides, *rest]
+    options = list(words)
+    for word in reversed(overrides):  # the value of an option may be the same word, and comes before
+        options.reverse()
+        options.remove(word)
+        options.reverse()
+    return [*options, *overrides]
 
 
 def _check_flags(words: argparse.Namespace) -> None:
@@ -192,6 +219,11 @@ def own_process() -> Iterator[None]:
         if "THINKALIKE_TRACEBACK" in os.environ:
             raise
         print(plain(f"error: {_one_line(error)}"), file=sys.stderr, flush=True)
+        sys.exit(1)
+    except OSError as error:
+        if error.errno not in UNREACHABLE or error.filename is None or "THINKALIKE_TRACEBACK" in os.environ:
+            raise
+        print(plain(f"error: {short(str(error.filename))}: {error.strerror}; name another place"), file=sys.stderr)
         sys.exit(1)
     except (MemoryError, ImportError) as error:
         if isinstance(error, ImportError) and "map segment" not in str(error):
@@ -342,7 +374,7 @@ def _remove_stale(store: Path) -> None:
 def _run_all(run: Callable[[], None]) -> None:
     """Run a job, or all jobs of a sweep: then show their results, and list those that failed, for exit status 1."""
     try:
-        with loading_files_only():
+        with loading_files_only(), _folder_of_run():
             run()
     except BrokenProcessPool as error:
         raise ResourceError(
@@ -353,6 +385,22 @@ def _run_all(run: Callable[[], None]) -> None:
         failed = _summed_up(Path(shared)) if (shared := os.environ.pop(SHARED, None)) else False
     if failed:
         sys.exit(1)
+
+
+@contextlib.contextmanager
+def _folder_of_run() -> Iterator[None]:
+    """Turn an error of Hydra, which makes a folder for each run before the job begins, into one line."""
+    try:
+        yield
+    except OSError as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        is_of_hydra = any(frame.name == "run_job" for frame in frames) and not any(
+            frame.name == "task" for frame in frames
+        )
+        if not is_of_hydra:
+            raise
+        folder = short(str(error.filename))
+        raise ConfigError(f"the folder {folder} cannot be made: {error.strerror}; choose hydra.run.dir=DIR") from error
 
 
 def _summed_up(shared: Path) -> bool:
@@ -419,7 +467,7 @@ def as_analysis(words: Sequence[str]) -> list[str]:
     models = list(itertools.takewhile(_is_model, words))
     if len(models) != 2:
         raise ConfigError("thinkalike diff BASE CHANGED [key=value ...] takes two models, by name or folder")
-    here = [name for name in models if "/" not in name and (Path(name).is_dir() or name.endswith(".ckpt"))]
+    here = [name for name in models if "/" not in name and (is_folder(name) or name.endswith(".ckpt"))]
     base, changed = (f"./{name}" if name in here else name for name in models)
     base, changed = (f"'{name}'" if "=" in name else name for name in (base, changed))
     own = [f"measure.{word}" if re.split("[.=]", word)[0] in SHORT else word for word in words[2:]]
@@ -427,7 +475,7 @@ def as_analysis(words: Sequence[str]) -> list[str]:
 
 
 def _is_model(word: str) -> bool:
-    is_setting = "=" in word and not (word.endswith(".ckpt") or Path(word).exists())  # not epoch=0-step=500.ckpt
+    is_setting = "=" in word and not (word.endswith(".ckpt") or is_there(word))  # not epoch=0-step=500.ckpt
     return word[:1] not in "+~-" and not is_setting
 
 
@@ -453,7 +501,7 @@ def main() -> None:
         print(f"thinkalike {sys.modules[__package__].__version__}")
         return
     if name not in COMMANDS:
-        print(f"error: thinkalike {name} is not known; {nearest(name, COMMANDS)}", file=sys.stderr)
+        print(plain(f"error: thinkalike {short(name)} is not known; {nearest(name, COMMANDS)}"), file=sys.stderr)
         sys.exit(1)
     os.environ[COMMAND] = name
     sys.argv = [sys.argv[0], *words[1:]]

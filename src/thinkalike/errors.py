@@ -10,7 +10,7 @@ import re
 import textwrap
 import unicodedata
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 LISTED = 40  # names that a message lists
 LONGEST = 400  # letters of what a library says
@@ -82,6 +82,11 @@ def checked_path(name: str, value: object) -> str:
     except UnicodeEncodeError:
         raise ConfigError(f"{name}={path!r} has half of a surrogate pair, which no name of a file has") from None
     return path
+
+
+def refuse_words(message: str) -> NoReturn:
+    """Raise a ConfigError in the place of `argparse.ArgumentParser.error`, which prints words as they are and exits."""
+    raise ConfigError(f"{message}; --help shows all options")
 
 
 def check_extra(extra: str, packages: Sequence[str], what: str) -> None:

@@ -6,18 +6,23 @@ these is a `ForeignFileError`, which says what is wrong with the file.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import re
+import shlex
 import stat
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import yaml
 
-from thinkalike.errors import short
+from thinkalike.errors import ConfigError, short
 
 YAML_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+POINTER = b"version https://git-lfs.github.com/spec/"  # the beginning of a file that stands for another
 DEEPEST = 50  # collections inside each other
 MOST_NODES = 100_000  # of a YAML file, once its aliases stand for what they repeat
 REFERENCE_SIZE = 100  # values that a ${...} counts for, as OmegaConf takes as long to read it
@@ -29,6 +34,44 @@ NUMBER_TAGS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 
 class ForeignFileError(ValueError):
     """A file cannot be read, or should not be; the message says why."""
+
+
+def is_there(place: str | os.PathLike[str]) -> bool:
+    """Return whether there is a file or a folder; a name that no file can have names nothing.
+
+    Raises:
+        ConfigError: nobody may look there, or links lead round in a circle.
+    """
+    return _asked(Path(place), Path.exists)
+
+
+def is_folder(place: str | os.PathLike[str]) -> bool:
+    """Return whether there is a folder; for names and errors see `is_there`."""
+    return _asked(Path(place), Path.is_dir)
+
+
+def _asked(place: Path, question: Callable[[Path], bool]) -> bool:
+    try:
+        return question(place)
+    except ValueError:  # the character NUL, which the name of no file has
+        return False
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            return False
+        raise ConfigError(f"{short(str(place))} cannot be looked at: {error.strerror}; name another place") from error
+
+
+def is_pointer(path: Path) -> bool:
+    """Return whether a file is a pointer of Git LFS, which a clone without it leaves in the place of the file."""
+    with contextlib.suppress(OSError, ForeignFileError), open_regular(path) as file:
+        return file.read(len(POINTER)) == POINTER
+    return False
+
+
+def what_pulls(path: Path) -> str:
+    """Return that a file is a pointer of Git LFS, and the command that puts the file itself in its place."""
+    where = shlex.quote(str(path.parent))
+    return f"{path} is a pointer of Git LFS and not the file itself; run: cd {where} && git lfs pull"
 
 
 def open_regular(path: Path, follow: bool = True) -> BinaryIO:
@@ -43,7 +86,12 @@ def open_regular(path: Path, follow: bool = True) -> BinaryIO:
     """
     if not follow and path.is_symlink():
         raise ForeignFileError(f"{path} is a link, and links are not followed here")
-    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # else opening a pipe waits for a writer
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # else opening a pipe waits for a writer
+    except OSError as error:
+        if error.errno == errno.ENXIO:  # of a socket
+            raise ForeignFileError(f"{path} is not a regular file") from error
+        raise
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
         raise ForeignFileError(f"{path} is not a regular file")

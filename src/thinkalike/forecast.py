@@ -167,7 +167,8 @@ def _planned(label: str, config: Any, looks_up: bool) -> Planned:
     found, models = kind.shapes_of(config), kind.models_of(config)
     shapes = {part: shape for part, shape in found.items() if shape}
     own, holds, seconds = [], 0.0, 0.0
-    if len(shapes) == len(found):
+    runs_models = not getattr(config, "activations", None)  # else states were recorded
+    if runs_models and len(shapes) == len(found):
         seconds = kind.seconds(config, shapes) if shapes else 0.0
         own = [each for each in kind.passes(config, shapes) if each.tokens]
         holds = GAPS * kind.holds(config, shapes)

@@ -15,6 +15,7 @@ import contextlib
 import datetime
 import hashlib
 import json
+import math
 import os
 import re
 import tempfile
@@ -51,6 +52,7 @@ from thinkalike.models.load import configured, load_model
 from thinkalike.models.survey import entries_of
 from thinkalike.plugins import HELD
 from thinkalike.screen import watched
+from thinkalike.shards.index import holds_states
 from thinkalike.store import Result
 from thinkalike.training.recipe import StitchConfig, StitchJob
 
@@ -63,6 +65,7 @@ OF_WORDS = ("measure.skip_first",)  # settings of measures that choose among the
 RESERVED = (IDS, RUNS, "__metadata__")  # names in a file of recorded states that are no layers
 TABLE_IN_MEMORY = "DataFrame"  # begins the path of a table in memory, before its digest
 LONGEST_NAME = 1000  # letters of the name of a layer
+MOST_ITEMS = 10**6  # of a setting that is a list
 INPUTS = ("target", "others", "texts", "stimuli", "store", "measure")  # keywords that are no settings
 
 
@@ -255,6 +258,9 @@ def given_settings(function: Callable[..., Any], arguments: Mapping[str, Any]) -
     """Return the settings among the arguments of a function that differ from their defaults, as plain values."""
     given = {}
     for name, default in settings_in(function).items():
+        count = _count(arguments[name])
+        if count > MOST_ITEMS:
+            raise ConfigError(f"{name} holds {count:,} values: give at most {MOST_ITEMS:,}")
         try:
             value = _plain(arguments[name])
         except TypeError as error:
@@ -262,6 +268,13 @@ def given_settings(function: Callable[..., Any], arguments: Mapping[str, Any]) -
         if value is not None and value != _plain(default):
             given[name] = value
     return given
+
+
+def _count(value: Any) -> int:
+    """Return how many values a list or an array has, 1 for anything else, without going through them."""
+    if isinstance(value, Tensor | np.ndarray):
+        return math.prod(value.shape)
+    return len(value) if isinstance(value, Sequence) and not isinstance(value, str) else 1
 
 
 def check_order(sides: Mapping[str, Any]) -> None:
@@ -353,9 +366,11 @@ def _done(
             "measure": part_named("measure", kind, parts["measure"]),
             "stimuli": part_named("stimuli", chosen, own | parts["stimuli"]),
         }  # fmt: skip
-        made["data"] = part_named("data", *_text(texts, parts["data"], folder))
+        made["data"] = part_named("data", *text_option(texts, parts["data"], folder))
         configs = [replace(each, **parts["model"]) for each in configs]
-        alone = files and len(configs) < 2  # the model beside recordings is the target
+        # The model beside recordings is the target, unless it comes before the only one.
+        is_first = len(files) == 1 and _is_model(next(iter(named.values())))
+        alone = files and len(configs) < 2 and not is_first
         made |= {"activations": files} if files else {}
         made |= dict(zip(["target"] if alone else ["model", "target"], [*configs, *configs[-1:]], strict=False))
         entry = "train" if kind == "stitch" else "analyze"
@@ -507,11 +522,13 @@ def _recorded(layers: str | dict[str, Tensor], folder: Path, number: int) -> str
     return str(path)
 
 
-def _text(texts: Any, settings: dict[str, Any], folder: Path) -> tuple[str, dict[str, Any]]:
+def text_option(texts: Any, settings: dict[str, Any], folder: Path) -> tuple[str, dict[str, Any]]:
     """Return the option of `data` that a text is, and its settings; texts in memory become a file."""
     if texts is None:
         return "schema", settings
     if isinstance(texts, str | os.PathLike):
+        if holds_states(os.fspath(texts)):
+            return "states", {"files": [os.fspath(texts)], **settings}
         is_file = isinstance(texts, os.PathLike) or (texts not in options("data") and os.path.isfile(texts))
         if not is_file and " " in str(texts):
             raise ConfigError("texts is one string, and neither a data set nor a file: give a list of strings")

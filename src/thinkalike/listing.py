@@ -29,7 +29,9 @@ from thinkalike.errors import (
     one_of,
     plain,
     plain_line,
+    refuse_words,
 )
+from thinkalike.files import is_folder
 from thinkalike.processes import counted
 from thinkalike.screen import Column, Table, show_table, text_column
 from thinkalike.store import Headline, Result, damage, first_scalar, is_sealed
@@ -212,7 +214,7 @@ def divided(words: Sequence[str]) -> tuple[list[str], list[str]]:
     places: list[str] = []
     settings: list[str] = []
     for word in words:
-        is_place = "=" not in word or (word.partition("=")[0] not in KEYS and Path(word).expanduser().is_dir())
+        is_place = "=" not in word or (word.partition("=")[0] not in KEYS and is_folder(Path(word).expanduser()))
         (places if is_place else settings).append(word)
     return list(dict.fromkeys(places)), settings
 
@@ -221,6 +223,7 @@ def parser(name: str, about: str) -> argparse.ArgumentParser:
     """Return what reads the words of a command that is about the results of a store."""
     form, examples = argparse.RawDescriptionHelpFormatter, EXAMPLES.format(name=name)
     made = argparse.ArgumentParser(prog=f"thinkalike {name}", description=about, epilog=examples, formatter_class=form)
+    made.error = refuse_words  # type: ignore[method-assign]
     made.add_argument("which", nargs="*", metavar="STORE|key=value", help="kind=, model= and sort= choose")
     return made
 

@@ -26,7 +26,8 @@ AT_ONCE = 2**31  # bytes of states of a stitching job on a CPU, outside of train
 UNITS = {"TB": 1e12, "GB": 1e9, "MB": 1e6}
 MARGIN = 0.95  # of the memory of a device: kernels have memory of their own
 GAPS = 1.15  # what tensors that come and go take, of their bytes: allocators keep what is freed in small pieces
-SAID = ("out of memory", "can't allocate memory", "annot allocate memory")  # by torch on CUDA and MPS, and on CPUs
+# by torch on CUDA and MPS, on CPUs, and of sizes beyond 64 bits
+SAID = ("out of memory", "can't allocate memory", "annot allocate memory", "size calculation overflowed")
 
 
 @dataclass(frozen=True)

@@ -25,11 +25,12 @@ A module is imported when it is needed. `thinkalike.contrib` is registered in th
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import re
 import tomllib
 import traceback
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
@@ -38,7 +39,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from thinkalike.errors import ConfigError, PluginError, one_line, one_of, short
+from thinkalike.errors import ConfigError, PluginError, ThinkalikeError, one_line, one_of, short
 
 PLUGIN = re.compile(r".*\.py:[A-Za-z_]\w*")
 GROUP = "thinkalike.instruments"
@@ -134,6 +135,26 @@ def conf_folders() -> dict[str, Path]:
     """Return by name the folders of configuration groups that installed packages have."""
     found = {name: value for name, value in POINTS.items() if name.startswith("conf.")}
     return {name.removeprefix("conf."): Path(load(value)) for name, value in found.items()}
+
+
+@contextlib.contextmanager
+def blaming(what: str) -> Iterator[None]:
+    """Say in one line that code of the user, such as "measure mine", raised an error, which stays the cause.
+
+    An error that says what is wrong in one line already passes, and so does a lack of memory, which is no fault of it.
+    """
+    try:
+        yield
+    except ThinkalikeError:
+        raise
+    except MemoryError:
+        raise
+    except Exception as error:
+        if type(error).__name__ == "OutOfMemoryError":  # of torch, which takes seconds to import
+            raise
+        message = one_line(error)
+        reason = f"{type(error).__name__}: {message}" if message else type(error).__name__
+        raise PluginError(f"{what} raised {reason}") from error
 
 
 def trust(names: Iterable[str]) -> None:

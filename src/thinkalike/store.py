@@ -472,7 +472,9 @@ def _entries(folder: Path) -> dict[str, tuple[int, str]]:
         manifest = _read_json(file)
         entries = {str(name): (int(size), str(digest)) for name, (size, digest) in manifest["files"].items()}
         stated, digest = manifest["digest"], _digest_of_entries(manifest["files"])
-    except OSError:
+    except OSError as error:
+        if error.errno is None:  # a pipe, a socket or a folder is there
+            raise StoreError(f"{file} is damaged (it is not a regular file)") from error
         raise
     except Exception as error:
         told = one_line(error).removeprefix(f"{file} ") if isinstance(error, ValueError) else type(error).__name__
@@ -684,7 +686,12 @@ class Job:
     def _check_links(self) -> None:
         """Check that the folders of the job are in the store itself, before anything in them is read or written."""
         for folder in (self.folder.parent, self.folder, self.partial):
-            if folder.is_symlink():
+            try:
+                is_link = folder.is_symlink()
+            except OSError as error:  # of a name that is too long, or a folder that may not be entered
+                place = short(str(self.folder.parent.parent))
+                raise StoreError(f"the store {place} cannot be read: {error.strerror}; choose store=DIR") from error
+            if is_link:
                 raise StoreError(f"{folder} is a link, and links inside a store are not followed; remove it")
 
     def _remove_partial(self) -> None:

@@ -6,10 +6,10 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from classifiers import THREE, loaded, of_the_hub, relabelled, write_base, write_sibling
 
 import hub
 import tiny
-from classifiers import THREE, loaded, of_the_hub, relabelled, write_base, write_sibling
 from conftest import composed, results_in
 from stores import finish
 from thinkalike.config import ModelConfig

@@ -8,8 +8,6 @@ import signal
 import numpy as np
 import pytest
 import torch
-from test_nli_pairs import write
-
 from classifiers import (
     CONTEXT,
     THREE,
@@ -22,6 +20,8 @@ from classifiers import (
     write_sibling,
 )
 from classifiers import PAIR_BLOCKS as BLOCKS
+from test_nli_pairs import write
+
 from conftest import CLI, composed, wait_for_state
 from thinkalike.config import relevant
 from thinkalike.contrib.populations import members as module

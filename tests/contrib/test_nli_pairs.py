@@ -9,8 +9,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
-
 from classifiers import of_the_hub
+
 from thinkalike.contrib.populations.config import PairsConfig
 from thinkalike.contrib.populations.pairs import (
     HANS,

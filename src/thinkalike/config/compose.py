@@ -22,7 +22,9 @@ from typing import Any, ClassVar, get_type_hints
 from unittest.mock import patch
 
 import hydra._internal.hydra
+import hydra.conf
 import hydra.core.override_parser.overrides_parser
+import yaml
 from hydra import compose, initialize_config_dir
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.config_repository import CachingConfigRepository, ConfigRepository
@@ -64,8 +66,8 @@ from thinkalike.config.written import (
     take_texts,
     texts_of_yaml,
 )
-from thinkalike.errors import ConfigError, ThinkalikeError, chain, flat, nearest, one_line, one_of, short
-from thinkalike.files import check_yaml, read_bytes
+from thinkalike.errors import LONGEST, ConfigError, ThinkalikeError, chain, flat, nearest, one_line, one_of, short
+from thinkalike.files import YAML_LOADER, check_yaml, is_folder, read_bytes
 from thinkalike.plugins import (
     MEASURES,
     POINTS,
@@ -166,10 +168,12 @@ class FilesOnly(ConfigRepository):
         self.overruled: dict[str, str] = {}  # by key the file of a user whose value one of the package replaces
         self.texts: NumberTexts = {}  # of the numbers in files, see `written`
         self.sorts: dict[str, str] = {}  # by key whether the package has settings there, or a list
+        self.of_jobs: dict[str, str] = {}  # by key the file of a user that sets it for a job, and is no group's option
 
     def clear(self) -> None:
         """Forget what was noted of an earlier configuration."""
-        for notes in (self.settings, self.missing, self.values, self.overruled, self.texts, self.sorts):
+        by_key = (self.missing, self.values, self.overruled, self.sorts, self.of_jobs)
+        for notes in (self.settings, self.texts, *by_key):
             notes.clear()
 
     def note(self, loaded: ConfigResult, package: str) -> None:
@@ -188,6 +192,8 @@ class FilesOnly(ConfigRepository):
                 self.settings.setdefault(file, set()).add(key)
                 self.values[key] = (value, file)
                 self.overruled.pop(key, None)
+                if not package:
+                    self.of_jobs[key] = file
             elif key in self.values and self.values[key][0] != value:
                 self.overruled[key] = self.values[key][1]
             if file and value == "???":
@@ -206,9 +212,12 @@ class FilesOnly(ConfigRepository):
             if value is _ABSENT or (isinstance(value, str) and (value == "???" or "${" in value)):
                 continue
             if sort == "settings" and not isinstance(value, Mapping):
-                raise ConfigError(
-                    f"{file}: {key}={short(value)} must be settings, by their names: {key}: {{name: value}}"
-                )
+                group = "model@target" if key == "target" else key
+                chosen = options(group.partition("@")[0]) if key in (*GROUPS, "target") else []
+                remedy = f"{key}: {{name: value}}"
+                if value in chosen:
+                    remedy += f", or write override {group}: {value} in its defaults"
+                raise ConfigError(f"{file}: {key}={short(value)} must be settings, by their names: {remedy}")
             if sort == "list" and isinstance(value, Mapping):
                 raise ConfigError(f"{file}: {key}={short(value)} must be a list: {key}: [value]")
 
@@ -222,11 +231,11 @@ class FilesOnly(ConfigRepository):
         source = self._find_object_source(config_path, ObjectType.CONFIG)
         file = _foreign_file(source, config_path) if source else None
         if file is None:
-            self._check_unused(source, config_path)
             return super().load_config(config_path)
         content = read_bytes(file, LARGEST_FILE)
         try:
             check_yaml(content)
+            _check_defaults(yaml.load(content, Loader=YAML_LOADER), str(file))
             loaded = super().load_config(config_path)
         except YAMLError as error:
             raise ConfigError(f"{file}: {_explained_yaml(error)}") from error
@@ -245,16 +254,23 @@ class FilesOnly(ConfigRepository):
                 _check_option(str(default.group), default.value, f"{file}: ")
         return loaded
 
-    def _check_unused(self, chosen: ConfigSource | None, config_path: str) -> None:
-        """Check that no file of the user has the name of one of the package's own, which is read in its place."""
-        for source in self.sources:
-            if source is chosen or (file := _foreign_file(source, config_path)) is None:
-                continue
-            if source.available() and source.is_config(config_path):
-                raise ConfigError(
-                    f"{file} is never read, as this package has a configuration of that name, too; give the file "
-                    "another name"
-                )
+    def check_all_are_read(self) -> None:
+        """Check that no file of the user has the name of one of the package's own, which is read in its place.
+
+        Also of the groups that the job does not ask for: whoever wrote the file believes that it counts.
+        """
+        foreign = [source for source in self.sources if source.scheme() == "file" and source.available()]
+        for config_path in _names_of_package():
+            for source in foreign:
+                file = _foreign_file(source, config_path)
+                if file is None or not file.is_file():
+                    continue
+                chosen = self._find_object_source(config_path, ObjectType.CONFIG)
+                if chosen is not None and _foreign_file(chosen, config_path) is None:
+                    raise ConfigError(
+                        f"{file} is never read, as this package has a configuration of that name, too; give the file "
+                        "another name"
+                    )
 
 
 class FewLoads(CachingConfigRepository):
@@ -318,6 +334,7 @@ class Loader(ConfigLoaderImpl):
             settings: Any = OmegaConf.to_container(composed, resolve=False)
             settings.pop("hydra")  # of which no file has set a text
             if composed.hydra.job.config_name:
+                self.files.check_all_are_read()
                 _check_is_job(settings)
                 self._check_order()
                 self._check_given(OmegaConf.to_container(composed.hydra.overrides.task, resolve=False))
@@ -385,6 +402,16 @@ def _own_folders() -> list[Path]:
     return [folder.resolve() for folder in (CONF, *conf_folders().values())]
 
 
+@cache
+def _names_of_package() -> list[str]:
+    """Return the configurations of the package and of Hydra by their paths, such as model/gpt2 and stimuli/schema."""
+    names = ["train_schema", "analyze_schema", *(f"{group}/schema" for group in GROUPS)]
+    names += [f"{group}/{name}" for group, offered in LISTS.items() for name in offered]
+    for folder in (*_own_folders(), *map(Path, hydra.conf.__path__)):
+        names += [str(file.relative_to(folder).with_suffix("")) for file in folder.rglob("*.yaml")]
+    return sorted(set(names))
+
+
 def _check_is_job(settings: Mapping[Any, Any]) -> None:
     """Check that a composed configuration has the settings that each job has, before Hydra makes a folder for it."""
     if any(name not in settings for name in _unset(JobConfig)):
@@ -392,15 +419,19 @@ def _check_is_job(settings: Mapping[Any, Any]) -> None:
 
 
 def _check_key(override: Override) -> None:
-    """Check that an override is of a setting or a group, and removes no setting that each job has."""
+    """Check that an override is of a setting or a group, and removes none.
+
+    Each job has all of its settings and groups, so that the default of what was removed would be read without a word.
+    """
     key = override.key_or_group
     line = short(override.input_line)
     if not key:
         raise ConfigError(f"{line} names no setting; write name=value")
     if key == "hydra":
         raise ConfigError(f"{line} is not a setting; Hydra's own are hydra.NAME=value")
-    if override.is_delete() and key in _unset(JobConfig) and key not in GROUPS:
-        raise ConfigError(f"{line} removes a setting that each job has; leave it out, or give {key}=value")
+    if override.is_delete() and not re.match(r"hydra\b", key):
+        name = f"{key}@{override.package}" if override.package else key
+        raise ConfigError(f"{line} removes a setting, and a job needs all of them; leave it out, or give {name}=value")
 
 
 def _check_option(group: str, chosen: Any, begins: str = "") -> None:
@@ -409,6 +440,22 @@ def _check_option(group: str, chosen: Any, begins: str = "") -> None:
     is_ours = name in LISTS or (bool(name) and any((folder / name).is_dir() for folder in _own_folders()))
     if is_ours and isinstance(chosen, list):
         raise ConfigError(f"{begins}{name}={short(chosen)} chooses several options, and a job has one; choose one")
+    if is_ours and ((chosen is None and not begins) or isinstance(chosen, bool | int | float)):
+        written = "null" if chosen is None else short(chosen)
+        raise ConfigError(f"{begins}{name}={written} is not the name of an option; {nearest(written, options(name))}")
+
+
+def _check_defaults(settings: Any, file: str) -> None:
+    """Check that each item of a list of defaults names an option; Hydra does not say which one has settings instead."""
+    defaults = settings.get("defaults") if isinstance(settings, Mapping) else None
+    for item in defaults if isinstance(defaults, list) else ():
+        for group, chosen in item.items() if isinstance(item, Mapping) else ():
+            if isinstance(chosen, Mapping):
+                name = str(group).removeprefix("override ")
+                raise ConfigError(
+                    f"{file}: its defaults have settings for {short(name)} in place of the name of an option; write "
+                    f"override {short(name)}: NAME there, and the settings below it, outside of defaults"
+                )
 
 
 def _check_integers(value: Any, file: str) -> None:
@@ -611,7 +658,7 @@ def _folder(path: str) -> dict[str, Any] | None:
     """Return the settings of the model in a folder, or a GGUF file, if a path, model/DIR, names one."""
     group, _, name = path.partition("/")
     written = name.startswith((".", "/", "~")) or name.count("/") > 1 or name.endswith((".gguf", ".ckpt"))
-    if group != "model" or "://" in name or not (written or ("/" in name and Path(name).is_dir())):
+    if group != "model" or "://" in name or not (written or ("/" in name and is_folder(name))):
         return None
     return {"defaults": ["/model/local@_here_", "_self_"], "path": name}
 
@@ -844,8 +891,7 @@ def _checked(composed: DictConfig, overrides: Sequence[str], choices: Mapping[st
     settings |= _models(settings, keys_of(overrides), chosen, () if stands_for_others or not job else job.reads)
     settings = OmegaConf.to_container(OmegaConf.create(settings), resolve=True)
     _check_plugins(settings)  # also of names that ${...} has put together
-    for part, group in (("model", "model"), ("target", "model@target")):
-        _check_name(part, settings[part]["name"], group, choices.get(group), keys_of(overrides))
+    _check_names(settings, choices, keys_of(overrides), job.config if job else AnalyzeConfig)
     if kind:
         settings["measure"] = made(measure_schema(kind), settings["measure"], "measure.")
     for part in ("model", "target", "data"):
@@ -859,20 +905,36 @@ def _checked(composed: DictConfig, overrides: Sequence[str], choices: Mapping[st
     return config
 
 
-def _check_name(part: str, name: Any, group: str, choice: Any, keys: Collection[str]) -> None:
-    """Check that no model is called as another one that is offered: the settings stay those of the chosen one.
+def _check_names(settings: Mapping[str, Any], choices: Mapping[str, Any], keys: Collection[str], schema: Any) -> None:
+    """Check that a name is not given to the settings of another option, or to a default that nobody chose.
 
     Args:
-        group: from which the model of this part is chosen.
-        choice: the option that is chosen; None for none.
+        choices: by group the option that is chosen, or None.
         keys: of the overrides.
+        schema: of the job.
     """
-    if f"{part}.name" not in keys or {f"{part}.path", f"{part}.hub_id"} & {*keys}:
-        return
-    offered = options("model")
-    is_elsewhere = choice in ("local", "hub") or (choice is not None and choice not in offered)  # such as a folder
-    if name in offered and name != choice and not is_elsewhere:
-        raise ConfigError(f"{part}.name={name} names another model without choosing it; give {group}={name}")
+    loader = _loader()
+    named_by_files = loader.files.of_jobs if loader else {}
+    for part, hint in get_type_hints(schema).items():
+        key = f"{part}.name"
+        elsewhere = getattr(hint, "elsewhere", ())
+        if not elsewhere or part not in settings or not (key in keys or key in named_by_files):
+            continue
+        group = "model@target" if part == "target" else part
+        name, choice = settings[part]["name"], choices.get(group)
+        has_place_of_its_own = any(settings[part].get(setting) for setting in elsewhere)
+        if name in (None, "???", choice) or has_place_of_its_own:
+            continue
+
+        offered = options(group.partition("@")[0])
+        is_of_user = choice is not None and choice not in offered  # such as a folder
+        if name in offered and not is_of_user:
+            in_file = f", or in a file override {group}: {name} in its defaults" if key not in keys else ""
+            raise ConfigError(
+                f"{key}={name} names an option of {group} without choosing it; give {group}={name}{in_file}"
+            )
+        if choice is None and part != "target":  # which is the model itself, by another name
+            raise ConfigError(f"{key}={short(name)} names what nobody chose; give {group}=NAME, too")
 
 
 def _instrument_of(settings: Mapping[str, Any]) -> Any:
@@ -1021,6 +1083,8 @@ def completed(config: Any, reads: Collection[str] | None = None) -> Any:
         return config
     if reads is None:
         return instrument_of(config).completed(config)
+    if "data" in reads:
+        config = _with_rows_of_states(config)
     if "data" in reads and config.data.name is None:
         corpus = config.data.source or config.model.corpus or config.target.corpus or "pydoc"
         one_of("model.corpus", corpus, (each for each in options("data") if each != "auto"))
@@ -1031,6 +1095,26 @@ def completed(config: Any, reads: Collection[str] | None = None) -> Any:
             part = made(type(part), option(name, part.usual_option) | settings_of(part), f"{name}.")
         parts[name] = part.completed(config)
     return dataclasses.replace(config, **parts).completed(config)
+
+
+def _with_rows_of_states(config: JobConfig) -> JobConfig:
+    """Return the configuration of a job that reads the text of its folder of states, if one of its models is such.
+
+    Raises:
+        ConfigError: Other text is asked for, of which the folder has no states.
+    """
+    folders = [model.path for model in (config.model, config.target) if model is not None and model.holds_states]
+    if not folders:
+        return config
+    if config.data.name is not None and config.data.source != "states":
+        raise ConfigError(
+            f"data={config.data.name}: the text that is compared is that of {folders[0]}, a folder of states; "
+            "leave data out"
+        )
+    if config.data.name is not None:
+        return config
+    settings = {**settings_of(config.data), "files": folders[:1]}
+    return dataclasses.replace(config, data=part_named("data", "states", settings))
 
 
 def settings_of(part: Any) -> dict[str, Any]:
@@ -1092,6 +1176,8 @@ def explained(error: BaseException) -> str:
     if isinstance(error, MissingConfigException):
         path = str(error.missing_cfg_file)
         group, _, name = path.rpartition("/") if path.startswith("hydra/") else path.partition("/")
+        if group == "hydra/launcher" and name.startswith("submitit"):  # which hydra/launcher=slurm builds on
+            return "hydra/launcher=slurm needs hydra-submitit-launcher: pip install 'thinkalike[slurm]'"
         if not name or not (group in _groups() or group.startswith("hydra/")):
             return f"there is no configuration {short(path)}; give one of --config-dir by its path in there"
         hint = {"model": "; or a folder, or ORG/NAME of the hub", "data": "; or ORG/NAME of the hub"}.get(group, "")
@@ -1109,7 +1195,8 @@ def explained(error: BaseException) -> str:
         inner = next((inner for inner in chain(error) if str(inner)), None)
         said = one_line(inner).split(" full_key")[0] if inner else type(error).__name__
     said = f"{key}: {said}" if key and key not in said else said
-    return "".join(each if each.isprintable() else " " for each in said)
+    said = "".join(each if each.isprintable() else " " for each in said)
+    return said if len(said) <= LONGEST else f"{said[:LONGEST]} ..."
 
 
 def _keys(node: Any, start: str = "") -> Iterator[str]:

@@ -25,7 +25,9 @@ from thinkalike.config.schema import (
     ranged,
 )
 from thinkalike.errors import ConfigError
+from thinkalike.files import is_folder
 from thinkalike.plugins import is_plugin
+from thinkalike.shards.index import holds_states
 
 COUNTS = 10**12  # the largest count of tokens: a product of two counts that are bounded so fits 64 bits
 TOKENS_AT_ONCE = 10**8
@@ -37,6 +39,8 @@ REPOSITORY = rf"^(?:{PART}/)?{PART}$"
 DeviceMap = Literal["auto", "balanced", "balanced_low_0", "sequential", "cpu", "disk"]
 ModuleMap = dict[Annotated[str, Field(min_length=0)], Any]  # device by module; "" is the whole model
 PROCESSES = ("strategy", "devices", "num_nodes")  # the settings of a trainer that say which processes share a job
+# settings of text that do not apply to rows of a folder of states, which are cut already
+OF_ROWS = {"context", "bos", "aligned", "fit_tokens", "report_tokens", "report_share", "same_split"}
 SMALL = 2**28  # bytes of a checkpoint: of 64 million parameters in float32
 
 
@@ -61,7 +65,7 @@ def _of_a_file(name: str) -> str:
 
 Plugin = Annotated[str, AfterValidator(_of_a_file)]
 Files = Annotated[list[FilePath], Field(min_length=1)]
-Source = Literal["stdlib", "pydoc", "grammar", "text", "hub"]
+Source = Literal["stdlib", "pydoc", "grammar", "text", "hub", "states"]
 Site = Literal[
     "embed", "resid_pre", "z", "attn_out", "resid_mid", "mlp_post", "mlp_out", "resid_post", "ln_final"
 ]  # as TransformerLens calls them, in the order in which states pass them
@@ -72,6 +76,8 @@ MIDDLE: Site = "resid_mid"  # the stream between attention and MLP of each block
 @dataclass
 class ModelConfig(Checked, part="model"):
     """A model by its everyday name: where its weights are, and how to run it."""
+
+    elsewhere: ClassVar[tuple[str, ...]] = ("path", "hub_id")
 
     name: str = left_open(None)  # what tables and figures call it; null: no model is named
     family: str = "auto"  # which residual stream it has; auto: from the checkpoint's config.json
@@ -114,6 +120,11 @@ class ModelConfig(Checked, part="model"):
         place = os.path.abspath(self.path) if self.path else str(self.hub_id)
         return os.path.basename(place).removesuffix(".gguf")
 
+    @property
+    def holds_states(self) -> bool:
+        """Whether its path is a folder of states, which a model computed elsewhere."""
+        return holds_states(self.path)
+
     def fixed_by(self, shape: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
         """Return the settings that the files of a bundled model decide: by name the value here and the right one.
 
@@ -143,9 +154,12 @@ def model_settings(**settings: Any) -> ModelConfig:
 class DataConfig(Checked, part="data"):
     """Text, and how it becomes rows of tokens."""
 
+    elsewhere: ClassVar[tuple[str, ...]] = ("source", "files", "hub_id")
+
     name: str = left_open(None)  # what results call it; null: the corpus of the model
     source: Source | None = None
-    files: list[FilePath] | None = not_in_key(None)  # source=text: files or globs; .txt .jsonl[.gz|.zst] .parquet
+    # source=text: files or globs; .txt .jsonl[.gz|.zst] .parquet; source=states: a folder of states
+    files: list[FilePath] | None = not_in_key(None)
     sentences: int | None = ranged(None, least=1, most=COUNTS)  # source=grammar: how many
     hub_id: str | None = None  # source=hub: the repository of the data set, ORG/NAME
     subset: str | None = None  # source=hub: its configuration; null: the only one
@@ -171,19 +185,29 @@ class DataConfig(Checked, part="data"):
             )
         if self.source == "text" and not self.files:
             raise ConfigError("data=text needs data.files=[...]: files or globs of .txt, .jsonl[.gz|.zst] or .parquet")
+        if self.source == "states" and len(self.files or []) != 1:
+            raise ConfigError(
+                "data=states needs data.files=[FOLDER], one folder of states, whose rows of text are read"
+            )
         if self.source == "hub" and not self.hub_id:
             raise ConfigError("data=hub needs data.hub_id=<data set of the Hugging Face hub, ORG/NAME>")
 
     def by_recipe(self, job: Any) -> dict[str, Any]:
-        if self.source in (None, "grammar"):
+        if self.source in (None, "grammar", "states"):
             return {}
         return {"report_tokens": 2**18 if job.is_mini else 2**20, "same_split": job.recipe == "paper"}
 
     @property
     def unused(self) -> Collection[str]:
         of_hub = {"hub_id", "subset", "split", "revision", "hub_files"}
-        read = {"text": {"files", "field", "group"}, "grammar": {"sentences"}, "hub": {*of_hub, "field", "group"}}
-        return {"files", "field", "group", "sentences", *of_hub} - read.get(self.source or "", set())
+        read = {
+            "text": {"files", "field", "group"},
+            "grammar": {"sentences"},
+            "hub": {*of_hub, "field", "group"},
+            "states": {"files"},
+        }
+        unused = {"files", "field", "group", "sentences", *of_hub} - read.get(self.source or "", set())
+        return unused | OF_ROWS if self.source == "states" else unused
 
 
 @dataclass
@@ -308,7 +332,8 @@ class AnalyzeConfig(JobConfig):
 
     measure: MeasureConfig = field(default_factory=MeasureConfig)
     stimuli: StimuliConfig = field(default_factory=StimuliConfig)  # of measures that look at words
-    activations: FilePath | Files | None = not_in_key(None)  # instead of model: a file, two, or subjects
+    # instead of the model, or of the target where a model is named: a file, two, or subjects
+    activations: FilePath | Files | None = not_in_key(None)
     models: list[str | dict[str, Any]] | None = not_in_key(None)  # instead of model and target: jobs of one pass
     experiment: str | None = None  # a paper's figure or table; takes the place of measure
     ruler: Literal["bits"] | None = None  # bits: values stand beside copies of both models of 2 to 8 bits
@@ -318,8 +343,10 @@ class AnalyzeConfig(JobConfig):
         super().__post_init__()
         self.activations = [self.activations] if isinstance(self.activations, str) else self.activations
         given = self.activations or []
-        if len(given) == 1 and "model" in self.beside_recordings:
-            raise ConfigError(f"activations={given[0]} takes the place of model=; name the other side by model@target=")
+        if len(given) == 1 and len(self.beside_recordings) == 2:
+            raise ConfigError(
+                f"activations={given[0]} takes the place of model= or of model@target=; leave one of them out"
+            )
         if len(self.recordings) < len(given) and (len(given) > 2 or self.beside_recordings):
             raise ConfigError(f"activations={given} names a file more than once; give each subject once")
 
@@ -359,6 +386,7 @@ class AnalyzeConfig(JobConfig):
 
 def chosen_scale(scale: str, models: Sequence[Any]) -> tuple[str, str]:
     """Return the scale of a recipe, mini or paper, and why it was chosen, or nothing if that needs no words."""
+    models = [model for model in models if not model.holds_states]  # which run no model, on whatever machine
     if scale != "auto" or all(model.mini for model in models):
         return ("mini" if scale == "auto" else scale), ""
     folders = [Path(model.path) if model.path else None for model in models if not model.mini]
@@ -371,7 +399,7 @@ def chosen_scale(scale: str, models: Sequence[Any]) -> tuple[str, str]:
 
 def _bytes_in(folder: Path) -> int:
     """Return the bytes of the files of a folder; 0 for anything else."""
-    if not folder.is_dir():
+    if not is_folder(folder):
         return 0
     with os.scandir(folder) as entries:
         return sum(entry.stat().st_size for entry in entries if entry.is_file())

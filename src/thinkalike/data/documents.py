@@ -20,6 +20,8 @@ and none of the user's text where a job fits nothing.
 from __future__ import annotations
 
 import contextlib
+import datetime
+import decimal
 import glob
 import hashlib
 import logging
@@ -48,8 +50,10 @@ from thinkalike.data.sources import (
     stream_records,
     whole_characters,
 )
-from thinkalike.errors import DataError, nearest
+from thinkalike.errors import DataError, nearest, short
+from thinkalike.files import is_there
 from thinkalike.processes import counted
+from thinkalike.shards.index import states_fingerprint
 
 log = logging.getLogger(__name__)
 
@@ -80,6 +84,9 @@ AT_ONCE = 128  # documents whose shingles are looked up in one call
 UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
 WORD = re.compile(rf"[^\W{UNSPACED}]+|[{UNSPACED}]")
 FACTOR = np.uint64(0x9E3779B97F4A7C15)  # odd, so that no bit of a word's hash is lost
+
+
+NAMES_OF_GROUPS = (str, int, float, bool, datetime.date, decimal.Decimal)  # values that name a group
 
 
 class Document(str):
@@ -138,19 +145,30 @@ def _whole_documents(config: DataConfig) -> Iterator[str]:
         for sentence in controlled_sentences(config.sentences or 60_000, size="large"):
             if not probing.issuperset(word.form for word in sentence.words):
                 yield sentence.text
+    elif config.source == "states":
+        raise DataError(
+            f"data={config.name} has the rows of a folder of states, which measures of states alone compare; give text"
+        )
     elif config.source == "text":
         paths = files_of(config)
-        root = os.path.commonpath([path.parent.absolute() for path in paths])
+        grouping = _Grouping(config.group, os.path.commonpath([path.parent.absolute() for path in paths]))
         for path in paths:
             for text, record in _read(path, config.field or "text", config.group):
-                yield _grouped(text, config.group, record, path, root)
+                yield grouping.document(text, record, path)
     else:
         options: dict[str, Any] = {"data_files": list(config.hub_files)} if config.hub_files else {}
         options |= {"split": config.split or "train", "revision": config.revision}
         records = stream_records(f"data={config.name}", str(config.hub_id), config.subset, **options)
+        grouping = _Grouping(config.group)
         for number, record in enumerate(records):
             text = _text_of(record, config.field or "text", f"{config.hub_id} row {number}")
-            yield _grouped(text, config.group, record)
+            yield grouping.document(text, record)
+
+
+def rows_folder(config: DataConfig) -> str:
+    """Return the folder of states whose rows of text are read."""
+    assert config.files is not None, "DataConfig checks that there is one"
+    return config.files[0]
 
 
 def text_fingerprint(config: DataConfig) -> str:
@@ -159,6 +177,8 @@ def text_fingerprint(config: DataConfig) -> str:
     This is the content of local files, the version of the grammar, or the name and commit of a set of the hub; and
     the versions of the rules that keep the sides apart and cut documents, which those of the minis never are.
     """
+    if config.source == "states":
+        return states_fingerprint(rows_folder(config))
     if config.source == "hub":
         commit = commit_of(str(config.hub_id), config.revision, f"data={config.name}")
         choice = config.hub_id, config.subset, config.split, commit, config.hub_files, config.field
@@ -243,26 +263,53 @@ def files_of(config: DataConfig) -> list[Path]:
     files = []
     for name in config.files or []:
         path = Path(name).expanduser()
-        matches = [path] if path.exists() else sorted(map(Path, glob.glob(str(path), recursive=True)))
+        matches = [path] if is_there(path) else sorted(map(Path, glob.glob(str(path), recursive=True)))
         if not matches:
             raise DataError(f"data.files: nothing matches {name}")
         files.extend(matches)
     return files
 
 
-def _grouped(text: str, group: str | None, record: Record, path: Path | None = None, root: str = "") -> str:
-    """Return a document with the name of its source, which is a field of its record, its file, or its folder.
+class _Grouping:
+    """Gives the documents of a source the names of their groups, by `data.group`.
 
-    Folders are those in the folder `root` that all files have in common; a file that lies there is its own.
+    Args:
+        field: A field of the records, or "file" or "folder" of local files; None: documents are of no group.
+        root: The folder that all files have in common. Folders are those in it; a file that lies there is its own.
     """
-    if group is None:
-        return text
-    if group in ("file", "folder") and path:
-        inside = path.absolute().relative_to(root)
-        return Document(text, inside.parts[0] if group == "folder" else str(inside))
-    if group not in record:
-        raise DataError(f"data.group={group}: the records have no such field; {nearest(group, map(str, record))}")
-    return Document(text, str(record[group]))
+
+    def __init__(self, field: str | None, root: str = ""):
+        self.field = field
+        self.root = root
+        self.kind: type | None = None  # of the values of the field
+        self.first: Any = None
+
+    def document(self, text: str, record: Record, path: Path | None = None) -> str:
+        if self.field is None:
+            return text
+        if self.field in ("file", "folder") and path:
+            inside = path.absolute().relative_to(self.root)
+            return Document(text, inside.parts[0] if self.field == "folder" else str(inside))
+        if self.field not in record:
+            there = nearest(self.field, map(str, record))
+            raise DataError(f"data.group={self.field}: the records have no such field; {there}")
+        return Document(text, self._name(record[self.field]))
+
+    def _name(self, value: Any) -> str:
+        """Return the name of a group; a DataError of what names none, or has the name of a value of another type."""
+        if value is None or value != value or value == "":
+            remedy = "fill it in, or leave these records out"
+            raise DataError(f"data.group={self.field}: a record has no value in this field; {remedy}")
+        if not isinstance(value, NAMES_OF_GROUPS):
+            told = f"a record has a {type(value).__name__} in this field ({short(repr(value))})"
+            raise DataError(f"data.group={self.field}: {told}; write a text or a number")
+        if self.kind is None:
+            self.kind = type(value)
+            self.first = value
+        elif type(value) is not self.kind:
+            told = f"the field has {self.first!r}, a {self.kind.__name__}, and {value!r}, a {type(value).__name__}"
+            raise DataError(f"data.group={self.field}: {short(told)}; write all of them alike")
+        return str(value)
 
 
 def _read(path: Path, field: str, group: str | None) -> Iterator[tuple[str, Record]]:

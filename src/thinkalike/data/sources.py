@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from thinkalike.errors import DataError, one_line
+from thinkalike.files import is_pointer, is_there, what_pulls
 from thinkalike.hub import cause_of, resolved
 
 LOCAL = "use local files (data=text 'data.files=[...]') or data=pydoc"
@@ -32,10 +33,12 @@ def reading(path: Path) -> Iterator[None]:
     A file that is not regular is refused: a pipe or /dev/zero would never end.
     """
     try:
-        if path.exists() and not path.is_file():
+        if is_there(path) and not path.is_file():
             raise DataError(
                 f"cannot read {path}: it is not a regular file; give files or a glob such as 'FOLDER/*.txt'"
             )
+        if is_pointer(path):
+            raise DataError(what_pulls(path))
         yield
     except DataError:
         raise

@@ -35,6 +35,7 @@ from thinkalike.data.stimuli import (
     duplicates,
 )
 from thinkalike.errors import DataError
+from thinkalike.files import is_there
 from thinkalike.plugins import HELD
 
 log = logging.getLogger(__name__)
@@ -73,7 +74,7 @@ def _stimuli(settings: str, _: int | None) -> Stimuli:
 
 def changed_at(path: str | None) -> int | None:
     """Return when a file was last changed, in ns, if there is one."""
-    return Path(path).stat().st_mtime_ns if path and Path(path).exists() else None
+    return Path(path).stat().st_mtime_ns if path and is_there(path) else None
 
 
 def read_table(

@@ -19,8 +19,9 @@ from thinkalike.measures.closed_forms import HalvedMoments, LayerPair, halves_of
 from thinkalike.measures.estimates import Estimate, bootstrap_interval, effective_number, sum_by_document
 from thinkalike.measures.losses import CHUNK, compare_outputs, token_loss
 from thinkalike.memory import Budget, LiveBytes
-from thinkalike.models.frozen import FrozenModel, StateSource
+from thinkalike.models.frozen import FrozenModel
 from thinkalike.processes import counted
+from thinkalike.states.source import StateSource
 
 BATCH_TOKENS = 8192  # of a report, that a model reads at once
 # the same on a CPU, whose caches hold the activations of so many: a sixth less time than with 8192

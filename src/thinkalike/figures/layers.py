@@ -201,10 +201,12 @@ def band(axes: Any, rows: pd.DataFrame, column: str, label: str, **style: Any) -
 
 def ruler(table: pd.DataFrame, rungs: pd.DataFrame, documents: float, folder: Path, label: str) -> None:
     """Draw a panel for each model: the layer pairs' values with intervals over documents, and its rungs."""
-    models = list(dict.fromkeys([table["source"].iloc[0], table["target"].iloc[0]]))
+    sides = {table[side].iloc[0]: side for side in ("target", "source") if table[f"{side}_bits"].notna().any()}
+    models = [model for model in dict.fromkeys([table["source"].iloc[0], table["target"].iloc[0]]) if model in sides]
     pairs = [f"{a} → {b}" for a, b in zip(table["source_layer"], table["target_layer"], strict=True)]
     with canvas(3.6 * len(models) + 0.6, 3.4, 1, len(models), squeeze=False, sharey=True) as (figure, panels):
-        for axes, model, side in zip(panels[0], models, ("source", "target"), strict=False):
+        for axes, model in zip(panels[0], models, strict=True):
+            side = sides[model]
             cells = rungs[rungs["model"] == model].pivot(index="layer", columns="rung", values="value")
             lines, height = cells.loc[table[f"{side}_layer"]], -1.0
             for name in lines.iloc[-1].sort_values().index:

@@ -15,9 +15,9 @@ from thinkalike.config import AnalyzeConfig
 from thinkalike.errors import ConfigError, DataError, listed
 from thinkalike.instruments.layer_pairs.frame import BATCHES, OF_STATES, LayerPairs, WithNull
 from thinkalike.measures.metric import CKA
-from thinkalike.models.frozen import FrozenModel
 from thinkalike.screen import show_text, span
 from thinkalike.states.batches import ModelRuns, StateBatches
+from thinkalike.states.source import StateSource
 from thinkalike.store import Result
 
 log = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ class CKAConfig(WithNull):
             raise ConfigError(f"{found}: leave out {others}, or measure.given")
 
 
-class LayerCKA(LayerPairs, kind="cka", version=12, reads=OF_STATES):
+class LayerCKA(LayerPairs, kind="cka", version=13, reads=OF_STATES):
     """Compares all layers of `model` with all of `model@target`, and those of each with each other."""
 
     name = "CKA"
@@ -61,7 +61,7 @@ class LayerCKA(LayerPairs, kind="cka", version=12, reads=OF_STATES):
         return CKA(source_layers, target_layers, **options)
 
     def batches(
-        self, measure: Any, config: AnalyzeConfig, models: Sequence[FrozenModel], runs: ModelRuns
+        self, measure: Any, config: AnalyzeConfig, models: Sequence[StateSource], runs: ModelRuns
     ) -> StateBatches:
         batches = super().batches(measure, config, models, runs)
         if batches.level == "word" and measure.flatten != "token":

@@ -16,9 +16,9 @@ from thinkalike.instruments.layer_pairs import screen as words
 from thinkalike.instruments.layer_pairs.frame import BATCHES, LayerPairs, LayerPairsConfig
 from thinkalike.measures.shifts import LayerShifts
 from thinkalike.models.families import Layer
-from thinkalike.models.frozen import FrozenModel
 from thinkalike.screen import Column, Table, few, number_column, show_table, show_text, span
 from thinkalike.states.batches import ModelRuns, StateBatches
+from thinkalike.states.source import StateSource
 from thinkalike.store import Headline, Result
 
 
@@ -42,7 +42,7 @@ class Distance(LayerPairs, kind="distance", version=5, reads=("model", "target",
     same_layers: ClassVar[bool] = True
     takes_activations: ClassVar[bool] = False
 
-    def sites(self, config: AnalyzeConfig, models: Sequence[FrozenModel]) -> list[list[Layer]]:
+    def sites(self, config: AnalyzeConfig, models: Sequence[StateSource]) -> list[list[Layer]]:
         source, target = models
         if (source.n_layers, source.d_model) != (target.n_layers, target.d_model):
             raise ConfigError(
@@ -56,7 +56,7 @@ class Distance(LayerPairs, kind="distance", version=5, reads=("model", "target",
         return own
 
     def batches(
-        self, measure: Any, config: AnalyzeConfig, models: Sequence[FrozenModel], runs: ModelRuns
+        self, measure: Any, config: AnalyzeConfig, models: Sequence[StateSource], runs: ModelRuns
     ) -> StateBatches:
         return super().batches(replace(measure, massive="keep"), config, models, runs)
 

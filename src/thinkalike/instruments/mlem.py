@@ -261,7 +261,7 @@ def fit_profiles(config: AnalyzeConfig, stimuli: Stimuli, sides: Sequence[Stimul
             importance = feature_importance(model, features, layers, **asked)
     except ValueError as error:
         remedy = "; measure.together=stimulus lets folds divide a text" if "groups" in str(error) else ""
-        raise DataError(f"{stimuli.source}: {error}{remedy}{numbered(sides)}") from error
+        raise DataError(f"{stimuli.source}: {error}{remedy}{numbered(sides, str(error))}") from error
     needed = fewest_groups(measure.folds)
     if importance.groups < needed:
         lacking = "no intervals and no p" if importance.groups < FEWEST_GROUPS else "no intervals"
@@ -316,12 +316,18 @@ def _references(config: AnalyzeConfig, stimuli: Stimuli, sides: Sequence[Stimulu
     options = {"groups": None if groups is None else groups.tolist(), "splits": measure.references, "seed": config.seed}
     for name, each in zip(CELLS if measure.references else (), cells, strict=False):
         columns = name, f"{name}_low", f"{name}_high"
-        try:
-            ends = split_half_reference(each, layers, measure.distance, **options)
-            found |= zip(columns, (part.numpy() for part in ends), strict=True)
-        except ValueError as error:
-            log.warning("warning: %s is left out: %s", name.replace("_", " "), error)
-            found |= dict.fromkeys(columns, nan)
+        title = name.replace("_", " ")
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            try:
+                ends = split_half_reference(each, layers, measure.distance, **options)
+            except ValueError as error:
+                log.warning("warning: %s is left out: %s", title, error)
+                found |= dict.fromkeys(columns, nan)
+                continue
+        for warning in caught:
+            log.warning("warning: %s: %s", title, warning.message)
+        found |= zip(columns, (part.numpy() for part in ends), strict=True)
     return found
 
 

@@ -71,8 +71,10 @@ def stimuli_inputs(config: AnalyzeConfig) -> dict[str, Any]:
     recordings = ", ".join(recording_fingerprint(path) for path in config.recordings)
     ids = hashlib.sha256(repr(stimuli.ids).encode()).hexdigest()[:16]  # they decide which row is whose
     read = {"stimuli": stimuli, "ids": ids, "activations": recordings}
-    names = names_of(sides_of(config))
-    if names[: len(config.recordings)] != [Path(path).stem for path in config.recordings]:
+    sides = sides_of(config)
+    names = names_of(sides)
+    recorded = [name for side, name in zip(sides, names, strict=True) if isinstance(side, str)]
+    if recorded != [Path(path).stem for path in config.recordings]:
         read["names"] = ", ".join(names)
     return {**read, **fingerprints(config.without_model(), ("model", "target"))}
 
@@ -139,6 +141,10 @@ def _with_layers(config: AnalyzeConfig, sides: list[StimulusStates]) -> list[Sti
     wanted = {side.name: {-1, *layers} for side, layers in zip(ends, chosen, strict=True)}
     for place, side in enumerate(sides):
         if side.name in wanted:
+            lacking = sorted(wanted[side.name] - {-1, *side.numbers})
+            if lacking:
+                has = ", ".join(map(str, side.layers))
+                raise DataError(f"layers: {side.name} has no states of layer {lacking[0]}, only of {has}")
             at = [place for place, number in enumerate(side.numbers) if number in wanted[side.name]]
             sides[place] = side._replace(layers=[side.layers[n] for n in at], states=[side.states[n] for n in at])
     return sides

@@ -18,15 +18,14 @@ from torch import Tensor
 
 from thinkalike.config import AnalyzeConfig, MeasureConfig, ranged
 from thinkalike.digests import remembered
-from thinkalike.evaluation.language import document_numbers
 from thinkalike.instruments.layer_pairs import screen
-from thinkalike.instruments.layer_pairs.frame import LayerMatrix, layers_compared
+from thinkalike.instruments.layer_pairs.frame import LayerMatrix, fewer_layers, layers_compared
 from thinkalike.instruments.ruler import (
     LEAST_WORDS,
     WORDS,
     WORDS_PER_ROW,
-    WordComparison,
-    Words,
+    compare_words,
+    facts_of_words,
     fewest_words,
     say_left_out,
     tokens_of_words,
@@ -34,12 +33,10 @@ from thinkalike.instruments.ruler import (
 from thinkalike.job import Outcome, Work
 from thinkalike.job.instrument import LADDER
 from thinkalike.measures.ridge import Predictor, both_ways, bytes_of_predictor, with_interval
-from thinkalike.memory import hand_back
-from thinkalike.models.families import layers_at_depths
-from thinkalike.models.load import load_models
 from thinkalike.models.shapes import Passes, Shapes
 from thinkalike.processes import doing
 from thinkalike.screen import show_text
+from thinkalike.states.folder import load_sources
 from thinkalike.store import Result
 from thinkalike.tables import layer_rows, matrix_rows
 
@@ -82,10 +79,9 @@ class LayerR2(LayerMatrix, kind="r2", version=12, reads=("model", "target", "lay
     def smaller(self, config: AnalyzeConfig, shapes: Shapes, chosen: Collection[str]) -> Iterator[dict[str, Any]]:
         """Yield fewer layers of equal relative depth, and then fewer words, as many as a number needs at least."""
         words = config.measure.words  # type: ignore[attr-defined]
-        depths = shapes["model"].layers, shapes.get("target", shapes["model"]).layers
         least = min(fewest_words(shape.width for shape in shapes.values()), words)
         for layers, share in LADDER:
-            fewer: dict[str, Any] = {"layers": layers_at_depths(layers, *depths)} if layers < max(depths) else {}
+            fewer = fewer_layers(layers, shapes)
             if share > 1:
                 fewer["measure.words"] = max(words // share, least)
             yield fewer
@@ -99,13 +95,11 @@ class LayerR2(LayerMatrix, kind="r2", version=12, reads=("model", "target", "lay
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
         measure: Any = config.measure
         with work.phase("loading"):
-            models = load_models(config.model, config.target)
-            words = Words(config.data, list(dict.fromkeys(models)), measure.words)
-            hand_back(models[0].device)
+            models = load_sources(config.model, config.target)
         sites = self.sites(config, models)
         with work.phase("models"):
-            compared = WordComparison(words, models, sites, keeps_massive=measure.massive == "keep")
-            compared.check_number()
+            keeps_massive = measure.massive == "keep"
+            compared = compare_words(config.data, models, sites, measure.words, keeps_massive=keeps_massive)
         say_left_out(compared)
         described = [model.describe() for model in models]
         names = [model.name for model in models]
@@ -113,7 +107,6 @@ class LayerR2(LayerMatrix, kind="r2", version=12, reads=("model", "target", "lay
         sources, targets = compared.states
         if models[0] is models[1]:
             targets = sources
-        numbers = document_numbers(torch.bincount(compared.residual.documents))
         with work.phase("maps"):
             residual = all_pairs(sources, targets, compared.residual.predictor, "layer pair")
             plain = all_pairs(sources, targets, compared.residual.plain_predictor, "layer pair as it is")
@@ -128,10 +121,9 @@ class LayerR2(LayerMatrix, kind="r2", version=12, reads=("model", "target", "lay
             columns |= _with_ends(column, shares)
         table = matrix_rows(layers[0], layers[1], **columns)
         arrays = {column: columns[column].numpy() for column in ways}
-        scalars = numbers | {"words": float(len(compared.residual.rows)), "words_used": compared.share_compared}
-        facts = {"data": {"name": config.data.name, "level": "word"}}
         components = screen.components_of(table, self.is_distance) if names[0] != names[1] else {}
-        return Outcome(table, scalars, arrays, tables=components, models=described, facts=facts)
+        facts = facts_of_words(config.data)
+        return Outcome(table, compared.numbers(), arrays, tables=components, models=described, facts=facts)
 
     def label(self, result: Result) -> str:
         """Return what tables and figures call the measure; results of earlier versions are of states as they are."""

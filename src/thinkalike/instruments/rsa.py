@@ -129,7 +129,7 @@ class RSA(OfStimuli, kind="rsa", version=6, reads=("model", "target", "layers", 
             if measure.permutations:
                 more |= _p_values(layers, measure, config.seed, stimuli)
         except ValueError as error:
-            raise DataError(f"{stimuli.source}: {error}{numbered(sides)}") from error
+            raise DataError(f"{stimuli.source}: {error}{numbered(sides, str(error))}") from error
         rows = of_stimuli.rows_of_sides(sides)
         scalars = {"stimuli": float(len(stimuli))}
         off = ~np.eye(len(layers), dtype=bool)

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 
+import numpy as np
 import pandas as pd
 import torch
 from jaxtyping import Bool, Float
@@ -44,8 +45,9 @@ from thinkalike.measures.ridge import FOLDS, Predictor, both_ways, with_ends, wi
 from thinkalike.memory import hand_back
 from thinkalike.models.families import layers_at_depths, pairs_of_layers
 from thinkalike.models.frozen import FrozenModel
-from thinkalike.models.load import configured, load_model, load_models, rounded, twin
+from thinkalike.models.load import configured, load_model, twin
 from thinkalike.models.places import checkpoint_fingerprint
+from thinkalike.models.rounding import rounded
 from thinkalike.models.shapes import Passes, Shapes
 from thinkalike.processes import counted
 from thinkalike.screen import (
@@ -59,8 +61,10 @@ from thinkalike.screen import (
     text_column,
 )  # fmt: skip
 from thinkalike.states.batches import KEEPS_MASSIVE, say_massive
+from thinkalike.states.folder import load_sources
 from thinkalike.states.mixing import BAGS, CONTROLS, POSITION, TokenMixing
-from thinkalike.states.tokens import Pieces, TextReader, drawn_pieces, text_reader, word_states
+from thinkalike.states.source import StateSource, TextReader, pairs_of_sources, reader_of
+from thinkalike.states.tokens import Pieces, drawn_pieces, word_states
 from thinkalike.store import Headline, Result
 
 log = logging.getLogger(__name__)
@@ -76,6 +80,7 @@ WORDS_PER_ROW = 2  # about half of the words of a text stand twice in a fifth of
 UNTRAINED, TEXT, MIXING = "untrained", "other text", "local mixing"
 AWAY = {"1 block away": 1, "2 blocks away": 2, "4 blocks away": 4}
 OWN: dict[str, Sequence[str]] = {"bits": (), "layers": tuple(AWAY), "text": (TEXT,)}  # by the words of `rungs`
+OF_COPIES = ("untrained", "bits", "bits_low", "bits_high")  # columns of a side's copies
 BLANK = ("bits", "source_bits_high", "target_bits_high")  # of an untrained twin; without rungs
 TWIN = 65537  # seed of the untrained twin, which nobody takes for a model
 
@@ -100,7 +105,7 @@ class RulerConfig(MeasureConfig):
         """The names and folders of the models that are rungs."""
         return [name for name in self.rungs if name not in OWN]
 
-    def further_of(self, model: FrozenModel) -> list[str]:
+    def further_of(self, model: StateSource) -> list[str]:
         """Return the names of a model's rungs but those of bits: without layers further away than any has another."""
         names = [each for name in self.rungs for each in OWN.get(name, (name,))]
         return [name for name in names if 2 * AWAY.get(name, 0) <= model.n_layers]
@@ -180,7 +185,7 @@ class Words:
         self.documents = numbered_by_part(self.text.owners)
         self.forms = self.text.forms
 
-    def states(self, model: FrozenModel | TokenMixing, layers: Sequence[Any]) -> list[Float[Tensor, "words d"]]:
+    def states(self, model: StateSource | TokenMixing, layers: Sequence[Any]) -> list[Float[Tensor, "words d"]]:
         """Return the states of a model at all words, at each of these layers, of which some may be the same.
 
         Raises:
@@ -218,7 +223,7 @@ class WordComparison(Comparison):
     def __init__(
         self,
         words: Words,
-        models: Sequence[FrozenModel],
+        models: Sequence[StateSource],
         layers: Sequence[Sequence[Any]],
         keeps_massive: bool = False,
     ):
@@ -253,6 +258,11 @@ class WordComparison(Comparison):
         if side not in self._predictors:
             self._predictors[side] = [self.residual.predictor(states) for states in self.states[side]]
         return self._predictors[side]
+
+    def numbers(self) -> dict[str, float]:
+        """Return how many documents and words are compared, and which share of those with no massive states."""
+        counts = document_numbers(torch.bincount(self.residual.documents))
+        return counts | {"words": float(len(self.residual.rows)), "words_used": self.share_compared}
 
     def check_number(self) -> None:
         """Raise a DataError if the words are too few for a number: maps of few rows predict nothing that is there."""
@@ -297,6 +307,40 @@ class WordComparison(Comparison):
         return alike(predictors, map(self.residual.predictor, states))
 
 
+def compare_words(
+    data: DataConfig,
+    models: Sequence[StateSource],
+    layers: Sequence[Sequence[Any]],
+    words: int,
+    *,
+    readers: Sequence[TextReader] = (),
+    keeps_massive: bool = False,
+    remedy: str = MORE_WORDS,
+) -> WordComparison:
+    """Return the comparison of two models at words of held-out text, which are enough for a number.
+
+    Args:
+        layers: Those of each model, pair by pair.
+        words: How many words are read, at least.
+        readers: What else reads the same text later.
+        keeps_massive: Whether words stay whose long states decide some layer.
+        remedy: What an error about too few words tells the user to do.
+
+    Raises:
+        DataError: The text has too few documents or words.
+    """
+    text = Words(data, [*dict.fromkeys(models), *readers], words, remedy)
+    hand_back(models[0].device)
+    comparison = WordComparison(text, models, layers, keeps_massive)
+    comparison.check_number()
+    return comparison
+
+
+def facts_of_words(data: DataConfig) -> dict[str, Any]:
+    """Return what a result says of the text whose words it compares."""
+    return {"data": {"name": data.name, "level": "word"}}
+
+
 def say_left_out(comparison: WordComparison, remedy: str = KEEPS_MASSIVE) -> None:
     """Say which words are left out, if any are, and what keeps them."""
     left_out = comparison.is_massive
@@ -311,8 +355,9 @@ def most(values: Sequence[Float[Tensor, "l 2 r"]]) -> Float[Tensor, "l 2 r"]:
     return stacked[greatest, torch.arange(stacked.shape[1])]
 
 
-def changed(model: FrozenModel, rung: str) -> FrozenModel:
+def changed(model: StateSource, rung: str) -> FrozenModel:
     """Return a copy of so many bits, or the untrained twin."""
+    assert isinstance(model, FrozenModel), "a folder of states has no such points, see `_next`"
     return twin(model, TWIN) if rung == UNTRAINED else rounded(model, int(rung))
 
 
@@ -325,11 +370,13 @@ class Measured(NamedTuple):
 
 def measured(
     comparison: Comparison,
-    models: Sequence[FrozenModel],
+    models: Sequence[StateSource],
     work: Work,
-    further: Callable[[FrozenModel], Sequence[str]] = lambda model: (),
+    further: Callable[[StateSource], Sequence[str]] = lambda model: (),
 ) -> Measured:
     """Return the value of a comparison and the points of both models' rulers around it; equal models have one ruler.
+
+    A folder of states has no weights that could be rounded, so that local mixing is the only point of its side.
 
     Rows that decide what is found of the states of one point are left out of all. So states of points are kept, and
     all values are computed once more at the end if rows were left out on the way. What was read is kept when the job
@@ -346,7 +393,7 @@ def measured(
     for side in sorted(sides, key=lambda number: models[number].parameters()):
         model = models[side]
         with work.phase(f"rungs of {model.name}"):
-            while point := _next(value.mean(1), rungs[side], further(model)):
+            while point := _next(model, value.mean(1), rungs[side], further(model)):
                 log.info("%s beside %s", model.name, _called(point))
                 states[side][point] = _read(comparison, side, point, work)
                 hand_back(model.device)
@@ -378,7 +425,30 @@ def alike(ours: Iterable[Predictor], others: Iterable[Predictor]) -> Float[Tenso
     return torch.stack([both_ways(own, other) for own, other in zip(ours, others, strict=True)])
 
 
-class Ruler(Instrument, kind="ruler", version=8, reads=("model", "target", "layers", "data", "measure")):
+def check_has_ruler(models: Sequence[StateSource]) -> None:
+    """Say which side has no points that need weights; a DataError says that no side has."""
+    without = [model.name for model in dict.fromkeys(models) if not isinstance(model, FrozenModel)]
+    having = [model.name for model in models if isinstance(model, FrozenModel)]
+    if not without:
+        return
+    if not having:
+        raise DataError(
+            f"the ruler needs a model, as its points are copies of one, and {' and '.join(without)} have no "
+            "weights: give one side as a model, or take measure=r2"
+        )
+    log.warning(
+        f"warning: {without[0]} is a folder of states, which has no weights: values are read in bits of "
+        f"{having[0]} alone"
+    )
+
+
+def blank_columns(table: pd.DataFrame) -> tuple[str, ...]:
+    """Return the columns of a ruler's table that may have empty cells: also those of a side without copies."""
+    lacking = [side for side in ("source", "target") if table[f"{side}_bits"].isna().all()]
+    return (*BLANK, *(f"{side}_{name}" for side in lacking for name in OF_COPIES))
+
+
+class Ruler(Instrument, kind="ruler", version=9, reads=("model", "target", "layers", "data", "measure")):
     """Says how alike two models are at pairs of layers, in bits of each of them."""
 
     of_models: ClassVar[str] = "pairs"
@@ -405,32 +475,33 @@ class Ruler(Instrument, kind="ruler", version=8, reads=("model", "target", "laye
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
         measure: Any = config.measure
         with work.phase("loading"):
-            models = load_models(config.model, config.target)
+            models = load_sources(config.model, config.target)
+            check_has_ruler(models)
             # A rung that cannot be loaded, or reads shorter texts, must show before the other rungs are made.
-            rung_readers = [text_reader(load_model(name)) for name in measure.further_models]
-            words = Words(config.data, [*dict.fromkeys(models), *rung_readers], measure.words)
-            hand_back(models[0].device)
-        pairs = _pairs(config.layers, *(model.n_layers for model in models))
+            rung_readers = [reader_of(load_model(name)) for name in measure.further_models]
+        pairs = _pairs(config.layers, models)
         names = [model.name for model in models]
         described = [model.describe() for model in models]
         layers = [[pair[side] for pair in pairs] for side in (0, 1)]
         with work.phase("models"):
-            comparison = WordComparison(words, models, layers, keeps_massive=measure.massive == "keep")
-            comparison.check_number()
+            comparison = compare_words(
+                config.data,
+                models,
+                layers,
+                measure.words,
+                readers=rung_readers,
+                keeps_massive=measure.massive == "keep",
+            )
         value, rungs = measured(comparison, models, work, measure.further_of)
         say_left_out(comparison)
-        numbers = document_numbers(torch.bincount(comparison.residual.documents))
-        worth = numbers["effective_documents"]
+        scalars = comparison.numbers()
+        worth = scalars["effective_documents"]
         if not has_interval(worth):
-            log.warning("warning: %s", why_no_interval(worth, int(numbers["documents"])))
+            log.warning("warning: %s", why_no_interval(worth, int(scalars["documents"])))
         table = table_of(names, pairs, value, rungs)
-        scalars = numbers | {
-            "words": float(len(comparison.residual.rows)),
-            "words_used": comparison.share_compared,
-        }
-        facts = {"data": {"name": config.data.name, "level": "word"}}
+        facts = facts_of_words(config.data)
         tables = {"rungs": rungs_table(names, layers, rungs)}
-        return Outcome(table, scalars, tables=tables, models=described, facts=facts, blank=BLANK)
+        return Outcome(table, scalars, tables=tables, models=described, facts=facts, blank=blank_columns(table))
 
     def draw(self, result: Result, folder: Path) -> None:
         label = "share of what varies beyond word, position and neighbours"
@@ -440,7 +511,7 @@ class Ruler(Instrument, kind="ruler", version=8, reads=("model", "target", "laye
         """Return the reading of each side at the middle layer pair."""
         row = result.table.iloc[len(result.table) // 2]
         columns = {"shared": ["value", "low", "high"]}
-        for side in ("source", "target"):
+        for side, _ in _sides(row):
             columns[f"bits_of_{side}"] = [f"{side}_bits{end}" for end in ("", "_low", "_high")]
         return [Headline.with_ends(name, *row[own]) for name, own in columns.items()]
 
@@ -467,7 +538,7 @@ def show_readings(table: pd.DataFrame, title: str, label: str) -> None:
         Column("layers", [f"{a} → {b}" for a, b in zip(table["source_layer"], table["target_layer"], strict=True)]),
         Column(label, [span(a, b, c, ".2f") for a, b, c in table[["value", "low", "high"]].to_numpy(float)]),
         *(Column(f"bits of {name}", [_in_bits(row, side) for _, row in table.iterrows()])
-          for side, name in _sides(table["source"].iloc[0], table["target"].iloc[0])),
+          for side, name in _sides(table.iloc[0])),
         number_column("local mixing", local_mixing(table), ".2f"),
     ]  # fmt: skip
     show_table(Table(title, columns))
@@ -501,20 +572,29 @@ def local_mixing(table: Any) -> Any:
     return both.max(axis=1) if isinstance(table, pd.DataFrame) else both.max()
 
 
-def shares_more(row: Any) -> bool:
-    """Return whether a layer pair shares more than local mixing does: by the interval where there is one."""
-    return bool(row["beyond"] > 0) and not row["beyond_low"] <= 0
+def shares_more(rows: Any, prefix: str = "") -> Any:
+    """Return whether a layer pair shares more than local mixing does: by the interval where there is one.
+
+    Args:
+        rows: A table, or one of its rows.
+        prefix: Of the names of the columns.
+    """
+    is_more = rows[f"{prefix}beyond"] > 0
+    is_open = rows[f"{prefix}beyond_low"] <= 0
+    return np.logical_and(is_more, np.logical_not(is_open))
 
 
 def copies_in_words(row: Any, verb: str) -> str:
     """Return the copies that the models of a layer pair are as alike as, in words."""
-    sides = _sides(row["source"], row["target"])
+    sides = _sides(row)
     bits = [f"{name} {{}}with its copy of {_in_bits(row, side)} bits" for side, name in sides]
     return ", and ".join(bits).format(f"{verb} ", "")
 
 
-def _sides(source: str, target: str) -> list[tuple[str, str]]:
-    return [("source", source)] if source == target else [("source", source), ("target", target)]
+def _sides(row: Any) -> list[tuple[str, str]]:
+    """Return the sides that have readings, with the names of their models; a model beside itself is one side."""
+    sides = ["source"] if row["source"] == row["target"] else ["source", "target"]
+    return [(side, row[side]) for side in sides if not pd.isna(row[f"{side}_bits"])]
 
 
 def _in_bits(row: Any, side: str) -> str:
@@ -534,19 +614,28 @@ def _is_beyond(difference: Estimate) -> Bool[Tensor, " l"]:
     return torch.where(difference.low.isfinite(), difference.low, difference.value) > 0
 
 
-def _pairs(layers: Any, source: int, target: int) -> list[tuple[int, int]]:
-    """Return the pairs of `layers=`; by default some of equal relative depth."""
-    return layers_at_depths(DEPTHS, source, target) if layers == "same" else pairs_of_layers(layers, source, target)
+def _pairs(layers: Any, models: Sequence[StateSource]) -> list[tuple[int, int]]:
+    """Return the pairs of `layers=`; by default some of equal relative depth, where there are states."""
+    depths = [model.n_layers for model in models]
+    if layers != "same":
+        return pairs_of_layers(layers, *depths)
+    if all(len(model.layers) == model.n_layers for model in models):
+        return layers_at_depths(DEPTHS, *depths)
+    return pairs_of_sources(DEPTHS, *models)
 
 
 def _called(rung: str) -> str:
     return f"{rung} bits" if rung.isdigit() else rung
 
 
-def _next(value: Float[Tensor, "l r"], rungs: Mapping[str, Tensor], further: Sequence[str]) -> str | None:
+def _next(
+    model: StateSource, value: Float[Tensor, "l r"], rungs: Mapping[str, Tensor], further: Sequence[str]
+) -> str | None:
     """Return the point to measure next, until each layer that shares more than local mixing is between two rungs."""
     if MIXING not in rungs:
         return MIXING
+    if not isinstance(model, FrozenModel):
+        return None
     beyond = _is_beyond(apart(value - rungs[MIXING].mean(1)))
     known = {int(name): shared.mean(1)[beyond, 0].tolist() for name, shared in rungs.items() if name.isdigit()}
     bits = next_rung(value[beyond, 0].tolist(), known)
@@ -568,6 +657,10 @@ def table_of(
     beyond = Estimate(columns["beyond"], columns["beyond_low"], columns["beyond_high"])
     for side, own in zip(("source", "target"), rungs, strict=True):
         columns[f"{side}_mixing"] = own[MIXING].mean(1)[:, 0]
+        nothing = torch.full((len(pairs),), math.nan, dtype=torch.float64)
+        if UNTRAINED not in own:  # of a folder of states
+            columns |= {f"{side}_{name}": nothing for name in OF_COPIES}
+            continue
         columns[f"{side}_untrained"] = own[UNTRAINED].mean(1)[:, 0]
         found = [_reading(both[layer], own, layer, bool(_is_beyond(beyond)[layer])) for layer in range(len(pairs))]
         for end, part in zip(("", "_low", "_high"), zip(*found, strict=True), strict=True):

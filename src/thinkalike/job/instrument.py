@@ -296,9 +296,12 @@ class Instrument(ABC):
         return item is not None and item.metadata.get("read_by", self.kind) != self.kind
 
     def models_of(self, config: Any) -> Mapping[str, ModelConfig]:
-        """Return the models that a job runs: by the part of the configuration, or by their names."""
+        """Return the models that a job runs: by the part of the configuration, or by their names.
+
+        The part is empty where states were recorded, and then runs nothing.
+        """
         parts = {part: getattr(config, part) for part in ("model", "target") if part in self.reads}
-        return {part: model for part, model in parts.items() if model is not None}
+        return {part: model for part, model in parts.items() if model is not None and model.name}
 
     def shapes_of(self, config: Any) -> dict[str, Shape | None]:
         """Return the shapes of the models of `models_of`, without loading weights; None where a shape is unknown."""

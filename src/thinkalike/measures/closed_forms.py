@@ -165,10 +165,6 @@ class Basis(NamedTuple):
         """The mean variance, times the number of rows."""
         return (self.values.sum() / len(self.vectors)).clamp(min=torch.finfo(self.values.dtype).tiny)
 
-    def ridge(self, xy: Float[Tensor, "d e"], penalty: Float[Tensor, ""] | float) -> Float[Tensor, "d e"]:
-        """Return the map whose products of x and y are these."""
-        return (self.vectors / (self.values + penalty)) @ (self.vectors.T @ xy)
-
 
 def gained(
     values: Float[Tensor, " d"],
@@ -211,21 +207,18 @@ def bases_of(parts: Sequence[PairStatistics]) -> list[Basis]:
     return found
 
 
-def penalty_of(
-    parts: Sequence[PairStatistics], bases: Sequence[Basis], read: Float[Tensor, "e k"] | None = None
-) -> Float[Tensor, ""]:
+def penalty_of(parts: Sequence[PairStatistics], bases: Sequence[Basis]) -> Float[Tensor, ""]:
     """Return the λ of `PENALTIES` with which maps of each half of the documents predict the other best.
 
     As λ stands beside a sum over rows, it is right for the map of all rows, too. It is ∞ where none is `chosen`.
     """
     unit, every, found = bases[0].unit, PENALTIES.to(bases[0].values), []
-    products = [each.xy if read is None else each.xy @ read for each in parts]  # in units of `size` none overflows
-    for place, (own, other, basis) in enumerate(zip(parts, reversed(parts), bases[1:], strict=True)):
+    for own, other, basis in zip(parts, reversed(parts), bases[1:], strict=True):
         x, y = basis.vectors.T @ (other.mean_x - own.mean_x), other.mean_y - own.mean_y
-        across = (basis.vectors.T @ products[~place]).addr_(x, y if read is None else y @ read, alpha=other.n)
-        found.append((basis, basis.vectors.T @ products[place], across))
+        across = (basis.vectors.T @ other.xy).addr_(x, y, alpha=other.n)
+        found.append((basis, basis.vectors.T @ own.xy, across))
     ends = [end for _, *both in found for each in both if each.numel() for end in each.aminmax()]  # of no direction 0
-    size = torch.stack([*ends, torch.zeros_like(unit)]).abs().max()
+    size = torch.stack([*ends, torch.zeros_like(unit)]).abs().max()  # in units of which none overflows
     gains = [gained(e.values / unit, every, own.div_(size), across.div_(size), e.others) for e, own, across in found]
     return unit * chosen(torch.stack(gains), every)
 
@@ -248,11 +241,11 @@ class HalvedMoments:
         """Return the statistics of all rows."""
         return reduce(PairStatistics.joined, self.parts(pair))
 
-    def parts(self, pair: LayerPair, back: bool = False) -> list[PairStatistics]:
+    def parts(self, pair: LayerPair) -> list[PairStatistics]:
         """Return the statistics of each half."""
         if any(half.n < 2 for half in self.halves):
             raise ValueError("each half of the documents to fit on needs two rows, or give a ridge")
-        return [half.of(pair).reversed if back else half.of(pair) for half in self.halves]
+        return [half.of(pair) for half in self.halves]
 
     def penalty(self, pair: LayerPair, bias: bool = True) -> float:
         """Return the λ of a map with or without a constant."""

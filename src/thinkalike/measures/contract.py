@@ -72,6 +72,7 @@ class LayerMeasure:
             launches cost more than passes over memory, takes them at once.
         is_unbiased: Whether the value expected of independent rows is the same however many there are.
         has_units: Whether a likeness grows with the squares of the sizes of both layers, which `finish` divides out.
+        needed_by: What needs `fewest` rows, such as "k=10 neighbours of a row"; "": any use of the measure.
     """
 
     prepare: Callable[[Tensor, str], Any]
@@ -89,6 +90,7 @@ class LayerMeasure:
     prepare_all: Callable[[Tensor, Sequence[str], bool], list[Any]] | None = None
     is_unbiased: bool = False
     has_units: bool = False
+    needed_by: str = ""
 
     def prepared(
         self, layers: Sequence[Float[Tensor, "_ _"]], names: Sequence[str], order: Int[Tensor, " n"] | None = None
@@ -100,6 +102,8 @@ class LayerMeasure:
         n, dtype = len(layers[0] if order is None else order), common_dtype(layers)
         check_same_rows([*map(len, layers)], names)
         if n < self.fewest:
+            if self.needed_by:
+                raise ValueError(f"{n} rows are too few to compare: {self.needed_by} need at least {self.fewest}")
             raise ValueError(f"{n} rows are too few to compare: give at least {self.fewest}")
         different: dict[int, tuple[str, Tensor]] = {}
         for name, layer in zip(names, layers, strict=True):

@@ -103,6 +103,8 @@ def jackknife(
 ) -> Estimate:
     """Return value ± t √((b-1)/b Σ (replicate - mean)²), t of Student's distribution with b - 1 degrees of freedom.
 
+    It is computed in float64 and has this dtype.
+
     Fewer than two groups say nothing about the spread or a bias: the interval is (-∞, ∞).
 
     Args:
@@ -115,9 +117,14 @@ def jackknife(
         t: Takes the place of Student's, as where the intervals hold for several values simultaneously.
     """
     b = len(replicates)
+    value = value.double()
+    replicates = replicates.double()
     if b < 2:
         return interval_around(value, math.inf)
-    half = (student_t(level, b - 1) if t is None else t) * replicates.var(0, correction=0).mul(b - 1).sqrt()
+    # Squares of very small or very large numbers leave the range of float64. Powers of two change no other digits.
+    unit = power_of_two_below(replicates.detach().abs().amax(0))
+    spread = (replicates / unit).var(0, correction=0).mul(b - 1).sqrt() * unit
+    half = (student_t(level, b - 1) if t is None else t) * spread
     if reference is None:
         return interval_around(value, half)
     middle, reach = value - (b - 1) * (replicates.mean(0) - reference), half if is_drawn else 0
@@ -200,11 +207,6 @@ def numbered_by_part(groups: Int[Tensor, " n"]) -> Int[Tensor, " n"]:
     of_unit = torch.zeros(len(units), dtype=torch.long).scatter_(0, inverse, part_of)
     within = (of_unit[:, None] == torch.arange(PARTS)).cumsum(0).gather(1, of_unit[:, None])[:, 0] - 1
     return (within * PARTS + of_unit)[inverse].to(groups.device)
-
-
-def in_halves(tokens: Int[Tensor, " n"], documents: Int[Tensor, " n"]) -> Int[Tensor, " n"]:
-    """Return other numbers for tokens: halves of the documents that judge each other's maps share no mean of one."""
-    return 2 * tokens + documents % 2
 
 
 def check_groups(groups: Tensor, n: int) -> None:

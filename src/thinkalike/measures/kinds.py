@@ -6,7 +6,7 @@ Tables are files, DataFrames, arrays, tensors, lists of lists and text; MLEM loo
 |---|---|
 | text, truth values, categories without an order, mixed values | nominal |
 | categories with an order | ordinal |
-| numbers, ten different ones or more, of which some are no whole numbers | continuous |
+| numbers, ten different ones or more, of which some are no whole numbers or beyond 2^53 | continuous |
 | other numbers | numeric |
 
 Whole numbers are never taken for continuous, as they may be codes, counts or identities. An array or a tensor says of
@@ -25,8 +25,17 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from thinkalike.arguments import EXACT, UNREADABLE, check_choice, refuse_masked, shown, tensor_of
-from thinkalike.errors import one_line
+from thinkalike.arguments import (
+    EXACT,
+    UNREADABLE,
+    check_choice,
+    in_plain_lines,
+    refuse_huge,
+    refuse_masked,
+    shown,
+    tensor_of,
+)
+from thinkalike.errors import one_line, plain_line
 
 KINDS = ("nominal", "ordinal", "numeric", "continuous")
 NUMBERS = KINDS[2:]
@@ -42,7 +51,9 @@ def kind_of(column: pd.Series) -> str:
         return "nominal"
     values = column.dropna().to_numpy(float)
     different = np.unique(_digits(values[np.isfinite(values)]))
-    return "continuous" if len(different) >= MANY and (different != np.round(different)).any() else "numeric"
+    # Beyond 2^53 no float has a fraction, so that nothing says whether it counts or measures; counts are smaller.
+    is_no_count = (different != np.round(different)) | (np.abs(different) > EXACT)
+    return "continuous" if len(different) >= MANY and is_no_count.any() else "numeric"
 
 
 # ---- tables read as numbers
@@ -62,6 +73,7 @@ class Columns(NamedTuple):
     levels: tuple[tuple[Level, ...] | None, ...]  # level k is read as the number k; None: numbers are read as they are
 
     @classmethod
+    @in_plain_lines()
     def of(cls, X: Any, kinds: Kinds = "auto") -> Columns:
         """Describe a table as `MLEM.fit` takes it, with a warning of features that are taken for continuous.
 
@@ -84,7 +96,8 @@ class Columns(NamedTuple):
         return cls(names, found, levels)
 
     def label(self, feature: int) -> str:
-        return self.names[feature] if self.names else str(feature)
+        """Return what messages call a feature."""
+        return plain_line(self.names[feature]) if self.names else str(feature)
 
     def place(self, feature: int | str, argument: str) -> int:
         """Return the number of a feature given by number or name; an error has the name of the argument."""
@@ -134,6 +147,7 @@ def cell_numbers(values: Any, name: str) -> Int[Tensor, " n"]:
     has_rows = values.ndim in (1, 2) if hasattr(values, "ndim") else True
     if not has_rows or not len(values):
         raise ValueError(f"{name} has no rows, or is no table: give a list or a table of one row or more")
+    refuse_huge(values, name)
     refuse_masked(values, name)
     if isinstance(values, Tensor):
         values = values.float() if values.dtype == torch.bfloat16 else values  # which NumPy lacks
@@ -160,6 +174,7 @@ def _frame(X: Any) -> tuple[pd.DataFrame, bool]:
         if X.dtype == torch.int64 and X.ndim == 2:
             _refuse_inexact(pd.DataFrame(X.numpy()))
         X = X.double().numpy()
+    refuse_huge(X, "X")
     refuse_masked(X, "X")
     try:
         array = X if isinstance(X, np.ndarray) else np.asarray(X, dtype=object)

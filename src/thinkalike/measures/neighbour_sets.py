@@ -11,7 +11,7 @@ from torch import Tensor
 
 from thinkalike.measures.contract import LayerMeasure, both_in_order, each_pair
 from thinkalike.measures.estimates import RowGroups
-from thinkalike.measures.neighbours import NEIGHBOURS, directions, in_order, nearest, numbers_of
+from thinkalike.measures.neighbours import NEIGHBOURS, directions, in_order, nearest, neighbours, numbers_of
 
 
 def jaccard(X: Float[Tensor, "n d"], Y: Float[Tensor, "m e"], k: int = NEIGHBOURS) -> Float[Tensor, ""]:
@@ -40,11 +40,11 @@ class Neighbours(NamedTuple):
 
 
 def jaccard_measure(k: int = NEIGHBOURS) -> LayerMeasure:
-    return LayerMeasure(partial(numbers_of, k=k), each_pair(_jaccard), in_order, fewest=k + 2)
+    return LayerMeasure(partial(numbers_of, k=k), each_pair(_jaccard), in_order, k + 2, needed_by=neighbours(k))
 
 
 def second_order_measure(k: int = NEIGHBOURS) -> LayerMeasure:
-    return LayerMeasure(partial(_neighbours, k=k), each_pair(_second_order), _moved, fewest=k + 2)
+    return LayerMeasure(partial(_neighbours, k=k), each_pair(_second_order), _moved, k + 2, needed_by=neighbours(k))
 
 
 @torch.no_grad()

@@ -44,8 +44,20 @@ def mutual_knn(
     1.0
     """
     if len(X) < k + 2:
-        raise ValueError(f"k={k} neighbours of a row need {k + 2} rows, and X has {len(X)}: choose a smaller k")
+        raise ValueError(f"{neighbours(k)} need {k + 2} rows, and X has {len(X)}: choose a smaller k")
+    if groups is not None:
+        largest = int(groups.unique(return_counts=True)[1].max())
+        if largest < k + 2:
+            raise ValueError(
+                f"{neighbours(k)} need {k + 2} rows of its group, and the largest group has {largest}: "
+                "choose a smaller k, or give larger groups"
+            )
     return mutual_measure(k, None if groups is None else RowGroups.of(groups, k + 2)).of(X, Y)
+
+
+def neighbours(k: int) -> str:
+    """Return the subject of a sentence about how many rows are needed."""
+    return f"k={k} neighbours of a row"
 
 
 def directions(features: Float[Tensor, "n d"], groups: RowGroups, name: str) -> Float[Tensor, "kept d"]:
@@ -112,12 +124,20 @@ def in_order(
 
 
 def mutual_measure(k: Count = NEIGHBOURS, groups: RowGroups | None = None) -> LayerMeasure:
-    """Return `mutual_knn` as a measure of layer pairs, among all rows, or within groups of at least k + 2 rows."""
+    """Return `mutual_knn` as a measure of layer pairs, among all rows, or within groups of at least k + 2 rows.
+
+    Raises:
+        ValueError: A group has fewer rows.
+    """
+    smallest = min((size for _, size in groups.shapes), default=0) if groups else k + 2
+    if smallest < k + 2:
+        raise ValueError(f"{neighbours(k)} need {k + 2} rows of its group, and one has {smallest}: choose a smaller k")
     return LayerMeasure(
         partial(numbers_of, k=k, groups=groups),
         partial(_share_in_common, k=k, groups=groups),
         partial(in_order, groups=groups),
         fewest=k + 2,
+        needed_by=neighbours(k),
         given=partial(mutual_measure, k),
         similarities=None if groups is None else partial(_adjacency, groups),
     )

@@ -37,11 +37,6 @@ class _Fold(NamedTuple):
     products: Float[Tensor, "d d"]
 
 
-def share_explained(missed: Float[Tensor, "*b"], varied: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
-    """Return R² = 1 - missed / varied, given sums of squares of errors and of states; 0 where nothing varies."""
-    return torch.where(varied > 0, 1 - missed / varied.clamp(min=torch.finfo(varied.dtype).tiny), 0.0)
-
-
 @dataclass(frozen=True)
 class HeldOut:
     """Squares of what a cross-fitted map left of states, and of the states, summed by part of the documents.
@@ -58,7 +53,7 @@ class HeldOut:
     def shares(self) -> Float[Tensor, " replicates"]:
         """R² = 1 - Σ ‖y - ŷ‖² / Σ ‖y - ȳ‖² of all documents, and then without each part; 0 of constant states."""
         missed, varied = torch.cat([self.sums.sum(0)[None], without_parts(self.sums, self.documents)]).unbind(1)
-        return share_explained(missed, varied)
+        return torch.where(varied > 0, 1 - missed / varied.clamp(min=torch.finfo(varied.dtype).tiny), 0.0)
 
 
 class Predictor:

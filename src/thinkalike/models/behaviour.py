@@ -27,10 +27,19 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
+from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedConfig
 
 from thinkalike.errors import flat
-from thinkalike.models.survey import UNREAD, entries_of, known_entries, relative_error, sample_tokens, text_config
+from thinkalike.models.survey import (
+    UNREAD,
+    entries_of,
+    known_entries,
+    may_change_states,
+    relative_error,
+    sample_tokens,
+    text_config,
+)
 
 PLAIN = (bool, int, float, complex, str, bytes, torch.dtype, torch.device, range, slice, type(None), type(Ellipsis))
 HOOKS = ("_forward_hooks", "_forward_pre_hooks")
@@ -39,6 +48,8 @@ OF_EVERY_MODULE = {*vars(nn.Module()), "_is_full_backward_hook"}
 # attributes of models of transformers that say where a model is from, and where its weights are, and not what it does
 OF_ORIGIN = {"name_or_path", "warnings_issued", "generation_config", "hf_device_map", "_hf_hook", "_is_hf_initialized"}
 OF_ORIGIN |= {"peft_config", "_hf_peft_config_loaded"}  # the layers of an adapter have what they read of it
+# attributes that a first pass with output_hidden_states=True and torch.compile leave behind
+OF_USE = {"_output_capturing_hooks_installed", "_is_torch_compile", "_compiled_call_impl", "_compile_kwargs"}
 DEEPEST = 8  # objects inside of objects that are told apart
 CHANGING = "(changes)"  # stands for what a pass changes
 NO_VALUES = "(no values)"  # of a tensor of which only the shape is known
@@ -325,11 +336,15 @@ class _Description:
         is_dropout = isinstance(part, nn.modules.dropout._DropoutNd)
         for name, value in vars(part).items():
             if name in HOOKS and value:
-                yield name, self(list(value.values()), name)
+                hooks = [hook for hook in value.values() if may_change_states(hook)]
+                if hooks:
+                    yield name, self(hooks, name)
             elif name == "training" and value:
                 yield name, "True"
-            elif name in OF_EVERY_MODULE | OF_ORIGIN or UNREAD.search(name.lstrip("_")) or is_dropout:
+            elif name in OF_EVERY_MODULE | OF_ORIGIN | OF_USE or UNREAD.search(name.lstrip("_")) or is_dropout:
                 continue
+            elif _are_handles(value):
+                continue  # the hooks themselves are described where they run
             elif id(value) not in self.configs:
                 yield name, self(value, name)
         for name in part._non_persistent_buffers_set:
@@ -359,12 +374,17 @@ class _Description:
         return f"{name} ({_digest(' '.join(parts))})"
 
     def patches(self) -> dict[Trait, str]:
-        """Return the functions that were put into the libraries in which the classes of the modules are defined."""
+        """Return the functions that replace some of the libraries in which the classes of the modules are defined.
+
+        A function under a name that the code of its library never uses replaces nothing: `torch.compile` leaves what it
+        compiled among the globals of a library, under names of its own.
+        """
         libraries = {owner.__module__ for kind in list(self.classes) for owner in kind.__mro__}
         found: dict[Trait, str] = {}
         for library in sorted(filter(_is_installed, libraries)):
+            names = _names_in_code(library)
             for name, value in vars(sys.modules[library]).items():
-                if isinstance(value, FunctionType) and not _is_installed(value.__module__):
+                if isinstance(value, FunctionType) and name in names and not _is_installed(value.__module__):
                     found[library, name] = self(value, f"{library} {name}")
         return found
 
@@ -386,6 +406,12 @@ def _functions_in(value: Any) -> list[FunctionType]:
     return [each for each in wrapped if isinstance(each, FunctionType)]
 
 
+def _are_handles(value: Any) -> bool:
+    """Return whether a value is a handle by which a hook can be removed, or a list of these."""
+    handles = value if isinstance(value, list) else [value]
+    return bool(handles) and all(isinstance(handle, RemovableHandle) for handle in handles)
+
+
 def _configs_in(*configs: Any) -> Iterator[Any]:
     """Yield configurations and those inside of them."""
     for config in configs:
@@ -400,11 +426,37 @@ def _library_folders() -> tuple[str, ...]:
     return tuple(str(Path(paths[name]).resolve()) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 
 
-def _is_installed(module: str) -> bool:
-    """Return whether the code of a module is that of an installed package, which its version tells."""
+@functools.cache
+def _names_in_code(library: str) -> frozenset[str]:
+    """Return the names that the code of a loaded library defines or reads; without such code, those that it has."""
+    loaded = sys.modules[library]
+    loader = getattr(getattr(loaded, "__spec__", None), "loader", None)
+    try:
+        code = loader.get_code(library)  # type: ignore[union-attr]
+    except (AttributeError, ImportError, OSError):  # of a library that was not imported from a file
+        code = None
+    return frozenset(vars(loaded) if code is None else _names_used(code))
+
+
+def _names_used(code: CodeType) -> set[str]:
+    """Return the names of globals and attributes in a code object and in the functions and classes inside it."""
+    names = set(code.co_names)
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            names |= _names_used(constant)
+    return names
+
+
+def _is_installed(module: str | None) -> bool:
+    """Return whether the code of a module is that of an installed package, which its version tells.
+
+    Functions that were made from text, as compilers make them, have None for their module.
+    """
+    if module is None:
+        return False
     if module.partition(".")[0] == __name__.partition(".")[0]:
         return True
-    loaded = sys.modules.get(module or "")
+    loaded = sys.modules.get(module)
     file = getattr(loaded, "__file__", None)
     if loaded is None or module == "__main__":
         return False

@@ -13,8 +13,7 @@ from typing import NamedTuple
 
 from thinkalike.digests import read_json
 from thinkalike.errors import ModelError
-
-POINTER = b"version https://git-lfs.github.com/spec/"  # the beginning of a file that stands for another
+from thinkalike.files import is_pointer, what_pulls
 
 WEIGHT_FILES = (  # in the order in which transformers looks for them
     "model.safetensors",
@@ -52,23 +51,15 @@ def check_no_pointer(files: Sequence[Path]) -> None:
     by_name = {path.name: path for path in files}
     first = next((name for name in IN_TURN if name in by_name), None)
     read = {first} if first else set[str]()
-    if first and first.endswith(".index.json") and not _is_pointer(by_name[first]):
+    if first and first.endswith(".index.json") and not is_pointer(by_name[first]):
         with contextlib.suppress(ValueError, AttributeError):  # a damaged index is reported where it is read
             read |= {*map(str, read_json(by_name[first]).get("weight_map", {}).values())}
-    whole_tokenizer = "tokenizer.json" in by_name and not _is_pointer(by_name["tokenizer.json"])
+    whole_tokenizer = "tokenizer.json" in by_name and not is_pointer(by_name["tokenizer.json"])
     for name, path in by_name.items():
         is_unread_tokenizer = whole_tokenizer and path.suffix != ".json"
         is_weights = path.suffix in (".safetensors", ".bin", ".pt", ".pth")
-        if (name in read if is_weights else not is_unread_tokenizer) and _is_pointer(path):
-            where = shlex.quote(str(path.parent))
-            what = f"{path} is a pointer of Git LFS and not the file itself"
-            raise ModelError(f"{what}; run: cd {where} && git lfs pull")
-
-
-def _is_pointer(path: Path) -> bool:
-    with contextlib.suppress(OSError), path.open("rb") as file:
-        return file.read(len(POINTER)) == POINTER
-    return False
+        if (name in read if is_weights else not is_unread_tokenizer) and is_pointer(path):
+            raise ModelError(what_pulls(path))
 
 
 def _deepspeed(folder: Path) -> str:

@@ -14,13 +14,13 @@ import functools
 import hashlib
 import threading
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import masking_utils
@@ -43,23 +43,28 @@ from thinkalike.models.survey import (
     tensors_of,
 )
 
+SAMPLED = 4096  # tokens of the vocabulary, of which the mean and the size of embeddings are
+EMBEDDED_AT_ONCE = 2**14  # tokens in a pass that ends before block 0
 _CHANGING = threading.Lock()  # held while the next two change
 _LOCKS: WeakKeyDictionary[nn.Module, Any] = WeakKeyDictionary()  # of each module, see `alone`
 _one_text_per_row: list[Any] = []  # transformers' own function, once for each running pass, see `one_text_per_row`
 
 
-@runtime_checkable
-class StateSource(Protocol):
-    """The part of a FrozenModel that a stitch needs of its source."""
+def sampled_tokens(vocabulary: int) -> Int[Tensor, " sample"]:
+    """Return some tokens that stand for a vocabulary of this size, equally far apart."""
+    return torch.linspace(0, vocabulary - 1, min(vocabulary, SAMPLED)).long()
 
-    d_model: int
-    n_layers: int
-    vocabulary: int
-    device: torch.device
-    dtype: torch.dtype
 
-    def residuals(self, tokens: Tensor, layers: Sequence[Any], /) -> list[Tensor]:
-        """Return the states (b, t, d) of tokens (b, t) at each of these layers."""
+def encoded_text(tokenizer: Any, text: str, bos_each_row: bool) -> tuple[list[int], list[tuple[int, int]]]:
+    """Return the tokens of a text that is read alone, and the characters of each; special tokens have none.
+
+    BOS comes first if rows begin with it, also where a tokenizer does not put it there by itself.
+    """
+    encoded = tokenizer(text, return_offsets_mapping=True, verbose=False)
+    ids, offsets, bos = encoded["input_ids"], encoded["offset_mapping"], tokenizer.bos_token_id
+    if bos_each_row and bos is not None and ids[:1] != [bos]:
+        return [bos, *ids], [(0, 0), *offsets]
+    return ids, offsets
 
 
 class FrozenModel:
@@ -129,6 +134,21 @@ class FrozenModel:
         self.d_model, self._forms = survey(self)
         if not is_proved:
             prove(self)
+
+    @property
+    def layers(self) -> Sequence[int]:
+        """The numbers of the blocks after which it has states: all."""
+        return range(self.n_layers)
+
+    @property
+    def identity(self) -> int:
+        """A number that models share if they are one module, whatever they are called."""
+        return id(self.module)
+
+    @property
+    def ids_fingerprint(self) -> str:
+        """A digest of all that decides which ids a text becomes, the same for models that cut texts alike."""
+        return tokenizer_fingerprint(self.tokenizer)
 
     def __repr__(self) -> str:
         shape = f"{self.n_layers} layers of width {self.d_model}, vocabulary {self.vocabulary}, context {self.context}"
@@ -234,6 +254,29 @@ class FrozenModel:
         with torch.no_grad():
             return self._run(tokens, mask, types)
 
+    def encoded(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """Return the tokens of a text that is read alone, and the characters of each; special tokens have none."""
+        return encoded_text(self.tokenizer, text, self.bos_each_row)
+
+    def embedded(self, vocabulary: Int[Tensor, " v"]) -> Float[Tensor, "v d"]:
+        """Return what enters block 0 for each of these tokens in the first place of a row."""
+        parts = vocabulary[:, None].split(EMBEDDED_AT_ONCE)
+        return torch.cat([self.residuals(part, [EMBED])[0][:, 0] for part in parts])
+
+    def sampled_vocabulary(self) -> Int[Tensor, " sample"]:
+        """Return some tokens that stand for the whole vocabulary."""
+        return sampled_tokens(self.vocabulary)
+
+    def sites_at(self, layers: Iterable[int]) -> list[Layer]:
+        """Return the places at which states are taken in these layers."""
+        return list(self.sites.at(layers)) if self.sites else list(layers)
+
+    def width(self, layer: Layer) -> int:
+        """Return the width of the states of a layer."""
+        if not isinstance(layer, Place):
+            return self.d_model
+        return self.residuals(torch.zeros(1, 1, dtype=torch.long), [layer])[0].shape[-1]
+
     def check_layers(self, layers: Sequence[Layer]) -> None:
         """Raise a ModelError if the model lacks one of these layers."""
         for layer in (each for each in layers if not isinstance(each, Place)):
@@ -308,6 +351,7 @@ class FrozenModel:
             "settings": self.settings(),
             "tokenizer": tokenizer_fingerprint(self.tokenizer),
             "marks": self.marks(),
+            "layers": str(self.n_layers),
             "dtype": str(self.dtype).removeprefix("torch."),
             "device": str(self.device),
             **({"other_dtypes": self.other_dtypes()} if self.other_dtypes() else {}),

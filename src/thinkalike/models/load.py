@@ -5,19 +5,18 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy, deepcopy
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar, cast, runtime_checkable
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
 from thinkalike.config import ModelConfig, model_named, options
 from thinkalike.config.parts import AFTER, model_settings
 from thinkalike.errors import ConfigError, ModelError, checked_path, one_of
+from thinkalike.files import is_there
 from thinkalike.global_state import isolated
 from thinkalike.measures.estimates import seeded
 from thinkalike.memory import page_out
@@ -37,6 +36,7 @@ from thinkalike.models.families import (
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.places import base_of, explained, held, named_folder, reached, read_shape
 from thinkalike.processes import doing
+from thinkalike.shards.index import holds_states
 
 log = logging.getLogger(__name__)
 
@@ -45,28 +45,48 @@ IN_MEMORY = {"dtype", "device", "context", "bos", "side", "site", "head", "impla
 PADDING, PADDED = 0.1, 256  # share and number of the rows of an embedding that no token may have
 SAME = 0.9  # of the ids of two tokenizers of one vocabulary stand for the same token
 END = "<|endoftext|>"  # the only special token of a mini
-ROWS = 2**13  # of a matrix that are rounded at once: the embedding is half of a small model
-MOST_TURNS = 50  # of balancing rows and columns
-BALANCED = 1e-4  # relative change of the sizes of columns in a turn, at which they count as found
-SMALLEST = torch.finfo(torch.float32).tiny
+
+
+@runtime_checkable
+class Named(Protocol):
+    """Something that is loaded under a name."""
+
+    @property
+    def name(self) -> str: ...
+
+
+Source = TypeVar("Source", bound=Named)
 
 
 def load_models(*configs: ModelConfig) -> list[FrozenModel]:
     """Load several models, each different one once, under labels that tell them apart; see `load_model`."""
-    return load_groups([configs])[0]
+    return load_groups([configs], load_model)[0]
 
 
-def load_groups(groups: Sequence[Sequence[ModelConfig]]) -> list[list[FrozenModel]]:
-    """Load the models of several groups, each different one once, under labels that tell those of a group apart."""
-    loaded: list[tuple[ModelConfig, FrozenModel]] = []
+def load_groups(
+    groups: Sequence[Sequence[ModelConfig]], load: Callable[[ModelConfig, str], Source]
+) -> list[list[Source]]:
+    """Load the models of several groups, each different one once, under labels that tell those of a group apart.
 
-    def called(config: ModelConfig, name: str) -> FrozenModel:
-        known = [model for each, model in loaded if replace(each, site=config.site, head=config.head) == config]
-        if same := [model for each, model in loaded if each == config and model.name == name]:
-            return same[0]
-        model = _at_sites(known[0], config, name) if known else load_model(config, name)
+    Args:
+        load: Loads one of them under a name, as `load_model` does.
+    """
+    loaded: list[tuple[ModelConfig, Source]] = []
+
+    def called(config: ModelConfig, name: str) -> Source:
+        for known, model in loaded:
+            if known == config and model.name == name:
+                return model
+        model = load_again(config, name) or load(config, name)
         loaded.append((config, model))
         return model
+
+    def load_again(config: ModelConfig, name: str) -> Source | None:
+        """Return a model whose weights are in memory already, at other sites."""
+        for known, model in loaded:
+            if isinstance(model, FrozenModel) and replace(known, site=config.site, head=config.head) == config:
+                return cast(Source, at_sites(model, config, name))
+        return None
 
     return [[called(*each) for each in zip(group, told_apart(group), strict=True)] for group in groups]
 
@@ -107,8 +127,13 @@ def load_model(
     config = configured(model, settings)
     name = name or tokenizer or label(config)
     if (model := held(config)) is not None:
-        return _at_sites(model, config, name)
+        return at_sites(model, config, name)
     one_of("model.family", config.family, ("auto", *FAMILIES))
+    if holds_states(config.path):
+        raise ModelError(
+            f"model={config.path} is a folder of states, which has no weights to run: measure=cka and its kin, r2, "
+            "ruler, mlem and rsa compare it"
+        )
     with explained(config), doing(f"model {name}"):
         device, dtype = torch.device(pick_device(config.device)), getattr(torch, config.dtype)
         base = base_of(config)
@@ -119,6 +144,8 @@ def load_model(
             shape = read_shape(source, place)
             family = FAMILIES.get(source.family) or family_in(shape, f"{place}/config.json")
             _check_settings(config, family)
+            if not config.implausible:
+                survey.check_rope(shape, config.called)
             stated = stated_quantization(shape)
             if stated and config.quantization:
                 remedy = f"remove model.quantization={config.quantization}"
@@ -127,10 +154,10 @@ def load_model(
             read = _read(source, family, place, device, dtype, adapter)
             read = read._replace(quantization=read.quantization or stated)
         found = _frozen(config, family, read, name=name, device=_device_of(read.module, device), revision=revision)
-        return _at_sites(found, config, name)
+        return at_sites(found, config, name)
 
 
-def _at_sites(model: FrozenModel, config: ModelConfig, name: str) -> FrozenModel:
+def at_sites(model: FrozenModel, config: ModelConfig, name: str) -> FrozenModel:
     """Return the same model under a name, with its states at the sites of a configuration."""
     found = copy(model)
     found.name, found.sites = name, None
@@ -191,7 +218,31 @@ def _in_memory(module: Any, tokenizer: Any, name: str | None, settings: Mapping[
         found = _frozen(config, family, read, name=config.name, device=device, revision="in memory")
         if expected is not None:
             _check_copy(found, expected)
-        return _at_sites(found, config, config.name)
+        return at_sites(found, config, config.name)
+
+
+@isolated()
+def load_tokenizer(name: str, beside: Path) -> Any:
+    """Load the tokenizer in a folder, by its path from the folder `beside`, or that of a model, without its weights."""
+    folder = beside / name
+    is_model = (folder / "config.json").is_file()
+    if not is_model and any((folder / file).is_file() for file in ("tokenizer.json", "tokenizer_config.json")):
+        from thinkalike.models.readers import read_tokenizer
+
+        config = ModelConfig(name="local", path=str(folder))
+        with explained(config):
+            return read_tokenizer(config, str(folder))
+    config = configured(name, {})
+    with explained(config), reached(config) as (place, revision):
+        source = replace(config, revision=revision) if named_folder(config) is None else config
+        reader = family_in(read_shape(source, place), f"{place}/config.json").reader
+        if reader == "native":
+            return mini_tokenizer(place)
+        if reader == "transformers":
+            from thinkalike.models.readers import read_tokenizer
+
+            return read_tokenizer(source, place)
+    return load_model(config).tokenizer
 
 
 def check_tokenizer(module: Any, tokenizer: Any, name: str) -> None:
@@ -276,7 +327,7 @@ def configured(model: ModelConfig | str | os.PathLike[str], settings: Mapping[st
     if isinstance(model, ModelConfig):
         return model_named(model, plain)
     called = checked_path("model", model)
-    is_place = isinstance(model, os.PathLike) or (called not in options("model") and Path(called).exists())
+    is_place = isinstance(model, os.PathLike) or (called not in options("model") and is_there(called))
     return model_named(str(Path(called).absolute()) if is_place else called, plain)
 
 
@@ -357,16 +408,22 @@ def build_mini(architecture: dict[str, Any], vocabulary: int, seed: int, family:
     return survey.without_hooks(bridge.original_model).train().requires_grad_(True)
 
 
+def mini_tokenizer(place: str) -> Any:
+    """Read the tokenizer of a folder that `save_mini` wrote."""
+    from transformers import PreTrainedTokenizerFast
+
+    marks = dict.fromkeys(("bos_token", "eos_token", "pad_token"), END)
+    return PreTrainedTokenizerFast(tokenizer_file=f"{place}/tokenizer.json", **marks)
+
+
 def read_mini(place: str, device: torch.device, dtype: torch.dtype) -> survey.Checkpoint:
     """Read a folder that `save_mini` wrote for the family `native`."""
     from safetensors.torch import load_file
-    from transformers import PreTrainedTokenizerFast
 
     from thinkalike.models.readers import check_dtypes
 
     config = json.loads(Path(place, "config.json").read_text())
-    marks = dict.fromkeys(("bos_token", "eos_token", "pad_token"), END)
-    tokenizer = PreTrainedTokenizerFast(tokenizer_file=f"{place}/tokenizer.json", **marks)
+    tokenizer = mini_tokenizer(place)
     module: Any = build_mini(config["architecture"], len(tokenizer), config["seed"])
     weights = load_file(f"{place}/model.safetensors")
     check_dtypes(weights, place, {name.rpartition(".")[2] for name, _ in module.named_parameters()})
@@ -432,68 +489,3 @@ def twin(model: FrozenModel, seed: int) -> FrozenModel:
     found = fresh(model, seed)
     survey.embedding_of(found.module).data = survey.embedding_of(model.module).data
     return found
-
-
-def can_be_rounded(model: FrozenModel) -> bool:
-    """Return whether all weights are numbers on one device: not whole numbers with scales, as 4bit and 8bit have."""
-    is_spread = bool(getattr(model.module, "hf_device_map", None))
-    return not is_spread and all(weight.is_floating_point() for weight in model.module.parameters())
-
-
-@torch.no_grad()
-def rounded(model: FrozenModel, bits: int) -> FrozenModel:
-    """Return a copy with weights of so many bits: each matrix is balanced, rounded by row, and scaled back.
-
-    Rows of a balanced matrix have 2^bits - 1 values, equally apart, from -max |w| to max |w|. Without balance, what is
-    lost depends on how weights are written: hidden units that are computed larger and read smaller, and gains of norms
-    that are folded into the next matrix, change no output of a model. Balanced matrices do not change either (Müller et
-    al. 2025, arXiv:2509.22944, quantise them for their smaller errors).
-
-    Raises:
-        ModelError: The weights are quantised, or on several devices.
-    """
-    if not can_be_rounded(model):
-        raise ModelError(f"{model.name} cannot be rounded; leave model.quantization and model.device_map out")
-    page_out()
-    module = deepcopy(model.module)
-    page_out()
-    for weight in module.parameters():
-        if weight.dim() > 1:
-            matrix = weight.reshape(-1, weight.shape[-1])  # a copy where the order of the memory allows no view
-            round_in_place(matrix, 2 ** (bits - 1) - 1)
-            weight.copy_(matrix.view_as(weight))
-    return variant(model, module, f"{model.name} ({bits} bits)", is_proved=True)
-
-
-def round_in_place(matrix: Float[Tensor, "n m"], steps: int) -> None:
-    """Round each row of a balanced matrix to so many steps from 0 to its largest entry, and undo the balance."""
-    row_sizes, column_sizes = balanced_sizes(matrix)
-    for rows, sizes in zip(matrix.split(ROWS), row_sizes.split(ROWS), strict=True):
-        scale = sizes[:, None] * column_sizes
-        balanced = rows / scale
-        step = balanced.abs().amax(1, keepdim=True).clamp(min=SMALLEST) / steps
-        rows.copy_((balanced / step).round() * step * scale)
-
-
-def balanced_sizes(matrix: Float[Tensor, "n m"]) -> tuple[Float[Tensor, " n"], Float[Tensor, " m"]]:
-    """Return sizes r and c so that matrix / (r c^T) has a root mean square of 1 in each row and each column.
-
-    They are unique up to one factor, and found in turn (Sinkhorn 1967). Rows and columns of zeros have the size 1.
-    """
-    rows = torch.ones(matrix.shape[0], device=matrix.device)
-    columns = torch.ones(matrix.shape[1], device=matrix.device)
-    for _ in range(MOST_TURNS):
-        before = columns
-        of_columns = torch.zeros_like(columns)
-        row_parts = []
-        for part in matrix.split(ROWS):
-            squares = part.float().square()
-            mean_squares = (squares / before.square()).mean(1)
-            row_parts.append(mean_squares.sqrt().where(mean_squares > SMALLEST, 1.0))
-            of_columns += (squares / row_parts[-1].square()[:, None]).sum(0)
-        rows = torch.cat(row_parts)
-        mean_squares = of_columns / len(matrix)
-        columns = mean_squares.sqrt().where(mean_squares > SMALLEST, 1.0)
-        if (columns / before - 1).abs().max() < BALANCED:
-            break
-    return rows, columns

@@ -32,10 +32,12 @@ from thinkalike.errors import (
     one_line,
     panicked,
 )
+from thinkalike.files import is_folder, is_there
 from thinkalike.hub import Commit, cause_of, reading, refused, resolved
 from thinkalike.models.bounds import check_counts, tensors_held
 from thinkalike.models.formats import WEIGHT_FILES, check_no_pointer, conversion
 from thinkalike.plugins import HELD
+from thinkalike.shards.index import states_fingerprint
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +72,7 @@ def named_folder(config: ModelConfig) -> Path | None:
 
 def revisions_in(folder: Path) -> list[Path]:
     """Return the folders in a folder that hold checkpoints, and the checkpoints of Lightning."""
-    if not folder.is_dir():
+    if not is_folder(folder):
         return []
     with os.scandir(folder) as entries:
         names = [entry.name for entry in entries if entry.name.endswith(LIGHTNING) or entry.is_dir()]
@@ -86,23 +88,24 @@ def folder_of(config: ModelConfig) -> Path | None:
     folder = named_folder(config)
     if folder is None:
         return None
-    if config.revision and folder.parent.exists() and not folder.exists():
+    if config.revision and is_there(folder.parent) and not is_there(folder):
         there = listed([path.name for path in revisions_in(folder.parent)]) or "none"
         raise ConfigError(f"model.revision={config.revision} is not in {folder.parent}, whose revisions are: {there}")
-    if gguf := gguf_in(folder):
+    gguf = gguf_in(folder) if is_there(folder) else None
+    if gguf:
         check_no_pointer([gguf])
         return gguf
-    if folder.is_dir() and not _has_weights(folder) and not is_adapter(folder) and (found := conversion(folder)):
+    if is_folder(folder) and not _has_weights(folder) and not is_adapter(folder) and (found := conversion(folder)):
         raise ModelError(f"model={config.called}: {found}")
     inside = _around(folder)
-    files = os.listdir(inside) if inside.is_dir() else []
+    files = os.listdir(inside) if is_folder(inside) else []
     _check_readable(inside, files)
     check_no_pointer([inside / name for name in sorted(files) if Path(name).suffix in READ])
     if folder.suffix == LIGHTNING:
         check_no_pointer([folder])
     if not {*STATED} & {*files}:
         remedy = "it comes with this package: install that again" if config.mini else "save_pretrained writes one"
-        found = "has no config.json" if inside.is_dir() else "is a file" if inside.exists() else "is not there"
+        found = "has no config.json" if is_folder(inside) else "is a file" if is_there(inside) else "is not there"
         raise ModelError(f"model={config.called}: the folder {inside} {found}; {remedy}")
     _check_inside(folder)
     if not is_adapter(folder):
@@ -154,10 +157,10 @@ def base_of(config: ModelConfig) -> ModelConfig | None:
     if not said or not isinstance(said, str):
         raise ModelError(f"{folder / ADAPTER} names no base_model_name_or_path; {GIVE}")
     try:
-        base = model_named(str(Path(said).absolute()) if Path(said).exists() else str(said), {})
+        base = model_named(str(Path(said).absolute()) if is_there(said) else str(said), {})
     except ConfigError:
         base = None
-    if base is None or (base.path and not Path(base.path).exists()):
+    if base is None or (base.path and not is_there(base.path)):
         raise ModelError(f"model={config.called}: its base {said} is not here; {GIVE}")
     if base.path and is_adapter(Path(base.path)):
         raise ModelError(f"model={config.called}: its base {said} is an adapter itself; {GIVE}")
@@ -228,10 +231,14 @@ def _check_mini(config: ModelConfig, folder: Path) -> None:
 def checkpoint_fingerprint(config: ModelConfig) -> str:
     """Return the commit of a model of the hub, or the SHA-256 of all files that loading may read, as 16 digits.
 
+    That of a folder of states is of its index, which lists the digests of all its files.
+
     That of a model in memory is in its path; one in TransformerLens's old layout has its tokenizer's commit, too.
     """
     if held(config):
         return str(config.path)
+    if config.holds_states:
+        return states_fingerprint(str(config.path))
     with explained(config):
         folder = folder_of(config)
         if folder is None:
@@ -246,7 +253,7 @@ def checkpoint_fingerprint(config: ModelConfig) -> str:
         inside = [path for path in inside if not any(path.is_relative_to(other) for other in others)]
         if config.revision and not (folder / "tokenizer.json").exists():  # a run may keep its tokenizer above
             inside += _beside(folder)
-        for path in inside if folder.is_dir() else [folder, *_beside(folder)]:
+        for path in inside if is_folder(folder) else [folder, *_beside(folder)]:
             digest.update(path.name.encode())
             digest.update(bytes.fromhex(remembered_digest(path)))
         if base := base_of(config):
@@ -376,7 +383,7 @@ def _hub(config: ModelConfig) -> Iterator[str]:
     from huggingface_hub import constants, hf_hub_download
 
     repository, commit = str(config.hub_id), _commit_of(config)
-    if Path(repository).is_dir():
+    if is_folder(repository):
         found = f"model={config.called}: {repository} is also a folder here, which would be read instead"
         raise ModelError(f"{found}; call from elsewhere, or give the folder: model=local model.path={repository}")
     offline: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()

@@ -30,10 +30,11 @@ from torch import Tensor, nn
 from thinkalike.config import ModelConfig
 from thinkalike.digests import PROBES, read_json
 from thinkalike.errors import ModelError, check_extra, listed, one_line
+from thinkalike.files import is_folder
 from thinkalike.hub import resolved
 from thinkalike.models import survey
 from thinkalike.models.bounds import check_adapter, check_growth, check_size
-from thinkalike.models.families import DEPTHS, Family, heads_of
+from thinkalike.models.families import DEPTHS, Family, heads_of, stated_quantization
 from thinkalike.models.formats import IN_TURN, conversion
 from thinkalike.models.gguf import OWN, cut_as_stated, gguf_said
 from thinkalike.models.places import GIVE, WEIGHTS, is_gguf, located, weight_map
@@ -161,6 +162,7 @@ def read_weights(
     for name in (name for name in module.config.architectures or () if not hasattr(transformers, name)):
         own = type(module).__name__
         log.warning("%s is a %s, which transformers lacks, and runs as a %s", config.called, name, own)
+    _warn_of_two_embeddings(module, config.called)
     missing = [name for name in loading["missing_keys"] if not BUFFERS.search(name)]
     stated = [getattr(transformers, name, None) for name in module.config.architectures or ()]
     is_other_class = not any(isinstance(module, each) for each in stated if isinstance(each, type))
@@ -203,6 +205,8 @@ def _checked_while_read(place: str) -> Iterator[None]:
     def checked(model: Any, state_dict: Mapping[str, Any], load_config: Any, **options: Any) -> Any:
         if load_config.hf_quantizer is None:
             check_dtypes(state_dict, place, {name.rpartition(".")[2] for name, _ in model.named_parameters()})
+        else:
+            _warn_of_plain_weights(model, state_dict, place)
         return convert(model=model, state_dict=state_dict, load_config=load_config, **options)
 
     def bounded(model: Any, missing: Any, *options: Any) -> None:
@@ -216,6 +220,28 @@ def _checked_while_read(place: str) -> Iterator[None]:
         patch.object(PreTrainedModel, "_move_missing_keys_from_meta_to_device", bounded),
     ):
         yield
+
+
+def _warn_of_plain_weights(model: Any, stored: Mapping[str, Any], place: str) -> None:
+    """Say that no weight is stored as a quantisation leaves it, although the configuration states one."""
+    dtypes = {_dtype_of(tensor) for tensor in stored.values()}
+    stated = stated_quantization(model.config.to_dict())
+    if stated and dtypes <= FLOATING:
+        found = f"states that weights are quantised ({stated}), and all are stored as {listed(sorted(dtypes))}"
+        log.warning("warning: %s: config.json %s; remove quantization_config if they are not", place, found)
+
+
+def _warn_of_two_embeddings(module: Any, called: str) -> None:
+    """Say that a checkpoint has a head with other values than its embedding, although its configuration ties them."""
+    head = module.get_output_embeddings() if hasattr(module, "get_output_embeddings") else None
+    if head is None or not getattr(survey.text_config(module), "tie_word_embeddings", False):
+        return
+    weight = getattr(head, "weight", None)
+    if weight is None or weight is module.get_input_embeddings().weight or weight.is_meta:
+        return
+    name = next((name for name, found in module.named_parameters() if found is weight), "its head")
+    found = f"config.json says tie_word_embeddings=true, and {name} is stored with other values than the embedding"
+    log.warning("warning: %s: %s, and runs with these; write false, or leave it out of the file", called, found)
 
 
 def check_dtypes(stored: Mapping[str, Any], place: object, kinds: Collection[str] = ("weight", "bias")) -> None:
@@ -473,7 +499,7 @@ def read_tokenizer(config: ModelConfig, place: str) -> Any:
                 no_effect = f"add_bos_token={said} has no effect on its tokenizer; model.bos decides"
                 log.warning("%s: %s", config.called, no_effect)
             return tokenizer
-    if config.revision and Path(place).is_dir():  # a run may keep its tokenizer beside its checkpoints
+    if config.revision and is_folder(place):  # a run may keep its tokenizer beside its checkpoints
         return read_tokenizer(replace(config, revision=None), str(Path(place).parent))
     raise ModelError(f"{config.called}: {place} has no tokenizer that transformers reads ({', '.join(sorted(names))})")
 

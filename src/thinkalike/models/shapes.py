@@ -24,6 +24,7 @@ from thinkalike.models.families import LONGEST, family_in, label
 from thinkalike.models.frozen import FrozenModel, one_text_per_row
 from thinkalike.models.places import base_of, folder_of, known_shape, named_folder
 from thinkalike.models.survey import embedding_of, longest_row, text_config
+from thinkalike.shards.index import read_index
 
 log = logging.getLogger(__name__)
 
@@ -83,6 +84,11 @@ class Shape:
     context: int  # the most tokens of a row that a job gives the model
     operations: Operations  # of its passes
 
+    @property
+    def bytes_of_number(self) -> float:
+        """The bytes of a weight, and of a number of a state; a folder of states has no weights."""
+        return self.bytes / self.parameters if self.parameters else 4.0
+
     def passes(
         self, phase: str, tokens: int | float, row: int, times: int | float = 1, full: bool = True,
         is_shared: bool = False,
@@ -124,6 +130,8 @@ def shape_of(config: ModelConfig, name: str | None = None) -> Shape | None:
     The sizes are those of config.json in a folder or in the hub's cache, or those of the table of published sizes.
     None: no source here has them.
     """
+    if config.holds_states:
+        return _shape_of_states(config, name)
     if config.path:
         folder_of(config)
     read = base_of(config) or config
@@ -143,6 +151,14 @@ def shape_of(config: ModelConfig, name: str | None = None) -> Shape | None:
     if shape is not None:
         check_size(shape.parameters, folder)
     return shape
+
+
+def _shape_of_states(config: ModelConfig, name: str | None) -> Shape:
+    """Return the shape of a folder of states, which runs no operations and holds no weights."""
+    index = read_index(str(config.path))
+    nothing = Operations((0.0,) * index.blocks, (0.0,) * index.blocks, 0.0)
+    width = max(index.hooks.values())
+    return Shape(name or label(config), index.blocks, width, 0, 0, 0.0, LONGEST, nothing)
 
 
 def shape_from(config: ModelConfig, sizes: Mapping[str, Any], name: str | None = None) -> Shape | None:

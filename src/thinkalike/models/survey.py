@@ -12,7 +12,8 @@ import logging
 import math
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -20,7 +21,7 @@ from jaxtyping import Int
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from thinkalike.errors import ModelError, flat, listed, one_line
+from thinkalike.errors import ModelError, flat, listed, one_line, short
 from thinkalike.models.families import EMBED, Layer, after, heads_of
 
 log = logging.getLogger(__name__)
@@ -36,9 +37,12 @@ WINDOWS = ("sliding_window", "attention_window_size", "local_attention", "attent
 LENGTHS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "max_sequence_length", "seq_length")
 # entries of a configuration that no pass of an evaluated model reads
 UNREAD = re.compile(r"^_|dropout|pdrop|^(transformers_version|architectures|dtype|torch_dtype|device|seed|model_name|"
-                    r"tokenizer_name|n_params|use_cache|initializer_range|init_\w+|id2label|label2id)$")  # fmt: skip
+                    r"tokenizer_name|n_params|use_cache|gradient_checkpointing\w*|initializer_range|init_\w+|id2label|"
+                    r"label2id)$")  # fmt: skip
 # settings by which architectures differ whose weights have the same names and shapes
-COMPUTES = re.compile(r"multiplier|scal(e|ing)|softcap|clip|clamp|alibi|sliding_window|rotary")
+MULTIPLIES = re.compile(r"multiplier|scal(e|ing)")
+LIMITS = re.compile(r"softcap|clip|clamp|alibi|sliding_window|rotary")
+READING = re.compile(r"config\.(\w+)|getattr\(\w*\.?config, \"(\w+)\"")  # of a setting, in the code of a model
 HEADS = ("num_attention_heads", "n_heads", "n_head", "num_heads")  # names of the number of heads in configurations
 ROWS, TOKENS = 2, 3  # of the sample by which blocks are surveyed
 AT_MOST = 1024  # tokens of the row that is longer than a window
@@ -377,13 +381,18 @@ def _compare(model: Any, tokens: Tensor, cuts: list[Layer]) -> None:
                 raise ModelError(found + _hooks_on(model.module))
 
 
+def may_change_states(hook: Any) -> bool:
+    """Return whether a hook may change what its module computes; those of these libraries only move or record it."""
+    library = str(getattr(hook, "__module__", "")).partition(".")[0]
+    return library not in ("transformers", "accelerate", "thinkalike")
+
+
 def _hooks_on(module: nn.Module) -> str:
     """Return which modules have hooks, and how to take them off, to end the message of a failed proof; "": none."""
-    libraries = ("transformers", "accelerate", "thinkalike")  # their hooks change no state
     hooked = []
     for path, part in module.named_modules():
         hooks = [*part._forward_hooks.values(), *part._forward_pre_hooks.values()]
-        if any(not str(getattr(hook, "__module__", "")).startswith(libraries) for hook in hooks):
+        if any(may_change_states(hook) for hook in hooks):
             hooked.append(path or type(module).__name__)
     if not hooked:
         return ""
@@ -462,12 +471,90 @@ def _check_architecture(model: Any) -> None:
         if stated and not any(stated in known or known in stated for known in types):
             found = f"config.json says architectures={name} and model_type={config.model_type}"
             raise ModelError(f"{model.name}: {found}, which differ; give the checkpoint's own; {ACCEPT}")
-    known, source = {*type(text)().to_dict(), *dir(type(text))}, inspect.getsource(sys.modules[kind.__module__])
-    for name, value in text.to_dict().items():
-        is_set = isinstance(value, int | float) and value not in (0, 1)
-        if is_set and name not in known and COMPUTES.search(name) and not re.search(rf"\b{name}\b", source):
-            found = f"config.json says {name}={value}, which {kind.__name__} does not read"
+    unread = _unread_settings(whole, text)
+    for name, value in unread.items():
+        found = f"config.json says {name}={short(str(value))}, which {kind.__name__} does not read"
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        computes = MULTIPLIES.search(name) if is_number else None  # a switch is no factor
+        if (computes or LIMITS.search(name)) and isinstance(value, int | float):
             raise ModelError(f"{model.name}: {found}; give the checkpoint's own config.json; {ACCEPT}")
+        where = listed(sorted(architectures_that_read()[name]))
+        log.warning("warning: %s: %s, and these architectures do: %s", model.name, found, where)
+
+
+def _unread_settings(module: Any, text: Any) -> dict[str, Any]:
+    """Return the settings of a configuration that its architecture does not read, and others of transformers do.
+
+    Neither the class of the configuration nor the code of any module has their names. Settings of texts to be generated
+    are left out, and so are values that change nothing: those that are false, empty or 0, a factor of 1, and a 1 or a
+    text that is the default of an architecture that reads the setting.
+    """
+    from transformers import GenerationConfig
+
+    known = {*type(text)().to_dict(), *dir(type(text)), *GenerationConfig().to_dict()}
+    modules = {type(part).__module__ for part in module.modules()} | {type(text).__module__}
+    own = [name for name in sorted(modules) if not name.startswith("torch.")]
+    source = "\n".join(inspect.getsource(sys.modules[name]) for name in own)
+    settings = text.to_dict()
+    rope = settings.get("rope_parameters")
+    if isinstance(rope, dict) and rope.get("rope_type") == "default":  # those of other types read further settings
+        settings |= rope
+    unread = {}
+    for name, value in settings.items():
+        if name in known or UNREAD.search(name) or not value or re.search(rf"\b{name}\b", source):
+            continue
+        is_one = value == 1 and not isinstance(value, bool)
+        is_factor = is_one and MULTIPLIES.search(name)
+        may_be_default = is_one or isinstance(value, str)
+        is_neutral = is_factor or (may_be_default and _is_default_of_any(name, value))
+        if name not in architectures_that_read() or is_neutral:
+            continue
+        unread[name] = value
+    return unread
+
+
+@functools.cache
+def _sources_of_transformers(kind: str) -> dict[str, str]:
+    """Return the source code of the models or configurations of transformers, by architecture."""
+    import transformers
+
+    folder = Path(transformers.__file__).parent / "models"
+    return {path.parent.name: path.read_text(encoding="utf-8") for path in sorted(folder.glob(f"*/{kind}_*.py"))}
+
+
+@functools.cache
+def architectures_that_read() -> dict[str, set[str]]:
+    """Return the settings that models of transformers read of their configurations, with the architectures that do."""
+    found: dict[str, set[str]] = {}
+    for architecture, source in _sources_of_transformers("modeling").items():
+        for names in READING.findall(source):
+            found.setdefault("".join(names), set()).add(architecture)
+    return found
+
+
+def _is_default_of_any(name: str, value: Any) -> bool:
+    """Return whether a configuration of transformers has this default: a text, or the number 1."""
+    written = re.escape(f'"{value}"') if isinstance(value, str) else r"1(\.0)?\b"
+    pattern = re.compile(rf"\b{name}\b[^=\n,]*= *{written}")
+    return any(pattern.search(source) for source in _sources_of_transformers("configuration").values())
+
+
+def check_rope(shape: Mapping[str, Any], called: str) -> None:
+    """Raise a ModelError if a configuration states a setting of rotary positions twice, with different values."""
+    for part in (shape, *(value for value in shape.values() if isinstance(value, Mapping))):
+        settings = part.get("rope_parameters")
+        if not isinstance(settings, Mapping):
+            continue
+        for name, value in settings.items():
+            if part.get(name) not in (None, value):
+                found = f"config.json says {name}={part[name]} and rope_parameters.{name}={value}"
+                raise ModelError(f"{called}: {found}, which differ; leave the wrong one out; {ACCEPT}")
+        scaling = part.get("rope_scaling")
+        older = {"rope_type" if name == "type" else name: value for name, value in (scaling or {}).items()}
+        if {**settings, **older} != settings:
+            both = f"rope_scaling={short(str(scaling))} and rope_parameters={short(str(dict(settings)))}"
+            found = f"config.json says {both}"
+            raise ModelError(f"{called}: {found}, which differ; leave the wrong one out; {ACCEPT}")
 
 
 def _is_constant(weight: Tensor) -> bool:

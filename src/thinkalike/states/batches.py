@@ -29,8 +29,9 @@ from thinkalike.errors import DataError
 from thinkalike.measures.estimates import FEWEST, MASSIVE, RowGroups, massive, numbered_by_part, seeded
 from thinkalike.measures.rows import places_of
 from thinkalike.models.families import Layer
-from thinkalike.models.frozen import FrozenModel
+from thinkalike.states.folder import check_reads_rows, folder_of_rows
 from thinkalike.states.mixing import TokenMixing
+from thinkalike.states.source import StateSource
 from thinkalike.states.tokens import SPREAD, WORDS_AT_ONCE, Pieces, counted, drawn_pieces, word_states
 
 log = logging.getLogger(__name__)
@@ -39,7 +40,7 @@ BESIDE = 4  # batches, of which the values with massive states are given beside 
 POOL_TOKENS, POOL_BYTES, POOL_BATCHES, MOST_BATCHES = 2**16, 3 * 2**28, 4, 64  # of a pool; see `pool_tokens`
 READ = 8  # batches that readings in bits are of, at most, and as many that maps are fitted on
 
-Reader = FrozenModel | TokenMixing
+Reader = StateSource | TokenMixing
 Run = Callable[[Any], list[Tensor]]
 Pool = dict[Any, list[Tensor]]  # the states of each model, by layer
 
@@ -103,7 +104,7 @@ class ModelRuns:
 
     def once(self, model: Reader, content: Hashable, run: Run, *, of_batch: bool = False) -> list[Tensor]:
         """Return the cached states for `content`; call `run` on a miss."""
-        place, states = (id(model.module), content), self._of_batch if of_batch else self._of_pool
+        place, states = (model.identity, content), self._of_batch if of_batch else self._of_pool
         if place not in states:
             states[place] = run(model)
         return states[place]
@@ -164,7 +165,7 @@ class TextBatches(ABC):
 
     def __init__(
         self,
-        models: Sequence[FrozenModel],
+        models: Sequence[StateSource],
         at: Sequence[Sequence[Layer]],
         data: DataConfig,
         measure: Any,
@@ -280,6 +281,22 @@ class TokenBatches(TextBatches):
 
     def read(self, data: DataConfig) -> None:
         first, measure = self.models[0], self.measure
+        if data.source == "states":
+            self._read_stored(data)
+        else:
+            self._read_text(data)
+        special: list[int] = []
+        if measure.skip_special_tokens and first.tokenizer is not None:
+            special = first.tokenizer.all_special_ids
+        self.kept = counted(self.rows, measure.skip_first, special) & self.is_token
+        context = self.rows.shape[1]
+        self.units, self.at_once = len(self.rows), max(measure.tokens_per_batch // context, 1)
+        per_batch = self.at_once * context if self.is_whole else measure.tokens_per_batch
+        self.batches = min(measure.batches, max(int(self.is_token.sum()) // per_batch, 1))
+
+    def _read_text(self, data: DataConfig) -> None:
+        """Read text as rows that all models read, of one length."""
+        first, measure = self.models[0], self.measure
         for model in self.models:
             model.check_context(data.context)
         tokens = measure.batches * measure.tokens_per_batch
@@ -295,13 +312,23 @@ class TokenBatches(TextBatches):
         self.rows, documents = corpus.report.tokens[chosen], corpus.report.documents[chosen]
         for model in self.models:
             check_rows(first, model, self.rows)  # the same rows must be the same text
+        self.is_token = torch.ones_like(self.rows, dtype=torch.bool)
         self.groups = numbered_by_part(documents.flatten().long()).view(-1, context)
-        special = first.tokenizer.all_special_ids if measure.skip_special_tokens else []
-        self.kept = counted(self.rows, measure.skip_first, special)
-        self.units, self.at_once = len(self.rows), max(measure.tokens_per_batch // context, 1)
-        per_batch = self.at_once * context if self.is_whole else measure.tokens_per_batch
-        self.batches = min(measure.batches, max(self.rows.numel() // per_batch, 1))
         self.facts = {"name": data.name, **corpus.facts()}
+
+    def _read_stored(self, data: DataConfig) -> None:
+        """Take rows of a folder of states, drawn at random; shorter ones have padding on the right."""
+        folder = folder_of_rows(data, self.models)
+        chosen = folder.drawn_rows(self.measure.batches * self.measure.tokens_per_batch)
+        found = folder.token_rows(chosen)
+        self.rows, self.is_token = found.tokens, found.is_token
+        for model in self.models:
+            check_reads_rows(model, folder, found)
+        documents = found.documents[:, None].expand_as(self.rows)
+        self.groups = torch.zeros_like(self.rows)
+        self.groups[self.is_token] = numbered_by_part(documents[self.is_token])
+        warn_of_few(data, len(found.documents.unique()))
+        self.facts = {"name": data.name, "states": folder.fingerprint(), "rows": len(self.rows)}
 
     def labels(self, units: Int[Tensor, " u"]) -> Labels:
         part, mask = self.rows[units], self.kept[units]
@@ -312,11 +339,19 @@ class TokenBatches(TextBatches):
         return Labels(content, part[mask], self.groups[units][mask], positions[mask])
 
     def run(self, model: Reader, at: Sequence[Any], units: Int[Tensor, " u"]) -> list[Tensor]:
-        states, places = model.residuals(self.rows[units].long(), at), places_of(self.kept[units]).to(model.device)
+        is_token = self.is_token[units]
+        mask = None if is_token.all() else is_token.long()
+        states, places = (
+            model.residuals(self.rows[units].long(), at, mask),
+            places_of(self.kept[units]).to(model.device),
+        )
         return states if self.is_whole else [layer.flatten(0, 1)[places] for layer in states]
 
     def named(self, units: Int[Tensor, " u"], tokens: Int[Tensor, " n"]) -> list[str]:
-        return [repr(self.models[0].tokenizer.decode([token])) for token in tokens.tolist()]
+        tokenizer = self.models[0].tokenizer
+        if tokenizer is None:
+            return [f"token {token}" for token in tokens.tolist()]
+        return [repr(tokenizer.decode([token])) for token in tokens.tolist()]
 
 
 class WordBatches(TextBatches):
@@ -327,7 +362,7 @@ class WordBatches(TextBatches):
     def read(self, data: DataConfig) -> None:
         size, different = self.measure.tokens_per_batch, list(dict.fromkeys(self.models))
         wanted = self.measure.batches * size
-        cut_for = frozenset((tokenizer_fingerprint(model.tokenizer), model.context) for model in different)
+        cut_for = frozenset((model.ids_fingerprint, model.context) for model in different)
         asked = (repr(data), wanted, cut_for)
         self.text: Pieces = self.runs.text(asked, partial(drawn_pieces, data, different, wanted))
         if not self.text.count:
@@ -353,7 +388,7 @@ class WordBatches(TextBatches):
 
 
 def text_batches(
-    models: Sequence[FrozenModel],
+    models: Sequence[StateSource],
     at: Sequence[Sequence[Layer]],
     data: DataConfig,
     measure: Any,
@@ -373,7 +408,7 @@ def text_batches(
     """
     level = measure.level
     if level == "auto":
-        level = "token" if len({tokenizer_fingerprint(model.tokenizer) for model in models}) == 1 else "word"
+        level = "token" if len({model.ids_fingerprint for model in models}) == 1 else "word"
         if level == "word":
             log.info(" and ".join(model.name for model in models) + " have different tokenizers: compared word by word")
     if level == "word" and (measure.skip_first or measure.skip_special_tokens):

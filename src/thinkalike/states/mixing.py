@@ -8,18 +8,15 @@ know is taken out of states before these are compared. `CONTROLS` are not linear
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from functools import cached_property
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from thinkalike.measures.estimates import seeded
-from thinkalike.models.families import EMBED
-from thinkalike.models.frozen import FrozenModel
+from thinkalike.states.source import Span, StateSource
 
-EMBEDDED_AT_ONCE = 2**14  # tokens in a pass that ends before block 0
-SAMPLED = 4096  # tokens of the vocabulary, of which the mean and the size of embeddings are
 RADIUS = 0.2  # of the weights of the recurrent network; others between 0 and 1 share less
 POSITION = "position"
 BAGS: Mapping[str, float | None] = {"bag .5": 0.5, "bag .9": 0.9, "mean": None}  # by the decay of earlier tokens
@@ -28,7 +25,7 @@ DECAYS: Mapping[str, float | None] = {**BAGS, "bag .8": 0.8}
 
 
 class TokenMixing:
-    """A reader of text, in place of a `FrozenModel`, whose layers are ways of mixing the tokens read so far.
+    """A reader of text, in place of a `StateSource`, whose layers are ways of mixing the tokens read so far.
 
     With e_t the embedding of token t of a row, less the mean embedding of the vocabulary, layers are
 
@@ -40,31 +37,42 @@ class TokenMixing:
     - "shrinking": e_t / (t + 1), which the sum of a token's and a position's part does not hold.
 
     Args:
-        model: The model whose tokenizer and embedding are read.
+        model: The source whose tokenizer and embedding are read.
         seed: Of random weights.
     """
 
-    def __init__(self, model: FrozenModel, seed: int = 0):
+    def __init__(self, model: StateSource, seed: int = 0):
         self.name = model.name
         self.tokenizer = model.tokenizer
         self.context = model.context
         self.bos_each_row = model.bos_each_row
         self.device = torch.device("cpu")
         self.d_model = model.d_model
-        self.module = model.module
+        self.identity = model.identity
         self._model = model
         self._seed = seed
-        some = torch.linspace(0, model.vocabulary - 1, min(model.vocabulary, SAMPLED)).long()
-        embedding = self._first_places(some)
-        self._mean = embedding.mean(0)
-        self._size = (embedding - self._mean).square().sum(1).mean().sqrt()
+
+    @cached_property
+    def _centre_and_size(self) -> tuple[Float[Tensor, " d"], Float[Tensor, ""]]:
+        """The mean embedding, and the root mean square length of embeddings less this mean.
+
+        They are of a sample of the vocabulary, which is embedded when they are first asked for: positions need none.
+        """
+        embedding = self._first_places(self._model.sampled_vocabulary())
+        mean = embedding.mean(0)
+        return mean, (embedding - mean).square().sum(1).mean().sqrt()
+
+    def encoded(self, text: str) -> tuple[list[int], list[Span]]:
+        return self._model.encoded(text)
 
     def residuals(
-        self, tokens: Int[Tensor, "b t"], layers: Sequence[Any], mask: Tensor | None = None
+        self, tokens: Int[Tensor, "b t"], layers: Sequence[str], mask: Tensor | None = None
     ) -> list[Float[Tensor, "b t _"]]:
         """Return the states of these layers; padding after a row does not change them."""
         if list(layers) == [POSITION]:  # which needs no embedding
             return [self._mixed(POSITION, tokens[..., None].float())]
+        if mask is not None:  # the token that padding has may be one whose embedding is not known
+            tokens = torch.where(mask.bool().cpu(), tokens, tokens[:, :1])
         embedded = self._embedded(tokens)
         return [self._mixed(layer, embedded) for layer in layers]
 
@@ -83,18 +91,18 @@ class TokenMixing:
     def _embedded(self, tokens: Int[Tensor, "b t"]) -> Float[Tensor, "b t d"]:
         """Return the embedding of each token, as it is in the first place of a row, less their mean."""
         vocabulary, numbers = tokens.unique(return_inverse=True)
-        return (self._first_places(vocabulary) - self._mean)[numbers]
+        mean, _ = self._centre_and_size
+        return (self._first_places(vocabulary) - mean)[numbers]
 
     def _first_places(self, vocabulary: Int[Tensor, " v"]) -> Float[Tensor, "v d"]:
-        parts = vocabulary[:, None].split(EMBEDDED_AT_ONCE)
-        rows = torch.cat([self._model.residuals(part, [EMBED])[0][:, 0] for part in parts])
-        return rows.float().cpu()
+        return self._model.embedded(vocabulary).float().cpu()
 
     def _recurrent(self, rows: Float[Tensor, "b t d"]) -> Float[Tensor, "b t d"]:
         width = self.d_model
         random = seeded(self._seed)
         onward = torch.randn(width, width, generator=random) * RADIUS / width**0.5
-        inward = torch.randn(width, width, generator=random) / self._size
+        _, size = self._centre_and_size
+        inward = torch.randn(width, width, generator=random) / size
         bias = torch.randn(width, generator=random)
         inputs = rows @ inward + bias
         state = torch.zeros_like(inputs[:, 0])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import re
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -24,11 +25,11 @@ from thinkalike.digests import versions_of
 from thinkalike.errors import DataError
 from thinkalike.measures.estimates import massive
 from thinkalike.models.families import names_of, pick_device
-from thinkalike.models.frozen import FrozenModel
-from thinkalike.models.load import load_model
 from thinkalike.models.places import checkpoint_fingerprint
 from thinkalike.processes import counted
 from thinkalike.states.batches import KEEPS_MASSIVE, say_massive
+from thinkalike.states.folder import load_source
+from thinkalike.states.source import StateSource
 from thinkalike.states.tokens import Pieces, WordStates, site_numbers, sites, states_of_words
 
 log = logging.getLogger(__name__)
@@ -59,14 +60,19 @@ class StimulusStates(NamedTuple):
 
 
 def sides_of(config: AnalyzeConfig) -> list[str | ModelConfig]:
-    """Return what measures of stimuli compare, each once: files of `activations`, `model` and `model@target`."""
+    """Return what measures of stimuli compare, each once: files of `activations`, `model` and `model@target`.
+
+    The source comes first. Recordings are the source, but for a single one beside `model`, which is the source itself.
+    """
     if config.activations:
-        return [*config.recordings, *config.beside_recordings.values()]
+        recordings, beside = config.recordings, config.beside_recordings
+        is_target = len(recordings) == 1 and "model" in beside
+        return [*beside.values(), *recordings] if is_target else [*recordings, *beside.values()]
     return [config.model] if config.target == config.model else [config.model, config.target]
 
 
 def stimulus_states_of(
-    config: AnalyzeConfig, stimuli: Stimuli, embed: bool, loaded: Sequence[FrozenModel] = ()
+    config: AnalyzeConfig, stimuli: Stimuli, embed: bool, loaded: Sequence[StateSource] = ()
 ) -> list[StimulusStates]:
     """Return the states on each side that is compared, a model or a recording; see `sides_of`.
 
@@ -85,16 +91,20 @@ def stimulus_states_of(
 
 
 def _of_model(
-    config: ModelConfig, name: str, stimuli: Stimuli, embed: bool, cache: Path, loaded: Sequence[FrozenModel]
+    config: ModelConfig, name: str, stimuli: Stimuli, embed: bool, cache: Path, loaded: Sequence[StateSource]
 ) -> StimulusStates:
     def compute() -> Entry:
-        model = next((model for model in loaded if model.name == name), None) or load_model(config, name)
+        model = next((model for model in loaded if model.name == name), None) or load_source(config, name)
         found = states_of_stimuli(model, stimuli, embed)
         states = {str(number): layer for number, layer in enumerate(found.states)}
         about = {"layers": site_numbers(sites(model, embed)), "origin": model.describe()}
         return Entry({**states, HAS_OWN: found.has_own}, about)
 
-    states, about = kept(cache / f"{_key(config, stimuli.fingerprint(), embed)}.safetensors", compute, LARGEST)
+    if config.holds_states:  # a copy in the cache would be no faster
+        entry = compute()
+        states, about = entry.tensors, entry.about
+    else:
+        states, about = kept(cache / f"{_key(config, stimuli.fingerprint(), embed)}.safetensors", compute, LARGEST)
     layers = [states[str(number)] for number in range(len(states) - 1)]
     origin = {**about["origin"], "name": name}
     return StimulusStates(name, about["layers"], layers, origin, has_own=states[HAS_OWN])
@@ -112,7 +122,7 @@ def _key(config: ModelConfig, stimuli: str, embed: bool) -> str:
     return hashlib.sha256(json.dumps(everything, sort_keys=True).encode()).hexdigest()[:32]
 
 
-def stimulus_states(model: FrozenModel, stimuli: Stimuli, embed: bool = False) -> list[Float[Tensor, "n d"]]:
+def stimulus_states(model: StateSource, stimuli: Stimuli, embed: bool = False) -> list[Float[Tensor, "n d"]]:
     """Return the states of all stimuli at all layers, on the CPU, by `Stimuli.token`; each text is read alone.
 
     A stimulus without a state of its own is a DataError, see `has_own_state`.
@@ -123,7 +133,7 @@ def stimulus_states(model: FrozenModel, stimuli: Stimuli, embed: bool = False) -
     return states
 
 
-def states_of_stimuli(model: FrozenModel, stimuli: Stimuli, embed: bool = False) -> WordStates:
+def states_of_stimuli(model: StateSource, stimuli: Stimuli, embed: bool = False) -> WordStates:
     """Return the states of stimuli as `stimulus_states` does; those without one of their own have zeros."""
     order = np.argsort(stimuli.sentence, kind="stable")  # word by word within a text; rows of one may lie apart
     words: list[list[tuple[int, int]]] = [[] for _ in stimuli.texts]
@@ -133,7 +143,7 @@ def states_of_stimuli(model: FrozenModel, stimuli: Stimuli, embed: bool = False)
     for first in counted(range(0, len(words), TEXTS_AT_ONCE), "batch of texts"):
         texts = stimuli.texts[first : first + TEXTS_AT_ONCE]
         for text in texts:
-            if len(model.tokenizer(text, verbose=False)["input_ids"]) > model.context:
+            if len(model.encoded(text)[0]) > model.context:
                 most = f"{model.context} of {model.name}"
                 raise DataError(f"{stimuli.source}: a text is longer than the {most}; split it: {text[:80]}")
         batch = Pieces(texts, words[first : first + TEXTS_AT_ONCE])
@@ -224,7 +234,9 @@ def without_massive(
     return every.of(~outliers), every
 
 
-def numbered(sides: Sequence[StimulusStates]) -> str:
-    """Return the part of an error that says what the numbers of layers stand for."""
+def numbered(sides: Sequence[StimulusStates], message: str) -> str:
+    """Return what the numbers of layers stand for, to end a message that has such a number; else nothing."""
+    if not re.search(r"\blayers?\b\D?\d", message):
+        return ""
     names = [f"{side.name} {layer}" for side in sides for layer in side.layers]
     return "; layers are numbered " + ", ".join(f"{number} {name}" for number, name in enumerate(names))

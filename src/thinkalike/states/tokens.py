@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, cast
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -17,7 +17,8 @@ from thinkalike.data.words import Span, is_unspaced, word_spans
 from thinkalike.errors import DataError
 from thinkalike.measures.estimates import seeded
 from thinkalike.models.families import EMBED, Layer, Place
-from thinkalike.models.frozen import FrozenModel
+from thinkalike.states.folder import StateFolder, folder_of_rows
+from thinkalike.states.source import AnyLayer, StateSource, TextReader, WordReader
 
 log = logging.getLogger(__name__)
 WORDS_AT_ONCE = 128  # of a piece of text, at most
@@ -25,11 +26,10 @@ SPREAD = 4  # times as much text is read as is compared, so that it is of more d
 LONGEST = 4096  # bytes of a document, as long as there are enough of them
 
 
-def sites(model: FrozenModel, embed: bool = False, layers: Iterable[int] | None = None) -> list[Layer]:
+def sites(model: StateSource, embed: bool = False, layers: Iterable[int] | None = None) -> list[Layer]:
     """Return these layers of a model at its sites, by default all, before them EMBED if asked for."""
     before: list[Layer] = [EMBED] if embed else []
-    chosen = range(model.n_layers) if layers is None else layers
-    return [*before, *(model.sites.at(chosen) if model.sites else chosen)]
+    return [*before, *model.sites_at(model.layers if layers is None else layers)]
 
 
 def site_numbers(sites: Iterable[Layer]) -> list[Any]:
@@ -45,43 +45,6 @@ def counted(rows: Int[Tensor, "b t"], skip_first: int = 0, special: Iterable[int
     kept = ~torch.isin(rows, torch.tensor(sorted(special), dtype=rows.dtype))
     kept[:, :skip_first] = False
     return kept
-
-
-@runtime_checkable
-class TextReader(Protocol):
-    """What decides which tokens of a text a model reads, and how many fit into a row."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def tokenizer(self) -> Any: ...
-    @property
-    def context(self) -> int: ...
-    @property
-    def bos_each_row(self) -> bool: ...
-
-
-@runtime_checkable
-class WordReader(TextReader, Protocol):
-    """A `TextReader` whose states can be taken at the tokens of words: a `FrozenModel`, or a `TokenMixing`."""
-
-    @property
-    def device(self) -> torch.device: ...
-    def residuals(
-        self, tokens: Int[Tensor, "b t"], layers: Sequence[Any], mask: Int[Tensor, "b t"] | None = None, /
-    ) -> list[Float[Tensor, "b t d"]]: ...
-
-
-class _WithoutWeights(NamedTuple):
-    name: str
-    tokenizer: Any
-    context: int
-    bos_each_row: bool
-
-
-def text_reader(model: TextReader) -> TextReader:
-    """Return what decides which tokens of a text a model reads, without the model's weights."""
-    return _WithoutWeights(model.name, model.tokenizer, model.context, model.bos_each_row)
 
 
 @dataclass(frozen=True)
@@ -142,6 +105,36 @@ def pieces(texts: Iterable[str], models: Sequence[TextReader], words: int) -> Pi
     return found
 
 
+def pieces_of_rows(folder: StateFolder, models: Sequence[TextReader], words: int) -> Pieces:
+    """Return rows of a folder of states as pieces of text, drawn until they have so many words, or all rows.
+
+    A row is a piece as it is, since there are no states of a part of it.
+    """
+    found = Pieces([], [], [])
+    numbers: list[int] = []
+    for row in torch.randperm(len(folder.rows), generator=seeded(0)).tolist():
+        text = folder.text(row)
+        spans = word_spans(text)
+        read = _read_by(models, text)
+        for model, tokens, _ in read:
+            if len(tokens) > model.context:
+                raise DataError(
+                    f"{folder.name} has a row of {len(tokens)} tokens of {model.name}, which reads {model.context}: "
+                    "raise model.context, or write shorter rows by thinkalike.write_states(context=...)"
+                )
+        piece = _with_own_states(text, spans, read)
+        found.left_out.extend(piece.left_out)
+        if piece.words:
+            found.texts.append(piece.text)
+            found.words.append(piece.words)
+            found.documents.append(folder.rows.rows[row].document)
+            numbers.append(row)
+        if found.count >= words:
+            break
+    in_order = torch.tensor(numbers, dtype=torch.long).argsort()
+    return replace(found.chosen(in_order), left_out=found.left_out)
+
+
 def held_out_texts(config: DataConfig) -> Iterator[str]:
     """Yield the documents of a report of words, which nothing is fitted on, in order and without copies."""
     return (text for text, for_report in Sides(config, is_fitted=False) if for_report)
@@ -152,9 +145,12 @@ def drawn_pieces(data: DataConfig, models: Sequence[TextReader], words: int) -> 
 
     Documents are their first `LONGEST` bytes, as long as there are enough of them.
     """
-    found = pieces((beginning(text, LONGEST) for text in held_out_texts(data)), models, SPREAD * words)
-    if found.count < words:
-        found = pieces(held_out_texts(data), models, SPREAD * words)
+    if data.source == "states":
+        found = pieces_of_rows(folder_of_rows(data, models), models, words)
+    else:
+        found = pieces((beginning(text, LONGEST) for text in held_out_texts(data)), models, SPREAD * words)
+        if found.count < words:
+            found = pieces(held_out_texts(data), models, SPREAD * words)
     _say_which(found, data, models)
     order = torch.randperm(len(found.texts), generator=seeded(0))
     counts = torch.tensor([len(found.words[place]) for place in order])
@@ -198,20 +194,30 @@ def _fitting(text: str, spans: list[Span], models: Sequence[TextReader]) -> Iter
     """
     first = spans[0][0]
     piece, words = text[first : spans[-1][1]], [(start - first, stop - first) for start, stop in spans]
-    read = [(model, *_encoded(model, piece)) for model in models]
+    read = _read_by(models, piece)
     too_short = [model for model, tokens, _ in read if len(tokens) > model.context]
     if not too_short:
-        owned = [has_own_state(piece, words, offsets, model.name) for model, _, offsets in read]
-        is_kept = [all(of_models) for of_models in zip(*owned, strict=True)] if owned else [True] * len(words)
-        kept = [word for word, is_own in zip(words, is_kept, strict=True) if is_own]
-        left_out = [piece[slice(*word)] for word, is_own in zip(words, is_kept, strict=True) if not is_own]
-        yield _Piece(piece, kept, left_out)
+        yield _with_own_states(piece, words, read)
     elif len(spans) == 1:
         found = f"the word {piece[:40]!r} is longer than the context of {too_short[0].name}"
         raise DataError(f"{found}: choose a text that both models are made for, data=NAME, or raise model.context")
     else:
         for half in (spans[: len(spans) // 2], spans[len(spans) // 2 :]):
             yield from _fitting(text, half, models)
+
+
+def _read_by(models: Sequence[TextReader], text: str) -> list[tuple[TextReader, list[int], list[Span]]]:
+    """Return for each model the tokens of a text, and the characters of each."""
+    return [(model, *model.encoded(text)) for model in models]
+
+
+def _with_own_states(text: str, words: list[Span], read: Sequence[tuple[TextReader, list[int], list[Span]]]) -> _Piece:
+    """Return a text with those of its words that have a state of their own in all models."""
+    owned = [has_own_state(text, words, offsets, model.name) for model, _, offsets in read]
+    is_kept = [all(of_models) for of_models in zip(*owned, strict=True)] if owned else [True] * len(words)
+    kept = [word for word, is_own in zip(words, is_kept, strict=True) if is_own]
+    left_out = [text[slice(*word)] for word, is_own in zip(words, is_kept, strict=True) if not is_own]
+    return _Piece(text, kept, left_out)
 
 
 class WordStates(NamedTuple):
@@ -222,7 +228,7 @@ class WordStates(NamedTuple):
 
 
 def word_states(
-    model: WordReader, batch: Pieces, at: Sequence[Layer | str] | None = None, token: str = "last"
+    model: WordReader[AnyLayer], batch: Pieces, at: Sequence[AnyLayer] | None = None, token: str = "last"
 ) -> list[Float[Tensor, "words d"]]:
     """Return the states of all words of a batch that have one of their own; a warning says how many have none.
 
@@ -239,7 +245,7 @@ def word_states(
 
 @torch.no_grad()
 def states_of_words(
-    model: WordReader, batch: Pieces, at: Sequence[Layer | str] | None = None, token: str = "last"
+    model: WordReader[AnyLayer], batch: Pieces, at: Sequence[AnyLayer] | None = None, token: str = "last"
 ) -> WordStates:
     """Return the states of the words of a batch at some layers of a model, by default all: those of their last tokens.
 
@@ -247,7 +253,7 @@ def states_of_words(
     token="mean" the means over their tokens. A text has the special tokens that its tokenizer gives it, and BOS before
     it if the model expects that. Words without a state of their own have none, see `has_own_state`.
     """
-    encoded = [_encoded(model, text) for text in batch.texts]
+    encoded = [model.encoded(text) for text in batch.texts]
     longest = max(len(tokens) for tokens, _ in encoded)
     tokens, mask = torch.zeros(2, len(encoded), longest, dtype=torch.long)
     chosen: list[tuple[int, int]] = []  # the first and the last token of each word
@@ -259,9 +265,10 @@ def states_of_words(
         starts = ends if token == "last" else _first_tokens(text, words, offsets, token)
         chosen += [(row * longest + start, row * longest + end) for start, end in zip(starts, ends, strict=True)]
         has_own += has_own_state(text, words, offsets, model.name, token)
+    layers = at if at is not None else cast(Sequence[AnyLayer], sites(cast(StateSource, model)))
     kept = torch.tensor(has_own, dtype=torch.bool)
     chosen = [place for place, is_own in zip(chosen, has_own, strict=True) if is_own]
-    states = [state.flatten(0, 1) for state in model.residuals(tokens, at or sites(cast(FrozenModel, model)), mask)]
+    states = [state.flatten(0, 1) for state in model.residuals(tokens, layers, mask)]
     if not chosen:
         return WordStates([state[:0] for state in states], kept)
     if token == "mean":
@@ -293,15 +300,6 @@ def has_own_state(
         is_shared = token != "first" and stop < furthest[last]
         found.append(not (is_shared or any(character.isalnum() for character in before + after)))
     return found
-
-
-def _encoded(model: TextReader, text: str) -> tuple[list[int], list[Span]]:
-    """Return tokens and the characters of each; special tokens have none."""
-    encoded = model.tokenizer(text, return_offsets_mapping=True, verbose=False)
-    numbers, offsets, bos = encoded["input_ids"], encoded["offset_mapping"], model.tokenizer.bos_token_id
-    if model.bos_each_row and bos is not None and numbers[:1] != [bos]:
-        return [bos, *numbers], [(0, 0), *offsets]
-    return numbers, offsets
 
 
 def _first_tokens(text: str, words: Sequence[Span], offsets: Sequence[Span], token: str) -> list[int]:

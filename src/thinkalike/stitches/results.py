@@ -19,7 +19,7 @@ from thinkalike.measures.closed_forms import AffineMap, LayerPair
 from thinkalike.plugins import digest, is_plugin, trust
 from thinkalike.stitches.kinds import CLOSED, KINDS, MOST_SEEDS, NORMS
 from thinkalike.stitches.stitch import NAME, Stitch
-from thinkalike.stitches.stitch_map import Site, StitchMap, explained
+from thinkalike.stitches.stitch_map import Site, StitchMap, explained, in_file
 from thinkalike.store import Result, open_result
 
 
@@ -82,12 +82,21 @@ def _contents(result: Result, seed: Seed, is_back: bool) -> tuple[_Claims, str]:
     with explained(f"cannot read {path}"), safe_open(path, framework="pt") as file:
         claims = _Claims.of(json.loads(file.metadata()["stitch"]), path)
         names = list(file.keys())
+    with explained(f"cannot read the stitches of {result.folder}"), in_file(path):
+        for pair in claims.pairs:
+            _sites(result, pair)
     if not any(name.startswith(f"{prefix}0.") for name in names):
         if is_back:
             raise StitchError(f"{result.folder} holds no stitches back: fit them with stitch.both=true")
         remedy = f": fit them with stitch.seeds={seed + 1}" if seed < MOST_SEEDS else "; seeds are numbered from 0"
         raise StitchError(f"{result.folder} holds no stitches of seed {seed}{remedy}")
     return claims, prefix
+
+
+def _sites(result: Result, pair: LayerPair) -> list[Site]:
+    """Return the sites of a layer pair; a StitchError says that a model of the result does not have its layer."""
+    models: Sequence[Mapping[str, Any]] = result.provenance["models"]
+    return [Site.of(model, layer) for model, layer in zip(models, pair, strict=True)]
 
 
 def _tensors(result: Result, prefix: str) -> dict[str, Tensor]:
@@ -177,9 +186,11 @@ class Stitches(Mapping[LayerPair, StitchMap]):
             widths = [fit.weight.shape[1], fit.weight.shape[0]]
             if self._widths is not None and self._widths[:: -1 if self.is_back else 1] != widths:
                 raise ValueError(f"its weights are for the widths {widths}, and the file claims {self._widths}")
-            sites = [Site.of(model, layer) for model, layer in zip(self._models, chosen, strict=True)]
+            sites = _sites(self.result, (chosen[0], chosen[1]))
             source, target = reversed(sites) if self.is_back else sites
-            return StitchMap(fit.weight, fit.bias, source, target)
+            stitch = StitchMap(fit.weight, fit.bias, source, target)
+            stitch.file = str(self.result.folder)
+            return stitch
 
     def __iter__(self) -> Iterator[LayerPair]:
         return iter(self._pairs)

@@ -24,7 +24,9 @@ NAME = "stitch.safetensors"  # of the stitches of a result
 
 def _plugged(kind: str, width_in: int, width_out: int) -> nn.Module:
     """Return the module that a plugin makes; a PluginError if it has no weights, or leads to another width."""
-    made: Any = plugins.load(kind)(width_in, width_out)
+    function = plugins.load(kind)
+    with plugins.blaming(f"stitch {kind}"):
+        made: Any = function(width_in, width_out)
     try:
         with torch.no_grad():
             shape = tuple(made(torch.zeros(2, 3, width_in)).shape)
@@ -75,9 +77,10 @@ class Stitch(nn.Module):
         super().__init__()
         own = plugins.is_plugin(kind)
         plugins.trust(plugins.named_in(kind))  # an argument that a person gives
-        if not (kind in KINDS or own) or norm not in NORMS:
-            wanted = f"kinds are {', '.join(KINDS)}; norms are {', '.join(NORMS)}"
-            raise ValueError(f"kind={shown(kind)[1:-1]}, norm={shown(norm)[1:-1]}: {wanted}")
+        if not (kind in KINDS or own):
+            raise ValueError(f"kind={shown(kind)} is unknown; kinds are {', '.join(KINDS)}")
+        if norm not in NORMS:
+            raise ValueError(f"norm={shown(norm)} is unknown; norms are {', '.join(NORMS)}")
         if kind in ("identity", "orthogonal") and width_in != width_out:
             raise ValueError(f"an {kind} stitch needs equal widths, not {width_in} and {width_out}")
         if kind == "low_rank" and rank > min(width_in, width_out):

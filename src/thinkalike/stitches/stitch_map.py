@@ -23,6 +23,7 @@ from thinkalike.arguments import WHOLE, tensor_of
 from thinkalike.config.parts import AFTER, MIDDLE
 from thinkalike.digests import read_json, regular, tokenizer_fingerprint
 from thinkalike.errors import StitchError, ThinkalikeError, one_line, plain
+from thinkalike.files import is_folder
 from thinkalike.hub import cause_of, reading, resolved
 from thinkalike.measures.closed_forms import AffineMap
 from thinkalike.models.frozen import FrozenModel
@@ -62,11 +63,11 @@ class StitchMap(nn.Module):
         self.weight = nn.Parameter(weight.detach().float().contiguous(), requires_grad=False)
         self.bias = nn.Parameter(bias.detach().float().contiguous(), requires_grad=False)
         self.source, self.target = source, target
+        self.file = ""  # or the folder that it was loaded from, which errors name
 
     def forward(self, states: Float[Tensor, "*b d"]) -> Float[Tensor, "*b e"]:
         """Return the states of the target's site, in the dtype of those given; see `AffineMap`."""
-        if not (isinstance(states, Tensor) and states.is_floating_point()):
-            states = _real(states, "states")
+        states = _real(states, "states")
         width = self.weight.shape[1]
         if not states.dim() or states.shape[-1] != width:
             raise StitchError(f"states have shape {tuple(states.shape)}, and the stitch maps states of width {width}")
@@ -111,11 +112,14 @@ class StitchMap(nn.Module):
             check: Whether the models must have the weights that the stitch was made with.
 
         Raises:
-            StitchError: They have other weights, or their tokenizers differ.
+            StitchError: They have other weights, or their tokenizers differ, or one lacks the layer of its site.
         """
         if check:
             self.source.check_model(source)
             self.target.check_model(target)
+        with in_file(self.file):
+            self.source.check_layer(source.name, source.n_layers)
+            self.target.check_layer(target.name, target.n_layers)
         source, target = self.source.cut(source), self.target.cut(target)
         return StitchedModel(source, self.source.layer, self, self.target.layer, target)
 
@@ -142,7 +146,11 @@ class StitchMap(nn.Module):
             if (stated := {name: config[name] for name in FORMAT}) != FORMAT:
                 raise StitchError(f"{folder / CONFIG} says {stated}, and this reads {FORMAT}")
             parts: dict[str, Any] = load_file(regular(folder / WEIGHTS))
-            return cls(**parts, source=Site(**config["source"]), target=Site(**config["target"]))
+            with in_file(folder / CONFIG):
+                source, target = Site(**config["source"]), Site(**config["target"])
+            stitch = cls(**parts, source=source, target=target)
+            stitch.file = str(folder)
+            return stitch
 
     @classmethod
     def from_pretrained(
@@ -158,7 +166,7 @@ class StitchMap(nn.Module):
             StitchError: The hub has no such stitch or cannot be reached; see `load`.
         """
         place = os.fspath(pretrained_model_name_or_path)
-        if Path(place).expanduser().is_dir():
+        if is_folder(Path(place).expanduser()):
             return cls.load(place)
         with explained(f"cannot get the stitch {place}", place, revision):
             commit = resolved("model", place, revision).sha  # so that both files are of one commit
@@ -229,6 +237,17 @@ def explained(attempt: str, repository: str = "", revision: str | None = None) -
         raise StitchError(f"{attempt}: {reason}") from error
 
 
+@contextlib.contextmanager
+def in_file(file: str | os.PathLike[str]) -> Iterator[None]:
+    """Let the error of a stitch begin with the file that it comes from; "": it comes from none."""
+    try:
+        yield
+    except StitchError as error:
+        if file:
+            raise StitchError(f"{file}: {error}") from error
+        raise
+
+
 @dataclass(frozen=True)
 class Site:
     """The residual stream of a model after one of its blocks, or between attention and MLP of one."""
@@ -240,12 +259,16 @@ class Site:
     dtype: str  # of the weights; the fingerprint depends on it
     settings: str = ""  # a digest of the configuration, see `FrozenModel.settings`; older sites have none
     site: str = AFTER  # or MIDDLE
+    layers: int = 0  # how many blocks the model has; 0: the site is older, and does not say it
 
     def __post_init__(self) -> None:
         texts = (self.model, self.revision, self.fingerprint, self.dtype, self.settings)
         is_place = type(self.layer) is int and self.layer >= 0 and self.site in (AFTER, MIDDLE)
+        is_place = is_place and type(self.layers) is int and self.layers >= 0
         if not (is_place and all(isinstance(each, str) for each in texts)):
             raise StitchError(f"{self!r} is no site: its layer must be a number from 0 on, and all else text")
+        if self.layers:
+            self.check_layer(self.model, self.layers)
 
     @classmethod
     def of(cls, described: Mapping[str, Any], layer: int) -> Site:
@@ -253,7 +276,7 @@ class Site:
         names = {"model": "name", "revision": "revision", "fingerprint": "weights", "dtype": "dtype"}
         facts = {own: str(described[theirs]) for own, theirs in names.items()}
         own = {name: str(described[name]) for name in ("settings", "site") if name in described}
-        return cls(layer=layer, **facts, **own)
+        return cls(layer=layer, layers=int(described.get("layers", 0)), **facts, **own)
 
     def __str__(self) -> str:
         return f"{self.model}:{self.layer}" + (f".{self.site}" if self.site != AFTER else "")
@@ -265,6 +288,11 @@ class Site:
         from thinkalike.models.sites import MiddleModel  # which other stitches need not load
 
         return MiddleModel(model)
+
+    def check_layer(self, name: str, layers: int) -> None:
+        """Check that a model of this name, with so many blocks, has the block of this site."""
+        if self.layer >= layers:
+            raise StitchError(f"the stitch has layer {self.layer} of {name}, which has layers 0 to {layers - 1}")
 
     def check_model(self, model: FrozenModel) -> None:
         """Check that a model has the weights of this site."""

@@ -22,6 +22,11 @@ SETTLED = 5
 RATES, WHITENED_RATE = {"sgd": 1.0, "adam": 0.18}, 10.0  # stitch.lr where none is given
 
 
+def whole_rows(tokens: int, context: int) -> int:
+    """Return how many tokens the whole rows among so many tokens hold; a training reads no part of a row."""
+    return tokens // context * context
+
+
 @dataclass
 class StitchConfig(Checked, part="stitch"):
     """The map φ and its training."""

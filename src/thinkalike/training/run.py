@@ -34,17 +34,21 @@ from thinkalike.errors import (
     ThinkalikeError,
     TrainingError,
     check_extra,
+    listed,
     one_line,
 )
 from thinkalike.files import read_bytes
 from thinkalike.memory import exhausted
 from thinkalike.processes import Activity, asked, at_boundaries, check_processes, doing, rank, stop, take_back
 from thinkalike.store import newest_state, read_state, write_state
+from thinkalike.training.recipe import whole_rows
 
 log = logging.getLogger(__name__)
 STATE = "training"  # the name of the state
 FOLDER, WRITTEN, EARLIER = "curves", "metrics.csv", "earlier.csv"
 MOST_OF_CURVES = 2**28  # bytes; a training logs some fifty rows, and those of layer pairs have a column for each
+MOST_COLUMNS = 10_000  # of these curves
+ROUNDED = 1e-9  # share of a rate by which two versions of torch may differ
 LARGE, PAUSE = 100e6, 180.0  # a state of more bytes is written after this many seconds at the soonest
 ANNOUNCING = [logging.getLogger(library) for library in ("pytorch_lightning", "lightning_fabric")]
 
@@ -55,10 +59,13 @@ class StepData(pl.LightningDataModule):
     The rows of a step depend on nothing but the step, so a resumed training reads what it would have read. Processes
     that share a training share the rows of each step.
 
+    A step reads whole rows. Where those hold fewer tokens than were asked for, a warning says how many are read.
+
     Args:
         tokens_per_step: of all processes.
         context: how many tokens of a row count, all unless a row holds more than tokens; see `Layout`.
         repeats: how many steps read the same rows.
+        setting: what warnings and errors call the number of tokens.
 
     Raises:
         DataError: a step has less than one row.
@@ -72,13 +79,20 @@ class StepData(pl.LightningDataModule):
         seed: int,
         context: int | None = None,
         repeats: int = 1,
+        setting: str = "tokens_per_step",
     ):
         super().__init__()
         self.rows, self.steps, self.seed, self.repeats = rows, steps, seed, repeats
         self.context = context or rows.shape[1]
         self.size = tokens_per_step // self.context
         if self.size == 0:
-            raise DataError(f"tokens_per_step={tokens_per_step} is less than one row of {self.context} tokens")
+            raise DataError(f"{setting}={tokens_per_step} is less than one row of {self.context} tokens")
+        tokens_read = whole_rows(tokens_per_step, self.context)
+        if tokens_read < tokens_per_step:
+            log.warning(
+                f"warning: {setting}={tokens_per_step:,} is no multiple of the {self.context:,} tokens of a row: "
+                f"each step reads {tokens_read:,}"
+            )
         self._order: tuple[int, list[int]] = (-1, [])
 
     def batch(self, step: int) -> Int[Tensor, "b width"]:
@@ -103,6 +117,13 @@ class StepData(pl.LightningDataModule):
         read: Any = self.batch
         pinned = self.trainer.strategy.root_device.type == "cuda"  # so that they are copied while the device computes
         return DataLoader(steps, batch_size=None, collate_fn=read, pin_memory=pinned)
+
+
+def _callback(name: str) -> Callback:
+    """Return the callback that the class or function FILE.py:NAME of a user makes."""
+    function = plugins.load(name)
+    with plugins.blaming(f"callback {name}"):
+        return function()  # type: ignore[no-any-return]
 
 
 class SteppedModule(pl.LightningModule):
@@ -154,8 +175,12 @@ class _StateFiles(CheckpointIO):
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
         write_state(Path(path).parent, Path(path).name, checkpoint)
 
+    def __init__(self) -> None:
+        self.loaded: dict[str, Any] = {}  # what Lightning is resuming from
+
     def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = None) -> dict[str, Any]:
-        return read_state(Path(path))
+        self.loaded = read_state(Path(path))
+        return self.loaded
 
     def remove_checkpoint(self, path: Any) -> None:
         """Nothing: a state is removed when the next one is whole."""
@@ -167,27 +192,111 @@ class _Kept:
 
     path: Path
     step: int  # the steps that were done
-    optimizers: int
-    schedulers: int
+    has_settings: bool  # whether its rates are those of the settings, as no callback of the user may change them
 
     @classmethod
-    def read(cls, path: Path, steps: int) -> _Kept:
+    def read(cls, path: Path, steps: int, *, has_settings: bool) -> _Kept:
         """Return what a state of a training of so many steps says; a StoreError if it does not say it."""
-        state = read_state(path)
-        step = state.get("global_step")
-        if type(step) is not int or not 0 <= step <= steps:
-            raise _no_state(path, f"its global_step is {str(step)[:40]}, and should be a number from 0 to {steps}")
-        optimizers, schedulers = state.get("optimizer_states"), state.get("lr_schedulers")
-        if not isinstance(optimizers, list) or not isinstance(schedulers, list):
-            raise _no_state(path, "it has no lists of optimizers and schedulers")
-        return cls(path, step, len(optimizers), len(schedulers))
+        step = read_state(path).get("global_step")
+        if type(step) is not int or not 0 < step <= steps:
+            raise _no_state(path, f"its global_step is {str(step)[:40]}, and should be a number from 1 to {steps}")
+        return cls(path, step, has_settings)
 
-    def check(self, trainer: pl.Trainer) -> None:
-        """Check that the state had one for each optimizer: Lightning begins one anew for which there is none."""
-        expected = {"optimizers": len(trainer.optimizers), "schedulers": len(trainer.lr_scheduler_configs)}
-        for name, count in expected.items():
-            if getattr(self, name) != count:
-                raise _no_state(self.path, f"it is of {getattr(self, name)} {name}, and the training has {count}")
+    def check(self, state: dict[str, Any], trainer: pl.Trainer) -> None:
+        """Check a state before Lightning takes it up: it must be one that this very training would have written.
+
+        Its entries have the names, types, shapes and dtypes of this training's. Optimizers and schedules have the
+        values that they have after these steps, so that no setting is other than the job's.
+        """
+        assert trainer.lightning_module
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch says that a schedule moved before its optimizer
+            schedulers = [_after_steps(entry.scheduler, self.step) for entry in trainer.lr_scheduler_configs]
+        optimizers = [optimizer.state_dict()["param_groups"] for optimizer in trainer.optimizers]
+        kept = state.get("optimizer_states")
+        kept_optimizers = kept if isinstance(kept, list) else []
+        groups = [entry.get("param_groups") if isinstance(entry, dict) else entry for entry in kept_optimizers]
+        loops = state.get("loops")
+        fit_loop = loops.get("fit_loop") if isinstance(loops, dict) else None
+        reasons = (
+            _difference(state.get("state_dict"), trainer.lightning_module.state_dict(), "state_dict"),
+            _difference(groups, optimizers, "param_groups", with_values=self.has_settings),
+            _difference(state.get("lr_schedulers"), schedulers, "lr_schedulers", with_values=self.has_settings),
+            _difference(fit_loop, trainer.fit_loop.state_dict(), "fit_loop"),
+            _count_beyond(fit_loop, self.step),
+            *(
+                _odd_momenta(entry["state"], optimizer)
+                for entry, optimizer in zip(kept_optimizers, trainer.optimizers, strict=False)
+                if isinstance(entry, dict)
+            ),
+        )
+        for reason in reasons:
+            if reason:
+                raise _no_state(self.path, reason)
+
+
+def _after_steps(scheduler: Any, steps: int) -> dict[str, Any]:
+    """Move a schedule to where it is after so many steps, and with it the rates of its optimizer; return its state."""
+    for _ in range(steps):
+        scheduler.step()
+    return scheduler.state_dict()  # type: ignore[no-any-return]
+
+
+def _difference(found: Any, expected: Any, name: str, *, with_values: bool = False) -> str:
+    """Return in what a value differs from an expected one: in names, types, shapes or dtypes, or also in values."""
+    if isinstance(expected, dict):
+        if not isinstance(found, dict):
+            return f"{name} is {type(found).__name__}, and should have {len(expected)} entries"
+        if found.keys() != expected.keys():
+            odd = sorted(map(str, found.keys() ^ expected.keys()))
+            return f"{name} has other entries than this training: {listed(odd)}"
+        inside = ((f"{name}.{key}", found[key], expected[key]) for key in expected)
+    elif isinstance(expected, list):
+        if not isinstance(found, list) or len(found) != len(expected):
+            count = len(found) if isinstance(found, list) else "none"
+            return f"{name} should have {len(expected)} entries, and has {count}"
+        inside = ((f"{name}[{place}]", found[place], expected[place]) for place in range(len(expected)))
+    elif isinstance(expected, Tensor):
+        wanted = (tuple(expected.shape), expected.dtype)
+        if not isinstance(found, Tensor):
+            return f"{name} is {type(found).__name__}, and should be a tensor"
+        shape = (tuple(found.shape), found.dtype)
+        return "" if shape == wanted else f"{name} has shape and dtype {shape}, and should have {wanted}"
+    else:
+        if type(found) is not type(expected):
+            return f"{name} is {str(found)[:40]}, of another type than {str(expected)[:40]}"
+        is_equal = not with_values or found == expected
+        if isinstance(expected, float) and with_values:
+            is_equal = math.isclose(found, expected, rel_tol=ROUNDED)
+        return "" if is_equal else f"{name} is {str(found)[:40]}, and {str(expected)[:40]} in this training"
+    reasons = (_difference(entry, wanted, path, with_values=with_values) for path, entry, wanted in inside)
+    return next((reason for reason in reasons if reason), "")
+
+
+def _count_beyond(progress: Any, step: int, name: str = "fit_loop") -> str:
+    """Return which count of the loops is none of a training that has done so many steps."""
+    if isinstance(progress, dict):
+        reasons = (_count_beyond(entry, step, f"{name}.{key}") for key, entry in progress.items())
+        return next((reason for reason in reasons if reason), "")
+    is_count = type(progress) is int and not 0 <= progress <= max(step, 1)
+    return f"{name} is {progress}, and should be a number from 0 to {step}" if is_count else ""
+
+
+def _odd_momenta(state: Any, optimizer: torch.optim.Optimizer) -> str:
+    """Return which state of a weight has not the shape of the weight; counts of steps are single numbers."""
+    weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+    if not isinstance(state, dict):
+        return f"the state of an optimizer is {type(state).__name__}"
+    for number, entries in state.items():
+        if type(number) is not int or not 0 <= number < len(weights) or not isinstance(entries, dict):
+            return f"the state of an optimizer has the entry {str(number)[:40]}, and there are {len(weights)} weights"
+        for name, value in entries.items():
+            weight = weights[number]
+            is_right = isinstance(value, Tensor) and value.shape in (weight.shape, torch.Size())
+            if not is_right or not value.is_floating_point():
+                shape = tuple(value.shape) if isinstance(value, Tensor) else str(value)[:40]
+                return f"{str(name)[:40]} of weight {number} is {shape}, and should have shape {tuple(weight.shape)}"
+    return ""
 
 
 def _no_state(path: Path, reason: str) -> StoreError:
@@ -201,22 +310,41 @@ class _States(Checkpoint):
     `ModelCheckpoint` knows neither, and a kill can leave its files half written; what a state holds is Lightning's own.
     """
 
-    def __init__(self, folder: Path, name: str, every: int, activity: Activity, kept: _Kept | None = None):
+    def __init__(
+        self,
+        folder: Path,
+        name: str,
+        every: int,
+        activity: Activity,
+        files: _StateFiles,
+        kept: _Kept | None = None,
+    ):
         self.folder, self.name, self.every, self.activity = folder, name, every, activity
+        self.files = files
         self.kept = kept  # the state of an earlier run
+        self.momenta: list[list[str]] = []  # that this state has
         self._kept = time.monotonic()  # when the last state was
         self.begun = False  # whether that state, if there is one, was taken up without an error
+
+    def on_fit_start(self, trainer: pl.Trainer, *_: Any) -> None:
+        if self.kept:
+            self.kept.check(self.files.loaded, trainer)
+        self.files.loaded = {}
 
     def on_train_start(self, trainer: pl.Trainer, *_: Any) -> None:
         take_back()  # Lightning's own handler ends a job with status 0 and without a state
         self._kept = time.monotonic()
-        if self.kept:
-            self.kept.check(trainer)
+        if self.kept and trainer.global_step != self.kept.step:
+            done = f"its loops have done {trainer.global_step} steps, and its global_step is {self.kept.step}"
+            raise _no_state(self.kept.path, done)
+        self.momenta = _momenta(trainer)
         self.begun = True
         self.activity.begin(trainer.global_step)
 
     def on_train_batch_end(self, trainer: pl.Trainer, module: SteppedModule, *_: Any) -> None:  # type: ignore[override]
         step, steps = trainer.global_step, trainer.max_steps
+        if self.kept and step == self.kept.step + 1 and _momenta(trainer) != self.momenta:
+            raise _no_state(self.kept.path, "it lacks the momenta of some weights")
         self.activity.reach(step)
         self.activity.note = "" if module.last_read is None else f"loss {module.last_read:.4f}"
         stopping = trainer.strategy.reduce_boolean_decision(asked(), all=False)
@@ -235,6 +363,17 @@ class _States(Checkpoint):
         size = weights + sum(value.nbytes for value in momenta if isinstance(value, torch.Tensor))
         old = time.monotonic() - self._kept >= PAUSE
         return size < LARGE or trainer.strategy.reduce_boolean_decision(old, all=False)
+
+
+def _momenta(trainer: pl.Trainer) -> list[list[str]]:
+    """Return the names of the states that each weight has in an optimizer."""
+    weights = [
+        (optimizer, weight)
+        for optimizer in trainer.optimizers
+        for group in optimizer.param_groups
+        for weight in group["params"]
+    ]
+    return [sorted(optimizer.state.get(weight, {})) for optimizer, weight in weights]
 
 
 @dataclass(frozen=True)
@@ -264,7 +403,7 @@ def fit(
     state = newest_state(folder, name)
     if state:
         log.info("resuming from %s", state)
-    kept = _Kept.read(state, module.steps) if state else None
+    kept = _Kept.read(state, module.steps, has_settings=not trainer.callbacks) if state else None
     if loggers:
         _ = _curves_in(run.partial / FOLDER)  # now, and not when they are joined after hours
     if kept and loggers:
@@ -278,15 +417,16 @@ def fit(
         for library in ANNOUNCING:
             undone.callback(library.setLevel, library.level)
             library.setLevel(logging.WARNING)
-        states = _States(folder, name, trainer.checkpoint_every, activity, kept)
+        files = _StateFiles()
+        states = _States(folder, name, trainer.checkpoint_every, activity, files, kept)
         trained = pl.Trainer(
             max_steps=module.steps,
             max_epochs=-1,
             accelerator="gpu" if run.device.type == "cuda" else run.device.type,
             **_processes(run),  # type: ignore[arg-type]
             precision=trainer.precision,  # type: ignore[arg-type]
-            callbacks=[*callbacks, *(plugins.load(name)() for name in trainer.callbacks), states, *watch],
-            plugins=[_StateFiles()],
+            callbacks=[*callbacks, *map(_callback, trainer.callbacks), states, *watch],
+            plugins=[files],
             logger=list(loggers) or False,
             log_every_n_steps=max(1, min(trainer.log_every, module.steps // 50)),
             enable_progress_bar=False,
@@ -361,6 +501,9 @@ def _curves_in(folder: Path) -> list[pd.DataFrame]:
             content = read_bytes(path, MOST_OF_CURVES, follow=False)
             if not content:
                 continue
+            columns = content.partition(b"\n")[0].count(b",") + 1
+            if columns > MOST_COLUMNS:
+                raise ValueError(f"it has {columns:,} columns, and at most {MOST_COLUMNS:,} are read")
             # as text: a column that is empty in one of the files would turn its whole numbers into fractions
             rows = pd.read_csv(io.BytesIO(content), dtype=str)
             # pandas takes the first cells of rows that are longer than the header for their names

@@ -28,7 +28,8 @@ from thinkalike.evaluation.language import last_states, next_token_losses, state
 from thinkalike.measures.closed_forms import LayerPair, PairStatistics
 from thinkalike.measures.losses import token_kl
 from thinkalike.memory import GAPS, Budget, LiveBytes, OverLimit, hand_back, readable
-from thinkalike.models.frozen import FrozenModel, StateSource
+from thinkalike.models.frozen import FrozenModel
+from thinkalike.states.source import StateSource
 from thinkalike.stitches.stitch import Stitch
 from thinkalike.training.optimizers import inverse_moments, momenta, optimizer_of, peak_rate, rate, scheduled
 from thinkalike.training.recipe import StitchConfig
@@ -386,4 +387,7 @@ class StitchTraining(SteppedModule):
         """Take over the size of the microbatches, unless the user has changed the limits."""
         kept = checkpoint.get("microbatch")
         if kept and kept["limits"] == [self.limits.memory, self.limits.recompute]:
-            self.microbatch = Microbatch(*kept["size"])
+            size = kept["size"]
+            if not all(type(number) is int and number > 0 for number in size):
+                raise ValueError(f"its microbatch is {str(size)[:40]}, and should be two numbers from 1")
+            self.microbatch = Microbatch(*size)

@@ -12,33 +12,29 @@ from functools import cached_property
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
-from thinkalike.contrib.court.likeness import LikenessSums, output_roots
 from thinkalike.contrib.court.source import Setting, Source
-from thinkalike.contrib.court.tokens_alone import (
-    TargetBatch,
-    TargetReader,
-    Untrained,
-    inner,
-    later_shares,
-    source_states,
-)
-from thinkalike.data.corpus import TokenRows
-from thinkalike.evaluation.language import BATCH_TOKENS, next_token_losses, states_onwards
-from thinkalike.measures.closed_forms import least_squares
+from thinkalike.evaluation.language import BATCH_TOKENS, ends_of, next_token_losses, states_onwards
+from thinkalike.instruments.ruler import apart, most
+from thinkalike.measures.closed_forms import HalvedMoments, halves_of, least_squares
 from thinkalike.measures.distances.comparators import weighted_tau
-from thinkalike.measures.estimates import Estimate, effective_number, massive, numbered_by_part
+from thinkalike.measures.estimates import massive, numbered_by_part, seeded
 from thinkalike.measures.losses import token_kl
 from thinkalike.measures.mlem.encoding_model import MLEM
 from thinkalike.measures.mlem.importance import feature_importance
 from thinkalike.measures.residual import ResidualStates
-from thinkalike.measures.ridge import both_ways
-from thinkalike.states.mixing import BAGS, TokenMixing
+from thinkalike.measures.ridge import Predictor, both_ways, with_interval
+from thinkalike.states.mixing import BAGS, CONTROLS, TokenMixing
 
 SAMPLE, SAMPLES = 1024, 4  # tokens of measures of all pairs of tokens, and how many such sets they are averaged over
 KINDS = ["numeric", "nominal", "nominal", "numeric", "numeric", "nominal", "nominal", "nominal"]  # of `token_features`
+# Networks of local mixing. Bags are among them, as states lose only their leading components: of a whole bag of
+# decay .9, .054 is left in source code, where the other networks have .049 at most.
+MIXING = (*BAGS, *CONTROLS)
+MORE = 1.25  # times what local mixing shares: a bag of another decay than those above shares 1.02 times as much
+LATER_ROWS = 64  # of text, on which it is tried whether states move with later tokens
 CLASSES = (str.isalpha, str.isdigit, str.isspace, str.isalnum)  # the first that holds; none of them: punctuation
 
 Map = Callable[[Tensor], Tensor]
@@ -57,48 +53,67 @@ def batches(rows: Int[Tensor, "rows t"]) -> Sequence[Int[Tensor, "b t"]]:
     return rows.long().split(max(BATCH_TOKENS // rows.shape[1], 1))
 
 
+def inner(states: Shaped[Tensor, "b t ..."]) -> Shaped[Tensor, " n ..."]:
+    """Drop the first token of each row, which has no context, and the last one, which has no next."""
+    return states[:, 1:-1].flatten(0, 1)
+
+
+def inner_states(states: Callable[[Tensor], Sequence[Tensor]], rows: Int[Tensor, "rows t"]) -> list[Tensor]:
+    """Return the states that a function gives of rows of tokens, each at the inner tokens, (n, d)."""
+    by_batch = [[inner(state).cpu() for state in states(batch)] for batch in batches(rows)]
+    return [torch.cat(parts) for parts in zip(*by_batch, strict=True)]
+
+
+class Compared(NamedTuple):
+    """The target's side of R² at those inner tokens of the report that are compared."""
+
+    residual: ResidualStates  # takes token, position and linear mixing out of states
+    beyond: Predictor  # of what is left of the target's states
+    plain: Predictor  # of the target's states as they are, on the same rows
+    mixing: Float[Tensor, "1 2 r"]  # R² of the target and the network of local mixing that shares most with it
+
+
 @dataclass(frozen=True, eq=False)
 class Bench:
     """A setting with all that is the same for every source."""
 
     setting: Setting
-    _untrained: dict[int, Untrained] = field(default_factory=dict)
-
-    @property
-    def rows(self) -> TokenRows:
-        """The rows to fit on, as of one document."""
-        return TokenRows(self.setting.fit, torch.zeros_like(self.setting.fit))
+    _compared: dict[bytes, Compared] = field(default_factory=dict)
 
     @cached_property
-    def fit(self) -> list[TargetBatch]:
-        return self._read(self.rows, is_fit=True)
+    def own_states(self) -> Float[Tensor, "n d"]:
+        """The target's states at the inner tokens of the report."""
+        return inner_states(lambda rows: [self.setting.own(rows)], self.setting.report)[0]
 
     @cached_property
-    def report(self) -> list[TargetBatch]:
-        return self._read(TokenRows(self.setting.report, self.setting.documents))
+    def own_fit_states(self) -> Float[Tensor, "m d"]:
+        """The target's states at the inner tokens of the rows to fit on."""
+        return inner_states(lambda rows: [self.setting.own(rows)], self.setting.fit)[0]
+
+    @cached_property
+    def _mixing(self) -> dict[str, Float[Tensor, "n d"]]:
+        """What mixes the target's embeddings, at the inner tokens of the report."""
+        mixing = TokenMixing(self.setting.target)
+        states = inner_states(lambda rows: mixing.residuals(rows, MIXING), self.setting.report)
+        return dict(zip(MIXING, states, strict=True))
 
     @torch.no_grad()
-    def _read(self, rows: TokenRows, is_fit: bool = False) -> list[TargetBatch]:
-        return [self._reader.beside(each, {}) for each in self._reader.batches(rows, is_fit)]
+    def compared(self, is_compared: Bool[Tensor, " n"]) -> Compared:
+        """Return the target's side of R² at these inner tokens of the report, which is the same for most sources."""
+        key = is_compared.numpy().tobytes()
+        if key not in self._compared:
+            self._compared[key] = self._target_side(is_compared)
+        return self._compared[key]
 
-    @cached_property
-    def _reader(self) -> TargetReader:
-        return TargetReader(self.setting.target, [self.setting.layer], self.setting.fit)
-
-    @torch.no_grad()
-    def untrained(self, width: int) -> Untrained:
-        """Return what networks without training share with the target, beside sources whose states have this width."""
-        if width not in self._untrained:
-            found = Untrained(self._reader.before, [self.setting.layer], width, self.roots)
-            for parts, add in ((self.fit, found.fit), (self.report, found.judge)):
-                for part in parts:
-                    add(part)
-            self._untrained[width] = found
-        return self._untrained[width]
-
-    @cached_property
-    def roots(self) -> dict[int, Tensor]:
-        return output_roots(self.setting.target, [self.setting.layer], self.setting.fit)
+    def _target_side(self, is_compared: Bool[Tensor, " n"]) -> Compared:
+        rows = self.setting.report.long()
+        positions = torch.arange(rows.shape[1]).expand_as(rows)
+        documents = numbered_by_part(inner(self.setting.documents))
+        bags = [self._mixing[name] for name in BAGS]
+        residual = ResidualStates(inner(rows), documents, [inner(positions)], bags, is_compared)
+        beyond = residual.predictor(self.own_states)
+        controls = [both_ways(residual.predictor(states), beyond)[None] for states in self._mixing.values()]
+        return Compared(residual, beyond, residual.plain_predictor(self.own_states), most(controls))
 
     @cached_property
     def courses(self) -> list[tuple[list[Tensor], Tensor]]:
@@ -109,35 +124,6 @@ class Bench:
             states = target.residuals(rows, layers)
             found.append((states, next_token_losses(target, [states[-1]], rows)[0]))
         return found
-
-    def at_report(self, states: Callable[[Tensor], Sequence[Tensor]]) -> list[Float[Tensor, "n _"]]:
-        """Return the states that a function gives of rows of tokens, each at the inner tokens of the report."""
-        found = zip(*(states(rows) for rows in batches(self.setting.report)), strict=True)
-        return [torch.cat([inner(part).cpu() for part in own]) for own in found]
-
-    @cached_property
-    def own_states(self) -> Float[Tensor, "n d"]:
-        """The target's states at the inner tokens of the report."""
-        return self.at_report(lambda rows: [self.setting.own(rows)])[0]
-
-    @cached_property
-    def mixing(self) -> list[Float[Tensor, "n d"]]:
-        """Bags of the target's embeddings at the inner tokens of the report."""
-        mixing = TokenMixing(self.setting.target)
-        return self.at_report(lambda rows: mixing.residuals(rows, list(BAGS)))
-
-    def residual(self, is_compared: Bool[Tensor, " n"]) -> ResidualStates:
-        """Return what takes token, position and linear mixing out of states at these inner tokens of the report."""
-        rows = self.setting.report.long()
-        positions = torch.arange(rows.shape[1]).expand_as(rows)
-        documents = numbered_by_part(inner(self.setting.documents))
-        return ResidualStates(inner(rows), documents, [inner(positions)], self.mixing, is_compared)
-
-    @cached_property
-    def samples(self) -> list[Int[Tensor, " n"]]:
-        count = sum(len(part.parts) for part in self.report)
-        order = torch.randperm(count, generator=torch.Generator().manual_seed(self.setting.number("samples")))
-        return [part for part in order.split(SAMPLE) if len(part) == min(SAMPLE, count)][:SAMPLES]
 
     @cached_property
     def token_features(self) -> Float[Tensor, "n f"]:
@@ -175,50 +161,127 @@ class Evidence:
     def __init__(self, source: Source, bench: Bench):
         self.source, self.bench, self.setting = source, bench, bench.setting
 
-    def _states(self, batch: TargetBatch) -> dict[int, Tensor]:
-        states = source_states(self.source, batch, [0])
-        return {layer: inner(each) for layer, each in states.items()}
+    def _source_states(self, rows: Int[Tensor, "rows t"]) -> Float[Tensor, "n d"]:
+        return inner_states(lambda batch: self.source.residuals(batch, [0]), rows)[0]
 
     @cached_property
-    def states(self) -> tuple[Float[Tensor, "n d"], Float[Tensor, "n e"]]:
-        """The states of the source and of the target at the inner tokens of the report."""
-        parts, layer = self.bench.report, self.setting.layer
-        return torch.cat([self._states(part)[0] for part in parts]), torch.cat([part.own[layer] for part in parts])
+    def _report_states(self) -> Float[Tensor, "n d"]:
+        return self._source_states(self.setting.report)
+
+    @cached_property
+    def is_compared(self) -> Bool[Tensor, " n"]:
+        """Which inner tokens of the report are compared: all but the few whose states decide what is found."""
+        return _not_massive(self._report_states, self.bench.own_states)
+
+    @cached_property
+    def states(self) -> tuple[Float[Tensor, "k d"], Float[Tensor, "k e"]]:
+        """The states of the source and of the target at the tokens that are compared."""
+        return self._report_states[self.is_compared], self.bench.own_states[self.is_compared]
+
+    @cached_property
+    def samples(self) -> list[Int[Tensor, " n"]]:
+        """Sets of the tokens that are compared, for measures of all pairs of tokens."""
+        count = int(self.is_compared.sum())
+        order = torch.randperm(count, generator=torch.Generator().manual_seed(self.setting.number("samples")))
+        return [part for part in order.split(SAMPLE) if len(part) == min(SAMPLE, count)][:SAMPLES]
+
+    @cached_property
+    def token_features(self) -> Float[Tensor, "k f"]:
+        """The features of the tokens that are compared, of which an MLEM profile is."""
+        return self.bench.token_features[self.is_compared]
+
+    @cached_property
+    def later(self) -> float:
+        """How much the source's states move with later tokens, see `later_share`."""
+        return later_share(self.source, self.setting.fit)
 
     @cached_property
     @torch.no_grad()
-    def _sums(self) -> LikenessSums:
-        sums = LikenessSums([(0, self.setting.layer)], self.bench.roots)
-        for parts, add in ((self.bench.fit, sums.fit), (self.bench.report, sums.judge)):
-            for part in parts:
-                add(part, self._states(part))
-        return sums
+    def columns(self) -> dict[str, float]:
+        """What verdicts read beside the penalty, with 95 % intervals over documents of the report.
 
-    @cached_property
-    def likeness(self) -> dict[str, Estimate]:
-        """The measures of `Likeness` by their names, on the report, of directions that are fitted on the fit rows."""
-        setting, source = self.setting, self.source
-        later = later_shares(source, self.bench.rows, [0])
-        untrained = self.bench.untrained(source.d_model)
-        worth = effective_number(setting.documents.unique(return_counts=True)[1])
-        found = self._sums.result(worth, untrained, later)
-        return {name: estimate[0] for name, estimate in found.measures.items()}
+        `r2`: R² of the target's states from the source's; `r2_back`: of the source's states from the target's;
+        `residual_r2`, `residual_r2_back`: the same beyond token, position and linear mixing of the earlier tokens;
+        `mixing`: what local mixing and the target share beyond these, the mean of both ways;
+        `beyond_mixing`: by how much more than `MORE` times that source and target share;
+        `later`: see `later_share`.
+        """
+        compared = self.bench.compared(self.is_compared)
+        plain = both_ways(compared.residual.plain_predictor(self._report_states), compared.plain)
+        residual = both_ways(compared.residual.predictor(self._report_states), compared.beyond)
+        mixing = compared.mixing.mean(1)
+        estimates = {
+            "r2": with_interval(plain[:1]),
+            "r2_back": with_interval(plain[1:]),
+            "residual_r2": with_interval(residual[:1]),
+            "residual_r2_back": with_interval(residual[1:]),
+            "beyond_mixing": apart(residual.mean(0)[None] - MORE * mixing),
+        }
+        columns = {"later": self.later, "mixing": float(mixing[0, 0])}
+        for name, estimate in estimates.items():
+            columns |= {column: float(end[0]) for column, end in ends_of(name, estimate).items()}
+        return columns
 
-    @cached_property
-    @torch.no_grad()
+    @property
+    def r2(self) -> float:
+        """R² of the states as they are, the mean of both ways."""
+        return (self.columns["r2"] + self.columns["r2_back"]) / 2
+
+    @property
     def residual_r2(self) -> float:
-        """Return R² beyond token, position and linear mixing, as `measure=ruler` has it: the mean of both ways."""
-        own = self.bench.own_states
-        (states,) = self.bench.at_report(lambda rows: self.source.residuals(rows, [0]))
-        outliers = massive([own, states])
-        is_compared = torch.ones(len(own), dtype=torch.bool) if outliers is None else ~outliers
-        residual = self.bench.residual(is_compared)
-        return float(both_ways(residual.predictor(states), residual.predictor(own))[:, 0].mean())
+        """R² beyond token, position and linear mixing, as `measure=ruler` has it: the mean of both ways."""
+        return (self.columns["residual_r2"] + self.columns["residual_r2_back"]) / 2
 
     @cached_property
+    @torch.no_grad()
     def course(self) -> Course:
         """The target's output when it resumes from the map of least squares, its ridge chosen by cross-validation."""
-        return self.bench.course(self.source, least_squares(self._sums.plain, (0, self.setting.layer), ridge=None))
+        source, target = self._source_states(self.setting.fit), self.bench.own_fit_states
+        is_fitted = _not_massive(source, target)
+        pair = (0, self.setting.layer)
+        moments = HalvedMoments([pair], both=False)
+        halves = halves_of(torch.zeros(int(is_fitted.sum()), dtype=torch.long))
+        moments.update({pair[0]: source[is_fitted]}, {pair[1]: target[is_fitted]}, halves)
+        return self.bench.course(self.source, least_squares(moments, pair, ridge=None))
+
+
+def _not_massive(source: Float[Tensor, "n d"], target: Float[Tensor, "n e"]) -> Bool[Tensor, " n"]:
+    """Return which rows are not among the few that decide what is found of the states of either side."""
+    outliers = massive([target, source])
+    return torch.ones(len(target), dtype=torch.bool) if outliers is None else ~outliers
+
+
+@torch.no_grad()
+def later_share(source: Source, rows: Int[Tensor, "rows t"]) -> float:
+    """Return the share of a source's states that moves where later tokens are replaced.
+
+    In each of some rows, all tokens from a random place on are replaced by different ones. The share is the mean
+    squared movement of the states before that place, less that of a second run on the same tokens, beside the median
+    squared distance of states from their mean. It is the largest over distances to the place; exactly 0 for a causal
+    source that draws nothing.
+    """
+    tokens = rows[:LATER_ROWS].long()
+    length = tokens.shape[1]
+    vocabulary, numbers = tokens.unique(return_inverse=True)
+    different = vocabulary[(numbers + 1) % len(vocabulary)]
+    # A source may leak at few places or after few tokens, so each row is changed from a place of its own on.
+    first_replaced = torch.randint(1, length, (len(tokens), 1), generator=seeded(0))
+    distance = first_replaced - torch.arange(length)
+    is_before = distance > 0
+    replaced = torch.where(is_before, tokens, different)
+
+    def states_before(tokens: Int[Tensor, "b t"]) -> Float[Tensor, "n d"]:
+        return source.residuals(tokens, [0])[0].cpu().double()[is_before]
+
+    states = states_before(tokens)
+    by_chance = (states_before(tokens) - states).square().sum(-1)
+    movement = (states_before(replaced) - states).square().sum(-1) - by_chance
+    distances = distance[is_before]
+    sums = torch.zeros(length, dtype=movement.dtype).index_add(0, distances, movement)
+    by_distance = sums / distances.bincount(minlength=length).clamp(min=1)
+    size = (states - states.mean(0)).square().sum(-1).median()
+    share = by_distance.max() / size.clamp(min=torch.finfo(size.dtype).tiny)
+    return max(float(share), 0.0)
 
 
 def token_features(

@@ -69,7 +69,7 @@ SOURCES = (
     Entry("top 3/4 of the components", "part", partial(make.components, first=0.0, last=3 / 4)),
     Entry("all but the top tenth", "part", partial(make.components, first=1 / 10, last=1.0)),
     Entry("without a small direction", "part", make.without_small_direction),
-    Entry("less the token mean", "part", partial(make.reweighted, token=0.0, rest=1.0)),
+    Entry("less the token mean", "scaled", partial(make.reweighted, token=0.0, rest=1.0)),
     Entry("a tenth of the departure from the token mean", "scaled", partial(make.reweighted, token=1.0, rest=0.1)),
     Entry("other tokens' means", "wrong tokens", make.with_means_of_other_tokens),
     Entry("superset", "superset", make.superset),
@@ -131,7 +131,7 @@ class CourtConfig(MeasureConfig):
     seeds: int = ranged(1, least=1, most=1000, in_key=False)  # experiment=validity/court: how many courts of a target
 
 
-class Court(Instrument, kind="court", version=8, reads=("model", "data", "measure", "seed")):
+class Court(Instrument, kind="court", version=9, reads=("model", "data", "measure", "seed")):
     """Makes every source from `model` at `measure.layer`, and leaves what each judge says of it, a row each."""
 
     def inputs(self, config: AnalyzeConfig) -> Mapping[str, Any]:

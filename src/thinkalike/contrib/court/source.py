@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -23,20 +23,48 @@ States = Callable[[Tensor], Tensor]  # of tokens (b, t): states (b, t, d)
 
 
 class Source:
-    """A function from tokens to states, which has one layer, 0, and no unembedding.
+    """A function from tokens to states, which has one layer, 0, and no unembedding: a `StateSource`.
 
-    Its `kind` says how it is alike to the target, or why it is not.
+    Its `kind` says how it is alike to the target, or why it is not. It reads text as the target does.
     """
 
     n_layers = 1
+    layers = (0,)
 
     def __init__(self, name: str, kind: str, states: States, target: FrozenModel):
         self.name, self.kind, self._states = name, kind, states
         state = states(torch.zeros(1, 1, dtype=torch.long))
         self.d_model, self.device, self.dtype = state.shape[-1], state.device, state.dtype
         self.vocabulary = target.vocabulary
+        self.tokenizer = target.tokenizer
+        self.context = target.context
+        self.revision = target.revision
+        self.bos_each_row = target.bos_each_row
+        self.identity = id(self)
+        self.ids_fingerprint = target.ids_fingerprint
+        self.encoded = target.encoded
+        self.sampled_vocabulary = target.sampled_vocabulary
+        self.embedded = target.embedded
+        self.check_context = target.check_context
 
-    def residuals(self, rows: Tokens, layers: Sequence[int]) -> list[Float[Tensor, "b t d"]]:
+    def sites_at(self, layers: Iterable[int]) -> list[Layer]:
+        return list(layers)
+
+    def width(self, layer: Layer) -> int:
+        return int(self.d_model)
+
+    def parameters(self) -> int:
+        return 0
+
+    def fingerprint(self) -> str:
+        return f"{self.name} {self.kind}"
+
+    def describe(self) -> dict[str, str]:
+        return {"name": self.name, "kind": self.kind}
+
+    def residuals(
+        self, rows: Tokens, layers: Sequence[Layer], mask: Tokens | None = None
+    ) -> list[Float[Tensor, "b t d"]]:
         """Return the states of these tokens, once for each time that layer 0 is asked for."""
         return [self._states(rows)] * len(layers)
 

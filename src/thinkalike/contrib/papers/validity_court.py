@@ -12,6 +12,7 @@ import pandas as pd
 
 from thinkalike.contrib import figures
 from thinkalike.contrib.court import judges as court
+from thinkalike.contrib.court.verdicts import COLUMNS
 from thinkalike.contrib.papers.claims import Claim, counted
 from thinkalike.contrib.papers.experiment import Case, Conclusion, Experiment, Part
 
@@ -66,16 +67,15 @@ def _parts(case: Case) -> list[Part]:
 def _court(case: Case) -> Conclusion:
     table = pd.concat([result.table for result in case.results.values()], ignore_index=True)
     judges, curves = court.summary(table), court.doses(table)
-    units, several = f"{table['source'].nunique()} sources in {len(case.results)} courts", len(case.models) > 1
+    units = f"{table['source'].nunique()} sources in {len(case.results)} courts"
     rows = judges.to_dict("records")
     claims = [_claim(row, units, prefix) for prefix in ("", "real_") for row in rows if f"{prefix}auc" in row]
     tables = {"judges": judges, "doses": curves}
-    if "later" in table:
-        tables["sentences"] = court.nested(table) if several else court.sentenced(table)
+    if {*COLUMNS} <= {*table}:
+        tables["sentences"] = court.sentenced(table)
         tables["kinds"] = court.shares(tables["sentences"])
-        how = ", by thresholds from other kinds and targets" * several
         for row in tables["kinds"].to_dict("records"):
-            claim = f"verdicts are right for sources of kind {row['kind']}{how}"
+            claim = f"verdicts are right for sources of kind {row['kind']}"
             holds = row["right"] >= RIGHT_SHARE and row["decided"] >= DECIDED_SHARE
             numbers = f"{row['right']:.0%} of {row['decided']:.0%} decided are right: {row['verdicts']}"
             claims.append(counted(claim, holds, numbers, units))

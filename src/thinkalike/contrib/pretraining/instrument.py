@@ -33,6 +33,7 @@ from thinkalike.models.minis import save_mini, train_tokenizer
 from thinkalike.models.shapes import Passes, Shape, Shapes, shape_from
 from thinkalike.store import Result
 from thinkalike.training.optimizers import scheduled
+from thinkalike.training.recipe import whole_rows
 from thinkalike.training.run import Run, StepData, SteppedModule, fit, loggers_of
 
 # ---- The settings of task=pretrain.
@@ -201,7 +202,8 @@ class MiniPretraining(Instrument, kind="pretraining", version=2, config=Pretrain
         module = build_mini(model.architecture, len(tokenizer), model.seed, model.family)
         recipe, masked = config.pretrain, FAMILIES[model.family].predicts == "hidden"
         trained = MaskedPretraining(module, recipe, model.seed, tokenizer) if masked else Pretraining(module, recipe)
-        rows = StepData(corpus.fit.tokens, recipe.tokens_per_step, recipe.steps, model.seed)
+        per_step = recipe.tokens_per_step
+        rows = StepData(corpus.fit.tokens, per_step, recipe.steps, model.seed, setting="pretrain.tokens_per_step")
         device = torch.device(pick_device(model.device))
         run = Run(work.job.partial, device, config.trainer, work.tracker)
         kept = work.job.partial / "kept"
@@ -214,7 +216,7 @@ class MiniPretraining(Instrument, kind="pretraining", version=2, config=Pretrain
             fit(trained, rows, run, loggers_of(run, config.logger.kind), [Keeping(recipe.kept, keep)])
         facts["training"] = {
             "data": config.data.name,
-            "tokens_seen": recipe.steps * recipe.tokens_per_step,
+            "tokens_seen": recipe.steps * whole_rows(per_step, context),
             "distinct_tokens": corpus.counts["fit_tokens"],
             "steps": recipe.steps,
             "learning_rate": recipe.lr,

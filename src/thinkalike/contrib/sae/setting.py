@@ -24,6 +24,7 @@ from thinkalike.measures.round_trips import both_directions
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_models
 from thinkalike.store import Result, open_result
+from thinkalike.training.recipe import whole_rows
 from thinkalike.training.run import StepData
 
 
@@ -111,7 +112,7 @@ class Setting:
         context = min(each.context for each in (model, *sources))
         needed = max(sae.tokens, sae.map_tokens)
         corpus = read_corpus(config.data, model.tokenizer, context, bos=model.bos_each_row, fit_tokens=needed)
-        opening = StepData(corpus.fit.tokens, sae.map_tokens, 1, 0).batch(0)
+        opening = StepData(corpus.fit.tokens, sae.map_tokens, 1, 0, setting="sae.map_tokens").batch(0)
         return cls(sae, config.seed, model, corpus, opening, source, made)
 
     @property
@@ -120,7 +121,9 @@ class Setting:
 
     @property
     def tokens_seen(self) -> list[int]:
-        return [look * self.config.tokens_per_step for look in self.config.looks]
+        """How many tokens were read before each look; those of a buffer are shared by several steps."""
+        tokens_in_buffer = whole_rows(self.config.buffer, self.corpus.fit.context)
+        return [look * tokens_in_buffer // self.config.steps_per_buffer for look in self.config.looks]
 
     @cached_property
     def known(self) -> list[SparseAutoencoder]:

@@ -175,7 +175,8 @@ class SAETraining(SteppedModule):
 
     def data(self, rows: Int[Tensor, "rows context"]) -> StepData:
         """Return the buffers of text that the training reads."""
-        return StepData(rows, self.config.buffer, self.steps, seed=0, repeats=self.repeats)
+        setting = "sae.tokens_per_step × sae.steps_per_buffer"
+        return StepData(rows, self.config.buffer, self.steps, seed=0, repeats=self.repeats, setting=setting)
 
     def optimizer_step(self, *given: Any, **more: Any) -> None:
         """Take a step, and its weights into their means: before a state is kept."""

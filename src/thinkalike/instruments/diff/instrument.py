@@ -20,6 +20,7 @@ from thinkalike.data.alignment import check_rows
 from thinkalike.data.corpus import TokenRows, read_corpus
 from thinkalike.errors import ConfigError
 from thinkalike.evaluation import changes
+from thinkalike.files import is_there
 from thinkalike.instruments.diff.answers import NULLS, SIGNS, Answers, unchanged
 from thinkalike.instruments.diff.exact import edits_of, pass_that_differs, settings_that_differ
 from thinkalike.instruments.diff.screen import lines
@@ -181,7 +182,7 @@ class Diff(Instrument, kind="diff", version=7, reads=("model", "target", "data",
 
 
 def _other(named: str) -> ModelConfig:
-    return model_named(str(Path(named).absolute()) if Path(named).exists() else named, {})
+    return model_named(str(Path(named).absolute()) if is_there(named) else named, {})
 
 
 Opened = dict[str, Callable[[int], AbstractContextManager[FrozenModel]]]  # a model of a null by its number

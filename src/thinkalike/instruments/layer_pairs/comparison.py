@@ -23,6 +23,7 @@ from thinkalike.measures.layer_means import LayerMeans
 from thinkalike.models.load import load_groups
 from thinkalike.processes import asked, at_boundaries, doing, stop
 from thinkalike.states.batches import ModelRuns, StateBatch, StateBatches
+from thinkalike.states.folder import load_source
 
 log = logging.getLogger(__name__)
 KEPT_EVERY = 2  # pools
@@ -163,7 +164,7 @@ def run_together(jobs: Sequence[tuple[Any, AnalyzeConfig, Work]]) -> list[Outcom
     """
     runs = ModelRuns()
     with phase_of_all([work for _, _, work in jobs], "loading"):
-        pairs = load_groups([(config.model, config.target) for _, config, _ in jobs])
+        pairs = load_groups([(config.model, config.target) for _, config, _ in jobs], load_source)
         each_job = zip(jobs, pairs, strict=True)
         comparisons = [kind.of_text(config, work, models, runs) for (kind, config, work), models in each_job]
     for number in rounds(comparisons, runs):

@@ -83,7 +83,7 @@ class Declared(NamedTuple):
     settings: type[ComparedAgain] = ComparedAgain
     bases: tuple[type[OfLayerMeasure], ...] = (OfLayerMeasure,)
     reads: tuple[str, ...] = OF_STATES
-    version: int = 11
+    version: int = 12
 
 
 DECLARED = {
@@ -144,7 +144,8 @@ def _plugged(kind: str, digest: str) -> tuple[type[OfLayerMeasure], type[Measure
     plugin = given if isinstance(given, MeasurePlugin) else MeasurePlugin(given)
 
     def measure(chosen: Any) -> LayerMeasure:
-        made = plugin.measure(chosen) if plugin.settings else plugin.measure
+        with plugins.blaming(f"measure {name}"):
+            made = plugin.measure(chosen) if plugin.settings else plugin.measure
         return made if isinstance(made, LayerMeasure) else of_function(name, made, plugin.is_distance)
 
     settings = make_dataclass(f"{name}_settings", _fields(name, plugin), bases=(ComparedAgain,))
@@ -171,7 +172,8 @@ def of_function(kind: str, compare: Callable[[Tensor, Tensor], Any], is_distance
     """Return the measure that a function of two layers makes: 1 is the best likeness, 0 the best distance."""
 
     def value(source: Tensor, target: Tensor) -> Tensor:
-        given = compare(source, target)
+        with plugins.blaming(f"measure {kind}"):
+            given = compare(source, target)
         try:
             return torch.as_tensor(given, dtype=torch.float64).reshape(())
         except (TypeError, ValueError, RuntimeError) as error:

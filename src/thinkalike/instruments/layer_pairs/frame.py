@@ -29,9 +29,9 @@ from thinkalike.instruments.layer_pairs.comparison import Comparison, Side, roun
 from thinkalike.job.instrument import FIT_TEXT, LADDER, REPORT_TEXT, Instrument, Outcome, Work
 from thinkalike.measures.estimates import FEW, FEWEST_GROUPS
 from thinkalike.models.families import Layer, layers_at_depths, layers_of_sides, pairs_of_layers
-from thinkalike.models.frozen import FrozenModel
-from thinkalike.models.load import load_groups
 from thinkalike.states.batches import ModelRuns, StateBatches, pool_tokens, sampled, text_batches
+from thinkalike.states.folder import load_sources
+from thinkalike.states.source import StateSource
 from thinkalike.states.tokens import site_numbers, sites
 from thinkalike.store import Headline, Result
 from thinkalike.tables import layer_rows, matrix_rows
@@ -90,6 +90,18 @@ def layers_compared(config: AnalyzeConfig, shapes: Shapes) -> dict[Shape, int]:
     return {each: count + config.measure.embed for each, count in zip(both, counts, strict=True)}  # type: ignore[attr-defined]
 
 
+def fewer_layers(count: int, shapes: Shapes) -> dict[str, Any]:
+    """Return the setting of so many layer pairs of equal relative depth, if models have more, for `budget=`.
+
+    A folder of states may lack some layers, and all that it has are cheap.
+    """
+    both = shapes["model"], shapes.get("target", shapes["model"])
+    depths = [shape.layers for shape in both]
+    if count >= max(depths) or not all(shape.parameters for shape in both):
+        return {}
+    return {"layers": layers_at_depths(count, *depths)}
+
+
 def _called(name: str, described: Callable[[], dict[str, str]]) -> dict[str, str]:
     return {**described(), "name": name}  # that it has in this job
 
@@ -104,7 +116,7 @@ class LayerMatrix(Instrument):
     ignores = Instrument.ignores | FIT_TEXT | REPORT_TEXT
     of_models: ClassVar[str] = "pairs"
 
-    def sites(self, config: AnalyzeConfig, models: Sequence[FrozenModel]) -> list[list[Layer]]:
+    def sites(self, config: AnalyzeConfig, models: Sequence[StateSource]) -> list[list[Layer]]:
         """Return the layers of both models that are compared: those of the pairs of `layers=`, by default all."""
         embed = config.measure.embed  # type: ignore[attr-defined]
         if config.layers in ("same", "all"):
@@ -242,18 +254,17 @@ class LayerPairs(LayerMatrix):
 
     def smaller(self, config: AnalyzeConfig, shapes: Shapes, chosen: Collection[str]) -> Iterator[dict[str, Any]]:
         """Yield fewer layers of equal relative depth, and then fewer batches."""
-        depths = shapes["model"].layers, shapes.get("target", shapes["model"]).layers
         batches = config.measure.batches  # type: ignore[attr-defined]
         for layers, share in LADDER:
             fewer: dict[str, Any] = {"measure.batches": max(batches // share, 1)} if share > 1 else {}
             fewer |= {"ruler": "bits"} if "ruler" in self.reads else {}
-            yield ({"layers": layers_at_depths(layers, *depths)} if layers < max(depths) else {}) | fewer
+            yield fewer_layers(layers, shapes) | fewer
 
     def holds(self, config: AnalyzeConfig, shapes: Shapes) -> float:
         """Return the bytes of the states of a pool, and of a batch also in float32, in all layers of both models."""
         measure: Any = config.measure
         batch, layers = measure.tokens_per_batch, layers_compared(config, shapes)
-        sizes = [(count * each.width, each.bytes / each.parameters) for each, count in layers.items()]
+        sizes = [(count * each.width, each.bytes_of_number) for each, count in layers.items()]
         most = pool_tokens(batch, sum(width for width, _ in sizes), sum(each.parameters for each in layers))
         pool = min(most, batch * measure.batches) if config.data else 0
         pool *= 1 + (measure.given == "token_position")  # as they are, and less the means
@@ -280,14 +291,14 @@ class LayerPairs(LayerMatrix):
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
         runs = ModelRuns()
-        models: Sequence[FrozenModel] = ()
+        models: Sequence[StateSource] = ()
         with work.phase("loading"):
             if config.activations:
                 from thinkalike.instruments.of_stimuli import comparison_of_stimuli
 
                 job = comparison_of_stimuli(self, config, work)
             else:
-                (models,) = load_groups([(config.model, config.target)])
+                models = load_sources(config.model, config.target)
                 job = self.of_text(config, work, models, runs)
         for number in rounds([job], runs):
             for batch in job.pool(number):
@@ -308,7 +319,7 @@ class LayerPairs(LayerMatrix):
         return config.ruler is not None and "ruler" in self.reads and is_stream
 
     def with_readings(
-        self, outcome: Outcome, config: AnalyzeConfig, models: Sequence[FrozenModel], level: str, work: Work
+        self, outcome: Outcome, config: AnalyzeConfig, models: Sequence[StateSource], level: str, work: Work
     ) -> Outcome:
         """Return the outcome with what its values are in bits of both models."""
         from thinkalike.instruments.layer_pairs.readings import readings  # which few jobs have
@@ -320,12 +331,12 @@ class LayerPairs(LayerMatrix):
 
     # ---- what is compared
 
-    def of_text(self, config: AnalyzeConfig, work: Work, models: Sequence[FrozenModel], runs: ModelRuns) -> Comparison:
+    def of_text(self, config: AnalyzeConfig, work: Work, models: Sequence[StateSource], runs: ModelRuns) -> Comparison:
         """Return the comparison of two models; the weights of one module are read once for all jobs of a pass."""
         measure: Any = config.measure
         sides: dict[int, Side] = {}
         for model, own in zip(models, self.sites(config, models), strict=True):
-            described = partial(runs.text, ("provenance", id(model.module)), model.describe)
+            described = partial(runs.text, ("provenance", model.identity), model.describe)
             sides[id(model)] = Side(model.name, self.named(own), partial(_called, model.name, described))
         batches = self.batches(measure, config, models, runs)
         if batches.level == "word" and measure.given == "token_position":
@@ -340,7 +351,7 @@ class LayerPairs(LayerMatrix):
         return Comparison(new, measure, (sides[0], sides[1]), batches, work)
 
     def batches(
-        self, measure: Any, config: AnalyzeConfig, models: Sequence[FrozenModel], runs: ModelRuns
+        self, measure: Any, config: AnalyzeConfig, models: Sequence[StateSource], runs: ModelRuns
     ) -> StateBatches:
         """Return the batches of states that are compared; `runs` keeps states for other jobs of the pass."""
         return text_batches(models, self.sites(config, models), config.data, measure, runs)

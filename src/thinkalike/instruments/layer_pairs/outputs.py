@@ -16,8 +16,8 @@ from thinkalike.errors import ConfigError
 from thinkalike.instruments.layer_pairs.declared import ComparedAgain, Declared, OfLayerMeasure, declare
 from thinkalike.measures.contract import LayerMeasure
 from thinkalike.models.families import Layer
-from thinkalike.models.frozen import FrozenModel
 from thinkalike.states.batches import ModelRuns, StateBatch, StateBatches
+from thinkalike.states.source import StateSource, with_weights
 
 
 @dataclass
@@ -45,8 +45,9 @@ class Outputs(OfLayerMeasure):
         return ["logits"]
 
     def batches(
-        self, measure: Any, config: AnalyzeConfig, models: Sequence[FrozenModel], runs: ModelRuns
+        self, measure: Any, config: AnalyzeConfig, models: Sequence[StateSource], runs: ModelRuns
     ) -> StateBatches:
+        with_weights(models, f"measure={self.kind} compares what models predict")
         measure = replace(measure, level="token", massive="keep")  # outputs have no massive states
         batches = super().batches(measure, config, models, runs)
 

@@ -40,11 +40,12 @@ from thinkalike.measures.estimates import PARTS, without_parts
 from thinkalike.memory import hand_back
 from thinkalike.models.families import layers_at_depths, pairs_of_layers
 from thinkalike.models.frozen import FrozenModel
-from thinkalike.models.load import can_be_rounded
+from thinkalike.models.rounding import can_be_rounded
 from thinkalike.processes import counted
 from thinkalike.screen import show_text
 from thinkalike.states.batches import ModelRuns, StateBatch, StateBatches, sampled, text_batches
 from thinkalike.states.mixing import CONTROLS, TokenMixing
+from thinkalike.states.source import StateSource
 from thinkalike.store import Result
 
 log = logging.getLogger(__name__)
@@ -59,10 +60,11 @@ def pairs_read(layers: Any, source: int, target: int) -> list[tuple[int, int]]:
 
 
 def readings(
-    kind: Any, config: AnalyzeConfig, models: Sequence[FrozenModel], level: str, work: Work
+    kind: Any, config: AnalyzeConfig, models: Sequence[StateSource], level: str, work: Work
 ) -> tuple[dict[str, pd.DataFrame], dict[str, float]]:
     """Return a table of some layer pairs with their readings and one of both models' rungs, and numbers of the text."""
-    if unfit := [model.name for model in models if not can_be_rounded(model)]:
+    fit = [model for model in models if isinstance(model, FrozenModel) and can_be_rounded(model)]
+    if unfit := [model.name for model in models if model not in fit]:
         log.warning("warning: there are no readings in bits, as %s cannot be rounded", listed(unfit))
         return {}, {}
     pairs = pairs_read(config.layers, *(model.n_layers for model in models))
@@ -98,7 +100,7 @@ class BatchComparison(Comparison):
         metric: Any,
         data: DataConfig,
         measure: Any,
-        models: Sequence[FrozenModel],
+        models: Sequence[StateSource],
         pairs: Sequence[tuple[int, int]],
     ):
         self.models = list(models)

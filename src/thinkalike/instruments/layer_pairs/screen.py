@@ -29,13 +29,30 @@ def at_equal_depth(table: pd.DataFrame) -> pd.DataFrame:
 
 def _compared(across: pd.DataFrame) -> pd.DataFrame:
     """Return the rows of layers of equal relative depth, or, of a model beside itself, of every two layers in a row."""
-    rows, columns = (across[f"{side}_layer"].unique() for side in ("source", "target"))
-    if across["source"].iloc[0] != across["target"].iloc[0]:
+    rows, columns = (across[f"{side}_layer"].unique().tolist() for side in ("source", "target"))
+    if across["source"].iloc[0] != across["target"].iloc[0] and _has_gaps(rows, columns):
+        pairs = [(layer, _closest_in_depth(layer, rows, columns)) for layer in rows]
+    elif across["source"].iloc[0] != across["target"].iloc[0]:
         last = len(columns) - 1
         pairs = [(layer, columns[round(n * last / max(len(rows) - 1, 1))]) for n, layer in enumerate(rows)]
     else:
         pairs = list(itertools.pairwise(rows))
     return across.set_index(["source_layer", "target_layer"]).reindex(pairs).dropna(subset="value").reset_index()
+
+
+def _has_gaps(rows: Sequence[Any], columns: Sequence[Any]) -> bool:
+    """Return whether layers of one side are some of a model's, and not as many as those of the other side."""
+    sides = [list(rows), list(columns)]
+    are_numbered = all(isinstance(layer, int) for side in sides for layer in side)
+    if not are_numbered or len(rows) == len(columns):
+        return False
+    return any(side != list(range(len(side))) for side in sides if min(side) >= 0)
+
+
+def _closest_in_depth(layer: int, rows: Sequence[int], columns: Sequence[int]) -> int:
+    """Return the layer of the columns whose depth is closest, each relative to the deepest layer of its side."""
+    depth = layer / max(*rows, 1)
+    return min(columns, key=lambda column: abs(column / max(*columns, 1) - depth))
 
 
 def _least(rows: pd.DataFrame, is_distance: bool) -> Any:

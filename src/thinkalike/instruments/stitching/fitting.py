@@ -26,11 +26,12 @@ from thinkalike.measures.estimates import next_rung
 from thinkalike.memory import AT_ONCE, GAPS, MARGIN, Budget, check_memory, hand_back, in_use
 from thinkalike.models.families import pairs_of_layers
 from thinkalike.models.frozen import FrozenModel
-from thinkalike.models.load import can_be_rounded, load_models, rounded
+from thinkalike.models.load import load_models
+from thinkalike.models.rounding import can_be_rounded, rounded
 from thinkalike.processes import counted, doing, own_device
 from thinkalike.stitches.stitch import Stitch
 from thinkalike.training.optimizers import momenta, peak_rate
-from thinkalike.training.recipe import StitchConfig, StitchJob
+from thinkalike.training.recipe import StitchConfig, StitchJob, whole_rows
 from thinkalike.training.run import Run, StepData, fit
 from thinkalike.training.stitching import Fit, StitchTraining
 
@@ -247,9 +248,9 @@ def _identity(model: FrozenModel, pairs: Sequence[LayerPair]) -> Maps:
     return [Stitch("identity", model.d_model, model.d_model)] * len(pairs)
 
 
-def _warn_of_overfitting(module: StitchTraining, tokens: int) -> None:
+def _warn_of_overfitting(module: StitchTraining, tokens: int, context: int) -> None:
     parameters = sum(weight.numel() for weight in module.stitches[0].parameters())
-    seen = module.config.steps * module.config.tokens_per_step
+    seen = module.config.steps * whole_rows(module.config.tokens_per_step, context)
     if tokens < TOKENS_PER_PARAMETER * parameters:
         remedy = "give more text" if seen > tokens else "raise stitch.steps or stitch.tokens_per_step"
         log.warning(
@@ -298,13 +299,14 @@ def _trained(forms: ClosedForms, run: Run, loggers: Sequence[Any], untrained: Cl
     rows, further = setting.corpus.fit, [each for fits in beside.values() for each in fits]
     options: dict[str, Any] = {"layout": rows.layout, "limits": run.trainer, "beside": further}
     module = StitchTraining(source, target, pairs, config, setting.seed, **options)
-    _warn_of_overfitting(module, setting.corpus.counts["fit_tokens"])
+    _warn_of_overfitting(module, setting.corpus.counts["fit_tokens"], rows.context)
     if config.init != "identity":
         _start(module, [forms, *([untrained] if untrained else [])])
     if config.whiten:
         read = [untrained if untrained and each.reads is untrained.setting.source else forms for each in module.fits]
         module.whiten([own.read_by(each) for own, each in zip(read, module.fits, strict=True)])
-    data = StepData(rows.tokens, config.tokens_per_step, config.steps, setting.seed, rows.context)
+    asked = config.tokens_per_step
+    data = StepData(rows.tokens, asked, config.steps, setting.seed, rows.context, setting="stitch.tokens_per_step")
     _train(module, data, target, run, loggers)
     stitches = iter(module.stitches)
     own: list[Any] = list(islice(stitches, len(pairs)))

@@ -26,7 +26,7 @@ from thinkalike.screen import (
     span,
 )
 from thinkalike.store import Headline, Result
-from thinkalike.training.recipe import OF_TRAINING, StitchConfig, StitchJob, fewest_steps
+from thinkalike.training.recipe import OF_TRAINING, StitchConfig, StitchJob, fewest_steps, whole_rows
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -179,7 +179,8 @@ def _ends_of_mean(arrays: Mapping[str, Any]) -> tuple[float, float]:
 def _passes(config: StitchJob, source: Shape, target: Shape, pairs: Sequence[LayerPair]) -> list[Passes]:
     """Return the passes of one direction; each stitch runs the tail of the target."""
     stitch, row = config.stitch, config.data.context or min(source.context, target.context)
-    report, read = config.data.report_tokens or REPORTED, stitch.steps * stitch.tokens_per_step
+    report = config.data.report_tokens or REPORTED
+    read = stitch.steps * whole_rows(stitch.tokens_per_step, row)
     fit, steps = min(config.data.fit_tokens or read or report, read or report), read * stitch.trained
     closed = 0 if not stitch.has_closed_forms else fit if stitch.is_closed else min(fit, STATISTICS)
     whole = target.operations.full(row)
@@ -221,7 +222,7 @@ def _less_training(stitch: StitchConfig, share: int, row: int, chosen: Collectio
 class Stitching(
     Instrument,
     kind="stitching",
-    version=20,
+    version=21,
     config=StitchJob,
     reads=("model", "target", "data", "layers", "stitch", "ruler", "similarity", "trainer", "seed"),
 ):

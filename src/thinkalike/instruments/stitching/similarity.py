@@ -19,12 +19,12 @@ from thinkalike.errors import DataError
 from thinkalike.instruments.ruler import (
     MIXING,
     WORDS,
-    WordComparison,
-    Words,
+    compare_words,
     fewest_words,
     most,
     say_left_out,
     shared_columns,
+    shares_more,
 )  # fmt: skip
 from thinkalike.instruments.stitching.fitting import Setting
 from thinkalike.memory import hand_back
@@ -49,9 +49,7 @@ def similarity_of(setting: Setting, data: DataConfig) -> dict[str, Any]:
     words = words_read(model.d_model for model in models)
     layers = [[pair[side] for pair in setting.layer_pairs] for side in (0, 1)]
     try:
-        text = Words(data, list(dict.fromkeys(models)), words, remedy="give more text")
-        compared = WordComparison(text, models, layers)
-        compared.check_number()
+        compared = compare_words(data, models, layers, words, remedy="give more text")
     except DataError as error:
         log.warning("warning: the result does not say whether states are similar, as %s", error)
         return {}
@@ -75,7 +73,7 @@ def sentence(details: pd.DataFrame) -> str:
     first = details.iloc[0]
     shared = _percent(details[PREFIX])
     mixing = _percent(details[f"{PREFIX}_mixing"])
-    is_more = (details[f"{PREFIX}_beyond"] > 0) & ~(details[f"{PREFIX}_beyond_low"] <= 0)
+    is_more = shares_more(details, f"{PREFIX}_")
     if is_more.all():
         verdict = "more"
     elif not is_more.any():

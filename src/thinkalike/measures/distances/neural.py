@@ -26,6 +26,7 @@ from thinkalike.measures.estimates import (
     has_interval,
     interval_around,
     jackknife,
+    power_of_two_below,
     stimulus_folds,
     student_t,
 )
@@ -38,6 +39,8 @@ Index = Int[Tensor, " _"] | slice
 CLOSE = 1e-6  # share of the squared norms below which ‖x‖² + ‖y‖² - 2 x·y loses digits
 ROUNDED = 4 * torch.finfo(torch.float64).eps  # share of a state's norm that computing in float64 may change
 SUMMED = 16 * torch.finfo(torch.float64).eps  # share of the squared norms that ‖x‖² + ‖y‖² - 2 x·y may be off
+GREATEST_SIZE = 2.0**480  # of states: sums over all pairs of their squared distances stay within float64
+LEAST_SIZE = 2.0**-480  # of the largest difference of two states
 PANEL = 256  # rows of distances that are computed at a time
 
 
@@ -75,11 +78,17 @@ class NeuralDistances:
         check_choice("distance", distance, DISTANCES)
         precision = torch.finfo(states.dtype).eps if states.dtype == torch.float32 else ROUNDED
         states = states.detach().double()
-        mean = states.mean(0)
-        if not mean.isfinite().all():
+        sizes = states.abs().amax(1, keepdim=True)
+        if not sizes.isfinite().all():
             raise ValueError(
                 f"states of {name} are not finite: correct them, or, if a model computed them, run it in a wider dtype"
             )
+        if distance in ("cosine", "correlation"):
+            # These ignore the size of each state, whose squares may leave the range of float64.
+            states = states / power_of_two_below(sizes)
+        else:
+            _refuse_size(states, distance, name)
+        mean = states.mean(0)
         error = precision * _sizes(states, distance)
         if distance in ("cosine", "correlation", "norm_difference"):
             states = _transformed(states, distance, name)
@@ -171,6 +180,22 @@ class NeuralDistances:
         return found
 
 
+def _refuse_size(states: Float[Tensor, "n d"], distance: str, name: str) -> None:
+    """Raise a ValueError for states whose squared distances, or the sums of these, leave the range of float64."""
+    largest = float(states.abs().max()) if states.numel() else 0.0
+    spread = largest
+    if distance != "precomputed" and LEAST_SIZE < largest < GREATEST_SIZE:
+        spread = float((states - states.mean(0)).abs().max())
+    size = spread if spread < LEAST_SIZE else largest
+    if size and not LEAST_SIZE < size < GREATEST_SIZE:
+        what = "distances" if distance == "precomputed" else "states"
+        differ = "differ by at most" if largest > LEAST_SIZE > spread else "are at most"
+        raise ValueError(
+            f"{what} of {name} {differ} {size:.0e}, and squares of such numbers leave the range of float64: "
+            f"divide them by {size:.0e}"
+        )
+
+
 def _sizes(states: Float[Tensor, "n d"], distance: str) -> Float[Tensor, " n"]:
     """Return the size of what distances subtract: of each state, in units of the distance."""
     if distance == "manhattan":
@@ -247,8 +272,13 @@ def crossnobis(
     m, n, d = runs.shape
     if m < 2:
         raise ValueError(f"runs has {m} run: give two or more")
-    size = runs.detach().double().square().mean((0, 1))
     runs = runs.detach().double()
+    # Squares of very small or very large numbers leave the range of float64. Powers of two change no other digits.
+    units = power_of_two_below(runs.abs().amax((0, 1)))
+    if noise == "none":  # with a covariance, distances do not depend on the unit of any column
+        units = units.max().expand(d)
+    runs = runs / units
+    size = runs.square().mean((0, 1))
     runs = runs - runs.mean((0, 1))
     if noise != "none":
         residuals = runs - runs.mean(0)
@@ -266,7 +296,25 @@ def crossnobis(
     products = (total @ total.T - torch.einsum("mid,mjd->ij", runs, runs)) / (m * (m - 1) * d)
     own = products.diagonal()
     distances = own[:, None] + own - 2 * products
-    return ((distances + distances.T) / 2).fill_diagonal_(0)
+    distances = ((distances + distances.T) / 2).fill_diagonal_(0)
+    if noise != "none":
+        return distances
+    return _in_units(distances, units[0], units[0], "runs")
+
+
+def _in_units(
+    scaled: Float[Tensor, "n n"], left: Float[Tensor, "*#n"], right: Float[Tensor, "*#n"], name: str
+) -> Float[Tensor, "n n"]:
+    """Return products of scaled numbers in units of both; a ValueError if they leave the range of float64."""
+    values = scaled * left * right
+    largest = float(values.abs().max())
+    if not largest < GREATEST_SIZE**2 or (largest < LEAST_SIZE**2 and scaled.any()):
+        size = float(left.max())
+        raise ValueError(
+            f"{name} are of the size {size:.0e}, and squares of such numbers leave the range of float64: "
+            f"divide them by {size:.0e}"
+        )
+    return values
 
 
 def noise_covariance(residuals: Annotated[Float[Tensor, "k d"], Within()], freedom: Count) -> Float[Tensor, "d d"]:
@@ -282,9 +330,9 @@ def noise_covariance(residuals: Annotated[Float[Tensor, "k d"], Within()], freed
         raise ValueError(f"residuals has shape {(k, d)}: give two rows or more")
     if freedom > k:
         raise ValueError(f"freedom={freedom} is more than the {k} residuals: give their degrees of freedom")
+    units = power_of_two_below(residuals.abs().amax(0))
+    residuals = residuals / units
     covariance = residuals.T @ residuals / freedom
-    if not covariance.isfinite().all():
-        raise ValueError("residuals are too large for their squares: divide them by a large number")
     variances = covariance.diagonal()
     if (still := (variances <= 0).nonzero()[:, 0]).numel():
         raise ValueError(f"unit {int(still[0])} of residuals is constant: leave it out")
@@ -293,7 +341,7 @@ def noise_covariance(residuals: Annotated[Float[Tensor, "k d"], Within()], freed
     off = ~torch.eye(d, dtype=torch.bool, device=residuals.device)
     size = r[off].square().sum()
     share = (k / freedom**2 * (squares - r.square())[off].sum() / size).clamp(0, 1) if size > 0 else 1.0
-    return torch.where(off, covariance * (1 - share), covariance)
+    return _in_units(torch.where(off, covariance * (1 - share), covariance), units[:, None], units, "residuals")
 
 
 # ---- representational similarity analysis (Kriegeskorte et al. 2008; Salle et al. 2024, section 4)

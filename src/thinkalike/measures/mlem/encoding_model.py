@@ -20,6 +20,7 @@ from thinkalike.arguments import (
     check_rows,
     checked_numbers,
     real_numbers,
+    refuse_huge,
     shown,
     tensor_of,
 )
@@ -223,6 +224,7 @@ class MLEM(BaseEstimator):
 
     def _alphas(self) -> tuple[float, ...]:
         levels = self.difference == "levels"
+        refuse_huge(self.alpha, "alpha")
         alphas = real_numbers(self.alpha, Within(least=0, is_finite=not levels))
         if not alphas:
             wanted = "a finite number, at least 0, or a list of them"

@@ -286,7 +286,8 @@ def split_half_reference(
     directions and `splits` divisions. Pairs of cells that are missing in a half do not count.
 
     It is no bound: means are not the best predictors of ranks. The interval is a jackknife that leaves out a tenth of
-    the groups at a time; its ends are NaN if these are worth fewer than `FEWEST_GROUPS` of equal size.
+    the groups at a time. It is (-∞, ∞), and a warning says why, if these are worth fewer than `FEWEST_GROUPS` of equal
+    size, or if a layer has no reference without some tenth.
 
     Args:
         cells: (n), the cell of each stimulus, or (n, f), a table of features as `MLEM.fit` takes.
@@ -294,7 +295,8 @@ def split_half_reference(
         groups: (n), such as sentences; the stimuli of a group are in the same half. By default each is its own group.
 
     Raises:
-        ValueError: Fewer than two pairs of cells are in both halves, they are all equally far, or they are noise.
+        ValueError: Of a layer fewer than two pairs of cells are in both halves, they are all equally far, or they are
+            noise; the message says which layer.
     """
     if not len(layers):
         raise ValueError("layers is empty: give the states of one layer or more")
@@ -313,11 +315,37 @@ def split_half_reference(
         side = torch.randperm(int(owners.max()) + 1, generator=draw)[owners] % 2
         found.append(torch.stack([_references(each, numbers, side, kept) for each in distances], 1))
     values = torch.stack(found).mean(0)
-    if values[0].isnan().any():
-        raise ValueError("no pairs of cells in both halves have reliable distances: too few stimuli each")
-    worth = estimates.effective_number(owners.unique(return_counts=True)[1])
-    enough = estimates.has_interval(worth)
-    return estimates.jackknife(values[0], values[1:]) if enough else estimates.interval_around(values[0], torch.nan)
+    for place, value in enumerate(values[0]):
+        if value.isnan():
+            raise ValueError(f"layers[{place}]: {_why_no_reference(distances[place], numbers)}")
+
+    group_sizes = owners.unique(return_counts=True)[1]
+    worth = estimates.effective_number(group_sizes)
+    if not estimates.has_interval(worth):
+        unit = "stimuli" if groups is None else "groups"
+        warnings.warn(estimates.why_no_interval(worth, len(group_sizes), unit), stacklevel=2)
+        return estimates.interval_around(values[0], math.inf)
+
+    is_known = values.isfinite().all(0)
+    ends = estimates.jackknife(values[0], values[1:].nan_to_num(0.0))
+    if not is_known.all():
+        places = ", ".join(f"layers[{place}]" for place in (~is_known).nonzero()[:, 0].tolist())
+        warnings.warn(
+            f"no intervals of {places}: without some tenth of the stimuli no pairs of cells in both halves have "
+            "reliable distances; give more stimuli of each cell",
+            stacklevel=2,
+        )
+    return Estimate(ends.value, ends.low.where(is_known, -math.inf), ends.high.where(is_known, math.inf))
+
+
+def _why_no_reference(distances: NeuralDistances, cells: Int[Tensor, " n"]) -> str:
+    """Return why the distances of a layer have no split-half reference, and what to give instead."""
+    squared = distances.vector()
+    if squared.max() <= squared.min():
+        return "all distances are equal, so no cell is nearer than another; leave the layer out"
+    if len(cells.unique()) < 2:
+        return "all stimuli are of one cell, so there is no pair of cells; give features that vary"
+    return "no pairs of cells in both halves have reliable distances; give more stimuli of each cell"
 
 
 def _references(

@@ -94,7 +94,10 @@ def _constant(covariance: Float[Tensor, "r r"], terms: Sequence[Term]) -> Bool[T
     own = of_features(terms).to(covariance)
     still = (own @ covariance @ own.T).diagonal() <= CONSTANT
     if still.all():
-        raise ValueError("X: every feature is constant: choose kinds='continuous' for whole numbers that all differ")
+        raise ValueError(
+            "X: every feature is equal in all pairs of stimuli, or differs in all of them, and explains no distance: "
+            "choose kinds='continuous' for numbers that all differ"
+        )
     sides = [term[:2] if len(term) == 2 else term[:1] for term in terms[1:]]
     return torch.stack([still[list(side)].any() for side in sides])
 
@@ -123,7 +126,8 @@ def describe(fitted: Fitted, labels: Sequence[str]) -> tuple[Float[Tensor, "f f"
     condition = float(values[-1] / values[0]) if values[0] > ROUNDING * values[-1] else float("inf")
     if constant := (~varies).nonzero()[:, 0].tolist():
         names = ", ".join(labels[feature] for feature in constant)
-        warnings.warn(f"features [{names}] are constant and get weight 0", stacklevel=3)
+        why = "are equal in all pairs of stimuli, or differ in all of them,"
+        warnings.warn(f"features [{names}] {why} and get weight 0", stacklevel=3)
     if alike := (correlation.abs().triu(1) >= ALIKE).nonzero().tolist():
         pairs = ", ".join(f"[{labels[a]}, {labels[b]}]" for a, b in alike)
         message = f"features [{pairs}] differ on much the same pairs, so that their weights are hard to tell apart"

@@ -1,0 +1,294 @@
+"""The index of a folder of states, `states.json`: whose states they are, where they were taken, and what was written.
+
+    {
+      "format": 1,
+      "model": "meta-llama/Llama-3.1-70B", "revision": "main", "blocks": 80,
+      "tokenizer": ".", "tokenizer_fingerprint": "0123456789abcdef", "vocabulary": 128256, "bos": true,
+      "dtype": "bfloat16", "layout": "flat",
+      "hooks": {"blocks.20.hook_resid_post": 8192, "blocks.40.hook_resid_post": 8192},
+      "rows": {"file": "rows.jsonl", "sha256": "..."},
+      "shards": [{"rows": 500, "files": {"states-00000.safetensors": "<SHA-256>"}}]
+    }
+
+Hook points have the names of TransformerLens, which say where a state was taken: `blocks.5.hook_resid_post` is the
+stream after block 5, `blocks.0.hook_resid_pre` that before the first block, and `ln_final.hook_normalized` what the
+last norm gives. Numbers beside them are widths. The arrays of a shard are those of all its files together: tensors of a
+.safetensors file, columns of an .arrow file, and a .npy file by its name. A layout says how rows of text lie in them:
+
+- padded: `token_ids` (rows, context), and each hook point (rows, context, width).
+- flat: the rows one after another, `token_ids` (tokens,), and each hook point (tokens, width).
+- vllm: one row a shard, `token_ids` (tokens,), and `hidden_states` (tokens, hook points, width), in the order of
+  `hooks`. In vllm_layers_first the axes of hook points and tokens are exchanged.
+
+`rows.jsonl` has a line for each row: {"document": ..., "tokens": ..., "text": ...}. Rows of one document belong
+together in intervals. `tokens` is the length of the row, which the layout flat needs, and `text` is what was tokenised.
+Everything but format, model, blocks, dtype, layout, hooks and shards may be left out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any, Literal, TypeGuard, get_args
+
+from thinkalike.digests import read_json, remembered_digest
+from thinkalike.errors import DataError, one_line, short
+
+INDEX = "states.json"
+FORMAT = 1
+LARGEST_INDEX = 2**28  # bytes; a million files of vLLM take half of it
+Layout = Literal["padded", "flat", "vllm", "vllm_layers_first"]
+DType = Literal["float64", "float32", "bfloat16", "float16"]
+ENDINGS = (".safetensors", ".safetensors.zst", ".npy", ".arrow")
+TOKEN_IDS = "token_ids"
+HIDDEN_STATES = "hidden_states"  # of vLLM
+# of TransformerLens: after a block, and elsewhere in it; before all blocks; after the last norm
+HOOK = re.compile(
+    r"blocks\.(?P<layer>\d+)\.(?P<inside>hook_resid_pre|hook_resid_mid|hook_resid_post|hook_attn_out|hook_mlp_out"
+    r"|attn\.hook_z|mlp\.hook_post)|hook_embed|ln_final\.hook_normalized"
+)
+SHA256 = re.compile(r"[0-9a-f]{64}")
+REWRITE = "write the folder again, or its index by thinkalike.index_states"
+
+
+@dataclass(frozen=True)
+class ListedFile:
+    """A file of the folder, and what it must contain."""
+
+    name: str
+    sha256: str
+
+
+@dataclass(frozen=True)
+class ListedShard:
+    """Files with the arrays of so many rows."""
+
+    rows: int
+    files: Sequence[ListedFile]
+
+
+@dataclass(frozen=True)
+class Index:
+    """What `states.json` says; see the beginning of this module.
+
+    Attributes:
+        folder: Where it lies.
+        blocks: The number of blocks of the model, whether or not states of all of them are here.
+        hooks: The width at each hook point, by its name.
+        bos: Whether the model expects rows to begin with BOS.
+        embedding: A file with `token_ids` (v,) and `embedding` (v, width): what enters block 0 for each of these tokens
+            alone.
+    """
+
+    folder: Path
+    model: str
+    blocks: int
+    dtype: DType
+    layout: Layout
+    hooks: Mapping[str, int]
+    shards: Sequence[ListedShard]
+    revision: str = ""
+    tokenizer: str = ""
+    tokenizer_fingerprint: str = ""
+    vocabulary: int = 0
+    bos: bool = False
+    rows: ListedFile | None = None
+    embedding: ListedFile | None = None
+    digest: str = field(default="", compare=False)
+
+    @property
+    def path(self) -> Path:
+        return self.folder / INDEX
+
+    def files(self) -> list[ListedFile]:
+        """Return all files that the index lists."""
+        beside = [file for file in (self.rows, self.embedding) if file is not None]
+        return [*beside, *(file for shard in self.shards for file in shard.files)]
+
+
+def holds_states(path: str | Path | None) -> bool:
+    """Return whether a path is a folder of states."""
+    return path is not None and (Path(path) / INDEX).is_file()
+
+
+def states_fingerprint(folder: str | Path) -> str:
+    """Return 16 digits of a digest of everything that decides the states of a folder: its index lists all digests."""
+    return read_index(folder).digest[:16]
+
+
+def read_index(folder: str | Path) -> Index:
+    """Read and check `states.json` of a folder, and none of the files that it lists.
+
+    Raises:
+        DataError: The folder has no index, or something in it is missing or impossible.
+    """
+    path = Path(folder) / INDEX
+    if not path.is_file():
+        is_empty = path.parent.is_dir() and not any(path.parent.iterdir())
+        found = "is empty" if is_empty else f"has no {INDEX}"
+        raise DataError(f"{folder} {found}: write states into it by thinkalike.write_states or thinkalike.index_states")
+    try:
+        content = read_json(path, LARGEST_INDEX, unique=True)
+    except (ValueError, OSError) as error:
+        raise DataError(f"{path} is no index of states ({one_line(error)}); {REWRITE}") from error
+    return _Reader(path, content).index()
+
+
+class _Reader:
+    """Takes checked entries out of the content of an index."""
+
+    def __init__(self, path: Path, content: Mapping[str, Any]):
+        self.path = path
+        self.content = content
+
+    def index(self) -> Index:
+        if self.content.get("format") != FORMAT:
+            raise self.wrong("format", self.content.get("format"), f"must be {FORMAT}, the only one that is known")
+        layout = self.choice("layout", get_args(Layout))
+        hooks = self.hooks(layout)
+        written = json.dumps(self.content, sort_keys=True)
+        return Index(
+            folder=self.path.parent,
+            model=self.text("model"),
+            blocks=self.count("blocks", least=1),
+            dtype=self.choice("dtype", get_args(DType)),
+            layout=layout,
+            hooks=hooks,
+            shards=self.shards(layout),
+            revision=self.text("revision", is_needed=False),
+            tokenizer=self.text("tokenizer", is_needed=False),
+            tokenizer_fingerprint=self.text("tokenizer_fingerprint", is_needed=False),
+            vocabulary=self.count("vocabulary", least=1) if "vocabulary" in self.content else 0,
+            bos=self.content.get("bos") is True,
+            rows=self.file("rows"),
+            embedding=self.file("embedding"),
+            digest=hashlib.sha256(written.encode()).hexdigest(),
+        )
+
+    def wrong(self, name: str, value: object, problem: str) -> DataError:
+        return DataError(f"{self.path}: {name}={short(value)} {problem}; {REWRITE}")
+
+    def text(self, name: str, is_needed: bool = True) -> str:
+        value = self.content.get(name)
+        if value is None and not is_needed:
+            return ""
+        if not isinstance(value, str) or not value.isprintable() or not (value or not is_needed):
+            raise self.wrong(name, value, "must be a text")
+        return value
+
+    def count(self, name: str, least: int) -> int:
+        value = self.content.get(name)
+        if not _is_count(value, least):
+            raise self.wrong(name, value, f"must be a whole number of at least {least}")
+        return value
+
+    def choice(self, name: str, choices: Sequence[Any]) -> Any:
+        value = self.content.get(name)
+        if value not in choices:
+            raise self.wrong(name, value, f"must be one of {', '.join(choices)}")
+        return value
+
+    def hooks(self, layout: Layout) -> dict[str, int]:
+        hooks = self.content.get("hooks")
+        if not isinstance(hooks, dict) or not hooks:
+            raise self.wrong("hooks", hooks, "must have the width at each hook point, by its name")
+        blocks = self.count("blocks", least=1)
+        for name, width in hooks.items():
+            match = HOOK.fullmatch(name)
+            if match is None:
+                raise self.wrong("hooks", name, "is no hook point of the residual stream, as blocks.5.hook_resid_post")
+            if match["layer"] and int(match["layer"]) >= blocks:
+                raise self.wrong("hooks", name, f"is beyond the last of {blocks} blocks")
+            if not _is_count(width, least=1):
+                raise self.wrong(f"hooks[{name}]", width, "must be a width, a whole number of at least 1")
+        if layout.startswith("vllm") and len(set(hooks.values())) > 1:
+            raise self.wrong("hooks", hooks, "must have one width in files of vLLM")
+        return hooks
+
+    def file(self, name: str) -> ListedFile | None:
+        entry = self.content.get(name)
+        if entry is None:
+            return None
+        if not isinstance(entry, dict):
+            raise self.wrong(name, entry, 'must be {"file": NAME, "sha256": DIGEST}')
+        return self.listed_file(name, entry.get("file"), entry.get("sha256"))
+
+    def listed_file(self, entry: str, name: object, digest: object) -> ListedFile:
+        if not isinstance(name, str) or not _is_inside(name):
+            raise self.wrong(entry, name, "must be the name of a file inside the folder")
+        if not isinstance(digest, str) or not SHA256.fullmatch(digest):
+            raise self.wrong(f"{entry}: {name}", digest, "must be a SHA-256, 64 digits of 0-9 and a-f")
+        return ListedFile(name, digest)
+
+    def shards(self, layout: Layout) -> list[ListedShard]:
+        entries = self.content.get("shards")
+        if not isinstance(entries, list) or not entries:
+            raise self.wrong("shards", entries, 'must list [{"rows": COUNT, "files": {NAME: SHA-256}}]')
+        shards = []
+        for number, entry in enumerate(entries):
+            place = f"shards[{number}]"
+            files = entry.get("files") if isinstance(entry, dict) else None
+            if not isinstance(files, dict) or not files or not _is_count(entry.get("rows"), least=1):
+                raise self.wrong(place, entry, 'must be {"rows": COUNT, "files": {NAME: SHA-256}}')
+            if layout.startswith("vllm") and entry["rows"] != 1:
+                raise self.wrong(f"{place}.rows", entry["rows"], "must be 1, as vLLM writes a file for each prompt")
+            listed = [self.listed_file(place, name, digest) for name, digest in files.items()]
+            for file in listed:
+                if not file.name.endswith(ENDINGS):
+                    raise self.wrong(place, file.name, f"must end in one of {', '.join(ENDINGS)}")
+            shards.append(ListedShard(entry["rows"], listed))
+        return shards
+
+
+def _is_count(value: object, least: int) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value < 2**48
+
+
+def _is_inside(name: str) -> bool:
+    """Return whether a name leads to a file of the folder and nowhere else."""
+    path = PurePosixPath(name)
+    return bool(name) and name.isprintable() and not path.is_absolute() and ".." not in path.parts
+
+
+def checked_file(index: Index, file: ListedFile) -> Path:
+    """Return the path of a file of a folder whose content is what the index says.
+
+    Raises:
+        DataError: It is missing, still being written, or another one.
+    """
+    path = index.folder / file.name
+    if not path.is_file():
+        raise DataError(f"{path} is not there, and {INDEX} lists it: copy it, too, or {REWRITE}")
+    if path.resolve().is_relative_to(index.folder.resolve()) is False:
+        raise DataError(f"{path} leads out of the folder: replace the link by the file")
+    if is_being_written(path):
+        raise DataError(f"{path} is still being written: wait for the program that writes it")
+    try:
+        digest = remembered_digest(path)
+    except OSError as error:
+        raise DataError(f"{path} cannot be read ({one_line(error)})") from error
+    if digest != file.sha256:
+        raise DataError(
+            f"{path} is not the file that {INDEX} lists (SHA-256 {digest[:8]}..., not {file.sha256[:8]}...): "
+            f"it was cut, changed or not fully copied; copy it again, or {REWRITE}"
+        )
+    return path
+
+
+def is_being_written(path: Path) -> bool:
+    """Return whether another process still holds the lock of a file, as vLLM does until the file is whole."""
+    lock = path.with_name(f"{path.name}.lock")
+    if not lock.is_file():
+        return False
+    import fcntl
+
+    with lock.open("rb") as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return True
+    return False

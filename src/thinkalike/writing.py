@@ -1,0 +1,240 @@
+"""Functions that write folders of states, which then take the place of a model: `compare("./states-a", "./states-b")`.
+
+- `write_states` runs a model here, and keeps what its layers give.
+- `write_prompts` and `index_states` are for a model that runs elsewhere: the first writes the tokens to send to vLLM,
+  the second makes a folder of states of what came back, or of what SAELens or NumPy wrote.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from thinkalike.config import ModelConfig, part_named
+from thinkalike.config.parts import Site
+from thinkalike.data.tables import read_stimuli
+from thinkalike.errors import ConfigError, DataError, checked_path
+from thinkalike.functions import Model, Table, Text, in_table, text_option
+from thinkalike.global_state import isolated
+from thinkalike.models.families import LONGEST
+from thinkalike.models.frozen import FrozenModel
+from thinkalike.models.load import at_sites, configured, load_model, load_tokenizer
+from thinkalike.models.survey import puts_bos
+from thinkalike.shards.arrays import DTYPES
+from thinkalike.states.folder import StateFolder, folder_of_rows
+from thinkalike.states.source import Reader, Tokenizer
+from thinkalike.states.tokens import drawn_pieces, sites
+from thinkalike.states.writing import (
+    Prompt,
+    TextRow,
+    index_folder,
+    read_prompts,
+    write_folder,
+    write_prompts_of,
+)
+
+WORDS = 8192  # as measures of words compare where nothing else is asked for
+Place = str | os.PathLike[str]
+
+
+@isolated()
+def write_states(
+    model: Model,
+    folder: Place,
+    *,
+    texts: Text | None = None,
+    stimuli: Table | None = None,
+    layers: Sequence[int] | None = None,
+    embed: bool = False,
+    site: Site | Sequence[Site] = "resid_post",
+    words: int = WORDS,
+    context: int | None = None,
+    dtype: Literal["float64", "float32", "bfloat16", "float16"] | None = None,
+    field: str | None = None,
+    group: str | None = None,
+) -> Path:
+    """Write the states of a model into a new folder, which can then take its place.
+
+    Args:
+        model: As other functions take it.
+        folder: A folder that does not exist yet, or is empty. It appears when all is written.
+        texts: As other functions take it; by default what suits the model. Another folder of states, so that the two
+            can be compared: all its rows are read.
+        stimuli: A table of stimuli in place of texts, for `mlem` and `rsa`: each of its texts becomes a row.
+        layers: Numbers of blocks; by default all.
+        embed: Whether to write what enters block 0, too.
+        site: Where states are taken, by TransformerLens's names.
+        words: How many words of the texts are written at least, drawn from as many documents as there are. A row is a
+            piece of a document of up to 128 words.
+        context: The most tokens of a row; by default what the model reads.
+        dtype: Of the files; by default that of the model. With bfloat16 a folder takes half as much, and numbers move
+            by its rounding.
+
+    Returns:
+        The folder.
+
+    >>> folder = write_states("gelu-3l-mini", "states", texts=["The cat sat on the mat."] * 5, layers=[1])
+    >>> sorted(path.name for path in folder.iterdir())[:3]
+    ['embedding.safetensors', 'rows.jsonl', 'states-00000.safetensors']
+    """
+    if texts is not None and stimuli is not None:
+        raise ConfigError("texts and stimuli are written into folders of their own: leave one of them out")
+    if words < 1:
+        raise ConfigError(f"words={words} must be at least 1")
+    source = _loaded(model)
+    if site != "resid_post":
+        named_sites = site if isinstance(site, str) else list(site)
+        source = at_sites(source, ModelConfig(name=source.name, site=named_sites), source.name)
+    chosen = sites(source, embed, layers)
+    source.check_layers(chosen)
+    if dtype is not None and dtype not in DTYPES:
+        raise ConfigError(f"dtype={dtype} must be one of {', '.join(DTYPES)}")
+    rows = _rows_of_stimuli(stimuli) if stimuli is not None else _rows(texts, source, words, context, field, group)
+    place = Path(checked_path("folder", folder))
+    write_folder(place, source, rows, chosen, DTYPES[dtype] if dtype else source.dtype)
+    return place
+
+
+@isolated()
+def write_prompts(
+    model: Model,
+    path: Place,
+    *,
+    texts: Text | None = None,
+    stimuli: Table | None = None,
+    words: int = WORDS,
+    context: int | None = None,
+    field: str | None = None,
+    group: str | None = None,
+) -> Path:
+    """Write the token ids that a model is to read elsewhere, as lines {"prompt_token_ids": [...], ...}.
+
+    Send each list to vLLM as it is, and give the files that come back, and this one, to `index_states`. Of a model that
+    is named, the tokenizer alone is read.
+
+    Args:
+        texts: As other functions take it, or a folder of states, all of whose rows are read; by default Python's
+            reference.
+        stimuli: A table of stimuli in place of texts, for `mlem` and `rsa`.
+        words: How many words are written at least, drawn from as many documents as there are.
+        context: The most tokens of a prompt.
+    """
+    if texts is not None and stimuli is not None:
+        raise ConfigError("texts and stimuli are compared apart: write prompts of each")
+    reader = _reader(model)
+    rows = _rows_of_stimuli(stimuli) if stimuli is not None else _rows(texts, reader, words, context, field, group)
+    prompts = [Prompt(reader.encoded(row.text)[0], row.document, row.text) for row in rows]
+    place = Path(checked_path("path", path))
+    write_prompts_of(place, prompts)
+    return place
+
+
+@isolated()
+def index_states(
+    folder: Place,
+    *,
+    model: str,
+    blocks: int,
+    tokenizer: str | Tokenizer | None = None,
+    revision: str | None = None,
+    layers: Sequence[int] | None = None,
+    prompts: Place | None = None,
+    documents: Sequence[int | str] | None = None,
+) -> Path:
+    """Write the index of a folder with states that another program wrote, after which it can take a model's place.
+
+    Files are those of vLLM's extract_hidden_states, the data set that SAELens's CacheActivationsRunner writes, or
+    .safetensors and .npy files with an array (rows, context, width) for each hook point of TransformerLens, by its
+    name, and `token_ids` (rows, context).
+
+    Args:
+        folder: Where the files are; their digests are written down, so they must be complete.
+        model: The name of the model, for the record.
+        blocks: How many blocks it has, whether or not there are states of all of them.
+        tokenizer: That of the model, or the name of a model that has it. Without it, states are compared token by
+            token, with a folder of the same tokens alone.
+        layers: Of vLLM: the layers that were asked for, as it counts them: layer i is what enters block i.
+        prompts: Of vLLM: the file of `write_prompts`, which knows the text and the document of each prompt.
+        documents: The document that each row is of; by default each is one.
+    """
+    place = Path(checked_path("folder", folder))
+    known = load_tokenizer(tokenizer, beside=place) if isinstance(tokenizer, str) else tokenizer
+    index_folder(
+        place,
+        model=model,
+        blocks=blocks,
+        tokenizer=known,
+        bos=known is not None and puts_bos(known),
+        revision=revision or "",
+        layers=layers,
+        prompts=None if prompts is None else read_prompts(Path(checked_path("prompts", prompts))),
+        documents=documents,
+    )
+    return place
+
+
+def _loaded(model: Model) -> FrozenModel:
+    """Return a model as other functions take it: a name, a folder, in memory with its tokenizer, or loaded already."""
+    if isinstance(model, FrozenModel):
+        return model
+    return load_model(*model) if isinstance(model, tuple) else load_model(model)
+
+
+def _reader(model: Model) -> Reader | FrozenModel:
+    """Return what decides which tokens of a text a model reads; of a model that is named, no weights are read."""
+    if not isinstance(model, str | os.PathLike | ModelConfig):
+        return _loaded(model)
+    config = configured(model, {})
+    tokenizer = load_tokenizer(os.fspath(model) if not isinstance(model, ModelConfig) else model.called, Path())
+    bos = puts_bos(tokenizer) if config.bos is None else config.bos
+    return Reader(config.called, tokenizer, config.context or LONGEST, bos)
+
+
+def _rows(
+    texts: Text | None,
+    reader: Reader | FrozenModel,
+    words: int,
+    context: int | None,
+    field: str | None,
+    group: str | None,
+) -> list[TextRow]:
+    """Return pieces of text of at least so many words, as measures of words draw them."""
+    corpus = (reader.corpus if isinstance(reader, FrozenModel) else None) or "pydoc"
+    if context is not None:
+        if not 1 < context <= reader.context:
+            raise ConfigError(f"context={context} must be at least 2, and {reader.name} reads {reader.context} tokens")
+        reader = Reader(reader.name, reader.tokenizer, context, reader.bos_each_row)
+    settings = {name: value for name, value in (("field", field), ("group", group)) if value is not None}
+    with tempfile.TemporaryDirectory(prefix="thinkalike-") as folder:
+        option, chosen = text_option(corpus if texts is None else texts, settings, Path(folder))
+        data = dataclasses.replace(part_named("data", option, chosen), same_split=False)
+        if data.source == "states":
+            return _rows_of_folder(folder_of_rows(data, []), reader)
+        found = drawn_pieces(data, [reader], words)
+    return [TextRow(text, document) for text, document in zip(found.texts, found.documents, strict=True)]
+
+
+def _rows_of_folder(folder: StateFolder, reader: Reader | FrozenModel) -> list[TextRow]:
+    """Return all rows of text of a folder of states, which another model is to read as they are."""
+    rows = []
+    for number, row in enumerate(folder.rows.rows):
+        text = folder.text(number)
+        tokens = len(reader.encoded(text)[0])
+        if tokens > reader.context:
+            raise DataError(
+                f"{folder.name} has a row of {tokens} tokens of {reader.name}, which reads {reader.context}: "
+                "write shorter rows by thinkalike.write_states(context=...)"
+            )
+        rows.append(TextRow(text, row.document))
+    return rows
+
+
+def _rows_of_stimuli(stimuli: Table) -> list[TextRow]:
+    """Return the different texts of a table of stimuli."""
+    with in_table(stimuli) as (kind, settings):
+        texts = read_stimuli(part_named("stimuli", kind, settings)).texts
+    return [TextRow(text, number) for number, text in enumerate(dict.fromkeys(texts))]
