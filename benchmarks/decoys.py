@@ -90,7 +90,8 @@ class TokenDecoys(TokenMixing):
         self, tokens: Int[Tensor, "b t"], layers: Sequence[Any], mask: Tensor | None = None
     ) -> list[Float[Tensor, "b t _"]]:
         """Return the states of these decoys; `mask` is ignored, as padding follows the row."""
-        embedded = self._embedded(tokens) / self._size
+        _, size = self._centre_and_size
+        embedded = self._embedded(tokens) / size
         return [OF_TOKENS[layer](self, tokens, embedded) for layer in layers]
 
     def running_mean(self, tokens: Tensor, rows: Float[Tensor, "b t d"]) -> Tensor:

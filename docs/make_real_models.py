@@ -206,7 +206,7 @@ SECTIONS = [
     ),
     (
         "Can Gemma use what SmolLM2 computes?",
-        "Its seconds are of a processor that is about a third as fast as that of the others.",
+        "A linear map that is fitted in closed form, at five pairs of layers of about equal relative depth.",
         ["stitch"],
     ),
     ("Features", "RSA of both and MLEM of SmolLM2 on the controlled stimuli of this project.", ["rsa", "mlem-smollm2"]),

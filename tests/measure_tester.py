@@ -213,7 +213,7 @@ def check_precision(measure: Measure) -> None:
 def check_size(measure: Measure) -> None:
     """Features whose squares are 0 or infinite have the value of others, where isotropic scaling is declared."""
     x, y = measure.draw()
-    for dtype, power in ((F64, 498), (F64, -498), (torch.float32, 100), (torch.float32, -100)):
+    for dtype, power in ((F64, 475), (F64, -475), (torch.float32, 100), (torch.float32, -100)):
         if "isotropic_scaling" in measure.properties.invariances:
             given, other = x.to(dtype), y.to(dtype)
             size = measure(given * 2.0**power, other), measure(given, other)

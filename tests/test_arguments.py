@@ -39,6 +39,7 @@ from thinkalike.measures import (
     weighted_tau,
 )
 from thinkalike.measures.mlem.differentiable import DifferentiableMLEM
+from thinkalike.measures.neighbour_sets import jaccard, second_order_cosine
 from thinkalike.stitches.stitch import Stitch
 
 N, D = 24, 4

@@ -34,6 +34,7 @@ NEEDED = {
     "model=local": ["model.path=/tmp", "model@target=gelu-3l-mini", "model.corpus=stdlib"],
     "model=hub": ["model.hub_id=a/b", "model@target=gelu-3l-mini"],
     "data=text": ["data.files=[a.txt]"],
+    "data=states": ["data.files=[states]"],
     "data=hub": ["data.hub_id=a/b"],
     "data=states": ["data.files=[folder]"],
     "stimuli=table": ["stimuli.path=words"],

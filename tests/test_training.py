@@ -361,7 +361,7 @@ def test_a_stitch_of_few_tokens_is_warned_of(rows, caplog, steps, tokens, count)
     """A map of 32 by 32 wants 20 tokens for each of its 1,024 numbers; 60 steps read the 5,000 tokens 1.5 times."""
     module = training(PAIRS[:1], replace(CONFIG, steps=steps))
     with caplog.at_level("WARNING", logger="thinkalike"):
-        _warn_of_overfitting(module, tokens)
+        _warn_of_overfitting(module, tokens, context=rows.shape[1])
     assert len(caplog.records) == count
 
 

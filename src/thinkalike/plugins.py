@@ -131,12 +131,6 @@ def load(name: str) -> Any:
     return names[attribute]
 
 
-def conf_folders() -> dict[str, Path]:
-    """Return by name the folders of configuration groups that installed packages have."""
-    found = {name: value for name, value in POINTS.items() if name.startswith("conf.")}
-    return {name.removeprefix("conf."): Path(load(value)) for name, value in found.items()}
-
-
 @contextlib.contextmanager
 def blaming(what: str) -> Iterator[None]:
     """Say in one line that code of the user, such as "measure mine", raised an error, which stays the cause.
@@ -155,6 +149,12 @@ def blaming(what: str) -> Iterator[None]:
         message = one_line(error)
         reason = f"{type(error).__name__}: {message}" if message else type(error).__name__
         raise PluginError(f"{what} raised {reason}") from error
+
+
+def conf_folders() -> dict[str, Path]:
+    """Return by name the folders of configuration groups that installed packages have."""
+    found = {name: value for name, value in POINTS.items() if name.startswith("conf.")}
+    return {name.removeprefix("conf."): Path(load(value)) for name, value in found.items()}
 
 
 def trust(names: Iterable[str]) -> None:

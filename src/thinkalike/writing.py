@@ -122,6 +122,10 @@ def write_prompts(
         stimuli: A table of stimuli in place of texts, for `mlem` and `rsa`.
         words: How many words are written at least, drawn from as many documents as there are.
         context: The most tokens of a prompt.
+
+    >>> path = write_prompts("gelu-3l-mini", "prompts.jsonl", texts=["The cat sat on the mat."] * 5)
+    >>> path.read_text()[:21]
+    '{"prompt_token_ids": '
     """
     if texts is not None and stimuli is not None:
         raise ConfigError("texts and stimuli are compared apart: write prompts of each")
@@ -160,6 +164,10 @@ def index_states(
         layers: Of vLLM: the layers that were asked for, as it counts them: layer i is what enters block i.
         prompts: Of vLLM: the file of `write_prompts`, which knows the text and the document of each prompt.
         documents: The document that each row is of; by default each is one.
+
+    >>> index_states("activations", model="mine", tokenizer="gelu-3l-mini", blocks=3)
+    Traceback (most recent call last):
+    thinkalike.errors.ConfigError: ...
     """
     place = Path(checked_path("folder", folder))
     known = load_tokenizer(tokenizer, beside=place) if isinstance(tokenizer, str) else tokenizer

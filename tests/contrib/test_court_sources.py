@@ -286,9 +286,27 @@ def test_a_trigram_has_its_own_mean_or_else_that_of_its_bigram():
 class _Places:
     """Its state is the place."""
 
-    d_model, n_layers, vocabulary, device, dtype = 1, 1, 10, torch.device("cpu"), torch.float32
+    name = "places"
+    identity = 0
+    tokenizer = None
+    ids_fingerprint = ""
+    revision = ""
+    bos_each_row = False
+    context = 64
+    vocabulary = 10
+    d_model = 1
+    n_layers = 1
+    layers = (0,)
+    device = torch.device("cpu")
+    dtype = torch.float32
 
-    def residuals(self, rows, layers):
+    def unused(self, *_):
+        raise AssertionError("means of tokens need states alone")
+
+    sites_at = width = sampled_vocabulary = embedded = encoded = unused
+    parameters = check_context = fingerprint = describe = unused
+
+    def residuals(self, rows, layers, mask=None):
         return [torch.arange(rows.shape[1]).expand(rows.shape)[..., None].float()] * len(layers)
 
 

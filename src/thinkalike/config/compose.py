@@ -397,12 +397,6 @@ def _foreign_file(source: ConfigSource, config_path: str) -> Path | None:
 
 
 @cache
-def _own_folders() -> list[Path]:
-    """Return the folders of configuration groups of this package and of installed packages that extend it."""
-    return [folder.resolve() for folder in (CONF, *conf_folders().values())]
-
-
-@cache
 def _names_of_package() -> list[str]:
     """Return the configurations of the package and of Hydra by their paths, such as model/gpt2 and stimuli/schema."""
     names = ["train_schema", "analyze_schema", *(f"{group}/schema" for group in GROUPS)]
@@ -410,6 +404,12 @@ def _names_of_package() -> list[str]:
     for folder in (*_own_folders(), *map(Path, hydra.conf.__path__)):
         names += [str(file.relative_to(folder).with_suffix("")) for file in folder.rglob("*.yaml")]
     return sorted(set(names))
+
+
+@cache
+def _own_folders() -> list[Path]:
+    """Return the folders of configuration groups of this package and of installed packages that extend it."""
+    return [folder.resolve() for folder in (CONF, *conf_folders().values())]
 
 
 def _check_is_job(settings: Mapping[Any, Any]) -> None:

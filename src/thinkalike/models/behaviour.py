@@ -135,7 +135,7 @@ def sample_digest(model: Any) -> str:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        outputs = _sample_outputs(model)
+        outputs = _sample_outputs(model, model.context)
     finally:
         torch.set_num_threads(threads)
     digest = hashlib.sha256()
@@ -146,16 +146,21 @@ def sample_digest(model: Any) -> str:
 
 def output_distance(first: Any, second: Any) -> float:
     """Return the largest difference of what two models of one shape give for fixed tokens, relative to its size."""
-    pairs = zip(_sample_outputs(first), _sample_outputs(second), strict=True)
+    context = min(first.context, second.context)
+    pairs = zip(_sample_outputs(first, context), _sample_outputs(second, context), strict=True)
     return max(relative_error(theirs.cpu().float(), ours.cpu().float()) for ours, theirs in pairs)
 
 
 @torch.no_grad()
-def _sample_outputs(model: Any) -> tuple[Tensor, Tensor]:
-    """Return the states after the last block for one long row of fixed tokens, and the output for two short ones."""
+def _sample_outputs(model: Any, context: int) -> tuple[Tensor, Tensor]:
+    """Return the states after the last block for one long row of fixed tokens, and the output for two short ones.
+
+    Args:
+        context: How many tokens a row has at most.
+    """
     longest = min(LONG_ROW, max(MULTIPLICATIONS // max(model.parameters(), 1), SHORT_ROW))
-    long_row = sample_tokens(model.vocabulary, model.context, rows=1, at_most=longest)
-    short_rows = sample_tokens(model.vocabulary, model.context)
+    long_row = sample_tokens(model.vocabulary, context, rows=1, at_most=longest)
+    short_rows = sample_tokens(model.vocabulary, context)
     return model.head(long_row, model.n_layers - 1), model.full(short_rows)
 
 

@@ -37,6 +37,7 @@ from typing import Any, Literal, TypeGuard, get_args
 
 from thinkalike.digests import read_json, remembered_digest
 from thinkalike.errors import DataError, one_line, short
+from thinkalike.files import is_there
 
 INDEX = "states.json"
 FORMAT = 1
@@ -112,7 +113,7 @@ class Index:
 
 def holds_states(path: str | Path | None) -> bool:
     """Return whether a path is a folder of states."""
-    return path is not None and (Path(path) / INDEX).is_file()
+    return path is not None and is_there(Path(path) / INDEX)
 
 
 def states_fingerprint(folder: str | Path) -> str:

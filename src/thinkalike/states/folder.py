@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Iterable, Sequence
+from dataclasses import fields
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
@@ -374,10 +375,14 @@ class StateFolder:
 
 def _check_settings(config: ModelConfig) -> None:
     """Refuse settings of a model that change nothing of states that are written already."""
-    usual = vars(ModelConfig(name=config.name, path=config.path)) | {"bos": None, "corpus": None}
-    for name, value in vars(config).items():
-        if name not in READS and value not in (usual[name], ModelConfig.__dataclass_fields__[name].default):
-            raise ConfigError(f"model.{name}={value} has no effect on {config.path}, a folder of states; leave it out")
+    schema = type(config)  # that of installed packages, which add settings
+    usual = vars(schema(name=config.name, path=config.path)) | {"bos": None, "corpus": None}
+    for field in fields(schema):
+        value = getattr(config, field.name)
+        if field.name not in READS and value not in (usual[field.name], field.default):
+            raise ConfigError(
+                f"model.{field.name}={value} has no effect on {config.path}, a folder of states; leave it out"
+            )
 
 
 def _depth(layer: Layer) -> int:
