@@ -30,11 +30,9 @@ from thinkalike.measures import (
     cka,
     cka_measure,
     hsic1,
-    jaccard,
     mutual_knn,
     mutual_measure,
     rsa,
-    second_order_cosine,
     token_loss,
     weighted_tau,
 )

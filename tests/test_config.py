@@ -36,7 +36,6 @@ NEEDED = {
     "data=text": ["data.files=[a.txt]"],
     "data=states": ["data.files=[states]"],
     "data=hub": ["data.hub_id=a/b"],
-    "data=states": ["data.files=[folder]"],
     "stimuli=table": ["stimuli.path=words"],
     "stimuli=conllu": ["stimuli.path=words"],
 }
