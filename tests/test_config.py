@@ -173,7 +173,6 @@ REFUSED = {  # lines by what is said of them: the nearest thing that there is, o
             "~seed", "~stitch.lr", "~nonsense",
         )
     ] + ["analyze ~measure", "analyze ~stimuli", "analyze measure=mlem ~stimuli.token"],
-    "give population=feather-berts": ["analyze measure=population population.name=feather-berts"],
     "give data=grammar": ["train data.name=grammar"],
     "names what nobody chose": ["train model.name=somebodys", "analyze data.name=somebodys"],
     "gives no value": ["train store=???", "analyze model.name=???"],

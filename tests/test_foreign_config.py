@@ -227,7 +227,7 @@ def test_a_file_that_has_the_name_of_one_of_the_package_is_refused(name, words, 
 
 @pytest.mark.parametrize(
     "name",
-    ["stimuli/schema", "model/schema", "model/gpt2", "population/local", "measure/cka", "task/nli", "train_schema",
+    ["stimuli/schema", "model/schema", "model/gpt2", "measure/cka", "task/stitch", "train_schema",
      "logger/wandb", "hydra/job_logging/stdout"],
 )  # fmt: skip
 @pytest.mark.parametrize("job", ["train.py", "analyze.py"])
@@ -254,7 +254,6 @@ NAMED_ONLY = {  # settings of a file, and what is said of it
     "target: gpt2-mini": "or write override model@target: gpt2-mini in its defaults",
     "stimuli: {name: controlled}": "'stimuli.name' is not a setting; did you mean",
 }
-POPULATIONS = "defaults: [analyze, {override measure: population}, _self_]\n"
 
 
 @pytest.mark.parametrize("text", NAMED_ONLY)
@@ -263,12 +262,6 @@ def test_the_name_of_an_option_among_the_settings_of_a_file_chooses_nothing(text
     begins = ANALYZE.replace("_self_", "{override measure: cka}, _self_")
     folder_of(cli, {"mine": f"{begins}{text}"})
     assert NAMED_ONLY[text] in cli("analyze.py", "-cd", "own", "-cn", "mine", "dry_run=true").error
-
-
-def test_the_name_of_a_population_chooses_none_either(cli):
-    folder_of(cli, {"mine": f"{POPULATIONS}population: {{name: feather-berts}}"})
-    said = cli("analyze.py", "-cd", "own", "-cn", "mine", "dry_run=true").error
-    assert "override population: feather-berts in its defaults" in said
 
 
 @pytest.mark.parametrize(

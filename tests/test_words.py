@@ -19,7 +19,7 @@ LONG = "a" * 300  # names of files have at most 255 bytes
 ESCAPE = "\x1b[31m"
 
 REFUSED_WORDS = {
-    "a number for an option": ("analyze.py", ["experiment=1"], "experiment=1 is not the name of an option"),
+    "a number for an option": ("analyze.py", ["stimuli=1"], "stimuli=1 is not the name of an option"),
     "another number": ("analyze.py", ["model=1e9"], "model=1e9 is not the name of an option"),
     "a switch for an option": ("train.py", ["stitch=true"], "stitch=True is not the name of an option"),
     "nothing for an option": ("train.py", ["stitch=null"], "stitch=null is not the name of an option"),

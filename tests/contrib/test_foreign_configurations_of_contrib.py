@@ -43,3 +43,22 @@ def test_an_experiment_of_a_file_is_no_experiment_of_a_paper(cli):
 )
 def test_each_setting_of_a_list_of_models_is_read(models, said, cli):
     assert said in cli("analyze.py", "measure=cka", f"models={models}", "dry_run=true").error
+
+
+POPULATIONS = "defaults: [analyze, {override measure: population}, _self_]\n"
+
+
+def test_the_name_of_a_population_chooses_none_either(cli):
+    folder_of(cli, {"mine": f"{POPULATIONS}population: {{name: feather-berts}}"})
+    said = cli("analyze.py", "-cd", "own", "-cn", "mine", "dry_run=true").error
+    assert "override population: feather-berts in its defaults" in said
+
+
+@pytest.mark.parametrize("name", ["population/local", "task/nli", "experiment/brown2023/figure1", "contrib_train"])
+def test_a_file_with_the_name_of_one_of_contrib_is_refused(name, cli):
+    folder_of(cli, {name: "seed: 3"})
+    assert f"own/{name}.yaml is never read" in cli("analyze.py", "-cd", "own", "--cfg", "job").error
+
+
+def test_a_number_is_no_experiment(cli):
+    assert "experiment=1 is not the name of an option" in cli("analyze.py", "experiment=1").error

@@ -115,6 +115,7 @@ def test_an_experiments_stimuli_can_be_exchanged(kind):
 REFUSED = {  # lines by what is said of them: the nearest thing that there is, or the key
     "'measure.folds' is not a setting": ["analyze experiment=brown2023/figure3 measure.folds=5"],
     "architecture": ["train model.architecture=3", "train task=pretrain model=gpt2"],
+    "give population=feather-berts": ["analyze measure=population population.name=feather-berts"],
     "pretrain.tokens": ["train task=pretrain pretrain.tokens=0"],
     "pretrain.keep": [
         f"train task=pretrain pretrain.keep={keep}" for keep in ("log3", "\"'every=0'\"", "[9999]", "[-1]")

@@ -91,13 +91,6 @@ _CHECKOUT = Path(__file__).resolve().parents[3] / "conf"
 CONF = _CHECKOUT if _CHECKOUT.is_dir() else Path(__file__).resolve().parents[1] / "conf"  # where a wheel has it
 GROUPS: dict[str, Any] = {schema.part: schema for schema in vars(parts).values() if getattr(schema, "part", "")}
 FOLDERS, REST = "thinkalike://folders", "thinkalike://"
-# by part the settings that say where it is, whatever it is called
-ELSEWHERE = {
-    "model": ("path", "hub_id"),
-    "target": ("path", "hub_id"),
-    "data": ("source", "files", "hub_id"),
-    "population": ("base", "members", "parents"),
-}
 PACKAGES = "packages"  # packages/train is what installed packages add to the command lines of train.py
 _COMPOSING = threading.RLock()
 LISTS = {"task": [*TASKS], "measure": [*MEASURES]}
@@ -898,7 +891,7 @@ def _checked(composed: DictConfig, overrides: Sequence[str], choices: Mapping[st
     settings |= _models(settings, keys_of(overrides), chosen, () if stands_for_others or not job else job.reads)
     settings = OmegaConf.to_container(OmegaConf.create(settings), resolve=True)
     _check_plugins(settings)  # also of names that ${...} has put together
-    _check_names(settings, choices, keys_of(overrides))
+    _check_names(settings, choices, keys_of(overrides), job.config if job else AnalyzeConfig)
     if kind:
         settings["measure"] = made(measure_schema(kind), settings["measure"], "measure.")
     for part in ("model", "target", "data"):
@@ -912,18 +905,20 @@ def _checked(composed: DictConfig, overrides: Sequence[str], choices: Mapping[st
     return config
 
 
-def _check_names(settings: Mapping[str, Any], choices: Mapping[str, Any], keys: Collection[str]) -> None:
+def _check_names(settings: Mapping[str, Any], choices: Mapping[str, Any], keys: Collection[str], schema: Any) -> None:
     """Check that a name is not given to the settings of another option, or to a default that nobody chose.
 
     Args:
         choices: by group the option that is chosen, or None.
         keys: of the overrides.
+        schema: of the job.
     """
     loader = _loader()
     named_by_files = loader.files.of_jobs if loader else {}
-    for part, elsewhere in ELSEWHERE.items():
+    for part, hint in get_type_hints(schema).items():
         key = f"{part}.name"
-        if part not in settings or not (key in keys or key in named_by_files):
+        elsewhere = getattr(hint, "elsewhere", ())
+        if not elsewhere or part not in settings or not (key in keys or key in named_by_files):
             continue
         group = "model@target" if part == "target" else part
         name, choice = settings[part]["name"], choices.get(group)

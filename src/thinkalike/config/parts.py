@@ -77,6 +77,8 @@ MIDDLE: Site = "resid_mid"  # the stream between attention and MLP of each block
 class ModelConfig(Checked, part="model"):
     """A model by its everyday name: where its weights are, and how to run it."""
 
+    elsewhere: ClassVar[tuple[str, ...]] = ("path", "hub_id")
+
     name: str = left_open(None)  # what tables and figures call it; null: no model is named
     family: str = "auto"  # which residual stream it has; auto: from the checkpoint's config.json
     hub_id: Annotated[str, Field(pattern=REPOSITORY)] | None = None  # its repository on the Hugging Face hub, ORG/NAME
@@ -151,6 +153,8 @@ def model_settings(**settings: Any) -> ModelConfig:
 @dataclass
 class DataConfig(Checked, part="data"):
     """Text, and how it becomes rows of tokens."""
+
+    elsewhere: ClassVar[tuple[str, ...]] = ("source", "files", "hub_id")
 
     name: str = left_open(None)  # what results call it; null: the corpus of the model
     source: Source | None = None

@@ -127,6 +127,7 @@ class Checked:
 
     part: ClassVar[str] = ""
     usual_option: ClassVar[str] = ""  # the option of its group that it is where it has no name
+    elsewhere: ClassVar[tuple[str, ...]] = ()  # the settings that say where it is, whatever it is called
 
     def __init_subclass__(cls, part: str | None = None, **more: Any) -> None:
         super().__init_subclass__(**more)

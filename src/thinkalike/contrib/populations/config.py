@@ -86,6 +86,7 @@ class PopulationConfig(Checked, part="population"):
     """Classifiers of one architecture, in groups: those of a name each, of a parent each, or the best and the worst."""
 
     usual_option: ClassVar[str] = "planted"
+    elsewhere: ClassVar[tuple[str, ...]] = ("base", "members", "parents")
 
     name: str = left_open(None, usual="bert-mini")  # what results call it; null: planted
     base: str | None = None  # the model that task=nli fine-tunes `size` times, where they are not there yet
