@@ -182,10 +182,14 @@ class NeuralDistances:
 
 def _refuse_size(states: Float[Tensor, "n d"], distance: str, name: str) -> None:
     """Raise a ValueError for states whose squared distances, or the sums of these, leave the range of float64."""
-    largest = float(states.abs().max()) if states.numel() else 0.0
+    largest = float(torch.stack([states.amax(), -states.amin()]).max()) if states.numel() else 0.0
     spread = largest
     if distance != "precomputed" and LEAST_SIZE < largest < GREATEST_SIZE:
-        spread = float((states - states.mean(0)).abs().max())
+        # of each column alone, since subtracting the mean of all states would copy them
+        mean = states.mean(0)
+        furthest_above = (states.amax(0) - mean).max()
+        furthest_below = (mean - states.amin(0)).max()
+        spread = float(torch.maximum(furthest_above, furthest_below))
     size = spread if spread < LEAST_SIZE else largest
     if size and not LEAST_SIZE < size < GREATEST_SIZE:
         what = "distances" if distance == "precomputed" else "states"
