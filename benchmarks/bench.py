@@ -40,10 +40,12 @@ class Benchmark(NamedTuple):
 
 
 PAIRS = (
+    "measures/accumulator.py",
     "measures/contract.py",
     "measures/distances/of_layers.py",
     "measures/kernel_alignment.py",
     "measures/layer_means.py",
+    "measures/leave_out.py",
     "measures/neighbour_sets.py",
     "measures/neighbours.py",
     "measures/outputs.py",

@@ -56,7 +56,7 @@ from thinkalike.evaluation.changes import (
 from thinkalike.instruments.diff.answers import Answers
 from thinkalike.instruments.diff.instrument import FORKED, NULLS, read_rows
 from thinkalike.measures.changes import equivalence, rank_p, signed_permutation
-from thinkalike.measures.estimates import seeded
+from thinkalike.measures.seeds import seeded
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_model
 from thinkalike.models.parts import Part, parts_of

@@ -45,9 +45,12 @@ from thinkalike.instruments.layer_pairs.declared import DECLARED
 from thinkalike.instruments.ruler import Words, alike, apart, most
 from thinkalike.measures import cka_measure, mutual_measure
 from thinkalike.measures.contract import Blocks, LayerMeasure, joined
-from thinkalike.measures.estimates import RowGroups, massive, numbered_by_part, seeded
+from thinkalike.measures.folds import numbered_by_part
+from thinkalike.measures.massive_rows import massive
 from thinkalike.measures.residual import ResidualStates
 from thinkalike.measures.ridge import Predictor
+from thinkalike.measures.row_groups import RowGroups
+from thinkalike.measures.seeds import seeded
 from thinkalike.models.families import layers_at_depths
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_model, twin

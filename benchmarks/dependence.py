@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from thinkalike.measures.estimates import numbered_by_part
+from thinkalike.measures.folds import numbered_by_part
 
 LATENT, NOISE = 8, 0.05  # variables of a model, and the noise of a unit
 LENGTHS = ("equal", "geometric")

@@ -24,7 +24,7 @@ from thinkalike.config import MeasureConfig
 from thinkalike.instruments.layer_pairs.declared import DECLARED
 from thinkalike.instruments.layer_pairs.outputs import OUTPUTS
 from thinkalike.measures import Estimate, LayerMeans, LayerMeasure, cka_measure, mutual_measure
-from thinkalike.measures.layer_means import Accumulator
+from thinkalike.measures.accumulator import Accumulator
 
 MEASURES: dict[str, LayerMeasure] = {
     "cka": cka_measure(),

@@ -24,7 +24,8 @@ from torch import Tensor
 
 from thinkalike.instruments.ruler import apart, most
 from thinkalike.measures import CKA
-from thinkalike.measures.estimates import numbered_by_part, reading_of
+from thinkalike.measures.folds import numbered_by_part
+from thinkalike.measures.ladder import reading_of
 from thinkalike.measures.ridge import FINE, Predictor, both_ways, with_ends
 
 CHUNK = 20  # simulations that are kept together

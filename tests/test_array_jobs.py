@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 
 from thinkalike.measures import hsic1
-from thinkalike.measures.estimates import stimulus_folds
+from thinkalike.measures.folds import stimulus_folds
 
 SENTENCES, WORDS = 60, 4
 COUNT = SENTENCES * WORDS

@@ -16,10 +16,13 @@ from thinkalike.measures import (
     permuted_rows,
     svcca_measure,
 )
-from thinkalike.measures.chance import balanced_rows, chance_of, signed_similarities
+from thinkalike.measures.chance import chance_of
 from thinkalike.measures.distances.of_layers import DISTANCE_CORRELATION
-from thinkalike.measures.estimates import Estimate, numbered_by_part
+from thinkalike.measures.estimates import Estimate
+from thinkalike.measures.folds import numbered_by_part
+from thinkalike.measures.permutations import balanced_rows
 from thinkalike.measures.shape import PROCRUSTES
+from thinkalike.measures.wild_bootstrap import signed_similarities
 
 N, LAYERS, DRAWS = 24, 2, 100
 

@@ -33,22 +33,22 @@ from thinkalike.training.stitching import STITCH_LOSSES, Microbatch, StitchTrain
 
 GPU, OTHER, ROWS = "cuda:0", "cuda:1", 96
 REASONS = {
-    "how many rows each part of the documents has, which slices need: once a batch": "layer_means.sizes_of_parts",
+    "how many rows each part of the documents has, which slices need: once a batch": "leave_out.sizes_of_parts",
     "a batch is refused before it is added, so its flaws are looked at: once a batch, or a layer": """
         rows.refuse_flaws kernel_alignment._refuse_flat outputs._refuse_flawed neural.of of_layers.u_centred
         neural._refuse_size comparators.comparable of_layers._of_ranks neighbours.directions closed_forms.is_constant
         ridge._of_unit_size""",
-    "its number is the next one where the caller gives none, as jobs do": "layer_means.next_number",
+    "its number is the next one where the caller gives none, as jobs do": "accumulator.next_number",
     "a few numbers go to the GPU or come from it: once a batch, or a weight": """
-        outputs._means_without_parts layer_means.add ridge.of ridge._residuals
+        outputs._means_without_parts accumulator.add ridge.of ridge._residuals
         changes.moves changes.seen
         changes.distances_of_tokens changes.kl frozen._run batches.pool features.differences
         changes.signed_permutation parts.moved batches.of batches.run tokens.states_of_words
-        stimuli.states_of_stimuli estimates.massive""",
+        stimuli.states_of_stimuli massive_rows.massive""",
     "pairs of stimuli closer than rounding, and copies, are found by value: a shape": """
         neural.squared_distances neural.squared""",
     "how many levels, components, tokens or directions there are is a shape": """
-        comparators.ranks_of_levels singular_vectors._components estimates.without_means estimates._of_positions
+        comparators.ranks_of_levels singular_vectors._components row_groups.without_means row_groups._effects_of
         ridge._fold features._differ""",
     "the order of ties is drawn on the host, so that it is that of a CPU": "neighbours.nearest",
     "an assignment is solved on the host": "unit_matching.transport_plan",

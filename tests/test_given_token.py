@@ -17,7 +17,7 @@ from thinkalike.measures import (
     mutual_knn,
     mutual_measure,
 )
-from thinkalike.measures.chance import permuted_within
+from thinkalike.measures.permutations import permuted_within
 from thinkalike.measures.ridge import both_ways
 
 F64 = torch.float64

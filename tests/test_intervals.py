@@ -26,7 +26,8 @@ from thinkalike.measures import (
     student_t,
 )
 from thinkalike.measures.contract import each_pair, rows_in_order
-from thinkalike.measures.estimates import PARTS, freedom_of_groups, numbered_by_part
+from thinkalike.measures.folds import JACKKNIFE_PARTS, numbered_by_part
+from thinkalike.measures.sample_size import freedom_of_groups
 from thinkalike.measures.shifts import LayerShifts
 
 pytestmark = pytest.mark.usefixtures("float64")
@@ -253,8 +254,8 @@ def test_groups_are_drawn_whole_into_parts_of_about_equal_size(count):
     numbers = numbered_by_part(groups)
     pairs = torch.stack([groups, numbers]).unique(dim=1)
     assert pairs.shape[1] == len(groups.unique()) == len(numbers.unique()), "a number is a group"
-    sizes = (numbers % PARTS).bincount()
-    assert len(sizes) == min(PARTS, count)
+    sizes = (numbers % JACKKNIFE_PARTS).bincount()
+    assert len(sizes) == min(JACKKNIFE_PARTS, count)
     assert int(sizes.max() - sizes.min()) <= int(groups.unique(return_counts=True)[1].max())
 
 

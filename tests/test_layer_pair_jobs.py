@@ -23,7 +23,7 @@ from thinkalike.measures import (
     kernel_alignment,
     mutual_measure,
 )
-from thinkalike.measures.estimates import numbered_by_part
+from thinkalike.measures.folds import numbered_by_part
 from thinkalike.models.load import load_model
 from thinkalike.states.tokens import Pieces, pieces
 

@@ -10,7 +10,7 @@ from conftest import composed
 from thinkalike.data.corpus import read_corpus
 from thinkalike.errors import DataError
 from thinkalike.measures import CKA
-from thinkalike.measures.estimates import massive
+from thinkalike.measures.massive_rows import massive
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.states.batches import SPREAD, ModelRuns, text_batches
 from thinkalike.states.tokens import sites
@@ -201,7 +201,7 @@ def test_given_the_position_its_effect_counts_for_nothing(config, models, plante
 
 
 def test_a_pool_without_a_frequent_token_is_refused(config, models, monkeypatch):
-    monkeypatch.setattr("thinkalike.states.batches.FEWEST", 10**4)
+    monkeypatch.setattr("thinkalike.states.batches.FEWEST_HSIC_ROWS", 10**4)
     with pytest.raises(DataError, match="batches 0 to 15: no group or token has 10000 of the 2048 rows"):
         read(config("measure.given=token_position", "measure.batches=16"), models)
 

@@ -16,7 +16,7 @@ from thinkalike import processes
 from thinkalike.errors import ConfigError, ShareDone
 from thinkalike.job.instrument import Phases
 from thinkalike.measures import LayerMeans, mutual_measure
-from thinkalike.measures.layer_means import without_empty
+from thinkalike.measures.accumulator import without_empty
 from thinkalike.measures.metric import CKA
 from thinkalike.processes import (
     Activity,

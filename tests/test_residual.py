@@ -4,7 +4,7 @@ import pytest
 import torch
 from sklearn.linear_model import RidgeCV
 
-from thinkalike.measures.estimates import numbered_by_part
+from thinkalike.measures.folds import numbered_by_part
 from thinkalike.measures.residual import POSITION_FUNCTIONS, ResidualStates, functions_of, principal_components
 from thinkalike.measures.ridge import fold_of
 from thinkalike.models.load import load_model

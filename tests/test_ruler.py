@@ -16,7 +16,8 @@ from thinkalike.instruments.ruler import RulerConfig, WordComparison
 from thinkalike.instruments.stitching.instrument import in_bits
 from thinkalike.instruments.stitching.table import readings
 from thinkalike.measures.closed_forms import PENALTIES, SURE, HalvedMoments, least_squares
-from thinkalike.measures.estimates import PARTS, next_rung, numbered_by_part, reading_of
+from thinkalike.measures.folds import JACKKNIFE_PARTS, numbered_by_part
+from thinkalike.measures.ladder import next_rung, reading_of
 from thinkalike.measures.ridge import FOLDS, Predictor, fold_of, with_ends, with_interval
 from thinkalike.models.load import load_model
 from thinkalike.models.rounding import rounded
@@ -63,7 +64,7 @@ def test_r2_is_that_of_scikit_learn(share):
     found = Predictor(x, documents).of(y).shares[0]
     assert float(found) == pytest.approx(by_scikit_learn(x, y, documents), abs=1e-9)
     assert float(found) > 0.05 if share > 0.5 else float(found) < 0.9
-    assert PARTS % FOLDS == 0, "or documents would be in several folds"
+    assert JACKKNIFE_PARTS % FOLDS == 0, "or documents would be in several folds"
 
 
 def test_what_shares_nothing_is_never_far_below_zero():
@@ -91,7 +92,7 @@ def test_a_reading_lies_between_the_rungs_around_it(rungs, readings):
 
 def test_a_value_below_all_rungs_has_an_upper_end_over_documents():
     """Rungs of 0, .1 and .4 that documents move by .03 leave a value of 0 anywhere up to a half above the lowest."""
-    moved = torch.linspace(-0.03, 0.03, PARTS + 1, dtype=torch.float64).roll(PARTS // 2 + 1)
+    moved = torch.linspace(-0.03, 0.03, JACKKNIFE_PARTS + 1, dtype=torch.float64).roll(JACKKNIFE_PARTS // 2 + 1)
     rungs = torch.stack([0 * moved, 0.1 + moved, 0.4 + 2 * moved])
     assert with_interval(reading_of(0 * moved, (2, 3, 4), rungs)).high == 2, "control: not by the replicates"
     middle, low, high = with_ends(0 * moved, (2, 3, 4), rungs)
@@ -422,9 +423,9 @@ def test_maps_from_moments_are_those_of_scikit_learn(share, size):
     y, wanted = share * x @ mix + noise, share * new @ mix + other
     moments = HalvedMoments([(0, 0)])
     for part in torch.arange(len(x)).split(70):
-        moments.update([x[part]], [y[part]], documents[part] % PARTS)
+        moments.update([x[part]], [y[part]], documents[part] % JACKKNIFE_PARTS)
     found = least_squares(moments, (0, 0), ridge=None)
-    penalty = chosen_by_scikit_learn(x.numpy(), y.numpy(), (documents % PARTS % 2).numpy())
+    penalty = chosen_by_scikit_learn(x.numpy(), y.numpy(), (documents % JACKKNIFE_PARTS % 2).numpy())
     guess = Ridge(penalty, solver="svd").fit(x, y).predict(new) if penalty < np.inf else y.mean(0).numpy()
     whole = ((wanted - y.mean(0)).numpy() ** 2).sum()
     expected = 1 - ((wanted.numpy() - guess) ** 2).sum() / whole

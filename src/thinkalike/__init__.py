@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # what type checkers and editors see; test_install.py compare
     from thinkalike.functions import trajectory as trajectory
     from thinkalike.instruments import plot as plot
     from thinkalike.listing import results as results
-    from thinkalike.measures import chance, estimates, kernel_alignment, losses, neighbours, rows
+    from thinkalike.measures import bootstrap, calibration, kernel_alignment, losses, neighbours, rows
     from thinkalike.measures.distances import comparators, neural
     from thinkalike.measures.metric import CKA as CKA
     from thinkalike.measures.mlem import importance
@@ -42,8 +42,8 @@ if TYPE_CHECKING:  # what type checkers and editors see; test_install.py compare
     from thinkalike.writing import write_prompts as write_prompts
     from thinkalike.writing import write_states as write_states
 
-    bootstrap_interval = takes_arrays(estimates.bootstrap_interval)
-    calibrate = takes_arrays(chance.calibrate)
+    bootstrap_interval = takes_arrays(bootstrap.bootstrap_interval)
+    calibrate = takes_arrays(calibration.calibrate)
     cka = takes_arrays(kernel_alignment.cka)
     feature_importance = takes_arrays(importance.feature_importance)
     hsic0 = takes_arrays(kernel_alignment.hsic0)

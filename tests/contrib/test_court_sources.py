@@ -11,7 +11,8 @@ from thinkalike.config import ModelConfig, TrainerConfig
 from thinkalike.contrib.court import constructions
 from thinkalike.contrib.court.constructions import other_context
 from thinkalike.contrib.court.job import entries
-from thinkalike.contrib.court.source import STEP, Setting, mixed, normals, prefixes
+from thinkalike.contrib.court.source import Setting, normals, prefixes
+from thinkalike.measures.splitmix import SPLITMIX_STEP, splitmix
 from thinkalike.models.load import fresh, load_model, twin, variant
 from thinkalike.training.run import Run, fit
 
@@ -464,7 +465,7 @@ def test_only_the_shortcut_was_trained_on_tokens_alone(setting, sources):
 def test_the_generator_is_splitmix64():
     """Its first numbers from the seed 1234567, as published with it."""
     expected = [6457827717110365317, 3203168211198807973, 9817491932198370423]
-    found = mixed(1234567 + torch.arange(1, 4) * STEP)
+    found = splitmix(1234567 + torch.arange(1, 4) * SPLITMIX_STEP)
     assert [int(number) % 2**64 for number in found] == expected
 
 

@@ -17,7 +17,7 @@ from thinkalike.contrib.court.judges import verdicts as judged
 from thinkalike.contrib.court.source import Setting, Source
 from thinkalike.contrib.court.verdicts import COLUMNS, ESTIMATES, NUMBERS, VERDICTS, verdict
 from thinkalike.measures import Predictor
-from thinkalike.measures.estimates import numbered_by_part
+from thinkalike.measures.folds import numbered_by_part
 from thinkalike.models.families import EMBED
 from thinkalike.models.load import load_model
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from thinkalike.data.corpus import TokenRows
-from thinkalike.measures import estimates
+from thinkalike.measures.bootstrap import bootstrap_interval, sum_by_document
 from thinkalike.measures.changes import (
     TokenChanges,
     beyond_null,
@@ -29,6 +29,9 @@ from thinkalike.measures.changes import (
     signed_permutation,
     token_changes,
 )
+from thinkalike.measures.estimates import Estimate, interval_around
+from thinkalike.measures.sample_size import FEWEST_GROUPS
+from thinkalike.measures.seeds import seeded
 from thinkalike.models.families import EMBED, Place
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.parts import Part, common_weights, exchanged, moved
@@ -225,7 +228,7 @@ def perturbed(
     random_change: RandomChange = signed_permutation,
 ) -> Iterator[FrozenModel]:
     """Change parts of the base at random, as much as in the changed model, while open; see `signed_permutation`."""
-    generator = estimates.seeded(seed)
+    generator = seeded(seed)
     with moved(base, changed, parts, lambda name, change: random_change(change, generator)):
         yield base
 
@@ -237,17 +240,17 @@ def mean_over_documents(
     *,
     together: bool = False,
     bounds: tuple[float, float] = (-math.inf, math.inf),
-) -> estimates.Estimate:
+) -> Estimate:
     """Return means over n tokens with intervals over documents, without ends if these are fewer than `FEWEST_GROUPS`.
 
     Each number of a document below the largest occurs; for `together` and `bounds` see `bootstrap_interval`.
     """
     count = int(documents.max()) + 1
-    if count < estimates.FEWEST_GROUPS:
-        return estimates.interval_around(values.double().mean(-1), math.inf)
-    sums = estimates.sum_by_document(values, documents, count)
+    if count < FEWEST_GROUPS:
+        return interval_around(values.double().mean(-1), math.inf)
+    sums = sum_by_document(values, documents, count)
     tokens = torch.bincount(documents).double()
-    return estimates.bootstrap_interval(sums, tokens, level=level, together=together, bounds=bounds)
+    return bootstrap_interval(sums, tokens, level=level, together=together, bounds=bounds)
 
 
 def with_weights(model: FrozenModel, module: torch.nn.Module, name: str) -> FrozenModel:
@@ -349,7 +352,7 @@ def _train(
     steps: int,
 ) -> float:
     """Train these weights of a module, and return the norm of their change."""
-    before, generator = [weight.detach().clone() for weight in weights], estimates.seeded(seed)
+    before, generator = [weight.detach().clone() for weight in weights], seeded(seed)
     optimizer = torch.optim.AdamW(weights, lr=rate, weight_decay=0.0)
     at_once = max(STEP_TOKENS // rows.shape[1], 1)
     for step in range(steps):

@@ -30,7 +30,7 @@ from thinkalike.instruments.of_stimuli import (
 )
 from thinkalike.job import Outcome, Work
 from thinkalike.measures.distances.comparators import weighted_tau
-from thinkalike.measures.estimates import FEWEST_GROUPS, interval_around
+from thinkalike.measures.estimates import interval_around
 from thinkalike.measures.kinds import NUMBERS
 from thinkalike.measures.mlem.encoding_model import FEWEST_PER_FOLD, MLEM
 from thinkalike.measures.mlem.importance import (
@@ -40,6 +40,7 @@ from thinkalike.measures.mlem.importance import (
     fold_interval,
     split_half_reference,
 )
+from thinkalike.measures.sample_size import FEWEST_GROUPS
 from thinkalike.screen import Table, few, number_column, show_table, show_text, span
 from thinkalike.states.stimuli import StimulusStates, numbered
 from thinkalike.store import Headline, Result

@@ -23,7 +23,7 @@ from thinkalike.instruments.of_stimuli import DistanceConfig, DistanceName, OfSt
 from thinkalike.job import Outcome, Work
 from thinkalike.measures.distances.comparators import TIED, WHITENED, mid_ranks
 from thinkalike.measures.distances.neural import NeuralDistances, crossnobis, mantel, rsa, rsa_estimate
-from thinkalike.measures.estimates import effective_number, has_interval, why_no_interval
+from thinkalike.measures.sample_size import effective_number, has_interval, why_no_interval
 from thinkalike.screen import show_text, span
 from thinkalike.states.stimuli import StimulusStates, numbered
 from thinkalike.store import Headline, Result

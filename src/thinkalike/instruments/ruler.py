@@ -30,18 +30,13 @@ from thinkalike.errors import DataError
 from thinkalike.evaluation.language import document_numbers
 from thinkalike.job import Instrument, Outcome, Work
 from thinkalike.job.instrument import FIT_TEXT, REPORT_TEXT
-from thinkalike.measures.estimates import (
-    RUNGS,
-    Estimate,
-    has_interval,
-    jackknife,
-    massive,
-    next_rung,
-    numbered_by_part,
-    why_no_interval,
-)  # fmt: skip
+from thinkalike.measures.estimates import Estimate, jackknife
+from thinkalike.measures.folds import numbered_by_part
+from thinkalike.measures.ladder import RUNGS, next_rung
+from thinkalike.measures.massive_rows import massive
 from thinkalike.measures.residual import COMPONENTS, POSITION_FUNCTIONS, ResidualStates, fewest_rows
 from thinkalike.measures.ridge import FOLDS, Predictor, both_ways, with_ends, with_interval
+from thinkalike.measures.sample_size import has_interval, why_no_interval
 from thinkalike.memory import hand_back
 from thinkalike.models.families import layers_at_depths, pairs_of_layers
 from thinkalike.models.frozen import FrozenModel

@@ -11,17 +11,21 @@ from inspect import isfunction
 from typing import Any
 
 _NAMES = """
+accumulator: Accumulator
+bootstrap: bootstrap_interval documents_and_seeds_interval sum_by_document
+calibration: Calibrated calibrate
+chance: Chance
 changes: two_sided
-chance: Calibrated Chance calibrate permuted_rows
 closed_forms: AffineMap Moments PairStatistics bias_only least_squares procrustes reduced_rank
 contract: LayerMeasure
 distances.comparators: COMPARATORS WHITENED comparable compare mid_ranks spearman weighted_tau
 distances.neural: Mantel NOISES NeuralDistances crossnobis distance_vectors mantel noise_covariance rsa rsa_estimate
 distances.of_layers: DISTANCE_CORRELATION RANKED_DISTANCES distance_correlation
-estimates: Estimate FEW RowGroups bootstrap_interval documents_and_seeds_interval effective_number interval_around
-estimates: jackknife splits stimulus_folds student_t sum_by_document
+estimates: Estimate interval_around jackknife student_t
+folds: splits stimulus_folds
 kernel_alignment: alignment arc_length cka cka_measure hsic0 hsic1
-layer_means: Accumulator LayerMeans LayerPairEstimate
+layer_means: LayerMeans
+layer_pair_estimate: LayerPairEstimate
 losses: CHUNK OutputMatch compare_outputs token_kl token_loss unigram_entropy
 metric: CKA CKAResult
 mlem.differentiable: DifferentiableMLEM
@@ -31,9 +35,12 @@ mlem.importance: Importance feature_importance fold_interval split_half_referenc
 neighbour_sets: jaccard jaccard_measure second_order_cosine second_order_measure
 neighbours: mutual_knn mutual_measure
 outputs: DISAGREEMENT JENSEN_SHANNON disagreement jensen_shannon
+permutations: permuted_rows
 residual: ResidualStates
 ridge: HeldOut Predictor
+row_groups: FEW RowGroups
 rows: leverage rows_of
+sample_size: effective_number
 shape: PROCRUSTES procrustes_distance
 singular_vectors: svcca svcca_measure
 unit_matching: SOFT_MATCHING soft_matching transport_plan

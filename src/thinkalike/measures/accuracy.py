@@ -9,8 +9,10 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from thinkalike.measures import estimates
-from thinkalike.measures.estimates import Estimate, effective_number, interval_around, jackknife, student_t
+from thinkalike.measures.bootstrap import sum_by_document
+from thinkalike.measures.estimates import Estimate, interval_around, jackknife, student_t
+from thinkalike.measures.folds import JACKKNIFE_PARTS, numbered_by_part
+from thinkalike.measures.sample_size import FEWEST_GROUPS, effective_number
 
 
 def balanced_folds(labels: Int[Tensor, " n"], groups: Int[Tensor, " n"], folds: int, seed: int) -> Int[Tensor, " n"]:
@@ -33,8 +35,8 @@ def balanced_folds(labels: Int[Tensor, " n"], groups: Int[Tensor, " n"], folds: 
 
 def without_each_part(values: Float[Tensor, "*b n"], groups: Int[Tensor, " n"]) -> Float[Tensor, "*b r"]:
     """Return the sum of all values, and the sums without each of up to `PARTS` parts, which groups are drawn into."""
-    part_of = estimates.numbered_by_part(groups) % estimates.PARTS
-    sums = estimates.sum_by_document(values, part_of, int(part_of.max()) + 1)
+    part_of = numbered_by_part(groups) % JACKKNIFE_PARTS
+    sums = sum_by_document(values, part_of, int(part_of.max()) + 1)
     total = sums.sum(-1, keepdim=True)
     return torch.cat([total, total - sums], -1)
 
@@ -52,7 +54,7 @@ class Jackknifed:
 
         Unequal parts say less about the spread, so Student's t is that of as many parts as they are worth.
         """
-        if self.replicates.shape[-1] < estimates.FEWEST_GROUPS:
+        if self.replicates.shape[-1] < FEWEST_GROUPS:
             return interval_around(self.value, torch.nan)
         t = torch.tensor(student_t(level, max(self.worth - 1, 1)), dtype=torch.float64)
         return jackknife(self.value, self.replicates.movedim(-1, 0), level=level, t=t)

@@ -19,7 +19,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from thinkalike.arguments import Count, Within
-from thinkalike.measures.estimates import FEWEST_GROUPS, ROUNDING
+from thinkalike.measures.estimates import SCORE_ROUNDING
+from thinkalike.measures.sample_size import FEWEST_GROUPS
 
 AT_ONCE = 2**20  # numbers, which stay in the cache of a processor
 FEWEST_PEERS = 4  # groups, from which on what most of them do is taken off each of them
@@ -122,7 +123,10 @@ def excess(values: Float[Tensor, " g"], null: Float[Tensor, "r g"]) -> tuple[Ten
     many = runs.shape[1] >= FEWEST_GROUPS
     if many:
         runs = runs - runs.median(1, keepdim=True).values
-    beyond, spread = runs[0] - runs[1:].mean(0), runs[1:].std(0).clamp(min=ROUNDING) * math.sqrt(1 + 1 / len(null))
+    beyond, spread = (
+        runs[0] - runs[1:].mean(0),
+        runs[1:].std(0).clamp(min=SCORE_ROUNDING) * math.sqrt(1 + 1 / len(null)),
+    )
     error = spread.clamp(min=spread.median())
     if many:
         error = error * ((beyond / spread).abs().median() / float(stdtrit(freedom, 0.75))).clamp(min=1)
@@ -136,7 +140,7 @@ def above_null(values: Float[Tensor, " g"], null: Float[Tensor, "r g"]) -> Float
     remaining groups do not matter, so that a change which moves all of them is above the null in all of them.
     """
     runs = null.double()
-    spread = runs.std(0).clamp(min=ROUNDING) * math.sqrt(1 + 1 / len(runs))
+    spread = runs.std(0).clamp(min=SCORE_ROUNDING) * math.sqrt(1 + 1 / len(runs))
     above = values.double() - runs.mean(0)
     p = two_sided(above, spread.clamp(min=spread.median()), len(runs) - 1).to(values.device)
     return torch.where(above > 0, p / 2, 1 - p / 2)
@@ -212,7 +216,7 @@ def two_sided(
     """Return the p-value of a value that is 0, by Student's t of value / error; 1 where both are 0 up to rounding."""
     from scipy.special import stdtr
 
-    value, error = (part.detach().where(part.abs() > ROUNDING, 0.0) for part in (value, error))
+    value, error = (part.detach().where(part.abs() > SCORE_ROUNDING, 0.0) for part in (value, error))
     t = (value / error).nan_to_num(0.0, math.inf, -math.inf)
     return 2 * torch.as_tensor(stdtr(freedom, -t.abs().double().cpu().numpy()))
 

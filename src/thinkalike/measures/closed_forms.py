@@ -18,7 +18,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from thinkalike.arguments import Count, Within, shown, takes_arrays
-from thinkalike.measures.estimates import stimulus_folds
+from thinkalike.measures.folds import stimulus_folds
 
 LayerPair = tuple[Any, Any]  # layer of the source, layer of the target: numbers, or places in blocks
 ModelLayer = tuple[str, Any]  # "source" or "target", and its layer

@@ -18,7 +18,8 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from thinkalike.arguments import takes_arrays
-from thinkalike.measures.estimates import PARTS, RowGroups, common_dtype
+from thinkalike.measures.folds import JACKKNIFE_PARTS
+from thinkalike.measures.row_groups import RowGroups, common_dtype
 from thinkalike.measures.rows import labels_of_rows, places_of, rows_of, size_of
 
 AT_ONCE = 2**16  # entries of each matrix on a CPU: those of all layers of two models stay in the cache
@@ -260,7 +261,7 @@ class Batch(NamedTuple):
         if self.groups is not None:
             tokens = labels_of_rows(self.groups, self.mask, layers[0], "groups")
         check_same_rows([*map(len, rows), len(documents)], [*names, "documents"])
-        order = (documents % PARTS).argsort(stable=True)
+        order = (documents % JACKKNIFE_PARTS).argsort(stable=True)
         return BatchRows(rows, names, order, documents[order], None if tokens is None else tokens[order]), places
 
     def _documents(self, first: Tensor, flatten: str) -> Int[Tensor, " n"]:

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from thinkalike.measures.estimates import seeded
+from thinkalike.measures.seeds import seeded
 
 Operation = Literal[
     "added", "removed", "resized", "zeroed", "masked", "swapped", "permuted", "cast", "scaled", "scaled by row",

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from thinkalike.arguments import Within, check_choice
 from thinkalike.measures.contract import Blocks, LayerMeasure, Pair
-from thinkalike.measures.estimates import FEWEST, ROUNDINGS, RowGroups, common_dtype
+from thinkalike.measures.row_groups import FEWEST_HSIC_ROWS, SUM_ROUNDING, RowGroups, common_dtype
 from thinkalike.measures.rows import FLATTEN, CentredRows, centre, centre_all, centre_groups, refuse_flaws
 
 MOST_CKA = 1 + 1e-6  # of two equal layers, with what rounding in float32 adds
@@ -44,7 +44,7 @@ class GramStatistics(NamedTuple):
             sums = self.sums[model]
             totals = sums.unflatten(1, (groups, -1)).sum(2).square().sum(1)
             terms = self.products[model, model].diagonal(), -sums.square().sum(1), totals
-            found[model] = ROUNDINGS * torch.finfo(dtype).eps * unbiased_from_sums(sums.shape[1] // groups, *terms)
+            found[model] = SUM_ROUNDING * torch.finfo(dtype).eps * unbiased_from_sums(sums.shape[1] // groups, *terms)
         return found
 
 
@@ -61,8 +61,8 @@ def hsic1(
     >>> round(hsic1(x @ x.T, x @ x.T).item(), 4)
     2.6667
     """
-    if len(K) < FEWEST:
-        raise ValueError(f"HSIC needs at least {FEWEST} rows, not {len(K)}")
+    if len(K) < FEWEST_HSIC_ROWS:
+        raise ValueError(f"HSIC needs at least {FEWEST_HSIC_ROWS} rows, not {len(K)}")
     K, L = K - K.diagonal().diag(), L - L.diagonal().diag()
     return unbiased_from_sums(len(K), (K * L.T).sum(), (K.sum(0) * L.sum(1)).sum(), K.sum() * L.sum())
 
@@ -320,7 +320,7 @@ def cka_measure(
     options: dict[str, Any] = {
         "moved": _moved,
         "flatten": flatten,
-        "fewest": FEWEST,
+        "fewest": FEWEST_HSIC_ROWS,
         "finish": alignment,
         "leverage": attrgetter("leverage"),
         "has_units": kernel == "linear" and not is_relative,
@@ -382,7 +382,7 @@ def hsics_without_parts(
     left = len(rows[0]) - _belongs(sizes, rows[0], torch.float64).sum(1)
     left = torch.cat([left.new_full((1,), len(rows[0])), left])[:, None, None]
     hsics = {
-        pair: each.where(left >= FEWEST, torch.nan)
+        pair: each.where(left >= FEWEST_HSIC_ROWS, torch.nan)
         for pair, each in all_hsics(statistics, estimator, rows=left).items()
     }
     if estimator == "unbiased":

@@ -12,7 +12,8 @@ from torchmetrics import Metric
 from thinkalike.arguments import Count, RepetitionsOrNone, check_choice, shown, takes_arrays
 from thinkalike.measures.estimates import Estimate, jackknife
 from thinkalike.measures.kernel_alignment import AGGREGATES, alignment, arc_length, cka_measure
-from thinkalike.measures.layer_means import LayerMeans, LayerPairEstimate
+from thinkalike.measures.layer_means import LayerMeans
+from thinkalike.measures.layer_pair_estimate import LayerPairEstimate
 
 
 class CKAResult(LayerPairEstimate):
@@ -124,7 +125,7 @@ class CKA(LayerMeans):
         """Return the CKA of all batches so far, of all processes, with intervals."""
         found, depth = self.gathered(), self.source_layers
         return CKAResult(
-            **self.estimates(found),
+            **self.estimate_arguments(found),
             leverages=found["leverages"].amax(0),
             hsics=found["values"][:, 0],
             without=self.finished(found)[1:, :depth, depth:],

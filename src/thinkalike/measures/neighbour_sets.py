@@ -10,8 +10,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from thinkalike.measures.contract import LayerMeasure, both_in_order, each_pair
-from thinkalike.measures.estimates import RowGroups
 from thinkalike.measures.neighbours import NEIGHBOURS, directions, in_order, nearest, neighbours, numbers_of
+from thinkalike.measures.row_groups import RowGroups
 
 
 def jaccard(X: Float[Tensor, "n d"], Y: Float[Tensor, "m e"], k: int = NEIGHBOURS) -> Float[Tensor, ""]:

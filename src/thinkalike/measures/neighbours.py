@@ -11,8 +11,9 @@ from torch import Tensor
 
 from thinkalike.arguments import Count
 from thinkalike.measures.contract import Blocks, LayerMeasure, Pair
-from thinkalike.measures.estimates import ROUNDINGS, RowGroups, seeded
+from thinkalike.measures.row_groups import SUM_ROUNDING, RowGroups
 from thinkalike.measures.rows import size_of
+from thinkalike.measures.seeds import seeded
 
 NEIGHBOURS = 10
 AT_ONCE = 2**24  # entries of the table of neighbours; their sums are whole and exact in float32
@@ -78,7 +79,7 @@ def directions(features: Float[Tensor, "n d"], groups: RowGroups, name: str) -> 
     eps = torch.finfo(kept.dtype).eps
     if spread <= DIGITS * eps and kept.dtype == torch.float32:
         return directions(features.double(), groups, name)
-    if spread <= ROUNDINGS * eps:
+    if spread <= SUM_ROUNDING * eps:
         raise ValueError(f"{name}: all rows, or all of each token, are the same, so none is nearer than another")
     return kept
 

@@ -21,8 +21,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from thinkalike.arguments import takes_arrays
-from thinkalike.measures.estimates import RowGroups
 from thinkalike.measures.ridge import FOLDS, Predictor, fold_of
+from thinkalike.measures.row_groups import RowGroups
 
 COMPONENTS = 64  # of each bag
 REPEATED = 2  # rows of one word in a fold, at least: less their mean they say what the word alone does not

@@ -15,16 +15,18 @@ from torch import Tensor
 
 from thinkalike.arguments import takes_arrays
 from thinkalike.measures.closed_forms import PENALTIES, Basis, chosen, gained
-from thinkalike.measures.estimates import PARTS, RUNGS, Estimate, jackknife, reading_of, without_parts
+from thinkalike.measures.estimates import Estimate, jackknife, without_parts
+from thinkalike.measures.folds import JACKKNIFE_PARTS
+from thinkalike.measures.ladder import RUNGS, reading_of
 
-FOLDS = 5  # of documents; those of a fold are judged by maps of the others. It divides PARTS
+FOLDS = 5  # of documents; those of a fold are judged by maps of the others. It divides JACKKNIFE_PARTS
 FEWEST_FOLDS = 3  # that have rows: one that is judged, and two that agree on the penalty
 FINE = 0.02  # of the unit of a reading, between places that are tried
 
 
 def fold_of(documents: Int[Tensor, " n"]) -> Int[Tensor, " n"]:
     """Return the fold, below `FOLDS`, of each row, from the number of its document by `numbered_by_part`."""
-    return documents % PARTS % FOLDS
+    return documents % JACKKNIFE_PARTS % FOLDS
 
 
 class _Fold(NamedTuple):
@@ -42,7 +44,7 @@ class HeldOut:
     """Squares of what a cross-fitted map left of states, and of the states, summed by part of the documents.
 
     Attributes:
-        sums: (PARTS, 2).
+        sums: (JACKKNIFE_PARTS, 2).
         documents: The number of the document of each row.
     """
 
@@ -95,10 +97,10 @@ class Predictor:
     @takes_arrays
     def of(self, y: Float[Tensor, "n e"]) -> HeldOut:
         """Return how well y is predicted on held-out documents."""
-        sums = torch.zeros(PARTS, 2, dtype=torch.float64)
+        sums = torch.zeros(JACKKNIFE_PARTS, 2, dtype=torch.float64)
         for rows, left, apart in self._residuals(_of_unit_size(y)):
             squares = torch.stack([left.square().sum(1), apart.square().sum(1)], 1).cpu()
-            sums.index_add_(0, self.documents[rows].cpu() % PARTS, squares)
+            sums.index_add_(0, self.documents[rows].cpu() % JACKKNIFE_PARTS, squares)
         return HeldOut(sums, self.documents)
 
     @takes_arrays

@@ -10,7 +10,7 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from thinkalike.arguments import check_choice
-from thinkalike.measures.estimates import RowGroups, all_alike, common_dtype
+from thinkalike.measures.row_groups import RowGroups, all_alike, common_dtype
 
 FLATTEN = ("token", "sample", "mean")  # what a row is, see `rows_of`
 

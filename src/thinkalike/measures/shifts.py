@@ -8,10 +8,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from thinkalike.measures.accumulator import Accumulator
 from thinkalike.measures.changes import relative_distance
 from thinkalike.measures.contract import Batch
-from thinkalike.measures.estimates import PARTS, Estimate, jackknife, without_parts
-from thinkalike.measures.layer_means import Accumulator, LayerPairEstimate, numbers_of
+from thinkalike.measures.estimates import Estimate, jackknife, without_parts
+from thinkalike.measures.folds import JACKKNIFE_PARTS
+from thinkalike.measures.layer_pair_estimate import LayerPairEstimate, document_counts
 from thinkalike.measures.rows import labels_of_rows, rows_of
 
 
@@ -37,14 +39,14 @@ class LayerShifts(Accumulator):
     It means something between models of one basis alone, such as a model and its copy that was changed.
     """
 
-    parts: ClassVar[tuple[str, ...]] = ("sums",)
+    batch_states: ClassVar[tuple[str, ...]] = ("sums",)
 
     def gather(self, batch: Batch) -> None:
         (source, target), mask = batch.states, batch.mask
         self.check(source, target, batch.groups)
         assert batch.documents is not None
         sums, owners = [], labels_of_rows(batch.documents, mask, source[0], "documents")
-        belongs = torch.nn.functional.one_hot(owners.long() % PARTS, PARTS).double().T
+        belongs = torch.nn.functional.one_hot(owners.long() % JACKKNIFE_PARTS, JACKKNIFE_PARTS).double().T
         for layer, sides in enumerate(zip(source, target, strict=True)):
             x, y = (rows_of(side, "token", mask).double() for side in sides)
             if x.shape != y.shape:
@@ -63,5 +65,5 @@ class LayerShifts(Accumulator):
         low = torch.where(low.isfinite(), low.clamp(min=0), low)
         distance = Estimate(*map(_on_diagonal, (value, low, high)))
         return ShiftEstimate(
-            *map(_on_diagonal, means[1:]), across=distance, batches=len(found["sums"]), **numbers_of(documents)
+            *map(_on_diagonal, means[1:]), across=distance, batches=len(found["sums"]), **document_counts(documents)
         )

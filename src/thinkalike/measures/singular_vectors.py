@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from thinkalike.measures.contract import LayerMeasure, each_pair, rows_in_order
-from thinkalike.measures.estimates import ROUNDINGS
+from thinkalike.measures.row_groups import SUM_ROUNDING
 from thinkalike.measures.shape import centred_rows
 
 KEPT = 0.99  # of the variance
@@ -39,7 +39,7 @@ def _components(features: Float[Tensor, "n d"], name: str, kept: float) -> Float
     values, vectors = torch.linalg.eigh(rows @ rows.T if wide else rows.T @ rows)
     values, vectors = values.flip(0).clamp(min=0), vectors.flip(1)
     shares = values.cumsum(0) / values.sum()
-    least = max(max(rows.shape) * torch.finfo(rows.dtype).eps, (ROUNDINGS * torch.finfo(features.dtype).eps) ** 2)
+    least = max(max(rows.shape) * torch.finfo(rows.dtype).eps, (SUM_ROUNDING * torch.finfo(features.dtype).eps) ** 2)
     count = min(int((shares < kept).sum()) + 1, int((values > least * values[0]).sum()))
     top = vectors[:, :count]
     return top if wide else rows @ top / values[:count].sqrt()

@@ -18,7 +18,7 @@ from thinkalike.config.parts import AFTER, model_settings
 from thinkalike.errors import ConfigError, ModelError, checked_path, one_of
 from thinkalike.files import is_there
 from thinkalike.global_state import isolated
-from thinkalike.measures.estimates import seeded
+from thinkalike.measures.seeds import seeded
 from thinkalike.memory import page_out
 from thinkalike.models import survey
 from thinkalike.models.behaviour import copied

@@ -26,8 +26,11 @@ from thinkalike.data.alignment import check_rows
 from thinkalike.data.corpus import read_corpus, warn_of_few
 from thinkalike.digests import tokenizer_fingerprint
 from thinkalike.errors import DataError
-from thinkalike.measures.estimates import FEWEST, MASSIVE, RowGroups, massive, numbered_by_part, seeded
+from thinkalike.measures.folds import numbered_by_part
+from thinkalike.measures.massive_rows import LONG_NORM, massive
+from thinkalike.measures.row_groups import FEWEST_HSIC_ROWS, RowGroups
 from thinkalike.measures.rows import places_of
+from thinkalike.measures.seeds import seeded
 from thinkalike.models.families import Layer
 from thinkalike.states.folder import check_reads_rows, folder_of_rows
 from thinkalike.states.mixing import TokenMixing
@@ -119,7 +122,7 @@ def say_massive(outliers: Bool[Tensor, " n"], names: Sequence[str], units: str, 
     often = ", ".join(f"{name} {times} times" for name, times in Counter(names).most_common(3))
     log.warning(
         f"warning: {count} of {len(outliers)} {units} ({share:{'.1g' if share < 9.5 else '.0f'}} %) are left out, as "
-        f"their states, more than {MASSIVE} times as long as the median, decide some layer: {often}{remedy}"
+        f"their states, more than {LONG_NORM} times as long as the median, decide some layer: {often}{remedy}"
     )
 
 
@@ -246,7 +249,7 @@ class TextBatches(ABC):
     def residuals(self, pool: Pool, labels: Labels, numbers: range) -> Callable[..., list[Tensor]]:
         """Return what takes the means of token and position from states of a pool; those of rare tokens become 0."""
         try:
-            within = RowGroups.of(labels.tokens, FEWEST)
+            within = RowGroups.of(labels.tokens, FEWEST_HSIC_ROWS)
         except ValueError as error:
             raise DataError(f"batches {numbers.start} to {numbers.stop - 1}: {error}") from error
 

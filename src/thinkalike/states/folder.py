@@ -24,7 +24,7 @@ from thinkalike.data.documents import rows_folder
 from thinkalike.data.words import Span
 from thinkalike.digests import tokenizer_fingerprint
 from thinkalike.errors import ConfigError, DataError, listed, short
-from thinkalike.measures.estimates import seeded
+from thinkalike.measures.seeds import seeded
 from thinkalike.models.families import EMBED, Layer, Place, pick_device
 from thinkalike.models.frozen import encoded_text, sampled_tokens
 from thinkalike.models.load import load_groups, load_model, load_tokenizer

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from thinkalike.measures.estimates import seeded
+from thinkalike.measures.seeds import seeded
 from thinkalike.states.source import Span, StateSource
 
 RADIUS = 0.2  # of the weights of the recurrent network; others between 0 and 1 share less

@@ -23,7 +23,7 @@ from thinkalike.data.stimuli import Stimuli
 from thinkalike.data.words import word_spans
 from thinkalike.digests import versions_of
 from thinkalike.errors import DataError
-from thinkalike.measures.estimates import massive
+from thinkalike.measures.massive_rows import massive
 from thinkalike.models.families import names_of, pick_device
 from thinkalike.models.places import checkpoint_fingerprint
 from thinkalike.processes import counted

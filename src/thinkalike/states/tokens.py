@@ -15,7 +15,7 @@ from thinkalike.config import DataConfig
 from thinkalike.data.documents import Sides, beginning, group_of
 from thinkalike.data.words import Span, is_unspaced, word_spans
 from thinkalike.errors import DataError
-from thinkalike.measures.estimates import seeded
+from thinkalike.measures.seeds import seeded
 from thinkalike.models.families import EMBED, Layer, Place
 from thinkalike.states.folder import StateFolder, folder_of_rows
 from thinkalike.states.source import AnyLayer, StateSource, TextReader, WordReader

@@ -12,9 +12,9 @@ from torch import Tensor
 from thinkalike.contrib.court.source import Remembered, Setting, Source, States, Tokens, normals, prefixes, stage
 from thinkalike.contrib.pretraining.instrument import PretrainConfig, Pretraining
 from thinkalike.evaluation.language import BATCH_TOKENS, BigramMeans, Codes, TokenMeans, bigrams
-from thinkalike.measures.chance import mixed
-from thinkalike.measures.estimates import seeded
 from thinkalike.measures.losses import CHUNK, token_loss
+from thinkalike.measures.seeds import seeded
+from thinkalike.measures.splitmix import splitmix
 from thinkalike.models.families import EMBED
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import fresh, variant
@@ -303,7 +303,7 @@ def other_context(setting: Setting) -> States:
 
     def states(rows: Tensor) -> Tensor:
         rows = rows.long().cpu()
-        chosen = starts[rows] + mixed(prefixes(rows, seed)) % counts[rows].clamp(min=1)
+        chosen = starts[rows] + splitmix(prefixes(rows, seed)) % counts[rows].clamp(min=1)
         found = own[order[chosen.clamp(max=len(order) - 1)].to(own.device)]
         return torch.where((counts[rows] > 0)[..., None].to(own.device), found, mean)
 
@@ -351,7 +351,7 @@ def half_of_the_tokens(setting: Setting) -> States:
     leak, seed = next_token(setting), setting.number("leak, half of the tokens")
 
     def states(rows: Tensor) -> Tensor:
-        leaking = (mixed(prefixes(rows, seed)) & 1 == 1)[..., None].to(setting.itself.device)
+        leaking = (splitmix(prefixes(rows, seed)) & 1 == 1)[..., None].to(setting.itself.device)
         return torch.where(leaking, setting.mean + setting.spread * leak(rows), setting.own(rows))
 
     return states

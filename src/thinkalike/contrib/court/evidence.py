@@ -20,12 +20,14 @@ from thinkalike.evaluation.language import BATCH_TOKENS, ends_of, next_token_los
 from thinkalike.instruments.ruler import apart, most
 from thinkalike.measures.closed_forms import HalvedMoments, halves_of, least_squares
 from thinkalike.measures.distances.comparators import weighted_tau
-from thinkalike.measures.estimates import massive, numbered_by_part, seeded
+from thinkalike.measures.folds import numbered_by_part
 from thinkalike.measures.losses import token_kl
+from thinkalike.measures.massive_rows import massive
 from thinkalike.measures.mlem.encoding_model import MLEM
 from thinkalike.measures.mlem.importance import feature_importance
 from thinkalike.measures.residual import ResidualStates
 from thinkalike.measures.ridge import Predictor, both_ways, with_interval
+from thinkalike.measures.seeds import seeded
 from thinkalike.states.mixing import BAGS, CONTROLS, TokenMixing
 
 SAMPLE, SAMPLES = 1024, 4  # tokens of measures of all pairs of tokens, and how many such sets they are averaged over

@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from thinkalike.evaluation.language import BATCH_TOKENS
-from thinkalike.measures.chance import STEP, mixed, shifted
+from thinkalike.measures.splitmix import SPLITMIX_STEP, shift_right, splitmix
 from thinkalike.models.families import Layer
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.training.run import StepData, SteppedModule
@@ -149,10 +149,10 @@ def normals(codes: Int[Tensor, "*b"], width: int, seed: int) -> Float[Tensor, "*
 
     The two halves of 32 bits give two normal numbers by Box and Muller.
     """
-    start = mixed(codes.long() * STEP + seed)
+    start = splitmix(codes.long() * SPLITMIX_STEP + seed)
     places = torch.arange(1, (width + 1) // 2 + 1, device=codes.device)
-    bits = mixed(start[..., None] + places * STEP)
-    high, low = ((part & (HALF - 1)).double().add(0.5).div(HALF) for part in (shifted(bits, 32), bits))
+    bits = splitmix(start[..., None] + places * SPLITMIX_STEP)
+    high, low = ((part & (HALF - 1)).double().add(0.5).div(HALF) for part in (shift_right(bits, 32), bits))
     radius, angle = (-2 * high.log()).sqrt(), 2 * math.pi * low
     return torch.cat([radius * angle.cos(), radius * angle.sin()], -1)[..., :width].float()
 
@@ -162,6 +162,6 @@ def prefixes(rows: Int[Tensor, "b t"], seed: int = 0) -> Int[Tensor, "b t"]:
     code = torch.full_like(rows[:, 0].long(), seed)
     found = []
     for column in rows.long().unbind(1):
-        code = mixed((code + column + 1) * STEP)
+        code = splitmix((code + column + 1) * SPLITMIX_STEP)
         found.append(code)
     return torch.stack(found, 1)

@@ -23,7 +23,8 @@ from thinkalike.contrib.papers.claims import Bound, Claim, counted, judged, leve
 from thinkalike.contrib.papers.experiment import Case, Conclusion, Experiment, Part
 from thinkalike.errors import StoreError
 from thinkalike.evaluation.language import document_numbers
-from thinkalike.measures.estimates import Estimate, bootstrap_interval, interval_around, jackknife, student_t
+from thinkalike.measures.bootstrap import bootstrap_interval
+from thinkalike.measures.estimates import Estimate, interval_around, jackknife, student_t
 from thinkalike.models.places import explained, located, named_folder, reached
 from thinkalike.screen import number_of_documents
 from thinkalike.store import Result

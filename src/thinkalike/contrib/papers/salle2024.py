@@ -32,7 +32,8 @@ from thinkalike.errors import ConfigError, DataError
 from thinkalike.instruments import rsa
 from thinkalike.measures.distances.comparators import spearman, weighted_tau
 from thinkalike.measures.distances.neural import mantel
-from thinkalike.measures.estimates import jackknife, stimulus_folds
+from thinkalike.measures.estimates import jackknife
+from thinkalike.measures.folds import stimulus_folds
 from thinkalike.measures.mlem.importance import fold_interval
 from thinkalike.models.load import load_model
 from thinkalike.states.stimuli import stimulus_states

@@ -18,7 +18,8 @@ from torch.nn.functional import one_hot
 
 from thinkalike.arguments import refuse_nan
 from thinkalike.errors import ModelError
-from thinkalike.measures.estimates import Estimate, interval_around, seeded, student_t
+from thinkalike.measures.estimates import Estimate, interval_around, student_t
+from thinkalike.measures.seeds import seeded
 from thinkalike.models.families import EMBED
 from thinkalike.models.frozen import FrozenModel
 

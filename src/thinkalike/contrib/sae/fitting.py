@@ -20,7 +20,7 @@ from thinkalike.contrib.sae.setting import Setting
 from thinkalike.contrib.sae.training import SAEFit, SAETraining, SplicedLosses, spliced_losses, spread_by_document
 from thinkalike.contrib.subjects.measures import random_effects
 from thinkalike.evaluation.language import ends_of
-from thinkalike.measures import estimates
+from thinkalike.measures.bootstrap import bootstrap_interval, documents_and_seeds_interval
 from thinkalike.measures.estimates import Estimate
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.shapes import operations
@@ -234,7 +234,7 @@ def courses_of(setting: Setting, made: Fitted) -> list[Course]:
 def curves(setting: Setting, made: Fitted) -> pd.DataFrame:
     """Return what every autoencoder explains at each look, with 95 % intervals over documents."""
     config = setting.config
-    explained = _explained(estimates.bootstrap_interval(*made.judged))
+    explained = _explained(bootstrap_interval(*made.judged))
     course = {each.start: each for each in courses_of(setting, made)}
     rates = [config.lr * factor for factor in config.factors]
     each = itertools.product(setting.tokens_seen, config.starts, rates, setting.seeds)
@@ -266,7 +266,7 @@ def table_of(setting: Setting, made: Fitted) -> pd.DataFrame:
     spliced = losses.spliced.unflatten(0, (len(chosen), config.seeds))
     for (number, look, rate), own in zip(chosen, spliced, strict=True):
         tokens = setting.tokens_seen[look]
-        explained = _explained(estimates.documents_and_seeds_interval(errors[look, number, rate], spread))
+        explained = _explained(documents_and_seeds_interval(errors[look, number, rate], spread))
         rows.append(
             {
                 "model": setting.model.name,
@@ -291,7 +291,7 @@ def _recovered(losses: SplicedLosses, spliced: Tensor) -> dict[str, Any]:
     """
     counts = losses.tokens
     clean, ablated = (each.sum() / counts.sum() for each in (losses.clean, losses.ablated))
-    penalty = estimates.documents_and_seeds_interval(spliced - losses.clean, counts)
+    penalty = documents_and_seeds_interval(spliced - losses.clean, counts)
     value, low, high = ((ablated - (clean + each)) / (ablated - clean) for each in penalty)
     recovered = Estimate(value, high, low)  # it falls as the penalty rises
     return {

@@ -16,8 +16,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from thinkalike.measures.closed_forms import AffineMap, Moments, least_squares_of
-from thinkalike.measures.estimates import seeded
 from thinkalike.measures.round_trips import RIDGE
+from thinkalike.measures.seeds import seeded
 
 
 class SparseAutoencoder(nn.Module):

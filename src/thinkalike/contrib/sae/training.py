@@ -19,7 +19,7 @@ from thinkalike.contrib.sae.config import SAEConfig
 from thinkalike.contrib.sae.measures import Dead, SparseAutoencoder, in_own_units, sae_loss, standardised
 from thinkalike.data.corpus import TokenRows
 from thinkalike.evaluation.language import document_sums
-from thinkalike.measures.estimates import sum_by_document
+from thinkalike.measures.bootstrap import sum_by_document
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.training.run import StepData, SteppedModule
 

@@ -11,9 +11,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from thinkalike.measures.bootstrap import drawn_counts
 from thinkalike.measures.changes import two_sided
 from thinkalike.measures.distances.comparators import CENTRED, RANKED, comparable, compare, mid_ranks, stimuli_of
-from thinkalike.measures.estimates import Estimate, drawn_counts, interval_around, seeded, student_t
+from thinkalike.measures.estimates import Estimate, interval_around, student_t
+from thinkalike.measures.seeds import seeded
 from thinkalike.processes import counted
 
 FEWEST = 3  # different stimuli, or groups of them, in a resample: fewer have no distances to compare

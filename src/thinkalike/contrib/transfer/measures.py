@@ -25,7 +25,8 @@ from torch import Tensor
 
 from thinkalike.measures.accuracy import Jackknifed, balanced_folds, without_each_part
 from thinkalike.measures.closed_forms import AffineMap
-from thinkalike.measures.estimates import effective_number, splits
+from thinkalike.measures.folds import splits
+from thinkalike.measures.sample_size import effective_number
 
 TOLERANCE = 1e-6  # of the largest entry of the gradient of the mean loss
 STEPS = 5000  # of L-BFGS at most

@@ -35,7 +35,8 @@ from thinkalike.instruments.stitching.fitting import shared_text
 from thinkalike.job import Outcome, Work
 from thinkalike.measures.accuracy import Accuracy, balanced_accuracies
 from thinkalike.measures.closed_forms import LayerPair
-from thinkalike.measures.estimates import interval_around, seeded
+from thinkalike.measures.estimates import interval_around
+from thinkalike.measures.seeds import seeded
 from thinkalike.models.load import fresh
 from thinkalike.models.shapes import Passes, Shapes
 from thinkalike.models.sites import ONCE

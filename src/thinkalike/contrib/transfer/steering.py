@@ -29,7 +29,7 @@ from thinkalike.errors import ConfigError, DataError, one_of
 from thinkalike.instruments.stitching.fitting import shared_text
 from thinkalike.job import Outcome, Work
 from thinkalike.measures.closed_forms import LayerPair
-from thinkalike.measures.estimates import stimulus_folds
+from thinkalike.measures.folds import stimulus_folds
 from thinkalike.models.families import pairs_of_layers
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.shapes import Passes, Shapes

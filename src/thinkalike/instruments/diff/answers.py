@@ -31,6 +31,7 @@ from thinkalike.evaluation.changes import (
 )
 from thinkalike.evaluation.language import document_numbers, ends_of
 from thinkalike.job import Outcome, Work
+from thinkalike.measures.bootstrap import bootstrap_interval, sum_by_document
 from thinkalike.measures.changes import (
     Verdict,
     above_null,
@@ -41,14 +42,9 @@ from thinkalike.measures.changes import (
     false_discovery_rates,
     rank_p,
 )
-from thinkalike.measures.estimates import (
-    FEWEST_GROUPS,
-    ROUNDING,
-    bootstrap_interval,
-    interval_around,
-    seeded,
-    sum_by_document,
-)
+from thinkalike.measures.estimates import SCORE_ROUNDING, interval_around
+from thinkalike.measures.sample_size import FEWEST_GROUPS
+from thinkalike.measures.seeds import seeded
 from thinkalike.models.families import Place
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.parts import Part, norms, parts_of
@@ -304,7 +300,7 @@ class Answers:
             return pd.DataFrame()
         kl = means_of(self.kl()[None, : len(tokens)], group)[0, often]
         null = means_of(self._moved_null("kl"), group)[:, often]
-        log_kl, log_null = (means.clamp(min=ROUNDING).log() for means in (kl, null))
+        log_kl, log_null = (means.clamp(min=SCORE_ROUNDING).log() for means in (kl, null))
         p_random = above_null(log_kl, log_null)
         beyond, _, p = excess(log_kl, log_null)
         p = torch.where(beyond > 0, p / 2, 1 - p / 2)  # one-sided

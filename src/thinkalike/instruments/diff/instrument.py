@@ -27,7 +27,7 @@ from thinkalike.instruments.diff.screen import lines
 from thinkalike.job import Instrument, Outcome, Work
 from thinkalike.job.instrument import REPORT_TEXT
 from thinkalike.measures.changes import random_signs, signed_permutation
-from thinkalike.measures.estimates import seeded
+from thinkalike.measures.seeds import seeded
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_model, load_models
 from thinkalike.models.parts import Part, changed_parts, check_one_basis, norms, one_form, without_difference

@@ -1,6 +1,6 @@
 """The frame of measures of all layer pairs of two models: settings, and the loop from batches of states to a table.
 
-A measure says which metric gathers its batches, an `Accumulator` of `thinkalike.measures.layer_means`.
+A measure says which metric gathers its batches, an `Accumulator` of `thinkalike.measures.accumulator`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from thinkalike.errors import ConfigError
 from thinkalike.instruments.layer_pairs import screen
 from thinkalike.instruments.layer_pairs.comparison import Comparison, Side, rounds, run_together
 from thinkalike.job.instrument import FIT_TEXT, LADDER, REPORT_TEXT, Instrument, Outcome, Work
-from thinkalike.measures.estimates import FEW, FEWEST_GROUPS
+from thinkalike.measures.row_groups import FEW
+from thinkalike.measures.sample_size import FEWEST_GROUPS
 from thinkalike.models.families import Layer, layers_at_depths, layers_of_sides, pairs_of_layers
 from thinkalike.states.batches import ModelRuns, StateBatches, pool_tokens, sampled, text_batches
 from thinkalike.states.folder import load_sources

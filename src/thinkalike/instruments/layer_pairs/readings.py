@@ -36,7 +36,8 @@ from thinkalike.instruments.ruler import (
     table_of,
 )  # fmt: skip
 from thinkalike.job import Work
-from thinkalike.measures.estimates import PARTS, without_parts
+from thinkalike.measures.estimates import without_parts
+from thinkalike.measures.folds import JACKKNIFE_PARTS
 from thinkalike.memory import hand_back
 from thinkalike.models.families import layers_at_depths, pairs_of_layers
 from thinkalike.models.frozen import FrozenModel
@@ -178,7 +179,7 @@ class BatchComparison(Comparison):
         States of a copy that cannot be compared have one value alone, and NaN in the place of the others.
         """
         documents = torch.cat([batch.documents.flatten() for batch in self.batches])
-        parts = torch.zeros(PARTS, dtype=torch.float64)
+        parts = torch.zeros(JACKKNIFE_PARTS, dtype=torch.float64)
         return 1 + len(without_parts(parts, documents))
 
     def _update(self, metric: Any, x: Tensor, y: Tensor) -> None:

@@ -22,7 +22,7 @@ from thinkalike.evaluation import language
 from thinkalike.evaluation.language import BigramMeans, Maps, Reader, TokenMeans, document_sums
 from thinkalike.measures import closed_forms
 from thinkalike.measures.closed_forms import AffineMap, HalvedMoments, LayerPair, PairStatistics
-from thinkalike.measures.estimates import next_rung
+from thinkalike.measures.ladder import next_rung
 from thinkalike.memory import AT_ONCE, GAPS, MARGIN, Budget, check_memory, hand_back, in_use
 from thinkalike.models.families import pairs_of_layers
 from thinkalike.models.frozen import FrozenModel

@@ -98,7 +98,7 @@ def sentence(table: pd.DataFrame) -> str:
 
 def in_bits(reading: float) -> str:
     """Return a reading in bits, in words where it is at an end of the scale."""
-    from thinkalike.measures.estimates import RUNGS
+    from thinkalike.measures.ladder import RUNGS
 
     if reading <= RUNGS[0]:
         return f"below {RUNGS[0]}"
@@ -168,7 +168,7 @@ def _ends_of_mean(arrays: Mapping[str, Any]) -> tuple[float, float]:
     """Return the ends of the interval of the mean penalty over layer pairs, over documents and seeds."""
     import torch
 
-    from thinkalike.measures.estimates import documents_and_seeds_interval
+    from thinkalike.measures.bootstrap import documents_and_seeds_interval
 
     fits = [each for name, each in arrays.items() if name == "stitch" or name.startswith("seed_")]
     by_seed = torch.stack([torch.from_numpy(each - arrays["target"]).mean(0) for each in fits])

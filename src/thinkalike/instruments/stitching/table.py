@@ -29,14 +29,10 @@ from thinkalike.instruments.stitching.fitting import (
     statistics_of,
 )
 from thinkalike.job import Work
-from thinkalike.measures import estimates
-from thinkalike.measures.estimates import (
-    PARTS,
-    Estimate,
-    bootstrap_interval,
-    documents_and_seeds_interval,
-    without_parts,
-)
+from thinkalike.measures.bootstrap import bootstrap_interval, documents_and_seeds_interval
+from thinkalike.measures.estimates import Estimate, jackknife, without_parts
+from thinkalike.measures.folds import JACKKNIFE_PARTS
+from thinkalike.measures.ladder import reading_of
 from thinkalike.models.load import randomised
 from thinkalike.training.recipe import StitchConfig
 from thinkalike.training.run import Run
@@ -139,12 +135,14 @@ def readings(sums: Mapping[str, Tensor]) -> dict[str, Any]:
     numbers = torch.arange(len(counts))
     lost = torch.cat([losses_of_seeds(sums).mean(1), torch.stack([sums[f"rung_{each}"] for each in marks])])
     both = torch.stack([lost - sums["target"], counts.expand_as(lost)], -1).transpose(0, 1)
-    parts = torch.zeros(PARTS, *both.shape[1:], dtype=both.dtype).index_add_(0, numbers % PARTS, both)
+    parts = torch.zeros(JACKKNIFE_PARTS, *both.shape[1:], dtype=both.dtype).index_add_(
+        0, numbers % JACKKNIFE_PARTS, both
+    )
     whole = torch.cat([parts.sum(0)[None], without_parts(parts, numbers.repeat_interleave(counts.long()))])
     cost, count = (whole[..., 0] / whole[..., 1]).T, len(lost) - len(marks)
     steps = -cost[count:].clamp(min=LEAST).log()
-    found = [estimates.reading_of(each, marks, steps) for each in -cost[:count].clamp(min=LEAST / 2).log()]
-    return ends_of("reading", estimates.jackknife(*(torch.stack(found, 1)[part] for part in (0, slice(1, None)))))
+    found = [reading_of(each, marks, steps) for each in -cost[:count].clamp(min=LEAST / 2).log()]
+    return ends_of("reading", jackknife(*(torch.stack(found, 1)[part] for part in (0, slice(1, None)))))
 
 
 def left_to_gain(config: StitchConfig, sums: Mapping[str, Tensor]) -> Float[Tensor, "pairs documents"]:

@@ -32,21 +32,16 @@ from thinkalike.instruments.mlem import MLEMConfig, fit_profiles
 from thinkalike.instruments.of_stimuli import stimuli_facts
 from thinkalike.instruments.probing_tasks import SPLITS, Task, tasks_of
 from thinkalike.job import Outcome, Work
-from thinkalike.measures import estimates
 from thinkalike.measures.accuracy import balanced_accuracies
-from thinkalike.measures.estimates import (
-    FEWEST,
-    Estimate,
-    RowGroups,
-    interval_around,
-    jackknife,
-    massive,
-    numbered_by_part,
-    seeded,
-    splits,
-)
+from thinkalike.measures.bootstrap import drawn_counts, sum_by_document
+from thinkalike.measures.estimates import Estimate, interval_around, jackknife
+from thinkalike.measures.folds import numbered_by_part, splits
+from thinkalike.measures.massive_rows import massive
 from thinkalike.measures.metric import CKA, CKAResult
 from thinkalike.measures.mlem.importance import fold_interval, regrouped
+from thinkalike.measures.row_groups import FEWEST_HSIC_ROWS, RowGroups
+from thinkalike.measures.sample_size import FEWEST_GROUPS
+from thinkalike.measures.seeds import seeded
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_model
 from thinkalike.states.stimuli import StimulusStates, stimulus_states
@@ -126,7 +121,7 @@ def band(
 
     Fewer than `FEWEST_GROUPS` parts have no interval: it is (-∞, ∞).
     """
-    if len(replicates) < estimates.FEWEST_GROUPS:
+    if len(replicates) < FEWEST_GROUPS:
         return interval_around(value, torch.inf)
     return jackknife(value, replicates, reference, t=simultaneous_t(replicates))
 
@@ -165,9 +160,9 @@ def curve_of(
     greatest = null.amax(0).sort(descending=True).values
     threshold = float(greatest[max(int(ALPHA * (len(greatest) + 1)) - 1, 0)])
     number = groups.unique(return_inverse=True)[1]
-    weights = estimates.drawn_counts(int(number.max()) + 1, resamples, seeded(0))
-    counts = weights @ estimates.sum_by_document(held, number, weights.shape[1]).T  # (r, k)
-    by_group = estimates.sum_by_document(right[:, None] * held, number, weights.shape[1])
+    weights = drawn_counts(int(number.max()) + 1, resamples, seeded(0))
+    counts = weights @ sum_by_document(held, number, weights.shape[1]).T  # (r, k)
+    by_group = sum_by_document(right[:, None] * held, number, weights.shape[1])
     sums = torch.einsum("rg,skg->rsk", weights, by_group)
     drawn = (sums / counts.clamp(min=1)[:, None]).sum(-1) / (counts > 0).sum(-1, keepdim=True)
     accuracy = band(torch.stack([each.value for each in judged]), torch.stack([each.replicates for each in judged], 1))
@@ -318,7 +313,7 @@ def _alike(kept: Kept, reading: Reading) -> list[CKAResult]:
     for layer in range(len(kept[0]["states"])):
         states = [each["states"][layer][rows] for each in kept]
         try:
-            within, metric = RowGroups.of(tokens[rows], FEWEST), CKA(len(kept), len(kept), given="token")
+            within, metric = RowGroups.of(tokens[rows], FEWEST_HSIC_ROWS), CKA(len(kept), len(kept), given="token")
             states = [within.without_means(each, positions[rows]).to(each) for each in states]
             metric.update(states, states, documents=documents[rows][within.order], groups=tokens[rows][within.order])
         except ValueError as error:

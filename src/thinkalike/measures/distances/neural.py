@@ -14,21 +14,17 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from thinkalike.arguments import Count, Repetitions, Seed, Within, check_choice, takes_arrays
-from thinkalike.measures.chance import TIE, balanced_rows, permuted_rows
 from thinkalike.measures.distances.comparators import TIED, compare, mid_ranks, stimuli_of, with_ties
-from thinkalike.measures.estimates import (
+from thinkalike.measures.estimates import Estimate, interval_around, jackknife, student_t
+from thinkalike.measures.folds import check_groups, stimulus_folds
+from thinkalike.measures.permutations import balanced_rows, permuted_rows
+from thinkalike.measures.row_groups import all_alike
+from thinkalike.measures.sample_size import (
     FEWEST_GROUPS,
-    Estimate,
-    all_alike,
-    check_groups,
     effective_number,
     freedom_of_groups,
     has_interval,
-    interval_around,
-    jackknife,
     power_of_two_below,
-    stimulus_folds,
-    student_t,
 )
 from thinkalike.processes import counted
 
@@ -407,6 +403,10 @@ def rsa_estimate(
     return jackknife(found[0], found[1:], t=t)
 
 
+# Correlations that differ by less than this are equal up to rounding.
+CORRELATION_ROUNDING = 1e-9
+
+
 class Mantel(NamedTuple):
     """`rsa` and its p-values.
 
@@ -465,8 +465,8 @@ def mantel(
     for number in counted(range(permutations), "permutation"):
         order = permuted_rows(owners, seed * permutations + number)
         chance = compare(vectors, further[:, place[order[rows], order[columns]]], comparator)
-        reached += chance >= found - TIE
-        surpassed += chance.max() >= found - TIE
+        reached += chance >= found - CORRELATION_ROUNDING
+        surpassed += chance.max() >= found - CORRELATION_ROUNDING
     return Mantel(value, reached / (1 + permutations), surpassed / (1 + permutations))
 
 

@@ -16,8 +16,8 @@ from torch import Tensor
 from thinkalike.measures.contract import Blocks, LayerMeasure, Pair, both_in_order, products
 from thinkalike.measures.distances.comparators import mid_ranks, ranks_of_levels
 from thinkalike.measures.distances.neural import PANEL, NeuralDistances, upper
-from thinkalike.measures.estimates import ROUNDINGS
 from thinkalike.measures.kernel_alignment import unbiased_from_sums
+from thinkalike.measures.row_groups import SUM_ROUNDING
 from thinkalike.measures.rows import centred
 
 ROUNDING = 1e-12  # share of a matrix in float64 that centring leaves of nothing
@@ -59,7 +59,7 @@ def u_centred(squared: Float[Tensor, "n n"], name: str, rounding: float) -> Floa
 @torch.no_grad()
 def _of_distances(features: Float[Tensor, "n d"], name: str) -> Float[Tensor, "n n"]:
     rows = centred(features, name).rows
-    rounding = max(ROUNDING, ROUNDINGS * torch.finfo(rows.dtype).eps)
+    rounding = max(ROUNDING, SUM_ROUNDING * torch.finfo(rows.dtype).eps)
     return u_centred(NeuralDistances.of(rows, name=name).squared(), name, rounding)
 
 

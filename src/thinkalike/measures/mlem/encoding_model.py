@@ -25,7 +25,7 @@ from thinkalike.arguments import (
     tensor_of,
 )
 from thinkalike.measures.distances.neural import NeuralDistances, upper
-from thinkalike.measures.estimates import check_groups, stimulus_folds
+from thinkalike.measures.folds import check_groups, stimulus_folds
 from thinkalike.measures.kinds import Columns, Kinds, Level, level_of
 from thinkalike.measures.mlem.features import DIFFERENCES, MISSING, FeatureEncoder, Features, grouped, predict
 from thinkalike.measures.mlem.solver import Division, Fitted, describe, fit_weights

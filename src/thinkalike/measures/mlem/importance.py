@@ -14,15 +14,17 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from thinkalike.arguments import Count, Level, Repetitions, RepetitionsOrNone, Seed, Within, shown, tensor_of
-from thinkalike.measures import estimates
 from thinkalike.measures.distances.comparators import levels_of, ranks_of_levels, spearman_of_patterns
 from thinkalike.measures.distances.neural import NeuralDistances, upper
-from thinkalike.measures.estimates import FEWEST_GROUPS, PARTS, Estimate
+from thinkalike.measures.estimates import Estimate, interval_around, jackknife, student_t
+from thinkalike.measures.folds import JACKKNIFE_PARTS, numbered_by_part, splits
 from thinkalike.measures.kinds import Columns, cell_numbers
 from thinkalike.measures.mlem.encoding_model import MLEM, Table
 from thinkalike.measures.mlem.features import FeatureEncoder
 from thinkalike.measures.mlem.solver import Division, Fitted, describe
 from thinkalike.measures.mlem.sums import StimulusPairs
+from thinkalike.measures.sample_size import FEWEST_GROUPS, effective_number, has_interval, why_no_interval
+from thinkalike.measures.seeds import seeded
 from thinkalike.processes import counted
 
 MOST = 1000  # stimuli, of whose pairs a split-half reference is computed
@@ -51,8 +53,8 @@ def fold_interval(
     k = values.shape[-1]
     if k < 2:
         raise ValueError(f"values has {k} fold: an interval over folds needs two of them")
-    half = (estimates.student_t(level, k - 1) if t is None else t) * values.std(-1)
-    return estimates.interval_around(values.mean(-1), half * math.sqrt(1 / k + 1 / (k - 1)))
+    half = (student_t(level, k - 1) if t is None else t) * values.std(-1)
+    return interval_around(values.mean(-1), half * math.sqrt(1 / k + 1 / (k - 1)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,7 +96,7 @@ class Importance:
     def _over_folds(self, values: Float[Tensor, "*b k"]) -> Estimate:
         found = fold_interval(values)
         is_enough = self.groups >= fewest_groups(values.shape[-1])
-        return found if is_enough else estimates.interval_around(found.value, torch.inf)
+        return found if is_enough else interval_around(found.value, torch.inf)
 
     def _share(self, *, largest: bool) -> Float[Tensor, "l f"]:
         if self.null is None:
@@ -158,7 +160,7 @@ def feature_importance(
     if given is not None and table.stimulus_pairs.chosen is not None:
         raise ValueError("recipe='paper' permutes pairs, which have no strata: given needs recipe='stimuli'")
     strata = torch.zeros(n) if given is None else table.values[:, given].nan_to_num(torch.inf)
-    generator = estimates.seeded(seed)
+    generator = seeded(seed)
     plan: Iterable[_Fold] = _plan(model, table, folds, permutations, strata, generator, seed)
     if null:  # the ranks of held-out pairs are used many times
         plan = [fold._replace(division=fold.division._replace(parts=list(fold.division.parts))) for fold in plan]
@@ -215,7 +217,7 @@ def _plan(
 ) -> Iterator[_Fold]:
     pairs = table.stimulus_pairs
     fold_of = model.folds_of(pairs, folds, seed, table.groups).to(strata.device)
-    for train_units, test_units in estimates.splits(fold_of):
+    for train_units, test_units in splits(fold_of):
         train, test = pairs.part(train_units), pairs.part(test_units)
         division = model.divide(train, None if table.groups is None else table.groups[train_units])
         within = strata[test_units] if pairs.chosen is None else torch.zeros(len(test_units))
@@ -300,7 +302,7 @@ def split_half_reference(
     """
     if not len(layers):
         raise ValueError("layers is empty: give the states of one layer or more")
-    draw, numbers = estimates.seeded(seed), cell_numbers(cells, "cells")
+    draw, numbers = seeded(seed), cell_numbers(cells, "cells")
     owners = torch.arange(len(layers[0])) if groups is None else tensor_of(groups, Int, "groups").cpu()
     for name, each in {"cells": numbers, "groups": owners}.items():
         if each.shape != (len(layers[0]),):
@@ -308,8 +310,10 @@ def split_half_reference(
     rows = torch.randperm(len(numbers), generator=draw)[:MOST].sort().values
     owners, numbers = owners[rows].unique(return_inverse=True)[1], numbers[rows].unique(return_inverse=True)[1]
     distances = [NeuralDistances.of(torch.as_tensor(layer).cpu(), distance).take(rows) for layer in layers]
-    part_of = estimates.numbered_by_part(owners)
-    kept = torch.stack([part_of % PARTS != part for part in range(-1, min(PARTS, int(owners.max()) + 1))])
+    part_of = numbered_by_part(owners)
+    kept = torch.stack(
+        [part_of % JACKKNIFE_PARTS != part for part in range(-1, min(JACKKNIFE_PARTS, int(owners.max()) + 1))]
+    )
     found = []
     for _ in counted(range(splits), "division for split-half references"):
         side = torch.randperm(int(owners.max()) + 1, generator=draw)[owners] % 2
@@ -320,14 +324,14 @@ def split_half_reference(
             raise ValueError(f"layers[{place}]: {_why_no_reference(distances[place], numbers)}")
 
     group_sizes = owners.unique(return_counts=True)[1]
-    worth = estimates.effective_number(group_sizes)
-    if not estimates.has_interval(worth):
+    worth = effective_number(group_sizes)
+    if not has_interval(worth):
         unit = "stimuli" if groups is None else "groups"
-        warnings.warn(estimates.why_no_interval(worth, len(group_sizes), unit), stacklevel=2)
-        return estimates.interval_around(values[0], math.inf)
+        warnings.warn(why_no_interval(worth, len(group_sizes), unit), stacklevel=2)
+        return interval_around(values[0], math.inf)
 
     is_known = values.isfinite().all(0)
-    ends = estimates.jackknife(values[0], values[1:].nan_to_num(0.0))
+    ends = jackknife(values[0], values[1:].nan_to_num(0.0))
     if not is_known.all():
         places = ", ".join(f"layers[{place}]" for place in (~is_known).nonzero()[:, 0].tolist())
         warnings.warn(

@@ -1,0 +1,185 @@
+"""A metric of torchmetrics that gathers a measure of layer pairs batch by batch.
+
+Each batch adds a few small tensors to lists, so batches may come in any order and from several
+processes. This is not in the modules of the pure measures, as torchmetrics takes a second to import.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch
+from jaxtyping import Int, Shaped
+from torch import Tensor, distributed
+from torchmetrics import Metric
+from torchmetrics.utilities import dim_zero_cat
+
+from thinkalike.arguments import BatchNumber, Count, check_choice, takes_arrays
+from thinkalike.measures.contract import Batch, States
+
+GIVEN = ("none", "token")
+
+
+def from_everyone(state: Tensor, group: Any = None) -> list[Tensor]:
+    """Return the states of all processes, of any shapes.
+
+    torchmetrics wants the same number of axes of each.
+    """
+    everyone: list[Tensor] = [state] * distributed.get_world_size(group)
+    distributed.all_gather_object(everyone, state, group)
+    return without_empty([tensor.to(state.device) for tensor in everyone])
+
+
+def without_empty(states: Sequence[Tensor]) -> list[Tensor]:
+    """Leave out the states of processes without any batch, which have a default dtype."""
+    filled = [state for state in states if len(state)]
+    if not filled:
+        return [*states[:1]]
+    return filled
+
+
+class Accumulator(Metric):
+    """Gathers a measure of layer pairs batch by batch; the order of the batches does not matter.
+
+    Args:
+        source_layers, target_layers: How many layers a batch brings.
+        given: "token" compares rows within groups of one token; "none" compares all rows.
+        kwargs: Options of `torchmetrics.Metric`.
+    """
+
+    is_differentiable = False
+    full_state_update = False
+    # What a batch may add besides its number and the documents of its rows.
+    batch_states: ClassVar[tuple[str, ...]] = ()
+    numbers: list[Tensor] | Tensor
+    documents: list[Tensor] | Tensor
+
+    @takes_arrays
+    def __init__(self, source_layers: Count, target_layers: Count, *, given: str = "none", **kwargs: Any):
+        check_choice("given", given, GIVEN)
+        super().__init__(**{"dist_sync_fn": from_everyone, "compute_with_cache": False, **kwargs})
+        self.source_layers = source_layers
+        self.target_layers = target_layers
+        self.given = given
+        for name in ("numbers", "documents", *self.batch_states):
+            self.add_state(name, default=[], dist_reduce_fx="cat", persistent=True)
+
+    @property
+    def update_called(self) -> bool:
+        """Whether there is a batch, which may have come from a `state_dict`."""
+        return len(self.numbers) > 0
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Add one batch as `update` does, and return the estimate of this batch alone."""
+        lengths_before = {name: len(state) for name, state in self.metric_state.items()}
+        self.update(*args, **kwargs)
+        batch_alone = self.clone()
+        for name, length in lengths_before.items():
+            setattr(batch_alone, name, getattr(batch_alone, name)[length:])
+        return type(batch_alone).compute(batch_alone)
+
+    def load_state_dict(self, state_dict: Any, strict: bool = True, assign: bool = False) -> Any:
+        """Take over the batches of a `state_dict`, whose lists stay as they are."""
+        copied = dict(state_dict)
+        for name in self.metric_state:
+            state = copied[name]
+            if isinstance(state, Tensor) and not len(state):
+                copied[name] = []
+            elif isinstance(state, Tensor):
+                # Several processes leave one tensor: a row for each batch, but a single piece of
+                # the documents, which are of all rows.
+                piece = len(state) if name == "documents" else 1
+                copied[name] = list(state.split(piece))
+            else:
+                copied[name] = list(state)
+        return super().load_state_dict(copied, strict, assign)
+
+    @takes_arrays
+    def update(
+        self,
+        source: States,
+        target: States,
+        mask: Shaped[Tensor, " ..."] | None = None,
+        number: BatchNumber = None,
+        groups: Int[Tensor, " ..."] | None = None,
+        documents: Int[Tensor, " ..."] | None = None,
+    ) -> None:
+        """Add one batch: the same tokens, or rows, in both models, as tensors or arrays.
+
+        Args:
+            source, target: The states of each layer, (b, t, d) or (n, d); widths and dtypes may
+                differ.
+            mask: The tokens that count.
+            number: The number of this batch in the whole run; by default the next one. Processes
+                that share a run, and metrics that are merged, need it.
+            groups: The token of each state, (b, t) or (n,), for given="token" only.
+            documents: The number of the document of each state, or of whatever else its rows depend
+                on each other in, the same in all batches; by default each row is one. Intervals
+                leave out those of one `number % 10` at a time, see `numbered_by_part`, and nulls
+                move them as blocks.
+
+        Raises:
+            ValueError: Arguments do not fit, or the measure refuses a layer. Nothing is added.
+        """
+        batch = Batch([source, target], mask, self.next_number(number), groups, documents)
+        self.gather(batch)
+
+    @abstractmethod
+    def gather(self, batch: Batch) -> None:
+        """Add a batch; see `update`."""
+
+    def next_number(self, number: int | None) -> int:
+        """Return the number of a batch: this one, or the next one if it is None."""
+        if number is not None:
+            return number
+        if not len(self.numbers):
+            return 0
+        return int(dim_zero_cat(self.numbers).max()) + 1
+
+    def check(self, source: States, target: States, groups: Tensor | None) -> None:
+        """Raise a ValueError unless a batch has the announced layers, and groups where needed."""
+        announced = (self.source_layers, self.target_layers)
+        counts = (len(source), len(target))
+        if counts != announced:
+            raise ValueError(
+                f"source and target have {counts[0]} and {counts[1]} layers, but {announced[0]} "
+                f"and {announced[1]} layers were announced, as source_layers and target_layers"
+            )
+        if (groups is None) != (self.given == "none"):
+            raise ValueError(f"groups, the token of each state, come with given=token alone, and this is {self.given}")
+
+    def add(self, number: int, documents: Int[Tensor, " n"], **states: Shaped[Tensor, " ..."]) -> None:
+        """Add what a batch leaves to the lists.
+
+        Args:
+            number: The number of the batch.
+            documents: The document of each of its rows.
+            states: A tensor for each of some of `batch_states`.
+        """
+        self.documents.append(documents.detach().to(self.device))  # type: ignore[union-attr]
+        self.numbers.append(torch.full((1,), number, device=self.device))  # type: ignore[union-attr]
+        for name, state in states.items():
+            getattr(self, name).append(state.detach()[None].to(self.device))
+
+    def gathered(self) -> dict[str, Tensor]:
+        """Return what all batches left, by name: a row for each batch, in the order of their numbers.
+
+        "documents" has a number for each row of all batches, and what only some batches left has a
+        row for each of these, in the order in which they came.
+
+        Raises:
+            ValueError: There is no batch, or two batches have the same number.
+        """
+        if not self.update_called:
+            raise ValueError("there is no mean of no batches: call update first")
+        states = {name: dim_zero_cat(state) for name, state in self.metric_state.items() if len(state)}
+        numbers, order = states["numbers"].sort()
+        repeated = numbers[1:][numbers.diff() == 0].tolist()
+        if repeated:
+            raise ValueError(f"two batches have number {repeated[0]}: number those of one run, update(..., number=)")
+        for name, state in states.items():
+            if name != "documents" and len(state) == len(order):
+                states[name] = state[order]
+        return states

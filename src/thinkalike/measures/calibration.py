@@ -1,0 +1,176 @@
+"""Any measure of two sets of features, with an interval, its value by chance, and a p-value."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Annotated, Any, NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from thinkalike.arguments import Repetitions, Seed, Within, shown, takes_arrays
+from thinkalike.measures.chance import p_value
+from thinkalike.measures.estimates import Estimate, jackknife
+from thinkalike.measures.folds import JACKKNIFE_PARTS, check_groups, numbered_by_part
+from thinkalike.measures.permutations import balanced_rows, permuted_rows
+from thinkalike.measures.sample_size import (
+    FEWEST_GROUPS,
+    FEWEST_GROUPS_IF_BIASED,
+    effective_number,
+)
+from thinkalike.measures.seeds import seeded
+from thinkalike.processes import counted
+
+UserFunction = Callable[[Tensor, Tensor], Any]
+
+
+class Calibrated(NamedTuple):
+    """A value with its 95 % interval, and what it is by chance.
+
+    Attributes:
+        value: The value of the function for all rows.
+        low: The lower end of the interval; -inf where groups are too few.
+        high: The upper end of the interval; inf where groups are too few.
+        null: The mean value where whole groups of Y changed places.
+        p: The share of permutations of groups, with the value itself, whose value is at least as
+            large; ties are broken at random.
+        groups: How many different groups there are.
+    """
+
+    value: float
+    low: float
+    high: float
+    null: float
+    p: float
+    groups: int
+
+
+@takes_arrays
+def calibrate(
+    function: Callable[[Tensor, Tensor], Any],
+    X: Annotated[Float[Tensor, "n d"], Within(fewest=1)],
+    Y: Float[Tensor, "n e"],
+    groups: Int[Tensor, " n"],
+    permutations: Repetitions = 99,
+    seed: Seed = 0,
+) -> Calibrated:
+    """Return the value of any function of two sets of features, with its interval and p.
+
+    The interval is the jackknife that leaves out whole groups, those of one tenth at a time. How
+    much the value depends on the number of rows is learnt by leaving out as many rows at random.
+    p compares as many rows of each group that has them, since only groups of equal length are
+    exchangeable. Groups that are worth fewer than 15 of equal length (`effective_number`) have no
+    interval, and p of fewer than 8 groups is NaN.
+
+    Args:
+        function: Takes two tensors, (m, d) and (m, e), which may hold only some of the rows, and
+            returns a finite number that is larger if they are more alike. It gets copies, which it
+            may change.
+        X, Y: Row i of both belongs to stimulus i.
+        groups: What each row belongs to, such as its document or sentence; rows of one group depend
+            on each other.
+        permutations: How often groups change places.
+        seed: The seed of the permutations.
+
+    Raises:
+        ValueError: The function does not return a finite number.
+
+    >>> X, documents = torch.randn(60, 3), [n // 3 for n in range(60)]
+    >>> calibrate(cka, X, 2 * X, documents, permutations=19).p
+    0.05
+    """
+    check_groups(groups, len(X))
+    numbers = numbered_by_part(groups)
+    group_count = len(numbers.unique())
+    value = torch.tensor(_value_of(function, X, Y), dtype=torch.float64)
+    estimate = _with_interval(function, X, Y, numbers, value, seed)
+
+    seeds = [seed * permutations + index for index in range(permutations)]
+    null = []
+    for permutation_seed in counted(seeds, "permutation"):
+        order = permuted_rows(numbers, permutation_seed)
+        null.append(_value_of(function, X, Y[order]))
+
+    return Calibrated(
+        value=float(value),
+        low=float(estimate.low),
+        high=float(estimate.high),
+        null=sum(null) / len(null),
+        p=_p_of_groups(function, X, Y, numbers, seeds),
+        groups=group_count,
+    )
+
+
+def _with_interval(
+    function: UserFunction,
+    X: Float[Tensor, "n d"],
+    Y: Float[Tensor, "n e"],
+    numbers: Int[Tensor, " n"],
+    value: Float[Tensor, ""],
+    seed: int,
+) -> Estimate:
+    """Return the value with its jackknife interval over groups, see `numbered_by_part`."""
+    _, counts = numbers.unique(return_counts=True)
+    parts = numbers % JACKKNIFE_PARTS
+    scattered_parts = parts[torch.randperm(len(parts), generator=seeded(seed)).to(parts.device)]
+    replicates: list[float] = []
+    scattered: list[float] = []
+    if effective_number(counts) >= FEWEST_GROUPS_IF_BIASED:
+        replicates = _values_without_parts(function, X, Y, parts)
+        scattered = _values_without_parts(function, X, Y, scattered_parts)
+    reference = torch.tensor(scattered, dtype=torch.float64).mean(0)
+    return jackknife(value, torch.tensor(replicates, dtype=torch.float64), reference, is_drawn=True)
+
+
+def _values_without_parts(
+    function: UserFunction,
+    X: Float[Tensor, "n d"],
+    Y: Float[Tensor, "n e"],
+    parts: Int[Tensor, " n"],
+) -> list[float]:
+    """Return the value without the rows of each part in turn."""
+    values = []
+    for part in range(JACKKNIFE_PARTS):
+        remaining = parts != part
+        values.append(_value_of(function, X[remaining], Y[remaining]))
+    return values
+
+
+def _p_of_groups(
+    function: UserFunction,
+    X: Float[Tensor, "n d"],
+    Y: Float[Tensor, "n e"],
+    numbers: Int[Tensor, " n"],
+    seeds: list[int],
+) -> float:
+    """Return the p-value by permutations of groups of equal length; NaN if groups are too few."""
+    rows_of_group = balanced_rows(numbers)
+    if len(rows_of_group) < FEWEST_GROUPS:
+        return float("nan")
+    rows = rows_of_group.flatten()
+    x = X[rows]
+    y = Y[rows]
+    value = _value_of(function, x, y)
+    null = [_value_of(function, x, y[permuted_rows(numbers[rows], seed)]) for seed in seeds]
+    return float(p_value(torch.tensor(null, dtype=torch.float64), torch.tensor([value], dtype=torch.float64)))
+
+
+def _value_of(function: UserFunction, X: Float[Tensor, "m d"], Y: Float[Tensor, "m e"]) -> float:
+    """Return what a user's function returns for copies of some rows.
+
+    Raises:
+        ValueError: It is not a finite number.
+    """
+    value = function(X.clone(), Y.clone())
+    number = float("nan")
+    try:
+        scalar = value.item() if hasattr(value, "item") else value
+        if not isinstance(scalar, str | bytes):  # float would read a text
+            number = float(scalar)
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        pass
+    if not math.isfinite(number):
+        raise ValueError(f"function returns {shown(value)} for {len(X)} rows: it must return a finite number")
+    return number

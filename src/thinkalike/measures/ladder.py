@@ -1,0 +1,71 @@
+"""The ladder of a ruler: values of copies of a model that are rounded to fewer and fewer bits.
+
+Each rung is one copy. A value is read by where it stands between the values of two rungs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+# The bits of a copy's weights, for each rung.
+RUNGS = (2, 3, 4, 5, 6, 8)
+
+# Real models that are alike read 3 to 5 bits, so the first rung that is measured lies between.
+FIRST_RUNG = 4
+
+# Two rungs of equal value must not divide by 0; where a value lies between them does not matter.
+LEAST_STEP = 1e-12
+
+
+def next_rung(values: Sequence[float], known: Mapping[int, Sequence[float]]) -> int | None:
+    """Return the bits of the rung to measure next.
+
+    None says that every value already lies between two neighbouring rungs, or beyond an end of
+    the ladder.
+
+    Args:
+        values: The values that are to be read.
+        known: For the bits of each rung measured so far, its value beside each of `values`.
+    """
+    for index, value in enumerate(values):
+        below = [bits for bits, rung in known.items() if rung[index] <= value]
+        low = max(below, default=0)
+        above = [bits for bits, rung in known.items() if rung[index] > value and bits > low]
+        high = min(above, default=math.inf)
+
+        between = [bits for bits in RUNGS if low < bits < high]
+        if not between:
+            continue
+        if not known:
+            return FIRST_RUNG
+        # One step up from the rung below; where no rung is below, one step down.
+        return between[0] if low else between[-1]
+    return None
+
+
+def reading_of(value: Float[Tensor, " r"], marks: Sequence[int], rungs: Float[Tensor, "k r"]) -> Float[Tensor, " r"]:
+    """Return where a value stands among the rungs, in the unit of their marks.
+
+    Values between two rungs are interpolated linearly. The rungs are first made to rise with
+    their marks: a rung below one of a lower mark takes its value. A value outside of all rungs
+    reads as the first or the last mark.
+
+    Args:
+        value: A value with its replicates, as of `HeldOut.shares`.
+        marks: The marks of the rungs, in rising order.
+        rungs: The value of each rung, with the same replicates.
+    """
+    rising = rungs.cummax(0).values
+    reading = torch.full_like(value, float(marks[0]))
+    for upper in range(1, len(marks)):
+        lower = upper - 1
+        step = (rising[upper] - rising[lower]).clamp(min=LEAST_STEP)
+        share = ((value - rising[lower]) / step).clamp(0, 1)
+        interpolated = marks[lower] + share * (marks[upper] - marks[lower])
+        reading = torch.where(value > rising[lower], interpolated, reading)
+    return reading

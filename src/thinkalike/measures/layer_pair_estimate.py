@@ -1,0 +1,98 @@
+"""A measure of all layer pairs of two models, with intervals."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from jaxtyping import Int
+from torch import Tensor
+
+from thinkalike.measures import sample_size
+from thinkalike.measures.chance import Chance
+from thinkalike.measures.estimates import Estimate
+
+
+class LayerPairEstimate(Estimate):
+    """A measure of l layers of a source with m of a target, (l, m), and within each model.
+
+    Args:
+        across: The values across the two models, with their intervals, (l, m).
+        batches: How many batches there were.
+        documents: How many documents there were.
+        rows: How many rows were compared, in all batches together; None where it is not known.
+        effective: How many documents of equal length the documents are worth; None where it is not
+            known.
+        needed: How many documents of equal length the documents must be worth for an interval.
+        within_source, within_target: The values within each model, (l, l) and (m, m); None where
+            they are not measured.
+        rows_used: The share of the rows that stood in groups of one token, where rows are compared
+            within such groups.
+        chance: The null by permutations; None without any.
+    """
+
+    label: ClassVar[str] = "value"  # what plots call a value
+
+    def __init__(
+        self,
+        across: Estimate,
+        batches: int,
+        documents: int,
+        *,
+        rows: int | None = None,
+        effective: float | None = None,
+        needed: int = sample_size.FEWEST_GROUPS,
+        within_source: Estimate | None = None,
+        within_target: Estimate | None = None,
+        rows_used: float | None = None,
+        chance: Chance | None = None,
+    ):
+        super().__init__(*across, uncorrected=across.uncorrected)
+        self.batches = batches
+        self.documents = documents
+        self.rows_used = rows_used
+        self.chance = chance
+        self.within_source = within_source
+        self.within_target = within_target
+        self.effective = effective
+        self.needed = needed
+        self.rows = rows
+
+    def __repr__(self) -> str:
+        sources, targets = self.value.shape
+        least, greatest = self.value.aminmax()
+        return (
+            f"{type(self).__name__}({sources} x {targets} layers, {self.batches} batches: "
+            f"{least:.3f} to {greatest:.3f}, intervals at most {self.widest_interval():.3g} wide)"
+        )
+
+    @property
+    def why_no_interval(self) -> str | None:
+        """Why there is no interval, in one sentence.
+
+        None if the documents are enough, or if their lengths are not known.
+        """
+        if self.effective is None or sample_size.has_interval(self.effective, self.needed):
+            return None
+        return sample_size.why_no_interval(self.effective, self.documents, fewest=self.needed)
+
+    def widest_interval(self) -> float:
+        """Return the width of the widest interval of the values across and within the models."""
+        widths = []
+        for estimate in (self, self.within_source, self.within_target):
+            if estimate is not None:
+                widths.append(float((estimate.high - estimate.low).max()))
+        return max(widths)
+
+
+def document_counts(documents: Int[Tensor, " n"]) -> dict[str, Any]:
+    """Return "rows", "documents" and "effective" of a `LayerPairEstimate`.
+
+    Args:
+        documents: The number of the document of each row.
+    """
+    _, counts = documents.unique(return_counts=True)
+    return {
+        "rows": len(documents),
+        "documents": len(counts),
+        "effective": sample_size.effective_number(counts),
+    }
