@@ -41,6 +41,7 @@ class Benchmark(NamedTuple):
 
 PAIRS = (
     "measures/accumulator.py",
+    "measures/centred_rows.py",
     "measures/contract.py",
     "measures/distances/of_layers.py",
     "measures/kernel_alignment.py",

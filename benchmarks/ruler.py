@@ -25,8 +25,8 @@ from torch import Tensor
 from thinkalike.instruments.ruler import apart, most
 from thinkalike.measures import CKA
 from thinkalike.measures.folds import numbered_by_part
-from thinkalike.measures.ladder import reading_of
-from thinkalike.measures.ridge import FINE, Predictor, both_ways, with_ends
+from thinkalike.measures.ladder import INTERVAL_STEP, reading_interval, reading_of
+from thinkalike.measures.ridge import Predictor, both_ways
 
 CHUNK = 20  # simulations that are kept together
 MARKS = {2: 0.02, 3: 0.2, 4: 0.55, 5: 0.8, 6: 0.95, 8: 0.99}  # what a copy of so many bits has in common with a model
@@ -74,7 +74,7 @@ def simulated(key: dict[str, Any], seed: int) -> list[list[float]]:
     model = states(first, 0)
     rungs = torch.stack([compared(model, states(shared(first, common), 0)) for common in MARKS.values()])
     pairs = [compared(model, states(shared(first, common), 1)) for common in PAIRS]
-    readings = [with_ends(pair, list(MARKS), rungs) for pair in pairs]
+    readings = [reading_interval(pair, list(MARKS), rungs) for pair in pairs]
     beyond = []
     for common in CONTROLS:
         second = shared(first, common)
@@ -125,7 +125,8 @@ def main() -> None:
         truth = reading_of(pairs, list(MARKS), rungs[:, None].expand(-1, len(pairs)))
         held = [
             sum(
-                run[2 + place][0] <= float(true) + FINE / 2 and float(true) - FINE / 2 <= run[2 + place][1]
+                run[2 + place][0] <= float(true) + INTERVAL_STEP / 2
+                and float(true) - INTERVAL_STEP / 2 <= run[2 + place][1]
                 for run in runs
             )
             for place, true in enumerate(truth)

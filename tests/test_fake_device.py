@@ -35,8 +35,8 @@ GPU, OTHER, ROWS = "cuda:0", "cuda:1", 96
 REASONS = {
     "how many rows each part of the documents has, which slices need: once a batch": "leave_out.sizes_of_parts",
     "a batch is refused before it is added, so its flaws are looked at: once a batch, or a layer": """
-        rows.refuse_flaws kernel_alignment._refuse_flat outputs._refuse_flawed neural.of of_layers.u_centred
-        neural._refuse_size comparators.comparable of_layers._of_ranks neighbours.directions closed_forms.is_constant
+        centred_rows.refuse_flaws kernel_alignment._refuse_flat outputs._refuse_flawed neural.of of_layers.u_centred
+        neural._refuse_size comparators.comparable of_layers._of_ranks neighbours.directions moments.is_constant
         ridge._of_unit_size""",
     "its number is the next one where the caller gives none, as jobs do": "accumulator.next_number",
     "a few numbers go to the GPU or come from it: once a batch, or a weight": """
@@ -49,13 +49,13 @@ REASONS = {
         neural.squared_distances neural.squared""",
     "how many levels, components, tokens or directions there are is a shape": """
         comparators.ranks_of_levels singular_vectors._components row_groups.without_means row_groups._effects_of
-        ridge._fold features._differ""",
-    "the order of ties is drawn on the host, so that it is that of a CPU": "neighbours.nearest",
+        ridge._fold_states features._differ""",
+    "the order of ties is drawn on the host, so that it is that of a CPU": "neighbours.nearest_rows",
     "an assignment is solved on the host": "unit_matching.transport_plan",
     "states of stimuli are kept on the host: once a batch": "stimuli.stimulus_states",
-    "penalties are those of a CPU to the bit, and go to the GPU: once a fit": "closed_forms.penalty_of",
+    "penalties are those of a CPU to the bit, and go to the GPU: once a fit": "ridge_penalty.penalty_of",
     "at the end of a fit, once a layer pair": """
-        encoding_model._ends differentiable.pearson closed_forms.of""",
+        encoding_model._ends differentiable.pearson moments.of""",
 }
 TABLE = pd.DataFrame(torch.randint(3, (ROWS, 3), generator=torch.Generator().manual_seed(0)).numpy(), columns=[*"abc"])
 IN_LOOPS = {place for places in REASONS.values() for place in places.split()}

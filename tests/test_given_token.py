@@ -251,7 +251,7 @@ def by_sklearn(x, y, tokens, k):
 
 @pytest.mark.parametrize("at_once", [2**24, 200])
 def test_neighbours_given_the_token_are_those_of_scikit_learn(at_once, monkeypatch):
-    monkeypatch.setattr("thinkalike.measures.neighbours.AT_ONCE", at_once)
+    monkeypatch.setattr("thinkalike.measures.neighbours.MEMBERSHIPS_AT_ONCE", at_once)
     metric, expected = LayerMeans(1, 2, mutual_measure(3), given="token"), []
     for number in range(3):
         tokens = drawn()

@@ -15,10 +15,12 @@ from thinkalike.instruments.layer_pairs.readings import pairs_read
 from thinkalike.instruments.ruler import RulerConfig, WordComparison
 from thinkalike.instruments.stitching.instrument import in_bits
 from thinkalike.instruments.stitching.table import readings
-from thinkalike.measures.closed_forms import PENALTIES, SURE, HalvedMoments, least_squares
+from thinkalike.measures.closed_forms import least_squares
 from thinkalike.measures.folds import JACKKNIFE_PARTS, numbered_by_part
-from thinkalike.measures.ladder import next_rung, reading_of
-from thinkalike.measures.ridge import FOLDS, Predictor, fold_of, with_ends, with_interval
+from thinkalike.measures.halved_moments import HalvedMoments
+from thinkalike.measures.ladder import next_rung, reading_interval, reading_of
+from thinkalike.measures.ridge import FOLDS, Predictor, fold_of, with_interval
+from thinkalike.measures.ridge_penalty import PENALTIES, SURE
 from thinkalike.models.load import load_model
 from thinkalike.models.rounding import rounded
 from thinkalike.processes import Interrupted
@@ -95,10 +97,10 @@ def test_a_value_below_all_rungs_has_an_upper_end_over_documents():
     moved = torch.linspace(-0.03, 0.03, JACKKNIFE_PARTS + 1, dtype=torch.float64).roll(JACKKNIFE_PARTS // 2 + 1)
     rungs = torch.stack([0 * moved, 0.1 + moved, 0.4 + 2 * moved])
     assert with_interval(reading_of(0 * moved, (2, 3, 4), rungs)).high == 2, "control: not by the replicates"
-    middle, low, high = with_ends(0 * moved, (2, 3, 4), rungs)
+    middle, low, high = reading_interval(0 * moved, (2, 3, 4), rungs)
     assert (middle, low) == (2, 2)
     assert 2.02 <= high < 8
-    exact = with_ends(0.25 + 0 * moved, (2, 3, 4), torch.tensor([0, 0.1, 0.4])[:, None].double().expand(-1, 11))
+    exact = reading_interval(0.25 + 0 * moved, (2, 3, 4), torch.tensor([0, 0.1, 0.4])[:, None].double().expand(-1, 11))
     assert [float(end) for end in exact] == pytest.approx([3.5, 3.5, 3.5])
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # what type checkers and editors see; test_install.py compare
     from thinkalike.functions import trajectory as trajectory
     from thinkalike.instruments import plot as plot
     from thinkalike.listing import results as results
-    from thinkalike.measures import bootstrap, calibration, kernel_alignment, losses, neighbours, rows
+    from thinkalike.measures import bootstrap, calibration, centred_rows, kernel_alignment, losses, neighbours
     from thinkalike.measures.distances import comparators, neural
     from thinkalike.measures.metric import CKA as CKA
     from thinkalike.measures.mlem import importance
@@ -48,7 +48,7 @@ if TYPE_CHECKING:  # what type checkers and editors see; test_install.py compare
     feature_importance = takes_arrays(importance.feature_importance)
     hsic0 = takes_arrays(kernel_alignment.hsic0)
     hsic1 = takes_arrays(kernel_alignment.hsic1)
-    leverage = takes_arrays(rows.leverage)
+    leverage = takes_arrays(centred_rows.leverage)
     mantel = takes_arrays(neural.mantel)
     mutual_knn = takes_arrays(neighbours.mutual_knn)
     token_loss = takes_arrays(losses.token_loss)

@@ -33,8 +33,8 @@ from thinkalike.contrib.papers.validity_court import TARGETS
 from thinkalike.data.alignment import same_vocabulary
 from thinkalike.data.corpus import TokenRows
 from thinkalike.measures import ResidualStates, cka, mutual_knn, rsa
-from thinkalike.measures.closed_forms import HalvedMoments
 from thinkalike.measures.folds import numbered_by_part
+from thinkalike.measures.halved_moments import HalvedMoments
 from thinkalike.measures.ridge import both_ways
 from thinkalike.models.load import load_model
 from thinkalike.states.mixing import BAGS, TokenMixing

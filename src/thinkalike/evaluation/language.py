@@ -16,9 +16,10 @@ from torch import Tensor
 
 from thinkalike.data.corpus import Layout, TokenRows
 from thinkalike.measures.bootstrap import bootstrap_interval, sum_by_document
-from thinkalike.measures.closed_forms import HalvedMoments, LayerPair, halves_of
 from thinkalike.measures.estimates import Estimate
+from thinkalike.measures.halved_moments import HalvedMoments, halves_of
 from thinkalike.measures.losses import CHUNK, compare_outputs, token_loss
+from thinkalike.measures.moments import LayerPair
 from thinkalike.measures.sample_size import effective_number
 from thinkalike.memory import Budget, LiveBytes
 from thinkalike.models.frozen import FrozenModel

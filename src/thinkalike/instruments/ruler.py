@@ -32,10 +32,10 @@ from thinkalike.job import Instrument, Outcome, Work
 from thinkalike.job.instrument import FIT_TEXT, REPORT_TEXT
 from thinkalike.measures.estimates import Estimate, jackknife
 from thinkalike.measures.folds import numbered_by_part
-from thinkalike.measures.ladder import RUNGS, next_rung
+from thinkalike.measures.ladder import RUNGS, next_rung, reading_interval
 from thinkalike.measures.massive_rows import massive
 from thinkalike.measures.residual import COMPONENTS, POSITION_FUNCTIONS, ResidualStates, fewest_rows
-from thinkalike.measures.ridge import FOLDS, Predictor, both_ways, with_ends, with_interval
+from thinkalike.measures.ridge import FOLDS, Predictor, both_ways, with_interval
 from thinkalike.measures.sample_size import has_interval, why_no_interval
 from thinkalike.memory import hand_back
 from thinkalike.models.families import layers_at_depths, pairs_of_layers
@@ -684,7 +684,7 @@ def _reading(value: Tensor, rungs: Mapping[str, Tensor], layer: int, is_beyond: 
     if not marks:
         return Estimate(lowest, lowest, lowest * math.nan)
     each = torch.stack([rungs[str(mark)].mean(1)[layer] for mark in marks])
-    found = with_ends(value, marks, each)
+    found = reading_interval(value, marks, each)
     return found if is_beyond else Estimate(lowest, lowest, found.high)
 
 

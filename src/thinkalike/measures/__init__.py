@@ -14,9 +14,10 @@ _NAMES = """
 accumulator: Accumulator
 bootstrap: bootstrap_interval documents_and_seeds_interval sum_by_document
 calibration: Calibrated calibrate
+centred_rows: leverage
 chance: Chance
 changes: two_sided
-closed_forms: AffineMap Moments PairStatistics bias_only least_squares procrustes reduced_rank
+closed_forms: AffineMap bias_only least_squares procrustes reduced_rank
 contract: LayerMeasure
 distances.comparators: COMPARATORS WHITENED comparable compare mid_ranks spearman weighted_tau
 distances.neural: Mantel NOISES NeuralDistances crossnobis distance_vectors mantel noise_covariance rsa rsa_estimate
@@ -32,6 +33,7 @@ mlem.differentiable: DifferentiableMLEM
 mlem.encoding_model: MLEM
 mlem.features: FeatureEncoder Features
 mlem.importance: Importance feature_importance fold_interval split_half_reference
+moments: Moments PairStatistics
 neighbour_sets: jaccard jaccard_measure second_order_cosine second_order_measure
 neighbours: mutual_knn mutual_measure
 outputs: DISAGREEMENT JENSEN_SHANNON disagreement jensen_shannon
@@ -39,7 +41,7 @@ permutations: permuted_rows
 residual: ResidualStates
 ridge: HeldOut Predictor
 row_groups: FEW RowGroups
-rows: leverage rows_of
+rows: rows_of
 sample_size: effective_number
 shape: PROCRUSTES procrustes_distance
 singular_vectors: svcca svcca_measure

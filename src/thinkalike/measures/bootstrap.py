@@ -11,10 +11,10 @@ from torch import Tensor
 
 from thinkalike.arguments import MOST_REPETITIONS, Level, Seed, Size, Within, shown
 from thinkalike.measures.estimates import Estimate, student_t
+from thinkalike.measures.powers_of_two import power_of_two_below
 from thinkalike.measures.sample_size import (
     RELATIVE_ROUNDING,
     effective_number,
-    power_of_two_below,
 )
 from thinkalike.measures.seeds import seeded
 

@@ -19,8 +19,9 @@ from torch import Tensor
 
 from thinkalike.arguments import takes_arrays
 from thinkalike.measures.folds import JACKKNIFE_PARTS
+from thinkalike.measures.powers_of_two import size_of
 from thinkalike.measures.row_groups import RowGroups, common_dtype
-from thinkalike.measures.rows import labels_of_rows, places_of, rows_of, size_of
+from thinkalike.measures.rows import labels_of_rows, places_of, rows_of
 
 AT_ONCE = 2**16  # entries of each matrix on a CPU: those of all layers of two models stay in the cache
 Pair = tuple[int, int]  # numbers of two models; a model is with itself, too

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from thinkalike.arguments import Level, Within
 from thinkalike.measures.folds import JACKKNIFE_PARTS
-from thinkalike.measures.sample_size import effective_number, has_interval, power_of_two_below
+from thinkalike.measures.powers_of_two import power_of_two_below
+from thinkalike.measures.sample_size import effective_number, has_interval
 
 # A difference of scores in [-1, 1] below this is rounding.
 SCORE_ROUNDING = 1e-12

@@ -14,9 +14,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from thinkalike.arguments import Within, check_choice
+from thinkalike.measures.centred_rows import CentredRows, centre, centre_all, centre_groups, refuse_flaws
 from thinkalike.measures.contract import Blocks, LayerMeasure, Pair
 from thinkalike.measures.row_groups import FEWEST_HSIC_ROWS, SUM_ROUNDING, RowGroups, common_dtype
-from thinkalike.measures.rows import FLATTEN, CentredRows, centre, centre_all, centre_groups, refuse_flaws
+from thinkalike.measures.rows import FLATTEN
 
 MOST_CKA = 1 + 1e-6  # of two equal layers, with what rounding in float32 adds
 AGGREGATES = ("ratio_of_means", "mean_of_ratios")

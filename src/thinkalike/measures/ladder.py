@@ -12,6 +12,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from thinkalike.measures.estimates import Estimate
+from thinkalike.measures.ridge import with_interval
+
 # The bits of a copy's weights, for each rung.
 RUNGS = (2, 3, 4, 5, 6, 8)
 
@@ -20,6 +23,9 @@ FIRST_RUNG = 4
 
 # Two rungs of equal value must not divide by 0; where a value lies between them does not matter.
 LEAST_STEP = 1e-12
+
+# The ends of the interval of a reading are searched in steps of this many bits.
+INTERVAL_STEP = 0.02
 
 
 def next_rung(values: Sequence[float], known: Mapping[int, Sequence[float]]) -> int | None:
@@ -69,3 +75,37 @@ def reading_of(value: Float[Tensor, " r"], marks: Sequence[int], rungs: Float[Te
         interpolated = marks[lower] + share * (marks[upper] - marks[lower])
         reading = torch.where(value > rising[lower], interpolated, reading)
     return reading
+
+
+def reading_interval(value: Float[Tensor, " r"], marks: Sequence[int], rungs: Float[Tensor, "k r"]) -> Estimate:
+    """Return the reading of a value, with the readings at which it does not differ from the rungs.
+
+    The interval holds the marks at which the interval of the difference of value and rungs holds 0
+    (Fieller 1954), so that it is right where rungs lie close to each other, or the value lies below
+    all of them. Rungs are interpolated linearly, and beyond the outer marks they are extrapolated.
+
+    Args:
+        value, marks, rungs: See `reading_of`.
+    """
+    candidates = torch.arange(
+        RUNGS[0],
+        RUNGS[-1] + INTERVAL_STEP / 2,
+        INTERVAL_STEP,
+        dtype=value.dtype,
+        device=value.device,
+    )
+    known_marks = torch.tensor(marks).to(candidates)
+    rising = rungs[rungs[:, 0].cummax(0).indices]
+
+    # the rungs below and above each candidate
+    below = torch.bucketize(candidates, known_marks[1:-1])
+    above = below + 1
+    width = known_marks[above] - known_marks[below]
+    share = ((candidates - known_marks[below]) / width)[:, None]
+    expected = torch.lerp(rising[below], rising[above], share)  # (candidates, r)
+    difference = with_interval(value - expected)
+    holds_zero = (difference.low <= 0) & (difference.high >= 0)
+
+    reading = reading_of(value[:1], marks, rungs[:, :1])
+    inside = torch.cat([candidates[holds_zero], reading])
+    return Estimate(reading[0], inside.min(), inside.max())

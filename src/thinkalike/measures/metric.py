@@ -17,78 +17,117 @@ from thinkalike.measures.layer_pair_estimate import LayerPairEstimate
 
 
 class CKAResult(LayerPairEstimate):
-    """CKA between l layers of a source and m of a target, with 95 % jackknife intervals over documents.
+    """CKA between l layers of a source and m of a target, with 95 % jackknife intervals.
+
+    Intervals are over documents.
 
     Attributes:
-        leverage_source, leverage_target: The largest of any batch, (l,) and (m,), see `leverage`.
-        hsics: Of each batch in the order of their numbers, (b, k, k) with k = l + m.
-        without: The value without each part of the documents, (p, l, m). p is 0 where there is no interval.
-        is_unbiased: Whether intervals leave out the bias by rows of one document, see `jackknife`.
+        leverage_source, leverage_target: The largest leverage of any batch, (l,) and (m,), see
+            `leverage`.
+        hsics: The HSICs of each batch, in the order of their numbers, (b, k, k) with k = l + m.
+        without: The value without each part of the documents, (p, l, m). p is 0 where there is no
+            interval.
+        aggregate: How batches are combined, see `CKA`.
+        is_unbiased: Whether the bias of rows of one document is subtracted, see `jackknife`.
     """
 
     label: ClassVar[str] = "CKA"
 
     def __init__(
-        self, leverages: Tensor, hsics: Tensor, without: Tensor, aggregate: str, is_unbiased: bool, **rest: Any
+        self,
+        leverages: Tensor,
+        hsics: Tensor,
+        without: Tensor,
+        aggregate: str,
+        is_unbiased: bool,
+        **rest: Any,
     ):
         super().__init__(**rest)
-        self.leverage_source, self.leverage_target = leverages.tensor_split([len(self.value)])
-        self.hsics, self.without, self.aggregate, self.is_unbiased = hsics, without, aggregate, is_unbiased
+        depth = len(self.value)
+        self.leverage_source = leverages[:depth]
+        self.leverage_target = leverages[depth:]
+        self.hsics = hsics
+        self.without = without
+        self.aggregate = aggregate
+        self.is_unbiased = is_unbiased
 
     def difference(self, first: tuple[int, int], second: tuple[int, int]) -> Estimate:
-        """Return the CKA of one layer pair, (source, target), minus that of another, paired over documents."""
-        depths = self.value.shape
-        for name, pair in {"first": first, "second": second}.items():
-            is_pair = isinstance(pair, list | tuple) and len(pair) == 2
-            if not is_pair or not all(layer in range(depth) for layer, depth in zip(pair, depths, strict=True)):
-                raise ValueError(
-                    f"{name}={shown(pair)} must be a source layer below {depths[0]} and a target layer "
-                    f"below {depths[1]}"
-                )
+        """Return the CKA of one layer pair minus that of another, paired over documents.
+
+        Args:
+            first, second: The source layer and the target layer of each pair.
+
+        Raises:
+            ValueError: One of them is not a pair of layers of these models.
+        """
+        self._check_layer_pair("first", first)
+        self._check_layer_pair("second", second)
         (a, b), (c, d) = first, second
-        value, without = (each[..., a, b] - each[..., c, d] for each in (self.as_found, self.without))
+        value = self.as_found[..., a, b] - self.as_found[..., c, d]
+        without = self.without[..., a, b] - self.without[..., c, d]
         return self._interval(value, without)
+
+    def _check_layer_pair(self, name: str, pair: Any) -> None:
+        """Raise a ValueError unless this is a pair of layers of these models."""
+        sources, targets = self.value.shape
+        is_pair = isinstance(pair, list | tuple) and len(pair) == 2
+        if not is_pair or pair[0] not in range(sources) or pair[1] not in range(targets):
+            raise ValueError(
+                f"{name}={shown(pair)} must be a source layer below {sources} and a target layer below {targets}"
+            )
 
     @property
     def clipped(self) -> int:
-        """How many layer pairs of one number have a CKA outside [-1, 1], which only rounding can give."""
+        """How many corresponding layers have a CKA outside [-1, 1], which only rounding can give."""
         return int((self.as_found.diagonal().abs() > 1).sum())
 
     def distance(self) -> Estimate:
-        """Return the `arc_length` of the CKA of corresponding layers in radians; a ValueError if depths differ."""
+        """Return the `arc_length` of the CKA of corresponding layers, in radians.
+
+        Raises:
+            ValueError: The models have different numbers of layers.
+        """
         depths = self.value.shape
         if depths[0] != depths[1]:
             raise ValueError(f"the distance pairs up layers of equally deep models, not of {tuple(depths)} layers")
-        layers, without = (each.diagonal(dim1=-2, dim2=-1) for each in (self.as_found, self.without))
-        return self._interval(arc_length(layers), arc_length(without))
+        value = self.as_found.diagonal(dim1=-2, dim2=-1)
+        without = self.without.diagonal(dim1=-2, dim2=-1)
+        return self._interval(arc_length(value), arc_length(without))
 
     def _interval(self, value: Float[Tensor, "*s"], without: Float[Tensor, " p *s"]) -> Estimate:
-        return jackknife(value, without, value if self.is_unbiased else None)
+        """Return the jackknife interval of a value, from those without each part."""
+        reference = value if self.is_unbiased else None
+        return jackknife(value, without, reference)
 
     def convergence(self) -> Float[Tensor, "b l m"]:
         """Return the CKA of the first batch, of the first two, and so on."""
-        depth, is_before = len(self.value), self.aggregate == "ratio_of_means"
+        depth = len(self.value)
         counts = torch.arange(1, len(self.hsics) + 1, device=self.hsics.device)[:, None, None]
-        sums = (self.hsics if is_before else alignment(self.hsics)).cumsum(0) / counts
-        return (alignment(sums) if is_before else sums)[..., :depth, depth:]
+        if self.aggregate == "ratio_of_means":
+            joint = alignment(self.hsics.cumsum(0) / counts)
+        else:
+            joint = alignment(self.hsics).cumsum(0) / counts
+        return joint[..., :depth, depth:]
 
 
 class CKA(LayerMeans):
     """Minibatch CKA of every layer of a source with every layer of a target (Nguyen et al. 2021).
 
-    Each `update` takes one batch of n >= 4 rows from both models and keeps its HSICs in float64, some kB. The order of
-    the batches does not matter, and processes may share them. Products of bfloat16 and float16 states are taken in
-    float32; the error of rounding states to bfloat16 is 1e-5 of benign states, 2e-4 with one massive token, and 1e-3
-    where a few dimensions have an offset of 300 (1024 rows of width 256).
+    Each `update` takes one batch of n >= 4 rows from both models and keeps its HSICs in float64,
+    some kB. The order of the batches does not matter, and processes may share them. Products of
+    bfloat16 and float16 states are taken in float32. Rounding states to bfloat16 changes CKA by
+    1e-5 for benign states, 2e-4 with one massive token, and 1e-3 where a few dimensions have an
+    offset of 300 (1024 rows of width 256).
 
     Args:
         source_layers, target_layers, kwargs: See `Accumulator`.
         estimator, kernel: See `cka`.
-        aggregate: "ratio_of_means", Σ HSIC / √(Σ HSIC Σ HSIC) over batches, or "mean_of_ratios", the mean of each
-            batch's CKA (Brown et al. 2023), which is off if batches have few rows.
+        aggregate: "ratio_of_means", Σ HSIC / √(Σ HSIC Σ HSIC) over batches, or "mean_of_ratios",
+            the mean of each batch's CKA (Brown et al. 2023), which is biased if batches have few
+            rows.
         flatten: What a row is, see `rows_of` (Brown et al. 2023, footnote 6).
-        given: "token" compares rows within groups of one token, each of at least 4 rows: sums over groups, weighted by
-            their rows, come before the ratio. "none" compares all rows.
+        given: "token" compares rows within groups of one token, each of at least 4 rows: sums over
+            groups, weighted by their rows, come before the ratio. "none" compares all rows.
         permutations: For a null, see `LayerMeans`.
 
     >>> metric, states = CKA(1, 1), torch.randn(20, 4)
@@ -113,28 +152,42 @@ class CKA(LayerMeans):
         permutations: RepetitionsOrNone = 0,
         **kwargs: Any,
     ):
-        options = {"estimator": estimator, "kernel": kernel, "flatten": flatten}
         check_choice("aggregate", aggregate, AGGREGATES)
-        measure, after = cka_measure(estimator, kernel, flatten=flatten), aggregate == "mean_of_ratios"
+        options = {"estimator": estimator, "kernel": kernel, "flatten": flatten}
+        measure = cka_measure(estimator, kernel, flatten=flatten)
         if given == "token" and not measure.given:
             raise ValueError(f"given=token compares single tokens by kernel=linear: leave {options} out")
-        super().__init__(source_layers, target_layers, measure, permutations, given=given, after_ratio=after, **kwargs)
-        self.aggregate, self.options = aggregate, {**options, "given": given, "permutations": permutations}
+        super().__init__(
+            source_layers,
+            target_layers,
+            measure,
+            permutations,
+            given=given,
+            after_ratio=aggregate == "mean_of_ratios",
+            **kwargs,
+        )
+        self.aggregate = aggregate
+        self.options = {**options, "given": given, "permutations": permutations}
 
     def compute(self) -> CKAResult:
         """Return the CKA of all batches so far, of all processes, with intervals."""
-        found, depth = self.gathered(), self.source_layers
+        states = self.gathered()
+        depth = self.source_layers
         return CKAResult(
-            **self.estimate_arguments(found),
-            leverages=found["leverages"].amax(0),
-            hsics=found["values"][:, 0],
-            without=self.finished(found)[1:, :depth, depth:],
+            **self.estimate_arguments(states),
+            leverages=states["leverages"].amax(0),
+            hsics=states["values"][:, 0],
+            without=self.finished(states)[1:, :depth, depth:],
             aggregate=self.aggregate,
             is_unbiased=self.is_unbiased,
         )
 
     def merge_state(self, incoming_state: dict[str, Any] | Metric) -> None:
-        """Add the batches of another metric; a ValueError if it has other options."""
+        """Add the batches of another metric.
+
+        Raises:
+            ValueError: It has other options.
+        """
         if isinstance(incoming_state, CKA) and incoming_state.options != self.options:
             raise ValueError(f"batches of {incoming_state.options} cannot be added to those of {self.options}")
         super().merge_state(incoming_state)

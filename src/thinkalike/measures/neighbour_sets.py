@@ -10,7 +10,14 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from thinkalike.measures.contract import LayerMeasure, both_in_order, each_pair
-from thinkalike.measures.neighbours import NEIGHBOURS, directions, in_order, nearest, neighbours, numbers_of
+from thinkalike.measures.neighbours import (
+    NEIGHBOURS,
+    directions,
+    in_order,
+    nearest_rows,
+    neighbour_numbers_of,
+    neighbours,
+)
 from thinkalike.measures.row_groups import RowGroups
 
 
@@ -40,7 +47,9 @@ class Neighbours(NamedTuple):
 
 
 def jaccard_measure(k: int = NEIGHBOURS) -> LayerMeasure:
-    return LayerMeasure(partial(numbers_of, k=k), each_pair(_jaccard), in_order, k + 2, needed_by=neighbours(k))
+    return LayerMeasure(
+        partial(neighbour_numbers_of, k=k), each_pair(_jaccard), in_order, k + 2, needed_by=neighbours(k)
+    )
 
 
 def second_order_measure(k: int = NEIGHBOURS) -> LayerMeasure:
@@ -51,7 +60,7 @@ def second_order_measure(k: int = NEIGHBOURS) -> LayerMeasure:
 def _neighbours(features: Float[Tensor, "n d"], name: str, k: int) -> Neighbours:
     rows = directions(features, RowGroups.whole(len(features), features.device), name)
     cosines = rows.new_empty(1, len(rows), len(rows))
-    numbers = nearest(rows[None], k, cosines)[0]
+    numbers = nearest_rows(rows[None], k, cosines)[0]
     return Neighbours(numbers, _members(numbers), cosines[0])
 
 

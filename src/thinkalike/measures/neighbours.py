@@ -11,34 +11,47 @@ from torch import Tensor
 
 from thinkalike.arguments import Count
 from thinkalike.measures.contract import Blocks, LayerMeasure, Pair
+from thinkalike.measures.powers_of_two import size_of
 from thinkalike.measures.row_groups import SUM_ROUNDING, RowGroups
-from thinkalike.measures.rows import size_of
 from thinkalike.measures.seeds import seeded
 
 NEIGHBOURS = 10
-AT_ONCE = 2**24  # entries of the table of neighbours; their sums are whole and exact in float32
-SIMILARITIES = 2**22  # of one layer at a time
-DIGITS = 100  # roundings of a cosine that directions need to be apart, by the mean square of their distance
+
+# Memberships of neighbours are compared in blocks of this many entries. Their sums are whole
+# numbers, which are exact in float32 up to this size.
+MEMBERSHIPS_AT_ONCE = 2**24
+
+# Similarities of one layer are computed in blocks of this many entries.
+SIMILARITIES_AT_ONCE = 2**22
+
+# Directions must be apart by this many roundings of a cosine, in the mean square of their distance;
+# else cosines are computed in float64.
+ROUNDINGS_APART = 100
 
 
 def mutual_knn(
-    X: Float[Tensor, "n d"], Y: Float[Tensor, "m e"], k: Count = NEIGHBOURS, groups: Int[Tensor, " n"] | None = None
+    X: Float[Tensor, "n d"],
+    Y: Float[Tensor, "m e"],
+    k: Count = NEIGHBOURS,
+    groups: Int[Tensor, " n"] | None = None,
 ) -> Float[Tensor, ""]:
     """Return the mean share of a stimulus's k nearest neighbours in X that are also among those in Y.
 
-    m = 1/n Σᵢ |S_X(i) ∩ S_Y(i)| / k, with S(i) the k rows of greatest cosine similarity with row i, without i itself
-    (Huh et al. 2024, "The Platonic Representation Hypothesis", appendix A). In [0, 1]; features that have nothing in
-    common give k / (n - 1) on average. It has no gradient. Cosines have the precision of the states, at least float32,
-    or float64 where all rows point nearly the same way.
+    m = 1/n Σᵢ |S_X(i) ∩ S_Y(i)| / k, with S(i) the k rows of greatest cosine similarity with row i,
+    without i itself (Huh et al. 2024, "The Platonic Representation Hypothesis", appendix A). It is
+    in [0, 1]; features that have nothing in common give k / (n - 1) on average. It has no gradient.
+    Cosines have the precision of the states, at least float32, or float64 where all rows point
+    nearly the same way.
 
     Args:
         X, Y: Row i of both belongs to stimulus i; widths and dtypes may differ.
-        groups: What each row belongs to, such as its token; then neighbours are rows of the same group, and groups of
-            fewer than k + 2 rows are left out.
+        k: How many neighbours of each row are compared.
+        groups: What each row belongs to, such as its token; then neighbours are rows of the same
+            group, and groups of fewer than k + 2 rows are left out.
 
     Raises:
-        ValueError: No group has k + 2 rows, X and Y differ in n, n < k + 2, a value is not finite, a row is zero, or
-            all rows are the same, or all rows of each group.
+        ValueError: No group has k + 2 rows, X and Y differ in n, n < k + 2, a value is not finite,
+            a row is zero, or all rows are the same, or all rows of each group.
 
     >>> X = torch.randn(20, 4)
     >>> float(mutual_knn(X, 5 * X, k=3))
@@ -46,14 +59,17 @@ def mutual_knn(
     """
     if len(X) < k + 2:
         raise ValueError(f"{neighbours(k)} need {k + 2} rows, and X has {len(X)}: choose a smaller k")
-    if groups is not None:
-        largest = int(groups.unique(return_counts=True)[1].max())
-        if largest < k + 2:
-            raise ValueError(
-                f"{neighbours(k)} need {k + 2} rows of its group, and the largest group has {largest}: "
-                "choose a smaller k, or give larger groups"
-            )
-    return mutual_measure(k, None if groups is None else RowGroups.of(groups, k + 2)).of(X, Y)
+    if groups is None:
+        return mutual_measure(k).of(X, Y)
+
+    _, counts = groups.unique(return_counts=True)
+    largest = int(counts.max())
+    if largest < k + 2:
+        raise ValueError(
+            f"{neighbours(k)} need {k + 2} rows of its group, and the largest group has {largest}: "
+            "choose a smaller k, or give larger groups"
+        )
+    return mutual_measure(k, RowGroups.of(groups, k + 2)).of(X, Y)
 
 
 def neighbours(k: int) -> str:
@@ -62,80 +78,124 @@ def neighbours(k: int) -> str:
 
 
 def directions(features: Float[Tensor, "n d"], groups: RowGroups, name: str) -> Float[Tensor, "kept d"]:
-    """Return the rows in the order of their groups, each of length 1; in float64 where cosines need its digits."""
+    """Return the rows in the order of their groups, each of length 1.
+
+    They are in float64 where cosines need its digits.
+
+    Raises:
+        ValueError: A value is not finite, a row is zero, or all rows are the same, or all rows of
+            each group.
+    """
     rows = features.detach()
     rows = rows / size_of(rows)
     norms = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
     order = groups.order.to(rows.device)
-    kept = rows[order].div_(norms[order])
-    shared = torch.stack([block.shape[1] * block.mean(1).square().sum() for block in groups.blocks(kept)]).sum()
-    is_finite, has_zero, spread = torch.stack(
-        [norms.isfinite().all(), (norms == 0).any(), 1 - shared / len(kept)]
-    ).tolist()
+    units = rows[order].div_(norms[order])
+
+    # The mean squared distance of directions from the mean of their group is 1 - ‖mean‖².
+    squared_means = [block.shape[1] * block.mean(1).square().sum() for block in groups.blocks(units)]
+    spread = 1 - torch.stack(squared_means).sum() / len(units)
+    # A single copy from the device, as each makes a GPU wait.
+    checks = torch.stack([norms.isfinite().all(), (norms == 0).any(), spread])
+    is_finite, has_zero, spread_on_host = checks.tolist()
     if not is_finite:
         raise ValueError(f"{name}: a value is not finite")
     if has_zero:
-        raise ValueError(f"{name}: row {int((norms == 0).nonzero()[0, 0])} is zero and has no direction")
-    eps = torch.finfo(kept.dtype).eps
-    if spread <= DIGITS * eps and kept.dtype == torch.float32:
+        zero_row = int((norms == 0).nonzero()[0, 0])
+        raise ValueError(f"{name}: row {zero_row} is zero and has no direction")
+    eps = torch.finfo(units.dtype).eps
+    if spread_on_host <= ROUNDINGS_APART * eps and units.dtype == torch.float32:
         return directions(features.double(), groups, name)
-    if spread <= SUM_ROUNDING * eps:
+    if spread_on_host <= SUM_ROUNDING * eps:
         raise ValueError(f"{name}: all rows, or all of each token, are the same, so none is nearer than another")
-    return kept
+    return units
 
 
-def nearest(x: Float[Tensor, "g s d"], k: int, cosines: Float[Tensor, "g s s"] | None = None) -> Int[Tensor, "g s k"]:
-    """Return the numbers of the k rows of the group that are nearest to each row, without the row itself.
+def nearest_rows(
+    units: Float[Tensor, "g s d"], k: int, cosines: Float[Tensor, "g s s"] | None = None
+) -> Int[Tensor, "g s k"]:
+    """Return the k rows of the same group that are nearest to each row, without the row itself.
 
-    Where there is a place for the `cosines` of all rows, they are left there.
+    Rows that are equally near, such as the copies of one token in an embedding, are taken in a
+    random order that depends on nothing but the states: in the order of their numbers, two models
+    would choose the same copies and look alike. As many rows are compared at a time for any number
+    of layers, so that a layer has the same neighbours in any company.
 
-    Rows that are equally near, such as the copies of one token in an embedding, are taken in a random order that
-    depends on the states alone: by number, two models would choose the same copies and look alike. As many rows are
-    compared at a time for any number of layers, so that a layer has the same neighbours in any company.
+    Args:
+        units: Rows of length 1.
+        k: How many neighbours each row has.
+        cosines: If given, the cosines of all rows of a group are written into it.
+
+    Returns:
+        The numbers of the neighbours within their group, the nearest first.
     """
-    count, size, _ = x.shape
-    groups_at_once, rows_at_once = max(SIMILARITIES // size**2, 1), max(SIMILARITIES // size, 1)
-    found = torch.empty(count, size, k, dtype=torch.long, device=x.device)
-    own = x.flatten()[:: max(x.numel() // 1024, 1)].double().sum().cpu()  # whose bits are a seed
-    order = torch.randperm(size, generator=seeded(abs(int(own.view(torch.int64))))).to(x.device)
-    for first in range(0, count, groups_at_once):
-        part = x[first : first + groups_at_once]
-        for top in range(0, size, rows_at_once):
-            similarity = part[:, top : top + rows_at_once] @ part.mT
+    group_count, size, _ = units.shape
+    groups_at_once = max(SIMILARITIES_AT_ONCE // size**2, 1)
+    rows_at_once = max(SIMILARITIES_AT_ONCE // size, 1)
+    neighbour_numbers = torch.empty(group_count, size, k, dtype=torch.long, device=units.device)
+
+    # The bits of a sum over some of the states are the seed of the order of ties.
+    stride = max(units.numel() // 1024, 1)
+    checksum = units.flatten()[::stride].double().sum().cpu()
+    tie_seed = abs(int(checksum.view(torch.int64)))
+    order = torch.randperm(size, generator=seeded(tie_seed)).to(units.device)
+
+    for first_group in range(0, group_count, groups_at_once):
+        block = units[first_group : first_group + groups_at_once]
+        groups = slice(first_group, first_group + len(block))
+        for first_row in range(0, size, rows_at_once):
+            rows = slice(first_row, first_row + rows_at_once)
+            similarity = block[:, rows] @ block.mT  # (groups, rows, s)
             if cosines is not None:
-                cosines[first : first + len(part), top : top + rows_at_once] = similarity
-            similarity.diagonal(top, 1, 2).fill_(-torch.inf)
-            moved = similarity.flatten(0, 1).index_select(1, order)  # in two dimensions, in a tenth of the time
-            places = order[moved.topk(k, dim=1).indices].unflatten(0, similarity.shape[:2])
-            found[first : first + len(part), top : top + rows_at_once] = places
-    return found
+                cosines[groups, rows] = similarity
+            similarity.diagonal(first_row, 1, 2).fill_(-torch.inf)
+            # In two dimensions this takes a tenth of the time.
+            reordered = similarity.flatten(0, 1).index_select(1, order)
+            nearest_in_order = reordered.topk(k, dim=1).indices
+            numbers = order[nearest_in_order].unflatten(0, similarity.shape[:2])
+            neighbour_numbers[groups, rows] = numbers
+    return neighbour_numbers
 
 
 def in_order(
     numbers: Int[Tensor, "n k"], order: Int[Tensor, " n"], groups: RowGroups | None = None
 ) -> Int[Tensor, "n k"]:
-    """Return the neighbours of rows in another order, by their new numbers in their group."""
+    """Return the neighbours of rows in another order, by their new numbers in their group.
+
+    Args:
+        numbers: The neighbours of each row, by their numbers in its group.
+        order: The rows in their new order; rows stay within their group.
+        groups: The groups; None: all rows are one group.
+    """
     rows = torch.arange(len(order), device=order.device)
-    places = torch.empty_like(order)
-    places[order] = rows
+    new_number = torch.empty_like(order)
+    new_number[order] = rows
     if groups is None:
-        return places[numbers[order]]
-    first = torch.cat([block[:, :1].expand_as(block).flatten() for block in groups.blocks(rows)])[:, None]
-    return places[(numbers + first)[order]] - first
+        return new_number[numbers[order]]
+    first_rows = [block[:, :1].expand_as(block).flatten() for block in groups.blocks(rows)]
+    first_row = torch.cat(first_rows)[:, None]  # of the group of each row
+    return new_number[(numbers + first_row)[order]] - first_row
 
 
 def mutual_measure(k: Count = NEIGHBOURS, groups: RowGroups | None = None) -> LayerMeasure:
-    """Return `mutual_knn` as a measure of layer pairs, among all rows, or within groups of at least k + 2 rows.
+    """Return `mutual_knn` as a measure of layer pairs.
+
+    Args:
+        k: How many neighbours of each row are compared.
+        groups: Groups of at least k + 2 rows, within which rows are compared; None: all rows are.
 
     Raises:
         ValueError: A group has fewer rows.
     """
-    smallest = min((size for _, size in groups.shapes), default=0) if groups else k + 2
-    if smallest < k + 2:
-        raise ValueError(f"{neighbours(k)} need {k + 2} rows of its group, and one has {smallest}: choose a smaller k")
+    if groups is not None:
+        smallest = min((size for _, size in groups.shapes), default=0)
+        if smallest < k + 2:
+            raise ValueError(
+                f"{neighbours(k)} need {k + 2} rows of its group, and one has {smallest}: choose a smaller k"
+            )
     return LayerMeasure(
-        partial(numbers_of, k=k, groups=groups),
-        partial(_share_in_common, k=k, groups=groups),
+        partial(neighbour_numbers_of, k=k, groups=groups),
+        partial(_shares_in_common, k=k, groups=groups),
         partial(in_order, groups=groups),
         fewest=k + 2,
         needed_by=neighbours(k),
@@ -145,34 +205,55 @@ def mutual_measure(k: Count = NEIGHBOURS, groups: RowGroups | None = None) -> La
 
 
 @torch.no_grad()
-def numbers_of(
+def neighbour_numbers_of(
     features: Float[Tensor, "n d"], name: str, k: int, groups: RowGroups | None = None
 ) -> Int[Tensor, "kept k"]:
     """Return the k nearest neighbours of each row, by their numbers in its group."""
-    groups = groups or RowGroups.whole(len(features), features.device)
+    if groups is None:
+        groups = RowGroups.whole(len(features), features.device)
     rows = directions(features, groups, name)
-    return torch.cat([nearest(block, k).flatten(0, 1) for block in groups.blocks(rows)])
+    return torch.cat([nearest_rows(block, k).flatten(0, 1) for block in groups.blocks(rows)])
 
 
-def _share_in_common(
+def _shares_in_common(
     layers: Sequence[Int[Tensor, "kept k"]], blocks: Blocks, k: int, groups: RowGroups | None
 ) -> dict[Pair, Float[Tensor, "l m"]]:
-    """Return the share of neighbours that any two layers have in common, some rows at a time."""
-    numbers, rows, start = torch.stack([*layers]), len(layers[0]), 0
-    shared = numbers.new_zeros(len(layers), len(layers), dtype=torch.float64)
-    for count, size in groups.shapes if groups else [(1, rows)]:
-        for part in numbers[:, start : start + count * size].split(max(AT_ONCE // (len(layers) * size), 1), 1):
-            member = part.new_zeros(*part.shape[:2], size, dtype=torch.float32).scatter_(2, part, 1.0)
-            flat = member.flatten(1)
+    """Return the share of neighbours that any two layers have in common.
+
+    Args:
+        layers: The neighbours of each row in each layer.
+        blocks: The layers of each model, and which models are compared.
+        k: How many neighbours a row has.
+        groups: The groups of rows; None: all rows are one group.
+    """
+    neighbours_of_layers = torch.stack([*layers])  # (layers, n, k)
+    layer_count, row_count, _ = neighbours_of_layers.shape
+    shapes = groups.shapes if groups else [(1, row_count)]
+    shared = neighbours_of_layers.new_zeros(layer_count, layer_count, dtype=torch.float64)
+    start = 0
+    for group_count, size in shapes:
+        stop = start + group_count * size
+        rows_at_once = max(MEMBERSHIPS_AT_ONCE // (layer_count * size), 1)
+        for numbers in neighbours_of_layers[:, start:stop].split(rows_at_once, 1):
+            is_member = numbers.new_zeros(*numbers.shape[:2], size, dtype=torch.float32)
+            is_member.scatter_(2, numbers, 1.0)
+            flat = is_member.flatten(1)
             shared += (flat @ flat.T).double()
-        start += count * size
-    by_model = blocks.by_model((shared / (k * rows)).unbind())
-    return {(a, b): blocks.by_model(by_model[a].unbind(1))[b].T for a, b in blocks.pairs}
+        start = stop
+    shares = shared / (k * row_count)
+    by_model = blocks.by_model(shares.unbind())  # for each model (l, layers)
+    shares_of_pairs = {}
+    for source, target in blocks.pairs:
+        of_source = by_model[source].unbind(1)
+        shares_of_pairs[source, target] = blocks.by_model(of_source)[target].T
+    return shares_of_pairs
 
 
 def _adjacency(groups: RowGroups, numbers: Int[Tensor, "kept k"]) -> list[Float[Tensor, "_ _ _"]]:
-    found = []
+    """Return for each size of groups how often, 0, ½ or 1, two rows are neighbours, (g, s, s)."""
+    adjacency = []
     for block in groups.blocks(numbers):
-        member = torch.zeros(*block.shape[:2], block.shape[1], device=block.device).scatter_(2, block, 0.5)
-        found.append(member + member.mT)
-    return found
+        group_count, size, _ = block.shape
+        member = torch.zeros(group_count, size, size, device=block.device).scatter_(2, block, 0.5)
+        adjacency.append(member + member.mT)
+    return adjacency

@@ -1,14 +1,16 @@
 """What is left of states when the word, its position and linear mixing of the earlier tokens are known.
 
-All that follows is fitted on other documents than those that are judged. States of the same words lose, in this order,
+All that follows is fitted on other documents than those that are judged. States of the same words
+lose, in this order,
 
-1. the mean of their word and of its position, the number of its last token, within a fold of documents;
-2. what a ridge regression predicts of the rest from covariates: `COMPONENTS` principal components of each bag of
-   earlier tokens, and functions of the positions that other tokenizers give the word. It is cross-fitted over folds of
-   documents, see `thinkalike.measures.ridge`.
+1. the mean of their word and of its position, the number of its last token, within a fold of
+   documents;
+2. what a ridge regression predicts of the rest from covariates: `COMPONENTS` principal components
+   of each bag of earlier tokens, and functions of the positions that other tokenizers give the
+   word. It is cross-fitted over folds of documents, see `thinkalike.measures.ridge`.
 
-Without the second step, a network that knows nothing but how to average the embeddings of neighbouring words shares as
-much with a model as another trained model does.
+Without the second step, a network that knows nothing but how to average the embeddings of
+neighbouring words shares as much with a model as another trained model does.
 """
 
 from __future__ import annotations
@@ -24,16 +26,33 @@ from thinkalike.arguments import takes_arrays
 from thinkalike.measures.ridge import FOLDS, Predictor, fold_of
 from thinkalike.measures.row_groups import RowGroups
 
-COMPONENTS = 64  # of each bag
-REPEATED = 2  # rows of one word in a fold, at least: less their mean they say what the word alone does not
-FIRST_POSITIONS = 12  # positions that have an indicator of their own, as models treat the first tokens apart
-LATER_POSITIONS = 12  # ranges of later positions, of equal ratio
-LAST_POSITION = 2**12
+# Principal components that are kept of each bag of earlier tokens.
+COMPONENTS = 64
+
+# A word must stand this often in a fold: less their mean, its states then say what the word alone
+# does not.
+FEWEST_REPETITIONS = 2
+
+# Functions of a position: smooth ones, an indicator for each of the first positions, as models
+# treat the first tokens apart, and indicators of ranges of later positions, of equal ratio.
 SMOOTH_FUNCTIONS = 4
+FIRST_POSITIONS = 12
+LATER_POSITIONS = 12
 POSITION_FUNCTIONS = SMOOTH_FUNCTIONS + FIRST_POSITIONS + LATER_POSITIONS
-ROWS_PER_DIMENSION = 2  # that are compared, for each dimension of the wider model, at least
-ROWS_PER_COVARIATE = 8  # at least: with a third of these, intervals miss the value of more text in one case of five
-POSITION_WEIGHT = 0.1  # the ridge penalises functions of positions more than components of bags
+LAST_POSITION = 2**12
+
+# The ridge penalises functions of positions more than components of bags.
+POSITION_WEIGHT = 0.1
+
+# A constant function must not divide by its standard deviation, 0.
+LEAST_DEVIATION = 1e-6
+
+# Rows that must be compared for each dimension of the wider model, ...
+ROWS_PER_DIMENSION = 2
+
+# ... and for each covariate. With a third of these, intervals miss the value of more text in one
+# case of five.
+ROWS_PER_COVARIATE = 8
 
 
 class ResidualStates:
@@ -47,10 +66,10 @@ class ResidualStates:
         is_compared: Which rows are compared; None: all.
 
     Attributes:
-        rows: Which rows are compared, in the order of all that is returned: those whose word stands `REPEATED` times
-            within their fold.
+        rows: Which rows are compared, in the order of all that is returned: those whose word stands
+            `FEWEST_REPETITIONS` times within their fold.
         documents: The number of the document of each of these.
-        covariates: How many numbers of each row are covariates.
+        covariates: How many covariates each row has.
 
     Raises:
         ValueError: In some fold, no word stands twice.
@@ -78,51 +97,67 @@ class ResidualStates:
         self._folds: list[tuple[Tensor, RowGroups]] = []
         for fold in range(FOLDS):
             rows = (is_compared & (folds == fold)).nonzero()[:, 0]
-            self._folds.append((rows, RowGroups.of(words[rows], REPEATED)))
+            self._folds.append((rows, RowGroups.of(words[rows], FEWEST_REPETITIONS)))
         self.rows: Int[Tensor, " kept"] = torch.cat([rows[groups.order] for rows, groups in self._folds])
         self.documents: Int[Tensor, " kept"] = documents[self.rows]
         covariates = [principal_components(self._without_means(states)) for states in mixing]
         for position in positions[1:]:
             functions = self._without_means(functions_of(position))
             covariates.append(functions * POSITION_WEIGHT)
-        self.covariates = sum(each.shape[1] for each in covariates)
-        self._covariates = Predictor(torch.cat(covariates, 1), self.documents) if covariates else None
+        self.covariates = sum(columns.shape[1] for columns in covariates)
+        self._covariates: Predictor | None = None
+        if covariates:
+            self._covariates = Predictor(torch.cat(covariates, 1), self.documents)
 
     @takes_arrays
     def of(self, states: Float[Tensor, "n d"]) -> Float[Tensor, "kept d"]:
-        """Return what is left of states, in the order of `rows`, in float64 and in units of their largest entry."""
-        apart = self._without_means(states)
-        return apart if self._covariates is None else self._covariates.residuals(apart)
+        """Return what is left of states, in the order of `rows`, in float64.
+
+        It is in units of the largest entry if there are covariates.
+        """
+        residuals = self._without_means(states)
+        if self._covariates is None:
+            return residuals
+        return self._covariates.residuals(residuals)
 
     def predictor(self, states: Float[Tensor, "n d"]) -> Predictor:
-        """Return what the rest of these states predicts of others."""
+        """Return the predictor of what is left of states from what is left of these."""
         return Predictor(self.of(states), self.documents)
 
     def plain_predictor(self, states: Float[Tensor, "n d"]) -> Predictor:
-        """Return what these states as they are predict of others, on the rows that `predictor` is of."""
+        """Return the predictor from these states as they are, on the rows of `predictor`."""
         return Predictor(states[self.rows], self.documents)
 
     def _without_means(self, states: Float[Tensor, "n d"]) -> Float[Tensor, "kept d"]:
         """Return states less the means of their word and of its position within a fold.
 
-        Means are those of a fold, so that no row that is judged has a part in one that maps are fitted on.
+        The mean of a fold depends on no other fold, so that rows that are judged do not enter the
+        rows that maps are fitted on.
         """
-        parts = [groups.without_means(states[rows], self._position[rows]) for rows, groups in self._folds]
-        return torch.cat(parts)
+        folds = []
+        for rows, groups in self._folds:
+            folds.append(groups.without_means(states[rows], self._position[rows]))
+        return torch.cat(folds)
 
 
 def fewest_rows(width: int, covariates: int) -> int:
-    """Return how many rows must be compared for a number: fewer predict nothing that is there, or tell nothing apart.
+    """Return how many rows must be compared for a number.
+
+    With fewer rows, a map does not find what one model predicts of the other, or the covariates
+    explain everything.
 
     Args:
-        width: Of the wider of both models.
-        covariates: See `ResidualStates`.
+        width: The width of the wider model.
+        covariates: How many covariates each row has, see `ResidualStates`.
     """
     return max(ROWS_PER_DIMENSION * width, ROWS_PER_COVARIATE * covariates)
 
 
 def principal_components(states: Float[Tensor, "n d"]) -> Float[Tensor, "n k"]:
-    """Return the leading `COMPONENTS` principal components of centred states, of mean square 1 together."""
+    """Return the leading `COMPONENTS` principal components of centred states.
+
+    The sum of their squares is 1 for the mean row.
+    """
     directions = torch.linalg.eigh(states.T @ states).eigenvectors[:, -COMPONENTS:]
     components = states @ directions
     size = components.norm() / len(components) ** 0.5
@@ -130,11 +165,17 @@ def principal_components(states: Float[Tensor, "n d"]) -> Float[Tensor, "n k"]:
 
 
 def functions_of(position: Int[Tensor, " n"]) -> Float[Tensor, "n f"]:
-    """Return functions of a position t: t, log, roots and indicators, each of standard deviation 1 or constant."""
+    """Return functions of a position t: t, log, roots and indicators.
+
+    Each has standard deviation 1 or is constant.
+    """
     t = position.double()
     smooth = [t, (1 + t).log(), 1 / (1 + t), (1 + t).rsqrt()]
-    indicators = [t == first for first in range(FIRST_POSITIONS)]
-    edges = torch.logspace(0, 1, LATER_POSITIONS + 1, base=LAST_POSITION / FIRST_POSITIONS) * FIRST_POSITIONS
-    ranges = [(t >= low) & (t < high) for low, high in itertools.pairwise(edges)]
-    functions = torch.stack([*smooth, *(each.double() for each in (*indicators, *ranges))], 1)
-    return functions / functions.std(0).clamp(min=1e-6)
+    first = [(t == number).double() for number in range(FIRST_POSITIONS)]
+    ratio = LAST_POSITION / FIRST_POSITIONS
+    edges = torch.logspace(0, 1, LATER_POSITIONS + 1, base=ratio) * FIRST_POSITIONS
+    later = []
+    for low, high in itertools.pairwise(edges):
+        later.append(((t >= low) & (t < high)).double())
+    functions = torch.stack([*smooth, *first, *later], 1)
+    return functions / functions.std(0).clamp(min=LEAST_DEVIATION)

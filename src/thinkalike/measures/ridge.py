@@ -1,11 +1,12 @@
-"""Cross-fitted ridge regression, its penalty chosen by cross-validation over documents.
+"""How well the states of one layer predict those of another on held-out documents, by ridge regression.
 
-Whole documents are held out, both to choose the penalty and to judge; see `thinkalike.measures.closed_forms`.
+Whole documents are held out, both to choose the penalty and to judge the map; see
+`thinkalike.measures.ridge_penalty`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -14,37 +15,67 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from thinkalike.arguments import takes_arrays
-from thinkalike.measures.closed_forms import PENALTIES, Basis, chosen, gained
 from thinkalike.measures.estimates import Estimate, jackknife, without_parts
 from thinkalike.measures.folds import JACKKNIFE_PARTS
-from thinkalike.measures.ladder import RUNGS, reading_of
+from thinkalike.measures.ridge_penalty import PENALTIES, Basis, best_penalty, gained
 
-FOLDS = 5  # of documents; those of a fold are judged by maps of the others. It divides JACKKNIFE_PARTS
-FEWEST_FOLDS = 3  # that have rows: one that is judged, and two that agree on the penalty
-FINE = 0.02  # of the unit of a reading, between places that are tried
+# Documents of a fold are judged by maps that were fitted on the other folds. This divides
+# `JACKKNIFE_PARTS`, so that no document is in two folds.
+FOLDS = 5
+
+# Folds that must have rows: one that is judged, and two that agree on the penalty.
+FEWEST_FOLDS = 3
 
 
 def fold_of(documents: Int[Tensor, " n"]) -> Int[Tensor, " n"]:
-    """Return the fold, below `FOLDS`, of each row, from the number of its document by `numbered_by_part`."""
+    """Return the fold, 0..`FOLDS` - 1, of each row.
+
+    Args:
+        documents: The number of the document of each row, by `numbered_by_part`.
+    """
     return documents % JACKKNIFE_PARTS % FOLDS
 
 
-class _Fold(NamedTuple):
-    """What the rows outside a fold say of the states that predict, and the fold's own rows in that basis."""
+class _FoldStates(NamedTuple):
+    """The states that predict, seen from one fold.
 
-    rows: Tensor  # the numbers of the fold's rows
+    Attributes:
+        rows: The numbers of the rows of the fold.
+        mean: The mean x̄ over the rows outside of the fold.
+        basis: The basis V of the rows outside.
+        states: V' (x - x̄) for the rows of the fold.
+        products: Σ V' (x - x̄)(x - x̄)' V over the rows of the fold.
+    """
+
+    rows: Int[Tensor, " k"]
     mean: Float[Tensor, " d"]
     basis: Basis
-    inside: Float[Tensor, "k d"]
+    states: Float[Tensor, "k d"]
     products: Float[Tensor, "d d"]
+
+
+class _FoldFit(NamedTuple):
+    """What the rows outside of a fold say of the states y that are predicted.
+
+    Attributes:
+        fitted: V' Σ (x - x̄) y' over the rows outside.
+        targets: y - ȳ for the rows of the fold, with ȳ the mean over the rows outside.
+        penalties: The penalties that are tried.
+        gains: What the map of each penalty gains on the fold, see `gained`.
+    """
+
+    fitted: Float[Tensor, "d e"]
+    targets: Float[Tensor, "k e"]
+    penalties: Float[Tensor, " p"]
+    gains: Float[Tensor, " p"]
 
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Squares of what a cross-fitted map left of states, and of the states, summed by part of the documents.
+    """How well states were predicted on held-out documents.
 
     Attributes:
-        sums: (JACKKNIFE_PARTS, 2).
+        sums: For each part of the documents, Σ ‖y - ŷ‖² and Σ ‖y - ȳ‖², (`JACKKNIFE_PARTS`, 2).
         documents: The number of the document of each row.
     """
 
@@ -53,128 +84,152 @@ class HeldOut:
 
     @property
     def shares(self) -> Float[Tensor, " replicates"]:
-        """R² = 1 - Σ ‖y - ŷ‖² / Σ ‖y - ȳ‖² of all documents, and then without each part; 0 of constant states."""
-        missed, varied = torch.cat([self.sums.sum(0)[None], without_parts(self.sums, self.documents)]).unbind(1)
-        return torch.where(varied > 0, 1 - missed / varied.clamp(min=torch.finfo(varied.dtype).tiny), 0.0)
+        """R² = 1 - Σ ‖y - ŷ‖² / Σ ‖y - ȳ‖² of all documents, and then without each part.
+
+        It is 0 for constant states.
+        """
+        whole = self.sums.sum(0)[None]
+        totals = torch.cat([whole, without_parts(self.sums, self.documents)])
+        residual, variation = totals.unbind(1)
+        smallest = torch.finfo(variation.dtype).tiny
+        return torch.where(variation > 0, 1 - residual / variation.clamp(min=smallest), 0.0)
 
 
 class Predictor:
     """States that predict others of the same rows, by ridge regression.
 
-    For each of `FOLDS` folds of documents, W minimises Σ ‖y - ȳ - W (x - x̄)‖² + λ ‖W‖² over the rows outside, and
-    predicts those inside. The λ of a fold is that `chosen` of the maps of the *other*
-    folds, so that no row is judged by what was chosen for it.
+    For each of `FOLDS` folds of documents, W minimises Σ ‖y - ȳ - W (x - x̄)‖² + λ ‖W‖² over the
+    rows outside, and predicts those inside. The λ of a fold is the `best_penalty` of the maps of
+    the *other* folds, so that no row is judged by what was chosen for it.
 
     Args:
         x: The states.
         documents: The number of the document of each row, by `numbered_by_part`.
 
     Attributes:
+        documents: The same numbers.
         states: x in float64, less its mean, in units of its largest entry.
 
     Raises:
-        ValueError: A state is not finite, or there are too few documents.
+        ValueError: A state is not finite, there are too few documents, or their numbers do not fit.
     """
 
     @takes_arrays
     def __init__(self, x: Float[Tensor, "n d"], documents: Int[Tensor, " n"]):
-        self.documents, self.states = documents.long(), _of_unit_size(x)
+        self.documents = documents.long()
+        self.states = _of_unit_size(x)
         if len(self.documents) != len(x):
             raise ValueError(f"documents has {len(documents)} numbers for {len(x)} rows: give the document of each row")
-        folds = len(fold_of(self.documents).unique())
-        if folds < FEWEST_FOLDS:
-            raise ValueError(f"documents are of {folds} folds, and R² needs {FEWEST_FOLDS}: give more documents")
-        self._folds = [self._fold(fold) for fold in range(FOLDS)]
+        fold_count = len(fold_of(self.documents).unique())
+        if fold_count < FEWEST_FOLDS:
+            raise ValueError(f"documents are of {fold_count} folds, and R² needs {FEWEST_FOLDS}: give more documents")
+        self._folds = [self._fold_states(fold) for fold in range(FOLDS)]
 
-    def _fold(self, number: int) -> _Fold:
-        is_inside = (fold_of(self.documents) == number).to(self.states.device)
-        rows, outside = is_inside.nonzero()[:, 0], self.states[~is_inside]
+    def _fold_states(self, fold: int) -> _FoldStates:
+        """Return the states that predict, seen from one fold."""
+        is_inside = (fold_of(self.documents) == fold).to(self.states.device)
+        rows = is_inside.nonzero()[:, 0]
+        outside = self.states[~is_inside]
         mean = outside.mean(0)
         basis = Basis.of((outside - mean).T @ (outside - mean))
         inside = (self.states[rows] - mean) @ basis.vectors
-        return _Fold(rows, mean, basis, inside, inside.T @ inside)
+        return _FoldStates(rows, mean, basis, inside, inside.T @ inside)
 
     @takes_arrays
     def of(self, y: Float[Tensor, "n e"]) -> HeldOut:
         """Return how well y is predicted on held-out documents."""
         sums = torch.zeros(JACKKNIFE_PARTS, 2, dtype=torch.float64)
-        for rows, left, apart in self._residuals(_of_unit_size(y)):
-            squares = torch.stack([left.square().sum(1), apart.square().sum(1)], 1).cpu()
-            sums.index_add_(0, self.documents[rows].cpu() % JACKKNIFE_PARTS, squares)
+        for rows, residuals, targets in self._residuals(_of_unit_size(y)):
+            squares = torch.stack([residuals.square().sum(1), targets.square().sum(1)], 1).cpu()
+            parts = self.documents[rows].cpu() % JACKKNIFE_PARTS
+            sums.index_add_(0, parts, squares)
         return HeldOut(sums, self.documents)
 
     @takes_arrays
     def residuals(self, y: Float[Tensor, "n e"]) -> Float[Tensor, "n e"]:
-        """Return what is left of y where each row is predicted by the map of the other documents."""
+        """Return y - ŷ, where each row is predicted by the map of the other documents.
+
+        It is in float64 and in units of the largest entry of y less its mean.
+        """
         y = _of_unit_size(y)
         residuals = torch.zeros_like(y)
-        for rows, left, _ in self._residuals(y):
-            residuals[rows] = left
+        for rows, residuals_of_fold, _ in self._residuals(y):
+            residuals[rows] = residuals_of_fold
         return residuals
 
     def _residuals(self, y: Float[Tensor, "n e"]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Yield for each fold its rows, y - ŷ of them, and y - ȳ, with maps and means of the rows outside."""
+        """Yield for each fold its rows, y - ŷ and y - ȳ, by maps and means of the rows outside."""
         if len(y) != len(self.states):
             raise ValueError(f"y has {len(y)} rows, but x has {len(self.states)}: give both states of the same rows")
-        total, count, whole = y.sum(0), len(y), self.states.T @ y
-        found, gains = [], []
+        fits = self._fits(y)
+        for index, (fold, fit) in enumerate(zip(self._folds, fits, strict=True)):
+            other_fits = [*fits[:index], *fits[index + 1 :]]
+            gains = torch.stack([other_fit.gains for other_fit in other_fits])
+            penalty = best_penalty(gains, fit.penalties)
+            predicted = (fold.states / (fold.basis.values + penalty)) @ fit.fitted
+            yield fold.rows, fit.targets - predicted, fit.targets
+
+    def _fits(self, y: Float[Tensor, "n e"]) -> list[_FoldFit]:
+        """Return what the rows outside of each fold say of y."""
+        total = y.sum(0)
+        products = self.states.T @ y  # over all rows, from which those of a fold are subtracted
+        fits = []
         for fold in self._folds:
-            own = y[fold.rows]
-            apart = own - (total - own.sum(0)) / max(count - len(own), 1)
-            # Σ (x - x̄) y' over the rows outside needs no mean of y taken out
-            across = whole - self.states[fold.rows].T @ own - torch.outer(fold.mean, total - own.sum(0))
-            fitted, penalties = fold.basis.vectors.T @ across, PENALTIES.to(y) * fold.basis.unit
-            gains.append(gained(fold.basis.values, penalties, fitted, fold.inside.T @ apart, fold.products))
-            found.append((fitted, apart, penalties))
-        for number, (fold, (fitted, apart, penalties)) in enumerate(zip(self._folds, found, strict=True)):
-            shift = chosen(torch.stack([*gains[:number], *gains[number + 1 :]]), penalties)
-            yield fold.rows, apart - (fold.inside / (fold.basis.values + shift)) @ fitted, apart
+            inside = y[fold.rows]
+            sum_outside = total - inside.sum(0)
+            targets = inside - sum_outside / max(len(y) - len(inside), 1)
+
+            # Σ (x - x̄) y' over the rows outside does not need y less its mean.
+            products_inside = self.states[fold.rows].T @ inside
+            across = products - products_inside - torch.outer(fold.mean, sum_outside)
+            fitted = fold.basis.vectors.T @ across
+            penalties = PENALTIES.to(y) * fold.basis.unit
+            gains = gained(fold.basis.values, penalties, fitted, fold.states.T @ targets, fold.products)
+            fits.append(_FoldFit(fitted, targets, penalties, gains))
+        return fits
 
 
-def both_ways(one: Predictor, other: Predictor) -> Float[Tensor, "2 replicates"]:
+def both_ways(first: Predictor, second: Predictor) -> Float[Tensor, "2 replicates"]:
     """Return the held-out R² of the second states from the first, and of the first from the second."""
-    return torch.stack([one.of(other.states).shares, other.of(one.states).shares])
+    return torch.stack([first.of(second.states).shares, second.of(first.states).shares])
 
 
 def bytes_of_predictor(rows: int, width: int) -> float:
-    """Return the bytes of a `Predictor`: its states, also in the bases of all folds, and two matrices for each fold."""
+    """Return the bytes of a `Predictor`.
+
+    These are its states, also in the bases of all folds, and two matrices for each fold.
+    """
     return 8.0 * (2 * rows * width + 2 * FOLDS * width**2)
 
 
 def _of_unit_size(x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
-    """Return states less their mean, in float64 and units of their largest entry: R² keeps its value.
+    """Return states less their mean, in float64 and units of their largest entry.
+
+    R² keeps its value.
 
     Raises:
         ValueError: A state is not finite.
     """
     if not x.isfinite().all():
         raise ValueError("a state is not finite; run the model in a wider dtype")
-    apart = x.double() - x.double().mean(0)
-    return apart / apart.abs().max().clamp(min=torch.finfo(apart.dtype).tiny)
+    centred_states = x.double() - x.double().mean(0)
+    smallest = torch.finfo(centred_states.dtype).tiny
+    return centred_states / centred_states.abs().max().clamp(min=smallest)
 
 
 def with_interval(shares: Float[Tensor, "*s r"]) -> Estimate:
-    """Return values with 95 % intervals over documents, from their replicates without a part of these.
+    """Return values with 95 % intervals over documents, from their replicates without a part.
 
-    The jackknife leaves documents out of what is judged, and the maps stay. That these are of few documents, too, makes
-    the variance 1 + k / (k - 1) times that, with k folds (Nadeau & Bengio 2003, equation 8).
+    The jackknife leaves documents out of what is judged, and the maps stay. That these are of few
+    documents, too, makes the variance 1 + k / (k - 1) times that, with k folds (Nadeau & Bengio
+    2003, equation 8).
+
+    Args:
+        shares: The value and then its replicates, in the last axis, as `HeldOut.shares`.
     """
-    found, wider = jackknife(shares[..., 0], shares[..., 1:].movedim(-1, 0)), (1 + FOLDS / (FOLDS - 1)) ** 0.5
-    return Estimate(found.value, *(found.value + (end - found.value) * wider for end in (found.low, found.high)))
-
-
-def with_ends(value: Float[Tensor, " r"], marks: Sequence[int], rungs: Float[Tensor, "k r"]) -> Estimate:
-    """Return the reading of a value, see `reading_of`, and between which readings it does not differ from the rungs.
-
-    The interval holds the places at which that of the difference of value and rungs holds 0 (Fieller 1954), so that it
-    is right where rungs lie close to each other or a value below all. Rungs are interpolated, and go on beyond the
-    outer marks as between the last two.
-    """
-    places = torch.arange(RUNGS[0], RUNGS[-1] + FINE / 2, FINE, dtype=value.dtype, device=value.device)
-    known, rising = torch.tensor(marks).to(places), rungs[rungs[:, 0].cummax(0).indices]
-    below = torch.bucketize(places, known[1:-1])
-    share = ((places - known[below]) / (known[below + 1] - known[below]))[:, None]
-    apart = with_interval(value - torch.lerp(rising[below], rising[below + 1], share))
-    middle = reading_of(value[:1], marks, rungs[:, :1])
-    held = torch.cat([places[(apart.low <= 0) & (apart.high >= 0)], middle])
-    return Estimate(middle[0], held.min(), held.max())
+    estimate = jackknife(shares[..., 0], shares[..., 1:].movedim(-1, 0))
+    widening = (1 + FOLDS / (FOLDS - 1)) ** 0.5
+    value = estimate.value
+    low = value + (estimate.low - value) * widening
+    high = value + (estimate.high - value) * widening
+    return Estimate(value, low, high)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from thinkalike.measures.closed_forms import AffineMap, PairStatistics, least_squares_of
+from thinkalike.measures.closed_forms import AffineMap, least_squares_of
+from thinkalike.measures.moments import PairStatistics
 
 RIDGE = 1e-9  # of the mean variance of the states that predict: below what counts, and above float64's rounding
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import torch
-from jaxtyping import Float, Shaped
+from jaxtyping import Shaped
 from torch import Tensor
 
 from thinkalike.arguments import Within
+from thinkalike.measures.powers_of_two import power_of_two_below
 
 # A p-value needs this many documents, sentences or other groups. An interval needs groups that are
 # worth this many of equal length.
@@ -64,12 +64,3 @@ def freedom_of_groups(counts: Shaped[Tensor, " groups"]) -> float:
     """
     squares = counts.double().square()
     return float(squares.sum().square() / squares.square().sum())
-
-
-def power_of_two_below(size: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
-    """Return the greatest power of two up to a size, or 1 for 0.
-
-    To divide by a power of two is exact, so it brings numbers into range without a rounding.
-    """
-    power = size / (2 * torch.frexp(size).mantissa)
-    return power.where(size > 0, 1.0)

@@ -6,8 +6,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from thinkalike.measures.centred_rows import centred
 from thinkalike.measures.contract import LayerMeasure, each_pair, rows_in_order
-from thinkalike.measures.rows import centred
 
 
 def procrustes_distance(X: Float[Tensor, "n d"], Y: Float[Tensor, "m e"]) -> Float[Tensor, ""]:

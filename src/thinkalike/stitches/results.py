@@ -15,7 +15,8 @@ from torch import Tensor
 
 from thinkalike.arguments import Seed, checked_numbers
 from thinkalike.errors import PluginError, StitchError, short
-from thinkalike.measures.closed_forms import AffineMap, LayerPair
+from thinkalike.measures.closed_forms import AffineMap
+from thinkalike.measures.moments import LayerPair
 from thinkalike.plugins import digest, is_plugin, trust
 from thinkalike.stitches.kinds import CLOSED, KINDS, MOST_SEEDS, NORMS
 from thinkalike.stitches.stitch import NAME, Stitch

@@ -16,7 +16,8 @@ from torch.nn.utils.parametrizations import orthogonal
 from thinkalike import plugins
 from thinkalike.arguments import Count, Seed, shown, takes_arrays
 from thinkalike.errors import PluginError, one_line
-from thinkalike.measures.closed_forms import AffineMap, LayerPair
+from thinkalike.measures.closed_forms import AffineMap
+from thinkalike.measures.moments import LayerPair
 from thinkalike.stitches.kinds import KINDS, NORMS
 
 NAME = "stitch.safetensors"  # of the stitches of a result

@@ -25,8 +25,8 @@ from thinkalike.config import TrainerConfig
 from thinkalike.data.corpus import Layout
 from thinkalike.errors import ResourceError
 from thinkalike.evaluation.language import last_states, next_token_losses, states_onwards
-from thinkalike.measures.closed_forms import LayerPair, PairStatistics
 from thinkalike.measures.losses import token_kl
+from thinkalike.measures.moments import LayerPair, PairStatistics
 from thinkalike.memory import GAPS, Budget, LiveBytes, OverLimit, hand_back, readable
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.states.source import StateSource

@@ -18,9 +18,10 @@ from torch import Tensor
 from thinkalike.contrib.court.source import Setting, Source
 from thinkalike.evaluation.language import BATCH_TOKENS, ends_of, next_token_losses, states_onwards
 from thinkalike.instruments.ruler import apart, most
-from thinkalike.measures.closed_forms import HalvedMoments, halves_of, least_squares
+from thinkalike.measures.closed_forms import least_squares
 from thinkalike.measures.distances.comparators import weighted_tau
 from thinkalike.measures.folds import numbered_by_part
+from thinkalike.measures.halved_moments import HalvedMoments, halves_of
 from thinkalike.measures.losses import token_kl
 from thinkalike.measures.massive_rows import massive
 from thinkalike.measures.mlem.encoding_model import MLEM

@@ -15,7 +15,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from thinkalike.measures.closed_forms import AffineMap, Moments, least_squares_of
+from thinkalike.measures.closed_forms import AffineMap, least_squares_of
+from thinkalike.measures.moments import Moments
 from thinkalike.measures.round_trips import RIDGE
 from thinkalike.measures.seeds import seeded
 

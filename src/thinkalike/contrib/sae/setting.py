@@ -19,7 +19,8 @@ from thinkalike.data.corpus import Corpus, read_corpus
 from thinkalike.errors import ConfigError, ModelError
 from thinkalike.instruments import instrument_of, run_job
 from thinkalike.job.performing import is_stored
-from thinkalike.measures.closed_forms import AffineMap, Moments
+from thinkalike.measures.closed_forms import AffineMap
+from thinkalike.measures.moments import Moments
 from thinkalike.measures.round_trips import both_directions
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_models

@@ -18,7 +18,8 @@ from thinkalike.data.corpus import Corpus
 from thinkalike.errors import ModelError
 from thinkalike.evaluation.language import state_moments
 from thinkalike.job import Instrument, fingerprints
-from thinkalike.measures.closed_forms import AffineMap, LayerPair
+from thinkalike.measures.closed_forms import AffineMap
+from thinkalike.measures.moments import LayerPair
 from thinkalike.measures.round_trips import RIDGE, Unexplained, both_directions
 from thinkalike.memory import Budget
 from thinkalike.models.families import check_layer_pairs, pairs_of_layers

@@ -34,8 +34,8 @@ from thinkalike.instruments.probing_tasks import SPLITS, Task, tasks_of
 from thinkalike.instruments.stitching.fitting import shared_text
 from thinkalike.job import Outcome, Work
 from thinkalike.measures.accuracy import Accuracy, balanced_accuracies
-from thinkalike.measures.closed_forms import LayerPair
 from thinkalike.measures.estimates import interval_around
+from thinkalike.measures.moments import LayerPair
 from thinkalike.measures.seeds import seeded
 from thinkalike.models.load import fresh
 from thinkalike.models.shapes import Passes, Shapes

@@ -28,8 +28,8 @@ from thinkalike.contrib.transfer.maps import OfMaps, PairMap, TransferConfig, na
 from thinkalike.errors import ConfigError, DataError, one_of
 from thinkalike.instruments.stitching.fitting import shared_text
 from thinkalike.job import Outcome, Work
-from thinkalike.measures.closed_forms import LayerPair
 from thinkalike.measures.folds import stimulus_folds
+from thinkalike.measures.moments import LayerPair
 from thinkalike.models.families import pairs_of_layers
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.shapes import Passes, Shapes

@@ -13,8 +13,10 @@ from thinkalike.data.corpus import TokenRows
 from thinkalike.evaluation.language import DocumentSums, ends_of, rows_of_moments, states_of_both
 from thinkalike.instruments.stitching.table import BITS, Direction, losses_of_seeds
 from thinkalike.measures.bootstrap import bootstrap_interval, documents_and_seeds_interval
-from thinkalike.measures.closed_forms import AffineMap, HalvedMoments, LayerPair
+from thinkalike.measures.closed_forms import AffineMap
 from thinkalike.measures.estimates import Estimate
+from thinkalike.measures.halved_moments import HalvedMoments
+from thinkalike.measures.moments import LayerPair
 from thinkalike.models.frozen import FrozenModel
 
 log = logging.getLogger(__name__)

@@ -21,8 +21,10 @@ from thinkalike.errors import ConfigError
 from thinkalike.evaluation import language
 from thinkalike.evaluation.language import BigramMeans, Maps, Reader, TokenMeans, document_sums
 from thinkalike.measures import closed_forms
-from thinkalike.measures.closed_forms import AffineMap, HalvedMoments, LayerPair, PairStatistics
+from thinkalike.measures.closed_forms import AffineMap
+from thinkalike.measures.halved_moments import HalvedMoments
 from thinkalike.measures.ladder import next_rung
+from thinkalike.measures.moments import LayerPair, PairStatistics
 from thinkalike.memory import AT_ONCE, GAPS, MARGIN, Budget, check_memory, hand_back, in_use
 from thinkalike.models.families import pairs_of_layers
 from thinkalike.models.frozen import FrozenModel

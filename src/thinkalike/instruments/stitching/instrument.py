@@ -31,7 +31,7 @@ from thinkalike.training.recipe import OF_TRAINING, StitchConfig, StitchJob, few
 if TYPE_CHECKING:
     import pandas as pd
 
-    from thinkalike.measures.closed_forms import LayerPair
+    from thinkalike.measures.moments import LayerPair
     from thinkalike.models.shapes import Passes, Shape, Shapes
 
 log = logging.getLogger(__name__)

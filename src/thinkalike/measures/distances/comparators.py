@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from thinkalike.arguments import Within, check_choice, refuse_nan, shown
-from thinkalike.measures.rows import size_of
+from thinkalike.measures.powers_of_two import size_of
 
 COMPARATORS = ("spearman", "tau_a", "corr", "cosine", "corr_cov", "cosine_cov")
 RANKED = ("spearman", "tau_a")

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from thinkalike.arguments import check_choice, takes_arrays
 from thinkalike.measures.mlem.features import Features
-from thinkalike.measures.rows import size_of
+from thinkalike.measures.powers_of_two import size_of
 
 LOSSES = ("squared_error", "pearson", "spearman")
 

@@ -1,0 +1,166 @@
+"""Rows about their typical point, in units of their typical norm: for Gram matrices in float32."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from thinkalike.measures.powers_of_two import size_of
+from thinkalike.measures.row_groups import RowGroups, all_alike, common_dtype
+
+# What is wrong with the rows of a layer; 0 is nothing.
+NOT_FINITE = 1
+ALIKE = 2
+
+
+class CentredRows(NamedTuple):
+    """The rows of a layer, shifted and scaled.
+
+    Attributes:
+        name: What an error calls the layer.
+        rows: (x - shift) / scale for each row x.
+        scale: The root of the mean squared distance of rows from their mean.
+        leverage: See `leverage`.
+        flaw: 0, `NOT_FINITE` or `ALIKE`, see `refuse_flaws`.
+    """
+
+    name: str
+    rows: Float[Tensor, "n d"]
+    scale: Float[Tensor, ""]
+    leverage: Float[Tensor, ""]
+    flaw: Int[Tensor, ""]
+
+
+def leverage(features: Float[Tensor, "n d"]) -> Float[Tensor, ""]:
+    """Return the share of the row that is farthest from the mean.
+
+    It is maxᵢ kᵢ / Σᵢ kᵢ with kᵢ = ‖xᵢ - μ‖², in [1/n, 1]. Near 1, one massive token decides what
+    CKA says.
+
+    Raises:
+        ValueError: A value is not finite, or all rows are the same.
+
+    >>> leverage([[1.0, 0.0], [-1.0, 0.0]]).item()
+    0.5
+    """
+    return centred(features).leverage
+
+
+def centred(features: Float[Tensor, "n d"], name: str = "features") -> CentredRows:
+    """Return the rows as `centre_all` gives them, at least in float32.
+
+    Raises:
+        ValueError: There are no rows or no columns, or see `refuse_flaws`.
+    """
+    if not features.numel():
+        raise ValueError(f"{name} has shape {tuple(features.shape)}: give one row and one column or more")
+    rows = centre(features.to(common_dtype([features])), name)
+    refuse_flaws([rows])
+    return rows
+
+
+def centre(features: Float[Tensor, "n d"], name: str = "features") -> CentredRows:
+    """Return one layer as `centre_all` does."""
+    return centre_all(features[None], [name])[0]
+
+
+def centre_all(features: Float[Tensor, "l n d"], names: Sequence[str], is_own: bool = False) -> list[CentredRows]:
+    """Return the rows of layers, shifted and scaled.
+
+    HSIC does not depend on the shift, so it is chosen for its digits. Under the plain mean one
+    massive token would leave a large offset in every other row; weights 1 / (kᵢ + mean k), with kᵢ
+    the squared distance of row i from the mean, leave it out. Rows may be of any size, as they are
+    divided by a power of two first. The result is differentiable as far as a measure can tell that
+    depends on neither shift nor scale. Flaws are looked at later, by `refuse_flaws`, so that a GPU
+    need not be waited for at every layer.
+
+    Args:
+        features: The layers.
+        names: What errors call them.
+        is_own: Whether the features may be changed in place: new memory costs several times as much
+            as a pass over it.
+    """
+    with torch.no_grad():
+        size = size_of(features, (1, 2))
+    unit = size[:, None, None]
+    rows = features.div_(unit) if is_own else features / unit
+    with torch.no_grad():  # constants for a gradient
+        mean = rows.mean(1, keepdim=True)
+        rows.sub_(mean)
+        distances = torch.linalg.vector_norm(rows, dim=2).square()  # (l, n)
+        spread = distances.mean(1)
+        flaws = flaw_of(spread, mean.square().sum((1, 2)), features.dtype)
+        weights = 1 / (distances + spread[:, None])
+        typical_point = weights[:, None] @ rows / weights.sum(1)[:, None, None]
+        rows.sub_(typical_point)
+        scale = spread.sqrt()
+    return [
+        *map(
+            CentredRows,
+            names,
+            rows.div_(scale[:, None, None]),
+            scale.double() * size,
+            distances.amax(1) / distances.sum(1),
+            flaws,
+        )
+    ]
+
+
+@torch.no_grad()
+def centre_groups(groups: RowGroups, features: Float[Tensor, "n d"], name: str = "features") -> CentredRows:
+    """Return the rows of groups, shifted about the typical point of each group, with one scale.
+
+    See `centre_all`. The rows are in the order of the groups.
+    """
+    rows = features[groups.order]
+    size = size_of(rows)
+    rows /= size
+
+    offset = rows.new_zeros(())
+    distances = rows.new_empty(len(rows))
+    for block, block_distances in zip(groups.blocks(rows), groups.blocks(distances), strict=True):
+        mean = block.mean(1, keepdim=True)
+        offset = offset + block.shape[1] * mean.square().sum()
+        block -= mean
+        block_distances.copy_(torch.linalg.vector_norm(block, dim=2).square())
+
+    spread = distances.mean()
+    flaw = flaw_of(spread, offset / len(rows), features.dtype)
+    for block, block_distances in zip(groups.blocks(rows), groups.blocks(distances), strict=True):
+        weights = 1 / (block_distances + spread)
+        block -= weights[:, None] @ block / weights.sum(1)[:, None, None]
+    scale = spread.sqrt()
+    return CentredRows(
+        name=name,
+        rows=rows.div_(scale),
+        scale=scale.double() * size,
+        leverage=distances.max() / distances.sum(),
+        flaw=flaw,
+    )
+
+
+def flaw_of(spread: Float[Tensor, "*l"], offset: Float[Tensor, "*l"], dtype: torch.dtype) -> Int[Tensor, "*l"]:
+    """Return what is wrong with rows: 0, `NOT_FINITE` or `ALIKE`; for arguments see `all_alike`."""
+    alike = ALIKE * all_alike(spread, offset, dtype)
+    return torch.where(spread.isfinite(), alike, NOT_FINITE)
+
+
+def refuse_flaws(layers: Sequence[CentredRows], alike: str = "all rows are the same") -> None:
+    """Raise a ValueError for the first layer that is not finite, or the same up to rounding.
+
+    Args:
+        layers: The layers; a GPU is waited for once for all of them.
+        alike: How the error says that rows are the same.
+    """
+    reasons = {
+        NOT_FINITE: "a value is not finite, or too large",
+        ALIKE: f"{alike}, or differ by too little",
+    }
+    flaws = torch.stack([layer.flaw for layer in layers]).tolist()
+    for layer, flaw in zip(layers, flaws, strict=True):
+        if flaw:
+            raise ValueError(f"{layer.name}: {reasons[flaw]} for {layer.rows.dtype}")

@@ -1,0 +1,90 @@
+"""Moments of both halves of the documents, from which the penalty of a ridge regression is chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import reduce
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from thinkalike.measures.folds import stimulus_folds
+from thinkalike.measures.moments import (
+    LayerPair,
+    LayerStates,
+    Moments,
+    PairStatistics,
+    different_pairs,
+)
+from thinkalike.measures.ridge_penalty import bases_of, penalty_of
+
+
+class HalvedMoments:
+    """`Moments` of both halves of the documents.
+
+    Args:
+        pairs, both: See `Moments`.
+    """
+
+    def __init__(self, pairs: Iterable[LayerPair], both: bool = True):
+        self.pairs = different_pairs(pairs)
+        self.halves = [Moments(self.pairs, both), Moments(self.pairs, both)]
+
+    def update(self, sources: LayerStates, targets: LayerStates, halves: Int[Tensor, " n"]) -> None:
+        """Add rows, see `Moments.update`.
+
+        Args:
+            sources, targets: The states of each layer.
+            halves: A number for each row; rows of even numbers are the first half.
+        """
+        for number, half in enumerate(self.halves):
+            rows = (halves % len(self.halves) == number).nonzero()[:, 0]
+            half.update(_selected(sources, rows), _selected(targets, rows))
+
+    def of(self, pair: LayerPair) -> PairStatistics:
+        """Return the statistics of all rows."""
+        return reduce(PairStatistics.joined, self.parts(pair))
+
+    def parts(self, pair: LayerPair) -> list[PairStatistics]:
+        """Return the statistics of each half.
+
+        Raises:
+            ValueError: A half has fewer than two rows.
+        """
+        if any(half.n < 2 for half in self.halves):
+            raise ValueError("each half of the documents to fit on needs two rows, or give a ridge")
+        return [half.of(pair) for half in self.halves]
+
+    def penalty(self, pair: LayerPair, bias: bool = True) -> float:
+        """Return the λ of a map with or without a constant."""
+        parts = self.parts(pair)
+        if not bias:
+            parts = [part.about_zero() for part in parts]
+        return float(penalty_of(parts, *bases_of(parts)))
+
+
+def halves_of(documents: Int[Tensor, " n"]) -> Int[Tensor, " n"]:
+    """Return the half, 0 or 1, of each row.
+
+    Halves are of whole documents. Where one document has most of the rows, they are the first and
+    the second half of all rows.
+
+    Args:
+        documents: The number of the document of each row.
+    """
+    n = len(documents)
+    halves = torch.zeros(n).long()
+    if len(documents.unique()) > 1:
+        halves = stimulus_folds(n, 2, groups=documents)
+    is_even = n / 4 <= int(halves.sum()) <= 3 * n / 4
+    if not is_even:
+        halves = torch.arange(n) * 2 // max(n, 1)
+    return halves.to(documents.device)
+
+
+def _selected(side: LayerStates, rows: Int[Tensor, " k"]) -> LayerStates:
+    """Return these rows of the states of each layer."""
+    if isinstance(side, Mapping):
+        return {layer: states[rows.to(states.device)] for layer, states in side.items()}
+    return [states[rows.to(states.device)] for states in side]

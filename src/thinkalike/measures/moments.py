@@ -1,0 +1,215 @@
+"""Means and centred products of the states of two models, gathered in one pass.
+
+The products take d² numbers for each layer pair, whatever the number of tokens. The closed-form
+maps of `thinkalike.measures.closed_forms` need nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from thinkalike.arguments import shown, takes_arrays
+
+# The layer of the source and the layer of the target: numbers, or pairs of a block and a site.
+LayerPair = tuple[Any, Any]
+# "source" or "target", and the layer of that model.
+ModelLayer = tuple[str, Any]
+LayerStates = Sequence[Float[Tensor, "_ _"]] | Mapping[Any, Float[Tensor, "_ _"]]
+
+# A direction with less than this share of the largest variance is rounding of float32.
+VARIANCE_ROUNDING = 1e-12
+
+
+class PairStatistics(NamedTuple):
+    """The statistics of one layer pair, all in float64.
+
+    Attributes:
+        n: The number of rows.
+        mean_x, mean_y: The means of the source's and the target's states.
+        xx, yy, xy: Sums over the rows of the products of states less their means.
+    """
+
+    n: int
+    mean_x: Float[Tensor, " d"]
+    mean_y: Float[Tensor, " e"]
+    xx: Float[Tensor, "d d"]
+    yy: Float[Tensor, "e e"]
+    xy: Float[Tensor, "d e"]
+
+    @property
+    def noise(self) -> Float[Tensor, ""]:
+        """The most that rounding of the source's mean leaves in `xx` of a constant source."""
+        return self.n * (VARIANCE_ROUNDING * self.mean_x).square().sum()
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether the source's states are the same in all rows, but for rounding."""
+        return bool(self.xx.trace() <= self.noise)
+
+    @property
+    def reversed(self) -> PairStatistics:
+        """The statistics with source and target exchanged."""
+        return PairStatistics(self.n, self.mean_y, self.mean_x, self.yy, self.xx, self.xy.T)
+
+    def joined(self, other: PairStatistics) -> PairStatistics:
+        """Return the statistics of these rows and of other ones together.
+
+        With δ the difference of the two means, S = S₁ + S₂ + δₓ δᵧ' n₁ n₂ / (n₁ + n₂) (Chan et al.
+        1979).
+        """
+        n = self.n + other.n
+        share = other.n / n
+        weight = self.n * other.n / n
+        delta_x = other.mean_x - self.mean_x
+        delta_y = other.mean_y - self.mean_y
+        return PairStatistics(
+            n=n,
+            mean_x=self.mean_x + delta_x * share,
+            mean_y=self.mean_y + delta_y * share,
+            xx=(self.xx + other.xx).addr_(delta_x, delta_x, alpha=weight),
+            yy=(self.yy + other.yy).addr_(delta_y, delta_y, alpha=weight),
+            xy=(self.xy + other.xy).addr_(delta_x, delta_y, alpha=weight),
+        )
+
+    def about_zero(self) -> PairStatistics:
+        """Return the statistics with products about 0 in place of the means, for a map without b."""
+        return self._replace(
+            mean_x=torch.zeros_like(self.mean_x),
+            mean_y=torch.zeros_like(self.mean_y),
+            xx=torch.addr(self.xx, self.mean_x, self.mean_x, alpha=self.n),
+            xy=torch.addr(self.xy, self.mean_x, self.mean_y, alpha=self.n),
+        )
+
+
+def different_pairs(pairs: Any) -> list[LayerPair]:
+    """Return the different pairs of layers, in their order.
+
+    Raises:
+        ValueError: Something is not a pair, or there is none.
+    """
+    try:
+        different = list(dict.fromkeys(pairs))
+    except TypeError:
+        different = []
+    are_pairs = all(isinstance(pair, tuple) and len(pair) == 2 for pair in different)
+    if not different or not are_pairs:
+        raise ValueError(f"pairs={shown(pairs)} must be pairs of a source layer and a target layer, as [(0, 0)]")
+    return different
+
+
+class Moments:
+    """The count, means and centred products of layer pairs (l, m), gathered batch by batch.
+
+    All are in float64. Products are kept about the running mean, so a large offset costs no digits;
+    see `PairStatistics.joined` for the update.
+
+    Args:
+        pairs: The layer pairs.
+        both: Whether maps of both directions are fitted. If not, the products of targets with
+            themselves are not gathered and read as 0.
+    """
+
+    def __init__(self, pairs: Iterable[LayerPair], both: bool = True):
+        self.pairs = different_pairs(pairs)
+        crossed = [(("source", source), ("target", target)) for source, target in self.pairs]
+        layers = [layer for pair in crossed for layer in pair]
+        self._layers: list[ModelLayer] = list(dict.fromkeys(layers))
+        within = [(layer, layer) for layer in self._layers if both or layer[0] == "source"]
+        self._products: list[tuple[ModelLayer, ModelLayer]] = [*within, *crossed]
+        self.n = 0
+        self._means: dict[ModelLayer, Tensor] = {}
+        self._scatter: dict[tuple[ModelLayer, ModelLayer], Tensor] = {}
+
+    @takes_arrays
+    @torch.no_grad()
+    def update(self, sources: LayerStates, targets: LayerStates) -> None:
+        """Add the states of the same n tokens in both models.
+
+        Args:
+            sources: The states (n, d_l) of each source layer l.
+            targets: The states (n, e_m) of each target layer m. All are on one device, where
+                float64 copies exist meanwhile.
+
+        Raises:
+            ValueError: Layers differ in n, a width is not that so far, or a state is not finite.
+                Nothing is added.
+        """
+        rows = self._rows(sources, targets)
+        n = len(rows[self._layers[0]])
+        if n == 0:
+            return
+        means = {layer: states.mean(0) for layer, states in rows.items()}
+        means_before = self._means
+        if not means_before:
+            means_before = {layer: torch.zeros_like(mean) for layer, mean in means.items()}
+        _check_means(means, means_before)
+        for layer, mean in means.items():
+            rows[layer] = rows[layer] - mean
+
+        total = self.n + n
+        delta = {layer: mean - means_before[layer] for layer, mean in means.items()}
+        for first, second in self._products:  # one by one: all pairs' products may be gigabytes
+            added = rows[first].T @ rows[second]
+            added.addr_(delta[first], delta[second], alpha=self.n * n / total)
+            if self.n:
+                self._scatter[first, second].add_(added)
+            else:
+                self._scatter[first, second] = added
+        self._means = {layer: means_before[layer] + delta[layer] * (n / total) for layer in self._layers}
+        self.n = total
+
+    def _rows(self, sources: LayerStates, targets: LayerStates) -> dict[ModelLayer, Tensor]:
+        """Return the states of each layer in float64.
+
+        Raises:
+            ValueError: A layer is missing, or layers differ in their number of rows.
+        """
+        sides = {"source": sources, "target": targets}
+        for side, layer in self._layers:
+            states = sides[side]
+            layers = states if isinstance(states, Mapping) else range(len(states))
+            if layer not in layers:
+                raise ValueError(f"{side}s lacks layer {layer!r}, which is in pairs: give its states")
+        rows = {(side, layer): sides[side][layer].double() for side, layer in self._layers}
+        counts = {layer: len(states) for layer, states in rows.items()}
+        if len(set(counts.values())) > 1:
+            raise ValueError(f"every layer needs the same tokens, but the numbers of rows are {counts}")
+        return rows
+
+    def of(self, pair: LayerPair) -> PairStatistics:
+        """Return the statistics of one layer pair.
+
+        Raises:
+            ValueError: There are fewer than two rows, the pair is unknown, or products overflow.
+        """
+        if not isinstance(pair, tuple) or pair not in self.pairs:
+            raise ValueError(f"pair={shown(pair)} is not one of the layer pairs {shown(self.pairs)}")
+        if self.n < 2:
+            raise ValueError(f"a map needs the states of two tokens, not {self.n}: call update first")
+        x = ("source", pair[0])
+        y = ("target", pair[1])
+        xx = self._scatter[x, x]
+        xy = self._scatter[x, y]
+        yy = self._scatter.get((y, y))
+        if yy is None:
+            yy = xy.new_zeros(xy.shape[1], xy.shape[1])
+        if not all(products.isfinite().all() for products in (xx, xy, yy)):
+            raise ValueError(f"sources or targets of {pair} are too large for float64: divide them by a large number")
+        return PairStatistics(self.n, self._means[x], self._means[y], xx, yy, xy)
+
+
+def _check_means(means: Mapping[ModelLayer, Tensor], means_before: Mapping[ModelLayer, Tensor]) -> None:
+    """Raise a ValueError if a mean is not finite, or its width is not that of earlier batches."""
+    # A single copy from the device, as each makes a GPU wait.
+    are_finite = torch.stack([mean.isfinite().all() for mean in means.values()]).tolist()
+    for ((side, layer), mean), is_finite in zip(means.items(), are_finite, strict=True):
+        before = means_before[side, layer]
+        if not is_finite:
+            raise ValueError(f"{side} layer {layer} is not finite; run the model in a wider dtype")
+        if mean.shape != before.shape:
+            raise ValueError(f"{side} layer {layer} has width {len(mean)}, but {len(before)} so far")

@@ -1,0 +1,25 @@
+"""Powers of two as units: division by one is exact, so it brings numbers into range without rounding."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+
+def power_of_two_below(size: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+    """Return the greatest power of two up to each size, or 1 for 0."""
+    power = size / (2 * torch.frexp(size).mantissa)
+    return power.where(size > 0, 1.0)
+
+
+def size_of(features: Float[Tensor, "..."], over: tuple[int, ...] = ()) -> Float[Tensor, "*l"]:
+    """Return the power of two below the largest absolute value.
+
+    Args:
+        features: The values.
+        over: The axes over which the largest value is taken; by default all.
+    """
+    largest = torch.maximum(-features.amin(over), features.amax(over))
+    exponent = torch.frexp(largest).exponent - 1
+    return torch.ldexp(torch.ones_like(exponent, dtype=features.dtype), exponent)
