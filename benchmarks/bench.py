@@ -44,6 +44,8 @@ PAIRS = (
     "measures/centred_rows.py",
     "measures/contract.py",
     "measures/distances/of_layers.py",
+    "measures/gram_statistics.py",
+    "measures/hsic.py",
     "measures/kernel_alignment.py",
     "measures/layer_means.py",
     "measures/leave_out.py",
@@ -62,7 +64,9 @@ BENCHMARKS = {
         on_gpu=True,
         prints_tables=False,
     ),
-    "cka": Benchmark("CKA", ("measures/kernel_alignment.py", "measures/layer_means.py"), on_gpu=True),
+    "cka": Benchmark(
+        "CKA", ("measures/gram_statistics.py", "measures/kernel_alignment.py", "measures/layer_means.py"), on_gpu=True
+    ),
     "mutual_knn": Benchmark("Mutual nearest neighbours", ("measures/neighbours.py",), on_gpu=True),
     "rsa": Benchmark("RSA", ("measures/distances/comparators.py", "measures/distances/neural.py"), on_gpu=True),
     "mlem": Benchmark("MLEM", ("measures/mlem/solver.py", "measures/mlem/sums.py"), on_gpu=True),

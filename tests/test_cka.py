@@ -11,9 +11,10 @@ import torch
 import torch.multiprocessing
 from torchmetrics import MetricCollection
 
-from thinkalike.measures import CKA, cka, hsic0, hsic1, kernel_alignment, leverage, permuted_rows
+from thinkalike.measures import CKA, cka, gram_statistics, hsic0, hsic1, leverage, permuted_rows
 from thinkalike.measures.contract import Blocks
-from thinkalike.measures.kernel_alignment import Tiling, all_hsics, cka_measure, dense_statistics, linear_statistics
+from thinkalike.measures.gram_statistics import Tiling, all_hsics, dense_statistics, linear_statistics
+from thinkalike.measures.kernel_alignment import cka_measure
 
 F64 = torch.float64
 
@@ -566,8 +567,8 @@ def test_cut_sequences_other_options_and_depths_are_refused():
 def test_many_rows_in_float64_take_products_of_features(monkeypatch, device):
     x, y = (z.to(device) for z in layers(300, 5, 8, offset=3000))
     tiled = cka(x, y)
-    monkeypatch.setattr("thinkalike.measures.kernel_alignment.MANY", 300)
-    monkeypatch.setattr("thinkalike.measures.kernel_alignment.CPU_TILE", None)
+    monkeypatch.setattr("thinkalike.measures.gram_statistics.FEWEST_ROWS_FOR_FEATURE_PRODUCTS", 300)
+    monkeypatch.setattr("thinkalike.measures.gram_statistics.CPU_TILE", None)
     same(cka(x, y), tiled.cpu(), 1e-12)
 
 
@@ -618,7 +619,7 @@ def test_hsic0_is_a_trace_of_centred_grams(float64):
 @pytest.mark.parametrize("step", [3, 8])
 def test_tiles_of_any_shape_give_every_pair_of_layers(n, step, estimator, device, monkeypatch, float64):
     for name in ("CPU_TILE", "GPU_TILE"):
-        monkeypatch.setattr(kernel_alignment, name, Tiling(8, 16, step))
+        monkeypatch.setattr(gram_statistics, name, Tiling(8, 16, step))
     rows = [torch.randn(n, width) + 1 for width in (3, 5, 1)]
     expected = torch.tensor(
         [[(hsic1 if estimator == "unbiased" else hsic0)(x @ x.T, y @ y.T) for y in rows] for x in rows]

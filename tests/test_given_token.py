@@ -11,9 +11,9 @@ from thinkalike.measures import (
     ResidualStates,
     RowGroups,
     cka,
+    gram_statistics,
     hsic0,
     hsic1,
-    kernel_alignment,
     mutual_knn,
     mutual_measure,
 )
@@ -109,8 +109,8 @@ def by_grams(x, y, tokens, hsic=hsic1):
 
 @pytest.mark.parametrize(("large", "at_once"), [(512, 2**17), (20, 300)])
 def test_cka_given_the_token_is_that_of_explicit_grams(large, at_once, monkeypatch, device):
-    monkeypatch.setattr(kernel_alignment, "LARGE", large)
-    monkeypatch.setattr(kernel_alignment, "AT_ONCE", at_once)
+    monkeypatch.setattr(gram_statistics, "MOST_ROWS_OF_SMALL_GROUP", large)
+    monkeypatch.setattr(gram_statistics, "ENTRIES_OF_SMALL_GROUPS", at_once)
     tokens = drawn()
     x, y = alike(tokens, 0.4)
     expected = by_grams(x, y, tokens)

@@ -13,7 +13,7 @@ import tiny
 from conftest import composed, results_in
 from thinkalike.errors import ConfigError
 from thinkalike.instruments import asked_for
-from thinkalike.measures import LayerMeans, kernel_alignment, mutual_measure
+from thinkalike.measures import LayerMeans, gram_statistics, mutual_measure
 from thinkalike.measures import neighbours as mutual
 from thinkalike.measures.contract import Batch
 from thinkalike.measures.metric import CKA
@@ -309,7 +309,7 @@ def test_a_pair_of_three_models_has_the_bits_of_the_pair_alone(n, null, given):
 def test_each_gram_is_made_once_however_many_pairs(monkeypatch):
     counts, product = [], torch.mm
     monkeypatch.setattr(torch, "mm", lambda *args, **options: counts.append(1) or product(*args, **options))
-    states, *_ = drawn(kernel_alignment.CPU_TILE.step)
+    states, *_ = drawn(gram_statistics.CPU_TILE.step)
     metrics = [CKA(*depths(side)) for side in SIDES]
     metrics[0].gather(Batch(states), metrics, SIDES)
     assert len(counts) == sum(map(len, WIDTHS))

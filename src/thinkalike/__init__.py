@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # what type checkers and editors see; test_install.py compare
     from thinkalike.functions import trajectory as trajectory
     from thinkalike.instruments import plot as plot
     from thinkalike.listing import results as results
-    from thinkalike.measures import bootstrap, calibration, centred_rows, kernel_alignment, losses, neighbours
+    from thinkalike.measures import bootstrap, calibration, centred_rows, hsic, kernel_alignment, losses, neighbours
     from thinkalike.measures.distances import comparators, neural
     from thinkalike.measures.metric import CKA as CKA
     from thinkalike.measures.mlem import importance
@@ -46,8 +46,8 @@ if TYPE_CHECKING:  # what type checkers and editors see; test_install.py compare
     calibrate = takes_arrays(calibration.calibrate)
     cka = takes_arrays(kernel_alignment.cka)
     feature_importance = takes_arrays(importance.feature_importance)
-    hsic0 = takes_arrays(kernel_alignment.hsic0)
-    hsic1 = takes_arrays(kernel_alignment.hsic1)
+    hsic0 = takes_arrays(hsic.hsic0)
+    hsic1 = takes_arrays(hsic.hsic1)
     leverage = takes_arrays(centred_rows.leverage)
     mantel = takes_arrays(neural.mantel)
     mutual_knn = takes_arrays(neighbours.mutual_knn)

@@ -33,7 +33,7 @@ from thinkalike.config import DataConfig
 from thinkalike.data.documents import DOCUMENTS, Sides, beginning, beginning_bytes, group_of, text_fingerprint
 from thinkalike.digests import cache_home, tokenizer_fingerprint
 from thinkalike.errors import DataError
-from thinkalike.measures.losses import neighbours_alike
+from thinkalike.measures.document_order import neighbour_correlation
 from thinkalike.processes import Activity, counted, doing
 
 log = logging.getLogger(__name__)
@@ -229,7 +229,9 @@ def read_corpus(
     if most_bytes:
         warn_of_few(data, corpus.counts["report_documents"])
     report = corpus.report
-    if data.group is None and (alike := neighbours_alike(report.layout.target_tokens(report.tokens), report.documents)):
+    if data.group is None and (
+        alike := neighbour_correlation(report.layout.target_tokens(report.tokens), report.documents)
+    ):
         found = f"documents that follow each other are alike (correlation {alike:.2f}), and may be of one source"
         log.warning(f"warning: data {data.name}: {found}: intervals are then too narrow; see data.group")
     return corpus

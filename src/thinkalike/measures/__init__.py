@@ -24,7 +24,8 @@ distances.neural: Mantel NOISES NeuralDistances crossnobis distance_vectors mant
 distances.of_layers: DISTANCE_CORRELATION RANKED_DISTANCES distance_correlation
 estimates: Estimate interval_around jackknife student_t
 folds: splits stimulus_folds
-kernel_alignment: alignment arc_length cka cka_measure hsic0 hsic1
+hsic: hsic0 hsic1
+kernel_alignment: alignment arc_length cka cka_measure
 layer_means: LayerMeans
 layer_pair_estimate: LayerPairEstimate
 losses: CHUNK OutputMatch compare_outputs token_kl token_loss unigram_entropy

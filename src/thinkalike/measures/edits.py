@@ -1,7 +1,8 @@
-"""What was done to a tensor: which of its rows or columns differ, and by which operation, read off its entries.
+"""What was done to a tensor: which of its rows or columns differ, and by which operation.
 
-The two tensors are all that is looked at. An operation is named where it gives the changed entries up to the rounding
-of the dtype that they were stored in; a change that is none of those has its size and rank.
+This is read off the entries; the two tensors are all that is looked at. An operation is named where
+it gives the changed entries up to the rounding of the dtype that they were stored in. A change that
+is no such operation has its size and rank.
 """
 
 from __future__ import annotations
@@ -11,25 +12,81 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from thinkalike.measures.seeds import seeded
 
 Operation = Literal[
-    "added", "removed", "resized", "zeroed", "masked", "swapped", "permuted", "cast", "scaled", "scaled by row",
-    "scaled by column", "rounded", "linear mixture", "spherical mixture", "weighted sum", "low rank", "noise",
+    "added",
+    "removed",
+    "resized",
+    "zeroed",
+    "masked",
+    "swapped",
+    "permuted",
+    "cast",
+    "scaled",
+    "scaled by row",
+    "scaled by column",
+    "rounded",
+    "linear mixture",
+    "spherical mixture",
+    "weighted sum",
+    "low rank",
+    "noise",
     "changed",
-]  # fmt: skip
-STORED = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float16, torch.bfloat16)
-SKETCH = 72  # columns of the sketch of a change, so that ranks up to `MOST_RANK` are found
+]
+
+# Dtypes that weights are cast to.
+NARROW_DTYPES = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float16, torch.bfloat16)
+
+# An operation is tried on this many entries before it is tried on all.
+SAMPLED_ENTRIES = 2**16
+
+# Where more than this share of the indices of an axis differs, the change is one of all entries.
+MOST_DIFFERING_SHARE = 0.5
+
+# The columns of the sketch of a change, so that ranks up to `MOST_RANK` are found.
+SKETCH_WIDTH = 72
 MOST_RANK = 64
-GAP = 0.01  # between the first and the last singular value of a sketch, below which the change may be of low rank
-EDGE = 1.06  # times the largest singular value that noise would have: none stands out below
-BLOCKS = (256, 128, 64, 32, 16)  # entries of a row that share a step, in formats of rounded weights
-LEVELS, MOST_BLOCKS = 256, 0.9  # of rounded values, in this share of the blocks
-SAMPLED = 2**16  # entries that decide whether an operation is worth trying
-FEW = 8  # rows, at least, that decide whether rounding is
+
+# A change may be of low rank if the last singular value of its sketch is below this share of the
+# first.
+LOW_RANK_GAP = 0.01
+
+# A change is of low rank if what its leading singular values leave is below this share of the
+# largest one of noise.
+LOW_RANK_REST = 1e-3
+
+# A change looks like noise if no singular value is above this many times the largest one of noise.
+NOISE_EDGE = 1.06
+
+# In formats of rounded weights, this many entries of a row may share a step.
+BLOCK_WIDTHS = (256, 128, 64, 32, 16)
+
+# Entries are rounded if they have at most so many levels in this share of the blocks.
+MOST_LEVELS = 256
+ROUNDED_BLOCKS = 0.9
+
+# Rounding is tried on at least this many rows.
+FEWEST_SAMPLED_ROWS = 8
+
+# A distance between rounded entries is a whole number of steps up to this share of a step.
+STEP_TOLERANCE = 0.05
+
+# Where an entry may be off by more than this share of a step, steps cannot be told.
+MOST_ENTRY_ERROR = 0.2
+
+# Two tensors are multiples of each other if the squared sine of their angle is below this.
+LEAST_SQUARED_SINE = 1e-12
+
+# A third model counts for something in a mixture above this share of its norm, and the weights of a
+# linear or spherical mixture miss their equation by less.
+MIXTURE_TOLERANCE = 1e-3
+
+# The rounding of subnormal numbers in float16.
+FLOAT16_SUBNORMAL = 2**-24
 
 
 @dataclass(frozen=True)
@@ -37,12 +94,14 @@ class Edit:
     """How one tensor became another of the same name.
 
     Attributes:
+        operation: What was done.
         size: ‖changed - base‖ / ‖base‖ over common entries, in [0, ∞).
-        spread: the root mean square of the change over the entries that differ by row or column, in standard deviations
-            of the base; NaN for a constant base.
-        axis, places: the axis of which only some places differ, and these in order; None if all do.
-        amount: the factor, the bits of rounding, the rank, the share of zeros, or that of another model in a mixture
-            (in a weighted sum its factor), where the operation has one.
+        spread: The root mean square of the change over the rows or columns that differ, in standard
+            deviations of the base; NaN for a constant base.
+        axis: The axis of which only some indices differ; None if all do.
+        places: These indices, in rising order.
+        amount: The factor, the bits of rounding, the rank, the share of zeros, or that of another
+            model in a mixture (in a weighted sum its factor), where the operation has one.
     """
 
     operation: Operation
@@ -54,12 +113,19 @@ class Edit:
 
 
 def edit(
-    base: Float[Tensor, "..."], changed: Float[Tensor, "..."], other: Float[Tensor, "..."] | None = None
+    base: Float[Tensor, "..."],
+    changed: Float[Tensor, "..."],
+    other: Float[Tensor, "..."] | None = None,
 ) -> Edit | None:
-    """Return what was done to a tensor, or None if nothing was: the shapes and all entries are equal.
+    """Return what was done to a tensor; None if all entries are equal.
 
-    It may be a mixture of the base with the tensor of a third model, `other`. Of tensors that differ in the length of
-    one axis, places are those that were added or removed.
+    Where tensors differ in the length of one axis, `Edit.places` are the indices that were added or
+    removed.
+
+    Args:
+        base: The tensor before.
+        changed: The tensor after.
+        other: The tensor of a third model, which may have been mixed in.
     """
     if base.shape != changed.shape:
         return _resized(base, changed)
@@ -67,197 +133,330 @@ def edit(
     differs &= ~(base.isnan() & changed.isnan())
     if not differs.any():
         return None
-    axis, places = _where(differs)
-    x, y = (base, changed) if axis is None else (each.index_select(axis, places) for each in (base, changed))
-    found = None if other is None or other.shape != base.shape or axis is not None else mixture(x, y, other)
-    found = found or _operation(x, y, axis)
-    change, std = y.double() - x.double(), float(base.double().std(correction=0))
-    size = float(change.norm() / base.double().norm()) if base.any() else math.inf
-    spread = float(change.square().mean().sqrt()) / std if std > 0 else math.nan
-    return replace(found, size=size, spread=spread, axis=axis, places=tuple(places.tolist()))
+
+    axis, indices = _differing_indices(differs)
+    x = base
+    y = changed
+    if axis is not None:
+        x = base.index_select(axis, indices)
+        y = changed.index_select(axis, indices)
+
+    operation = None
+    if other is not None and other.shape == base.shape and axis is None:
+        operation = mixture(x, y, other)
+    if operation is None:
+        operation = _operation(x, y, axis)
+
+    change = y.double() - x.double()
+    deviation = float(base.double().std(correction=0))
+    size = math.inf
+    if base.any():
+        size = float(change.norm() / base.double().norm())
+    spread = math.nan
+    if deviation > 0:
+        spread = float(change.square().mean().sqrt()) / deviation
+    return replace(operation, size=size, spread=spread, axis=axis, places=tuple(indices.tolist()))
 
 
-def _where(differs: Tensor) -> tuple[int | None, Int[Tensor, " k"]]:
-    """Return the axis of which the smallest share of places differs, at most half, and these places."""
-    shares, found = [], []
+def _edit_of_unknown_size(operation: Operation, amount: float = math.nan) -> Edit:
+    """Return an edit without its size, which `edit` fills in."""
+    return Edit(operation, math.nan, math.nan, amount=amount)
+
+
+def _differing_indices(differs: Bool[Tensor, "..."]) -> tuple[int | None, Int[Tensor, " k"]]:
+    """Return the axis of which the smallest share of indices differs, and these indices.
+
+    The axis is None, without indices, if that is more than `MOST_DIFFERING_SHARE`.
+    """
+    smallest_share = math.inf
+    best_axis = None
+    best_indices = torch.empty(0, dtype=torch.long)
     for axis in range(differs.dim()):
-        rest = [other for other in range(differs.dim()) if other != axis]
-        places = (differs.any(dim=rest) if rest else differs).nonzero()[:, 0]
-        shares.append(len(places) / differs.shape[axis])
-        found.append(places)
-    least = min(range(len(shares)), key=shares.__getitem__, default=0)
-    if not shares or shares[least] > 0.5:
+        remaining_axes = [number for number in range(differs.dim()) if number != axis]
+        differs_at = differs.any(dim=remaining_axes) if remaining_axes else differs
+        indices = differs_at.nonzero()[:, 0]
+        share = len(indices) / differs.shape[axis]
+        if share < smallest_share:
+            smallest_share = share
+            best_axis = axis
+            best_indices = indices
+    if smallest_share > MOST_DIFFERING_SHARE:
         return None, torch.empty(0, dtype=torch.long)
-    return least, found[least]
+    return best_axis, best_indices
+
+
+def _rows_along(tensor: Tensor, axis: int) -> Tensor:
+    """Return the tensor as a matrix whose rows are the indices of an axis."""
+    return tensor.transpose(0, axis).reshape(tensor.shape[axis], -1)
 
 
 def _resized(base: Tensor, changed: Tensor) -> Edit:
-    """Describe a tensor of other lengths: places that were added at the end of an axis, or taken out of it."""
-    others = [axis for axis, (n, m) in enumerate(zip(base.shape, changed.shape, strict=False)) if n != m]
-    if base.dim() != changed.dim() or len(others) != 1:
-        return Edit("resized", math.nan, math.nan)
-    (axis,) = others
-    first, second = (each.transpose(0, axis).reshape(each.shape[axis], -1) for each in (base, changed))
-    if len(second) < len(first) and (kept := _matches(first, second)) is not None:
-        lost = set(range(len(first))) - set(kept.tolist())
-        return Edit("removed", 0.0, 0.0, axis, tuple(sorted(lost)))
-    if len(second) > len(first) and torch.equal(first, second[: len(first)]):
-        return Edit("added", 0.0, 0.0, axis, tuple(range(len(first), len(second))))
-    return Edit("resized", math.nan, math.nan)
+    """Describe a tensor of other lengths.
+
+    Indices may have been added at the end of an axis, or taken out of it.
+    """
+    lengths = zip(base.shape, changed.shape, strict=False)
+    axes = [axis for axis, (before, after) in enumerate(lengths) if before != after]
+    if base.dim() != changed.dim() or len(axes) != 1:
+        return _edit_of_unknown_size("resized")
+    (axis,) = axes
+    rows = _rows_along(base, axis)
+    changed_rows = _rows_along(changed, axis)
+    if len(changed_rows) < len(rows):
+        remaining = _matching_rows(rows, changed_rows)
+        if remaining is not None:
+            removed = set(range(len(rows))) - set(remaining.tolist())
+            return Edit("removed", 0.0, 0.0, axis, tuple(sorted(removed)))
+    elif torch.equal(rows, changed_rows[: len(rows)]):
+        added = range(len(rows), len(changed_rows))
+        return Edit("added", 0.0, 0.0, axis, tuple(added))
+    return _edit_of_unknown_size("resized")
 
 
 def _operation(x: Tensor, y: Tensor, axis: int | None) -> Edit:
-    """Return the first operation that gives y from x, which are all places, or those of an axis that differ."""
+    """Return the first operation that gives y from x.
 
-    def named(operation: Operation, amount: float = math.nan) -> Edit:
-        return Edit(operation, math.nan, math.nan, amount=amount)
-
+    Args:
+        x, y: All entries, or those of the indices of an axis that differ.
+        axis: This axis; None: all entries.
+    """
     if not y.any():
-        return named("zeroed")
+        return _edit_of_unknown_size("zeroed")
     if _is_permuted(x, y, axis):
-        return named("swapped" if axis is not None and y.shape[axis] == 2 else "permuted")
+        is_swapped = axis is not None and y.shape[axis] == 2
+        return _edit_of_unknown_size("swapped" if is_swapped else "permuted")
     if ((y == 0) | (y == x)).all():
-        return named("masked", float((y == 0).double().mean()))
-    few = slice(None, max(SAMPLED * len(y) // y.numel(), 4))  # an operation is tried on these before it is on all
-    for dtype in STORED:
-        if all(torch.equal(x[part].to(dtype).to(x), y[part]) for part in (few, slice(None))):
-            return named("cast", 8.0 * dtype.itemsize)
+        return _edit_of_unknown_size("masked", float((y == 0).double().mean()))
+
+    sampled_rows = max(SAMPLED_ENTRIES * len(y) // y.numel(), 4)
+    x_sample = x[:sampled_rows]
+    y_sample = y[:sampled_rows]
+    for dtype in NARROW_DTYPES:
+        fits_sample = torch.equal(x_sample.to(dtype).to(x), y_sample)
+        if fits_sample and torch.equal(x.to(dtype).to(x), y):
+            return _edit_of_unknown_size("cast", 8.0 * dtype.itemsize)
+
     eps = _precision(y)
-    scalings: list[tuple[Operation, int | None]] = [("scaled", None), ("scaled by row", 1), ("scaled by column", 0)]
-    for operation, over in scalings[: 3 if y.dim() == 2 and min(y.shape) > 2 else 1]:
-        if _factor(x[few], y[few], over, eps) is not None and (factor := _factor(x, y, over, eps)) is not None:
-            return named(operation, float(factor) if over is None else math.nan)
-    for first, second in ((x, y), (x.T, y.T)) if y.dim() == 2 else ((x, y),):
-        if (bits := rounded_to(first, second, eps)) is not None:
-            return named("rounded", float(bits))
-    return named(*_spectrum(x, y, eps)) if min(y.flatten(1).shape if y.dim() > 1 else (0,)) > 2 else named("changed")
+    scalings: list[tuple[Operation, int | None]] = [("scaled", None)]
+    if y.dim() == 2 and min(y.shape) > 2:
+        scalings += [("scaled by row", 1), ("scaled by column", 0)]
+    for operation, summed_axis in scalings:
+        if _factor(x_sample, y_sample, summed_axis, eps) is None:
+            continue
+        factor = _factor(x, y, summed_axis, eps)
+        if factor is not None:
+            amount = float(factor) if summed_axis is None else math.nan
+            return _edit_of_unknown_size(operation, amount)
+
+    bits = rounded_to(x, y, eps)
+    if bits is None and y.dim() == 2:  # by column
+        bits = rounded_to(x.T, y.T, eps)
+    if bits is not None:
+        return _edit_of_unknown_size("rounded", float(bits))
+
+    if y.dim() > 1 and min(y.flatten(1).shape) > 2:
+        return _edit_of_unknown_size(*_spectrum(x, y, eps))
+    return _edit_of_unknown_size("changed")
 
 
 def _precision(y: Tensor) -> float:
     """Return the relative rounding error of the dtype that a tensor's entries were stored in."""
-    few = y.flatten()[:SAMPLED]
+    sample = y.flatten()[:SAMPLED_ENTRIES]
     for dtype in (torch.bfloat16, torch.float16):
-        if torch.equal(few.to(dtype).to(few), few):
+        if torch.equal(sample.to(dtype).to(sample), sample):
             return torch.finfo(dtype).eps
     return torch.finfo(y.dtype).eps
 
 
 def _is_permuted(x: Tensor, y: Tensor, axis: int | None) -> bool:
-    """Return whether y has the places of x in another order, along the axis given or else along any."""
+    """Return whether y has the indices of x in another order, along this axis, or along any."""
     if y.dim() == 1 and len(y) < 3:
         return False  # two numbers may be equal to others by chance
-    for over in range(y.dim()) if axis is None else [axis]:
-        matches = _matches(*(each.transpose(0, over).reshape(each.shape[over], -1) for each in (x, y)))
+    axes = range(y.dim()) if axis is None else [axis]
+    for candidate in axes:
+        matches = _matching_rows(_rows_along(x, candidate), _rows_along(y, candidate))
         if matches is not None and len(matches.unique()) == len(matches):
             return True
     return False
 
 
-def _matches(rows: Float[Tensor, "n d"], others: Float[Tensor, "m d"]) -> Int[Tensor, " m"] | None:
-    """Return for each of m rows the number of the row of n that is equal to it, or None if one has no equal."""
-    if not len(others) or not (rows == others[0]).all(1).any():
+def _matching_rows(rows: Float[Tensor, "n d"], changed_rows: Float[Tensor, "m d"]) -> Int[Tensor, " m"] | None:
+    """Return for each of m rows the number of the equal row of n; None if one has no equal."""
+    if not len(changed_rows) or not (rows == changed_rows[0]).all(1).any():
         return None
-    coded, wanted = ([row.contiguous().view(torch.uint8).numpy().tobytes() for row in side] for side in (rows, others))
-    by_entry = {code: place for place, code in enumerate(coded)}
-    found = [by_entry.get(code) for code in wanted]
-    return None if None in found else torch.tensor(found)
+    number_of_row = {code: number for number, code in enumerate(_bytes_of_rows(rows))}
+    numbers = [number_of_row.get(code) for code in _bytes_of_rows(changed_rows)]
+    if None in numbers:
+        return None
+    return torch.tensor(numbers)
 
 
-def _factor(x: Tensor, y: Tensor, over: int | None, eps: float) -> Tensor | None:
-    """Return the factors s with y = s x, one of all entries or one for each place beside axis `over`, or None."""
-    x, y = x.double(), y.double()
-    dot, norm = ((x * y).sum(), (x * x).sum()) if over is None else ((x * y).sum(over, True), (x * x).sum(over, True))
-    factor = dot / norm.clamp(min=torch.finfo(torch.float64).tiny)
-    return factor if ((y - factor * x).abs() <= 2 * eps * y.abs()).all() else None
+def _bytes_of_rows(rows: Float[Tensor, "n d"]) -> list[bytes]:
+    """Return the bytes of each row."""
+    return [row.contiguous().view(torch.uint8).numpy().tobytes() for row in rows]
+
+
+def _factor(x: Tensor, y: Tensor, summed_axis: int | None, eps: float) -> Tensor | None:
+    """Return the factors s with y = s x; None if there are none.
+
+    Args:
+        x, y: The tensors.
+        summed_axis: The axis along which entries share a factor; None: all entries share one.
+        eps: The rounding error of y.
+    """
+    x = x.double()
+    y = y.double()
+    dot = x * y
+    norm = x * x
+    if summed_axis is None:
+        factor = dot.sum() / norm.sum().clamp(min=torch.finfo(torch.float64).tiny)
+    else:
+        norms = norm.sum(summed_axis, True)
+        factor = dot.sum(summed_axis, True) / norms.clamp(min=torch.finfo(torch.float64).tiny)
+    if ((y - factor * x).abs() <= 2 * eps * y.abs()).all():
+        return factor
+    return None
 
 
 def mixture(x: Float[Tensor, "..."], y: Float[Tensor, "..."], z: Float[Tensor, "..."]) -> Edit | None:
-    """Return the mixture y = a x + b z, if it is one up to rounding, with the share t of z; see `Edit`.
+    """Return the mixture y = a x + b z, if it is one up to rounding, with the share t of z.
 
-    A linear one has a + b = 1. A spherical one (Shoemake 1985) has a = sin((1 - t) Ω) / sin Ω and b = sin(t Ω) / sin Ω,
-    where Ω is the angle between x and z, so that (a + b cos Ω)² + (b sin Ω)² = 1 and t Ω is the angle of that point.
+    A linear one has a + b = 1. A spherical one (Shoemake 1985) has a = sin((1 - t) Ω) / sin Ω and
+    b = sin(t Ω) / sin Ω, where Ω is the angle between x and z, so that
+    (a + b cos Ω)² + (b sin Ω)² = 1 and t Ω is the angle of that point. Another one is a weighted
+    sum, with b as its amount.
     """
-    x, y, z, eps = x.double().flatten(), y.double().flatten(), z.double().flatten(), _precision(y)
-    (xx, xz, zz), right = (x @ x if x.any() else x.new_ones(()), x @ z, z @ z), torch.stack([x @ y, z @ y])
-    if (determinant := xx * zz - xz * xz) <= 1e-12 * xx * zz:
+    x = x.double().flatten()
+    y = y.double().flatten()
+    z = z.double().flatten()
+    eps = _precision(y)
+
+    # the normal equations of least squares; where x is 0, any a will do
+    has_x = bool(x.any())
+    xx = x @ x if has_x else x.new_ones(())
+    xz = x @ z
+    zz = z @ z
+    determinant = xx * zz - xz * xz
+    if determinant <= LEAST_SQUARED_SINE * xx * zz:
         return None  # they are multiples of each other
-    a, b = torch.linalg.solve(torch.stack([xx, xz, xz, zz]).view(2, 2), right).tolist()
-    a = a if x.any() else 1 - b  # any a will do
-    rounding = 2 * eps * y.square().mean().sqrt() / determinant.sqrt()  # moves a by √zz of this at most, and b by √xx
-    of_x = 4 * torch.finfo(torch.float32).eps * abs(a) + rounding * zz.sqrt()
-    of_z = 4 * torch.finfo(torch.float32).eps * abs(b) + rounding * xx.sqrt()
-    subnormal = 2**-24 if eps == torch.finfo(torch.float16).eps else 0.0
-    if ((y - a * x - b * z).abs() > 2 * eps * y.abs() + of_x * x.abs() + of_z * z.abs() + subnormal).any():
+    normal_matrix = torch.stack([xx, xz, xz, zz]).view(2, 2)
+    a, b = torch.linalg.solve(normal_matrix, torch.stack([x @ y, z @ y])).tolist()
+    if not has_x:
+        a = 1 - b
+
+    # Rounding of y moves a by at most √zz times this, and b by √xx times.
+    rounding = 2 * eps * y.square().mean().sqrt() / determinant.sqrt()
+    float32_eps = torch.finfo(torch.float32).eps
+    error_of_a = 4 * float32_eps * abs(a) + rounding * zz.sqrt()
+    error_of_b = 4 * float32_eps * abs(b) + rounding * xx.sqrt()
+    subnormal = FLOAT16_SUBNORMAL if eps == torch.finfo(torch.float16).eps else 0.0
+    tolerance = 2 * eps * y.abs() + error_of_a * x.abs() + error_of_b * z.abs() + subnormal
+    if ((y - a * x - b * z).abs() > tolerance).any():
         return None
-    if abs(b) * zz.sqrt() <= 1e-3 * y.norm():
+    if abs(b) * zz.sqrt() <= MIXTURE_TOLERANCE * y.norm():
         return None  # nothing of z is in it
+
     cosine = float(xz / (xx * zz).sqrt())
-    across, along = b * math.sqrt(1 - cosine**2), a + b * cosine
+    across = b * math.sqrt(1 - cosine**2)
+    along = a + b * cosine
     misses: dict[Operation, float] = {
         "linear mixture": abs(a + b - 1),
         "spherical mixture": abs(across**2 + along**2 - 1),
-        "weighted sum": 1e-3,
+        "weighted sum": MIXTURE_TOLERANCE,
     }
-    name = min(misses, key=misses.__getitem__)
-    share = math.atan2(across, along) / math.acos(cosine) if name == "spherical mixture" else b
-    return Edit(name, math.nan, math.nan, amount=share)
+    operation = min(misses, key=misses.__getitem__)
+    if operation == "spherical mixture":
+        return _edit_of_unknown_size(operation, math.atan2(across, along) / math.acos(cosine))
+    return _edit_of_unknown_size(operation, b)
 
 
 def rounded_to(x: Float[Tensor, "..."], y: Float[Tensor, "..."], eps: float) -> int | None:
-    """Return to how many bits, 1 to 8, the entries of x were rounded to become y, by row or by block; None if not.
+    """Return to how many bits, 1 to 8, the entries of x were rounded to become y.
 
-    Rounded entries are whole multiples of one step apart, and x is about as near as a step.
+    Rounded entries are whole multiples of one step apart within each row or block of it, and x is
+    within about a step of them. None if they are not, or if x was as coarse already.
+
+    Args:
+        x, y: The tensors.
+        eps: The rounding error of y.
     """
-    if y.dim() < 2 or y.shape[-1] < BLOCKS[-1]:
+    if y.dim() < 2 or y.shape[-1] < BLOCK_WIDTHS[-1]:
         return None
-    length, x, y = y.shape[-1], x.flatten(0, -2), y.flatten(0, -2)
-    few = torch.linspace(0, len(y) - 1, min(len(y), max(SAMPLED // 2 // length, FEW))).long()
-    before, blocks = x[few], y[few]
-    for width in (length, *(size for size in BLOCKS if size < length and length % size == 0)):
-        before, blocks = before.reshape(-1, width), blocks.reshape(-1, width)
-        steps, levels = _steps(blocks, eps)
-        near = (before - blocks).abs().median(1).values <= 2 * steps
-        if ((levels <= LEVELS) & near).double().mean() >= MOST_BLOCKS and _steps(before, eps)[1].min() > LEVELS:
-            return max(math.ceil(math.log2(float(levels[levels <= LEVELS].quantile(MOST_BLOCKS)))), 1)
+    length = y.shape[-1]
+    x = x.flatten(0, -2)
+    y = y.flatten(0, -2)
+    row_count = min(len(y), max(SAMPLED_ENTRIES // 2 // length, FEWEST_SAMPLED_ROWS))
+    sampled_rows = torch.linspace(0, len(y) - 1, row_count).long()
+    x_blocks = x[sampled_rows]
+    y_blocks = y[sampled_rows]
+    widths = [width for width in BLOCK_WIDTHS if width < length and length % width == 0]
+    for width in (length, *widths):
+        x_blocks = x_blocks.reshape(-1, width)
+        y_blocks = y_blocks.reshape(-1, width)
+        steps, levels = _steps(y_blocks, eps)
+        is_near = (x_blocks - y_blocks).abs().median(1).values <= 2 * steps
+        is_rounded = (levels <= MOST_LEVELS) & is_near
+        if is_rounded.double().mean() < ROUNDED_BLOCKS:
+            continue
+        _, levels_before = _steps(x_blocks, eps)
+        if levels_before.min() > MOST_LEVELS:
+            typical_levels = levels[levels <= MOST_LEVELS].quantile(ROUNDED_BLOCKS)
+            return max(math.ceil(math.log2(float(typical_levels))), 1)
     return None
 
 
 def _steps(rows: Float[Tensor, "n d"], eps: float) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
-    """Return the least distance between two values of each row, and how many such steps it spans; ∞ if not in whole."""
+    """Return the least distance between two values of each row, and how many levels it makes.
+
+    The levels are ∞ where some distances are no whole number of such steps.
+    """
     values = rows.double().sort(1).values
-    gaps, top = values.diff(dim=1), rows.double().abs().amax(1)
-    error = 4 * eps * top  # of an entry
+    gaps = values.diff(dim=1)
+    error = 4 * eps * rows.double().abs().amax(1)  # of an entry
     steps = torch.where(gaps > error[:, None], gaps, math.inf).amin(1)
-    ratios = (values - values[:, :1]) / steps[:, None]
-    whole = ((ratios - ratios.round()).abs() <= 0.05 + (error / steps)[:, None]).all(1) & (error < 0.2 * steps)
-    whole &= steps.isfinite()
-    return steps, torch.where(whole, ratios[:, -1].round() + 1, math.inf)
+    multiples = (values - values[:, :1]) / steps[:, None]
+    tolerance = STEP_TOLERANCE + (error / steps)[:, None]
+    is_whole = ((multiples - multiples.round()).abs() <= tolerance).all(1)
+    is_resolved = error < MOST_ENTRY_ERROR * steps
+    is_rounded = is_whole & is_resolved & steps.isfinite()
+    return steps, torch.where(is_rounded, multiples[:, -1].round() + 1, math.inf)
 
 
 def _spectrum(x: Tensor, y: Tensor, eps: float) -> tuple[Operation, float]:
-    """Return the rank of a change, whether it looks like noise, or neither, from a sketch of its column space.
+    """Return whether a change is of low rank, with its rank, or looks like noise, or neither.
 
-    Independent entries of spread s have no singular values above about s (√n + √m) (Marchenko & Pastur 1967).
+    This is read off a sketch of its column space. Independent entries of spread s have no singular
+    values above about s (√n + √m) (Marchenko & Pastur 1967).
     """
     change = (y.double() - x.double()).flatten(1)
     n, m = change.shape
-    rounding = eps * float(y.float().square().mean().sqrt()) * (math.sqrt(n) + math.sqrt(m))
+    size_of_y = float(y.float().square().mean().sqrt())
+    rounding = eps * size_of_y * (math.sqrt(n) + math.sqrt(m))
     edge = float(change.square().mean().sqrt()) * (math.sqrt(n) + math.sqrt(m))
-    values = _sketched(change.float(), 2)
-    if values[-1] > GAP * values[0]:  # its rank is beyond the sketch
-        return ("noise", math.nan) if float(values[0]) <= EDGE * edge else ("changed", math.nan)
-    values = _sketched(change, 1)
+
+    values = _sketched_singular_values(change.float(), 2)
+    if values[-1] > LOW_RANK_GAP * values[0]:  # its rank is beyond the sketch
+        if float(values[0]) <= NOISE_EDGE * edge:
+            return "noise", math.nan
+        return "changed", math.nan
+
+    values = _sketched_singular_values(change, 1)
     rest = max(float(change.square().sum() - values.square().sum()), 0.0) ** 0.5
     rank = int((values > rounding).sum())
-    if rank <= min(MOST_RANK, min(n, m) // 4) and rest <= max(rounding * math.sqrt(min(n, m)), 1e-3 * edge):
+    most_rank = min(MOST_RANK, min(n, m) // 4)
+    most_rest = max(rounding * math.sqrt(min(n, m)), LOW_RANK_REST * edge)
+    if rank <= most_rank and rest <= most_rest:
         return "low rank", float(rank)
     return "changed", math.nan
 
 
-def _sketched(change: Float[Tensor, "n m"], iterations: int) -> Float[Tensor, " k"]:
-    """Return the largest singular values, in descending order, by subspace iteration (Halko et al. 2011)."""
+def _sketched_singular_values(change: Float[Tensor, "n m"], iterations: int) -> Float[Tensor, " k"]:
+    """Return the largest singular values, in falling order, by subspace iteration.
+
+    See Halko et al. (2011).
+    """
     n, m = change.shape
-    start = torch.randn(m, min(SKETCH, n, m), generator=seeded(0)).to(change)
+    start = torch.randn(m, min(SKETCH_WIDTH, n, m), generator=seeded(0)).to(change)
     basis = torch.linalg.qr(change @ start).Q
     for _ in range(iterations):
         basis = torch.linalg.qr(change @ (change.T @ basis)).Q

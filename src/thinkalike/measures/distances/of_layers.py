@@ -17,7 +17,7 @@ from thinkalike.measures.centred_rows import centred
 from thinkalike.measures.contract import Blocks, LayerMeasure, Pair, both_in_order, products
 from thinkalike.measures.distances.comparators import mid_ranks, ranks_of_levels
 from thinkalike.measures.distances.neural import PANEL, NeuralDistances, upper
-from thinkalike.measures.kernel_alignment import unbiased_from_sums
+from thinkalike.measures.hsic import unbiased_from_sums
 from thinkalike.measures.row_groups import SUM_ROUNDING
 
 ROUNDING = 1e-12  # share of a matrix in float64 that centring leaves of nothing

@@ -1,0 +1,71 @@
+"""The Hilbert-Schmidt independence criterion of two Gram matrices."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from jaxtyping import Float
+from torch import Tensor
+
+from thinkalike.arguments import Within
+from thinkalike.measures.row_groups import FEWEST_HSIC_ROWS
+
+
+def hsic1(
+    K: Annotated[Float[Tensor, "n n"], Within()], L: Annotated[Float[Tensor, "n n"], Within()]
+) -> Float[Tensor, ""]:
+    """Return the unbiased HSIC of two Gram matrices (Song et al. 2012, eq. 5).
+
+    It is [tr(K̃L̃) + 1'K̃1 1'L̃1 / ((n-1)(n-2)) - 2/(n-2) 1'K̃L̃1] / (n(n-3)), where K̃ is K with a
+    zero diagonal: any real number, in the unit of K times that of L, differentiable. Uncentred Gram
+    matrices of large offsets leave float32 no digits: centre the features first, or use `cka`.
+
+    Raises:
+        ValueError: There are fewer than 4 rows.
+
+    >>> x = torch.tensor([[-1.0], [-1.0], [1.0], [1.0]])
+    >>> round(hsic1(x @ x.T, x @ x.T).item(), 4)
+    2.6667
+    """
+    if len(K) < FEWEST_HSIC_ROWS:
+        raise ValueError(f"HSIC needs at least {FEWEST_HSIC_ROWS} rows, not {len(K)}")
+    K = K - K.diagonal().diag()
+    L = L - L.diagonal().diag()
+    return unbiased_from_sums(len(K), (K * L.T).sum(), (K.sum(0) * L.sum(1)).sum(), K.sum() * L.sum())
+
+
+def hsic0(
+    K: Annotated[Float[Tensor, "n n"], Within()], L: Annotated[Float[Tensor, "n n"], Within()]
+) -> Float[Tensor, ""]:
+    """Return the biased HSIC tr(KHLH) / (n-1)² with H = 1 - 11'/n (Gretton et al. 2005, eq. 9).
+
+    It is at least 0 for kernels.
+
+    Raises:
+        ValueError: There are fewer than 2 rows.
+
+    >>> K = [[1.0, 0.0], [0.0, 1.0]]
+    >>> hsic0(K, K).item()
+    1.0
+    """
+    if len(K) < 2:
+        raise ValueError(f"the biased HSIC needs at least 2 rows, not {len(K)}")
+    return biased_from_sums(len(K), (K * L.T).sum(), (K.sum(0) * L.sum(1)).sum(), K.sum() * L.sum())
+
+
+def unbiased_from_sums(n: int | Tensor, products: Tensor, of_sums: Tensor, of_totals: Tensor) -> Tensor:
+    """Return `hsic1` of n rows from sums over K̃ and L̃, which have zero diagonals.
+
+    Args:
+        n: The number of rows.
+        products: Σᵢⱼ K̃ᵢⱼ L̃ᵢⱼ.
+        of_sums: Σᵢ of the products of the sums of row i of K̃ and of L̃.
+        of_totals: The product of the totals of K̃ and of L̃.
+    """
+    centred = products - of_sums * 2 / (n - 2) + of_totals / ((n - 1) * (n - 2))
+    return centred / (n * (n - 3))
+
+
+def biased_from_sums(n: int | Tensor, products: Tensor, of_sums: Tensor, of_totals: Tensor) -> Tensor:
+    """Return `hsic0` of n rows from the same sums as `unbiased_from_sums`, but over K and L."""
+    return (products - of_sums * 2 / n + of_totals / n**2) / (n - 1) ** 2
