@@ -68,7 +68,11 @@ BENCHMARKS = {
         "CKA", ("measures/gram_statistics.py", "measures/kernel_alignment.py", "measures/layer_means.py"), on_gpu=True
     ),
     "mutual_knn": Benchmark("Mutual nearest neighbours", ("measures/neighbours.py",), on_gpu=True),
-    "rsa": Benchmark("RSA", ("measures/distances/comparators.py", "measures/distances/neural.py"), on_gpu=True),
+    "rsa": Benchmark(
+        "RSA",
+        ("measures/distances/comparators.py", "measures/distances/neural.py", "measures/distances/ranks.py"),
+        on_gpu=True,
+    ),
     "mlem": Benchmark("MLEM", ("measures/mlem/solver.py", "measures/mlem/sums.py"), on_gpu=True),
     "similarity": Benchmark("Every measure of layer pairs", PAIRS),
     "gpu": Benchmark("What was asked of a GPU", PAIRS, on_gpu=True, on_cpu=False),

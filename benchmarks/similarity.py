@@ -24,7 +24,7 @@ from thinkalike.config import MeasureConfig
 from thinkalike.instruments.layer_pairs.declared import DECLARED
 from thinkalike.instruments.layer_pairs.outputs import OUTPUTS
 from thinkalike.measures import cka_measure
-from thinkalike.measures.distances.comparators import in_ascending_order
+from thinkalike.measures.distances.ranks import in_ascending_order
 
 LAYERS, N, D, VOCABULARY, CACHED = 13, 1024, 768, 50257, 2**18
 TIMES = 50  # that so few exponentials are computed, to be timed

@@ -19,8 +19,9 @@ from thinkalike.measures import (
     stimulus_folds,
     weighted_tau,
 )
-from thinkalike.measures.distances.comparators import levels_of
-from thinkalike.measures.distances.neural import NeuralDistances, crossnobis, noise_covariance
+from thinkalike.measures.distances.crossnobis import crossnobis, noise_covariance
+from thinkalike.measures.distances.neural import NeuralDistances
+from thinkalike.measures.distances.ranks import levels_of
 
 N, D = 40, 12
 

@@ -27,7 +27,8 @@ if TYPE_CHECKING:  # what type checkers and editors see; test_install.py compare
     from thinkalike.instruments import plot as plot
     from thinkalike.listing import results as results
     from thinkalike.measures import bootstrap, calibration, centred_rows, hsic, kernel_alignment, losses, neighbours
-    from thinkalike.measures.distances import comparators, neural
+    from thinkalike.measures.distances import comparators
+    from thinkalike.measures.distances import rsa as rsa_measures
     from thinkalike.measures.metric import CKA as CKA
     from thinkalike.measures.mlem import importance
     from thinkalike.measures.mlem.encoding_model import MLEM as MLEM
@@ -49,7 +50,7 @@ if TYPE_CHECKING:  # what type checkers and editors see; test_install.py compare
     hsic0 = takes_arrays(hsic.hsic0)
     hsic1 = takes_arrays(hsic.hsic1)
     leverage = takes_arrays(centred_rows.leverage)
-    mantel = takes_arrays(neural.mantel)
+    mantel = takes_arrays(rsa_measures.mantel)
     mutual_knn = takes_arrays(neighbours.mutual_knn)
     token_loss = takes_arrays(losses.token_loss)
     weighted_tau = takes_arrays(comparators.weighted_tau)

@@ -44,7 +44,7 @@ from thinkalike.digests import tokenizer_fingerprint
 from thinkalike.errors import ConfigError, ThinkalikeError, checked_path, one_line, plain
 from thinkalike.global_state import isolated
 from thinkalike.instruments import check_read, run_job
-from thinkalike.measures.distances.neural import rsa_of_models
+from thinkalike.measures.distances.rsa import rsa_of_models
 from thinkalike.models.behaviour import identity_of
 from thinkalike.models.families import IN_MEMORY, label
 from thinkalike.models.frozen import FrozenModel

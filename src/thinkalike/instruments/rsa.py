@@ -21,8 +21,11 @@ from thinkalike.errors import ConfigError, DataError
 from thinkalike.instruments import of_stimuli
 from thinkalike.instruments.of_stimuli import DistanceConfig, DistanceName, OfStimuli
 from thinkalike.job import Outcome, Work
-from thinkalike.measures.distances.comparators import TIED, WHITENED, mid_ranks
-from thinkalike.measures.distances.neural import NeuralDistances, crossnobis, mantel, rsa, rsa_estimate
+from thinkalike.measures.distances.comparators import TIED, WHITENED
+from thinkalike.measures.distances.crossnobis import crossnobis
+from thinkalike.measures.distances.neural import NeuralDistances
+from thinkalike.measures.distances.ranks import mid_ranks
+from thinkalike.measures.distances.rsa import mantel, rsa, rsa_estimate
 from thinkalike.measures.sample_size import effective_number, has_interval, why_no_interval
 from thinkalike.screen import show_text, span
 from thinkalike.states.stimuli import StimulusStates, numbered

@@ -19,9 +19,12 @@ chance: Chance
 changes: two_sided
 closed_forms: AffineMap bias_only least_squares procrustes reduced_rank
 contract: LayerMeasure
-distances.comparators: COMPARATORS WHITENED comparable compare mid_ranks spearman weighted_tau
-distances.neural: Mantel NOISES NeuralDistances crossnobis distance_vectors mantel noise_covariance rsa rsa_estimate
+distances.comparators: COMPARATORS WHITENED comparable compare weighted_tau
+distances.crossnobis: NOISES crossnobis noise_covariance
+distances.neural: NeuralDistances
 distances.of_layers: DISTANCE_CORRELATION RANKED_DISTANCES distance_correlation
+distances.ranks: mid_ranks spearman
+distances.rsa: Mantel distance_vectors mantel rsa rsa_estimate
 estimates: Estimate interval_around jackknife student_t
 folds: splits stimulus_folds
 hsic: hsic0 hsic1

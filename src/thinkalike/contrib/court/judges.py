@@ -19,8 +19,8 @@ from torch import Tensor
 
 from thinkalike.contrib.court import verdicts as sentences
 from thinkalike.contrib.court.evidence import Evidence, profile_likeness
-from thinkalike.measures.distances.comparators import spearman
-from thinkalike.measures.distances.neural import rsa
+from thinkalike.measures.distances.ranks import spearman
+from thinkalike.measures.distances.rsa import rsa
 from thinkalike.measures.kernel_alignment import cka
 from thinkalike.measures.neighbours import mutual_knn
 

@@ -30,8 +30,9 @@ from thinkalike.data.stimuli import Stimuli, from_sentences
 from thinkalike.data.tables import read_stimuli
 from thinkalike.errors import ConfigError, DataError
 from thinkalike.instruments import rsa
-from thinkalike.measures.distances.comparators import spearman, weighted_tau
-from thinkalike.measures.distances.neural import mantel
+from thinkalike.measures.distances.comparators import weighted_tau
+from thinkalike.measures.distances.ranks import spearman
+from thinkalike.measures.distances.rsa import mantel
 from thinkalike.measures.estimates import jackknife
 from thinkalike.measures.folds import stimulus_folds
 from thinkalike.measures.mlem.importance import fold_interval

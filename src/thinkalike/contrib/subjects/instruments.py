@@ -29,7 +29,7 @@ from thinkalike.instruments.rsa import RSA, layer_distances
 from thinkalike.job import Outcome, Work
 from thinkalike.measures.changes import two_sided
 from thinkalike.measures.distances.comparators import comparable
-from thinkalike.measures.distances.neural import distance_vectors
+from thinkalike.measures.distances.rsa import distance_vectors
 from thinkalike.measures.folds import splits, stimulus_folds
 from thinkalike.screen import show_text, span
 from thinkalike.states.stimuli import StimulusStates

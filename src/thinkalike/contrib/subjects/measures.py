@@ -13,7 +13,8 @@ from torch import Tensor
 
 from thinkalike.measures.bootstrap import drawn_counts
 from thinkalike.measures.changes import two_sided
-from thinkalike.measures.distances.comparators import CENTRED, RANKED, comparable, compare, mid_ranks, stimuli_of
+from thinkalike.measures.distances.comparators import CENTRED, RANKED, comparable, compare, stimuli_of
+from thinkalike.measures.distances.ranks import mid_ranks
 from thinkalike.measures.estimates import Estimate, interval_around, student_t
 from thinkalike.measures.seeds import seeded
 from thinkalike.processes import counted

@@ -1,6 +1,7 @@
 """Distance correlation and RSA of two layers' distances of the same rows, as measures of layer pairs.
 
-What they are without a part of the rows comes from the distances of all rows, which are computed once.
+What they are without a part of the rows comes from the distances of all rows, which are computed
+once.
 """
 
 from __future__ import annotations
@@ -15,145 +16,234 @@ from torch import Tensor
 
 from thinkalike.measures.centred_rows import centred
 from thinkalike.measures.contract import Blocks, LayerMeasure, Pair, both_in_order, products
-from thinkalike.measures.distances.comparators import mid_ranks, ranks_of_levels
 from thinkalike.measures.distances.neural import PANEL, NeuralDistances, upper
+from thinkalike.measures.distances.ranks import mid_ranks, ranks_of_levels
 from thinkalike.measures.hsic import unbiased_from_sums
 from thinkalike.measures.row_groups import SUM_ROUNDING
 
-ROUNDING = 1e-12  # share of a matrix in float64 that centring leaves of nothing
-FEWEST_RANKED = 3  # rows, whose distances are compared
+# Where centring leaves less than this share of a matrix in float64, it leaves nothing but rounding.
+CENTRING_ROUNDING = 1e-12
+
+# Fewer rows have no two distances that could be ranked.
+FEWEST_RANKED_ROWS = 3
 
 
 def distance_correlation(X: Float[Tensor, "n d"], Y: Float[Tensor, "m e"]) -> Float[Tensor, ""]:
     """Return the bias-corrected distance correlation R* = <A, B> / √(<A, A> <B, B>), in [-1, 1].
 
-    A and B are the U-centred Euclidean distances of the rows (Székely & Rizzo 2013; in this form 2014). It estimates
-    the *square* of the distance correlation of Székely, Rizzo & Bakirov (2007): about 0 for independent features of any
-    width, and a positive limit for any kind of dependence. It has no gradient here. A ValueError says that n < 4 or
-    differs between the sides, that a value is not finite, or that all distances of a side are equal.
+    A and B are the U-centred Euclidean distances of the rows (Székely & Rizzo 2013; in this form
+    2014). It estimates the *square* of the distance correlation of Székely, Rizzo & Bakirov (2007):
+    about 0 for independent features of any width, and a positive limit for any kind of dependence.
+    It has no gradient.
+
+    Raises:
+        ValueError: n < 4 or n differs between the sides, a value is not finite, or all distances of
+            a side are equal.
     """
     return DISTANCE_CORRELATION.of(X, Y)
 
 
 @torch.no_grad()
 def u_centred(squared: Float[Tensor, "n n"], name: str, rounding: float) -> Float[Tensor, "n n"]:
-    """U-centre the roots of a symmetric matrix in place to norm 1; a ValueError if rounding alone is left.
+    """Replace squared distances, in place, by U-centred distances of norm 1.
 
-    Aᵢⱼ = aᵢⱼ - aᵢ./(n-2) - a.ⱼ/(n-2) + a../((n-1)(n-2)) off the diagonal, and 0 on it. Products of two such matrices
-    are unbiased. Some rows at a time stay in the cache from one step to the next.
+    Aᵢⱼ = aᵢⱼ - aᵢ./(n-2) - a.ⱼ/(n-2) + a../((n-1)(n-2)) off the diagonal, and 0 on it. Products of
+    two such matrices are unbiased. Some rows at a time stay in the cache from one step to the next.
+
+    Args:
+        squared: A symmetric matrix of squared distances.
+        name: What errors call the layer.
+        rounding: The share of the norm that may be nothing but rounding.
+
+    Raises:
+        ValueError: Nothing but rounding is left.
     """
-    n, norms = len(squared), []
-    parts = squared.fill_diagonal_(0).split(n if squared.is_cuda else PANEL // 4)
-    sums, sizes = zip(*[(part.sqrt_().sum(1), part.norm()) for part in parts], strict=True)
+    n = len(squared)
+    rows_at_once = n if squared.is_cuda else PANEL // 4
+    panels = squared.fill_diagonal_(0).split(rows_at_once)
+    sums = []
+    norms_before = []
+    for panel in panels:
+        sums.append(panel.sqrt_().sum(1))
+        norms_before.append(panel.norm())
+
     means = torch.cat(sums) / (n - 2)
     constant = means.sum() / (n - 1)
-    for place, (part, own) in enumerate(zip(parts, means.split(len(parts[0])), strict=True)):
-        part.sub_(means).sub_((own - constant)[:, None]).diagonal(place * len(parts[0])).zero_()
-        norms.append(part.norm())
+    first_row = 0
+    norms = []
+    for panel in panels:
+        row_means = means[first_row : first_row + len(panel)]
+        panel.sub_(means).sub_((row_means - constant)[:, None])
+        panel.diagonal(first_row).zero_()
+        norms.append(panel.norm())
+        first_row += len(panel)
+
     norm = torch.stack(norms).norm()
-    if not norm > rounding * torch.stack(sizes).norm():
+    if not norm > rounding * torch.stack(norms_before).norm():
         raise ValueError(f"{name}: all distances are equal, or all but those of one row, so none can be compared")
     return squared.div_(norm)
 
 
 @torch.no_grad()
-def _of_distances(features: Float[Tensor, "n d"], name: str) -> Float[Tensor, "n n"]:
+def _centred_distances(features: Float[Tensor, "n d"], name: str) -> Float[Tensor, "n n"]:
+    """Return the U-centred distances of rows, of norm 1."""
     rows = centred(features, name).rows
-    rounding = max(ROUNDING, SUM_ROUNDING * torch.finfo(rows.dtype).eps)
+    rounding = max(CENTRING_ROUNDING, SUM_ROUNDING * torch.finfo(rows.dtype).eps)
     return u_centred(NeuralDistances.of(rows, name=name).squared(), name, rounding)
 
 
-def _values_without_parts(
+def _correlations_without_parts(
     layers: Sequence[Float[Tensor, "n n"]], blocks: Blocks, sizes: Sequence[int]
 ) -> dict[Pair, Float[Tensor, "_ l m"]]:
-    """Return the correlations of all rows and without each part, whose sums over rows are left out of those of all.
+    """Return the distance correlations of all rows, and then without each part.
 
-    U-centring takes out all that is a sum of something of both rows, so what it leaves of distances will do for these.
+    U-centring takes out all that is a sum of something of both rows, so what it leaves of distances
+    will do in place of the distances of the remaining rows.
+
+    Args:
+        layers: U-centred distances.
+        blocks: The layers of each model, and which models are compared.
+        sizes: The sizes of the parts of the rows, which follow one another.
     """
-    whole, sums = products(layers, blocks, is_symmetric=True), blocks.by_model([each.sum(0) for each in layers])
-    found, start = {pair: [each] for pair, each in whole.items()}, 0
-    for size, *strips in zip(sizes, *(each.split([*sizes]) for each in layers), strict=True):
-        part, n = slice(start, start + size), len(layers[0]) - size
-        crossed, inside = products(strips, blocks), products([each[:, part] for each in strips], blocks)
-        left = [each - own for each, own in zip(sums, blocks.by_model([each.sum(0) for each in strips]), strict=True)]
-        left = [torch.cat([each[:, :start], each[:, start + size :]], 1) for each in left]
-        totals = [each.sum(1) for each in left]
-        hsics = {
-            (a, b): unbiased_from_sums(
-                n, each - 2 * crossed[a, b] + inside[a, b], left[a] @ left[b].T, torch.outer(totals[a], totals[b])
+    n = len(layers[0])
+    products_of_all = products(layers, blocks, is_symmetric=True)
+    row_sums = blocks.by_model([layer.sum(0) for layer in layers])  # (l, n)
+    correlations = {pair: [of_all] for pair, of_all in products_of_all.items()}
+    start = 0
+    for size in sizes:
+        stop = start + size
+        strips = [layer[start:stop] for layer in layers]  # the rows of the part, (k, n)
+        part_by_all = products(strips, blocks)
+        part_by_part = products([strip[:, start:stop] for strip in strips], blocks)
+        part_sums = blocks.by_model([strip.sum(0) for strip in strips])
+
+        # The sums of the remaining rows over the remaining columns.
+        sums_left = []
+        for of_all, of_part in zip(row_sums, part_sums, strict=True):
+            without_part = of_all - of_part
+            sums_left.append(torch.cat([without_part[:, :start], without_part[:, stop:]], 1))
+        totals_left = [sums.sum(1) for sums in sums_left]
+
+        # tr(A B) over the remaining rows is all rows - 2 (part x all) + (part x part).
+        hsics = {}
+        for source, target in blocks.pairs:
+            pair = (source, target)
+            products_left = products_of_all[pair] - 2 * part_by_all[pair] + part_by_part[pair]
+            hsics[pair] = unbiased_from_sums(
+                n - size,
+                products_left,
+                sums_left[source] @ sums_left[target].T,
+                torch.outer(totals_left[source], totals_left[target]),
             )
-            for (a, b), each in whole.items()
-        }
-        norms = {a: each.diagonal().sqrt() for (a, b), each in hsics.items() if a == b}
-        for (a, b), each in hsics.items():
-            found[a, b].append(each / torch.outer(norms[a], norms[b]))
-        start += size
-    return {pair: torch.stack(each) for pair, each in found.items()}
+        norms = {}
+        for (source, target), hsic in hsics.items():
+            if source == target:
+                norms[source] = hsic.diagonal().sqrt()
+        for (source, target), hsic in hsics.items():
+            correlation = hsic / torch.outer(norms[source], norms[target])
+            correlations[source, target].append(correlation)
+        start = stop
+    return {pair: torch.stack(of_pair) for pair, of_pair in correlations.items()}
 
 
 class _Ranks(NamedTuple):
-    """Twice the centred mid-ranks of the distances of any two rows, whole numbers, and their norm."""
+    """The mid-ranks of the distances of any two rows.
+
+    Attributes:
+        doubled: Twice the ranks less their mean, which are whole numbers; 0 on the diagonal.
+        norm: The norm of this matrix.
+    """
 
     doubled: Float[Tensor, "n n"]
     norm: Float[Tensor, ""]
 
     def moved(self, order: Int[Tensor, " n"]) -> _Ranks:
+        """Return the ranks with rows in another order."""
         return self._replace(doubled=both_in_order(self.doubled, order))
 
-    def without(self, pairs: Int[Tensor, " p"]) -> Float[Tensor, " p"]:
-        """Return the ranks among these pairs, about 0 and of norm 1; equal ones are equal among fewer pairs."""
-        count = len(self.doubled) * (len(self.doubled) - 1) // 2
-        codes = (self.doubled.view(-1)[pairs] + count).long()  # from 1 - count to count - 1
-        ranks = ranks_of_levels(codes, torch.ones_like(codes, dtype=torch.float64), 2 * count).sub_(
-            (len(pairs) + 1) / 2
-        )
+    def among(self, pairs: Int[Tensor, " p"]) -> Float[Tensor, " p"]:
+        """Return the ranks among these pairs of rows, about 0 and of norm 1.
+
+        Distances that are equal are also equal among fewer pairs.
+
+        Args:
+            pairs: Flat indices of the matrix.
+        """
+        n = len(self.doubled)
+        pair_count = n * (n - 1) // 2
+        # Doubled ranks are from 1 - pair_count to pair_count - 1.
+        codes = (self.doubled.view(-1)[pairs] + pair_count).long()
+        ones = torch.ones_like(codes, dtype=torch.float64)
+        ranks = ranks_of_levels(codes, ones, 2 * pair_count).sub_((len(pairs) + 1) / 2)
         return ranks / ranks.norm()
 
 
 @torch.no_grad()
-def _of_ranks(features: Float[Tensor, "n d"], name: str) -> _Ranks:
+def _ranked_distances(features: Float[Tensor, "n d"], name: str) -> _Ranks:
+    """Return the ranks of the distances of rows."""
     distances = NeuralDistances.of(features, name=name)
     squared = distances.squared()
-    above, ranked = upper(len(squared), squared.device), torch.zeros_like(squared)
-    different = squared.flatten()[above]
-    ranks = mid_ranks(different, distances.rounding(above, different)).mul_(2).sub_(len(above) + 1)
-    norm = ranks.norm() * 2**0.5
+    pairs = upper(len(squared), squared.device)
+    of_pairs = squared.flatten()[pairs]
+    ranks = mid_ranks(of_pairs, distances.rounding(pairs, of_pairs))
+    doubled = ranks.mul_(2).sub_(len(pairs) + 1)
+    norm = doubled.norm() * 2**0.5  # of both triangles
     if norm == 0:
-        raise ValueError(f"the distances of {name}: all {len(ranks)} values are equal and have no ranks")
-    ranked.view(-1)[above] = ranks
-    return _Ranks(ranked.add_(ranked.T.contiguous()), norm)
+        raise ValueError(f"the distances of {name}: all {len(doubled)} values are equal and have no ranks")
+    matrix = torch.zeros_like(squared)
+    matrix.view(-1)[pairs] = doubled
+    return _Ranks(matrix.add_(matrix.T.contiguous()), norm)
 
 
 def _rank_correlations(layers: Sequence[_Ranks], blocks: Blocks) -> dict[Pair, Float[Tensor, "l m"]]:
-    norms = blocks.by_model([each.norm for each in layers])
-    found = products([each.doubled for each in layers], blocks, is_symmetric=True)
-    return {(a, b): each / torch.outer(norms[a], norms[b]) for (a, b), each in found.items()}
+    """Return Spearman's ρ of the distances of every two layers that are compared."""
+    norms = blocks.by_model([layer.norm for layer in layers])
+    products_of_ranks = products([layer.doubled for layer in layers], blocks, is_symmetric=True)
+    return {
+        (source, target): of_pair / torch.outer(norms[source], norms[target])
+        for (source, target), of_pair in products_of_ranks.items()
+    }
 
 
 def _rank_correlations_without_parts(
     layers: Sequence[_Ranks], blocks: Blocks, sizes: Sequence[int]
 ) -> dict[Pair, Float[Tensor, "_ l m"]]:
-    """Return the correlations of all rows and without each part, among whose pairs nothing is sorted anew."""
-    n, start, found = len(layers[0].doubled), 0, {}
-    found = {pair: [each] for pair, each in _rank_correlations(layers, blocks).items()}
-    every = torch.arange(n, device=layers[0].norm.device)
+    """Return the rank correlations of all rows, and then without each part.
+
+    The distances of the remaining rows are not sorted again.
+    """
+    n = len(layers[0].doubled)
+    of_all_rows = _rank_correlations(layers, blocks)
+    correlations = {pair: [of_pair] for pair, of_pair in of_all_rows.items()}
+    row_numbers = torch.arange(n, device=layers[0].norm.device)
+    start = 0
     for size in sizes:
-        rows = torch.cat([every[:start], every[start + size :]])
-        first, second = torch.triu_indices(n - size, n - size, 1, device=every.device)
-        ranks = blocks.by_model([each.without(rows[first] * n + rows[second]) for each in layers])
-        for (a, b), each in found.items():
-            each.append(ranks[a] @ ranks[b].T if n - size >= FEWEST_RANKED else each[0] * torch.nan)
-        start += size
-    return {pair: torch.stack(each) for pair, each in found.items()}
+        stop = start + size
+        rows = torch.cat([row_numbers[:start], row_numbers[stop:]])
+        first, second = torch.triu_indices(n - size, n - size, 1, device=rows.device)
+        pairs = rows[first] * n + rows[second]
+        ranks = blocks.by_model([layer.among(pairs) for layer in layers])
+        for (source, target), of_pair in correlations.items():
+            if n - size >= FEWEST_RANKED_ROWS:
+                of_pair.append(ranks[source] @ ranks[target].T)
+            else:
+                of_pair.append(of_pair[0] * torch.nan)
+        start = stop
+    return {pair: torch.stack(of_pair) for pair, of_pair in correlations.items()}
 
 
 DISTANCE_CORRELATION = LayerMeasure(
-    _of_distances, partial(products, is_symmetric=True), both_in_order, compare_without_parts=_values_without_parts
+    _centred_distances,
+    partial(products, is_symmetric=True),
+    both_in_order,
+    compare_without_parts=_correlations_without_parts,
 )
-RANKED_DISTANCES = LayerMeasure(  # the numbers of `rsa`
-    _of_ranks,
+
+# The values of `rsa`.
+RANKED_DISTANCES = LayerMeasure(
+    _ranked_distances,
     _rank_correlations,
     _Ranks.moved,
-    fewest=FEWEST_RANKED,
+    fewest=FEWEST_RANKED_ROWS,
     compare_without_parts=_rank_correlations_without_parts,
 )

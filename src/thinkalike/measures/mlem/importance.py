@@ -14,8 +14,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from thinkalike.arguments import Count, Level, Repetitions, RepetitionsOrNone, Seed, Within, shown, tensor_of
-from thinkalike.measures.distances.comparators import levels_of, ranks_of_levels, spearman_of_patterns
 from thinkalike.measures.distances.neural import NeuralDistances, upper
+from thinkalike.measures.distances.ranks import levels_of, ranks_of_levels, spearman_of_patterns
 from thinkalike.measures.estimates import Estimate, interval_around, jackknife, student_t
 from thinkalike.measures.folds import JACKKNIFE_PARTS, numbered_by_part, splits
 from thinkalike.measures.kinds import Columns, cell_numbers

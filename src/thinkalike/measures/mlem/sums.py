@@ -33,8 +33,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from thinkalike.measures.distances.comparators import spearman_of_patterns, unit_ranks
 from thinkalike.measures.distances.neural import PANEL, NeuralDistances, upper
+from thinkalike.measures.distances.ranks import spearman_of_patterns, unit_ranks
 from thinkalike.measures.mlem.features import Features, Term, distinct, grouped, predict, regressors
 
 SCALED = ((0, 0, 1, 1), (0, -2, 0, 0), (1, 0, 0, 0), (1, 0, 0, 0))  # C of p, x, x², q
