@@ -49,13 +49,13 @@ REASONS = {
         neural.squared_distances neural.squared""",
     "how many levels, components, tokens or directions there are is a shape": """
         ranks.ranks_of_levels singular_vectors._components row_groups.without_means row_groups._effects_of
-        ridge._fold_states features._differ""",
+        ridge._fold_states features._are_different""",
     "the order of ties is drawn on the host, so that it is that of a CPU": "neighbours.nearest_rows",
     "an assignment is solved on the host": "unit_matching.transport_plan",
     "states of stimuli are kept on the host: once a batch": "stimuli.stimulus_states",
     "penalties are those of a CPU to the bit, and go to the GPU: once a fit": "ridge_penalty.penalty_of",
     "at the end of a fit, once a layer pair": """
-        encoding_model._ends differentiable.pearson moments.of""",
+        encoding_model._scale_ends differentiable.pearson moments.of""",
 }
 TABLE = pd.DataFrame(torch.randint(3, (ROWS, 3), generator=torch.Generator().manual_seed(0)).numpy(), columns=[*"abc"])
 IN_LOOPS = {place for places in REASONS.values() for place in places.split()}

@@ -235,7 +235,7 @@ def test_noise_alone_has_no_reference():
 
 
 def test_of_many_stimuli_some_are_drawn(monkeypatch):
-    monkeypatch.setattr("thinkalike.measures.mlem.importance.MOST", 200)
+    monkeypatch.setattr("thinkalike.measures.mlem.split_half.MOST_STIMULI", 200)
     owners, states, best = planted(0.5, 20)
     assert reference(owners.tolist(), states) == pytest.approx(best, abs=0.06)
 

@@ -17,8 +17,8 @@ from sklearn.model_selection import GridSearchCV, KFold, cross_val_score
 
 from thinkalike.measures import MLEM, FeatureEncoder, splits, stimulus_folds
 from thinkalike.measures.distances.neural import NeuralDistances
+from thinkalike.measures.mlem.cone_solvers import nnls, psd_least_squares, to_entries, to_matrix
 from thinkalike.measures.mlem.features import terms_of
-from thinkalike.measures.mlem.solver import nnls, psd_least_squares, to_entries, to_matrix
 from thinkalike.measures.mlem.sums import normal_equations
 
 LEVELS = (2, 3, 3, 5, 2, 4, 12, 7)
@@ -338,7 +338,7 @@ def test_the_score_is_scipys_for_few_and_many_features(f):
 def test_the_size_of_chunks_changes_nothing(params, monkeypatch):
     table, states = drawn(50, f=3)
     expected = MLEM(**params).fit(table, states)
-    monkeypatch.setattr("thinkalike.measures.mlem.sums.CHUNK", 1)
+    monkeypatch.setattr("thinkalike.measures.mlem.sums.PAIRS_AT_ONCE", 1)
     monkeypatch.setattr("thinkalike.measures.distances.neural.PANEL", 7)
     found = MLEM(**params).fit(table, states)
     torch.testing.assert_close(found.weights_, expected.weights_, rtol=1e-9, atol=1e-12)
@@ -416,7 +416,7 @@ def test_what_would_give_a_wrong_number_is_refused(key):
 
 
 def test_no_convergence_is_an_error(monkeypatch):
-    monkeypatch.setattr("thinkalike.measures.mlem.solver.LIMIT", 3)
+    monkeypatch.setattr("thinkalike.measures.mlem.cone_solvers.MOST_PSD_STEPS", 3)
     with pytest.raises(ValueError, match="no optimum"):
         psd_least_squares(*constrained())
 

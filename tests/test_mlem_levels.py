@@ -190,7 +190,7 @@ def test_scores_of_all_pairs_are_those_of_patterns(params, monkeypatch):
     table, states = drawn(40, missing=0.05)
     model, found = MLEM(**PARAMS | params, folds=2), []
     for way in (distinct, lambda all_pairs: (list(all_pairs), torch.arange(len(all_pairs[0])))):
-        monkeypatch.setattr("thinkalike.measures.mlem.sums.distinct", way)
+        monkeypatch.setattr("thinkalike.measures.mlem.stimulus_pairs.distinct", way)
         options = {"folds": 2, "permutations": 1, "interactions": [(0, 2)]}
         found.append(feature_importance(model, table, [states, states**2], **options))
     torch.testing.assert_close(found[0].drops, found[1].drops, rtol=0, atol=1e-12)

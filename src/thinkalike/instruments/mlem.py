@@ -33,13 +33,8 @@ from thinkalike.measures.distances.comparators import weighted_tau
 from thinkalike.measures.estimates import interval_around
 from thinkalike.measures.kinds import NUMBERS
 from thinkalike.measures.mlem.encoding_model import FEWEST_PER_FOLD, MLEM
-from thinkalike.measures.mlem.importance import (
-    Importance,
-    feature_importance,
-    fewest_groups,
-    fold_interval,
-    split_half_reference,
-)
+from thinkalike.measures.mlem.importance import Importance, feature_importance, fewest_groups, fold_interval
+from thinkalike.measures.mlem.split_half import split_half_reference
 from thinkalike.measures.sample_size import FEWEST_GROUPS
 from thinkalike.screen import Table, few, number_column, show_table, show_text, span
 from thinkalike.states.stimuli import StimulusStates, numbered

@@ -36,7 +36,8 @@ metric: CKA CKAResult
 mlem.differentiable: DifferentiableMLEM
 mlem.encoding_model: MLEM
 mlem.features: FeatureEncoder Features
-mlem.importance: Importance feature_importance fold_interval split_half_reference
+mlem.importance: Importance feature_importance fold_interval
+mlem.split_half: split_half_reference
 moments: Moments PairStatistics
 neighbour_sets: jaccard jaccard_measure second_order_cosine second_order_measure
 neighbours: mutual_knn mutual_measure

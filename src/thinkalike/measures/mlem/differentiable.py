@@ -1,4 +1,7 @@
-"""A metric-learning encoding model whose loss has gradients, in W and in the states (Salle et al. 2024, appendix B)."""
+"""A metric-learning encoding model whose loss has gradients, in W and in the states.
+
+See Salle et al. (2024, appendix B).
+"""
 
 from __future__ import annotations
 
@@ -14,10 +17,11 @@ LOSSES = ("squared_error", "pearson", "spearman")
 
 
 class DifferentiableMLEM(nn.Module):
-    """The model (D_ij)² ≈ b + Δᵀ W Δ, W = R Rᵀ (symmetric positive semidefinite), or diagonal with the squares of R.
+    """The model (D_ij)² ≈ b + Δᵀ W Δ, W = R Rᵀ (symmetric positive semidefinite), or diagonal.
 
-    With squared_error on all pairs, training converges to the weights of `MLEM(scale="none")`, which is exact and far
-    faster. This model is for another loss, or for states that are trained too.
+    A diagonal W has the squares of R. With squared_error on all pairs, training converges to the
+    weights of `MLEM(scale="none")`, which is exact and far faster. This model is for another loss,
+    or for states that are trained too.
 
     | loss | |
     |---|---|
@@ -28,6 +32,7 @@ class DifferentiableMLEM(nn.Module):
     Args:
         features: The number of features.
         weights: "diagonal" or "full".
+        loss: The loss, see above.
         alpha: The ridge of the squared error, as in `MLEM`.
         strength: The strength of the soft ranks, above 0; by default 1 / pairs.
 
@@ -46,14 +51,19 @@ class DifferentiableMLEM(nn.Module):
         super().__init__()
         check_choice("weights", weights, ("diagonal", "full"))
         check_choice("loss", loss, LOSSES)
-        self.kind, self.alpha, self.strength = loss, alpha, strength
-        self.root = nn.Parameter(torch.eye(features) if weights == "full" else torch.ones(features))
+        self.kind = loss
+        self.alpha = alpha
+        self.strength = strength
+        start = torch.eye(features) if weights == "full" else torch.ones(features)
+        self.root = nn.Parameter(start)
         self.intercept = nn.Parameter(torch.zeros(()))
 
     @property
     def weights(self) -> Float[Tensor, " f"] | Float[Tensor, "f f"]:
         """W, (f) if diagonal, (f, f) if full."""
-        return self.root.square() if self.root.dim() == 1 else self.root @ self.root.T
+        if self.root.dim() == 1:
+            return self.root.square()
+        return self.root @ self.root.T
 
     @takes_arrays
     def forward(self, differences: Float[Tensor, "p f"]) -> Float[Tensor, " p"]:
@@ -64,34 +74,54 @@ class DifferentiableMLEM(nn.Module):
 
     @takes_arrays
     def loss(
-        self, features: Features, states: Float[Tensor, "n d"], pairs: Int[Tensor, "2 p"] | None = None
+        self,
+        features: Features,
+        states: Float[Tensor, "n d"],
+        pairs: Int[Tensor, "2 p"] | None = None,
     ) -> Float[Tensor, ""]:
-        """Return the loss on pairs of the n stimuli, all i < j by default: at least 0, differentiable in W and states.
+        """Return the loss on pairs of the n stimuli, at least 0, differentiable in W and states.
 
-        A ValueError says that states are not one for each stimulus, or that what is to be correlated is all equal.
+        Args:
+            features: The features of the stimuli.
+            states: Their states.
+            pairs: The pairs; by default all i < j.
+
+        Raises:
+            ValueError: States are not one for each stimulus, or what is to be correlated is all
+                equal.
         """
         if len(states) != len(features):
             raise ValueError(f"there are {len(states)} states of {len(features)} stimuli: give one for each")
         if pairs is None:
             pairs = torch.triu_indices(len(states), len(states), 1, device=states.device)
-        if self.kind != "squared_error":  # which forgive any scale, whose squares may be beyond the numbers of a dtype
+        if self.kind != "squared_error":
+            # Correlations do not depend on the scale, whose squares may be beyond the dtype.
             states = states / size_of(states.detach())
         predicted = self(features.differences(pairs).to(self.root.dtype))
         distances = (states[pairs[0]] - states[pairs[1]]).square().sum(-1)
         wider = torch.promote_types(predicted.dtype, distances.dtype)
-        predicted, distances = predicted.to(wider), distances.to(wider)
+        predicted = predicted.to(wider)
+        distances = distances.to(wider)
+
+        pair_count = pairs.shape[1]
         if self.kind == "squared_error":
             error = (predicted - distances).square().mean()
-            return error + self.alpha / pairs.shape[1] * self.weights.square().sum()
+            return error + self.alpha / pair_count * self.weights.square().sum()
         if self.kind == "spearman":
-            strength = 1 / pairs.shape[1] if self.strength is None else self.strength
-            predicted, distances = soft_ranks(predicted, strength), soft_ranks(distances, strength)
+            strength = 1 / pair_count if self.strength is None else self.strength
+            predicted = soft_ranks(predicted, strength)
+            distances = soft_ranks(distances, strength)
         return 1 - pearson(predicted, distances)
 
 
 def pearson(x: Float[Tensor, " p"], y: Float[Tensor, " p"]) -> Float[Tensor, ""]:
-    """Return Pearson's r of two vectors, in [-1, 1]."""
-    x, y = x - x.mean(), y - y.mean()
+    """Return Pearson's r of two vectors, in [-1, 1].
+
+    Raises:
+        ValueError: A vector is constant or not finite.
+    """
+    x = x - x.mean()
+    y = y - y.mean()
     norm = x.norm() * y.norm()
     if not norm > 0:
         raise ValueError(f"{len(x)} predictions or distances are all equal, or not finite")
@@ -99,9 +129,11 @@ def pearson(x: Float[Tensor, " p"], y: Float[Tensor, " p"]) -> Float[Tensor, ""]
 
 
 def soft_ranks(values: Float[Tensor, " p"], strength: float) -> Float[Tensor, " p"]:
-    """Return ranks from 1 that have gradients: r_i = 1/2 + Σ_j σ((x_i - x_j) / (strength · standard deviation)).
+    """Return ranks from 1 that have gradients.
 
-    At strength → 0 they are the mid-ranks; at strength → ∞ they are linear in x. Neighbours are about 1/p of the spread
-    apart, a good strength. Memory is p².
+    r_i = 1/2 + Σ_j σ((x_i - x_j) / (strength · standard deviation)). At strength → 0 they are the
+    mid-ranks; at strength → ∞ they are linear in x. Neighbours are about 1/p of the spread apart,
+    which is a good strength. The memory is p².
     """
-    return 0.5 + ((values[:, None] - values) / (strength * values.std())).sigmoid().sum(1)
+    differences = values[:, None] - values
+    return 0.5 + (differences / (strength * values.std())).sigmoid().sum(1)

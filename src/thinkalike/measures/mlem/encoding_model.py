@@ -27,14 +27,28 @@ from thinkalike.arguments import (
 from thinkalike.measures.distances.neural import NeuralDistances, upper
 from thinkalike.measures.folds import check_groups, stimulus_folds
 from thinkalike.measures.kinds import Columns, Kinds, Level, level_of
-from thinkalike.measures.mlem.features import DIFFERENCES, MISSING, FeatureEncoder, Features, grouped, predict
-from thinkalike.measures.mlem.solver import Division, Fitted, describe, fit_weights
-from thinkalike.measures.mlem.sums import StimulusPairs
+from thinkalike.measures.mlem.features import (
+    DIFFERENCES,
+    MISSING,
+    FeatureEncoder,
+    Features,
+    grouped,
+    predict,
+)
+from thinkalike.measures.mlem.solver import Division, FittedWeights, describe, fit_weights
+from thinkalike.measures.mlem.stimulus_pairs import StimulusPairs
 
 ALPHAS = tuple(10.0**power for power in range(-4, 5))
-FEWEST_PER_FOLD = 3  # stimuli whose distances can be ranked: two have one distance
-FEWEST_PAIRS_PER_FOLD = 2  # under recipe="paper", where folds divide pairs
-UNEXPLAINED = 1e-9  # of the mean squared distance: smaller weights are rounding
+
+# A fold needs this many stimuli, whose distances can be ranked: two have one distance.
+FEWEST_PER_FOLD = 3
+
+# Under recipe="paper" folds divide pairs, and one needs this many of them.
+FEWEST_PAIRS_PER_FOLD = 2
+
+# Weights below this share of the mean squared distance are rounding.
+WEIGHT_ROUNDING = 1e-9
+
 CHOICES = {
     "weights": ("diagonal", "full"),
     "unknown": ("error", "new"),
@@ -48,37 +62,45 @@ CHOICES = {
 class MLEM(BaseEstimator):
     """A model of the squared neural distances of pairs of stimuli: a metric over their features.
 
-    (D_ij)² ≈ b + Δᵀ W Δ with Δ the differences of the features, so that W_ff is the weight of a category's indicator,
-    or of the squared difference of a scaled feature. W is diagonal and non-negative, or symmetric positive
-    semidefinite, and minimises Σ_{i<j} (b + Δᵀ W Δ - (D^N_ij)²)² + α ‖W‖²; b is free, as in `Ridge(positive=True)`. The
-    solution is exact; only the folds are random. It is an estimator of scikit-learn, for `cross_val_score` and others,
-    and can be pickled.
+    (D_ij)² ≈ b + Δᵀ W Δ with Δ the differences of the features, so that W_ff is the weight of a
+    category's indicator, or of the squared difference of a scaled feature. W is diagonal and
+    non-negative, or symmetric positive semidefinite, and minimises
+    Σ_{i<j} (b + Δᵀ W Δ - (D^N_ij)²)² + α ‖W‖²; b is free, as in `Ridge(positive=True)`. The
+    solution is exact; only the folds are random. It is an estimator of scikit-learn, for
+    `cross_val_score` and others, and can be pickled.
 
-    With difference="levels" each two levels a, b of a nominal feature have a weight w^f_ab ≥ 0 of their own, and α
-    shrinks the weights of a feature to their mean: α = ∞ is the model with one weight per feature, see `level_path`.
+    With difference="levels" each two levels a, b of a nominal feature have a weight w^f_ab ≥ 0 of
+    their own, and α shrinks the weights of a feature to their mean: α = ∞ is the model with one
+    weight per feature, see `level_path`.
 
     Args:
-        weights: "diagonal", or "full" with an interaction W_fg of every two features, which levels do not have.
+        weights: "diagonal", or "full" with an interaction W_fg of every two features, which levels
+            do not have.
         distance: The neural distance D^N, see `NeuralDistances`.
-        alpha: One ridge, or several, from which each layer gets that of the best mean Spearman's ρ over the folds; with
-            levels its unit is a number of stimuli, and ∞ is added to several α.
-        kinds: "auto": as the type and the values of each column imply, see `kinds.kind_of`; else the kind of all
-            features, of each, or {name or number: kind} of some, see `Columns.of`.
+        alpha: One ridge, or several, from which each layer gets that of the best mean Spearman's ρ
+            over the folds; with levels its unit is a number of stimuli, and ∞ is added to several
+            α.
+        kinds: "auto": as the type and the values of each column imply, see `kinds.kind_of`; else
+            the kind of all features, of each, or {name or number: kind} of some, see `Columns.of`.
         difference, missing: See `FeatureEncoder`.
-        unknown: How `predict` and `score` treat a level that is new to the fit: "error", or "new": its distance to all
-            other levels is the mean distance of two levels of that feature, as `feature_importance` always does.
-        scale: The unit of W, b and predictions: "mean", the mean squared distance of the training pairs; "minmax",
-            which maps their squared distances to [0, 1]; "none"; "auto", "minmax" under recipe="paper", else "mean".
-        recipe: "stimuli": folds divide stimuli; "paper": they divide pairs, so that training and test share stimuli.
+        unknown: How `predict` and `score` treat a level that is new to the fit: "error", or "new":
+            its distance to all other levels is the mean distance of two levels of that feature, as
+            `feature_importance` always does.
+        scale: The unit of W, b and predictions: "mean", the mean squared distance of the training
+            pairs; "minmax", which maps their squared distances to [0, 1]; "none"; "auto", "minmax"
+            under recipe="paper", else "mean".
+        recipe: "stimuli": folds divide stimuli; "paper": they divide pairs, so that training and
+            test share stimuli.
         folds, seed: The number and the seed of the folds that choose alpha.
 
     Attributes:
-        weights_: W, (f) if diagonal, else (f, f); it and the next three have a first axis of layers if Y has one. With
-            levels it is the mean weight of each feature's pairs of levels.
+        weights_: W, (f) if diagonal, else (f, f); it and the next three have a first axis of layers
+            if Y has one. With levels it is the mean weight of each feature's pairs of levels.
         level_weights_: With levels, those of each nominal feature, see `LevelWeights`.
         intercept_, alpha_: b and α.
         range_: The squared distances that become 0 and 1 in the scale of the fit.
-        correlation_: (f, f), Pearson's r of the features' Δ over the pairs (figure S5), NaN beside a constant.
+        correlation_: (f, f), Pearson's r of the features' Δ over the pairs (figure S5), NaN beside
+            a constant.
         condition_number_: The condition number of that matrix without the constant features.
 
     >>> features, states = np.array([[0, 0], [0, 1], [1, 0], [1, 1]] * 5), torch.randn(20, 3)
@@ -102,77 +124,119 @@ class MLEM(BaseEstimator):
         folds: Count = 5,
         seed: Seed = 0,
     ):
-        self.weights, self.distance, self.alpha = weights, distance, alpha
-        self.kinds, self.difference, self.missing, self.unknown = kinds, difference, missing, unknown
-        self.scale, self.recipe, self.folds, self.seed = scale, recipe, folds, seed
+        self.weights = weights
+        self.distance = distance
+        self.alpha = alpha
+        self.kinds = kinds
+        self.difference = difference
+        self.missing = missing
+        self.unknown = unknown
+        self.scale = scale
+        self.recipe = recipe
+        self.folds = folds
+        self.seed = seed
 
     def fit(self, X: Any, Y: Any, groups: Any = None) -> MLEM:
-        """Fit all layers, with a warning of features that are constant, taken for continuous, or much the same.
+        """Fit all layers.
+
+        Features that are constant, taken for continuous, or much the same have a warning.
 
         Args:
-            X: (n, f), a DataFrame, an array, a tensor or a list of lists; numbers, text, truth values or categories,
-                and NaN, None or pd.NA where a value is missing.
-            Y: (n, d) states, or (n, n) precomputed distances; or a sequence of layers, of any models and widths.
-            groups: (n) numbers or names; stimuli of a group, such as the words of a sentence, stay in one fold.
+            X: (n, f), a DataFrame, an array, a tensor or a list of lists; numbers, text, truth
+                values or categories, and NaN, None or pd.NA where a value is missing.
+            Y: (n, d) states, or (n, n) precomputed distances; or a sequence of layers, of any
+                models and widths.
+            groups: (n) numbers or names; stimuli of a group, such as the words of a sentence, stay
+                in one fold.
 
         Raises:
-            ValueError: The tables do not fit together, or every feature, or all distances of a layer, are constant.
+            ValueError: The tables do not fit together, or every feature, or all distances of a
+                layer, are constant.
         """
         table = self.read(X, Y, groups)
         self.encoder_ = FeatureEncoder.of(table.values, table.columns, self.difference, self.missing)
-        features, pairs = self.encoder_.encode_values(table.values), table.stimulus_pairs
+        features = self.encoder_.encode_values(table.values)
+        pairs = table.stimulus_pairs
         fitted = self.fit_weights(features, pairs, self.divide(pairs, table.groups))
         self.correlation_, self.condition_number_ = describe(fitted, features.labels)
-        self._keep(fitted, table)
+        self._set_fitted(fitted, table)
         self.level_weights_ = level_weights(self._fitted, self.encoder_, features, table.single)
         return self
 
     def predict(self, X: Any) -> Float[Tensor, "*l p"]:
-        """Return the squared distances of all pairs i < j of stimuli, in the scale of the fit and the order of `pdist`.
+        """Return the squared distances of all pairs i < j of stimuli, in the scale of the fit.
 
-        Under missing="drop" stimuli that lack a value are left out. A ValueError names a level that is new to the fit.
+        They are in the order of `pdist`. Under missing="drop" stimuli that lack a value are left
+        out.
+
+        Raises:
+            ValueError: A level is new to the fit.
         """
         check_is_fitted(self, "encoder_")
-        values, levels = self.encoder_.columns.read(X, self._fitted.weights.device)
-        values = values[kept_rows(values, self.missing == "drop")]
+        fitted = self._fitted
+        values, levels = self.encoder_.columns.read(X, fitted.weights.device)
+        values = values[complete_rows(values, self.missing == "drop")]
         if self.unknown == "error":
             self.encoder_.refuse_new(values, levels)
         features = self.encoder_.encode_values(values)
-        chosen = upper(len(features), features.levels.device)
-        differences = [features.difference(feature).flatten()[chosen] for feature in range(len(features.scaled))]
-        predicted = predict(differences, self._fitted.terms, self._fitted.weights) + self._fitted.intercept[:, None]
-        return predicted[0] if self._single else predicted
+        pairs = upper(len(features), features.levels.device)
+        differences = []
+        for feature in range(len(features.scaled)):
+            differences.append(features.difference(feature).flatten()[pairs])
+        predicted = predict(differences, fitted.terms, fitted.weights) + fitted.intercept[:, None]
+        if self._single:
+            return predicted[0]
+        return predicted
 
     def score(self, X: Any, Y: Any) -> float | Float[Tensor, " l"]:
-        """Return Spearman's ρ of predicted and neural distances over all pairs; one number, or one per layer.
+        """Return Spearman's ρ of predicted and neural distances over all pairs.
 
-        A ValueError says that a prediction is constant, or that the fit had other layers or not a level.
+        It is one number, or one per layer.
+
+        Raises:
+            ValueError: A prediction is constant, or the fit had other layers or lacks a level.
         """
         check_is_fitted(self, "encoder_")
         table = self.read(X, Y, columns=self.encoder_.columns)
         if self.unknown == "error":
             self.encoder_.refuse_new(table.values, table.levels)
-        pairs, fitted = table.stimulus_pairs, self._fitted
+        pairs = table.stimulus_pairs
+        fitted = self._fitted
         if len(pairs.layers) != len(fitted.weights):
             raise ValueError(f"{len(pairs.layers)} layers, but the model was fitted on {len(fitted.weights)}")
         differences = pairs.differences(self.encoder_.encode_values(table.values))
         scores = pairs.score([differences], fitted.terms, fitted.weights)[0]
-        if scores.isnan().any():
-            layer = int(scores.isnan().nonzero()[0])
+        is_constant = scores.isnan()
+        if is_constant.any():
+            layer = int(is_constant.nonzero()[0])
             raise ValueError(f"the prediction of layer {layer} is constant: no feature explains its distances")
-        return float(scores[0]) if table.single else scores
+        if table.single:
+            return float(scores[0])
+        return scores
 
-    def read(self, X: Any, Y: Any, groups: Any = None, columns: Columns | None = None) -> Table:
-        """Check this model's choices, and the data of a `fit`; X is read by these columns, by default its own."""
+    def read(self, X: Any, Y: Any, groups: Any = None, columns: Columns | None = None) -> StimulusTable:
+        """Check this model's choices, and the data of a `fit`.
+
+        Args:
+            X, Y, groups: See `fit`.
+            columns: How X is read; by default as it describes itself.
+
+        Raises:
+            ValueError: A choice is unknown, or the data do not fit together.
+        """
         for name, choices in CHOICES.items():
             check_choice(name, getattr(self, name), choices)
         checked_numbers(MLEM.__init__, self.get_params(deep=False))
-        by_pair, columns = self.recipe == "paper", Columns.of(X, self.kinds) if columns is None else columns
-        if by_pair and groups is not None:
+        divides_pairs = self.recipe == "paper"
+        if columns is None:
+            columns = Columns.of(X, self.kinds)
+        if divides_pairs and groups is not None:
             raise ValueError("recipe='paper' divides pairs into folds and cannot keep groups together")
         check_rows([("X", X), ("Y", Y), ("groups", groups)])
-        layers, single = _layers_of(Y)
-        states = [tensor_of(layer, Float, f"Y, layer {index}") for index, layer in enumerate(layers)]
+        layers, is_single = _layers_in(Y)
+        states = []
+        for index, layer in enumerate(layers):
+            states.append(tensor_of(layer, Float, f"Y, layer {index}"))
         values, levels = columns.read(X, states[0].device)
         for index, layer in enumerate(states):
             if layer.dim() != 2 or len(layer) != len(values):
@@ -180,36 +244,50 @@ class MLEM(BaseEstimator):
                 raise ValueError(f"Y, layer {index} has shape {shape}; X has {len(values)} stimuli: give as many rows")
         if len(values) < 2:
             raise ValueError(f"X has {len(values)} stimuli: give two or more, as distances are of pairs")
-        kept = kept_rows(values, self.missing == "drop")
-        distances = [NeuralDistances.of(layer, self.distance, f"layer {index}") for index, layer in enumerate(states)]
-        if len(kept) < len(values):
-            distances = [each.take(kept) for each in distances]
+
+        rows = complete_rows(values, self.missing == "drop")
+        distances = []
+        for index, layer in enumerate(states):
+            distances.append(NeuralDistances.of(layer, self.distance, f"layer {index}"))
+        if len(rows) < len(values):
+            distances = [of_layer.take(rows) for of_layer in distances]
         pairs = StimulusPairs(distances)
-        if by_pair:
+        if divides_pairs:
             pairs = StimulusPairs(distances, chosen=pairs.flat, targets=pairs.targets())
         owners = None
         if groups is not None:
             owners = tensor_of(groups, Int, "groups")
             check_groups(owners, len(values))
-            owners = owners.to(kept.device)[kept]
-        return Table(values[kept], levels, columns, pairs, owners, single)
+            owners = owners.to(rows.device)[rows]
+        return StimulusTable(values[rows], levels, columns, pairs, owners, is_single)
 
     def divide(self, pairs: StimulusPairs, groups: Tensor | None) -> Division:
+        """Return the folds that choose alpha; a single fold without parts if there is one alpha."""
         units = pairs.index if pairs.chosen is None else pairs.chosen
         if len(self._alphas()) == 1:
             return Division(torch.zeros_like(units), [])
         cells = self.folds_of(pairs, self.folds, self.seed, groups).to(units.device)
-        return Division(cells, (pairs.part((cells == fold).nonzero()[:, 0]) for fold in range(self.folds)))
+        parts = (pairs.part((cells == fold).nonzero()[:, 0]) for fold in range(self.folds))
+        return Division(cells, parts)
 
     def folds_of(self, pairs: StimulusPairs, folds: int, seed: int, groups: Tensor | None) -> Int[Tensor, " n"]:
-        """Return the fold of each stimulus, or of each pair; a ValueError if a fold has too few distances to rank."""
-        by_pair = pairs.chosen is not None
-        unit, fewest = ("pairs", FEWEST_PAIRS_PER_FOLD) if by_pair else ("stimuli", FEWEST_PER_FOLD)
-        most = len(pairs) // fewest
-        if most < 2:
+        """Return the fold of each stimulus, or of each pair.
+
+        Raises:
+            ValueError: A fold has too few distances to rank.
+        """
+        unit = "stimuli"
+        fewest = FEWEST_PER_FOLD
+        if pairs.chosen is not None:
+            unit = "pairs"
+            fewest = FEWEST_PAIRS_PER_FOLD
+        most_folds = len(pairs) // fewest
+        if most_folds < 2:
             raise ValueError(f"{len(pairs)} {unit} are too few for two folds: give {2 * fewest} or more")
-        if folds > most:
-            raise ValueError(f"folds={folds} leaves a fold with fewer than {fewest} {unit}: choose at most {most}")
+        if folds > most_folds:
+            raise ValueError(
+                f"folds={folds} leaves a fold with fewer than {fewest} {unit}: choose at most {most_folds}"
+            )
         fold_of = stimulus_folds(len(pairs), folds, seed, groups)
         smallest = int(fold_of.bincount().min())
         if smallest < fewest:
@@ -219,94 +297,159 @@ class MLEM(BaseEstimator):
             )
         return fold_of
 
-    def fit_weights(self, features: Features, stimulus_pairs: StimulusPairs, division: Division) -> Fitted:
-        return fit_weights(features, stimulus_pairs, division, self._alphas(), self.weights == "full")
+    def fit_weights(self, features: Features, stimulus_pairs: StimulusPairs, division: Division) -> FittedWeights:
+        """Return the weights for encoded features, see `solver.fit_weights`."""
+        interactions = self.weights == "full"
+        return fit_weights(features, stimulus_pairs, division, self._alphas(), interactions)
 
     def _alphas(self) -> tuple[float, ...]:
-        levels = self.difference == "levels"
+        """Return the ridges; a ValueError if they are no numbers from 0."""
+        has_levels = self.difference == "levels"
         refuse_huge(self.alpha, "alpha")
-        alphas = real_numbers(self.alpha, Within(least=0, is_finite=not levels))
+        alphas = real_numbers(self.alpha, Within(least=0, is_finite=not has_levels))
         if not alphas:
-            wanted = "a finite number, at least 0, or a list of them"
-            infinity = "" if levels else "; inf goes with difference='levels' alone"
-            raise ValueError(f"alpha={shown(self.alpha)} must be {wanted}{infinity}")
-        more = (torch.inf,) if levels and len(alphas) > 1 and torch.inf not in alphas else ()
-        return (*alphas, *more)
+            reason = "a finite number, at least 0, or a list of them"
+            if not has_levels:
+                reason += "; inf goes with difference='levels' alone"
+            raise ValueError(f"alpha={shown(self.alpha)} must be {reason}")
+        if has_levels and len(alphas) > 1 and torch.inf not in alphas:
+            return (*alphas, torch.inf)
+        return tuple(alphas)
 
-    def _keep(self, fitted: Fitted, table: Table) -> None:
-        ends = self._ends(fitted, table.stimulus_pairs)
+    def _set_fitted(self, fitted: FittedWeights, table: StimulusTable) -> None:
+        """Set what a fit leaves, in the scale of the fit."""
+        ends = self._scale_ends(fitted, table.stimulus_pairs)
         unit = ends[:, 1] - ends[:, 0]
+        weights = fitted.weights / unit[:, None]
         intercept = (fitted.intercept - ends[:, 0]) / unit
-        self._fitted = fitted._replace(weights=fitted.weights / unit[:, None], intercept=intercept)
+        self._fitted = fitted._replace(weights=weights, intercept=intercept)
         self._single = table.single
-        kept = self._fitted.matrices, intercept, fitted.alpha, ends
-        self.weights_, self.intercept_, self.alpha_, self.range_ = (x[0] if table.single else x for x in kept)
+        layer = 0 if table.single else slice(None)
+        self.weights_ = self._fitted.matrices[layer]
+        self.intercept_ = intercept[layer]
+        self.alpha_ = fitted.alpha[layer]
+        self.range_ = ends[layer]
 
-    def _ends(self, fitted: Fitted, pairs: StimulusPairs) -> Float[Tensor, "l 2"]:
-        scale = self.scale if self.scale != "auto" else "minmax" if self.recipe == "paper" else "mean"
+    def _scale_ends(self, fitted: FittedWeights, pairs: StimulusPairs) -> Float[Tensor, "l 2"]:
+        """Return the squared distances that become 0 and 1.
+
+        Raises:
+            ValueError: All distances of a layer are equal.
+        """
+        scale = self.scale
+        if scale == "auto":
+            scale = "minmax" if self.recipe == "paper" else "mean"
         zero = torch.zeros_like(fitted.mean)
         if scale == "none":
             return torch.stack([zero, zero + 1], 1)
         ends = torch.stack([zero, fitted.mean], 1)
-        doubtful = fitted.weights.abs().amax(1) <= UNEXPLAINED * fitted.mean
+        # Where nothing is explained, the distances may be all equal.
+        may_be_constant = fitted.weights.abs().amax(1) <= WEIGHT_ROUNDING * fitted.mean
         for index, layer in enumerate(pairs.layers):
-            if scale == "minmax" or doubtful[index]:
-                low, high = layer.vector().aminmax()
-                if low == high:
-                    raise ValueError(f"all distances of layer {index} are equal")
-                if scale == "minmax":
-                    ends[index] = torch.stack([low, high])
+            if scale == "mean" and not may_be_constant[index]:
+                continue
+            low, high = layer.vector().aminmax()
+            if low == high:
+                raise ValueError(f"all distances of layer {index} are equal")
+            if scale == "minmax":
+                ends[index] = torch.stack([low, high])
         return ends
 
 
-def _layers_of(Y: Any) -> tuple[Sequence[Any], bool]:
-    """Return the layers that states are, and whether they are one layer, as an array or a list of lists of numbers."""
+def _layers_in(Y: Any) -> tuple[Sequence[Any], bool]:
+    """Return the layers that states are, and whether they are a single layer.
+
+    A single layer is an array or a list of lists of numbers.
+
+    Raises:
+        ValueError: There are no layers.
+    """
     is_list = isinstance(Y, list | tuple)
     is_array = hasattr(Y, "ndim") and Y.ndim in (2, 3)
     if not is_array and not (is_list and len(Y)):
         raise ValueError(f"Y has no layers: give states of shape (stimuli, width) or a list of them, not {shown(Y)}")
-    first_row = Y[0] if is_list else None
-    is_list_of_rows = isinstance(first_row, list | tuple) and len(first_row) > 0 and np.ndim(first_row[0]) == 0
-    is_single = Y.ndim == 2 if is_array else is_list_of_rows
-    return ([Y] if is_single else Y), is_single
+    if is_array:
+        is_single = Y.ndim == 2
+    else:
+        first_row = Y[0]
+        is_row = isinstance(first_row, list | tuple) and len(first_row) > 0
+        is_single = is_row and np.ndim(first_row[0]) == 0
+    if is_single:
+        return [Y], True
+    return Y, False
 
 
-class Table(NamedTuple):
-    """The checked data of a fit."""
+class StimulusTable(NamedTuple):
+    """The checked data of a fit.
+
+    Attributes:
+        values: The features, as numbers.
+        levels: See `Columns.read`.
+        columns: How the table was read.
+        stimulus_pairs: The pairs of the stimuli.
+        groups: The group of each stimulus, if given.
+        single: Whether Y was one layer, and not a sequence of them.
+    """
 
     values: Float[Tensor, "n f"]
-    levels: list[list[Level] | None]  # see `Columns.read`
+    levels: list[list[Level] | None]
     columns: Columns
     stimulus_pairs: StimulusPairs
     groups: Int[Tensor, " n"] | None
-    single: bool  # Y was one layer, not a sequence of them
+    single: bool
 
 
-def kept_rows(values: Float[Tensor, "n f"], drop: bool) -> Int[Tensor, " k"]:
-    return (~values.isnan().any(1) | (not drop)).nonzero()[:, 0]
+def complete_rows(values: Float[Tensor, "n f"], drop: bool) -> Int[Tensor, " k"]:
+    """Return the rows that lack no value, or all rows unless incomplete ones are dropped."""
+    lacks_value = values.isnan().any(1)
+    return (~lacks_value | (not drop)).nonzero()[:, 0]
 
 
 class LevelWeights(NamedTuple):
-    """How far apart the levels of one feature are in each layer, in the scale of the fit."""
+    """How far apart the levels of one feature are in each layer, in the scale of the fit.
+
+    Attributes:
+        feature: The number of the feature.
+        values: The levels that the training stimuli have, NaN where a value is missing.
+        weights: The weights of pairs of levels: symmetric, at least 0, with a zero diagonal.
+        levels: The values in the table, None where a value is missing.
+    """
 
     feature: int
-    values: Float[Tensor, " k"]  # the levels that the training stimuli have, NaN where a value is missing
-    weights: Float[Tensor, "*l k k"]  # symmetric, at least 0, with a zero diagonal
-    levels: list[Level | None]  # the values in the table, None where a value is missing
+    values: Float[Tensor, " k"]
+    weights: Float[Tensor, "*l k k"]
+    levels: list[Level | None]
 
 
-def level_weights(fitted: Fitted, encoder: FeatureEncoder, features: Features, single: bool) -> list[LevelWeights]:
-    """Return the weights of all pairs of levels, feature by feature."""
-    found = []
-    for (feature, *_), places in grouped(fitted.terms):
-        if size := features.known[feature]:
-            rows, columns = torch.triu_indices(size, size, 1)
-            matrix = fitted.weights.new_zeros(len(fitted.weights), size, size)
-            pairs = fitted.weights[:, places.start : places.stop - 1]
-            matrix[:, rows, columns] = matrix[:, columns, rows] = pairs
-            first = 0 if (features.levels[:, feature] == 0).any() else 1  # whether a stimulus lacks the value
-            values = torch.cat([pairs.new_tensor([torch.nan]), encoder.known[feature]])[first:]
-            names = [level_of(value, encoder.columns.levels[feature]) for value in values.tolist()]
-            matrix = matrix[:, first:, first:]
-            found.append(LevelWeights(feature, values, matrix[0] if single else matrix, names))
-    return found
+def level_weights(
+    fitted: FittedWeights, encoder: FeatureEncoder, features: Features, single: bool
+) -> list[LevelWeights]:
+    """Return the weights of all pairs of levels, feature by feature.
+
+    Args:
+        fitted: The fitted weights.
+        encoder: The encoder of the fit.
+        features: The features of its stimuli.
+        single: Whether the weights are those of a single layer, without an axis of layers.
+    """
+    of_features = []
+    for (feature, *_), weight_slice in grouped(fitted.terms):
+        size = features.known[feature]
+        if not size:
+            continue
+        first, second = torch.triu_indices(size, size, 1)
+        of_pairs = fitted.weights[:, weight_slice.start : weight_slice.stop - 1]
+        matrix = fitted.weights.new_zeros(len(fitted.weights), size, size)
+        matrix[:, first, second] = of_pairs
+        matrix[:, second, first] = of_pairs
+        values = torch.cat([of_pairs.new_tensor([torch.nan]), encoder.known[feature]])
+
+        # Level 0 is a missing value, which is left out unless a stimulus has it.
+        has_missing = (features.levels[:, feature] == 0).any()
+        first_level = 0 if has_missing else 1
+        matrix = matrix[:, first_level:, first_level:]
+        values = values[first_level:]
+        names = [level_of(value, encoder.columns.levels[feature]) for value in values.tolist()]
+        weights = matrix[0] if single else matrix
+        of_features.append(LevelWeights(feature, values, weights, names))
+    return of_features

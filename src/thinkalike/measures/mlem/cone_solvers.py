@@ -1,0 +1,226 @@
+"""Least squares under constraints, of many small systems at once: w ≥ 0, and matrices W ⪰ 0."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+# A slope or a square below this share of the largest is rounding.
+SLOPE_ROUNDING = 1e-12
+
+# A column depends on those before it if they leave a smaller share of its square.
+LEAST_INDEPENDENT_SHARE = 1e-10
+
+# The most exchanges of columns in block pivoting, ...
+MOST_EXCHANGES = 50
+# ... and the most exchanges of all wrong columns at once without progress.
+MOST_FULL_EXCHANGES = 3
+
+# Optimality of semidefinite matrices, as a share of the largest slope.
+PSD_TOLERANCE = 1e-10
+
+# Accelerated gradient steps to it.
+MOST_PSD_STEPS = 100_000
+
+
+def nnls(gram: Float[Tensor, "*b f f"], target: Float[Tensor, "*b f"]) -> Float[Tensor, "*b f"]:
+    """Return the w ≥ 0 with least w'Gw / 2 - t'w, exactly.
+
+    Block principal pivoting (Kim & Park 2011) solves nearly every system in a few rounds, and
+    active sets the remaining ones (Lawson & Hanson 1974, algorithm NNLS). A column that is zero, or
+    depends on columns in use, gets weight exactly 0.
+
+    Args:
+        gram: G, X'X of the columns X.
+        target: t, X'y.
+    """
+    # Columns of norm 1, so that tolerances are the same for all.
+    squares = gram.diagonal(dim1=-2, dim2=-1)
+    is_column = squares > SLOPE_ROUNDING * squares.amax(-1, keepdim=True)
+    inverse_norms = torch.where(is_column, squares.rsqrt(), 0)
+    shape = target.shape
+    size = shape[-1]
+    gram = (gram * inverse_norms[..., None] * inverse_norms[..., None, :]).reshape(-1, size, size)
+    target = (target * inverse_norms).reshape(-1, size)
+    weights, is_solved = _by_block_pivots(gram, target)
+    if not is_solved.all():
+        weights[~is_solved] = _by_active_sets(gram[~is_solved], target[~is_solved])
+    return weights.view(shape) * inverse_norms
+
+
+def _by_block_pivots(
+    gram: Float[Tensor, "b f f"], target: Float[Tensor, "b f"]
+) -> tuple[Float[Tensor, "b f"], Bool[Tensor, " b"]]:
+    """Return solutions, and which of them are optimal.
+
+    Systems with dependent columns are not solved.
+    """
+    count, size = target.shape
+    solution = torch.zeros_like(target)
+    is_solved = torch.zeros(count, dtype=torch.bool, device=target.device)
+    is_used = gram.diagonal(dim1=1, dim2=2) > 0
+    active = torch.arange(count, device=target.device)  # the systems that are not yet solved
+    fewest_wrong = torch.full_like(active, size + 1)
+    full_exchanges_left = torch.full_like(active, MOST_FULL_EXCHANGES)
+    least_slope = SLOPE_ROUNDING * target.abs().amax(1, keepdim=True)
+    for _ in range(MOST_EXCHANGES):
+        weights, is_independent = _unconstrained(gram[active], target[active], is_used[active])
+        slope = target[active] - (gram[active] @ weights[..., None])[..., 0]
+        is_wrong = torch.where(is_used[active], weights <= 0, slope > least_slope[active])
+        wrong_count = is_wrong.sum(1)
+        solution[active] = weights
+        is_solved[active] = is_independent & (wrong_count == 0)
+
+        goes_on = is_independent & (wrong_count > 0)
+        active = active[goes_on]
+        is_wrong = is_wrong[goes_on]
+        wrong_count = wrong_count[goes_on]
+        if not len(active):
+            break
+
+        has_progress = wrong_count < fewest_wrong[active]
+        full_exchanges_left[active] = torch.where(has_progress, MOST_FULL_EXCHANGES, full_exchanges_left[active] - 1)
+        fewest_wrong[active] = torch.minimum(wrong_count, fewest_wrong[active])
+        # Without progress the last wrong column alone is exchanged, which cannot cycle (Murty 1974).
+        wrong_from_here = is_wrong.flip(1).cumsum(1).flip(1)
+        is_last_wrong = is_wrong & (wrong_from_here == 1)
+        exchanges_all = (full_exchanges_left[active] >= 0)[:, None]
+        is_used[active] ^= torch.where(exchanges_all, is_wrong, is_last_wrong)
+    return solution, is_solved
+
+
+def _unconstrained(
+    gram: Float[Tensor, "b f f"], target: Float[Tensor, "b f"], is_used: Bool[Tensor, "b f"]
+) -> tuple[Float[Tensor, "b f"], Bool[Tensor, " b"]]:
+    """Return the least-squares solutions on the used columns, and whether these are independent."""
+    factor, has_failed = torch.linalg.cholesky_ex(_system_of_used(gram, is_used))
+    smallest_share = factor.diagonal(dim1=1, dim2=2).square().amin(1)
+    is_independent = (has_failed == 0) & (smallest_share > LEAST_INDEPENDENT_SHARE)
+    identity = torch.eye(len(factor[0]), dtype=gram.dtype, device=gram.device)
+    factor = torch.where(is_independent[:, None, None], factor, identity)
+    weights = torch.cholesky_solve((target * is_used)[..., None], factor)[..., 0]
+    return weights.where(is_used, 0), is_independent
+
+
+def _by_active_sets(gram: Float[Tensor, "b f f"], target: Float[Tensor, "b f"]) -> Float[Tensor, "b f"]:
+    """Return solutions by taking in one column at a time, that of the greatest slope."""
+    weights = torch.zeros_like(target)
+    is_used = torch.zeros_like(target, dtype=torch.bool)
+    is_refused = torch.zeros_like(is_used)
+    least_slope = SLOPE_ROUNDING * target.abs().amax(1, keepdim=True)
+    while True:
+        slope = target - (gram @ weights[..., None])[..., 0]
+        slope = slope.masked_fill(is_used | is_refused, -torch.inf)
+        greatest, column = slope.max(1, keepdim=True)
+        enters = torch.zeros_like(is_used).scatter_(1, column, greatest > least_slope)
+        if not enters.any():
+            return weights
+        is_used |= enters
+        # A column whose weight does not grow as its slope says has a slope of rounding.
+        is_refused |= enters & (_solved_on_used(gram, target, is_used) <= 0)
+        is_used &= ~is_refused
+        weights, is_used = _back_to_cone(gram, target, weights, is_used)
+
+
+def _back_to_cone(
+    gram: Float[Tensor, "b f f"],
+    target: Float[Tensor, "b f"],
+    weights: Float[Tensor, "b f"],
+    is_used: Bool[Tensor, "b f"],
+) -> tuple[Float[Tensor, "b f"], Bool[Tensor, "b f"]]:
+    """Walk from `weights` to the solution on the used columns, dropping each that reaches 0."""
+    while True:
+        solution = _solved_on_used(gram, target, is_used)
+        is_negative = is_used & (solution <= 0)
+        if not is_negative.any():
+            return solution, is_used
+        step_to_zero = torch.where(is_negative, weights / (weights - solution), torch.inf)
+        step, column = step_to_zero.min(1, keepdim=True)
+        weights = weights + step.clamp(max=1) * (solution - weights)
+        reaches_zero = torch.zeros_like(is_used).scatter_(1, column, step <= 1)
+        is_used = is_used & ~reaches_zero & ~(is_negative & (weights <= 0))
+        weights = weights * is_used
+
+
+def _solved_on_used(
+    gram: Float[Tensor, "b f f"], target: Float[Tensor, "b f"], is_used: Bool[Tensor, "b f"]
+) -> Float[Tensor, "b f"]:
+    """Return the least-squares solutions on the used columns, and 0 for the others."""
+    return torch.linalg.solve(_system_of_used(gram, is_used), target * is_used).where(is_used, 0)
+
+
+def _system_of_used(gram: Float[Tensor, "b f f"], is_used: Bool[Tensor, "b f"]) -> Float[Tensor, "b f f"]:
+    """Return Gram matrices with the identity in place of the columns that are not used."""
+    used = is_used.to(gram.dtype)
+    return gram * used[:, :, None] * used[:, None] + torch.diag_embed(1 - used)
+
+
+def to_matrix(entries: Float[Tensor, "*b r"]) -> Float[Tensor, "*b f f"]:
+    """Return the symmetric W of its f diagonal entries, and then √2 W_fg for f < g.
+
+    ‖W‖_F is the norm of the entries.
+    """
+    f = int(((8 * entries.shape[-1] + 1) ** 0.5 - 1) / 2)
+    rows, columns = torch.triu_indices(f, f, 1, device=entries.device)
+    off_diagonal = entries[..., f:] / 2**0.5
+    matrix = torch.diag_embed(entries[..., :f])
+    matrix[..., rows, columns] = off_diagonal
+    matrix[..., columns, rows] = off_diagonal
+    return matrix
+
+
+def to_entries(matrix: Float[Tensor, "*b f f"]) -> Float[Tensor, "*b r"]:
+    """Return the entries of a symmetric W, see `to_matrix`."""
+    f = matrix.shape[-1]
+    rows, columns = torch.triu_indices(f, f, 1, device=matrix.device)
+    diagonal = matrix.diagonal(dim1=-2, dim2=-1)
+    return torch.cat([diagonal, matrix[..., rows, columns] * 2**0.5], -1)
+
+
+def psd_least_squares(gram: Float[Tensor, "*b r r"], target: Float[Tensor, "*b r"]) -> Float[Tensor, "*b r"]:
+    """Return the entries w of the W ⪰ 0 with least w'Gw / 2 - t'w.
+
+    It is found by accelerated projected gradient (Beck & Teboulle 2009), which starts from the
+    unconstrained solution, and resets its momentum when that points uphill (O'Donoghue & Candès
+    2015), until a projected step of length 1/L moves less than `PSD_TOLERANCE`.
+
+    Args:
+        gram: G, X'X in the coordinates of `to_matrix`.
+        target: t, X'y.
+
+    Raises:
+        ValueError: There is no optimum within `MOST_PSD_STEPS` steps.
+    """
+    r = target.shape[-1]
+    gram = gram.reshape(-1, r, r)
+    aim = target.reshape(-1, r)
+    smallest = torch.finfo(gram.dtype).tiny
+    lipschitz = torch.linalg.eigvalsh(gram)[:, -1:].clamp(min=smallest)
+    weights = (torch.linalg.pinv(gram, hermitian=True) @ aim[..., None])[..., 0]
+    ahead = weights  # where the next gradient is taken
+    momentum = torch.ones_like(lipschitz)
+    solution = torch.empty_like(aim)
+    active = torch.arange(len(aim), device=aim.device)  # the systems that are not yet solved
+    for _ in range(MOST_PSD_STEPS):
+        gradient = (gram[active] @ ahead[..., None])[..., 0] - aim[active]
+        descended = ahead - gradient / lipschitz[active]
+        values, vectors = torch.linalg.eigh(to_matrix(descended))
+        nearest_psd = (vectors * values.clamp(min=0)[:, None]) @ vectors.mT
+        step = to_entries(nearest_psd)
+        moved = (step - ahead).abs().amax(1) * lipschitz[active, 0]
+        goes_on = moved > PSD_TOLERANCE * aim[active].abs().amax(1)
+        solution[active] = step
+        if not goes_on.any():
+            return solution.view_as(target)
+
+        is_uphill = ((ahead - step) * (step - weights)).sum(1, keepdim=True) > 0
+        next_momentum = torch.where(is_uphill, 1.0, (1 + (1 + 4 * momentum**2).sqrt()) / 2)
+        inertia = torch.where(is_uphill, 0.0, (momentum - 1) / next_momentum)
+        ahead = (step + inertia * (step - weights))[goes_on]
+        weights = step[goes_on]
+        momentum = next_momentum[goes_on]
+        active = active[goes_on]
+    raise ValueError(
+        f"no optimum within {MOST_PSD_STEPS} steps: features are too much alike; a ridge (alpha > 0) helps"
+    )
