@@ -51,8 +51,8 @@ from thinkalike.measures.residual import ResidualStates
 from thinkalike.measures.ridge import Predictor
 from thinkalike.measures.row_groups import RowGroups
 from thinkalike.measures.seeds import seeded
-from thinkalike.models.families import layers_at_depths
 from thinkalike.models.frozen import FrozenModel
+from thinkalike.models.layer_choice import layers_at_depths
 from thinkalike.models.load import load_model, twin
 from thinkalike.states.mixing import BAGS, CONTROLS, POSITION, TokenMixing, bag
 

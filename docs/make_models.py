@@ -28,7 +28,7 @@ from thinkalike.models.families import EMBED, after
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_model
 from thinkalike.models.minis import train_tokenizer
-from thinkalike.models.survey import first_tensor
+from thinkalike.models.module_facts import first_tensor
 
 HERE = Path(__file__).parent
 ROWS, TOKENS, VOCABULARY = 2, 48, 320

@@ -13,7 +13,7 @@ from conftest import composed, kill_and_resume, untrained
 from thinkalike.config.schema import relevant
 from thinkalike.instruments.stitching.instrument import sentence
 from thinkalike.instruments.stitching.table import bytes_by_document
-from thinkalike.models.families import pairs_of_layers
+from thinkalike.models.layer_choice import pairs_of_layers
 
 
 @pytest.mark.drawn

@@ -17,10 +17,10 @@ import tiny
 from conftest import composed
 from thinkalike.config import ModelConfig
 from thinkalike.errors import ConfigError, ModelError
-from thinkalike.models import survey
 from thinkalike.models.families import EMBED, FAMILIES, Family, after
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import build_mini, fresh, load_model, randomised
+from thinkalike.models.module_facts import longest_row
 from thinkalike.models.places import checkpoint_fingerprint
 
 NAMES = (*tiny.FAMILIES, "native")
@@ -213,7 +213,7 @@ def test_rows_end_where_states_would_depend_on_longer_rows():
     rows = torch.randint(300, (1, 17))
     first, longer = (module(rows[:, :length]).logits[:, :8] for length in (16, 17))
     assert (first - longer).abs().max() > 1e-3, "control"
-    assert survey.longest_row(module) == 16
+    assert longest_row(module) == 16
 
 
 def test_same_seed_same_weights_whatever_the_activation():

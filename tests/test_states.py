@@ -27,7 +27,7 @@ from thinkalike.data.tables import read_stimuli
 from thinkalike.data.words import word_spans
 from thinkalike.errors import DataError
 from thinkalike.measures.folds import numbered_by_part
-from thinkalike.models.families import names_of
+from thinkalike.models.labels import names_of
 from thinkalike.states import stimuli as stimuli_states
 from thinkalike.states.batches import array_batches
 from thinkalike.states.stimuli import (

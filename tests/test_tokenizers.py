@@ -24,9 +24,9 @@ from thinkalike.errors import ModelError
 from thinkalike.instruments import run_job
 from thinkalike.models.bounds import check_growth
 from thinkalike.models.load import load_model
+from thinkalike.models.module_facts import puts_bos
 from thinkalike.models.places import ASSETS, checkpoint_fingerprint
 from thinkalike.models.readers import read_tokenizer
-from thinkalike.models.survey import puts_bos
 
 
 def fast(change=lambda whole: None, **options):

@@ -20,7 +20,8 @@ from thinkalike.errors import ConfigError
 from thinkalike.instruments import asked_for, instrument_of, passes
 from thinkalike.job.performing import is_known_done
 from thinkalike.memory import GAPS, readable
-from thinkalike.models.families import pick_device, told_apart
+from thinkalike.models.families import pick_device
+from thinkalike.models.labels import told_apart
 from thinkalike.models.shapes import Passes, Shape
 from thinkalike.screen import Table, number_column, show_table, show_text, text_column
 

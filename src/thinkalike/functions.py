@@ -46,10 +46,10 @@ from thinkalike.global_state import isolated
 from thinkalike.instruments import check_read, run_job
 from thinkalike.measures.distances.rsa import rsa_of_models
 from thinkalike.models.behaviour import identity_of
-from thinkalike.models.families import IN_MEMORY, label
 from thinkalike.models.frozen import FrozenModel
+from thinkalike.models.labels import IN_MEMORY, label
 from thinkalike.models.load import configured, load_model
-from thinkalike.models.survey import entries_of
+from thinkalike.models.module_facts import entries_of
 from thinkalike.plugins import HELD
 from thinkalike.screen import watched
 from thinkalike.shards.index import holds_states

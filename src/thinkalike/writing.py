@@ -23,7 +23,7 @@ from thinkalike.global_state import isolated
 from thinkalike.models.families import LONGEST
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import at_sites, configured, load_model, load_tokenizer
-from thinkalike.models.survey import puts_bos
+from thinkalike.models.module_facts import puts_bos
 from thinkalike.shards.arrays import DTYPES
 from thinkalike.states.folder import StateFolder, folder_of_rows
 from thinkalike.states.source import Reader, Tokenizer

@@ -28,7 +28,7 @@ from thinkalike.contrib.pretraining.settings import PretrainedModel
 from thinkalike.contrib.sae.config import SAEConfig
 from thinkalike.errors import ConfigError
 from thinkalike.instruments import asked_for, check_read
-from thinkalike.models.families import told_apart
+from thinkalike.models.labels import told_apart
 from thinkalike.models.load import load_model
 from thinkalike.models.places import checkpoint_fingerprint
 

@@ -34,9 +34,9 @@ from thinkalike.measures.sample_size import FEWEST_GROUPS
 from thinkalike.measures.seeds import seeded
 from thinkalike.models.families import EMBED, Place
 from thinkalike.models.frozen import FrozenModel
+from thinkalike.models.module_facts import first_tensor
 from thinkalike.models.parts import Part, common_weights, exchanged, moved
 from thinkalike.models.sites import Sites
-from thinkalike.models.survey import first_tensor
 from thinkalike.processes import counted
 
 AT_ONCE = 2**24  # logits of one model in memory

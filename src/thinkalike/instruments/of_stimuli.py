@@ -21,7 +21,8 @@ from thinkalike.data.tables import read_stimuli
 from thinkalike.errors import DataError
 from thinkalike.instruments.layer_pairs.comparison import Comparison, Side
 from thinkalike.job import Instrument, Work, fingerprints
-from thinkalike.models.families import layers_of_sides, names_of
+from thinkalike.models.labels import names_of
+from thinkalike.models.layer_choice import layers_of_sides
 from thinkalike.states.batches import StateBatches, array_batches
 from thinkalike.states.stimuli import Compared, StimulusStates, sides_of, stimulus_states_of, without_massive
 from thinkalike.tables import layer_rows

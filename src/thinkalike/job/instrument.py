@@ -36,7 +36,7 @@ from thinkalike.config.compose import completed, keys_of
 from thinkalike.config.parts import HOW_IT_RUNS, PROCESSES
 from thinkalike.data.documents import text_fingerprint
 from thinkalike.errors import ConfigError, ResultError, ThinkalikeError, flat, listed, nearest, one_line, short
-from thinkalike.models.families import told_apart
+from thinkalike.models.labels import told_apart
 from thinkalike.models.places import checkpoint_fingerprint
 from thinkalike.plugins import instrument, instrument_of, measure_module
 from thinkalike.processes import ProcessGroup, doing

@@ -31,15 +31,8 @@ from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedConfig
 
 from thinkalike.errors import flat
-from thinkalike.models.survey import (
-    UNREAD,
-    entries_of,
-    known_entries,
-    may_change_states,
-    relative_error,
-    sample_tokens,
-    text_config,
-)
+from thinkalike.models.module_facts import UNREAD, entries_of, known_entries, relative_error, sample_tokens, text_config
+from thinkalike.models.proof import may_change_states
 
 PLAIN = (bool, int, float, complex, str, bytes, torch.dtype, torch.device, range, slice, type(None), type(Ellipsis))
 HOOKS = ("_forward_hooks", "_forward_pre_hooks")

@@ -11,8 +11,9 @@ from transformer_lens.model_bridge.generalized_components.base import Generalize
 
 from thinkalike.config import ModelConfig
 from thinkalike.errors import ModelError
+from thinkalike.models.module_facts import TOLERANCE, embedding_of, first_tensor, relative_error, sample_tokens
+from thinkalike.models.native_attention import without_hooks
 from thinkalike.models.readers import read_tokenizer
-from thinkalike.models.survey import TOLERANCE, embedding_of, first_tensor, relative_error, sample_tokens, without_hooks
 
 
 def unbridged(bridge: Any) -> Any:

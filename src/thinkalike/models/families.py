@@ -1,19 +1,16 @@
-"""What is known of a model before its weights are read: its family, its depth, its label, and what it cannot be asked.
+"""What is known of a model before its weights are read: its family, its depth, and its device.
 
-A family says what an architecture predicts, where its blocks are, and how its checkpoints are read. Any architecture of
-transformers has one. The table has those with another reader, and some more; for all others, `readers.blocks_of` finds
-the blocks.
+A family says what an architecture predicts, where its blocks are, and how its checkpoints are read.
+Any architecture of transformers has one. The table has those with another reader, and some more;
+for all others, `readers.blocks_of` finds the blocks.
 """
 
 from __future__ import annotations
 
 import contextlib
-import itertools
-import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
 from thinkalike.config import ModelConfig
@@ -24,17 +21,28 @@ EMBED: Final = "embed"  # the site before block 0, in the place of a layer's num
 
 
 class Place(NamedTuple):
-    """A site of a layer, or one head of it, other than the residual stream after a block; see `models.sites`."""
+    """A site of a layer, or one head of it, other than the residual stream after a block.
+
+    See `models.sites`.
+
+    Attributes:
+        site: The name of the site.
+        layer: The layer; -1 before the blocks, and their number after them.
+        head: The head; None: all heads together.
+    """
 
     site: str
-    layer: int  # -1 before the blocks, and their number after them
+    layer: int
     head: int | None = None
 
     def __int__(self) -> int:
         return self.layer
 
     def __str__(self) -> str:
-        return f"{self.layer}.{self.site}" if self.head is None else f"{self.layer}.{self.site}.{self.head}"
+        name = f"{self.layer}.{self.site}"
+        if self.head is None:
+            return name
+        return f"{name}.{self.head}"
 
 
 Layer = int | Literal["embed"] | Place
@@ -43,9 +51,14 @@ Layer = int | Literal["embed"] | Place
 Predicts = Literal["next", "hidden", "class", "states"]
 Reader = Literal["transformers", "legacy", "native"]  # how `thinkalike.models.load` reads a checkpoint
 
-LONGEST = 1024  # tokens per row, of models that can take more
-CLASSIFIER = "bert_classifier"  # the family of fine-tuned BERTs
-DEPTHS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")  # names of the number of blocks in configurations
+# The tokens per row of models that can take more.
+LONGEST = 1024
+
+# The family of fine-tuned BERTs.
+CLASSIFIER = "bert_classifier"
+
+# Names of the number of blocks in configurations.
+DEPTHS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 
 AUTO_CLASSES: dict[Predicts, str] = {
     "next": "AutoModelForCausalLM",
@@ -54,22 +67,30 @@ AUTO_CLASSES: dict[Predicts, str] = {
     "states": "AutoModelForSeq2SeqLM",
 }
 
-IN_MEMORY = "memory:"  # the beginning of the path of a model in memory, which says nothing to a reader
-UNNAMED = ("name", "family", "mini", "corpus")  # settings by which no two models are told apart
-
 
 @dataclass(frozen=True)
 class Family:
-    """The facts about one architecture that the rest of the code needs."""
+    """The facts about one architecture that the rest of the code needs.
 
-    name: str  # in configurations, and the `model_type` in config.json unless that is given
-    blocks: str = ""  # the path from the module to its list of blocks; "": to be found when it is read
-    predicts: Predicts = "next"  # what the logits are of
-    reader: Reader = "transformers"  # how a checkpoint becomes a module and a tokenizer
-    model_type: str = ""  # in config.json, where it is not the name
-    architecture: str = ""  # in config.json, of a family that shares its `model_type` with others
-    read_as: str = ""  # the class of transformers that reads its weights; "": that of `AUTO_CLASSES`
-    has_sides: bool = False  # whether it is an encoder-decoder, so that `model.side` applies
+    Attributes:
+        name: In configurations, and the `model_type` in config.json unless that is given.
+        blocks: The path from the module to its list of blocks; "": found when the model is read.
+        predicts: What the logits are of.
+        reader: How a checkpoint becomes a module and a tokenizer.
+        model_type: The `model_type` in config.json, where it is not the name.
+        architecture: The class in config.json, of a family that shares its `model_type`.
+        read_as: The class of transformers that reads its weights; "": that of `AUTO_CLASSES`.
+        has_sides: Whether it is an encoder-decoder, so that `model.side` applies.
+    """
+
+    name: str
+    blocks: str = ""
+    predicts: Predicts = "next"
+    reader: Reader = "transformers"
+    model_type: str = ""
+    architecture: str = ""
+    read_as: str = ""
+    has_sides: bool = False
 
     @property
     def reading_class(self) -> str:
@@ -78,8 +99,10 @@ class Family:
 
     @property
     def in_config_json(self) -> str:
-        """The `model_type` that config.json gives, or "" for a family that transformers does not know."""
-        return (self.model_type or self.name) if self.reader == "transformers" else ""
+        """The `model_type` that config.json gives; "" if transformers does not know the family."""
+        if self.reader != "transformers":
+            return ""
+        return self.model_type or self.name
 
 
 FAMILIES = {
@@ -100,46 +123,81 @@ FAMILIES = {
 
 def after(layer: Layer) -> int:
     """Return how many blocks run before a site."""
-    return 0 if layer == EMBED else int(layer) + 1
+    if layer == EMBED:
+        return 0
+    return int(layer) + 1
 
 
 def family_in(shape: Mapping[str, Any], path: str) -> Family:
-    """Return the family of a checkpoint by the contents of its config.json, which was read at `path`."""
+    """Return the family of a checkpoint.
+
+    Args:
+        shape: The contents of its config.json.
+        path: Where that was read.
+
+    Raises:
+        ModelError: No class of transformers reads the architecture.
+    """
     if "model_type" not in shape and "architecture" in shape:  # as `save_mini` writes it
         return FAMILIES["native"]
-    stated = [str(name) for name in shape.get("architectures") or []]
+    class_names = [str(name) for name in shape.get("architectures") or []]
     for family in FAMILIES.values():
-        if family.architecture and family.architecture in stated:
+        if family.architecture and family.architecture in class_names:
             return family
+
     model_type = str(shape.get("model_type"))
     heads = heads_of(model_type)
-    head = next((head for head in heads if head.class_name in stated), None)
-    has_sides = any(each.predicts == "states" for each in heads)
-    if head is None and (body := _class_without_head(model_type, heads, stated)):
-        return Family(model_type, predicts="states", model_type=model_type, read_as=body, has_sides=has_sides)
-    in_table = {
-        family.in_config_json: family
-        for family in FAMILIES.values()
-        if family.in_config_json and not family.architecture
-    }
-    if model_type in in_table and (head is None or head.predicts != "class"):
-        return in_table[model_type]
-    # An unknown class runs as the first kind of head that its architecture has, other than a classifier.
-    head = head or next((head for head in heads if head.predicts != "class"), None)
+    head = _first(head for head in heads if head.class_name in class_names)
     if head is None:
-        raise ModelError(f"{path} says model_type={shape.get('model_type')}, {_unknown(shape, model_type)}")
-    name = f"{model_type}_classifier" if head.predicts == "class" else model_type
-    read_as = "" if head.auto_class == AUTO_CLASSES[head.predicts] else head.auto_class
-    has_sides = head.predicts == "states"
-    return Family(name, predicts=head.predicts, model_type=model_type, read_as=read_as, has_sides=has_sides)
+        body = _class_without_head(model_type, heads, class_names)
+        if body:
+            return Family(
+                model_type,
+                predicts="states",
+                model_type=model_type,
+                read_as=body,
+                has_sides=any(head.predicts == "states" for head in heads),
+            )
+    if head is None or head.predicts != "class":
+        for family in FAMILIES.values():
+            is_whole_model_type = family.in_config_json and not family.architecture
+            if is_whole_model_type and family.in_config_json == model_type:
+                return family
+
+    # An unknown class runs as the first kind of head that its architecture has, other than a
+    # classifier.
+    if head is None:
+        head = _first(head for head in heads if head.predicts != "class")
+    if head is None:
+        reason = _why_unknown(shape, model_type)
+        raise ModelError(f"{path} says model_type={shape.get('model_type')}, {reason}")
+    is_usual_class = head.auto_class == AUTO_CLASSES[head.predicts]
+    return Family(
+        f"{model_type}_classifier" if head.predicts == "class" else model_type,
+        predicts=head.predicts,
+        model_type=model_type,
+        read_as="" if is_usual_class else head.auto_class,
+        has_sides=head.predicts == "states",
+    )
+
+
+def _first(heads: Iterable[Head]) -> Head | None:
+    """Return the first head, or None if there is none."""
+    return next(iter(heads), None)
 
 
 class Head(NamedTuple):
-    """A class of transformers for one architecture, and what its head predicts."""
+    """A class of transformers for one architecture, and what its head predicts.
+
+    Attributes:
+        predicts: What the head predicts.
+        class_name: The name of the class.
+        auto_class: The name of the class that reads its weights.
+    """
 
     predicts: Predicts
     class_name: str
-    auto_class: str  # that reads it
+    auto_class: str
 
 
 @cache
@@ -149,74 +207,97 @@ def heads_of(model_type: str) -> list[Head]:
     from transformers.models.auto import modeling_auto as auto
 
     sequence_to_sequence: Mapping[str, Any] = auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
-    # Language models that also hear are listed as sequence to sequence, and have no encoder of text.
-    has_sides = model_type in sequence_to_sequence and AutoConfig.for_model(model_type).is_encoder_decoder
+    # Language models that also hear are listed as sequence to sequence, and have no encoder of
+    # text.
+    has_sides = False
+    if model_type in sequence_to_sequence:
+        has_sides = AutoConfig.for_model(model_type).is_encoder_decoder
     # A classifier of an encoder-decoder reads the text on both sides, so it can be cut on neither.
-    classifiers: Mapping[str, Any] = {} if has_sides else auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES
+    classifiers: Mapping[str, Any] = {}
+    if not has_sides:
+        classifiers = auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES
     mappings: list[tuple[Predicts, str, Mapping[str, Any]]] = [
         ("class", AUTO_CLASSES["class"], classifiers),
         ("states" if has_sides else "next", AUTO_CLASSES["states"], sequence_to_sequence),
         ("hidden", AUTO_CLASSES["hidden"], auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES),
         ("next", AUTO_CLASSES["next"], auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES),
-        # Models of text and images predict the next token of a text, and transformers lists most of them only here.
+        # Models of text and images predict the next token of a text, and transformers lists most of
+        # them only here.
         ("next", "AutoModelForMultimodalLM", auto.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES),
     ]
-    return [
-        Head(predicts, str(names[model_type]), auto_class)
-        for predicts, auto_class, names in mappings
-        if model_type in names
-    ]
+    heads = []
+    for predicts, auto_class, class_names in mappings:
+        if model_type in class_names:
+            heads.append(Head(predicts, str(class_names[model_type]), auto_class))
+    return heads
 
 
 def is_known(model_type: str, class_names: Collection[str]) -> bool:
     """Return whether one of these classes is known for an architecture, with a head or without."""
     heads = heads_of(model_type)
-    return any(head.class_name in class_names for head in heads) or bool(
-        _class_without_head(model_type, heads, class_names)
-    )
+    if any(head.class_name in class_names for head in heads):
+        return True
+    return bool(_class_without_head(model_type, heads, class_names))
 
 
-def _class_without_head(model_type: str, heads: Sequence[Head], stated: Collection[str]) -> str:
-    """Return the stated class of a checkpoint if it predicts neither tokens nor the class of a text.
+def _class_without_head(model_type: str, heads: Sequence[Head], class_names: Collection[str]) -> str:
+    """Return the class of a checkpoint if it predicts neither tokens nor the class of a text.
 
-    "" means that no stated class is known to be such.
+    It is the body alone, an encoder, or a body with a head that is not read: for single tokens,
+    spans or choices. "" means that no class is known to be such.
 
-    It is the body alone, an encoder, or a body with a head that is not read: for single tokens, spans or choices.
+    Args:
+        model_type: The `model_type` of the checkpoint.
+        heads: The `heads_of` it.
+        class_names: The classes that config.json names.
     """
     from transformers.models.auto import modeling_auto as auto
 
-    without_head = (
+    if not heads and model_type not in auto.MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES:
+        return ""  # it reads no text
+    mappings = (
         auto.MODEL_MAPPING_NAMES,
         auto.MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES,
-        auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,  # of an encoder-decoder, see `heads_of`
+        auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,  # of an encoder-decoder
         auto.MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES,
         auto.MODEL_FOR_QUESTION_ANSWERING_MAPPING_NAMES,
         auto.MODEL_FOR_MULTIPLE_CHOICE_MAPPING_NAMES,
         auto.MODEL_FOR_NEXT_SENTENCE_PREDICTION_MAPPING_NAMES,
     )
-    if not heads and model_type not in auto.MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES:
-        return ""  # it reads no text
-    known: list[str] = []
-    for mapping in without_head:
+    without_head: list[str] = []
+    for mapping in mappings:
         names = mapping.get(model_type, ())
-        known += [names] if isinstance(names, str) else names
-    return next((name for name in stated if name in known), "")
+        without_head += [names] if isinstance(names, str) else names
+    for class_name in class_names:
+        if class_name in without_head:
+            return class_name
+    return ""
 
 
 def stated_quantization(shape: Mapping[str, Any]) -> str:
-    """Return how config.json says that weights are quantised, such as "gptq 4bit"; "": it says nothing."""
-    parts = [shape, *(part for part in shape.values() if isinstance(part, Mapping))]  # a text model has a part
-    stated = next((part["quantization_config"] for part in parts if part.get("quantization_config")), None)
-    if not isinstance(stated, Mapping):
+    """Return how config.json says that weights are quantised, such as "gptq 4bit".
+
+    "" means that it says nothing.
+    """
+    # Models of text and images have a section for the text model.
+    sections = [shape, *(value for value in shape.values() if isinstance(value, Mapping))]
+    settings = None
+    for section in sections:
+        if section.get("quantization_config"):
+            settings = section["quantization_config"]
+            break
+    if not isinstance(settings, Mapping):
         return ""
-    method = stated.get("quant_method") or "quantised"
-    method = str(getattr(method, "value", method))
-    bits = _bits_in(stated)
-    return f"{method} {bits}bit" if bits else method
+    stated_method = settings.get("quant_method") or "quantised"
+    method = str(getattr(stated_method, "value", stated_method))
+    bits = _bits_in(settings)
+    if bits:
+        return f"{method} {bits}bit"
+    return method
 
 
 def _bits_in(settings: Mapping[str, Any]) -> int | None:
-    """Return the bits of a weight that settings of a quantisation state, or an inner part of them does."""
+    """Return the bits of a weight that settings of a quantisation state, or a section of them."""
     for name in ("bits", "num_bits", "w_bit", "nbits"):
         if isinstance(settings.get(name), int):
             return int(settings[name])
@@ -224,12 +305,17 @@ def _bits_in(settings: Mapping[str, Any]) -> int | None:
         if settings.get(f"load_in_{bits}bit") is True:
             return bits
     # compressed-tensors has groups of layers, each with settings for weights and for activations
-    inner = [settings[name] for name in settings if name not in ("input_activations", "output_activations")]
-    found = (_bits_in(part) for part in inner if isinstance(part, Mapping))
-    return next((bits for bits in found if bits), None)
+    for name, section in settings.items():
+        if name in ("input_activations", "output_activations") or not isinstance(section, Mapping):
+            continue
+        bits_of_section = _bits_in(section)
+        if bits_of_section:
+            return bits_of_section
+    return None
 
 
-def _unknown(shape: Mapping[str, Any], model_type: str) -> str:
+def _why_unknown(shape: Mapping[str, Any], model_type: str) -> str:
+    """Return why an architecture cannot be read, as the rest of a sentence."""
     from transformers import __version__
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
@@ -237,12 +323,17 @@ def _unknown(shape: Mapping[str, Any], model_type: str) -> str:
         return "for which transformers has no model that reads text alone; choose a language model"
     if "auto_map" in shape:
         return "which needs code of its own repository (trust_remote_code), and that is never run"
-    remedy = nearest(model_type, CONFIG_MAPPING_NAMES) if "model_type" in shape else "give the checkpoint's own file"
+    remedy = "give the checkpoint's own file"
+    if "model_type" in shape:
+        remedy = nearest(model_type, CONFIG_MAPPING_NAMES)
     return f"which transformers {__version__} does not know; {remedy}"
 
 
 class Outline(NamedTuple):
-    """What a model predicts, and how many blocks it has; None where only its weights or the hub would say."""
+    """What a model predicts, and how many blocks it has.
+
+    Either is None where only its weights or the hub would say.
+    """
 
     predicts: Predicts | None
     layers: int | None
@@ -250,121 +341,58 @@ class Outline(NamedTuple):
 
 def outline(config: ModelConfig) -> Outline:
     """Return what the configuration says of a model, and its config.json if that is in a folder."""
-    if model := held(config):
+    model = held(config)
+    if model:
         return Outline(model.predicts, model.n_layers)
     config = base_of(config) or config
     folder = named_folder(config)
     shape = known_shape(folder) if folder else {}
     family = FAMILIES.get(config.family)
-    with contextlib.suppress(ModelError):
-        family = family or family_in(shape, "config.json")
+    if family is None:
+        with contextlib.suppress(ModelError):
+            family = family_in(shape, "config.json")
+    predicts = family.predicts if family else None
     sizes = shape.get("architecture", shape)
-    layers = next((sizes[name] for name in DEPTHS if isinstance(sizes.get(name), int)), None)
-    return Outline(family.predicts if family else None, layers)
+    for name in DEPTHS:
+        if isinstance(sizes.get(name), int):
+            return Outline(predicts, sizes[name])
+    return Outline(predicts, None)
 
 
 def pick_device(name: str, key: str = "model.device") -> str:
-    """Return the device that `auto` or another name stands for; one that this machine lacks is a ConfigError."""
+    """Return the device that `auto` or another name stands for.
+
+    Args:
+        name: The name.
+        key: The setting that has it, for the error.
+
+    Raises:
+        ConfigError: This machine has no such device.
+    """
     if name in ("cpu", "cpu:0"):
         return "cpu"
     import torch
 
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
+    devices = ["cpu"]
     gpus = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
-    there = ["cpu", *["cuda"][: len(gpus)], *gpus, *["mps"][: torch.backends.mps.is_available()]]
-    if name not in there:
-        raise ConfigError(f"{key}={name} is not on this machine; it has: auto, {', '.join(there)}")
+    if gpus:
+        devices += ["cuda", *gpus]
+    if torch.backends.mps.is_available():
+        devices.append("mps")
+    if name not in devices:
+        raise ConfigError(f"{key}={name} is not on this machine; it has: auto, {', '.join(devices)}")
     return name
 
 
 def check_models(models: Mapping[str, ModelConfig | None]) -> None:
-    """Raise a ConfigError for a device or a family that is not there, of models by the part of the configuration."""
+    """Raise a ConfigError for a device or a family that does not exist.
+
+    Args:
+        models: The models, by the part of the configuration.
+    """
     for part, config in models.items():
         if config is not None:
             pick_device(config.device, f"{part}.device")
             one_of(f"{part}.family", config.family, ("auto", *FAMILIES))
-
-
-def check_stitchable(source: ModelConfig, target: ModelConfig, layers: Any, asked: str) -> None:
-    """Refuse for `asked` what is seen without any weights: a model that predicts no next token, layers beyond it."""
-    for each in (source, target):
-        if outline(each).predicts not in (None, "next"):
-            found = f"{each.called} predicts no next token, and {asked} stitches models that do"
-            raise ModelError(f"{found}; choose one of them, or compare representations: python analyze.py measure=cka")
-    check_layer_pairs(source, target, layers)
-
-
-def check_layer_pairs(source: ModelConfig, target: ModelConfig, layers: Any) -> None:
-    """Raise a ConfigError for layers that do not exist, where configurations tell, before any weights are loaded."""
-    mine, theirs = outline(source).layers, outline(target).layers
-    if mine and theirs:
-        pairs_of_layers(layers, mine, theirs)
-
-
-def pairs_of_layers(layers: Any, source_layers: int, target_layers: int) -> list[tuple[int, int]]:
-    """Return the pairs (source layer, target layer) that `layers=` means; one that does not exist is a ConfigError."""
-    if layers == "same":
-        return [(layer, layer) for layer in range(min(source_layers, target_layers))]
-    if layers == "all":
-        return list(itertools.product(range(source_layers), range(target_layers)))
-    layers = [each if isinstance(each, list) else [each, each] for each in layers]
-    for layer, depth in layers:
-        if not (0 <= layer < source_layers and 0 <= depth < target_layers):
-            has = f"the source has layers 0 to {source_layers - 1}, the target 0 to {target_layers - 1}"
-            raise ConfigError(f"layers: [{layer},{depth}] is out of range; {has}")
-    return list(dict.fromkeys((layer, depth) for layer, depth in layers))
-
-
-def layers_at_depths(count: int, source_layers: int, target_layers: int) -> list[tuple[int, int]]:
-    """Return as many pairs of layers of equal relative depth, if there are as many, from the first to the last."""
-    count = min(count, source_layers, target_layers)
-    depths = [place / max(count - 1, 1) for place in range(count)]
-    return [(round(depth * (source_layers - 1)), round(depth * (target_layers - 1))) for depth in depths]
-
-
-def layers_of_sides(layers: Any, source_layers: int, target_layers: int, *, itself: bool) -> list[list[int]]:
-    """Return the layers of each side in the pairs of `layers=`; of one model with itself those of both sides."""
-    source, target = map(set, zip(*pairs_of_layers(layers, source_layers, target_layers), strict=True))
-    return [sorted(source | target)] * 2 if itself else [sorted(source), sorted(target)]
-
-
-def label(config: ModelConfig) -> str:
-    """Return the everyday name of a model, or of its folder or repository, with the revision if one is asked for."""
-    return f"{config.called}@{config.revision}" if config.revision else config.called
-
-
-def told_apart(configs: Sequence[ModelConfig]) -> list[str]:
-    """Return the labels of models; where different ones share a label, with settings or paths in which they differ."""
-    return [_with_settings(each, [other for other in configs if label(other) == label(each)]) for each in configs]
-
-
-def names_of(sides: Sequence[str | ModelConfig]) -> list[str]:
-    """Return the names of models and recordings in tables: of a recording its file, with as much path as it takes."""
-    models = iter(told_apart([side for side in sides if not isinstance(side, str)]))
-    names = [Path(side).stem if isinstance(side, str) else next(models) for side in sides]
-    if len(set(names)) == len(names):
-        return names
-    ends = _ends({Path(side) for side in sides if isinstance(side, str)})
-    return [ends[Path(side)] if isinstance(side, str) else name for side, name in zip(sides, names, strict=True)]
-
-
-def _with_settings(config: ModelConfig, sharing: Sequence[ModelConfig]) -> str:
-    """Return a label with the settings by which a model differs from others of the same label, in brackets."""
-    values = {name: str(value) for name, value in vars(config).items()  # a site without heads says enough
-              if name not in UNNAMED and any(getattr(each, name, value) != value for each in sharing)
-              and (name, value) != ("head", None) and not str(value).startswith(IN_MEMORY)}  # fmt: skip
-    own = label(config)
-    if "path" in values and all(each.path for each in sharing):
-        ends = _ends({Path(os.path.abspath(str(each.path))) for each in sharing})
-        values["path"] = ends[Path(os.path.abspath(str(config.path)))].removesuffix(".gguf")
-        if all(each.name == "local" for each in sharing):
-            own = values.pop("path")
-    return f"{own}[{','.join(f'{name}={value}' for name, value in values.items())}]" if values else own
-
-
-def _ends(paths: Collection[Path]) -> dict[Path, str]:
-    """Return of each of several paths as many of its last parts as tell all of them apart."""
-    most = max((len(path.parts) for path in paths), default=1)
-    count = next(n for n in range(1, most + 1) if len({path.parts[-n:] for path in paths}) == len(paths))
-    return {path: "/".join(path.parts[-count:]) for path in paths}

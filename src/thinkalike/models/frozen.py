@@ -29,7 +29,7 @@ from transformers.pytorch_utils import Conv1D
 from thinkalike.digests import tokenizer_fingerprint
 from thinkalike.errors import ModelError
 from thinkalike.models.families import EMBED, Family, Layer, Place, Predicts, after
-from thinkalike.models.survey import (
+from thinkalike.models.module_facts import (
     Tokens,
     accepted,
     embedding_of,
@@ -38,10 +38,10 @@ from thinkalike.models.survey import (
     longest_row,
     padding_of_head,
     persistent_buffers,
-    prove,
-    survey,
     tensors_of,
 )
+from thinkalike.models.proof import prove
+from thinkalike.models.survey import survey
 
 SAMPLED = 4096  # tokens of the vocabulary, of which the mean and the size of embeddings are
 EMBEDDED_AT_ONCE = 2**14  # tokens in a pass that ends before block 0

@@ -20,21 +20,25 @@ from thinkalike.files import is_there
 from thinkalike.global_state import isolated
 from thinkalike.measures.seeds import seeded
 from thinkalike.memory import page_out
-from thinkalike.models import survey
 from thinkalike.models.behaviour import copied
-from thinkalike.models.families import (
-    FAMILIES,
-    LONGEST,
-    Family,
-    family_in,
-    is_known,
-    label,
-    pick_device,
-    stated_quantization,
-    told_apart,
-)
+from thinkalike.models.families import FAMILIES, LONGEST, Family, family_in, is_known, pick_device, stated_quantization
 from thinkalike.models.frozen import FrozenModel
+from thinkalike.models.labels import label, told_apart
+from thinkalike.models.module_facts import (
+    TOLERANCE,
+    Checkpoint,
+    embedding_of,
+    first_tensor,
+    longest_row,
+    puts_bos,
+    relative_error,
+    sample_tokens,
+)
+from thinkalike.models.native_attention import without_hooks
 from thinkalike.models.places import base_of, explained, held, named_folder, reached, read_shape
+from thinkalike.models.plausible import check_plausible, check_rope
+from thinkalike.models.precision import cast_weights
+from thinkalike.models.survey import passing
 from thinkalike.processes import doing
 from thinkalike.shards.index import holds_states
 
@@ -145,7 +149,7 @@ def load_model(
             family = FAMILIES.get(source.family) or family_in(shape, f"{place}/config.json")
             _check_settings(config, family)
             if not config.implausible:
-                survey.check_rope(shape, config.called)
+                check_rope(shape, config.called)
             stated = stated_quantization(shape)
             if stated and config.quantization:
                 remedy = f"remove model.quantization={config.quantization}"
@@ -194,7 +198,7 @@ def _in_memory(module: Any, tokenizer: Any, name: str | None, settings: Mapping[
     further = {item.name for item in fields(model_settings()) if item.metadata.get("in_memory")}
     for key in settings.keys() - IN_MEMORY - further:
         raise ConfigError(f"model.{key} does not apply to a model passed in memory; leave it out")
-    first, kind = survey.embedding_of(module), type(module).__name__
+    first, kind = embedding_of(module), type(module).__name__
     own = {"dtype": first.dtype, "device": first.device, "bos": None, "corpus": None, **settings}
     config = configured(model_settings(name=name or Path(module.name_or_path or kind).name), own)
     with explained(config), doing(f"model {config.name}"):
@@ -208,11 +212,11 @@ def _in_memory(module: Any, tokenizer: Any, name: str | None, settings: Mapping[
         device = torch.device(pick_device(config.device))
         whole = unwrapped if unwrapped is not None else copied(module)
         # Without a dtype that is asked for, each weight keeps its own: some may be in float32 on purpose.
-        whole = survey.cast(whole, device, getattr(torch, config.dtype)) if "dtype" in settings else whole.to(device)
+        whole = cast_weights(whole, device, getattr(torch, config.dtype)) if "dtype" in settings else whole.to(device)
         part = part_with_states(whole, config, family) if family.predicts == "states" else whole
         shape = whole.config.to_dict() if hasattr(whole, "config") else {}
         quantization = stated_quantization(shape)
-        read = survey.Checkpoint(part, tokenizer, survey.longest_row(whole), quantization)
+        read = Checkpoint(part, tokenizer, longest_row(whole), quantization)
         if not config.implausible:
             check_tokenizer(whole, tokenizer, config.name)
         found = _frozen(config, family, read, name=config.name, device=device, revision="in memory")
@@ -258,7 +262,7 @@ def check_tokenizer(module: Any, tokenizer: Any, name: str) -> None:
     vocabulary: Mapping[str, int] = tokenizer.get_vocab() if hasattr(tokenizer, "get_vocab") else {}
     if not vocabulary:
         return
-    rows, used = len(survey.embedding_of(module)), max(vocabulary.values()) + 1
+    rows, used = len(embedding_of(module)), max(vocabulary.values()) + 1
     remedy = "give the tokenizer that the model was trained with, or load_model(..., implausible=True)"
     if rows - used > max(PADDING * rows, PADDED):
         raise ModelError(f"{name}: its embedding has {rows} rows, and the tokenizer uses {used} of them: {remedy}")
@@ -290,12 +294,12 @@ def _tokenizer_at(place: str) -> Any:
 
 def _outputs_as_given(module: Any, name: str) -> torch.Tensor:
     """Return what a model in memory gives for sample tokens in evaluation; the model stays as it is."""
-    embedding = survey.embedding_of(module)
-    tokens = survey.sample_tokens(len(embedding), survey.longest_row(module) or LONGEST)
+    embedding = embedding_of(module)
+    tokens = sample_tokens(len(embedding), longest_row(module) or LONGEST)
     training = {part: part.training for part in module.modules()}
     try:
-        with torch.no_grad(), survey.passing(name):
-            return survey.first_tensor(module.eval()(tokens.to(embedding.device))).clone()
+        with torch.no_grad(), passing(name):
+            return first_tensor(module.eval()(tokens.to(embedding.device))).clone()
     finally:
         for part, was_training in training.items():
             part.training = was_training
@@ -303,9 +307,9 @@ def _outputs_as_given(module: Any, name: str) -> torch.Tensor:
 
 def _check_copy(model: FrozenModel, expected: torch.Tensor) -> None:
     """Raise a ModelError unless the copy of a model in memory gives what the model itself does."""
-    tokens = survey.sample_tokens(len(survey.embedding_of(model.module)), survey.longest_row(model.module) or LONGEST)
-    error = survey.relative_error(model.full(tokens).to(expected), expected)
-    if not error <= survey.TOLERANCE[model.dtype]:  # NaN fails as well
+    tokens = sample_tokens(len(embedding_of(model.module)), longest_row(model.module) or LONGEST)
+    error = relative_error(model.full(tokens).to(expected), expected)
+    if not error <= TOLERANCE[model.dtype]:  # NaN fails as well
         found = f"a copy of it gives other logits (by {error:.1e} of the largest)"
         raise ModelError(f"{model.name}: {found}, so that it cannot be frozen; save it, and give its folder")
 
@@ -343,7 +347,7 @@ def _check_settings(config: ModelConfig, family: Family) -> None:
 
 def _read(
     config: ModelConfig, family: Family, place: str, device: torch.device, dtype: torch.dtype, adapter: Path | None
-) -> survey.Checkpoint:
+) -> Checkpoint:
     if adapter and family.reader != "transformers":
         raise ModelError(f"{adapter} is an adapter, whose base is a model of transformers; {config.called} is none")
     if family.reader == "native":
@@ -355,7 +359,7 @@ def _read(
     return read_transformers(config, family, place, device, dtype, adapter)
 
 
-def _frozen(config: ModelConfig, family: Family, read: survey.Checkpoint, **facts: Any) -> FrozenModel:
+def _frozen(config: ModelConfig, family: Family, read: Checkpoint, **facts: Any) -> FrozenModel:
     """Return what was read as a FrozenModel with these further `facts`, after all checks."""
     module, tokenizer, longest, quantization, has_head = read
     if config.context and longest and config.context > longest:
@@ -371,7 +375,7 @@ def _frozen(config: ModelConfig, family: Family, read: survey.Checkpoint, **fact
         family,
         tokenizer,
         context=min(longest or LONGEST, config.context or LONGEST),
-        bos_each_row=survey.puts_bos(tokenizer) if config.bos is None else config.bos,
+        bos_each_row=puts_bos(tokenizer) if config.bos is None else config.bos,
         classes=_classes(config, module) if family.predicts == "class" else (),
         quantization=quantization,
         **facts,
@@ -385,7 +389,7 @@ def _frozen(config: ModelConfig, family: Family, read: survey.Checkpoint, **fact
         rows = f"its embedding only {frozen.vocabulary} rows"
         raise ModelError(f"{frozen.name}: its tokenizer has ids up to {largest}, but {rows}")
     if not config.implausible:
-        survey.check_plausible(frozen)
+        check_plausible(frozen)
     return frozen
 
 
@@ -405,7 +409,7 @@ def build_mini(architecture: dict[str, Any], vocabulary: int, seed: int, family:
 
     config = {**architecture, "d_vocab": vocabulary, "seed": seed}
     bridge = TransformerBridge.boot_native(config, device="cpu", dtype=torch.float32)
-    return survey.without_hooks(bridge.original_model).train().requires_grad_(True)
+    return without_hooks(bridge.original_model).train().requires_grad_(True)
 
 
 def mini_tokenizer(place: str) -> Any:
@@ -416,7 +420,7 @@ def mini_tokenizer(place: str) -> Any:
     return PreTrainedTokenizerFast(tokenizer_file=f"{place}/tokenizer.json", **marks)
 
 
-def read_mini(place: str, device: torch.device, dtype: torch.dtype) -> survey.Checkpoint:
+def read_mini(place: str, device: torch.device, dtype: torch.dtype) -> Checkpoint:
     """Read a folder that `save_mini` wrote for the family `native`."""
     from safetensors.torch import load_file
 
@@ -428,7 +432,7 @@ def read_mini(place: str, device: torch.device, dtype: torch.dtype) -> survey.Ch
     weights = load_file(f"{place}/model.safetensors")
     check_dtypes(weights, place, {name.rpartition(".")[2] for name, _ in module.named_parameters()})
     module.load_state_dict({name: weight.float() for name, weight in weights.items()})
-    return survey.Checkpoint(module.to(device=device, dtype=dtype), tokenizer, module.cfg.n_ctx)
+    return Checkpoint(module.to(device=device, dtype=dtype), tokenizer, module.cfg.n_ctx)
 
 
 def _classes(config: ModelConfig, module: Any) -> list[str]:
@@ -480,12 +484,12 @@ def fresh(model: FrozenModel, seed: int) -> FrozenModel:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             module = type(model.module)(deepcopy(model.module.config))
-    return variant(model, survey.cast(module, model.device, model.dtype), f"{model.name} (fresh)", is_proved=True)
+    return variant(model, cast_weights(module, model.device, model.dtype), f"{model.name} (fresh)", is_proved=True)
 
 
 @torch.no_grad()
 def twin(model: FrozenModel, seed: int) -> FrozenModel:
     """Return the architecture with new initial weights and the model's own embedding of tokens, in the same memory."""
     found = fresh(model, seed)
-    survey.embedding_of(found.module).data = survey.embedding_of(model.module).data
+    embedding_of(found.module).data = embedding_of(model.module).data
     return found

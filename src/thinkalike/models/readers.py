@@ -32,12 +32,25 @@ from thinkalike.digests import PROBES, read_json
 from thinkalike.errors import ModelError, check_extra, listed, one_line
 from thinkalike.files import is_folder
 from thinkalike.hub import resolved
-from thinkalike.models import survey
 from thinkalike.models.bounds import check_adapter, check_growth, check_size
 from thinkalike.models.families import DEPTHS, Family, heads_of, stated_quantization
 from thinkalike.models.formats import IN_TURN, conversion
 from thinkalike.models.gguf import OWN, cut_as_stated, gguf_said
+from thinkalike.models.module_facts import (
+    TOLERANCE,
+    Checkpoint,
+    embedding_of,
+    first_tensor,
+    longest_row,
+    puts_bos,
+    relative_error,
+    sample_tokens,
+    text_config,
+)
+from thinkalike.models.native_attention import without_hooks
 from thinkalike.models.places import GIVE, WEIGHTS, is_gguf, located, weight_map
+from thinkalike.models.plausible import TEXT
+from thinkalike.models.proof import LONGEST_PROOF, check_values
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +78,7 @@ FLOATING = {"F64", "F32", "F16", "BF16"}  # the dtypes of weights, as safetensor
 
 def read_transformers(
     config: ModelConfig, family: Family, place: str, device: torch.device, dtype: torch.dtype, adapter: Path | None
-) -> survey.Checkpoint:
+) -> Checkpoint:
     """Read a model that `save_pretrained` wrote, with its own tokenizer, and merge the adapter of a folder into it.
 
     It runs as transformers runs it. TransformerLens's bridge computes every attention pattern, and puts BOS before
@@ -91,31 +104,31 @@ def read_transformers(
         if adapter is None:
             module, rows = read(), 0
         else:
-            module, rows = run_adapted(lambda: _with_adapter(read(), adapter), adapter.name, survey.TOLERANCE[dtype])
+            module, rows = run_adapted(lambda: _with_adapter(read(), adapter), adapter.name, TOLERANCE[dtype])
     own = str(adapter) if adapter and rows and any(adapter.glob("tokenizer*")) else place
-    tokenizer, longest = read_tokenizer(config, own), survey.longest_row(module)
+    tokenizer, longest = read_tokenizer(config, own), longest_row(module)
     with_head = {head.class_name for head in heads_of(family.in_config_json)}
     has_head = family.predicts != "hidden" or type(module).__name__ in with_head
     if family.predicts == "states":
         module = part_with_states(module, config, family)
-    return survey.Checkpoint(_placed(module, options, device), tokenizer, longest, quantization, has_head)
+    return Checkpoint(_placed(module, options, device), tokenizer, longest, quantization, has_head)
 
 
-def read_legacy(config: ModelConfig, place: str, device: torch.device, dtype: torch.dtype) -> survey.Checkpoint:
+def read_legacy(config: ModelConfig, place: str, device: torch.device, dtype: torch.dtype) -> Checkpoint:
     """Read a language model in the layout of TransformerLens 1, with the tokenizer that it names."""
     from transformer_lens.model_bridge import TransformerBridge
 
     with _pinned(place, config.revision):
         bridge = TransformerBridge.boot_tl_legacy(place, device="cpu", dtype=dtype)
-    tokens = survey.sample_tokens(bridge.cfg.d_vocab, bridge.cfg.n_ctx or 16)
+    tokens = sample_tokens(bridge.cfg.d_vocab, bridge.cfg.n_ctx or 16)
     with torch.no_grad():
         hooked = bridge(tokens)
-        module = survey.without_hooks(bridge.original_model.eval())
-        error = survey.relative_error(survey.first_tensor(module(tokens)), hooked)
-    if not error <= survey.TOLERANCE[dtype]:  # NaN fails as well
-        survey.check_values(module, config.called)
+        module = without_hooks(bridge.original_model.eval())
+        error = relative_error(first_tensor(module(tokens)), hooked)
+    if not error <= TOLERANCE[dtype]:  # NaN fails as well
+        check_values(module, config.called)
         raise ModelError(f"{config.called}: without TransformerLens's hooks the logits differ by {error:.1e}")
-    return survey.Checkpoint(module.to(device=device, dtype=dtype), bridge.tokenizer, bridge.cfg.n_ctx)
+    return Checkpoint(module.to(device=device, dtype=dtype), bridge.tokenizer, bridge.cfg.n_ctx)
 
 
 @contextlib.contextmanager
@@ -234,7 +247,7 @@ def _warn_of_plain_weights(model: Any, stored: Mapping[str, Any], place: str) ->
 def _warn_of_two_embeddings(module: Any, called: str) -> None:
     """Say that a checkpoint has a head with other values than its embedding, although its configuration ties them."""
     head = module.get_output_embeddings() if hasattr(module, "get_output_embeddings") else None
-    if head is None or not getattr(survey.text_config(module), "tie_word_embeddings", False):
+    if head is None or not getattr(text_config(module), "tie_word_embeddings", False):
         return
     weight = getattr(head, "weight", None)
     if weight is None or weight is module.get_input_embeddings().weight or weight.is_meta:
@@ -328,7 +341,7 @@ def _with_adapter(module: Any, folder: Path) -> Adapted:
             given = {name: each for name, each in given.items() if AGAIN.sub(".", name) not in given.keys() - {name}}
             check_dtypes(given, folder, {name.rpartition(".")[2] for name in given})
             check_adapter(folder, [tuple(each.shape) for each in given.values()], dict(module.named_modules()))
-            known = len(survey.embedding_of(module))
+            known = len(embedding_of(module))
             rows = max((len(weight) for name, weight in given.items() if name.endswith(EMBEDDINGS)), default=0)
             if rows > known:
                 module.resize_token_embeddings(rows, mean_resizing=False)
@@ -384,7 +397,7 @@ def run_adapted(make: Callable[[], Adapted], called: str, allowed: float) -> tup
 
     def error_of(module: Any) -> float:
         pairs = zip(_outputs(module, samples, called), adapted.outputs, strict=True)
-        return max(survey.relative_error(actual, expected) for actual, expected in pairs)
+        return max(relative_error(actual, expected) for actual, expected in pairs)
 
     module: Any = None
     try:
@@ -417,7 +430,7 @@ def live_adapter(model: Any, called: str) -> Any:
         whole = deepcopy(model)
         return Adapted(whole, 0, _outputs(whole, _adapter_samples(whole), called))
 
-    module, _ = run_adapted(make, called, survey.TOLERANCE[survey.embedding_of(model.get_base_model()).dtype])
+    module, _ = run_adapted(make, called, TOLERANCE[embedding_of(model.get_base_model()).dtype])
     return module
 
 
@@ -428,8 +441,8 @@ def _check_mergeable(settings: Any, called: str) -> None:
 
 def _adapter_samples(whole: Any) -> list[Tensor]:
     """Return rows of tokens for an adapter: at random, and each list of tokens in its settings among such tokens."""
-    embedding, longest = survey.embedding_of(whole.get_base_model()), survey.longest_row(whole) or survey.AT_MOST
-    rows = survey.sample_tokens(len(embedding), longest)
+    embedding, longest = embedding_of(whole.get_base_model()), longest_row(whole) or LONGEST_PROOF
+    rows = sample_tokens(len(embedding), longest)
     samples = [rows]
     for tokens in _token_lists(whole.active_peft_config, len(embedding)).values():
         row = torch.cat([rows[0, :4], torch.tensor(tokens[:TRIGGER]), rows[1, :4]])
@@ -455,7 +468,7 @@ def _outputs(module: Any, samples: Sequence[Tensor], called: str) -> list[Tensor
         with torch.no_grad():
             for tokens in samples:
                 decoder = {"decoder_input_ids": tokens} if is_pair else {}
-                outputs.append(survey.first_tensor(module.eval()(input_ids=tokens, **decoder)).clone())
+                outputs.append(first_tensor(module.eval()(input_ids=tokens, **decoder)).clone())
     except Exception as error:  # such as an argument beside the tokens that it needs
         said = f"{type(error).__name__}: {one_line(error)}"
         raise ModelError(
@@ -495,7 +508,7 @@ def read_tokenizer(config: ModelConfig, place: str) -> Any:
                 log.warning("%s: %s cuts texts otherwise than tokenizer.json, %s", config.called, kind, which)
             file = cached_file(place, "tokenizer_config.json", **optional)
             said = read_json(Path(file)).get("add_bos_token") if file else None
-            if config.bos is None and said in (True, False) and said != survey.puts_bos(tokenizer):
+            if config.bos is None and said in (True, False) and said != puts_bos(tokenizer):
                 no_effect = f"add_bos_token={said} has no effect on its tokenizer; model.bos decides"
                 log.warning("%s: %s", config.called, no_effect)
             return tokenizer
@@ -534,7 +547,7 @@ def _cuts_as(tokenizer: Any, file: str) -> bool:
     own.no_truncation()
     own.no_padding()
     own.encode_special_tokens = bool(getattr(tokenizer, "split_special_tokens", False))
-    texts = (survey.TEXT, " 2023", f"a{tokenizer.eos_token}b", *PROBES)
+    texts = (TEXT, " 2023", f"a{tokenizer.eos_token}b", *PROBES)
     return all(list(tokenizer(text)["input_ids"]) == own.encode(text).ids for text in texts)
 
 

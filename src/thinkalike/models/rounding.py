@@ -29,7 +29,7 @@ from thinkalike.errors import ModelError
 from thinkalike.memory import page_out
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import variant
-from thinkalike.models.survey import embedding_of
+from thinkalike.models.module_facts import embedding_of
 
 ROWS = 2**13  # of a matrix that are rounded at once: the embedding is half of a small model
 MOST_TURNS = 50  # of balancing rows and columns

@@ -20,10 +20,11 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from thinkalike.config import ModelConfig
 from thinkalike.models.bounds import check_size
-from thinkalike.models.families import LONGEST, family_in, label
+from thinkalike.models.families import LONGEST, family_in
 from thinkalike.models.frozen import FrozenModel, one_text_per_row
+from thinkalike.models.labels import label
+from thinkalike.models.module_facts import embedding_of, longest_row, text_config
 from thinkalike.models.places import base_of, folder_of, known_shape, named_folder
-from thinkalike.models.survey import embedding_of, longest_row, text_config
 from thinkalike.shards.index import read_index
 
 log = logging.getLogger(__name__)

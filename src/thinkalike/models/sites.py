@@ -27,18 +27,10 @@ from thinkalike.config.parts import MIDDLE, Site
 from thinkalike.errors import ModelError, listed
 from thinkalike.models.families import EMBED, Layer, Place
 from thinkalike.models.frozen import FrozenModel, alone, ended_at, state_in
+from thinkalike.models.module_facts import HEADS, embedding_of, first_tensor, number_in, sample_tokens, text_config
 from thinkalike.models.parts import component_of
-from thinkalike.models.survey import (
-    HEADS,
-    ROWS,
-    embedding_of,
-    first_tensor,
-    number_in,
-    passing,
-    prove,
-    sample_tokens,
-    text_config,
-)  # fmt: skip
+from thinkalike.models.proof import prove
+from thinkalike.models.survey import ROWS, passing
 
 TOKENS = 8  # of each row of the sample
 ROUNDING = 8  # units of the dtype, of all that is added, by which a sum may differ

@@ -24,7 +24,8 @@ from thinkalike.data.words import word_spans
 from thinkalike.digests import versions_of
 from thinkalike.errors import DataError
 from thinkalike.measures.massive_rows import massive
-from thinkalike.models.families import names_of, pick_device
+from thinkalike.models.families import pick_device
+from thinkalike.models.labels import names_of
 from thinkalike.models.places import checkpoint_fingerprint
 from thinkalike.processes import counted
 from thinkalike.states.batches import KEEPS_MASSIVE, say_massive

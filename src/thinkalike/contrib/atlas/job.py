@@ -32,7 +32,7 @@ from thinkalike.instruments.layer_pairs.outputs import OUTPUTS
 from thinkalike.instruments.ruler import LEAST_WORDS, WORDS
 from thinkalike.job import Instrument, Outcome, Work
 from thinkalike.measures.estimates import Estimate, interval_around, jackknife
-from thinkalike.models.families import told_apart
+from thinkalike.models.labels import told_apart
 from thinkalike.screen import show_text, span
 from thinkalike.store import Result
 

@@ -26,7 +26,7 @@ from thinkalike.contrib.transfer import probes, steering
 from thinkalike.contrib.transfer.measures import effects_of
 from thinkalike.measures.accuracy import Accuracy, Jackknifed
 from thinkalike.measures.estimates import Estimate
-from thinkalike.models import families
+from thinkalike.models import labels
 from thinkalike.models.shapes import shape_of
 from thinkalike.store import Result
 
@@ -44,7 +44,7 @@ class Pair(NamedTuple):
 
     @property
     def label(self) -> str:
-        return f"{families.label(self.source)} into {families.label(self.target)}"
+        return f"{labels.label(self.source)} into {labels.label(self.target)}"
 
     def layers(self, depths: Sequence[Fraction] = ()) -> list[list[int]]:
         """Return the pairs of layers after these shares of the blocks of both; of each layer of the shallower one.

@@ -21,7 +21,7 @@ from thinkalike.contrib.populations.config import PopulationJob
 from thinkalike.errors import ConfigError, ResourceError, listed
 from thinkalike.instruments import passes, run_jobs
 from thinkalike.job import Instrument, Outcome, Work
-from thinkalike.models.families import label
+from thinkalike.models.labels import label
 from thinkalike.processes import doing
 from thinkalike.screen import Column, Table, number_column, show_table, text_column
 from thinkalike.store import Headline, Result

@@ -22,8 +22,8 @@ from thinkalike.measures.closed_forms import AffineMap
 from thinkalike.measures.moments import LayerPair
 from thinkalike.measures.round_trips import RIDGE, Unexplained, both_directions
 from thinkalike.memory import Budget
-from thinkalike.models.families import check_layer_pairs, pairs_of_layers
 from thinkalike.models.frozen import FrozenModel
+from thinkalike.models.layer_choice import check_layer_pairs, pairs_of_layers
 from thinkalike.models.load import load_models
 from thinkalike.models.shapes import Passes, Shapes
 from thinkalike.states.tokens import sites

@@ -30,8 +30,8 @@ from thinkalike.instruments.stitching.fitting import shared_text
 from thinkalike.job import Outcome, Work
 from thinkalike.measures.folds import stimulus_folds
 from thinkalike.measures.moments import LayerPair
-from thinkalike.models.families import pairs_of_layers
 from thinkalike.models.frozen import FrozenModel
+from thinkalike.models.layer_choice import pairs_of_layers
 from thinkalike.models.shapes import Passes, Shapes
 from thinkalike.processes import counted
 from thinkalike.screen import Column, Table, few, number_column, show_table, show_text, span, text_column

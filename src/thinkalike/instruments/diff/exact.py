@@ -16,8 +16,8 @@ from thinkalike.instruments.diff.screen import runs
 from thinkalike.measures.edits import Edit, edit
 from thinkalike.models.behaviour import output_distance, traits_that_differ
 from thinkalike.models.frozen import FrozenModel
+from thinkalike.models.module_facts import HEADS, TOLERANCE, embedding_of, entries_of, number_in, text_config
 from thinkalike.models.parts import comparable_tensors, parts_of
-from thinkalike.models.survey import HEADS, TOLERANCE, embedding_of, entries_of, number_in, text_config
 from thinkalike.processes import counted
 
 MIXTURES = ("linear mixture", "spherical mixture", "weighted sum")

@@ -29,7 +29,8 @@ from thinkalike.instruments.layer_pairs.comparison import Comparison, Side, roun
 from thinkalike.job.instrument import FIT_TEXT, LADDER, REPORT_TEXT, Instrument, Outcome, Work
 from thinkalike.measures.row_groups import FEW
 from thinkalike.measures.sample_size import FEWEST_GROUPS
-from thinkalike.models.families import Layer, layers_at_depths, layers_of_sides, pairs_of_layers
+from thinkalike.models.families import Layer
+from thinkalike.models.layer_choice import layers_at_depths, layers_of_sides, pairs_of_layers
 from thinkalike.states.batches import ModelRuns, StateBatches, pool_tokens, sampled, text_batches
 from thinkalike.states.folder import load_sources
 from thinkalike.states.source import StateSource

@@ -39,8 +39,8 @@ from thinkalike.job import Work
 from thinkalike.measures.estimates import without_parts
 from thinkalike.measures.folds import JACKKNIFE_PARTS
 from thinkalike.memory import hand_back
-from thinkalike.models.families import layers_at_depths, pairs_of_layers
 from thinkalike.models.frozen import FrozenModel
+from thinkalike.models.layer_choice import layers_at_depths, pairs_of_layers
 from thinkalike.models.rounding import can_be_rounded
 from thinkalike.processes import counted
 from thinkalike.screen import show_text

@@ -26,8 +26,8 @@ from thinkalike.measures.halved_moments import HalvedMoments
 from thinkalike.measures.ladder import next_rung
 from thinkalike.measures.moments import LayerPair, PairStatistics
 from thinkalike.memory import AT_ONCE, GAPS, MARGIN, Budget, check_memory, hand_back, in_use
-from thinkalike.models.families import pairs_of_layers
 from thinkalike.models.frozen import FrozenModel
+from thinkalike.models.layer_choice import pairs_of_layers
 from thinkalike.models.load import load_models
 from thinkalike.models.rounding import can_be_rounded, rounded
 from thinkalike.processes import counted, doing, own_device

@@ -13,7 +13,7 @@ from thinkalike import figures
 from thinkalike.config.parts import AFTER, MIDDLE, PROCESSES, TrainerConfig
 from thinkalike.errors import ConfigError, listed
 from thinkalike.job.instrument import LADDER, Instrument, Outcome, Work
-from thinkalike.models.families import check_stitchable, layers_at_depths, pairs_of_layers
+from thinkalike.models.layer_choice import check_stitchable, layers_at_depths, pairs_of_layers
 from thinkalike.processes import check_processes
 from thinkalike.screen import (
     ROWS,

@@ -1,0 +1,238 @@
+"""What a module of a model says of itself: its configuration, its embedding and its tensors."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Int
+from torch import Tensor, nn
+
+from thinkalike.errors import flat
+from thinkalike.measures.seeds import seeded
+
+Tokens = Int[Tensor, "b t"]
+
+# The largest difference that rounding explains, relative to the largest logit.
+TOLERANCE = {
+    torch.float64: 1e-10,
+    torch.float32: 1e-4,
+    torch.float16: 2e-2,
+    torch.bfloat16: 1e-1,
+}
+
+# The names that configurations give to the longest row, ...
+LENGTHS = (
+    "max_position_embeddings",
+    "n_positions",
+    "n_ctx",
+    "max_seq_len",
+    "max_sequence_length",
+    "seq_length",
+)
+# ... and to the number of heads.
+HEADS = ("num_attention_heads", "n_heads", "n_head", "num_heads")
+
+# Entries of a configuration that no pass of an evaluated model reads.
+UNREAD = re.compile(
+    r"^_|dropout|pdrop|^(transformers_version|architectures|dtype|torch_dtype|device|seed|"
+    r"model_name|tokenizer_name|n_params|use_cache|gradient_checkpointing\w*|initializer_range|"
+    r"init_\w+|id2label|label2id)$"
+)
+
+
+class Checkpoint(NamedTuple):
+    """What was read of a checkpoint.
+
+    Attributes:
+        module: The module, on its device.
+        tokenizer: Its tokenizer.
+        longest: The longest row of tokens that it can take; None: nothing limits it.
+        quantization: How its weights are or were quantised.
+        has_head: Whether it predicts what its family does; else it has states alone.
+    """
+
+    module: Any
+    tokenizer: Any
+    longest: int | None
+    quantization: str = ""
+    has_head: bool = True
+
+
+def sample_tokens(vocabulary: int, context: int, rows: int = 2, at_most: int = 16) -> Tokens:
+    """Return short rows of tokens, the same each time."""
+    shape = (rows, min(at_most, context))
+    return torch.randint(vocabulary, shape, generator=seeded(0))
+
+
+def puts_bos(tokenizer: Any) -> bool:
+    """Return whether a tokenizer puts BOS before a text by itself.
+
+    Llama's and Gemma's do, and GPT-2's does not.
+    """
+    bos = tokenizer.bos_token_id
+    return bos is not None and list(tokenizer("a")["input_ids"][:1]) == [bos]
+
+
+def accepted(module: Any) -> list[str]:
+    """Return the names of the arguments of a module's forward pass, in order.
+
+    Types of tokens are taken only where they tell two texts apart. RoBERTa has the argument and one
+    type, Gemma marks images by it, and GPT-2 adds the embedding of a word.
+    """
+    names = list(inspect.signature(module.forward).parameters)
+    type_count = getattr(getattr(module, "config", None), "type_vocab_size", 0) or 0
+    if type_count > 1:
+        return names
+    return [name for name in names if name != "token_type_ids"]
+
+
+def text_config(module: Any) -> Any:
+    """Return the configuration of a module: of one of transformers, the part that is about text."""
+    shape: Any = getattr(module, "config", None) or getattr(module, "cfg", None)
+    if hasattr(shape, "get_text_config"):
+        return shape.get_text_config()
+    return shape
+
+
+def padding_of_head(module: Any, tokenizer: Any) -> int | None:
+    """Return the id of the padding by which a classifier finds where a text ends.
+
+    None means that it does so otherwise. Where the configuration has none, it gets that of the
+    tokenizer, or its end of a text, in place: without one, classifiers of transformers that need it
+    run on single texts only.
+    """
+    shape = text_config(module)
+    if shape.pad_token_id is None:
+        vocabulary = len(embedding_of(module))
+        for token in (tokenizer.pad_token_id, tokenizer.eos_token_id, tokenizer.unk_token_id):
+            if token is not None and token < vocabulary:
+                shape.pad_token_id = token
+                break
+    return shape.pad_token_id  # type: ignore[no-any-return]
+
+
+def number_in(config: Any, names: Sequence[str]) -> int | None:
+    """Return the first whole number that a configuration has under one of several names."""
+    for name in names:
+        number = getattr(config, name, None)
+        if isinstance(number, int):
+            return number
+    return None
+
+
+def longest_row(module: Any) -> int | None:
+    """Return how many tokens a row can have by the configuration; None where nothing limits it.
+
+    RoBERTa counts positions from one past the number of its padding token, so that the first ones
+    are never used. Some rotary positions are scaled where the longest row of a batch is longer than
+    those of the first training; up to that length a state does not depend on the other rows.
+    """
+    shape = text_config(module)
+    longest = None
+    for name in LENGTHS:
+        size = getattr(shape, name, None)
+        if isinstance(size, int) and size > 0:
+            longest = size
+            break
+    if longest is None:
+        return None
+    rope = getattr(shape, "rope_parameters", None) or {}
+    if rope.get("rope_type") == "longrope":
+        longest = min(longest, rope.get("original_max_position_embeddings") or longest)
+    for path, submodule in module.named_modules():
+        padding = getattr(submodule, "padding_idx", None)
+        if path.endswith("embeddings.position_embeddings") and padding is not None:
+            return longest - (padding + 1)
+    return longest
+
+
+def entries_of(module: Any, chosen: bool = False) -> dict[str, Any]:
+    """Return the entries of a configuration that a pass may read, inner ones as "outer.inner".
+
+    Args:
+        module: The module, whose class of configuration knows the entries.
+        chosen: Whether those that have the default of the class are left out; so are all of a class
+            without defaults.
+    """
+    config = getattr(module, "config", None)
+    entries: dict[str, Any] = {}
+    if config is not None:
+        entries = known_entries(config, chosen)
+    elif hasattr(module, "cfg") and not chosen:
+        entries = vars(module.cfg)
+    return flat({name: value for name, value in entries.items() if not UNREAD.search(name)})
+
+
+def known_entries(config: Any, chosen: bool = False) -> dict[str, Any]:
+    """Return the entries of a configuration that its class knows.
+
+    Args:
+        config: A configuration of transformers.
+        chosen: Whether defaults of the class are left out.
+    """
+    defaults = type(config)().to_dict()
+    entries = {}
+    for name, value in config.to_dict().items():
+        is_known = name in defaults or hasattr(type(config), name)
+        is_default = defaults.get(name) == value
+        if is_known and not (chosen and is_default):
+            entries[name] = value
+    return entries
+
+
+def embedding_of(module: Any) -> Tensor:
+    """Return the token embedding, (vocabulary, width): by convention, or else the first matrix."""
+    with contextlib.suppress(AttributeError, NotImplementedError):
+        return module.get_input_embeddings().weight  # type: ignore[no-any-return]
+    return next(weight for weight in module.parameters() if weight.dim() == 2)
+
+
+def first_tensor(output: Any) -> Tensor:
+    """Return the output of a module that returns a tensor, or the first of several."""
+    if isinstance(output, Tensor):
+        return output
+    return output[0]  # type: ignore[no-any-return]
+
+
+def relative_error(actual: Tensor, expected: Tensor) -> float:
+    """Return the largest difference, relative to the largest entry of `expected`."""
+    return ((actual - expected).abs().max() / expected.abs().max()).item()
+
+
+def persistent_buffers(module: nn.Module) -> dict[str, Tensor]:
+    """Return the buffers of a module that a checkpoint holds, by name."""
+    buffers = {}
+    for path, submodule in module.named_modules():
+        for name, buffer in submodule._buffers.items():
+            if buffer is not None and name not in submodule._non_persistent_buffers_set:
+                buffers[f"{path}.{name}".lstrip(".")] = buffer
+    return buffers
+
+
+def tensors_of(module: nn.Module, in_order: bool = False) -> Iterator[tuple[str, Tensor]]:
+    """Yield all parameters and persistent buffers by name.
+
+    Offloaded weights are fetched one module at a time.
+
+    Args:
+        module: The module.
+        in_order: Whether they are sorted by name.
+    """
+    state = module.state_dict()
+    names = sorted(state) if in_order else list(state)
+    if getattr(module, "hf_device_map", None) is None:
+        for name in names:
+            yield name, state[name]
+        return
+    from accelerate.utils import align_module_device
+
+    for name in names:
+        owner_path, _, own_name = name.rpartition(".")
+        owner = module.get_submodule(owner_path)
+        with align_module_device(owner, "cpu"):
+            yield name, owner.state_dict()[own_name]

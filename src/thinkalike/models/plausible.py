@@ -1,0 +1,302 @@
+"""Gross damage of a model: implausible weights, a configuration of another architecture, a loss.
+
+Every `model` here is a FrozenModel, whose own module imports this one.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+import math
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from thinkalike.errors import ModelError, listed, short
+from thinkalike.models.module_facts import UNREAD, tensors_of, text_config
+
+log = logging.getLogger(__name__)
+
+# Settings by which architectures differ whose weights have the same names and shapes: factors, ...
+FACTORS = re.compile(r"multiplier|scal(e|ing)")
+# ... and limits.
+LIMITS = re.compile(r"softcap|clip|clamp|alibi|sliding_window|rotary")
+
+# Where the code of a model reads a setting.
+READING = re.compile(r"config\.(\w+)|getattr\(\w*\.?config, \"(\w+)\"")
+
+# How an error says that a model can be taken nonetheless.
+ACCEPT = "model.implausible=true takes it as it is"
+
+# A sentence that every model of English knows something of.
+TEXT = "The man in the old house near the river walked to the market each day, and came back before it was dark."
+
+# Models with a smaller vocabulary may know one kind of text, and a vocabulary made of it.
+LARGE_VOCABULARY = 2**13
+
+# The largest loss on the sentence, in units of ln V; architectures with random weights have at most
+# 1.5 of it.
+LARGEST_LOSS = 3.0
+
+
+def check_plausible(model: Any) -> None:
+    """Refuse weights, configurations and losses that no trained model has.
+
+    Vectors may be of ones or zeros, as norms and biases begin. New blocks and ablated ones have
+    matrices of zeros, and pruned ones rows, which are logged: files with holes have them, too.
+
+    Raises:
+        ModelError: A matrix has only whole numbers, or only one number; see also the other checks.
+    """
+    matrices = set()
+    for path, weight in model.module.named_parameters():
+        if weight.dim() > 1 and weight.numel():
+            matrices.add(path)
+    all_zero = []
+    with_zeros = []
+    for path, weight in tensors_of(model.module):
+        if path not in matrices or not weight.is_floating_point():
+            continue
+        if _are_whole_numbers(weight):
+            if weight.any():
+                raise ModelError(
+                    f"{model.name}: {path} holds whole numbers alone, as rounded weights without "
+                    f"their scale do; {ACCEPT}"
+                )
+            all_zero.append(path)
+            continue
+        if _is_constant(weight):
+            value = weight.flatten()[0].item()
+            raise ModelError(f"{model.name}: {path} holds {value:.3g} alone; {ACCEPT}")
+        zero_lines = _zero_lines(model, path, weight)
+        if zero_lines:
+            with_zeros.append(f"{zero_lines} of {path}")
+    if all_zero:
+        log.warning("%s: zero everywhere: %s", model.name, listed(all_zero))
+    if with_zeros:
+        log.warning("%s: zeros, as after pruning or in a damaged file: %s", model.name, listed(with_zeros))
+    _check_architecture(model)
+    _check_loss(model)
+
+
+def _are_whole_numbers(weight: Tensor) -> bool:
+    """Return whether a matrix has only whole numbers; its first row tells most that have not."""
+    return torch.equal(weight[0], weight[0].round()) and torch.equal(weight, weight.round())
+
+
+def _is_constant(weight: Tensor) -> bool:
+    """Return whether all entries of a matrix are equal; one row or column may be, as scales begin."""
+    is_matrix = sum(size > 1 for size in weight.shape) > 1
+    if not is_matrix:
+        return False
+    value = weight.flatten()[0]
+    return bool((weight[0] == value).all()) and bool((weight == value).all())
+
+
+def _zero_lines(model: Any, path: str, weight: Tensor) -> str:
+    """Return how many rows and columns of a matrix are zero, in words; "" if none are.
+
+    Tables of positions and of types may have empty rows. So may those of tokens: of padding, of
+    special tokens that no text has, and beyond the tokenizer.
+    """
+    table = weight.reshape(-1, weight.shape[-1])
+    zero_rows = (~table.any(1)).nonzero().flatten().tolist()
+    zero_columns = int((~table.any(0)).sum())
+    owner = model.module.get_submodule(path.rpartition(".")[0])
+    if len(table) == model.vocabulary:
+        special = {*model.tokenizer.all_special_ids, *model.tokenizer.get_added_vocab().values()}
+        known = len(model.tokenizer)
+        zero_rows = [row for row in zero_rows if row < known and row not in special]
+    elif isinstance(owner, nn.Embedding):
+        zero_rows = []
+    words = []
+    if zero_rows:
+        words.append(f"{len(zero_rows)} rows")
+    if zero_columns:
+        words.append(f"{zero_columns} columns")
+    return " and ".join(words)
+
+
+def _check_architecture(model: Any) -> None:
+    """Raise a ModelError if a configuration of transformers is of another architecture than it says.
+
+    The weights of Granite and of Gemma have the names and shapes of Llama's, and load as a Llama,
+    which computes something else. What tells is the class that config.json states, or a setting
+    that Llama does not read.
+    """
+    import transformers
+
+    whole = getattr(model.module, "both", model.module)  # of which one side may be read
+    config: Any = getattr(whole, "config", None)
+    text = text_config(whole)
+    if not hasattr(config, "model_type"):
+        return
+    model_types = {str(config.model_type), str(text.model_type)}
+    for class_name in config.architectures or ():
+        config_class = getattr(getattr(transformers, class_name, None), "config_class", None)
+        stated = getattr(config_class, "model_type", None)
+        if stated and not any(stated in known or known in stated for known in model_types):
+            raise ModelError(
+                f"{model.name}: config.json says architectures={class_name} and "
+                f"model_type={config.model_type}, which differ; give the checkpoint's own; {ACCEPT}"
+            )
+    for name, value in _unread_settings(whole, text).items():
+        sentence = f"config.json says {name}={short(str(value))}, which {type(whole).__name__} does not read"
+        is_number = isinstance(value, int | float)
+        is_switch = isinstance(value, bool)  # which is no factor
+        is_factor = is_number and not is_switch and FACTORS.search(name)
+        is_limit = is_number and LIMITS.search(name)
+        if is_factor or is_limit:
+            raise ModelError(f"{model.name}: {sentence}; give the checkpoint's own config.json; {ACCEPT}")
+        readers = listed(sorted(architectures_that_read()[name]))
+        log.warning("warning: %s: %s, and these architectures do: %s", model.name, sentence, readers)
+
+
+def _unread_settings(module: Any, text: Any) -> dict[str, Any]:
+    """Return the settings that an architecture does not read, and others of transformers do.
+
+    Neither the class of the configuration nor the code of any module has their names. Settings of
+    texts to be generated are left out, and so are values that change nothing: those that are false,
+    empty or 0, a factor of 1, and a 1 or a text that is the default of an architecture that reads
+    the setting.
+
+    Args:
+        module: The model.
+        text: Its configuration.
+    """
+    from transformers import GenerationConfig
+
+    known = {*type(text)().to_dict(), *dir(type(text)), *GenerationConfig().to_dict()}
+    python_modules = {type(submodule).__module__ for submodule in module.modules()}
+    python_modules.add(type(text).__module__)
+    sources = []
+    for name in sorted(python_modules):
+        if not name.startswith("torch."):
+            sources.append(inspect.getsource(sys.modules[name]))
+    source = "\n".join(sources)
+
+    settings = text.to_dict()
+    rope = settings.get("rope_parameters")
+    if isinstance(rope, dict) and rope.get("rope_type") == "default":
+        settings |= rope  # those of other types read further settings
+    unread = {}
+    for name, value in settings.items():
+        if name in known or UNREAD.search(name) or not value:
+            continue
+        if re.search(rf"\b{name}\b", source):
+            continue
+        is_one = value == 1 and not isinstance(value, bool)
+        is_neutral_factor = is_one and FACTORS.search(name)
+        may_be_default = is_one or isinstance(value, str)
+        is_default = may_be_default and _is_default_of_any(name, value)
+        if name in architectures_that_read() and not (is_neutral_factor or is_default):
+            unread[name] = value
+    return unread
+
+
+@functools.cache
+def _sources_of_transformers(kind: str) -> dict[str, str]:
+    """Return the source code of transformers, by architecture.
+
+    Args:
+        kind: "modeling" or "configuration".
+    """
+    import transformers
+
+    folder = Path(transformers.__file__).parent / "models"
+    sources = {}
+    for path in sorted(folder.glob(f"*/{kind}_*.py")):
+        sources[path.parent.name] = path.read_text(encoding="utf-8")
+    return sources
+
+
+@functools.cache
+def architectures_that_read() -> dict[str, set[str]]:
+    """Return the settings that models of transformers read, with the architectures that do."""
+    architectures: dict[str, set[str]] = {}
+    for architecture, source in _sources_of_transformers("modeling").items():
+        for attribute, argument in READING.findall(source):
+            architectures.setdefault(attribute or argument, set()).add(architecture)
+    return architectures
+
+
+def _is_default_of_any(name: str, value: Any) -> bool:
+    """Return whether a configuration of transformers has this default: a text, or the number 1."""
+    written = re.escape(f'"{value}"') if isinstance(value, str) else r"1(\.0)?\b"
+    pattern = re.compile(rf"\b{name}\b[^=\n,]*= *{written}")
+    sources = _sources_of_transformers("configuration").values()
+    return any(pattern.search(source) for source in sources)
+
+
+def check_rope(shape: Mapping[str, Any], called: str) -> None:
+    """Raise a ModelError if a setting of rotary positions is stated twice, with different values.
+
+    Args:
+        shape: The contents of config.json.
+        called: What the error calls the model.
+    """
+    sections = [shape, *(value for value in shape.values() if isinstance(value, Mapping))]
+    for section in sections:
+        settings = section.get("rope_parameters")
+        if not isinstance(settings, Mapping):
+            continue
+        for name, value in settings.items():
+            if section.get(name) not in (None, value):
+                raise ModelError(
+                    f"{called}: config.json says {name}={section[name]} and rope_parameters.{name}="
+                    f"{value}, which differ; leave the wrong one out; {ACCEPT}"
+                )
+        scaling = section.get("rope_scaling") or {}
+        older = {}  # settings of an older name
+        for name, value in scaling.items():
+            older["rope_type" if name == "type" else name] = value
+        if {**settings, **older} != settings:
+            raise ModelError(
+                f"{called}: config.json says rope_scaling={short(str(scaling))} and "
+                f"rope_parameters={short(str(dict(settings)))}, which differ; leave the wrong one "
+                f"out; {ACCEPT}"
+            )
+
+
+def _check_loss(model: Any) -> None:
+    """Raise a ModelError if the loss on a sentence is far above ln V, that of a guess.
+
+    Flipped bits do that; swapped layers are not noticed. Models that predict no tokens, or do not
+    know the sentence, pass.
+    """
+    if model.predicts not in ("next", "hidden"):
+        return
+    encoded = model.tokenizer(TEXT, add_special_tokens=False, verbose=False)
+    ids = encoded["input_ids"][: model.context]
+    if len(ids) < 2 or model.tokenizer.unk_token_id in ids:
+        return
+    tokens = torch.tensor([ids])
+    logits = model.full(tokens)[0].float().cpu()
+    targets = tokens[0]
+    if model.predicts == "next":
+        logits = logits[:-1]
+        targets = targets[1:]
+    loss = float(nn.functional.cross_entropy(logits, targets))
+    guess = math.log(model.vocabulary)
+    if not loss <= LARGEST_LOSS * guess:
+        raise ModelError(
+            f"{model.name}: its loss on an English sentence is {loss:.3g} nats per token, and a "
+            f"guess has {guess:.3g}; flipped bits or weights of another model do that, and so does "
+            f"training on other text; {ACCEPT}"
+        )
+    # The head of a model that predicts hidden tokens may be missing, and is drawn at random.
+    is_whole = model.predicts == "next"
+    if is_whole and loss > guess and model.vocabulary >= LARGE_VOCABULARY:
+        log.warning(
+            "%s: its loss on an English sentence is %.3g nats per token, and a guess has %.3g: it "
+            "is untrained, trained on other text, or its config.json is of another architecture",
+            model.name,
+            loss,
+            guess,
+        )

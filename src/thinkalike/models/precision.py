@@ -1,0 +1,46 @@
+"""The precision of a model's weights: which of them stay in float32."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+def cast_weights(module: Any, device: torch.device, dtype: torch.dtype) -> Any:
+    """Move a module to a device and its weights to a dtype, in place, and return it.
+
+    Weights that transformers keeps in float32 at this dtype, such as routers of experts, become
+    float32, as `from_pretrained(dtype=...)` would read them. The frequencies of rotary positions
+    keep their precision: rounded to bfloat16, positions are wrong from the tens on.
+    """
+    names = precise_names(module, dtype)
+    precise: list[tuple[dict[str, Any], str, Tensor]] = []
+    for path, submodule in module.named_modules():
+        for name, weight in submodule._parameters.items():
+            if weight is not None and names.search(f"{path}.{name}"):
+                values = weight.detach().to(device, torch.float32)
+                parameter = nn.Parameter(values, weight.requires_grad)
+                precise.append((submodule._parameters, name, parameter))
+        for name, buffer in submodule._buffers.items():
+            if buffer is None or not buffer.is_floating_point():
+                continue
+            if name.endswith("inv_freq"):
+                precise.append((submodule._buffers, name, buffer.to(device)))
+            elif names.search(f"{path}.{name}"):
+                precise.append((submodule._buffers, name, buffer.to(device, torch.float32)))
+    module.to(device=device, dtype=dtype)
+    for tensors, name, values in precise:
+        tensors[name] = values
+    return module
+
+
+def precise_names(module: Any, dtype: torch.dtype) -> re.Pattern[str]:
+    """Return the pattern of names of weights that transformers keeps in float32 at this dtype."""
+    if not hasattr(module, "_get_dtype_plan"):
+        return re.compile(r"(?!)")  # no name
+    plan = module._get_dtype_plan(dtype)
+    patterns = [name.replace("*", ".*") for name in sorted(plan)]
+    return re.compile("|".join(patterns) or r"(?!)")

@@ -1,0 +1,297 @@
+"""The proof at load that a model can be cut: head and tail compose to the full pass.
+
+Every `model` here is a FrozenModel, whose own module imports this one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from thinkalike.errors import ModelError, listed
+from thinkalike.models.families import EMBED, Layer, after, heads_of
+from thinkalike.models.module_facts import (
+    TOLERANCE,
+    Tokens,
+    padding_of_head,
+    relative_error,
+    sample_tokens,
+    tensors_of,
+    text_config,
+)
+from thinkalike.models.survey import passing
+
+# The names that configurations give to the kinds of layers, ...
+LAYER_KINDS = ("layer_types", "layers_block_type", "attention_layers")
+# ... and to the lengths of windows of attention in tokens.
+WINDOWS = (
+    "sliding_window",
+    "attention_window_size",
+    "local_attention",
+    "attention_chunk_size",
+    "window_size",
+)
+
+# The most tokens of the row that is longer than a window, ...
+LONGEST_PROOF = 1024
+# ... which is longer by this many.
+BEYOND_WINDOW = 8
+
+# The logits of so many last tokens of a row are compared: those of long rows take gigabytes.
+LAST_TOKENS = 16
+
+# At most so many entries of a tensor show whether it changed.
+SAMPLED_ENTRIES = 2**12
+
+# Entries of a tensor that are summed together: summing in a wider dtype makes a copy.
+ENTRIES_AT_ONCE = 2**22
+
+
+def prove(model: Any) -> None:
+    """Check that weights are ordinary numbers, and that head and tail compose to the full pass.
+
+    Reading the weights must not change the model: `state_dict()` repacks those of some quantised
+    modules in place. Cuts are before the first block, after the first, the middle and the last one,
+    and after the first of each kind; the middle one also on a row that is longer than the windows
+    of the layers that attend to one. Where the model predicts the next token, no token may change
+    the logits of earlier ones.
+
+    Raises:
+        ModelError: Something else is the case.
+    """
+    with _unchanged_by_reading(model):
+        check_values(model.module, model.name)
+    tokens = sample_tokens(model.vocabulary, model.context)
+    with passing(model.name):
+        _compare(model, tokens, _cuts(model))
+        window = _longest_window(model)
+        if window and model.predicts != "states":
+            long_row = sample_tokens(model.vocabulary, window + BEYOND_WINDOW, rows=1, at_most=LONGEST_PROOF)
+            _compare(model, long_row, [(model.n_layers - 1) // 2])
+        if model.predicts == "next":
+            _check_causal(model, tokens)
+
+
+def _cuts(model: Any) -> list[Layer]:
+    """Return where a model is cut."""
+    last = model.n_layers - 1
+    if model.predicts == "states":
+        return [last]  # the blocks of a decoder also read what its encoder made of the tokens
+    shape = text_config(model.module)
+    kinds: list[Any] = []
+    for name in LAYER_KINDS:
+        value = getattr(shape, name, None)
+        if isinstance(value, list):
+            kinds = value
+            break
+    first_of_kinds = {kinds.index(kind) for kind in kinds}
+    layers = {0, last // 2, last} | {layer for layer in first_of_kinds if layer <= last}
+    return [EMBED, *sorted(layers)]
+
+
+def _longest_window(model: Any) -> int | None:
+    """Return the longest window of attention that a row of the proof can be longer than."""
+    shape = text_config(model.module)
+    most = min(model.context, LONGEST_PROOF)
+    windows = []
+    for name in WINDOWS:
+        size = getattr(shape, name, None)
+        # Rows of the other samples have 16 tokens, which are longer than shorter windows.
+        if isinstance(size, int) and 16 < size + BEYOND_WINDOW <= most:
+            windows.append(size)
+    return max(windows, default=None)
+
+
+@contextlib.contextmanager
+def _unchanged_by_reading(model: Any) -> Iterator[None]:
+    """Check that a model gives the same output before and after its weights are read inside of this.
+
+    The outputs must have equal bits, unless two passes in a row differ in theirs, as sums on a GPU
+    may.
+
+    Raises:
+        ModelError: They differ.
+    """
+    tokens = sample_tokens(model.vocabulary, model.context)
+    with passing(model.name):
+        before = model.full(tokens).clone()
+        again = model.full(tokens)
+    allowed = 0.0
+    if not _is_equal(before, again):
+        allowed = TOLERANCE[model.dtype]
+        if relative_error(again, before) > allowed:
+            remedy = _hooks_on(model.module) or "; take that out of its forward"
+            raise ModelError(
+                f"{model.name}: two passes over the same tokens give different outputs, as by "
+                f"chance or by what it remembers{remedy}"
+            )
+    states_before = _states_of_tensors(model.module)
+    yield
+    with passing(model.name):
+        output = model.full(tokens)
+    error = 0.0 if _is_equal(before, output) else relative_error(output, before)
+    if error <= allowed:
+        return
+
+    states_now = _states_of_tensors(model.module)
+    altered = []
+    for name in sorted(states_before.keys() | states_now.keys()):
+        if states_before.get(name) != states_now.get(name):
+            altered.append(name)
+    owners = set()
+    for name in altered:
+        if name in states_now:
+            owners.add(type(model.module.get_submodule(name.rpartition(".")[0])).__name__)
+    changes = "something beside its tensors"
+    if altered:
+        changes = f"{listed(altered)} of {listed(sorted(owners))}"
+    raise ModelError(
+        f"{model.name}: reading its weights by state_dict() changes {changes}, and logits by "
+        f"{error:.1e} of the largest; give it in a form that can be read, such as dequantised"
+    )
+
+
+def _is_equal(first: Tensor, second: Tensor) -> bool:
+    """Return whether two outputs are equal, where NaN, which is reported elsewhere, equals NaN."""
+    if first.shape != second.shape:
+        return False
+    return torch.equal(first.nan_to_num(nan=0.0), second.nan_to_num(nan=0.0))
+
+
+def _states_of_tensors(module: nn.Module) -> dict[str, tuple[Any, ...]]:
+    """Return for each parameter and buffer what shows that it changed.
+
+    `state_dict()` is not called.
+    """
+    states: dict[str, tuple[Any, ...]] = {}
+    for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+        address = None if tensor.is_meta else tensor.data_ptr()
+        checksum = 0.0
+        if address and tensor.numel():
+            stride = -(-tensor.numel() // SAMPLED_ENTRIES)
+            checksum = float(tensor.detach().reshape(-1)[::stride].double().sum())
+        # As text, in which NaN equals NaN.
+        states[name] = (address, tensor.shape, tensor.dtype, tensor._version, repr(checksum))
+    return states
+
+
+def check_values(module: nn.Module, name: str) -> None:
+    """Raise a ModelError for a weight that is NaN or infinite.
+
+    Args:
+        module: The module.
+        name: What the error calls the model.
+    """
+    for path, tensor in tensors_of(module):
+        if not tensor.is_floating_point() or not tensor.numel():
+            continue
+        wide = torch.promote_types(tensor.dtype, torch.float32)
+        chunks = tensor.reshape(-1).split(ENTRIES_AT_ONCE)
+        if all(chunk.sum(dtype=wide).isfinite() for chunk in chunks):
+            continue
+        wrong_count = int((~tensor.isfinite()).sum())
+        if wrong_count:  # else it is the sum alone that is too large
+            is_too_large = tensor.dtype == torch.float16 and not tensor.isnan().any()
+            remedy = "; they may be in float32" if is_too_large else ""
+            raise ModelError(f"{name}: {wrong_count:,} of {tensor.numel():,} values of {path} are not finite{remedy}")
+
+
+def _compare(model: Any, tokens: Tensor, cuts: list[Layer]) -> None:
+    """Raise a ModelError unless head and tail compose to the full pass at each cut."""
+    tokens = _without_padding(model, tokens)
+    mask = None
+    types = None
+    compared = slice(-LAST_TOKENS, None)
+    if model.predicts != "next":  # the last row ends in padding, and each row is a pair of texts
+        mask = torch.ones_like(tokens)
+        mask[-1, 3 * tokens.shape[1] // 4 :] = 0
+        types = torch.zeros_like(tokens)
+        types[:, tokens.shape[1] // 2 :] = 1
+        compared = slice(None)
+
+    with torch.no_grad():
+        full = model.full(tokens, mask, types)[:, compared].clone()
+        states = model.residuals(tokens, cuts, mask, types)
+        if not full.isfinite().all():
+            remedy = "; load it in float32 or bfloat16" if model.dtype == torch.float16 else ""
+            dtype = str(model.dtype).removeprefix("torch.")
+            raise ModelError(f"{model.name}: its output on sample tokens is not finite in {dtype}{remedy}")
+        if not full.any():
+            raise ModelError(f"{model.name}: its output on sample tokens is zero everywhere")
+        allowed = TOLERANCE[model.dtype]
+        for cut, state in zip(cuts, states, strict=True):
+            last_state = model.advance(state, after(cut), model.n_layers, mask)
+            if model.predicts == "next":
+                composed = model.finish(last_state[:, compared])
+            else:
+                composed = model.output(last_state, mask)
+            error = relative_error(composed, full)
+            if not error <= allowed:  # NaN fails as well
+                raise ModelError(
+                    f"{model.name} cannot be cut at its blocks: tail({cut}, head({cut}, x)) differs "
+                    f"from the full pass by {error:.1e} of the largest logit (allowed: "
+                    f"{allowed:.0e}){_hooks_on(model.module)}"
+                )
+
+
+def may_change_states(hook: Any) -> bool:
+    """Return whether a hook may change what its module computes.
+
+    Those of some libraries only move or record it.
+    """
+    library = str(getattr(hook, "__module__", "")).partition(".")[0]
+    return library not in ("transformers", "accelerate", "thinkalike")
+
+
+def _hooks_on(module: nn.Module) -> str:
+    """Return which modules have hooks, and how to take them off, to end the message of an error.
+
+    "" means that there are none.
+    """
+    hooked = []
+    for path, submodule in module.named_modules():
+        hooks = [*submodule._forward_hooks.values(), *submodule._forward_pre_hooks.values()]
+        if any(may_change_states(hook) for hook in hooks):
+            hooked.append(path or type(module).__name__)
+    if not hooked:
+        return ""
+    return f"; it has forward hooks on {listed(hooked)}, which may do that: call remove() of their handles"
+
+
+def _without_padding(model: Any, tokens: Tensor) -> Tensor:
+    """Return sample tokens of a real text: a classifier takes its padding for the end of it."""
+    if model.predicts != "class":
+        return tokens
+    padding = padding_of_head(model.module, model.tokenizer)
+    if padding is None:
+        return tokens
+    return torch.where(tokens == padding, (padding + 1) % model.vocabulary, tokens)
+
+
+def _check_causal(model: Any, tokens: Tokens) -> None:
+    """Raise a ModelError if later tokens change the logits of earlier ones."""
+    half = tokens.shape[1] // 2
+    other = tokens.clone()
+    other[:, half:] = (other[:, half:] + 1) % model.vocabulary
+    changed_logits = model.full(other)[:, :half]
+    error = relative_error(changed_logits, model.full(tokens)[:, :half])
+    # 0 in all architectures, but for experts, whose products round.
+    if error <= TOLERANCE[model.dtype] / 10:
+        return
+
+    shape = text_config(model.module)
+    body = type(getattr(model.module, "base_model", None)).__name__
+    heads = heads_of(str(getattr(shape, "model_type", "")))
+    remedy = f"write {body} under architectures in its config.json, to read its states alone"
+    if any(head.predicts == "hidden" for head in heads):
+        remedy = "save it with AutoModelForMaskedLM"
+    if hasattr(shape, "is_decoder"):
+        remedy = f"if trained on earlier tokens alone, write is_decoder: true in its config.json; else {remedy}"
+    raise ModelError(
+        f"{model.name} is to predict the next token, but later tokens change its logits by "
+        f"{error:.1e} of the largest one, as in an encoder; {remedy}{_hooks_on(model.module)}"
+    )
