@@ -40,7 +40,7 @@ REASONS = {
         moments.is_constant ridge._of_unit_size""",
     "its number is the next one where the caller gives none, as jobs do": "accumulator.next_number",
     "a few numbers go to the GPU or come from it: once a batch, or a weight": """
-        outputs._means_without_parts accumulator.add ridge.of ridge._residuals
+        outputs._means_without_parts accumulator.add ridge.of ridge._fits
         changes.moves changes.seen
         changes.distances_of_tokens changes.kl frozen._run batches.pool features.differences
         changes.signed_permutation parts.moved batches.of batches.run tokens.states_of_words

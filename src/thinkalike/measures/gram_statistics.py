@@ -244,8 +244,8 @@ def _tiles_of_models(
     rows: Sequence[Float[Tensor, "n _"]],
     blocks: Blocks,
     tile: Tile,
-    memory: Sequence[Float[Tensor, " entries"]],
-) -> list[Float[Tensor, "l h w"]]:
+    memory: Sequence[Float[Tensor, " _"]],
+) -> list[Float[Tensor, "_ h w"]]:
     """Return a tile of the Gram matrices of all layers of each model, above the diagonal only.
 
     Args:

@@ -335,8 +335,13 @@ def add_forms(
         of_cells = [columns[rows].T @ other_columns[rows] for rows in stimuli]
         return of_sets(torch.stack(of_cells)).split(widths, 1)
 
-    def write(column: int, products: Iterable[Float[Tensor, "s c c"]]) -> None:
-        """Write the sums of each form times the term or layer of a column of the table."""
+    def write(column: int, products: Iterable[Tensor]) -> None:
+        """Write the sums of each form times the term or layer of a column of the table.
+
+        Args:
+            column: The column.
+            products: M D' M' of each form, (s, c, c) with the c columns of the form.
+        """
         for form, product in zip(forms, products, strict=True):
             values = form.read(product)
             sums[:, form.term_indices, column] = values
