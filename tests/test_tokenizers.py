@@ -26,7 +26,7 @@ from thinkalike.models.bounds import check_growth
 from thinkalike.models.load import load_model
 from thinkalike.models.module_facts import puts_bos
 from thinkalike.models.places import ASSETS, checkpoint_fingerprint
-from thinkalike.models.readers import read_tokenizer
+from thinkalike.models.tokenizer_reading import read_tokenizer
 
 
 def fast(change=lambda whole: None, **options):

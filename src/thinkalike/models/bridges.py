@@ -13,7 +13,7 @@ from thinkalike.config import ModelConfig
 from thinkalike.errors import ModelError
 from thinkalike.models.module_facts import TOLERANCE, embedding_of, first_tensor, relative_error, sample_tokens
 from thinkalike.models.native_attention import without_hooks
-from thinkalike.models.readers import read_tokenizer
+from thinkalike.models.tokenizer_reading import read_tokenizer
 
 
 def unbridged(bridge: Any) -> Any:

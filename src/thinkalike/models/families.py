@@ -2,7 +2,7 @@
 
 A family says what an architecture predicts, where its blocks are, and how its checkpoints are read.
 Any architecture of transformers has one. The table has those with another reader, and some more;
-for all others, `readers.blocks_of` finds the blocks.
+for all others, `blocks.blocks_of` finds the blocks.
 """
 
 from __future__ import annotations

@@ -176,7 +176,9 @@ def _in_memory(module: Any, tokenizer: Any, name: str | None, settings: Mapping[
     """Return a copy of a model of transformers, of PEFT or of a bridge as a FrozenModel; see `load_model`."""
     from transformers import PreTrainedModel
 
-    from thinkalike.models.readers import dropout_of, live_adapter, part_with_states
+    from thinkalike.models.adapters import live_adapter
+    from thinkalike.models.blocks import part_with_states
+    from thinkalike.models.tokenizer_reading import dropout_of
 
     is_bridge = type(module).__name__ == "TransformerBridge"  # its module is of transformers, or TransformerLens's own
     is_adapted = hasattr(module, "peft_config") and hasattr(module, "get_base_model")  # a PeftModel
@@ -231,7 +233,7 @@ def load_tokenizer(name: str, beside: Path) -> Any:
     folder = beside / name
     is_model = (folder / "config.json").is_file()
     if not is_model and any((folder / file).is_file() for file in ("tokenizer.json", "tokenizer_config.json")):
-        from thinkalike.models.readers import read_tokenizer
+        from thinkalike.models.tokenizer_reading import read_tokenizer
 
         config = ModelConfig(name="local", path=str(folder))
         with explained(config):
@@ -243,7 +245,7 @@ def load_tokenizer(name: str, beside: Path) -> Any:
         if reader == "native":
             return mini_tokenizer(place)
         if reader == "transformers":
-            from thinkalike.models.readers import read_tokenizer
+            from thinkalike.models.tokenizer_reading import read_tokenizer
 
             return read_tokenizer(source, place)
     return load_model(config).tokenizer
@@ -367,7 +369,7 @@ def _frozen(config: ModelConfig, family: Family, read: Checkpoint, **facts: Any)
     if not has_head:
         family = replace(family, predicts="states", blocks="")
     if not family.blocks:
-        from thinkalike.models.readers import blocks_of
+        from thinkalike.models.blocks import blocks_of
 
         family = replace(family, blocks=blocks_of(module, config.called))
     frozen = FrozenModel(
@@ -424,7 +426,7 @@ def read_mini(place: str, device: torch.device, dtype: torch.dtype) -> Checkpoin
     """Read a folder that `save_mini` wrote for the family `native`."""
     from safetensors.torch import load_file
 
-    from thinkalike.models.readers import check_dtypes
+    from thinkalike.models.stored_weights import check_dtypes
 
     config = json.loads(Path(place, "config.json").read_text())
     tokenizer = mini_tokenizer(place)

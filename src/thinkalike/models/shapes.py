@@ -215,7 +215,7 @@ def _on_meta(sizes: Mapping[str, Any]) -> tuple[nn.Module, str, int | None]:
         return native.original_model, "layers", native.original_model.cfg.n_ctx
     import transformers
 
-    from thinkalike.models.readers import blocks_of
+    from thinkalike.models.blocks import blocks_of
 
     family, kind = family_in(sizes, "config.json"), str(sizes["model_type"])
     shape = transformers.AutoConfig.for_model(kind, **{key: each for key, each in sizes.items() if key != "model_type"})

@@ -23,8 +23,9 @@ from thinkalike.models.families import CLASSIFIER, FAMILIES, pick_device
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_model
 from thinkalike.models.places import explained, reached, read_shape
-from thinkalike.models.readers import read_tokenizer, read_weights
+from thinkalike.models.readers import read_weights
 from thinkalike.models.shapes import Passes, Shapes
+from thinkalike.models.tokenizer_reading import read_tokenizer
 from thinkalike.screen import Table, number_column, show_table, show_text, text_column
 from thinkalike.store import Headline, Result
 from thinkalike.training.optimizers import scheduled

@@ -1,0 +1,278 @@
+"""Adapters of PEFT: read onto their base, merged or run in place, and proved to do what PEFT does."""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+import sys
+import warnings
+from collections.abc import Callable, Collection, Mapping, Sequence
+from copy import deepcopy
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from thinkalike.errors import ModelError, check_extra, listed, one_line
+from thinkalike.models.bounds import check_adapter
+from thinkalike.models.module_facts import (
+    TOLERANCE,
+    embedding_of,
+    first_tensor,
+    longest_row,
+    relative_error,
+    sample_tokens,
+)
+from thinkalike.models.places import GIVE
+from thinkalike.models.proof import LONGEST_PROOF
+from thinkalike.models.stored_weights import check_dtypes, check_one_set
+
+log = logging.getLogger(__name__)
+
+# The ends of the names of embeddings and unembeddings.
+EMBEDDINGS = (
+    "embed_tokens.weight",
+    "wte.weight",
+    "word_embeddings.weight",
+    "embed_in.weight",
+    "lm_head.weight",
+)
+
+# In names under which PEFT saves resized embeddings a second time.
+SECOND_COPY = re.compile(r"\.(modules_to_save|original_module)\.")
+
+# How LoRAs may begin whose base loses a part that is drawn anew, or nothing, when PEFT loads them.
+TAKES_FROM_BASE = re.compile(r"pissa_niter|lora_ga")
+
+# At most so many tokens of a list in the settings of an adapter are tried.
+MOST_TRIGGER_TOKENS = 64
+
+
+class Adapted(NamedTuple):
+    """A model with an adapter as PEFT runs it.
+
+    Attributes:
+        whole: The PeftModel.
+        rows: The rows of the adapter's embedding; 0: it has none.
+        outputs: The outputs for `_adapter_samples`, before anything was read of the model.
+    """
+
+    whole: Any
+    rows: int
+    outputs: list[Tensor]
+
+
+def with_adapter(module: Any, folder: Path) -> Adapted:
+    """Return a module with the adapter of a folder.
+
+    Raises:
+        ModelError: The adapter does not fit the module, or cannot be merged.
+    """
+    check_extra("peft", ["peft"], f"{folder} is an adapter")
+    from peft import get_peft_model_state_dict
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what PEFT says of missing weights is checked here
+        try:
+            check_one_set(folder)
+            stored = _stored_weights(folder)
+            shapes = [tuple(weight.shape) for weight in stored.values()]
+            check_adapter(folder, shapes, dict(module.named_modules()))
+            rows = _rows_of_embedding(stored)
+            whole, unexpected = _put_on(module, folder, stored, rows)
+        except (
+            RuntimeError,
+            ValueError,
+            LookupError,
+            TypeError,
+            AttributeError,
+            re.error,
+        ) as error:
+            raise ModelError(
+                f"{folder.name}: the adapter cannot be put on its base ({one_line(error)}); check "
+                f"its adapter_config.json, or {GIVE}"
+            ) from error
+        settings = whole.active_peft_config
+        _check_mergeable(settings, folder.name)
+        start = str(getattr(settings, "init_lora_weights", ""))
+        if TAKES_FROM_BASE.match(start):
+            raise ModelError(
+                f"{folder.name}: with init_lora_weights={start} its training took a part out of the "
+                "base that the adapter does not hold; save it with "
+                "path_initial_model_for_weight_conversion"
+            )
+        outputs = _outputs(whole, _adapter_samples(whole), folder.name)
+
+        differing = {*unexpected}
+        for name in get_peft_model_state_dict(whole, save_embedding_layers=False):
+            if name not in stored and not name.endswith(EMBEDDINGS):
+                differing.add(name)
+        if differing:
+            raise ModelError(
+                f"{folder.name}: the adapter and its base do not have the same weights "
+                f"({listed(sorted(differing))}); {GIVE}"
+            )
+    return Adapted(whole, rows, outputs)
+
+
+def _stored_weights(folder: Path) -> dict[str, Any]:
+    """Return the weights of an adapter, each under one name."""
+    from peft import load_peft_weights
+
+    stored = load_peft_weights(str(folder), device="cpu")
+    once = {}
+    for name, weight in stored.items():
+        first_name = SECOND_COPY.sub(".", name)
+        if first_name == name or first_name not in stored:
+            once[name] = weight
+    check_dtypes(once, folder, {name.rpartition(".")[2] for name in once})
+    return once
+
+
+def _rows_of_embedding(stored: Mapping[str, Any]) -> int:
+    """Return the rows of the embedding that an adapter holds; 0: it holds none."""
+    rows = [len(weight) for name, weight in stored.items() if name.endswith(EMBEDDINGS)]
+    return max(rows, default=0)
+
+
+def _put_on(module: Any, folder: Path, stored: Mapping[str, Any], rows: int) -> tuple[Any, Collection[str]]:
+    """Return a PeftModel with the weights of an adapter, and the names of those that do not fit."""
+    from peft import PeftModel, set_peft_model_state_dict
+
+    if rows > len(embedding_of(module)):
+        module.resize_token_embeddings(rows, mean_resizing=False)
+    whole = PeftModel.from_pretrained(module, str(folder))
+    loading: Any = set_peft_model_state_dict(whole, stored)
+    return whole, loading.unexpected_keys
+
+
+def run_adapted(make: Callable[[], Adapted], called: str, allowed: float) -> tuple[Any, int]:
+    """Return the module that runs a model with an adapter, and the rows of the adapter's embedding.
+
+    The adapter is merged into the weights. Where it cannot be merged, or merging moves the outputs
+    of PEFT's own model by more than is allowed, the layers of PEFT stay in place. Either way the
+    module must give what PEFT's model does, since an adapter may act beyond its layers, such as
+    after certain tokens only.
+
+    Args:
+        make: Returns the model with its adapter, new each time.
+        called: What errors call the model.
+        allowed: By how much outputs may differ, relative to the largest.
+
+    Raises:
+        ModelError: PEFT's model cannot run on tokens alone, or does what its layers do not.
+    """
+    adapted = make()
+    if any(output.isnan().any() for output in adapted.outputs):
+        raise ModelError(
+            f"{called}: the model with its adapter gives logits that are not a number (NaN); check "
+            "the adapter's weights and the settings that scale them, such as lora_alpha"
+        )
+    settings = adapted.whole.active_peft_config
+    samples = _adapter_samples(adapted.whole)
+
+    def error_of(module: Any) -> float:
+        outputs = _outputs(module, samples, called)
+        pairs = zip(outputs, adapted.outputs, strict=True)
+        return max(relative_error(actual, expected) for actual, expected in pairs)
+
+    module: Any = None
+    error = math.inf
+    try:
+        module = adapted.whole.merge_and_unload()
+        error = error_of(module)
+        reason = f"that changes logits by {error:.1e} of the largest"
+    except ModelError:
+        raise
+    except Exception as failure:  # whatever a kind of adapter raises
+        reason = one_line(failure)
+    if error <= allowed:
+        return module, adapted.rows
+
+    log.warning("%s is not merged: %s", called, reason)
+    module = make().whole.get_base_model()
+    error = error_of(module)
+    if not error <= allowed:  # NaN fails as well
+        trigger = next(iter(_token_lists(settings, sys.maxsize)), None)
+        condition = f" with {trigger}" if trigger else ""
+        raise ModelError(
+            f"{called}: an adapter of the kind {settings.peft_type.value}{condition} does more in "
+            f"PEFT than its layers do (logits differ by {error:.1e} of the largest), so it cannot "
+            "be cut at blocks; give its base"
+        )
+    return module, adapted.rows
+
+
+def live_adapter(model: Any, called: str) -> Any:
+    """Return the module that runs a copy of a PeftModel in memory, see `run_adapted`."""
+    _check_mergeable(model.active_peft_config, called)
+
+    def make() -> Adapted:
+        whole = deepcopy(model)
+        return Adapted(whole, 0, _outputs(whole, _adapter_samples(whole), called))
+
+    dtype = embedding_of(model.get_base_model()).dtype
+    module, _ = run_adapted(make, called, TOLERANCE[dtype])
+    return module
+
+
+def _check_mergeable(settings: Any, called: str) -> None:
+    """Raise a ModelError for an adapter of prompts, which no weights stand for."""
+    if settings.is_prompt_learning:
+        kind = settings.peft_type.value
+        raise ModelError(f"{called}: an adapter of the kind {kind} cannot be merged")
+
+
+def _adapter_samples(whole: Any) -> list[Tensor]:
+    """Return rows of tokens for an adapter.
+
+    They are random, and one has each list of tokens in its settings among such tokens.
+    """
+    embedding = embedding_of(whole.get_base_model())
+    longest = longest_row(whole) or LONGEST_PROOF
+    rows = sample_tokens(len(embedding), longest)
+    samples = [rows]
+    for tokens in _token_lists(whole.active_peft_config, len(embedding)).values():
+        trigger = torch.tensor(tokens[:MOST_TRIGGER_TOKENS])
+        row = torch.cat([rows[0, :4], trigger, rows[1, :4]])
+        samples.append(row[None, :longest])
+    return [sample.to(embedding.device) for sample in samples]
+
+
+def _token_lists(settings: Any, vocabulary: int) -> dict[str, list[int]]:
+    """Return the settings of an adapter that may be lists of tokens, by name.
+
+    Such tokens may invoke it.
+    """
+    lists = {}
+    for name, value in vars(settings).items():
+        if not isinstance(value, list) or not value:
+            continue
+        if all(type(entry) is int and 0 <= entry < vocabulary for entry in value):
+            lists[name] = value
+    return lists
+
+
+def _outputs(module: Any, samples: Sequence[Tensor], called: str) -> list[Tensor]:
+    """Return the outputs of a model of transformers or PEFT for rows of tokens.
+
+    Raises:
+        ModelError: It needs something beside tokens.
+    """
+    is_encoder_decoder = bool(getattr(module.config, "is_encoder_decoder", False))
+    outputs: list[Tensor] = []
+    try:
+        with torch.no_grad():
+            for tokens in samples:
+                inputs = {"input_ids": tokens}
+                if is_encoder_decoder:
+                    inputs["decoder_input_ids"] = tokens
+                outputs.append(first_tensor(module.eval()(**inputs)).clone())
+    except Exception as error:
+        reason = f"{type(error).__name__}: {one_line(error)}"
+        raise ModelError(
+            f"{called}: the model with its adapter cannot run on tokens alone ({reason}); give its base"
+        ) from error
+    return outputs

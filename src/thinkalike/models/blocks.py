@@ -1,0 +1,103 @@
+"""Where the blocks of a model are, and which part of a module has the states."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from thinkalike.config import ModelConfig
+from thinkalike.errors import ModelError
+from thinkalike.models.families import DEPTHS, Family
+from thinkalike.models.module_facts import number_in
+
+
+def blocks_of(module: Any, name: str) -> str:
+    """Return the path from a module of transformers to the blocks of its text model.
+
+    It is the list with as many entries as the configuration of the text model has layers; of
+    several, the one with most weights. The proof at load checks it.
+
+    Args:
+        module: The module.
+        name: What an error calls the model.
+
+    Raises:
+        ModelError: There is no such list.
+    """
+    root = module.both.get_decoder() if isinstance(module, DecoderSide) else module
+    side = "encoder" if "Encoder" in type(root).__name__ else "decoder"
+    depth = number_in(root.config.get_text_config(), (f"{side}_layers", *DEPTHS))
+    # A tower for images may be as deep as the text model, which transformers declares as the
+    # decoder. Where the decoder of a class is something else, such as an unembedding, it holds no
+    # list of blocks.
+    text_model = root.get_decoder() if hasattr(root, "get_decoder") else root
+    weights_of_lists = _lists_within(module, text_model, depth)
+    if not weights_of_lists:
+        weights_of_lists = _lists_within(module, root, depth)
+    if not weights_of_lists:
+        raise ModelError(f"{name}: {type(root).__name__} has no list of {depth} blocks, so it cannot be cut at them")
+    return max(weights_of_lists, key=lambda path: weights_of_lists[path])
+
+
+def _lists_within(module: nn.Module, inner: nn.Module, length: int | None) -> dict[str, int]:
+    """Return the lists of `length` modules in an inner module, with the number of their weights.
+
+    Args:
+        module: The module that paths begin at.
+        inner: The inner module.
+        length: The length of the lists.
+    """
+    inside = set(inner.modules())
+    lists = {}
+    for path, submodule in module.named_modules():
+        if submodule not in inside or not isinstance(submodule, nn.ModuleList):
+            continue
+        if len(submodule) == length:
+            lists[path] = sum(weight.numel() for weight in submodule.parameters())
+    return lists
+
+
+def part_with_states(module: Any, config: ModelConfig, family: Family) -> nn.Module:
+    """Return what has the states of a model whose head is not read.
+
+    It is the body, or a side of an encoder-decoder: that of `model.side`, which need not be given
+    where there is only an encoder.
+
+    Raises:
+        ModelError: The side does not exist, or is not given.
+    """
+    body = module.base_model
+    if not family.has_sides:
+        return body  # type: ignore[no-any-return]
+    has_decoder = body.get_decoder() is not body
+    if config.side == "decoder" and not has_decoder:
+        raise ModelError(f"{config.called} is an encoder without a decoder: remove model.side=decoder")
+    if config.side == "encoder" or not has_decoder:
+        return module.get_encoder()  # type: ignore[no-any-return]
+    if config.side == "decoder":
+        return DecoderSide(module)
+    raise ModelError(f"{config.called} is an encoder-decoder: choose model.side=encoder or model.side=decoder")
+
+
+class DecoderSide(nn.Module):
+    """An encoder-decoder whose encoder and decoder read the same text.
+
+    The states are those of the decoder.
+    """
+
+    def __init__(self, module: Any):
+        super().__init__()
+        self.both = module
+        self.config = module.config
+
+    def get_input_embeddings(self) -> Any:
+        return self.both.get_input_embeddings()
+
+    def forward(self, tokens: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        return self.both.base_model(  # type: ignore[no-any-return]
+            input_ids=tokens,
+            attention_mask=attention_mask,
+            decoder_input_ids=tokens,
+            decoder_attention_mask=attention_mask,
+        )[0]
