@@ -293,8 +293,8 @@ def _done(composed: DictConfig) -> list[Any]:
     if config.trainer.strategy == "ddp" and SHARED in os.environ:  # each process would begin the whole sweep
         raise ConfigError("trainer=ddp does not go with -m: start each such job by itself")
     with watched(), doing("starting", steps_aside=True), contextlib.suppress(ShareDone):
-        from thinkalike.job.instrument import asked_for, check_read, warn_of_unread  # torch takes seconds to import
-        from thinkalike.job.performing import may_take_long, run_jobs
+        from thinkalike.job.performing import may_take_long, run_jobs  # torch takes seconds to import
+        from thinkalike.job.settings import asked_for, check_read, warn_of_unread
 
         check_read(overrides, config)
         warn_of_unread(files, config)

@@ -37,7 +37,7 @@ from thinkalike import plugins
 from thinkalike.arguments import check_rows, checked_numbers, shown, takes_arrays, tensor_of
 from thinkalike.config import ModelConfig, compose_open_job, measure_module, measure_schema, options, part_named
 from thinkalike.config.parts import SMALL, AnalyzeConfig, DataConfig, StimuliConfig, model_settings
-from thinkalike.config.schema import default_of, is_open
+from thinkalike.config.schema import initial_of
 from thinkalike.data.recordings import IDS, IN_ORDER, RUNS
 from thinkalike.data.tables import MARKS, with_named_index
 from thinkalike.digests import tokenizer_fingerprint
@@ -361,7 +361,7 @@ def _done(
         names = {id(each): name for name, each in reversed(named.items())}
         files = [_recorded(layers_of[own], folder / names[own], number) for number, own in enumerate(arrays, 1)]
         words += ["activations=[recorded]"] if files else []  # Hydra's grammar has no words for some names of files
-        opened: dict[str, Any] = {f.name: None if is_open(f) else default_of(f) for f in fields(StitchConfig)}
+        opened: dict[str, Any] = {item.name: initial_of(item) for item in fields(StitchConfig)}
         made = {"stitch": StitchConfig(**opened | parts["stitch"])} if kind == "stitch" else {
             "measure": part_named("measure", kind, parts["measure"]),
             "stimuli": part_named("stimuli", chosen, own | parts["stimuli"]),

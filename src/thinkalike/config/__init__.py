@@ -15,6 +15,7 @@ from thinkalike.config.parts import (
     RUNS,
     AnalyzeConfig,
     DataConfig,
+    JobConfig,
     LoggerConfig,
     MeasureConfig,
     ModelConfig,
@@ -22,10 +23,10 @@ from thinkalike.config.parts import (
     TrainConfig,
     TrainerConfig,
 )
-from thinkalike.config.schema import left_open, not_in_key, ranged, relevant
+from thinkalike.config.schema import SettingValues, key_settings, setting
 from thinkalike.plugins import MEASURES, SUBJECTS, TASKS, instrument, measure_module
 
-__all__ = ["CONF", "MEASURES", "RUNS", "SUBJECTS", "TASKS", "AnalyzeConfig", "DataConfig", "LoggerConfig",
-           "MeasureConfig", "ModelConfig", "StimuliConfig", "TrainConfig", "TrainerConfig", "compose_inner_job",
-           "compose_job", "compose_open_job", "instrument", "left_open", "measure_module", "measure_schema",
-           "model_named", "not_in_key", "options", "part_named", "ranged", "relevant", "settings_of"]  # fmt: skip
+__all__ = ["CONF", "MEASURES", "RUNS", "SUBJECTS", "TASKS", "AnalyzeConfig", "DataConfig", "JobConfig", "LoggerConfig",
+           "MeasureConfig", "ModelConfig", "SettingValues", "StimuliConfig", "TrainConfig", "TrainerConfig",
+           "compose_inner_job", "compose_job", "compose_open_job", "instrument", "key_settings", "measure_module",
+           "measure_schema", "model_named", "options", "part_named", "setting", "settings_of"]  # fmt: skip

@@ -56,7 +56,7 @@ from thinkalike.config.parts import (
     TrainConfig,
     model_settings,
 )
-from thinkalike.config.schema import Checked, default_of, extended, is_open, made, unknown
+from thinkalike.config.schema import Checked, extended, initial_of, made, unknown
 from thinkalike.config.written import (
     NumbersAsWritten,
     NumberTexts,
@@ -693,11 +693,11 @@ def _added(schema: Any, root: Any) -> dict[str, Any]:
 
 @cache
 def _unset(schema: Any) -> dict[str, Any]:
-    """Return the defaults of a schema, and None for what is left open."""
+    """Return the defaults of a schema, and None for what is left to the recipe."""
     hints, node = get_type_hints(schema), {}
     for item in dataclasses.fields(schema):
         is_part = dataclasses.is_dataclass(hints[item.name])
-        node[item.name] = _unset(extended(hints[item.name])) if is_part else None if is_open(item) else default_of(item)
+        node[item.name] = _unset(extended(hints[item.name])) if is_part else initial_of(item)
     return node
 
 
