@@ -697,7 +697,7 @@ def _unset(schema: Any) -> dict[str, Any]:
     hints, node = get_type_hints(schema), {}
     for item in dataclasses.fields(schema):
         is_part = dataclasses.is_dataclass(hints[item.name])
-        node[item.name] = _unset(extended(hints[item.name])) if is_part else initial_of(item)
+        node[item.name] = _unset(extended(hints[item.name])) if is_part else initial_of(item)  # type: ignore[arg-type]
     return node
 
 

@@ -180,7 +180,7 @@ class Checked:
 
     def __post_init__(self) -> None:
         try:
-            checked = _model(type(self)).model_validate(vars(self))
+            checked = _model(type(self)).model_validate(vars(self))  # type: ignore[arg-type]
         except pydantic.ValidationError as error:
             raise ConfigError(_sentence(self.part, error)) from None
         vars(self).update(vars(checked))

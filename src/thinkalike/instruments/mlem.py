@@ -314,14 +314,21 @@ def _references(config: AnalyzeConfig, stimuli: Stimuli, sides: Sequence[Stimulu
     layers, found = [layer for side in sides for layer in side.states], dict[str, Any]()
     cells = [repr(row) for row in stimuli.features.itertuples(index=False)], stimuli.words
     groups = _groups(config, stimuli)
-    options = {"groups": None if groups is None else groups.tolist(), "splits": measure.references, "seed": config.seed}
+    groups_of_stimuli = None if groups is None else groups.tolist()
     for name, each in zip(CELLS if measure.references else (), cells, strict=False):
         columns = name, f"{name}_low", f"{name}_high"
         title = name.replace("_", " ")
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             try:
-                ends = split_half_reference(each, layers, measure.distance, **options)
+                ends = split_half_reference(
+                    each,
+                    layers,
+                    measure.distance,
+                    groups=groups_of_stimuli,
+                    splits=measure.references,
+                    seed=config.seed,
+                )
             except ValueError as error:
                 log.warning("warning: %s is left out: %s", title, error)
                 found |= dict.fromkeys(columns, nan)

@@ -117,7 +117,7 @@ class Steering(OfMaps, kind="steering", version=4, reads=("model", "target", "la
 
     def inputs(self, config: AnalyzeConfig) -> Mapping[str, Any]:
         measure = config.measure_as(SteeringConfig)
-        own = {"contrasts": read_contrasts(measure.path)} if measure.contrast == "table" else {}
+        own = {"contrasts": read_contrasts(measure.path)} if measure.path else {}
         return {**own, **super().inputs(config)}
 
     def passes(self, config: AnalyzeConfig, shapes: Shapes) -> Sequence[Passes]:

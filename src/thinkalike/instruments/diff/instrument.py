@@ -98,7 +98,7 @@ class Diff(Instrument[AnalyzeConfig], kind="diff", version=7, reads=("model", "t
 
     def inputs(self, config: AnalyzeConfig) -> Mapping[str, Any]:
         measure = config.measure_as(DiffConfig)
-        own: dict[str, Any] = {"contrasts": read_contrasts(measure.path)} if measure.contrast == "table" else {}
+        own: dict[str, Any] = {"contrasts": read_contrasts(measure.path)} if measure.path else {}
         if measure.other:
             own["other"] = checkpoint_fingerprint(_other(measure.other))
         return {**own, **super().inputs(config)}
