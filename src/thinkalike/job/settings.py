@@ -55,10 +55,12 @@ class ReadingJob:
 
     def reads(self, key: str) -> bool:
         """Return whether the job reads what its configuration has for a key; null gives no value, and is no error."""
+        part, is_of_part, _ = key.partition(".")
         if key_of_setting(key) in self.read:
             return True
-        is_null = "." in key and value_at(self.config, key_of_setting(key)) is None
-        return is_null and key.partition(".")[0] in self.read
+        if part not in self.read or not is_of_part:
+            return False
+        return value_at(self.config, key_of_setting(key)) is None
 
     def values(self) -> dict[str, Any]:
         """Return the settings that the job reads, unless they have their defaults, by their keys."""
