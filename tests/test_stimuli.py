@@ -936,3 +936,14 @@ def test_only_stimuli_that_a_feature_applies_to_count():
     assert stimuli.confounded_with_words()[0].one_word == 1
     of_one = made({"tense": ["past"] * 24 + [None] * 12}, words=["was"] * 24 + words[24:])
     assert of_one.confounded_with_words()[0].words == ["was"]
+
+
+def test_stimuli_without_features_are_not_called_empty():
+    frame = pd.DataFrame({"text": ["the cat sat", "a dog ran"], "word": ["cat", "dog"]})
+    states = torch.randn(2, 4)
+    with pytest.raises(DataError, match=r"^stimuli has 2 stimuli and no feature; add a column"):
+        thinkalike.mlem(states, stimuli=frame)
+    with pytest.raises(DataError, match=r"^stimuli has 2 stimuli and no feature; .* in features$"):
+        thinkalike.rsa([states, states], stimuli=frame.assign(Number=["a", "b"]), features=[])
+    with pytest.raises(DataError, match=r"^stimuli has no stimuli$"):
+        Stimuli([], np.array([], dtype=int), [], [], pd.DataFrame({"Number": []}))

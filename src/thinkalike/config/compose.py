@@ -1189,6 +1189,12 @@ def explained(error: BaseException) -> str:
             return f"'{cause.full_key}' is not a setting of this launcher; choose another one, as hydra/launcher=joblib"
         known = [f"{part}.{key}".lstrip(".") for key in _keys(cause.parent_node) if not key.startswith("hydra")]
         return unknown(cause.full_key, known)
+    is_of_type = isinstance(cause, OmegaConfBaseException) and not isinstance(error, YAMLError)
+    if is_of_type and str(error).startswith("Error merging override "):
+        # Hydra's message has the override alone; OmegaConf's has what the setting takes.
+        override = str(error).removeprefix("Error merging override ")
+        reason = " ".join(re.split(r"\n\s*full_key", str(cause))[0].split())
+        return f"{short(override)} is not possible: {short(reason)}"
     said = str(error) if isinstance(error, YAMLError) else " ".join(re.split(r"\n\s*full_key", str(error))[0].split())
     key = getattr(error, "full_key", None)
     if not said:  # Hydra wraps some errors of a file without a word
