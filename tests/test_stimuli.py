@@ -680,7 +680,7 @@ def test_odd_conllu_files_are_read(tmp_path):
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        (["# only a comment"], "empty"),
+        (["# only a comment"], "has no line of a word"),
         (["1|a|X|_|_", "2|b|X|_|_"], "UPOS has one level"),
         (["1|a|X|_|_", "2 b"], "line 2"),
         (["1|a|X|_|_", "3|b|Y|_|_"], "line 2: the ID is 3"),
@@ -699,6 +699,14 @@ def test_a_malformed_conllu_file_is_refused(lines, message, tmp_path):
     path = tmp_path / "x.conllu"
     path.write_text(conllu(*lines))
     with pytest.raises(DataError, match=f"x.conllu.*{message}"):
+        read_conllu(path)
+
+
+@pytest.mark.parametrize("columns", [1, 9, 11])
+def test_a_conllu_line_of_other_columns_says_how_many_there_are(columns, tmp_path):
+    path = tmp_path / "x.conllu"
+    path.write_text("\t".join(["1", *"_" * (columns - 1)]))
+    with pytest.raises(DataError, match=rf"x.conllu line 1: it has {columns} columns?, and CoNLL-U has 10"):
         read_conllu(path)
 
 

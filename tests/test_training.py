@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import itertools
+import math
 import re
 from dataclasses import replace
 from functools import partial
