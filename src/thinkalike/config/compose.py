@@ -878,7 +878,11 @@ def _checked(composed: DictConfig, overrides: Sequence[str], choices: Mapping[st
     settings: Any = OmegaConf.to_container(composed, resolve=False)
     for part in {*GROUPS, "target"} & {*settings}:
         if not isinstance(settings[part], dict):
-            raise ConfigError(f"{part}={short(settings[part])} must be settings, by their names")
+            reason = f"{part}={short(settings[part])} must be settings, by their names"
+            if settings[part] is None and part not in keys_of(overrides):
+                # A result leaves out what its job did not read, so its config.yaml is no configuration to run.
+                reason += "; to repeat a result, run the command in its result.json and not its config.yaml"
+            raise ConfigError(reason)
         for name in settings[part]:
             if not isinstance(name, str):  # a number in a file
                 raise ConfigError(unknown(f"{part}.{name}", [f"{part}.{key}" for key in settings[part]]))
