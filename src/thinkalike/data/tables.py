@@ -49,7 +49,7 @@ ROLES = ("text", "word", "start", "stop", "sentence", "id")
 MOST_DIGITS = 18  # of a number of characters
 CONLLU_COLUMNS = 10
 ENDS = ["Word length", "Word position"]  # features of the words of CoNLL-U files beside UPOS and FEATS
-ID = re.compile(r"(\d+)(?:([-.])(\d+))?")  # of a word, a multiword token 3-4, or an empty node 3.1
+ID = re.compile(r"(\d{1,9})(?:([-.])(\d{1,9}))?")  # of a word, a multiword token 3-4, or an empty node 3.1
 
 
 def read_stimuli(config: StimuliConfig) -> Stimuli:
@@ -387,8 +387,10 @@ class _Sentence:
         if match and match[2] == ".":
             return
         last = int(match[3]) if match and match[2] else None
-        if not match or not form or int(match[1]) != due or (last is not None and not covered < due < last):
-            raise ValueError(f"the ID is {number} of {form!r} where {due} is due; empty lines divide sentences")
+        if not form:
+            raise ValueError(f"the word with the ID {number[:40]} has no form, which is the second column")
+        if not match or int(match[1]) != due or (last is not None and not covered < due < last):
+            raise ValueError(f"the ID is {number[:40]} of {form!r} where {due} is due; empty lines divide sentences")
         span = len(self.text), len(self.text) + len(form)
         if due > covered:
             self.text += form if "SpaceAfter=No" in misc.split("|") else form + " "
