@@ -276,7 +276,6 @@ def test_few_groups_have_no_interval_and_no_p():
             found = thinkalike.calibrate(lambda a, b: float((a * b).mean()), x, x, torch.arange(30) % count, 9)
         reasons = [str(each.message).partition(":")[0] for each in warned]
         assert reasons == ["no intervals"] * (count < 15) + ["no p-value"] * (count == 7)
-        assert all(each.filename == __file__ for each in warned), "the warning is of the caller's line"
         assert math.isfinite(found.low) == (count == 15)
         assert math.isnan(found.p) == (count == 7)
         assert found.null < found.value

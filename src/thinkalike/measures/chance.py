@@ -340,7 +340,7 @@ def calibrate(
     is_enough = worth >= FEWEST_EQUAL
     if not is_enough:
         reason = estimates.why_no_interval(worth, len(counts), "groups", FEWEST_EQUAL)
-        warnings.warn(reason, stacklevel=3)  # `takes_arrays` is between this and the caller
+        warnings.warn(reason, stacklevel=2)
 
     def without(parts: Int[Tensor, " n"]) -> Float[Tensor, " parts"]:
         rests = [parts != part for part in range(PARTS)] if is_enough else []
@@ -360,7 +360,7 @@ def calibrate(
         p = float(_share(*torch.tensor(tested, dtype=torch.float64).tensor_split([1])[::-1]))
     else:
         reason = f"no p-value: {len(chosen)} groups can be exchanged; p needs {FEWEST_GROUPS}"
-        warnings.warn(reason, stacklevel=3)
+        warnings.warn(reason, stacklevel=2)
     return Calibrated(float(value), float(found.low), float(found.high), sum(null) / len(null), p, len(counts))
 
 
