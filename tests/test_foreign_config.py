@@ -494,11 +494,3 @@ def test_only_functions_and_commands_compose_the_words_of_a_person():
     root = Path(plugins.__file__).parent
     users = {path.relative_to(root).as_posix() for path in root.rglob("*.py") if "compose_job(" in path.read_text()}
     assert users == {"config/compose.py"}
-
-
-def test_the_configuration_of_a_result_is_a_record_and_none_to_run(cli):
-    shown = cli("analyze.py", "measure=cka", "--cfg", "job").stdout
-    record = yaml.safe_load(shown) | {"stimuli": None}
-    folder_of(cli, {"mine": yaml.safe_dump(record)})
-    error = cli("analyze.py", "-cd", "own", "-cn", "mine", "dry_run=true").error
-    assert "own/mine.yaml: stimuli=None must be settings, by their names; to repeat a result, run the command" in error
