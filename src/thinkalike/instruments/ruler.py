@@ -449,7 +449,7 @@ def blank_columns(table: pd.DataFrame) -> tuple[str, ...]:
     return (*BLANK, *(f"{side}_{name}" for side in lacking for name in OF_COPIES))
 
 
-class Ruler(Instrument, kind="ruler", version=9, reads=("model", "target", "layers", "data", "measure")):
+class Ruler(Instrument, kind="ruler", version=10, reads=("model", "target", "layers", "data", "measure")):
     """Says how alike two models are at pairs of layers, in bits of each of them."""
 
     of_models: ClassVar[str] = "pairs"
