@@ -174,7 +174,7 @@ def types_at(hint: Any, place: Place) -> set[Any]:
     step, rest = place[0], place[1:]
     if dataclasses.is_dataclass(hint):
         hints = get_type_hints(hint, include_extras=True)
-        return types_at(hints[step], rest) if step in hints else set()  # type: ignore[index]
+        return types_at(hints[step], rest) if step in hints else set()
     if origin is list and isinstance(step, int):
         return types_at(arguments[0], rest)
     if origin is dict and isinstance(step, str):

@@ -57,7 +57,7 @@ class ReadingJob:
         """Return whether the job reads the value that a configuration gives for a key.
 
         A job inside an experiment may have another value than is given, and then it does not read it. What holds
-        anyway is no error: null, which leaves a setting to the recipe, and a default.
+        anyway is no error: null, which leaves a setting to the recipe, and a default that the job has as well.
         """
         key = key_of_setting(key)
         part, _, name = key.partition(".")
@@ -69,7 +69,12 @@ class ReadingJob:
         if part not in self.kind.reads:
             return False
         is_left_to_recipe = bool(name) and value_at(given, key) is None
-        return is_left_to_recipe or (key in self.kind.unread(self.config) and _is_default(key, given))
+        return is_left_to_recipe or self._holds_anyway(key, given)
+
+    def _holds_anyway(self, key: str, given: JobSettings) -> bool:
+        """Return whether a configuration gives a setting that the job does not read the default that it has."""
+        unread = self.kind.unread(self.config)
+        return key in unread and unread[key] == value_at(given, key) and _is_default(key, given)
 
     def values(self) -> dict[str, Any]:
         """Return the settings that the job reads, unless they have their defaults, by their keys."""
