@@ -37,9 +37,11 @@ from thinkalike.config.compose import (
     COMPOSING_ERRORS,
     CONF,
     PROGRAM,
+    HydraOptions,
     check_given_once,
     check_number_of_jobs,
     checked,
+    command_line,
     explained,
     files_settings,
     keys_of,
@@ -48,6 +50,7 @@ from thinkalike.config.compose import (
     trust_plugins_of,
     with_quoted_paths,
 )
+from thinkalike.config.options import reading_options
 from thinkalike.errors import (
     ConfigError,
     ResourceError,
@@ -90,7 +93,8 @@ def entry_point(name: str) -> Callable[[], None]:
         logging.root.handlers[0].setFormatter(_Plainly("%(message)s"))
         logging.root.handlers[0].addFilter(lambda record: not getattr(record, "again", False))
         logging.getLogger("thinkalike").setLevel(logging.INFO)
-        with own_process(), isolated():  # so that nothing inside the job takes its own state for that of a user
+        # isolated, so that nothing inside the job takes its own state for that of a user
+        with own_process(), isolated(), reading_options(HydraOptions()):
             other = "train" if "task" in composed else "analyze"
             if name != other:
                 raise ConfigError(f"this configuration begins with defaults: [{other}]; run thinkalike {other}")
@@ -294,9 +298,9 @@ def _done(composed: DictConfig) -> list[Any]:
         raise ConfigError("trainer=ddp does not go with -m: start each such job by itself")
     with watched(), doing("starting", steps_aside=True), contextlib.suppress(ShareDone):
         from thinkalike.job.instrument import asked_for, check_read, warn_of_unread  # torch takes seconds to import
-        from thinkalike.job.performing import may_take_long, run_jobs
+        from thinkalike.job.performing import called_by, may_take_long, run_jobs
 
-        check_read(overrides, config)
+        check_read(keys_of(overrides), config)
         warn_of_unread(files, config)
         if config.dry_run or config.budget:
             config = _foretold(config, keys_of(overrides))
@@ -305,7 +309,8 @@ def _done(composed: DictConfig) -> list[Any]:
                 if may_take_long(config):
                     _foretold(config, keys_of(overrides))
         if not config.dry_run:
-            made = run_jobs(asked_for(config))
+            with called_by(command_line()):
+                made = run_jobs(asked_for(config))
     for result in made:
         print(f"results: {result.folder}", flush=True)
     return made

@@ -32,7 +32,7 @@ from thinkalike.config import (
     relevant,
     settings_of,
 )
-from thinkalike.config.compose import completed, keys_of
+from thinkalike.config.options import completed
 from thinkalike.config.parts import HOW_IT_RUNS, PROCESSES
 from thinkalike.data.documents import text_fingerprint
 from thinkalike.errors import ConfigError, ResultError, ThinkalikeError, flat, listed, nearest, one_line, short
@@ -528,13 +528,13 @@ def _unread(keys: Iterable[str], config: TrainConfig | AnalyzeConfig) -> tuple[l
     return jobs, [key for key in keys if not _is_read(key, read, config)]
 
 
-def check_read(overrides: Sequence[str], config: TrainConfig | AnalyzeConfig) -> None:
-    """Raise a ConfigError unless each setting of the overrides is read by a job that a configuration stands for.
+def check_read(keys: Sequence[str], config: TrainConfig | AnalyzeConfig) -> None:
+    """Raise a ConfigError unless each setting that is given is read by a job that a configuration stands for.
 
     Models that a command line names for an experiment are checked by it.
     """
     _check_listed_models(config)
-    jobs, unread = _unread(keys_of(overrides), config)
+    jobs, unread = _unread(keys, config)
     for key in unread:
         names, part = ", ".join(dict.fromkeys(kind.kind for kind, _ in jobs)), key.partition(".")[0]
         parts = dict.fromkeys(part for kind, _ in jobs for part in (*kind.reads, *kind.inner_jobs_read))

@@ -12,11 +12,14 @@ import math
 import os
 import re
 import resource
+import shlex
 import shutil
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import cached_property
@@ -24,7 +27,6 @@ from pathlib import Path
 from typing import Any
 
 from thinkalike.config import AnalyzeConfig, ModelConfig, TrainConfig, relevant
-from thinkalike.config.compose import command_line
 from thinkalike.config.parts import AFTER, chosen_scale
 from thinkalike.digests import versions_of
 from thinkalike.errors import ConfigError, ModelError, ResourceError, ThinkalikeError, chain, one_line, panicked
@@ -45,6 +47,8 @@ SMALLER = "lower trainer.memory, measure.tokens_per_batch, pairs or layers, or c
 NO_PLACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES)
 PLACES = "free some space, or choose other places with store=DIR and data.cache=DIR"
 NUMBERED = re.compile(r"\(os error (\d+)\)")  # how libraries written in Rust say it
+
+_command_line: ContextVar[str | None] = ContextVar("command line", default=None)
 
 log = logging.getLogger(__name__)
 LOGGER = logging.getLogger("thinkalike")
@@ -431,6 +435,16 @@ def _reason(error: BaseException) -> str | None:
     return None
 
 
+@contextlib.contextmanager
+def called_by(command_line: str) -> Iterator[None]:
+    """Let the provenance of results name this command line while this is open, and not that of the process."""
+    before = _command_line.set(command_line)
+    try:
+        yield
+    finally:
+        _command_line.reset(before)
+
+
 def environment() -> dict[str, Any]:
     """Return date (UTC), command line, host, versions, commit, threads and peak memory of this process."""
     import torch
@@ -441,7 +455,7 @@ def environment() -> dict[str, Any]:
         commit = subprocess.run(describe, cwd=Path(__file__).parent, capture_output=True, text=True).stdout.strip()
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": command_line(),
+        "command": _command_line.get() or shlex.join(sys.argv),
         "host": socket.gethostname(),
         "versions": versions_of(PACKAGES),
         "git_commit": commit or "unknown",

@@ -14,8 +14,9 @@ from typing import Any
 
 import pandas as pd
 
-from thinkalike.config import RUNS, AnalyzeConfig, ModelConfig, compose_inner_job, model_named, settings_of
-from thinkalike.config.compose import completed
+from thinkalike.config import RUNS, AnalyzeConfig, ModelConfig, model_named, settings_of
+from thinkalike.config.compose import compose_inner_job
+from thinkalike.config.options import completed
 from thinkalike.contrib.papers.claims import Claim, claims_table, counts_of
 from thinkalike.contrib.populations.config import PopulationJob
 from thinkalike.errors import ConfigError, ResourceError, listed
