@@ -23,7 +23,7 @@ from safetensors.torch import save_file
 import thinkalike
 import tiny
 from conftest import with_slow
-from thinkalike import functions, load_model, measures, open_result, plugins
+from thinkalike import functions, load_model, measures, open_result
 from thinkalike.config import AnalyzeConfig, DataConfig, ModelConfig, StimuliConfig, measure_schema
 from thinkalike.config.schema import default_of, is_open
 from thinkalike.errors import (
@@ -35,8 +35,8 @@ from thinkalike.errors import (
     ResultError,
     ThinkalikeError,
 )
+from thinkalike.inputs import config_of, model_configs, stimuli_config
 from thinkalike.models.behaviour import sample_digest
-from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.places import ASSETS
 from thinkalike.store import Result
 from thinkalike.training.recipe import StitchConfig, StitchJob
@@ -218,7 +218,6 @@ def test_a_model_in_memory_is_keyed_by_what_it_is():
     assert other.key != first.key
     both = thinkalike.compare(given, (changed, given[1]), texts=TEXTS, **FEW)
     assert list(dict.fromkeys(both.table["target"])) == ["gpt2-mini (2)", "gpt2-mini"]
-    assert not any(isinstance(each, FrozenModel) for each in plugins.HELD.values())
 
 
 def small_llama():
@@ -316,27 +315,27 @@ def test_a_change_that_no_sample_shows_is_in_the_code_of_a_function():
         late_change(model, factor)
     frozen = [load_model(model, cutter) for model in models]
     assert len({sample_digest(model) for model in frozen}) == 1, "the sample is too short for it"
-    paths = [functions._of_memory(model).path for model in frozen]
+    paths = [config_of(model).digest for model in frozen]
     assert paths[1] == paths[2]
     assert len(set(paths)) == 3
     found = thinkalike.diff((models[1], cutter), (models[3], cutter), texts=TEXTS, tokens=256)
     assert found.scalars["settings"] == 1
-    with functions.in_place({"base": (models[1], cutter), "changed": (models[2], cutter)}) as configs:
-        assert configs[0].path != configs[1].path, "two objects, however alike, have two places"
+    configs = model_configs({"base": (models[1], cutter), "changed": (models[2], cutter)}, {})
+    assert configs[0].digest != configs[1].digest, "two objects, however alike, are two models"
 
 
 def test_a_patch_of_a_library_enters_the_key(monkeypatch):
     from transformers.models.llama import modeling_llama
 
     model = load_model(small_llama(), tiny.tokenizer())
-    before = functions._of_memory(model).path
+    before = config_of(model).digest
     with monkeypatch.context() as patch:
         patch.setattr(modeling_llama, "rotate_half", lambda states: states.flip(-1))
-        assert functions._of_memory(model).path != before
+        assert config_of(model).digest != before
     with monkeypatch.context() as patch:
         patch.setattr(modeling_llama.LlamaMLP, "forward", lambda self, states: self.down_proj(self.up_proj(states)))
-        assert functions._of_memory(model).path != before
-    assert functions._of_memory(model).path == before
+        assert config_of(model).digest != before
+    assert config_of(model).digest == before
 
 
 USES = {
@@ -354,12 +353,12 @@ USES = {
 def test_what_a_user_did_with_a_model_before_is_no_part_of_its_key(use):
     """Nor of that of another model: compiled functions stay among the globals of transformers, without a module."""
     tokens = torch.arange(5)[None]
-    before = functions._of_memory(load_model(small_llama(), tiny.tokenizer())).path
+    before = config_of(load_model(small_llama(), tiny.tokenizer())).digest
     model = small_llama()
     with torch.no_grad():
         use(model, tokens)
-    assert functions._of_memory(load_model(model, tiny.tokenizer())).path == before
-    assert functions._of_memory(load_model(small_llama(), tiny.tokenizer())).path == before
+    assert config_of(load_model(model, tiny.tokenizer())).digest == before
+    assert config_of(load_model(small_llama(), tiny.tokenizer())).digest == before
 
 
 def test_a_patch_that_was_made_from_text_enters_the_key(monkeypatch):
@@ -367,23 +366,25 @@ def test_a_patch_that_was_made_from_text_enters_the_key(monkeypatch):
     from transformers.models.llama import modeling_llama
 
     model = load_model(small_llama(), tiny.tokenizer())
-    before = functions._of_memory(model).path
+    before = config_of(model).digest
     namespace: dict = {}
     exec("def rotate_half(states): return states.flip(-1)", {}, namespace)
     assert namespace["rotate_half"].__module__ is None
     with monkeypatch.context() as patch:
         patch.setattr(modeling_llama, "rotate_half", namespace["rotate_half"])
-        assert functions._of_memory(model).path != before
+        assert config_of(model).digest != before
     with monkeypatch.context() as patch:
         patch.setattr(modeling_llama, "a_name_that_nothing_reads", namespace["rotate_half"], raising=False)
-        assert functions._of_memory(model).path == before
+        assert config_of(model).digest == before
 
 
 def test_a_model_in_memory_has_one_key_in_every_process(tmp_path):
     program = (
-        "import test_functions as tests, tiny; from thinkalike import functions, load_model\n"
+        "import test_functions as tests, tiny\n"
+        "from thinkalike import load_model\n"
+        "from thinkalike.inputs import config_of\n"
         "model = tests.small_llama(); tests.hooked(model); tests.replaced_forward(model)\n"
-        "print(functions._of_memory(load_model(model, tiny.tokenizer())).path)"
+        "print(config_of(load_model(model, tiny.tokenizer())).digest)"
     )
     paths = set()
     for seed, threads in (("1", "1"), ("2", "2")):
@@ -396,7 +397,7 @@ def test_a_model_in_memory_has_one_key_in_every_process(tmp_path):
 def test_a_list_that_a_hook_fills_is_no_part_of_the_key():
     model, rows = small_llama(), []
     model.model.layers[0].register_forward_hook(lambda _, __, output: rows.append(output[0, 0]))
-    paths = {functions._of_memory(load_model(model, tiny.tokenizer())).path for _ in range(2)}
+    paths = {config_of(load_model(model, tiny.tokenizer())).digest for _ in range(2)}
     assert rows
     assert len(paths) == 1
 
@@ -453,7 +454,7 @@ def test_a_factor_beside_a_count_of_calls_is_part_of_the_key(holder):
             lambda _, __, output: torch.cat([output[:, :10_000], scaled(output[:, 10_000:])], 1)
         )
         frozen = load_model(model, tiny.tokenizer())
-        paths = {functions._of_memory(frozen).path for _ in range(3)}
+        paths = {config_of(frozen).digest for _ in range(3)}
         assert len(paths) == 1, "the count alone makes no other model"
         return paths.pop()
 
@@ -779,14 +780,10 @@ TABLES = {
 }
 
 
-def test_tables_in_memory_that_are_read_differently_have_paths_of_their_own(tmp_path):
-    paths = set()
-    for table in TABLES.values():
-        with functions.in_table(table) as (_, settings):
-            paths.add(settings["path"])
-    assert len(paths) == len(TABLES)
-    with functions.in_table(TABLES["real"].copy()) as (_, settings):
-        assert settings["path"] in paths, "control: a copy is the same table"
+def test_tables_in_memory_that_are_read_differently_have_digests_of_their_own(tmp_path):
+    digests = {stimuli_config(table, {}).table.digest for table in TABLES.values()}
+    assert len(digests) == len(TABLES)
+    assert stimuli_config(TABLES["real"].copy(), {}).table.digest in digests, "control: a copy is the same table"
     mlem = inspect.unwrap(thinkalike.mlem)
     settings = {"features": ["f"], "store": tmp_path, **PROFILES}
     mlem(STATES, stimuli=TABLES["missing"], **settings)

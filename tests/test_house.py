@@ -51,6 +51,7 @@ LEVELS = {
     "job": 4,
     "training": 4,
     "instruments": 5,
+    "inputs": 5.5,
     "functions": 6,
     "writing": 6.5,
     "listing": 6,

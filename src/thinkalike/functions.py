@@ -12,59 +12,48 @@
 from __future__ import annotations
 
 import contextlib
-import datetime
-import hashlib
-import json
 import math
 import os
 import re
 import tempfile
 import weakref
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields
 from inspect import Parameter, signature
-from pathlib import Path
 from typing import Any, overload
 
 import numpy as np
-import pandas as pd
-import torch
-from jaxtyping import Float
-from safetensors.numpy import save_file
-from torch import Tensor, nn
+from torch import Tensor
 
 from thinkalike import plugins
-from thinkalike.arguments import check_rows, checked_numbers, shown, takes_arrays, tensor_of
-from thinkalike.config import ModelConfig, compose_open_job, measure_module, measure_schema, options, part_named
-from thinkalike.config.parts import SMALL, AnalyzeConfig, DataConfig, StimuliConfig, model_settings
+from thinkalike.arguments import check_rows, checked_numbers, takes_arrays
+from thinkalike.config import ModelConfig, measure_module, measure_schema, part_named
+from thinkalike.config.options import open_job
+from thinkalike.config.parts import AnalyzeConfig, DataConfig, StimuliConfig
+from thinkalike.config.recorded import RecordedArrays
 from thinkalike.config.schema import default_of, is_open
-from thinkalike.data.recordings import IDS, IN_ORDER, RUNS
-from thinkalike.data.tables import MARKS, with_named_index
-from thinkalike.digests import tokenizer_fingerprint
-from thinkalike.errors import ConfigError, ThinkalikeError, checked_path, one_line, plain
+from thinkalike.errors import ConfigError, ThinkalikeError, checked_path
 from thinkalike.global_state import isolated
+from thinkalike.inputs import (
+    Arrays,
+    Model,
+    Text,
+    is_model,
+    model_configs,
+    numbered_rows,
+    recorded,
+    stimuli_config,
+    text_config,
+)
+from thinkalike.inputs import StimulusTable as Table
 from thinkalike.instruments import check_read, run_job
 from thinkalike.measures.distances.neural import rsa_of_models
-from thinkalike.models.behaviour import identity_of
-from thinkalike.models.families import IN_MEMORY, label
-from thinkalike.models.frozen import FrozenModel
-from thinkalike.models.load import configured, load_model
-from thinkalike.models.survey import entries_of
-from thinkalike.plugins import HELD
 from thinkalike.screen import watched
-from thinkalike.shards.index import holds_states
 from thinkalike.store import Result
 from thinkalike.training.recipe import StitchConfig, StitchJob
 
-Model = str | os.PathLike[str] | ModelConfig | FrozenModel | nn.Module | tuple[nn.Module, Any]
-Arrays = np.ndarray | Tensor | pd.DataFrame | Mapping[str, Any]
-Text = str | os.PathLike[str] | Iterable[str] | Iterable[Mapping[str, Any]]
-Table = str | os.PathLike[str] | pd.DataFrame
 Layers = str | Sequence[int] | Sequence[Sequence[int]]
 OF_WORDS = ("measure.skip_first",)  # settings of measures that choose among the words of stimuli
-RESERVED = (IDS, RUNS, "__metadata__")  # names in a file of recorded states that are no layers
-TABLE_IN_MEMORY = "DataFrame"  # begins the path of a table in memory, before its digest
-LONGEST_NAME = 1000  # letters of the name of a layer
 MOST_ITEMS = 10**6  # of a setting that is a list
 INPUTS = ("target", "others", "texts", "stimuli", "store", "measure")  # keywords that are no settings
 
@@ -192,7 +181,7 @@ def rsa(
     16
     """
     if stimuli is None:
-        if any(map(_is_model, models if isinstance(models, list | tuple) else [models])):
+        if any(map(is_model, models if isinstance(models, list | tuple) else [models])):
             raise ConfigError("rsa of models needs stimuli: a DataFrame, a file, or a name such as 'controlled'")
         arguments = locals()
         for name in signature(rsa).parameters.keys() - {"models", "others", "distance", "comparator"}:
@@ -283,7 +272,7 @@ def check_order(sides: Mapping[str, Any]) -> None:
     This is the last place that has the labels: states become tensors, and stimuli are numbered.
     """
     try:
-        check_rows((name, side) for name, side in sides.items() if not _is_model(side))
+        check_rows((name, side) for name, side in sides.items() if not is_model(side))
     except ValueError as error:
         raise ConfigError(error) from None
 
@@ -318,30 +307,29 @@ def _result(kind: str, function: Callable[..., Any], arguments: Mapping[str, Any
     if not sides:
         raise ConfigError(f"{first} is empty: give a list of models or of arrays")
     for name, side in named.items():
-        if not (_is_model(side) or isinstance(side, str | os.PathLike | Mapping) or hasattr(side, "__array__")):
+        if not (is_model(side) or isinstance(side, str | os.PathLike | Mapping) or hasattr(side, "__array__")):
             raise ConfigError(f"{name} is {type(side).__name__}: give a name, (model, tokenizer), a bridge or arrays")
     check_order({**named, "stimuli": arguments.get("stimuli")})
     with isolated(), contextlib.ExitStack() as kept:
         store = os.fspath(arguments["store"] or kept.enter_context(tempfile.TemporaryDirectory(prefix="thinkalike-")))
-        with tempfile.TemporaryDirectory(prefix="thinkalike-") as folder, naming([*settings_in(function)]), watched():
+        with naming([*settings_in(function)]), watched():
             result = _done(kind, {place_of(name, kind): each for name, each in given.items()}, named,
-                           arguments.get("texts"), arguments.get("stimuli"), Path(folder), store)  # fmt: skip
+                           arguments.get("texts"), arguments.get("stimuli"), store)  # fmt: skip
         weakref.finalize(result, kept.pop_all().close)
     return result
 
 
 def _done(
-    kind: str, settings: Mapping[str, Any], named: dict[str, Any], texts: Any, stimuli: Any, folder: Path, store: str
+    kind: str, settings: Mapping[str, Any], named: dict[str, Any], texts: Any, stimuli: Any, store: str
 ) -> Result:
     """Do the job of a kind with these settings of a command line, of models, arrays, text and stimuli in memory."""
-    models = {name: each for name, each in named.items() if _is_model(each)}
-    arrays = {id(each): each for each in named.values() if not _is_model(each)}
+    models = {name: side for name, side in named.items() if is_model(side)}
+    arrays = {id(side): name for name, side in reversed(named.items()) if not is_model(side)}
     if arrays and (kind == "stitch" or not plugins.instrument(measure_module(kind)).takes_activations):
         raise ConfigError(f"{kind} runs models, and states that are given cannot run")
     if len(models) > 2:
         raise ConfigError(f"{kind} compares two models at most, and not {len(models)}: call it for each pair")
-    parts: dict[str, dict[str, Any]] = {"stitch": {}, "measure": {}, "data": {}, "stimuli": {}, "model": {}}
-    parts[""] = {"store": store}
+    parts: dict[str, dict[str, Any]] = {"stitch": {}, "measure": {}, "data": {}, "stimuli": {}, "model": {}, "": {}}
     for setting, value in settings.items():
         part, _, name = setting.rpartition(".")
         parts[part][name] = value
@@ -350,37 +338,38 @@ def _done(
         raise ConfigError(f"{setting} has no effect on arrays, which no model computes; leave it out")
     if not models and "scale" in settings:  # `check_read` allows the scale that is the default anyway
         raise ConfigError("scale= has no effect on arrays, which no model computes; leave it out")
-    layers_of = {id(side): _layers_of(side, name) for name, side in named.items() if not _is_model(side)}
-    if arrays and stimuli is None:
+    sides = {id(side): side for side in named.values() if not is_model(side)}
+    files = [recorded(side, arrays[place], number) for number, (place, side) in enumerate(sides.items(), 1)]
+    if files and stimuli is None:
         for setting in settings:
             if setting.startswith("stimuli.") or setting in OF_WORDS:
                 raise ConfigError(f"{setting} has no effect on arrays without stimuli; leave it out")
-        stimuli = _numbered(kind, [*models.values(), *arrays.values()], layers_of)
-    with in_place(models) as configs, in_table(stimuli) as (chosen, own):
-        words = [] if kind == "stitch" else [f"measure={kind}"]
-        names = {id(each): name for name, each in reversed(named.items())}
-        files = [_recorded(layers_of[own], folder / names[own], number) for number, own in enumerate(arrays, 1)]
-        words += ["activations=[recorded]"] if files else []  # Hydra's grammar has no words for some names of files
+        arrays_in_memory = [each for each in files if isinstance(each, RecordedArrays)]
+        if kind == "mlem" or models or len(arrays_in_memory) < len(files):
+            raise ConfigError("stimuli is missing: a table that has a row for each row of the states")
+        stimuli = numbered_rows(arrays_in_memory[0])
+    made: dict[str, Any] = {"data": text_config(texts, parts["data"]), "store": store, **parts[""]}
+    if kind == "stitch":
         opened: dict[str, Any] = {f.name: None if is_open(f) else default_of(f) for f in fields(StitchConfig)}
-        made = {"stitch": StitchConfig(**opened | parts["stitch"])} if kind == "stitch" else {
-            "measure": part_named("measure", kind, parts["measure"]),
-            "stimuli": part_named("stimuli", chosen, own | parts["stimuli"]),
-        }  # fmt: skip
-        made["data"] = part_named("data", *text_option(texts, parts["data"], folder))
-        configs = [replace(each, **parts["model"]) for each in configs]
-        # The model beside recordings is the target, unless it comes before the only one.
-        is_first = len(files) == 1 and _is_model(next(iter(named.values())))
-        alone = files and len(configs) < 2 and not is_first
-        made |= {"activations": files} if files else {}
-        made |= dict(zip(["target"] if alone else ["model", "target"], [*configs, *configs[-1:]], strict=False))
-        entry = "train" if kind == "stitch" else "analyze"
-        config = compose_open_job(entry, words, **made, **({"scale": _scale(configs)} | parts[""]))
-        keys = [*settings, *(name for name, each in (("data", texts), ("stimuli", stimuli)) if each is not None)]
-        keys += ["target"] if len(set(map(id, models.values()))) > 1 else []
-        if alone:
-            keys = [key.replace("model.", "target.") for key in keys]
-        check_read([f"{key}=0" for key in keys], config)
-        return run_job(config, shown=False)
+        made["stitch"] = StitchConfig(**opened | parts["stitch"])
+        schema: Any = StitchJob
+    else:
+        made["measure"] = part_named("measure", kind, parts["measure"])
+        made["stimuli"] = stimuli_config(stimuli, parts["stimuli"])
+        schema = plugins.instrument(measure_module(kind)).config
+    configs = model_configs(models, parts["model"])
+    # The model beside recordings is the target, unless it comes before the only one.
+    is_first = len(files) == 1 and is_model(next(iter(named.values())))
+    alone = files and len(configs) < 2 and not is_first
+    made |= {"activations": files} if files else {}
+    made |= dict(zip(["target"] if alone else ["model", "target"], [*configs, *configs[-1:]], strict=False))
+    config = open_job(schema, **made)
+    keys = [*settings, *(name for name, each in (("data", texts), ("stimuli", stimuli)) if each is not None)]
+    keys += ["target"] if len(set(map(id, models.values()))) > 1 else []
+    if alone:
+        keys = [key.replace("model.", "target.") for key in keys]
+    check_read(keys, config)
+    return run_job(config, shown=False)
 
 
 @contextlib.contextmanager
@@ -392,236 +381,9 @@ def naming(keywords: Iterable[str]) -> Iterator[None]:
         said = re.sub(
             rf"\b(?:(?:stitch|measure|data|stimuli)\.({'|'.join(keywords)})|model\.(site|head))\b", r"\1\2", str(error)
         )
-        said = re.sub(
-            r"\S*/thinkalike-\w+/([^/ ]+?)(/arrays\d*\.safetensors(: states\b)?|\.jsonl)", r"\1", said
-        )  # in memory
-        said = re.sub(rf"\b{TABLE_IN_MEMORY} [0-9a-f]{{64}}(: stimuli\b)?", "stimuli", said)
         said = re.sub(r"\bdata\.files\b", "texts", re.sub(r"\bdata=", "texts=", said))
         error.args = (re.sub(r"\bmodel@target=", "target=", said),)
         raise
-
-
-@contextlib.contextmanager
-def in_place(models: Mapping[str, Any]) -> Iterator[list[ModelConfig]]:
-    """Yield the configurations of models, named or in memory; meanwhile `load_model` gives the latter for theirs.
-
-    A model in memory enters keys by its weights, settings, tokenizer, and what else decides its output. One that has
-    the label of another model gets a number. Two models share a path only if they are one module with one tokenizer.
-
-    Args:
-        models: by the names of the arguments, which errors have.
-    """
-    configs: list[ModelConfig] = []
-    loaded: dict[tuple[int, ...], FrozenModel] = {}  # by what is the same object
-    try:
-        for argument, model in models.items():
-            if isinstance(model, ModelConfig | str | os.PathLike):
-                configs.append(_configured(model, argument))
-                continue
-            objects = model if isinstance(model, tuple) else (model,)
-            frozen = loaded.get(tuple(map(id, objects)))
-            if frozen is None:
-                frozen = model if isinstance(model, FrozenModel) else load_model(*objects)
-                loaded[tuple(map(id, objects))] = frozen
-            config = _of_memory(frozen)
-            if (before := HELD.get(str(config.path))) is not None and before.module is not frozen.module:
-                config = replace(config, path=f"{config.path} ({len(configs) + 1})")
-            if any(_share_a_name(config, each) for each in configs):
-                config = replace(config, name=f"{config.name} ({len(configs) + 1})")
-            configs.append(config)
-            HELD[str(config.path)] = frozen
-        yield configs
-    finally:
-        for config in configs:
-            HELD.pop(str(config.path), None)
-
-
-def _configured(model: ModelConfig | str | os.PathLike[str], argument: str) -> ModelConfig:
-    """Return the configuration of a model; an error has the name of the argument that gives it."""
-    try:
-        return configured(model, {})
-    except ConfigError as error:
-        error.args = (re.sub(r"^model=", lambda _: f"{argument}=", str(error)),)
-        raise
-
-
-def _share_a_name(config: ModelConfig, other: ModelConfig) -> bool:
-    """Return whether two models have one label and nothing that tables would tell them apart by, such as their site."""
-    is_alike = str(config.path).partition(" ")[0] == str(other.path).partition(" ")[0]
-    has_other_site = is_alike and (config.site, config.head) != (other.site, other.head)
-    return label(other) == config.name and other.path != config.path and not has_other_site
-
-
-def _of_memory(model: FrozenModel) -> ModelConfig:
-    """Return the configuration that stands for a model in memory; its path has a digest of what decides its numbers."""
-    facts = [model.fingerprint(), sorted(map(repr, entries_of(model.module).items())), identity_of(model)]
-    facts += [tokenizer_fingerprint(model.tokenizer), model.family.name, model.quantization, model.classes]
-    runs: dict[str, Any] = {"dtype": str(model.dtype)[6:], "bos": model.bos_each_row, "context": model.context}
-    at = {"site": model.sites.chosen, "head": model.sites.head} if model.sites else {}
-    place = f"{IN_MEMORY}{hashlib.sha256(json.dumps([*facts, runs]).encode()).hexdigest()[:16]}"
-    return model_settings(name=model.name, path=place, device=str(model.device), corpus=model.corpus, **runs, **at)
-
-
-def _scale(configs: Sequence[ModelConfig]) -> str:
-    """Return the scale of a job where none is asked for: a model in memory has no files whose size tells it."""
-    large = any(each.path in HELD and 4 * HELD[each.path].parameters() >= SMALL for each in configs)
-    return "auto" if not large else "paper" if torch.cuda.is_available() else "mini"
-
-
-def _is_model(side: Any) -> bool:
-    if isinstance(side, str | os.PathLike):
-        return Path(side).suffix not in (".npz", ".safetensors")
-    is_pair = isinstance(side, tuple) and len(side) == 2 and isinstance(side[0], nn.Module) and callable(side[1])
-    return is_pair or isinstance(side, ModelConfig | FrozenModel) or type(side).__name__ == "TransformerBridge"
-
-
-def _numbered(kind: str, sides: Sequence[Any], layers_of: Mapping[int, str | dict[str, Tensor]]) -> pd.DataFrame:
-    """Return stimuli that stand for the rows of arrays, of which nothing is known but their order."""
-    if kind == "mlem" or any(_is_model(each) or isinstance(each, str | os.PathLike) for each in sides):
-        raise ConfigError("stimuli is missing: a table that has a row for each row of the states")
-    layers: Any = layers_of[id(sides[0])]
-    states = next(iter(layers.values()))
-    count = states.shape[-2]
-    return pd.DataFrame({"text": list(map(str, range(count))), "row": np.arange(count) / count})
-
-
-def _layers_of(side: Any, argument: str) -> str | dict[str, Tensor]:
-    """Return the states of each layer by its name, or the file that holds them; a ConfigError names the argument."""
-    if isinstance(side, str | os.PathLike):
-        return os.fspath(side)
-    layers: dict[str, Tensor] = {}
-    for name, states in (side if isinstance(side, Mapping) else {"states": side}).items():
-        place = f"{argument}[{name!r}]" if isinstance(side, Mapping) else argument
-        if not isinstance(name, str | int) or isinstance(name, bool) or str(name) in ("", *layers, *RESERVED):
-            raise ConfigError(f"{place}: a layer has a name or a number of its own, but none of {', '.join(RESERVED)}")
-        if plain(str(name)) != str(name) or len(str(name)) > LONGEST_NAME:
-            raise ConfigError(
-                f"{argument}[{str(name)[:40]!r}]: the name of a layer has at most {LONGEST_NAME} "
-                "letters, and no control characters or halves of surrogate pairs"
-            )
-        try:
-            layers[str(name)] = tensor_of(states, Float, place).detach().cpu()
-        except ValueError as error:
-            raise ConfigError(error) from None
-        if layers[str(name)].ndim < 2 or not layers[str(name)].numel():
-            shape = tuple(layers[str(name)].shape)
-            raise ConfigError(f"{place} has shape {shape}: give states of (stimuli, width) or (layers, stimuli, width)")
-    if not layers:
-        raise ConfigError(f"{argument} has no layers: give an array for each, by its name")
-    return layers
-
-
-def _recorded(layers: str | dict[str, Tensor], folder: Path, number: int) -> str:
-    """Return the file of recorded states: that which is given, or one of arrays whose rows are those of the stimuli."""
-    if isinstance(layers, str):
-        return layers
-    arrays = {name: (each.float() if each.dtype.itemsize < 4 else each).numpy() for name, each in layers.items()}
-    folder.mkdir()
-    path = folder / f"arrays{number if number > 1 else ''}.safetensors"
-    save_file(arrays, path, metadata={IDS: IN_ORDER})  # np.savez takes names such as file for its own arguments
-    return str(path)
-
-
-def text_option(texts: Any, settings: dict[str, Any], folder: Path) -> tuple[str, dict[str, Any]]:
-    """Return the option of `data` that a text is, and its settings; texts in memory become a file."""
-    if texts is None:
-        return "schema", settings
-    if isinstance(texts, str | os.PathLike):
-        if holds_states(os.fspath(texts)):
-            return "states", {"files": [os.fspath(texts)], **settings}
-        is_file = isinstance(texts, os.PathLike) or (texts not in options("data") and os.path.isfile(texts))
-        if not is_file and " " in str(texts):
-            raise ConfigError("texts is one string, and neither a data set nor a file: give a list of strings")
-        return ("text", {"files": [os.fspath(texts)], **settings}) if is_file else (str(texts), settings)
-    if isinstance(texts, Mapping | pd.DataFrame):
-        raise ConfigError(f"texts has the parts {', '.join(map(str, texts))}: give one of them")
-    if not isinstance(texts, Iterable) or isinstance(texts, bytes | Tensor):
-        raise ConfigError(f"texts is {type(texts).__name__}: give the name of a data set, a file or a list of strings")
-    for setting in ("field", "group"):
-        if not isinstance(settings.get(setting, ""), str):
-            raise ConfigError(f"{setting}={shown(settings[setting])} must be text, the name of one field of records")
-    field = settings.get("field", "text")
-    path = folder / "texts.jsonl"
-    with path.open("w", encoding="utf-8") as file:
-        for place, text in enumerate(texts):
-            if isinstance(text, Mapping):
-                record = _record(text, {field, settings.get("group")}, f"texts[{place}]")
-            elif not isinstance(text, str):
-                raise ConfigError(f"texts holds a {type(text).__name__}: give strings, or records with a {field}")
-            elif "field" in settings:
-                raise ConfigError(f"field={field} has no effect on strings, which have no fields; leave it out")
-            else:
-                record = {field: text}
-            file.write(json.dumps(record) + "\n")
-    return "text", {"files": [str(path)], **settings}
-
-
-def _record(record: Mapping[Any, Any], read: Container[str | None], place: str) -> dict[str, Any]:
-    """Return a record as JSON can have it: the fields that are read, and None for all others."""
-    written: dict[str, Any] = {}
-    for name, value in record.items():
-        if not isinstance(name, str):
-            raise ConfigError(f"{place} has the key {shown(name)}: give names of fields as text")
-        if name not in read:
-            written[name] = None
-            continue
-        value = value.item() if isinstance(value, np.generic) else value
-        if isinstance(value, datetime.date):
-            value = value.isoformat()
-        if not isinstance(value, str | int | float | None):
-            raise ConfigError(f"{place}[{name!r}] is {type(value).__name__}, and neither text nor a number")
-        written[name] = value
-    return written
-
-
-@contextlib.contextmanager
-def in_table(stimuli: Any) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the option of `stimuli` that is meant, and its settings; meanwhile a DataFrame stands for a file."""
-    if not isinstance(stimuli, str | os.PathLike | pd.DataFrame | None):
-        raise ConfigError(f"stimuli is {type(stimuli).__name__}: give a DataFrame, a file or a name, as 'controlled'")
-    if not isinstance(stimuli, pd.DataFrame):
-        path = Path(stimuli or "")
-        kind = {".parquet": "table", ".conllu": "conllu", **dict.fromkeys(MARKS, "table")}.get(path.suffix)
-        yield (kind, {"path": str(path)}) if kind else ("schema" if stimuli is None else str(stimuli), {})
-        return
-    stimuli = with_named_index(stimuli, "stimuli")
-    try:
-        place = f"{TABLE_IN_MEMORY} {_digest(stimuli)}"
-    except UnicodeEncodeError as error:
-        raise ConfigError(
-            f"stimuli has {error.object[error.start]!r}, which is half of a character: remove it"
-        ) from None
-    except (ValueError, TypeError, RecursionError) as error:
-        raise ConfigError(f"stimuli has a cell that is neither text nor a number: {one_line(error)}") from error
-    HELD[place] = stimuli
-    try:
-        yield "table", {"path": place}
-    finally:
-        HELD.pop(place, None)
-
-
-def _digest(table: pd.DataFrame) -> str:
-    """Return the SHA-256 of all that is read from a table: names, types, categories in their order, exact cells.
-
-    `DataFrame.to_json` would not do: it writes infinity as NaN, rounds numbers, and leaves types and categories out.
-    """
-    columns = []
-    for place, name in enumerate(table.columns.tolist()):
-        column = table.iloc[:, place]
-        categories: Any = None
-        if isinstance(column.dtype, pd.CategoricalDtype):
-            categories = [column.cat.categories.tolist(), bool(column.cat.ordered)]
-        columns.append([name, str(column.dtype), categories, column.tolist()])
-    content = json.dumps(columns, default=_typed, ensure_ascii=False)  # as ASCII, half a character would pass
-    return hashlib.sha256(content.encode()).hexdigest()
-
-
-def _typed(cell: Any) -> list[Any]:
-    """Return a cell that JSON lacks with its type, since a date and its text are different cells."""
-    kind = type(cell).__qualname__
-    if isinstance(cell, np.ndarray | np.generic):
-        return [kind, str(cell.dtype), cell.tolist()]
-    return [kind, repr(cell)]
 
 
 def _plain(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Configuration: `thinkalike.config.compose` alone imports hydra and omegaconf, for command lines and lists of words."""
+"""Configuration: `thinkalike.config.compose` alone imports hydra and omegaconf, to read command lines."""
 
 from __future__ import annotations
 
@@ -39,6 +39,6 @@ def compose_job(entry_point: str, overrides: Iterable[str], **parts: Any) -> Any
 
 
 __all__ = ["CONF", "MEASURES", "RUNS", "SUBJECTS", "TASKS", "AnalyzeConfig", "DataConfig", "LoggerConfig",
-           "MeasureConfig", "ModelConfig", "StimuliConfig", "TrainConfig", "TrainerConfig", "compose_job", "instrument", "left_open",
-           "measure_module", "measure_schema", "model_named", "not_in_key", "options", "part_named", "ranged",
-           "relevant", "settings_of"]  # fmt: skip
+           "MeasureConfig", "ModelConfig", "StimuliConfig", "TrainConfig", "TrainerConfig", "compose_job", "instrument",
+           "left_open", "measure_module", "measure_schema", "model_named", "not_in_key", "options", "part_named",
+           "ranged", "relevant", "settings_of"]  # fmt: skip

@@ -760,7 +760,7 @@ def _decided(config: Any) -> Any:
 
 
 def compose_open_job(entry_point: str, overrides: Iterable[str], **parts: Any) -> Any:
-    """Return a configuration as `thinkalike.config.compose_job` does, in which what the overrides leave open is not decided yet."""
+    """Return a configuration as `thinkalike.config.compose_job` does, in which what is left open is not decided yet."""
     words = list(overrides)
     with hydra_ready():
         try:

@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterator, Mapping
 from contextvars import ContextVar
 from functools import cache
 from pathlib import Path
-from typing import Any, Protocol, get_type_hints
+from typing import Any, Protocol, get_type_hints, runtime_checkable
 
 import yaml
 
@@ -59,6 +59,7 @@ class _Loader(YAML_LOADER):  # type: ignore[misc]
 _Loader.add_implicit_resolver("tag:yaml.org,2002:float", POWER_OF_TEN, [*"-+0123456789"])
 
 
+@runtime_checkable
 class OptionReader(Protocol):
     """Knows the options of groups."""
 
@@ -255,6 +256,8 @@ def part_named(group: str, name: str, given: Mapping[str, Any]) -> Any:
 
 def model_named(model: ModelConfig | str, settings: Mapping[str, Any]) -> ModelConfig:
     """Return the configuration of a model, as `model=NAME model.SETTING=VALUE` does, or a given one with settings."""
+    if isinstance(model, ModelConfig) and model.is_in_memory:
+        return dataclasses.replace(model, **settings)
     if isinstance(model, ModelConfig):
         return model_settings(**{**vars(model), **settings})
     return part_named("model", model, settings)  # type: ignore[no-any-return]
@@ -271,7 +274,7 @@ def settings_of(part: Any) -> Settings:
     return {name: value for name, value in given_settings(vars(part)).items() if value != unset[name]}
 
 
-def open_job(schema: type[JobConfig], **given: Any) -> Any:
+def open_job(schema: Any, **given: Any) -> Any:
     """Return the configuration of a job with these parts and settings, in which everything else is left open."""
     return dataclasses.replace(made(schema, unset_settings(schema)), **given)
 

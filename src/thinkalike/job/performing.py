@@ -20,7 +20,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
@@ -28,6 +28,7 @@ from typing import Any
 
 from thinkalike.config import AnalyzeConfig, ModelConfig, TrainConfig, relevant
 from thinkalike.config.parts import AFTER, chosen_scale
+from thinkalike.config.schema import as_settings
 from thinkalike.digests import versions_of
 from thinkalike.errors import ConfigError, ModelError, ResourceError, ThinkalikeError, chain, one_line, panicked
 from thinkalike.files import read_bytes
@@ -193,7 +194,7 @@ class Planned:
     def work(self, processes: ProcessGroup) -> Work:
         """Return the context of the running job."""
         shown = (*self.instrument.reads, *ALWAYS)
-        settings = {name: part if name in shown else None for name, part in asdict(self.read).items()}
+        settings = {name: part if name in shown else None for name, part in as_settings(self.read).items()}
         work = Work(self.job, settings, self.inputs, contextlib.ExitStack(), processes=processes)
         if not rank(self.config):
             work.tracker = work.opened.enter_context(self.tracked(settings))
@@ -245,7 +246,7 @@ def plan(instrument: Instrument, config: Any) -> Planned:
     read = instrument.with_unread_reset(config)
     told = relevant(read).items()
     entered = {name: part for name, part in told if name in instrument.reads and (part is not None or name == "ruler")}
-    parts = [part for name, part in asdict(read).items() if name in instrument.reads]
+    parts = [part for name, part in as_settings(read).items() if name in instrument.reads]
     plugins: dict[str, str] = {}
     for name in named_in(parts):
         check_trusted(name)  # for a `Stitch`, whatever kind it is given is the word of a person
