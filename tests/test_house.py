@@ -43,6 +43,7 @@ LEVELS = {
     "measures": 1.5,  # knows arguments, errors and processes at most: no models, files or configuration
     "tables": 3,
     "store": 2,
+    "unkept": 2.2,  # knows store
     "states": 2.5,
     "stitches": 3,
     "evaluation": 3,

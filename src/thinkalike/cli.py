@@ -294,6 +294,8 @@ def _done(composed: DictConfig) -> list[Any]:
         log.warning("warning: hydra.sweeper.params is read with -m alone, and one job is done without its values")
     if chosen.launcher != {"_target_": BasicLauncherConf._target_} and SHARED not in os.environ:
         log.warning("warning: hydra.launcher is read with -m alone, and this job runs here, without a launcher")
+    if config.store is None:
+        raise ConfigError("store=null: a command line keeps its results; give store=DIR")
     if config.trainer.strategy == "ddp" and SHARED in os.environ:  # each process would begin the whole sweep
         raise ConfigError("trainer=ddp does not go with -m: start each such job by itself")
     with watched(), doing("starting", steps_aside=True), contextlib.suppress(ShareDone):

@@ -310,17 +310,19 @@ def _result(kind: str, function: Callable[..., Any], arguments: Mapping[str, Any
         if not (is_model(side) or isinstance(side, str | os.PathLike | Mapping) or hasattr(side, "__array__")):
             raise ConfigError(f"{name} is {type(side).__name__}: give a name, (model, tokenizer), a bridge or arrays")
     check_order({**named, "stimuli": arguments.get("stimuli")})
-    with isolated(), contextlib.ExitStack() as kept:
-        store = os.fspath(arguments["store"] or kept.enter_context(tempfile.TemporaryDirectory(prefix="thinkalike-")))
-        with naming([*settings_in(function)]), watched():
-            result = _done(kind, {place_of(name, kind): each for name, each in given.items()}, named,
-                           arguments.get("texts"), arguments.get("stimuli"), store)  # fmt: skip
+    store = arguments["store"]
+    settings = {place_of(name, kind): each for name, each in given.items()}
+    with isolated(), contextlib.ExitStack() as kept, naming([*settings_in(function)]), watched():
+        if store is None and kind != "stitch" and plugins.instrument(measure_module(kind)).needs_store:
+            store = kept.enter_context(tempfile.TemporaryDirectory(prefix="thinkalike-"))
+        folder = None if store is None else os.fspath(store)
+        result = _done(kind, settings, named, arguments.get("texts"), arguments.get("stimuli"), folder)
         weakref.finalize(result, kept.pop_all().close)
     return result
 
 
 def _done(
-    kind: str, settings: Mapping[str, Any], named: dict[str, Any], texts: Any, stimuli: Any, store: str
+    kind: str, settings: Mapping[str, Any], named: dict[str, Any], texts: Any, stimuli: Any, store: str | None
 ) -> Result:
     """Do the job of a kind with these settings of a command line, of models, arrays, text and stimuli in memory."""
     models = {name: side for name, side in named.items() if is_model(side)}

@@ -37,6 +37,7 @@ from thinkalike.plugins import check_trusted, digest, instrument_of, named_in
 from thinkalike.processes import Interrupted, ProcessGroup, counted, doing, rank, together
 from thinkalike.screen import aside
 from thinkalike.store import MOST_BYTES, Job, Result
+from thinkalike.unkept import UnkeptJob, UnkeptResult
 
 ALWAYS = ("store", "force", "wait", "seed", "threads", "trainer", "logger")  # parts that every job reads
 PACKAGES = ("thinkalike", "torch", "transformers", "transformer-lens", "pytorch-lightning", "datasets", "numpy",
@@ -124,7 +125,8 @@ def perform_all(jobs: Sequence[tuple[Instrument, Any]], shown: bool = True) -> l
         if missing := [each for each in missing if each.job.key not in found]:
             began, works = time.monotonic(), opened.enter_context(_begun(missing, len(asked)))
             for each, _ in works:
-                warnings.keep(each.job.states, [model.called for model in each.models.values()])
+                if each.job.keeps_states:
+                    warnings.keep(each.job.states, [model.called for model in each.models.values()])
             given = [(each.instrument, each.config, work) for each, work in works]
             with phase_of_all((work for _, work in works), "computing"):
                 (kind, config, work), *others = given
@@ -170,7 +172,7 @@ class Planned:
     contents: dict[str, str]  # the fingerprints of these
     entered: dict[str, Any]  # the settings that are in the key
     plugins: dict[str, str]  # the files of the user by name, each with its digest
-    job: Job
+    job: Job | UnkeptJob
 
     @cached_property
     def models(self) -> Mapping[str, ModelConfig]:
@@ -218,14 +220,17 @@ class Planned:
             provenance["plugins"] = [{"name": name, "sha256": digest} for name, digest in self.plugins.items()]
         tables = {"table": outcome.table, **outcome.tables}
         written = self.job.write(work.settings, {**record, "provenance": provenance}, tables, outcome.arrays)
-        with work.phase("drawing"):
-            self.instrument.draw(written, written.folder / "figures")
-            outcome.draw(written.folder / "figures")
+        if isinstance(written, UnkeptResult):
+            written.add_figures(outcome.draw)
+        else:
+            with work.phase("drawing"):
+                self.instrument.draw(written, written.folder / "figures")
+                outcome.draw(written.folder / "figures")
         provenance["wall_seconds"] = round(took["wall_seconds"] + time.monotonic() - began, 1)
         headlines = [each._asdict() for each in self.instrument.headlines(written)]
         self.job.add({"headlines": headlines, "provenance": provenance | {"phases": work.phase.seconds}})
         if work.tracker:
-            work.tracker.publish(Result(written.folder))
+            work.tracker.publish(written)
         work.opened.close()
         return self.job.appear()
 
@@ -254,7 +259,9 @@ def plan(instrument: Instrument, config: Any) -> Planned:
     if plugins:
         inputs["plugins"] = " ".join(sorted(plugins.values()))
     contents = contents_of(inputs)
-    job = Job(config.store, instrument.kind, key_of(instrument, entered, contents))
+    key = key_of(instrument, entered, contents)
+    is_kept = config.store is not None
+    job = Job(config.store, instrument.kind, key) if is_kept else UnkeptJob(instrument.kind, key, instrument)
     return Planned(instrument, config, read, inputs, contents, entered, plugins, job)
 
 
@@ -297,7 +304,7 @@ def _begun(jobs: Sequence[Planned], among: int) -> Iterator[list[tuple[Planned, 
     import torch
 
     instrument, config = jobs[0].instrument, jobs[0].config
-    if config.force and not rank(config):
+    if config.force and config.store is not None and not rank(config):
         for each in jobs:
             shutil.rmtree(each.job.states, ignore_errors=True)
     torch.manual_seed(instrument.seed(config))  # the jobs of a sweep share a process
@@ -403,16 +410,16 @@ def _kept_warnings(file: Path) -> list[str]:
 
 
 @contextlib.contextmanager
-def _explained(job: Job) -> Iterator[None]:
+def _explained(job: Job | UnkeptJob) -> Iterator[None]:
     """Turn an error that means that the machine has too little of something into one line, and say what was kept."""
     try:
         yield
     except Interrupted as error:
-        error.kept = error.kept or any(job.states.glob("*.pt"))
+        error.kept = error.kept or job.has_states()
         raise
     except Exception as error:
         if not isinstance(error, ResourceError) and (reason := _reason(error)):
-            after = " to resume from the last state" if any(job.states.glob("*.pt")) else ""
+            after = " to resume from the last state" if job.has_states() else ""
             raise ResourceError(f"{reason}, and rerun the command{after}") from error
         raise
     except BaseException as error:

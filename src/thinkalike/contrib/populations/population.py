@@ -66,6 +66,7 @@ class Population(
     cut, pair), CKA (source, target, layer) and its HSICs.
     """
 
+    needs_store: ClassVar[bool] = True  # of the jobs that fine-tune members
     is_shared: ClassVar[bool] = True
     inner_jobs_read: ClassVar[tuple[str, ...]] = tuple(f"model.{key}" for key in RUNS)
 
