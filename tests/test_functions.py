@@ -2,7 +2,6 @@
 
 import copy
 import doctest
-import gc
 import inspect
 import json
 import os
@@ -23,7 +22,7 @@ from safetensors.torch import save_file
 import thinkalike
 import tiny
 from conftest import with_slow
-from thinkalike import functions, load_model, measures, open_result
+from thinkalike import jobs, load_model, measures, open_result
 from thinkalike.config import AnalyzeConfig, DataConfig, ModelConfig, StimuliConfig, measure_schema
 from thinkalike.config.schema import default_of, is_open
 from thinkalike.errors import (
@@ -33,6 +32,7 @@ from thinkalike.errors import (
     PluginError,
     ResourceError,
     ResultError,
+    StoreError,
     ThinkalikeError,
 )
 from thinkalike.inputs import config_of, model_configs, stimuli_config
@@ -127,23 +127,23 @@ COMMON = {each.name for part in (DataConfig, StimuliConfig, AnalyzeConfig) for e
 def test_keywords_are_settings_with_their_defaults(name):
     """None stands for what is left open, for lists, and for settings whose default depends on the measure."""
     wrong = []
-    for keyword, default in functions.settings_in(getattr(thinkalike, name)).items():
+    for keyword, default in getattr(jobs, name.capitalize()).defaults().items():
         found = []
         for kind in JOBS[name]:
             if name == "compare" and keyword not in {each.name for each in fields(measure_schema(kind))} | COMMON:
                 continue  # of another measure
-            part, _, setting = functions.place_of(keyword, kind).rpartition(".")
+            part, _, setting = jobs.setting_of(keyword, kind).rpartition(".")
             root = StitchJob if kind == "stitch" else AnalyzeConfig
             own = {"model": ModelConfig, "stitch": StitchConfig, "data": DataConfig, "stimuli": StimuliConfig, "": root}
             schema = measure_schema(kind) if part == "measure" else own[part]
             found += [item for item in fields(schema) if item.name == setting]
         usual = [None if is_open(item) else default_of(item) for item in found]
-        plain = functions._plain(default)
+        plain = jobs._plain(default)
         differ = any(each != usual[0] for each in usual)
         fits = [plain == each or (default is None and (differ or isinstance(each, list | dict))) for each in usual]
         wrong += [] if fits and all(fits) else [(keyword, default, usual)]
     assert wrong == []
-    assert functions.place_of("steps", "stitch") == "stitch.steps", "control"
+    assert jobs.setting_of("steps", "stitch") == "stitch.steps", "control"
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def test_a_keyword_counts_whatever_the_default_of_another_measure_is(measure, ke
         asked.append(config)
         raise DataError("no job is run here")
 
-    monkeypatch.setattr(functions, "run_job", run_job)
+    monkeypatch.setattr(jobs, "run_job", run_job)
     for settings in ({keyword: value}, {}):
         with pytest.raises(DataError):
             thinkalike.compare("gpt2-mini", "gpt2-mini-s1", measure=measure, stimuli="crossed", **settings)
@@ -462,14 +462,27 @@ def test_a_factor_beside_a_count_of_calls_is_part_of_the_key(holder):
     assert len({path(factor) for factor in (2.0, 5.0, 9.0)}) == 3
 
 
-def test_a_result_in_memory_goes_with_its_object(tmp_path):
+def test_a_result_in_memory_is_in_no_folder_until_it_is_saved(tmp_path):
     result = thinkalike.compare(PAIR[0], texts=[{"text": text} for text in TEXTS], **FEW)
-    folder, kept = result.folder, result.save(tmp_path / "mine")
     assert "CKA of the layers of gelu-3l-mini" in result._repr_html_()
-    del result
-    gc.collect()
-    assert not folder.exists()
-    assert kept.table.equals(open_result(tmp_path / "mine").table)
+    assert (result.is_kept, "not kept" in repr(result)) == (False, True)
+    with pytest.raises(StoreError, match=r"^this result is in memory, and in no folder; keep it by result.save"):
+        _ = result.folder
+    saved = result.save(tmp_path / "mine")
+    opened = open_result(tmp_path / "mine")
+    assert (opened.kind, opened.key, opened.provenance) == (result.kind, result.key, result.provenance)
+    assert opened.headlines == saved.headlines == result.headlines
+    assert opened.config == result.config
+    pd.testing.assert_frame_equal(opened.table, result.table, check_exact=True)
+    assert opened._repr_html_() == result._repr_html_()
+
+
+def test_stitches_in_memory_are_those_of_the_saved_result(tmp_path):
+    result = thinkalike.stitch(PAIR[0], layers=[1], kind="least_squares", steps=1, report_tokens=2048)
+    saved = result.save(tmp_path / "mine")
+    here, there = (thinkalike.load_stitch(each)[1] for each in (result, saved))
+    assert torch.equal(here.weight, there.weight)
+    assert saved.files == result.files
 
 
 def test_a_figure_goes_into_axes_of_the_user():

@@ -53,6 +53,7 @@ LEVELS = {
     "training": 4,
     "instruments": 5,
     "inputs": 5.5,
+    "jobs": 5.8,
     "functions": 6,
     "writing": 6.5,
     "listing": 6,

@@ -5,402 +5,106 @@
 - `texts` is the name of a data set, a file, or a list or column of strings or of records with a `field`.
 - `stimuli` is a name, a file, or a DataFrame.
 - The other keywords are the settings of the same names of a command line, with their defaults; None leaves one to it.
-- `store` is the folder in which results are kept and found again, as those of commands; None keeps the result no longer
-  than its object.
+- `store` is the folder in which results are kept and found again, as those of commands; without it the result is in
+  memory, until `result.save(FOLDER)` writes it.
+
+Each function makes its job, of the class that declares its keywords in `thinkalike.jobs`, and runs it.
 """
 
 from __future__ import annotations
 
-import contextlib
-import math
-import os
-import re
-import tempfile
-import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields
-from inspect import Parameter, signature
-from typing import Any, overload
+import inspect
+from collections.abc import Callable
+from typing import Any, ParamSpec, Protocol, overload
 
-import numpy as np
 from torch import Tensor
 
-from thinkalike import plugins
-from thinkalike.arguments import check_rows, checked_numbers, takes_arrays
-from thinkalike.config import ModelConfig, measure_module, measure_schema, part_named
-from thinkalike.config.options import open_job
-from thinkalike.config.parts import AnalyzeConfig, DataConfig, StimuliConfig
-from thinkalike.config.recorded import RecordedArrays
-from thinkalike.config.schema import default_of, is_open
-from thinkalike.errors import ConfigError, ThinkalikeError, checked_path
+from thinkalike.arguments import takes_arrays
+from thinkalike.errors import ConfigError
 from thinkalike.global_state import isolated
-from thinkalike.inputs import (
-    Arrays,
-    Model,
-    Text,
-    is_model,
-    model_configs,
-    numbered_rows,
-    recorded,
-    stimuli_config,
-    text_config,
-)
-from thinkalike.inputs import StimulusTable as Table
-from thinkalike.instruments import check_read, run_job
+from thinkalike.inputs import is_model
+from thinkalike.jobs import Compare, Diff, Job, Mlem, Rsa, Stitch, Trajectory, run
 from thinkalike.measures.distances.neural import rsa_of_models
-from thinkalike.screen import watched
 from thinkalike.store import Result
-from thinkalike.training.recipe import StitchConfig, StitchJob
 
-Layers = str | Sequence[int] | Sequence[Sequence[int]]
-OF_WORDS = ("measure.skip_first",)  # settings of measures that choose among the words of stimuli
-MOST_ITEMS = 10**6  # of a setting that is a list
-INPUTS = ("target", "others", "texts", "stimuli", "store", "measure")  # keywords that are no settings
+P = ParamSpec("P")
+Q = ParamSpec("Q")
 
 
-def stitch(
-    source: Model, target: Model | None = None, *, texts: Text | None = None, layers: Layers | None = None,
-    site: str = "resid_post", kind: str = "linear", norm: str | None = None, rank: int = 16, init: str | None = None,
-    ridge: float | None = None, loss: str | None = None, controls: bool = False, floor: bool | None = None,
-    both: bool = False, similarity: bool = False, optimizer: str | None = None, whiten: bool | None = None,
-    lr: float | None = None, lr_multiples: Sequence[float] = (), seeds: int = 1, momentum: float = 0.9,
-    scale_lr_by_momentum: bool = True, weight_decay: float | None = None, clip: float = 1.0,
-    schedule: str | None = None, steps: int | None = None, warmup: int | None = None,
-    tokens_per_step: int | None = None, field: str | None = None, group: str | None = None,
-    context: int | None = None, fit_tokens: int | None = None, report_tokens: int | None = None,
-    report_share: float | None = None, scale: str = "auto", recipe: str = "honest", seed: int = 0,
-    threads: int | None = None, store: str | os.PathLike[str] | None = None, force: bool = False,
-) -> Result:  # fmt: skip
-    """Can the target use what the source computes? Fit a map between their residual streams at each layer.
+def function_of(job: Callable[P, Job]) -> Callable[P, Result]:
+    """Return the function that runs a job of a class; its signature, defaults and docstring are those of the class."""
 
-    The table has the loss of each stitch, its `penalty` in nats per token with its interval, the
-    baselines beside it, the bits of the target where it loses as much, and what more training would
-    gain; `tables["details"]` has all columns. Without a target the source is stitched to itself.
-    With site="resid_mid" layers are before the MLP of each block. With similarity=True the details
-    also say how much of the states of both models is shared.
+    def function(*args: P.args, **kwargs: P.kwargs) -> Result:
+        return run(job(*args, **kwargs))
 
-    >>> result = stitch("gelu-3l-mini", layers=[1], steps=4, tokens_per_step=256, report_tokens=2048)
-    >>> list(result.table["source_layer"])
-    [1]
-    """
-    return _result("stitch", stitch, locals(), [source, source if target is None else target])
+    _declare(function, job, [*inspect.signature(job).parameters.values()])
+    return function
 
 
-def compare(
-    source: Model | Arrays, target: Model | Arrays | None = None, *, measure: str | Callable[..., Any] = "cka",
-    texts: Text | None = None, stimuli: Table | None = None, layers: Layers | None = None,
-    site: str | Sequence[str] = "resid_post", head: int | str | None = None, ruler: str | None = None,
-    batches: int | None = None, tokens_per_batch: int = 1024, level: str = "auto", embed: bool = False,
-    massive: str = "drop", skip_first: int = 0, skip_special_tokens: bool = False, given: str | None = None,
-    null: bool | None = None, permutations: int | None = None, estimator: str = "unbiased",
-    aggregate: str = "ratio_of_means", kernel: str = "linear", flatten: str = "token", neighbours: int = 10,
-    kept: float = 0.99, words: int = 8192,
-    field: str | None = None, group: str | None = None, context: int | None = None, report_tokens: int | None = None,
-    features: Sequence[str] | None = None, scale: str = "auto", recipe: str = "honest", seed: int = 0,
-    threads: int | None = None, store: str | os.PathLike[str] | None = None, force: bool = False,
-) -> Result:  # fmt: skip
-    """How alike is every layer of one model to every layer of another? By CKA, or by another measure of layer pairs.
-
-    Args:
-        site: where states are taken, by TransformerLens's names, such as "attn_out", "mlp_out", "z" or "resid_mid"; of
-            a list, or of every head of "z" with head="all", `tables["components"]` has the values by layer and place.
-        measure: its name on the command line, such as mutual_knn, r2 or ruler, or a function of two matrices (n, d)
-            and (n, e) to a number, which goes with no `store`.
-        ruler: "bits": `tables["readings"]` has what some values are in bits of both models.
-
-    >>> result = compare("gelu-3l-mini", "solu-3l-mini", batches=2, tokens_per_batch=128)
-    >>> result.arrays["value"].shape
-    (3, 3)
-    """
-    if callable(measure) and store is not None:
-        raise ConfigError("measure is a function in memory, which has no key: with store= give FILE.py:NAME")
-    kind = plugins.hold(measure) if callable(measure) else measure
-    plugins.trust(plugins.named_in([kind]))
-    if (own := plugins.instrument(measure_module(kind))).of_models == "all" or "model" not in own.reads:
-        raise ConfigError(f"measure={kind} is of more than two models: use python analyze.py measure={kind}")
-    return _result(kind, compare, locals(), [source, source if target is None else target])
+def _declare(function: Any, job: Any, parameters: list[inspect.Parameter]) -> None:
+    """Give a function the name, the docstring and the signature of a job, which help and editors show."""
+    function.__name__ = job.__name__.lower()
+    function.__qualname__ = function.__name__
+    function.__doc__ = inspect.getdoc(job)
+    function.__signature__ = inspect.Signature(parameters, return_annotation="Result")
 
 
-def mlem(
-    model: Model | Arrays | list[Any], target: Model | Arrays | None = None, *, stimuli: Table | None = None,
-    features: Sequence[str] | None = None, kinds: Mapping[str, Any] | None = None,
-    columns: Mapping[str, str | None] | None = None, token: str = "last", sample: int | None = None,
-    layers: Layers | None = None, site: str | Sequence[str] = "resid_post", head: int | str | None = None,
-    weights: str = "diagonal", alphas: Sequence[float] | None = None, difference: str = "indicator",
-    missing: str = "own_level", scale: str = "auto", folds: int = 5, together: str = "sentence", permutations: int = 5,
-    given: str | None = None, interactions: Sequence[Sequence[str]] = (), null: int = 0, references: int = 3,
-    distance: str = "euclidean", embed: bool = False, massive: str = "drop", skip_first: int = 0,
-    recipe: str = "honest", seed: int = 0, threads: int | None = None, store: str | os.PathLike[str] | None = None,
-    force: bool = False,
-) -> Result:  # fmt: skip
-    """Which features of words explain their distances in each layer? The table has the importance of each feature.
-
-    A list of three recordings or more is one of subjects.
-
-    >>> result = mlem("gpt2-mini", sample=60, features=["Number"], folds=2, references=0)
-    >>> sorted(set(result.table["feature"]))
-    ['Number']
-    """
-    if isinstance(model, list) and target is not None:
-        raise ConfigError("target= has no effect beside a list of models or recordings; add the target to the list")
-    sides = model if isinstance(model, list) else [model, model if target is None else target]
-    return _result("mlem", mlem, locals(), sides)
+stitch = function_of(Stitch)
+compare = function_of(Compare)
+mlem = function_of(Mlem)
+diff = function_of(Diff)
+trajectory = function_of(Trajectory)
 
 
-@overload
-def rsa(
-    models: Any, others: Any = None, distance: str = "euclidean", comparator: str = "spearman", *, stimuli: None = None
-) -> Tensor: ...
-@overload
-def rsa(
-    models: Sequence[Any], others: None = None, distance: str = "euclidean", comparator: str = "spearman", *,
-    stimuli: Table, features: Sequence[str] | None = None, columns: Mapping[str, str | None] | None = None,
-    token: str = "last", sample: int | None = None, layers: Layers | None = None,
-    site: str | Sequence[str] = "resid_post", head: int | str | None = None, permutations: int = 0,
-    noise: str = "shrinkage", resamples: int = 1000, embed: bool = False, massive: str = "drop", skip_first: int = 0,
-    seed: int = 0, threads: int | None = None, store: str | os.PathLike[str] | None = None, force: bool = False,
-) -> Result: ...  # fmt: skip
-def rsa(
-    models: Any, others: Any = None, distance: str = "euclidean", comparator: str = "spearman", *,
-    stimuli: Table | None = None, features: Sequence[str] | None = None,
-    columns: Mapping[str, str | None] | None = None, token: str = "last", sample: int | None = None,
-    layers: Layers | None = None, site: str | Sequence[str] = "resid_post", head: int | str | None = None,
-    permutations: int = 0, noise: str = "shrinkage", resamples: int = 1000,
-    embed: bool = False, massive: str = "drop", skip_first: int = 0, seed: int = 0, threads: int | None = None,
-    store: str | os.PathLike[str] | None = None, force: bool = False,
-) -> Any:  # fmt: skip
-    """How alike are the distances of stimuli in every two layers? Of models on stimuli, or of arrays of states.
+class RsaFunction(Protocol[Q]):
+    """Of arrays a matrix, and of models or arrays on stimuli a result."""
 
-    With `stimuli`, a list of one or two models, or of arrays with a row for each stimulus, gives a `Result`. It does
-    not depend on `features`, which serve to leave out columns of a table that cannot be read as features. Without
-    them, arrays of states (n, d) give the matrix of `thinkalike.measures.rsa`, with `others` by default themselves.
-
-    >>> rsa([torch.randn(9, 4), torch.randn(9, 3)]).shape
-    torch.Size([2, 2])
-    >>> len(rsa(["gpt2-mini", "bert-mini"], stimuli="crossed", sample=40, layers=[0, 1]).table)
-    16
-    """
-    if stimuli is None:
-        if any(map(is_model, models if isinstance(models, list | tuple) else [models])):
-            raise ConfigError("rsa of models needs stimuli: a DataFrame, a file, or a name such as 'controlled'")
-        arguments = locals()
-        for name in signature(rsa).parameters.keys() - {"models", "others", "distance", "comparator"}:
-            if arguments[name] != signature(rsa).parameters[name].default:
-                raise ConfigError(f"{name}= has no effect on rsa of arrays without stimuli; leave it out")
-        with isolated():
-            return takes_arrays(rsa_of_models)(models, others, distance, comparator)
-    if others is not None or not isinstance(models, list | tuple):
-        raise ConfigError("rsa on stimuli takes one list of models, and no others")
-    return _result("rsa", rsa, locals(), models)
+    @overload
+    def __call__(
+        self,
+        models: Any,
+        others: Any = None,
+        distance: str = "euclidean",
+        comparator: str = "spearman",
+        *,
+        stimuli: None = None,
+    ) -> Tensor: ...
+    @overload
+    def __call__(self, *args: Q.args, **kwargs: Q.kwargs) -> Result: ...
 
 
-def diff(
-    base: Model, changed: Model, *, texts: Text | None = None, tokens: int = 2048, tokens_per_part: int = 512,
-    outputs: int = 4, null: str = "perturbation", steps: int = 40, contrast: str | None = None, path: str | None = None,
-    pairs: int = 2048, other: str | None = None, margin: Mapping[str, float] | None = None, field: str | None = None,
-    group: str | None = None, context: int | None = None, report_share: float | None = None,
-    threads: int | None = None, store: str | os.PathLike[str] | None = None, force: bool = False,
-) -> Result:  # fmt: skip
-    """What did a change do to a model? The result says whether, where and on what it shows, and within which margin.
+def _rsa_function(job: Callable[Q, Job]) -> RsaFunction[Q]:
+    declared = inspect.signature(job).parameters
 
-    >>> diff("gelu-3l-mini", "gelu-3l-mini").scalars["kl"]
-    0.0
-    """
-    return _result("diff", diff, locals(), [base, changed])
+    def function(
+        models: Any,
+        others: Any = None,
+        distance: str = "euclidean",
+        comparator: str = "spearman",
+        *,
+        stimuli: Any = None,
+        **settings: Any,
+    ) -> Any:
+        if stimuli is None:
+            if any(map(is_model, models if isinstance(models, list | tuple) else [models])):
+                raise ConfigError("rsa of models needs stimuli: a DataFrame, a file, or a name such as 'controlled'")
+            for name, value in settings.items():
+                if name not in declared:
+                    raise TypeError(f"rsa() got an unexpected keyword argument '{name}'")
+                if value != declared[name].default:
+                    raise ConfigError(f"{name}= has no effect on rsa of arrays without stimuli; leave it out")
+            with isolated():
+                return takes_arrays(rsa_of_models)(models, others, distance, comparator)
+        if others is not None:
+            raise ConfigError("rsa on stimuli takes one list of models, and no others")
+        of_stimuli: Any = job
+        return run(of_stimuli(models, stimuli=stimuli, distance=distance, comparator=comparator, **settings))
 
-
-def trajectory(
-    model: str | os.PathLike[str] | ModelConfig, *, texts: Text | None = None, stimuli: Table | None = None,
-    steps: str | Sequence[int] = "all", checkpoints: str = "*", tokens: int = 4096, importance: bool = True,
-    folds: int = 5, least: int = 20, permutations: int = 99, features: Sequence[str] | None = None,
-    sample: int | None = None, site: str = "resid_post", head: int | None = None, field: str | None = None,
-    group: str | None = None, context: int | None = None, seed: int = 0, threads: int | None = None,
-    store: str | os.PathLike[str] | None = None, force: bool = False,
-) -> Result:  # fmt: skip
-    """How do representations form over the checkpoints of a run, a folder or a model of the hub?
-
-    >>> trajectory("gelu-3l-mini")
-    Traceback (most recent call last):
-    thinkalike.errors.ConfigError: ...
-    """
-    return _result("trajectory", trajectory, locals(), [model])
-
-
-def checked_arguments(
-    function: Callable[..., Any], arguments: Mapping[str, Any], sides: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Return arguments with numbers and switches of Python; a ConfigError names a wrong one, or a wrong path."""
-    may_be_paths = {name: arguments.get(name) for name in ("texts", "stimuli")} | dict(sides)
-    paths = {name: value for name, value in may_be_paths.items() if isinstance(value, str | os.PathLike)}
-    if arguments["store"] is not None:
-        paths["store"] = arguments["store"]
-    for name, path in paths.items():
-        checked_path(name, path)
-    given = {name: value for name, value in arguments.items() if value is not None}
-    try:
-        return {**arguments, **checked_numbers(function, given)}
-    except ValueError as error:
-        raise ConfigError(error) from None
+    first = [*inspect.signature(function).parameters.values()][:-1]
+    names = {parameter.name for parameter in first}
+    further = [parameter for parameter in declared.values() if parameter.name not in names]
+    _declare(function, job, [*first, *further])
+    return function  # type: ignore[return-value]
 
 
-def given_settings(function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings among the arguments of a function that differ from their defaults, as plain values."""
-    given = {}
-    for name, default in settings_in(function).items():
-        count = _count(arguments[name])
-        if count > MOST_ITEMS:
-            raise ConfigError(f"{name} holds {count:,} values: give at most {MOST_ITEMS:,}")
-        try:
-            value = _plain(arguments[name])
-        except TypeError as error:
-            raise ConfigError(f"{name} holds {error}: give text, numbers, True or False, or a list of them") from None
-        if value is not None and value != _plain(default):
-            given[name] = value
-    return given
-
-
-def _count(value: Any) -> int:
-    """Return how many values a list or an array has, 1 for anything else, without going through them."""
-    if isinstance(value, Tensor | np.ndarray):
-        return math.prod(value.shape)
-    return len(value) if isinstance(value, Sequence) and not isinstance(value, str) else 1
-
-
-def check_order(sides: Mapping[str, Any]) -> None:
-    """Raise a ConfigError if tables among the sides and stimuli have their rows in different orders, by their labels.
-
-    This is the last place that has the labels: states become tensors, and stimuli are numbered.
-    """
-    try:
-        check_rows((name, side) for name, side in sides.items() if not is_model(side))
-    except ValueError as error:
-        raise ConfigError(error) from None
-
-
-def place_of(keyword: str, kind: str) -> str:
-    """Return the setting that a keyword of a function is, such as stitch.steps, given the kind of its job."""
-    own = {"stitch": StitchConfig} if kind == "stitch" else {"measure": measure_schema(kind)}
-    if keyword in ("site", "head"):
-        return f"model.{keyword}"
-    for part, schema in {**own, "data": DataConfig, "stimuli": StimuliConfig}.items():
-        if keyword in {each.name for each in fields(schema)} - {"seed"}:  # which is the job's
-            return f"{part}.{keyword}"
-    job = StitchJob if kind == "stitch" else AnalyzeConfig
-    if keyword not in {each.name for each in fields(job)}:
-        raise ConfigError(f"{keyword} is no setting of {kind}; leave it out")
-    return keyword
-
-
-def settings_in(function: Callable[..., Any]) -> dict[str, Any]:
-    """Return the keywords of a function that are settings, with their defaults."""
-    found = {name: each.default for name, each in signature(function).parameters.items()}
-    return {name: value for name, value in found.items() if value is not Parameter.empty and name not in INPUTS}
-
-
-def _result(kind: str, function: Callable[..., Any], arguments: Mapping[str, Any], sides: Sequence[Any]) -> Result:
-    """Return the result of the job that a function does, given its arguments, and what it compares."""
-    first, second, *_ = arguments
-    names = [f"{first}[{place}]" for place in range(len(sides))] if sides is arguments[first] else [first, second]
-    named = dict(zip(names, sides, strict=False))
-    given = given_settings(function, checked_arguments(function, arguments, named))
-    plugins.trust(plugins.named_in([kind, *given.values()]))
-    if not sides:
-        raise ConfigError(f"{first} is empty: give a list of models or of arrays")
-    for name, side in named.items():
-        if not (is_model(side) or isinstance(side, str | os.PathLike | Mapping) or hasattr(side, "__array__")):
-            raise ConfigError(f"{name} is {type(side).__name__}: give a name, (model, tokenizer), a bridge or arrays")
-    check_order({**named, "stimuli": arguments.get("stimuli")})
-    store = arguments["store"]
-    settings = {place_of(name, kind): each for name, each in given.items()}
-    with isolated(), contextlib.ExitStack() as kept, naming([*settings_in(function)]), watched():
-        if store is None and kind != "stitch" and plugins.instrument(measure_module(kind)).needs_store:
-            store = kept.enter_context(tempfile.TemporaryDirectory(prefix="thinkalike-"))
-        folder = None if store is None else os.fspath(store)
-        result = _done(kind, settings, named, arguments.get("texts"), arguments.get("stimuli"), folder)
-        weakref.finalize(result, kept.pop_all().close)
-    return result
-
-
-def _done(
-    kind: str, settings: Mapping[str, Any], named: dict[str, Any], texts: Any, stimuli: Any, store: str | None
-) -> Result:
-    """Do the job of a kind with these settings of a command line, of models, arrays, text and stimuli in memory."""
-    models = {name: side for name, side in named.items() if is_model(side)}
-    arrays = {id(side): name for name, side in reversed(named.items()) if not is_model(side)}
-    if arrays and (kind == "stitch" or not plugins.instrument(measure_module(kind)).takes_activations):
-        raise ConfigError(f"{kind} runs models, and states that are given cannot run")
-    if len(models) > 2:
-        raise ConfigError(f"{kind} compares two models at most, and not {len(models)}: call it for each pair")
-    parts: dict[str, dict[str, Any]] = {"stitch": {}, "measure": {}, "data": {}, "stimuli": {}, "model": {}, "": {}}
-    for setting, value in settings.items():
-        part, _, name = setting.rpartition(".")
-        parts[part][name] = value
-    if not models and parts["model"]:
-        setting = next(iter(parts["model"]))
-        raise ConfigError(f"{setting} has no effect on arrays, which no model computes; leave it out")
-    if not models and "scale" in settings:  # `check_read` allows the scale that is the default anyway
-        raise ConfigError("scale= has no effect on arrays, which no model computes; leave it out")
-    sides = {id(side): side for side in named.values() if not is_model(side)}
-    files = [recorded(side, arrays[place], number) for number, (place, side) in enumerate(sides.items(), 1)]
-    if files and stimuli is None:
-        for setting in settings:
-            if setting.startswith("stimuli.") or setting in OF_WORDS:
-                raise ConfigError(f"{setting} has no effect on arrays without stimuli; leave it out")
-        arrays_in_memory = [each for each in files if isinstance(each, RecordedArrays)]
-        if kind == "mlem" or models or len(arrays_in_memory) < len(files):
-            raise ConfigError("stimuli is missing: a table that has a row for each row of the states")
-        stimuli = numbered_rows(arrays_in_memory[0])
-    made: dict[str, Any] = {"data": text_config(texts, parts["data"]), "store": store, **parts[""]}
-    if kind == "stitch":
-        opened: dict[str, Any] = {f.name: None if is_open(f) else default_of(f) for f in fields(StitchConfig)}
-        made["stitch"] = StitchConfig(**opened | parts["stitch"])
-        schema: Any = StitchJob
-    else:
-        made["measure"] = part_named("measure", kind, parts["measure"])
-        made["stimuli"] = stimuli_config(stimuli, parts["stimuli"])
-        schema = plugins.instrument(measure_module(kind)).config
-    configs = model_configs(models, parts["model"])
-    # The model beside recordings is the target, unless it comes before the only one.
-    is_first = len(files) == 1 and is_model(next(iter(named.values())))
-    alone = files and len(configs) < 2 and not is_first
-    made |= {"activations": files} if files else {}
-    made |= dict(zip(["target"] if alone else ["model", "target"], [*configs, *configs[-1:]], strict=False))
-    config = open_job(schema, **made)
-    keys = [*settings, *(name for name, each in (("data", texts), ("stimuli", stimuli)) if each is not None)]
-    keys += ["target"] if len(set(map(id, models.values()))) > 1 else []
-    if alone:
-        keys = [key.replace("model.", "target.") for key in keys]
-    check_read(keys, config)
-    return run_job(config, shown=False)
-
-
-@contextlib.contextmanager
-def naming(keywords: Iterable[str]) -> Iterator[None]:
-    """Let errors call the settings of a job by the keywords of a function."""
-    try:
-        yield
-    except ThinkalikeError as error:
-        said = re.sub(
-            rf"\b(?:(?:stitch|measure|data|stimuli)\.({'|'.join(keywords)})|model\.(site|head))\b", r"\1\2", str(error)
-        )
-        said = re.sub(r"\bdata\.files\b", "texts", re.sub(r"\bdata=", "texts=", said))
-        error.args = (re.sub(r"\bmodel@target=", "target=", said),)
-        raise
-
-
-def _plain(value: Any) -> Any:
-    """Return a setting as configurations have it: lists for tuples and arrays, dictionaries, text for paths.
-
-    A TypeError names the type of a value that no configuration can have.
-    """
-    if hasattr(value, "tolist"):  # of NumPy, torch and pandas, whose comparisons are arrays
-        return _plain(value.tolist())
-    if isinstance(value, Mapping):
-        return {_plain(name): _plain(each) for name, each in value.items()}
-    if isinstance(value, os.PathLike):
-        return os.fspath(value)
-    if value is None or isinstance(value, str | bool | int | float):
-        return value
-    if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray | memoryview):
-        return [_plain(each) for each in value]
-    raise TypeError(type(value).__name__)
+rsa = _rsa_function(Rsa)

@@ -359,7 +359,7 @@ def recording_name(recording: str | RecordedArrays) -> str:
 def _with_settings(config: ModelConfig, sharing: Sequence[ModelConfig]) -> str:
     """Return a label with the settings by which a model differs from others of the same label, in brackets."""
     values = {name: str(value) for name, value in vars(config).items()  # a site without heads says enough
-              if name not in UNNAMED and any(getattr(each, name, value) != value for each in sharing)
+              if name not in UNNAMED and any(_setting(each, name, value) != value for each in sharing)
               and (name, value) != ("head", None)}  # fmt: skip
     own = label(config)
     if isinstance(config, LoadedModelConfig):
@@ -370,6 +370,13 @@ def _with_settings(config: ModelConfig, sharing: Sequence[ModelConfig]) -> str:
         if all(each.name == "local" for each in sharing):
             own = values.pop("path")
     return f"{own}[{','.join(f'{name}={value}' for name, value in values.items())}]" if values else own
+
+
+def _setting(config: ModelConfig, name: str, default: Any) -> Any:
+    """Return a setting of a model, of which one in memory has a digest in place of a path."""
+    if name == "path" and isinstance(config, LoadedModelConfig):
+        return config.digest
+    return getattr(config, name, default)
 
 
 def _place(config: ModelConfig) -> str:
