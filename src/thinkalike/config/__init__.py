@@ -1,4 +1,4 @@
-"""Configuration: `thinkalike.config.compose` alone imports hydra and omegaconf, to read command lines."""
+"""Configuration: `thinkalike.config.compose` alone imports Hydra, to read command lines."""
 
 from __future__ import annotations
 

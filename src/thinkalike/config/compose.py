@@ -1,4 +1,4 @@
-"""From `conf/` and overrides to a configuration dataclass.
+"""From `conf/` and overrides to a configuration dataclass: the one module that imports Hydra and OmegaConf.
 
 Hydra composes the files of `conf/`, those of the user's folders, and what `Options` answers. What a command line leaves
 open is None there; `completed` decides it for the parts that a job reads, and the dataclasses check what comes out.
@@ -14,13 +14,14 @@ import re
 import shlex
 import sys
 import threading
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from functools import cache, reduce
 from pathlib import Path
 from typing import Any, ClassVar, get_type_hints
 from unittest.mock import patch
 
+import hydra
 import hydra._internal.hydra
 import hydra.conf
 import hydra.core.override_parser.overrides_parser
@@ -28,21 +29,26 @@ import yaml
 from hydra import compose, initialize_config_dir
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.config_repository import CachingConfigRepository, ConfigRepository
+from hydra._internal.core_plugins.basic_launcher import BasicLauncherConf
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeperConf
+from hydra._internal.utils import get_args_parser as get_args_parser
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.default_element import GroupDefault, ResultDefault
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.overrides_visitor import HydraOverrideVisitor
 from hydra.core.override_parser.types import ChoiceSweep, Override
 from hydra.core.plugins import Plugins
 from hydra.core.utils import JobRuntime
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from hydra.experimental.callback import Callback as Callback
+from hydra.grammar.gen.OverrideParser import OverrideParser
 from hydra.plugins.config_source import ConfigResult, ConfigSource
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from hydra.version import VersionBase
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 from yaml import YAMLError
 
@@ -67,12 +73,13 @@ from thinkalike.config.options import (
 from thinkalike.config.parts import HOW_IT_RUNS, AnalyzeConfig, JobConfig, MeasureConfig, ModelConfig
 from thinkalike.config.schema import extended, made, unknown
 from thinkalike.config.written import (
-    NumbersAsWritten,
     NumberTexts,
     Place,
+    WrittenFloat,
+    WrittenInt,
     drop_texts,
     restore_texts,
-    take_texts,
+    taken_texts,
     texts_of_yaml,
 )
 from thinkalike.errors import LONGEST, ConfigError, ThinkalikeError, chain, flat, nearest, one_line, one_of, short
@@ -110,6 +117,29 @@ MOST_BITS = 1024  # of an integer in a file, as no float is larger; Python refus
 REFERENCE_COST = 200  # letters that OmegaConf reads while it looks up one ${...}, each time anew
 INNERMOST = re.compile(r"\$\{([^${}]*)\}")  # ${...} with no other inside
 RESOLVERS = ("oc.env", "oc.decode", "now", "hydra")  # which return no more than they are given
+
+
+class NumbersAsWritten(HydraOverrideVisitor):
+    """Reads overrides as Hydra does, with numbers that remember their text, also through the values of a sweep.
+
+    A key that a dictionary has twice is refused; Hydra drops the first of the two values.
+    """
+
+    def visitDictContainer(self, context: Any) -> Any:
+        settings = super().visitDictContainer(context)
+        pairs = [child for child in context.getChildren() if isinstance(child, OverrideParser.DictKeyValuePairContext)]
+        if len(settings) < len(pairs):
+            raise HydraException(f"{short(context.getText())} has one key twice")
+        return settings
+
+    def visitPrimitive(self, context: Any) -> Any:
+        value: Any = super().visitPrimitive(context)
+        text = context.getText().strip()
+        if type(value) not in (int, float) or str(value) == text:
+            return value
+        written = WrittenInt(value) if isinstance(value, int) else WrittenFloat(value)
+        written.text = text
+        return written
 
 
 class Options(ConfigSource):
@@ -313,7 +343,9 @@ class Loader(ConfigLoaderImpl):
             _check_key(override)
             _check_option(override.key_or_group, override.value())
             self.given_keys.add(override.key_or_group)
-            self.given_texts.update(take_texts(override))
+            # OmegaConf holds no subclass of a number, so the override has plain ones from now on
+            override._value, texts = taken_texts(override._value, override.key_or_group)
+            self.given_texts.update(texts)
         repository = FewLoads(self.files)
         self._process_config_searchpath(config_name, parsed, repository)
         return parsed, repository
@@ -1067,6 +1099,49 @@ def _keys(node: Any, start: str = "") -> Iterator[str]:
         yield f"{start}{key}"
         if OmegaConf.is_dict(inner := OmegaConf.select(node, str(key), throw_on_resolution_failure=False)):
             yield from _keys(inner, f"{start}{key}.")
+
+
+@dataclasses.dataclass(frozen=True)
+class Called:
+    """What Hydra knows of the job of a command line.
+
+    Attributes:
+        overrides: its words.
+        choices: by group the option that is chosen, or None.
+        has_values_to_try: whether a file gives values for a sweep.
+        has_launcher: whether another launcher than Hydra's own is chosen.
+        number: which job of a sweep it is, from 0.
+    """
+
+    overrides: list[str]
+    choices: Mapping[str, Any]
+    has_values_to_try: bool
+    has_launcher: bool
+    number: int
+
+
+def called() -> Called:
+    """Return what Hydra knows of the job that runs now; `number` is that of a sweep alone."""
+    hydra_config = HydraConfig.get()
+    return Called(
+        overrides=list(hydra_config.overrides.task),
+        choices=hydra_config.runtime.choices,
+        has_values_to_try=bool(hydra_config.sweeper.get("params")),
+        has_launcher=hydra_config.launcher != {"_target_": BasicLauncherConf._target_},
+        number=int(OmegaConf.select(hydra_config, "job.num", default=0, throw_on_missing=False) or 0),
+    )
+
+
+def hydra_main(name: str, task: Callable[[DictConfig], Any]) -> Callable[[], None]:
+    """Return what reads the command line of this process by Hydra, and does the task with each of its jobs."""
+    return hydra.main(version_base=None, config_path=str(CONF), config_name=name)(task)
+
+
+def use_folder(composed: DictConfig, folder: str) -> None:
+    """Let a sweep, and the jobs that it composes, write into a folder."""
+    with read_write(composed.hydra):
+        composed.hydra.sweep.dir = folder
+        composed.hydra.overrides.hydra.append(f"hydra.sweep.dir='{folder}'")
 
 
 def command_line() -> str:
