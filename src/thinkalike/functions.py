@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any, ParamSpec, Protocol, overload
+from typing import Any, ParamSpec, Protocol, overload, runtime_checkable
 
 from torch import Tensor
 
@@ -50,12 +50,18 @@ def _declare(function: Any, job: Any, parameters: list[inspect.Parameter]) -> No
 
 
 stitch = function_of(Stitch)
+"""Run a job of `thinkalike.jobs.Stitch`, which declares the arguments."""
 compare = function_of(Compare)
+"""Run a job of `thinkalike.jobs.Compare`, which declares the arguments."""
 mlem = function_of(Mlem)
+"""Run a job of `thinkalike.jobs.Mlem`, which declares the arguments."""
 diff = function_of(Diff)
+"""Run a job of `thinkalike.jobs.Diff`, which declares the arguments."""
 trajectory = function_of(Trajectory)
+"""Run a job of `thinkalike.jobs.Trajectory`, which declares the arguments."""
 
 
+@runtime_checkable
 class RsaFunction(Protocol[Q]):
     """Of arrays a matrix, and of models or arrays on stimuli a result."""
 
@@ -108,3 +114,4 @@ def _rsa_function(job: Callable[Q, Job]) -> RsaFunction[Q]:
 
 
 rsa = _rsa_function(Rsa)
+"""Run a job of `thinkalike.jobs.Rsa`, which declares the arguments; of arrays without stimuli, give their matrix."""

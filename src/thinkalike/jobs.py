@@ -27,10 +27,10 @@ from torch import Tensor
 from thinkalike import plugins
 from thinkalike.arguments import check_rows, checked_numbers
 from thinkalike.config import ModelConfig, measure_module, measure_schema, part_named
-from thinkalike.config.options import open_job
+from thinkalike.config.options import open_job, unset_settings
 from thinkalike.config.parts import AnalyzeConfig, DataConfig, StimuliConfig
 from thinkalike.config.recorded import RecordedArrays
-from thinkalike.config.schema import default_of, is_open
+from thinkalike.config.schema import made
 from thinkalike.errors import ConfigError, ThinkalikeError, checked_path
 from thinkalike.global_state import isolated
 from thinkalike.inputs import (
@@ -494,8 +494,7 @@ def configuration(job: Job, does: str) -> Any:
     }
     if isinstance(job, Stitch):
         schema: Any = StitchJob
-        unset = {item.name: None if is_open(item) else default_of(item) for item in fields(StitchConfig)}
-        parts["stitch"] = StitchConfig(**unset | settings["stitch"])
+        parts["stitch"] = made(StitchConfig, unset_settings(StitchConfig) | settings["stitch"], "stitch.")
     else:
         schema = plugins.instrument(measure_module(does)).config
         parts["measure"] = part_named("measure", does, settings["measure"])

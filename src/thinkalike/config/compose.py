@@ -1128,7 +1128,7 @@ def called() -> Called:
         choices=hydra_config.runtime.choices,
         has_values_to_try=bool(hydra_config.sweeper.get("params")),
         has_launcher=hydra_config.launcher != {"_target_": BasicLauncherConf._target_},
-        number=int(OmegaConf.select(hydra_config, "job.num", default=0, throw_on_missing=False) or 0),
+        number=0 if OmegaConf.is_missing(hydra_config.job, "num") else hydra_config.job.num,
     )
 
 

@@ -319,7 +319,7 @@ class JobConfig(Checked):
     logger: LoggerConfig = field(default_factory=LoggerConfig, metadata=NOT_IN_KEY)
     threads: int | None = ranged(None, least=1, most=1024, in_key=False)  # CPU threads; null: torch's default
     seed: int = ranged(0, least=0, most=SEEDS)  # of all that is drawn at random
-    # the folder that results go to; None, in Python alone: the result stays in memory
+    # the folder that results go to; null, in Python alone: the result stays in memory
     store: Annotated[FilePath, AfterValidator(_of_one_line)] | None = not_in_key("results")
     force: bool = not_in_key(False)  # do a finished job again
     wait: bool = not_in_key(True)  # for another process that is at the same job; false refuses

@@ -208,6 +208,7 @@ class Planned:
             return contextlib.nullcontext()
         from thinkalike.loggers import tracked
 
+        assert isinstance(self.job, Job), "a job without a store has no logger"
         return tracked(self.config.logger, self.job, self.inputs, settings)
 
     def write(self, work: Work, outcome: Outcome, took: Mapping[str, Any]) -> Result:
