@@ -19,10 +19,10 @@ from thinkalike.config import (
     TrainConfig,
     TrainerConfig,
     compose_job,
+    key_settings,
     measure_schema,
-    not_in_key,
     options,
-    relevant,
+    setting,
 )
 from thinkalike.config.compose import compose_open_job, keys_of, with_quoted_paths
 from thinkalike.config.parts import chosen_scale
@@ -304,7 +304,7 @@ def test_a_source_that_is_chosen_is_the_name_of_the_text(source):
 class _Inner:
     rate: float = 1.0
     layers: list = dataclasses.field(default_factory=lambda: [0])
-    folder: str = not_in_key("here")
+    folder: str = setting("here", in_key=False)
 
 
 @dataclasses.dataclass
@@ -313,11 +313,11 @@ class _Outer:
     inner: _Inner = dataclasses.field(default_factory=_Inner)
 
 
-def test_what_is_relevant_is_no_default_and_can_change_numbers():
-    assert relevant(_Outer("a")) == {"name": "a"}
-    assert relevant(_Outer("a", _Inner(folder="there"))) == {"name": "a"}
+def test_what_enters_a_key_is_no_default_and_can_change_numbers():
+    assert key_settings(_Outer("a")) == {"name": "a"}
+    assert key_settings(_Outer("a", _Inner(folder="there"))) == {"name": "a"}
     changed = {"rate": 2.0, "layers": [0, 1]}
-    assert relevant(_Outer("a", _Inner(**changed, folder="there"))) == {"name": "a", "inner": changed}
+    assert key_settings(_Outer("a", _Inner(**changed, folder="there"))) == {"name": "a", "inner": changed}
 
 
 IMPOSSIBLE = [  # by the key that the message names; test_ranges.py has the ranges of all numbers

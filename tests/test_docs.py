@@ -19,7 +19,7 @@ from pages import script
 from thinkalike.cli import as_analysis
 from thinkalike.config import CONF, MEASURES, TASKS, TrainConfig, instrument, measure_schema, options
 from thinkalike.config.compose import _keys
-from thinkalike.config.options import GROUPS, folder_node, schema_node, unset_settings
+from thinkalike.config.groups import GROUPS, folder_node, schema_node, unset_settings
 from thinkalike.errors import ConfigError
 from thinkalike.listing import Query
 from thinkalike.plugins import conf_folders

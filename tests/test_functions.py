@@ -24,7 +24,7 @@ import tiny
 from conftest import with_slow
 from thinkalike import jobs, load_model, measures, open_result
 from thinkalike.config import AnalyzeConfig, DataConfig, ModelConfig, StimuliConfig, measure_schema
-from thinkalike.config.schema import default_of, is_open
+from thinkalike.config.schema import initial_of
 from thinkalike.errors import (
     ConfigError,
     DataError,
@@ -137,7 +137,7 @@ def test_keywords_are_settings_with_their_defaults(name):
             own = {"model": ModelConfig, "stitch": StitchConfig, "data": DataConfig, "stimuli": StimuliConfig, "": root}
             schema = measure_schema(kind) if part == "measure" else own[part]
             found += [item for item in fields(schema) if item.name == setting]
-        usual = [None if is_open(item) else default_of(item) for item in found]
+        usual = [initial_of(item) for item in found]
         plain = jobs._plain(default)
         differ = any(each != usual[0] for each in usual)
         fits = [plain == each or (default is None and (differ or isinstance(each, list | dict))) for each in usual]

@@ -16,7 +16,7 @@ import tiny
 from thinkalike import Compare, Diff, Job, Loss, Mlem, Rsa, Trajectory, jobs, load_model, run
 from thinkalike.config import options
 from thinkalike.config.compose import _option, hydra_ready
-from thinkalike.config.options import option
+from thinkalike.config.groups import option
 from thinkalike.errors import ConfigError, StoreError
 
 SRC = Path(thinkalike.__file__).parents[1]

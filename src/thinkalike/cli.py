@@ -48,7 +48,7 @@ from thinkalike.config.compose import (
     use_folder,
     with_quoted_paths,
 )
-from thinkalike.config.options import reading_options
+from thinkalike.config.groups import reading_options
 from thinkalike.errors import (
     ConfigError,
     ResourceError,
@@ -298,8 +298,8 @@ def _done(composed: DictConfig) -> list[Any]:
     if config.trainer.strategy == "ddp" and SHARED in os.environ:  # each process would begin the whole sweep
         raise ConfigError("trainer=ddp does not go with -m: start each such job by itself")
     with watched(), doing("starting", steps_aside=True), contextlib.suppress(ShareDone):
-        from thinkalike.job.instrument import asked_for, check_read, warn_of_unread  # torch takes seconds to import
-        from thinkalike.job.performing import called_by, may_take_long, run_jobs
+        from thinkalike.job.performing import called_by, may_take_long, run_jobs  # torch takes seconds to import
+        from thinkalike.job.settings import asked_for, check_read, warn_of_unread
 
         check_read(keys_of(overrides), config)
         warn_of_unread(files, config)

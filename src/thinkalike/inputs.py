@@ -27,6 +27,7 @@ from torch import Tensor, nn
 
 from thinkalike.arguments import shown, tensor_of
 from thinkalike.config import DataConfig, ModelConfig, StimuliConfig, options, part_named
+from thinkalike.config.groups import option
 from thinkalike.config.in_memory import (
     LoadedModelConfig,
     Records,
@@ -35,7 +36,6 @@ from thinkalike.config.in_memory import (
     TextInMemory,
     loaded_model_config,
 )
-from thinkalike.config.options import option
 from thinkalike.config.recorded import RecordedArrays
 from thinkalike.config.schema import made
 from thinkalike.data.recordings import IDS, ONLY, RUNS

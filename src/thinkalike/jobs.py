@@ -27,7 +27,7 @@ from torch import Tensor
 from thinkalike import plugins
 from thinkalike.arguments import check_rows, checked_numbers
 from thinkalike.config import ModelConfig, measure_module, measure_schema, part_named
-from thinkalike.config.options import open_job, unset_settings
+from thinkalike.config.groups import open_job, unset_settings
 from thinkalike.config.parts import AnalyzeConfig, DataConfig, StimuliConfig
 from thinkalike.config.recorded import RecordedArrays
 from thinkalike.config.schema import made

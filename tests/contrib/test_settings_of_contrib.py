@@ -14,6 +14,7 @@ from conftest import composed
 from thinkalike.config import MEASURES, ModelConfig, compose_job, measure_schema, options
 from thinkalike.config.compose import compose_open_job, keys_of
 from thinkalike.config.parts import model_settings
+from thinkalike.config.schema import declared_of
 from thinkalike.contrib import CONF
 from thinkalike.contrib.populations.config import (
     NLIConfig,
@@ -256,7 +257,7 @@ SCHEMAS |= {f"measure={kind}": measure_schema(kind) for kind in OF_CONTRIB}
 
 def test_every_number_of_every_schema_has_a_range():
     fields = [(name, item) for name, schema in SCHEMAS.items() for item in test_ranges.numbers(schema)]
-    assert [f"{name}: {item.name}" for name, item in fields if "range" not in item.metadata] == []
+    assert [f"{name}: {item.name}" for name, item in fields if declared_of(item).range is None] == []
     assert len(fields) > 60, "control"
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from thinkalike.config.options import CONF, measure_schema, model_named, options, part_named, settings_of
+from thinkalike.config.groups import CONF, measure_schema, model_named, options, part_named, settings_of
 from thinkalike.config.parts import (
     RUNS,
     AnalyzeConfig,
     DataConfig,
+    JobConfig,
     LoggerConfig,
     MeasureConfig,
     ModelConfig,
@@ -17,7 +18,7 @@ from thinkalike.config.parts import (
     TrainConfig,
     TrainerConfig,
 )
-from thinkalike.config.schema import left_open, not_in_key, ranged, relevant
+from thinkalike.config.schema import SettingValues, key_settings, setting
 from thinkalike.plugins import MEASURES, SUBJECTS, TASKS, instrument, measure_module
 
 
@@ -38,7 +39,7 @@ def compose_job(entry_point: str, overrides: Iterable[str], **parts: Any) -> Any
     return compose_trusted_job(entry_point, overrides, **parts)
 
 
-__all__ = ["CONF", "MEASURES", "RUNS", "SUBJECTS", "TASKS", "AnalyzeConfig", "DataConfig", "LoggerConfig",
-           "MeasureConfig", "ModelConfig", "StimuliConfig", "TrainConfig", "TrainerConfig", "compose_job", "instrument",
-           "left_open", "measure_module", "measure_schema", "model_named", "not_in_key", "options", "part_named",
-           "ranged", "relevant", "settings_of"]  # fmt: skip
+__all__ = ["CONF", "MEASURES", "RUNS", "SUBJECTS", "TASKS", "AnalyzeConfig", "DataConfig", "JobConfig", "LoggerConfig",
+           "MeasureConfig", "ModelConfig", "SettingValues", "StimuliConfig", "TrainConfig", "TrainerConfig",
+           "compose_job", "instrument", "key_settings", "measure_module", "measure_schema", "model_named", "options",
+           "part_named", "setting", "settings_of"]  # fmt: skip

@@ -52,7 +52,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 from yaml import YAMLError
 
-from thinkalike.config.options import (
+from thinkalike.config.groups import (
     CONF,
     GROUPS,
     LISTS,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import pandas as pd
 from torch import Tensor
 
-from thinkalike.config import AnalyzeConfig, MeasureConfig, ModelConfig, ranged
+from thinkalike.config import AnalyzeConfig, MeasureConfig, ModelConfig, SettingValues, setting
 from thinkalike.config.parts import CONTEXT
 from thinkalike.data.recordings import recording_fingerprint
 from thinkalike.data.stimuli import Stimuli
@@ -35,7 +35,7 @@ WORDS = 8  # tokens of a sentence of the grammars, about
 DistanceName = Literal["euclidean", "cosine", "correlation", "manhattan", "norm_difference"]
 
 
-class OfStimuli(Instrument):
+class OfStimuli(Instrument[AnalyzeConfig]):
     """What measures of stimuli have in common: `activations` takes the place of `model`."""
 
     takes_activations: ClassVar[bool] = True
@@ -44,8 +44,8 @@ class OfStimuli(Instrument):
     def inputs(self, config: AnalyzeConfig) -> Mapping[str, Any]:
         return stimuli_inputs(config)
 
-    def with_unread_reset(self, config: AnalyzeConfig) -> AnalyzeConfig:
-        return config.without_model() if config.activations else config
+    def unread(self, config: AnalyzeConfig) -> SettingValues:
+        return config.unread_beside_recordings() if config.activations else {}
 
     def passes(self, config: AnalyzeConfig, shapes: Shapes) -> Sequence[Passes]:
         return sentence_passes(config, shapes)
@@ -85,7 +85,7 @@ class DistanceConfig(MeasureConfig):
     distance: DistanceName = "euclidean"
     embed: bool = False  # also the site before block 0
     massive: Literal["drop", "keep"] = "drop"  # the stimuli whose long states decide some layer
-    skip_first: int = ranged(0, least=0, most=CONTEXT)  # words of every text that are left out
+    skip_first: int = setting(0, least=0, most=CONTEXT)  # words of every text that are left out
 
 
 def sentence_groups(stimuli: Stimuli) -> Tensor | None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from thinkalike import figures
-from thinkalike.config import AnalyzeConfig, ranged
+from thinkalike.config import AnalyzeConfig, SettingValues, setting
 from thinkalike.data.stimuli import Stimuli
 from thinkalike.errors import ConfigError, DataError
 from thinkalike.instruments import of_stimuli
@@ -49,10 +49,12 @@ class RSAConfig(DistanceConfig):
 
     kind: str = "rsa"
     distance: Literal[DistanceName, "crossnobis"] = "euclidean"  # type: ignore[assignment]
-    permutations: int = ranged(0, least=0, most=10**6)  # of sentences, in Mantel's test; 0: no p-values
+    # of sentences, in Mantel's test; 0: no p-values
+    permutations: int = setting(0, least=0, most=10**6)
     comparator: Literal["spearman", "tau_a", "corr", "cosine", "corr_cov", "cosine_cov"] = "spearman"
     noise: Literal["shrinkage", "diagonal", "none"] = "shrinkage"  # of distance=crossnobis
-    resamples: int = ranged(1000, least=0, most=10**6)  # of subjects and stimuli; 0: intervals are over subjects alone
+    # of subjects and stimuli; 0: intervals are over subjects alone
+    resamples: int = setting(1000, least=0, most=10**6)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -60,9 +62,9 @@ class RSAConfig(DistanceConfig):
             found = f"measure.comparator={self.comparator} compares squared Euclidean distances, not manhattan ones"
             raise ConfigError(f"{found}; choose measure.comparator=corr or another distance")
 
-    @property
-    def unused(self) -> Collection[str]:
-        return () if self.distance == "crossnobis" else {"noise"}
+    def settings_read(self) -> frozenset[str]:
+        read = super().settings_read()
+        return read if self.distance == "crossnobis" else read - {"noise"}
 
 
 def layer_distances(side: StimulusStates, measure: Any) -> list[NeuralDistances]:
@@ -92,16 +94,20 @@ class RSA(OfStimuli, kind="rsa", version=6, reads=("model", "target", "layers", 
     """Compares all layers of `model`, and of `model@target` if that is another, with all of them."""
 
     of_models: ClassVar[str] = "pairs"
-    unread: ClassVar[dict[str, int]] = {"resamples": RSAConfig.resamples}
 
-    def with_unread_reset(self, config: AnalyzeConfig) -> AnalyzeConfig:
-        measure: Any = config.measure
+    def completed(self, config: AnalyzeConfig) -> AnalyzeConfig:
+        measure = config.measure_as(RSAConfig)
         if measure.distance == "crossnobis" and not config.activations:
             raise ConfigError("measure.distance=crossnobis needs runs of a recording; give activations=FILE")
-        return super().with_unread_reset(replace(config, measure=replace(measure, **self.unread)))
+        return super().completed(config)
+
+    def unread(self, config: AnalyzeConfig) -> SettingValues:
+        """Resamples are of subjects, and without them p is of permutations."""
+        of_others = {"permutations": 0} if config.subjects else {"resamples": RSAConfig.resamples}
+        return {**super().unread(config), **{f"measure.{name}": value for name, value in of_others.items()}}
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
-        measure: Any = config.measure
+        measure = config.measure_as(RSAConfig)
         stimuli: Stimuli = work.inputs["stimuli"]
         with work.phase("states"):
             (stimuli, sides), every = of_stimuli.states_of_sides(config, stimuli)

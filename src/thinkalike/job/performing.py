@@ -26,13 +26,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from thinkalike.config import AnalyzeConfig, ModelConfig, TrainConfig, relevant
+from thinkalike.config import AnalyzeConfig, ModelConfig, TrainConfig
 from thinkalike.config.parts import AFTER, chosen_scale
 from thinkalike.config.schema import as_settings
 from thinkalike.digests import versions_of
 from thinkalike.errors import ConfigError, ModelError, ResourceError, ThinkalikeError, chain, one_line, panicked
 from thinkalike.files import read_bytes
-from thinkalike.job.instrument import ONE_SITE, Instrument, Outcome, Work, asked_for, phase_of_all, readable
+from thinkalike.job.instrument import Instrument, Outcome, Work, phase_of_all, readable
+from thinkalike.job.settings import ONE_SITE, asked_for
 from thinkalike.plugins import check_trusted, digest, instrument_of, named_in
 from thinkalike.processes import Interrupted, ProcessGroup, counted, doing, rank, together
 from thinkalike.screen import aside
@@ -167,7 +168,7 @@ class Planned:
 
     instrument: Instrument
     config: Any
-    read: Any  # the configuration with every setting that the job ignores reset
+    read: Any  # the configuration of `Instrument.as_read`
     inputs: Mapping[str, Any]  # what it reads besides its settings
     contents: dict[str, str]  # the fingerprints of these
     entered: dict[str, Any]  # the settings that are in the key
@@ -249,9 +250,8 @@ def plan(instrument: Instrument, config: Any) -> Planned:
         raise ConfigError(f"budget={config.budget} is for a command line: choose layers and the amount of text here")
     config = instrument.completed(config)
     inputs = {**instrument.inputs(config), **instrument.prepare(config)}
-    read = instrument.with_unread_reset(config)
-    told = relevant(read).items()
-    entered = {name: part for name, part in told if name in instrument.reads and (part is not None or name == "ruler")}
+    read = instrument.as_read(config)
+    entered = instrument.key_settings(config)
     parts = [part for name, part in as_settings(read).items() if name in instrument.reads]
     plugins: dict[str, str] = {}
     for name in named_in(parts):

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from thinkalike import figures
+from thinkalike.config import SettingValues
 from thinkalike.config.parts import AFTER, MIDDLE, PROCESSES, TrainerConfig
 from thinkalike.errors import ConfigError, listed
 from thinkalike.job.instrument import LADDER, Instrument, Outcome, Work
@@ -220,7 +221,7 @@ def _less_training(stitch: StitchConfig, share: int, row: int, chosen: Collectio
 
 
 class Stitching(
-    Instrument,
+    Instrument[StitchJob],
     kind="stitching",
     version=21,
     config=StitchJob,
@@ -240,12 +241,12 @@ class Stitching(
             raise ConfigError(f"trainer.compile and trainer.recompute are of whole blocks: leave them out at {MIDDLE}")
         return super().inputs(config)
 
-    def with_unread_reset(self, config: StitchJob) -> StitchJob:
+    def unread(self, config: StitchJob) -> SettingValues:
         """Without training, of Lightning's settings only those of memory and processes are read."""
         if config.stitch.trained:
-            return config
-        read = {name: getattr(config.trainer, name) for name in ("memory", *PROCESSES)}
-        return replace(config, trainer=TrainerConfig(**read))
+            return {}
+        of_training = vars(TrainerConfig()).keys() - {"memory", *PROCESSES}
+        return {f"trainer.{name}": getattr(TrainerConfig(), name) for name in of_training}
 
     def passes(self, config: StitchJob, shapes: Shapes) -> list[Passes]:
         source, target = shapes["model"], shapes["target"]

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal
 import pandas as pd
 
 from thinkalike import figures
-from thinkalike.config import AnalyzeConfig, MeasureConfig, ModelConfig, ranged
+from thinkalike.config import AnalyzeConfig, MeasureConfig, ModelConfig, SettingValues, setting
 from thinkalike.config.schema import Numbers
 from thinkalike.data.documents import text_fingerprint
 from thinkalike.data.tables import read_stimuli
@@ -48,11 +48,11 @@ class TrajectoryConfig(MeasureConfig):
     steps: Literal["all"] | Numbers = "all"  # checkpoints by their steps
     checkpoints: str = "*"  # a pattern of their names, such as stage1-*
     train: list[str] = field(default_factory=list)  # words of task=pretrain: train this mini first; []: it is there
-    tokens: int = ranged(4096, least=64, most=10**8)  # of text that each checkpoint reads
+    tokens: int = setting(4096, least=64, most=10**8)  # of text that each checkpoint reads
     importance: bool = True  # of features by MLEM, beside accuracies of probes
-    folds: int = ranged(5, least=2, most=10**4)  # of the stimuli
-    least: int = ranged(20, least=2, most=10**9)  # stimuli of a level that is told apart
-    permutations: int = ranged(99, least=19, most=10**5)  # of labels, of the null of accuracies
+    folds: int = setting(5, least=2, most=10**4)  # of the stimuli
+    least: int = setting(20, least=2, most=10**9)  # stimuli of a level that is told apart
+    permutations: int = setting(99, least=19, most=10**5)  # of labels, of the null of accuracies
 
 
 class Trajectory(Instrument, kind="trajectory", version=4, reads=("model", "data", "measure", "stimuli", "seed")):
@@ -61,11 +61,11 @@ class Trajectory(Instrument, kind="trajectory", version=4, reads=("model", "data
     of_models: ClassVar[str] = "each"
     takes_sites: ClassVar[bool] = True
 
-    def with_unread_reset(self, config: AnalyzeConfig) -> AnalyzeConfig:
-        return replace(config, model=replace(config.model, revision=None))
+    def unread(self, config: AnalyzeConfig) -> SettingValues:
+        return {"model.revision": None}  # all checkpoints are read
 
     def models_of(self, config: AnalyzeConfig) -> Mapping[str, ModelConfig]:
-        measure: Any = config.measure
+        measure = config.measure_as(TrajectoryConfig)
         known = {} if measure.train else checkpoints_of(config.model, measure)
         return {"model": [config.model, *known.values()][-1]}
 
@@ -143,7 +143,7 @@ def training(config: AnalyzeConfig) -> Any:
     """Return the configuration of the job that trains the mini."""
     from thinkalike.config.compose import compose_inner_job  # imports Hydra
 
-    measure: Any = config.measure
+    measure = config.measure_as(TrajectoryConfig)
     words = [f"model={config.model.name}", *measure.train, f"store={config.store}", "logger=none"]
     job = compose_inner_job("train", ["task=pretrain", *words])
     job.threads = config.threads
@@ -152,7 +152,7 @@ def training(config: AnalyzeConfig) -> Any:
 
 def trained(config: AnalyzeConfig) -> ModelConfig:
     """Return the model whose checkpoints are read, trained first if `measure.train` says so."""
-    if not config.measure.train:  # type: ignore[attr-defined]
+    if not config.measure_as(TrajectoryConfig).train:
         return config.model
     job = training(config)
     folder = run_job(job, shown=False).folder / config.model.name

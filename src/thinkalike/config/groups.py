@@ -23,7 +23,7 @@ import yaml
 
 from thinkalike.config import parts
 from thinkalike.config.parts import AnalyzeConfig, JobConfig, MeasureConfig, ModelConfig, TrainConfig, model_settings
-from thinkalike.config.schema import Checked, default_of, extended, is_open, made
+from thinkalike.config.schema import Checked, extended, initial_of, made
 from thinkalike.errors import ConfigError, nearest, one_of, short
 from thinkalike.files import YAML_LOADER, is_folder
 from thinkalike.plugins import (
@@ -223,14 +223,14 @@ def _added(schema: Any, root: Any) -> Settings:
 
 @cache
 def unset_settings(schema: Any) -> Settings:
-    """Return the defaults of a schema, and None for what is left open."""
+    """Return the defaults of a schema, and None for what is left to the recipe."""
     hints = get_type_hints(schema)
     settings: Settings = {}
     for item in dataclasses.fields(schema):
         if dataclasses.is_dataclass(hints[item.name]):
             settings[item.name] = unset_settings(extended(hints[item.name]))
         else:
-            settings[item.name] = None if is_open(item) else default_of(item)
+            settings[item.name] = initial_of(item)
     return settings
 
 
