@@ -85,13 +85,10 @@ class Job:
     force: bool = False
 
     def __post_init__(self) -> None:
-        arguments = {name: value for name, value in vars(self).items() if value is not None}
-        for name, value in [*self.sides().items(), *arguments.items()]:
-            may_be_path = name in ("texts", "stimuli") or name in self.sides()
-            if name == "store" or (may_be_path and isinstance(value, str | os.PathLike)):
-                checked_path(name, value)
+        self._check_paths()
+        given = {name: value for name, value in vars(self).items() if value is not None}
         try:
-            vars(self).update(checked_numbers(type(self).__init__, arguments))
+            vars(self).update(checked_numbers(type(self).__init__, given))
         except ValueError as error:
             raise ConfigError(error) from None
         for name, default in self.defaults().items():
@@ -125,7 +122,17 @@ class Job:
                 given[name] = value
         return given
 
+    def _check_paths(self) -> None:
+        """Raise a ConfigError for a path that no file can have, of whatever may be one."""
+        may_be_paths = self.sides() | {name: getattr(self, name, None) for name in ("texts", "stimuli")}
+        for name, value in may_be_paths.items():
+            if isinstance(value, str | os.PathLike):
+                checked_path(name, value)
+        if self.store is not None:
+            checked_path("store", self.store)
+
     def _check_sides(self) -> None:
+        """Raise a ConfigError for a side that is neither a model nor states, or a table in another order of rows."""
         sides = self.sides()
         if not sides:
             raise ConfigError(f"{self.SIDES[0]} is empty: give a list of models or of arrays")

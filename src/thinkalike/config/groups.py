@@ -228,7 +228,8 @@ def unset_settings(schema: Any) -> Settings:
     settings: Settings = {}
     for item in dataclasses.fields(schema):
         if dataclasses.is_dataclass(hints[item.name]):
-            settings[item.name] = unset_settings(extended(hints[item.name]))
+            part: Any = extended(hints[item.name])
+            settings[item.name] = unset_settings(part)
         else:
             settings[item.name] = initial_of(item)
     return settings
