@@ -136,9 +136,10 @@ class UnkeptResult(Result):
 
     @property
     def files(self) -> list[str]:  # type: ignore[override]
-        """The names of the files that `save` would write beside result.json."""
+        """The names of the files that `save` would write, but for figures."""
         tables = [f"{name}.csv" for name in self.tables]
-        return sorted([*tables, "config.yaml", *(["arrays.npz"] if self.arrays else []), *self._tensors])
+        arrays = ["arrays.npz"] if self.arrays else []
+        return sorted(["config.yaml", "result.json", *tables, *arrays, *self._tensors])
 
     def fingerprint(self) -> str:
         """Return 16 digits of the SHA-256 of tables, arrays and stitches."""
