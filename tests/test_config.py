@@ -246,6 +246,10 @@ READ = [
     ("analyze", ["model@target=gpt2", "measure=cka", *RECORDED]),
     ("train", ["stitch.rank=4", "stitch=low_rank", "stitch.lr=0.1", "stitch.controls=true", "stitch.ridge=1"]),
     ("train", ["stitch.init=auto", "stitch=low_rank"]),
+    # What holds anyway is no error.
+    ("train", ["trainer.matmul=highest", "stitch=least_squares"]),
+    ("analyze", ["measure.resamples=1000", "measure=rsa"]),
+    ("analyze", ["layers=same", "measure=cka", *RECORDED]),
     ("train", ["hydra.run.dir=.", "threads=2", "trainer.log_every=3", "logger=none"]),
 ]
 

@@ -304,6 +304,24 @@ def test_what_is_opened_is_closed_also_when_a_job_fails(tmp_path):
     assert toy.calls == ["run", "closed"]
 
 
+class HalfRead(Toy, kind="half read", reads=("measure", "seed"), config=Config):
+    """Reads the size of its measure with the seed 0 alone."""
+
+    def unread(self, config):
+        return {"measure.size": 3} if config.seed else {}
+
+
+def test_what_a_job_does_not_read_changes_no_key():
+    def made(size, seed):
+        return Config(measure=ToyMeasure(size=size), seed=seed)
+
+    kind = HalfRead()
+    assert "measure.size" in kind.settings_read(made(5, seed=0))
+    assert "measure.size" not in kind.settings_read(made(5, seed=1))
+    assert kind.key_settings(made(5, seed=1)) == kind.key_settings(made(6, seed=1)) == {"seed": 1}
+    assert kind.key_settings(made(5, seed=0)) == {"measure": {"size": 5}}, "control"
+
+
 NEUTRAL = {
     "store", "force", "screen", "wait", "logger.kind", "logger.project", "logger.entity", "logger.group", "data.cache",
     "model.device_map", "target.device_map", "data.group",

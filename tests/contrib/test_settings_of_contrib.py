@@ -137,7 +137,9 @@ UNREAD = [  # the key is the first override
     ("analyze", ["population.size=30", "measure=population", "population=feather-berts"]),
     ("analyze", ["model=gpt2", "measure=population"]),
     ("analyze", ["activations=a.npz", "experiment=salle2024/figure_s5", "scale=mini"]),
+    ("analyze", ["measure.massive=drop", "experiment=salle2024/figure3", "scale=mini"]),  # its jobs keep all words
     ("train", ["stitch.steps=3", "task=nli", "model=bert-mini"]),
+    ("train", ["pairs.heuristic=subsequence", "task=nli", "model=bert-mini"]),  # all parts are reported
     ("train", ["target.dtype=bfloat16", "task=sae"]),
     ("train", ["sae.source=gpt2-mini", "task=sae"]),
     ("train", ["model.index=77"]),

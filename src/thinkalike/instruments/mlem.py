@@ -96,13 +96,14 @@ class FeatureProfiles(
 
     def inputs(self, config: AnalyzeConfig) -> Mapping[str, Any]:
         inputs = super().inputs(config)
-        measure, stimuli = config.measure, inputs["stimuli"]
-        for name in [measure.given, *itertools.chain.from_iterable(measure.interactions)]:  # type: ignore[attr-defined]
-            if name not in (None, *stimuli.names):
+        measure = config.measure_as(MLEMConfig)
+        stimuli = inputs["stimuli"]
+        for name in [measure.given, *itertools.chain.from_iterable(measure.interactions)]:
+            if name is not None and name not in stimuli.names:
                 raise DataError(f"{stimuli.source} has no feature {name}; {nearest(name, stimuli.names)}")
         _check_differences(measure, stimuli, is_folded=config.recipe != "paper")  # which divides pairs
         alone = len(stimuli.groups.unique()) == len(stimuli)
-        if measure.null and not alone and _groups(config, stimuli) is None:  # type: ignore[attr-defined]
+        if measure.null and not alone and _groups(config, stimuli) is None:
             raise ConfigError("measure.null moves whole sentences: it needs measure.together=sentence, recipe=stimuli")
         return inputs
 
@@ -196,7 +197,7 @@ class FeatureProfiles(
             show_text(f"{sentence}.")
 
 
-def _check_differences(measure: Any, stimuli: Stimuli, *, is_folded: bool) -> None:
+def _check_differences(measure: MLEMConfig, stimuli: Stimuli, *, is_folded: bool) -> None:
     """Refuse stimuli too few for folds, and a feature that differs in all pairs alike: it has no weight."""
     fewest = FEWEST_PER_FOLD * measure.folds
     if len(measure.alphas) > 1:  # chosen by folds of the stimuli that are not held out
@@ -293,7 +294,7 @@ def _given_words(
         identities = pd.Categorical(pd.Series(stimuli.words).str.casefold())
         kinds = {**stimuli.kinds, word: "nominal"}
         beside = replace(stimuli, features=stimuli.features.assign(**{word: identities}), kinds=kinds)
-        measure = replace(config.measure, given=word, null=0, interactions=[])  # type: ignore[call-arg]
+        measure = replace(config.measure_as(MLEMConfig), given=word, null=0, interactions=[])
         _, importance = fit_profiles(replace(config, measure=measure), beside, sides)
         estimate = importance.profile()
         for feature in varying:

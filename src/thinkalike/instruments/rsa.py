@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import pandas as pd
@@ -68,17 +68,17 @@ class RSAConfig(DistanceConfig):
         return read if self.distance == "crossnobis" else read - {"noise"}
 
 
-def layer_distances(side: StimulusStates, measure: Any) -> list[NeuralDistances]:
+def layer_distances(side: StimulusStates, measure: DistanceConfig) -> list[NeuralDistances]:
     """Return the distances of stimuli in each layer; a model, which has no noise, has no crossnobis ones.
 
     Raises:
         DataError: crossnobis distances are asked for, and a recording has one run, or no inverse of its noise.
         ValueError: see `NeuralDistances`.
     """
-    if measure.distance != "crossnobis" or not side.runs:
-        distance = "euclidean" if measure.distance == "crossnobis" else measure.distance
-        named = zip(side.layers, side.states, strict=True)
-        return [NeuralDistances.of(states, distance, f"{side.name} {layer}") for layer, states in named]
+    if not isinstance(measure, RSAConfig) or measure.distance != "crossnobis":
+        return _distances_of_states(side, measure.distance)
+    if not side.runs:
+        return _distances_of_states(side, "euclidean")
     found = []
     for layer, runs in zip(side.layers, side.runs, strict=True):
         if len(runs) < 2:
@@ -89,6 +89,11 @@ def layer_distances(side: StimulusStates, measure: Any) -> list[NeuralDistances]
             message = str(error).replace("noise=", "measure.noise=")
             raise DataError(f"{side.origin['name']}: {layer}: {message}") from error
     return found
+
+
+def _distances_of_states(side: StimulusStates, distance: str) -> list[NeuralDistances]:
+    named = zip(side.layers, side.states, strict=True)
+    return [NeuralDistances.of(states, distance, f"{side.name} {layer}") for layer, states in named]
 
 
 class RSA(OfStimuli, kind="rsa", version=6, reads=("model", "target", "layers", "measure", "stimuli", "seed")):
@@ -186,11 +191,11 @@ class RSA(OfStimuli, kind="rsa", version=6, reads=("model", "target", "layers", 
             show_text(f"Over pairs of one word: {left}.")
 
 
-def _distances(sides: Sequence[StimulusStates], measure: Any) -> list[NeuralDistances]:
+def _distances(sides: Sequence[StimulusStates], measure: RSAConfig) -> list[NeuralDistances]:
     return [layer for side in sides for layer in layer_distances(side, measure)]
 
 
-def _p_values(layers: Sequence[NeuralDistances], measure: Any, seed: int, stimuli: Stimuli) -> dict[str, Tensor]:
+def _p_values(layers: Sequence[NeuralDistances], measure: RSAConfig, seed: int, stimuli: Stimuli) -> dict[str, Tensor]:
     """Return p and p_of_largest of every two layers, and log a warning of too few sentences."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
 from thinkalike.config import (
@@ -23,7 +23,7 @@ from thinkalike.config import (
 )
 from thinkalike.config.groups import completed
 from thinkalike.config.parts import HOW_IT_RUNS
-from thinkalike.config.schema import value_at
+from thinkalike.config.schema import default_of, value_at
 from thinkalike.errors import ConfigError, flat, listed, short
 from thinkalike.job.instrument import OF_EVERY_JOB, OF_SITES, REPORT_TEXT, Instrument
 from thinkalike.plugins import instrument, instrument_of, measure_module
@@ -53,12 +53,23 @@ class ReadingJob:
         chosen = instrument_of(config) if kind is None else kind
         return cls(chosen, config, chosen.settings_read(config))
 
-    def reads(self, key: str) -> bool:
-        """Return whether the job reads what its configuration has for a key; null gives no value, and is no error."""
-        if key_of_setting(key) in self.read:
-            return True
-        is_null = "." in key and value_at(self.config, key_of_setting(key)) is None
-        return is_null and key.partition(".")[0] in self.read
+    def reads(self, key: str, given: JobSettings) -> bool:
+        """Return whether the job reads the value that a configuration gives for a key.
+
+        A job inside an experiment may have another value than is given, and then it does not read it. What holds
+        anyway is no error: null, which leaves a setting to the recipe, and a default.
+        """
+        key = key_of_setting(key)
+        part, _, name = key.partition(".")
+        if key in self.read:
+            value = value_at(given, key)
+            in_job = value_at(self.config, key)
+            is_decided_by_others = value is None or value == "auto"
+            return is_decided_by_others or is_dataclass(in_job) or bool(in_job == value)
+        if part not in self.kind.reads:
+            return False
+        is_left_to_recipe = bool(name) and value_at(given, key) is None
+        return is_left_to_recipe or (key in self.kind.unread(self.config) and _is_default(key, given))
 
     def values(self) -> dict[str, Any]:
         """Return the settings that the job reads, unless they have their defaults, by their keys."""
@@ -70,6 +81,14 @@ class ReadingJob:
         read = {key.partition(".")[0] for key in self.read - OF_EVERY_JOB} - {"logger", "activations"}
         in_order = [item.name for item in fields(self.config) if item.name in read]
         return list(dict.fromkeys([*self.kind.reads, *in_order]))
+
+
+def _is_default(key: str, config: JobSettings) -> bool:
+    """Return whether a configuration has the default for a key."""
+    part, _, name = key.partition(".")
+    schema = getattr(config, part) if name else config
+    (item,) = (item for item in fields(schema) if item.name == (name or part))
+    return bool(getattr(schema, item.name) == default_of(item))
 
 
 def key_of_setting(key: str) -> str:
@@ -161,7 +180,9 @@ def _is_read(key: str, jobs: Sequence[ReadingJob], config: JobSettings) -> bool:
         return _decides(key, config)
     if key in CORPORA and config.data.name is not None:
         return False
-    return any(job.reads(key) for job in jobs)
+    if key.startswith("logger."):  # which the job itself reads, and none of those inside an experiment
+        return key.removeprefix("logger.") in config.logger.settings_read()
+    return any(job.reads(key, config) for job in jobs)
 
 
 def _decides(key: str, config: JobSettings) -> bool:
@@ -228,7 +249,7 @@ def _check_listed_models(config: JobSettings) -> None:
             if name == "model":
                 continue
             value = getattr(model, name)
-            readers = [job.reads(f"{part}.{name}") for job, part in _sides_of(model, jobs, name, value)]
+            readers = [job.reads(f"{part}.{name}", job.config) for job, part in _sides_of(model, jobs, name, value)]
             if readers and not any(readers):
                 raise ConfigError(f"models: {name} of {model.called} has no effect on {kind.kind}; leave it out")
 

@@ -133,7 +133,7 @@ class CourtConfig(MeasureConfig):
     seeds: int = setting(1, least=1, most=1000, in_key=False)
 
 
-class Court(Instrument, kind="court", version=9, reads=("model", "data", "measure", "seed")):
+class Court(Instrument[AnalyzeConfig], kind="court", version=9, reads=("model", "data", "measure", "seed")):
     """Makes every source from `model` at `measure.layer`, and leaves what each judge says of it, a row each."""
 
     needs_store: ClassVar[bool] = True  # each training of a source has a folder

@@ -76,7 +76,7 @@ class Conclusion:
 
 
 class Experiment(
-    Instrument,
+    Instrument[AnalyzeConfig],
     kind="experiment",
     version=4,
     config=PopulationJob,  # if it is about a population

@@ -217,7 +217,7 @@ def group_tables(
     pairs. Equal distances of a fold are a DataError.
     """
     names, held_out, ends = [side.name for side in subjects], _held_out(config, stimuli), []
-    recorded = zip(*(layer_distances(each, config.measure) for each in subjects), strict=True)
+    recorded = zip(*(layer_distances(each, config.measure_as(MLEMConfig)) for each in subjects), strict=True)
     try:
         for layers in recorded:  # both ends of the noise ceiling of held-out pairs, each a mean over the folds
             found = [noise_ceiling(distance_vectors([layer.take(rows) for layer in layers])) for rows in held_out]

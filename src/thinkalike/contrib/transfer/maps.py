@@ -37,7 +37,7 @@ class TransferConfig(MeasureConfig):
     ridge: float = setting(RIDGE, least=0, most=1e6)
 
 
-class OfMaps(Instrument):
+class OfMaps(Instrument[AnalyzeConfig]):
     """A measure of maps between layers of `model` and `model@target`."""
 
     of_models: ClassVar[str] = "pairs"

@@ -192,7 +192,7 @@ Opened = dict[str, Callable[[int], AbstractContextManager[FrozenModel]]]  # a mo
 
 
 def _null(
-    measure: Any, base: FrozenModel, changed: FrozenModel, parts: Sequence[Part], text: Tensor
+    measure: DiffConfig, base: FrozenModel, changed: FrozenModel, parts: Sequence[Part], text: Tensor
 ) -> tuple[Opened, int]:
     """Return what opens a model of each kind of null by its number, and the block before which it is as the base."""
     if measure.null == "perturbation":

@@ -336,7 +336,7 @@ class LayerPairs(LayerMatrix):
 
     def of_text(self, config: AnalyzeConfig, work: Work, models: Sequence[StateSource], runs: ModelRuns) -> Comparison:
         """Return the comparison of two models; the weights of one module are read once for all jobs of a pass."""
-        measure: Any = config.measure
+        measure = config.measure_as(LayerPairsConfig)
         sides: dict[int, Side] = {}
         for model, own in zip(models, self.sites(config, models), strict=True):
             described = partial(runs.text, ("provenance", model.identity), model.describe)

@@ -55,7 +55,9 @@ class TrajectoryConfig(MeasureConfig):
     permutations: int = setting(99, least=19, most=10**5)  # of labels, of the null of accuracies
 
 
-class Trajectory(Instrument, kind="trajectory", version=4, reads=("model", "data", "measure", "stimuli", "seed")):
+class Trajectory(
+    Instrument[AnalyzeConfig], kind="trajectory", version=4, reads=("model", "data", "measure", "stimuli", "seed")
+):
     """Compares the checkpoints of a run with each other, and finds when each feature is there."""
 
     of_models: ClassVar[str] = "each"
@@ -85,7 +87,7 @@ class Trajectory(Instrument, kind="trajectory", version=4, reads=("model", "data
         return {"stimuli": stimuli, "data": text_fingerprint(config.data), "labels": config.model.called}
 
     def prepare(self, config: AnalyzeConfig) -> Mapping[str, Any]:
-        return {"steps": checkpoints_of(trained(config), config.measure)}  # type: ignore[attr-defined]
+        return {"steps": checkpoints_of(trained(config), config.measure_as(TrajectoryConfig))}
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
         steps: Checkpoints = work.inputs["steps"]
@@ -186,7 +188,7 @@ def steps_of(model: ModelConfig, only: str = "*") -> dict[int, str]:
     return dict(sorted(steps.items()))
 
 
-def checkpoints_of(model: ModelConfig, measure: Any) -> Checkpoints:
+def checkpoints_of(model: ModelConfig, measure: TrajectoryConfig) -> Checkpoints:
     """Return the checkpoints of a run that `measure` asks for, in their order; fewer than two are a ConfigError.
 
     The folder of a result of task=pretrain stands for the run in it.
