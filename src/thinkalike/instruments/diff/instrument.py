@@ -208,7 +208,7 @@ def _null(
 def read_rows(
     config: AnalyzeConfig, tokens: int, base: FrozenModel, fit_tokens: int = 0
 ) -> tuple[TokenRows, Tensor, dict[str, Any]]:
-    """Return so many tokens of the report's text in rows at random, those to fit on, and what provenance says of both."""
+    """Return so many tokens of the report's text in random rows, those to fit on, and what provenance says of them."""
     context = config.data.context or min(ROW, base.context)
     wanted = max(tokens // context, 2)
     data = replace(config.data, report_tokens=max(SPREAD * wanted * context, LEAST))
