@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
 from typing import Annotated, Any, NamedTuple
 
@@ -19,6 +20,7 @@ from thinkalike.measures.sample_size import (
     FEWEST_GROUPS,
     FEWEST_GROUPS_IF_BIASED,
     effective_number,
+    why_no_interval,
 )
 from thinkalike.measures.seeds import seeded
 from thinkalike.processes import counted
@@ -61,8 +63,8 @@ def calibrate(
     The interval is the jackknife that leaves out whole groups, those of one tenth at a time. How
     much the value depends on the number of rows is learnt by leaving out as many rows at random.
     p compares as many rows of each group that has them, since only groups of equal length are
-    exchangeable. Groups that are worth fewer than 15 of equal length (`effective_number`) have no
-    interval, and p of fewer than 8 groups is NaN.
+    exchangeable. Groups that are worth fewer than 15 of equal length (`effective_number`) have the
+    interval (-∞, ∞), and where fewer than 8 can be exchanged p is NaN; a warning says why.
 
     Args:
         function: Takes two tensors, (m, d) and (m, e), which may hold only some of the rows, and
@@ -83,7 +85,11 @@ def calibrate(
     """
     check_groups(groups, len(X))
     numbers = numbered_by_part(groups)
-    group_count = len(numbers.unique())
+    _, counts = numbers.unique(return_counts=True)
+    worth = effective_number(counts)
+    if worth < FEWEST_GROUPS_IF_BIASED:
+        reason = why_no_interval(worth, len(counts), "groups", FEWEST_GROUPS_IF_BIASED)
+        warnings.warn(reason, stacklevel=2)
     value = torch.tensor(_value_of(function, X, Y), dtype=torch.float64)
     estimate = _with_interval(function, X, Y, numbers, value, seed)
 
@@ -93,13 +99,22 @@ def calibrate(
         order = permuted_rows(numbers, permutation_seed)
         null.append(_value_of(function, X, Y[order]))
 
+    rows_of_group = balanced_rows(numbers)
+    p = float("nan")
+    if len(rows_of_group) >= FEWEST_GROUPS:
+        p = _p_of_groups(function, X, Y, numbers, rows_of_group.flatten(), seeds)
+    else:
+        warnings.warn(
+            f"no p-value: {len(rows_of_group)} groups can be exchanged; p needs {FEWEST_GROUPS}",
+            stacklevel=2,
+        )
     return Calibrated(
         value=float(value),
         low=float(estimate.low),
         high=float(estimate.high),
         null=sum(null) / len(null),
-        p=_p_of_groups(function, X, Y, numbers, seeds),
-        groups=group_count,
+        p=p,
+        groups=len(counts),
     )
 
 
@@ -143,13 +158,17 @@ def _p_of_groups(
     X: Float[Tensor, "n d"],
     Y: Float[Tensor, "n e"],
     numbers: Int[Tensor, " n"],
+    rows: Int[Tensor, " m"],
     seeds: list[int],
 ) -> float:
-    """Return the p-value by permutations of groups of equal length; NaN if groups are too few."""
-    rows_of_group = balanced_rows(numbers)
-    if len(rows_of_group) < FEWEST_GROUPS:
-        return float("nan")
-    rows = rows_of_group.flatten()
+    """Return the p-value by permutations of groups of equal length.
+
+    Args:
+        function, X, Y: See `calibrate`.
+        numbers: The number of the group of each row.
+        rows: As many rows of each group.
+        seeds: The seed of each permutation.
+    """
     x = X[rows]
     y = Y[rows]
     value = _value_of(function, x, y)

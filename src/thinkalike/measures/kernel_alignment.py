@@ -55,6 +55,9 @@ def cka(
 
     It is in [-1, 1] up to rounding, [0, 1] if biased, and differentiable. Products are taken of
     centred features in float32, or what is wider, and summed up in float64.
+    `thinkalike.compare(X, Y)` subtracts the bias that a jackknife over stimuli estimates of this
+    ratio, which is large for few rows; its column `uncorrected` has the value as it is here, up to
+    rounding, and so has `value` with aggregate="mean_of_ratios", where one batch holds all rows.
 
     Args:
         X, Y: Features, with row i of both from stimulus i; widths and dtypes may differ.

@@ -24,6 +24,9 @@ MEMBERSHIPS_AT_ONCE = 2**24
 # Similarities of one layer are computed in blocks of this many entries.
 SIMILARITIES_AT_ONCE = 2**22
 
+# All pairs of so many rows of a group take a CPU ten to thirty seconds; more are refused there.
+MOST_ROWS = 2**15
+
 # Directions must be apart by this many roundings of a cosine, in the mean square of their distance;
 # else cosines are computed in float64.
 ROUNDINGS_APART = 100
@@ -51,7 +54,8 @@ def mutual_knn(
 
     Raises:
         ValueError: No group has k + 2 rows, X and Y differ in n, n < k + 2, a value is not finite,
-            a row is zero, or all rows are the same, or all rows of each group.
+            a row is zero, or all rows are the same, or all rows of each group. On a CPU also if a
+            group has more than `MOST_ROWS` rows.
 
     >>> X = torch.randn(20, 4)
     >>> float(mutual_knn(X, 5 * X, k=3))
@@ -128,8 +132,17 @@ def nearest_rows(
 
     Returns:
         The numbers of the neighbours within their group, the nearest first.
+
+    Raises:
+        ValueError: On a CPU, a group has more than `MOST_ROWS` rows: all pairs of them would take
+            minutes.
     """
     group_count, size, _ = units.shape
+    if size > MOST_ROWS and units.device.type == "cpu":
+        raise ValueError(
+            f"{size:,} rows are too many to find neighbours among on a CPU, where all pairs of "
+            f"them are compared: give at most {MOST_ROWS:,}, such as a random choice"
+        )
     groups_at_once = max(SIMILARITIES_AT_ONCE // size**2, 1)
     rows_at_once = max(SIMILARITIES_AT_ONCE // size, 1)
     neighbour_numbers = torch.empty(group_count, size, k, dtype=torch.long, device=units.device)

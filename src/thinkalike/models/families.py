@@ -14,8 +14,9 @@ from functools import cache
 from typing import Any, Final, Literal, NamedTuple
 
 from thinkalike.config import ModelConfig
+from thinkalike.config.in_memory import LoadedModelConfig
 from thinkalike.errors import ConfigError, ModelError, nearest, one_of
-from thinkalike.models.places import base_of, held, known_shape, named_folder
+from thinkalike.models.places import base_of, known_shape, named_folder
 
 EMBED: Final = "embed"  # the site before block 0, in the place of a layer's number
 
@@ -341,9 +342,8 @@ class Outline(NamedTuple):
 
 def outline(config: ModelConfig) -> Outline:
     """Return what the configuration says of a model, and its config.json if that is in a folder."""
-    model = held(config)
-    if model:
-        return Outline(model.predicts, model.n_layers)
+    if isinstance(config, LoadedModelConfig):
+        return Outline(config.loaded.predicts, config.loaded.n_layers)
     config = base_of(config) or config
     folder = named_folder(config)
     shape = known_shape(folder) if folder else {}

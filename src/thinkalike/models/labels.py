@@ -1,18 +1,19 @@
-"""What models are called in tables, and how models of one name are told apart."""
+"""What models and recordings are called in tables, and how those of one name are told apart."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Collection, Sequence
 from pathlib import Path
+from typing import Any
 
 from thinkalike.config import ModelConfig
+from thinkalike.config.in_memory import LoadedModelConfig
+from thinkalike.config.recorded import RecordedArrays
 
-# The beginning of the path of a model in memory, which says nothing to a reader.
-IN_MEMORY = "memory:"
-
-# Settings that are never part of a label.
-UNNAMED_SETTINGS = ("name", "family", "mini", "corpus")
+# Settings that are never part of a label: no two models are told apart by them, or they say nothing
+# to a reader.
+UNNAMED_SETTINGS = ("name", "family", "mini", "corpus", "loaded", "digest")
 
 
 def label(config: ModelConfig) -> str:
@@ -37,36 +38,45 @@ def told_apart(configs: Sequence[ModelConfig]) -> list[str]:
     return labels
 
 
-def names_of(sides: Sequence[str | ModelConfig]) -> list[str]:
+def names_of(sides: Sequence[str | RecordedArrays | ModelConfig]) -> list[str]:
     """Return the names of models and recordings in tables.
 
     A recording is named after its file, with as much of its path as tells all of them apart.
     """
-    recordings = {Path(side) for side in sides if isinstance(side, str)}
-    labels = iter(told_apart([side for side in sides if not isinstance(side, str)]))
-    names = [Path(side).stem if isinstance(side, str) else next(labels) for side in sides]
+    labels = iter(told_apart([side for side in sides if isinstance(side, ModelConfig)]))
+    names = []
+    for side in sides:
+        names.append(next(labels) if isinstance(side, ModelConfig) else recording_name(side))
     if len(set(names)) == len(names):
         return names
-    shortest = _shortest_distinct_paths(recordings)
+    shortest = _shortest_distinct_paths({Path(side) for side in sides if isinstance(side, str)})
     for index, side in enumerate(sides):
         if isinstance(side, str):
             names[index] = shortest[Path(side)]
     return names
 
 
+def recording_name(recording: str | RecordedArrays) -> str:
+    """Return what tables call recorded states: their file without its ending, or arrays in memory."""
+    if isinstance(recording, RecordedArrays):
+        return recording.name
+    return Path(recording).stem
+
+
 def _label_with_settings(config: ModelConfig, namesakes: Sequence[ModelConfig]) -> str:
     """Return a label with the settings in which a model differs from its namesakes, in brackets."""
     distinguishing = {}
     for name, value in vars(config).items():
-        differs = any(getattr(other, name, value) != value for other in namesakes)
+        differs = any(_setting(other, name, value) != value for other in namesakes)
         is_without_head = name == "head" and value is None  # a site without heads says enough
-        is_in_memory = str(value).startswith(IN_MEMORY)
-        if differs and name not in UNNAMED_SETTINGS and not is_without_head and not is_in_memory:
+        if differs and name not in UNNAMED_SETTINGS and not is_without_head:
             distinguishing[name] = str(value)
+    if isinstance(config, LoadedModelConfig):
+        distinguishing.pop("path", None)
 
     title = label(config)
-    if "path" in distinguishing and all(other.path for other in namesakes):
-        paths = {Path(os.path.abspath(str(other.path))) for other in namesakes}
+    if "path" in distinguishing and all(_path_or_digest(other) for other in namesakes):
+        paths = {Path(os.path.abspath(_path_or_digest(other))) for other in namesakes}
         shortest = _shortest_distinct_paths(paths)
         path = shortest[Path(os.path.abspath(str(config.path)))].removesuffix(".gguf")
         distinguishing["path"] = path
@@ -76,6 +86,20 @@ def _label_with_settings(config: ModelConfig, namesakes: Sequence[ModelConfig]) 
         return title
     settings = ",".join(f"{name}={value}" for name, value in distinguishing.items())
     return f"{title}[{settings}]"
+
+
+def _setting(config: ModelConfig, name: str, default: Any) -> Any:
+    """Return a setting of a model, of which one in memory has a digest in place of a path."""
+    if name == "path" and isinstance(config, LoadedModelConfig):
+        return config.digest
+    return getattr(config, name, default)
+
+
+def _path_or_digest(config: ModelConfig) -> str:
+    """Return the path of a model, or the digest of one in memory; "" for a model of the hub."""
+    if isinstance(config, LoadedModelConfig):
+        return config.digest
+    return config.path or ""
 
 
 def _shortest_distinct_paths(paths: Collection[Path]) -> dict[Path, str]:

@@ -11,7 +11,7 @@ import logging
 import math
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +58,7 @@ def check_plausible(model: Any) -> None:
     for path, weight in model.module.named_parameters():
         if weight.dim() > 1 and weight.numel():
             matrices.add(path)
+    matrices = {path for path in matrices if not _is_of_parametrization(path, matrices)}
     all_zero = []
     with_zeros = []
     for path, weight in tensors_of(model.module):
@@ -83,6 +84,22 @@ def check_plausible(model: Any) -> None:
         log.warning("%s: zeros, as after pruning or in a damaged file: %s", model.name, listed(with_zeros))
     _check_architecture(model)
     _check_loss(model)
+
+
+def _is_of_parametrization(path: str, paths: Collection[str]) -> bool:
+    """Return whether a weight is computed from this parameter.
+
+    This is so for torch's parametrizations and its older weight norm. The parameter itself may be
+    anything: the orthogonal parametrization begins with the identity, and norms of rows may all be
+    1.
+
+    Args:
+        path: The path of the parameter.
+        paths: The paths of all parameters.
+    """
+    is_parametrized = ".parametrizations." in f".{path}"
+    is_weight_norm = path.endswith("_g") and f"{path[:-1]}v" in paths
+    return is_parametrized or is_weight_norm
 
 
 def _are_whole_numbers(weight: Tensor) -> bool:

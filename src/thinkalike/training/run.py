@@ -205,8 +205,9 @@ class _Kept:
     def check(self, state: dict[str, Any], trainer: pl.Trainer) -> None:
         """Check a state before Lightning takes it up: it must be one that this very training would have written.
 
-        Its entries have the names, types, shapes and dtypes of this training's. Optimizers and schedules have the
-        values that they have after these steps, so that no setting is other than the job's.
+        Its entries have the names, types, shapes and dtypes of this training's, and weights and momenta are finite.
+        Optimizers and schedules have the values that they have after these steps, so that no setting is other than the
+        job's. Finite weights and momenta, zeros among them, cannot be told from those that this training would have.
         """
         assert trainer.lightning_module
         with warnings.catch_warnings():
@@ -225,7 +226,7 @@ class _Kept:
             _difference(fit_loop, trainer.fit_loop.state_dict(), "fit_loop"),
             _count_beyond(fit_loop, self.step),
             *(
-                _odd_momenta(entry["state"], optimizer)
+                _odd_momenta(entry.get("state"), optimizer, self.step)
                 for entry, optimizer in zip(kept_optimizers, trainer.optimizers, strict=False)
                 if isinstance(entry, dict)
             ),
@@ -261,7 +262,11 @@ def _difference(found: Any, expected: Any, name: str, *, with_values: bool = Fal
         if not isinstance(found, Tensor):
             return f"{name} is {type(found).__name__}, and should be a tensor"
         shape = (tuple(found.shape), found.dtype)
-        return "" if shape == wanted else f"{name} has shape and dtype {shape}, and should have {wanted}"
+        if shape != wanted:
+            return f"{name} has shape and dtype {shape}, and should have {wanted}"
+        if expected.isfinite().all() and not found.isfinite().all():
+            return f"{name} has values that are not finite"
+        return ""
     else:
         if type(found) is not type(expected):
             return f"{name} is {str(found)[:40]}, of another type than {str(expected)[:40]}"
@@ -282,20 +287,32 @@ def _count_beyond(progress: Any, step: int, name: str = "fit_loop") -> str:
     return f"{name} is {progress}, and should be a number from 0 to {step}" if is_count else ""
 
 
-def _odd_momenta(state: Any, optimizer: torch.optim.Optimizer) -> str:
-    """Return which state of a weight has not the shape of the weight; counts of steps are single numbers."""
+def _odd_momenta(state: Any, optimizer: torch.optim.Optimizer, steps: int) -> str:
+    """Return which state of a weight is none that this optimizer would have after so many steps.
+
+    Each is finite and has the shape and dtype of its weight. Adam's `step` is a count, and so a single number.
+    """
     weights = [weight for group in optimizer.param_groups for weight in group["params"]]
     if not isinstance(state, dict):
         return f"the state of an optimizer is {type(state).__name__}"
     for number, entries in state.items():
         if type(number) is not int or not 0 <= number < len(weights) or not isinstance(entries, dict):
             return f"the state of an optimizer has the entry {str(number)[:40]}, and there are {len(weights)} weights"
+        weight = weights[number]
         for name, value in entries.items():
-            weight = weights[number]
-            is_right = isinstance(value, Tensor) and value.shape in (weight.shape, torch.Size())
-            if not is_right or not value.is_floating_point():
+            subject = f"{str(name)[:40]} of weight {number}"
+            if name == "step":
+                is_count = isinstance(value, Tensor) and value.shape == torch.Size() and value.is_floating_point()
+                if not is_count or not 0 < float(value) <= steps:
+                    return f"{subject} is {str(value)[:40]}, and should be a number from 1 to {steps}"
+                continue
+            if not isinstance(value, Tensor) or value.shape != weight.shape:
                 shape = tuple(value.shape) if isinstance(value, Tensor) else str(value)[:40]
-                return f"{str(name)[:40]} of weight {number} is {shape}, and should have shape {tuple(weight.shape)}"
+                return f"{subject} is {shape}, and should have shape {tuple(weight.shape)}"
+            if value.dtype != weight.dtype:
+                return f"{subject} has dtype {value.dtype}, and should have {weight.dtype}"
+            if not value.isfinite().all():
+                return f"{subject} has values that are not finite"
     return ""
 
 
@@ -312,7 +329,7 @@ class _States(Checkpoint):
 
     def __init__(
         self,
-        folder: Path,
+        folder: Path | None,
         name: str,
         every: int,
         activity: Activity,
@@ -351,7 +368,8 @@ class _States(Checkpoint):
         if stopping or (step % self.every == 0 and self._due(trainer, module)):
             for logger in trainer.loggers:
                 logger.save()  # so that curves have no gap before the state
-            trainer.save_checkpoint(self.folder / self.name)
+            if self.folder is not None:
+                trainer.save_checkpoint(self.folder / self.name)
             self._kept = time.monotonic()
         if stopping:
             stop(f"at step {step} of {steps}")
@@ -380,7 +398,7 @@ def _momenta(trainer: pl.Trainer) -> list[list[str]]:
 class Run:
     """Where and how a module is trained, apart from what it is."""
 
-    partial: Path  # the folder of its state
+    partial: Path | None  # the folder of its state; None: no state and no curve is kept
     device: torch.device
     trainer: TrainerConfig
     tracker: Any = None  # of `thinkalike.loggers`, if there is one, which gets the curves
@@ -398,16 +416,18 @@ def fit(
         StoreError: the state or the curves of an earlier run are not those of this training.
         Interrupted: a signal came; a state is kept.
     """
-    folder, trainer = run.partial / "checkpoints", run.trainer
+    trainer = run.trainer
+    folder = None if run.partial is None else run.partial / "checkpoints"
+    curves = None if run.partial is None or not loggers else run.partial / FOLDER
     name = f"{STATE}-{run.part}" if run.part else STATE
-    state = newest_state(folder, name)
+    state = newest_state(folder, name) if folder else None
     if state:
         log.info("resuming from %s", state)
     kept = _Kept.read(state, module.steps, has_settings=not trainer.callbacks) if state else None
-    if loggers:
-        _ = _curves_in(run.partial / FOLDER)  # now, and not when they are joined after hours
-    if kept and loggers:
-        _join_curves(run.partial / FOLDER, EARLIER, before=float(kept.step))
+    if curves:
+        _ = _curves_in(curves)  # now, and not when they are joined after hours
+    if kept and curves:
+        _join_curves(curves, EARLIER, before=float(kept.step))
     watch: list[Callback] = [LearningRateMonitor("step")] if loggers else []
     steps, undone = doing("training step", module.steps), contextlib.ExitStack()
     with warnings.catch_warnings(), at_boundaries(), undone, steps as activity:
@@ -443,8 +463,8 @@ def fit(
             raise _no_state(state, f"{type(error).__name__}: {one_line(error)}") from error
     if rank(run):
         raise ShareDone
-    if loggers and (run.partial / FOLDER / EARLIER).exists():
-        _join_curves(run.partial / FOLDER, WRITTEN)
+    if curves and (curves / EARLIER).exists():
+        _join_curves(curves, WRITTEN)
 
 
 def _processes(run: Run) -> dict[str, Any]:
@@ -464,6 +484,8 @@ def loggers_of(run: Run, kind: str) -> list[Logger]:
     """Return Lightning's loggers of the curves of a run, by `logger.kind`; the job's tracker closes what it opened."""
     tracker = run.tracker
     if rank(run):
+        return []
+    if run.partial is None and kind != "wandb":
         return []
     if kind == "wandb":
         tracker.run.define_metric("trainer/global_step")  # curves are over the steps, as in Lightning's own runs

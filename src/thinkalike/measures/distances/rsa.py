@@ -26,6 +26,7 @@ from thinkalike.measures.sample_size import (
     effective_number,
     freedom_of_groups,
     has_interval,
+    why_no_interval,
 )
 from thinkalike.processes import counted
 
@@ -81,9 +82,9 @@ def rsa_estimate(
 
     One fold, with all its pairs, is left out at a time. The stimuli of a group, such as the words
     of a sentence, are left out together. Groups that are worth fewer than `FEWEST_GROUPS` of equal
-    size have the interval (-∞, ∞). A fold with one group that outweighs the others says as little
-    about the spread as that group alone, so Student's t has at most `freedom_of_groups` degrees of
-    freedom.
+    size have the interval (-∞, ∞), and a warning says why. A fold with one group that outweighs the
+    others says as little about the spread as that group alone, so Student's t has at most
+    `freedom_of_groups` degrees of freedom.
 
     Args:
         layers, others, distance, comparator: See `rsa`.
@@ -100,7 +101,10 @@ def rsa_estimate(
     if groups is not None:
         check_groups(groups, n)
         _, sizes = groups.unique(return_counts=True)
-    if not has_interval(effective_number(sizes)):
+    worth = effective_number(sizes)
+    if not has_interval(worth):
+        unit = "stimuli" if groups is None else "groups"
+        warnings.warn(why_no_interval(worth, len(sizes), unit), stacklevel=2)
         return interval_around(compare(vectors, other_vectors, comparator), math.inf)
 
     fold_of = stimulus_folds(n, folds, seed, groups).to(vectors.device)
