@@ -1,15 +1,15 @@
-"""Where the blocks of a model are, and which part of a module has the states."""
+"""Where the blocks of a model are."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
-from thinkalike.config import ModelConfig
 from thinkalike.errors import ModelError
-from thinkalike.models.families import DEPTHS, Family
+from thinkalike.models.families import DEPTHS
 from thinkalike.models.module_facts import number_in
+from thinkalike.models.readers import DecoderSide
 
 
 def blocks_of(module: Any, name: str) -> str:
@@ -56,48 +56,3 @@ def _lists_within(module: nn.Module, inner: nn.Module, length: int | None) -> di
         if len(submodule) == length:
             lists[path] = sum(weight.numel() for weight in submodule.parameters())
     return lists
-
-
-def part_with_states(module: Any, config: ModelConfig, family: Family) -> nn.Module:
-    """Return what has the states of a model whose head is not read.
-
-    It is the body, or a side of an encoder-decoder: that of `model.side`, which need not be given
-    where there is only an encoder.
-
-    Raises:
-        ModelError: The side does not exist, or is not given.
-    """
-    body = module.base_model
-    if not family.has_sides:
-        return body  # type: ignore[no-any-return]
-    has_decoder = body.get_decoder() is not body
-    if config.side == "decoder" and not has_decoder:
-        raise ModelError(f"{config.called} is an encoder without a decoder: remove model.side=decoder")
-    if config.side == "encoder" or not has_decoder:
-        return module.get_encoder()  # type: ignore[no-any-return]
-    if config.side == "decoder":
-        return DecoderSide(module)
-    raise ModelError(f"{config.called} is an encoder-decoder: choose model.side=encoder or model.side=decoder")
-
-
-class DecoderSide(nn.Module):
-    """An encoder-decoder whose encoder and decoder read the same text.
-
-    The states are those of the decoder.
-    """
-
-    def __init__(self, module: Any):
-        super().__init__()
-        self.both = module
-        self.config = module.config
-
-    def get_input_embeddings(self) -> Any:
-        return self.both.get_input_embeddings()
-
-    def forward(self, tokens: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        return self.both.base_model(  # type: ignore[no-any-return]
-            input_ids=tokens,
-            attention_mask=attention_mask,
-            decoder_input_ids=tokens,
-            decoder_attention_mask=attention_mask,
-        )[0]

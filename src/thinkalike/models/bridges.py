@@ -12,7 +12,7 @@ from transformer_lens.model_bridge.generalized_components.base import Generalize
 from thinkalike.config import ModelConfig
 from thinkalike.errors import ModelError
 from thinkalike.models.module_facts import TOLERANCE, embedding_of, first_tensor, relative_error, sample_tokens
-from thinkalike.models.native_attention import without_hooks
+from thinkalike.models.survey import without_hooks
 from thinkalike.models.tokenizer_reading import read_tokenizer
 
 

@@ -36,11 +36,10 @@ from thinkalike.models.module_facts import (
     relative_error,
     sample_tokens,
 )
-from thinkalike.models.native_attention import without_hooks
 from thinkalike.models.places import base_of, explained, named_folder, reached, read_shape
 from thinkalike.models.plausible import check_plausible, check_rope
 from thinkalike.models.precision import cast_weights
-from thinkalike.models.survey import passing
+from thinkalike.models.survey import passing, without_hooks
 from thinkalike.processes import doing
 from thinkalike.shards.index import holds_states
 
@@ -177,7 +176,7 @@ def _in_memory(module: Any, tokenizer: Any, name: str | None, settings: Mapping[
     from transformers import PreTrainedModel
 
     from thinkalike.models.adapters import live_adapter
-    from thinkalike.models.blocks import part_with_states
+    from thinkalike.models.readers import part_with_states
     from thinkalike.models.tokenizer_reading import dropout_of
 
     is_bridge = type(module).__name__ == "TransformerBridge"  # its module is of transformers, or TransformerLens's own

@@ -18,12 +18,12 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from torch import Tensor, nn
 
 from thinkalike.config import ModelConfig
 from thinkalike.errors import ModelError, listed
 from thinkalike.hub import resolved
 from thinkalike.models.adapters import run_adapted, with_adapter
-from thinkalike.models.blocks import part_with_states
 from thinkalike.models.bounds import check_size
 from thinkalike.models.families import Family, heads_of, stated_quantization
 from thinkalike.models.formats import conversion
@@ -37,7 +37,6 @@ from thinkalike.models.module_facts import (
     sample_tokens,
     text_config,
 )
-from thinkalike.models.native_attention import without_hooks
 from thinkalike.models.places import is_gguf, located
 from thinkalike.models.proof import check_values
 from thinkalike.models.stored_weights import (
@@ -47,6 +46,7 @@ from thinkalike.models.stored_weights import (
     check_one_set,
     dtype_name,
 )
+from thinkalike.models.survey import without_hooks
 from thinkalike.models.tokenizer_reading import read_tokenizer
 
 log = logging.getLogger(__name__)
@@ -384,3 +384,49 @@ def _placed(module: Any, options: dict[str, Any], device: torch.device) -> Any:
     if folder or getattr(module, "hf_quantizer", None) is not None:
         return module
     return module.to(device)
+
+
+def part_with_states(module: Any, config: ModelConfig, family: Family) -> nn.Module:
+    """Return what has the states of a model whose head is not read.
+
+    It is the body, or a side of an encoder-decoder: that of `model.side`, which need not be given
+    where there is only an encoder.
+
+    Raises:
+        ModelError: The side does not exist, or is not given.
+    """
+    body = module.base_model
+    if not family.has_sides:
+        return body  # type: ignore[no-any-return]
+    has_decoder = body.get_decoder() is not body
+    if config.side == "decoder" and not has_decoder:
+        raise ModelError(f"{config.called} is an encoder without a decoder: remove model.side=decoder")
+    if config.side == "encoder" or not has_decoder:
+        return module.get_encoder()  # type: ignore[no-any-return]
+    if config.side == "decoder":
+        return DecoderSide(module)
+    raise ModelError(f"{config.called} is an encoder-decoder: choose model.side=encoder or model.side=decoder")
+
+
+class DecoderSide(nn.Module):
+    """An encoder-decoder whose encoder and decoder read the same text.
+
+    The states are those of the decoder. Its module and its name are part of the identity of a model
+    in memory, and so of the keys of results.
+    """
+
+    def __init__(self, module: Any):
+        super().__init__()
+        self.both = module
+        self.config = module.config
+
+    def get_input_embeddings(self) -> Any:
+        return self.both.get_input_embeddings()
+
+    def forward(self, tokens: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        return self.both.base_model(  # type: ignore[no-any-return]
+            input_ids=tokens,
+            attention_mask=attention_mask,
+            decoder_input_ids=tokens,
+            decoder_attention_mask=attention_mask,
+        )[0]
