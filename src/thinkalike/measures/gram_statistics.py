@@ -361,8 +361,14 @@ def block_statistics(rows: Sequence[Float[Tensor, "n _"]], blocks: Blocks, group
         parts.append(dense_statistics(grams, blocks))
 
     models = range(len(blocks.models))
+    products = {}
+    for pair in blocks.pairs:
+        total = parts[0].products[pair]
+        for part in parts[1:]:
+            total = total + part.products[pair]
+        products[pair] = total
     return GramStatistics(
-        {pair: sum(part.products[pair] for part in parts) for pair in blocks.pairs},
+        products,
         [torch.cat([part.sums[model] for part in parts], 1) for model in models],
         [torch.cat([part.diagonals[model] for part in parts], 1) for model in models],
     )

@@ -213,7 +213,7 @@ class FeatureEncoder:
             raise ValueError(f"feature {label} lacks a value: missing={self.missing!r}")
 
         feature_count = values.shape[1]
-        indicator_kinds = ("nominal", "ordinal", "numeric")
+        indicator_kinds: tuple[str, ...] = ("nominal", "ordinal", "numeric")
         if self.difference == "scaled":
             indicator_kinds = ("nominal",)
         scaled = tuple(kind not in indicator_kinds for kind in self.columns.kinds)

@@ -61,9 +61,8 @@ def fold_interval(
     k = values.shape[-1]
     if k < 2:
         raise ValueError(f"values has {k} fold: an interval over folds needs two of them")
-    if t is None:
-        t = student_t(level, k - 1)
-    half = t * values.std(-1)
+    quantile = student_t(level, k - 1) if t is None else t
+    half = quantile * values.std(-1)
     return interval_around(values.mean(-1), half * math.sqrt(1 / k + 1 / (k - 1)))
 
 
@@ -223,8 +222,8 @@ def feature_importance(
     if null:  # the ranks of held-out pairs are used many times
         plan = [_with_listed_parts(fold) for fold in plan]
 
-    scores_of_folds = []
-    drops_of_folds = []
+    scores_of_folds: list[Tensor] = []
+    drops_of_folds: list[Tensor] = []
     for fold in counted(plan, "fold", folds):
         fitted, scores, drops = _drops(model, table.values, table.columns, fold, sets)
         if not scores_of_folds:
