@@ -38,6 +38,7 @@ KINDS = {
     "bool": "bool",
     "str": "text",
     "list[str]": "list of texts",
+    "list[str | thinkalike.config.recorded.RecordedArrays]": "list of texts",  # arrays in Python alone
     "list[float]": "list of numbers",
     "list[list[str]]": "list of lists of texts",
     "list[typing.Any]": "list",
@@ -86,7 +87,7 @@ layers, `f` features.
 """
 PARTS = {  # of the Python API, below the names of the package itself
     "Jobs": ("thinkalike.config.compose_job", "thinkalike.instruments.run_job", "thinkalike.instruments.run_jobs",
-             "thinkalike.instruments.asked_for"),
+             "thinkalike.instruments.asked_for", "thinkalike.jobs.Stitch"),
     "Stitches": ("thinkalike.stitches.results.Stitches", "thinkalike.stitches.stitch_map.StitchedModel"),
     "Training": ("thinkalike.training.stitching.StitchTraining", "thinkalike.training.run.StepData",
                  "thinkalike.training.optimizers.WhitenedSGD"),

@@ -249,6 +249,7 @@ class MyModel(ModelConfig):
 }
 ASKED = """
 from thinkalike.config import ModelConfig, compose_job, key_settings, options
+from thinkalike.config.compose import keys_of
 from thinkalike.errors import ConfigError
 from thinkalike.instruments import check_read
 
@@ -258,10 +259,10 @@ assert (aged.age, aged.hub_id, plain.age) == (3, plain.hub_id, 0)
 assert "aged" in options("model")
 assert key_settings(aged) == {**key_settings(plain), "name": "aged", "age": 3}, "a default is in no key"
 words = ["model=gpt2", "model.age=4"]
-check_read(words, compose_job("train", words))
+check_read(keys_of(words), compose_job("train", words))
 for words in (["model=gpt2", "model.age=10"], ["model=gpt2", "model.colour=blue"]):
     try:
-        check_read(words, compose_job("train", words))
+        check_read(keys_of(words), compose_job("train", words))
     except ConfigError as error:
         assert str(error).startswith(words[1].partition("=")[0]), error
     else:

@@ -10,7 +10,8 @@ import pytest
 
 from conftest import composed, untrained
 from thinkalike.config import MEASURES, AnalyzeConfig, TrainConfig, compose_job, measure_schema
-from thinkalike.config.compose import GROUPS
+from thinkalike.config.compose import keys_of
+from thinkalike.config.groups import GROUPS
 from thinkalike.config.schema import Checked, declared_of, setting
 from thinkalike.errors import ConfigError, ModelError
 from thinkalike.instruments import check_read, instrument_of
@@ -181,7 +182,7 @@ def check_taken_settings_are_in_the_key(line):
         try:
             config = composed(*more, entry=entry)
             # A configuration that is complete has what its recipe decided, so that no recipe is left to read.
-            check_read([word for word in more if not word.startswith("recipe=")], config)
+            check_read(keys_of(word for word in more if not word.startswith("recipe=")), config)
         except ConfigError:
             continue
         taken += 1

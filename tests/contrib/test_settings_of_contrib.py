@@ -12,7 +12,7 @@ import test_job
 import test_ranges
 from conftest import composed
 from thinkalike.config import MEASURES, ModelConfig, compose_job, measure_schema, options
-from thinkalike.config.compose import compose_open_job
+from thinkalike.config.compose import compose_open_job, keys_of
 from thinkalike.config.parts import model_settings
 from thinkalike.config.schema import declared_of
 from thinkalike.contrib import CONF
@@ -158,12 +158,12 @@ READ = [
 def test_a_setting_the_job_does_not_read_is_refused_by_key(entry, words):
     key = words[0].partition("=")[0]
     with pytest.raises(ConfigError, match=f"{key}=|is about"):
-        check_read(words, composed(*words, entry=entry))
+        check_read(keys_of(words), composed(*words, entry=entry))
 
 
 @pytest.mark.parametrize(("entry", "words"), READ)
 def test_a_setting_that_the_job_reads_passes(entry, words):
-    check_read(words, composed(*words, entry=entry))
+    check_read(keys_of(words), composed(*words, entry=entry))
 
 
 WITHOUT_EFFECT = [
@@ -186,12 +186,12 @@ WITH_EFFECT = [
 def test_a_setting_without_effect_beside_the_others_is_refused(entry, words):
     """Of the configuration that a command line leaves open, as `scale` and `recipe` decide what is left open."""
     with pytest.raises(ConfigError, match=re.escape(f"{words[0].partition('=')[0].lstrip('+')}=")):
-        check_read(words, compose_open_job(entry, words))
+        check_read(keys_of(words), compose_open_job(entry, words))
 
 
 @pytest.mark.parametrize(("entry", "words"), WITH_EFFECT)
 def test_a_setting_with_effect_beside_the_others_passes(entry, words):
-    check_read(words, compose_open_job(entry, words))
+    check_read(keys_of(words), compose_open_job(entry, words))
 
 
 IMPOSSIBLE = [  # by the key that the message names

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args
 
-from pydantic import AfterValidator, BeforeValidator, ByteSize, Field
+from pydantic import AfterValidator, BeforeValidator, ByteSize, Field, InstanceOf
 
+from thinkalike.config.recorded import RecordedArrays
 from thinkalike.config.schema import (
     SEEDS,
     STEPS,
@@ -67,6 +68,7 @@ def _of_a_file(name: str) -> str:
 
 Plugin = Annotated[str, AfterValidator(_of_a_file)]
 Files = Annotated[list[FilePath], Field(min_length=1)]
+Recordings = Annotated[list[FilePath | InstanceOf[RecordedArrays]], Field(min_length=1)]
 Source = Literal["stdlib", "pydoc", "grammar", "text", "hub", "states"]
 Site = Literal[
     "embed", "resid_pre", "z", "attn_out", "resid_mid", "mlp_post", "mlp_out", "resid_post", "ln_final"
@@ -120,18 +122,23 @@ class ModelConfig(Checked, part="model"):
             raise ConfigError(f"model.head={self.head} is a head of model.site=z, and model.site={self.site}")
         if self.name is not None:
             self.dtype = self.dtype or "float32"
-        if self.name == "local" and not self.path:
+        if self.name == "local" and not (self.path or self.is_in_memory):
             raise ConfigError("model=local needs model.path=<folder with a Hugging Face checkpoint, or GGUF file>")
-        if self.name == "hub" and not (self.hub_id or self.path):
+        if self.name == "hub" and not (self.hub_id or self.path or self.is_in_memory):
             raise ConfigError("model=hub needs model.hub_id=<repository of the Hugging Face hub, ORG/NAME>")
 
     @property
     def called(self) -> str:
         """The everyday name, or that of the folder, the file or the repository of a model without one."""
-        if self.name not in ("local", "hub"):
+        if self.name not in ("local", "hub") or self.is_in_memory:
             return self.name
         place = os.path.abspath(self.path) if self.path else str(self.hub_id)
         return os.path.basename(place).removesuffix(".gguf")
+
+    @property
+    def is_in_memory(self) -> bool:
+        """Whether it is a model in memory, see `thinkalike.config.in_memory`."""
+        return False
 
     @property
     def holds_states(self) -> bool:
@@ -201,7 +208,7 @@ class DataConfig(Checked, part="data"):
             raise ConfigError(
                 f"data.source={self.source} is not the text of data={self.name}; choose data={self.source}"
             )
-        if self.source == "text" and not self.files:
+        if self.source == "text" and not self.has_files:
             raise ConfigError("data=text needs data.files=[...]: files or globs of .txt, .jsonl[.gz|.zst] or .parquet")
         if self.source == "states" and len(self.files or []) != 1:
             raise ConfigError(
@@ -209,6 +216,11 @@ class DataConfig(Checked, part="data"):
             )
         if self.source == "hub" and not self.hub_id:
             raise ConfigError("data=hub needs data.hub_id=<data set of the Hugging Face hub, ORG/NAME>")
+
+    @property
+    def has_files(self) -> bool:
+        """Whether it names files of text; texts in memory take their place."""
+        return bool(self.files)
 
     def by_recipe(self, job: JobConfig) -> SettingValues:
         if self.source in (None, "grammar", "states"):
@@ -249,8 +261,13 @@ class StimuliConfig(Checked, part="stimuli"):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.kind in ("table", "conllu") and not self.path:
+        if self.kind in ("table", "conllu") and not self.has_file:
             raise ConfigError(f"stimuli={self.kind} needs stimuli.path=FILE")
+
+    @property
+    def has_file(self) -> bool:
+        """Whether it names a file; a table in memory takes its place."""
+        return bool(self.path)
 
     def settings_read(self) -> frozenset[str]:
         by_kind = {"controlled": {"sentences", "grammar"}, "table": {"path", "columns"}, "conllu": {"path"}}
@@ -331,8 +348,8 @@ class JobConfig(Checked):
     # CPU threads; null: torch's default
     threads: int | None = setting(None, least=1, most=1024, in_key=False)
     seed: int = setting(0, least=0, most=SEEDS)  # of all that is drawn at random
-    # the folder that results go to
-    store: Annotated[FilePath, AfterValidator(_of_one_line)] = setting("results", in_key=False)
+    # the folder that results go to; null, in Python alone: the result stays in memory
+    store: Annotated[FilePath, AfterValidator(_of_one_line)] | None = setting("results", in_key=False)
     force: bool = setting(False, in_key=False)  # do a finished job again
     # for another process that is at the same job; false refuses
     wait: bool = setting(True, in_key=False)
@@ -364,7 +381,7 @@ class AnalyzeConfig(JobConfig):
     measure: MeasureConfig = field(default_factory=MeasureConfig)
     stimuli: StimuliConfig = field(default_factory=StimuliConfig)  # of measures that look at words
     # instead of the model, or of the target where a model is named: a file, two, or subjects
-    activations: FilePath | Files | None = setting(None, in_key=False)
+    activations: FilePath | Recordings | None = setting(None, in_key=False)
     # instead of model and target: jobs of one pass
     models: list[str | dict[str, Any]] | None = setting(None, in_key=False)
     experiment: str | None = None  # a paper's figure or table; takes the place of measure
@@ -404,12 +421,13 @@ class AnalyzeConfig(JobConfig):
         return unread
 
     @property
-    def recordings(self) -> list[str]:
-        """The different files of `activations`."""
-        return list(dict.fromkeys(map(str, map(Path, self.activations or []))))
+    def recordings(self) -> list[str | RecordedArrays]:
+        """The different files of `activations`, or arrays in memory that take their place."""
+        entries = [str(Path(entry)) if isinstance(entry, str) else entry for entry in self.activations or []]
+        return list(dict.fromkeys(entries))
 
     @property
-    def subjects(self) -> list[str]:
+    def subjects(self) -> list[str | RecordedArrays]:
         """The files of `activations` where they are subjects: three or more, or two beside a model that is named."""
         several = len(self.recordings)
         return self.recordings if several > 2 or (several == 2 and self.beside_recordings) else []
@@ -426,12 +444,18 @@ def chosen_scale(scale: str, models: Sequence[Any]) -> tuple[str, str]:
     models = [model for model in models if not model.holds_states]  # which run no model, on whatever machine
     if scale != "auto" or all(model.mini for model in models):
         return ("mini" if scale == "auto" else scale), ""
-    folders = [Path(model.path) if model.path else None for model in models if not model.mini]
-    if all(folder and _bytes_in(folder) < SMALL for folder in folders):
+    if all(_is_small(model) for model in models if not model.mini):
         return "mini", "these models are small"
     import torch
 
     return ("paper", "this machine has a GPU") if torch.cuda.is_available() else ("mini", "this machine has no GPU")
+
+
+def _is_small(model: Any) -> bool:
+    """Return whether a model is known to be small: by its weights in memory, or by the files in its folder."""
+    if model.is_in_memory:
+        return bool(4 * model.weights < SMALL)
+    return bool(model.path) and _bytes_in(Path(model.path)) < SMALL
 
 
 def _bytes_in(folder: Path) -> int:

@@ -139,6 +139,13 @@ def setting(
     return dataclasses.field(default=default, metadata={"setting": declared})
 
 
+def an_object(default: Any = None) -> Any:
+    """Return a dataclass field of an object in memory, which is no setting, see `thinkalike.config.in_memory`."""
+    return dataclasses.field(
+        default=default, repr=False, metadata={"setting": SettingDeclaration(in_key=False), "is_object": True}
+    )
+
+
 def declared_of(item: SettingField) -> SettingDeclaration:
     """Return what `setting` declared of a field."""
     return item.metadata.get("setting", PLAIN)
@@ -309,6 +316,25 @@ def made(schema: type[Schema], values: SettingValues, path: str = "") -> Schema:
             except ConfigError as error:  # the second model is `target` on a command line
                 raise ConfigError(str(error).replace(f"{hints[name].part}.", f"{name}.", 1)) from None
     return schema(**given)
+
+
+def as_settings(config: Any) -> dict[str, Any]:
+    """Return the settings of a configuration as nested dictionaries and lists, without the objects in memory."""
+    return {
+        item.name: _as_setting(getattr(config, item.name))
+        for item in dataclasses.fields(config)
+        if not item.metadata.get("is_object")
+    }
+
+
+def _as_setting(value: Any) -> Any:
+    if dataclasses.is_dataclass(value):
+        return as_settings(value)
+    if isinstance(value, Mapping):
+        return {name: _as_setting(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_as_setting(inner) for inner in value]
+    return value
 
 
 def key_settings(config: Any) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic
 from typing_extensions import TypeVar
 
 from thinkalike.config import AnalyzeConfig, ModelConfig
-from thinkalike.config.compose import completed
+from thinkalike.config.groups import completed
 from thinkalike.config.parts import PROCESSES
 from thinkalike.config.schema import (
     Checked,
@@ -42,6 +42,7 @@ from thinkalike.models.families import told_apart
 from thinkalike.models.places import checkpoint_fingerprint
 from thinkalike.processes import ProcessGroup, doing
 from thinkalike.store import Headline, Job, Result, first_scalar, newest_state, read_state, write_state
+from thinkalike.unkept import UnkeptJob
 
 if TYPE_CHECKING:
     import numpy as np
@@ -158,7 +159,7 @@ class Phases:
 class Work:
     """The context of a running job."""
 
-    job: Job  # `job.partial` is the folder of its states, `job.aside` that of files of the result
+    job: Job | UnkeptJob  # of a kept one `job.partial` is the folder of its states, `job.aside` that of the result
     settings: dict[str, Any]  # as dictionaries, without the parts that the job does not read
     inputs: Mapping[str, Any]  # what `Instrument.inputs` read
     opened: contextlib.ExitStack  # contexts that stay open until the result is there
@@ -168,13 +169,16 @@ class Work:
 
     def resume(self, name: str) -> dict[str, Any] | None:
         """Return the state that an earlier run kept under a name, or None; a damaged one is put aside."""
+        if not self.job.keeps_states:
+            return None
         if path := newest_state(self.job.states, name):
             log.info("resuming from %s", path)
         return read_state(path) if path else None
 
     def keep(self, name: str, state: dict[str, Any]) -> None:
-        """Keep a state of tensors and plain values under a name, in place of the one before."""
-        write_state(self.job.states, name, state)
+        """Keep a state of tensors and plain values under a name, in place of the one before, if the job is kept."""
+        if self.job.keeps_states:
+            write_state(self.job.states, name, state)
 
 
 @contextlib.contextmanager
@@ -208,7 +212,7 @@ def readable(result: Result) -> Iterator[None]:
             raise
         reason = f"{type(error).__name__}: {one_line(error)}"
         remedy = "it was changed, or is of another version; compute it again with force=true"
-        raise ResultError(f"{result.folder} lacks what {result.kind} shows ({reason}): {remedy}") from error
+        raise ResultError(f"{result.place} lacks what {result.kind} shows ({reason}): {remedy}") from error
 
 
 class Instrument(ABC, Generic[Config]):
@@ -227,6 +231,7 @@ class Instrument(ABC, Generic[Config]):
     reads: ClassVar[tuple[str, ...]]  # the parts of the configuration that can change the numbers
     config: ClassVar[type]  # of train.py or of analyze.py
     takes_activations: ClassVar[bool] = False  # whether recordings can take the place of the model
+    needs_store: ClassVar[bool] = False  # whether it does other jobs, or writes files of its own, which need a store
     is_shared: ClassVar[bool] = False  # whether several processes of analyze.py can share the job
     run_all: ClassVar[Callable[..., list[Outcome | ThinkalikeError]] | None] = None  # does several jobs with less work:
     # given (instrument, configuration, work) of each, it returns the outcome of each, or its error
@@ -362,7 +367,7 @@ class Instrument(ABC, Generic[Config]):
         from thinkalike import figures  # imports matplotlib
 
         with figures.shown(ax) as drawn, readable(result):
-            self.draw(result, result.folder)
+            self.draw(result, Path("figures"))  # where nothing is written
         if not drawn:
             raise ResultError(f"measure={result.kind} draws no figure; its numbers are in result.table")
         chosen = name or next(iter(drawn))

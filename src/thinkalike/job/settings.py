@@ -21,7 +21,7 @@ from thinkalike.config import (
     model_named,
     settings_of,
 )
-from thinkalike.config.compose import completed, keys_of
+from thinkalike.config.groups import completed
 from thinkalike.config.parts import HOW_IT_RUNS
 from thinkalike.config.schema import default_of, value_at
 from thinkalike.errors import ConfigError, flat, listed, short
@@ -140,13 +140,13 @@ def _listed_model(entry: str | dict[str, Any], runs: Mapping[str, Any]) -> Model
     return model_named(str(name), {**runs, **settings})
 
 
-def check_read(overrides: Sequence[str], config: JobSettings) -> None:
-    """Raise a ConfigError unless each setting of the overrides is read by a job that a configuration stands for.
+def check_read(keys: Sequence[str], config: JobSettings) -> None:
+    """Raise a ConfigError unless each setting that is given is read by a job that a configuration stands for.
 
     Models that a command line names for an experiment are checked by it.
     """
     _check_listed_models(config)
-    jobs, unread = _unread(keys_of(overrides), config)
+    jobs, unread = _unread(keys, config)
     if unread:
         raise _refusal(unread[0], jobs)
 

@@ -14,6 +14,7 @@ from typing import Any, Protocol, TypeVar, cast, runtime_checkable
 import torch
 
 from thinkalike.config import ModelConfig, model_named, options
+from thinkalike.config.in_memory import LoadedModelConfig
 from thinkalike.config.parts import AFTER, model_settings
 from thinkalike.config.schema import declared_of
 from thinkalike.errors import ConfigError, ModelError, checked_path, one_of
@@ -35,7 +36,7 @@ from thinkalike.models.families import (
     told_apart,
 )
 from thinkalike.models.frozen import FrozenModel
-from thinkalike.models.places import base_of, explained, held, named_folder, reached, read_shape
+from thinkalike.models.places import base_of, explained, named_folder, reached, read_shape
 from thinkalike.processes import doing
 from thinkalike.shards.index import holds_states
 
@@ -125,8 +126,8 @@ def load_model(
         raise TypeError(f"load_model takes a tokenizer with a model in memory alone, and not with {model}")
     config = configured(model, settings)
     name = name or tokenizer or label(config)
-    if (model := held(config)) is not None:
-        return at_sites(model, config, name)
+    if isinstance(config, LoadedModelConfig):
+        return at_sites(cast(FrozenModel, config.loaded), config, name)
     one_of("model.family", config.family, ("auto", *FAMILIES))
     if holds_states(config.path):
         raise ModelError(

@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, Optional
+from typing import Any, ClassVar, NamedTuple, Optional
 
 import pandas as pd
 import torch
@@ -135,6 +135,8 @@ class CourtConfig(MeasureConfig):
 
 class Court(Instrument[AnalyzeConfig], kind="court", version=9, reads=("model", "data", "measure", "seed")):
     """Makes every source from `model` at `measure.layer`, and leaves what each judge says of it, a row each."""
+
+    needs_store: ClassVar[bool] = True  # each training of a source has a folder
 
     def inputs(self, config: AnalyzeConfig) -> Mapping[str, Any]:
         siblings = {f"sibling {name}": checkpoint_fingerprint(each) for name, each in _siblings(config).items()}

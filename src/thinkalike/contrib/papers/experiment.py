@@ -13,16 +13,9 @@ from typing import Any
 
 import pandas as pd
 
-from thinkalike.config import (
-    RUNS,
-    AnalyzeConfig,
-    ModelConfig,
-    SettingValues,
-    compose_inner_job,
-    model_named,
-    settings_of,
-)
-from thinkalike.config.compose import completed
+from thinkalike.config import RUNS, AnalyzeConfig, ModelConfig, SettingValues, model_named, settings_of
+from thinkalike.config.compose import compose_inner_job
+from thinkalike.config.groups import completed
 from thinkalike.config.schema import with_settings
 from thinkalike.contrib.papers.claims import Claim, claims_table, counts_of
 from thinkalike.contrib.populations.config import PopulationJob

@@ -72,6 +72,7 @@ class Population(
     cut, pair), CKA (source, target, layer) and its HSICs.
     """
 
+    needs_store: ClassVar[bool] = True  # of the jobs that fine-tune members
     is_shared: ClassVar[bool] = True
 
     def settings_read(self, config: PopulationJob) -> frozenset[str]:

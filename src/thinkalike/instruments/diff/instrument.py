@@ -136,7 +136,7 @@ class Diff(Instrument[AnalyzeConfig], kind="diff", version=7, reads=("model", "t
         if not parts and settings.empty:
             return replace(unchanged(base, measure.margin), models=models)
         with work.phase("text"):
-            rows, text, facts = read_rows(config, base, FORKED if measure.null == "drift" else 0)
+            rows, text, facts = read_rows(config, measure.tokens, base, FORKED if measure.null == "drift" else 0)
             check_rows(base, changed, rows.tokens)
         pairs = work.inputs.get("contrasts")
         if measure.contrast in CONTRASTS:
@@ -206,12 +206,11 @@ def _null(
 
 
 def read_rows(
-    config: AnalyzeConfig, base: FrozenModel, fit_tokens: int = 0
+    config: AnalyzeConfig, tokens: int, base: FrozenModel, fit_tokens: int = 0
 ) -> tuple[TokenRows, Tensor, dict[str, Any]]:
-    """Return rows of the report's text at random, those to fit on, and what the provenance says of them."""
-    measure = config.measure_as(DiffConfig)
+    """Return so many tokens of the report's text in random rows, those to fit on, and what provenance says of them."""
     context = config.data.context or min(ROW, base.context)
-    wanted = max(measure.tokens // context, 2)
+    wanted = max(tokens // context, 2)
     data = replace(config.data, report_tokens=max(SPREAD * wanted * context, LEAST))
     corpus = read_corpus(data, base.tokenizer, context, bos=base.bos_each_row, fit_tokens=fit_tokens)
     chosen = torch.randperm(len(corpus.report), generator=seeded(0))[:wanted]

@@ -306,13 +306,14 @@ class Stitching(
         from thinkalike.evaluation.language import document_numbers
         from thinkalike.instruments.stitching.fitting import load_setting
         from thinkalike.instruments.stitching.table import joined, stitched, table_of
-        from thinkalike.stitches.stitch import write_stitches
+        from thinkalike.stitches.stitch import NAME, facts_of_stitches
         from thinkalike.training.run import Run, loggers_of
 
         with work.phase("loading"):
             setting = load_setting(config)
         source, target, corpus, stitch = setting.source, setting.target, setting.corpus, config.stitch
-        run = Run(work.job.partial, target.device, config.trainer, work.tracker)
+        partial = work.job.partial if work.job.keeps_states else None
+        run = Run(partial, target.device, config.trainer, work.tracker)
         done = {"": stitched(setting, run, loggers_of(run, config.logger.kind), work)}
         if stitch.both:
             from thinkalike.instruments.stitching.directions import add_asymmetries, add_unexplained
@@ -331,7 +332,8 @@ class Stitching(
                 direction.details = with_similarity(direction.details, similarity, is_back=way == "back")
         if weights := joined({way: each.weights for way, each in done.items()}, "."):
             shape = {"widths": (source.d_model, target.d_model), "rank": stitch.rank} if stitch.trained else {}
-            write_stitches(work.job.aside, weights, setting.layer_pairs, stitch.kind, stitch.norm, **shape)
+            facts = facts_of_stitches(setting.layer_pairs, stitch.kind, stitch.norm, **shape)
+            work.job.add_tensors(NAME, weights, facts)
         details = pd.concat([each.details for each in done.values()], ignore_index=True)
         penalty = details["penalty"]
         scalars = {"mean_penalty": float(penalty.mean()), "worst_penalty": float(penalty.max())}

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal
 import pandas as pd
 
 from thinkalike import figures
-from thinkalike.config import AnalyzeConfig, MeasureConfig, ModelConfig, SettingValues, compose_inner_job, setting
+from thinkalike.config import AnalyzeConfig, MeasureConfig, ModelConfig, SettingValues, setting
 from thinkalike.config.schema import Numbers
 from thinkalike.data.documents import text_fingerprint
 from thinkalike.data.tables import read_stimuli
@@ -143,6 +143,8 @@ class Checkpoints(dict[int, ModelConfig]):
 
 def training(config: AnalyzeConfig) -> Any:
     """Return the configuration of the job that trains the mini."""
+    from thinkalike.config.compose import compose_inner_job  # imports Hydra
+
     measure = config.measure_as(TrajectoryConfig)
     words = [f"model={config.model.name}", *measure.train, f"store={config.store}", "logger=none"]
     job = compose_inner_job("train", ["task=pretrain", *words])
