@@ -40,8 +40,8 @@ from scipy.stats import mannwhitneyu
 
 import thinkalike
 from thinkalike.config import compose_job
-from thinkalike.data.corpus import TokenRows
 from thinkalike.data.grammar import controlled_sentences, lexicon, with_s
+from thinkalike.data.rows import TokenRows
 from thinkalike.evaluation.changes import (
     Move,
     beyond_forks,

@@ -12,7 +12,7 @@ import thinkalike
 import tiny
 from conftest import kill_and_resume, results_in
 from thinkalike.cli import as_analysis
-from thinkalike.data.corpus import TokenRows
+from thinkalike.data.rows import TokenRows
 from thinkalike.errors import ConfigError, ModelError
 from thinkalike.evaluation.changes import (
     Move,

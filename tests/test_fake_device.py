@@ -18,7 +18,7 @@ from fake_device import FakeDevice, move
 from test_work import KINDS, OUTPUTS
 from thinkalike import measures
 from thinkalike.config import DataConfig, instrument, measure_module, measure_schema
-from thinkalike.data.corpus import TokenRows
+from thinkalike.data.rows import TokenRows
 from thinkalike.data.stimuli import Stimuli
 from thinkalike.evaluation.changes import by_part, moves, perturbed, seen
 from thinkalike.instruments.ruler import alike

@@ -20,7 +20,7 @@ import tiny
 from conftest import composed
 from cutters import MAKERS, cutter
 from thinkalike.config import ModelConfig
-from thinkalike.data.corpus import Entry, kept
+from thinkalike.data.cache import CacheEntry, cached
 from thinkalike.data.recordings import recording_fingerprint
 from thinkalike.data.stimuli import Stimuli
 from thinkalike.data.tables import read_stimuli
@@ -353,7 +353,9 @@ def test_so_are_other_weights_threads_versions_and_code(config, checkpoints, mon
 def computing(calls, value=1.0):
     def compute():
         calls.append(value)
-        return Entry({"0": torch.full((4, 3), value), "1": torch.ones(4, 2, dtype=torch.bfloat16)}, {"layers": [0, 1]})
+        return CacheEntry(
+            {"0": torch.full((4, 3), value), "1": torch.ones(4, 2, dtype=torch.bfloat16)}, {"layers": [0, 1]}
+        )
 
     return compute
 
@@ -361,7 +363,7 @@ def computing(calls, value=1.0):
 def test_two_at_once_compute_it_once(tmp_path):
     calls = []
     with ThreadPoolExecutor(4) as threads:
-        asked = [threads.submit(kept, tmp_path / "kept" / "x.safetensors", computing(calls)) for _ in range(4)]
+        asked = [threads.submit(cached, tmp_path / "kept" / "x.safetensors", computing(calls)) for _ in range(4)]
     found = [each.result() for each in asked]
     assert len(calls) == 1
     assert all(torch.equal(each.tensors["1"], found[0].tensors["1"]) for each in found)
@@ -372,7 +374,7 @@ def test_what_was_read_longest_ago_makes_room(tmp_path):
 
     def ask(name, when, most=700):  # an entry takes some 400 bytes with its header
         path = tmp_path / f"{name}.safetensors"
-        kept(path, computing(calls), most)
+        cached(path, computing(calls), most)
         if path.exists():
             os.utime(path, (when, when))
 

@@ -41,7 +41,7 @@ from thinkalike.contrib.transfer.steering import (
     steered_gaps,
 )
 from thinkalike.errors import DataError
-from thinkalike.evaluation.language import state_moments
+from thinkalike.evaluation.moments import state_moments
 from thinkalike.job import Outcome
 from thinkalike.measures.round_trips import Unexplained, both_directions
 from thinkalike.memory import Budget

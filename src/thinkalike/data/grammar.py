@@ -15,7 +15,11 @@ import yaml
 
 from thinkalike.errors import DataError, nearest
 
-SIZES = {"small": ["small", "determiners"], "large": ["small", "more", "determiners"], "crossed": ["crossed"]}
+SIZES = {
+    "small": ["small", "determiners"],
+    "large": ["small", "more", "determiners"],
+    "crossed": ["crossed"],
+}
 PREPOSITIONS = "in near behind beside outside"
 
 Lexicon = dict[str, list[str]]
@@ -27,7 +31,10 @@ def lexicon(size: str) -> Lexicon:
         raise DataError(f"size={size} is not known; {nearest(size, SIZES)}")
     parts = yaml.safe_load(Path(__file__).with_name("lexicon.yaml").read_text())
     groups = [*parts["more"], *parts["determiners"]]
-    return {group: " ".join(parts[name].get(group, "") for name in SIZES[size]).split() for group in groups}
+    return {
+        group: " ".join(parts[name].get(group, "") for name in SIZES[size]).split()
+        for group in groups
+    }
 
 
 # A word has a feature where it shows it, as in table S1 of Salle et al. 2024:
@@ -103,19 +110,28 @@ def determiners(words: Lexicon, number: str) -> Slot:
 
 def nouns(words: Lexicon, number: str) -> Slot:
     genders = {"female": "female", "male": "male", "neither": None}
-    return [noun(entry, gender, number) for group, gender in genders.items() for entry in words[group]]
+    return [
+        noun(entry, gender, number) for group, gender in genders.items() for entry in words[group]
+    ]
 
 
 def with_noun(words: Lexicon, first: Slot, number: str) -> list[Phrase]:
     """Return phrases such as "the woman" and "the tall woman", which begin with the words of `first`."""
-    head, adjectives = nouns(words, number), [Word(form, "Adjective") for form in words["adjectives"]]
+    head, adjectives = (
+        nouns(words, number),
+        [Word(form, "Adjective") for form in words["adjectives"]],
+    )
     return [Phrase([first, head], number), Phrase([first, adjectives, head], number)]
 
 
 def full_phrases(words: Lexicon) -> list[Phrase]:
     """Return phrases such as "Mary", "the woman" and "no men"."""
-    names = [noun(name, gender) for gender in ("female", "male") for name in words[f"{gender} names"]]
-    singular, plural = (with_noun(words, determiners(words, number), number) for number in ("singular", "plural"))
+    names = [
+        noun(name, gender) for gender in ("female", "male") for name in words[f"{gender} names"]
+    ]
+    singular, plural = (
+        with_noun(words, determiners(words, number), number) for number in ("singular", "plural")
+    )
     return [Phrase([names]), *singular, *plural]
 
 
@@ -146,22 +162,42 @@ def patterns(size: str = "small") -> tuple[Pattern, ...]:
     words = lexicon(size)
     clauses = [clause for tense in ("present", "past") for clause in _clauses(words, tense)]
     prepositions = [Word(form, "Preposition") for form in PREPOSITIONS.split()]
-    place = [prepositions, determiners(words, "singular"), [noun(entry, None) for entry in words["places"]]]
-    every = [Pattern(kind, slots + after) for (kind, slots), after in product(clauses, ([], place))]
-    return tuple(pattern for pattern in every if pattern.size)  # the small grammar has no adjectives and no places
+    place = [
+        prepositions,
+        determiners(words, "singular"),
+        [noun(entry, None) for entry in words["places"]],
+    ]
+    every = [
+        Pattern(kind, slots + after) for (kind, slots), after in product(clauses, ([], place))
+    ]
+    return tuple(
+        pattern for pattern in every if pattern.size
+    )  # the small grammar has no adjectives and no places
 
 
 def _clauses(words: Lexicon, tense: str) -> Iterator[tuple[str, list[Slot]]]:
     alone, taking = words["intransitive"], words["transitive"]
-    sing, see = ([Word(each.partition("/")[0], "Verb", tense=tense) for each in verbs] for verbs in (alone, taking))
-    interrogatives = [Phrase([WHO]), *with_noun(words, WHICH, "singular"), *with_noun(words, WHICH, "plural")]
+    sing, see = (
+        [Word(each.partition("/")[0], "Verb", tense=tense) for each in verbs]
+        for verbs in (alone, taking)
+    )
+    interrogatives = [
+        Phrase([WHO]),
+        *with_noun(words, WHICH, "singular"),
+        *with_noun(words, WHICH, "plural"),
+    ]
     full = full_phrases(words)
 
     def objects(subject: Phrase) -> list[list[Slot]]:  # after I, you, we, they no "I see me"
         others = [] if subject.slots in ([I_YOU], [WE_THEY]) else ME_US_YOU
         return [[HIM_HER + THEM + others], *(phrase.slots for phrase in full)]
 
-    for subject in [Phrase([I_YOU], third=False), Phrase([HE_SHE]), Phrase([WE_THEY], "plural"), *full]:
+    for subject in [
+        Phrase([I_YOU], third=False),
+        Phrase([HE_SHE]),
+        Phrase([WE_THEY], "plural"),
+        *full,
+    ]:
         first, do = subject.slots, finite(["do/did"], tense, subject, "Auxiliary")
         yield "intransitive", [*first, finite(alone, tense, subject)]  # the woman plays
         yield "do-question", [do, *first, sing]  # do you sing
@@ -173,7 +209,10 @@ def _clauses(words: Lexicon, tense: str) -> Iterator[tuple[str, list[Slot]]]:
     for asked in interrogatives:
         yield "wh-question", [*asked.slots, finite(alone, tense, asked)]  # which men sneezed
         for object_ in objects(asked):
-            yield "transitive wh-question", [*asked.slots, finite(taking, tense, asked), *object_]  # who saw Mary
+            yield (
+                "transitive wh-question",
+                [*asked.slots, finite(taking, tense, asked), *object_],
+            )  # who saw Mary
 
 
 class Sentence(NamedTuple):
@@ -200,7 +239,9 @@ def controlled_sentences(count: int, seed: int = 0, size: str = "small") -> list
     """Draw distinct sentences: half of them questions, and each kind equally often, until it is used up."""
     total = sum(pattern.size for pattern in patterns(size))
     if not 0 < count <= total:
-        raise DataError(f"count={count} must lie between 1 and {total}, the number of sentences of the {size} grammar")
+        raise DataError(
+            f"count={count} must lie between 1 and {total}, the number of sentences of the {size} grammar"
+        )
     moods: dict[bool, list[list[Pattern]]] = {False: [], True: []}
     for kind, group in groupby(sorted(patterns(size), key=attrgetter("kind")), attrgetter("kind")):
         moods["question" in kind].append(list(group))
@@ -217,6 +258,9 @@ def derivations(text: str, size: str = "small") -> list[Sentence]:
     forms, derived = text.split(), list[Sentence]()
     for kind, slots in patterns(size):
         if len(slots) == len(forms):
-            fitting = [[word for word in slot if word.form == form] for slot, form in zip(slots, forms, strict=True)]
+            fitting = [
+                [word for word in slot if word.form == form]
+                for slot, form in zip(slots, forms, strict=True)
+            ]
             derived += [Sentence(kind, words) for words in product(*fitting)]
     return derived

@@ -18,7 +18,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from thinkalike.arguments import tensor_of
-from thinkalike.data.sources import read_with, reading, whole_characters
+from thinkalike.data.sources import errors_name_file, read_by_ending, whole_characters
 from thinkalike.data.stimuli import Stimuli, duplicates
 from thinkalike.digests import digest_of
 from thinkalike.errors import DataError, listed, natural_order
@@ -27,7 +27,9 @@ IDS = "ids"  # the array, or the key of the metadata, that says which stimulus a
 RUNS = "runs"  # the same for the run in which a row was measured
 IN_ORDER = "order"  # in place of the ids: row i is stimulus i
 
-_Contents = tuple[dict[str, Tensor], Any, Any]  # of a file: arrays by name, and the ids and runs of rows or None
+_Contents = tuple[
+    dict[str, Tensor], Any, Any
+]  # of a file: arrays by name, and the ids and runs of rows or None
 
 
 class Recording(NamedTuple):
@@ -51,7 +53,7 @@ def read_recording(path: str | Path, stimuli: Stimuli) -> Recording:
             rows are put into the order of the stimuli (ids="order": they are in it), and of `runs` if stimuli were
             measured more than once. Every run has each stimulus once, and every value is finite, or it is a DataError.
     """
-    arrays, ids, runs = read_with(Path(path), {".npz": _npz, ".safetensors": _safetensors})
+    arrays, ids, runs = read_by_ending(Path(path), {".npz": _npz, ".safetensors": _safetensors})
     if len(arrays) == 1 and (whole := next(iter(arrays.values()))).ndim == 3:
         arrays = {str(number): layer for number, layer in enumerate(whole)}
     if not arrays or ids is None:
@@ -60,17 +62,25 @@ def read_recording(path: str | Path, stimuli: Stimuli) -> Recording:
             f"{path} has no {lacks}; add them, one id for each row: an array or, in .safetensors, metadata={{'ids': "
             "json.dumps(ids)}; or ids='order' where rows are in the order of the stimuli"
         )
-    texts = stimuli.ids if ids.shape == () and str(ids) == IN_ORDER else _texts(ids, f"{path}: {IDS}")
+    texts = (
+        stimuli.ids if ids.shape == () and str(ids) == IN_ORDER else _texts(ids, f"{path}: {IDS}")
+    )
     names = ["1"] * len(texts) if runs is None else _texts(runs, f"{path}: {RUNS}")
     if len(names) != len(texts):
-        raise DataError(f"{path}: runs has {len(names)} rows, but ids has {len(texts)}; give one run for each row")
+        raise DataError(
+            f"{path}: runs has {len(names)} rows, but ids has {len(texts)}; give one run for each row"
+        )
     order = sorted(set(names), key=natural_order)
     rows = torch.tensor([_rows_of(run, texts, names, stimuli, str(path)) for run in order])
     named = sorted(arrays, key=natural_order)
-    return Recording({name: _layer(f"{path}: {name}", arrays[name], len(texts))[rows] for name in named}, order)
+    return Recording(
+        {name: _layer(f"{path}: {name}", arrays[name], len(texts))[rows] for name in named}, order
+    )
 
 
-def _rows_of(run: str, ids: Sequence[str], runs: Sequence[str], stimuli: Stimuli, path: str) -> list[int]:
+def _rows_of(
+    run: str, ids: Sequence[str], runs: Sequence[str], stimuli: Stimuli, path: str
+) -> list[int]:
     """Return the row of each stimulus in a run, which must have each of them once and no others."""
     rows = [row for row, of in enumerate(runs) if of == run]
     place, known = {ids[row]: row for row in rows}, set(stimuli.ids)
@@ -101,7 +111,10 @@ def _npz(path: Path) -> _Contents:
             if not isinstance(named[name], np.ndarray):
                 raise DataError(f"{path}: {member} is no array of NumPy; leave it out")
     ids, runs = (named.pop(name, None) for name in (IDS, RUNS))
-    arrays = {name: torch.from_numpy(each.astype(each.dtype.newbyteorder("="))) for name, each in named.items()}
+    arrays = {
+        name: torch.from_numpy(each.astype(each.dtype.newbyteorder("=")))
+        for name, each in named.items()
+    }
     return arrays, ids, runs
 
 
@@ -111,19 +124,28 @@ def _safetensors(path: Path) -> _Contents:
         written = file.metadata() or {}
     said = {name: arrays.pop(name).numpy() for name in (IDS, RUNS) if name in arrays}
     if twice := said.keys() & written.keys():
-        raise DataError(f"{path} has {min(twice)} in an array and in its metadata; leave one of them out")
+        raise DataError(
+            f"{path} has {min(twice)} in an array and in its metadata; leave one of them out"
+        )
     texts = {name: written[name] for name in (IDS, RUNS) if name in written}
-    said |= {name: np.array(text if text == IN_ORDER else json.loads(text)) for name, text in texts.items()}
+    said |= {
+        name: np.array(text if text == IN_ORDER else json.loads(text))
+        for name, text in texts.items()
+    }
     return arrays, said.get(IDS), said.get(RUNS)
 
 
 def _texts(ids: Any, place: str) -> list[str]:
     if ids.ndim != 1 or ids.dtype.kind not in "USiu":
-        raise DataError(f"{place} is {ids.dtype} of shape {ids.shape}; give a text or whole number for each row")
+        raise DataError(
+            f"{place} is {ids.dtype} of shape {ids.shape}; give a text or whole number for each row"
+        )
     try:
         texts = [each.decode() if isinstance(each, bytes) else str(each) for each in ids.tolist()]
     except UnicodeDecodeError as error:
-        raise DataError(f"{place} holds bytes that are no UTF-8 ({error}); give texts or whole numbers") from None
+        raise DataError(
+            f"{place} holds bytes that are no UTF-8 ({error}); give texts or whole numbers"
+        ) from None
     return [whole_characters(text, f"{place}, row {row}") for row, text in enumerate(texts, 1)]
 
 
@@ -140,11 +162,13 @@ def _layer(place: str, array: Tensor, count: int) -> Tensor:
         )
     if not array.isfinite().all():
         row, column = (~array.isfinite()).nonzero()[0].tolist()
-        raise DataError(f"{place} is {array[row, column]} in row {row + 1}, column {column + 1}; leave the row out")
+        raise DataError(
+            f"{place} is {array[row, column]} in row {row + 1}, column {column + 1}; leave the row out"
+        )
     return array
 
 
 def recording_fingerprint(path: str) -> str:
     """Return the name of a file of recorded states, by which tables call it, and the first digits of its SHA-256."""
-    with reading(Path(path)):
+    with errors_name_file(Path(path)):
         return f"{Path(path).stem} {digest_of(Path(path))[:16]}"

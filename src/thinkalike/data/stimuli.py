@@ -50,7 +50,9 @@ class WordOverlap(NamedTuple):
     @property
     def is_confounded(self) -> bool:
         """Whether importance of the feature may be that of word identity."""
-        is_one_word = self.one_word == 1 and self.differing == 0  # also of a single level, which has no correlation
+        is_one_word = (
+            self.one_word == 1 and self.differing == 0
+        )  # also of a single level, which has no correlation
         return is_one_word or self.explained >= WORD_SHARE
 
     def __str__(self) -> str:
@@ -60,7 +62,11 @@ class WordOverlap(NamedTuple):
         else:
             how = f"its levels are mostly one word each ({words}), and words explain {self.explained:.0%} of it"
         known = f"{self.feature}: {how}, so its importance may be the word's"
-        return f"{known}; these stimuli cannot tell it from the word" if self.differing == 0 else known
+        return (
+            f"{known}; these stimuli cannot tell it from the word"
+            if self.differing == 0
+            else known
+        )
 
 
 class Codes(NamedTuple):
@@ -90,20 +96,30 @@ class Stimuli:
     kinds: Kinds = field(default_factory=dict)
     ids: list[str] = field(default_factory=list)  # none: 1, 2, ...
     source: str = "stimuli"
-    token: str = "last"  # the state of a stimulus is that of its last token, of its first, or their mean
+    token: str = (
+        "last"  # the state of a stimulus is that of its last token, of its first, or their mean
+    )
 
     def __post_init__(self) -> None:
         check_kinds(self.kinds, self.source)
         ids = self.ids or [str(row) for row in range(1, len(self.words) + 1)]
-        vars(self).update(ids=ids, features=self.features.rename(columns=str).reset_index(drop=True))
+        vars(self).update(
+            ids=ids, features=self.features.rename(columns=str).reset_index(drop=True)
+        )
         self._check()
         for name, column in self.features.items():
             if any(isinstance(value, complex) for value in column.astype(object)):
                 raise DataError(f"{self.source}: {name} has complex numbers; give their real and imaginary parts as "
                                 "two features")  # fmt: skip
         kinds = {name: self.kinds.get(name) or kind_of(self.features[name]) for name in self.names}
-        columns = {name: typed(self.features[name], name, kind, self.source) for name, kind in kinds.items()}
-        kinds = {name: kind if kind in NUMBERS else kind_of(columns[name]) for name, kind in kinds.items()}
+        columns = {
+            name: typed(self.features[name], name, kind, self.source)
+            for name, kind in kinds.items()
+        }
+        kinds = {
+            name: kind if kind in NUMBERS else kind_of(columns[name])
+            for name, kind in kinds.items()
+        }
         vars(self).update(features=pd.DataFrame(columns), kinds=kinds)
 
     def __len__(self) -> int:
@@ -154,16 +170,24 @@ class Stimuli:
 
     def codes(self) -> Codes:
         """Return the features as one table of float64; a level has the same number in every choice of stimuli."""
-        categories = {name: self.features[name].cat for name in self.names if self.kinds[name] not in NUMBERS}
-        numbers = self.features.assign(**{name: column.codes for name, column in categories.items()})
-        table = torch.tensor(numbers.to_numpy(float)).where(torch.tensor(self.features.notna().to_numpy()), torch.nan)
+        categories = {
+            name: self.features[name].cat for name in self.names if self.kinds[name] not in NUMBERS
+        }
+        numbers = self.features.assign(
+            **{name: column.codes for name, column in categories.items()}
+        )
+        table = torch.tensor(numbers.to_numpy(float)).where(
+            torch.tensor(self.features.notna().to_numpy()), torch.nan
+        )
         return Codes(table, {name: list(column.categories) for name, column in categories.items()})
 
     def varied(self) -> Stimuli:
         """Return the stimuli; a feature with one level only is a DataError."""
         for name, column in self.features.items():
             if column.nunique(dropna=False) < 2:
-                raise DataError(f"{self.source}: {name} has one level only, {column.iloc[0]}; leave it out of features")
+                raise DataError(
+                    f"{self.source}: {name} has one level only, {column.iloc[0]}; leave it out of features"
+                )
         return self
 
     def correlation(self) -> FeatureCorrelation:
@@ -173,12 +197,21 @@ class Stimuli:
         which can hardly tell correlated ones apart (Salle et al. 2024, figure S5). Pairs alike in both features are
         counted as Σ c(c-1)/2 over the counts c of their joint levels. One that is alike in all is a DataError.
         """
-        counts = [[np.bincount(joint_codes(self.features[[f, g]])) for g in self.names] for f in self.names]
-        alike = np.array([[float((each * (each - 1) / 2).sum()) for each in row] for row in counts])
+        counts = [
+            [np.bincount(joint_codes(self.features[[f, g]])) for g in self.names]
+            for f in self.names
+        ]
+        alike = np.array(
+            [[float((each * (each - 1) / 2).sum()) for each in row] for row in counts]
+        )
         alike /= max(len(self) * (len(self) - 1) / 2, 1)
         share = alike.diagonal()
-        if useless := [name for name, part in zip(self.names, share, strict=True) if not 0 < part < 1]:
-            raise DataError(f"{self.source}: {useless[0]} has one level or differs between all stimuli; leave it out")
+        if useless := [
+            name for name, part in zip(self.names, share, strict=True) if not 0 < part < 1
+        ]:
+            raise DataError(
+                f"{self.source}: {useless[0]} has one level or differs between all stimuli; leave it out"
+            )
         deviation = np.sqrt(share * (1 - share))
         correlation = (alike - np.outer(share, share)) / np.outer(deviation, deviation)
         return FeatureCorrelation(pd.DataFrame(correlation, self.names, self.names))
@@ -197,29 +230,51 @@ class Stimuli:
         """Return the SHA-256 of texts, spans and features, as 16 hexadecimal digits."""
         table, levels = self.codes()
         token = () if self.token == "last" else (self.token,)
-        everything = (self.texts, self.sentence.tolist(), self.span, self.kinds, table.tolist(), levels, *token)
+        everything = (
+            self.texts,
+            self.sentence.tolist(),
+            self.span,
+            self.kinds,
+            table.tolist(),
+            levels,
+            *token,
+        )
         return hashlib.sha256(repr(everything).encode()).hexdigest()[:16]
 
     def _check(self) -> None:
-        counts = {name: len(getattr(self, name)) for name in ("words", "sentence", "span", "features", "ids")}
+        counts = {
+            name: len(getattr(self, name))
+            for name in ("words", "sentence", "span", "features", "ids")
+        }
         if len(set(counts.values())) > 1:
             raise DataError(f"{self.source}: row counts differ: {counts}")
         if not len(self) or not self.names:
-            raise DataError(f"{self.source} is empty: {len(self)} stimuli with {len(self.names)} features")
+            raise DataError(
+                f"{self.source} is empty: {len(self)} stimuli with {len(self.names)} features"
+            )
         chosen(self.source, list(self.kinds), self.names)
         for what, names in (("id", self.ids), ("feature", self.names)):
             if repeated := duplicates(names):
                 raise DataError(f"{self.source}: the {what} {repeated[0]} occurs more than once")
-        for row, (number, (start, stop)) in enumerate(zip(self.sentence, self.span, strict=True), 1):
+        for row, (number, (start, stop)) in enumerate(
+            zip(self.sentence, self.span, strict=True), 1
+        ):
             length = len(self.texts[number])
             if not 0 <= start < stop <= length:
-                raise DataError(f"{self.source} row {row}: the span {start}-{stop} is empty or outside its text")
+                raise DataError(
+                    f"{self.source} row {row}: the span {start}-{stop} is empty or outside its text"
+                )
 
 
 def _word_overlap(name: str, feature: pd.Series, words: pd.Series) -> WordOverlap:
-    table = pd.DataFrame({"level": feature.astype(object), "word": words})[feature.notna().to_numpy()]
+    table = pd.DataFrame({"level": feature.astype(object), "word": words})[
+        feature.notna().to_numpy()
+    ]
     pairs = max(len(table) * (len(table) - 1) / 2, 1.0)
-    alike = [_alike_pairs(table[columns]) / pairs for columns in (["level"], ["word"], ["level", "word"])]
+    alike = [
+        _alike_pairs(table[columns]) / pairs
+        for columns in (["level"], ["word"], ["level", "word"])
+    ]
     same_level, same_word, same_both = alike
     spread = same_level * (1 - same_level) * same_word * (1 - same_word)
     return WordOverlap(
@@ -237,7 +292,9 @@ def _alike_pairs(columns: pd.DataFrame) -> float:
     return float((counts * (counts - 1) / 2).sum())
 
 
-def chosen(source: str | Path, names: Names, there: Sequence[str], what: str = "feature") -> list[str]:
+def chosen(
+    source: str | Path, names: Names, there: Sequence[str], what: str = "feature"
+) -> list[str]:
     """Return the names that are asked for, or all; one that is not there is a DataError, and so are too many."""
     if isinstance(names, str) or not isinstance(names, Iterable | None):
         raise DataError(f"{source}: {what}s={names!r} must be a list of names")
@@ -255,7 +312,9 @@ def chosen(source: str | Path, names: Names, there: Sequence[str], what: str = "
 def check_kinds(kinds: Any, source: str | Path) -> None:
     """Raise a DataError unless these are kinds by feature: a name of a kind, or different levels in order."""
     if not isinstance(kinds, Mapping):
-        raise DataError(f"{source}: kinds={kinds!r} must give kinds by feature, as {{'Number': 'nominal'}}")
+        raise DataError(
+            f"{source}: kinds={kinds!r} must give kinds by feature, as {{'Number': 'nominal'}}"
+        )
     for name, kind in kinds.items():
         if not isinstance(kind, str):
             try:
@@ -276,7 +335,9 @@ def typed(column: pd.Series, name: str, kind: Kind | None, source: str) -> pd.Se
     texts = column.astype(object).map(_level, na_action="ignore")
     levels = _levels(column) if isinstance(kind, str) else list(dict.fromkeys(map(_level, kind)))
     if kind == "ordinal" and not pd.api.types.is_numeric_dtype(column):
-        raise DataError(f"{source}: {name} is ordinal; give its levels in order: kinds.{name}={levels}")
+        raise DataError(
+            f"{source}: {name} is ordinal; give its levels in order: kinds.{name}={levels}"
+        )
     for row, level in enumerate(texts, 1):
         if pd.notna(level) and level not in levels:
             raise DataError(f"{source} row {row}: {name}={level} is not among its levels {levels}")
@@ -300,16 +361,24 @@ def duplicates(names: Iterable[str]) -> list[str]:
 def _numbers(column: pd.Series, name: str, source: str) -> pd.Series:
     exact = pd.to_numeric(column.astype(object), errors="coerce")
     if (values := exact.astype("float64")).nunique() < exact.nunique():
-        raise DataError(f"{source}: {name} has numbers of more than 16 digits; declare kinds.{name}=nominal")
+        raise DataError(
+            f"{source}: {name} has numbers of more than 16 digits; declare kinds.{name}=nominal"
+        )
     for row in np.flatnonzero((values.isna() & column.notna()) | np.isinf(values))[:1]:
         found = f"{source} row {row + 1}: {name}={column.iloc[row]} is not a finite number"
-        raise DataError(f"{found}; empty it if the feature does not apply, or declare kinds.{name}=nominal")
+        raise DataError(
+            f"{found}; empty it if the feature does not apply, or declare kinds.{name}=nominal"
+        )
     return values
 
 
 def _level(value: Any) -> str:
     """Return the name of a level; a whole number loses its point."""
-    return str(int(value)) if isinstance(value, float | np.floating) and value.is_integer() else str(value)
+    return (
+        str(int(value))
+        if isinstance(value, float | np.floating) and value.is_integer()
+        else str(value)
+    )
 
 
 def _levels(column: pd.Series) -> list[str]:
@@ -329,11 +398,23 @@ class FeatureCorrelation:
     def strongest(self, k: int) -> list[tuple[str, str, float]]:
         """Return the k pairs of features whose correlation is furthest from 0, the strongest first."""
         names, values = list(map(str, self.table)), self.table.to_numpy()
-        pairs = [(names[i], names[j], float(values[i, j])) for i, j in combinations(range(len(names)), 2)]
+        pairs = [
+            (names[i], names[j], float(values[i, j]))
+            for i, j in combinations(range(len(names)), 2)
+        ]
         return sorted(pairs, key=lambda pair: -abs(pair[2]))[:k]
 
 
-FEATURES = ["Word length", "Gender", "Number", "PoS", "Tense", "Person", "Word position", "Question"]  # table S1
+FEATURES = [
+    "Word length",
+    "Gender",
+    "Number",
+    "PoS",
+    "Tense",
+    "Person",
+    "Word position",
+    "Question",
+]  # table S1
 
 
 def controlled_stimuli(count: int, seed: int = 0, size: str = "small") -> Stimuli:
@@ -353,10 +434,30 @@ def from_sentences(sentences: Sequence[Sentence], source: str = "the grammar") -
         start = 0
         for place, word in enumerate(each.words):
             length, question = len(word.form), str("question" in each.kind)
-            rows.append((length, word.gender, word.number, word.pos, word.tense, word.person, place, question))
+            rows.append(
+                (
+                    length,
+                    word.gender,
+                    word.number,
+                    word.pos,
+                    word.tense,
+                    word.person,
+                    place,
+                    question,
+                )
+            )
             span.append((start, start + length))
             start += length + 1
-    texts, words = [each.text for each in sentences], [word.form for each in sentences for word in each.words]
+    texts, words = (
+        [each.text for each in sentences],
+        [word.form for each in sentences for word in each.words],
+    )
     sentence = np.repeat(np.arange(len(texts)), [len(each.words) for each in sentences])
-    ids = [f"{n}:{place}" for n, each in enumerate(sentences, 1) for place in range(1, len(each.words) + 1)]
-    return Stimuli(texts, sentence, span, words, pd.DataFrame(rows, columns=FEATURES), ids=ids, source=source)
+    ids = [
+        f"{n}:{place}"
+        for n, each in enumerate(sentences, 1)
+        for place in range(1, len(each.words) + 1)
+    ]
+    return Stimuli(
+        texts, sentence, span, words, pd.DataFrame(rows, columns=FEATURES), ids=ids, source=source
+    )

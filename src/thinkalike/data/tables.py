@@ -22,7 +22,7 @@ import numpy as np
 import pandas as pd
 
 from thinkalike.config import StimuliConfig
-from thinkalike.data.sources import read_with, whole_characters
+from thinkalike.data.sources import read_by_ending, whole_characters
 from thinkalike.data.stimuli import (
     Kinds,
     Names,
@@ -44,10 +44,16 @@ MARKS = {".csv": ",", ".tsv": "\t"}  # between two cells
 COMMA = r"[+-]?\d+(,\d+)?"  # a number as many languages write it
 THOUSANDS = r"[+-]?[1-9]\d{0,2},\d{3}"  # a number that has one value here and another there
 WHOLE = r"[+-]?[1-9]\d{16,}"  # a whole number that float64 may not have
-FEWEST_ROWS, MOST_ALONE = 8, 0.9  # of a table that is checked, and the share of rows with a level of their own
+FEWEST_ROWS, MOST_ALONE = (
+    8,
+    0.9,
+)  # of a table that is checked, and the share of rows with a level of their own
 ROLES = ("text", "word", "start", "stop", "sentence", "id")
 MOST_DIGITS = 18  # of a number of characters
-ENDS = ["Word length", "Word position"]  # features of the words of CoNLL-U files beside UPOS and FEATS
+ENDS = [
+    "Word length",
+    "Word position",
+]  # features of the words of CoNLL-U files beside UPOS and FEATS
 ID = re.compile(r"(\d+)(?:([-.])(\d+))?")  # of a word, a multiword token 3-4, or an empty node 3.1
 
 
@@ -61,13 +67,19 @@ def _stimuli(settings: str, _: int | None) -> Stimuli:
     config = StimuliConfig(**json.loads(settings))
     if config.kind in ("controlled", "crossed"):
         is_crossed, count = config.kind == "crossed", config.sentences or 400
-        stimuli = crossed_stimuli() if is_crossed else controlled_stimuli(count, config.seed, config.grammar)
+        stimuli = (
+            crossed_stimuli()
+            if is_crossed
+            else controlled_stimuli(count, config.seed, config.grammar)
+        )
         names = chosen(stimuli.source, config.features, stimuli.names)
         stimuli = replace(stimuli, features=stimuli.features[names], kinds=config.kinds or {})
     elif config.kind == "conllu":
         stimuli = read_conllu(str(config.path), features=config.features, kinds=config.kinds)
     else:
-        stimuli = read_table(str(config.path), features=config.features, kinds=config.kinds, columns=config.columns)
+        stimuli = read_table(
+            str(config.path), features=config.features, kinds=config.kinds, columns=config.columns
+        )
     stimuli = stimuli if config.token == stimuli.token else replace(stimuli, token=config.token)
     return stimuli.sample(config.sample, config.seed, config.balance) if config.sample else stimuli
 
@@ -100,7 +112,9 @@ def read_table(
     """
     check_kinds(kinds or {}, path)
     if columns is not None and not isinstance(columns, Mapping):
-        raise DataError(f"{path}: columns={columns!r} must give the column of each role, as {{'text': 'sentence'}}")
+        raise DataError(
+            f"{path}: columns={columns!r} must give the column of each role, as {{'text': 'sentence'}}"
+        )
     frame, columns = _in_rows(path, read_frame(Path(path).expanduser()), columns or {})
     roles = _roles(path, frame, columns)
     cells = {role: _texts(frame[name], path) for role, name in roles.items()}
@@ -112,23 +126,33 @@ def read_table(
         texts, spans = _joined(path, cells["sentence"], cells["word"])
     else:
         spans = [
-            _span(f"{path} row {row + 1}", text, {role: column[row] for role, column in cells.items()})
+            _span(
+                f"{path} row {row + 1}",
+                text,
+                {role: column[row] for role, column in cells.items()},
+            )
             for row, text in enumerate(texts)
         ]
     words = [text[start:stop] for text, (start, stop) in zip(texts, spans, strict=True)]
     sentence, distinct = pd.factorize(np.array(texts, dtype=object))
     names = chosen(path, features, [name for name in frame.columns if name not in roles.values()])
     table = frame[names].apply(
-        lambda column: _values(column, (kinds or {}).get(str(column.name)), f"{path}: {column.name}")
+        lambda column: _values(
+            column, (kinds or {}).get(str(column.name)), f"{path}: {column.name}"
+        )
     )
     table = without_labels(table, kinds or {}, named=features is not None, source=str(path))
-    return Stimuli(list(distinct), sentence, spans, words, table, kinds or {}, ids, str(path)).varied()
+    return Stimuli(
+        list(distinct), sentence, spans, words, table, kinds or {}, ids, str(path)
+    ).varied()
 
 
 def read_frame(path: Path) -> pd.DataFrame:
     """Return a table with the cells of a text file as they are written; one without rows is a DataError."""
     if (frame := HELD.get(str(path))) is None:
-        frame = read_with(path, {".csv": _separated, ".tsv": _separated, ".parquet": pd.read_parquet})
+        frame = read_by_ending(
+            path, {".csv": _separated, ".tsv": _separated, ".parquet": pd.read_parquet}
+        )
     frame = with_named_index(frame, path)
     if frame.empty:
         raise DataError(f"{path} is empty: it has no rows below a header")
@@ -153,7 +177,9 @@ def with_named_index(frame: pd.DataFrame, source: str | Path) -> pd.DataFrame:
         if name not in frame:
             frame.insert(0, name, level)
         elif not level.equals(frame[name]):
-            raise DataError(f"{source}: the index and a column are both named {name}, and differ: rename one of them")
+            raise DataError(
+                f"{source}: the index and a column are both named {name}, and differ: rename one of them"
+            )
     return frame
 
 
@@ -173,9 +199,13 @@ def _check_cell(cell: Any, place: str) -> None:
         whole_characters(cell, place)
         return
     if isinstance(cell, bytes | bytearray):
-        raise DataError(f"{place} holds bytes; decode them, as by frame[column].str.decode('utf-8')")
+        raise DataError(
+            f"{place} holds bytes; decode them, as by frame[column].str.decode('utf-8')"
+        )
     if pd.api.types.is_list_like(cell):
-        raise DataError(f"{place} holds a {type(cell).__name__} in a cell, and no name or number; leave it out")
+        raise DataError(
+            f"{place} holds a {type(cell).__name__} in a cell, and no name or number; leave it out"
+        )
 
 
 def _separated(path: Path) -> pd.DataFrame:
@@ -187,7 +217,9 @@ def _separated(path: Path) -> pd.DataFrame:
     with path.open(encoding="utf-8-sig", newline="") as file:
         heading = file.readline()
         if "\0" in heading:  # every second byte of English in UTF-16
-            raise DataError(f"cannot read {path}: it has characters NUL, as UTF-16 read as UTF-8; save it as UTF-8")
+            raise DataError(
+                f"cannot read {path}: it has characters NUL, as UTF-16 read as UTF-8; save it as UTF-8"
+            )
         is_spaced = any(name.startswith(" ") for name in heading.split(mark)[1:])
         file.seek(0)
         with _whole_cells():
@@ -199,7 +231,9 @@ def _separated(path: Path) -> pd.DataFrame:
             raise DataError(f"{path} row {number} has {len(row)} cells, the header {len(header)}")
     named = [bool(name.strip()) and not re.fullmatch(r"Unnamed: [\d.]+", name) for name in header]
     if not all(named):  # such as the row numbers that pandas writes unless it is told not to
-        log.info("%s: columns without a name are left out; to_csv(..., index=False) writes none", path)
+        log.info(
+            "%s: columns without a name are left out; to_csv(..., index=False) writes none", path
+        )
     return pd.DataFrame(rows, columns=header, dtype=object).loc[:, named]
 
 
@@ -213,13 +247,22 @@ def _whole_cells() -> Iterator[None]:
         csv.field_size_limit(before)
 
 
-def _roles(path: str | Path, frame: pd.DataFrame, columns: Mapping[str, str | None]) -> dict[str, str]:
+def _roles(
+    path: str | Path, frame: pd.DataFrame, columns: Mapping[str, str | None]
+) -> dict[str, str]:
     there = list(map(str, frame.columns))
     chosen("columns", list(columns), ROLES, "role")
     present = {role: name for role in ROLES if (name := columns.get(role, role)) in there}
-    if {"sentence", "word"} <= {*present} and ("sentence" in columns or not {"text"} & {*columns, *present}):
+    if {"sentence", "word"} <= {*present} and (
+        "sentence" in columns or not {"text"} & {*columns, *present}
+    ):
         return {role: present[role] for role in ("sentence", "word", "id") if role in present}
-    chosen(path, [name for name in {"text": "text", **columns}.values() if name is not None], there, "column")
+    chosen(
+        path,
+        [name for name in {"text": "text", **columns}.values() if name is not None],
+        there,
+        "column",
+    )
     present.pop("sentence", None)
     if "text" not in present:
         return {role: name for role, name in present.items() if role == "id"}
@@ -232,8 +275,14 @@ def _in_rows(
     path: str | Path, frame: pd.DataFrame, columns: Mapping[str, str | None]
 ) -> tuple[pd.DataFrame, Mapping[str, str | None]]:
     """Return a table whose lists, of equal lengths in each row, are rows of their own, and which column is which."""
-    lists = [str(name) for name in frame if len(frame) and isinstance(frame[name].iloc[0], list | np.ndarray)]
-    words = next((name for name in (columns.get("word"), "word", "words", "tokens") if name in lists), None)
+    lists = [
+        str(name)
+        for name in frame
+        if len(frame) and isinstance(frame[name].iloc[0], list | np.ndarray)
+    ]
+    words = next(
+        (name for name in (columns.get("word"), "word", "words", "tokens") if name in lists), None
+    )
     if words is None:
         return frame, columns
     own: dict[str, str | None] = {**columns, "word": words}
@@ -244,10 +293,14 @@ def _in_rows(
     try:
         return frame.explode(lists, ignore_index=True).infer_objects(), own
     except ValueError as error:
-        raise DataError(f"{path}: the lists {', '.join(lists)} of a row are not of one length ({error})") from None
+        raise DataError(
+            f"{path}: the lists {', '.join(lists)} of a row are not of one length ({error})"
+        ) from None
 
 
-def _joined(path: str | Path, sentences: Sequence[str], words: Sequence[str]) -> tuple[list[str], list[Span]]:
+def _joined(
+    path: str | Path, sentences: Sequence[str], words: Sequence[str]
+) -> tuple[list[str], list[Span]]:
     """Return for each word the text of its sentence, all of its words with spaces between them, and its characters."""
     found: dict[str, list[str]] = {}
     spans, place, current = list[Span](), 0, ""
@@ -256,7 +309,9 @@ def _joined(path: str | Path, sentences: Sequence[str], words: Sequence[str]) ->
             raise DataError(f"{path} row {row} has no {'sentence' if word.strip() else 'word'}")
         if named not in ("", current):
             if named in found:
-                raise DataError(f"{path} row {row}: the sentence {named} has ended in a row above it")
+                raise DataError(
+                    f"{path} row {row}: the sentence {named} has ended in a row above it"
+                )
             current, place = named, 0
         found.setdefault(current, []).append(word)
         spans.append((place, place + len(word)))
@@ -273,14 +328,20 @@ def _span(place: str, text: str, cells: dict[str, str]) -> Span:
         if span == (0, 0) or (word and text[slice(*span)] != word):
             cut = text[slice(*span)]
             start, stop = start[:MOST_DIGITS], stop[:MOST_DIGITS]
-            raise DataError(f"{place}: start={start}, stop={stop} cut {cut!r} out of the text, not {word!r}")
+            raise DataError(
+                f"{place}: start={start}, stop={stop} cut {cut!r} out of the text, not {word!r}"
+            )
         return span
     if word is None:
         return 0, len(text)
     literal = re.escape(word)
-    matches = list(re.finditer(rf"(?<!\w){literal}(?!\w)", text)) or list(re.finditer(literal, text))
+    matches = list(re.finditer(rf"(?<!\w){literal}(?!\w)", text)) or list(
+        re.finditer(literal, text)
+    )
     if not word or len(matches) != 1:
-        raise DataError(f"{place}: the word {word!r} must occur once in {text[:80]!r}; or add columns start and stop")
+        raise DataError(
+            f"{place}: the word {word!r} must occur once in {text[:80]!r}; or add columns start and stop"
+        )
     return matches[0].span()
 
 
@@ -306,16 +367,32 @@ def _values(column: pd.Series, kind: Any, place: str) -> pd.Series:
     commas = written[written.str.contains(",")]
     if len(commas) and written.str.fullmatch(COMMA).all():
         if commas.str.fullmatch(THOUSANDS).all():
-            raise DataError(f"{place} has {commas.iloc[0]}: of thousands or decimals? write 1234 or 1.234")
-        log.warning("%s has decimal commas, such as %s, and is read as numbers", column.name, commas.iloc[0])
+            raise DataError(
+                f"{place} has {commas.iloc[0]}: of thousands or decimals? write 1234 or 1.234"
+            )
+        log.warning(
+            "%s has decimal commas, such as %s, and is read as numbers",
+            column.name,
+            commas.iloc[0],
+        )
         values = values.str.replace(",", ".")
     numbers = pd.to_numeric(values, errors="coerce")
     others = values[values.notna() & numbers.isna()]
     if kind is None and 0 < len(others) < numbers.count():
-        log.warning("%s has cells such as %r among its numbers, and is read as names", column.name, others.iloc[0])
+        log.warning(
+            "%s has cells such as %r among its numbers, and is read as names",
+            column.name,
+            others.iloc[0],
+        )
     whole = written.str.fullmatch(WHOLE)
-    if kind != "nominal" and others.empty and written[whole].nunique() > numbers[written.index][whole].nunique():
-        raise DataError(f"{place} has numbers of more than 16 digits; declare kinds.{column.name}=nominal")
+    if (
+        kind != "nominal"
+        and others.empty
+        and written[whole].nunique() > numbers[written.index][whole].nunique()
+    ):
+        raise DataError(
+            f"{place} has numbers of more than 16 digits; declare kinds.{column.name}=nominal"
+        )
     merges = kind == "nominal" and numbers.nunique() < values.nunique()
     return numbers if others.empty and not merges else values
 
@@ -335,11 +412,15 @@ def without_labels(table: pd.DataFrame, kinds: Kinds, *, named: bool, source: st
         raise DataError(f"{source}: {labels[0]} has a level of its own in most rows, which explains no distance; leave "
                         "it out of features, or write numbers as 3.14")  # fmt: skip
     if labels:
-        log.warning("%s: %s has a level of its own in most rows and is left out", source, ", ".join(labels))
+        log.warning(
+            "%s: %s has a level of its own in most rows and is left out", source, ", ".join(labels)
+        )
     return table.drop(columns=labels)
 
 
-def read_conllu(path: str | Path, *, features: Names = None, kinds: Kinds | None = None) -> Stimuli:
+def read_conllu(
+    path: str | Path, *, features: Names = None, kinds: Kinds | None = None
+) -> Stimuli:
     """Read the words of a CoNLL-U file (universaldependencies.org/format): UPOS, all FEATS, length and position.
 
     The text of a sentence is put together from its forms. Each word of a multiword token has a part of its characters
@@ -349,13 +430,20 @@ def read_conllu(path: str | Path, *, features: Names = None, kinds: Kinds | None
     Raises:
         DataError: the file cannot be read or is empty, a line is malformed, or a feature has one level.
     """
-    text = read_with(Path(path), {".conllu": partial(Path.read_text, encoding="utf-8-sig")})
+    text = read_by_ending(Path(path), {".conllu": partial(Path.read_text, encoding="utf-8-sig")})
     sentences = list(_sentences(path, text.split("\n")))  # splitlines would cut at U+2028, too
     if not sentences:
         raise DataError(f"{path} is empty: it has no line of a word")
-    words, spans, rows = ([x for each in sentences for x in getattr(each, name)] for name in ("words", "spans", "rows"))
+    words, spans, rows = (
+        [x for each in sentences for x in getattr(each, name)]
+        for name in ("words", "spans", "rows")
+    )
     sentence = np.repeat(np.arange(len(sentences)), [len(each.words) for each in sentences])
-    ids = [f"{each.name or n}:{place}" for n, each in enumerate(sentences, 1) for place, _ in enumerate(each.words, 1)]
+    ids = [
+        f"{each.name or n}:{place}"
+        for n, each in enumerate(sentences, 1)
+        for place, _ in enumerate(each.words, 1)
+    ]
     names = ["UPOS", *sorted({name for row in rows for name in row} - {"UPOS", *ENDS}), *ENDS]
     names = chosen(path, features, names)
     table = pd.DataFrame([{name: row.get(name) for name in names} for row in rows])
@@ -372,7 +460,9 @@ class _Sentence:
     words: list[str] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
     rows: list[dict[str, Any]] = field(default_factory=list)
-    multiword: list[tuple[int, int, Span]] = field(default_factory=list)  # first word, last word, characters
+    multiword: list[tuple[int, int, Span]] = field(
+        default_factory=list
+    )  # first word, last word, characters
 
     def add(self, line: str) -> None:
         """Read the line of a word, of a multiword token or of an empty node; a malformed one is a ValueError."""
@@ -382,8 +472,15 @@ class _Sentence:
         if match and match[2] == ".":
             return
         last = int(match[3]) if match and match[2] else None
-        if not match or not form or int(match[1]) != due or (last is not None and not covered < due < last):
-            raise ValueError(f"the ID is {number} of {form!r} where {due} is due; empty lines divide sentences")
+        if (
+            not match
+            or not form
+            or int(match[1]) != due
+            or (last is not None and not covered < due < last)
+        ):
+            raise ValueError(
+                f"the ID is {number} of {form!r} where {due} is due; empty lines divide sentences"
+            )
         span = len(self.text), len(self.text) + len(form)
         if due > covered:
             self.text += form if "SpaceAfter=No" in misc.split("|") else form + " "
@@ -392,11 +489,19 @@ class _Sentence:
             return
         self.words.append(form)
         self.spans.append(span if due > covered else self.multiword[-1][2])
-        pairs: list[list[str]] = [] if feats == "_" else [each.split("=") for each in feats.split("|")]
-        if len({pair[0] for pair in pairs}) < len(pairs) or any(len(pair) != 2 or not all(pair) for pair in pairs):
-            raise ValueError(f"FEATS {feats!r} are not Name=Value|Name=Value with different names, or _ for none")
+        pairs: list[list[str]] = (
+            [] if feats == "_" else [each.split("=") for each in feats.split("|")]
+        )
+        if len({pair[0] for pair in pairs}) < len(pairs) or any(
+            len(pair) != 2 or not all(pair) for pair in pairs
+        ):
+            raise ValueError(
+                f"FEATS {feats!r} are not Name=Value|Name=Value with different names, or _ for none"
+            )
         if taken := {pair[0] for pair in pairs} & {"UPOS", *ENDS}:
-            raise ValueError(f"FEATS {feats!r} name {min(taken)}, which is a feature of its own; rename it in FEATS")
+            raise ValueError(
+                f"FEATS {feats!r} name {min(taken)}, which is a feature of its own; rename it in FEATS"
+            )
         ends = dict(zip(ENDS, (len(form), due - 1), strict=True))
         self.rows.append({**dict(pairs), "UPOS": None if upos == "_" else upos, **ends})
 

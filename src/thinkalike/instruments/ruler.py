@@ -25,9 +25,9 @@ from torch import Tensor
 
 from thinkalike import figures
 from thinkalike.config import AnalyzeConfig, DataConfig, MeasureConfig, ranged
-from thinkalike.data.corpus import warn_of_few
+from thinkalike.data.corpus import warn_of_few_documents
 from thinkalike.errors import DataError
-from thinkalike.evaluation.language import document_numbers
+from thinkalike.evaluation.columns import document_counts
 from thinkalike.job import Instrument, Outcome, Work
 from thinkalike.job.instrument import FIT_TEXT, REPORT_TEXT
 from thinkalike.measures.estimates import (
@@ -181,7 +181,7 @@ class Words:
         documents = len(set(self.text.documents))
         if documents < FOLDS:
             raise DataError(f"R² of held-out text needs the text of {FOLDS} documents, not {documents}: give more text")
-        warn_of_few(data, documents)
+        warn_of_few_documents(data, documents)
         self.documents = numbered_by_part(self.text.owners)
         self.forms = self.text.forms
 
@@ -261,7 +261,7 @@ class WordComparison(Comparison):
 
     def numbers(self) -> dict[str, float]:
         """Return how many documents and words are compared, and which share of those with no massive states."""
-        counts = document_numbers(torch.bincount(self.residual.documents))
+        counts = document_counts(torch.bincount(self.residual.documents))
         return counts | {"words": float(len(self.residual.rows)), "words_used": self.share_compared}
 
     def check_number(self) -> None:

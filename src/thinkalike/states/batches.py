@@ -22,22 +22,44 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from thinkalike.config import DataConfig
-from thinkalike.data.alignment import check_rows
-from thinkalike.data.corpus import read_corpus, warn_of_few
+from thinkalike.data.alignment import check_same_tokens
+from thinkalike.data.corpus import read_corpus, warn_of_few_documents
 from thinkalike.digests import tokenizer_fingerprint
 from thinkalike.errors import DataError
-from thinkalike.measures.estimates import FEWEST, MASSIVE, RowGroups, massive, numbered_by_part, seeded
+from thinkalike.measures.estimates import (
+    FEWEST,
+    MASSIVE,
+    RowGroups,
+    massive,
+    numbered_by_part,
+    seeded,
+)
 from thinkalike.measures.rows import places_of
 from thinkalike.models.families import Layer
 from thinkalike.states.folder import check_reads_rows, folder_of_rows
 from thinkalike.states.mixing import TokenMixing
 from thinkalike.states.source import StateSource
-from thinkalike.states.tokens import SPREAD, WORDS_AT_ONCE, Pieces, counted, drawn_pieces, word_states
+from thinkalike.states.tokens import (
+    SPREAD,
+    WORDS_AT_ONCE,
+    Pieces,
+    counted,
+    drawn_pieces,
+    word_states,
+)
 
 log = logging.getLogger(__name__)
-FEWEST_ROWS, SHORTEST = 32, 64  # of text: where few tokens are compared, or are in memory at once, rows are shorter
+FEWEST_ROWS, SHORTEST = (
+    32,
+    64,
+)  # of text: where few tokens are compared, or are in memory at once, rows are shorter
 BESIDE = 4  # batches, of which the values with massive states are given beside those without
-POOL_TOKENS, POOL_BYTES, POOL_BATCHES, MOST_BATCHES = 2**16, 3 * 2**28, 4, 64  # of a pool; see `pool_tokens`
+POOL_TOKENS, POOL_BYTES, POOL_BATCHES, MOST_BATCHES = (
+    2**16,
+    3 * 2**28,
+    4,
+    64,
+)  # of a pool; see `pool_tokens`
 READ = 8  # batches that readings in bits are of, at most, and as many that maps are fitted on
 
 Reader = StateSource | TokenMixing
@@ -49,12 +71,20 @@ class StateBatch(NamedTuple):
     """States of one batch: by model in the order asked for, then by layer; a model asked for twice has one list."""
 
     number: int  # in the whole run, whoever reads it
-    states: list[list[Tensor]]  # each (n, d) of rows, or (b, t, d) where a measure takes whole sequences
-    groups: Int[Tensor, " *n"]  # what it depends on: a document, sentence or pair, by its number in all batches
+    states: list[
+        list[Tensor]
+    ]  # each (n, d) of rows, or (b, t, d) where a measure takes whole sequences
+    groups: Int[
+        Tensor, " *n"
+    ]  # what it depends on: a document, sentence or pair, by its number in all batches
     mask: Bool[Tensor, "b t"] | None = None  # the tokens that count; None: all do
-    tokens: Int[Tensor, " *n"] | None = None  # of each state: the token, or the number of the form of the word
+    tokens: Int[Tensor, " *n"] | None = (
+        None  # of each state: the token, or the number of the form of the word
+    )
     content: Hashable = None  # equal where models read the same; None: not known
-    with_massive: StateBatch | None = None  # as many rows, drawn with `massive` ones, in the first pool
+    with_massive: StateBatch | None = (
+        None  # as many rows, drawn with `massive` ones, in the first pool
+    )
 
 
 @dataclass(frozen=True)
@@ -65,7 +95,9 @@ class StateBatches:
     total: int  # the number of pools
     batches: int  # in all pools
     level: str  # of the rows: token, word or stimulus
-    facts: dict[str, Any] = field(default_factory=dict)  # of the data, for the provenance of a result
+    facts: dict[str, Any] = field(
+        default_factory=dict
+    )  # of the data, for the provenance of a result
     # gives the same rows of text as another model has them
     of: Callable[[Reader, Sequence[Any]], StateBatches] | None = None
 
@@ -102,7 +134,9 @@ class ModelRuns:
         if not of_batch:
             self._of_pool.clear()
 
-    def once(self, model: Reader, content: Hashable, run: Run, *, of_batch: bool = False) -> list[Tensor]:
+    def once(
+        self, model: Reader, content: Hashable, run: Run, *, of_batch: bool = False
+    ) -> list[Tensor]:
         """Return the cached states for `content`; call `run` on a miss."""
         place, states = (model.identity, content), self._of_batch if of_batch else self._of_pool
         if place not in states:
@@ -113,7 +147,9 @@ class ModelRuns:
 KEEPS_MASSIVE = "; measure.massive=keep keeps them"
 
 
-def say_massive(outliers: Bool[Tensor, " n"], names: Sequence[str], units: str, remedy: str = KEEPS_MASSIVE) -> None:
+def say_massive(
+    outliers: Bool[Tensor, " n"], names: Sequence[str], units: str, remedy: str = KEEPS_MASSIVE
+) -> None:
     """Name the most frequent ones of the tokens, words or stimuli that are left out, and say how to keep them."""
     count, share = len(names), 100 * len(names) / len(outliers)
     often = ", ".join(f"{name} {times} times" for name, times in Counter(names).most_common(3))
@@ -126,7 +162,9 @@ def say_massive(outliers: Bool[Tensor, " n"], names: Sequence[str], units: str, 
 def _tokens_at_once(measure: Any, layers: Mapping[Any, int]) -> int:
     """Return how many tokens a pool has, by how many layers of each model are kept."""
     floats = sum(count * model.d_model for model, count in layers.items())
-    return pool_tokens(measure.tokens_per_batch, floats, sum(model.parameters() for model in layers))
+    return pool_tokens(
+        measure.tokens_per_batch, floats, sum(model.parameters() for model in layers)
+    )
 
 
 def _drawn_pools(units: int, batches: int, most: int) -> list[tuple[Int[Tensor, " u"], range]]:
@@ -180,7 +218,9 @@ class TextBatches(ABC):
         tokens = _tokens_at_once(measure, {model: len(own) for model, own in self.layers.items()})
         most = 1 if self.is_whole else tokens // measure.tokens_per_batch
         self.pools = _drawn_pools(self.units, self.batches, most)
-        self.left_out: dict[int, Tensor | None] = {}  # by pool; it is said once, however often the pools are read
+        self.left_out: dict[
+            int, Tensor | None
+        ] = {}  # by pool; it is said once, however often the pools are read
 
     @abstractmethod
     def read(self, data: DataConfig) -> None:
@@ -206,7 +246,9 @@ class TextBatches(ABC):
         pool = self.of_models(key, partial(self.states, units=units))
         keeps_all = self.measure.massive == "keep" or self.is_whole
         if number not in self.left_out:
-            found = None if keeps_all else massive([layer for own in pool.values() for layer in own])
+            found = (
+                None if keeps_all else massive([layer for own in pool.values() for layer in own])
+            )
             self.left_out[number] = found
             if found is not None and number == 0:
                 say_massive(found, self.named(units, labels.tokens[found]), f"{self.level}s")
@@ -226,7 +268,9 @@ class TextBatches(ABC):
             yield batch(own, chosen, moved)._replace(with_massive=whole)
 
     def batches_of(self) -> StateBatches:
-        return StateBatches(self.pool, len(self.pools), self.batches, self.level, {"data": self.facts}, self.of)
+        return StateBatches(
+            self.pool, len(self.pools), self.batches, self.level, {"data": self.facts}, self.of
+        )
 
     def of(self, model: Reader, at: Sequence[Any]) -> StateBatches:
         """Return the batches of the same rows, without the same ones, of another model that reads as these do."""
@@ -236,7 +280,10 @@ class TextBatches(ABC):
 
     def of_models(self, key: Hashable, run: Callable[..., list[Tensor]]) -> Pool:
         """Return the states of each model, of this content, which `run` makes unless another job has had them."""
-        return {model: self.runs.once(model, (key, own), partial(run, at=own)) for model, own in self.layers.items()}
+        return {
+            model: self.runs.once(model, (key, own), partial(run, at=own))
+            for model, own in self.layers.items()
+        }
 
     def states(self, model: Reader, at: Sequence[Any], units: Int[Tensor, " u"]) -> list[Tensor]:
         """Return the states of a pool by layer, of which no more than one is in memory twice."""
@@ -253,13 +300,25 @@ class TextBatches(ABC):
         def of(model: Reader, at: Sequence[Any]) -> list[Tensor]:
             assert labels.positions is not None
             order, places = within.order.to(model.device), labels.positions.to(model.device)
-            found = ((layer, within.without_means(layer, places).to(layer.dtype)) for layer in pool[model])
-            return [torch.zeros_like(layer).index_copy_(0, order, residual) for layer, residual in found]
+            found = (
+                (layer, within.without_means(layer, places).to(layer.dtype))
+                for layer in pool[model]
+            )
+            return [
+                torch.zeros_like(layer).index_copy_(0, order, residual)
+                for layer, residual in found
+            ]
 
         return of
 
     def batch(
-        self, pool: Pool, labels: Labels, numbers: range, number: int, chosen: Int[Tensor, " b"], key: Hashable
+        self,
+        pool: Pool,
+        labels: Labels,
+        numbers: range,
+        number: int,
+        chosen: Int[Tensor, " b"],
+        key: Hashable,
     ) -> StateBatch:
         """Return the batch of these rows of a pool, in the order of the text, which permutations of documents keep."""
         rows = chosen.sort().values
@@ -269,7 +328,10 @@ class TextBatches(ABC):
             return [layer[places] for layer in pool[model]]
 
         content = (key, numbers, number)
-        states = [self.runs.once(model, (content, self.layers[model]), of, of_batch=True) for model in self.models]
+        states = [
+            self.runs.once(model, (content, self.layers[model]), of, of_batch=True)
+            for model in self.models
+        ]
         mask = None if labels.mask is None else labels.mask[rows]
         return StateBatch(number, states, labels.groups[rows], mask, labels.tokens[rows], content)
 
@@ -302,16 +364,26 @@ class TokenBatches(TextBatches):
         tokens = measure.batches * measure.tokens_per_batch
         every = _tokens_at_once(measure, {model: model.n_layers for model in self.models})
         held = tokens if self.is_whole else min(tokens, every)
-        context = data.context or min(*(model.context for model in self.models), max(held // FEWEST_ROWS, SHORTEST))
+        context = data.context or min(
+            *(model.context for model in self.models), max(held // FEWEST_ROWS, SHORTEST)
+        )
         wanted = -(-tokens // context)
         data, bos = replace(data, report_tokens=SPREAD * wanted * context), first.bos_each_row
-        read = partial(read_corpus, data, first.tokenizer, context, bos=bos, fit_tokens=0, whole=not self.is_spread)
+        read = partial(
+            read_corpus,
+            data,
+            first.tokenizer,
+            context,
+            bos=bos,
+            fit_tokens=0,
+            whole=not self.is_spread,
+        )
         asked = (repr(data), tokenizer_fingerprint(first.tokenizer), context, bos, self.is_spread)
         corpus = self.runs.text(asked, read)
         chosen = torch.randperm(len(corpus.report), generator=seeded(0))[:wanted].sort().values
         self.rows, documents = corpus.report.tokens[chosen], corpus.report.documents[chosen]
         for model in self.models:
-            check_rows(first, model, self.rows)  # the same rows must be the same text
+            check_same_tokens(first, model, self.rows)  # the same rows must be the same text
         self.is_token = torch.ones_like(self.rows, dtype=torch.bool)
         self.groups = numbered_by_part(documents.flatten().long()).view(-1, context)
         self.facts = {"name": data.name, **corpus.facts()}
@@ -327,12 +399,17 @@ class TokenBatches(TextBatches):
         documents = found.documents[:, None].expand_as(self.rows)
         self.groups = torch.zeros_like(self.rows)
         self.groups[self.is_token] = numbered_by_part(documents[self.is_token])
-        warn_of_few(data, len(found.documents.unique()))
+        warn_of_few_documents(data, len(found.documents.unique()))
         self.facts = {"name": data.name, "states": folder.fingerprint(), "rows": len(self.rows)}
 
     def labels(self, units: Int[Tensor, " u"]) -> Labels:
         part, mask = self.rows[units], self.kept[units]
-        content = (self.is_whole, tuple(part.shape), part.numpy().tobytes(), mask.numpy().tobytes())
+        content = (
+            self.is_whole,
+            tuple(part.shape),
+            part.numpy().tobytes(),
+            mask.numpy().tobytes(),
+        )
         if self.is_whole:
             return Labels(content, part, self.groups[units], mask=mask)
         positions = torch.arange(part.shape[1]).expand_as(part)
@@ -366,9 +443,11 @@ class WordBatches(TextBatches):
         asked = (repr(data), wanted, cut_for)
         self.text: Pieces = self.runs.text(asked, partial(drawn_pieces, data, different, wanted))
         if not self.text.count:
-            share = f", or raise data.report_share={data.report_share}" if data.report_share else ""
+            share = (
+                f", or raise data.report_share={data.report_share}" if data.report_share else ""
+            )
             raise DataError(f"the report has no words; give more text{share}")
-        warn_of_few(data, len(set(self.text.documents)))
+        warn_of_few_documents(data, len(set(self.text.documents)))
         self.units, self.at_once = len(self.text.texts), max(size // WORDS_AT_ONCE, 1)
         self.batches = min(self.measure.batches, max(self.text.count // size, 1))
         self.facts = {"name": data.name, "level": "word"}
@@ -383,7 +462,11 @@ class WordBatches(TextBatches):
     def named(self, units: Int[Tensor, " u"], forms: Int[Tensor, " n"]) -> list[str]:
         own = self.text.chosen(units)
         first = {number: place for place, number in reversed([*enumerate(own.forms.tolist())])}
-        words = [part[start:stop] for part, spans in zip(own.texts, own.words, strict=True) for start, stop in spans]
+        words = [
+            part[start:stop]
+            for part, spans in zip(own.texts, own.words, strict=True)
+            for start, stop in spans
+        ]
         return [repr(words[first[form]]) for form in forms.tolist()]
 
 
@@ -410,10 +493,17 @@ def text_batches(
     if level == "auto":
         level = "token" if len({model.ids_fingerprint for model in models}) == 1 else "word"
         if level == "word":
-            log.info(" and ".join(model.name for model in models) + " have different tokenizers: compared word by word")
+            log.info(
+                " and ".join(model.name for model in models)
+                + " have different tokenizers: compared word by word"
+            )
     if level == "word" and (measure.skip_first or measure.skip_special_tokens):
-        raise DataError("words are compared one by one: skip_first and skip_special_tokens are for tokens")
-    return (TokenBatches if level == "token" else WordBatches)(models, at, data, measure, runs, is_spread).batches_of()
+        raise DataError(
+            "words are compared one by one: skip_first and skip_special_tokens are for tokens"
+        )
+    return (TokenBatches if level == "token" else WordBatches)(
+        models, at, data, measure, runs, is_spread
+    ).batches_of()
 
 
 def sampled(measure: Any, level: str = "auto") -> Any:
@@ -423,7 +513,11 @@ def sampled(measure: Any, level: str = "auto") -> Any:
 
 
 def array_batches(
-    sides: Sequence[Sequence[Float[Tensor, "n _"]]], groups: Int[Tensor, " n"], *, rows_per_batch: int, fewest: int = 2
+    sides: Sequence[Sequence[Float[Tensor, "n _"]]],
+    groups: Int[Tensor, " n"],
+    *,
+    rows_per_batch: int,
+    fewest: int = 2,
 ) -> StateBatches:
     """Return batches of the states of n stimuli, for each side its layers; a side that is there twice has one list.
 
@@ -436,13 +530,19 @@ def array_batches(
             f"of {n} stimuli, measure.tokens_per_batch={rows_per_batch} compares {n // total} at once, and at least "
             f"{fewest} are needed; give more stimuli, or raise measure.tokens_per_batch if it is below their number"
         )
-    parts = [part.sort().values for part in torch.randperm(n, generator=seeded(0)).tensor_split(total)]
+    parts = [
+        part.sort().values for part in torch.randperm(n, generator=seeded(0)).tensor_split(total)
+    ]
     different, numbers = {id(side): side for side in sides}, numbered_by_part(groups)
 
     def pool(number: int) -> Iterator[StateBatch]:
         own = parts[number]
-        places = {layer.device: own.to(layer.device) for side in different.values() for layer in side[:1]}
-        states = {key: [layer[places[layer.device]] for layer in side] for key, side in different.items()}
+        places = {
+            layer.device: own.to(layer.device) for side in different.values() for layer in side[:1]
+        }
+        states = {
+            key: [layer[places[layer.device]] for layer in side] for key, side in different.items()
+        }
         yield StateBatch(number, [states[id(side)] for side in sides], numbers[own])
 
     return StateBatches(pool, total, total, "stimulus", {"data": {"rows": n, "batches": total}})

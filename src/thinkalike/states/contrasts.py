@@ -26,7 +26,13 @@ from thinkalike.states.tokens import Span, has_own_state, last_tokens
 
 AT_ONCE = 64  # texts
 BOUNDARY = "<boundary>"  # the word before ends here: any token that does not continue it
-SPACES = ("Ġ", "▁", "Ċ", "ĉ", " ")  # with which tokenizers begin a token that follows white space, or is some
+SPACES = (
+    "Ġ",
+    "▁",
+    "Ċ",
+    "ĉ",
+    " ",
+)  # with which tokenizers begin a token that follows white space, or is some
 CONTRASTS = ("number", "question")
 COLUMNS = ("text", "counterpart", "word", "up", "down")
 OPTIONAL = "counterpart_word"  # where the word is another one in the counterpart
@@ -84,9 +90,14 @@ def continuations(
     up, down = torch.zeros(2, len(contrasts), vocabulary, dtype=torch.bool)
     for rows, ends in ((up, contrasts.up), (down, contrasts.down)):
         for place, end in enumerate(ends):
-            rows[place, boundary if end == BOUNDARY else _next_token(contrasts, place, end, tokenizer)] = True
+            rows[
+                place,
+                boundary if end == BOUNDARY else _next_token(contrasts, place, end, tokenizer),
+            ] = True
     for place in (up & down).any(1).nonzero()[:, 0].tolist()[:1]:
-        raise DataError(f"{contrasts.source} row {place + 1}: its up and down have a token in common")
+        raise DataError(
+            f"{contrasts.source} row {place + 1}: its up and down have a token in common"
+        )
     return up, down
 
 
@@ -121,7 +132,9 @@ def _next_token(contrasts: Contrasts, place: int, end: str, tokenizer: Any) -> i
     return after[-1]
 
 
-def grammar_contrasts(kind: str, tokenizer: Any, count: int, seed: int = 0, size: str = "small") -> Contrasts:
+def grammar_contrasts(
+    kind: str, tokenizer: Any, count: int, seed: int = 0, size: str = "small"
+) -> Contrasts:
     """Draw pairs of texts that end in a verb, or before one, whose form the feature decides.
 
     The verb ends in -s after a singular subject of a statement: the girl sings, the girls sing, does the girl sing. One
@@ -137,14 +150,23 @@ def grammar_contrasts(kind: str, tokenizer: Any, count: int, seed: int = 0, size
     verbs = list(_verbs(words["intransitive"] + words["transitive"], tokenizer))
     if not verbs:
         found = f"measure.contrast={kind}: this tokenizer needs more than one token for the ending of every verb"
-        raise DataError(f"{found}; give pairs of your own: measure.contrast=table measure.path=FILE")
+        raise DataError(
+            f"{found}; give pairs of your own: measure.contrast=table measure.path=FILE"
+        )
     entries = words["female"] + words["male"] + words["neither"]
-    every = [(determiner, entry, verb) for determiner in words["either"] for entry in entries for verb in verbs]
+    every = [
+        (determiner, entry, verb)
+        for determiner in words["either"]
+        for entry in entries
+        for verb in verbs
+    ]
     drawn = random.Random(seed).sample(every, min(count, len(every)))
     texts, counterparts = list[Prompt](), list[Prompt]()
     for determiner, entry, (after, _, _) in drawn:
         singular, plural = (noun(entry, None, number).form for number in ("singular", "plural"))
-        other = (f"{determiner} ", plural) if kind == "number" else (f"does {determiner} ", singular)
+        other = (
+            (f"{determiner} ", plural) if kind == "number" else (f"does {determiner} ", singular)
+        )
         for side, (before, word) in ((texts, (f"{determiner} ", singular)), (counterparts, other)):
             side.append(Prompt(before + word + after, (len(before), len(before) + len(word))))
     ups, downs = [bare for *_, (_, bare, _) in drawn], [third for *_, (_, _, third) in drawn]
@@ -155,7 +177,9 @@ def _verbs(entries: Sequence[str], tokenizer: Any) -> Iterator[tuple[str, str, s
     """Yield the text after the subject, and its continuations in the bare form and in the third person."""
     for base in (entry.partition("/")[0] for entry in entries):
         third = with_s(base)
-        before, stem, whole = (ids_of(tokenizer, text) for text in ("the", f"the {base}", f"the {third}"))
+        before, stem, whole = (
+            ids_of(tokenizer, text) for text in ("the", f"the {base}", f"the {third}")
+        )
         if whole[:-1] == stem and third.startswith(base):
             yield f" {base}", BOUNDARY, third[len(base) :]
         elif len(stem) == len(whole) == len(before) + 1:
@@ -180,7 +204,9 @@ def prompt(place: str, text: str, word: str) -> Prompt:
     """Return a text with the characters of a word of it, which must occur once; messages begin with `place`."""
     found = list(re.finditer(rf"(?<!\w){re.escape(word)}(?!\w)", text))
     if len(found) != 1:
-        raise DataError(f"{place}: the word {word!r} must occur once, not {len(found)} times, in {text[:80]!r}")
+        raise DataError(
+            f"{place}: the word {word!r} must occur once, not {len(found)} times, in {text[:80]!r}"
+        )
     return Prompt(text, found[0].span())
 
 
@@ -206,7 +232,9 @@ class Prompts:
 def read_prompts(model: FrozenModel, contrasts: Contrasts) -> tuple[Prompts, Prompts]:
     """Return the texts of contrasts and their counterparts as a model reads them."""
     masks = continuations(contrasts, model.tokenizer, model.vocabulary)
-    texts, counterparts = (_read(model, side, *masks) for side in (contrasts.texts, contrasts.counterparts))
+    texts, counterparts = (
+        _read(model, side, *masks) for side in (contrasts.texts, contrasts.counterparts)
+    )
     return texts, counterparts
 
 
@@ -215,23 +243,33 @@ def _read(model: FrozenModel, texts: Sequence[Prompt], up: Tensor, down: Tensor)
     first = [bos] if model.bos_each_row and bos is not None else []
     rows, words, crossed = [], [], []
     for text, span in texts:
-        read = model.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+        read = model.tokenizer(
+            text, add_special_tokens=False, return_offsets_mapping=True, verbose=False
+        )
         offsets = read["offset_mapping"]
         rows.append([*first, *read["input_ids"]])
         words.append(len(first) + last_tokens(text, [span], offsets, model.name)[0])
-        crossed += [] if has_own_state(text, [span], offsets, model.name)[0] else [text[slice(*span)]]
+        crossed += (
+            [] if has_own_state(text, [span], offsets, model.name)[0] else [text[slice(*span)]]
+        )
     if crossed:
         raise DataError(
             f"in {len(crossed)} of {len(texts)} texts of contrasts a token of {model.name} goes on beyond the word, "
             f"such as {crossed[0]!r}: choose a model with shorter tokens, or leave these pairs out"
         )
     tokens = pad_sequence([torch.tensor(row) for row in rows], batch_first=True)
-    return Prompts(tokens, torch.tensor(words), torch.tensor([len(row) - 1 for row in rows]), up, down)
+    return Prompts(
+        tokens, torch.tensor(words), torch.tensor([len(row) - 1 for row in rows]), up, down
+    )
 
 
-def gap(model: FrozenModel, state: Float[Tensor, "n t d"], prompts: Prompts) -> Float[Tensor, " n"]:
+def gap(
+    model: FrozenModel, state: Float[Tensor, "n t d"], prompts: Prompts
+) -> Float[Tensor, " n"]:
     logits = model.finish(state[torch.arange(len(state)), prompts.ends]).double().cpu()
-    up, down = (logits.masked_fill(~mask, -torch.inf).logsumexp(1) for mask in (prompts.up, prompts.down))
+    up, down = (
+        logits.masked_fill(~mask, -torch.inf).logsumexp(1) for mask in (prompts.up, prompts.down)
+    )
     return up - down
 
 
@@ -239,4 +277,6 @@ def gap(model: FrozenModel, state: Float[Tensor, "n t d"], prompts: Prompts) -> 
 def gaps(model: FrozenModel, prompts: Prompts) -> Float[Tensor, " n"]:
     """Return log P(up) - log P(down) for the token after each text, in nats."""
     last = model.n_layers - 1
-    return torch.cat([gap(model, model.head(part.tokens, last), part) for _, part in prompts.batches()])
+    return torch.cat(
+        [gap(model, model.head(part.tokens, last), part) for _, part in prompts.batches()]
+    )

@@ -47,7 +47,14 @@ INSIDE = {  # the sites of blocks by the names of TransformerLens's hook points
 }
 UNKNOWN = "unknown"  # stands for the digest of a tokenizer of which nothing is known
 NUMBERED = "numbered rows"  # the same, where files have no token ids
-READS = ("name", "path", "device", "dtype", "site", "corpus")  # settings of a model that a folder of states has
+READS = (
+    "name",
+    "path",
+    "device",
+    "dtype",
+    "site",
+    "corpus",
+)  # settings of a model that a folder of states has
 SAME_TEXT = "write states of the same rows by thinkalike.write_states(..., texts=FOLDER)"
 
 
@@ -130,11 +137,15 @@ class StateFolder:
         self.bos_each_row = self.index.bos
         self.revision = self.index.revision
         self._hooks = {layer_of(hook, self.n_layers): hook for hook in self.index.hooks}
-        self._chosen: list[str] = [config.site] if isinstance(config.site, str) else list(config.site)
+        self._chosen: list[str] = (
+            [config.site] if isinstance(config.site, str) else list(config.site)
+        )
         stream = [layer for layer in self._hooks if isinstance(layer, int) or layer == EMBED]
         widths = {self.width(layer) for layer in stream}
         if len(widths) > 1:
-            raise DataError(f"{self.index.path}: hooks of one residual stream have the widths {listed(sorted(widths))}")
+            raise DataError(
+                f"{self.index.path}: hooks of one residual stream have the widths {listed(sorted(widths))}"
+            )
         self.d_model = widths.pop() if widths else max(self.index.hooks.values())
         largest = max(int(ids.max()) for ids in map(self.rows.token_ids, range(len(self.rows))))
         self.vocabulary = max(self.index.vocabulary, largest + 1)
@@ -175,7 +186,10 @@ class StateFolder:
     def layers(self) -> Sequence[int]:
         """The blocks at which there are states of all chosen sites."""
         of_blocks = [site for site in self._chosen if site not in ONCE]
-        numbers = [{int(layer) for layer in self._hooks if self._site(layer) == site} for site in of_blocks]
+        numbers = [
+            {int(layer) for layer in self._hooks if self._site(layer) == site}
+            for site in of_blocks
+        ]
         return sorted(set.intersection(*numbers)) if numbers else []
 
     def sites_at(self, layers: Iterable[int]) -> list[Layer]:
@@ -187,7 +201,10 @@ class StateFolder:
             elif site in ONCE:
                 found += [layer for layer in self._hooks if self._site(layer) == site]
             else:
-                found += [EMBED if (site, number) == ("resid_pre", 0) else Place(site, number) for number in numbers]
+                found += [
+                    EMBED if (site, number) == ("resid_pre", 0) else Place(site, number)
+                    for number in numbers
+                ]
         for site in self._chosen:
             if not any(self._site(layer) == site for layer in self._hooks):
                 has = listed(list(self.index.hooks))
@@ -239,7 +256,9 @@ class StateFolder:
                 f"{self.name} has no text, as {INDEX} names no tokenizer: add the tokenizer of {self.index.model}"
             )
         ids = self.rows.token_ids(row).tolist()
-        return self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return self.tokenizer.decode(
+            ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
 
     def encoded(self, text: str) -> tuple[list[int], list[Span]]:
         """Return the tokens of a text and the characters of each: those of the row that has it, if there is one."""
@@ -259,19 +278,26 @@ class StateFolder:
         return ids, offsets_of(self.tokenizer, ids, text)
 
     def residuals(
-        self, tokens: Int[Tensor, "b t"], layers: Sequence[Layer], mask: Int[Tensor, "b t"] | None = None
+        self,
+        tokens: Int[Tensor, "b t"],
+        layers: Sequence[Layer],
+        mask: Int[Tensor, "b t"] | None = None,
     ) -> list[Float[Tensor, "b t _"]]:
         """Return the states of rows of tokens that were written, and 0 where the mask has padding."""
         self.check_layers(layers)
         different = list(dict.fromkeys(layers))
         hooks = [self._hooks[layer] for layer in different]
         lengths = [tokens.shape[1]] * len(tokens) if mask is None else mask.sum(1).tolist()
-        states = [torch.zeros(*tokens.shape, self.width(layer), dtype=self.dtype) for layer in different]
+        states = [
+            torch.zeros(*tokens.shape, self.width(layer), dtype=self.dtype) for layer in different
+        ]
         for place, (row, length) in enumerate(zip(tokens, lengths, strict=True)):
             found = self.row_of(row[:length])
             for state, written in zip(states, self.rows.states(found, hooks), strict=True):
                 state[place, :length] = written
-        by_layer = {layer: state.to(self.device) for layer, state in zip(different, states, strict=True)}
+        by_layer = {
+            layer: state.to(self.device) for layer, state in zip(different, states, strict=True)
+        }
         return [by_layer[layer] for layer in layers]
 
     def row_of(self, ids: Int[Tensor, " t"]) -> int:
@@ -316,7 +342,9 @@ class StateFolder:
         known, embedding, _ = self._embedding
         places = torch.searchsorted(known, vocabulary).clamp(max=len(known) - 1)
         if (missing := vocabulary[known[places] != vocabulary]).numel():
-            raise DataError(f"{self.name} has no embedding of token {int(missing[0])}, which none of its rows holds")
+            raise DataError(
+                f"{self.name} has no embedding of token {int(missing[0])}, which none of its rows holds"
+            )
         return embedding[places].to(self.device)
 
     @cached_property
@@ -335,14 +363,19 @@ class StateFolder:
             return ids[order], embedding[order].to(self.dtype), sample if is_complete else ids
         stream = [layer for layer in self._hooks if layer == EMBED or isinstance(layer, int)]
         beginnings: list[Layer] = [Place("embed", -1), EMBED]
-        first: Layer = next((layer for layer in beginnings if layer in self._hooks), min(stream, key=_depth, default=0))
+        first: Layer = next(
+            (layer for layer in beginnings if layer in self._hooks),
+            min(stream, key=_depth, default=0),
+        )
         self.check_layers([first])
         if first not in beginnings:
             log.warning(
                 f"warning: {self.name} has no embedding: that of a token is estimated by the mean of its states at "
                 f"{hook_of(first)}; states at {hook_of(EMBED)} would have it"
             )
-        known = torch.cat([torch.from_numpy(self.rows.token_ids(row)) for row in range(len(self.rows))]).unique()
+        known = torch.cat(
+            [torch.from_numpy(self.rows.token_ids(row)) for row in range(len(self.rows))]
+        ).unique()
         sums = torch.zeros(len(known), self.width(first), dtype=torch.float64)
         counts = torch.zeros(len(known), dtype=torch.float64)
         for row in counted(range(len(self.rows)), "row"):
@@ -401,7 +434,9 @@ def offsets_of(tokenizer: Tokenizer, ids: list[int], text: str) -> list[Span]:
     """
     ends: list[int] = []
     for count in range(1, len(ids) + 1):
-        before = tokenizer.decode(ids[:count], skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        before = tokenizer.decode(
+            ids[:count], skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
         same = 0
         for ours, theirs in zip(before, text, strict=False):
             if ours != theirs:
@@ -421,9 +456,13 @@ def folder_of_rows(data: DataConfig, models: Sequence[TextReader]) -> StateFolde
     else:
         folder = StateFolder(ModelConfig(name="local", path=str(place), bos=None, corpus=None))
     if not folder.rows.has_documents:
-        log.warning(f"warning: {folder.name} does not say which document a row is of: each row counts as a document")
+        log.warning(
+            f"warning: {folder.name} does not say which document a row is of: each row counts as a document"
+        )
     if not folder.rows.has_token_ids:
-        log.warning(f"warning: {folder.name} has no token ids: its rows are compared in the order in which they lie")
+        log.warning(
+            f"warning: {folder.name} has no token ids: its rows are compared in the order in which they lie"
+        )
     return folder
 
 
@@ -448,7 +487,9 @@ def check_reads_rows(model: StateSource, folder: StateFolder, rows: PaddedRows) 
         return
     largest = int(rows.tokens.max())
     if largest >= model.vocabulary:
-        raise DataError(f"{folder.name} has the token {largest}, and {model.name} a vocabulary of {model.vocabulary}")
+        raise DataError(
+            f"{folder.name} has the token {largest}, and {model.name} a vocabulary of {model.vocabulary}"
+        )
     longest = rows.tokens.shape[1]
     if longest > model.context:
         raise DataError(

@@ -19,7 +19,11 @@ from thinkalike.states.source import Span, StateSource
 
 RADIUS = 0.2  # of the weights of the recurrent network; others between 0 and 1 share less
 POSITION = "position"
-BAGS: Mapping[str, float | None] = {"bag .5": 0.5, "bag .9": 0.9, "mean": None}  # by the decay of earlier tokens
+BAGS: Mapping[str, float | None] = {
+    "bag .5": 0.5,
+    "bag .9": 0.9,
+    "mean": None,
+}  # by the decay of earlier tokens
 CONTROLS = ("recurrent", "bilinear", "bag .8", "shrinking")
 DECAYS: Mapping[str, float | None] = {**BAGS, "bag .8": 0.8}
 

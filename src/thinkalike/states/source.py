@@ -32,7 +32,11 @@ class Tokenizer(Protocol):
     def get_vocab(self) -> dict[str, int]: ...
     def save_pretrained(self, save_directory: Path) -> object: ...
     def decode(
-        self, token_ids: list[int], skip_special_tokens: bool = False, *, clean_up_tokenization_spaces: bool = False
+        self,
+        token_ids: list[int],
+        skip_special_tokens: bool = False,
+        *,
+        clean_up_tokenization_spaces: bool = False,
     ) -> str: ...
 
 
@@ -62,7 +66,10 @@ class WordReader(TextReader, Protocol[AnyLayer]):
     @property
     def device(self) -> torch.device: ...
     def residuals(
-        self, tokens: Int[Tensor, "b t"], layers: Sequence[AnyLayer], mask: Int[Tensor, "b t"] | None = None
+        self,
+        tokens: Int[Tensor, "b t"],
+        layers: Sequence[AnyLayer],
+        mask: Int[Tensor, "b t"] | None = None,
     ) -> list[Float[Tensor, "b t _"]]:
         """Return the states of rows of tokens at these layers; the mask is 1 for tokens and 0 for padding."""
 
@@ -146,7 +153,9 @@ def with_weights(sources: Sequence[StateSource], asked: str) -> list[FrozenModel
     models = [source for source in sources if isinstance(source, FrozenModel)]
     if len(models) < len(sources):
         without = next(source.name for source in sources if not isinstance(source, FrozenModel))
-        raise DataError(f"{without} is a folder of states, which has no weights, and {asked}: give a model")
+        raise DataError(
+            f"{without} is a folder of states, which has no weights, and {asked}: give a model"
+        )
     return models
 
 
@@ -157,13 +166,22 @@ def reader_of(source: StateSource) -> Reader:
     return Reader(source.name, source.tokenizer, source.context, source.bos_each_row)
 
 
-def pairs_of_sources(count: int, source: StateSource, target: StateSource) -> list[tuple[int, int]]:
+def pairs_of_sources(
+    count: int, source: StateSource, target: StateSource
+) -> list[tuple[int, int]]:
     """Return as many pairs of layers of about equal relative depth, among those of which there are states."""
-    depths = [[layer / max(side.n_layers - 1, 1) for layer in side.layers] for side in (source, target)]
-    return [(source.layers[ours], target.layers[theirs]) for ours, theirs in closest_pairs(count, *depths)]
+    depths = [
+        [layer / max(side.n_layers - 1, 1) for layer in side.layers] for side in (source, target)
+    ]
+    return [
+        (source.layers[ours], target.layers[theirs])
+        for ours, theirs in closest_pairs(count, *depths)
+    ]
 
 
-def closest_pairs(count: int, source: Sequence[float], target: Sequence[float]) -> list[tuple[int, int]]:
+def closest_pairs(
+    count: int, source: Sequence[float], target: Sequence[float]
+) -> list[tuple[int, int]]:
     """Return pairs of places in two lists of depths: some of the shorter list, each with the closest one of the other.
 
     >>> closest_pairs(2, [0.0, 0.5, 1.0], [0.0, 0.2, 0.4, 0.6, 0.8, 1.0])
@@ -174,5 +192,6 @@ def closest_pairs(count: int, source: Sequence[float], target: Sequence[float]) 
     count = min(count, len(source))
     places = [round(place * (len(source) - 1) / max(count - 1, 1)) for place in range(count)]
     return [
-        (place, min(range(len(target)), key=lambda number: abs(target[number] - source[place]))) for place in places
+        (place, min(range(len(target)), key=lambda number: abs(target[number] - source[place])))
+        for place in places
     ]

@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from thinkalike.config import AnalyzeConfig, ModelConfig
-from thinkalike.data.corpus import Entry, cache_folder, kept
+from thinkalike.data.cache import CacheEntry, cache_folder, cached
 from thinkalike.data.recordings import mean_of_runs, read_recording, recording_fingerprint
 from thinkalike.data.stimuli import Stimuli
 from thinkalike.data.words import word_spans
@@ -37,10 +37,26 @@ log = logging.getLogger(__name__)
 TEXTS_AT_ONCE = 64
 MOST_LEFT_OUT = 0.5  # share of the stimuli
 LARGEST = 4 * 2**30  # bytes of all entries of the cache together
-PACKAGES = ("torch", "transformers", "transformer-lens", "tokenizers", "mamba-ssm", "causal-conv1d")
-CODE = ("models", "states")  # the parts of this package that states come from, whose code may change in a version
+PACKAGES = (
+    "torch",
+    "transformers",
+    "transformer-lens",
+    "tokenizers",
+    "mamba-ssm",
+    "causal-conv1d",
+)
+CODE = (
+    "models",
+    "states",
+)  # the parts of this package that states come from, whose code may change in a version
 HAS_OWN = "has_own"  # of the states in an entry of the cache
-LEFT_OUT = ("name", "path", "device", "corpus", "members")  # settings of a model that its states do not show
+LEFT_OUT = (
+    "name",
+    "path",
+    "device",
+    "corpus",
+    "members",
+)  # settings of a model that its states do not show
 
 
 class StimulusStates(NamedTuple):
@@ -50,8 +66,12 @@ class StimulusStates(NamedTuple):
     layers: list[Any]  # numbers of a model's layers, -1 for the embedding; names of a recording's
     states: list[Float[Tensor, "n _"]]
     origin: dict[str, str]  # for the provenance
-    runs: Sequence[Float[Tensor, "m n _"]] = ()  # of a recording: each of its runs, whose mean the states are
-    has_own: Bool[Tensor, " n"] | None = None  # which stimuli have a state; that of the others is 0. None: all have
+    runs: Sequence[
+        Float[Tensor, "m n _"]
+    ] = ()  # of a recording: each of its runs, whose mean the states are
+    has_own: Bool[Tensor, " n"] | None = (
+        None  # which stimuli have a state; that of the others is 0. None: all have
+    )
 
     @property
     def numbers(self) -> list[int]:
@@ -84,27 +104,40 @@ def stimulus_states_of(
         if isinstance(side, str):
             runs, origin = read_recording(side, stimuli).layers, recording_fingerprint(side)
             about = {"name": Path(side).name, "fingerprint": origin}
-            found.append(StimulusStates(name, [*runs], [*map(mean_of_runs, runs.values())], about, [*runs.values()]))
+            found.append(
+                StimulusStates(
+                    name, [*runs], [*map(mean_of_runs, runs.values())], about, [*runs.values()]
+                )
+            )
         else:
             found.append(_of_model(side, name, stimuli, embed, cache, loaded))
     return found
 
 
 def _of_model(
-    config: ModelConfig, name: str, stimuli: Stimuli, embed: bool, cache: Path, loaded: Sequence[StateSource]
+    config: ModelConfig,
+    name: str,
+    stimuli: Stimuli,
+    embed: bool,
+    cache: Path,
+    loaded: Sequence[StateSource],
 ) -> StimulusStates:
-    def compute() -> Entry:
-        model = next((model for model in loaded if model.name == name), None) or load_source(config, name)
+    def compute() -> CacheEntry:
+        model = next((model for model in loaded if model.name == name), None) or load_source(
+            config, name
+        )
         found = states_of_stimuli(model, stimuli, embed)
         states = {str(number): layer for number, layer in enumerate(found.states)}
         about = {"layers": site_numbers(sites(model, embed)), "origin": model.describe()}
-        return Entry({**states, HAS_OWN: found.has_own}, about)
+        return CacheEntry({**states, HAS_OWN: found.has_own}, about)
 
     if config.holds_states:  # a copy in the cache would be no faster
         entry = compute()
-        states, about = entry.tensors, entry.about
+        states, about = entry.tensors, entry.facts
     else:
-        states, about = kept(cache / f"{_key(config, stimuli.fingerprint(), embed)}.safetensors", compute, LARGEST)
+        states, about = cached(
+            cache / f"{_key(config, stimuli.fingerprint(), embed)}.safetensors", compute, LARGEST
+        )
     layers = [states[str(number)] for number in range(len(states) - 1)]
     origin = {**about["origin"], "name": name}
     return StimulusStates(name, about["layers"], layers, origin, has_own=states[HAS_OWN])
@@ -113,29 +146,48 @@ def _of_model(
 def _key(config: ModelConfig, stimuli: str, embed: bool) -> str:
     """Return a digest of all that can change a bit of the states."""
     settings = {name: value for name, value in asdict(config).items() if name not in LEFT_OUT}
-    device, instructions = pick_device(config.device), torch.backends.cpu.get_cpu_capability()  # which choose kernels
+    device, instructions = (
+        pick_device(config.device),
+        torch.backends.cpu.get_cpu_capability(),
+    )  # which choose kernels
     kind = torch.cuda.get_device_name(device) if device.startswith("cuda") else instructions
     arithmetic = [device, kind, torch.get_num_threads(), torch.get_float32_matmul_precision()]
-    files = sorted(path for part in CODE for path in (Path(__file__).parents[1] / part).rglob("*.py"))
+    files = sorted(
+        path for part in CODE for path in (Path(__file__).parents[1] / part).rglob("*.py")
+    )
     code = hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
-    everything = [settings, checkpoint_fingerprint(config), stimuli, embed, arithmetic, versions_of(PACKAGES), code]
+    everything = [
+        settings,
+        checkpoint_fingerprint(config),
+        stimuli,
+        embed,
+        arithmetic,
+        versions_of(PACKAGES),
+        code,
+    ]
     return hashlib.sha256(json.dumps(everything, sort_keys=True).encode()).hexdigest()[:32]
 
 
-def stimulus_states(model: StateSource, stimuli: Stimuli, embed: bool = False) -> list[Float[Tensor, "n d"]]:
+def stimulus_states(
+    model: StateSource, stimuli: Stimuli, embed: bool = False
+) -> list[Float[Tensor, "n d"]]:
     """Return the states of all stimuli at all layers, on the CPU, by `Stimuli.token`; each text is read alone.
 
     A stimulus without a state of its own is a DataError, see `has_own_state`.
     """
     states, has_own = states_of_stimuli(model, stimuli, embed)
     if not has_own.all():
-        raise DataError(f"{_without_own(stimuli, has_own)} of {model.name} goes on beyond them: leave these rows out")
+        raise DataError(
+            f"{_without_own(stimuli, has_own)} of {model.name} goes on beyond them: leave these rows out"
+        )
     return states
 
 
 def states_of_stimuli(model: StateSource, stimuli: Stimuli, embed: bool = False) -> WordStates:
     """Return the states of stimuli as `stimulus_states` does; those without one of their own have zeros."""
-    order = np.argsort(stimuli.sentence, kind="stable")  # word by word within a text; rows of one may lie apart
+    order = np.argsort(
+        stimuli.sentence, kind="stable"
+    )  # word by word within a text; rows of one may lie apart
     words: list[list[tuple[int, int]]] = [[] for _ in stimuli.texts]
     for row in order:
         words[stimuli.sentence[row]].append(stimuli.span[row])
@@ -145,7 +197,9 @@ def states_of_stimuli(model: StateSource, stimuli: Stimuli, embed: bool = False)
         for text in texts:
             if len(model.encoded(text)[0]) > model.context:
                 most = f"{model.context} of {model.name}"
-                raise DataError(f"{stimuli.source}: a text is longer than the {most}; split it: {text[:80]}")
+                raise DataError(
+                    f"{stimuli.source}: a text is longer than the {most}; split it: {text[:80]}"
+                )
         batch = Pieces(texts, words[first : first + TEXTS_AT_ONCE])
         found = states_of_words(model, batch, sites(model, embed), stimuli.token)
         parts.append([_in_place(layer.cpu(), found.has_own) for layer in found.states])
@@ -155,10 +209,14 @@ def states_of_stimuli(model: StateSource, stimuli: Stimuli, embed: bool = False)
     return WordStates(states, torch.cat(owned)[back])
 
 
-def _in_place(states: Float[Tensor, "kept d"], has_own: Bool[Tensor, " n"]) -> Float[Tensor, "n d"]:
+def _in_place(
+    states: Float[Tensor, "kept d"], has_own: Bool[Tensor, " n"]
+) -> Float[Tensor, "n d"]:
     if has_own.all():
         return states
-    return states.new_zeros(len(has_own), states.shape[1]).masked_scatter_(has_own[:, None], states)
+    return states.new_zeros(len(has_own), states.shape[1]).masked_scatter_(
+        has_own[:, None], states
+    )
 
 
 def _without_own(stimuli: Stimuli, has_own: Bool[Tensor, " n"]) -> str:
@@ -218,7 +276,9 @@ def without_massive(
     """
     measure: Any = config.measure
     places = zip(stimuli.sentence, stimuli.span, strict=True)
-    before = torch.tensor([len(word_spans(stimuli.texts[number][:start])) for number, (start, _) in places])
+    before = torch.tensor(
+        [len(word_spans(stimuli.texts[number][:start])) for number, (start, _) in places]
+    )
     late = (before >= measure.skip_first) & with_own_states(stimuli, sides)
     every = Compared(stimuli, list(sides)).of(late)
     layers = [layer for side in every.sides if not side.runs for layer in side.states]
@@ -230,7 +290,12 @@ def without_massive(
     remedy = KEEPS_MASSIVE
     if bare and at_start:
         remedy += ", and model.bos=true puts a token before each text"
-    say_massive(outliers, [repr(every.stimuli.words[row]) for row in outliers.nonzero()[:, 0]], "stimuli", remedy)
+    say_massive(
+        outliers,
+        [repr(every.stimuli.words[row]) for row in outliers.nonzero()[:, 0]],
+        "stimuli",
+        remedy,
+    )
     return every.of(~outliers), every
 
 
@@ -239,4 +304,6 @@ def numbered(sides: Sequence[StimulusStates], message: str) -> str:
     if not re.search(r"\blayers?\b\D?\d", message):
         return ""
     names = [f"{side.name} {layer}" for side in sides for layer in side.layers]
-    return "; layers are numbered " + ", ".join(f"{number} {name}" for number, name in enumerate(names))
+    return "; layers are numbered " + ", ".join(
+        f"{number} {name}" for number, name in enumerate(names)
+    )

@@ -12,7 +12,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from thinkalike.config import DataConfig
-from thinkalike.data.documents import Sides, beginning, group_of
+from thinkalike.data.documents import beginning, group_of
+from thinkalike.data.splits import DocumentSplit
 from thinkalike.data.words import Span, is_unspaced, word_spans
 from thinkalike.errors import DataError
 from thinkalike.measures.estimates import seeded
@@ -26,7 +27,9 @@ SPREAD = 4  # times as much text is read as is compared, so that it is of more d
 LONGEST = 4096  # bytes of a document, as long as there are enough of them
 
 
-def sites(model: StateSource, embed: bool = False, layers: Iterable[int] | None = None) -> list[Layer]:
+def sites(
+    model: StateSource, embed: bool = False, layers: Iterable[int] | None = None
+) -> list[Layer]:
     """Return these layers of a model at its sites, by default all, before them EMBED if asked for."""
     before: list[Layer] = [EMBED] if embed else []
     return [*before, *model.sites_at(model.layers if layers is None else layers)]
@@ -40,7 +43,9 @@ def site_numbers(sites: Iterable[Layer]) -> list[Any]:
     return [-1 if site == EMBED else int(site) for site in listed]
 
 
-def counted(rows: Int[Tensor, "b t"], skip_first: int = 0, special: Iterable[int] = ()) -> Bool[Tensor, "b t"]:
+def counted(
+    rows: Int[Tensor, "b t"], skip_first: int = 0, special: Iterable[int] = ()
+) -> Bool[Tensor, "b t"]:
     """Return which tokens count: not the first few of a row, and none of these special ones."""
     kept = ~torch.isin(rows, torch.tensor(sorted(special), dtype=rows.dtype))
     kept[:, :skip_first] = False
@@ -75,11 +80,17 @@ class Pieces:
     @property
     def owners(self) -> Int[Tensor, " words"]:
         """The number of the document of each word."""
-        return torch.tensor(self.documents).repeat_interleave(torch.tensor([len(spans) for spans in self.words]))
+        return torch.tensor(self.documents).repeat_interleave(
+            torch.tensor([len(spans) for spans in self.words])
+        )
 
     def chosen(self, numbers: Int[Tensor, " u"]) -> Pieces:
         own = numbers.tolist()
-        return Pieces([self.texts[n] for n in own], [self.words[n] for n in own], [self.documents[n] for n in own])
+        return Pieces(
+            [self.texts[n] for n in own],
+            [self.words[n] for n in own],
+            [self.documents[n] for n in own],
+        )
 
 
 def pieces(texts: Iterable[str], models: Sequence[TextReader], words: int) -> Pieces:
@@ -137,7 +148,7 @@ def pieces_of_rows(folder: StateFolder, models: Sequence[TextReader], words: int
 
 def held_out_texts(config: DataConfig) -> Iterator[str]:
     """Yield the documents of a report of words, which nothing is fitted on, in order and without copies."""
-    return (text for text, for_report in Sides(config, is_fitted=False) if for_report)
+    return (text for text, for_report in DocumentSplit(config, is_fitted=False) if for_report)
 
 
 def drawn_pieces(data: DataConfig, models: Sequence[TextReader], words: int) -> Pieces:
@@ -148,7 +159,9 @@ def drawn_pieces(data: DataConfig, models: Sequence[TextReader], words: int) -> 
     if data.source == "states":
         found = pieces_of_rows(folder_of_rows(data, models), models, words)
     else:
-        found = pieces((beginning(text, LONGEST) for text in held_out_texts(data)), models, SPREAD * words)
+        found = pieces(
+            (beginning(text, LONGEST) for text in held_out_texts(data)), models, SPREAD * words
+        )
         if found.count < words:
             found = pieces(held_out_texts(data), models, SPREAD * words)
     _say_which(found, data, models)
@@ -159,7 +172,11 @@ def drawn_pieces(data: DataConfig, models: Sequence[TextReader], words: int) -> 
 
 def _say_which(found: Pieces, data: DataConfig, models: Sequence[TextReader]) -> None:
     """Say which words are characters, and how many are left out; that all are is a DataError."""
-    words = [text[start:stop] for text, spans in zip(found.texts, found.words, strict=True) for start, stop in spans]
+    words = [
+        text[start:stop]
+        for text, spans in zip(found.texts, found.words, strict=True)
+        for start, stop in spans
+    ]
     every = len(words) + len(found.left_out)
     if characters := [word for word in (*words, *found.left_out) if is_unspaced(word)]:
         log.warning(
@@ -171,9 +188,13 @@ def _say_which(found: Pieces, data: DataConfig, models: Sequence[TextReader]) ->
     names = " or ".join(dict.fromkeys(model.name for model in models))
     cause = f"a token of {names} goes on beyond them, such as {found.left_out[0]!r}"
     if not words:
-        raise DataError(f"data {data.name}: all {every} words are left out, as {cause}; choose other models or text")
+        raise DataError(
+            f"data {data.name}: all {every} words are left out, as {cause}; choose other models or text"
+        )
     share = _percent(len(found.left_out), every)
-    log.warning(f"warning: data {data.name}: {len(found.left_out)} of {every} words ({share}) are left out, as {cause}")
+    log.warning(
+        f"warning: data {data.name}: {len(found.left_out)} of {every} words ({share}) are left out, as {cause}"
+    )
 
 
 def _percent(count: int, every: int) -> str:
@@ -193,30 +214,45 @@ def _fitting(text: str, spans: list[Span], models: Sequence[TextReader]) -> Iter
     Each has the words that have a state of their own in all of them.
     """
     first = spans[0][0]
-    piece, words = text[first : spans[-1][1]], [(start - first, stop - first) for start, stop in spans]
+    piece, words = (
+        text[first : spans[-1][1]],
+        [(start - first, stop - first) for start, stop in spans],
+    )
     read = _read_by(models, piece)
     too_short = [model for model, tokens, _ in read if len(tokens) > model.context]
     if not too_short:
         yield _with_own_states(piece, words, read)
     elif len(spans) == 1:
         found = f"the word {piece[:40]!r} is longer than the context of {too_short[0].name}"
-        raise DataError(f"{found}: choose a text that both models are made for, data=NAME, or raise model.context")
+        raise DataError(
+            f"{found}: choose a text that both models are made for, data=NAME, or raise model.context"
+        )
     else:
         for half in (spans[: len(spans) // 2], spans[len(spans) // 2 :]):
             yield from _fitting(text, half, models)
 
 
-def _read_by(models: Sequence[TextReader], text: str) -> list[tuple[TextReader, list[int], list[Span]]]:
+def _read_by(
+    models: Sequence[TextReader], text: str
+) -> list[tuple[TextReader, list[int], list[Span]]]:
     """Return for each model the tokens of a text, and the characters of each."""
     return [(model, *model.encoded(text)) for model in models]
 
 
-def _with_own_states(text: str, words: list[Span], read: Sequence[tuple[TextReader, list[int], list[Span]]]) -> _Piece:
+def _with_own_states(
+    text: str, words: list[Span], read: Sequence[tuple[TextReader, list[int], list[Span]]]
+) -> _Piece:
     """Return a text with those of its words that have a state of their own in all models."""
     owned = [has_own_state(text, words, offsets, model.name) for model, _, offsets in read]
-    is_kept = [all(of_models) for of_models in zip(*owned, strict=True)] if owned else [True] * len(words)
+    is_kept = (
+        [all(of_models) for of_models in zip(*owned, strict=True)]
+        if owned
+        else [True] * len(words)
+    )
     kept = [word for word, is_own in zip(words, is_kept, strict=True) if is_own]
-    left_out = [text[slice(*word)] for word, is_own in zip(words, is_kept, strict=True) if not is_own]
+    left_out = [
+        text[slice(*word)] for word, is_own in zip(words, is_kept, strict=True) if not is_own
+    ]
     return _Piece(text, kept, left_out)
 
 
@@ -228,7 +264,10 @@ class WordStates(NamedTuple):
 
 
 def word_states(
-    model: WordReader[AnyLayer], batch: Pieces, at: Sequence[AnyLayer] | None = None, token: str = "last"
+    model: WordReader[AnyLayer],
+    batch: Pieces,
+    at: Sequence[AnyLayer] | None = None,
+    token: str = "last",
 ) -> list[Float[Tensor, "words d"]]:
     """Return the states of all words of a batch that have one of their own; a warning says how many have none.
 
@@ -245,7 +284,10 @@ def word_states(
 
 @torch.no_grad()
 def states_of_words(
-    model: WordReader[AnyLayer], batch: Pieces, at: Sequence[AnyLayer] | None = None, token: str = "last"
+    model: WordReader[AnyLayer],
+    batch: Pieces,
+    at: Sequence[AnyLayer] | None = None,
+    token: str = "last",
 ) -> WordStates:
     """Return the states of the words of a batch at some layers of a model, by default all: those of their last tokens.
 
@@ -263,7 +305,10 @@ def states_of_words(
         text, words = batch.texts[row], batch.words[row]
         ends = last_tokens(text, words, offsets, model.name)
         starts = ends if token == "last" else _first_tokens(text, words, offsets, token)
-        chosen += [(row * longest + start, row * longest + end) for start, end in zip(starts, ends, strict=True)]
+        chosen += [
+            (row * longest + start, row * longest + end)
+            for start, end in zip(starts, ends, strict=True)
+        ]
         has_own += has_own_state(text, words, offsets, model.name, token)
     layers = at if at is not None else cast(Sequence[AnyLayer], sites(cast(StateSource, model)))
     kept = torch.tensor(has_own, dtype=torch.bool)
@@ -272,7 +317,10 @@ def states_of_words(
     if not chosen:
         return WordStates([state[:0] for state in states], kept)
     if token == "mean":
-        means = [torch.stack([state[start : end + 1].mean(0) for start, end in chosen]) for state in states]
+        means = [
+            torch.stack([state[start : end + 1].mean(0) for start, end in chosen])
+            for state in states
+        ]
         return WordStates(means, kept)
     places = torch.tensor([each[token == "last"] for each in chosen], device=model.device)
     return WordStates([state[places] for state in states], kept)
@@ -302,12 +350,16 @@ def has_own_state(
     return found
 
 
-def _first_tokens(text: str, words: Sequence[Span], offsets: Sequence[Span], token: str) -> list[int]:
+def _first_tokens(
+    text: str, words: Sequence[Span], offsets: Sequence[Span], token: str
+) -> list[int]:
     """Return for each word the number of the first token that holds a character of it; 0 for the first of a text."""
     whole = (0, len(text)) if token == "first" else None
     held = [(number, start, stop) for number, (start, stop) in enumerate(offsets) if start < stop]
     return [
-        0 if word == whole else next(number for number, start, stop in held if start < word[1] and word[0] < stop)
+        0
+        if word == whole
+        else next(number for number, start, stop in held if start < word[1] and word[0] < stop)
         for word in words
     ]
 
@@ -318,11 +370,19 @@ def last_tokens(text: str, words: Sequence[Span], offsets: Sequence[Span], name:
     A normaliser may leave the last character out of all offsets, such as an accent that it composes or strips; what is
     read up to the last one that a token holds is then the whole word. The message of an error calls the model `name`.
     """
-    owner = {place: number for number, (start, stop) in enumerate(offsets) for place in range(start, stop)}
+    owner = {
+        place: number
+        for number, (start, stop) in enumerate(offsets)
+        for place in range(start, stop)
+    }
     found = []
     for start, stop in words:
-        held = next((owner[place] for place in range(stop - 1, start - 1, -1) if place in owner), None)
+        held = next(
+            (owner[place] for place in range(stop - 1, start - 1, -1) if place in owner), None
+        )
         if held is None:
-            raise DataError(f"{name}: no token holds the word {text[start:stop]!r} in: {text[:200]}")
+            raise DataError(
+                f"{name}: no token holds the word {text[start:stop]!r} in: {text[:200]}"
+            )
         found.append(held)
     return found

@@ -28,7 +28,12 @@ ROWS = "rows.jsonl"
 EMBEDDING = "embedding.safetensors"
 AT_ONCE = 8  # rows in a pass
 LARGEST_SHARD = 2**28  # bytes
-UNFINISHED = (".partial", ".tmp", ".incomplete", ".tmp_shards")  # how programs call what they have not written yet
+UNFINISHED = (
+    ".partial",
+    ".tmp",
+    ".incomplete",
+    ".tmp_shards",
+)  # how programs call what they have not written yet
 
 
 class TextRow(NamedTuple):
@@ -39,7 +44,11 @@ class TextRow(NamedTuple):
 
 
 def write_folder(
-    folder: Path, source: StateSource, rows: Sequence[TextRow], layers: Sequence[Layer], dtype: torch.dtype
+    folder: Path,
+    source: StateSource,
+    rows: Sequence[TextRow],
+    layers: Sequence[Layer],
+    dtype: torch.dtype,
 ) -> None:
     """Write the states of rows of text at some layers; the folder appears when it is complete.
 
@@ -48,10 +57,14 @@ def write_folder(
         DataError: There are no rows, or a state is not finite.
     """
     if not rows:
-        raise DataError("the text has no words, so that there are no states to write: give more text")
+        raise DataError(
+            "the text has no words, so that there are no states to write: give more text"
+        )
     for layer in layers:
         if isinstance(layer, Place) and layer.head is not None:
-            raise ConfigError(f"head={layer.head}: states are written of all heads side by side; leave head out")
+            raise ConfigError(
+                f"head={layer.head}: states are written of all heads side by side; leave head out"
+            )
     with appearing(folder) as aside:
         hooks: dict[str, int] = {}
         shards: list[dict[str, object]] = []
@@ -59,7 +72,9 @@ def write_folder(
         seen: list[Tensor] = []
         for number, part in enumerate(_parts(source, rows, layers, dtype)):
             name = f"states-{number:05d}.safetensors"
-            arrays = {hook_of(layer): states for layer, states in zip(layers, part.states, strict=True)}
+            arrays = {
+                hook_of(layer): states for layer, states in zip(layers, part.states, strict=True)
+            }
             hooks = {hook: states.shape[-1] for hook, states in arrays.items()}
             save_file({TOKEN_IDS: part.token_ids.to(torch.int32), **arrays}, aside / name)
             shards.append({"rows": len(part.lengths), "files": {name: digest_of(aside / name)}})
@@ -68,7 +83,9 @@ def write_folder(
         _write_rows(aside, rows, lengths)
         vocabulary = torch.cat([*seen, source.sampled_vocabulary()]).unique()
         embedding = source.embedded(vocabulary).cpu().contiguous()
-        save_file({TOKEN_IDS: vocabulary.to(torch.int32), "embedding": embedding}, aside / EMBEDDING)
+        save_file(
+            {TOKEN_IDS: vocabulary.to(torch.int32), "embedding": embedding}, aside / EMBEDDING
+        )
         _write_index(
             aside,
             model=source.name,
@@ -90,7 +107,9 @@ def write_folder(
 def appearing(folder: Path) -> Iterator[Path]:
     """Yield a folder beside a new one, which gets its name once all is written; what is left of it otherwise goes."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError(f"{folder} has something in it: give the name of a new folder, or remove it")
+        raise ConfigError(
+            f"{folder} has something in it: give the name of a new folder, or remove it"
+        )
     aside = folder.with_name(f"{folder.name}.partial")
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
@@ -143,10 +162,14 @@ def _parts(
         states.append(of_batch)
         size += sum(layer.nbytes for layer in of_batch)
         if size >= LARGEST_SHARD:
-            yield _Part(torch.cat(ids), lengths, [torch.cat(layer) for layer in zip(*states, strict=True)])
+            yield _Part(
+                torch.cat(ids), lengths, [torch.cat(layer) for layer in zip(*states, strict=True)]
+            )
             ids, lengths, states, size = [], [], [], 0
     if lengths:
-        yield _Part(torch.cat(ids), lengths, [torch.cat(layer) for layer in zip(*states, strict=True)])
+        yield _Part(
+            torch.cat(ids), lengths, [torch.cat(layer) for layer in zip(*states, strict=True)]
+        )
 
 
 @dataclass(frozen=True)
@@ -163,7 +186,11 @@ def write_prompts_of(path: Path, prompts: Sequence[Prompt]) -> None:
     aside = path.with_name(f"{path.name}.partial")
     with aside.open("w", encoding="utf-8") as file:
         for prompt in prompts:
-            line = {"prompt_token_ids": list(prompt.token_ids), "document": prompt.document, "text": prompt.text}
+            line = {
+                "prompt_token_ids": list(prompt.token_ids),
+                "document": prompt.document,
+                "text": prompt.text,
+            }
             file.write(json.dumps(line) + "\n")
     os.replace(aside, path)
 
@@ -175,7 +202,9 @@ def read_prompts(path: Path) -> list[Prompt]:
         for number, line in enumerate(file, 1):
             try:
                 record = json.loads(line)
-                prompts.append(Prompt(list(record["prompt_token_ids"]), record["document"], record["text"]))
+                prompts.append(
+                    Prompt(list(record["prompt_token_ids"]), record["document"], record["text"])
+                )
             except (ValueError, KeyError, TypeError) as error:
                 raise DataError(
                     f"{path} line {number} is no prompt of thinkalike.write_prompts ({type(error).__name__}: {error})"
@@ -213,25 +242,36 @@ def index_folder(
     lengths: list[int] = []
     if is_of_vllm:
         if layers is None:
-            raise ConfigError(f"layers is missing: {folder} has files of vLLM, which do not say what was asked for")
+            raise ConfigError(
+                f"layers is missing: {folder} has files of vLLM, which do not say what was asked for"
+            )
         hooks, layout = _hooks_of_vllm(first, layers, blocks, shards[0][0])
         if prompts is not None:
             shards, rows = _matched(folder, shards, prompts)
     else:
         if layers is not None or prompts is not None:
-            raise ConfigError(f"layers and prompts are for files of vLLM; those in {folder} name their hook points")
+            raise ConfigError(
+                f"layers and prompts are for files of vLLM; those in {folder} name their hook points"
+            )
         hooks, layout = _hooks_in(first, folder)
-    counts = [1 if is_of_vllm else _count(path_group, hooks, layout, folder) for path_group in shards]
+    counts = [
+        1 if is_of_vllm else _count(path_group, hooks, layout, folder) for path_group in shards
+    ]
     if documents is not None:
         if len(documents) != sum(counts):
-            raise ConfigError(f"documents has {len(documents)} entries, and {folder} has {sum(counts)} rows")
+            raise ConfigError(
+                f"documents has {len(documents)} entries, and {folder} has {sum(counts)} rows"
+            )
         texts = [row.text for row in rows] if rows else [""] * len(documents)
         rows = [TextRow(text, document) for text, document in zip(texts, documents, strict=True)]
     if rows is not None:
         _write_rows(folder, rows, lengths)
     dtype = _dtype_of(first, hooks)
     entries = [
-        {"rows": count, "files": {path.relative_to(folder).as_posix(): digest_of(path) for path in group}}
+        {
+            "rows": count,
+            "files": {path.relative_to(folder).as_posix(): digest_of(path) for path in group},
+        }
         for count, group in zip(counts, counted(shards, "file"), strict=True)
     ]
     _write_index(
@@ -260,11 +300,20 @@ def _files_in(folder: Path) -> list[list[Path]]:
         raise ConfigError(f"{folder} is no folder: give the one in which the states are")
     for path in sorted(folder.iterdir()):
         if path.name.endswith(UNFINISHED) or is_being_written(path):
-            raise DataError(f"{path} is still being written: wait for the program that writes it, or remove it")
+            raise DataError(
+                f"{path} is still being written: wait for the program that writes it, or remove it"
+            )
     files = [path for path in folder.rglob("*") if path.is_file() and path.name != EMBEDDING]
-    single = [path for path in files if path.name.endswith((".safetensors", ".safetensors.zst", ".arrow"))]
+    single = [
+        path
+        for path in files
+        if path.name.endswith((".safetensors", ".safetensors.zst", ".arrow"))
+    ]
     arrays = [path for path in files if path.suffix == ".npy"]
-    together = [[path for path in arrays if path.parent == place] for place in {path.parent for path in arrays}]
+    together = [
+        [path for path in arrays if path.parent == place]
+        for place in {path.parent for path in arrays}
+    ]
     shards = [*([path] for path in single), *map(sorted, together)]
     if not shards:
         raise DataError(f"{folder} has no states: no .safetensors, .npy or .arrow file is in it")
@@ -281,11 +330,17 @@ def _hooks_of_vllm(
     """
     for layer in layers:
         if not 0 <= layer <= blocks:
-            raise ConfigError(f"layers has {layer}, and vLLM counts those of {blocks} blocks from 0 to {blocks}")
+            raise ConfigError(
+                f"layers has {layer}, and vLLM counts those of {blocks} blocks from 0 to {blocks}"
+            )
     if len(set(layers)) < len(layers):
-        raise ConfigError(f"layers={list(layers)} has a layer twice: give those that vLLM was asked for, in order")
+        raise ConfigError(
+            f"layers={list(layers)} has a layer twice: give those that vLLM was asked for, in order"
+        )
     if TOKEN_IDS not in arrays:
-        raise DataError(f"{path} has no {TOKEN_IDS}: it is no file of vLLM's extract_hidden_states")
+        raise DataError(
+            f"{path} has no {TOKEN_IDS}: it is no file of vLLM's extract_hidden_states"
+        )
     tokens = int(arrays[TOKEN_IDS].shape[0])
     shape = tuple(arrays[HIDDEN_STATES].shape)
     hooks = [hook_of(EMBED if layer == 0 else layer - 1) for layer in layers]
@@ -310,11 +365,15 @@ def _matched(
     for group in shards:
         arrays = arrays_of(group[0])
         if TOKEN_IDS not in arrays:
-            raise DataError(f"{group[0]} has no {TOKEN_IDS}: it is no file of vLLM's extract_hidden_states")
+            raise DataError(
+                f"{group[0]} has no {TOKEN_IDS}: it is no file of vLLM's extract_hidden_states"
+            )
         by_ids.setdefault(tuple(arrays[TOKEN_IDS].whole().tolist()), group)
     asked = {tuple(prompt.token_ids) for prompt in prompts}
     if strange := [group[0].name for ids, group in by_ids.items() if ids not in asked]:
-        raise DataError(f"{folder / strange[0]} has token ids that no prompt has: give the prompts that were sent")
+        raise DataError(
+            f"{folder / strange[0]} has token ids that no prompt has: give the prompts that were sent"
+        )
     missing = [prompt for prompt in prompts if tuple(prompt.token_ids) not in by_ids]
     if missing:
         raise DataError(
@@ -337,7 +396,9 @@ def _hooks_in(arrays: Mapping[str, StoredArray], folder: Path) -> tuple[dict[str
         )
     dimensions = {len(array.shape) for array in hooks.values()}
     if dimensions not in ({2}, {3}):
-        raise DataError(f"{folder}: hook points must be (rows, context, width) or (tokens, width), all of them alike")
+        raise DataError(
+            f"{folder}: hook points must be (rows, context, width) or (tokens, width), all of them alike"
+        )
     layout = "padded" if dimensions == {3} else "flat"
     return {name: int(array.shape[-1]) for name, array in hooks.items()}, layout
 
@@ -391,7 +452,10 @@ def _listed(folder: Path, name: str) -> dict[str, str]:
 
 def _write_index(folder: Path, **entries: object) -> None:
     """Write `states.json`, in which entries that are None are left out."""
-    content = {"format": FORMAT, **{name: value for name, value in entries.items() if value is not None}}
+    content = {
+        "format": FORMAT,
+        **{name: value for name, value in entries.items() if value is not None},
+    }
     aside = folder / f"{INDEX}.partial"
     aside.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     os.replace(aside, folder / INDEX)

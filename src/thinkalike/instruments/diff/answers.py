@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 from scipy.special import stdtrit
 from torch import Tensor
 
-from thinkalike.data.corpus import TokenRows
+from thinkalike.data.rows import TokenRows
 from thinkalike.evaluation.changes import (
     AT_ONCE,
     Change,
@@ -29,7 +29,7 @@ from thinkalike.evaluation.changes import (
     moves,
     seen,
 )
-from thinkalike.evaluation.language import document_numbers, ends_of
+from thinkalike.evaluation.columns import document_counts, interval_columns
 from thinkalike.job import Outcome, Work
 from thinkalike.measures.changes import (
     Verdict,
@@ -187,7 +187,7 @@ class Answers:
         rows = torch.arange(count)[:, None].expand_as(slots)[slots]
         for name, values in (("unread_kl", torch.cat(kl)), ("unread_flips", torch.cat(flips).double())):
             bounds = BOUNDS[name.removeprefix("unread_")]
-            self.unread |= ends_of(name, mean_over_documents(values, rows, bounds=bounds))
+            self.unread |= interval_columns(name, mean_over_documents(values, rows, bounds=bounds))
 
     def documents(self, rows: int | None = None) -> Int[Tensor, " n"]:
         """Return the number of the document of each token, the last of a row left out."""
@@ -214,12 +214,12 @@ class Answers:
         kl, reverse, flips, before, after = (torch.cat(column).double() for column in zip(*parts, strict=True))
         values = {"kl": kl, "flips": flips, "loss_change": after - before, "reverse_kl": reverse,
                   "loss_base": before, "loss_changed": after}  # fmt: skip
-        found = document_numbers(torch.bincount(documents))
+        found = document_counts(torch.bincount(documents))
         counts = len(kl), len(self.parts), len(self.exact.get("settings", ())), len(self.null["kl"])
         found |= zip(("tokens", "parts", "settings", "nulls"), map(float, counts), strict=True)
         found |= {key: value for key, value in self.unread.items() if math.isfinite(value)}
         for name, each in values.items():
-            ends = ends_of(name, mean_over_documents(each, documents, bounds=BOUNDS.get(name, UNBOUNDED)))
+            ends = interval_columns(name, mean_over_documents(each, documents, bounds=BOUNDS.get(name, UNBOUNDED)))
             found |= {key: value for key, value in ends.items() if math.isfinite(value)}
         few = self.rows.tokens[: self.first, :-1].numel()
         if self.parts or self.outputs:
@@ -255,7 +255,7 @@ class Answers:
         distance = torch.cat([each.distance for each in self.changes], 1)
         layers = list(range(-1, len(distance) - 1))
         distances = mean_over_documents(distance, self.documents(), bounds=BOUNDS["distance"])
-        return pd.DataFrame({"layer": layers, **ends_of("distance", distances)})
+        return pd.DataFrame({"layer": layers, **interval_columns("distance", distances)})
 
     def _parts(self) -> pd.DataFrame:
         documents, rows, every = self.documents(self.first), [], parts_of(self.base)
@@ -326,7 +326,7 @@ class Answers:
         for kind, each in chosen.items():
             own = documents[each].unique(return_inverse=True)[1]
             level = 1 - LEVEL / len(chosen)
-            found = ends_of("kl", mean_over_documents(kl[each], own, level, bounds=BOUNDS["kl"]))
+            found = interval_columns("kl", mean_over_documents(kl[each], own, level, bounds=BOUNDS["kl"]))
             rows.append({"class": kind, "tokens": int(each.sum()), **found})
         rows.sort(key=lambda row: -row["kl"])
         return pd.DataFrame(rows)
@@ -438,7 +438,7 @@ def _of_part(found: PartChanges, whole: Float[Tensor, " n"], documents: Int[Tens
     """
     row: dict[str, float] = {}
     if found.entering is not None:
-        row = ends_of("entering", mean_over_documents(found.entering, documents, bounds=BOUNDS["distance"]))
+        row = interval_columns("entering", mean_over_documents(found.entering, documents, bounds=BOUNDS["distance"]))
     if found.without is None or found.alone is None or not whole.sum():
         return row
     without, alone = found.without.double(), found.alone.double()
@@ -447,4 +447,4 @@ def _of_part(found: PartChanges, whole: Float[Tensor, " n"], documents: Int[Tens
     few = count < FEWEST_GROUPS or int((sums[1] > 0).sum()) < 2
     share = interval_around((sums[0].sum() / sums[1].sum()), math.inf) if few else bootstrap_interval(sums[0], sums[1])
     shares = {"goes": float(1 - without.sum() / whole.sum()), "comes": float(alone.sum() / whole.sum())}
-    return row | shares | ends_of("share", share)
+    return row | shares | interval_columns("share", share)

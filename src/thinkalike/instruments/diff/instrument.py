@@ -16,8 +16,9 @@ from torch import Tensor
 
 from thinkalike import figures
 from thinkalike.config import AnalyzeConfig, MeasureConfig, ModelConfig, model_named, not_in_key, ranged
-from thinkalike.data.alignment import check_rows
-from thinkalike.data.corpus import TokenRows, read_corpus
+from thinkalike.data.alignment import check_same_tokens
+from thinkalike.data.corpus import read_corpus
+from thinkalike.data.rows import TokenRows
 from thinkalike.errors import ConfigError
 from thinkalike.evaluation import changes
 from thinkalike.files import is_there
@@ -134,7 +135,7 @@ class Diff(Instrument, kind="diff", version=7, reads=("model", "target", "data",
             return replace(unchanged(base, measure.margin), models=models)
         with work.phase("text"):
             rows, text, facts = read_rows(config, base, FORKED if measure.null == "drift" else 0)
-            check_rows(base, changed, rows.tokens)
+            check_same_tokens(base, changed, rows.tokens)
         pairs = work.inputs.get("contrasts")
         if measure.contrast in CONTRASTS:
             pairs = grammar_contrasts(measure.contrast, base.tokenizer, measure.pairs, size="large")
@@ -212,4 +213,4 @@ def read_rows(
     data = replace(config.data, report_tokens=max(SPREAD * wanted * context, LEAST))
     corpus = read_corpus(data, base.tokenizer, context, bos=base.bos_each_row, fit_tokens=fit_tokens)
     chosen = torch.randperm(len(corpus.report), generator=seeded(0))[:wanted]
-    return corpus.report.chosen(chosen), corpus.fit.tokens, {"name": config.data.name, **corpus.facts()}
+    return corpus.report.select(chosen), corpus.fit.tokens, {"name": config.data.name, **corpus.facts()}
