@@ -20,7 +20,9 @@ from thinkalike import measures
 from thinkalike.config import DataConfig, instrument, measure_module, measure_schema
 from thinkalike.data.rows import TokenRows
 from thinkalike.data.stimuli import Stimuli
-from thinkalike.evaluation.changes import by_part, moves, perturbed, seen
+from thinkalike.evaluation.changes import compare_batches, perturbed
+from thinkalike.evaluation.exchanges import exchange_parts
+from thinkalike.evaluation.forks import part_moves
 from thinkalike.instruments.ruler import alike
 from thinkalike.measures.mlem.differentiable import DifferentiableMLEM
 from thinkalike.measures.ridge import Predictor
@@ -139,9 +141,9 @@ def stitched(steps, pairs, loss="cross_entropy", size=(12, 3)):
 
 def changed(batches, parts):
     base, other = made(1, GPU), made(2, GPU)
-    batches = [found for number in range(batches) for found, _ in seen(base, other, rows(number), 6)]
-    by_part(base, other, changed_parts(base, other)[:parts], batches, 2)
-    moves(base, other, parts_of(base)[:parts])
+    batches = [found for number in range(batches) for found, _ in compare_batches(base, other, rows(number), 6)]
+    exchange_parts(base, other, changed_parts(base, other)[:parts], batches, 2)
+    part_moves(base, other, parts_of(base)[:parts])
     for number in range(parts):
         with perturbed(base, other, parts_of(base), number) as model:
             [own.kl(model, 0, own.base) for own in batches]

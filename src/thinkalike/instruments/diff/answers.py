@@ -17,19 +17,11 @@ from scipy.special import stdtrit
 from torch import Tensor
 
 from thinkalike.data.rows import TokenRows
-from thinkalike.evaluation.changes import (
-    AT_ONCE,
-    Change,
-    Move,
-    PartChanges,
-    Seen,
-    beyond_forks,
-    comparable_with_forks,
-    mean_over_documents,
-    moves,
-    seen,
-)
+from thinkalike.evaluation.changes import LOGITS_AT_ONCE, BatchStates, Change, compare_batches
 from thinkalike.evaluation.columns import document_counts, interval_columns
+from thinkalike.evaluation.document_means import mean_over_documents
+from thinkalike.evaluation.exchanges import PartChanges
+from thinkalike.evaluation.forks import PartMove, beyond_forks, comparable_with_forks, part_moves
 from thinkalike.job import Outcome, Work
 from thinkalike.measures.changes import (
     Verdict,
@@ -95,10 +87,10 @@ class Answers:
     unread: dict[str, float] = field(default_factory=dict)
     _directions: list[dict[str, Any]] = field(default_factory=list)
 
-    def read(self) -> list[Seen]:
+    def read(self) -> list[BatchStates]:
         """Run both models over all rows; returns the batches of the first rows."""
-        batches: list[Seen] = []
-        for own, change in seen(self.base, self.changed, self.rows, self.first):
+        batches: list[BatchStates] = []
+        for own, change in compare_batches(self.base, self.changed, self.rows, self.first):
             self.changes.append(change)
             if sum(len(each.tokens) for each in batches) < self.first:
                 batches.append(own)
@@ -108,7 +100,7 @@ class Answers:
         self,
         kinds: Mapping[str, Callable[[int], AbstractContextManager[FrozenModel]]],
         start: int,
-        batches: Sequence[Seen],
+        batches: Sequence[BatchStates],
         work: Work,
     ) -> None:
         """Run `NULLS` models of each kind of null.
@@ -126,7 +118,7 @@ class Answers:
                 self.null["kl"].append(kl)
                 self.null["effects"].append(torch.zeros(0) if kind == SIGNS else self.effects(model))
                 if model is not self.base:
-                    self.null["moves"].append([tuple(each) for each in moves(self.base, model, self._comparable)])
+                    self.null["moves"].append([tuple(each) for each in part_moves(self.base, model, self._comparable)])
             work.keep("null", self.null)
 
     def _runs_of(self, kind: str) -> Float[Tensor, "r n"]:
@@ -178,7 +170,7 @@ class Answers:
         order = unread[torch.randperm(len(unread), generator=seeded(0))]
         tokens[slots] = order.repeat(-(-int(slots.sum()) // len(order)))[: int(slots.sum())]
         kl, flips = [], []
-        at_once = max(AT_ONCE // (self.base.vocabulary * self.rows.context), 1)
+        at_once = max(LOGITS_AT_ONCE // (self.base.vocabulary * self.rows.context), 1)
         for row, chosen in zip(tokens.split(at_once), slots.split(at_once), strict=True):
             ends = ((model, model.head(row, model.n_layers - 1)[chosen]) for model in (self.base, self.changed))
             before, after = (model.finish(end).float().log_softmax(-1) for model, end in ends)
@@ -288,8 +280,8 @@ class Answers:
 
     @cached_property
     def _beyond_drift(self) -> tuple[Tensor, float]:
-        forks = [[Move(*each) for each in fork] for fork in self.null["moves"]]
-        return beyond_forks(moves(self.base, self.changed, self._comparable), forks)
+        forks = [[PartMove(*each) for each in fork] for fork in self.null["moves"]]
+        return beyond_forks(part_moves(self.base, self.changed, self._comparable), forks)
 
     def _tokens(self) -> pd.DataFrame:
         """Return the tokens that occur often, with how far the prediction after them changed, the most certain first.
@@ -366,7 +358,7 @@ class Answers:
             })  # fmt: skip
         return pd.DataFrame(list(found.values()))
 
-    def directions_at(self, batches: Sequence[Seen]) -> None:
+    def directions_at(self, batches: Sequence[BatchStates]) -> None:
         """Find the principal directions of the change of states after the block at which most of it enters."""
         inside = {part: float(each.entering.mean()) for part, each in self.parts.items() if each.entering is not None}
         if not inside:

@@ -26,8 +26,8 @@ from thinkalike.data.stimuli import Stimuli
 from thinkalike.digests import tokenizer_fingerprint
 from thinkalike.errors import DataError
 from thinkalike.evaluation.batch_sizes import BATCH_TOKENS
-from thinkalike.evaluation.changes import mean_over_documents
 from thinkalike.evaluation.columns import document_counts, interval_columns
+from thinkalike.evaluation.document_means import mean_over_documents
 from thinkalike.evaluation.forward import next_token_losses
 from thinkalike.instruments.diff.instrument import read_rows
 from thinkalike.instruments.mlem import MLEMConfig, fit_profiles
