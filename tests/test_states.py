@@ -20,7 +20,7 @@ import tiny
 from conftest import composed
 from cutters import MAKERS, cutter
 from thinkalike.config import ModelConfig
-from thinkalike.data.cache import CacheEntry, cached
+from thinkalike.data.cache import CacheEntry, read_or_compute
 from thinkalike.data.recordings import recording_fingerprint
 from thinkalike.data.stimuli import Stimuli
 from thinkalike.data.tables import read_stimuli
@@ -363,7 +363,9 @@ def computing(calls, value=1.0):
 def test_two_at_once_compute_it_once(tmp_path):
     calls = []
     with ThreadPoolExecutor(4) as threads:
-        asked = [threads.submit(cached, tmp_path / "kept" / "x.safetensors", computing(calls)) for _ in range(4)]
+        asked = [
+            threads.submit(read_or_compute, tmp_path / "kept" / "x.safetensors", computing(calls)) for _ in range(4)
+        ]
     found = [each.result() for each in asked]
     assert len(calls) == 1
     assert all(torch.equal(each.tensors["1"], found[0].tensors["1"]) for each in found)
@@ -374,7 +376,7 @@ def test_what_was_read_longest_ago_makes_room(tmp_path):
 
     def ask(name, when, most=700):  # an entry takes some 400 bytes with its header
         path = tmp_path / f"{name}.safetensors"
-        cached(path, computing(calls), most)
+        read_or_compute(path, computing(calls), most)
         if path.exists():
             os.utime(path, (when, when))
 

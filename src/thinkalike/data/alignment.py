@@ -358,7 +358,8 @@ def check_alignable(source: Any, target: Any) -> None:
     for model in (source, target):
         if not getattr(model.tokenizer, "is_fast", False):
             raise ModelError(
-                f"the tokenizer of {model.name} is not a fast one (tokenizer.json): it knows no offsets"
+                f"the tokenizer of {model.name} is not a fast one (tokenizer.json): it knows no "
+                "offsets"
             )
     for word in PROBES:
         source_reads = _normalised_word(source.tokenizer, word)

@@ -49,7 +49,7 @@ def cache_folder(config: DataConfig) -> Path:
     return cache_home()
 
 
-def cached(
+def read_or_compute(
     path: Path, compute: Callable[[], CacheEntry], largest_folder: int | None = None
 ) -> CacheEntry:
     """Return the entry at a path, or compute and store it; other processes wait meanwhile.

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from thinkalike.config import DataConfig
-from thinkalike.data.cache import CacheEntry, cache_folder, cached
+from thinkalike.data.cache import CacheEntry, cache_folder, read_or_compute
 from thinkalike.data.documents import (
     DOCUMENTS_FOR_INTERVALS,
     beginning_bytes,
@@ -97,7 +97,7 @@ def read_corpus(
 
     name = _cache_name(data, tokenizer, context, bos, limits, source)
     path = cache_folder(data) / "tokens" / f"{name}.safetensors"
-    corpus = _corpus_of(cached(path, compute))
+    corpus = _corpus_of(read_or_compute(path, compute))
 
     counts = [f"{count:,} {name.replace('_', ' ')}" for name, count in corpus.counts.items()]
     log.info("data %s: %s", data.name, ", ".join(counts))

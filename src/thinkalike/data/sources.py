@@ -45,7 +45,8 @@ def errors_name_file(path: Path) -> Iterator[None]:
     try:
         if is_there(path) and not path.is_file():
             raise DataError(
-                f"cannot read {path}: it is not a regular file; give files or a glob such as 'FOLDER/*.txt'"
+                f"cannot read {path}: it is not a regular file; give files or a glob such as "
+                "'FOLDER/*.txt'"
             )
         if is_pointer(path):
             raise DataError(what_pulls(path))

@@ -202,7 +202,7 @@ def _train(
         optimizer.step()
         optimizer.zero_grad()
 
-    squared_norm = 0.0
+    squared_norms = []
     for weight, old_weight in zip(weights, old_weights, strict=True):
-        squared_norm = squared_norm + (weight.detach() - old_weight).double().square().sum()
-    return float(squared_norm) ** 0.5
+        squared_norms.append((weight.detach() - old_weight).double().square().sum())
+    return float(sum(squared_norms)) ** 0.5

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from thinkalike.data.grammar import lexicon, noun, with_s
-from thinkalike.data.stimuli import chosen
+from thinkalike.data.stimuli import select_names
 from thinkalike.data.tables import read_frame
 from thinkalike.errors import DataError
 from thinkalike.models.frozen import FrozenModel
@@ -189,7 +189,7 @@ def _verbs(entries: Sequence[str], tokenizer: Any) -> Iterator[tuple[str, str, s
 def read_contrasts(path: str | Path) -> Contrasts:
     """Read pairs of texts from a .csv, .tsv or .parquet; rows are counted from 1, below the header."""
     frame = read_frame(Path(path)).astype(str)
-    chosen(path, COLUMNS, list(map(str, frame.columns)), "column")
+    select_names(path, COLUMNS, list(map(str, frame.columns)), "column")
     texts, counterparts = list[Prompt](), list[Prompt]()
     for number, row in enumerate(frame.to_dict("records"), 1):
         place = f"{path} row {number}"

@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from thinkalike.config import AnalyzeConfig, ModelConfig
-from thinkalike.data.cache import CacheEntry, cache_folder, cached
+from thinkalike.data.cache import CacheEntry, cache_folder, read_or_compute
 from thinkalike.data.recordings import mean_of_runs, read_recording, recording_fingerprint
 from thinkalike.data.stimuli import Stimuli
 from thinkalike.data.words import word_spans
@@ -135,7 +135,7 @@ def _of_model(
         entry = compute()
         states, about = entry.tensors, entry.facts
     else:
-        states, about = cached(
+        states, about = read_or_compute(
             cache / f"{_key(config, stimuli.fingerprint(), embed)}.safetensors", compute, LARGEST
         )
     layers = [states[str(number)] for number in range(len(states) - 1)]

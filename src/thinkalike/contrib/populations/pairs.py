@@ -29,7 +29,7 @@ from thinkalike.contrib.populations.config import PairsConfig
 from thinkalike.data.documents import canonical, document_fingerprint
 from thinkalike.data.grammar import Phrase, finite, lexicon, noun
 from thinkalike.data.sources import Record, json_lines, parquet_rows, read_by_ending, stream_records
-from thinkalike.data.stimuli import chosen
+from thinkalike.data.stimuli import select_names
 from thinkalike.data.tables import changed_at
 from thinkalike.errors import ConfigError, DataError
 
@@ -234,7 +234,7 @@ def _pairs(rows: Sequence[Record], classes: tuple[str, ...], source: str) -> Pai
 
 def _column(rows: Sequence[Record], name: str, source: str) -> list[str]:
     """Return the cells of a column as text; the hub has numbers for labels."""
-    chosen(source, [name], list(rows[0]), "column")
+    select_names(source, [name], list(rows[0]), "column")
     for number, row in enumerate(rows, 1):
         if not isinstance(row.get(name), str | int):
             raise DataError(f"{source} row {number} has no text in column {name}, but {row.get(name)!r}")
