@@ -23,7 +23,7 @@ from thinkalike.data.near_duplicates import near_duplicates, shingles
 from thinkalike.data.paired import SourceTokenizer
 from thinkalike.data.splits import DocumentSplit, training_texts
 from thinkalike.errors import DataError
-from thinkalike.states.tokens import held_out_texts
+from thinkalike.states.pieces import held_out_texts
 
 SHARE = 0.3
 ALL = 10**9

@@ -225,7 +225,7 @@ def test_readers_stand_for_the_source_or_the_target(rows, models):
         "again": Control(source, nothing, "source"),
     }
     rows = tiny.token_rows(rows, torch.arange(40).repeat_interleave(32).view(40, 32).int())
-    sums = document_sums(*models, PAIRS, {"stitch": nothing}, rows, 7, readers=readers)
+    sums = document_sums(*models, PAIRS, {"stitch": nothing}, rows, 7, controls=readers)
     own = document_sums(twin, target, PAIRS, {"stitch": nothing}, rows, 7)
     torch.testing.assert_close(sums["random_source"], own["stitch"], atol=1e-4, rtol=1e-6)
     assert torch.equal(sums["again"], sums["stitch"])

@@ -26,8 +26,9 @@ from thinkalike.models.load import at_sites, configured, load_model, load_tokeni
 from thinkalike.models.survey import puts_bos
 from thinkalike.shards.arrays import DTYPES
 from thinkalike.states.folder import StateFolder, folder_of_rows
+from thinkalike.states.pieces import drawn_pieces
 from thinkalike.states.source import Reader, Tokenizer
-from thinkalike.states.tokens import drawn_pieces, sites
+from thinkalike.states.tokens import sites
 from thinkalike.states.writing import (
     Prompt,
     TextRow,

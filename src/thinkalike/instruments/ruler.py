@@ -63,8 +63,9 @@ from thinkalike.screen import (
 from thinkalike.states.batches import KEEPS_MASSIVE, say_massive
 from thinkalike.states.folder import load_sources
 from thinkalike.states.mixing import BAGS, CONTROLS, POSITION, TokenMixing
+from thinkalike.states.pieces import Pieces, drawn_pieces
 from thinkalike.states.source import StateSource, TextReader, pairs_of_sources, reader_of
-from thinkalike.states.tokens import Pieces, drawn_pieces, word_states
+from thinkalike.states.word_states import word_states
 from thinkalike.store import Headline, Result
 
 log = logging.getLogger(__name__)
@@ -193,7 +194,7 @@ class Words:
         """
         different = list(dict.fromkeys(layers))
         pieces = torch.arange(len(self.text.texts)).split(AT_ONCE)
-        batches = [word_states(model, self.text.chosen(numbers), different) for numbers in counted(pieces, "batch")]
+        batches = [word_states(model, self.text.select(numbers), different) for numbers in counted(pieces, "batch")]
         by_layer = {
             layer: torch.cat(states).cpu() for layer, states in zip(different, zip(*batches, strict=True), strict=True)
         }

@@ -45,7 +45,7 @@ from thinkalike.models.families import Place
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.parts import Part, norms, parts_of
 from thinkalike.processes import counted
-from thinkalike.states.contrasts import Contrasts, Prompts, gaps, kind_of_token, read_prompts
+from thinkalike.states.contrasts import Contrasts, EncodedPrompts, encode_prompts, gaps, kind_of_token
 
 SIGNS = "signs"  # the kind of null whose changes stay at their entries
 NULLS = 19  # random changes of each kind: the fewest that can be exceeded with p = .05
@@ -147,10 +147,10 @@ class Answers:
         return gaps(model, counterparts) - gaps(model, texts)
 
     @cached_property
-    def _prompts(self) -> tuple[Prompts, Prompts]:
+    def _prompts(self) -> tuple[EncodedPrompts, EncodedPrompts]:
         """The pairs as all models read them, as their tokenizers are the same."""
         assert self.contrasts is not None
-        return read_prompts(self.base, self.contrasts)
+        return encode_prompts(self.base, self.contrasts)
 
     @torch.no_grad()
     def read_unread(self) -> None:
