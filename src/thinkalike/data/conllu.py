@@ -21,7 +21,10 @@ from thinkalike.errors import DataError
 WORD_LENGTH = "Word length"
 WORD_POSITION = "Word position"
 
-WORD_ID = re.compile(r"(\d+)(?:([-.])(\d+))?")
+COLUMN_COUNT = 10
+"""How many columns a line of CoNLL-U has."""
+
+WORD_ID = re.compile(r"(\d{1,9})(?:([-.])(\d{1,9}))?")
 """The ID of a word (3), a multiword token (3-4), or an empty node (3.1)."""
 
 SENTENCE_ID = re.compile(r"#\s*sent_id\s*=\s*(.*\S)")
@@ -49,7 +52,7 @@ def read_conllu(
     text = read_by_ending(Path(path), {".conllu": read_text})
     sentences = list(_sentences_in(path, text.split("\n")))  # splitlines would cut at U+2028, too
     if not sentences:
-        raise DataError(f"{path} is empty: it has no line of a word")
+        raise DataError(f"{path} has no line of a word")
 
     words: list[str] = []
     spans: list[Span] = []
@@ -105,7 +108,13 @@ class _Sentence:
         Raises:
             ValueError: The line is malformed.
         """
-        number, form, _, upos, _, feats, _, _, _, misc = line.split("\t")
+        columns = line.split("\t")
+        if len(columns) != COLUMN_COUNT:
+            count = "1 column" if len(columns) == 1 else f"{len(columns)} columns"
+            raise ValueError(
+                f"it has {count}, and CoNLL-U has {COLUMN_COUNT}, divided by single tabs"
+            )
+        number, form, _, upos, _, feats, _, _, _, misc = columns
         word_id = WORD_ID.fullmatch(number)
         if word_id is not None and word_id[2] == ".":
             return
@@ -113,7 +122,11 @@ class _Sentence:
         last_covered = 0  # by a multiword token
         if self.multiword_tokens:
             last_covered = self.multiword_tokens[-1].last_word
-        if word_id is None or not form or int(word_id[1]) != next_word:
+        if not form:
+            raise ValueError(
+                f"the word with the ID {number[:40]} has no form, which is the second column"
+            )
+        if word_id is None or int(word_id[1]) != next_word:
             raise _unexpected_id(number, form, next_word)
         last_word = int(word_id[3]) if word_id[2] else None
         if last_word is not None and not last_covered < next_word < last_word:
@@ -158,7 +171,8 @@ class _Sentence:
 
 def _unexpected_id(number: str, form: str, next_word: int) -> ValueError:
     return ValueError(
-        f"the ID is {number} of {form!r} where {next_word} is due; empty lines divide sentences"
+        f"the ID is {number[:40]} of {form!r} where {next_word} is due; empty lines divide "
+        "sentences"
     )
 
 

@@ -316,9 +316,12 @@ class Stimuli:
             counts[name] = len(getattr(self, name))
         if len(set(counts.values())) > 1:
             raise DataError(f"{self.source}: row counts differ: {counts}")
-        if len(self) == 0 or not self.names:
+        if len(self) == 0:
+            raise DataError(f"{self.source} has no stimuli")
+        if not self.names:
             raise DataError(
-                f"{self.source} is empty: {len(self)} stimuli with {len(self.names)} features"
+                f"{self.source} has {len(self):,} stimuli and no feature; add a column of one beside "
+                "their texts and words, or name one or more in features"
             )
         select_names(self.source, list(self.kinds), self.names)
         self._check_unique("id", self.ids)

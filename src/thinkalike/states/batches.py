@@ -708,6 +708,7 @@ def array_batches(
     *,
     rows_per_batch: int,
     fewest: int = 2,
+    needed_by: str = "",
 ) -> StateBatches:
     """Return batches of the states of n stimuli.
 
@@ -719,6 +720,7 @@ def array_batches(
         groups: What each stimulus belongs to, such as a sentence.
         rows_per_batch: How many stimuli a batch holds at most.
         fewest: How many stimuli a batch needs.
+        needed_by: The setting that needs so many, such as "measure.neighbours=10".
 
     Raises:
         DataError: Batches would have fewer stimuli.
@@ -727,10 +729,17 @@ def array_batches(
     batch_count = -(-n // rows_per_batch)
     smallest_batch = n // batch_count
     if smallest_batch < fewest:
+        need = f"at least {fewest} are needed"
+        remedies = ["give more stimuli"]
+        if needed_by:
+            setting = needed_by.partition("=")[0]
+            need = f"{needed_by} needs at least {fewest}"
+            remedies.append(f"choose a smaller {setting}")
+        if rows_per_batch < n:
+            remedies.append("raise measure.tokens_per_batch")
         raise DataError(
             f"of {n} stimuli, measure.tokens_per_batch={rows_per_batch} compares {smallest_batch} "
-            f"at once, and at least {fewest} are needed; give more stimuli, or raise "
-            "measure.tokens_per_batch if it is below their number"
+            f"at once, and {need}; {', or '.join(remedies)}"
         )
     order = torch.randperm(n, generator=seeded(0))
     rows_of_batches = [rows.sort().values for rows in order.tensor_split(batch_count)]
