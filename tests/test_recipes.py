@@ -314,7 +314,7 @@ SAME_DEPTH = [(0, 0), (1, 1), (2, 2)]
 
 
 def penalty(source, target, phis, rows):
-    sums = document_sums(source, target, SAME_DEPTH, {"stitch": phis}, tiny.token_rows(rows), batch=8)
+    sums = document_sums(source, target, SAME_DEPTH, {"stitch": phis}, tiny.token_rows(rows), batch_rows=8)
     return ((sums["stitch"] - sums["target"]) / sums["tokens"]).squeeze(1)
 
 

@@ -33,8 +33,7 @@ class CacheEntry(NamedTuple):
     facts: dict[str, Any]
 
     def digest(self) -> str:
-        """Return the SHA-256 of the facts and of the names, shapes, dtypes and bytes of
-        tensors."""
+        """Return the SHA-256 of the facts and of the tensors with their names and shapes."""
         digest = hashlib.sha256(json.dumps(self.facts, sort_keys=True).encode())
         for name, tensor in sorted(self.tensors.items()):
             digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
@@ -121,8 +120,7 @@ def _write_entry(path: Path, entry: CacheEntry, largest_folder: int | None) -> N
 
 
 def _make_room(folder: Path, room: int) -> None:
-    """Remove the least recently read entries of a folder, until the rest fits into `room`
-    bytes."""
+    """Remove the least recently read entries until the rest fits into `room` bytes."""
     entries = list(folder.glob("*.safetensors"))
     entries.sort(key=lambda path: path.stat().st_mtime, reverse=True)
     for path in entries:

@@ -93,8 +93,10 @@ def _ends_in_consonant_and_y(base: str) -> bool:
 
 
 def noun(entry: str, gender: str | None, number: str = "singular") -> Word:
-    """Return a noun or name of the lexicon, whose entry gives an irregular plural after a
-    slash."""
+    """Return a noun or name of the lexicon.
+
+    Its entry gives an irregular plural after a slash.
+    """
     base, _, irregular_plural = entry.partition("/")
     if number == "singular":
         form = base

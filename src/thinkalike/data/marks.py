@@ -117,8 +117,7 @@ def _bare_marks(text: str, line_counts: Counter[str]) -> list[str]:
 
 
 def _boundaries(counts: Mapping[str, int]) -> list[str]:
-    """Return the least frequent marks whose names say that a text ends, and those for its
-    start."""
+    """Return the least frequent marks whose names say that a text ends or begins."""
     boundaries: list[str] = []
     for name_pattern in (END_NAME, START_NAME):
         marks = [mark for mark in counts if name_pattern.search(_name_in(mark))]

@@ -306,8 +306,10 @@ def _tokenised(
 def _without_near_duplicates(
     report: RowPacker, split: DocumentSplit, provisional: Sequence[_TokenisedDocument]
 ) -> RowPacker:
-    """Return the report without documents that nearly repeat one to fit on that was read so
-    far."""
+    """Return the report without documents that nearly repeat one to fit on.
+
+    Those to fit on that were read so far count.
+    """
     if split.is_settled:
         return report
     repeats = split.report_repeats()

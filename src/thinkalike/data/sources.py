@@ -1,5 +1,7 @@
-"""Reads files of users by their ending, and data sets of the hub; errors name the file or the
-set."""
+"""Reads files of users by their ending, and data sets of the hub.
+
+Errors name the file or the data set.
+"""
 
 from __future__ import annotations
 

@@ -320,8 +320,8 @@ class Stimuli:
             raise DataError(f"{self.source} has no stimuli")
         if not self.names:
             raise DataError(
-                f"{self.source} has {len(self):,} stimuli and no feature; add a column of one beside "
-                "their texts and words, or name one or more in features"
+                f"{self.source} has {len(self):,} stimuli and no feature; add a column of one "
+                "beside their texts and words, or name one or more in features"
             )
         select_names(self.source, list(self.kinds), self.names)
         self._check_unique("id", self.ids)

@@ -31,8 +31,7 @@ COMPARED_WEIGHTS = 2**16
 """At most so many weights of a tensor are compared between changes."""
 
 SMALLEST_SQUARE = 1e-30
-"""Stands for the squared singular value of a matrix that did not change, which has no
-logarithm."""
+"""Stands for a squared singular value of 0, which has no logarithm."""
 
 SMALLEST_DISTANCE = 1e-15
 """Stands for a distance of 0, which has no logarithm."""

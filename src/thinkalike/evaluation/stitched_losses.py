@@ -133,8 +133,12 @@ def document_sums(
 
 
 def _add_predicted(sums: DocumentSums, documents: Tensor, losses: Mapping[str, Tensor]) -> None:
-    """Add losses (*p, b, t - 1) of all tokens but the first of each row, given documents (b,
-    t)."""
+    """Add the losses of all tokens but the first of each row.
+
+    Args:
+        documents: (b, t)
+        losses: (*p, b, t - 1) by name.
+    """
     flat_losses = {name: values.flatten(-2) for name, values in losses.items()}
     sums.add(documents[:, 1:].flatten(), flat_losses)
 

@@ -52,8 +52,7 @@ from thinkalike.states.word_states import word_states
 log = logging.getLogger(__name__)
 
 FEWEST_TEXT_ROWS = 32
-"""Where few tokens are compared or are in memory at once, rows get shorter, so that so many
-fit."""
+"""Rows get shorter until there are so many, where few tokens are compared or in memory."""
 
 SHORTEST_CONTEXT = 64
 """Rows do not get shorter than this."""
@@ -564,8 +563,7 @@ class TokenBatches(TextBatches):
         return self.runs.text(key, read)
 
     def _read_stored(self, data: DataConfig) -> None:
-        """Take rows of a folder of states, drawn at random; shorter ones are padded on the
-        right."""
+        """Draw rows of a folder of states; shorter ones are padded on the right."""
         folder = folder_of_rows(data, self.models)
         tokens = self.measure.batches * self.measure.tokens_per_batch
         drawn = folder.token_rows(folder.drawn_rows(tokens))

@@ -1,5 +1,4 @@
-"""Pairs of texts that differ in one feature, the tokens that may continue each, and their
-reading."""
+"""Pairs of texts that differ in one feature, and the tokens that may continue each."""
 
 from __future__ import annotations
 
@@ -86,8 +85,7 @@ class Contrasts:
 
     @property
     def groups(self) -> Int[Tensor, " n"]:
-        """The number of the word of each text, by which folds and resamples keep pairs
-        together."""
+        """The number of each text's word, by which folds and resamples keep pairs together."""
         words = np.array([text.word for text in self.texts], dtype=object)
         return torch.from_numpy(pd.factorize(words)[0])
 

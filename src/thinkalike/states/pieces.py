@@ -142,8 +142,10 @@ def _pieces_of_text(text: str, models: Sequence[TextReader]) -> Iterator[_Piece]
 def _fitting_pieces(
     text: str, spans: list[Span], models: Sequence[TextReader]
 ) -> Iterator[_Piece]:
-    """Yield the part of a text that has these words; in halves, if it does not fit into all
-    models."""
+    """Yield the part of a text that has these words.
+
+    It comes in halves, if it does not fit into all models.
+    """
     first_character = spans[0][0]
     last_character = spans[-1][1]
     piece_text = text[first_character:last_character]
@@ -232,8 +234,7 @@ def pieces_of_rows(folder: StateFolder, models: Sequence[TextReader], words: int
 
 
 def held_out_texts(config: DataConfig) -> Iterator[str]:
-    """Yield the documents of the report of a job that fits nothing, in order and without
-    copies."""
+    """Yield the documents of the report of a job that fits nothing, without copies."""
     for text, is_for_report in DocumentSplit(config, is_fitted=False):
         if is_for_report:
             yield text

@@ -1,5 +1,4 @@
-"""Which tokens hold the characters of a word, and whether their states are those of the word
-alone."""
+"""Which tokens hold the characters of a word, and whether it has a state of its own."""
 
 from __future__ import annotations
 
