@@ -150,8 +150,10 @@ def nouns(words: Lexicon, number: str) -> Slot:
 
 
 def with_noun(words: Lexicon, first: Slot, number: str) -> list[Phrase]:
-    """Return phrases such as "the woman" and "the tall woman", which begin with a word of
-    `first`."""
+    """Return phrases such as "the woman" and "the tall woman".
+
+    They begin with a word of `first`.
+    """
     head = nouns(words, number)
     adjectives = [Word(form, "Adjective") for form in words["adjectives"]]
     return [Phrase([first, head], number), Phrase([first, adjectives, head], number)]

@@ -69,7 +69,7 @@ def near_duplicates(
     if not documents:
         return np.zeros(0, bool)
     shingle_counts = np.array([len(hashes) for hashes in documents], np.int64)
-    hashes, document_indices = _joined(documents)
+    hashes, document_indices = _concatenated(documents)
     known_hashes, hash_indices = np.unique(hashes, return_inverse=True)
     ones = np.ones(len(hash_indices), np.int64)
     occurrences = csr_array(
@@ -78,7 +78,7 @@ def near_duplicates(
 
     most_shared = np.zeros(len(documents), np.int64)  # shingles that any one original shares
     for batch in batched(originals, DOCUMENTS_PER_LOOKUP):
-        hashes, original_indices = _joined(batch)
+        hashes, original_indices = _concatenated(batch)
         hash_indices = np.searchsorted(known_hashes, hashes)
         hash_indices = np.minimum(hash_indices, len(known_hashes) - 1)
         is_known = known_hashes[hash_indices] == hashes
@@ -92,7 +92,7 @@ def near_duplicates(
     return 2 * most_shared > shingle_counts
 
 
-def _joined(documents: Sequence[Shingles]) -> tuple[Shingles, NDArray[np.int64]]:
+def _concatenated(documents: Sequence[Shingles]) -> tuple[Shingles, NDArray[np.int64]]:
     """Return the shingles of all documents end to end, and the index of the document of each."""
     counts = [len(hashes) for hashes in documents]
     return np.concatenate(documents), np.repeat(np.arange(len(documents)), counts)

@@ -93,7 +93,7 @@ def exchange_parts(
         save: Called with the state after each part.
     """
     if state is None:
-        state = _start(base, changed, parts, batches, most_parts)
+        state = _screen_parts(base, changed, parts, batches, most_parts)
     exchanged_parts = [part for part in parts if str(part) in state["tried"]]
     for part in counted(exchanged_parts, "part"):
         name = str(part)
@@ -116,7 +116,7 @@ def exchange_parts(
     return changes
 
 
-def _start(
+def _screen_parts(
     base: FrozenModel,
     changed: FrozenModel,
     parts: Sequence[Part],
@@ -146,7 +146,7 @@ def _start(
 
 
 def output_at(
-    model: FrozenModel, sites: Sites, place: Place, states: Sequence[Float[Tensor, "b t d"]]
+    model: FrozenModel, sites: Sites, hook_point: Place, states: Sequence[Float[Tensor, "b t d"]]
 ) -> Float[Tensor, "b t d"]:
     """Return the output of a model at a hook point.
 
@@ -156,13 +156,13 @@ def output_at(
         states: The model's states before block 0 and after each block.
     """
     outputs: dict[str, Tensor] = {}
-    before = states[place.layer]
-    module = Place(place.site, place.layer)
+    before = states[hook_point.layer]
+    module = Place(hook_point.site, hook_point.layer)
     with sites.captured(module, "output", before.shape[:2], outputs):
-        model.advance(before, place.layer, place.layer + 1)
-    if place.head is None:
+        model.advance(before, hook_point.layer, hook_point.layer + 1)
+    if hook_point.head is None:
         return outputs["output"]
-    return sites.output_of_head(place, outputs["output"])
+    return sites.output_of_head(hook_point, outputs["output"])
 
 
 @dataclass(frozen=True)
@@ -174,24 +174,26 @@ class _OutputExchange:
     base_sites: Sites
     changed_sites: Sites
 
-    def kl_alone(self, batch: BatchStates, place: Place) -> Float[Tensor, " n"]:
-        """Return KL(base ‖ base with the changed model's output at a place) of each token."""
-        output = output_at(self.changed, self.changed_sites, place, batch.changed)
-        with self.base_sites.replaced(place, output):
-            return batch.kl(self.base, place.layer, batch.base)
+    def kl_alone(self, batch: BatchStates, hook_point: Place) -> Float[Tensor, " n"]:
+        """Return KL(base ‖ base with the changed model's output at a hook point) of each token."""
+        output = output_at(self.changed, self.changed_sites, hook_point, batch.changed)
+        with self.base_sites.replaced(hook_point, output):
+            return batch.kl(self.base, hook_point.layer, batch.base)
 
-    def kl_without(self, batch: BatchStates, place: Place) -> Float[Tensor, " n"]:
-        """Return KL(base ‖ changed model with the base's output at a place) of each token."""
-        output = output_at(self.base, self.base_sites, place, batch.base)
-        with self.changed_sites.replaced(place, output):
-            return batch.kl(self.changed, place.layer, batch.changed)
+    def kl_without(self, batch: BatchStates, hook_point: Place) -> Float[Tensor, " n"]:
+        """Return KL(base ‖ changed model with the base's output at a hook point) of each token."""
+        output = output_at(self.base, self.base_sites, hook_point, batch.base)
+        with self.changed_sites.replaced(hook_point, output):
+            return batch.kl(self.changed, hook_point.layer, batch.changed)
 
-    def greatest(self, batch: BatchStates, places: Sequence[Place], count: int) -> list[Place]:
-        """Return the places with the greatest KL alone, the greatest first."""
+    def greatest(
+        self, batch: BatchStates, hook_points: Sequence[Place], count: int
+    ) -> list[Place]:
+        """Return the hook points with the greatest KL alone, the greatest first."""
         mean_kl = {}
-        for place in places:
-            mean_kl[place] = float(self.kl_alone(batch, place).mean())
-        return sorted(places, key=lambda place: -mean_kl[place])[:count]
+        for hook_point in hook_points:
+            mean_kl[hook_point] = float(self.kl_alone(batch, hook_point).mean())
+        return sorted(hook_points, key=lambda hook_point: -mean_kl[hook_point])[:count]
 
     def shared_layers(self, site: str) -> list[int]:
         """Return the blocks that have a site in both models."""
@@ -221,19 +223,19 @@ def exchange_outputs(
     modules = []
     for site in ("attn_out", "mlp_out"):
         modules += [Place(site, layer) for layer in exchange.shared_layers(site)]
-    exchanged_places = exchange.greatest(few_rows, modules, most_outputs)
+    exchanged_points = exchange.greatest(few_rows, modules, most_outputs)
 
     layers_with_heads = exchange.shared_layers("z")
     heads = []
-    for place in exchanged_places:
-        if place.site == "attn_out" and place.layer in layers_with_heads:
+    for hook_point in exchanged_points:
+        if hook_point.site == "attn_out" and hook_point.layer in layers_with_heads:
             n_heads = exchange.base_sites.n_heads
-            heads += [Place("z", place.layer, head) for head in range(n_heads)]
-    exchanged_places += exchange.greatest(few_rows, heads, most_outputs)
+            heads += [Place("z", hook_point.layer, head) for head in range(n_heads)]
+    exchanged_points += exchange.greatest(few_rows, heads, most_outputs)
 
     changes = {}
-    for place in counted(exchanged_places, "output"):
-        without = [exchange.kl_without(batch, place) for batch in batches]
-        alone = [exchange.kl_alone(batch, place) for batch in batches]
-        changes[place] = PartChanges(None, torch.cat(without), torch.cat(alone))
+    for hook_point in counted(exchanged_points, "output"):
+        without = [exchange.kl_without(batch, hook_point) for batch in batches]
+        alone = [exchange.kl_alone(batch, hook_point) for batch in batches]
+        changes[hook_point] = PartChanges(None, torch.cat(without), torch.cat(alone))
     return changes

@@ -155,7 +155,7 @@ def fork(
             trained[id(weight)] = weight
     weights = list(trained.values())
     old_weights = [weight.detach().clone() for weight in weights]
-    distance = _train(base, module, weights, rows, seed, rate, steps)
+    distance = _train_weights(base, module, weights, rows, seed, rate, steps)
     scale = norm / distance if norm else 1.0
     with torch.no_grad():
         for weight, old_weight in zip(weights, old_weights, strict=True):
@@ -171,12 +171,12 @@ def rate_for(base: FrozenModel, rows: Int[Tensor, "rows t"], norm: float, steps:
     rate = FIRST_RATE
     for _ in range(2):
         module = deepcopy(base.module).requires_grad_(True)
-        distance = _train(base, module, list(module.parameters()), rows, 0, rate, steps)
+        distance = _train_weights(base, module, list(module.parameters()), rows, 0, rate, steps)
         rate *= norm / distance
     return rate
 
 
-def _train(
+def _train_weights(
     base: FrozenModel,
     module: torch.nn.Module,
     weights: Sequence[Tensor],

@@ -151,7 +151,7 @@ class StateFolder:
     context = CONTEXT
 
     def __init__(self, config: ModelConfig, name: str | None = None):
-        _check_settings(config)
+        _check_folder_settings(config)
         self.folder = Path(str(config.path))
         self.name = name or self.folder.resolve().name
         self.rows = StoredRows(self.folder)
@@ -493,7 +493,7 @@ def _layer_at(site: str, block: int) -> Layer:
     return Place(site, block)
 
 
-def _check_settings(config: ModelConfig) -> None:
+def _check_folder_settings(config: ModelConfig) -> None:
     """Refuse settings of a model that have no effect on states that are written already."""
     schema = type(config)  # that of installed packages, which add settings
     defaults = vars(schema(name=config.name, path=config.path)) | {"bos": None, "corpus": None}
