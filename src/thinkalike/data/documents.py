@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from thinkalike.config import DataConfig
+from thinkalike.config.in_memory import TextInMemory
 from thinkalike.data.marks import divide_at_marks
 from thinkalike.data.sources import (
     Record,
@@ -178,6 +179,8 @@ def _whole_documents(config: DataConfig) -> Iterator[str]:
         yield from _manual_topics()
     elif config.source == "grammar":
         yield from _grammar_sentences(config.sentences or 60_000)
+    elif isinstance(config, TextInMemory):
+        yield from _documents_in_memory(config)
     elif config.source == "text":
         yield from _documents_of_files(config)
     elif config.source == "states":
@@ -245,6 +248,13 @@ def _grammar_sentences(count: int) -> Iterator[str]:
             yield sentence.text
 
 
+def _documents_in_memory(config: TextInMemory) -> Iterator[str]:
+    grouping = _Grouping(config.group)
+    for number, record in enumerate(config.records.rows, 1):
+        text = _text_of(record, config.field or "text", f"texts line {number}")
+        yield grouping.document(text, record)
+
+
 def _documents_of_files(config: DataConfig) -> Iterator[str]:
     paths = files_of(config)
     root = os.path.commonpath([path.parent.absolute() for path in paths])
@@ -302,6 +312,8 @@ def text_fingerprint(config: DataConfig) -> str:
         for path in files_of(config):
             with errors_name_file(path):
                 digest.update(_file_fingerprint(path))
+    if isinstance(config, TextInMemory):
+        digest.update(b"jsonl" + config.records.digest)  # as a file of JSON lines
     if config.group:
         # Folders and files name groups, so that here their paths matter, too.
         paths = []

@@ -20,6 +20,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from thinkalike.arguments import tensor_of
+from thinkalike.config.recorded import IN_ORDER, RecordedArrays
 from thinkalike.data.sources import errors_name_file, read_by_ending, whole_characters
 from thinkalike.data.stimuli import Stimuli, duplicates
 from thinkalike.digests import digest_of
@@ -31,8 +32,8 @@ IDS = "ids"
 RUNS = "runs"
 """The array, or the key of the metadata, that says in which run a row was measured."""
 
-IN_ORDER = "order"
-"""Stands for the ids if row i is stimulus i."""
+UNNAMED_LAYER = "states"
+"""The name of the layer of an array that was given without one."""
 
 
 @dataclass(frozen=True)
@@ -58,23 +59,25 @@ def mean_of_runs(layer: Float[Tensor, "m n _"]) -> Float[Tensor, "n _"]:
     return layer.mean(0)
 
 
-def read_recording(path: str | Path, stimuli: Stimuli) -> Recording:
+def read_recording(recorded: str | Path | RecordedArrays, stimuli: Stimuli) -> Recording:
     """Read recorded activations of stimuli in every run.
 
     Names of layers are in natural order ("2" comes before "10"), and so are runs; integers become
     float64.
 
     Args:
-        path: A file of one array of layers x rows x width, or of one array of rows x width for
-            each layer. Its `ids` put the rows into the order of the stimuli; ids="order" says that
-            they are in it. `runs` is needed if stimuli were measured more than once.
+        recorded: Arrays in memory, or a file of one array of layers x rows x width, or of one
+            array of rows x width for each layer. Its `ids` put the rows into the order of the
+            stimuli; ids="order" says that they are in it. `runs` is needed if stimuli were
+            measured more than once.
         stimuli: The stimuli; every run has each of them once.
 
     Raises:
         DataError: The file lacks layers or ids, a run lacks a stimulus or has one twice, or a
             value is not finite.
     """
-    contents = read_by_ending(Path(path), {".npz": _read_npz, ".safetensors": _read_safetensors})
+    path = _name_in_errors(recorded)
+    contents = _contents_of(recorded)
     arrays = _split_layers(contents.arrays)
     if not arrays or contents.ids is None:
         lack = "layers"
@@ -98,13 +101,33 @@ def read_recording(path: str | Path, stimuli: Stimuli) -> Recording:
         )
 
     runs = sorted(set(row_runs), key=natural_order)
-    rows_of_runs = [_rows_of_run(run, row_ids, row_runs, stimuli, str(path)) for run in runs]
+    rows_of_runs = [_rows_of_run(run, row_ids, row_runs, stimuli, path) for run in runs]
     rows = torch.tensor(rows_of_runs)  # (runs, stimuli)
     layers = {}
     for name in sorted(arrays, key=natural_order):
-        layer = _checked_layer(f"{path}: {name}", arrays[name], len(row_ids))
+        location = _name_in_errors(recorded, name)
+        layer = _checked_layer(location, arrays[name], len(row_ids))
         layers[name] = layer[rows]
     return Recording(layers, runs)
+
+
+def _name_in_errors(recorded: str | Path | RecordedArrays, layer: str | None = None) -> str:
+    """Return what errors call recorded states, or a layer of them.
+
+    The only array of an argument is called by the argument.
+    """
+    is_only_array = isinstance(recorded, RecordedArrays) and layer == UNNAMED_LAYER
+    if layer is None or is_only_array:
+        return str(recorded)
+    return f"{recorded}: {layer}"
+
+
+def _contents_of(recorded: str | Path | RecordedArrays) -> _FileContents:
+    if isinstance(recorded, RecordedArrays):
+        return _FileContents(dict(recorded.layers), np.array(IN_ORDER), None)
+    readers = {".npz": _read_npz, ".safetensors": _read_safetensors}
+    contents: _FileContents = read_by_ending(Path(recorded), readers)
+    return contents
 
 
 def _split_layers(arrays: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -234,7 +257,10 @@ def _checked_layer(location: str, array: Tensor, row_count: int) -> Float[Tensor
     return array
 
 
-def recording_fingerprint(path: str) -> str:
-    """Return the name of a file of recorded states, and the first digits of its SHA-256."""
-    with errors_name_file(Path(path)):
-        return f"{Path(path).stem} {digest_of(Path(path))[:16]}"
+def recording_fingerprint(recorded: str | RecordedArrays) -> str:
+    """Return the name of recorded states, and the first digits of the SHA-256 of their file."""
+    if isinstance(recorded, RecordedArrays):
+        return recorded.fingerprint
+    path = Path(recorded)
+    with errors_name_file(path):
+        return f"{path.stem} {digest_of(path)[:16]}"

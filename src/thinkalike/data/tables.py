@@ -12,7 +12,7 @@ import json
 import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from decimal import Decimal
 from functools import lru_cache
 from pathlib import Path
@@ -22,6 +22,8 @@ import numpy as np
 import pandas as pd
 
 from thinkalike.config import StimuliConfig
+from thinkalike.config.in_memory import Table, TableInMemory
+from thinkalike.config.schema import as_settings
 from thinkalike.data.conllu import read_conllu
 from thinkalike.data.sources import read_by_ending, whole_characters
 from thinkalike.data.stimuli import (
@@ -37,9 +39,11 @@ from thinkalike.data.stimuli import (
 from thinkalike.data.words import Span
 from thinkalike.errors import DataError
 from thinkalike.files import is_there
-from thinkalike.plugins import HELD
 
 log = logging.getLogger(__name__)
+
+IN_MEMORY = "stimuli"
+"""What errors call a table in memory: the argument of functions."""
 
 MARKS = {".csv": ",", ".tsv": "\t"}
 """What separates two cells, by the ending of a file."""
@@ -77,14 +81,26 @@ def read_stimuli(config: StimuliConfig) -> Stimuli:
 
     The last ones stay in memory until their file changes.
     """
-    return _stimuli(json.dumps(asdict(config)), changed_at(config.path))
+    table = config.table if isinstance(config, TableInMemory) else None
+    return _stimuli(json.dumps(as_settings(config)), changed_at(config.path), table)
 
 
 @lru_cache(maxsize=2)
-def _stimuli(settings: str, _: int | None) -> Stimuli:
-    """Return the stimuli of a configuration in JSON, given when its file was changed."""
+def _stimuli(settings: str, _: int | None, table: Table | None) -> Stimuli:
+    """Return the stimuli of a configuration.
+
+    Args:
+        settings: The configuration in JSON.
+        _: When its file was changed, so that stimuli are read again then.
+        table: Its table, if that is in memory.
+    """
     config = StimuliConfig(**json.loads(settings))
     path = str(config.path)
+    frame = None
+    if table is not None:
+        config = TableInMemory(**json.loads(settings), table=table)
+        path = IN_MEMORY
+        frame = table.frame
     if config.kind == "crossed":
         stimuli = _of_grammar(crossed_stimuli(), config)
     elif config.kind == "controlled":
@@ -95,7 +111,11 @@ def _stimuli(settings: str, _: int | None) -> Stimuli:
         stimuli = read_conllu(path, features=config.features, kinds=config.kinds)
     else:
         stimuli = read_table(
-            path, features=config.features, kinds=config.kinds, columns=config.columns
+            path,
+            features=config.features,
+            kinds=config.kinds,
+            columns=config.columns,
+            frame=frame,
         )
     if config.token != stimuli.token:
         stimuli = replace(stimuli, token=config.token)
@@ -123,6 +143,7 @@ def read_table(
     features: Names = None,
     kinds: Kinds | None = None,
     columns: Mapping[str, str | None] | None = None,
+    frame: pd.DataFrame | None = None,
 ) -> Stimuli:
     """Read stimuli from a table, whose rows have a word of a text, or a whole text, and its
     features.
@@ -137,6 +158,8 @@ def read_table(
             replaces a missing text. Cells that are lists, such as the tokens and tags of a
             sentence, become rows.
 
+        frame: The table itself, if it is in memory.
+
     Raises:
         DataError: The file cannot be read, a column is missing, a row has no id, a word does not
             occur once in its text, or a feature has one level.
@@ -148,7 +171,8 @@ def read_table(
             f"{path}: columns={columns!r} must give the column of each role, as "
             "{'text': 'sentence'}"
         )
-    frame, columns = _explode_lists(path, read_frame(Path(path).expanduser()), columns or {})
+    frame = read_frame(Path(path).expanduser()) if frame is None else checked_frame(frame, path)
+    frame, columns = _explode_lists(path, frame, columns or {})
     roles = _roles(path, frame, columns)
     cells = {role: _cell_texts(frame[name], path) for role, name in roles.items()}
     ids = [str(row) for row in range(1, len(frame) + 1)]
@@ -194,14 +218,24 @@ def read_frame(path: Path) -> pd.DataFrame:
     Raises:
         DataError: The file cannot be read, it has no rows, or two columns have one name.
     """
-    frame = HELD.get(str(path))
-    if frame is None:
-        readers: dict[str, Any] = {
-            ".csv": _read_separated,
-            ".tsv": _read_separated,
-            ".parquet": pd.read_parquet,
-        }
-        frame = read_by_ending(path, readers)
+    readers: dict[str, Any] = {
+        ".csv": _read_separated,
+        ".tsv": _read_separated,
+        ".parquet": pd.read_parquet,
+    }
+    frame: pd.DataFrame = read_by_ending(path, readers)
+    return checked_frame(frame, path)
+
+
+def checked_frame(frame: pd.DataFrame, path: str | Path) -> pd.DataFrame:
+    """Return a table whose columns have different names; an index with a name becomes one.
+
+    Args:
+        path: What errors call the table.
+
+    Raises:
+        DataError: The table has no rows, or two columns have one name.
+    """
     frame = with_named_index(frame, path)
     if frame.empty:
         raise DataError(f"{path} is empty: it has no rows below a header")

@@ -7,7 +7,6 @@ import json
 import logging
 import re
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +16,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from thinkalike.config import AnalyzeConfig, ModelConfig
+from thinkalike.config.recorded import RecordedArrays
+from thinkalike.config.schema import as_settings
 from thinkalike.data.cache import CacheEntry, cache_folder, read_or_compute
 from thinkalike.data.recordings import mean_of_runs, read_recording, recording_fingerprint
 from thinkalike.data.stimuli import Stimuli
@@ -90,7 +91,7 @@ class StimulusStates(NamedTuple):
         return [int(str(layer).partition(".")[0]) for layer in self.layers]
 
 
-def sides_of(config: AnalyzeConfig) -> list[str | ModelConfig]:
+def sides_of(config: AnalyzeConfig) -> list[str | RecordedArrays | ModelConfig]:
     """Return what measures of stimuli compare, each once.
 
     These are the files of `activations`, `model` and `model@target`. The source comes first.
@@ -126,20 +127,21 @@ def stimulus_states_of(
     sides = sides_of(config)
     states = []
     for side, name in zip(sides, names_of(sides), strict=True):
-        if isinstance(side, str):
-            states.append(_of_recording(side, name, stimuli))
-        else:
+        if isinstance(side, ModelConfig):
             states.append(_of_model(side, name, stimuli, embed, cache, loaded))
+        else:
+            states.append(_of_recording(side, name, stimuli))
     return states
 
 
-def _of_recording(path: str, name: str, stimuli: Stimuli) -> StimulusStates:
-    runs_of_layers = read_recording(path, stimuli).layers
+def _of_recording(recorded: str | RecordedArrays, name: str, stimuli: Stimuli) -> StimulusStates:
+    runs_of_layers = read_recording(recorded, stimuli).layers
+    recorded_name = recorded.name if isinstance(recorded, RecordedArrays) else Path(recorded).name
     return StimulusStates(
         name,
         layers=list(runs_of_layers),
         states=[mean_of_runs(runs) for runs in runs_of_layers.values()],
-        origin={"name": Path(path).name, "fingerprint": recording_fingerprint(path)},
+        origin={"name": recorded_name, "fingerprint": recording_fingerprint(recorded)},
         runs=list(runs_of_layers.values()),
     )
 
@@ -184,7 +186,7 @@ def _loaded_model(config: ModelConfig, name: str, loaded: Sequence[StateSource])
 def _key(config: ModelConfig, stimuli_fingerprint: str, embed: bool) -> str:
     """Return a digest of all that can change a bit of the states."""
     settings = {}
-    for name, value in asdict(config).items():
+    for name, value in as_settings(config).items():
         if name not in SETTINGS_WITHOUT_EFFECT:
             settings[name] = value
 
@@ -367,7 +369,7 @@ def without_massive(
     if outliers is None:
         return compared, None
 
-    lacks_bos = any(not isinstance(side, str) and not side.bos for side in sides_of(config))
+    lacks_bos = any(isinstance(side, ModelConfig) and not side.bos for side in sides_of(config))
     are_mostly_first = 2 * int(is_first_word[outliers].sum()) > int(outliers.sum())
     remedy = KEEPS_MASSIVE
     if lacks_bos and are_mostly_first:
