@@ -116,6 +116,8 @@ def entry_point(name: str) -> Callable[[], None]:
             _check_given_once(words)
             TRUSTED.clear()  # what an earlier command line named, it named for itself
             trust_plugins_of(words.overrides)
+            if words.help:
+                sys.argv[1:] = _without_overrides(sys.argv[1:], words.overrides)
             _run_all(hydra.main(version_base=None, config_path=str(CONF), config_name=name)(task))
 
     return main
@@ -159,6 +161,14 @@ def _options_first(words: Sequence[str]) -> list[str]:
         options.remove(word)
         options.reverse()
     return [*options, *overrides]
+
+
+def _without_overrides(words: Sequence[str], overrides: Sequence[str]) -> list[str]:
+    """Return the words of a command line that asks for help, which is the same text whatever the job.
+
+    Hydra would compose the job first, and the settings of a measure stand in a module that imports torch.
+    """
+    return list(words[: len(words) - len(overrides)])
 
 
 def _check_flags(words: argparse.Namespace) -> None:
