@@ -323,16 +323,22 @@ def _done(composed: DictConfig) -> list[Any]:
 
 def _foretold(config: Any, chosen: Sequence[str]) -> Any:
     """Return the configuration within its budget; print what a dry run would do, and offer a long job a budget."""
-    from thinkalike.forecast import forecast, in_words, offered, show, speed, within
+    import torch
+
+    from thinkalike.forecast import forecast, in_words, offered, show, within
     from thinkalike.screen import aside
 
+    if config.threads:
+        torch.set_num_threads(config.threads)  # as the job will have them
     config = within(config, chosen)
-    plan, here = forecast(config), speed()
+    plan = forecast(config)
+    seconds = plan.seconds()
     if config.dry_run:
         with aside():
-            show(plan, here)
-    if offer := offered(config, chosen, seconds := plan.seconds(here)):
-        logging.getLogger(__name__).info("about %s on this machine%s", in_words(seconds), offer)
+            show(plan, seconds)
+    offer = offered(config, chosen, seconds)
+    if offer:
+        log.info("about %s on this machine%s", in_words(seconds), offer)
     return config
 
 

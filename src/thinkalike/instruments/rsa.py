@@ -116,13 +116,7 @@ class RSA(OfStimuli, kind="rsa", version=6, reads=("model", "target", "layers", 
             if not has_interval(worth):
                 reason = why_no_interval(worth, len(sentences), "sentences")
                 log.warning("warning: %s: %s", stimuli.source, reason)
-            similarity = rsa_estimate(
-                layers,
-                comparator=measure.comparator,
-                groups=stimuli.groups,
-                folds=min(FOLDS, len(sentences)),
-                seed=config.seed,
-            )
+            similarity = _similarity(config, stimuli, layers)
             more |= {"low": similarity.low, "high": similarity.high}
             if stimuli.confounded_with_words():
                 more["given_word"] = _given_word(layers, stimuli)
@@ -143,6 +137,14 @@ class RSA(OfStimuli, kind="rsa", version=6, reads=("model", "target", "layers", 
             facts=of_stimuli.stimuli_facts(stimuli),
             blank=("p", "p_of_largest", "given_word"),  # of few sentences; of states that the word determines
         )
+
+    def compare(self, config: AnalyzeConfig, stimuli: Stimuli, sides: Sequence[StimulusStates]) -> None:
+        layers = _distances(sides, config.measure)
+        _similarity(config, stimuli, layers)
+        if stimuli.confounded_with_words():
+            _given_word(layers, stimuli)
+        if config.measure.permutations:  # type: ignore[attr-defined]
+            _p_values(layers, config.measure, config.seed, stimuli)
 
     def draw(self, result: Result, folder: Path) -> None:
         comparator = result.config["measure"]["comparator"]
@@ -179,6 +181,17 @@ class RSA(OfStimuli, kind="rsa", version=6, reads=("model", "target", "layers", 
 
 def _distances(sides: Sequence[StimulusStates], measure: Any) -> list[NeuralDistances]:
     return [layer for side in sides for layer in layer_distances(side, measure)]
+
+
+def _similarity(config: AnalyzeConfig, stimuli: Stimuli, layers: Sequence[NeuralDistances]) -> Any:
+    """Return the similarity of every two layers, with its interval over sentences."""
+    return rsa_estimate(
+        layers,
+        comparator=config.measure.comparator,  # type: ignore[attr-defined]
+        groups=stimuli.groups,
+        folds=min(FOLDS, len(stimuli.groups.unique())),
+        seed=config.seed,
+    )
 
 
 def _p_values(layers: Sequence[NeuralDistances], measure: Any, seed: int, stimuli: Stimuli) -> dict[str, Tensor]:
