@@ -213,7 +213,7 @@ def beginning_bytes(report_tokens: int) -> int:
     return max(BYTES * report_tokens // DOCUMENTS, FEWEST_BYTES)
 
 
-def tokens_of_report(config: DataConfig, report_tokens: int, vocabulary: int) -> float:
+def tokens_of_report(config: DataConfig, report_tokens: int, vocabulary: int) -> int:
     """Return about how many tokens a report has: those that are asked for, or what a text on this machine has.
 
     A token of a vocabulary of v entries has about log2(v) / 4 bytes of English or code: 2.7 of the minis' 2,048, and
@@ -224,7 +224,7 @@ def tokens_of_report(config: DataConfig, report_tokens: int, vocabulary: int) ->
     most = beginning_bytes(report_tokens)
     held_out = (text for text, _, for_report in _sided(config, config.report_share or REPORT_SHARE) if for_report)
     size = sum(min(len(text.encode("utf-8", errors="replace")), most) for text in held_out)
-    return min(report_tokens, 4 * size / math.log2(max(vocabulary, 2)))
+    return min(report_tokens, round(4 * size / math.log2(max(vocabulary, 2))))
 
 
 def beginning(text: str, most: int | None) -> str:

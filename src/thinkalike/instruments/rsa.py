@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import warnings
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
@@ -23,7 +24,7 @@ from thinkalike.instruments.of_stimuli import DistanceConfig, DistanceName, OfSt
 from thinkalike.job import Outcome, Work
 from thinkalike.measures.distances.comparators import TIED, WHITENED, mid_ranks
 from thinkalike.measures.distances.neural import NeuralDistances, crossnobis, mantel, rsa, rsa_estimate
-from thinkalike.measures.estimates import effective_number, has_interval, why_no_interval
+from thinkalike.measures.estimates import Estimate, effective_number, has_interval, interval_around, why_no_interval
 from thinkalike.screen import show_text, span
 from thinkalike.states.stimuli import StimulusStates, numbered
 from thinkalike.store import Headline, Result
@@ -111,11 +112,6 @@ class RSA(OfStimuli, kind="rsa", version=6, reads=("model", "target", "layers", 
             if every:
                 more["with_massive"] = rsa(_distances(every.sides, measure), comparator=measure.comparator)
             layers = _distances(sides, measure)
-            sentences = stimuli.groups.unique(return_counts=True)[1]
-            worth = effective_number(sentences)
-            if not has_interval(worth):
-                reason = why_no_interval(worth, len(sentences), "sentences")
-                log.warning("warning: %s: %s", stimuli.source, reason)
             similarity = _similarity(config, stimuli, layers)
             more |= {"low": similarity.low, "high": similarity.high}
             if stimuli.confounded_with_words():
@@ -183,13 +179,20 @@ def _distances(sides: Sequence[StimulusStates], measure: Any) -> list[NeuralDist
     return [layer for side in sides for layer in layer_distances(side, measure)]
 
 
-def _similarity(config: AnalyzeConfig, stimuli: Stimuli, layers: Sequence[NeuralDistances]) -> Any:
-    """Return the similarity of every two layers, with its interval over sentences."""
+def _similarity(config: AnalyzeConfig, stimuli: Stimuli, layers: Sequence[NeuralDistances]) -> Estimate:
+    """Return the similarity of every two layers, with its interval over sentences, which is unbounded for few."""
+    comparator = config.measure.comparator  # type: ignore[attr-defined]
+    sentences = stimuli.groups.unique(return_counts=True)[1]
+    worth = effective_number(sentences)
+    if not has_interval(worth):
+        reason = why_no_interval(worth, len(sentences), "sentences")
+        log.warning("warning: %s: %s", stimuli.source, reason)
+        return interval_around(rsa(layers, comparator=comparator), math.inf)
     return rsa_estimate(
         layers,
-        comparator=config.measure.comparator,  # type: ignore[attr-defined]
+        comparator=comparator,
         groups=stimuli.groups,
-        folds=min(FOLDS, len(stimuli.groups.unique())),
+        folds=min(FOLDS, len(sentences)),
         seed=config.seed,
     )
 
