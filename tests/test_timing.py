@@ -120,15 +120,24 @@ def test_a_large_model_is_timed_by_its_first_blocks(monkeypatch):
     assert passed[block] == shape.layers + 1, "a first pass, and one block that is timed"
 
 
-def test_a_model_that_cannot_run_on_arbitrary_weights_is_timed_by_a_product(monkeypatch):
-    shape = shapes.shape_of(composed("model=neox-5l-mini", entry="train").model)
+@pytest.mark.parametrize("most", [0, 2**31])
+def test_a_model_too_large_to_be_made_is_timed_by_a_product(monkeypatch, most):
+    shape = shapes.shape_of(composed("model=neox-5l-mini").model)
+    products = []
 
-    def fail(*_):
-        raise RuntimeError("no")
+    def timed(name, work):
+        products.append(work().shape)
+        return 2.0
 
-    monkeypatch.setattr(shapes, "_timed_blocks", fail)
-    monkeypatch.setattr(shapes, "remembered_seconds", lambda name, work: work() is None or 2.0)
-    assert shapes.seconds_per_operation(shape, 64) * 2 * 1024 * 4 * shape.width**2 > 0
+    monkeypatch.setattr(shapes, "MOST_TIMED", most)
+    monkeypatch.setattr(shapes, "remembered_seconds", timed)
+    seconds = shapes.seconds_per_operation(shape, 64)
+    if most:
+        assert products == [], "control"
+    else:
+        width = shape.width
+        assert products == [(1024, 4 * width)]
+        assert seconds == pytest.approx(2.0 / (2 * 1024 * width * 4 * width))
 
 
 def test_measures_of_stimuli_take_as_long_as_their_layers(monkeypatch):

@@ -36,6 +36,8 @@ PUBLISHED = Path(__file__).parent / "published.yaml"
 ROW = 8  # tokens of the shorter row whose operations are counted
 TIMED_TOKENS = 1024  # of a pass that is timed; fewer do not fill the machine
 TIMED_SECONDS = 0.4  # of processor time, after which enough blocks were timed
+MOST_TIMED = 2.0**31  # bytes of weights that are made to time a pass; larger models are timed by a product
+TIMED_WIDTH = 2048  # of that product, at most
 TIMED_OUTPUTS = 32  # tokens whose logits are compared to time what a loss takes
 
 
@@ -160,9 +162,11 @@ def _timed_operation(shape: Shape, row: int, device: str) -> float:
             return _timed_blocks(shape, row, torch.device(device))
         except Exception as error:  # whatever architectures raise for weights that mean nothing
             log.debug("no time of %s: %s", shape, error)
-    states, weight = torch.ones(TIMED_TOKENS, shape.width), torch.ones(shape.width, 4 * shape.width)
-    operations = 2.0 * states.shape[0] * weight.numel()
-    return remembered_seconds(f"product of width {shape.width}", lambda: states @ weight) / operations
+    width = min(shape.width, TIMED_WIDTH)
+    states = torch.ones(TIMED_TOKENS, width)
+    weight = torch.ones(width, 4 * width)
+    operations = 2.0 * TIMED_TOKENS * weight.numel()
+    return remembered_seconds(f"product of width {width}", lambda: states @ weight) / operations
 
 
 class _TimedEnough(Exception):
@@ -209,7 +213,15 @@ def _timed_blocks(shape: Shape, row: int, device: torch.device) -> float:
 
 
 def _fill(module: nn.Module, device: torch.device) -> None:
-    """Give a module on the meta device numbers for weights; weights of one shape share their memory."""
+    """Give a module on the meta device numbers for weights; weights of one shape share their memory.
+
+    Raises:
+        ValueError: That would still take more than `MOST_TIMED` bytes.
+    """
+    kinds = {(weight.shape, weight.dtype) for weight in module.parameters()}
+    size = sum(shape.numel() * dtype.itemsize for shape, dtype in kinds)
+    if size > MOST_TIMED:
+        raise ValueError(f"its weights of different shapes take {size:,} bytes")
     filled: dict[tuple[torch.Size, torch.dtype], Tensor] = {}
     for part in module.modules():
         for name, weight in part._parameters.items():
@@ -320,7 +332,7 @@ def _on_meta(sizes: Mapping[str, Any]) -> tuple[nn.Module, str, int | None]:
         with torch.device("meta"):
             native: Any = TransformerBridge.boot_native(dict(sizes["architecture"]), device="meta", dtype=torch.float32)
         module = without_hooks(native.original_model)  # as a job reads it
-        return module.eval(), "layers", module.cfg.n_ctx
+        return module.eval(), "layers", native.original_model.cfg.n_ctx
     import transformers
 
     from thinkalike.models.readers import blocks_of
