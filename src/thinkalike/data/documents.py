@@ -41,6 +41,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from thinkalike.config import DataConfig
+from thinkalike.config.in_memory import TextInMemory
 from thinkalike.data.marks import divided
 from thinkalike.data.sources import (
     Record,
@@ -150,6 +151,10 @@ def _whole_documents(config: DataConfig) -> Iterator[str]:
         raise DataError(
             f"data={config.name} has the rows of a folder of states, which measures of states alone compare; give text"
         )
+    elif isinstance(config, TextInMemory):
+        grouping = _Grouping(config.group)
+        for number, record in enumerate(config.records.rows, 1):
+            yield grouping.document(_text_of(record, config.field or "text", f"texts line {number}"), record)
     elif config.source == "text":
         paths = files_of(config)
         grouping = _Grouping(config.group, os.path.commonpath([path.parent.absolute() for path in paths]))
@@ -199,6 +204,8 @@ def text_fingerprint(config: DataConfig) -> str:
     for path in _stdlib_files() if is_own else files_of(config):
         with contextlib.nullcontext() if is_own else reading(path):
             digest.update(path.name.partition(".")[2].encode() + hashlib.sha256(path.read_bytes()).digest())
+    if isinstance(config, TextInMemory):  # as a file of JSON lines
+        digest.update(b"jsonl" + config.records.digest)
     if config.group:
         paths = [str(path) for path in files_of(config)]
         digest.update(repr((config.group, paths if config.group in ("file", "folder") else [])).encode())

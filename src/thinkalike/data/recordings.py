@@ -18,14 +18,15 @@ from safetensors import safe_open
 from torch import Tensor
 
 from thinkalike.arguments import tensor_of
+from thinkalike.config.recorded import IN_ORDER, RecordedArrays
 from thinkalike.data.sources import read_with, reading, whole_characters
 from thinkalike.data.stimuli import Stimuli, duplicates
 from thinkalike.digests import digest_of
 from thinkalike.errors import DataError, listed, natural_order
 
 IDS = "ids"  # the array, or the key of the metadata, that says which stimulus a row belongs to
+ONLY = "states"  # the name of the layer of an array that was given without one
 RUNS = "runs"  # the same for the run in which a row was measured
-IN_ORDER = "order"  # in place of the ids: row i is stimulus i
 
 _Contents = tuple[dict[str, Tensor], Any, Any]  # of a file: arrays by name, and the ids and runs of rows or None
 
@@ -41,17 +42,19 @@ def mean_of_runs(layer: Float[Tensor, "m n _"]) -> Float[Tensor, "n _"]:
     return layer.mean(0) if len(layer) > 1 else layer[0]
 
 
-def read_recording(path: str | Path, stimuli: Stimuli) -> Recording:
+def read_recording(recorded: str | Path | RecordedArrays, stimuli: Stimuli) -> Recording:
     """Read recorded activations of stimuli in every run: one array per layer of runs x stimuli x width, by name.
 
     Names are in natural order ("2" comes before "10"), and so are runs; integers become float64.
 
     Args:
-        path: a file of one array of layers x rows x width, or of one of rows x width per layer, of `ids`, by which its
-            rows are put into the order of the stimuli (ids="order": they are in it), and of `runs` if stimuli were
-            measured more than once. Every run has each stimulus once, and every value is finite, or it is a DataError.
+        recorded: arrays in memory, or a file: of one array of layers x rows x width, or of one of rows x width per
+            layer; of `ids`, by which its rows are put into the order of the stimuli (ids="order": they are in it);
+            and of `runs` if stimuli were measured more than once. Every run has each stimulus once, and every value is
+            finite, or it is a DataError.
     """
-    arrays, ids, runs = read_with(Path(path), {".npz": _npz, ".safetensors": _safetensors})
+    path = _called(recorded)
+    arrays, ids, runs = _contents(recorded)
     if len(arrays) == 1 and (whole := next(iter(arrays.values()))).ndim == 3:
         arrays = {str(number): layer for number, layer in enumerate(whole)}
     if not arrays or ids is None:
@@ -65,9 +68,23 @@ def read_recording(path: str | Path, stimuli: Stimuli) -> Recording:
     if len(names) != len(texts):
         raise DataError(f"{path}: runs has {len(names)} rows, but ids has {len(texts)}; give one run for each row")
     order = sorted(set(names), key=natural_order)
-    rows = torch.tensor([_rows_of(run, texts, names, stimuli, str(path)) for run in order])
+    rows = torch.tensor([_rows_of(run, texts, names, stimuli, path) for run in order])
     named = sorted(arrays, key=natural_order)
-    return Recording({name: _layer(f"{path}: {name}", arrays[name], len(texts))[rows] for name in named}, order)
+    return Recording({name: _layer(_called(recorded, name), arrays[name], len(texts))[rows] for name in named}, order)
+
+
+def _called(recorded: str | Path | RecordedArrays, layer: str | None = None) -> str:
+    """Return what errors call recorded states, or a layer of them; the only array of an argument is the argument."""
+    if isinstance(recorded, RecordedArrays) and layer == ONLY:
+        layer = None
+    return f"{recorded}" if layer is None else f"{recorded}: {layer}"
+
+
+def _contents(recorded: str | Path | RecordedArrays) -> _Contents:
+    if isinstance(recorded, RecordedArrays):
+        return {**recorded.layers}, np.array(IN_ORDER), None
+    contents: _Contents = read_with(Path(recorded), {".npz": _npz, ".safetensors": _safetensors})
+    return contents
 
 
 def _rows_of(run: str, ids: Sequence[str], runs: Sequence[str], stimuli: Stimuli, path: str) -> list[int]:
@@ -144,7 +161,9 @@ def _layer(place: str, array: Tensor, count: int) -> Tensor:
     return array
 
 
-def recording_fingerprint(path: str) -> str:
+def recording_fingerprint(path: str | RecordedArrays) -> str:
     """Return the name of a file of recorded states, by which tables call it, and the first digits of its SHA-256."""
+    if isinstance(path, RecordedArrays):
+        return path.fingerprint
     with reading(Path(path)):
         return f"{Path(path).stem} {digest_of(Path(path))[:16]}"

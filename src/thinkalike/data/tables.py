@@ -11,7 +11,7 @@ import json
 import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from functools import lru_cache, partial
 from itertools import accumulate, pairwise
@@ -22,6 +22,8 @@ import numpy as np
 import pandas as pd
 
 from thinkalike.config import StimuliConfig
+from thinkalike.config.in_memory import Table, TableInMemory
+from thinkalike.config.schema import as_settings
 from thinkalike.data.sources import read_with, whole_characters
 from thinkalike.data.stimuli import (
     Kinds,
@@ -36,10 +38,10 @@ from thinkalike.data.stimuli import (
 )
 from thinkalike.errors import DataError
 from thinkalike.files import is_there
-from thinkalike.plugins import HELD
 
 log = logging.getLogger(__name__)
 
+IN_MEMORY = "stimuli"  # what errors call a table in memory, by the argument of functions
 MARKS = {".csv": ",", ".tsv": "\t"}  # between two cells
 COMMA = r"[+-]?\d+(,\d+)?"  # a number as many languages write it
 THOUSANDS = r"[+-]?[1-9]\d{0,2},\d{3}"  # a number that has one value here and another there
@@ -54,12 +56,14 @@ ID = re.compile(r"(\d{1,9})(?:([-.])(\d{1,9}))?")  # of a word, a multiword toke
 
 def read_stimuli(config: StimuliConfig) -> Stimuli:
     """Return the stimuli that a configuration describes; the last ones are kept while their file stays as it is."""
-    return _stimuli(json.dumps(asdict(config)), changed_at(config.path))
+    table = config.table if isinstance(config, TableInMemory) else None
+    return _stimuli(json.dumps(as_settings(config)), changed_at(config.path), table)
 
 
 @lru_cache(maxsize=2)
-def _stimuli(settings: str, _: int | None) -> Stimuli:
-    config = StimuliConfig(**json.loads(settings))
+def _stimuli(settings: str, _: int | None, table: Table | None) -> Stimuli:
+    given = json.loads(settings)
+    config = StimuliConfig(**given) if table is None else TableInMemory(**given, table=table)
     if config.kind in ("controlled", "crossed"):
         is_crossed, count = config.kind == "crossed", config.sentences or 400
         stimuli = crossed_stimuli() if is_crossed else controlled_stimuli(count, config.seed, config.grammar)
@@ -68,7 +72,13 @@ def _stimuli(settings: str, _: int | None) -> Stimuli:
     elif config.kind == "conllu":
         stimuli = read_conllu(str(config.path), features=config.features, kinds=config.kinds)
     else:
-        stimuli = read_table(str(config.path), features=config.features, kinds=config.kinds, columns=config.columns)
+        stimuli = read_table(
+            IN_MEMORY if table else str(config.path),
+            features=config.features,
+            kinds=config.kinds,
+            columns=config.columns,
+            frame=table.frame if table else None,
+        )
     stimuli = stimuli if config.token == stimuli.token else replace(stimuli, token=config.token)
     return stimuli.sample(config.sample, config.seed, config.balance) if config.sample else stimuli
 
@@ -84,10 +94,13 @@ def read_table(
     features: Names = None,
     kinds: Kinds | None = None,
     columns: Mapping[str, str | None] | None = None,
+    frame: pd.DataFrame | None = None,
 ) -> Stimuli:
     """Read stimuli from a table, whose rows have a word of a text, or a whole text, and its features.
 
     Args:
+        path: of the file, or, of a table in memory, what errors call it.
+        frame: the table itself, if it is in memory.
         features: the columns that are features; None takes all that have no role.
         kinds: the kinds that values do not show; see `Stimuli`.
         columns: the name of the column of each role, by default that of the role; None: no column has it. Roles are
@@ -102,7 +115,8 @@ def read_table(
     check_kinds(kinds or {}, path)
     if columns is not None and not isinstance(columns, Mapping):
         raise DataError(f"{path}: columns={columns!r} must give the column of each role, as {{'text': 'sentence'}}")
-    frame, columns = _in_rows(path, read_frame(Path(path).expanduser()), columns or {})
+    table = read_frame(Path(path).expanduser()) if frame is None else checked_frame(frame, path)
+    frame, columns = _in_rows(path, table, columns or {})
     roles = _roles(path, frame, columns)
     cells = {role: _texts(frame[name], path) for role, name in roles.items()}
     if "" in cells.get("id", []):
@@ -128,8 +142,12 @@ def read_table(
 
 def read_frame(path: Path) -> pd.DataFrame:
     """Return a table with the cells of a text file as they are written; one without rows is a DataError."""
-    if (frame := HELD.get(str(path))) is None:
-        frame = read_with(path, {".csv": _separated, ".tsv": _separated, ".parquet": pd.read_parquet})
+    readers: dict[str, Any] = {".csv": _separated, ".tsv": _separated, ".parquet": pd.read_parquet}
+    return checked_frame(read_with(path, readers), path)
+
+
+def checked_frame(frame: pd.DataFrame, path: str | Path) -> pd.DataFrame:
+    """Return a table whose columns have different names, an index with a name among them; else a DataError."""
     frame = with_named_index(frame, path)
     if frame.empty:
         raise DataError(f"{path} is empty: it has no rows below a header")

@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
-from thinkalike.config import AnalyzeConfig, MeasureConfig
+from thinkalike.config import AnalyzeConfig, MeasureConfig, SettingValues
 from thinkalike.job import Instrument, Outcome, Work
-from thinkalike.job.instrument import FIT_TEXT
+from thinkalike.job.instrument import FIT_TEXT, left_in_key
 from thinkalike.screen import number_of_documents, show_text, span
 from thinkalike.store import Result
 
@@ -25,11 +25,13 @@ class LossConfig(MeasureConfig):
     kind: str = "loss"
 
 
-class Loss(Instrument, kind="loss", version=2, reads=("model", "data")):
+class Loss(Instrument[AnalyzeConfig], kind="loss", version=2, reads=("model", "data")):
     """Measures the next-token loss of `model` on `data`, in nats per token."""
 
     of_models: ClassVar[str] = "each"
-    ignores = Instrument.ignores | FIT_TEXT
+
+    def unread(self, config: AnalyzeConfig) -> SettingValues:
+        return left_in_key(config, FIT_TEXT)
 
     def holds(self, config: AnalyzeConfig, shapes: Shapes) -> float:
         from thinkalike.measures.losses import bytes_of_logits

@@ -24,12 +24,12 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from thinkalike import figures
-from thinkalike.config import AnalyzeConfig, DataConfig, MeasureConfig, ranged
+from thinkalike.config import AnalyzeConfig, DataConfig, MeasureConfig, SettingValues, setting
 from thinkalike.data.corpus import warn_of_few
 from thinkalike.errors import DataError
 from thinkalike.evaluation.language import document_numbers
 from thinkalike.job import Instrument, Outcome, Work
-from thinkalike.job.instrument import FIT_TEXT, REPORT_TEXT
+from thinkalike.job.instrument import FIT_TEXT, REPORT_TEXT, left_in_key
 from thinkalike.measures.estimates import (
     RUNGS,
     Estimate,
@@ -93,7 +93,8 @@ class RulerConfig(MeasureConfig):
     """The settings of the ruler."""
 
     kind: str = "ruler"
-    words: int = ranged(WORDS, least=LEAST_WORDS, most=10**8)  # of held-out text, in pieces of up to 128
+    # of held-out text, in pieces of up to 128
+    words: int = setting(WORDS, least=LEAST_WORDS, most=10**8)
     massive: Literal["drop", "keep"] = "drop"  # the few words whose long states decide some layer
     # layers: the own layers 1, 2 and 4 blocks away; text: states of other text; names and folders of further models
     rungs: list[str] = field(default_factory=lambda: ["bits"])
@@ -466,14 +467,18 @@ def seconds_of_maps(words: int, width: int) -> tuple[float, float]:
     return of_layer, max(of_both - 2 * of_layer, 0.0)
 
 
-class Ruler(Instrument, kind="ruler", version=10, reads=("model", "target", "layers", "data", "measure")):
+class Ruler(
+    Instrument[AnalyzeConfig], kind="ruler", version=10, reads=("model", "target", "layers", "data", "measure")
+):
     """Says how alike two models are at pairs of layers, in bits of each of them."""
 
     of_models: ClassVar[str] = "pairs"
-    ignores = Instrument.ignores | FIT_TEXT | REPORT_TEXT
+
+    def unread(self, config: AnalyzeConfig) -> SettingValues:
+        return left_in_key(config, FIT_TEXT | REPORT_TEXT)
 
     def inputs(self, config: AnalyzeConfig) -> Mapping[str, Any]:
-        names: Sequence[str] = config.measure.further_models  # type: ignore[attr-defined]
+        names: Sequence[str] = config.measure_as(RulerConfig).further_models
         rungs = [configured(name, {}) for name in names]
         fingerprints = {f"rung {rung.called}": checkpoint_fingerprint(rung) for rung in rungs}
         return {**super().inputs(config), **fingerprints}
@@ -487,7 +492,7 @@ class Ruler(Instrument, kind="ruler", version=10, reads=("model", "target", "lay
         """Return what the maps take: between the models, and between each of them and its copies."""
         layers = DEPTHS if config.layers in ("same", "all") else len(config.layers)
         width = max(shape.width for shape in shapes.values())
-        of_layer, of_pair = seconds_of_maps(config.measure.words, width)  # type: ignore[attr-defined]
+        of_layer, of_pair = seconds_of_maps(config.measure_as(RulerConfig).words, width)
         copies = 2 * len(RUNGS)
         return layers * ((2 + copies) * of_layer + (1 + copies) * of_pair)
 
@@ -499,7 +504,7 @@ class Ruler(Instrument, kind="ruler", version=10, reads=("model", "target", "lay
         yield from ({"measure.words": number} for number in dict.fromkeys(max(n, min(least, words)) for n in fewer))
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
-        measure: Any = config.measure
+        measure = config.measure_as(RulerConfig)
         with work.phase("loading"):
             models = load_sources(config.model, config.target)
             check_has_ruler(models)

@@ -7,7 +7,6 @@ import json
 import logging
 import re
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +16,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from thinkalike.config import AnalyzeConfig, ModelConfig
+from thinkalike.config.recorded import RecordedArrays
+from thinkalike.config.schema import as_settings
 from thinkalike.data.corpus import Entry, cache_folder, kept
 from thinkalike.data.recordings import mean_of_runs, read_recording, recording_fingerprint
 from thinkalike.data.stimuli import Stimuli
@@ -59,7 +60,7 @@ class StimulusStates(NamedTuple):
         return [int(str(layer).partition(".")[0]) for layer in self.layers]
 
 
-def sides_of(config: AnalyzeConfig) -> list[str | ModelConfig]:
+def sides_of(config: AnalyzeConfig) -> list[str | RecordedArrays | ModelConfig]:
     """Return what measures of stimuli compare, each once: files of `activations`, `model` and `model@target`.
 
     The source comes first. Recordings are the source, but for a single one beside `model`, which is the source itself.
@@ -81,12 +82,16 @@ def stimulus_states_of(
     """
     cache, sides, found = cache_folder(config.data) / "states", sides_of(config), []
     for side, name in zip(sides, names_of(sides), strict=True):
-        if isinstance(side, str):
-            runs, origin = read_recording(side, stimuli).layers, recording_fingerprint(side)
-            about = {"name": Path(side).name, "fingerprint": origin}
-            found.append(StimulusStates(name, [*runs], [*map(mean_of_runs, runs.values())], about, [*runs.values()]))
-        else:
+        if isinstance(side, ModelConfig):
             found.append(_of_model(side, name, stimuli, embed, cache, loaded))
+            continue
+        runs = read_recording(side, stimuli).layers
+        origin = {
+            "name": Path(side).name if isinstance(side, str) else side.name,
+            "fingerprint": recording_fingerprint(side),
+        }
+        means = [mean_of_runs(states) for states in runs.values()]
+        found.append(StimulusStates(name, [*runs], means, origin, [*runs.values()]))
     return found
 
 
@@ -112,7 +117,7 @@ def _of_model(
 
 def _key(config: ModelConfig, stimuli: str, embed: bool) -> str:
     """Return a digest of all that can change a bit of the states."""
-    settings = {name: value for name, value in asdict(config).items() if name not in LEFT_OUT}
+    settings = {name: value for name, value in as_settings(config).items() if name not in LEFT_OUT}
     device, instructions = pick_device(config.device), torch.backends.cpu.get_cpu_capability()  # which choose kernels
     kind = torch.cuda.get_device_name(device) if device.startswith("cuda") else instructions
     arithmetic = [device, kind, torch.get_num_threads(), torch.get_float32_matmul_precision()]
@@ -225,7 +230,7 @@ def without_massive(
     outliers = massive(layers, before[late] == 0) if layers and measure.massive == "drop" else None
     if outliers is None:
         return every, None
-    bare = any(not isinstance(side, str) and not side.bos for side in sides_of(config))
+    bare = any(isinstance(side, ModelConfig) and not side.bos for side in sides_of(config))
     at_start = 2 * int((before[late][outliers] == 0).sum()) > int(outliers.sum())
     remedy = KEEPS_MASSIVE
     if bare and at_start:

@@ -9,14 +9,14 @@ import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, Optional
+from typing import Any, ClassVar, NamedTuple, Optional
 
 import pandas as pd
 import torch
 
 from thinkalike.config import AnalyzeConfig, MeasureConfig, ModelConfig, TrainerConfig, model_named, options
 from thinkalike.config.parts import COUNTS
-from thinkalike.config.schema import left_open, ranged
+from thinkalike.config.schema import setting
 from thinkalike.contrib.court import constructions as make
 from thinkalike.contrib.court.evidence import Bench, Evidence
 from thinkalike.contrib.court.judges import JUDGES, verdicts
@@ -122,24 +122,28 @@ class CourtConfig(MeasureConfig):
     """The settings of a court."""
 
     kind: str = "court"
-    layer: int = left_open(1, least=0, most=10**4)  # of the target; there must be a block after it
+    # of the target; there must be a block after it
+    layer: int = setting(1, by_recipe=True, least=0, most=10**4)
     siblings: Optional[dict[str, str]] = None  # other models, {what is other: a name in conf/model}; null: none
     sources: Optional[list[str]] = None  # their names; null: all
-    fit_tokens: int = ranged(2**16, least=2, most=COUNTS)  # that maps are fitted on
-    report_tokens: int = ranged(2**15, least=2, most=COUNTS)  # that scores are of
-    other_tokens: int = ranged(2**17, least=2, most=COUNTS)  # of other documents, for what a source has to learn
-    seeds: int = ranged(1, least=1, most=1000, in_key=False)  # experiment=validity/court: how many courts of a target
+    fit_tokens: int = setting(2**16, least=2, most=COUNTS)  # that maps are fitted on
+    report_tokens: int = setting(2**15, least=2, most=COUNTS)  # that scores are of
+    other_tokens: int = setting(2**17, least=2, most=COUNTS)  # of other documents, for what a source has to learn
+    # experiment=validity/court: how many courts of a target
+    seeds: int = setting(1, least=1, most=1000, in_key=False)
 
 
-class Court(Instrument, kind="court", version=9, reads=("model", "data", "measure", "seed")):
+class Court(Instrument[AnalyzeConfig], kind="court", version=9, reads=("model", "data", "measure", "seed")):
     """Makes every source from `model` at `measure.layer`, and leaves what each judge says of it, a row each."""
+
+    needs_store: ClassVar[bool] = True  # each training of a source has a folder
 
     def inputs(self, config: AnalyzeConfig) -> Mapping[str, Any]:
         siblings = {f"sibling {name}": checkpoint_fingerprint(each) for name, each in _siblings(config).items()}
         return fingerprints(config, ("model", "data")) | siblings
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
-        measure: Any = config.measure
+        measure = config.measure_as(CourtConfig)
         with work.phase("loading"):
             target = load_model(config.model)
         if measure.layer >= target.n_layers - 1:
@@ -175,7 +179,7 @@ class Court(Instrument, kind="court", version=9, reads=("model", "data", "measur
 
 def _siblings(config: AnalyzeConfig) -> dict[str, ModelConfig]:
     """Return the configurations of the models that were really trained otherwise, on the device of the target."""
-    given: dict[str, str] = config.measure.siblings or {}  # type: ignore[attr-defined]
+    given: dict[str, str] = config.measure_as(CourtConfig).siblings or {}
     for other, name in given.items():
         one_of(f"measure.siblings.{other}", name, options("model"))
     own = {"device": config.model.device, "context": config.model.context}
@@ -185,7 +189,7 @@ def _siblings(config: AnalyzeConfig) -> dict[str, ModelConfig]:
 def _bench(
     config: AnalyzeConfig, target: FrozenModel, siblings: Mapping[str, FrozenModel], corpus: Corpus, work: Work
 ) -> Bench:
-    measure: Any = config.measure
+    measure = config.measure_as(CourtConfig)
     fit_rows, other = _apart(corpus.fit, measure.fit_tokens, measure.other_tokens)
     report = _spread(corpus.report, measure.report_tokens)
     for name, count in {"fit": fit_rows.numel(), "other": other.numel(), "report": report.tokens.numel()}.items():

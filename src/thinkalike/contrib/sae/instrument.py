@@ -27,7 +27,7 @@ NUMBERS = ("explained_variance", "loss_recovered", "dead_latents", "active_laten
 
 
 class SparseAutoencoders(
-    Instrument, kind="sae", version=2, config=SAEJob, reads=("model", "data", "sae", "trainer", "seed")
+    Instrument[SAEJob], kind="sae", version=2, config=SAEJob, reads=("model", "data", "sae", "trainer", "seed")
 ):
     """Trains autoencoders of `model` at `sae.layer`; leaves them in the format of SAELens, tables, curves and figure.
 

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from thinkalike.config import AnalyzeConfig, MeasureConfig, ranged
+from thinkalike.config import AnalyzeConfig, MeasureConfig, setting
 from thinkalike.config.parts import COUNTS
 from thinkalike.data.alignment import same_vocabulary
 from thinkalike.data.corpus import Corpus
@@ -32,11 +32,12 @@ from thinkalike.states.tokens import sites
 class TransferConfig(MeasureConfig):
     """The settings of maps that are fitted on text."""
 
-    fit_tokens: int = ranged(2**17, least=2, most=COUNTS)  # of text that both models read
-    ridge: float = ranged(RIDGE, least=0, most=1e6)  # of least squares, in units of the mean variance of the states
+    fit_tokens: int = setting(2**17, least=2, most=COUNTS)  # of text that both models read
+    # of least squares, in units of the mean variance of the states
+    ridge: float = setting(RIDGE, least=0, most=1e6)
 
 
-class OfMaps(Instrument):
+class OfMaps(Instrument[AnalyzeConfig]):
     """A measure of maps between layers of `model` and `model@target`."""
 
     of_models: ClassVar[str] = "pairs"

@@ -20,7 +20,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from thinkalike.config import AnalyzeConfig, not_in_key, ranged
+from thinkalike.config import AnalyzeConfig, setting
 from thinkalike.contrib import figures
 from thinkalike.contrib.transfer import maps as fitting
 from thinkalike.contrib.transfer import measures
@@ -93,12 +93,14 @@ class SteeringConfig(TransferConfig):
 
     kind: str = "steering"
     contrast: str = "number"  # number, question: of the grammar | table: pairs of texts of your own
-    path: Optional[str] = not_in_key(None)  # contrast=table: .csv .tsv .parquet
-    pairs: int = ranged(400, least=2, most=10**7)  # of the grammar
-    strengths: list[float] = ranged(lambda: [1.0, 2.0], above=0, most=1e6)  # 1: the difference of means itself
+    path: Optional[str] = setting(None, in_key=False)  # contrast=table: .csv .tsv .parquet
+    pairs: int = setting(400, least=2, most=10**7)  # of the grammar
+    # 1: the difference of means itself
+    strengths: list[float] = setting(lambda: [1.0, 2.0], above=0, most=1e6)
     positions: list[str] = field(default_factory=lambda: list(POSITIONS))  # the word's last token | also all later ones
-    folds: int = ranged(5, least=2, most=10**4)  # of the words: vectors are judged on others than they are made of
-    draws: int = ranged(5, least=1, most=10**4)  # of random vectors
+    # of the words: vectors are judged on others than they are made of
+    folds: int = setting(5, least=2, most=10**4)
+    draws: int = setting(5, least=1, most=10**4)  # of random vectors
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -114,8 +116,8 @@ class Steering(OfMaps, kind="steering", version=4, reads=("model", "target", "la
     """Adds the direction of a feature to the states of `model@target`: its own, and that of `model`, carried over."""
 
     def inputs(self, config: AnalyzeConfig) -> Mapping[str, Any]:
-        measure: Any = config.measure
-        own = {"contrasts": read_contrasts(measure.path)} if measure.contrast == "table" else {}
+        measure = config.measure_as(SteeringConfig)
+        own = {"contrasts": read_contrasts(measure.path)} if measure.path else {}
         return {**own, **super().inputs(config)}
 
     def passes(self, config: AnalyzeConfig, shapes: Shapes) -> Sequence[Passes]:
@@ -128,7 +130,7 @@ class Steering(OfMaps, kind="steering", version=4, reads=("model", "target", "la
         return [*super().passes(config, shapes), target.passes("steering", float(count * LENGTH), LENGTH, times)]
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
-        measure: Any = config.measure
+        measure = config.measure_as(SteeringConfig)
         with work.phase("loading"):
             source, target, pairs = fitting.models_and_pairs(config)
             drawn = (measure.contrast, target.tokenizer, measure.pairs, config.seed)

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from thinkalike import measures, plugins
-from thinkalike.config import MEASURES, MeasureConfig, left_open, ranged
+from thinkalike.config import MEASURES, MeasureConfig, setting
 from thinkalike.config.parts import TOKENS_AT_ONCE
 from thinkalike.errors import ConfigError, PluginError
 from thinkalike.instruments.layer_pairs.frame import BATCHES, OF_STATES, LayerPairs, WithNull
@@ -36,14 +36,15 @@ from thinkalike.plugins import MeasurePlugin
 class ComparedAgain(WithNull):
     """The same, of a measure that compares each batch eleven times for its intervals."""
 
-    batches: int = left_open(BATCHES // 4, least=1, most=10**9)  # whose mean is the value
+    # whose mean is the value
+    batches: int = setting(BATCHES // 4, by_recipe=True, least=1, most=10**9)
 
 
 @dataclass
 class WithNeighbours(ComparedAgain):
     """The same, of a measure of nearest neighbours."""
 
-    neighbours: int = ranged(10, least=1, most=TOKENS_AT_ONCE)  # k
+    neighbours: int = setting(10, least=1, most=TOKENS_AT_ONCE)  # k
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -55,7 +56,7 @@ class WithNeighbours(ComparedAgain):
 class WithKept(ComparedAgain):
     """The settings of a measure of principal components."""
 
-    kept: float = ranged(0.99, above=0, most=1)  # share of the variance that components hold
+    kept: float = setting(0.99, above=0, most=1)  # share of the variance that components hold
 
 
 class OfLayerMeasure(LayerPairs):

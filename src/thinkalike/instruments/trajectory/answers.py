@@ -212,7 +212,7 @@ class Reading:
             model = load_model(checkpoint)
             cut = tokenizer_fingerprint(model.tokenizer)
             if not self.text:
-                rows, _, facts = read_rows(self.config, model)
+                rows, _, facts = read_rows(self.config, self.measure.tokens, model)
                 self.text = {"tokens": rows.tokens, "documents": rows.documents, "facts": facts, "tokenizer": cut}
                 self.work.keep("text", self.text)
         if cut != self.text["tokenizer"]:
