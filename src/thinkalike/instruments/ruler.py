@@ -25,9 +25,9 @@ from torch import Tensor
 
 from thinkalike import figures
 from thinkalike.config import AnalyzeConfig, DataConfig, MeasureConfig, SettingValues, setting
-from thinkalike.data.corpus import warn_of_few
+from thinkalike.data.corpus import warn_of_few_documents
 from thinkalike.errors import DataError
-from thinkalike.evaluation.language import document_numbers
+from thinkalike.evaluation.columns import document_counts
 from thinkalike.job import Instrument, Outcome, Work
 from thinkalike.job.instrument import FIT_TEXT, REPORT_TEXT, left_in_key
 from thinkalike.measures.estimates import (
@@ -63,8 +63,9 @@ from thinkalike.screen import (
 from thinkalike.states.batches import KEEPS_MASSIVE, say_massive
 from thinkalike.states.folder import load_sources
 from thinkalike.states.mixing import BAGS, CONTROLS, POSITION, TokenMixing
+from thinkalike.states.pieces import Pieces, drawn_pieces
 from thinkalike.states.source import StateSource, TextReader, pairs_of_sources, reader_of
-from thinkalike.states.tokens import Pieces, drawn_pieces, word_states
+from thinkalike.states.word_states import word_states
 from thinkalike.store import Headline, Result
 from thinkalike.timing import seconds_of_rows
 
@@ -185,7 +186,7 @@ class Words:
         documents = len(set(self.text.documents))
         if documents < FOLDS:
             raise DataError(f"R² of held-out text needs the text of {FOLDS} documents, not {documents}: give more text")
-        warn_of_few(data, documents)
+        warn_of_few_documents(data, documents)
         self.documents = numbered_by_part(self.text.owners)
         self.forms = self.text.forms
 
@@ -197,7 +198,7 @@ class Words:
         """
         different = list(dict.fromkeys(layers))
         pieces = torch.arange(len(self.text.texts)).split(AT_ONCE)
-        batches = [word_states(model, self.text.chosen(numbers), different) for numbers in counted(pieces, "batch")]
+        batches = [word_states(model, self.text.select(numbers), different) for numbers in counted(pieces, "batch")]
         by_layer = {
             layer: torch.cat(states).cpu() for layer, states in zip(different, zip(*batches, strict=True), strict=True)
         }
@@ -265,7 +266,7 @@ class WordComparison(Comparison):
 
     def numbers(self) -> dict[str, float]:
         """Return how many documents and words are compared, and which share of those with no massive states."""
-        counts = document_numbers(torch.bincount(self.residual.documents))
+        counts = document_counts(torch.bincount(self.residual.documents))
         return counts | {"words": float(len(self.residual.rows)), "words_used": self.share_compared}
 
     def check_number(self) -> None:

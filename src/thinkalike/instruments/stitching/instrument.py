@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from thinkalike import figures
 from thinkalike.config import SettingValues
 from thinkalike.config.parts import AFTER, MIDDLE, PROCESSES, TrainerConfig
-from thinkalike.data.documents import tokens_of_report
+from thinkalike.data.splits import tokens_of_report
 from thinkalike.errors import ConfigError, listed
 from thinkalike.job.instrument import LADDER, Instrument, Outcome, Work
 from thinkalike.models.families import check_stitchable, layers_at_depths, pairs_of_layers
@@ -304,7 +304,7 @@ class Stitching(
     def run(self, config: StitchJob, work: Work) -> Outcome:
         import pandas as pd
 
-        from thinkalike.evaluation.language import document_numbers
+        from thinkalike.evaluation.columns import document_counts
         from thinkalike.instruments.stitching.fitting import load_setting
         from thinkalike.instruments.stitching.table import joined, stitched, table_of
         from thinkalike.stitches.stitch import NAME, facts_of_stitches
@@ -338,8 +338,8 @@ class Stitching(
         details = pd.concat([each.details for each in done.values()], ignore_index=True)
         penalty = details["penalty"]
         scalars = {"mean_penalty": float(penalty.mean()), "worst_penalty": float(penalty.max())}
-        scalars |= document_numbers(done[""].sums["tokens"])
-        if corpus.report.layout.source:  # the tokenizers differ
+        scalars |= document_counts(done[""].sums["tokens"])
+        if corpus.report.source is not None:  # the tokenizers differ
             scalars |= corpus.alignment()
         return Outcome(
             table_of(details),
