@@ -14,7 +14,6 @@ import decimal
 import glob
 import hashlib
 import logging
-import math
 import os
 import re
 import sysconfig

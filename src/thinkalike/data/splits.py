@@ -109,7 +109,7 @@ class DocumentSplit:
 
 
 def tokens_of_report(config: DataConfig, report_tokens: int, vocabulary: int) -> int:
-    """Return about how many tokens a report has: those asked for, or what a text on this machine has.
+    """Return about how many tokens a report has: those asked for, or all of a local text.
 
     A token of a vocabulary of v entries has about log2(v) / 4 bytes of English or code: 2.7 of the
     minis' 2,048 entries, and 3.9 of 49,152.
