@@ -40,7 +40,7 @@ from torch import Tensor
 
 from thinkalike.config import MeasureConfig
 from thinkalike.config.compose import compose_job
-from thinkalike.data.documents import training_texts
+from thinkalike.data.splits import training_texts
 from thinkalike.instruments.layer_pairs.declared import DECLARED
 from thinkalike.instruments.ruler import Words, alike, apart, most
 from thinkalike.measures import cka_measure, mutual_measure

@@ -92,7 +92,7 @@ PARTS = {  # of the Python API, below the names of the package itself
     "Training": ("thinkalike.training.stitching.StitchTraining", "thinkalike.training.run.StepData",
                  "thinkalike.training.optimizers.WhitenedSGD"),
     "Stimuli and recordings": ("thinkalike.data.stimuli.Stimuli", "thinkalike.data.tables.read_table",
-                               "thinkalike.data.tables.read_conllu",
+                               "thinkalike.data.conllu.read_conllu",
                                "thinkalike.data.recordings.read_recording",
                                "thinkalike.data.stimuli.controlled_stimuli", "thinkalike.data.stimuli.crossed_stimuli"),
     "Measures of layer pairs": ("thinkalike.measures.LayerMeasure",

@@ -38,7 +38,7 @@ from thinkalike.config.in_memory import (
 )
 from thinkalike.config.recorded import RecordedArrays
 from thinkalike.config.schema import made
-from thinkalike.data.recordings import IDS, ONLY, RUNS
+from thinkalike.data.recordings import IDS, RUNS, UNNAMED_LAYER
 from thinkalike.data.tables import MARKS, with_named_index
 from thinkalike.digests import tokenizer_fingerprint
 from thinkalike.errors import ConfigError, one_line, plain
@@ -169,7 +169,7 @@ def recorded(side: Any, argument: str, number: int) -> str | RecordedArrays:
     if isinstance(side, str | os.PathLike):
         return os.fspath(side)
     layers: dict[str, Tensor] = {}
-    for name, states in (side if isinstance(side, Mapping) else {ONLY: side}).items():
+    for name, states in (side if isinstance(side, Mapping) else {UNNAMED_LAYER: side}).items():
         place = f"{argument}[{name!r}]" if isinstance(side, Mapping) else argument
         _check_layer_name(name, layers, argument, place)
         layers[str(name)] = _layer_states(states, place)

@@ -25,15 +25,16 @@ from thinkalike.models.load import at_sites, configured, load_model, load_tokeni
 from thinkalike.models.module_facts import puts_bos
 from thinkalike.shards.arrays import DTYPES
 from thinkalike.states.folder import StateFolder, folder_of_rows
+from thinkalike.states.pieces import drawn_pieces
 from thinkalike.states.source import Reader, Tokenizer
-from thinkalike.states.tokens import drawn_pieces, sites
+from thinkalike.states.tokens import sites
 from thinkalike.states.writing import (
-    Prompt,
+    SentPrompt,
     TextRow,
     index_folder,
-    read_prompts,
+    read_prompt_file,
     write_folder,
-    write_prompts_of,
+    write_prompt_file,
 )
 
 WORDS = 8192  # as measures of words compare where nothing else is asked for
@@ -130,9 +131,9 @@ def write_prompts(
         raise ConfigError("texts and stimuli are compared apart: write prompts of each")
     reader = _reader(model)
     rows = _rows_of_stimuli(stimuli) if stimuli is not None else _rows(texts, reader, words, context, field, group)
-    prompts = [Prompt(reader.encoded(row.text)[0], row.document, row.text) for row in rows]
+    prompts = [SentPrompt(reader.encoded(row.text)[0], row.document, row.text) for row in rows]
     place = Path(checked_path("path", path))
-    write_prompts_of(place, prompts)
+    write_prompt_file(place, prompts)
     return place
 
 
@@ -178,7 +179,7 @@ def index_states(
         bos=known is not None and puts_bos(known),
         revision=revision or "",
         layers=layers,
-        prompts=None if prompts is None else read_prompts(Path(checked_path("prompts", prompts))),
+        prompts=None if prompts is None else read_prompt_file(Path(checked_path("prompts", prompts))),
         documents=documents,
     )
     return place

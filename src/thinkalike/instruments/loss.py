@@ -42,7 +42,7 @@ class Loss(Instrument[AnalyzeConfig], kind="loss", version=2, reads=("model", "d
         import pandas as pd
 
         from thinkalike.data.corpus import read_corpus
-        from thinkalike.data.documents import REPORT_SHARE
+        from thinkalike.data.splits import REPORT_SHARE
         from thinkalike.evaluation.held_out import held_out_loss
         from thinkalike.models.load import load_model
 

@@ -25,9 +25,9 @@ from torch import Tensor
 
 from thinkalike import figures
 from thinkalike.config import AnalyzeConfig, DataConfig, MeasureConfig, SettingValues, setting
-from thinkalike.data.corpus import warn_of_few
+from thinkalike.data.corpus import warn_of_few_documents
 from thinkalike.errors import DataError
-from thinkalike.evaluation.language import document_numbers
+from thinkalike.evaluation.columns import document_counts
 from thinkalike.job import Instrument, Outcome, Work
 from thinkalike.job.instrument import FIT_TEXT, REPORT_TEXT, left_in_key
 from thinkalike.measures.estimates import Estimate, jackknife
@@ -58,9 +58,11 @@ from thinkalike.screen import (
 from thinkalike.states.batches import KEEPS_MASSIVE, say_massive
 from thinkalike.states.folder import load_sources
 from thinkalike.states.mixing import BAGS, CONTROLS, POSITION, TokenMixing
+from thinkalike.states.pieces import Pieces, drawn_pieces
 from thinkalike.states.source import StateSource, TextReader, pairs_of_sources, reader_of
-from thinkalike.states.tokens import Pieces, drawn_pieces, word_states
+from thinkalike.states.word_states import word_states
 from thinkalike.store import Headline, Result
+from thinkalike.timing import seconds_of_rows
 
 log = logging.getLogger(__name__)
 
@@ -78,6 +80,7 @@ OWN: dict[str, Sequence[str]] = {"bits": (), "layers": tuple(AWAY), "text": (TEX
 EXACT = 1e-12  # how far below 1 a similarity counts as that of the very same states
 OF_COPIES = ("untrained", "bits", "bits_low", "bits_high")  # columns of a side's copies
 BLANK = ("bits", "source_bits_high", "target_bits_high")  # of an untrained twin; without rungs
+TIMED_ROWS, TIMED_DOCUMENTS = 4096, 50  # of random states by which a forecast times maps; more is extrapolated
 TWIN = 65537  # seed of the untrained twin, which nobody takes for a model
 
 
@@ -178,7 +181,7 @@ class Words:
         documents = len(set(self.text.documents))
         if documents < FOLDS:
             raise DataError(f"R² of held-out text needs the text of {FOLDS} documents, not {documents}: give more text")
-        warn_of_few(data, documents)
+        warn_of_few_documents(data, documents)
         self.documents = numbered_by_part(self.text.owners)
         self.forms = self.text.forms
 
@@ -190,7 +193,7 @@ class Words:
         """
         different = list(dict.fromkeys(layers))
         pieces = torch.arange(len(self.text.texts)).split(AT_ONCE)
-        batches = [word_states(model, self.text.chosen(numbers), different) for numbers in counted(pieces, "batch")]
+        batches = [word_states(model, self.text.select(numbers), different) for numbers in counted(pieces, "batch")]
         by_layer = {
             layer: torch.cat(states).cpu() for layer, states in zip(different, zip(*batches, strict=True), strict=True)
         }
@@ -258,7 +261,7 @@ class WordComparison(Comparison):
 
     def numbers(self) -> dict[str, float]:
         """Return how many documents and words are compared, and which share of those with no massive states."""
-        counts = document_numbers(torch.bincount(self.residual.documents))
+        counts = document_counts(torch.bincount(self.residual.documents))
         return counts | {"words": float(len(self.residual.rows)), "words_used": self.share_compared}
 
     def check_number(self) -> None:
@@ -445,6 +448,21 @@ def blank_columns(table: pd.DataFrame) -> tuple[str, ...]:
     return (*BLANK, *(f"{side}_{name}" for side in lacking for name in OF_COPIES))
 
 
+def seconds_of_maps(words: int, width: int) -> tuple[float, float]:
+    """Return how long the maps of a layer take to prepare, and those of a layer pair both ways, of random states."""
+
+    def predictors(rows: int, count: int) -> list[Predictor]:
+        generator = torch.Generator().manual_seed(0)
+        documents = torch.arange(rows) % TIMED_DOCUMENTS
+        return [Predictor(torch.randn(rows, width, generator=generator), documents) for _ in range(count)]
+
+    rows = words // WORDS_PER_ROW
+    name = f"maps of width {width}"
+    of_layer = seconds_of_rows(f"{name}, a layer", lambda count: predictors(count, 1), rows, TIMED_ROWS)
+    of_both = seconds_of_rows(f"{name}, a pair", lambda count: both_ways(*predictors(count, 2)), rows, TIMED_ROWS)
+    return of_layer, max(of_both - 2 * of_layer, 0.0)
+
+
 class Ruler(
     Instrument[AnalyzeConfig], kind="ruler", version=10, reads=("model", "target", "layers", "data", "measure")
 ):
@@ -465,6 +483,14 @@ class Ruler(
         """Return the passes of both models and of all their rungs."""
         tokens = tokens_of_words(config.measure.words) * (2 + len(RUNGS))  # type: ignore[attr-defined]
         return [each.passes("models and rungs", tokens, 128, full=False) for each in dict.fromkeys(shapes.values())]
+
+    def seconds(self, config: AnalyzeConfig, shapes: Shapes) -> float:
+        """Return what the maps take: between the models, and between each of them and its copies."""
+        layers = DEPTHS if config.layers in ("same", "all") else len(config.layers)
+        width = max(shape.width for shape in shapes.values())
+        of_layer, of_pair = seconds_of_maps(config.measure_as(RulerConfig).words, width)
+        copies = 2 * len(RUNGS)
+        return layers * ((2 + copies) * of_layer + (1 + copies) * of_pair)
 
     def smaller(self, config: AnalyzeConfig, shapes: Shapes, chosen: Collection[str]) -> Iterator[dict[str, Any]]:
         """Yield fewer words."""

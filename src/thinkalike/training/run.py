@@ -63,7 +63,7 @@ class StepData(pl.LightningDataModule):
 
     Args:
         tokens_per_step: of all processes.
-        context: how many tokens of a row count, all unless a row holds more than tokens; see `Layout`.
+        context: how many tokens of a row count, all unless a row holds more than tokens; see `PackedLayout`.
         repeats: how many steps read the same rows.
         setting: what warnings and errors call the number of tokens.
 

@@ -21,10 +21,11 @@ from thinkalike.contrib.court import constructions as make
 from thinkalike.contrib.court.evidence import Bench, Evidence
 from thinkalike.contrib.court.judges import JUDGES, verdicts
 from thinkalike.contrib.court.source import Remembered, Setting, Source, States
-from thinkalike.data.alignment import same_vocabulary
-from thinkalike.data.corpus import Corpus, TokenRows, read_corpus
+from thinkalike.data.alignment import check_same_tokenizer
+from thinkalike.data.corpus import read_corpus
+from thinkalike.data.rows import Corpus, TokenRows
 from thinkalike.errors import ConfigError, DataError, one_of
-from thinkalike.evaluation.language import BigramMeans, TokenMeans
+from thinkalike.evaluation.token_means import BigramMeans, TokenMeans
 from thinkalike.job import Instrument, Outcome, Work, fingerprints
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import fresh, load_model, randomised, twin
@@ -151,7 +152,7 @@ class Court(Instrument[AnalyzeConfig], kind="court", version=9, reads=("model", 
             raise ConfigError(f"measure.layer={measure.layer} has no block after it; choose one from 0 to {most}")
         siblings = {name: load_model(each) for name, each in _siblings(config).items()}
         for sibling in siblings.values():
-            same_vocabulary(target, sibling)
+            check_same_tokenizer(target, sibling)
         needed = measure.fit_tokens + 2 * measure.other_tokens  # some of them are of documents that maps are fitted on
         corpus = read_corpus(config.data, target.tokenizer, target.context, bos=target.bos_each_row, fit_tokens=needed)
         teller = logging.getLogger("thinkalike.training")
@@ -216,7 +217,7 @@ def _apart(rows: TokenRows, fit_tokens: int, other_tokens: int) -> tuple[torch.T
 def _spread(rows: TokenRows, tokens: int) -> TokenRows:
     """Return rows from all over the report, so that they are of as many documents as can be."""
     step = max(rows.tokens.numel() // tokens, 1)
-    return rows.chosen(slice(None, None, step)).chosen(slice(tokens // rows.context))
+    return rows.select(slice(None, None, step)).select(slice(tokens // rows.context))
 
 
 def _heard(bench: Bench, chosen: list[str] | None, work: Work) -> list[dict[str, Any]]:

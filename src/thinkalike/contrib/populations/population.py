@@ -28,7 +28,7 @@ from thinkalike.contrib.populations.measures import (
 )
 from thinkalike.contrib.populations.members import Member
 from thinkalike.contrib.populations.pairs import MNLI, PAIR, EncodedPairs, Pairs, batches, encode, read_pairs, tokens_of
-from thinkalike.data.alignment import same_vocabulary
+from thinkalike.data.alignment import check_same_tokenizer
 from thinkalike.errors import ConfigError, ModelError
 from thinkalike.job import Instrument, Outcome, Work
 from thinkalike.models.families import check_models
@@ -201,7 +201,7 @@ def _load(members: Sequence[Member], config: PopulationJob, pairs: Pairs) -> lis
     for model in models:
         if not model.classes:
             raise ModelError(f"{model.name} is no classifier; a population is of classifiers of pairs")
-        same_vocabulary(models[0], model)
+        check_same_tokenizer(models[0], model)
     check_alike(models)
     own = "report" if len(models[0].classes) == len(MNLI) else "challenge"
     known = pairs if pairs.classes == MNLI else read_pairs(config.pairs, own)

@@ -22,7 +22,7 @@ from thinkalike.config.parts import COUNTS, TOKENS_AT_ONCE
 from thinkalike.config.schema import STEPS, Checked, extended
 from thinkalike.contrib.pretraining.settings import PretrainedModel
 from thinkalike.data.corpus import read_corpus
-from thinkalike.data.documents import training_texts
+from thinkalike.data.splits import training_texts
 from thinkalike.errors import ConfigError, one_line
 from thinkalike.evaluation.held_out import held_out_loss, masked_losses
 from thinkalike.instruments.loss import show_loss

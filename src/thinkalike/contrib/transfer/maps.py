@@ -13,10 +13,10 @@ from torch import Tensor
 
 from thinkalike.config import AnalyzeConfig, MeasureConfig, setting
 from thinkalike.config.parts import COUNTS
-from thinkalike.data.alignment import same_vocabulary
-from thinkalike.data.corpus import Corpus
+from thinkalike.data.alignment import check_same_tokenizer
+from thinkalike.data.rows import Corpus
 from thinkalike.errors import ModelError
-from thinkalike.evaluation.language import state_moments
+from thinkalike.evaluation.moments import state_moments
 from thinkalike.job import Instrument, fingerprints
 from thinkalike.measures.closed_forms import AffineMap
 from thinkalike.measures.moments import LayerPair
@@ -68,7 +68,7 @@ class PairMap:
 def models_and_pairs(config: AnalyzeConfig) -> tuple[FrozenModel, FrozenModel, list[LayerPair]]:
     """Return both models, which must have one tokenizer, and their layer pairs."""
     source, target = load_models(config.model, config.target)
-    same_vocabulary(source, target)
+    check_same_tokenizer(source, target)
     return source, target, pairs_of_layers(config.layers, source.n_layers, target.n_layers)
 
 
@@ -89,7 +89,7 @@ def fitted_maps(
     The unexplained variance is of at most as many rows of the report as the maps are fitted on.
     """
     at = [(sites(source, layers=[layer])[0], sites(target, layers=[depth])[0]) for layer, depth in pairs]
-    texts = corpus.fit, corpus.report.chosen(slice(len(corpus.fit)))
+    texts = corpus.fit, corpus.report.select(slice(len(corpus.fit)))
     fit, held_out = (state_moments(source, target, at, rows, Budget.of(target.device)) for rows in texts)
     found = {}
     for pair, places in zip(pairs, at, strict=True):

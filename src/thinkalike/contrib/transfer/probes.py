@@ -28,7 +28,7 @@ from thinkalike.contrib.transfer.measures import STEPS, CrossFitted
 from thinkalike.data.stimuli import Stimuli
 from thinkalike.data.tables import read_stimuli
 from thinkalike.errors import ConfigError, DataError, one_of
-from thinkalike.evaluation.language import ends_of
+from thinkalike.evaluation.columns import interval_columns
 from thinkalike.instruments.of_stimuli import sentence_passes, stimuli_facts
 from thinkalike.instruments.probing_tasks import SPLITS, Task, tasks_of
 from thinkalike.instruments.stitching.fitting import shared_text
@@ -137,7 +137,7 @@ def rows_of(task: Task, stimuli: Stimuli, judged: Mapping[str, Accuracy]) -> Ite
         row |= dict(zip(("accuracy", "low", "high"), map(float, accuracy.interval()), strict=True))
         row["chance"], whole = accuracy.chance, judged.get(SHARE_OF.get(condition, ""))
         for name, above in zip(SHARES, (0.0, accuracy.chance), strict=True):
-            row |= ends_of(name, accuracy.share_of(whole, above) if whole else NO_SHARE)
+            row |= interval_columns(name, accuracy.share_of(whole, above) if whole else NO_SHARE)
         yield {**row, "levels": len(task.levels), "effective_parts": accuracy.worth, **sizes}
 
 

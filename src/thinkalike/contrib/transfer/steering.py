@@ -38,12 +38,12 @@ from thinkalike.screen import Column, Table, few, number_column, show_table, sho
 from thinkalike.states.contrasts import (
     CONTRASTS,
     Contrasts,
-    Prompts,
+    EncodedPrompts,
+    encode_prompts,
     gap,
     gaps,
     grammar_contrasts,
     read_contrasts,
-    read_prompts,
 )
 from thinkalike.store import Headline, Result
 
@@ -59,7 +59,7 @@ LENGTH = 8  # tokens of a text, about
 
 # ruff: noqa: UP045
 @torch.no_grad()
-def states_at_words(model: FrozenModel, prompts: Prompts, layer: int) -> Float[Tensor, "n d"]:
+def states_at_words(model: FrozenModel, prompts: EncodedPrompts, layer: int) -> Float[Tensor, "n d"]:
     """Return the states of the word of each text after a block, on the CPU."""
     parts = [(model.head(part.tokens, layer), part.words) for _, part in prompts.batches()]
     return torch.cat([state[torch.arange(len(state)), words].cpu() for state, words in parts])
@@ -67,7 +67,7 @@ def states_at_words(model: FrozenModel, prompts: Prompts, layer: int) -> Float[T
 
 @torch.no_grad()
 def steered_gaps(
-    model: FrozenModel, prompts: Prompts, layer: int, added: Float[Tensor, "c n d"], later: bool = False
+    model: FrozenModel, prompts: EncodedPrompts, layer: int, added: Float[Tensor, "c n d"], later: bool = False
 ) -> Float[Tensor, "c n"]:
     """Return the gaps of `gaps` after each of c vectors was added to the states of each text after block `layer`.
 
@@ -199,7 +199,7 @@ class Trial:
 
     def __init__(self, source: FrozenModel, target: FrozenModel, contrasts: Contrasts, measure: Any, seed: int):
         self.source, self.target, self.measure, self.seed = source, target, measure, seed
-        self.read = read_prompts(source, contrasts), read_prompts(target, contrasts)
+        self.read = encode_prompts(source, contrasts), encode_prompts(target, contrasts)
         texts, counterparts = self.read[1]
         self.texts, self.before = texts, gaps(target, texts)
         self.natural = gaps(target, counterparts) - self.before  # how far each counterpart moves the gap, in nats

@@ -16,10 +16,13 @@ from torch import Tensor
 
 from thinkalike import figures
 from thinkalike.config import AnalyzeConfig, MeasureConfig, ModelConfig, SettingValues, model_named, setting
-from thinkalike.data.alignment import check_rows
-from thinkalike.data.corpus import TokenRows, read_corpus
+from thinkalike.data.alignment import check_same_tokens
+from thinkalike.data.corpus import read_corpus
+from thinkalike.data.rows import TokenRows
 from thinkalike.errors import ConfigError
-from thinkalike.evaluation import changes
+from thinkalike.evaluation.changes import perturbed
+from thinkalike.evaluation.exchanges import exchange_outputs, exchange_parts
+from thinkalike.evaluation.forks import fork, rate_for
 from thinkalike.files import is_there
 from thinkalike.instruments.diff.answers import NULLS, SIGNS, Answers, unchanged
 from thinkalike.instruments.diff.exact import edits_of, pass_that_differs, settings_that_differ
@@ -137,7 +140,7 @@ class Diff(Instrument[AnalyzeConfig], kind="diff", version=7, reads=("model", "t
             return replace(unchanged(base, measure.margin), models=models)
         with work.phase("text"):
             rows, text, facts = read_rows(config, measure.tokens, base, FORKED if measure.null == "drift" else 0)
-            check_rows(base, changed, rows.tokens)
+            check_same_tokens(base, changed, rows.tokens)
         pairs = work.inputs.get("contrasts")
         if measure.contrast in CONTRASTS:
             pairs = grammar_contrasts(measure.contrast, base.tokenizer, measure.pairs, size="large")
@@ -150,11 +153,11 @@ class Diff(Instrument[AnalyzeConfig], kind="diff", version=7, reads=("model", "t
         if parts:
             with work.phase("parts"):
                 most, keep = EXCHANGED if measure.null == "perturbation" else len(parts), partial(work.keep, "parts")
-                answers.parts = changes.by_part(base, changed, parts, batches, most, work.resume("parts"), keep)
+                answers.parts = exchange_parts(base, changed, parts, batches, most, work.resume("parts"), keep)
                 answers.directions_at(batches)
         with work.phase("outputs"):
             if bool(answers.kl()[: len(answers.documents(first))].any()):
-                answers.outputs = changes.by_output(base, changed, batches, measure.outputs)
+                answers.outputs = exchange_outputs(base, changed, batches, measure.outputs)
         if name := without_difference(base, changed):
             log.warning("%s is packed, of two shapes or in one model alone: so it has no null", name)
         elif parts:
@@ -196,12 +199,12 @@ def _null(
 ) -> tuple[Opened, int]:
     """Return what opens a model of each kind of null by its number, and the block before which it is as the base."""
     if measure.null == "perturbation":
-        perturbed = partial(changes.perturbed, base, changed, parts)
+        at_random = partial(perturbed, base, changed, parts)
         kinds = {"permuted": signed_permutation, SIGNS: random_signs}
-        opened: Opened = {kind: partial(perturbed, random_change=change) for kind, change in kinds.items()}
+        opened: Opened = {kind: partial(at_random, random_change=change) for kind, change in kinds.items()}
         return opened, parts[0].layer
     norm, steps = norms(base, changed)[0], measure.steps
-    forked = partial(changes.fork, base, text, norm, rate=changes.rate_for(base, text, norm, steps), steps=steps)
+    forked = partial(fork, base, text, norm, rate=rate_for(base, text, norm, steps), steps=steps)
     return {"forks": lambda seed: nullcontext(forked(seed))}, -1
 
 
@@ -214,4 +217,4 @@ def read_rows(
     data = replace(config.data, report_tokens=max(SPREAD * wanted * context, LEAST))
     corpus = read_corpus(data, base.tokenizer, context, bos=base.bos_each_row, fit_tokens=fit_tokens)
     chosen = torch.randperm(len(corpus.report), generator=seeded(0))[:wanted]
-    return corpus.report.chosen(chosen), corpus.fit.tokens, {"name": config.data.name, **corpus.facts()}
+    return corpus.report.select(chosen), corpus.fit.tokens, {"name": config.data.name, **corpus.facts()}
