@@ -35,7 +35,7 @@ from torch import Tensor, nn
 
 from thinkalike import plugins
 from thinkalike.arguments import check_rows, checked_numbers, shown, takes_arrays, tensor_of
-from thinkalike.config import ModelConfig, compose_open_job, measure_module, measure_schema, options, part_named
+from thinkalike.config import ModelConfig, compose_open_job, measure_entry, measure_schema, options, part_named
 from thinkalike.config.parts import SMALL, AnalyzeConfig, DataConfig, StimuliConfig, model_settings
 from thinkalike.config.schema import default_of, is_open
 from thinkalike.data.recordings import IDS, IN_ORDER, RUNS
@@ -127,7 +127,7 @@ def compare(
         raise ConfigError("measure is a function in memory, which has no key: with store= give FILE.py:NAME")
     kind = plugins.hold(measure) if callable(measure) else measure
     plugins.trust(plugins.named_in([kind]))
-    if (own := plugins.instrument(measure_module(kind))).of_models == "all" or "model" not in own.reads:
+    if (own := plugins.instrument(measure_entry(kind))).of_models == "all" or "model" not in own.reads:
         raise ConfigError(f"measure={kind} is of more than two models: use python analyze.py measure={kind}")
     return _result(kind, compare, locals(), [source, source if target is None else target])
 
@@ -336,7 +336,7 @@ def _done(
     """Do the job of a kind with these settings of a command line, of models, arrays, text and stimuli in memory."""
     models = {name: each for name, each in named.items() if _is_model(each)}
     arrays = {id(each): each for each in named.values() if not _is_model(each)}
-    if arrays and (kind == "stitch" or not plugins.instrument(measure_module(kind)).takes_activations):
+    if arrays and (kind == "stitch" or not plugins.instrument(measure_entry(kind)).takes_activations):
         raise ConfigError(f"{kind} runs models, and states that are given cannot run")
     if len(models) > 2:
         raise ConfigError(f"{kind} compares two models at most, and not {len(models)}: call it for each pair")

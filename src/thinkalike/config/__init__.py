@@ -23,9 +23,9 @@ from thinkalike.config.parts import (
     TrainerConfig,
 )
 from thinkalike.config.schema import left_open, not_in_key, ranged, relevant
-from thinkalike.plugins import MEASURES, SUBJECTS, TASKS, instrument, measure_module
+from thinkalike.plugins import MEASURES, SUBJECTS, TASKS, instrument, measure_entry
 
 __all__ = ["CONF", "MEASURES", "RUNS", "SUBJECTS", "TASKS", "AnalyzeConfig", "DataConfig", "LoggerConfig",
            "MeasureConfig", "ModelConfig", "StimuliConfig", "TrainConfig", "TrainerConfig", "compose_inner_job",
-           "compose_job", "compose_open_job", "instrument", "left_open", "measure_module", "measure_schema",
+           "compose_job", "compose_open_job", "instrument", "left_open", "measure_entry", "measure_schema",
            "model_named", "not_in_key", "options", "part_named", "ranged", "relevant", "settings_of"]  # fmt: skip

@@ -70,15 +70,13 @@ from thinkalike.errors import LONGEST, ConfigError, ThinkalikeError, chain, flat
 from thinkalike.files import YAML_LOADER, check_yaml, is_folder, read_bytes
 from thinkalike.plugins import (
     MEASURES,
-    POINTS,
     TASKS,
     check_trusted,
     conf_folders,
     instrument,
     instrument_of,
     is_plugin,
-    load,
-    measure_module,
+    measure_entry,
     named_in,
     trust,
 )
@@ -677,7 +675,7 @@ def _node(path: Any) -> dict[str, Any] | None:
     if group == "task" and name in TASKS:
         return {"task": name, **_added(instrument(TASKS[name]).config, TrainConfig)}
     if group == "measure" and (name in MEASURES or is_plugin(name)):
-        added = _added(instrument(measure_module(name)).config, AnalyzeConfig)
+        added = _added(instrument(measure_entry(name)).config, AnalyzeConfig)
         return {"measure": _unset(measure_schema(name)), **added}
     odd = "/" not in name or "--" in name or ".." in name or name.endswith(".git")
     if group in ("model", "data") and re.match(parts.REPOSITORY, name, re.ASCII) and not odd:
@@ -708,10 +706,7 @@ def _schema_of_group(group: str) -> Any:
 
 def measure_schema(kind: str) -> Any:
     """Return the schema of a kind of measure, which is defined in the file of its instrument."""
-    if is_plugin(kind):
-        return load(POINTS["plugin"])(kind)[1]
-    load(measure_module(kind))
-    return MeasureConfig.schemas[kind]
+    return instrument(measure_entry(kind)).settings
 
 
 @contextlib.contextmanager
@@ -943,7 +938,7 @@ def _instrument_of(settings: Mapping[str, Any]) -> Any:
         one_of("task", str(settings["task"]), TASKS)
         return instrument(TASKS[settings["task"]])
     kind = _kind_of_measure(settings)
-    return instrument(measure_module(kind)) if kind else None
+    return instrument(measure_entry(kind)) if kind else None
 
 
 def _kind_of_measure(settings: Mapping[str, Any]) -> str | None:

@@ -18,19 +18,19 @@ import os
 from collections.abc import Collection, Mapping
 from dataclasses import MISSING
 from functools import cache
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import pydantic
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
 
 from thinkalike import plugins
 from thinkalike.errors import ConfigError, nearest, short
+from thinkalike.ranges import Number, Range
 
 SEEDS = 2**32 - 1  # the largest seed that every library takes
 STEPS = 10**7
 NOT_IN_KEY = {"not_in_key": True}  # metadata of a field that cannot change the numbers of any job
 
-Number = int | float
 Schema = TypeVar("Schema", bound="Checked")
 
 
@@ -47,15 +47,6 @@ Numbers = Annotated[list[Annotated[int, Field(strict=True)]], Field(min_length=1
 Pair = Annotated[list[Annotated[int, Field(strict=True)]], Field(min_length=2, max_length=2)]
 Pairs = Annotated[list[Pair], Field(min_length=1, max_length=5000)]
 Layers = Literal["same", "all"] | Numbers | Pairs  # of source and target: l with l, all with all, [0,3], [[0,0],[1,2]]
-
-
-class Range(NamedTuple):
-    """The numbers between two ends: `least` and `most` belong to it, `above` and `below` do not."""
-
-    least: Number | None = None
-    above: Number | None = None
-    most: Number | None = None
-    below: Number | None = None
 
 
 def ranged(default: Any, *, in_key: bool = True, **ends: Number) -> Any:
@@ -168,7 +159,7 @@ def extended(schema: Any) -> Any:
 @cache
 def _with_additions(part: str) -> Any:
     """Return the one schema of a part that has the settings of all packages, each a subclass of the part's schema."""
-    additions = [plugins.load(name) for name in plugins.SETTINGS[part]]
+    additions = [place.load() for place in plugins.SETTINGS[part]]
     schema = additions[0].__base__
     content = {"__module__": schema.__module__, "__doc__": schema.__doc__}
     bases = tuple(reversed(additions))  # so that the fields come in the order of the additions

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -92,6 +92,7 @@ class RSA(OfStimuli, kind="rsa", version=6, reads=("model", "target", "layers", 
     """Compares all layers of `model`, and of `model@target` if that is another, with all of them."""
 
     of_models: ClassVar[str] = "pairs"
+    smallest: ClassVar[Mapping[str, Any]] = {"stimuli.sentences": 40}
     unread: ClassVar[dict[str, int]] = {"resamples": RSAConfig.resamples}
 
     def with_unread_reset(self, config: AnalyzeConfig) -> AnalyzeConfig:

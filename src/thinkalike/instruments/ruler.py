@@ -452,6 +452,7 @@ class Ruler(Instrument, kind="ruler", version=9, reads=("model", "target", "laye
     """Says how alike two models are at pairs of layers, in bits of each of them."""
 
     of_models: ClassVar[str] = "pairs"
+    smallest: ClassVar[Mapping[str, Any]] = {"measure.words": 8192, "layers": "[[2,2]]"}
     ignores = Instrument.ignores | FIT_TEXT | REPORT_TEXT
 
     def inputs(self, config: AnalyzeConfig) -> Mapping[str, Any]:

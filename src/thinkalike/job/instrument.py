@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from thinkalike.config import (
     AnalyzeConfig,
+    MeasureConfig,
     ModelConfig,
     TrainConfig,
     measure_schema,
@@ -38,7 +39,7 @@ from thinkalike.data.documents import text_fingerprint
 from thinkalike.errors import ConfigError, ResultError, ThinkalikeError, flat, listed, nearest, one_line, short
 from thinkalike.models.families import told_apart
 from thinkalike.models.places import checkpoint_fingerprint
-from thinkalike.plugins import instrument, instrument_of, measure_module
+from thinkalike.plugins import instrument, instrument_of, measure_entry
 from thinkalike.processes import ProcessGroup, doing
 from thinkalike.store import Headline, Job, Result, first_scalar, newest_state, read_state, write_state
 
@@ -216,8 +217,8 @@ class Instrument(ABC):
     """A kind of job."""
 
     kind: str  # the folder of its results in a store
-    version: ClassVar[int]  # raised when its numbers change for one and the same configuration
-    reads: ClassVar[tuple[str, ...]]  # the parts of the configuration that can change the numbers
+    version: int  # raised when its numbers change for one and the same configuration
+    reads: tuple[str, ...]  # the parts of the configuration that can change the numbers
     config: ClassVar[type]  # of train.py or of analyze.py
     inner_jobs_read: ClassVar[tuple[str, ...]] = ()  # further parts, or single settings, that jobs inside this one read
     ignores: ClassVar[frozenset[str]] = frozenset()  # settings of the parts that it reads that change nothing of it
@@ -227,6 +228,7 @@ class Instrument(ABC):
     # given (instrument, configuration, work) of each, it returns the outcome of each, or its error
     takes_sites: ClassVar[bool] = False  # whether states can be those of another site than the stream after each block
     of_models: ClassVar[str] = ""  # what `models=[...]` stands for: jobs of "pairs", of "each", one of "all", or none
+    smallest: ClassVar[Mapping[str, Any]] = {}  # settings that make a job small enough for a test or an example
 
     def __init_subclass__(
         cls, *, kind: str = "", reads: Sequence[str] = (), version: int = 1, config: type = AnalyzeConfig, **more: Any
@@ -238,6 +240,11 @@ class Instrument(ABC):
         if unknown := set(reads) - parts:
             raise TypeError(f"{cls.__name__} reads {sorted(unknown)}, and {config.__name__} has {sorted(parts)}")
         cls.kind, cls.reads, cls.version, cls.config = kind, tuple(reads), version, config
+
+    @property
+    def settings(self) -> type[MeasureConfig]:
+        """The schema of `measure.` settings of an instrument of analyze.py."""
+        return MeasureConfig.schemas[self.kind]
 
     def inputs(self, config: Any) -> Mapping[str, Any]:
         """Read, before the job begins, everything besides the settings that decides the numbers.
@@ -393,7 +400,7 @@ def asked_for(config: TrainConfig | AnalyzeConfig) -> Sequence[TrainConfig | Ana
     """
     if isinstance(config, TrainConfig) or config.models is None:
         return [completed(config)]
-    stands_for = instrument(measure_module(config.measure.kind)).of_models
+    stands_for = instrument(measure_entry(config.measure.kind)).of_models
     if stands_for == "all":
         return [completed(config)]
     runs = settings_of(config.model)
@@ -426,7 +433,7 @@ def _check_listed_models(config: TrainConfig | AnalyzeConfig) -> None:
     """Raise a ConfigError for a setting of an entry of models=[...] that none of the jobs reads."""
     if isinstance(config, TrainConfig) or config.models is None:
         return
-    kind = instrument(measure_module(config.measure.kind))
+    kind = instrument(measure_entry(config.measure.kind))
     # the one job of all models is made of comparisons of pairs
     measure = measure_schema("cka")() if kind.of_models == "all" else config.measure
     jobs = asked_for(replace(config, measure=measure))

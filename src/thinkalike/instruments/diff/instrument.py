@@ -85,6 +85,7 @@ class Diff(Instrument, kind="diff", version=7, reads=("model", "target", "data",
 
     ignores = Instrument.ignores | REPORT_TEXT
     of_models: ClassVar[str] = "pairs"
+    smallest: ClassVar[Mapping[str, Any]] = {"measure.tokens": 4096}
 
     def with_unread_reset(self, config: AnalyzeConfig) -> AnalyzeConfig:
         """Only forks of the base are fitted on text."""

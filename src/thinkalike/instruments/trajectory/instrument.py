@@ -60,6 +60,14 @@ class Trajectory(Instrument, kind="trajectory", version=4, reads=("model", "data
 
     of_models: ClassVar[str] = "each"
     takes_sites: ClassVar[bool] = True
+    smallest: ClassVar[Mapping[str, Any]] = {
+        "measure.tokens": 1024,
+        "measure.least": 5,
+        "measure.folds": 3,
+        "measure.permutations": 19,
+        "measure.importance": False,
+        "stimuli.sentences": 40,
+    }
 
     def with_unread_reset(self, config: AnalyzeConfig) -> AnalyzeConfig:
         return replace(config, model=replace(config.model, revision=None))
