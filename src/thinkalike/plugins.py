@@ -29,6 +29,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import re
+import sys
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -97,8 +98,8 @@ class MeasurePlugin:
     """A measure of layer pairs with a title or settings of its own; a bare function or `LayerMeasure` needs none.
 
     Attributes:
-        measure: a function of (n, d) and (n, e) tensors to a number; or a `LayerMeasure`; or, with settings, a function
-            of `measure.` settings to either.
+        measure: a function of (n, d) and (n, e) tensors to a number; or a subclass of `LayerMeasure`, or an instance;
+            or, with settings, a function of `measure.` settings to either.
         title: what tables and figures call it; by default its name.
         scale: the ends of the colours.
         is_distance: whether less is closer.
@@ -267,11 +268,13 @@ def _content(path: str) -> bytes:
 @cache
 def _module(path: Path, content: bytes) -> ModuleType:
     """Run a file as a module of its own."""
-    module = ModuleType(f"thinkalike_plugin_{path.stem}")
+    module = ModuleType(f"thinkalike_plugin_{path.stem}_{hashlib.sha256(content).hexdigest()[:8]}")
     module.__file__ = str(path)
+    sys.modules[module.__name__] = module  # where dataclasses look for the types of their fields
     try:
-        exec(compile(content, str(path), "exec"), vars(module))
+        exec(compile(content, str(path), "exec", dont_inherit=True), vars(module))
     except Exception as error:  # whatever the user's code raises
+        del sys.modules[module.__name__]
         lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
         where = f" at line {lines[-1]}" if lines else ""
         raise PluginError(f"{path} cannot be run: {type(error).__name__}: {one_line(error)}{where}") from error

@@ -300,6 +300,8 @@ class LayerMeans(Accumulator):
         **kwargs: Any,
     ):
         super().__init__(source_layers, target_layers, given=given, **kwargs)
+        if given == "token" and not measure.compares_within_groups:
+            raise ValueError(f"given=token: {type(measure).__name__} compares all rows; leave given out, or take CKA")
         self.measure, self.permutations, self.after_ratio = measure, permutations, after_ratio
 
     @torch.no_grad()
