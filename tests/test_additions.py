@@ -131,7 +131,7 @@ def touched(folder: Path) -> list[str]:
     return sorted(str(file.relative_to(folder)) for file in changed)
 
 
-def tested(folder: Path, *words: str) -> str:
+def run_tests(folder: Path, *words: str) -> str:
     return run(folder, "-m", "pytest", "-n0", "-q", "-p", "no:cacheprovider", "-m", "not gpu", *words)
 
 
@@ -150,11 +150,11 @@ def test_a_new_measure_touches_three_files(copy):
     ]
     assert "`best_unit`" in (copy / "docs/guide/measures.md").read_text()
     entries = ["tests/test_registry.py", "tests/test_declared_measures.py", "tests/test_fake_device.py"]
-    passed = tested(copy, *entries, "tests/test_work.py", "tests/test_functions.py", "-k", "best_unit")
+    passed = run_tests(copy, *entries, "tests/test_work.py", "tests/test_functions.py", "-k", "best_unit")
     assert int(re.findall(r"(\d+) passed", passed)[0]) > 12
-    tested(copy, "tests/test_job.py", "-k", "kind_of_its_own or default_has_changed or registry")
-    tested(copy, "tests/test_docs.py", "-k", "reference or setting or measure")
-    tested(copy, "tests/test_house.py", "-k", "import or level")
+    run_tests(copy, "tests/test_job.py", "-k", "kind_of_its_own or default_has_changed or registry")
+    run_tests(copy, "tests/test_docs.py", "-k", "reference or setting or measure")
+    run_tests(copy, "tests/test_house.py", "-k", "import or level")
 
 
 @pytest.mark.timeout(1800)
@@ -165,7 +165,7 @@ def test_a_measure_that_says_what_is_not_so_is_found(copy):
     (copy / "src/thinkalike/measures/best_unit.py").write_text(wrong)
     add_row(copy, 'Entry("thinkalike.measures.best_unit", "BestUnit", "best_unit", "best unit", OF_STATES)')
     with pytest.raises(AssertionError, match="orthogonal moves the value"):
-        tested(copy, "tests/test_declared_measures.py", "-k", "best_unit")
+        run_tests(copy, "tests/test_declared_measures.py", "-k", "best_unit")
 
 
 @pytest.mark.timeout(1800)
@@ -177,7 +177,7 @@ def test_a_new_instrument_touches_six_files(copy):
     files = touched(copy)
     assert len(files) <= 6, files
     assert "docs/reference/settings.md" in files
-    tested(copy, "tests/test_norms.py", "tests/test_registry.py")
-    tested(copy, "tests/test_job.py", "-k", "kind_of_its_own or default_has_changed")
-    tested(copy, "tests/test_docs.py", "-k", "reference or setting")
+    run_tests(copy, "tests/test_norms.py", "tests/test_registry.py")
+    run_tests(copy, "tests/test_job.py", "-k", "kind_of_its_own or default_has_changed")
+    run_tests(copy, "tests/test_docs.py", "-k", "reference or setting")
     assert not pages.needs_contrib(["measure=norms"])
