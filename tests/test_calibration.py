@@ -1,6 +1,7 @@
 """Nulls of permuted documents: which rows move, p-values against scipy, planted likeness, and any function of users."""
 
 import math
+import warnings
 
 import numpy as np
 import pytest
@@ -270,7 +271,11 @@ def test_ties_with_chance_count_as_often_as_drawn():
 def test_few_groups_have_no_interval_and_no_p():
     x = torch.randn(30, 2)
     for count in (7, 8, 14, 15):
-        found = thinkalike.calibrate(lambda a, b: float((a * b).mean()), x, x, torch.arange(30) % count, 9)
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            found = thinkalike.calibrate(lambda a, b: float((a * b).mean()), x, x, torch.arange(30) % count, 9)
+        reasons = [str(each.message).partition(":")[0] for each in warned]
+        assert reasons == ["no intervals"] * (count < 15) + ["no p-value"] * (count == 7)
         assert math.isfinite(found.low) == (count == 15)
         assert math.isnan(found.p) == (count == 7)
         assert found.null < found.value

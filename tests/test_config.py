@@ -161,6 +161,10 @@ REFUSED = {  # lines by what is said of them: the nearest thing that there is, o
     "'target.dtype'": ["train target.dtyp=float32"],
     "did you mean stitch.lr_multiples": ["train lr_multiples=[1]"],
     "is not a setting": ["train trainer.xyzzy=3", "train foo=1"],
+    "hydra.mode=foo is not possible: Invalid value 'foo', expected one of [RUN, MULTIRUN]": ["train hydra.mode=foo"],
+    "hydra.job.chdir=foo is not possible: Value 'foo' is not a valid bool": ["analyze hydra.job.chdir=foo"],
+    "hydra.output_subdir=[1] is not possible": ["train hydra.output_subdir=[1]"],
+    "hydra.hydra_logging=foo is not possible": ["train hydra.hydra_logging=foo"],
     "No match in the defaults list": ["train measure=loss"],
     "brackets inside one another": [
         f"train layers={'[' * 600}{']' * 600}", f"train 'store={'${' * 600}seed{'}' * 600}'",

@@ -20,12 +20,15 @@ from thinkalike.measures import (
     cka,
     hsic0,
     hsic1,
+    jaccard,
     mutual_knn,
     rsa,
+    second_order_cosine,
     spearman,
     token_kl,
     weighted_tau,
 )
+from thinkalike.measures.neighbours import MOST_ROWS
 from thinkalike.registry import layer_measures
 
 pytestmark = [
@@ -216,3 +219,17 @@ def test_a_broken_promise_fails(check, measure):
 def test_bad_input_that_is_accepted_fails(bad):
     with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
         tester.check_refusal(fake(lambda x, y: torch.tensor(0.5)), bad)
+
+
+@pytest.mark.parametrize("measure", [mutual_knn, jaccard, second_order_cosine])
+def test_neighbours_among_too_many_rows_are_refused_before_hours_of_comparing(measure):
+    rows = MOST_ROWS + 1
+    states = torch.randn(rows, 2)
+    with pytest.raises(ValueError, match=f"^{rows:,} rows are too many to find neighbours .* at most {MOST_ROWS:,}"):
+        measure(states, states)
+
+
+def test_neighbours_within_small_groups_are_found_among_any_number_of_rows():
+    rows = MOST_ROWS + 32
+    states = torch.randn(rows, 2)
+    assert float(mutual_knn(states, states, 3, torch.arange(rows) // 32)) == 1

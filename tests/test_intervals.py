@@ -1,5 +1,6 @@
 """Intervals: over documents by their own definition, coverage, edges, folds, the jackknife; means over batches."""
 
+import contextlib
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -362,9 +363,17 @@ def test_rsa_needs_sentences_worth_eight_of_equal_length(case):
     counts, is_enough = UNEQUAL[case]
     groups = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
     layers = [torch.randn(len(groups), 4) for _ in range(2)]
-    found = rsa_estimate(layers, groups=groups)
+    expected = contextlib.nullcontext() if is_enough else pytest.warns(UserWarning, match=r"no intervals: .* groups")
+    with expected:
+        found = rsa_estimate(layers, groups=groups)
     assert bool(found.low.isfinite().all()) == is_enough
     torch.testing.assert_close(found.value, rsa(layers))
+
+
+def test_an_unbounded_interval_of_few_stimuli_comes_with_its_reason():
+    with pytest.warns(UserWarning, match=r"no intervals: effective sample size 6\.0 stimuli"):
+        found = rsa_estimate([torch.randn(6, 4), torch.randn(6, 4)])
+    assert bool(found.high.isinf().all())
 
 
 def test_one_long_sentence_leaves_rsa_few_degrees_of_freedom():

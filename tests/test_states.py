@@ -261,6 +261,22 @@ def test_too_few_rows_for_a_measure_are_refused(rows, per_batch):
         array_batches([[torch.randn(rows, 3)]], torch.arange(rows), rows_per_batch=per_batch, fewest=4)
 
 
+@pytest.mark.parametrize(("rows", "per_batch", "remedies"), [
+    (40, 1024, "give more stimuli, or choose a smaller measure.neighbours"),
+    (300, 50, "give more stimuli, or choose a smaller measure.neighbours, or raise measure.tokens_per_batch"),
+])  # fmt: skip
+def test_too_few_rows_for_the_neighbours_name_that_setting(rows, per_batch, remedies):
+    needs = "measure.neighbours=99 needs at least 101"
+    with pytest.raises(DataError, match=f"{needs}; {remedies}$"):
+        array_batches(
+            [[torch.randn(rows, 3)]],
+            torch.arange(rows),
+            rows_per_batch=per_batch,
+            fewest=101,
+            needed_by="measure.neighbours=99",
+        )
+
+
 def test_recordings_are_named_by_what_tells_them_apart():
     model = ModelConfig(name="gpt2")
     assert names_of(["a/brain.npz", model]) == ["brain", "gpt2"]

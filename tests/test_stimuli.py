@@ -680,7 +680,7 @@ def test_odd_conllu_files_are_read(tmp_path):
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        (["# only a comment"], "empty"),
+        (["# only a comment"], "has no line of a word"),
         (["1|a|X|_|_", "2|b|X|_|_"], "UPOS has one level"),
         (["1|a|X|_|_", "2 b"], "line 2"),
         (["1|a|X|_|_", "3|b|Y|_|_"], "line 2: the ID is 3"),
@@ -688,7 +688,8 @@ def test_odd_conllu_files_are_read(tmp_path):
         (["1-1|a|X|_|_"], "line 1: the ID is 1-1"),
         (["1-3|a|X|_|_", "1|a|X|_|_", "2-3|a|X|_|_"], "line 3: the ID is 2-3"),
         (["1-3|a|X|_|_", "1|a|X|_|_", ""], "line 3: .* multiword token 1-3"),
-        (["1||X|_|_"], "line 1: the ID is 1 of ''"),
+        (["1||X|_|_"], "line 1: the word with the ID 1 has no form"),
+        (["9" * 5000 + "|a|X|_|_"], "line 1: the ID is 9{40} of 'a' where 1 is due"),
         (["1|a|X|Number=|_"], "line 1: FEATS 'Number='"),
         (["1|a|X|A=b;C=d;A=e|_"], "line 1: FEATS"),
         (["1|a|X|A=b;UPOS=d|_"], "line 1: FEATS 'A=b|UPOS=d' name UPOS".replace("|", r"\|")),
@@ -699,6 +700,14 @@ def test_a_malformed_conllu_file_is_refused(lines, message, tmp_path):
     path = tmp_path / "x.conllu"
     path.write_text(conllu(*lines))
     with pytest.raises(DataError, match=f"x.conllu.*{message}"):
+        read_conllu(path)
+
+
+@pytest.mark.parametrize("columns", [1, 9, 11])
+def test_a_conllu_line_of_other_columns_says_how_many_there_are(columns, tmp_path):
+    path = tmp_path / "x.conllu"
+    path.write_text("\t".join(["1", *"_" * (columns - 1)]))
+    with pytest.raises(DataError, match=rf"x.conllu line 1: it has {columns} columns?, and CoNLL-U has 10"):
         read_conllu(path)
 
 
@@ -936,3 +945,14 @@ def test_only_stimuli_that_a_feature_applies_to_count():
     assert stimuli.confounded_with_words()[0].one_word == 1
     of_one = made({"tense": ["past"] * 24 + [None] * 12}, words=["was"] * 24 + words[24:])
     assert of_one.confounded_with_words()[0].words == ["was"]
+
+
+def test_stimuli_without_features_are_not_called_empty():
+    frame = pd.DataFrame({"text": ["the cat sat", "a dog ran"], "word": ["cat", "dog"]})
+    states = torch.randn(2, 4)
+    with pytest.raises(DataError, match=r"^stimuli has 2 stimuli and no feature; add a column"):
+        thinkalike.mlem(states, stimuli=frame)
+    with pytest.raises(DataError, match=r"^stimuli has 2 stimuli and no feature; .* in features$"):
+        thinkalike.rsa([states, states], stimuli=frame.assign(Number=["a", "b"]), features=[])
+    with pytest.raises(DataError, match=r"^stimuli has no stimuli$"):
+        Stimuli([], np.array([], dtype=int), [], [], pd.DataFrame({"Number": []}))

@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import itertools
+import math
 import re
 from dataclasses import replace
 from functools import partial
@@ -33,7 +34,7 @@ from thinkalike.processes import own_device, rank
 from thinkalike.store import newest_state, read_state, write_state
 from thinkalike.training.optimizers import rate
 from thinkalike.training.recipe import StitchConfig, whole_rows
-from thinkalike.training.run import Run, StepData, fit, loggers_of
+from thinkalike.training.run import Run, StepData, _odd_momenta, fit, loggers_of
 from thinkalike.training.stitching import StitchTraining
 
 CONFIG = StitchConfig(steps=6, warmup=2, tokens_per_step=128)
@@ -478,6 +479,14 @@ def tampered(state: dict, what: str) -> dict:
         "other rates of a schedule": lambda: schedule.update(base_lrs=[9.0]),
         "momenta of another shape": lambda: momenta[0].update(momentum_buffer=torch.zeros(1)),
         "momenta of whole numbers": lambda: momenta[0].update(momentum_buffer=momenta[0]["momentum_buffer"].int()),
+        "a single momentum": lambda: momenta[0].update(momentum_buffer=torch.zeros(())),
+        "momenta of double precision": lambda: momenta[0].update(
+            momentum_buffer=momenta[0]["momentum_buffer"].double()
+        ),
+        "momenta of half precision": lambda: momenta[0].update(momentum_buffer=momenta[0]["momentum_buffer"].half()),
+        "momenta that are no numbers": lambda: momenta[0]["momentum_buffer"].fill_(math.nan),
+        "an infinite momentum": lambda: momenta[0]["momentum_buffer"].view(-1)[:1].fill_(-math.inf),
+        "weights that are no numbers": lambda: weights[name].view(-1)[:1].fill_(math.nan),
         "momenta of text": lambda: momenta[0].update(momentum_buffer="x"),
         "momenta of no weight": lambda: momenta.update({99: momenta[0]}),
         "no momenta": lambda: momenta.clear(),
@@ -502,6 +511,8 @@ TAMPERED = [
     *("a rate of text", "another rate", "another momentum", "another decay", "an option more", "an option less"),
     *("no weights", "a method of a schedule", "another end of a schedule", "other rates of a schedule"),
     *("momenta of another shape", "momenta of whole numbers", "momenta of text", "momenta of no weight"),
+    *("a single momentum", "momenta of double precision", "momenta of half precision", "momenta that are no numbers"),
+    *("an infinite momentum", "weights that are no numbers"),
     *("no momenta", "momenta less", "fewer steps in loops", "steps below 0", "more steps than there are"),
     *("steps of text", "no loops", "an empty loop", "complex weights", "whole weights"),
     *("weights of another precision", "microbatches of no rows", "microbatches of text"),
@@ -525,6 +536,20 @@ def test_a_state_with_one_wrong_entry_is_one_line(what, rows, run, tmp_path):
     whole = training(PAIRS[:2])
     fit(whole, step_data(rows, whole), replace(run, partial=tmp_path / "whole"))
     assert all(map(torch.equal, module.parameters(), whole.parameters())), "control"
+
+
+@pytest.mark.parametrize("count", [0.0, 4.0, math.nan, 1e30])
+def test_a_count_of_steps_that_adam_has_not_done_is_told(count):
+    """It scales the estimates of the moments, so that a wrong one changes what is trained."""
+    weight = torch.nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.Adam([weight])
+    for _ in range(3):
+        weight.grad = torch.ones(3)
+        optimizer.step()
+    state = copy.deepcopy(optimizer.state_dict()["state"])
+    assert _odd_momenta(state, optimizer, 3) == "", "control"
+    state[0]["step"] = torch.tensor(count)
+    assert "step of weight 0" in _odd_momenta(state, optimizer, 3)
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,12 @@ import os
 import pickle
 import shutil
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch.nn.utils import parametrizations
 
 import tiny
 from thinkalike.config import ModelConfig
@@ -16,6 +18,7 @@ from thinkalike.errors import ModelError
 from thinkalike.models.families import stated_quantization
 from thinkalike.models.load import load_model
 from thinkalike.models.shapes import shape_of
+from thinkalike.models.survey import check_plausible
 
 KINDS = (*tiny.FAMILIES, "classifier", "native")
 CLASSES = ["contradiction", "entailment", "neutral"]
@@ -703,3 +706,22 @@ def test_a_quantisation_that_no_weight_shows_is_said(whole, caplog):
     restate(folder, quantization_config={"quant_method": "fp8"})
     assert load("gpt_neox", folder)
     assert "config.json states that weights are quantised (fp8), and all are stored as F32" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "parametrize", [parametrizations.orthogonal, parametrizations.weight_norm, torch.nn.utils.weight_norm]
+)
+def test_what_a_parametrization_computes_a_weight_from_may_be_whole_numbers(parametrize):
+    linear = torch.nn.Linear(8, 8)
+    with torch.no_grad():
+        linear.weight.div_(linear.weight.norm(dim=1, keepdim=True))
+    parametrize(linear)
+    with torch.no_grad():
+        for name, parameter in linear.named_parameters():
+            if name.endswith(("weight_g", "original0", "weight.original")):
+                parameter.round_()
+    check_plausible(SimpleNamespace(name="model", module=linear))
+    plain = torch.nn.Linear(8, 8)
+    torch.nn.init.eye_(plain.weight)
+    with pytest.raises(ModelError, match="weight holds whole numbers alone"):
+        check_plausible(SimpleNamespace(name="model", module=plain))

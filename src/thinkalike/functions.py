@@ -117,6 +117,9 @@ def compare(
             a list, or of every head of "z" with head="all", `tables["components"]` has the values by layer and place.
         measure: its name on the command line, such as mutual_knn, r2 or ruler, or a function of two matrices (n, d)
             and (n, e) to a number, which goes with no `store`.
+        estimator: of CKA. With "unbiased", the default, `value` is the ratio of HSICs less the bias that a jackknife
+            over documents, or rows of arrays, estimates. The column `uncorrected` has the ratio with this bias, which
+            is `thinkalike.cka(X, Y)` of arrays in one batch; aggregate="mean_of_ratios" takes no bias off.
         ruler: "bits": `tables["readings"]` has what some values are in bits of both models.
 
     >>> result = compare("gelu-3l-mini", "solu-3l-mini", batches=2, tokens_per_batch=128)

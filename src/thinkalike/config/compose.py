@@ -873,7 +873,11 @@ def _checked(composed: DictConfig, overrides: Sequence[str], choices: Mapping[st
     settings: Any = OmegaConf.to_container(composed, resolve=False)
     for part in {*GROUPS, "target"} & {*settings}:
         if not isinstance(settings[part], dict):
-            raise ConfigError(f"{part}={short(settings[part])} must be settings, by their names")
+            reason = f"{part}={short(settings[part])} must be settings, by their names"
+            if settings[part] is None and part not in keys_of(overrides):
+                # A result leaves out what its job did not read, so its config.yaml is no configuration to run.
+                reason += "; to repeat a result, run the command in its result.json and not its config.yaml"
+            raise ConfigError(reason)
         for name in settings[part]:
             if not isinstance(name, str):  # a number in a file
                 raise ConfigError(unknown(f"{part}.{name}", [f"{part}.{key}" for key in settings[part]]))
@@ -1184,6 +1188,12 @@ def explained(error: BaseException) -> str:
             return f"'{cause.full_key}' is not a setting of this launcher; choose another one, as hydra/launcher=joblib"
         known = [f"{part}.{key}".lstrip(".") for key in _keys(cause.parent_node) if not key.startswith("hydra")]
         return unknown(cause.full_key, known)
+    is_of_type = isinstance(cause, OmegaConfBaseException) and not isinstance(error, YAMLError)
+    if is_of_type and str(error).startswith("Error merging override "):
+        # Hydra's message has the override alone; OmegaConf's has what the setting takes.
+        override = str(error).removeprefix("Error merging override ")
+        reason = " ".join(re.split(r"\n\s*full_key", str(cause))[0].split())
+        return f"{short(override)} is not possible: {short(reason)}"
     said = str(error) if isinstance(error, YAMLError) else " ".join(re.split(r"\n\s*full_key", str(error))[0].split())
     key = getattr(error, "full_key", None)
     if not said:  # Hydra wraps some errors of a file without a word

@@ -204,8 +204,13 @@ class Stimuli:
         counts = {name: len(getattr(self, name)) for name in ("words", "sentence", "span", "features", "ids")}
         if len(set(counts.values())) > 1:
             raise DataError(f"{self.source}: row counts differ: {counts}")
-        if not len(self) or not self.names:
-            raise DataError(f"{self.source} is empty: {len(self)} stimuli with {len(self.names)} features")
+        if not len(self):
+            raise DataError(f"{self.source} has no stimuli")
+        if not self.names:
+            raise DataError(
+                f"{self.source} has {len(self):,} stimuli and no feature; add a column of one beside their texts and "
+                "words, or name one or more in features"
+            )
         chosen(self.source, list(self.kinds), self.names)
         for what, names in (("id", self.ids), ("feature", self.names)):
             if repeated := duplicates(names):

@@ -47,8 +47,9 @@ WHOLE = r"[+-]?[1-9]\d{16,}"  # a whole number that float64 may not have
 FEWEST_ROWS, MOST_ALONE = 8, 0.9  # of a table that is checked, and the share of rows with a level of their own
 ROLES = ("text", "word", "start", "stop", "sentence", "id")
 MOST_DIGITS = 18  # of a number of characters
+CONLLU_COLUMNS = 10
 ENDS = ["Word length", "Word position"]  # features of the words of CoNLL-U files beside UPOS and FEATS
-ID = re.compile(r"(\d+)(?:([-.])(\d+))?")  # of a word, a multiword token 3-4, or an empty node 3.1
+ID = re.compile(r"(\d{1,9})(?:([-.])(\d{1,9}))?")  # of a word, a multiword token 3-4, or an empty node 3.1
 
 
 def read_stimuli(config: StimuliConfig) -> Stimuli:
@@ -352,7 +353,7 @@ def read_conllu(path: str | Path, *, features: Names = None, kinds: Kinds | None
     text = read_with(Path(path), {".conllu": partial(Path.read_text, encoding="utf-8-sig")})
     sentences = list(_sentences(path, text.split("\n")))  # splitlines would cut at U+2028, too
     if not sentences:
-        raise DataError(f"{path} is empty: it has no line of a word")
+        raise DataError(f"{path} has no line of a word")
     words, spans, rows = ([x for each in sentences for x in getattr(each, name)] for name in ("words", "spans", "rows"))
     sentence = np.repeat(np.arange(len(sentences)), [len(each.words) for each in sentences])
     ids = [f"{each.name or n}:{place}" for n, each in enumerate(sentences, 1) for place, _ in enumerate(each.words, 1)]
@@ -376,14 +377,20 @@ class _Sentence:
 
     def add(self, line: str) -> None:
         """Read the line of a word, of a multiword token or of an empty node; a malformed one is a ValueError."""
-        number, form, _, upos, _, feats, _, _, _, misc = line.split("\t")
+        columns = line.split("\t")
+        if len(columns) != CONLLU_COLUMNS:
+            count = "1 column" if len(columns) == 1 else f"{len(columns)} columns"
+            raise ValueError(f"it has {count}, and CoNLL-U has {CONLLU_COLUMNS}, divided by single tabs")
+        number, form, _, upos, _, feats, _, _, _, misc = columns
         match = ID.fullmatch(number)
         due, covered = len(self.words) + 1, self.multiword[-1][1] if self.multiword else 0
         if match and match[2] == ".":
             return
         last = int(match[3]) if match and match[2] else None
-        if not match or not form or int(match[1]) != due or (last is not None and not covered < due < last):
-            raise ValueError(f"the ID is {number} of {form!r} where {due} is due; empty lines divide sentences")
+        if not form:
+            raise ValueError(f"the word with the ID {number[:40]} has no form, which is the second column")
+        if not match or int(match[1]) != due or (last is not None and not covered < due < last):
+            raise ValueError(f"the ID is {number[:40]} of {form!r} where {due} is due; empty lines divide sentences")
         span = len(self.text), len(self.text) + len(form)
         if due > covered:
             self.text += form if "SpaceAfter=No" in misc.split("|") else form + " "

@@ -158,8 +158,13 @@ def comparison_of_stimuli(kind: Any, config: AnalyzeConfig, work: Work) -> Compa
 
     def batches_of(compared: Compared) -> StateBatches:
         states, groups = [compared.sides[0].states, compared.sides[-1].states], compared.stimuli.groups
-        size, fewest = measure.tokens_per_batch, kind.fewest(measure)
-        return array_batches(states, groups, rows_per_batch=size, fewest=fewest)
+        return array_batches(
+            states,
+            groups,
+            rows_per_batch=measure.tokens_per_batch,
+            fewest=kind.fewest(measure),
+            needed_by=f"measure.neighbours={measure.neighbours}" if hasattr(measure, "neighbours") else "",
+        )
 
     batches = batches_of(left).beside(batches_of(every)) if every else batches_of(left)
     batches = replace(batches, facts={**batches.facts, **stimuli_facts(left.stimuli)})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import warnings
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,7 +24,7 @@ from thinkalike.instruments.of_stimuli import DistanceConfig, DistanceName, OfSt
 from thinkalike.job import Outcome, Work
 from thinkalike.measures.distances.comparators import TIED, WHITENED, mid_ranks
 from thinkalike.measures.distances.neural import NeuralDistances, crossnobis, mantel, rsa, rsa_estimate
-from thinkalike.measures.estimates import effective_number, has_interval, why_no_interval
+from thinkalike.measures.estimates import effective_number, has_interval, interval_around, why_no_interval
 from thinkalike.screen import show_text, span
 from thinkalike.states.stimuli import StimulusStates, numbered
 from thinkalike.store import Headline, Result
@@ -114,16 +115,18 @@ class RSA(OfStimuli, kind="rsa", version=6, reads=("model", "target", "layers", 
             layers = _distances(sides, measure)
             sentences = stimuli.groups.unique(return_counts=True)[1]
             worth = effective_number(sentences)
-            if not has_interval(worth):
+            if has_interval(worth):
+                similarity = rsa_estimate(
+                    layers,
+                    comparator=measure.comparator,
+                    groups=stimuli.groups,
+                    folds=min(FOLDS, len(sentences)),
+                    seed=config.seed,
+                )
+            else:
                 reason = why_no_interval(worth, len(sentences), "sentences")
                 log.warning("warning: %s: %s", stimuli.source, reason)
-            similarity = rsa_estimate(
-                layers,
-                comparator=measure.comparator,
-                groups=stimuli.groups,
-                folds=min(FOLDS, len(sentences)),
-                seed=config.seed,
-            )
+                similarity = interval_around(rsa(layers, comparator=measure.comparator), math.inf)
             more |= {"low": similarity.low, "high": similarity.high}
             if stimuli.confounded_with_words():
                 more["given_word"] = _given_word(layers, stimuli)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -317,7 +318,8 @@ def calibrate(
 
     The interval is the jackknife that leaves out whole groups, those of one tenth at a time, beside as many rows at
     random. p is of as many rows of each group that has them, since only groups of equal length are exchangeable. Groups
-    that are worth fewer than 15 of equal length (`effective_number`) have no interval, and of fewer than 8 p is NaN.
+    that are worth fewer than 15 of equal length (`effective_number`) have the interval (-∞, ∞), and where fewer than 8
+    can be exchanged p is NaN; a warning says why.
 
     Args:
         function: Takes two tensors, (m, d) and (m, e), also of some of the rows, and returns a finite number. It gets
@@ -333,7 +335,11 @@ def calibrate(
     numbers = estimates.numbered_by_part(groups)
     counts, parts = numbers.unique(return_counts=True)[1], numbers % PARTS
     value = torch.tensor(_value_of(function, X, Y), dtype=torch.float64)
-    is_enough = estimates.effective_number(counts) >= FEWEST_EQUAL
+    worth = estimates.effective_number(counts)
+    is_enough = worth >= FEWEST_EQUAL
+    if not is_enough:
+        reason = estimates.why_no_interval(worth, len(counts), "groups", FEWEST_EQUAL)
+        warnings.warn(reason, stacklevel=2)
 
     def without(parts: Int[Tensor, " n"]) -> Float[Tensor, " parts"]:
         rests = [parts != part for part in range(PARTS)] if is_enough else []
@@ -351,6 +357,9 @@ def calibrate(
         tested = [_value_of(function, x, y)]
         tested += [_value_of(function, x, y[permuted_rows(own, each)]) for each in seeds]
         p = float(_share(*torch.tensor(tested, dtype=torch.float64).tensor_split([1])[::-1]))
+    else:
+        reason = f"no p-value: {len(chosen)} groups can be exchanged; p needs {FEWEST_GROUPS}"
+        warnings.warn(reason, stacklevel=2)
     return Calibrated(float(value), float(found.low), float(found.high), sum(null) / len(null), p, len(counts))
 
 

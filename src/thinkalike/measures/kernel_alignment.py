@@ -285,7 +285,9 @@ def cka(
     """Return HSIC(K, L) / √(HSIC(K, K) HSIC(L, L)) of the Gram matrices K of X and L of Y.
 
     It is in [-1, 1] up to rounding, [0, 1] if biased, and differentiable. Products are taken of centred features in
-    float32, or what is wider, and summed up in float64.
+    float32, or what is wider, and summed up in float64. `thinkalike.compare(X, Y)` takes off the bias that a jackknife
+    over stimuli estimates of this ratio, which is large of few rows; its column `uncorrected` has the value as it is
+    here, up to rounding, and so has `value` with aggregate="mean_of_ratios", where one batch holds all rows.
 
     Args:
         X, Y: Features, with row i of both from stimulus i; widths and dtypes may differ.

@@ -17,9 +17,10 @@ from thinkalike.measures.rows import size_of
 from thinkalike.ranges import parameter
 
 NEIGHBOURS = 10
-MOST_ROWS = 10**8  # of a batch, so that k can be no more
+MOST_NEIGHBOURS = 10**8  # as many as a batch has rows at most
 AT_ONCE = 2**24  # entries of the table of neighbours; their sums are whole and exact in float32
 SIMILARITIES = 2**22  # of one layer at a time
+MOST_ROWS = 2**15  # of a group on a CPU, which takes ten to thirty seconds for all pairs of them
 DIGITS = 100  # roundings of a cosine that directions need to be apart, by the mean square of their distance
 
 
@@ -40,7 +41,7 @@ def mutual_knn(
 
     Raises:
         ValueError: No group has k + 2 rows, X and Y differ in n, n < k + 2, a value is not finite, a row is zero, or
-            all rows are the same, or all rows of each group.
+            all rows are the same, or all rows of each group. On a CPU also if a group has more than `MOST_ROWS` rows.
 
     >>> X = torch.randn(20, 4)
     >>> float(mutual_knn(X, 5 * X, k=3))
@@ -91,11 +92,19 @@ def nearest(x: Float[Tensor, "g s d"], k: int, cosines: Float[Tensor, "g s s"] |
 
     Where there is a place for the `cosines` of all rows, they are left there.
 
+    All pairs of rows of a group are compared, which takes a processor minutes where a group has more than `MOST_ROWS`
+    rows; that is a ValueError.
+
     Rows that are equally near, such as the copies of one token in an embedding, are taken in a random order that
     depends on the states alone: by number, two models would choose the same copies and look alike. As many rows are
     compared at a time for any number of layers, so that a layer has the same neighbours in any company.
     """
     count, size, _ = x.shape
+    if size > MOST_ROWS and x.device.type == "cpu":
+        raise ValueError(
+            f"{size:,} rows are too many to find neighbours among on a CPU, where all pairs of them are compared: "
+            f"give at most {MOST_ROWS:,}, such as a random choice"
+        )
     groups_at_once, rows_at_once = max(SIMILARITIES // size**2, 1), max(SIMILARITIES // size, 1)
     found = torch.empty(count, size, k, dtype=torch.long, device=x.device)
     own = x.flatten()[:: max(x.numel() // 1024, 1)].double().sum().cpu()  # whose bits are a seed
@@ -140,7 +149,7 @@ def numbers_of(
 class OfNeighbours(LayerMeasure[Prepared]):
     """What measures of the nearest neighbours of rows have in common."""
 
-    neighbours: int = parameter(NEIGHBOURS, least=1, most=MOST_ROWS)  # k
+    neighbours: int = parameter(NEIGHBOURS, least=1, most=MOST_NEIGHBOURS)  # k
 
     invariances = SAME_SHAPE - {"translation"}
     version = 12

@@ -12,7 +12,7 @@ import logging
 import math
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -423,6 +423,15 @@ def _check_causal(model: Any, tokens: Tokens) -> None:
         raise ModelError(f"{model.name} is to predict the next token, but {found}; {remedy}")
 
 
+def _is_of_parametrization(path: str, paths: Collection[str]) -> bool:
+    """Return whether a weight is computed from this parameter by torch's parametrizations, or by its older weight norm.
+
+    The parameter itself may be anything: the orthogonal parametrization begins with the identity, and norms of rows may
+    all be 1.
+    """
+    return ".parametrizations." in f".{path}" or (path.endswith("_g") and f"{path[:-1]}v" in paths)
+
+
 def check_plausible(model: Any) -> None:
     """Raise a ModelError for a matrix of whole numbers, or of one number; see `_check_loss`. Say where zeros are.
 
@@ -430,6 +439,7 @@ def check_plausible(model: Any) -> None:
     pruned ones rows, which are said: files with holes have them, too.
     """
     trained = {path for path, weight in model.module.named_parameters() if weight.dim() > 1 and weight.numel()}
+    trained = {path for path in trained if not _is_of_parametrization(path, trained)}
     empty, holes = [], {}
     for path, weight in tensors_of(model.module):
         if path not in trained or not weight.is_floating_point():

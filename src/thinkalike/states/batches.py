@@ -423,18 +423,30 @@ def sampled(measure: Any, level: str = "auto") -> Any:
 
 
 def array_batches(
-    sides: Sequence[Sequence[Float[Tensor, "n _"]]], groups: Int[Tensor, " n"], *, rows_per_batch: int, fewest: int = 2
+    sides: Sequence[Sequence[Float[Tensor, "n _"]]],
+    groups: Int[Tensor, " n"],
+    *,
+    rows_per_batch: int,
+    fewest: int = 2,
+    needed_by: str = "",
 ) -> StateBatches:
     """Return batches of the states of n stimuli, for each side its layers; a side that is there twice has one list.
 
     Where a batch can hold all of them, there is one. Else they are drawn, one by one, into batches of about equal size,
-    of at least `fewest`. Each batch is a pool. `groups` is what each stimulus belongs to, such as a sentence.
+    of at least `fewest`, which the setting `needed_by` asks for, such as "measure.neighbours=10". Each batch is a
+    pool. `groups` is what each stimulus belongs to, such as a sentence.
     """
     n, total = len(groups), -(-len(groups) // rows_per_batch)
     if n // total < fewest:
+        needed = f"{needed_by} needs at least {fewest}" if needed_by else f"at least {fewest} are needed"
+        remedies = ["give more stimuli"]
+        if needed_by:
+            remedies.append(f"choose a smaller {needed_by.partition('=')[0]}")
+        if rows_per_batch < n:
+            remedies.append("raise measure.tokens_per_batch")
         raise DataError(
-            f"of {n} stimuli, measure.tokens_per_batch={rows_per_batch} compares {n // total} at once, and at least "
-            f"{fewest} are needed; give more stimuli, or raise measure.tokens_per_batch if it is below their number"
+            f"of {n} stimuli, measure.tokens_per_batch={rows_per_batch} compares {n // total} at once, and {needed}; "
+            + ", or ".join(remedies)
         )
     parts = [part.sort().values for part in torch.randperm(n, generator=seeded(0)).tensor_split(total)]
     different, numbers = {id(side): side for side in sides}, numbered_by_part(groups)

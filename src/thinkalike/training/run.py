@@ -205,8 +205,9 @@ class _Kept:
     def check(self, state: dict[str, Any], trainer: pl.Trainer) -> None:
         """Check a state before Lightning takes it up: it must be one that this very training would have written.
 
-        Its entries have the names, types, shapes and dtypes of this training's. Optimizers and schedules have the
-        values that they have after these steps, so that no setting is other than the job's.
+        Its entries have the names, types, shapes and dtypes of this training's, and weights and momenta are finite.
+        Optimizers and schedules have the values that they have after these steps, so that no setting is other than the
+        job's. Finite weights and momenta, zeros among them, cannot be told from those that this training would have.
         """
         assert trainer.lightning_module
         with warnings.catch_warnings():
@@ -225,7 +226,7 @@ class _Kept:
             _difference(fit_loop, trainer.fit_loop.state_dict(), "fit_loop"),
             _count_beyond(fit_loop, self.step),
             *(
-                _odd_momenta(entry["state"], optimizer)
+                _odd_momenta(entry.get("state"), optimizer, self.step)
                 for entry, optimizer in zip(kept_optimizers, trainer.optimizers, strict=False)
                 if isinstance(entry, dict)
             ),
@@ -261,7 +262,11 @@ def _difference(found: Any, expected: Any, name: str, *, with_values: bool = Fal
         if not isinstance(found, Tensor):
             return f"{name} is {type(found).__name__}, and should be a tensor"
         shape = (tuple(found.shape), found.dtype)
-        return "" if shape == wanted else f"{name} has shape and dtype {shape}, and should have {wanted}"
+        if shape != wanted:
+            return f"{name} has shape and dtype {shape}, and should have {wanted}"
+        if expected.isfinite().all() and not found.isfinite().all():
+            return f"{name} has values that are not finite"
+        return ""
     else:
         if type(found) is not type(expected):
             return f"{name} is {str(found)[:40]}, of another type than {str(expected)[:40]}"
@@ -282,20 +287,32 @@ def _count_beyond(progress: Any, step: int, name: str = "fit_loop") -> str:
     return f"{name} is {progress}, and should be a number from 0 to {step}" if is_count else ""
 
 
-def _odd_momenta(state: Any, optimizer: torch.optim.Optimizer) -> str:
-    """Return which state of a weight has not the shape of the weight; counts of steps are single numbers."""
+def _odd_momenta(state: Any, optimizer: torch.optim.Optimizer, steps: int) -> str:
+    """Return which state of a weight is none that this optimizer would have after so many steps.
+
+    Each is finite and has the shape and dtype of its weight. Adam's `step` is a count, and so a single number.
+    """
     weights = [weight for group in optimizer.param_groups for weight in group["params"]]
     if not isinstance(state, dict):
         return f"the state of an optimizer is {type(state).__name__}"
     for number, entries in state.items():
         if type(number) is not int or not 0 <= number < len(weights) or not isinstance(entries, dict):
             return f"the state of an optimizer has the entry {str(number)[:40]}, and there are {len(weights)} weights"
+        weight = weights[number]
         for name, value in entries.items():
-            weight = weights[number]
-            is_right = isinstance(value, Tensor) and value.shape in (weight.shape, torch.Size())
-            if not is_right or not value.is_floating_point():
+            subject = f"{str(name)[:40]} of weight {number}"
+            if name == "step":
+                is_count = isinstance(value, Tensor) and value.shape == torch.Size() and value.is_floating_point()
+                if not is_count or not 0 < float(value) <= steps:
+                    return f"{subject} is {str(value)[:40]}, and should be a number from 1 to {steps}"
+                continue
+            if not isinstance(value, Tensor) or value.shape != weight.shape:
                 shape = tuple(value.shape) if isinstance(value, Tensor) else str(value)[:40]
-                return f"{str(name)[:40]} of weight {number} is {shape}, and should have shape {tuple(weight.shape)}"
+                return f"{subject} is {shape}, and should have shape {tuple(weight.shape)}"
+            if value.dtype != weight.dtype:
+                return f"{subject} has dtype {value.dtype}, and should have {weight.dtype}"
+            if not value.isfinite().all():
+                return f"{subject} has values that are not finite"
     return ""
 
 

@@ -29,6 +29,7 @@ from thinkalike.measures.estimates import (
     power_of_two_below,
     stimulus_folds,
     student_t,
+    why_no_interval,
 )
 from thinkalike.processes import counted
 
@@ -387,8 +388,9 @@ def rsa_estimate(
     """Return `rsa` with a 95 % jackknife interval that leaves out one fold of stimuli, and all their pairs, at a time.
 
     The stimuli of a group, such as the words of a sentence, are left out together. Groups that are worth fewer than
-    `FEWEST_GROUPS` of equal size have the interval (-∞, ∞). A fold with one group that outweighs the others says as
-    little about the spread as that group alone, so Student's t has at most `freedom_of_groups` degrees of freedom.
+    `FEWEST_GROUPS` of equal size have the interval (-∞, ∞), and a warning says why. A fold with one group that
+    outweighs the others says as little about the spread as that group alone, so Student's t has at most
+    `freedom_of_groups` degrees of freedom.
     """
     vectors, further = _both(layers, others, distance)
     n = stimuli_of(vectors.shape[1])
@@ -396,7 +398,10 @@ def rsa_estimate(
     if groups is not None:
         check_groups(groups, n)
         sizes = groups.unique(return_counts=True)[1]
-    if not has_interval(effective_number(sizes)):
+    worth = effective_number(sizes)
+    if not has_interval(worth):
+        unit = "stimuli" if groups is None else "groups"
+        warnings.warn(why_no_interval(worth, len(sizes), unit), stacklevel=2)
         return interval_around(compare(vectors, further, comparator), math.inf)
     owners = stimulus_folds(n, folds, seed, groups).to(vectors.device)
     kept = torch.stack([torch.ones_like(owners), *(owners != fold for fold in range(folds))])
