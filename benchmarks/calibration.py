@@ -26,7 +26,7 @@ from similarity import every_measure, of_outputs
 from torch import Tensor
 
 from thinkalike.measures import CKAMeasure, LayerMeans, LayerMeasure, MutualKNN
-from thinkalike.measures.contract import Blocks, Pair
+from thinkalike.measures.contract import AnyMeasure, Blocks, Pair
 
 CHUNK = 20  # simulations that are kept together
 LEVEL = 0.05
@@ -76,7 +76,7 @@ class HeldOutR2(LayerMeasure[Halves]):
         return halves(prepared.rows[order])
 
 
-MEASURES: dict[str, LayerMeasure[Any]] = {
+MEASURES: dict[str, AnyMeasure] = {
     **every_measure(),
     "r2": HeldOutR2(),
     "cka given token": CKAMeasure(),

@@ -42,7 +42,7 @@ from thinkalike.config.compose import compose_job
 from thinkalike.data.documents import training_texts
 from thinkalike.instruments.ruler import Words, alike, apart, most
 from thinkalike.measures import CKAMeasure, MutualKNN
-from thinkalike.measures.contract import Blocks, LayerMeasure, joined
+from thinkalike.measures.contract import AnyMeasure, Blocks, LayerMeasure, joined
 from thinkalike.measures.estimates import RowGroups, massive, numbered_by_part, seeded
 from thinkalike.measures.residual import ResidualStates
 from thinkalike.measures.ridge import Predictor
@@ -432,7 +432,7 @@ def alike_with_one(predictors: Sequence[Predictor], control: Predictor) -> Tenso
 
 def other_measures(groups: RowGroups) -> dict[str, LayerMeasure]:
     """Return every measure of the package that compares the states of two layers, by its name."""
-    measures: dict[str, LayerMeasure[Any]] = {"cka": CKAMeasure()}
+    measures: dict[str, AnyMeasure] = {"cka": CKAMeasure()}
     for entry in layer_measures(OF_STATES):
         measures[entry.kind] = entry.load()()
     measures["cka given the word"] = CKAMeasure(groups=groups)

@@ -21,10 +21,11 @@ import torch
 from dependence import LENGTHS, Records, Scattered, scattered
 from similarity import every_measure, of_outputs
 
-from thinkalike.measures import CKAMeasure, Estimate, LayerMeans, LayerMeasure, MutualKNN
+from thinkalike.measures import CKAMeasure, Estimate, LayerMeans, MutualKNN
+from thinkalike.measures.contract import AnyMeasure
 from thinkalike.measures.layer_means import Accumulator
 
-MEASURES: dict[str, LayerMeasure[Any]] = {
+MEASURES: dict[str, AnyMeasure] = {
     **every_measure(),
     "cka given token": CKAMeasure(),
     "mutual_knn given token": MutualKNN(5),

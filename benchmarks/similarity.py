@@ -14,14 +14,14 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import measuring
 import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from thinkalike.measures import CKAMeasure, LayerMeasure
+from thinkalike.measures import CKAMeasure
+from thinkalike.measures.contract import AnyMeasure
 from thinkalike.measures.distances.comparators import in_ascending_order
 from thinkalike.registry import OF_OUTPUTS, layer_measures
 
@@ -88,7 +88,7 @@ def floors(times: Mapping[str, measuring.Times], device: str = "cpu") -> dict[st
     return {name: sum(count * each[of] for of, count in needed.items()) for name, needed in OPERATIONS.items()}
 
 
-def every_measure() -> dict[str, LayerMeasure[Any]]:
+def every_measure() -> dict[str, AnyMeasure]:
     """Return the measures of layer pairs that benchmarks are of, by name, with their defaults."""
     classes = {entry.kind: entry.load() for entry in layer_measures()}
     return {"cka": CKAMeasure(), **{kind: made() for kind, made in classes.items() if made.in_benchmarks}}

@@ -141,8 +141,8 @@ def part_section(name: str, schema: Any, task: str | None = None) -> str:
 def measure_tables(of_contrib: bool) -> dict[str, list[Row]]:
     """Return the rows of the settings of measures, of contrib or of the core, by the title of their table."""
     kinds_by_rows: dict[tuple[Row, ...], list[str]] = {}
-    for kind, entry in MEASURES.items():
-        if entry.module.startswith(CONTRIB) == of_contrib:
+    for kind in sorted(MEASURES, key=has_no_settings):  # these come last
+        if MEASURES[kind].module.startswith(CONTRIB) == of_contrib:
             made = at_both_scales("analyze", "measure", f"measure={kind}")
             kinds_by_rows.setdefault(tuple(rows_of(measure_schema(kind), "measure.", made)), []).append(kind)
     return {called(kinds): list(rows) for rows, kinds in kinds_by_rows.items()}
@@ -153,9 +153,15 @@ def called(kinds: Sequence[str]) -> str:
 
     Measures of layer pairs without settings of their own are not named one by one, so that a new one changes no table.
     """
-    if all(MEASURES[kind].through and not MEASURES[kind].load().settings() for kind in kinds):
+    if all(map(has_no_settings, kinds)):
         return "Other measures of layer pairs"
     return f"`measure={', '.join(kinds)}`"
+
+
+def has_no_settings(kind: str) -> bool:
+    """Return whether a measure of layer pairs has no settings of its own."""
+    entry = MEASURES[kind]
+    return entry.through is not None and not entry.load().settings()
 
 
 def shared(title: str, tables: dict[str, list[Row]], least: int) -> list[str]:

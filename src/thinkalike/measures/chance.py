@@ -15,7 +15,7 @@ from torch import Tensor
 
 from thinkalike.arguments import Repetitions, Seed, Within, shown, takes_arrays
 from thinkalike.measures import estimates
-from thinkalike.measures.contract import BatchRows, Blocks, LayerMeasure, Pair, joined
+from thinkalike.measures.contract import AnyMeasure, BatchRows, Blocks, Pair, joined
 from thinkalike.measures.estimates import FEWEST_EQUAL, FEWEST_GROUPS, PARTS, Estimate, RowGroups
 from thinkalike.processes import counted
 
@@ -207,7 +207,7 @@ class BatchNull:
         permutations: How often; see `Chance`.
     """
 
-    measure: LayerMeasure[Any]
+    measure: AnyMeasure
     layers: Sequence[Any]
     rows: BatchRows
     within: RowGroups | None

@@ -135,7 +135,7 @@ class FastPaths(Generic[Prepared]):
         """Return the largest share of a layer that a single row decides."""
         raise NotImplementedError
 
-    def within(self, groups: RowGroups) -> LayerMeasure[Any]:
+    def within(self, groups: RowGroups) -> AnyMeasure:
         """Return the same measure among the rows of each group."""
         raise NotImplementedError
 
@@ -218,7 +218,7 @@ class LayerMeasure(FastPaths[Prepared], ABC):
         return each_pair(self.compare, layers, blocks, self.is_symmetric)
 
     @classmethod
-    def settings(cls) -> list[dataclasses.Field[Any]]:
+    def settings(cls) -> list[dataclasses.Field[int | float]]:
         """Return the fields of the measure that are settings."""
         return [item for item in dataclasses.fields(cls) if "range" in item.metadata]
 
@@ -289,6 +289,9 @@ class LayerMeasure(FastPaths[Prepared], ABC):
         if self.is_ratio:
             return self.finish(joined(likenesses, (0, 1)))[:depth, depth:]
         return likenesses[0, 1]
+
+
+AnyMeasure = LayerMeasure[Any]  # whatever it prepares
 
 
 def each_pair(

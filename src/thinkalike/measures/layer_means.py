@@ -20,7 +20,7 @@ from torchmetrics.utilities import dim_zero_cat
 from thinkalike.arguments import BatchNumber, Count, RepetitionsOrNone, check_choice, takes_arrays
 from thinkalike.measures import estimates
 from thinkalike.measures.chance import BatchNull, Chance, chance_of
-from thinkalike.measures.contract import Batch, BatchRows, Blocks, LayerMeasure, Pair, States, joined
+from thinkalike.measures.contract import AnyMeasure, Batch, BatchRows, Blocks, Pair, States, joined
 from thinkalike.measures.estimates import FEWEST_EQUAL, FEWEST_GROUPS, PARTS, Estimate, RowGroups
 
 GIVEN = ("none", "token")
@@ -217,7 +217,7 @@ class Accumulator(Metric):
 # ---- a batch without some of its rows
 
 
-def _within(measure: LayerMeasure[Any], rows: BatchRows) -> tuple[LayerMeasure[Any], RowGroups | None]:
+def _within(measure: AnyMeasure, rows: BatchRows) -> tuple[AnyMeasure, RowGroups | None]:
     """Return the measure, given the token that within groups of one token, and these groups."""
     if rows.tokens is None:
         return measure, None
@@ -230,7 +230,7 @@ def sizes_of_parts(parts: Int[Tensor, " n"]) -> list[int]:
 
 
 def without_each(
-    measure: LayerMeasure[Any], parts: Int[Tensor, " n"], rows: BatchRows, blocks: Blocks, whole: Mapping[Pair, Tensor]
+    measure: AnyMeasure, parts: Int[Tensor, " n"], rows: BatchRows, blocks: Blocks, whole: Mapping[Pair, Tensor]
 ) -> list[Mapping[Pair, Tensor]]:
     """Return the values without the rows of each part in turn; NaN where what is left has no value."""
     nothing = {pair: torch.full_like(each, torch.nan) for pair, each in whole.items()}
@@ -247,7 +247,7 @@ def without_each(
 
 
 def dependence(
-    measure: LayerMeasure[Any],
+    measure: AnyMeasure,
     layers: Sequence[Any],
     rows: BatchRows,
     blocks: Blocks,
@@ -292,7 +292,7 @@ class LayerMeans(Accumulator):
         self,
         source_layers: Count,
         target_layers: Count,
-        measure: LayerMeasure[Any],
+        measure: AnyMeasure,
         permutations: RepetitionsOrNone = 0,
         *,
         given: str = "none",

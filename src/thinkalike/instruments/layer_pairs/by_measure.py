@@ -17,7 +17,7 @@ from typing import Any, ClassVar, get_type_hints
 from thinkalike.config import AnalyzeConfig, MeasureConfig, left_open
 from thinkalike.errors import ConfigError
 from thinkalike.instruments.layer_pairs.frame import BATCHES, OF_STATES, LayerPairs, WithNull
-from thinkalike.measures.contract import LayerMeasure
+from thinkalike.measures.contract import AnyMeasure
 from thinkalike.measures.layer_means import LayerMeans
 from thinkalike.registry import Entry
 
@@ -26,7 +26,7 @@ from thinkalike.registry import Entry
 class ComparedAgain(WithNull):
     """The settings of a measure that compares each batch eleven times for its intervals."""
 
-    measure_class: ClassVar[type[LayerMeasure[Any]] | None] = None  # whose parameters are settings, too
+    measure_class: ClassVar[type[AnyMeasure] | None] = None  # whose parameters are settings, too
     batches: int = left_open(BATCHES // 4, least=1, most=10**9)  # whose mean is the value
 
     def __post_init__(self) -> None:
@@ -42,7 +42,7 @@ class ComparedAgain(WithNull):
             raise ConfigError(f"measure.{name}={value} must be at most {most}, tokens_per_batch - {beyond}")
 
 
-def made_of(measure_class: type[LayerMeasure[Any]], settings: Any) -> LayerMeasure[Any]:
+def made_of(measure_class: type[AnyMeasure], settings: MeasureConfig) -> AnyMeasure:
     """Return the measure of a class with the values that settings have for its parameters."""
     return measure_class(**{item.name: getattr(settings, item.name) for item in measure_class.settings()})
 
@@ -60,7 +60,7 @@ class ByMeasure(LayerPairs):
     config = AnalyzeConfig
 
     def __init__(self, entry: Entry):
-        measure_class: type[LayerMeasure[Any]] = entry.load()
+        measure_class: type[AnyMeasure] = entry.load()
         self.measure_class = measure_class
         self.kind = entry.kind
         self.version = measure_class.version
@@ -78,7 +78,7 @@ class ByMeasure(LayerPairs):
         """Settings that make a job small: those of all measures of layer pairs, and those of this one."""
         return {**LayerPairs.smallest, **self.measure_class.smallest}
 
-    def measure_of(self, settings: Any) -> LayerMeasure[Any]:
+    def measure_of(self, settings: MeasureConfig) -> AnyMeasure:
         """Return the measure with these settings."""
         return made_of(self.measure_class, settings)
 
@@ -101,7 +101,7 @@ def parts_read(parts: Sequence[str], is_distance: bool) -> tuple[str, ...]:
 
 @cache
 def settings_of(
-    kind: str, title: str, measure_class: type[LayerMeasure[Any]], common: type[ComparedAgain]
+    kind: str, title: str, measure_class: type[AnyMeasure], common: type[ComparedAgain]
 ) -> type[ComparedAgain]:
     """Return the schema of a measure: the settings that all have, and one for each parameter of its own."""
     types = get_type_hints(measure_class, include_extras=True)

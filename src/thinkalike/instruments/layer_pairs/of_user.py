@@ -19,7 +19,7 @@ from thinkalike import plugins
 from thinkalike.config import MEASURES, MeasureConfig
 from thinkalike.errors import PluginError
 from thinkalike.instruments.layer_pairs.by_measure import ComparedAgain, StatesByMeasure, made_of, parts_read
-from thinkalike.measures.contract import LayerMeasure
+from thinkalike.measures.contract import AnyMeasure, LayerMeasure
 from thinkalike.plugins import MeasurePlugin
 
 VERSION = 12  # of the results of all measures of users
@@ -83,7 +83,7 @@ class StatesByUser(StatesByMeasure):
     def settings(self) -> type[MeasureConfig]:
         return self._settings
 
-    def measure_of(self, settings: Any) -> LayerMeasure[Any]:
+    def measure_of(self, settings: MeasureConfig) -> AnyMeasure:
         measure = self.plugin.measure
         with plugins.blaming(f"measure {self.kind}"):
             if is_measure_class(measure):
@@ -115,7 +115,7 @@ class StatesByUser(StatesByMeasure):
         return make_dataclass(f"{self.kind}_config", fields, bases=(ComparedAgain,), namespace=content)
 
 
-def is_measure_class(measure: Any) -> TypeGuard[type[LayerMeasure[Any]]]:
+def is_measure_class(measure: object) -> TypeGuard[type[AnyMeasure]]:
     """Return whether a user gives a class of measures, whose parameters are settings."""
     return isinstance(measure, type) and issubclass(measure, LayerMeasure)
 
