@@ -40,19 +40,11 @@ from scipy.stats import mannwhitneyu
 
 import thinkalike
 from thinkalike.config import compose_job
-from thinkalike.data.corpus import TokenRows
 from thinkalike.data.grammar import controlled_sentences, lexicon, with_s
-from thinkalike.evaluation.changes import (
-    Move,
-    beyond_forks,
-    fork,
-    mean_over_documents,
-    moves,
-    perturbed,
-    rate_for,
-    seen,
-    with_weights,
-)
+from thinkalike.data.rows import TokenRows
+from thinkalike.evaluation.changes import compare_batches, perturbed
+from thinkalike.evaluation.document_means import mean_over_documents
+from thinkalike.evaluation.forks import PartMove, beyond_forks, fork, part_moves, rate_for, with_module
 from thinkalike.instruments.diff.answers import Answers
 from thinkalike.instruments.diff.instrument import FORKED, NULLS, read_rows
 from thinkalike.measures.changes import equivalence, rank_p, signed_permutation
@@ -118,27 +110,29 @@ class Court:
                 for scale, change in changes:
                     if key in change:
                         weight += scale * change[key]
-        return with_weights(self.base, module, "changed")
+        return with_module(self.base, module, "changed")
 
     def fork(self, seed: int, **recipe: Any) -> Delta:
         name = "-".join(map(str, ["fork", *recipe.values(), seed]))
         return self.change(name, lambda: fork(self.base, self.text, NORM, seed, **recipe))
 
-    def moves(self, change: Delta) -> list[Move]:
-        return moves(self.base, self.model((1, change)), self.parts)
+    def moves(self, change: Delta) -> list[PartMove]:
+        return part_moves(self.base, self.model((1, change)), self.parts)
 
     @cached_property
-    def forks(self) -> list[list[Move]]:
+    def forks(self) -> list[list[PartMove]]:
         return [self.moves(self.fork(seed)) for seed in range(NULLS)]
 
     def beyond(self, changed: FrozenModel, norm: float) -> tuple[torch.Tensor, float]:
         """Return how far each part is beyond the forks, scaled to a norm, and p."""
         scale = torch.tensor(norm / NORM)
-        null = [[Move(scale * own.weights, own.largest + float(scale.log())) for own in run] for run in self.forks]
-        return beyond_forks(moves(self.base, changed, self.parts), null)
+        null = [[PartMove(scale * own.weights, own.largest + float(scale.log())) for own in run] for run in self.forks]
+        return beyond_forks(part_moves(self.base, changed, self.parts), null)
 
     def kl(self, *changes: tuple[float, Delta]) -> torch.Tensor:
-        return torch.cat([each.tokens.kl for _, each in seen(self.base, self.model(*changes), self.rows, self.first)])
+        return torch.cat(
+            [each.tokens.kl for _, each in compare_batches(self.base, self.model(*changes), self.rows, self.first)]
+        )
 
     @cached_property
     def answers(self) -> Answers:
@@ -155,7 +149,9 @@ class Court:
     def diff(self, *changes: tuple[float, Delta], **wanted: str) -> dict[str, float]:
         """Return how many words and tokens a diff names, and the rank and q of the `word` or `token` that is wanted."""
         self.answers.changed = self.model(*changes)
-        self.answers.changes = [each for _, each in seen(self.base, self.answers.changed, self.rows, self.first)]
+        self.answers.changes = [
+            each for _, each in compare_batches(self.base, self.answers.changed, self.rows, self.first)
+        ]
         outcome = self.answers.outcome()
         found = {"kl": outcome.scalars["kl"], "kl_p": outcome.scalars["null_p"]}
         for kind in ("word", "token"):
@@ -188,7 +184,7 @@ def alarms(court: Court) -> None:
         return float(court.kl((1, court.fork(seed, **recipe))).mean())
 
     @cache
-    def moves_of(seed: int, **recipe: Any) -> list[Move]:
+    def moves_of(seed: int, **recipe: Any) -> list[PartMove]:
         return court.moves(court.fork(seed, **recipe))
 
     def alarm(steps: int) -> list[float]:
@@ -213,7 +209,7 @@ def alarms(court: Court) -> None:
 
     def perturbation(seed: int) -> float:
         changed, null = court.model((1, permuted(court.fork(seed), seed))), []
-        batches, changes = zip(*seen(court.base, changed, court.rows, court.first), strict=True)
+        batches, changes = zip(*compare_batches(court.base, changed, court.rows, court.first), strict=True)
         for number in range(NULLS):
             with perturbed(court.base, changed, number) as model:
                 null.append(torch.cat([own.kl(model, -1, own.base) for own in batches]).mean())
@@ -361,7 +357,9 @@ def heads(court: Court) -> None:
 
 def certificates(court: Court) -> None:
     changed = court.model((1, court.fork(100)))
-    kl = torch.cat([each.tokens.kl for _, each in seen(court.base, changed, court.every, len(court.every))]).double()
+    kl = torch.cat(
+        [each.tokens.kl for _, each in compare_batches(court.base, changed, court.every, len(court.every))]
+    ).double()
     documents = court.every.documents[:, :-1].flatten().long().unique(return_inverse=True)[1]
     by_document = [kl[documents == number] for number in range(int(documents.max()) + 1)]
 

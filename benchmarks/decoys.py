@@ -39,7 +39,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from thinkalike.config.compose import compose_job
-from thinkalike.data.documents import training_texts
+from thinkalike.data.splits import training_texts
 from thinkalike.instruments.ruler import Words, alike, apart, most
 from thinkalike.measures import CKAMeasure, MutualKNN
 from thinkalike.measures.contract import AnyMeasure, Blocks, LayerMeasure, joined

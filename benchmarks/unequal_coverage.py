@@ -29,7 +29,7 @@ from dependence import Records, Scattered, scattered
 from layer_pair_coverage import COMMON, MEASURES, ROWS, VOCABULARY
 from torch import Tensor
 
-from thinkalike.evaluation.changes import mean_over_documents
+from thinkalike.evaluation.document_means import mean_over_documents
 from thinkalike.measures import (
     MLEM,
     Estimate,

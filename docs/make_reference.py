@@ -29,7 +29,7 @@ from omegaconf import MISSING, OmegaConf
 import thinkalike
 from thinkalike import measures
 from thinkalike.config import CONF, MEASURES, TASKS, AnalyzeConfig, TrainConfig, compose_job, instrument, measure_schema
-from thinkalike.config.schema import Range, default_of
+from thinkalike.config.schema import Range, declared_of, default_of
 from thinkalike.errors import ConfigError
 from thinkalike.registry import CORE, Entry
 
@@ -41,6 +41,7 @@ KINDS = {
     "bool": "bool",
     "str": "text",
     "list[str]": "list of texts",
+    "list[str | thinkalike.config.recorded.RecordedArrays]": "list of texts",  # arrays in Python alone
     "list[float]": "list of numbers",
     "list[list[str]]": "list of lists of texts",
     "list[typing.Any]": "list",
@@ -89,12 +90,12 @@ layers, `f` features.
 """
 PARTS = {  # of the Python API, below the names of the package itself
     "Jobs": ("thinkalike.config.compose_job", "thinkalike.instruments.run_job", "thinkalike.instruments.run_jobs",
-             "thinkalike.instruments.asked_for"),
+             "thinkalike.instruments.asked_for", "thinkalike.jobs.Stitch"),
     "Stitches": ("thinkalike.stitches.results.Stitches", "thinkalike.stitches.stitch_map.StitchedModel"),
     "Training": ("thinkalike.training.stitching.StitchTraining", "thinkalike.training.run.StepData",
                  "thinkalike.training.optimizers.WhitenedSGD"),
     "Stimuli and recordings": ("thinkalike.data.stimuli.Stimuli", "thinkalike.data.tables.read_table",
-                               "thinkalike.data.tables.read_conllu",
+                               "thinkalike.data.conllu.read_conllu",
                                "thinkalike.data.recordings.read_recording",
                                "thinkalike.data.stimuli.controlled_stimuli", "thinkalike.data.stimuli.crossed_stimuli"),
     "Measures of layer pairs": ("thinkalike.measures.LayerMeasure",
@@ -281,7 +282,7 @@ def row(schema: Any, item: dataclasses.Field, prefix: str, meaning: str, made: S
         shown += " with `scale=paper`" * (shown.count("`") > 2)
     if not (meaning or "`" in values):  # the values of a choice may speak for themselves
         raise LookupError(f"{schema.__name__}.{item.name} has no comment; say behind it what it means")
-    if item.metadata.get("not_in_key") or prefix == "logger.":
+    if not declared_of(item).in_key or prefix == "logger.":
         meaning += " †"
     cells = (f"`{prefix}{item.name}`", values, shown, meaning)
     first, second, third, fourth = (each.replace("|", "\\|") for each in cells)
@@ -321,8 +322,9 @@ def values_of(schema: Any, item: dataclasses.Field, prefix: str) -> str:
     optional = type(None) in typing.get_args(hint)
     kinds = parts if optional else [hint]
     text = " or ".join(filter(None, map(text_of, kinds)))
-    if "range" in item.metadata:
-        text = f"{text} {interval(item.metadata['range'])}"
+    allowed = declared_of(item).range
+    if allowed is not None:
+        text = f"{text} {interval(allowed)}"
     elif item.name == "memory":
         text = "amount of memory, such as 8GB"
     elif hint is str:

@@ -35,7 +35,7 @@ from typing import Any, ClassVar
 
 import pandas as pd
 
-from thinkalike.config import AnalyzeConfig, MeasureConfig, ranged
+from thinkalike.config import AnalyzeConfig, MeasureConfig, setting
 from thinkalike.data.corpus import read_corpus
 from thinkalike.job import Instrument, Outcome, Work
 from thinkalike.models.load import load_model
@@ -48,7 +48,7 @@ class NormsConfig(MeasureConfig):
     """The settings of norms."""
 
     kind: str = "norms"
-    rows: int = ranged(8, least=1, most=10**6)  # of held-out text
+    rows: int = setting(8, least=1, most=10**6)  # of held-out text
 
 
 class Norms(Instrument, kind="norms", reads=("model", "data", "measure")):

@@ -14,18 +14,16 @@ from test_data import Letters
 from thinkalike.config import DataConfig
 from thinkalike.data.corpus import read_corpus
 from thinkalike.data.documents import (
-    DOCUMENTS,
-    Sides,
+    DOCUMENTS_FOR_INTERVALS,
     beginning,
     beginning_bytes,
     document_fingerprint,
-    near_duplicates,
-    shingles,
-    training_texts,
 )
-from thinkalike.data.paired import SourceText
+from thinkalike.data.near_duplicates import near_duplicates, shingles
+from thinkalike.data.paired import SourceTokenizer
+from thinkalike.data.splits import DocumentSplit, training_texts
 from thinkalike.errors import DataError
-from thinkalike.states.tokens import held_out_texts
+from thinkalike.states.pieces import held_out_texts
 
 SHARE = 0.3
 ALL = 10**9
@@ -91,11 +89,11 @@ def reported(corpus) -> str:
 
 def held_out(config) -> list[str]:
     """The documents of the report of a job that fits something."""
-    sides = Sides(config)
+    sides = DocumentSplit(config)
     report = [text for text, is_for_report in sides if is_for_report]
-    if sides.settled:
+    if sides.is_settled:
         return report
-    return [text for text, repeats in zip(report, sides.repeats(), strict=True) if not repeats]
+    return [text for text, repeats in zip(report, sides.report_repeats(), strict=True) if not repeats]
 
 
 both = pytest.mark.parametrize("kind", ["text", "hub"])
@@ -336,7 +334,7 @@ def test_a_report_reads_beginnings_of_many_documents(data, texts, caplog):
     assert torch.equal(corpus.report.tokens, again.report.tokens), "from the cache, which tells both apart"
     most = beginning_bytes(data.report_tokens)
     found = documents_of(corpus.report, tiny.tokenizer())
-    assert len(found) >= DOCUMENTS > whole.counts["report_documents"]
+    assert len(found) >= DOCUMENTS_FOR_INTERVALS > whole.counts["report_documents"]
     assert set(found) <= {beginning(text, most) for text in texts}
     assert any(text not in texts for text in found), "some are cut"
     assert set(documents_of(whole.report, tiny.tokenizer())) <= set(texts)
@@ -361,13 +359,13 @@ def test_two_tokenizers_read_the_same_beginnings_both_ways(data, texts):
     parts = tiny.tokenizer(), tiny.other_tokenizer()
     names = []
     for target, source in (parts, parts[::-1]):
-        corpus = corpus_of(data, tokenizer=target, source=SourceText("source", source, bos=False, context=64))
-        layout, rows = corpus.report.layout, corpus.report
-        mine = documents_of(rows, target) if not layout.source else []
-        for number in range(int(rows.documents.max()) if layout.source else 0):
-            mine.append(target.decode(layout.target_tokens(rows.tokens)[rows.documents == number][:-1].tolist()))
+        corpus = corpus_of(data, tokenizer=target, source=SourceTokenizer("source", source, bos=False, context=64))
+        rows = corpus.report
+        mine = documents_of(rows, target) if rows.source is None else []
+        for number in range(int(rows.documents.max()) if rows.source is not None else 0):
+            mine.append(target.decode(rows.tokens[rows.documents == number][:-1].tolist()))
         assert set(mine) <= {beginning(text, beginning_bytes(data.report_tokens)) for text in texts}
         assert abs(int(rows.source_bytes.sum()) / int(rows.target_bytes.sum()) - 1) < 0.05
-        names.append(rows.names.tolist())
+        names.append(rows.document_hashes.tolist())
     fewer = min(map(len, names)) - 1
     assert names[0][:fewer] == names[1][:fewer], "so that both directions can be compared by document"

@@ -8,7 +8,7 @@ from thinkalike import forecast
 from thinkalike.config.compose import checked, hydra_ready
 from thinkalike.digests import remembered
 from thinkalike.errors import ConfigError
-from thinkalike.job.instrument import asked_for
+from thinkalike.job.settings import asked_for
 from thinkalike.plugins import instrument_of
 from thinkalike.training.recipe import fewest_steps
 

@@ -19,12 +19,12 @@ from thinkalike.config import (
     TrainConfig,
     TrainerConfig,
     compose_job,
+    key_settings,
     measure_schema,
-    not_in_key,
     options,
-    relevant,
+    setting,
 )
-from thinkalike.config.compose import compose_open_job, with_quoted_paths
+from thinkalike.config.compose import compose_open_job, keys_of, with_quoted_paths
 from thinkalike.config.parts import chosen_scale
 from thinkalike.errors import ConfigError, StoreError, ThinkalikeError
 from thinkalike.instruments import check_read
@@ -246,6 +246,10 @@ READ = [
     ("analyze", ["model@target=gpt2", "measure=cka", *RECORDED]),
     ("train", ["stitch.rank=4", "stitch=low_rank", "stitch.lr=0.1", "stitch.controls=true", "stitch.ridge=1"]),
     ("train", ["stitch.init=auto", "stitch=low_rank"]),
+    # What holds anyway is no error.
+    ("train", ["trainer.matmul=highest", "stitch=least_squares"]),
+    ("analyze", ["measure.resamples=1000", "measure=rsa"]),
+    ("analyze", ["layers=same", "measure=cka", *RECORDED]),
     ("train", ["hydra.run.dir=.", "threads=2", "trainer.log_every=3", "logger=none"]),
 ]
 
@@ -254,12 +258,12 @@ READ = [
 def test_a_setting_the_job_does_not_read_is_refused_by_key(entry, words):
     key = words[0].partition("=")[0]
     with pytest.raises(ConfigError, match=f"{key}=|is about"):
-        check_read(words, composed(*words, entry=entry))
+        check_read(keys_of(words), composed(*words, entry=entry))
 
 
 @pytest.mark.parametrize(("entry", "words"), READ)
 def test_a_setting_that_the_job_reads_passes(entry, words):
-    check_read(words, composed(*words, entry=entry))
+    check_read(keys_of(words), composed(*words, entry=entry))
 
 
 WITHOUT_EFFECT = [
@@ -291,12 +295,12 @@ WITH_EFFECT = [
 def test_a_setting_without_effect_beside_the_others_is_refused(entry, words):
     """Of the configuration that a command line leaves open, as `scale` and `recipe` decide what is left open."""
     with pytest.raises(ConfigError, match=re.escape(f"{words[0].partition('=')[0].lstrip('+')}=")):
-        check_read(words, compose_open_job(entry, words))
+        check_read(keys_of(words), compose_open_job(entry, words))
 
 
 @pytest.mark.parametrize(("entry", "words"), WITH_EFFECT)
 def test_a_setting_with_effect_beside_the_others_passes(entry, words):
-    check_read(words, compose_open_job(entry, words))
+    check_read(keys_of(words), compose_open_job(entry, words))
 
 
 @pytest.mark.parametrize("source", ["pydoc", "stdlib", "grammar"])
@@ -308,7 +312,7 @@ def test_a_source_that_is_chosen_is_the_name_of_the_text(source):
 class _Inner:
     rate: float = 1.0
     layers: list = dataclasses.field(default_factory=lambda: [0])
-    folder: str = not_in_key("here")
+    folder: str = setting("here", in_key=False)
 
 
 @dataclasses.dataclass
@@ -317,11 +321,11 @@ class _Outer:
     inner: _Inner = dataclasses.field(default_factory=_Inner)
 
 
-def test_what_is_relevant_is_no_default_and_can_change_numbers():
-    assert relevant(_Outer("a")) == {"name": "a"}
-    assert relevant(_Outer("a", _Inner(folder="there"))) == {"name": "a"}
+def test_what_enters_a_key_is_no_default_and_can_change_numbers():
+    assert key_settings(_Outer("a")) == {"name": "a"}
+    assert key_settings(_Outer("a", _Inner(folder="there"))) == {"name": "a"}
     changed = {"rate": 2.0, "layers": [0, 1]}
-    assert relevant(_Outer("a", _Inner(**changed, folder="there"))) == {"name": "a", "inner": changed}
+    assert key_settings(_Outer("a", _Inner(**changed, folder="there"))) == {"name": "a", "inner": changed}
 
 
 IMPOSSIBLE = [  # by the key that the message names; test_ranges.py has the ranges of all numbers

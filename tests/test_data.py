@@ -14,19 +14,21 @@ import torch
 
 import tiny
 from thinkalike.config import DataConfig
-from thinkalike.data.corpus import Corpus, OneTokenizer, TokenRows, read_corpus
+from thinkalike.data.corpus import read_corpus
 from thinkalike.data.documents import (
-    PIECE,
+    PIECE_CHARACTERS,
+    cut_into_pieces,
     document_fingerprint,
-    documents,
+    documents_of,
     files_of,
     group_of,
-    in_pieces,
     text_fingerprint,
-    training_texts,
 )
 from thinkalike.data.grammar import derivations
-from thinkalike.data.marks import divided
+from thinkalike.data.marks import divide_at_marks
+from thinkalike.data.packing import TokenizerReader
+from thinkalike.data.rows import Corpus, TokenRows
+from thinkalike.data.splits import training_texts
 from thinkalike.data.tables import read_table
 from thinkalike.errors import DataError
 from thinkalike.hub import resolved
@@ -86,7 +88,7 @@ def stream(rows: list[str]) -> list[int]:
 
 def sides(data: DataConfig) -> tuple[list[str], list[str]]:
     fit = list(training_texts(data))
-    return fit, [text for text in documents(data) if text not in set(fit)]
+    return fit, [text for text in documents_of(data) if text not in set(fit)]
 
 
 def write(path: Path, rows: list[str], field: str = "text") -> list[Path]:
@@ -119,7 +121,7 @@ def test_a_line_that_is_no_object_is_no_record(line, tmp_path, config):
     path = write_jsonl(tmp_path / "x.jsonl", texts(3))
     path.write_text(path.read_text() + line + "\n")
     with pytest.raises(DataError, match=r"x\.jsonl line 4 is not a JSON object"):
-        list(documents(config(path)))
+        list(documents_of(config(path)))
 
 
 FORMATS = ["x.txt", "x.jsonl", "x.JSONL", "x.jsonl.gz", "x.jsonl.zst", "x.parquet"]
@@ -127,9 +129,9 @@ FORMATS = ["x.txt", "x.jsonl", "x.JSONL", "x.jsonl.gz", "x.jsonl.zst", "x.parque
 
 def test_pythons_manual_is_english_in_pieces():
     pydoc = DataConfig(name="pydoc", source="pydoc", report_share=0.3)
-    found = list(documents(pydoc))
+    found = list(documents_of(pydoc))
     assert sum(map(len, found)) > 300_000
-    assert max(map(len, found)) <= PIECE
+    assert max(map(len, found)) <= PIECE_CHARACTERS
     assert "\n*****" not in "".join(found)
     assert sum(text.count(" the ") for text in found) > 2000
     grammar = replace(pydoc, name="grammar", source="grammar")
@@ -140,10 +142,10 @@ def test_pythons_manual_is_english_in_pieces():
 def test_every_format_gives_the_same_documents_of_the_field(name, tmp_path, config):
     rows = [*texts(20), "ä → é\n\nsecond paragraph", '"quoted"\t\\']
     files = write(tmp_path / name, rows, field="content")
-    assert list(documents(config(*files, field="content"))) == rows
+    assert list(documents_of(config(*files, field="content"))) == rows
     if name != "x.txt":
         with pytest.raises(DataError, match=str(tmp_path / name)):
-            list(documents(config(*files, field="contnet")))
+            list(documents_of(config(*files, field="contnet")))
 
 
 @pytest.mark.parametrize("name", ["notes [v2].jsonl", "a[0-9].jsonl", "what?*.jsonl", "[draft]/x.jsonl"])
@@ -181,20 +183,20 @@ def test_a_text_file_is_divided_at_its_marks(name, tmp_path, config, caplog):
     text, expected = MARKED[name]
     (tmp_path / "all.txt").write_bytes(text.encode())
     with caplog.at_level("INFO"):
-        assert sorted(documents(config(tmp_path / "all.txt"))) == sorted(expected)
+        assert sorted(documents_of(config(tmp_path / "all.txt"))) == sorted(expected)
     assert f"{tmp_path}/all.txt: 2 documents, divided at " in caplog.text
 
 
 @pytest.mark.parametrize("name", ORDINARY)
 def test_ordinary_text_is_not_divided(name):
-    assert divided(ORDINARY[name]) == ([ORDINARY[name]], [])
+    assert divide_at_marks(ORDINARY[name]) == ([ORDINARY[name]], [])
 
 
 def test_files_are_read_in_order_and_globs_sorted(tmp_path, config):
     for name in ("c.txt", "a.txt", "B.TXT"):
         (tmp_path / name).write_text(name)
     (tmp_path / "c.txt").write_text("c.txt", encoding="utf-8-sig")  # a mark of the encoding is no text
-    found = documents(config(tmp_path / "c.txt", tmp_path / "[aB].*"))
+    found = documents_of(config(tmp_path / "c.txt", tmp_path / "[aB].*"))
     assert list(found) == ["c.txt", "B.TXT", "a.txt"]
 
 
@@ -204,17 +206,17 @@ def test_a_damaged_file_is_named(name, harm, tmp_path, config):
     (file,) = write(tmp_path / name, texts(20))
     file.write_bytes(harm(file.read_bytes()))
     with pytest.raises(DataError, match=str(file)):
-        list(documents(config(file)))
+        list(documents_of(config(file)))
 
 
 @pytest.mark.parametrize("line", ['{"text": 3}', '{"texts": "a"}', "[1]", "{oops"])
 def test_a_line_without_text_is_named(line, tmp_path, config):
     (tmp_path / "x.jsonl").write_text('{"text": "fine"}\n' + line + "\n", encoding="utf-8-sig")
     with pytest.raises(DataError, match=r"x\.jsonl line 2"):
-        list(documents(config(tmp_path / "x.jsonl")))
+        list(documents_of(config(tmp_path / "x.jsonl")))
 
 
-@pytest.mark.parametrize("call", [lambda data: list(documents(data)), text_fingerprint])
+@pytest.mark.parametrize("call", [lambda data: list(documents_of(data)), text_fingerprint])
 def test_only_regular_files_are_read(call, tmp_path, config):
     """A pipe or /dev/zero would never end."""
     (tmp_path / "folder").mkdir()
@@ -232,10 +234,10 @@ def test_the_standard_library_is_read_in_order_of_content(tmp_path, monkeypatch)
         (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
         (tmp_path / name).write_text(text)
     stdlib = DataConfig(name="stdlib", source="stdlib")
-    read_once, name = list(documents(stdlib)), text_fingerprint(stdlib)
+    read_once, name = list(documents_of(stdlib)), text_fingerprint(stdlib)
     assert read_once == sorted(kept.values(), key=document_fingerprint)
     (tmp_path / "a.py").rename(tmp_path / "zz.py")
-    assert list(documents(stdlib)) == read_once
+    assert list(documents_of(stdlib)) == read_once
     (tmp_path / "zz.py").write_text("changed")
     assert text_fingerprint(stdlib) != name
 
@@ -255,7 +257,7 @@ HUB = {"name": "set", "source": "hub", "hub_id": "someone/set", "field": "text"}
 
 def test_a_hub_set_is_streamed(hub):
     config = DataConfig(**HUB, subset="en", split="validation", revision="v2", hub_files=["val.jsonl"])
-    assert list(documents(config)) == texts(5)
+    assert list(documents_of(config)) == texts(5)
     options = {"split": "validation", "streaming": True, "revision": "v2", "data_files": ["val.jsonl"]}
     hub.assert_called_once_with("someone/set", "en", **options)
 
@@ -303,7 +305,7 @@ def test_rows_are_documents_joined_by_eos_and_know_them(bos, config):
 def test_marks_around_a_text_are_not_doubled():
     cutter = tiny.tokenizer()
     bos, eos = (cutter.convert_ids_to_tokens(mark) for mark in (cutter.bos_token_id, cutter.eos_token_id))
-    plain, marked, inside = OneTokenizer(cutter, True)(["abc abd", f"{bos}abc abd{eos}", f"abc{eos}abd"])
+    plain, marked, inside = TokenizerReader(cutter, True)(["abc abd", f"{bos}abc abd{eos}", f"abc{eos}abd"])
     assert plain == marked
     assert list(inside).count(cutter.eos_token_id) == 2, "a mark within a text stays"
 
@@ -318,7 +320,7 @@ def pieces(rows: TokenRows) -> list[str]:
 def test_aligned_rows_begin_with_documents_and_cut_the_last(bos, config):
     source = config(aligned=True)
     corpus = read(source, bos=bos)
-    whole = {text: [*map(ord, text), EOS] for text in documents(source)}
+    whole = {text: [*map(ord, text), EOS] for text in documents_of(source)}
     starts = {tuple(tokens[:5]) for tokens in whole.values()}
     total = 0
     for rows in (corpus.fit, corpus.report):
@@ -332,8 +334,8 @@ def test_aligned_rows_begin_with_documents_and_cut_the_last(bos, config):
 
 def test_the_grammar_gives_sentences_that_probing_does_not_use():
     source = DataConfig(name="grammar", source="grammar", sentences=400)
-    found = list(documents(source))
-    assert found == list(documents(source))
+    found = list(documents_of(source))
+    assert found == list(documents_of(source))
     assert 300 < len(found) < 400
     assert all(derivations(text, "large") and not derivations(text, "small") for text in found)
     assert text_fingerprint(source) != text_fingerprint(replace(source, sentences=500))
@@ -348,11 +350,11 @@ def paragraphs(count, size=300, joint="\n\n"):
 @pytest.mark.parametrize(("joint", "size"), [("\n\n", 300), ("\n", 300), (" ", 300), ("", 6)])
 def test_pieces_of_a_document_are_even_and_end_with_a_unit(joint, size):
     text = paragraphs(20_000 // size, size, joint) if joint else "x" * 20_000
-    found = list(in_pieces(text))
+    found = list(cut_into_pieces(text))
     assert "".join(found) == text
-    assert all(PIECE / 4 < len(piece) <= PIECE for piece in found)
+    assert all(PIECE_CHARACTERS / 4 < len(piece) <= PIECE_CHARACTERS for piece in found)
     assert all(piece.endswith(joint) for piece in found[:-1])
-    assert list(in_pieces(text[:PIECE])) == [text[:PIECE]]
+    assert list(cut_into_pieces(text[:PIECE_CHARACTERS])) == [text[:PIECE_CHARACTERS]]
 
 
 def test_one_file_is_enough_text_for_both_sides(tmp_path, config):
@@ -500,11 +502,11 @@ def test_groups_are_not_merged_by_their_texts(what, config, tmp_path):
     path = tmp_path / "grouped.jsonl"
     path.write_text("".join(f"{json.dumps(record)}\n" for record in records))
     with pytest.raises(DataError, match=f"^data.group=source: {re.escape(message)}"):
-        list(documents(config(path, group="source")))
+        list(documents_of(config(path, group="source")))
     for alike in (["a", "b"], [1, 2], [True, False]):
         records = [{"text": text, "source": alike[row % 2]} for row, text in enumerate(texts())]
         path.write_text("".join(f"{json.dumps(record)}\n" for record in records))
-        found = {group_of(text) for text in documents(config(path, group="source"))}
+        found = {group_of(text) for text in documents_of(config(path, group="source"))}
         assert found == set(map(str, alike)), "control"
 
 
@@ -513,6 +515,6 @@ def test_a_pointer_of_git_lfs_is_no_text(name, config, tmp_path):
     path = tmp_path / name
     path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:" + "4d7a" * 16 + "\nsize 1234567\n")
     with pytest.raises(DataError, match=r"is a pointer of Git LFS and not the file itself; run: cd .* && git lfs pull"):
-        list(documents(config(path)))
+        list(documents_of(config(path)))
     with pytest.raises(DataError, match=r"is a pointer of Git LFS"):
         read_table(path.rename(path.with_suffix(".csv")))

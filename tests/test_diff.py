@@ -12,20 +12,11 @@ import thinkalike
 import tiny
 from conftest import kill_and_resume, results_in
 from thinkalike.cli import as_analysis
-from thinkalike.data.corpus import TokenRows
+from thinkalike.data.rows import TokenRows
 from thinkalike.errors import ConfigError, ModelError
-from thinkalike.evaluation.changes import (
-    Move,
-    beyond_forks,
-    by_output,
-    by_part,
-    comparable_with_forks,
-    fork,
-    moves,
-    perturbed,
-    rate_for,
-    seen,
-)
+from thinkalike.evaluation.changes import compare_batches, perturbed
+from thinkalike.evaluation.exchanges import exchange_outputs, exchange_parts
+from thinkalike.evaluation.forks import PartMove, beyond_forks, comparable_with_forks, fork, part_moves, rate_for
 from thinkalike.instruments.diff.answers import worst
 from thinkalike.instruments.diff.screen import APART, lines
 from thinkalike.models.load import load_model
@@ -94,9 +85,9 @@ def test_a_change_of_one_part_is_found_there_and_nowhere_else(path, component, l
     base, changed = pair(noise_in(path))
     (part,) = changed_parts(base, changed)
     assert (part.component, part.layer) == (component, layer)
-    batches, changes = zip(*seen(base, changed, ROWS, 8), strict=True)
+    batches, changes = zip(*compare_batches(base, changed, ROWS, 8), strict=True)
     others = [each for each in parts_of(base) if each != part]
-    found = by_part(base, changed, [part, *others], batches, 99)
+    found = exchange_parts(base, changed, [part, *others], batches, 99)
     whole = torch.cat([each.tokens.kl for each in changes])
     assert whole.mean() > 1e-3
     assert found[part].without.abs().max() < 1e-6
@@ -115,8 +106,8 @@ def test_of_many_parts_those_that_change_most_are_exchanged():
             noise_in(f"layers.{layer}.attn", 0.02)(module)
 
     base, changed = pair(change)
-    batches, _ = zip(*seen(base, changed, ROWS, 8), strict=True)
-    found = by_part(base, changed, changed_parts(base, changed), batches, 1)
+    batches, _ = zip(*compare_batches(base, changed, ROWS, 8), strict=True)
+    found = exchange_parts(base, changed, changed_parts(base, changed), batches, 1)
     assert [str(part) for part, each in found.items() if each.without is not None] == ["MLP 3"]
     assert all(each.entering is not None for each in found.values())
     assert len(found) == 5
@@ -125,7 +116,7 @@ def test_of_many_parts_those_that_change_most_are_exchanged():
 def test_random_changes_are_as_large_and_undo_themselves():
     base, changed = pair(noise_in("layers.1.mlp"))
     before = base.fingerprint()
-    (batch, change), *_ = seen(base, changed, ROWS, 8)
+    (batch, change), *_ = compare_batches(base, changed, ROWS, 8)
     weight = base.module.layers[1].mlp.fc_in.weight
     wanted = (changed.module.layers[1].mlp.fc_in.weight - weight).norm()
     own = weight.clone()
@@ -264,7 +255,7 @@ def forks_of_noise(count, seed, parts=6, width=24):
 
 
 def change(matrix):
-    return Move(matrix.flatten(), float(torch.linalg.matrix_norm(matrix, 2).log()))
+    return PartMove(matrix.flatten(), float(torch.linalg.matrix_norm(matrix, 2).log()))
 
 
 @pytest.mark.parametrize("kind", ["without what forks share", "in one direction"])
@@ -292,7 +283,7 @@ def test_forks_beside_forks_raise_as_many_alarms_as_they_may():
 
 def test_moves_are_those_of_the_weights():
     base, changed = pair(noise_in("layers.2"))
-    found = dict(zip(map(str, parts_of(base)), moves(base, changed, parts_of(base)), strict=True))
+    found = dict(zip(map(str, parts_of(base)), part_moves(base, changed, parts_of(base)), strict=True))
     own, other = (dict(model.module.layers[2].mlp.named_parameters()) for model in (base, changed))
     changes = [other[name] - weight for name, weight in own.items()]
     largest = [torch.linalg.matrix_norm(each, 2).log() for each in changes if each.dim() == 2]
@@ -471,8 +462,8 @@ def test_the_output_that_changed_carries_all_of_the_kl(mini, component, place):
 @pytest.mark.ci_slow
 def test_no_output_is_named_where_a_model_has_no_such_sites(checkpoints):
     mamba = load_model(checkpoints["mamba"])
-    batches, _ = zip(*seen(mamba, mamba, ROWS, 8), strict=True)
-    assert by_output(mamba, mamba, batches, 4) == {}
+    batches, _ = zip(*compare_batches(mamba, mamba, ROWS, 8), strict=True)
+    assert exchange_outputs(mamba, mamba, batches, 4) == {}
 
 
 def test_forks_by_another_recipe_tell_no_part_apart():

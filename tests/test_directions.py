@@ -9,8 +9,8 @@ from safetensors.numpy import load_file
 import tiny
 from conftest import composed, kill_and_resume, untrained
 from stores import finish
-from thinkalike.data.corpus import TokenRows
-from thinkalike.evaluation.language import state_moments
+from thinkalike.data.rows import TokenRows
+from thinkalike.evaluation.moments import state_moments
 from thinkalike.instruments.stitching.directions import residual_sums
 from thinkalike.instruments.stitching.fitting import load_setting
 from thinkalike.instruments.stitching.instrument import Stitching

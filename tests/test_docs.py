@@ -18,7 +18,8 @@ from conftest import ROOT, composed
 from pages import script
 from thinkalike.cli import as_analysis
 from thinkalike.config import CONF, MEASURES, TASKS, TrainConfig, instrument, measure_schema, options
-from thinkalike.config.compose import GROUPS, _folder, _keys, _node, _unset
+from thinkalike.config.compose import _keys
+from thinkalike.config.groups import GROUPS, folder_node, schema_node, unset_settings
 from thinkalike.errors import ConfigError
 from thinkalike.listing import Query
 from thinkalike.plugins import conf_folders
@@ -40,7 +41,7 @@ def keys(entry):
     """All settings and parts of a configuration, of any measure."""
     roots = {instrument(value).config for value in (TASKS if entry == "train" else MEASURES).values()}
     of_measures = (f"measure.{item.name}" for kind in MEASURES for item in fields(measure_schema(kind)))
-    known = {key for root in roots for key in _keys(OmegaConf.create(_unset(root)))}
+    known = {key for root in roots for key in _keys(OmegaConf.create(unset_settings(root)))}
     return {*known, *(of_measures if entry == "analyze" else ())}
 
 
@@ -54,7 +55,7 @@ def check_names(entry, overrides):
             there = options(override.key_or_group)
             unknown = [each for each in names if isinstance(each, str) and each not in there]
             paths = [f"{override.key_or_group}/{each}" for each in unknown]
-            assert not [each for each in paths if _folder(each) is None and _node(each) is None], unknown
+            assert not [each for each in paths if folder_node(each) is None and schema_node(each) is None], unknown
         else:
             parts = key.split(".")
             assert {key, ".".join(parts[:2]), parts[0]} & keys(entry) - {*GROUPS, "stitch", "target"}, key

@@ -18,16 +18,18 @@ from fake_device import FakeDevice, move
 from test_work import KINDS, of_outputs
 from thinkalike import measures
 from thinkalike.config import DataConfig, instrument, measure_entry, measure_schema
-from thinkalike.data.corpus import TokenRows
+from thinkalike.data.rows import TokenRows
 from thinkalike.data.stimuli import Stimuli
-from thinkalike.evaluation.changes import by_part, moves, perturbed, seen
+from thinkalike.evaluation.changes import compare_batches, perturbed
+from thinkalike.evaluation.exchanges import exchange_parts
+from thinkalike.evaluation.forks import part_moves
 from thinkalike.instruments.ruler import alike
 from thinkalike.measures.mlem.differentiable import DifferentiableMLEM
 from thinkalike.measures.ridge import Predictor
 from thinkalike.models.parts import changed_parts, parts_of
 from thinkalike.states.batches import ModelRuns, array_batches, text_batches
+from thinkalike.states.pieces import Pieces
 from thinkalike.states.stimuli import stimulus_states
-from thinkalike.states.tokens import Pieces
 from thinkalike.training.recipe import StitchConfig
 from thinkalike.training.stitching import STITCH_LOSSES, Microbatch, StitchTraining, mean_losses
 
@@ -41,10 +43,10 @@ REASONS = {
     "its number is the next one where the caller gives none, as jobs do": "layer_means.next_number",
     "a few numbers go to the GPU or come from it: once a batch, or a weight": """
         outputs._means_without_parts layer_means.add ridge.of ridge._residuals
-        changes.moves changes.seen
-        changes.distances_of_tokens changes.kl frozen._run batches.pool features.differences
-        changes.signed_permutation parts.moved batches.of batches.run tokens.states_of_words
-        stimuli.states_of_stimuli estimates.massive""",
+        forks.part_moves changes.compare_batches
+        forks._largest_square changes.token_distances changes.kl frozen._run batches.pool features.differences
+        changes.signed_permutation parts.moved batches._batch batches._residuals batches.residuals_of batches.select
+        batches.run word_states.states_of_words word_states._states_at stimuli.states_of_stimuli estimates.massive""",
     "pairs of stimuli closer than rounding, and copies, are found by value: a shape": """
         neural.squared_distances neural.squared""",
     "how many levels, components, tokens or directions there are is a shape": """
@@ -139,9 +141,9 @@ def stitched(steps, pairs, loss="cross_entropy", size=(12, 3)):
 
 def changed(batches, parts):
     base, other = made(1, GPU), made(2, GPU)
-    batches = [found for number in range(batches) for found, _ in seen(base, other, rows(number), 6)]
-    by_part(base, other, changed_parts(base, other)[:parts], batches, 2)
-    moves(base, other, parts_of(base)[:parts])
+    batches = [found for number in range(batches) for found, _ in compare_batches(base, other, rows(number), 6)]
+    exchange_parts(base, other, changed_parts(base, other)[:parts], batches, 2)
+    part_moves(base, other, parts_of(base)[:parts])
     for number in range(parts):
         with perturbed(base, other, parts_of(base), number) as model:
             [own.kl(model, 0, own.base) for own in batches]

@@ -2,7 +2,6 @@
 
 import copy
 import doctest
-import gc
 import inspect
 import json
 import os
@@ -23,9 +22,9 @@ from safetensors.torch import save_file
 import thinkalike
 import tiny
 from conftest import of_core, with_slow
-from thinkalike import functions, load_model, measures, open_result, plugins
+from thinkalike import jobs, load_model, measures, open_result
 from thinkalike.config import MEASURES, AnalyzeConfig, DataConfig, ModelConfig, StimuliConfig, measure_schema
-from thinkalike.config.schema import default_of, is_open
+from thinkalike.config.schema import initial_of
 from thinkalike.errors import (
     ConfigError,
     DataError,
@@ -33,10 +32,11 @@ from thinkalike.errors import (
     PluginError,
     ResourceError,
     ResultError,
+    StoreError,
     ThinkalikeError,
 )
+from thinkalike.inputs import config_of, model_configs, stimuli_config
 from thinkalike.models.behaviour import sample_digest
-from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.places import ASSETS
 from thinkalike.store import Result
 from thinkalike.training.recipe import StitchConfig, StitchJob
@@ -127,23 +127,23 @@ COMMON = {each.name for part in (DataConfig, StimuliConfig, AnalyzeConfig) for e
 def test_keywords_are_settings_with_their_defaults(name):
     """None stands for what is left open, for lists, and for settings whose default depends on the measure."""
     wrong = []
-    for keyword, default in functions.settings_in(getattr(thinkalike, name)).items():
+    for keyword, default in getattr(jobs, name.capitalize()).defaults().items():
         found = []
         for kind in JOBS[name]:
             if name == "compare" and keyword not in {each.name for each in fields(measure_schema(kind))} | COMMON:
                 continue  # of another measure
-            part, _, setting = functions.place_of(keyword, kind).rpartition(".")
+            part, _, setting = jobs.setting_of(keyword, kind).rpartition(".")
             root = StitchJob if kind == "stitch" else AnalyzeConfig
             own = {"model": ModelConfig, "stitch": StitchConfig, "data": DataConfig, "stimuli": StimuliConfig, "": root}
             schema = measure_schema(kind) if part == "measure" else own[part]
             found += [item for item in fields(schema) if item.name == setting]
-        usual = [None if is_open(item) else default_of(item) for item in found]
-        plain = functions._plain(default)
+        usual = [initial_of(item) for item in found]
+        plain = jobs._plain(default)
         differ = any(each != usual[0] for each in usual)
         fits = [plain == each or (default is None and (differ or isinstance(each, list | dict))) for each in usual]
         wrong += [] if fits and all(fits) else [(keyword, default, usual)]
     assert wrong == []
-    assert functions.place_of("steps", "stitch") == "stitch.steps", "control"
+    assert jobs.setting_of("steps", "stitch") == "stitch.steps", "control"
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def test_a_keyword_counts_whatever_the_default_of_another_measure_is(measure, ke
         asked.append(config)
         raise DataError("no job is run here")
 
-    monkeypatch.setattr(functions, "run_job", run_job)
+    monkeypatch.setattr(jobs, "run_job", run_job)
     for settings in ({keyword: value}, {}):
         with pytest.raises(DataError):
             thinkalike.compare("gpt2-mini", "gpt2-mini-s1", measure=measure, stimuli="crossed", **settings)
@@ -218,7 +218,6 @@ def test_a_model_in_memory_is_keyed_by_what_it_is():
     assert other.key != first.key
     both = thinkalike.compare(given, (changed, given[1]), texts=TEXTS, **FEW)
     assert list(dict.fromkeys(both.table["target"])) == ["gpt2-mini (2)", "gpt2-mini"]
-    assert not any(isinstance(each, FrozenModel) for each in plugins.HELD.values())
 
 
 def small_llama():
@@ -316,27 +315,27 @@ def test_a_change_that_no_sample_shows_is_in_the_code_of_a_function():
         late_change(model, factor)
     frozen = [load_model(model, cutter) for model in models]
     assert len({sample_digest(model) for model in frozen}) == 1, "the sample is too short for it"
-    paths = [functions._of_memory(model).path for model in frozen]
+    paths = [config_of(model).digest for model in frozen]
     assert paths[1] == paths[2]
     assert len(set(paths)) == 3
     found = thinkalike.diff((models[1], cutter), (models[3], cutter), texts=TEXTS, tokens=256)
     assert found.scalars["settings"] == 1
-    with functions.in_place({"base": (models[1], cutter), "changed": (models[2], cutter)}) as configs:
-        assert configs[0].path != configs[1].path, "two objects, however alike, have two places"
+    configs = model_configs({"base": (models[1], cutter), "changed": (models[2], cutter)}, {})
+    assert configs[0].digest != configs[1].digest, "two objects, however alike, are two models"
 
 
 def test_a_patch_of_a_library_enters_the_key(monkeypatch):
     from transformers.models.llama import modeling_llama
 
     model = load_model(small_llama(), tiny.tokenizer())
-    before = functions._of_memory(model).path
+    before = config_of(model).digest
     with monkeypatch.context() as patch:
         patch.setattr(modeling_llama, "rotate_half", lambda states: states.flip(-1))
-        assert functions._of_memory(model).path != before
+        assert config_of(model).digest != before
     with monkeypatch.context() as patch:
         patch.setattr(modeling_llama.LlamaMLP, "forward", lambda self, states: self.down_proj(self.up_proj(states)))
-        assert functions._of_memory(model).path != before
-    assert functions._of_memory(model).path == before
+        assert config_of(model).digest != before
+    assert config_of(model).digest == before
 
 
 USES = {
@@ -354,12 +353,12 @@ USES = {
 def test_what_a_user_did_with_a_model_before_is_no_part_of_its_key(use):
     """Nor of that of another model: compiled functions stay among the globals of transformers, without a module."""
     tokens = torch.arange(5)[None]
-    before = functions._of_memory(load_model(small_llama(), tiny.tokenizer())).path
+    before = config_of(load_model(small_llama(), tiny.tokenizer())).digest
     model = small_llama()
     with torch.no_grad():
         use(model, tokens)
-    assert functions._of_memory(load_model(model, tiny.tokenizer())).path == before
-    assert functions._of_memory(load_model(small_llama(), tiny.tokenizer())).path == before
+    assert config_of(load_model(model, tiny.tokenizer())).digest == before
+    assert config_of(load_model(small_llama(), tiny.tokenizer())).digest == before
 
 
 def test_a_patch_that_was_made_from_text_enters_the_key(monkeypatch):
@@ -367,23 +366,25 @@ def test_a_patch_that_was_made_from_text_enters_the_key(monkeypatch):
     from transformers.models.llama import modeling_llama
 
     model = load_model(small_llama(), tiny.tokenizer())
-    before = functions._of_memory(model).path
+    before = config_of(model).digest
     namespace: dict = {}
     exec("def rotate_half(states): return states.flip(-1)", {}, namespace)
     assert namespace["rotate_half"].__module__ is None
     with monkeypatch.context() as patch:
         patch.setattr(modeling_llama, "rotate_half", namespace["rotate_half"])
-        assert functions._of_memory(model).path != before
+        assert config_of(model).digest != before
     with monkeypatch.context() as patch:
         patch.setattr(modeling_llama, "a_name_that_nothing_reads", namespace["rotate_half"], raising=False)
-        assert functions._of_memory(model).path == before
+        assert config_of(model).digest == before
 
 
 def test_a_model_in_memory_has_one_key_in_every_process(tmp_path):
     program = (
-        "import test_functions as tests, tiny; from thinkalike import functions, load_model\n"
+        "import test_functions as tests, tiny\n"
+        "from thinkalike import load_model\n"
+        "from thinkalike.inputs import config_of\n"
         "model = tests.small_llama(); tests.hooked(model); tests.replaced_forward(model)\n"
-        "print(functions._of_memory(load_model(model, tiny.tokenizer())).path)"
+        "print(config_of(load_model(model, tiny.tokenizer())).digest)"
     )
     paths = set()
     for seed, threads in (("1", "1"), ("2", "2")):
@@ -396,7 +397,7 @@ def test_a_model_in_memory_has_one_key_in_every_process(tmp_path):
 def test_a_list_that_a_hook_fills_is_no_part_of_the_key():
     model, rows = small_llama(), []
     model.model.layers[0].register_forward_hook(lambda _, __, output: rows.append(output[0, 0]))
-    paths = {functions._of_memory(load_model(model, tiny.tokenizer())).path for _ in range(2)}
+    paths = {config_of(load_model(model, tiny.tokenizer())).digest for _ in range(2)}
     assert rows
     assert len(paths) == 1
 
@@ -453,7 +454,7 @@ def test_a_factor_beside_a_count_of_calls_is_part_of_the_key(holder):
             lambda _, __, output: torch.cat([output[:, :10_000], scaled(output[:, 10_000:])], 1)
         )
         frozen = load_model(model, tiny.tokenizer())
-        paths = {functions._of_memory(frozen).path for _ in range(3)}
+        paths = {config_of(frozen).digest for _ in range(3)}
         assert len(paths) == 1, "the count alone makes no other model"
         return paths.pop()
 
@@ -461,14 +462,27 @@ def test_a_factor_beside_a_count_of_calls_is_part_of_the_key(holder):
     assert len({path(factor) for factor in (2.0, 5.0, 9.0)}) == 3
 
 
-def test_a_result_in_memory_goes_with_its_object(tmp_path):
+def test_a_result_in_memory_is_in_no_folder_until_it_is_saved(tmp_path):
     result = thinkalike.compare(PAIR[0], texts=[{"text": text} for text in TEXTS], **FEW)
-    folder, kept = result.folder, result.save(tmp_path / "mine")
     assert "CKA of the layers of gelu-3l-mini" in result._repr_html_()
-    del result
-    gc.collect()
-    assert not folder.exists()
-    assert kept.table.equals(open_result(tmp_path / "mine").table)
+    assert (result.is_kept, "not kept" in repr(result)) == (False, True)
+    with pytest.raises(StoreError, match=r"^this result is in memory, and in no folder; keep it by result.save"):
+        _ = result.folder
+    saved = result.save(tmp_path / "mine")
+    opened = open_result(tmp_path / "mine")
+    assert (opened.kind, opened.key, opened.provenance) == (result.kind, result.key, result.provenance)
+    assert opened.headlines == saved.headlines == result.headlines
+    assert opened.config == result.config
+    pd.testing.assert_frame_equal(opened.table, result.table, check_exact=True)
+    assert opened._repr_html_() == result._repr_html_()
+
+
+def test_stitches_in_memory_are_those_of_the_saved_result(tmp_path):
+    result = thinkalike.stitch(PAIR[0], layers=[1], kind="least_squares", steps=1, report_tokens=2048)
+    saved = result.save(tmp_path / "mine")
+    here, there = (thinkalike.load_stitch(each)[1] for each in (result, saved))
+    assert torch.equal(here.weight, there.weight)
+    assert saved.files == result.files
 
 
 def test_a_figure_goes_into_axes_of_the_user():
@@ -779,14 +793,10 @@ TABLES = {
 }
 
 
-def test_tables_in_memory_that_are_read_differently_have_paths_of_their_own(tmp_path):
-    paths = set()
-    for table in TABLES.values():
-        with functions.in_table(table) as (_, settings):
-            paths.add(settings["path"])
-    assert len(paths) == len(TABLES)
-    with functions.in_table(TABLES["real"].copy()) as (_, settings):
-        assert settings["path"] in paths, "control: a copy is the same table"
+def test_tables_in_memory_that_are_read_differently_have_digests_of_their_own(tmp_path):
+    digests = {stimuli_config(table, {}).table.digest for table in TABLES.values()}
+    assert len(digests) == len(TABLES)
+    assert stimuli_config(TABLES["real"].copy(), {}).table.digest in digests, "control: a copy is the same table"
     mlem = inspect.unwrap(thinkalike.mlem)
     settings = {"features": ["f"], "store": tmp_path, **PROFILES}
     mlem(STATES, stimuli=TABLES["missing"], **settings)

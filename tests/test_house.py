@@ -45,6 +45,7 @@ LEVELS = {
     "measures": 1.5,  # knows arguments, errors and processes at most: no models, files or configuration
     "tables": 3,
     "store": 2,
+    "unkept": 2.2,  # knows store
     "states": 2.5,
     "stitches": 3,
     "evaluation": 3,
@@ -53,6 +54,8 @@ LEVELS = {
     "job": 4,
     "training": 4,
     "instruments": 5,
+    "inputs": 5.5,
+    "jobs": 5.8,
     "functions": 6,
     "writing": 6.5,
     "listing": 6,

@@ -125,6 +125,8 @@ import torch
 
 from thinkalike import CKA, MLEM, FrozenModel, Result, cka, load_model, mutual_knn, open_result, plot, results, rsa
 from thinkalike import compare, diff, mlem, stitch, trajectory
+from thinkalike import Compare, Diff, Job, Loss, Mlem, Rsa, Trajectory, run
+from thinkalike.jobs import Stitch
 from thinkalike.measures import Estimate, rsa_estimate
 
 X, Y = torch.randn(20, 4), np.ones((20, 5))
@@ -148,6 +150,16 @@ result = mlem(model, stimuli=frame, features=["tense"], kinds={"tense": "nominal
 result = rsa([model, {"low": Y}], stimuli="crossed", permutations=99)
 result = diff("gpt2", Path("tuned"), margin={"kl": 0.01})
 result = trajectory("run", steps=[1, 2])
+jobs: list[Job] = [
+    Stitch(model, "gpt2", texts=["a text"], kind="affine", layers=[[0, 1]], steps=60),
+    Compare(X, model, measure="mutual_knn", neighbours=5, stimuli=frame, null=True),
+    Mlem(model, stimuli=frame, features=["tense"], kinds={"tense": "nominal"}),
+    Rsa([model, {"low": Y}], stimuli="crossed", permutations=99),
+    Diff("gpt2", Path("tuned"), margin={"kl": 0.01}),
+    Loss("gpt2", texts="pydoc", report_tokens=2048),
+    Trajectory("run", steps=[1, 2], threads=1),
+]
+kept: list[Result] = [run(job, store=Path("results"), force=True) for job in jobs]
 html: str | None = result.save("mine")._repr_html_()
 result.plot(ax=axes)
 
@@ -158,6 +170,9 @@ def width(model: FrozenModel) -> int:
 BAD = {
     "cka(X, Y).scalar": "attr-defined",
     "stitch(model, step=60)": "call-arg",
+    "compare(model, neighbours='5')": "arg-type",
+    "Compare(model, neighbour=5)": "call-arg",
+    "Diff('gpt2')": "call-arg",
     "result.scalar": "attr-defined",
     "open_result(3)": "arg-type",
     "thinkalike.stich": "attr-defined",

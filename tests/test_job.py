@@ -30,12 +30,12 @@ from thinkalike.config import (
     StimuliConfig,
     TrainConfig,
     TrainerConfig,
+    key_settings,
     measure_schema,
-    not_in_key,
-    relevant,
+    setting,
 )
 from thinkalike.config.parts import model_settings
-from thinkalike.config.schema import default_of
+from thinkalike.config.schema import left_out_of
 from thinkalike.errors import DataError, ResourceError, ResultError, StoreError
 from thinkalike.instruments import instrument, instrument_of
 from thinkalike.job import Instrument, Outcome, Work
@@ -58,13 +58,13 @@ class Config:
     measure: ToyMeasure = field(default_factory=ToyMeasure)
     other: ToyMeasure = field(default_factory=ToyMeasure)
     seed: int = 0
-    store: str = not_in_key("results")
-    force: bool = not_in_key(False)
-    wait: bool = not_in_key(True)
-    screen: str = not_in_key("short")
-    threads: int | None = not_in_key(None)
-    trainer: TrainerConfig = field(default_factory=TrainerConfig, metadata={"not_in_key": True})
-    logger: LoggerConfig = field(default_factory=LoggerConfig, metadata={"not_in_key": True})
+    store: str = setting("results", in_key=False)
+    force: bool = setting(False, in_key=False)
+    wait: bool = setting(True, in_key=False)
+    screen: str = setting("short", in_key=False)
+    threads: int | None = setting(None, in_key=False)
+    trainer: TrainerConfig = setting(TrainerConfig, in_key=False)
+    logger: LoggerConfig = setting(LoggerConfig, in_key=False)
 
 
 class Toy(Instrument, kind="toy", reads=("measure", "seed"), config=Config):
@@ -304,6 +304,24 @@ def test_what_is_opened_is_closed_also_when_a_job_fails(tmp_path):
     assert toy.calls == ["run", "closed"]
 
 
+class HalfRead(Toy, kind="half read", reads=("measure", "seed"), config=Config):
+    """Reads the size of its measure with the seed 0 alone."""
+
+    def unread(self, config):
+        return {"measure.size": 3} if config.seed else {}
+
+
+def test_what_a_job_does_not_read_changes_no_key():
+    def made(size, seed):
+        return Config(measure=ToyMeasure(size=size), seed=seed)
+
+    kind = HalfRead()
+    assert "measure.size" in kind.settings_read(made(5, seed=0))
+    assert "measure.size" not in kind.settings_read(made(5, seed=1))
+    assert kind.key_settings(made(5, seed=1)) == kind.key_settings(made(6, seed=1)) == {"seed": 1}
+    assert kind.key_settings(made(5, seed=0)) == {"measure": {"size": 5}}, "control"
+
+
 NEUTRAL = {
     "store", "force", "screen", "wait", "logger.kind", "logger.project", "logger.entity", "logger.group", "data.cache",
     "model.device_map", "target.device_map", "data.group",
@@ -334,10 +352,10 @@ def outside_the_key(root, **model) -> set[str]:
     outside = set()
     for number, (_, _, name) in enumerate(leaves(made())):
         changed = made()
-        plain = json.dumps(relevant(changed), sort_keys=True)
+        plain = json.dumps(key_settings(changed), sort_keys=True)
         owner, attribute, _ = list(leaves(changed))[number]
         setattr(owner, attribute, "something else")
-        if json.dumps(relevant(changed), sort_keys=True) == plain:
+        if json.dumps(key_settings(changed), sort_keys=True) == plain:
             outside.add(name)
     return outside
 
@@ -370,7 +388,7 @@ def check_defaults(file: Path, schemas: Iterable[Any], measures: Iterable[str]) 
     known = json.loads(file.read_text())
     for name, values in known.items():
         items = {item.name: item for item in dataclasses.fields(by_name[name])}
-        found = {key: items[key].metadata.get("usual", default_of(items[key])) for key in values}
+        found = {key: left_out_of(items[key]) for key in values}
         assert found == values, name
     assert set(known) <= set(by_name), f"{file} has the defaults of schemas that results were stored with"
 
@@ -389,10 +407,7 @@ def key_of_settings(line: str) -> str:
     entry, *words = line.split(" ")
     config = composed(*words, entry=entry)
     kind = instrument_of(config)
-    read = relevant(kind.with_unread_reset(kind.completed(config)))
-    entered = {
-        name: part for name, part in read.items() if name in kind.reads and (part is not None or name == "ruler")
-    }
+    entered = kind.key_settings(kind.completed(config))
     return hashlib.sha256(json.dumps([kind.kind, entered], sort_keys=True).encode()).hexdigest()[:12]
 
 

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 import tiny
 from conftest import composed, kill_and_resume, untrained
-from thinkalike.config.schema import relevant
+from thinkalike.config.schema import key_settings
 from thinkalike.instruments.stitching.instrument import sentence
 from thinkalike.instruments.stitching.table import bytes_by_document
 from thinkalike.models.families import pairs_of_layers
@@ -203,7 +203,7 @@ def models(*words):
 )
 def test_a_named_model_is_its_own_target_and_else_there_are_two(words, both):
     assert models(*words) == both
-    assert both != PAIR or relevant(composed(*words)) == relevant(composed(*words, "model@target=solu-3l-mini"))
+    assert both != PAIR or key_settings(composed(*words)) == key_settings(composed(*words, "model@target=solu-3l-mini"))
 
 
 def table(pairs=((0, 0), (1, 1), (2, 2)), target="b", **columns):

@@ -28,7 +28,7 @@ from thinkalike.measures.estimates import numbered_by_part
 from thinkalike.models.load import load_model
 from thinkalike.ranges import parameter
 from thinkalike.registry import OF_STATES, Entry
-from thinkalike.states.tokens import Pieces, pieces
+from thinkalike.states.pieces import Pieces, pieces_of_texts
 
 ASSETS = ROOT / "src" / "thinkalike" / "assets"
 
@@ -240,9 +240,9 @@ def test_stimuli_are_compared_and_their_sentences_permuted(cli, tmp_path):
 
 def test_words_know_their_documents_and_forms():
     assert Pieces(["a b", "c"], [[(0, 1), (2, 3)], [(0, 1)]], [4, 7]).owners.tolist() == [4, 4, 7]
-    found = pieces(["a b c", "d e", "f", "g h i"], [], 6)
+    found = pieces_of_texts(["a b c", "d e", "f", "g h i"], [], 6)
     assert found.documents == [0, 1, 2]
-    assert found.chosen(torch.tensor([2, 0])) == Pieces(["f", "a b c"], [[(0, 1)], [(0, 1), (2, 3), (4, 5)]], [2, 0])
+    assert found.select(torch.tensor([2, 0])) == Pieces(["f", "a b c"], [[(0, 1)], [(0, 1), (2, 3), (4, 5)]], [2, 0])
     batch = Pieces(["a bc a", "bc  d"], [[(0, 1), (2, 4), (5, 6)], [(0, 2), (4, 5)]])
     assert batch.forms.tolist() == [0, 1, 0, 1, 2]
 

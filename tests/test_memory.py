@@ -18,7 +18,8 @@ from conftest import break_off, step_data
 from thinkalike import memory as places
 from thinkalike.config import TrainerConfig
 from thinkalike.errors import ConfigError, DataError, ModelError, ResourceError
-from thinkalike.evaluation.language import document_sums, report_share, rows_of_moments
+from thinkalike.evaluation.moments import rows_of_moments
+from thinkalike.evaluation.stitched_losses import document_sums, largest_report_batch
 from thinkalike.memory import GAPS, MARGIN, Budget, LiveBytes, OverLimit, at_hand, exhausted, hand_back, in_use
 from thinkalike.store import newest_state, read_state
 from thinkalike.training.recipe import StitchConfig
@@ -377,7 +378,7 @@ def test_the_report_takes_what_fits_and_pairs_give_way_first(rows):
     models = (*module.models, PAIRS)
 
     def share(total):
-        return report_share(*models, tiny.token_rows(rows[:40]), Budget(total, 0.0))
+        return largest_report_batch(*models, tiny.token_rows(rows[:40]), Budget(total, 0.0))
 
     assert share(1e9) == (40, 9)
     some = share(12e6)

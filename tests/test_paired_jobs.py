@@ -17,10 +17,11 @@ import tiny
 from conftest import composed
 from thinkalike.config import DataConfig
 from thinkalike.data.alignment import check_alignable
-from thinkalike.data.corpus import PairedRows, TokenRows, read_corpus
-from thinkalike.data.paired import Side, SourceText, TwoTokenizers
+from thinkalike.data.corpus import read_corpus
+from thinkalike.data.paired import AlignedRows, PairedReader, SourceTokenizer
+from thinkalike.data.rows import PairedRows, TokenRows
 from thinkalike.errors import DataError, ModelError
-from thinkalike.evaluation.language import document_sums
+from thinkalike.evaluation.stitched_losses import document_sums
 from thinkalike.instruments.stitching.fitting import ClosedForms, load_setting
 from thinkalike.models.families import FAMILIES
 from thinkalike.models.frozen import FrozenModel
@@ -53,7 +54,7 @@ def words(small_stitching, recut):
 
 def corpus_of(data: DataConfig, source, target, reads=64):
     """Rows of 32 of the target's tokens, for a source that reads so many of its own."""
-    reader = SourceText("source", source, bos=False, context=reads)
+    reader = SourceTokenizer("source", source, bos=False, context=reads)
     return read_corpus(data, target, 32, bos=False, fit_tokens=2048, source=reader)
 
 
@@ -68,17 +69,20 @@ def test_both_models_read_the_same_text_in_every_row(small_stitching):
     corpus = corpus_of(data, source, target)
     for rows in (corpus.fit, corpus.report):
         assert isinstance(rows, PairedRows)
-        layout = rows.layout
-        theirs = layout.source_documents(rows.tokens, rows.documents)
-        for row, owners, kept in zip(rows.tokens[:20], rows.documents[:20], theirs[:20], strict=True):
-            mine = stretches(layout.target_tokens(row[None])[0], target)
-            read = layout.source_tokens(row[None])[0]
-            seen = stretches(read[: int((kept >= 0).nonzero().max()) + 1], source)
-            seen = seen[1:] if read[0] == source.eos_token_id else seen
-            for held, part in zip(mine, seen, strict=False):
-                assert part in held, "a source token belongs to one row and document"
-                assert len(held) - len(part) < 12, "no more is left out than tokens on the edges"
-            assert set(kept[kept >= 0].tolist()) <= set(owners.tolist())
+        for number in range(20):
+            target_stretches = stretches(rows.tokens[number], target)
+            source_tokens = rows.source_tokens[number]
+            source_documents = rows.source_documents[number]
+            source_length = int((source_documents >= 0).nonzero().max()) + 1
+            source_stretches = stretches(source_tokens[:source_length], source)
+            if source_tokens[0] == source.eos_token_id:
+                source_stretches = source_stretches[1:]
+            for target_text, source_text in zip(target_stretches, source_stretches, strict=False):
+                assert source_text in target_text, "a source token belongs to one row and document"
+                left_out = len(target_text) - len(source_text)
+                assert left_out < 12, "no more is left out than tokens on the edges"
+            source_documents = source_documents[source_documents >= 0]
+            assert set(source_documents.tolist()) <= set(rows.documents[number].tolist())
 
 
 def model_of(cutter):
@@ -89,11 +93,12 @@ def model_of(cutter):
 
 def gathered(texts, target, source):
     """The states of the first 14 tokens that a target makes of each text."""
-    reader = TwoTokenizers(target, SourceText("source", source.tokenizer, False, 64), bos=False)
+    reader = PairedReader(target, SourceTokenizer("source", source.tokenizer, False, 64), bos=False)
     numbers = torch.tensor([list(each)[:14] for each in reader(texts)], dtype=torch.int32)
     owners = torch.arange(len(texts), dtype=torch.int32)[:, None].expand_as(numbers).contiguous()
-    rows = Side(TokenRows(numbers, owners), reader, reader.everything()).rows()
-    return rows, rows.layout.source_states(source, rows.tokens, [tiny.LAYERS - 1])[0]
+    streams = reader.streams()
+    rows = AlignedRows.of(TokenRows(numbers, owners), reader, streams).paired_rows(reader, streams)
+    return rows, rows.source_states(source, [tiny.LAYERS - 1])[0]
 
 
 @pytest.mark.parametrize("source", ["bytes", "composed bytes", "pieces", "unigram"])
@@ -104,7 +109,7 @@ def test_text_that_comes_later_changes_no_state(target, source):
     tails = (" mat and the mats sat there", " 漢字とかな, 中文字 café", "\n\n\t x + 1  the cat")
     texts = [f"{begin}{tail} j k q w z j k q w z" for tail in tails]
     rows, states = gathered(texts, cutters.cutter(target), model_of(cutters.cutter(source)))
-    tokens = rows.layout.target_tokens(rows.tokens)
+    tokens = rows.tokens
     alone = len(cutters.cutter(target)(begin, add_special_tokens=False)["input_ids"])
     same = min(alone, int((tokens == tokens[0]).all(0).long().cumprod(0).sum()))
     assert 3 < same < 14
@@ -116,35 +121,34 @@ def test_text_that_comes_later_changes_no_state(target, source):
 def test_the_source_reads_no_token_that_begins_before_its_row():
     """And where it has none yet, its row begins with EOS."""
     target, source = tiny.tokenizer(), tiny.other_tokenizer()
-    reader = TwoTokenizers(target, SourceText("source", source, False, 64), bos=False)
+    reader = PairedReader(target, SourceTokenizer("source", source, False, 64), bos=False)
     (numbers,) = reader(["abab habab cab"])
-    read = reader.everything()
+    streams = reader.streams()
     for start in range(3, len(numbers) - 4):
         part = torch.tensor([list(numbers[start : start + 4])], dtype=torch.int32)
-        rows = Side(TokenRows(part, torch.zeros_like(part)), reader, read).rows()
-        mine, theirs = rows.layout.target_tokens(rows.tokens)[0], rows.layout.source_tokens(rows.tokens)[0]
-        seen = source.decode(theirs[theirs != source.eos_token_id].tolist())
-        assert seen in target.decode(mine.tolist())
-        places = rows.tokens[0, rows.layout.target + rows.layout.source :][: rows.layout.target]
-        assert (places[1:] >= places[:-1]).all()
-        assert (theirs[0] == source.eos_token_id) == (
-            rows.layout.source_documents(rows.tokens, rows.documents)[0, 0] < 0
-        )
+        packed = TokenRows(part, torch.zeros_like(part))
+        rows = AlignedRows.of(packed, reader, streams).paired_rows(reader, streams)
+        source_tokens = rows.source.tokens[0]
+        source_text = source.decode(source_tokens[source_tokens != source.eos_token_id].tolist())
+        assert source_text in target.decode(rows.tokens[0].tolist())
+        positions = rows.source.positions[0]
+        assert (positions[1:] >= positions[:-1]).all()
+        begins_with_end = source_tokens[0] == source.eos_token_id
+        assert begins_with_end == (rows.source.documents[0, 0] < 0)
 
 
 @pytest.mark.parametrize(("target_bos", "source_bos"), [(True, True), (True, False), (False, True)])
 def test_rows_begin_with_bos_where_a_model_expects_it(small_stitching, target_bos, source_bos):
     data = composed(*small_stitching).data
     target, source = tiny.tokenizer(), tiny.other_tokenizer()
-    reader = SourceText("source", source, source_bos, 64)
+    reader = SourceTokenizer("source", source, source_bos, 64)
     rows = read_corpus(data, target, 32, bos=target_bos, fit_tokens=512, source=reader).report
-    layout = rows.layout
-    places = rows.tokens[:, layout.target + layout.source : 2 * layout.target + layout.source]
-    assert ((layout.target_tokens(rows.tokens)[:, 0] == target.bos_token_id).all()) == target_bos
+    positions = rows.source.positions
+    assert (rows.tokens[:, 0] == target.bos_token_id).all() == target_bos
     if source_bos or target_bos:  # whose state can be nothing but what begins a row
-        assert (layout.source_tokens(rows.tokens)[:, 0] == source.bos_token_id).all()
-    assert (places >= 0).all()
-    assert (places[:, 0] == 0).all() or not target_bos
+        assert (rows.source_tokens[:, 0] == source.bos_token_id).all()
+    assert (positions >= 0).all()
+    assert (positions[:, 0] == 0).all() or not target_bos
     forced = read_corpus(replace(data, bos=True), target, 32, bos=False, fit_tokens=512, source=reader).report
     assert (forced.tokens[:, 0] == target.bos_token_id).all()
 
@@ -153,7 +157,7 @@ def test_rows_get_shorter_until_the_source_can_read_them(small_stitching):
     data, parts = composed(*small_stitching).data, (tiny.other_tokenizer(), tiny.tokenizer())
     short = corpus_of(data, *parts, reads=20).report
     assert short.context < 32
-    assert short.layout.source <= 20
+    assert short.source_tokens.shape[1] <= 20
     with pytest.raises(DataError, match="source reads at most 1 tokens"):
         corpus_of(data, *parts, reads=1)
 
@@ -161,19 +165,20 @@ def test_rows_get_shorter_until_the_source_can_read_them(small_stitching):
 def test_the_cache_tells_sources_apart_and_finds_them_again(small_stitching, monkeypatch):
     data, target = composed(*small_stitching).data, tiny.tokenizer()
     made = []
-    pack = SourceText.pack
-    monkeypatch.setattr(SourceText, "pack", lambda *args: made.append(1) or pack(*args))
+    pack = SourceTokenizer.pack
+    monkeypatch.setattr(SourceTokenizer, "pack", lambda *args: made.append(1) or pack(*args))
     first = corpus_of(data, tiny.other_tokenizer(), target)
     again = corpus_of(data, tiny.other_tokenizer(), target)
     assert len(made) == 1
-    assert vars(again.report).keys() == vars(first.report).keys()
-    assert all(torch.equal(part, vars(again.report)[name]) for name, part in vars(first.report).items())
+    assert torch.equal(again.report.packed(), first.report.packed())
+    for name in ("documents", "target_bytes", "source_bytes", "document_hashes"):
+        assert torch.equal(getattr(again.report, name), getattr(first.report, name))
     others = [
         corpus_of(data, tiny.other_tokenizer(320), target),
         corpus_of(data, tiny.other_tokenizer(), target, reads=48),
     ]
     assert len(made) == 3
-    assert not torch.equal(others[0].report.tokens[:9, -9:], first.report.tokens[:9, -9:])
+    assert not torch.equal(others[0].report.source_tokens[:9, :9], first.report.source_tokens[:9, :9])
 
 
 def interrupted(cli, *command):
@@ -233,7 +238,7 @@ def test_a_relabelled_model_trains_as_with_one_tokenizer(words):
             rows, config = setting.corpus.fit, replace(setting.config, loss=loss)
             given = setting.source, setting.target, [(0, 1), (3, 2)], config, 0
             module = StitchTraining(*given, layout=rows.layout)
-            batch = StepData(rows.tokens, config.tokens_per_step, config.steps, 0, rows.context).batch(1)
+            batch = StepData(rows.packed(), config.tokens_per_step, config.steps, 0, rows.context).batch(1)
             losses.append(torch.stack(module.losses(batch)))
             assert len(batch) == 256 // 32, "only the target's tokens count"
         torch.testing.assert_close(losses[1], losses[0], atol=1e-6, rtol=0)
@@ -242,10 +247,10 @@ def test_a_relabelled_model_trains_as_with_one_tokenizer(words):
 
 def test_widths_bos_and_closed_forms_go_with_other_tokenizers(words):
     setting = load_setting(composed(*words("wide", "plain", "stitch=least_squares", "model.bos=true")))
-    layout = setting.corpus.fit.layout
-    assert (layout.source_tokens(setting.corpus.fit.tokens)[:, 0] == setting.source.tokenizer.bos_token_id).all()
+    fit = setting.corpus.fit
+    assert (fit.source_tokens[:, 0] == setting.source.tokenizer.bos_token_id).all()
     forms = ClosedForms(setting)
-    assert sum(half.n for half in forms.moments.halves) == len(setting.corpus.fit) * layout.target
+    assert sum(half.n for half in forms.moments.halves) == len(fit) * fit.context
     maps = forms.maps("least_squares")
     shifted = [lambda state, phi=phi: phi(state.roll(1, 1)) for phi in maps]
     rows, named = setting.corpus.report, {"stitch": maps, "shifted": shifted}

@@ -233,8 +233,7 @@ PACKAGE = {  # what an installed package has that adds settings of a model and a
     "mine/__init__.py": """
 from dataclasses import dataclass
 from pathlib import Path
-from thinkalike.config import ModelConfig, ranged
-from thinkalike.config.schema import read_by
+from thinkalike.config import ModelConfig, setting
 
 CONF = Path(__file__).parent / "conf"
 
@@ -242,14 +241,15 @@ CONF = Path(__file__).parent / "conf"
 class MyModel(ModelConfig):
     \"\"\"A model with an age.\"\"\"
 
-    age: int = ranged(0, least=0, most=9)  # of the model
-    colour: str = read_by("another kind", "red")  # of no job here
+    age: int = setting(0, least=0, most=9)  # of the model
+    colour: str = setting("red", only_for="another kind")  # of no job here
 """,
     "mine/conf/model/aged.yaml": "defaults: [gpt2, _self_]\nname: aged\nage: 3\n",
     "mine/conf/mine_train.yaml": "# @package _global_\nhydra: {help: {footer: mine adds this}}\n",
 }
 ASKED = """
-from thinkalike.config import ModelConfig, compose_job, options, relevant
+from thinkalike.config import ModelConfig, compose_job, key_settings, options
+from thinkalike.config.compose import keys_of
 from thinkalike.errors import ConfigError
 from thinkalike.instruments import check_read
 
@@ -257,12 +257,12 @@ aged, plain = (compose_job("train", [f"model={name}"]).model for name in ("aged"
 assert isinstance(aged, ModelConfig)
 assert (aged.age, aged.hub_id, plain.age) == (3, plain.hub_id, 0)
 assert "aged" in options("model")
-assert relevant(aged) == {**relevant(plain), "name": "aged", "age": 3}, "a default is in no key"
+assert key_settings(aged) == {**key_settings(plain), "name": "aged", "age": 3}, "a default is in no key"
 words = ["model=gpt2", "model.age=4"]
-check_read(words, compose_job("train", words))
+check_read(keys_of(words), compose_job("train", words))
 for words in (["model=gpt2", "model.age=10"], ["model=gpt2", "model.colour=blue"]):
     try:
-        check_read(words, compose_job("train", words))
+        check_read(keys_of(words), compose_job("train", words))
     except ConfigError as error:
         assert str(error).startswith(words[1].partition("=")[0]), error
     else:

@@ -12,7 +12,8 @@ from thinkalike.errors import DataError
 from thinkalike.measures import CKA
 from thinkalike.measures.estimates import massive
 from thinkalike.models.frozen import FrozenModel
-from thinkalike.states.batches import SPREAD, ModelRuns, text_batches
+from thinkalike.states.batches import ModelRuns, text_batches
+from thinkalike.states.pieces import TIMES_AS_MUCH_TEXT
 from thinkalike.states.tokens import sites
 
 
@@ -70,10 +71,10 @@ def read(config, models):
 
 def rows_of(config, model, tokens=20 * 128):
     """The rows that a job reads, and their documents."""
-    config.data.report_tokens = SPREAD * tokens
+    config.data.report_tokens = TIMES_AS_MUCH_TEXT * tokens
     text = read_corpus(config.data, model.tokenizer, 32, bos=model.bos_each_row, fit_tokens=1, whole=True).report
     chosen = torch.randperm(len(text), generator=torch.Generator().manual_seed(0))[: tokens // 32].sort().values
-    return text.chosen(chosen)
+    return text.select(chosen)
 
 
 def test_every_counted_token_is_in_one_batch(config, models, told):

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from conftest import composed, untrained
-from thinkalike.config import MEASURES, AnalyzeConfig, TrainConfig, compose_job, measure_schema, relevant
-from thinkalike.config.compose import GROUPS
-from thinkalike.config.schema import Checked, ranged
+from thinkalike.config import MEASURES, AnalyzeConfig, TrainConfig, compose_job, measure_schema
+from thinkalike.config.compose import keys_of
+from thinkalike.config.groups import GROUPS
+from thinkalike.config.schema import Checked, declared_of, setting
 from thinkalike.errors import ConfigError, ModelError
 from thinkalike.instruments import check_read, instrument_of
 from thinkalike.training.recipe import StitchConfig
@@ -36,16 +37,16 @@ FIELDS = [(name, item) for name, schema in SCHEMAS.items() for item in numbers(s
 
 
 def test_every_number_of_every_schema_has_a_range():
-    assert [f"{name}: {item.name}" for name, item in FIELDS if "range" not in item.metadata] == []
+    assert [f"{name}: {item.name}" for name, item in FIELDS if declared_of(item).range is None] == []
     assert len(FIELDS) > 60, "control"
 
 
 def test_a_new_schema_is_checked_by_what_it_declares():
     @dataclasses.dataclass
     class Schema(Checked, part="new"):
-        size: int = ranged(3, least=2, in_key=False)
+        size: int = setting(3, least=2, in_key=False)
         words: list[str] = dataclasses.field(default_factory=list)
-        shares: dict[str, list[float]] = ranged(dict, least=0, most=1)
+        shares: dict[str, list[float]] = setting(dict, least=0, most=1)
 
     assert Schema(size=1e3, shares={"a": [0, 1]}).size == 1000
     assert not isinstance(Schema(size=1e3).size, float)
@@ -151,22 +152,20 @@ def another(item: dataclasses.Field, hint: typing.Any, now: typing.Any) -> str |
 def settings(config) -> list[tuple[str, str]]:
     """Each setting of a job that the test can change, and another value."""
     found = []
-    parts = [item.name for item in dataclasses.fields(config) if not item.metadata.get("not_in_key")]
+    parts = [item.name for item in dataclasses.fields(config) if declared_of(item).in_key]
     for part in [None, *parts]:
         owner = config if part is None else getattr(config, part)
         if dataclasses.is_dataclass(owner):
             hints = typing.get_type_hints(type(owner))
             for item in dataclasses.fields(owner):
                 value = another(item, hints[item.name], getattr(owner, item.name))
-                if value is not None and item.name not in WHICH and not item.metadata.get("not_in_key"):
+                if value is not None and item.name not in WHICH and declared_of(item).in_key:
                     found.append((f"{part}.{item.name}" if part else item.name, value))
     return found
 
 
 def in_key(config) -> dict:
-    kind = instrument_of(config)
-    read = relevant(kind.with_unread_reset(config)).items()
-    return {name: part for name, part in read if name in kind.reads}
+    return instrument_of(config).key_settings(config)
 
 
 @pytest.mark.ci_slow
@@ -183,7 +182,7 @@ def check_taken_settings_are_in_the_key(line):
         try:
             config = composed(*more, entry=entry)
             # A configuration that is complete has what its recipe decided, so that no recipe is left to read.
-            check_read([word for word in more if not word.startswith("recipe=")], config)
+            check_read(keys_of(word for word in more if not word.startswith("recipe=")), config)
         except ConfigError:
             continue
         taken += 1

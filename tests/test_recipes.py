@@ -11,7 +11,10 @@ import tiny
 from conftest import composed, step_data
 from thinkalike.config import TrainerConfig
 from thinkalike.data.corpus import read_corpus
-from thinkalike.evaluation.language import BigramMeans, Reader, document_sums, state_moments, states_onwards
+from thinkalike.evaluation.forward import states_onwards
+from thinkalike.evaluation.moments import state_moments
+from thinkalike.evaluation.stitched_losses import Control, document_sums
+from thinkalike.evaluation.token_means import BigramMeans
 from thinkalike.instruments.stitching.fitting import ClosedForms, Setting, fitted
 from thinkalike.measures import Moments, least_squares, procrustes, reduced_rank
 from thinkalike.measures.closed_forms import AffineMap
@@ -216,13 +219,13 @@ def test_readers_stand_for_the_source_or_the_target(rows, models):
     twin, nothing = tiny.frozen(7), [nn.Identity()] * 2
     bigrams = BigramMeans(target, [1, 2], rows, rows)
     readers = {
-        "floor": Reader(target, nothing, "target"),
-        "random_source": Reader(twin, nothing, "source"),
-        "token_mean": Reader(bigrams.tokens, nothing, "target"),
-        "again": Reader(source, nothing, "source"),
+        "floor": Control(target, nothing, "target"),
+        "random_source": Control(twin, nothing, "source"),
+        "token_mean": Control(bigrams.tokens, nothing, "target"),
+        "again": Control(source, nothing, "source"),
     }
     rows = tiny.token_rows(rows, torch.arange(40).repeat_interleave(32).view(40, 32).int())
-    sums = document_sums(*models, PAIRS, {"stitch": nothing}, rows, 7, readers=readers)
+    sums = document_sums(*models, PAIRS, {"stitch": nothing}, rows, 7, controls=readers)
     own = document_sums(twin, target, PAIRS, {"stitch": nothing}, rows, 7)
     torch.testing.assert_close(sums["random_source"], own["stitch"], atol=1e-4, rtol=1e-6)
     assert torch.equal(sums["again"], sums["stitch"])
@@ -311,7 +314,7 @@ SAME_DEPTH = [(0, 0), (1, 1), (2, 2)]
 
 
 def penalty(source, target, phis, rows):
-    sums = document_sums(source, target, SAME_DEPTH, {"stitch": phis}, tiny.token_rows(rows), batch=8)
+    sums = document_sums(source, target, SAME_DEPTH, {"stitch": phis}, tiny.token_rows(rows), batch_rows=8)
     return ((sums["stitch"] - sums["target"]) / sums["tokens"]).squeeze(1)
 
 

@@ -1,5 +1,6 @@
 """measure=ruler: cross-fitted ridge beside scikit-learn, nothing where nothing is shared, and copies read as made."""
 
+import math
 import signal
 
 import numpy as np
@@ -12,7 +13,7 @@ from conftest import composed, with_slow
 from thinkalike.errors import DataError, ModelError
 from thinkalike.instruments import r2, ruler, run_job
 from thinkalike.instruments.layer_pairs.readings import pairs_read
-from thinkalike.instruments.ruler import RulerConfig, WordComparison
+from thinkalike.instruments.ruler import RulerConfig, WordComparison, fisher_z
 from thinkalike.instruments.stitching.instrument import in_bits
 from thinkalike.instruments.stitching.table import readings
 from thinkalike.measures.closed_forms import PENALTIES, SURE, HalvedMoments, least_squares
@@ -101,6 +102,14 @@ def test_a_value_below_all_rungs_has_an_upper_end_over_documents():
     assert [float(end) for end in exact] == pytest.approx([3.5, 3.5, 3.5])
 
 
+def test_the_fisher_transform_of_a_squared_correlation():
+    correlations = torch.tensor([0.0, 0.3, 0.9], dtype=torch.float64)
+    expected = [math.atanh(correlation) for correlation in correlations.tolist()]
+    assert fisher_z(correlations**2).tolist() == pytest.approx(expected)
+    assert fisher_z(torch.tensor([-0.1], dtype=torch.float64)) == 0
+    assert fisher_z(torch.ones(1, dtype=torch.float64)).isfinite().all()
+
+
 # ---- jobs
 
 
@@ -109,7 +118,7 @@ def copies(tmp_path_factory):
     """A tiny model, its copies of 4 and 3 bits, and one that shares nothing with it but its shape and its tokenizer."""
     root = tmp_path_factory.mktemp("copies")
     base = load_model(tiny.write_mini(root / "base"))
-    for bits in (4, 3):
+    for bits in (4, 3.5, 3):
         tiny.write_mini(root / f"copy{bits}", module=rounded(base, bits).module)
     tiny.write_mini(root / "other", seed=7)
     tiny.write_mini(root / "wide", d_model=640)
@@ -132,6 +141,7 @@ def read(copies, text_files):
     ("target", "low", "high", "says"),
     [
         ("copy4", 3.7, 4.3, "as much as gelu-3l-mini[path=base] shares with its copy of 4.0"),
+        ("copy3.5", 3.35, 3.65, "as much as gelu-3l-mini[path=base] shares with its copy of 3."),
         ("copy3", 2.7, 3.3, "as much as gelu-3l-mini[path=base] shares with its copy of 3.0"),
         ("base", 8, 8, "share 100 % of what varies"),
         ("other", 2, 2, "share no more than a network does that only mixes"),

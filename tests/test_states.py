@@ -20,7 +20,7 @@ import tiny
 from conftest import composed
 from cutters import MAKERS, cutter
 from thinkalike.config import ModelConfig
-from thinkalike.data.corpus import Entry, kept
+from thinkalike.data.cache import CacheEntry, read_or_compute
 from thinkalike.data.recordings import recording_fingerprint
 from thinkalike.data.stimuli import Stimuli
 from thinkalike.data.tables import read_stimuli
@@ -30,6 +30,8 @@ from thinkalike.measures.estimates import numbered_by_part
 from thinkalike.models.families import names_of
 from thinkalike.states import stimuli as stimuli_states
 from thinkalike.states.batches import array_batches
+from thinkalike.states.pieces import Pieces, pieces_of_texts
+from thinkalike.states.spans import has_own_state, last_tokens
 from thinkalike.states.stimuli import (
     StimulusStates,
     states_of_stimuli,
@@ -37,16 +39,8 @@ from thinkalike.states.stimuli import (
     stimulus_states_of,
     with_own_states,
 )
-from thinkalike.states.tokens import (
-    Pieces,
-    counted,
-    has_own_state,
-    last_tokens,
-    pieces,
-    site_numbers,
-    sites,
-    word_states,
-)
+from thinkalike.states.tokens import compared_tokens, site_numbers, sites
+from thinkalike.states.word_states import word_states
 
 
 def test_states_of_tokens_are_the_residuals_at_all_layers():
@@ -59,9 +53,9 @@ def test_states_of_tokens_are_the_residuals_at_all_layers():
 
 def test_first_and_special_tokens_do_not_count_if_asked_for():
     rows = torch.tensor([[0, 5, 6, 0], [7, 0, 8, 9]])
-    assert counted(rows).all()
-    assert counted(rows, skip_first=1).tolist() == [[False, True, True, True]] * 2
-    assert counted(rows, special=[0]).tolist() == [[False, True, True, False], [True, False, True, True]]
+    assert compared_tokens(rows).all()
+    assert compared_tokens(rows, skip_first=1).tolist() == [[False, True, True, True]] * 2
+    assert compared_tokens(rows, special=[0]).tolist() == [[False, True, True, False], [True, False, True, True]]
 
 
 def test_the_last_token_of_a_word_holds_its_last_character():
@@ -129,7 +123,7 @@ def test_words_without_a_state_are_left_out_of_text_and_said(models, caplog):
     model.tokenizer = phrases("the dog sees")
     assert model.tokenizer("the dog sees")["input_ids"][0] < model.vocabulary
     texts = ["a the dog sees b", "cows the dog sees"]
-    found = pieces(texts, [models["gpt2"], model], 100)
+    found = pieces_of_texts(texts, [models["gpt2"], model], 100)
     assert [text[slice(*span)] for text, spans in zip(found.texts, found.words, strict=True) for span in spans] == [
         *("a", "sees", "b"),
         *("cows", "sees"),
@@ -189,7 +183,7 @@ def test_scripts_without_white_space_are_read_by_characters(text, words):
 def test_a_words_state_is_its_last_tokens_in_any_batch(models, family):
     model = models[family]
     texts = [tiny.document(seed, words=5 + 3 * seed) for seed in range(3)]
-    batch = pieces(texts, [model], words=5 + 8 + 11)
+    batch = pieces_of_texts(texts, [model], words=5 + 8 + 11)
     states = word_states(model, batch)
     assert [len(words) for words in batch.words] == [5, 8, 11]
     place = 0
@@ -225,14 +219,14 @@ def test_a_state_may_be_of_the_first_token_or_the_mean(models, family):
 def test_pieces_hold_every_word_once_and_fit_every_context(models):
     model = models["gpt2"]
     texts = [tiny.document(seed, words=150) for seed in range(3)]
-    found = pieces(texts, [model], words=400)
+    found = pieces_of_texts(texts, [model], words=400)
     stretches = zip(found.texts, found.words, found.documents, strict=True)
     seen = [(text[slice(*span)], document) for text, spans, document in stretches for span in spans]
     everything = [(word, document) for document, text in enumerate(texts) for word in text.split()]
     assert seen == everything[: len(seen)]
     assert 400 <= len(seen) == found.count < 450, "as many as are needed"
     assert all(len(model.tokenizer(text)["input_ids"]) <= model.context for text in found.texts)
-    assert pieces(texts, [model], words=1000).count == 450
+    assert pieces_of_texts(texts, [model], words=1000).count == 450
 
 
 def test_array_batches_hold_every_row_once():
@@ -369,7 +363,9 @@ def test_so_are_other_weights_threads_versions_and_code(config, checkpoints, mon
 def computing(calls, value=1.0):
     def compute():
         calls.append(value)
-        return Entry({"0": torch.full((4, 3), value), "1": torch.ones(4, 2, dtype=torch.bfloat16)}, {"layers": [0, 1]})
+        return CacheEntry(
+            {"0": torch.full((4, 3), value), "1": torch.ones(4, 2, dtype=torch.bfloat16)}, {"layers": [0, 1]}
+        )
 
     return compute
 
@@ -377,7 +373,9 @@ def computing(calls, value=1.0):
 def test_two_at_once_compute_it_once(tmp_path):
     calls = []
     with ThreadPoolExecutor(4) as threads:
-        asked = [threads.submit(kept, tmp_path / "kept" / "x.safetensors", computing(calls)) for _ in range(4)]
+        asked = [
+            threads.submit(read_or_compute, tmp_path / "kept" / "x.safetensors", computing(calls)) for _ in range(4)
+        ]
     found = [each.result() for each in asked]
     assert len(calls) == 1
     assert all(torch.equal(each.tensors["1"], found[0].tensors["1"]) for each in found)
@@ -388,7 +386,7 @@ def test_what_was_read_longest_ago_makes_room(tmp_path):
 
     def ask(name, when, most=700):  # an entry takes some 400 bytes with its header
         path = tmp_path / f"{name}.safetensors"
-        kept(path, computing(calls), most)
+        read_or_compute(path, computing(calls), most)
         if path.exists():
             os.utime(path, (when, when))
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import tiny
-from thinkalike.evaluation import language
-from thinkalike.evaluation.language import BigramMeans, TokenMeans, bigrams
+from thinkalike.evaluation import batch_sizes, token_means
+from thinkalike.evaluation.token_means import BigramMeans, TokenMeans, bigrams
 
 LAYERS = [0, 2]
 
@@ -33,7 +33,7 @@ def by_pandas(model, keys, layer):
 
 @pytest.mark.parametrize("batch", [48, 8192])
 def test_means_are_those_of_pandas_in_any_chunks(batch, model, monkeypatch):
-    monkeypatch.setattr(language, "BATCH_TOKENS", batch)
+    monkeypatch.setattr(batch_sizes, "BATCH_TOKENS", batch)
     found = BigramMeans(model, LAYERS, FIT, REPORT)
     pairs, tokens = bigrams(FIT, model.vocabulary).flatten().tolist(), FIT.flatten().tolist()
     for layer, by_pair, by_token in zip(
@@ -63,6 +63,6 @@ def test_the_first_token_of_a_row_is_a_pair_of_its_own_kind():
 
 
 def test_the_fit_tokens_have_a_limit(model, monkeypatch):
-    monkeypatch.setattr(language, "MOST_TOKENS", 40)
+    monkeypatch.setattr(token_means, "MOST_TOKENS", 40)
     limited, whole = TokenMeans(model, [0], FIT, REPORT), TokenMeans(model, [0], FIT[:2], REPORT)
     assert (limited.residuals(REPORT, [0])[0] - whole.residuals(REPORT, [0])[0]).abs().max() == 0

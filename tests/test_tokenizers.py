@@ -17,8 +17,8 @@ import cutters
 import tiny
 from conftest import composed
 from thinkalike.config import ModelConfig
-from thinkalike.data.alignment import Cut, align, same_vocabulary
-from thinkalike.data.paired import cuts_of, untrimmed
+from thinkalike.data.alignment import TokenisedText, align, check_same_tokenizer
+from thinkalike.data.paired import tokenised_texts, untrimmed
 from thinkalike.digests import BYTE_OF, tokenizer_fingerprint
 from thinkalike.errors import ModelError
 from thinkalike.instruments import run_job
@@ -63,9 +63,9 @@ def test_tokenizers_that_differ_are_refused_by_the_difference(part):
     first, second = (SimpleNamespace(name=n, tokenizer=t) for n, t in (("a", fast()), ("b", fast(change, **options))))
     assert first.tokenizer.get_vocab() == second.tokenizer.get_vocab()
     assert tokenizer_fingerprint(first.tokenizer) != tokenizer_fingerprint(second.tokenizer)
-    same_vocabulary(first, first)
+    check_same_tokenizer(first, first)
     with pytest.raises(ModelError, match=rf"a and b have different tokenizers \(.*{part}\)"):
-        same_vocabulary(first, second)
+        check_same_tokenizer(first, second)
 
 
 def test_use_saving_padding_and_decoding_change_nothing(tmp_path):
@@ -207,10 +207,10 @@ def test_bos_is_the_tokenizers_unless_it_is_stated(words, stated):
 KINDS = list(cutters.MAKERS)
 
 
-def cut(kind: str, text: str) -> tuple[Cut, list[bytes]]:
+def cut(kind: str, text: str) -> tuple[TokenisedText, list[bytes]]:
     """The tokens of a text, and for each of them what it and those before it stand for."""
     tokenizer = untrimmed(cutters.cutter(kind))
-    (found,) = cuts_of(tokenizer, [text])
+    (found,) = tokenised_texts(tokenizer, [text])
     tokens = tokenizer.encode(text, add_special_tokens=False).tokens
     return found, [cutters.stands_for(kind, tokens[: number + 1], text) for number in range(len(tokens))]
 
@@ -219,20 +219,20 @@ def aligned(target: str, source: str, text: str):
     """The alignment of a text without its end, and what tokens of both stand for."""
     (mine, held), (theirs, seen) = cut(target, text), cut(source, text)
     found = align(text, mine, theirs)
-    assert (found.last[-1], found.exact[-1]) == (len(seen), True), "the end of a document is that of the other"
+    assert (found.aligned[-1], found.is_exact[-1]) == (len(seen), True), "the end of a document is that of the other"
     return found, held, seen
 
 
 def check_causal(target: str, source: str, text: str) -> None:
     found, held, seen = aligned(target, source, text)
-    for number, last in enumerate(found.last[:-1]):
+    for number, last in enumerate(found.aligned[:-1]):
         if last >= 0:
             assert cutters.precedes(seen[last], held[number]), (text, number, held[number], seen[last])
         if {target, source} <= set(cutters.LOSSLESS):
             following = seen[last + 1] if last + 1 < len(seen) else held[number] + b"!"
             assert last < 0 or held[number].startswith(seen[last])
             assert not held[number].startswith(following), (text, number, "a later state could be used")
-            assert found.exact[number] == (last >= 0 and seen[last] == held[number])
+            assert found.is_exact[number] == (last >= 0 and seen[last] == held[number])
 
 
 WRITTEN = [
@@ -288,8 +288,8 @@ def test_tokenizers_that_cut_alike_are_aligned_token_by_token(kind):
     texts = ["the cat sat on the mats", " a  b\n\n\tc ", "naïve café", "漢字とかな", "Привет, 👍🏽!"]
     for text in [*texts, *(["👩\u200d👩\u200d👧"] if kind != "words" else [])]:  # which drops what joins them
         found, held, _ = aligned(kind, kind, text)
-        assert found.exact.all(), (text, held)
-        assert found.last.tolist() == list(range(len(held) + 1))
+        assert found.is_exact.all(), (text, held)
+        assert found.aligned.tolist() == list(range(len(held) + 1))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -297,7 +297,7 @@ def test_the_ids_are_those_that_packing_gives(kind):
     tokenizer = cutters.cutter(kind)
     texts = [*WRITTEN, cutters.TEXT, f"a{cutters.END} b"]
     usual = tokenizer(texts, add_special_tokens=False)["input_ids"]
-    assert [list(each.ids) for each in cuts_of(untrimmed(tokenizer), texts)] == usual
+    assert [list(each.ids) for each in tokenised_texts(untrimmed(tokenizer), texts)] == usual
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -315,13 +315,13 @@ def test_what_is_known_by_hand():
     for part in parts:
         ends = list(part.values())
         offsets = np.array([*zip([0, *ends], ends, strict=False)])
-        both.append(Cut(range(len(part)), offsets, list(part).__getitem__, composes=False))
+        both.append(TokenisedText(range(len(part)), offsets, list(part).__getitem__, composes=False))
     there, back = align(text, *both), align(text, *reversed(both))
-    assert there.last.tolist() == [-1, 0, 1, 2, 3]
-    assert there.exact.tolist() == [False, True, False, True, True]
+    assert there.aligned.tolist() == [-1, 0, 1, 2, 3]
+    assert there.is_exact.tolist() == [False, True, False, True, True]
     assert there.target_bytes.tolist() == [1, 2, 4, 1, 0]
-    assert back.last.tolist() == [1, 1, 3, 4]
-    assert back.exact.tolist() == [True, False, True, True]
+    assert back.aligned.tolist() == [1, 1, 3, 4]
+    assert back.is_exact.tolist() == [True, False, True, True]
 
 
 def test_bytes_are_written_as_the_library_writes_them():

@@ -23,8 +23,10 @@ from conftest import break_off, composed, step_data
 from test_work import Work
 from thinkalike.config import ModelConfig, TrainerConfig
 from thinkalike.errors import DataError, StoreError, TrainingError
+from thinkalike.evaluation.forward import next_token_losses
 from thinkalike.evaluation.held_out import masked_losses
-from thinkalike.evaluation.language import document_sums, next_token_losses, state_moments
+from thinkalike.evaluation.moments import state_moments
+from thinkalike.evaluation.stitched_losses import document_sums
 from thinkalike.instruments.stitching.fitting import _warn_of_overfitting
 from thinkalike.measures import least_squares
 from thinkalike.memory import Budget

@@ -30,7 +30,7 @@ def tokenizer(vocabulary: int = 300):
 
 def token_rows(tokens: torch.Tensor, documents: torch.Tensor | None = None):
     """Rows of tokens as a corpus has them, by default of one document."""
-    from thinkalike.data.corpus import TokenRows
+    from thinkalike.data.rows import TokenRows
 
     return TokenRows(tokens, torch.zeros_like(tokens) if documents is None else documents)
 

@@ -8,6 +8,8 @@
     diff(base, tuned)              what did a change do?
     trajectory("./run")            how do representations form over checkpoints?
 
+Each is `run` of a job, an object such as `Compare(a, b, measure="cka")`; `thinkalike.jobs.Stitch` is that of a stitch.
+
 Models are names, folders, or in memory, as `load_model` and TransformerLens have them; arrays or files of states take
 their place where nothing runs. `texts=` takes a list, `stimuli=` a DataFrame with `text`, `word` and features. Each
 gives a `Result`: `.table`, `.arrays`, `.plot()`, `.save(folder)`. A name is loaded when it is first used.
@@ -25,6 +27,14 @@ if TYPE_CHECKING:  # what type checkers and editors see; test_install.py compare
     from thinkalike.functions import stitch as stitch
     from thinkalike.functions import trajectory as trajectory
     from thinkalike.instruments import plot as plot
+    from thinkalike.jobs import Compare as Compare
+    from thinkalike.jobs import Diff as Diff
+    from thinkalike.jobs import Job as Job
+    from thinkalike.jobs import Loss as Loss
+    from thinkalike.jobs import Mlem as Mlem
+    from thinkalike.jobs import Rsa as Rsa
+    from thinkalike.jobs import Trajectory as Trajectory
+    from thinkalike.jobs import run as run
     from thinkalike.listing import results as results
     from thinkalike.measures import chance, estimates, kernel_alignment, losses, neighbours, rows
     from thinkalike.measures.distances import comparators, neural
@@ -58,6 +68,7 @@ if TYPE_CHECKING:  # what type checkers and editors see; test_install.py compare
 
 _NAMES = {  # in the order of their documentation
     "functions": ["stitch", "compare", "mlem", "rsa", "diff", "trajectory"],
+    "jobs": ["run", "Job", "Compare", "Mlem", "Rsa", "Diff", "Loss", "Trajectory"],
     "writing": ["write_states", "write_prompts", "index_states"],
     "store": ["Result", "open_result"],
     "listing": ["results"],

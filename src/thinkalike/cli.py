@@ -26,28 +26,29 @@ from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
-import hydra
-from hydra._internal.core_plugins.basic_launcher import BasicLauncherConf
-from hydra._internal.utils import get_args_parser
-from hydra.core.hydra_config import HydraConfig
-from hydra.experimental.callback import Callback
-from omegaconf import DictConfig, read_write
-
 from thinkalike.config.compose import (
     COMPOSING_ERRORS,
-    CONF,
     PROGRAM,
+    Callback,
+    DictConfig,
+    HydraOptions,
+    called,
     check_given_once,
     check_number_of_jobs,
     checked,
+    command_line,
     explained,
     files_settings,
+    get_args_parser,
+    hydra_main,
     keys_of,
     loading_files_only,
     register,
     trust_plugins_of,
+    use_folder,
     with_quoted_paths,
 )
+from thinkalike.config.groups import reading_options
 from thinkalike.errors import (
     ConfigError,
     ResourceError,
@@ -90,7 +91,8 @@ def entry_point(name: str) -> Callable[[], None]:
         logging.root.handlers[0].setFormatter(_Plainly("%(message)s"))
         logging.root.handlers[0].addFilter(lambda record: not getattr(record, "again", False))
         logging.getLogger("thinkalike").setLevel(logging.INFO)
-        with own_process(), isolated():  # so that nothing inside the job takes its own state for that of a user
+        # isolated, so that nothing inside the job takes its own state for that of a user
+        with own_process(), isolated(), reading_options(HydraOptions()):
             other = "train" if "task" in composed else "analyze"
             if name != other:
                 raise ConfigError(f"this configuration begins with defaults: [{other}]; run thinkalike {other}")
@@ -116,7 +118,7 @@ def entry_point(name: str) -> Callable[[], None]:
             _check_given_once(words)
             TRUSTED.clear()  # what an earlier command line named, it named for itself
             trust_plugins_of(words.overrides)
-            _run_all(hydra.main(version_base=None, config_path=str(CONF), config_name=name)(task))
+            _run_all(hydra_main(name, task))
 
     return main
 
@@ -281,22 +283,25 @@ def _done(composed: DictConfig) -> list[Any]:
     """Do the jobs of a composed configuration, or foretell them, print the folders of the results, and return these."""
     from thinkalike.screen import watched
 
-    chosen, made = HydraConfig.get(), []
-    overrides = list(chosen.overrides.task)
+    made: list[Any] = []
+    call = called()
+    overrides = call.overrides
     trust_plugins_of(overrides)  # a worker of a sweep has not read the command line
     files = {file: {*keys} for file, keys in files_settings().items()}
-    config = checked(composed, overrides, chosen.runtime.choices)
-    if chosen.sweeper.get("params") and SHARED not in os.environ:
+    config = checked(composed, overrides, call.choices)
+    if call.has_values_to_try and SHARED not in os.environ:
         log.warning("warning: hydra.sweeper.params is read with -m alone, and one job is done without its values")
-    if chosen.launcher != {"_target_": BasicLauncherConf._target_} and SHARED not in os.environ:
+    if call.has_launcher and SHARED not in os.environ:
         log.warning("warning: hydra.launcher is read with -m alone, and this job runs here, without a launcher")
+    if config.store is None:
+        raise ConfigError("store=null: a command line keeps its results; give store=DIR")
     if config.trainer.strategy == "ddp" and SHARED in os.environ:  # each process would begin the whole sweep
         raise ConfigError("trainer=ddp does not go with -m: start each such job by itself")
     with watched(), doing("starting", steps_aside=True), contextlib.suppress(ShareDone):
-        from thinkalike.job.instrument import asked_for, check_read, warn_of_unread  # torch takes seconds to import
-        from thinkalike.job.performing import may_take_long, run_jobs
+        from thinkalike.job.performing import called_by, may_take_long, run_jobs  # torch takes seconds to import
+        from thinkalike.job.settings import asked_for, check_read, warn_of_unread
 
-        check_read(overrides, config)
+        check_read(keys_of(overrides), config)
         warn_of_unread(files, config)
         if config.dry_run or config.budget:
             config = _foretold(config, keys_of(overrides))
@@ -305,7 +310,8 @@ def _done(composed: DictConfig) -> list[Any]:
                 if may_take_long(config):
                     _foretold(config, keys_of(overrides))
         if not config.dry_run:
-            made = run_jobs(asked_for(config))
+            with called_by(command_line()):
+                made = run_jobs(asked_for(config))
     for result in made:
         print(f"results: {result.folder}", flush=True)
     return made
@@ -337,9 +343,7 @@ class Sweep(Callback):
             sys.exit(1)
         if config.dry_run:
             store = Path(tempfile.mkdtemp(prefix=DRY_RUN))
-            with read_write(config.hydra):
-                config.hydra.sweep.dir = str(store)
-                config.hydra.overrides.hydra.append(f"hydra.sweep.dir='{store}'")  # by which its jobs are composed
+            use_folder(config, str(store))
         else:
             store = Path(str(config.store)).expanduser().resolve()
         folder, remedy = f"store {store}", "choose store=DIR"
@@ -421,7 +425,7 @@ def _summed_up(shared: Path) -> bool:
 
 def _in_sweep(composed: DictConfig) -> float | None:
     """Do a job of a sweep and note how it went; returns its first headline number, or None, which stops no other."""
-    number, words = HydraConfig.get().job.num, list(HydraConfig.get().overrides.task)
+    number, words = called().number, called().overrides
     try:
         with doing(f"job {number + 1} of the sweep"):
             made = _done(composed)

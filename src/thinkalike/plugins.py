@@ -103,7 +103,7 @@ class MeasurePlugin:
         title: what tables and figures call it; by default its name.
         scale: the ends of the colours.
         is_distance: whether less is closer.
-        settings: by name the default of each setting of its own, or a field such as `ranged(10, least=1)`.
+        settings: by name the default of each setting of its own, or a field such as `setting(10, least=1)`.
     """
 
     measure: Any

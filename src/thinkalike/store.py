@@ -116,6 +116,16 @@ class Result:
 
     folder: Path
 
+    @property
+    def is_kept(self) -> bool:
+        """Whether it is in a folder; a result of a job without a store is in memory, until it is saved."""
+        return True
+
+    @property
+    def place(self) -> str:
+        """What errors call it: its folder."""
+        return str(self.folder)
+
     def __repr__(self) -> str:
         try:
             names = " and ".join(dict.fromkeys(str(model["name"]) for model in self.provenance.get("models", [])))
@@ -123,7 +133,7 @@ class Result:
             told = f"{self.kind}{' of ' if names else ''}{names}{first}"
         except Exception as error:  # it may come from anywhere
             told = f"cannot be read, {type(error).__name__}"
-        return plain_line(f"Result({told}; {self.folder})")
+        return plain_line(f"Result({told}; {self.folder if self.is_kept else 'not kept'})")
 
     @cached_property
     def _record(self) -> Record:
@@ -236,6 +246,14 @@ class Result:
                     raise ForeignFileError(f"{short(name)} in it is no array")
             return arrays
 
+    @contextlib.contextmanager
+    def opened_tensors(self, name: str) -> Iterator[Any]:
+        """Open a file of tensors beside result.json, such as that of stitches; see `TensorFile` for what it can do."""
+        from safetensors import safe_open
+
+        with safe_open(self.folder / name, framework="pt") as file:
+            yield file
+
     @property
     def figures(self) -> list[Path]:
         """The files of the figures, PNG and SVG: those that the manifest names, once it is written."""
@@ -264,12 +282,7 @@ class Result:
         """Copy the files of its manifest into a folder, which must not be there yet, and open the result there."""
         goal = Path(checked_path("folder", folder)).expanduser()
         names = [*_entries(_undamaged(self).folder), MANIFEST]
-        try:
-            goal.mkdir(parents=True)
-        except FileExistsError as error:
-            raise StoreError(f"{goal} is there already; save the result in a new folder") from error
-        except (OSError, ValueError) as error:  # ValueError: a path with a NUL
-            raise StoreError(f"the result cannot be saved in {goal}: {one_line(error)}") from error
+        new_folder(goal)
         try:
             for name in names:
                 target = goal / name
@@ -290,6 +303,56 @@ class Result:
             return None
         said = html.escape(self.instrument.said(self))
         return f"<pre style='white-space:pre;overflow-x:auto;line-height:normal'>{said}</pre>"
+
+
+@dataclass(frozen=True)
+class TensorFile:
+    """Tensors by name, with what is said of them: a file of safetensors that is in memory, read as one that is open."""
+
+    tensors: Mapping[str, Any]
+    about: Mapping[str, str]
+
+    def keys(self) -> list[str]:
+        return list(self.tensors)
+
+    def get_tensor(self, name: str) -> Any:
+        return self.tensors[name]
+
+    def metadata(self) -> dict[str, str]:
+        return dict(self.about)
+
+    def write(self, path: Path) -> None:
+        from safetensors.torch import save_file
+
+        save_file(dict(self.tensors), path, metadata=dict(self.about))
+
+
+def new_folder(folder: Path) -> None:
+    """Make the folder that a result is saved in; one that is there already is a StoreError."""
+    try:
+        folder.mkdir(parents=True)
+    except FileExistsError as error:
+        raise StoreError(f"{folder} is there already; save the result in a new folder") from error
+    except (OSError, ValueError) as error:  # ValueError: a path with a NUL
+        raise StoreError(f"the result cannot be saved in {folder}: {one_line(error)}") from error
+
+
+def write_content(
+    folder: Path,
+    config: Record,
+    record: Record,
+    tables: Mapping[str, pd.DataFrame],
+    arrays: Mapping[str, np.ndarray],
+) -> None:
+    """Write the configuration, the record, the tables and the arrays of a result into its folder."""
+    import numpy as np
+
+    (folder / "config.yaml").write_text(yaml.safe_dump(config, allow_unicode=True, sort_keys=False))
+    for name, table in tables.items():
+        table.to_csv(folder / f"{name}.csv", index=False)
+    if arrays:
+        np.savez_compressed(folder / "arrays.npz", **arrays)  # type: ignore[arg-type]
+    (folder / "result.json").write_text(json.dumps(record, indent=1) + "\n")
 
 
 def open_result(folder: str | os.PathLike[str]) -> Result:
@@ -595,6 +658,8 @@ def _all_inside(folder: Path) -> list[Path]:
 class Job:
     """One computation and the folder of its result."""
 
+    keeps_states = True  # from which it can be resumed
+
     def __init__(self, store: str, kind: str, key: str):
         self.kind, self.key, self.store = kind, key, Path(store).expanduser()
         self.folder = self.store / kind / key
@@ -630,9 +695,17 @@ class Job:
         folder.mkdir(exist_ok=True)
         return folder
 
+    def has_states(self) -> bool:
+        """Return whether there is a state to resume from."""
+        return any(self.states.glob("*.pt"))
+
+    def add_tensors(self, name: str, tensors: Mapping[str, Any], about: Mapping[str, str]) -> None:
+        """Add a file of tensors to the result that is written aside, such as its stitches."""
+        TensorFile(tensors, about).write(self.aside / name)
+
     @contextlib.contextmanager
-    def running(self, wait: bool = True) -> Iterator[Path]:
-        """Hold the job's lock, see `locked`; yields the folder of its states.
+    def running(self, wait: bool = True) -> Iterator[None]:
+        """Hold the job's lock, see `locked`.
 
         After an error nothing is left behind but a state from which the same command can resume. A store that cannot be
         written is a StoreError.
@@ -646,10 +719,10 @@ class Job:
                 raise StoreError(f"the store {place} cannot be written: {error.strerror}; choose store=DIR") from error
             shutil.rmtree(self.partial / "result", ignore_errors=True)  # of a process that died while it wrote
             try:
-                yield self.partial
+                yield
             except BaseException as error:
                 diverged = isinstance(error, TrainingError)  # it would do so again
-                if diverged or not any(self.states.glob("*.pt")):
+                if diverged or not self.has_states():
                     self._remove_partial()
                     with contextlib.suppress(OSError):
                         self.folder.parent.rmdir()
@@ -709,16 +782,8 @@ class Job:
         self, config: Record, record: Record, tables: dict[str, pd.DataFrame], arrays: dict[str, np.ndarray]
     ) -> Result:
         """Write a result aside, with the `record` of scalars, settings and provenance, and open it there."""
-        import numpy as np
-
-        out = self.aside
-        (out / "config.yaml").write_text(yaml.safe_dump(config, allow_unicode=True, sort_keys=False))
-        for name, table in tables.items():
-            table.to_csv(out / f"{name}.csv", index=False)
-        if arrays:
-            np.savez_compressed(out / "arrays.npz", **arrays)  # type: ignore[arg-type]
-        self.add({"kind": self.kind, "key": self.key, **record})
-        return Result(out)
+        write_content(self.aside, config, {"kind": self.kind, "key": self.key, **record}, tables, arrays)
+        return Result(self.aside)
 
     def add(self, record: Record) -> None:
         """Add entries to the record of a result that is written aside; an entry of the same name is replaced."""

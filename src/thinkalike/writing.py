@@ -9,32 +9,32 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from thinkalike.config import ModelConfig, part_named
+from thinkalike.config import ModelConfig
 from thinkalike.config.parts import Site
 from thinkalike.data.tables import read_stimuli
 from thinkalike.errors import ConfigError, DataError, checked_path
-from thinkalike.functions import Model, Table, Text, in_table, text_option
 from thinkalike.global_state import isolated
+from thinkalike.inputs import Model, StimulusTable, Text, stimuli_config, text_config
 from thinkalike.models.families import LONGEST
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import at_sites, configured, load_model, load_tokenizer
 from thinkalike.models.survey import puts_bos
 from thinkalike.shards.arrays import DTYPES
 from thinkalike.states.folder import StateFolder, folder_of_rows
+from thinkalike.states.pieces import drawn_pieces
 from thinkalike.states.source import Reader, Tokenizer
-from thinkalike.states.tokens import drawn_pieces, sites
+from thinkalike.states.tokens import sites
 from thinkalike.states.writing import (
-    Prompt,
+    SentPrompt,
     TextRow,
     index_folder,
-    read_prompts,
+    read_prompt_file,
     write_folder,
-    write_prompts_of,
+    write_prompt_file,
 )
 
 WORDS = 8192  # as measures of words compare where nothing else is asked for
@@ -47,7 +47,7 @@ def write_states(
     folder: Place,
     *,
     texts: Text | None = None,
-    stimuli: Table | None = None,
+    stimuli: StimulusTable | None = None,
     layers: Sequence[int] | None = None,
     embed: bool = False,
     site: Site | Sequence[Site] = "resid_post",
@@ -105,7 +105,7 @@ def write_prompts(
     path: Place,
     *,
     texts: Text | None = None,
-    stimuli: Table | None = None,
+    stimuli: StimulusTable | None = None,
     words: int = WORDS,
     context: int | None = None,
     field: str | None = None,
@@ -131,9 +131,9 @@ def write_prompts(
         raise ConfigError("texts and stimuli are compared apart: write prompts of each")
     reader = _reader(model)
     rows = _rows_of_stimuli(stimuli) if stimuli is not None else _rows(texts, reader, words, context, field, group)
-    prompts = [Prompt(reader.encoded(row.text)[0], row.document, row.text) for row in rows]
+    prompts = [SentPrompt(reader.encoded(row.text)[0], row.document, row.text) for row in rows]
     place = Path(checked_path("path", path))
-    write_prompts_of(place, prompts)
+    write_prompt_file(place, prompts)
     return place
 
 
@@ -179,7 +179,7 @@ def index_states(
         bos=known is not None and puts_bos(known),
         revision=revision or "",
         layers=layers,
-        prompts=None if prompts is None else read_prompts(Path(checked_path("prompts", prompts))),
+        prompts=None if prompts is None else read_prompt_file(Path(checked_path("prompts", prompts))),
         documents=documents,
     )
     return place
@@ -217,12 +217,10 @@ def _rows(
             raise ConfigError(f"context={context} must be at least 2, and {reader.name} reads {reader.context} tokens")
         reader = Reader(reader.name, reader.tokenizer, context, reader.bos_each_row)
     settings = {name: value for name, value in (("field", field), ("group", group)) if value is not None}
-    with tempfile.TemporaryDirectory(prefix="thinkalike-") as folder:
-        option, chosen = text_option(corpus if texts is None else texts, settings, Path(folder))
-        data = dataclasses.replace(part_named("data", option, chosen), same_split=False)
-        if data.source == "states":
-            return _rows_of_folder(folder_of_rows(data, []), reader)
-        found = drawn_pieces(data, [reader], words)
+    data = dataclasses.replace(text_config(corpus if texts is None else texts, settings), same_split=False)
+    if data.source == "states":
+        return _rows_of_folder(folder_of_rows(data, []), reader)
+    found = drawn_pieces(data, [reader], words)
     return [TextRow(text, document) for text, document in zip(found.texts, found.documents, strict=True)]
 
 
@@ -241,8 +239,7 @@ def _rows_of_folder(folder: StateFolder, reader: Reader | FrozenModel) -> list[T
     return rows
 
 
-def _rows_of_stimuli(stimuli: Table) -> list[TextRow]:
+def _rows_of_stimuli(stimuli: StimulusTable) -> list[TextRow]:
     """Return the different texts of a table of stimuli."""
-    with in_table(stimuli) as (kind, settings):
-        texts = read_stimuli(part_named("stimuli", kind, settings)).texts
+    texts = read_stimuli(stimuli_config(stimuli, {})).texts
     return [TextRow(text, number) for number, text in enumerate(dict.fromkeys(texts))]

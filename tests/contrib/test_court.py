@@ -30,8 +30,8 @@ from thinkalike.contrib.court.verdicts import COLUMNS
 from thinkalike.contrib.papers import experiment_named
 from thinkalike.contrib.papers.experiment import job_of
 from thinkalike.contrib.papers.validity_court import TARGETS
-from thinkalike.data.alignment import same_vocabulary
-from thinkalike.data.corpus import TokenRows
+from thinkalike.data.alignment import check_same_tokenizer
+from thinkalike.data.rows import TokenRows
 from thinkalike.measures import ResidualStates, cka, mutual_knn, rsa
 from thinkalike.measures.closed_forms import HalvedMoments
 from thinkalike.measures.estimates import numbered_by_part
@@ -360,7 +360,7 @@ def test_siblings_share_the_tokenizer_and_layers_are_not_last(name):
     )
     assert max(layers) < target.n_layers - 1
     for other in others:
-        same_vocabulary(target, other)
+        check_same_tokenizer(target, other)
         assert other.fingerprint() != target.fingerprint()
 
 

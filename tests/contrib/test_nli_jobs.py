@@ -23,7 +23,6 @@ from classifiers import PAIR_BLOCKS as BLOCKS
 from test_nli_pairs import write
 
 from conftest import CLI, composed, wait_for_state
-from thinkalike.config import relevant
 from thinkalike.contrib.populations import members as module
 from thinkalike.contrib.populations import population
 from thinkalike.contrib.populations.measures import class_losses
@@ -168,8 +167,7 @@ def test_the_key_knows_how_members_run(tmp_path, pairs, members):
 
     def key(*more):
         config = composed(*command(tmp_path, pairs, members, *more), entry="analyze")
-        entered = {name: part for name, part in relevant(config).items() if name in kind.reads}
-        return key_of(kind, entered, {**kind.inputs(config), **kind.prepare(config)})
+        return key_of(kind, kind.key_settings(config), {**kind.inputs(config), **kind.prepare(config)})
 
     assert key("model.device=cpu", "model.dtype=float32") == key()
     assert len({key(), key("model.dtype=float64"), key("model.dtype=bfloat16"), key("model.context=16")}) == 4

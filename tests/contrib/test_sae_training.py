@@ -28,9 +28,9 @@ from thinkalike.contrib.sae.training import (
     spread_by_document,
     states_after,
 )
-from thinkalike.data.corpus import TokenRows
+from thinkalike.data.rows import TokenRows
 from thinkalike.errors import ConfigError, DataError, ModelError, StoreError
-from thinkalike.evaluation.language import next_token_losses
+from thinkalike.evaluation.forward import next_token_losses
 from thinkalike.forecast import forecast
 from thinkalike.measures import Moments
 from thinkalike.measures.round_trips import both_directions

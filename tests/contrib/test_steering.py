@@ -41,7 +41,7 @@ from thinkalike.contrib.transfer.steering import (
     steered_gaps,
 )
 from thinkalike.errors import DataError
-from thinkalike.evaluation.language import state_moments
+from thinkalike.evaluation.moments import state_moments
 from thinkalike.job import Outcome
 from thinkalike.measures.round_trips import Unexplained, both_directions
 from thinkalike.memory import Budget
@@ -53,12 +53,12 @@ from thinkalike.states.contrasts import (
     Prompt,
     boundary_tokens,
     continuations,
+    encode_prompts,
     gaps,
     grammar_contrasts,
     ids_of,
-    prompt,
+    prompt_with_word,
     read_contrasts,
-    read_prompts,
 )
 
 D, N = 6, 12
@@ -118,11 +118,11 @@ def gpt2():
 
 
 def test_a_word_of_a_text_is_found_once_or_refused():
-    assert prompt("x", "the girls and the girl", "girl") == Prompt("the girls and the girl", (18, 22))
-    assert prompt("x", "the girl", "girl").word == "girl"
+    assert prompt_with_word("x", "the girls and the girl", "girl") == Prompt("the girls and the girl", (18, 22))
+    assert prompt_with_word("x", "the girl", "girl").word == "girl"
     for text, times in (("the girls", 0), ("the girl sees the girl", 2)):
         with pytest.raises(DataError, match=f"x: the word 'girl' must occur once, not {times} times"):
-            prompt("x", text, "girl")
+            prompt_with_word("x", text, "girl")
 
 
 HEADER = "text,counterpart,word,counterpart_word,up,down\n"
@@ -157,7 +157,9 @@ def test_the_grammar_asks_for_the_form_of_the_verb(gpt2):
 
 
 def pairs_of(up, down):
-    return Contrasts([prompt("", "the girl sing", "girl")], [prompt("", "the girls sing", "girls")], [up], [down])
+    return Contrasts(
+        [prompt_with_word("", "the girl sing", "girl")], [prompt_with_word("", "the girls sing", "girls")], [up], [down]
+    )
 
 
 def test_a_continuation_is_one_token_or_the_end_of_the_word(gpt2):
@@ -182,7 +184,7 @@ def number(gpt2):
 
 
 def test_a_gap_is_that_of_the_whole_model_on_each_text_alone(gpt2, number):
-    texts, _ = read_prompts(gpt2, number)
+    texts, _ = encode_prompts(gpt2, number)
     found = gaps(gpt2, texts)
     for place in (0, 33, 69):
         row = torch.tensor([[1, *ids_of(gpt2.tokenizer, number.texts[place].text)]])
@@ -192,7 +194,7 @@ def test_a_gap_is_that_of_the_whole_model_on_each_text_alone(gpt2, number):
 
 
 def test_states_are_those_of_the_last_token_of_the_word(gpt2, number):
-    texts, counterparts = read_prompts(gpt2, number)
+    texts, counterparts = encode_prompts(gpt2, number)
     for prompts, side in ((texts, number.texts), (counterparts, number.counterparts)):
         found = states_at_words(gpt2, prompts, 2)
         for place in (0, 69):
@@ -203,7 +205,7 @@ def test_states_are_those_of_the_last_token_of_the_word(gpt2, number):
 
 @pytest.mark.parametrize("later", [False, True])
 def test_a_steered_gap_is_that_of_a_model_with_a_hook(gpt2, number, later):
-    texts, _ = read_prompts(gpt2, number)
+    texts, _ = encode_prompts(gpt2, number)
     vector = torch.randn(gpt2.d_model)
     found = steered_gaps(gpt2, texts, 1, vector.expand(1, 70, -1), later)[0]
     for place in (5, 66):
@@ -223,7 +225,7 @@ def test_a_steered_gap_is_that_of_a_model_with_a_hook(gpt2, number, later):
 
 
 def test_no_vector_does_nothing_nor_does_one_that_comes_too_late(gpt2, number):
-    texts, _ = read_prompts(gpt2, number)
+    texts, _ = encode_prompts(gpt2, number)
     before, last = gaps(gpt2, texts), gpt2.n_layers - 1
     vectors = 5 * torch.randn(1, 70, gpt2.d_model)
     torch.testing.assert_close(steered_gaps(gpt2, texts, 1, 0 * vectors)[0], before, atol=1e-4, rtol=0)
@@ -241,8 +243,8 @@ def planted():
     config = composed("model=gelu-3l-mini").model
     source, other = load_model(config), load_model(config)
     target = FrozenModel(rotate(other.module, rotation(128)), other.family, other.tokenizer, name="turned", context=256)
-    texts = [prompt("", f"for x in self.{one}", one) for one, _ in CODE]
-    counterparts = [prompt("", f"for x in self.{many}", many) for _, many in CODE]
+    texts = [prompt_with_word("", f"for x in self.{one}", one) for one, _ in CODE]
+    counterparts = [prompt_with_word("", f"for x in self.{many}", many) for _, many in CODE]
     contrasts = Contrasts(texts, counterparts, [":"] * len(CODE), ["."] * len(CODE))
     rows = torch.randint(source.vocabulary, (32, 64), generator=torch.Generator().manual_seed(1))
     moments = state_moments(source, target, [(0, 0), (1, 1)], tiny.token_rows(rows), Budget(1e9, 0.0))
@@ -288,9 +290,9 @@ def test_a_wrong_rotation_makes_a_vector_random(planted):
 def test_a_row_begins_with_bos_where_the_model_expects_it():
     first = tiny.frozen()
     contrasts = Contrasts([Prompt("abc de", (4, 6))], [Prompt("abc d", (4, 5))], [" a"], [" b"])
-    without, _ = read_prompts(first, contrasts)
+    without, _ = encode_prompts(first, contrasts)
     first.bos_each_row = True
-    with_it, _ = read_prompts(first, contrasts)
+    with_it, _ = encode_prompts(first, contrasts)
     assert with_it.tokens[0, 0] == first.tokenizer.bos_token_id
     assert torch.equal(with_it.tokens[0, 1:], without.tokens[0])
     assert (with_it.words - without.words, with_it.ends - without.ends) == (1, 1)

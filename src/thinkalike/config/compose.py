@@ -1,4 +1,4 @@
-"""From `conf/` and overrides to a configuration dataclass.
+"""From `conf/` and overrides to a configuration dataclass: the one module that imports Hydra and OmegaConf.
 
 Hydra composes the files of `conf/`, those of the user's folders, and what `Options` answers. What a command line leaves
 open is None there; `completed` decides it for the parts that a job reads, and the dataclasses check what comes out.
@@ -14,13 +14,14 @@ import re
 import shlex
 import sys
 import threading
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from functools import cache, reduce
 from pathlib import Path
 from typing import Any, ClassVar, get_type_hints
 from unittest.mock import patch
 
+import hydra
 import hydra._internal.hydra
 import hydra.conf
 import hydra.core.override_parser.overrides_parser
@@ -28,54 +29,67 @@ import yaml
 from hydra import compose, initialize_config_dir
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.config_repository import CachingConfigRepository, ConfigRepository
+from hydra._internal.core_plugins.basic_launcher import BasicLauncherConf
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeperConf
+from hydra._internal.utils import get_args_parser as get_args_parser
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.default_element import GroupDefault, ResultDefault
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.overrides_visitor import HydraOverrideVisitor
 from hydra.core.override_parser.types import ChoiceSweep, Override
 from hydra.core.plugins import Plugins
 from hydra.core.utils import JobRuntime
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from hydra.experimental.callback import Callback as Callback
+from hydra.grammar.gen.OverrideParser import OverrideParser
 from hydra.plugins.config_source import ConfigResult, ConfigSource
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from hydra.version import VersionBase
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 from yaml import YAMLError
 
-from thinkalike.config import parts
-from thinkalike.config.parts import (
-    HOW_IT_RUNS,
-    AnalyzeConfig,
-    JobConfig,
-    MeasureConfig,
-    ModelConfig,
-    TrainConfig,
-    model_settings,
+from thinkalike.config.groups import (
+    CONF,
+    GROUPS,
+    LISTS,
+    PACKAGES,
+    PackagedOptions,
+    completed,
+    folder_node,
+    given_settings,
+    measure_schema,
+    option,
+    option_folders,
+    options,
+    reading_options,
+    schema_node,
+    schema_of_group,
+    unset_settings,
 )
-from thinkalike.config.schema import Checked, default_of, extended, is_open, made, unknown
+from thinkalike.config.parts import HOW_IT_RUNS, AnalyzeConfig, JobConfig, MeasureConfig, ModelConfig
+from thinkalike.config.schema import extended, made, unknown
 from thinkalike.config.written import (
-    NumbersAsWritten,
     NumberTexts,
     Place,
+    WrittenFloat,
+    WrittenInt,
     drop_texts,
     restore_texts,
-    take_texts,
+    taken_texts,
     texts_of_yaml,
 )
 from thinkalike.errors import LONGEST, ConfigError, ThinkalikeError, chain, flat, nearest, one_line, one_of, short
-from thinkalike.files import YAML_LOADER, check_yaml, is_folder, read_bytes
+from thinkalike.files import YAML_LOADER, check_yaml, read_bytes
 from thinkalike.plugins import (
     MEASURES,
     TASKS,
     check_trusted,
     conf_folders,
     instrument,
-    instrument_of,
-    is_plugin,
     measure_entry,
     named_in,
     trust,
@@ -85,13 +99,8 @@ _ABSENT = object()  # no value, not even null
 COMPOSING_ERRORS = (OmegaConfBaseException, HydraException, YAMLError)
 SOURCE, TARGET = "gelu-3l-mini", "solu-3l-mini"  # where none is named
 PROGRAM = "THINKALIKE_PROGRAM"  # environment variable: how the user called the script, also for the workers of a sweep
-_CHECKOUT = Path(__file__).resolve().parents[3] / "conf"
-CONF = _CHECKOUT if _CHECKOUT.is_dir() else Path(__file__).resolve().parents[1] / "conf"  # where a wheel has it
-GROUPS: dict[str, Any] = {schema.part: schema for schema in vars(parts).values() if getattr(schema, "part", "")}
 FOLDERS, REST = "thinkalike://folders", "thinkalike://"
-PACKAGES = "packages"  # packages/train is what installed packages add to the command lines of train.py
 _COMPOSING = threading.RLock()
-LISTS = {"task": [*TASKS], "measure": [*MEASURES]}
 OURS = ("thinkalike", "structured")  # schemes of the sources that no file is behind
 HYDRAS = "hydra.conf"  # the package that has Hydra's own files
 LARGEST_FILE = 2**18  # bytes of a configuration file
@@ -110,6 +119,29 @@ INNERMOST = re.compile(r"\$\{([^${}]*)\}")  # ${...} with no other inside
 RESOLVERS = ("oc.env", "oc.decode", "now", "hydra")  # which return no more than they are given
 
 
+class NumbersAsWritten(HydraOverrideVisitor):
+    """Reads overrides as Hydra does, with numbers that remember their text, also through the values of a sweep.
+
+    A key that a dictionary has twice is refused; Hydra drops the first of the two values.
+    """
+
+    def visitDictContainer(self, context: Any) -> Any:
+        settings = super().visitDictContainer(context)
+        pairs = [child for child in context.getChildren() if isinstance(child, OverrideParser.DictKeyValuePairContext)]
+        if len(settings) < len(pairs):
+            raise HydraException(f"{short(context.getText())} has one key twice")
+        return settings
+
+    def visitPrimitive(self, context: Any) -> Any:
+        value: Any = super().visitPrimitive(context)
+        text = context.getText().strip()
+        if type(value) not in (int, float) or str(value) == text:
+            return value
+        written = WrittenInt(value) if isinstance(value, int) else WrittenFloat(value)
+        written.text = text
+        return written
+
+
 class Options(ConfigSource):
     """Answers what no file of conf/ can: schemas, `model=DIR`, `model=ORG/NAME`, `data=ORG/NAME`, and measures.
 
@@ -122,13 +154,13 @@ class Options(ConfigSource):
         return "thinkalike"
 
     def load_config(self, config_path: str) -> ConfigResult:
-        node = _folder(config_path) or _node(config_path)
+        node = folder_node(config_path) or schema_node(config_path)
         # tasks and measures bring the parts that they add
         package = "_global_" if config_path.startswith(("task/", "measure/", f"{PACKAGES}/")) else None
         return ConfigResult(self.provider, f"{REST}{config_path}", OmegaConf.create(node), {"package": package})
 
     def is_config(self, config_path: str) -> bool:
-        return (_folder if self.path else _node)(config_path) is not None
+        return (folder_node if self.path else schema_node)(config_path) is not None
 
     def is_group(self, config_path: str) -> bool:
         return config_path in ("", *LISTS)
@@ -311,7 +343,9 @@ class Loader(ConfigLoaderImpl):
             _check_key(override)
             _check_option(override.key_or_group, override.value())
             self.given_keys.add(override.key_or_group)
-            self.given_texts.update(take_texts(override))
+            # OmegaConf holds no subclass of a number, so the override has plain ones from now on
+            override._value, texts = taken_texts(override._value, override.key_or_group)
+            self.given_texts.update(texts)
         repository = FewLoads(self.files)
         self._process_config_searchpath(config_name, parsed, repository)
         return parsed, repository
@@ -407,12 +441,12 @@ def _names_of_package() -> list[str]:
 @cache
 def _own_folders() -> list[Path]:
     """Return the folders of configuration groups of this package and of installed packages that extend it."""
-    return [folder.resolve() for folder in (CONF, *conf_folders().values())]
+    return [folder.resolve() for folder in option_folders()]
 
 
 def _check_is_job(settings: Mapping[Any, Any]) -> None:
     """Check that a composed configuration has the settings that each job has, before Hydra makes a folder for it."""
-    if any(name not in settings for name in _unset(JobConfig)):
+    if any(name not in settings for name in unset_settings(JobConfig)):
         raise ConfigError("a configuration of your own begins with defaults: [train, _self_], or analyze in its place")
 
 
@@ -652,63 +686,6 @@ def register() -> None:
     OptionsEverywhere.is_ours = True
 
 
-def _folder(path: str) -> dict[str, Any] | None:
-    """Return the settings of the model in a folder, or a GGUF file, if a path, model/DIR, names one."""
-    group, _, name = path.partition("/")
-    written = name.startswith((".", "/", "~")) or name.count("/") > 1 or name.endswith((".gguf", ".ckpt"))
-    if group != "model" or "://" in name or not (written or ("/" in name and is_folder(name))):
-        return None
-    return {"defaults": ["/model/local@_here_", "_self_"], "path": name}
-
-
-def _node(path: Any) -> dict[str, Any] | None:
-    """Return what `Options` answers to any other path, group/name; None: nothing."""
-    group, _, name = path.partition("/")
-    if path in ("train_schema", "analyze_schema"):  # of models and data, which may not be named, all settings are open
-        unset = _unset(AnalyzeConfig if path == "analyze_schema" else instrument(TASKS["stitch"]).config)
-        return unset | {part: dict.fromkeys(unset[part]) for part in ("model", "target", "data")}
-    if group == PACKAGES:
-        files = {f"{package}_{name}": folder for package, folder in conf_folders().items()}
-        return {"defaults": [f"/{file}" for file, folder in files.items() if (folder / f"{file}.yaml").is_file()]}
-    if name == "schema" and group in GROUPS:
-        return _unset(_schema_of_group(group))
-    if group == "task" and name in TASKS:
-        return {"task": name, **_added(instrument(TASKS[name]).config, TrainConfig)}
-    if group == "measure" and (name in MEASURES or is_plugin(name)):
-        added = _added(instrument(measure_entry(name)).config, AnalyzeConfig)
-        return {"measure": _unset(measure_schema(name)), **added}
-    odd = "/" not in name or "--" in name or ".." in name or name.endswith(".git")
-    if group in ("model", "data") and re.match(parts.REPOSITORY, name, re.ASCII) and not odd:
-        node = {"defaults": [f"/{group}/hub@_here_", "_self_"], "hub_id": name}
-        return node | ({"name": name} if group == "data" else {})
-    return None
-
-
-def _added(schema: Any, root: Any) -> dict[str, Any]:
-    """Return the parts that the configuration of a task or measure has beyond those of all."""
-    return {name: part for name, part in _unset(schema).items() if name not in _unset(root)}
-
-
-@cache
-def _unset(schema: Any) -> dict[str, Any]:
-    """Return the defaults of a schema, and None for what is left open."""
-    hints, node = get_type_hints(schema), {}
-    for item in dataclasses.fields(schema):
-        is_part = dataclasses.is_dataclass(hints[item.name])
-        node[item.name] = _unset(extended(hints[item.name])) if is_part else None if is_open(item) else default_of(item)
-    return node
-
-
-def _schema_of_group(group: str) -> Any:
-    """Return the schema of the options of a group, with the settings that installed packages add."""
-    return extended(GROUPS[group])
-
-
-def measure_schema(kind: str) -> Any:
-    """Return the schema of a kind of measure, which is defined in the file of its instrument."""
-    return instrument(measure_entry(kind)).settings
-
-
 @contextlib.contextmanager
 def hydra_ready() -> Iterator[None]:
     """Make Hydra's `compose` find conf/: in a job of ours as it is, and otherwise for a while, for this alone.
@@ -730,16 +707,8 @@ def hydra_ready() -> Iterator[None]:
             running.clear()
             restored.enter_context(loading_files_only())
             restored.enter_context(initialize_config_dir(str(CONF), version_base=None))
+        restored.enter_context(reading_options(HydraOptions()))
         yield
-
-
-def options(group: str) -> list[str]:
-    """Return the names that a configuration group offers: `options("model")`."""
-    with hydra_ready():
-        folders = [Path(each.path) for each in GlobalHydra.instance().config_loader().get_sources()]
-    roots = [folder / group for folder in folders if folder.is_absolute()]
-    written = {str(path.relative_to(root).with_suffix("")) for root in roots for path in root.rglob("*.yaml")}
-    return sorted(written | {*(MEASURES if group == "measure" else ())})
 
 
 def _groups() -> set[str]:
@@ -762,20 +731,31 @@ def _loader() -> Loader | None:
     return loader if isinstance(loader, Loader) else None
 
 
-def option(group: str, name: str) -> dict[str, Any]:
-    """Return the settings of an option of a group, or of a model by its folder or repository."""
-    folder = _folder(f"{group}/{name}")
-    if folder is not None:  # Hydra would read ${...} in its path
-        return option(group, "local") | {"path": _literal(folder["path"])}
-    if "${" in name:
-        one_of(group, name, options(group))
-    with hydra_ready():
-        path = tuple(each.path for each in GlobalHydra.instance().config_loader().get_search_path().get_path())
-        return dict(_option(group, name, path))
+class HydraOptions:
+    """The options that a command line can name: those of the package, and those in the folders that it adds."""
+
+    def names(self, group: str) -> list[str]:
+        with hydra_ready():
+            folders = [Path(each.path) for each in GlobalHydra.instance().config_loader().get_sources()]
+        roots = [folder / group for folder in folders if folder.is_absolute()]
+        names = {str(path.relative_to(root).with_suffix("")) for root in roots for path in root.rglob("*.yaml")}
+        return sorted(names | {*PACKAGED.names(group)})
+
+    def settings(self, group: str, name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+        if name in PACKAGED.names(group) or name not in self.names(group):
+            return PACKAGED.settings(group, name, given)
+        with hydra_ready():
+            path = tuple(each.path for each in GlobalHydra.instance().config_loader().get_search_path().get_path())
+            settings = {**_option(group, name, path), **_literal(given)}
+        return OmegaConf.to_container(OmegaConf.create(settings), resolve=True)  # type: ignore[return-value]
+
+
+PACKAGED = PackagedOptions()
 
 
 @cache
 def _option(group: str, name: str, search_path: tuple[str, ...]) -> dict[str, Any]:
+    """Return what Hydra composes of an option of a user's folder, which is in the search path."""
     escaped = re.sub(r"(\\*)('|$)", lambda end: 2 * end[1] + ("\\'" if end[2] else ""), name)
     try:
         composed = compose(None, [f"+{group}='{escaped}'"])
@@ -784,18 +764,8 @@ def _option(group: str, name: str, search_path: tuple[str, ...]) -> dict[str, An
     return OmegaConf.to_container(composed[group], resolve=False)  # type: ignore[return-value]
 
 
-def compose_job(entry_point: str, overrides: Iterable[str], **parts: Any) -> Any:
-    """Return the configuration dataclass of a command line: `compose_job("train", ["model=gpt2", "stitch=affine"])`.
-
-    Args:
-        entry_point: "train" or "analyze", the script whose command line it is.
-        overrides: one setting each; a sweep is no single job.
-        parts: parts of the configuration that take the place of the composed ones: `model=ModelConfig(...)`.
-
-    Raises:
-        ConfigError: the script would refuse them; the message is the same.
-        PluginError: a plugin that they name cannot be used.
-    """
+def compose_trusted_job(entry_point: str, overrides: Iterable[str], **parts: Any) -> Any:
+    """Do `thinkalike.config.compose_job`: a person wrote the overrides, so the files of code that they name are run."""
     words = list(overrides)
     trust_plugins_of(words)
     trust(_plugins_in([vars(part) for part in parts.values() if dataclasses.is_dataclass(part)]))
@@ -803,7 +773,7 @@ def compose_job(entry_point: str, overrides: Iterable[str], **parts: Any) -> Any
 
 
 def compose_inner_job(entry_point: str, overrides: Iterable[str], **parts: Any) -> Any:
-    """Return the configuration of a job inside another one, as `compose_job` does.
+    """Return the configuration of a job inside another one, as `thinkalike.config.compose_job` does.
 
     The configuration of the outer job has some of these overrides, as measure.train, and it may be a stranger's
     file. So they run no code that a person did not name, and set nothing of Hydra's own, which would import modules.
@@ -822,7 +792,7 @@ def _decided(config: Any) -> Any:
 
 
 def compose_open_job(entry_point: str, overrides: Iterable[str], **parts: Any) -> Any:
-    """Return a configuration as `compose_job` does, in which what the overrides leave open is not decided yet."""
+    """Return a configuration as `thinkalike.config.compose_job` does, in which what is left open is not decided yet."""
     words = list(overrides)
     with hydra_ready():
         try:
@@ -883,7 +853,7 @@ def _checked(composed: DictConfig, overrides: Sequence[str], choices: Mapping[st
                 raise ConfigError(unknown(f"{part}.{name}", [f"{part}.{key}" for key in settings[part]]))
     kind = _kind_of_measure(settings)
     job = _instrument_of(settings)
-    if "task" in settings and "stitch" not in job.reads:  # the part of the default task, see `_node`
+    if "task" in settings and "stitch" not in job.reads:  # the part of the default task, see `schema_node`
         settings.pop("stitch", None)
     chosen = {group for group, name in choices.items() if name}
     stands_for_others = any(settings.get(name) for name in ("experiment", "models", "activations"))
@@ -895,8 +865,8 @@ def _checked(composed: DictConfig, overrides: Sequence[str], choices: Mapping[st
         settings["measure"] = made(measure_schema(kind), settings["measure"], "measure.")
     for part in ("model", "target", "data"):
         if settings[part]["name"] is None:  # what is not given has its default, or stays open
-            schema = _schema_of_group("data" if part == "data" else "model")
-            settings[part] = _unset(schema) | _given(settings[part])
+            schema = schema_of_group("data" if part == "data" else "model")
+            settings[part] = unset_settings(schema) | given_settings(settings[part])
     config = made(job.config if job else AnalyzeConfig, settings)
     for word in overrides:
         if word.partition("=")[2] == "???":
@@ -964,7 +934,7 @@ def _schema_of(place: Place, settings: Mapping[str, Any]) -> tuple[Any, Place] |
     if part == "target":
         return extended(ModelConfig), rest
     if part in GROUPS:
-        return _schema_of_group(part), rest
+        return schema_of_group(part), rest
     job = _instrument_of(settings)
     return (job.config if job else AnalyzeConfig), place
 
@@ -1050,7 +1020,7 @@ def _models(
     say of the source. Where no model is named, a stitch leads into another mini.
     """
     model, target = settings["model"], settings["target"]
-    given, own = _given(model), _given(target)
+    given, own = given_settings(model), given_settings(target)
     if "z" not in str(own.get("site", "z")):  # which alone has heads
         own, keys = {"head": None} | own, {*keys, "target.head"}
     runs = {key: model[key] for key in HOW_IT_RUNS if f"model.{key}" in keys}
@@ -1068,69 +1038,6 @@ def _models(
     return {"model": model, "target": (option("model", model["name"]) | runs if is_elsewhere else model) | own}
 
 
-def _given(part: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in part.items() if value is not None}
-
-
-def completed(config: Any, reads: Collection[str] | None = None) -> Any:
-    """Return a configuration in which what was left open is decided, in the parts that the job `reads`.
-
-    The data is what the models were trained on, and other parts without a name are what their schemas say; the settings
-    of every part are those of its recipe.
-    """
-    if not isinstance(config, JobConfig):  # an instrument may have a configuration of its own
-        return config
-    if reads is None:
-        return instrument_of(config).completed(config)
-    if "data" in reads:
-        config = _with_rows_of_states(config)
-    if "data" in reads and config.data.name is None:
-        corpus = config.data.source or config.model.corpus or config.target.corpus or "pydoc"
-        one_of("model.corpus", corpus, (each for each in options("data") if each != "auto"))
-        config = dataclasses.replace(config, data=part_named("data", corpus, settings_of(config.data)))
-    parts: dict[str, Any] = {name: part for name in reads if isinstance(part := getattr(config, name, None), Checked)}
-    for name, part in parts.items():
-        if part.usual_option and part.name is None:
-            part = made(type(part), option(name, part.usual_option) | settings_of(part), f"{name}.")
-        parts[name] = part.completed(config)
-    return dataclasses.replace(config, **parts).completed(config)
-
-
-def _with_rows_of_states(config: JobConfig) -> JobConfig:
-    """Return the configuration of a job that reads the text of its folder of states, if one of its models is such.
-
-    Raises:
-        ConfigError: Other text is asked for, of which the folder has no states.
-    """
-    folders = [model.path for model in (config.model, config.target) if model is not None and model.holds_states]
-    if not folders:
-        return config
-    if config.data.name is not None and config.data.source != "states":
-        raise ConfigError(
-            f"data={config.data.name}: the text that is compared is that of {folders[0]}, a folder of states; "
-            "leave data out"
-        )
-    if config.data.name is not None:
-        return config
-    settings = {**settings_of(config.data), "files": folders[:1]}
-    return dataclasses.replace(config, data=part_named("data", "states", settings))
-
-
-def settings_of(part: Any) -> dict[str, Any]:
-    """Return the settings that are given of a part without a name."""
-    return {name: value for name, value in _given(vars(part)).items() if value != _unset(part.__class__)[name]}
-
-
-def part_named(group: str, name: str, given: Mapping[str, Any]) -> Any:
-    """Return the part that an option of a group stands for, with what is given; "schema" leaves the recipe's open.
-
-    What is given are values, in which ${...} stands for nothing else.
-    """
-    settings: Any = {**option(group, name), **_literal(given)}
-    settings = OmegaConf.to_container(OmegaConf.create(settings), resolve=True)
-    return made(measure_schema(name) if group == "measure" else _schema_of_group(group), settings, f"{group}.")
-
-
 def _literal(value: Any) -> Any:
     """Return plain settings in which OmegaConf takes every ${ for these two letters, as in the name of a file."""
     if isinstance(value, Mapping):
@@ -1140,13 +1047,6 @@ def _literal(value: Any) -> Any:
     if isinstance(value, str):
         return re.sub(r"(\\*)\$\{", lambda found: 2 * found[1] + r"\${", value)
     return value
-
-
-def model_named(model: ModelConfig | str, settings: Mapping[str, Any]) -> ModelConfig:
-    """Return the configuration of a model, as `model=NAME model.SETTING=VALUE` does, or a given one with settings."""
-    if isinstance(model, ModelConfig):
-        return model_settings(**{**vars(model), **settings})
-    return part_named("model", model, settings)  # type: ignore[no-any-return]
 
 
 def with_quoted_paths(words: Sequence[str]) -> list[str]:
@@ -1209,6 +1109,49 @@ def _keys(node: Any, start: str = "") -> Iterator[str]:
         yield f"{start}{key}"
         if OmegaConf.is_dict(inner := OmegaConf.select(node, str(key), throw_on_resolution_failure=False)):
             yield from _keys(inner, f"{start}{key}.")
+
+
+@dataclasses.dataclass(frozen=True)
+class Called:
+    """What Hydra knows of the job of a command line.
+
+    Attributes:
+        overrides: its words.
+        choices: by group the option that is chosen, or None.
+        has_values_to_try: whether a file gives values for a sweep.
+        has_launcher: whether another launcher than Hydra's own is chosen.
+        number: which job of a sweep it is, from 0.
+    """
+
+    overrides: list[str]
+    choices: Mapping[str, Any]
+    has_values_to_try: bool
+    has_launcher: bool
+    number: int
+
+
+def called() -> Called:
+    """Return what Hydra knows of the job that runs now; `number` is that of a sweep alone."""
+    hydra_config = HydraConfig.get()
+    return Called(
+        overrides=list(hydra_config.overrides.task),
+        choices=hydra_config.runtime.choices,
+        has_values_to_try=bool(hydra_config.sweeper.get("params")),
+        has_launcher=hydra_config.launcher != {"_target_": BasicLauncherConf._target_},
+        number=0 if OmegaConf.is_missing(hydra_config.job, "num") else hydra_config.job.num,
+    )
+
+
+def hydra_main(name: str, task: Callable[[DictConfig], Any]) -> Callable[[], None]:
+    """Return what reads the command line of this process by Hydra, and does the task with each of its jobs."""
+    return hydra.main(version_base=None, config_path=str(CONF), config_name=name)(task)
+
+
+def use_folder(composed: DictConfig, folder: str) -> None:
+    """Let a sweep, and the jobs that it composes, write into a folder."""
+    with read_write(composed.hydra):
+        composed.hydra.sweep.dir = folder
+        composed.hydra.overrides.hydra.append(f"hydra.sweep.dir='{folder}'")
 
 
 def command_line() -> str:

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Mapping, Sequence
-from copy import copy
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args
 
-from pydantic import AfterValidator, BeforeValidator, ByteSize, Field
+from pydantic import AfterValidator, BeforeValidator, ByteSize, Field, InstanceOf
 
+from thinkalike.config.recorded import RecordedArrays
 from thinkalike.config.schema import (
-    NOT_IN_KEY,
     SEEDS,
     STEPS,
     Checked,
     FilePath,
     Layers,
+    SettingValues,
     extended,
-    left_open,
-    not_in_key,
-    ranged,
+    fields_of,
+    setting,
+    with_settings,
 )
 from thinkalike.errors import ConfigError
 from thinkalike.files import is_folder
@@ -57,6 +57,9 @@ def _whole_size(size: Any) -> Any:
     return size
 
 
+Size = Annotated[ByteSize, BeforeValidator(_whole_size), AfterValidator(float)]
+
+
 def _of_a_file(name: str) -> str:
     if not is_plugin(name):
         raise ValueError("must be FILE.py:NAME, an object of a file of yours")
@@ -65,6 +68,7 @@ def _of_a_file(name: str) -> str:
 
 Plugin = Annotated[str, AfterValidator(_of_a_file)]
 Files = Annotated[list[FilePath], Field(min_length=1)]
+Recordings = Annotated[list[FilePath | InstanceOf[RecordedArrays]], Field(min_length=1)]
 Source = Literal["stdlib", "pydoc", "grammar", "text", "hub", "states"]
 Site = Literal[
     "embed", "resid_pre", "z", "attn_out", "resid_mid", "mlp_post", "mlp_out", "resid_post", "ln_final"
@@ -79,25 +83,36 @@ class ModelConfig(Checked, part="model"):
 
     elsewhere: ClassVar[tuple[str, ...]] = ("path", "hub_id")
 
-    name: str = left_open(None)  # what tables and figures call it; null: no model is named
+    # what tables and figures call it; null: no model is named
+    name: str = setting(None, by_recipe=True)
     family: str = "auto"  # which residual stream it has; auto: from the checkpoint's config.json
     hub_id: Annotated[str, Field(pattern=REPOSITORY)] | None = None  # its repository on the Hugging Face hub, ORG/NAME
     revision: str | None = None  # of the hub: branch, tag, commit; of a folder: a checkpoint in it, step64
-    path: FilePath | None = not_in_key(None)  # a folder or a GGUF file; takes the place of hub_id
-    base: FilePath | None = not_in_key(None)  # of an adapter: a folder, ORG/NAME or a name; null: as the adapter says
-    dtype: Literal["float32", "bfloat16", "float16", "float64"] = left_open("float32")  # of weights and states
-    device: str = not_in_key("auto")  # cpu | cuda | cuda:1 | mps; auto: a GPU where there is one
-    device_map: DeviceMap | ModuleMap | None = not_in_key(None)  # weights over several devices, by accelerate
+    # a folder or a GGUF file; takes the place of hub_id
+    path: FilePath | None = setting(None, in_key=False)
+    # of an adapter: a folder, ORG/NAME or a name; null: as the adapter says
+    base: FilePath | None = setting(None, in_key=False)
+    # of weights and states
+    dtype: Literal["float32", "bfloat16", "float16", "float64"] = setting("float32", by_recipe=True, in_memory=True)
+    # cpu | cuda | cuda:1 | mps; auto: a GPU where there is one
+    device: str = setting("auto", in_key=False, in_memory=True)
+    # weights over several devices, by accelerate
+    device_map: DeviceMap | ModuleMap | None = setting(None, in_key=False)
     quantization: Literal["8bit", "4bit"] | None = None  # weights in fewer bits, by bitsandbytes
-    side: Literal["encoder", "decoder"] | None = None  # of an encoder-decoder
+    # of an encoder-decoder
+    side: Literal["encoder", "decoder"] | None = setting(None, in_memory=True)
     corpus: str | None = "stdlib"  # the data that `data=auto` stands for; null: that of the other model, or pydoc
-    bos: bool | None = False  # rows begin with BOS; null: if the tokenizer puts it before a text by itself
-    context: int | None = ranged(None, least=2, most=CONTEXT)  # tokens of a row; null: what it can take, to 1024
+    # rows begin with BOS; null: if the tokenizer puts it before a text by itself
+    bos: bool | None = setting(False, in_memory=True)
+    # tokens of a row; null: what it can take, to 1024
+    context: int | None = setting(None, least=2, most=CONTEXT, in_memory=True)
     mini: bool = False  # trained by this project and shipped inside it
     # where its states are taken; z is what heads mix, mlp_post what the last map of the MLP reads
-    site: Site | Annotated[list[Site], Field(min_length=1)] = AFTER
-    head: int | Literal["all"] | None = ranged(None, least=0)  # of z; null: all heads side by side
-    implausible: bool = not_in_key(False)  # accept a model that is worse than a guess on an English sentence
+    site: Site | Annotated[list[Site], Field(min_length=1)] = setting(AFTER, in_memory=True)
+    # of z; null: all heads side by side
+    head: int | Literal["all"] | None = setting(None, least=0, in_memory=True)
+    # accept a model that is worse than a guess on an English sentence
+    implausible: bool = setting(False, in_key=False, in_memory=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -107,18 +122,23 @@ class ModelConfig(Checked, part="model"):
             raise ConfigError(f"model.head={self.head} is a head of model.site=z, and model.site={self.site}")
         if self.name is not None:
             self.dtype = self.dtype or "float32"
-        if self.name == "local" and not self.path:
+        if self.name == "local" and not (self.path or self.is_in_memory):
             raise ConfigError("model=local needs model.path=<folder with a Hugging Face checkpoint, or GGUF file>")
-        if self.name == "hub" and not (self.hub_id or self.path):
+        if self.name == "hub" and not (self.hub_id or self.path or self.is_in_memory):
             raise ConfigError("model=hub needs model.hub_id=<repository of the Hugging Face hub, ORG/NAME>")
 
     @property
     def called(self) -> str:
         """The everyday name, or that of the folder, the file or the repository of a model without one."""
-        if self.name not in ("local", "hub"):
+        if self.name not in ("local", "hub") or self.is_in_memory:
             return self.name
         place = os.path.abspath(self.path) if self.path else str(self.hub_id)
         return os.path.basename(place).removesuffix(".gguf")
+
+    @property
+    def is_in_memory(self) -> bool:
+        """Whether it is a model in memory, see `thinkalike.config.in_memory`."""
+        return False
 
     @property
     def holds_states(self) -> bool:
@@ -147,7 +167,7 @@ class ModelConfig(Checked, part="model"):
 
 def model_settings(**settings: Any) -> ModelConfig:
     """Return the settings of a model, also those that installed packages add."""
-    return extended(ModelConfig)(**settings)  # type: ignore[no-any-return]
+    return extended(ModelConfig)(**settings)
 
 
 @dataclass
@@ -156,26 +176,31 @@ class DataConfig(Checked, part="data"):
 
     elsewhere: ClassVar[tuple[str, ...]] = ("source", "files", "hub_id")
 
-    name: str = left_open(None)  # what results call it; null: the corpus of the model
+    name: str = setting(None, by_recipe=True)  # what results call it; null: the corpus of the model
     source: Source | None = None
     # source=text: files or globs; .txt .jsonl[.gz|.zst] .parquet; source=states: a folder of states
-    files: list[FilePath] | None = not_in_key(None)
-    sentences: int | None = ranged(None, least=1, most=COUNTS)  # source=grammar: how many
+    files: list[FilePath] | None = setting(None, in_key=False)
+    sentences: int | None = setting(None, least=1, most=COUNTS)  # source=grammar: how many
     hub_id: str | None = None  # source=hub: the repository of the data set, ORG/NAME
     subset: str | None = None  # source=hub: its configuration; null: the only one
     split: str | None = None  # source=hub: train, validation, ...
     revision: str | None = None  # source=hub: branch, tag or commit; null: main
     hub_files: list[str] | None = None  # files of a hub data set that has no loading configuration
     field: str | None = None  # the field that holds the text
-    group: str | None = not_in_key(None)  # whose documents intervals take together: a field, or "file" or "folder"
-    context: int | None = ranged(None, least=2, most=CONTEXT)  # tokens per row; null: the models'
+    # whose documents intervals take together: a field, or "file" or "folder"
+    group: str | None = setting(None, in_key=False)
+    context: int | None = setting(None, least=2, most=CONTEXT)  # tokens per row; null: the models'
     bos: bool | None = None  # begin each row with BOS; null: what the source model expects
     aligned: bool | None = None  # begin each row with a document; what is left of the one before is dropped
-    fit_tokens: int | None = ranged(None, least=1, most=COUNTS)  # null: as many as training sees
-    report_tokens: int | None = left_open(None, least=2, most=COUNTS)  # held-out tokens that numbers are of
-    report_share: float | None = ranged(None, above=0, below=1)  # share of the documents that only the report sees
-    same_split: bool | None = left_open(None)  # fit on the report's documents, too, as brown2023 did
-    cache: FilePath | None = not_in_key(None)  # folder of tokens; null: $THINKALIKE_CACHE or ~/.cache/thinkalike
+    fit_tokens: int | None = setting(None, least=1, most=COUNTS)  # null: as many as training sees
+    # held-out tokens that numbers are of
+    report_tokens: int | None = setting(None, by_recipe=True, least=2, most=COUNTS)
+    # share of the documents that only the report sees
+    report_share: float | None = setting(None, above=0, below=1)
+    # fit on the report's documents, too, as brown2023 did
+    same_split: bool | None = setting(None, by_recipe=True)
+    # folder of tokens; null: $THINKALIKE_CACHE or ~/.cache/thinkalike
+    cache: FilePath | None = setting(None, in_key=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -183,7 +208,7 @@ class DataConfig(Checked, part="data"):
             raise ConfigError(
                 f"data.source={self.source} is not the text of data={self.name}; choose data={self.source}"
             )
-        if self.source == "text" and not self.files:
+        if self.source == "text" and not self.has_files:
             raise ConfigError("data=text needs data.files=[...]: files or globs of .txt, .jsonl[.gz|.zst] or .parquet")
         if self.source == "states" and len(self.files or []) != 1:
             raise ConfigError(
@@ -192,22 +217,28 @@ class DataConfig(Checked, part="data"):
         if self.source == "hub" and not self.hub_id:
             raise ConfigError("data=hub needs data.hub_id=<data set of the Hugging Face hub, ORG/NAME>")
 
-    def by_recipe(self, job: Any) -> dict[str, Any]:
+    @property
+    def has_files(self) -> bool:
+        """Whether it names files of text; texts in memory take their place."""
+        return bool(self.files)
+
+    def by_recipe(self, job: JobConfig) -> SettingValues:
         if self.source in (None, "grammar", "states"):
             return {}
         return {"report_tokens": 2**18 if job.is_mini else 2**20, "same_split": job.recipe == "paper"}
 
-    @property
-    def unused(self) -> Collection[str]:
+    def settings_read(self) -> frozenset[str]:
         of_hub = {"hub_id", "subset", "split", "revision", "hub_files"}
-        read = {
+        by_source = {
             "text": {"files", "field", "group"},
             "grammar": {"sentences"},
             "hub": {*of_hub, "field", "group"},
             "states": {"files"},
         }
-        unused = {"files", "field", "group", "sentences", *of_hub} - read.get(self.source or "", set())
-        return unused | OF_ROWS if self.source == "states" else unused
+        of_any_source = {"files", "field", "group", "sentences", *of_hub}
+        of_other_sources = of_any_source - by_source.get(self.source or "", set())
+        read = super().settings_read() - of_other_sources
+        return read - OF_ROWS if self.source == "states" else read
 
 
 @dataclass
@@ -215,27 +246,34 @@ class StimuliConfig(Checked, part="stimuli"):
     """What states and features are of: words of controlled sentences, or the user's own."""
 
     kind: Literal["controlled", "crossed", "table", "conllu"] = "controlled"  # of a grammar, or files of the user's
-    sentences: int | None = ranged(None, least=1, most=COUNTS)  # kind=controlled: how many; null: 400
+    # kind=controlled: how many; null: 400
+    sentences: int | None = setting(None, least=1, most=COUNTS)
     grammar: str = "small"  # kind=controlled: small | large | crossed
-    path: FilePath | None = not_in_key(None)  # kind=table (.csv .tsv .parquet), conllu: the file
+    # kind=table (.csv .tsv .parquet), conllu: the file
+    path: FilePath | None = setting(None, in_key=False)
     features: list[str] | None = None  # null: all
     kinds: dict[str, str | list[Any]] | None = None  # nominal | ordinal | numeric | continuous | [levels]
     columns: dict[str, str | None] | None = None  # kind=table: {text | word | start | stop | sentence | id: column}
     token: Literal["last", "mean", "first"] = "last"  # whose state is that of a word or text: [CLS] is the first
-    sample: int | None = ranged(None, least=1, most=COUNTS)  # how many stimuli; null: all
+    sample: int | None = setting(None, least=1, most=COUNTS)  # how many stimuli; null: all
     balance: list[str] = field(default_factory=list)  # features whose combinations come equally often in the sample
-    seed: int = ranged(0, least=0, most=SEEDS)  # of the sentences and the sample
+    seed: int = setting(0, least=0, most=SEEDS)  # of the sentences and the sample
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.kind in ("table", "conllu") and not self.path:
+        if self.kind in ("table", "conllu") and not self.has_file:
             raise ConfigError(f"stimuli={self.kind} needs stimuli.path=FILE")
 
     @property
-    def unused(self) -> Collection[str]:
-        read = {"controlled": {"sentences", "grammar"}, "table": {"path", "columns"}, "conllu": {"path"}}
-        unused = {"sentences", "grammar", "path", "columns"} - read.get(self.kind, set())
-        return unused if self.sample else {*unused, "balance"}
+    def has_file(self) -> bool:
+        """Whether it names a file; a table in memory takes its place."""
+        return bool(self.path)
+
+    def settings_read(self) -> frozenset[str]:
+        by_kind = {"controlled": {"sentences", "grammar"}, "table": {"path", "columns"}, "conllu": {"path"}}
+        of_other_kinds = {"sentences", "grammar", "path", "columns"} - by_kind.get(self.kind, set())
+        read = super().settings_read() - of_other_kinds
+        return read if self.sample else read - {"balance"}
 
 
 @dataclass
@@ -246,14 +284,17 @@ class TrainerConfig(Checked, part="trainer"):
     matmul: Literal["highest", "high", "medium"] = "highest"  # of float32 products in training
     compile: bool = False  # compile the frozen blocks: slow to start, then faster on a GPU
     strategy: Literal["auto", "ddp"] = "auto"  # ddp: `devices` processes share the rows of a step
-    devices: int | None = ranged(None, least=1, most=10**4)  # ddp: processes per node; null: one for each GPU
-    num_nodes: int = ranged(1, least=1, most=10**5)  # ddp: machines that share a job
-    checkpoint_every: int = ranged(50, least=1, most=STEPS, in_key=False)  # steps; then a state is kept
-    log_every: int = ranged(10, least=1, most=STEPS, in_key=False)  # steps; then losses are read, checked and logged
+    # ddp: processes per node; null: one for each GPU
+    devices: int | None = setting(None, least=1, most=10**4)
+    num_nodes: int = setting(1, least=1, most=10**5)  # ddp: machines that share a job
+    # steps; then a state is kept
+    checkpoint_every: int = setting(50, least=1, most=STEPS, in_key=False)
+    log_every: int = setting(10, least=1, most=STEPS, in_key=False)  # steps; then losses are read, checked and logged
     # task=stitch: the most of a process, as 8GB; null: what is free, and 2 GiB for states on a CPU outside training
-    memory: Annotated[ByteSize, BeforeValidator(_whole_size), AfterValidator(float)] | None = not_in_key(None)
+    memory: Size | None = setting(None, in_key=False)
     callbacks: list[Plugin] = field(default_factory=list)  # of plugins, in this order
-    recompute: bool = not_in_key(False)  # task=stitch: keep no states inside the frozen blocks: less memory, more time
+    # task=stitch: keep no states inside the frozen blocks: less memory, more time
+    recompute: bool = setting(False, in_key=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -270,9 +311,9 @@ class LoggerConfig(Checked, part="logger"):
     entity: str | None = None  # of W&B: user or team; null: the default of the key
     group: str | None = None  # of W&B; null: the sweep, if the job belongs to one
 
-    @property
-    def unused(self) -> Collection[str]:
-        return () if self.kind == "wandb" else ("project", "entity", "group")
+    def settings_read(self) -> frozenset[str]:
+        read = super().settings_read()
+        return read if self.kind == "wandb" else read - {"project", "entity", "group"}
 
 
 @dataclass
@@ -288,26 +329,33 @@ class MeasureConfig(Checked, part="measure"):
             MeasureConfig.schemas[cls.kind] = cls
 
 
+Measure = TypeVar("Measure", bound=MeasureConfig)
+
+
 @dataclass
 class JobConfig(Checked):
     """The settings that both entry points have."""
 
     model: ModelConfig = field(default_factory=model_settings)
     target: ModelConfig = field(default_factory=model_settings)  # of jobs of two models
-    layers: Layers = left_open("same")  # of layer pairs: same: l to l for every l; all; [0,3]; or [[0,0],[1,2]]
+    # of layer pairs: same: l to l for every l; all; [0,3]; or [[0,0],[1,2]]
+    layers: Layers = setting("same", by_recipe=True)
     data: DataConfig = field(default_factory=DataConfig)
     scale: Literal["auto", "mini", "paper"] = "auto"  # size of the recipe; auto: mini for small models or without a GPU
     recipe: Literal["honest", "paper"] = "honest"  # paper: fitted, split and reported as the papers state it
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
-    logger: LoggerConfig = field(default_factory=LoggerConfig, metadata=NOT_IN_KEY)
-    threads: int | None = ranged(None, least=1, most=1024, in_key=False)  # CPU threads; null: torch's default
-    seed: int = ranged(0, least=0, most=SEEDS)  # of all that is drawn at random
-    store: Annotated[FilePath, AfterValidator(_of_one_line)] = not_in_key("results")  # the folder that results go to
-    force: bool = not_in_key(False)  # do a finished job again
-    wait: bool = not_in_key(True)  # for another process that is at the same job; false refuses
-    dry_run: bool = not_in_key(False)  # print what it would take, and do nothing
+    logger: LoggerConfig = setting(LoggerConfig, in_key=False)
+    # CPU threads; null: torch's default
+    threads: int | None = setting(None, least=1, most=1024, in_key=False)
+    seed: int = setting(0, least=0, most=SEEDS)  # of all that is drawn at random
+    # the folder that results go to; null, in Python alone: the result stays in memory
+    store: Annotated[FilePath, AfterValidator(_of_one_line)] | None = setting("results", in_key=False)
+    force: bool = setting(False, in_key=False)  # do a finished job again
+    # for another process that is at the same job; false refuses
+    wait: bool = setting(True, in_key=False)
+    dry_run: bool = setting(False, in_key=False)  # print what it would take, and do nothing
     # of time on this machine, 90s, 10min or 2h: it chooses layers, text, steps and kind of map that are left open
-    budget: Annotated[str, Field(pattern=r"^[1-9][0-9]{0,3}(s|min|h)$")] | None = not_in_key(None)
+    budget: Annotated[str, Field(pattern=r"^[1-9][0-9]{0,3}(s|min|h)$")] | None = setting(None, in_key=False)
 
     @property
     def is_mini(self) -> bool:
@@ -333,11 +381,12 @@ class AnalyzeConfig(JobConfig):
     measure: MeasureConfig = field(default_factory=MeasureConfig)
     stimuli: StimuliConfig = field(default_factory=StimuliConfig)  # of measures that look at words
     # instead of the model, or of the target where a model is named: a file, two, or subjects
-    activations: FilePath | Files | None = not_in_key(None)
-    models: list[str | dict[str, Any]] | None = not_in_key(None)  # instead of model and target: jobs of one pass
+    activations: FilePath | Recordings | None = setting(None, in_key=False)
+    # instead of model and target: jobs of one pass
+    models: list[str | dict[str, Any]] | None = setting(None, in_key=False)
     experiment: str | None = None  # a paper's figure or table; takes the place of measure
     ruler: Literal["bits"] | None = None  # bits: values stand beside copies of both models of 2 to 8 bits
-    trainer: TrainerConfig = field(default_factory=TrainerConfig, metadata=NOT_IN_KEY)  # which processes share the job
+    trainer: TrainerConfig = setting(TrainerConfig, in_key=False)  # which processes share the job
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -350,29 +399,35 @@ class AnalyzeConfig(JobConfig):
         if len(self.recordings) < len(given) and (len(given) > 2 or self.beside_recordings):
             raise ConfigError(f"activations={given} names a file more than once; give each subject once")
 
+    def measure_as(self, schema: type[Measure]) -> Measure:
+        """Return the settings of the measure, which are of this schema: its instrument knows that, and nobody else."""
+        assert isinstance(self.measure, schema), f"measure={self.measure.kind} is no {schema.__name__}"
+        return self.measure
+
     def without_model(self) -> AnalyzeConfig:
-        """Return a configuration with recordings, with those models alone that are asked for beside them.
+        """Return a configuration with recordings, with those models alone that are asked for beside them."""
+        return with_settings(self, self.unread_beside_recordings())
 
-        Without any, no state of tokens is read, so that `layers`, `stimuli.token`, `measure.embed` and
-        `measure.massive` have no effect.
+    def unread_beside_recordings(self) -> SettingValues:
+        """Return what recordings leave without effect: models that are not asked for, and, without any model, what is
+        of states of tokens. See `Instrument.unread`.
         """
-        without = copy(self)  # not `replace`, as a configuration that a user gives must have them
-        without.model, without.target = map(self.beside_recordings.get, ("model", "target"))  # type: ignore[assignment]
+        unread: dict[str, Any] = {name: None for name in ("model", "target") if name not in self.beside_recordings}
         if not self.beside_recordings:
-            without.layers = "same"
-            without.stimuli = replace(self.stimuli, token="last")
-            of_tokens: dict[str, Any] = {"embed": False, "massive": "drop"}
-            of_tokens = {name: value for name, value in of_tokens.items() if hasattr(self.measure, name)}
-            without.measure = replace(self.measure, **of_tokens)
-        return without
+            unread |= {"layers": "same", "stimuli.token": "last"}
+            of_tokens = {"embed": False, "massive": "drop"}
+            measured = {item.name for item in fields_of(self.measure)}
+            unread |= {f"measure.{name}": value for name, value in of_tokens.items() if name in measured}
+        return unread
 
     @property
-    def recordings(self) -> list[str]:
-        """The different files of `activations`."""
-        return list(dict.fromkeys(map(str, map(Path, self.activations or []))))
+    def recordings(self) -> list[str | RecordedArrays]:
+        """The different files of `activations`, or arrays in memory that take their place."""
+        entries = [str(Path(entry)) if isinstance(entry, str) else entry for entry in self.activations or []]
+        return list(dict.fromkeys(entries))
 
     @property
-    def subjects(self) -> list[str]:
+    def subjects(self) -> list[str | RecordedArrays]:
         """The files of `activations` where they are subjects: three or more, or two beside a model that is named."""
         several = len(self.recordings)
         return self.recordings if several > 2 or (several == 2 and self.beside_recordings) else []
@@ -389,12 +444,18 @@ def chosen_scale(scale: str, models: Sequence[Any]) -> tuple[str, str]:
     models = [model for model in models if not model.holds_states]  # which run no model, on whatever machine
     if scale != "auto" or all(model.mini for model in models):
         return ("mini" if scale == "auto" else scale), ""
-    folders = [Path(model.path) if model.path else None for model in models if not model.mini]
-    if all(folder and _bytes_in(folder) < SMALL for folder in folders):
+    if all(_is_small(model) for model in models if not model.mini):
         return "mini", "these models are small"
     import torch
 
     return ("paper", "this machine has a GPU") if torch.cuda.is_available() else ("mini", "this machine has no GPU")
+
+
+def _is_small(model: Any) -> bool:
+    """Return whether a model is known to be small: by its weights in memory, or by the files in its folder."""
+    if model.is_in_memory:
+        return bool(4 * model.weights < SMALL)
+    return bool(model.path) and _bytes_in(Path(model.path)) < SMALL
 
 
 def _bytes_in(folder: Path) -> int:

@@ -3,12 +3,16 @@
     @dataclass
     class StitchConfig(Checked, part="stitch"):
         norm: Literal["none", "pre", "post"] = "none"
-        steps: int = ranged(2000, least=1, most=10**7)
+        rank: int = setting(16, least=1, most=10**6)
+        steps: int = setting(2000, by_recipe=True, least=0, most=10**7)
+
+`setting` declares all that is to be known of a setting besides its type. A part of the configuration, which is a
+subclass of `Checked`, has one method that says which of its settings have an effect beside the values of the others,
+`settings_read`, and one that gives the values of those that are left to the recipe, `by_recipe`.
 
 pydantic checks the values when an instance is made. The range of a list of numbers applies to each of them. The key of
-a job contains only settings that differ from their defaults, so a schema can grow without losing any finished result;
-a setting that cannot change numbers is declared `not_in_key`. A setting that is `left_open` is None in a configuration
-that Hydra composed until `completed` asks the schema for its value.
+a job contains only settings that differ from their defaults, see `key_settings`, so a schema can grow without losing
+any finished result.
 """
 
 from __future__ import annotations
@@ -16,9 +20,21 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Collection, Mapping
-from dataclasses import MISSING
+from copy import copy
+from dataclasses import MISSING, dataclass
 from functools import cache
-from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    ClassVar,
+    Literal,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import pydantic
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
@@ -27,11 +43,17 @@ from thinkalike import plugins
 from thinkalike.errors import ConfigError, nearest, short
 from thinkalike.ranges import Number, Range
 
+if TYPE_CHECKING:
+    from thinkalike.config.parts import JobConfig
+
 SEEDS = 2**32 - 1  # the largest seed that every library takes
 STEPS = 10**7
-NOT_IN_KEY = {"not_in_key": True}  # metadata of a field that cannot change the numbers of any job
+THE_DEFAULT: Any = object()  # what a key leaves out, unless a setting says another value
 
+SettingValues = Mapping[str, Any]  # of settings by their names or keys, each of the type that its schema declares
 Schema = TypeVar("Schema", bound="Checked")
+Job = TypeVar("Job")
+SettingField = dataclasses.Field[Any]
 
 
 def _on_this_machine(path: str) -> str:  # an address would become the name of a folder
@@ -49,61 +71,90 @@ Pairs = Annotated[list[Pair], Field(min_length=1, max_length=5000)]
 Layers = Literal["same", "all"] | Numbers | Pairs  # of source and target: l with l, all with all, [0,3], [[0,0],[1,2]]
 
 
-def ranged(default: Any, *, in_key: bool = True, **ends: Number) -> Any:
-    """Return a dataclass field of a number, or of a list of numbers, with its range.
+@dataclass(frozen=True)
+class SettingDeclaration:
+    """What a schema declares of a setting besides its type and its default, see `setting`."""
+
+    range: Range | None = None
+    in_key: bool = True
+    by_recipe: bool = False
+    not_in_key_as: Any = THE_DEFAULT
+    only_for: str | None = None
+    in_memory: bool = False
+
+
+PLAIN = SettingDeclaration()  # of a field that is no more than its type and its default
+
+
+def setting(
+    default: Any,
+    *,
+    least: Number | None = None,
+    above: Number | None = None,
+    most: Number | None = None,
+    below: Number | None = None,
+    in_key: bool = True,
+    by_recipe: bool = False,
+    not_in_key_as: Any = THE_DEFAULT,
+    only_for: str | None = None,
+    in_memory: bool = False,
+) -> Any:
+    """Return a dataclass field that is a setting: its default, its range, and what decides and reads it.
+
+    A setting without any of these needs no `setting`: `estimator: Literal["unbiased", "biased"] = "unbiased"`. The
+    comment behind a field is its documentation, and its page.
 
     Args:
-        default: the value, or a function that makes a list anew.
-        in_key: whether it can change the numbers of a job.
-        ends: least or above, most or below; see `Range`.
+        default: The value, or a function that makes a list, a dictionary or a part anew.
+        least: The smallest number; `most` is the largest one. The range applies to each number of a list.
+        above: What numbers are larger than; they are smaller than `below`.
+        in_key: Whether it can change the numbers of a job. If so, and only then, it is part of the job's key.
+        by_recipe: Whether it is None until `completed` decides it: by the recipe, see `Checked.by_recipe`, or, where
+            that says nothing, by the default. Any other setting has its default from the beginning.
+        not_in_key_as: The value that a key leaves out in place of the default, if the default stands for another value.
+        only_for: The kind of job that alone reads it, such as "pretraining"; None: every job that reads its part.
+        in_memory: Whether it applies also to a model that is passed in memory; of settings of models.
     """
-    how: Any = {"default_factory" if callable(default) else "default": default}
-    return dataclasses.field(**how, metadata={"range": Range(**ends), "not_in_key": not in_key})
-
-
-def left_open(default: Any, *, usual: Any = MISSING, **ends: Number) -> Any:
-    """Return a dataclass field that a command line leaves at None, for the recipe to decide, see `Checked.by_recipe`.
-
-    Args:
-        default: the value in Python.
-        usual: the value that is left out of the key, as None is; the default if nothing is said.
-        ends: the range of a number; see `Range`.
-    """
-    metadata = {"usual": default if usual is MISSING else usual}
-    return dataclasses.field(default=default, metadata=metadata | ({"range": Range(**ends)} if ends else {}))
-
-
-def not_in_key(default: Any) -> Any:
-    """Return a dataclass field with this default that cannot change the numbers of any job."""
-    return dataclasses.field(default=default, metadata=NOT_IN_KEY)
-
-
-def read_by(kind: str, item: Any) -> Any:
-    """Return a dataclass field that jobs of one kind alone read, given the field or its default."""
-    return _marked(item, read_by=kind)
-
-
-def in_memory(item: Any) -> Any:
-    """Return a dataclass field that applies to models passed in memory, too, given the field or its default."""
-    return _marked(item, in_memory=True)
-
-
-def _marked(item: Any, **marks: Any) -> Any:
-    if not isinstance(item, dataclasses.Field):
-        return dataclasses.field(default=item, metadata=marks)
-    how: Any = (
-        {"default": item.default} if item.default_factory is MISSING else {"default_factory": item.default_factory}
+    ends = Range(least, above, most, below)
+    declared = SettingDeclaration(
+        range=ends if ends != Range() else None,
+        in_key=in_key,
+        by_recipe=by_recipe,
+        not_in_key_as=not_in_key_as,
+        only_for=only_for,
+        in_memory=in_memory,
     )
-    return dataclasses.field(**how, metadata={**item.metadata, **marks})
+    if callable(default):
+        return dataclasses.field(default_factory=default, metadata={"setting": declared})
+    return dataclasses.field(default=default, metadata={"setting": declared})
 
 
-def is_open(item: dataclasses.Field) -> bool:
-    return "usual" in item.metadata
+def an_object(default: Any = None) -> Any:
+    """Return a dataclass field of an object in memory, which is no setting, see `thinkalike.config.in_memory`."""
+    return dataclasses.field(
+        default=default, repr=False, metadata={"setting": SettingDeclaration(in_key=False), "is_object": True}
+    )
 
 
-def default_of(item: dataclasses.Field) -> Any:
+def declared_of(item: SettingField) -> SettingDeclaration:
+    """Return what `setting` declared of a field."""
+    return item.metadata.get("setting", PLAIN)
+
+
+def default_of(item: SettingField) -> Any:
     """Return the default of a dataclass field, made anew where a factory makes it."""
     return item.default if item.default_factory is MISSING else item.default_factory()
+
+
+def initial_of(item: SettingField) -> Any:
+    """Return the value of a setting before anything is decided: None where it is left to the recipe."""
+    return None if declared_of(item).by_recipe else default_of(item)
+
+
+def left_out_of(item: SettingField) -> Any:
+    """Return the value of a setting that a key leaves out: the default, or what stands in its place."""
+    as_declared = declared_of(item).not_in_key_as
+    return default_of(item) if as_declared is THE_DEFAULT else as_declared
 
 
 class Checked:
@@ -131,24 +182,39 @@ class Checked:
             raise ConfigError(_sentence(self.part, error)) from None
         vars(self).update(vars(checked))
 
-    @property
-    def unused(self) -> Collection[str]:
-        """The settings that change nothing beside the values of the others; a command line may not give them."""
-        return ()
+    def settings_read(self) -> frozenset[str]:
+        """Return the names of the settings that have an effect beside the values of the others.
 
-    def by_recipe(self, job: Any) -> Mapping[str, Any]:
-        """Return the values that settings have where a job leaves them open, and not their defaults."""
+        A command line may give no others. A schema takes away those without an effect:
+
+            def settings_read(self):
+                read = super().settings_read()
+                return read if self.null else read - {"permutations"}
+        """
+        return frozenset(item.name for item in fields_of(self))
+
+    def by_recipe(self, job: JobConfig) -> SettingValues:
+        """Return by name the values of settings that a job leaves to its recipe, where these are not their defaults."""
         return {}
 
-    def completed(self: Schema, job: Any) -> Schema:
-        """Return the settings, in which those that are left open have the values of the recipe, or their defaults."""
-        fields: Any = dataclasses.fields(self)  # type: ignore[arg-type]
-        values = {item.name: default_of(item) for item in fields if is_open(item)} | {**self.by_recipe(job)}
-        values = {name: value for name, value in values.items() if getattr(self, name) is None}
-        return dataclasses.replace(self, **values) if values else self  # type: ignore[type-var]
+    def completed(self: Schema, job: JobConfig) -> Schema:
+        """Return the settings with everything decided that was left to the recipe."""
+        to_decide = [
+            item for item in fields_of(self) if declared_of(item).by_recipe and getattr(self, item.name) is None
+        ]
+        if not to_decide:
+            return self
+        recipe = self.by_recipe(job)
+        decided = {item.name: recipe.get(item.name, default_of(item)) for item in to_decide}
+        return dataclasses.replace(self, **decided)  # type: ignore[type-var]
 
 
-def extended(schema: Any) -> Any:
+def fields_of(schema: Checked | type[Checked]) -> tuple[SettingField, ...]:
+    """Return the settings of a schema, each subclass of which is a dataclass."""
+    return dataclasses.fields(schema)  # type: ignore[arg-type]
+
+
+def extended(schema: type[Schema]) -> type[Schema]:
     """Return the schema of a part with the settings that installed packages add to it, see `thinkalike.plugins`."""
     if schema.part not in plugins.SETTINGS:
         return schema
@@ -157,7 +223,7 @@ def extended(schema: Any) -> Any:
 
 
 @cache
-def _with_additions(part: str) -> Any:
+def _with_additions(part: str) -> type[Checked]:
     """Return the one schema of a part that has the settings of all packages, each a subclass of the part's schema."""
     additions = [place.load() for place in plugins.SETTINGS[part]]
     schema = additions[0].__base__
@@ -167,16 +233,17 @@ def _with_additions(part: str) -> Any:
 
 
 @cache
-def _model(schema: Any) -> type[pydantic.BaseModel]:
+def _model(schema: type[Checked]) -> type[pydantic.BaseModel]:
     """Return the pydantic model of the fields of a schema; parts that are schemas have checked themselves."""
     hints = get_type_hints(schema, include_extras=True)
     fields: dict[str, Any] = {}
-    for item in dataclasses.fields(schema):
+    for item in fields_of(schema):
         hint = Any if dataclasses.is_dataclass(hints[item.name]) else hints[item.name]
-        if ends := item.metadata.get("range"):
+        ends = declared_of(item).range
+        if ends is not None:
             hint = _within(hint, Field(ge=ends.least, gt=ends.above, le=ends.most, lt=ends.below))
         hint = Annotated[hint, BeforeValidator(_no_truth_value)] if _is_number(hint) else hint
-        fields[item.name] = (hint | None if is_open(item) else hint, ...)
+        fields[item.name] = (hint | None if declared_of(item).by_recipe else hint, ...)
     options = ConfigDict(coerce_numbers_to_str=True, allow_inf_nan=False, str_min_length=1)
     return pydantic.create_model(schema.__name__, __config__=options, **fields)
 
@@ -223,12 +290,12 @@ def unknown(key: str, known: Collection[str]) -> str:
     return f"'{key}' is not a setting; {said}"
 
 
-def made(schema: type[Schema], values: Mapping[str, Any], path: str = "") -> Schema:
+def made(schema: type[Schema], values: SettingValues, path: str = "") -> Schema:
     """Return the dataclass of nested plain settings."""
     if not isinstance(values, Mapping):
         raise ConfigError(f"{path.removesuffix('.')}={short(values)} must be settings, by their names")
     hints, given = get_type_hints(schema), dict(values)
-    known = [path + item.name for item in dataclasses.fields(schema)]  # type: ignore[arg-type]
+    known = [path + item.name for item in fields_of(schema)]
     for name, value in values.items():
         key = f"{path}{name}"  # the name may be a number in a file
         if not isinstance(name, str) or key not in known:
@@ -241,15 +308,63 @@ def made(schema: type[Schema], values: Mapping[str, Any], path: str = "") -> Sch
     return schema(**given)
 
 
-def relevant(config: Any) -> dict[str, Any]:
-    """Return the settings of a configuration dataclass that can change numbers and differ from their defaults."""
-    kept = {}
+def as_settings(config: Any) -> dict[str, Any]:
+    """Return the settings of a configuration as nested dictionaries and lists, without the objects in memory."""
+    return {
+        item.name: _as_setting(getattr(config, item.name))
+        for item in dataclasses.fields(config)
+        if not item.metadata.get("is_object")
+    }
+
+
+def _as_setting(value: Any) -> Any:
+    if dataclasses.is_dataclass(value):
+        return as_settings(value)
+    if isinstance(value, Mapping):
+        return {name: _as_setting(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_as_setting(inner) for inner in value]
+    return value
+
+
+def key_settings(config: Any) -> dict[str, Any]:
+    """Return the settings of a configuration that enter a key: they can change numbers, and are not the default.
+
+    A setting that is left to the recipe, and is not decided yet, is in no key.
+    """
+    entering = {}
     for item in dataclasses.fields(config):
+        declared = declared_of(item)
         value = getattr(config, item.name)
-        usual = item.metadata.get("usual", default_of(item))
-        if item.metadata.get("not_in_key") or value == usual or (is_open(item) and value is None):
+        usual = left_out_of(item)
+        is_undecided = declared.by_recipe and value is None
+        is_part_unread = dataclasses.is_dataclass(usual) and value is None
+        if not declared.in_key or is_undecided or is_part_unread or value == usual:
             continue
-        inner = relevant(value) if dataclasses.is_dataclass(value) else value
+        inner = key_settings(value) if dataclasses.is_dataclass(value) else value
         if inner != {}:
-            kept[item.name] = inner
-    return kept
+            entering[item.name] = inner
+    return entering
+
+
+def with_settings(config: Job, values: SettingValues) -> Job:
+    """Return the configuration of a job with other values, by their keys: {"model": None, "trainer.compile": False}.
+
+    The values are not checked, as those of a whole part may be None where a job reads none of it.
+    """
+    changed = copy(config)
+    for key, value in values.items():
+        part, _, name = key.partition(".")
+        if name:
+            inner = copy(getattr(changed, part))
+            setattr(inner, name, value)
+            value = inner
+        setattr(changed, part, value)
+    return changed
+
+
+def value_at(config: Any, key: str) -> Any:
+    """Return the value of a setting by its key, such as "model.dtype"; None within a part that is None."""
+    part, _, name = key.partition(".")
+    value = getattr(config, part)
+    return getattr(value, name) if name and value is not None else value

@@ -12,12 +12,7 @@ from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 import yaml
-from hydra.core.override_parser.overrides_visitor import HydraOverrideVisitor
-from hydra.core.override_parser.types import Override
-from hydra.errors import HydraException
-from hydra.grammar.gen.OverrideParser import OverrideParser
 
-from thinkalike.errors import short
 from thinkalike.files import YAML_LOADER
 
 Place = tuple[str | int, ...]  # the keys and list positions that lead to a value, such as ("data", "files", 0)
@@ -43,38 +38,10 @@ class WrittenFloat(float):
         return self.text
 
 
-class NumbersAsWritten(HydraOverrideVisitor):
-    """Reads overrides as Hydra does, with numbers that remember their text, also through the values of a sweep.
-
-    A key that a dictionary has twice is refused; Hydra drops the first of the two values.
-    """
-
-    def visitDictContainer(self, context: Any) -> Any:
-        settings = super().visitDictContainer(context)
-        pairs = [child for child in context.getChildren() if isinstance(child, OverrideParser.DictKeyValuePairContext)]
-        if len(settings) < len(pairs):
-            raise HydraException(f"{short(context.getText())} has one key twice")
-        return settings
-
-    def visitPrimitive(self, context: Any) -> Any:
-        value: Any = super().visitPrimitive(context)
-        text = context.getText().strip()
-        if type(value) not in (int, float) or str(value) == text:
-            return value
-        written = WrittenInt(value) if isinstance(value, int) else WrittenFloat(value)
-        written.text = text
-        return written
-
-
-def take_texts(override: Override) -> NumberTexts:
-    """Return the texts of the numbers in an override, which has plain numbers from now on.
-
-    OmegaConf holds no subclass of a number.
-    """
+def taken_texts(value: Any, key: str) -> tuple[Any, NumberTexts]:
+    """Return the value of a dotted key with plain numbers, and the texts of those that remember theirs."""
     texts: NumberTexts = {}
-    place = tuple(override.key_or_group.split("."))
-    override._value = _plain(override._value, place, texts)
-    return texts
+    return _plain(value, tuple(key.split(".")), texts), texts
 
 
 def _plain(value: Any, place: Place, texts: NumberTexts) -> Any:
@@ -174,7 +141,7 @@ def types_at(hint: Any, place: Place) -> set[Any]:
     step, rest = place[0], place[1:]
     if dataclasses.is_dataclass(hint):
         hints = get_type_hints(hint, include_extras=True)
-        return types_at(hints[step], rest) if step in hints else set()  # type: ignore[index]
+        return types_at(hints[step], rest) if step in hints else set()
     if origin is list and isinstance(step, int):
         return types_at(arguments[0], rest)
     if origin is dict and isinstance(step, str):

@@ -1,18 +1,22 @@
-"""The alignment of the tokens of a source with those of a target, where their tokenizers cut a text differently.
+"""The alignment of a source's tokens with a target's where their tokenizers cut a text
+differently.
 
-A target token gets the state of the last source token that has seen no character beyond what the target token and those
-before it hold. Character offsets of fast tokenizers say that, with three corrections, for they are not what they seem:
+A target token gets the state of the last source token that has seen no character beyond those that
+the target token and the ones before it hold. The character offsets of fast tokenizers say where a
+token ends, with three corrections:
 
-- The tokens of one character (bytes, or several letters in place of a ligature) all have the offsets of the whole. A
-  token reaches as far as the bytes that it holds; where that cannot be told, a target's token does not hold the
-  character, and a source's token has seen it.
-- A ▁ or a space that a tokenizer puts in front has the offsets of the first character, of which it says nothing.
-- A normaliser that composes (NFC, NFKC) leaves an accent out of the offsets of the letter that it joined, and changes
-  the order of several. A letter and its accents are one where there is a normaliser.
+- All tokens of one character (its bytes, or several letters in place of a ligature) have the
+  offsets of the whole character. A token reaches as far as the bytes that it holds. Where that
+  cannot be told, a target's token does not hold the character, and a source's token has seen it.
+- A ▁ or a space that a tokenizer puts in front has the offsets of the first character, although it
+  says nothing about that character.
+- A normaliser that composes (NFC, NFKC) leaves an accent out of the offsets of the letter that it
+  was joined to, and reorders several accents. A letter and its accents count as one character if
+  there is a normaliser.
 
-Places in the text are counted in quarters of a character, which has at most four bytes. Where several tokens end at one
-place, as after a ligature, they are told apart by how many more follow, so that two tokenizers that cut a text alike
-are aligned token by token.
+Positions in a text are counted in quarters of a character, because a character has at most four
+bytes. If several tokens end at one position, as after a ligature, they are ordered by how many
+more of them follow, so that two tokenizers that cut a text alike are aligned token by token.
 """
 
 from __future__ import annotations
@@ -34,207 +38,347 @@ from torch import Tensor
 from thinkalike.digests import BYTE_OF, PROBES, tokenizer_facts
 from thinkalike.errors import ModelError
 
-QUARTERS = 4
-TIES = 2**20  # more than ever end at one place
-BYTE = re.compile(r"<0x([0-9A-F]{2})>")  # of a tokenizer that falls back to bytes
-BLANK = [code for code in range(0x3001) if chr(code).isspace()]
-OTHERWISE = "or use task=stitch or words (measure=cka measure.level=word)"
+QUARTERS_PER_CHARACTER = 4
 
-Places = NDArray[np.int64]
+MOST_TIES = 2**20
+"""More tokens than ever end at one position."""
+
+BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
+"""How tokenizers that fall back to bytes write one."""
+
+FIRST_COMBINING_CODE = 0x300
+"""Unicode has no character below that joins what is before it."""
+
+WHITE_SPACE_CODES = [code for code in range(0x3001) if chr(code).isspace()]
+
+REMEDY = "or use task=stitch or words (measure=cka measure.level=word)"
+"""What compares models whose tokenizers differ."""
+
+Positions = NDArray[np.int64]
 
 
-class Text:
-    """A document, and what of its characters alignment asks for."""
+class IndexedText:
+    """A document of c characters, and what alignment asks about them."""
 
     def __init__(self, text: str):
         self.text = text
-        self.codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
+        self.codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)  # (c,)
 
     @cached_property
-    def blank_before(self) -> NDArray[np.bool_]:
-        """Whether there is white space before each place."""
-        return np.concatenate([[False], np.isin(self.codes, BLANK)])
+    def is_after_space(self) -> NDArray[np.bool_]:
+        """Whether the character before each position is white space, (c + 1,)."""
+        is_space = np.isin(self.codes, WHITE_SPACE_CODES)
+        return np.concatenate([[False], is_space])
 
     @cached_property
-    def ink(self) -> Places:
-        """The number of characters before each place that are no white space."""
-        return np.cumsum(~self.blank_before) - 1
+    def visible_before(self) -> Positions:
+        """The number of characters before each position that are not white space, (c + 1,)."""
+        return np.cumsum(~self.is_after_space) - 1
 
     @cached_property
-    def bytes(self) -> Places:
-        """The number of bytes before each character, in UTF-8, and at last of all."""
-        sizes = 1 + sum((self.codes >= least).astype(np.int64) for least in (0x80, 0x800, 0x10000))
+    def bytes_before(self) -> Positions:
+        """The number of UTF-8 bytes before each position, (c + 1,)."""
+        sizes = np.ones(len(self.codes), np.int64)
+        for first_code_of_more_bytes in (0x80, 0x800, 0x10000):
+            sizes += self.codes >= first_code_of_more_bytes
         return np.concatenate([[0], np.cumsum(sizes)])
 
 
 @dataclass(frozen=True)
-class Cut:
-    """The tokens of a text."""
+class TokenisedText:
+    """The n tokens that a tokenizer cuts a text into."""
 
     ids: Sequence[int]
-    offsets: NDArray[np.int64]  # the characters of each, first and one past the last, white space included
-    look: Callable[[int], str]  # how the vocabulary writes an id
-    composes: bool  # whether a normaliser may have joined characters
 
-    def held(self, text: Text) -> Places:
-        """Return how much of the text a reader of each token and those before it holds for sure, in quarters."""
-        ends, later = self._ends, self._later(text)
-        places = np.where(later < ends, later, ends)
-        for number in self._composed(text, places):
-            first, end = _cluster(text.text, int(places[number]))
-            places[number] = end if later[number] >= end else first
-        return np.maximum.accumulate(self._in_quarters(text, places))
+    offsets: NDArray[np.int64]
+    """(n, 2): the first character of each token and one past its last, white space included."""
 
-    def seen(self, text: Text) -> Places:
-        """Return how much of the text each token and those before it may tell of, in quarters."""
-        ends, later = self._ends, self._later(text)
-        swallowed = text.ink[np.maximum(later, ends)] > text.ink[ends]
-        swallowed |= text.blank_before[ends]
-        places = np.where((later > ends) & swallowed, later, ends)
-        for number in self._composed(text, places):
-            places[number] = _cluster(text.text, int(places[number]))[1]
-        return np.maximum.accumulate(self._in_quarters(text, places))
+    token_text: Callable[[int], str]
+    """Returns how the vocabulary writes a token id."""
 
-    def _composed(self, text: Text, places: Places) -> Places:
-        """Return the numbers of the tokens that seem to end within what a normaliser may have joined."""
-        if not self.composes:
-            return np.zeros(0, np.int64)
-        following = np.append(text.codes, 0)[places] >= 0x300  # what joins comes after the letters of Europe
-        return np.array([at for at in np.flatnonzero(following) if _joins(text.text, int(places[at]))], np.int64)
+    composes: bool
+    """Whether a normaliser may have joined characters."""
+
+    def certain_ends(self, text: IndexedText) -> Positions:
+        """Return how far each token surely reaches with those before it, in quarters, (n,).
+
+        A reader of these tokens knows all of the text up to there.
+        """
+        next_starts = self._next_starts(text)
+        ends = np.minimum(self._ends, next_starts)
+        for token in self._ending_in_cluster(text, ends):
+            first, end = _cluster(text.text, int(ends[token]))
+            ends[token] = end if next_starts[token] >= end else first
+        return np.maximum.accumulate(self._in_quarters(text, ends))
+
+    def possible_ends(self, text: IndexedText) -> Positions:
+        """Return how far each token may reach with those before it, in quarters, (n,).
+
+        A reader of these tokens knows nothing of the text beyond there.
+        """
+        next_starts = self._next_starts(text)
+        later = np.maximum(next_starts, self._ends)
+        has_gap = next_starts > self._ends
+        is_swallowed = text.visible_before[later] > text.visible_before[self._ends]
+        is_swallowed |= text.is_after_space[self._ends]
+        ends = np.where(has_gap & is_swallowed, next_starts, self._ends)
+        for token in self._ending_in_cluster(text, ends):
+            _, ends[token] = _cluster(text.text, int(ends[token]))
+        return np.maximum.accumulate(self._in_quarters(text, ends))
 
     @cached_property
-    def _ends(self) -> Places:
+    def _ends(self) -> Positions:
+        """The position after the last character of each token or one before it, (n,)."""
         return np.maximum.accumulate(self.offsets[:, 1])
 
-    def _later(self, text: Text) -> Places:
-        """Return where what follows each token begins."""
+    def _next_starts(self, text: IndexedText) -> Positions:
+        """Return the position where the text that follows each token begins, (n,)."""
         starts = np.append(self.offsets[:, 0], len(text.codes))[1:]
         return np.minimum.accumulate(starts[::-1])[::-1]
 
-    def _in_quarters(self, text: Text, places: Places) -> Places:
-        """Return places in quarters; a token that ends within a character ends after the bytes of it that it holds."""
-        quarters, later = places * QUARTERS, self._later(text)
-        for number in np.flatnonzero(later < self._ends):
-            if (part := self._part(text.text, int(number), int(later[number]))) is not None:
-                quarters[number] = QUARTERS * later[number] + part
+    def _ending_in_cluster(self, text: IndexedText, ends: Positions) -> Positions:
+        """Return the indices of tokens that seem to end within what a normaliser may join."""
+        if not self.composes:
+            return np.zeros(0, np.int64)
+        next_codes = np.append(text.codes, 0)[ends]
+        candidates = np.flatnonzero(next_codes >= FIRST_COMBINING_CODE)
+        tokens = [token for token in candidates if _joins(text.text, int(ends[token]))]
+        return np.array(tokens, np.int64)
+
+    def _in_quarters(self, text: IndexedText, ends: Positions) -> Positions:
+        """Return positions in quarters.
+
+        A token that ends within a character ends after those of its bytes that it holds.
+        """
+        quarters = ends * QUARTERS_PER_CHARACTER
+        next_starts = self._next_starts(text)
+        for token in np.flatnonzero(next_starts < self._ends):
+            character = int(next_starts[token])
+            byte_count = self._bytes_of_character(text.text, int(token), character)
+            if byte_count is not None:
+                quarters[token] = QUARTERS_PER_CHARACTER * character + byte_count
         return quarters
 
-    def _part(self, text: str, number: int, character: int) -> int | None:
-        """Return how many bytes of a character a token and those before it hold, or None if that cannot be told."""
-        ends, first = self._ends, number
-        if ends[number] != character + 1 or (self.composes and len(range(*_cluster(text, character))) > 1):
+    def _bytes_of_character(self, text: str, token: int, character: int) -> int | None:
+        """Return how many bytes of a character a token and those before it hold.
+
+        None means that this cannot be told.
+        """
+        if self._ends[token] != character + 1:
             return None
-        while first and ends[first - 1] > character:
-            first -= 1
-        bytes_held = b"".join(_bytes_of(self.look(each)) for each in self.ids[first : number + 1])
-        space = text[character].isspace() if self.composes else text[character] == " "
-        if not (space or bytes_held.strip()):
-            return 0  # a space that is not in the text
-        whole = text[character].encode("utf-8", "surrogatepass")
-        return next((count for count in range(1, len(whole)) if bytes_held.endswith(whole[:count])), None)
+        if self.composes:
+            first, end = _cluster(text, character)
+            if end - first > 1:
+                return None
+
+        first_token = token
+        while first_token > 0 and self._ends[first_token - 1] > character:
+            first_token -= 1
+        token_ids = self.ids[first_token : token + 1]
+        token_bytes = b"".join(_token_bytes(self.token_text(token_id)) for token_id in token_ids)
+
+        is_space = text[character] == " "
+        if self.composes:
+            is_space = text[character].isspace()
+        if not is_space and not token_bytes.strip():
+            return 0  # the token is a space that the tokenizer put in front of the character
+
+        character_bytes = text[character].encode("utf-8", "surrogatepass")
+        for count in range(1, len(character_bytes)):
+            if token_bytes.endswith(character_bytes[:count]):
+                return count
+        return None
 
 
 @dataclass(frozen=True)
 class Alignment:
-    """The tokens of a document for a target and a source; the last token of both ends it."""
+    """The alignment of a document's tokens; the last token of each model ends the document."""
 
-    last: NDArray[np.int32]  # for each target token the number of the source token whose state it gets, or -1
-    exact: NDArray[np.bool_]  # whether that source token ends where the target token does
-    target_bytes: NDArray[np.int32]  # how much text each token adds
+    aligned: NDArray[np.int32]
+    """For each target token, the index of the source token whose state it gets; -1 for none."""
+
+    is_exact: NDArray[np.bool_]
+    """Whether that source token ends where the target token does."""
+
+    target_bytes: NDArray[np.int32]
+    """How many bytes of text each target token adds."""
+
     source_bytes: NDArray[np.int32]
+    """How many bytes of text each source token adds."""
 
 
-def align(document: str, target: Cut, source: Cut) -> Alignment:
-    """Align the tokens of a document, and what ends it for both."""
-    text = Text(document)
-    end = QUARTERS * (len(document) + 1)
-    held, seen = np.append(target.held(text), end), np.append(source.seen(text), end)
-    theirs = _apart(seen)
-    last = np.searchsorted(theirs, _apart(held), "right") - 1
-    exact = (last >= 0) & (theirs[last] == _apart(held))
-    return Alignment(last.astype(np.int32), exact, _bytes_added(text, held), _bytes_added(text, seen))
+def align(document: str, target: TokenisedText, source: TokenisedText) -> Alignment:
+    """Align the tokens of a document, and the token that ends it for each model."""
+    text = IndexedText(document)
+    end = QUARTERS_PER_CHARACTER * (len(document) + 1)
+    target_ends = np.append(target.certain_ends(text), end)
+    source_ends = np.append(source.possible_ends(text), end)
+
+    target_order = _break_ties(target_ends)
+    source_order = _break_ties(source_ends)
+    aligned = np.searchsorted(source_order, target_order, "right") - 1
+    is_exact = (aligned >= 0) & (source_order[aligned] == target_order)
+    return Alignment(
+        aligned=aligned.astype(np.int32),
+        is_exact=is_exact,
+        target_bytes=_added_bytes(text, target_ends),
+        source_bytes=_added_bytes(text, source_ends),
+    )
 
 
-def _apart(places: Places) -> Places:
-    """Return places that rise from token to token: of several tokens at one place the last one is there."""
-    following = np.searchsorted(places, places, "right") - 1 - np.arange(len(places))
-    return places * TIES - following
+def _break_ties(ends: Positions) -> Positions:
+    """Return numbers that rise from token to token and compare as positions do.
+
+    Of several tokens at one position, the last one is there, and those before it fall short of it
+    by how many more follow.
+    """
+    last_at_position = np.searchsorted(ends, ends, "right") - 1
+    tokens_that_follow = last_at_position - np.arange(len(ends))
+    return ends * MOST_TIES - tokens_that_follow
 
 
-def _bytes_added(text: Text, places: Places) -> NDArray[np.int32]:
-    characters = np.minimum(places // QUARTERS, len(text.codes))
-    return np.diff(text.bytes[characters], prepend=0).astype(np.int32)
+def _added_bytes(text: IndexedText, ends: Positions) -> NDArray[np.int32]:
+    """Return how many bytes of the text each token adds, given where it ends in quarters."""
+    characters = np.minimum(ends // QUARTERS_PER_CHARACTER, len(text.codes))
+    return np.diff(text.bytes_before[characters], prepend=0).astype(np.int32)
 
 
-def _bytes_of(look: str) -> bytes:
-    """Return the bytes that a token stands for: one by its number, those of a byte-level tokenizer, or its letters."""
-    if match := BYTE.fullmatch(look):
-        return bytes([int(match[1], 16)])
-    if all(character in BYTE_OF for character in look):
-        return bytes(BYTE_OF[character] for character in look)
-    return look.replace("▁", " ").encode("utf-8", "surrogatepass")
+def _token_bytes(token_text: str) -> bytes:
+    """Return the bytes that a token of a vocabulary stands for."""
+    byte_token = BYTE_TOKEN.fullmatch(token_text)
+    if byte_token is not None:
+        return bytes([int(byte_token[1], 16)])
+    is_byte_level = all(character in BYTE_OF for character in token_text)
+    if is_byte_level:
+        return bytes(BYTE_OF[character] for character in token_text)
+    return token_text.replace("▁", " ").encode("utf-8", "surrogatepass")
 
 
-def _cluster(text: str, place: int) -> tuple[int, int]:
-    """Return the first character of those around a place that a normaliser may join, and the one after the last."""
-    first, end = place, place + 1
-    while first and _joins(text, first):
+def _cluster(text: str, position: int) -> tuple[int, int]:
+    """Return the range of characters around a position that a normaliser may join.
+
+    Returns:
+        The first of them, and one past the last.
+    """
+    first = position
+    while first > 0 and _joins(text, first):
         first -= 1
+    end = position + 1
     while end < len(text) and _joins(text, end):
         end += 1
     return first, end
 
 
-def _joins(text: str, place: int) -> bool:
-    """Return whether a normaliser may join the character at a place to what is before it, or move it there."""
-    before, here = text[max(place - 3, 0) : place], text[place]
-    apart = unicodedata.normalize("NFKC", before) + unicodedata.normalize("NFKC", here)
-    return bool(before) and (bool(unicodedata.combining(here)) or unicodedata.normalize("NFKC", before + here) != apart)
+def _joins(text: str, position: int) -> bool:
+    """Return whether a normaliser may join a character to those before it, or move it there."""
+    before = text[max(position - 3, 0) : position]
+    if not before:
+        return False
+    character = text[position]
+    if unicodedata.combining(character):
+        return True
+    separately = unicodedata.normalize("NFKC", before) + unicodedata.normalize("NFKC", character)
+    return unicodedata.normalize("NFKC", before + character) != separately
 
 
-def same_vocabulary(source: Any, target: Any) -> None:
-    """Raise a ModelError unless two models, or anything with `name` and `tokenizer`, cut every text alike."""
-    first, second = tokenizer_facts(source.tokenizer), tokenizer_facts(target.tokenizer)
-    if others := sorted(name for name in first.keys() | second.keys() if first.get(name) != second.get(name)):
-        found = f"{source.name} and {target.name} have different tokenizers ({', '.join(others)})"
-        raise ModelError(f"{found}; choose models of one tokenizer, {OTHERWISE}")
+def check_same_tokenizer(source: Any, target: Any) -> None:
+    """Check that two models have the same tokenizer.
+
+    Args:
+        source: A model, or anything with `name` and `tokenizer`.
+        target: The same.
+
+    Raises:
+        ModelError: Their tokenizers differ.
+    """
+    source_facts = tokenizer_facts(source.tokenizer)
+    target_facts = tokenizer_facts(target.tokenizer)
+    names = sorted(source_facts.keys() | target_facts.keys())
+    differing = [name for name in names if source_facts.get(name) != target_facts.get(name)]
+    if differing:
+        raise ModelError(
+            f"{source.name} and {target.name} have different tokenizers ({', '.join(differing)}); "
+            f"choose models of one tokenizer, {REMEDY}"
+        )
 
 
-def check_rows(source: Any, target: Any, rows: Int[Tensor, "b t"]) -> None:
-    """Check that two models cut the text of rows, which are of the source, into the same tokens, and have them all."""
-    if (largest := int(rows.max())) >= min(source.vocabulary, target.vocabulary):
-        raise ModelError(f"the text holds {source.tokenizer.decode([largest])!r}, for which only one model has a row")
+def check_same_tokens(source: Any, target: Any, rows: Int[Tensor, "b t"]) -> None:
+    """Check that two models cut the text of rows into the same tokens, and know all of them.
+
+    Args:
+        source: The model whose token ids the rows have.
+        target: The model that is to read the same rows.
+        rows: Token ids.
+
+    Raises:
+        ModelError: They cut the text differently, or a model lacks a token.
+    """
+    largest_id = int(rows.max())
+    if largest_id >= min(source.vocabulary, target.vocabulary):
+        token = source.tokenizer.decode([largest_id])
+        raise ModelError(f"the text holds {token!r}, for which only one model has a row")
     if tokenizer_facts(source.tokenizer) == tokenizer_facts(target.tokenizer):
         return
-    for text in source.tokenizer.batch_decode(rows, skip_special_tokens=True, clean_up_tokenization_spaces=False):
-        mine, theirs = (model.tokenizer(text, add_special_tokens=False)["input_ids"] for model in (source, target))
-        if mine != theirs:
-            place = next(place for place, (own, other) in enumerate(zip_longest(mine, theirs)) if own != other)
-            pieces = [repr(model.tokenizer.decode(ids[place : place + 3]))
-                      for model, ids in ((source, mine), (target, theirs))]  # fmt: skip
+
+    texts = source.tokenizer.batch_decode(
+        rows, skip_special_tokens=True, clean_up_tokenization_spaces=False
+    )
+    for text in texts:
+        source_ids = source.tokenizer(text, add_special_tokens=False)["input_ids"]
+        target_ids = target.tokenizer(text, add_special_tokens=False)["input_ids"]
+        if source_ids != target_ids:
+            first = _first_difference(source_ids, target_ids)
+            source_piece = source.tokenizer.decode(source_ids[first : first + 3])
+            target_piece = target.tokenizer.decode(target_ids[first : first + 3])
             raise ModelError(
-                f"{source.name} and {target.name} cut a text into different tokens: where one has {pieces[0]}, the "
-                f"other has {pieces[1]}; choose models that cut texts alike, {OTHERWISE}"
+                f"{source.name} and {target.name} cut a text into different tokens: where one has "
+                f"{source_piece!r}, the other has {target_piece!r}; choose models that cut texts "
+                f"alike, {REMEDY}"
             )
 
 
+def _first_difference(source_ids: Sequence[int], target_ids: Sequence[int]) -> int:
+    """Return the index of the first token that differs between two lists that are not equal."""
+    for index, (source_id, target_id) in enumerate(zip_longest(source_ids, target_ids)):
+        if source_id != target_id:
+            return index
+    raise ValueError("the lists are equal")
+
+
 def check_alignable(source: Any, target: Any) -> None:
-    """Check that two models, or anything with `name` and `tokenizer`, read the same letters, however they cut them."""
+    """Check that two models read the same letters, however they cut them.
+
+    Args:
+        source: A model, or anything with `name` and `tokenizer`.
+        target: The same.
+
+    Raises:
+        ModelError: A tokenizer has no offsets, or the two normalise some letters differently.
+    """
     for model in (source, target):
         if not getattr(model.tokenizer, "is_fast", False):
-            raise ModelError(f"the tokenizer of {model.name} is not a fast one (tokenizer.json): it knows no offsets")
+            raise ModelError(
+                f"the tokenizer of {model.name} is not a fast one (tokenizer.json): it knows no "
+                "offsets"
+            )
     for word in PROBES:
-        mine, theirs = (_as_read(model.tokenizer, word) for model in (source, target))
-        if mine != theirs:
-            found = f"{source.name} reads {word!r} as {mine!r} and {target.name} as {theirs!r}"
-            raise ModelError(f"{found}, so their texts cannot be aligned; choose models that read letters alike")
+        source_reads = _normalised_word(source.tokenizer, word)
+        target_reads = _normalised_word(target.tokenizer, word)
+        if source_reads != target_reads:
+            raise ModelError(
+                f"{source.name} reads {word!r} as {source_reads!r} and {target.name} as "
+                f"{target_reads!r}, so their texts cannot be aligned; choose models that read "
+                "letters alike"
+            )
 
 
-def _as_read(tokenizer: Any, word: str) -> str:
-    """Return a word as a tokenizer's normaliser writes it, without added spaces."""
-    read = word
-    if normalizer := tokenizer.backend_tokenizer.normalizer:
-        read = normalizer.normalize_str(word)
-        with contextlib.suppress(KeyError, UnicodeDecodeError):  # it may write bytes as a byte-level tokenizer does
-            read = bytes(BYTE_OF[character] for character in read).decode()
-    return "".join(unicodedata.normalize("NFKC", read).replace("▁", " ").split())
+def _normalised_word(tokenizer: Any, word: str) -> str:
+    """Return a word as a tokenizer's normaliser writes it, without the spaces that it adds."""
+    normalised = word
+    normalizer = tokenizer.backend_tokenizer.normalizer
+    if normalizer is not None:
+        normalised = normalizer.normalize_str(word)
+        # Some normalisers write bytes as the characters of a byte-level vocabulary.
+        with contextlib.suppress(KeyError, UnicodeDecodeError):
+            normalised = bytes(BYTE_OF[character] for character in normalised).decode()
+    return "".join(unicodedata.normalize("NFKC", normalised).replace("▁", " ").split())

@@ -1,15 +1,18 @@
-"""Marks that divide the documents of one text file, such as a line `<|endoftext|>` after each story of TinyStories.
+"""Marks that divide the documents of one text file.
 
-They are the special tokens of whatever tokenizer the file was made for, which is seldom that of the
-models compared: a rule therefore looks at the text alone, so that all models get the same documents.
+An example is the line `<|endoftext|>` after each story of TinyStories.
+
+They are the special tokens of whatever tokenizer the file was made for, which is seldom that of
+the models compared: a rule therefore looks at the text alone, so that all models get the same
+documents.
 
 - `<|NAME|>` is no ordinary text. A file is divided at the lines that hold nothing but such a mark.
   If its name says that a text begins or ends, it also divides where it is attached to text, as in
   `the end.<|endoftext|>Once upon`. Where a mark stands among words or in quotes, the text is about
   the mark.
 - `<NAME>`, `</NAME>` and `[NAME]` may be HTML, XML or the heading of a section. They divide a file
-  only if their name says that a text begins or ends (`</s>`, `<eos>`, `[SEP]`), they repeat, always
-  stand alone on a line, and the file has no other tags.
+  only if their name says that a text begins or ends (`</s>`, `<eos>`, `[SEP]`), they repeat,
+  always stand alone on a line, and the file has no other tags.
 - Of several kinds of marks, as in a chat, those divide whose names say that a text begins or ends,
   and of these the least frequent ones, as turns end more often than chats do.
 """
@@ -21,80 +24,125 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
-PIPED = re.compile(r"<([|｜])[\w▁/.-]{1,40}\1>")
-ALONE = re.compile(r"(?m)^[ \t]*(<([|｜])[\w▁/.-]{1,40}\2>|</?\w{1,40}>|\[\w{1,40}\])[ \t]*$")
+PIPED_MARK = re.compile(r"<([|｜])[\w▁/.-]{1,40}\1>")
+MARK_LINE = re.compile(r"(?m)^[ \t]*(<([|｜])[\w▁/.-]{1,40}\2>|</?\w{1,40}>|\[\w{1,40}\])[ \t]*$")
 TAG = re.compile(r"<[A-Za-z/!?][^<>\n]*>")
-ENDS = re.compile(r"(?:^|[^a-z])(?:end|eo[sdt]|sep|stop)|^/s$")
-BEGINS = re.compile(r"(?:^|[^a-z])(?:begin|start|bos)|^s$")
-OPENING, CLOSING = "\"'`([{“‘", "\"'`)]}”’"
-FEWEST = 2  # occurrences of a mark that could be ordinary text
+
+END_NAME = re.compile(r"(?:^|[^a-z])(?:end|eo[sdt]|sep|stop)|^/s$")
+"""Names that say that a text ends."""
+
+START_NAME = re.compile(r"(?:^|[^a-z])(?:begin|start|bos)|^s$")
+"""Names that say that a text begins."""
+
+OPENING_QUOTES = "\"'`([{“‘"
+CLOSING_QUOTES = "\"'`)]}”’"
+
+FEWEST_REPEATS = 2
+"""How often a mark that could be ordinary text has to occur."""
 
 
-class Divided(NamedTuple):
-    """The documents of a file, and the marks at which it was divided; none where it is one document."""
+class DividedText(NamedTuple):
+    """The documents of a file, and the marks at which it was divided, if there are any."""
 
     documents: list[str]
     marks: list[str]
 
 
-def divided(text: str) -> Divided:
-    """Return the documents of a text file; marks, and empty lines around them, belong to none of them.
+def divide_at_marks(text: str) -> DividedText:
+    """Return the documents of a text file; marks, and empty lines around them, are left out.
 
-    >>> divided("one\\n<|endoftext|>\\ntwo\\n<|endoftext|>\\n")
-    Divided(documents=['one', 'two'], marks=['<|endoftext|>'])
-    >>> divided("The mark <|endoftext|> ends a text.").marks
+    >>> divide_at_marks("one\\n<|endoftext|>\\ntwo\\n<|endoftext|>\\n")
+    DividedText(documents=['one', 'two'], marks=['<|endoftext|>'])
+    >>> divide_at_marks("The mark <|endoftext|> ends a text.").marks
     []
     """
-    alone = Counter(match[1] for match in ALONE.finditer(text)) if "<" in text or "[" in text else Counter[str]()
-    piped = {match[0] for match in PIPED.finditer(text)} if "<|" in text or "<｜" in text else set[str]()
-    attached = ""
-    if len(piped) == 1:
-        (mark,) = piped
-        if _bounds({mark: 1}) and len(re.findall(_attached(mark), text)) >= FEWEST:
+    line_counts = _counts_on_lines(text)
+    piped_marks = _piped_marks(text)
+
+    attached = ""  # a pattern of marks that are attached to text
+    if len(piped_marks) == 1:
+        (mark,) = piped_marks
+        is_boundary = bool(_boundaries({mark: 1}))
+        if is_boundary and len(re.findall(_attached(mark), text)) >= FEWEST_REPEATS:
             attached = "|" + _attached(mark)
-        is_divided = attached or alone[mark] >= FEWEST or (alone[mark] and _bounds({mark: 1}))
-        marks = [mark] if is_divided else []
-    elif piped:
-        marks = _bounds({mark: alone[mark] for mark in piped if alone[mark]})
+        repeats = line_counts[mark] >= FEWEST_REPEATS
+        marks = []
+        if attached or repeats or (is_boundary and line_counts[mark] > 0):
+            marks = [mark]
+    elif piped_marks:
+        marks = _boundaries({mark: line_counts[mark] for mark in piped_marks if line_counts[mark]})
     else:
-        marks = _bare_marks(text, alone)
+        marks = _bare_marks(text, line_counts)
+
     if not marks:
-        return Divided([text], [])
-    parts = (part.strip("\n") for part in re.split(_on_a_line(marks) + attached, text))
-    return Divided([part for part in parts if part.strip()], marks)
+        return DividedText([text], [])
+    documents = []
+    for piece in re.split(_on_a_line(marks) + attached, text):
+        if piece.strip():
+            documents.append(piece.strip("\n"))
+    return DividedText(documents, marks)
 
 
-def _bare_marks(text: str, alone: Counter[str]) -> list[str]:
-    """Return the marks of the form <NAME> or [NAME] that divide a text, which has no other tags then."""
-    marks = _bounds(alone)
-    if not marks or max(alone[mark] for mark in marks) < FEWEST:
+def _counts_on_lines(text: str) -> Counter[str]:
+    """Return how many lines hold nothing but a mark, by mark."""
+    if "<" not in text and "[" not in text:
+        return Counter()
+    return Counter(match[1] for match in MARK_LINE.finditer(text))
+
+
+def _piped_marks(text: str) -> set[str]:
+    """Return the marks of the form <|NAME|> that occur anywhere."""
+    if "<|" not in text and "<｜" not in text:
+        return set()
+    return {match[0] for match in PIPED_MARK.finditer(text)}
+
+
+def _bare_marks(text: str, line_counts: Counter[str]) -> list[str]:
+    """Return the marks of the form <NAME> or [NAME] that divide a text.
+
+    A text that has other tags, or such a mark within a line, is not divided.
+    """
+    marks = _boundaries(line_counts)
+    if not marks or max(line_counts[mark] for mark in marks) < FEWEST_REPEATS:
         return []
-    are_tags = marks[0].startswith("<")
-    rivals = {match[0] for match in TAG.finditer(text)} if are_tags else {mark for mark in alone if mark[0] == "["}
-    is_inside = any(text.count(mark) > alone[mark] for mark in marks)
-    return [] if is_inside or rivals - set(marks) else marks
+    is_within_line = any(text.count(mark) > line_counts[mark] for mark in marks)
+    if marks[0].startswith("<"):
+        similar = {match[0] for match in TAG.finditer(text)}
+    else:
+        similar = {mark for mark in line_counts if mark.startswith("[")}
+    has_other_tags = bool(similar - set(marks))
+    if is_within_line or has_other_tags:
+        return []
+    return marks
 
 
-def _bounds(counts: Mapping[str, int]) -> list[str]:
-    """Return the least frequent marks whose names say that a text ends, and those that say that it begins."""
-    found: list[str] = []
-    for says in (ENDS, BEGINS):
-        kinds = [mark for mark in counts if says.search(_name(mark))]
-        fewest = min((counts[mark] for mark in kinds), default=0)
-        found += [mark for mark in kinds if counts[mark] == fewest]
-    return found
+def _boundaries(counts: Mapping[str, int]) -> list[str]:
+    """Return the least frequent marks whose names say that a text ends or begins."""
+    boundaries: list[str] = []
+    for name_pattern in (END_NAME, START_NAME):
+        marks = [mark for mark in counts if name_pattern.search(_name_in(mark))]
+        fewest = min((counts[mark] for mark in marks), default=0)
+        boundaries += [mark for mark in marks if counts[mark] == fewest]
+    return boundaries
 
 
-def _name(mark: str) -> str:
+def _name_in(mark: str) -> str:
     return mark.strip("<>[]|｜").casefold()
 
 
 def _on_a_line(marks: Collection[str]) -> str:
-    return rf"(?m)^[ \t]*(?:{'|'.join(map(re.escape, marks))})[ \t]*$"
+    """Return a pattern of a line that holds nothing but one of some marks."""
+    alternatives = "|".join(re.escape(mark) for mark in marks)
+    return rf"(?m)^[ \t]*(?:{alternatives})[ \t]*$"
 
 
 def _attached(mark: str) -> str:
-    """Return a pattern of a mark that follows text directly, or begins a line of it, and is not quoted."""
-    written = re.escape(mark)
-    quoted = rf"(?<=[{re.escape(OPENING)}]){written}(?=[{re.escape(CLOSING)}])"
-    return rf"(?m:(?!{quoted})(?:(?<=\S){written}|^{written}(?=\S)))"
+    """Return a pattern of a mark that touches text and is not quoted.
+
+    It follows text directly, or text follows it at the beginning of a line.
+    """
+    literal = re.escape(mark)
+    before = re.escape(OPENING_QUOTES)
+    after = re.escape(CLOSING_QUOTES)
+    quoted = rf"(?<=[{before}]){literal}(?=[{after}])"
+    return rf"(?m:(?!{quoted})(?:(?<=\S){literal}|^{literal}(?=\S)))"

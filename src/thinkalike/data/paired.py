@@ -1,9 +1,17 @@
-"""Rows of text for two models that cut it differently: the target's tokens, and the source's tokens of the same text.
+"""Rows of text for two models whose tokenizers differ, with the tokens of both.
 
-The target's tokenizer and packing decide the rows, because losses are of its tokens. The source reads its own tokens of
-the same characters, cut where the rows are, without a token that begins before a row, and after BOS if it expects that.
-A target token without a source token of its own document in its row gets the state of the EOS before; where there is
-none, the source's row begins with EOS, as after a document.
+The target's tokenizer and packing decide the rows, because losses are of its tokens. The source
+reads its own tokens of the same characters. They are cut where the rows are; a token that begins
+before a row is left out; and BOS stands first if the source expects it. A target token that has no
+source token of its own document in its row gets the state of the EOS before it. Where there is no
+such EOS, the source's row begins with one, as after a document.
+
+Example: a document is "abcabc". The target cuts it into abc|ab|c and the source into ab|cab|c.
+Each target token gets the state of the last source token that has seen no character beyond it:
+
+    target token                  abc   ab    c    EOS
+    aligned source token           ab   cab   c    EOS
+    ends at the same character     no   yes   yes  yes
 """
 
 from __future__ import annotations
@@ -19,191 +27,437 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from thinkalike.config import DataConfig
-from thinkalike.data.alignment import Alignment, Cut, align
-from thinkalike.data.corpus import Corpus, Limits, PairedRows, TokenRows, pack, separators, without_marks
+from thinkalike.data.alignment import Alignment, TokenisedText, align
 from thinkalike.data.documents import document_fingerprint
+from thinkalike.data.packing import TextLimits, pack, separators, without_separators
+from thinkalike.data.rows import Corpus, PairedRows, SourceTokens, TokenRows
 from thinkalike.errors import DataError
+
+IntArray = NDArray[np.integer]
+
+NO_TEXT = -1
+"""Stands for BOS among the numbers of target tokens, because BOS is no token of the text."""
+
+NO_DOCUMENT = -1
+"""Stands for the document of a token that belongs to none."""
 
 
 @dataclass(frozen=True)
-class SourceText:
-    """How a source reads: its tokenizer, whether rows begin with BOS, and the length of the longest row."""
+class SourceTokenizer:
+    """How a source reads text."""
 
     name: str
     tokenizer: Any
     bos: bool
+    """Whether its rows begin with BOS."""
+
     context: int
+    """The length of the longest row that it can read."""
 
-    def pack(self, config: DataConfig, tokenizer: Any, context: int, bos: bool, limits: Limits) -> Corpus:
-        """Tokenise and pack for a target as `corpus.pack` does, with the source's tokens beside the target's.
+    def pack(
+        self, config: DataConfig, tokenizer: Any, context: int, bos: bool, limits: TextLimits
+    ) -> Corpus:
+        """Tokenise and pack for a target, as `packing.pack` does, with the tokens of both models.
 
-        Rows are shorter than `context` where the source could not take what it reads in one of them.
+        Rows are shorter than `context` if the source could not take what it reads of one of them.
+
+        Args:
+            tokenizer: The target's tokenizer.
+            context: How many tokens a row has for the target, BOS included.
+            bos: Whether the target's rows begin with BOS.
+
+        Raises:
+            DataError: Even rows of two tokens are too long for the source, or text is lacking.
         """
-        reader, length = TwoTokenizers(tokenizer, self, bos), context
+        reader = PairedReader(tokenizer, self, bos)
+        row_length = context
         while True:
-            packed = pack(config, reader, length, limits)
-            read = reader.everything()
-            fit, report = Side(packed.fit, reader, read), Side(packed.report, reader, read)
-            longest = max(fit.longest, report.longest)
+            packed = pack(config, reader, row_length, limits)
+            streams = reader.streams()
+            fit = AlignedRows.of(packed.fit, reader, streams)
+            report = AlignedRows.of(packed.report, reader, streams)
+            longest = max(fit.source_width, report.source_width)
             if longest <= self.context:
-                return Corpus(fit.rows(), report.rows(), packed.counts | report.counts())
-            length = min(length - 1, length * self.context // longest)
-            if length < 2:
+                counts = packed.counts | report.alignment_counts(streams)
+                fit_rows = fit.paired_rows(reader, streams)
+                return Corpus(fit_rows, report.paired_rows(reader, streams), counts)
+
+            row_length = min(row_length - 1, row_length * self.context // longest)
+            if row_length < 2:
                 raise DataError(
-                    f"{self.name} reads at most {self.context} tokens, and needs {longest} for one row of "
-                    f"{packed.fit.context} of the target; choose a source with a longer context"
+                    f"{self.name} reads at most {self.context} tokens, and needs {longest} for "
+                    f"one row of {packed.fit.context} of the target; choose a source with a "
+                    "longer context"
                 )
 
 
-class Side:
-    """The rows of one side of a corpus, from the rows of numbers that `pack` made.
+@dataclass(frozen=True)
+class TokenStreams:
+    """The tokens of all documents end to end, for the target (T of them) and the source (S).
 
-    What the source reads of documents is cut where the target's rows are: a stretch is the tokens of one document that
-    the source reads in one row.
+    A token is known by its number in the stream of its model.
     """
 
-    def __init__(self, packed: TokenRows, reader: TwoTokenizers, read: AllTokens):
-        self.packed, self.reader, self.read = packed, reader, read
-        self.skipped, self.lead = int(reader.start is not None), int(reader.source_bos is not None)
-        both = (packed.tokens, packed.documents)
-        self.numbers, owners = (part[:, self.skipped :].numpy().astype(np.int64) for part in both)
-        change = np.ones(self.numbers.shape, bool)
-        change[:, 1:] = np.diff(owners) != 0
-        at, flat = np.flatnonzero(change.ravel()), self.numbers.ravel()
-        self.row, self.owners, begin = at // self.numbers.shape[1], owners.ravel(), flat[at]
-        self.document, end = self.owners[at], flat[np.append(at[1:], flat.size) - 1]
-        number = np.searchsorted(read.target_first, begin, "right") - 1
-        after = read.last[begin - 1] + np.where(read.exact[begin - 1], 1, 2)  # no token that begins before the row
-        self.first = np.where(begin == read.target_first[number], read.source_first[number], after)
-        self.length = np.maximum(read.last[end] + 1 - self.first, 0)
-        before = np.cumsum(self.length) - self.length
-        self.starts = self.lead + before - before[np.searchsorted(self.row, self.row)]  # in the source's row
-        stretch = np.cumsum(change.ravel()) - 1  # of each target token
-        self.local = np.maximum(read.last[flat] - self.first[stretch], -1)
-        places = (self.starts[stretch] + self.local).reshape(self.numbers.shape)
-        first = np.full((len(packed), self.skipped), self.lead - 1)  # the state of BOS is that of the source's
-        places = np.concatenate([first, places], 1)
-        shift = (places.min(1) < 0).astype(np.int64)  # of rows that begin with EOS
-        self.places, self.starts = places + shift[:, None], self.starts + shift[self.row]
-        self.longest = int(max((self.starts + self.length).max(), self.lead, 1))
+    target_ids: IntArray
+    """(T,): the target's token ids; each document ends with EOS."""
 
-    def rows(self) -> PairedRows:
-        read, reader = self.read, self.reader
-        of = np.repeat(np.arange(len(self.row)), self.length)  # the stretch of each source token
-        order = np.arange(len(of)) - (np.cumsum(self.length) - self.length)[of]
-        chosen, where = self.first[of] + order, (self.row[of], self.starts[of] + order)
-        shape = (len(self.packed), self.longest)
-        source, documents, sizes = np.full(shape, reader.source_end), np.full(shape, -1), np.zeros(shape, np.int64)
-        if reader.source_bos is not None:
-            source[:, 0] = reader.source_bos
-        source[where], sizes[where] = read.source[chosen], read.source_bytes[chosen]
-        documents[where] = self.document[of]
-        numbers, owners = self.packed.tokens.numpy(), self.packed.documents.numpy()
-        text = numbers != BOS
-        target = np.where(text, read.target[numbers], reader.bos or 0)
-        count = int(owners.max()) + 1
-        names = np.zeros(count, np.int64)
-        names[self.owners] = read.names[np.searchsorted(read.target_first, self.numbers.ravel(), "right") - 1]
-        return PairedRows(
-            torch.from_numpy(np.concatenate([target, source, self.places, documents], 1).astype(np.int32)),
-            self.packed.documents,
-            _by_document(np.where(text, read.target_bytes[numbers], 0), owners, count),
-            _by_document(sizes, documents, count),
-            torch.from_numpy(names),
-        )
+    source_ids: IntArray
+    """(S,): the source's token ids; each document ends with EOS."""
 
-    def counts(self) -> dict[str, int]:
-        """Return how many target tokens get the state of a source token that ends where they do, or of none."""
-        nowhere = self.local < 0
-        exact = int((self.read.exact[self.numbers.ravel()] & ~nowhere).sum())
-        begins = self.skipped * len(self.packed)  # BOS, which the source may have, too
-        exact, without = (exact + begins, 0) if self.lead else (exact, begins)
-        return {"aligned_exactly": exact, "aligned_nowhere": int(nowhere.sum()) + without}
+    target_bytes: IntArray
+    """(T,): how many bytes of text each target token adds."""
 
+    source_bytes: IntArray
+    """(S,): how many bytes of text each source token adds."""
 
-def _by_document(values: Numbers, documents: Numbers, count: int) -> Tensor:
-    """Return the sum of the values of each document's tokens, without the first of each row, which is not predicted."""
-    predicted = documents[:, 1:] >= 0
-    sums = np.bincount(documents[:, 1:][predicted], values[:, 1:][predicted], count)
-    return torch.from_numpy(sums.astype(np.int64))
+    aligned: IntArray
+    """(T,): the number of the source token whose state each target token gets.
 
+    This is one less than the first of its document if no source token ends early enough.
+    """
 
-Numbers = NDArray[np.integer]
-BOS = -1  # in place of the number of a token of text
+    is_exact: NDArray[np.bool_]
+    """(T,): whether that source token ends where the target token does."""
+
+    target_starts: IntArray
+    """(documents,): the number of each document's first target token."""
+
+    source_starts: IntArray
+    """(documents,): the number of each document's first source token."""
+
+    document_hashes: IntArray
+    """(documents,): a hash of each document's text."""
+
+    def document_of(self, target_numbers: IntArray) -> IntArray:
+        """Return the index of the document of each target token."""
+        return np.searchsorted(self.target_starts, target_numbers, "right") - 1
 
 
 @dataclass(frozen=True)
-class AllTokens:
-    """The tokens of all documents end to end, of the target and of the source.
+class Stretches:
+    """The n stretches of rows; a stretch is the tokens of one document in one row."""
 
-    A target token gets the state of the source token `last`, one less than the first of its document if there is none.
+    rows: IntArray
+    """(n,): the row of each stretch."""
+
+    documents: IntArray
+    """(n,): the number of its document, as in `TokenRows.documents`."""
+
+    target_first: IntArray
+    """(n,): the number of its first target token."""
+
+    target_last: IntArray
+    """(n,): the number of its last target token."""
+
+    of_token: IntArray
+    """(tokens,): the stretch of each target token, in the order of the rows."""
+
+    @classmethod
+    def of(cls, target_numbers: IntArray, documents: IntArray) -> Stretches:
+        """Divide rows where a row or a document begins.
+
+        Args:
+            target_numbers: (rows, t), the numbers of the target's tokens of text.
+            documents: (rows, t), the document of each.
+        """
+        width = target_numbers.shape[1]
+        is_start = np.ones(target_numbers.shape, bool)
+        is_start[:, 1:] = np.diff(documents) != 0
+        starts = np.flatnonzero(is_start.ravel())
+        ends = np.append(starts[1:], target_numbers.size) - 1
+        return cls(
+            rows=starts // width,
+            documents=documents.ravel()[starts],
+            target_first=target_numbers.ravel()[starts],
+            target_last=target_numbers.ravel()[ends],
+            of_token=np.cumsum(is_start.ravel()) - 1,
+        )
+
+    def first_source_tokens(self, streams: TokenStreams) -> IntArray:
+        """Return the number of the first source token that begins within each stretch, (n,)."""
+        document = streams.document_of(self.target_first)
+        is_document_start = self.target_first == streams.target_starts[document]
+
+        # Where a row begins within a document, the source token after the aligned one of the last
+        # token before the row is the first, unless it begins before the row as well.
+        before = self.target_first - 1
+        step = np.where(streams.is_exact[before], 1, 2)
+        first_in_row = streams.aligned[before] + step
+        return np.where(is_document_start, streams.source_starts[document], first_in_row)
+
+
+@dataclass(frozen=True)
+class AlignedRows:
+    """Where the source's tokens of some rows stand, and which of them each target token gets."""
+
+    packed: TokenRows
+    """The target's rows; `tokens` has numbers of target tokens, and `NO_TEXT` for BOS."""
+
+    stretches: Stretches
+
+    source_first: IntArray
+    """(n,): the number of the first source token of each stretch."""
+
+    source_lengths: IntArray
+    """(n,): how many source tokens each stretch has."""
+
+    source_columns: IntArray
+    """(n,): the column of the source's row in which each stretch begins."""
+
+    offsets: IntArray
+    """(tokens,): which source token of its stretch each target token gets; -1 for none."""
+
+    positions: IntArray
+    """(rows, t): the column of the source token whose state each target token gets."""
+
+    source_width: int
+    """The length of the longest row of the source."""
+
+    source_has_bos: bool
+
+    @classmethod
+    def of(cls, packed: TokenRows, reader: PairedReader, streams: TokenStreams) -> AlignedRows:
+        """Align the rows that `pack` made with the numbers of the target's tokens."""
+        bos_width = 0 if reader.start is None else 1
+        source_bos_width = 0 if reader.source_bos is None else 1
+        numbers = packed.tokens[:, bos_width:].numpy().astype(np.int64)
+        documents = packed.documents[:, bos_width:].numpy().astype(np.int64)
+        stretches = Stretches.of(numbers, documents)
+
+        source_first = stretches.first_source_tokens(streams)
+        aligned_last = streams.aligned[stretches.target_last]
+        source_lengths = np.maximum(aligned_last + 1 - source_first, 0)
+
+        # In the source's row the stretches stand one after another, behind BOS.
+        length_before = np.cumsum(source_lengths) - source_lengths
+        first_of_row = np.searchsorted(stretches.rows, stretches.rows)
+        source_columns = source_bos_width + length_before - length_before[first_of_row]
+
+        # A target token of offset -1 gets the column before its stretch: EOS of the document
+        # before, BOS, or column -1.
+        aligned = streams.aligned[numbers.ravel()]
+        offsets = np.maximum(aligned - source_first[stretches.of_token], -1)
+        positions = (source_columns[stretches.of_token] + offsets).reshape(numbers.shape)
+        bos_positions = np.full((len(packed), bos_width), source_bos_width - 1)
+        positions = np.concatenate([bos_positions, positions], 1)
+
+        # A row that needs column -1 begins with EOS, and all its tokens move by one.
+        begins_with_end = (positions.min(1) < 0).astype(np.int64)
+        positions = positions + begins_with_end[:, None]
+        source_columns = source_columns + begins_with_end[stretches.rows]
+        longest = int((source_columns + source_lengths).max())
+        return cls(
+            packed=packed,
+            stretches=stretches,
+            source_first=source_first,
+            source_lengths=source_lengths,
+            source_columns=source_columns,
+            offsets=offsets,
+            positions=positions,
+            source_width=max(longest, source_bos_width, 1),
+            source_has_bos=source_bos_width > 0,
+        )
+
+    def paired_rows(self, reader: PairedReader, streams: TokenStreams) -> PairedRows:
+        """Return the token ids of both models."""
+        source_tokens, source_documents, source_bytes = self._source_rows(reader, streams)
+
+        numbers = self.packed.tokens.numpy()
+        documents = self.packed.documents.numpy()
+        is_text = numbers != NO_TEXT
+        bos = 0 if reader.bos is None else reader.bos
+        target_tokens = np.where(is_text, streams.target_ids[numbers], bos)
+        target_bytes = np.where(is_text, streams.target_bytes[numbers], 0)
+
+        document_count = int(documents.max()) + 1
+        document_hashes = np.zeros(document_count, np.int64)
+        document_indices = streams.document_of(self.stretches.target_first)
+        document_hashes[self.stretches.documents] = streams.document_hashes[document_indices]
+
+        source = SourceTokens(
+            tokens=_int32(source_tokens),
+            positions=_int32(self.positions),
+            documents=_int32(source_documents),
+        )
+        return PairedRows(
+            _int32(target_tokens),
+            self.packed.documents,
+            source,
+            target_bytes=_sum_by_document(target_bytes, documents, document_count),
+            source_bytes=_sum_by_document(source_bytes, source_documents, document_count),
+            document_hashes=torch.from_numpy(document_hashes),
+        )
+
+    def _source_rows(
+        self, reader: PairedReader, streams: TokenStreams
+    ) -> tuple[IntArray, IntArray, IntArray]:
+        """Return the source's token ids, their documents and their bytes, (rows, s) each."""
+        shape = (len(self.packed), self.source_width)
+        token_ids = np.full(shape, reader.source_end)  # EOS pads a row on the right, too
+        documents = np.full(shape, NO_DOCUMENT)
+        sizes = np.zeros(shape, np.int64)
+        if reader.source_bos is not None:
+            token_ids[:, 0] = reader.source_bos
+
+        # For each source token: its stretch, and its place among the tokens of that stretch.
+        stretch = np.repeat(np.arange(len(self.source_lengths)), self.source_lengths)
+        first_of_stretch = np.cumsum(self.source_lengths) - self.source_lengths
+        offset = np.arange(len(stretch)) - first_of_stretch[stretch]
+
+        source_numbers = self.source_first[stretch] + offset
+        rows = self.stretches.rows[stretch]
+        columns = self.source_columns[stretch] + offset
+        token_ids[rows, columns] = streams.source_ids[source_numbers]
+        documents[rows, columns] = self.stretches.documents[stretch]
+        sizes[rows, columns] = streams.source_bytes[source_numbers]
+        return token_ids, documents, sizes
+
+    def alignment_counts(self, streams: TokenStreams) -> dict[str, int]:
+        """Return how many target tokens are aligned exactly, and how many with no source token."""
+        numbers = self.packed.tokens.numpy()
+        is_text = numbers != NO_TEXT
+        has_no_source = self.offsets < 0
+        is_exact = streams.is_exact[numbers[is_text]] & ~has_no_source
+        counts = {
+            "aligned_exactly": int(is_exact.sum()),
+            "aligned_nowhere": int(has_no_source.sum()),
+        }
+        bos_tokens = int((~is_text).sum())
+        bos_is = "aligned_exactly" if self.source_has_bos else "aligned_nowhere"
+        counts[bos_is] += bos_tokens
+        return counts
+
+
+def _int32(values: IntArray) -> Tensor:
+    return torch.from_numpy(values.astype(np.int32))
+
+
+def _sum_by_document(values: IntArray, documents: IntArray, document_count: int) -> Tensor:
+    """Return the sum of the values of each document's tokens, (documents,).
+
+    The first token of each row does not count, because it is not predicted.
+
+    Args:
+        values: (rows, t)
+        documents: (rows, t), negative for tokens of no document.
+    """
+    predicted_documents = documents[:, 1:]
+    has_document = predicted_documents >= 0
+    predicted_values = values[:, 1:][has_document]
+    sums = np.bincount(predicted_documents[has_document], predicted_values, document_count)
+    return torch.from_numpy(sums.astype(np.int64))
+
+
+@dataclass(frozen=True)
+class _ReadDocument:
+    """A document as both models cut it."""
+
+    target_ids: IntArray
+    source_ids: IntArray
+    alignment: Alignment
+
+
+class PairedReader:
+    """Cuts documents with two tokenizers, and yields the numbers of the target's tokens.
+
+    The numbers are those of `TokenStreams`. A document that was read before is not cut again.
+
+    Args:
+        target: The target's tokenizer.
+        source: How the source reads.
+        bos: Whether the target's rows begin with BOS.
     """
 
-    target: Numbers  # ids; each document ends with EOS
-    source: Numbers
-    target_bytes: Numbers  # how much text each token adds
-    source_bytes: Numbers
-    last: Numbers  # for each target token the number of a source token
-    exact: NDArray[np.bool_]  # whether that one ends where the target token does
-    target_first: Numbers  # the number of each document's first token
-    source_first: Numbers
-    names: Numbers  # a hash of each document's text
-
-
-class TwoTokenizers:
-    """Reads documents with two tokenizers, and calls the target's tokens by their numbers in `AllTokens`."""
-
-    def __init__(self, target: Any, source: SourceText, bos: bool):
-        self.start = BOS if bos else None
+    def __init__(self, target: Any, source: SourceTokenizer, bos: bool):
+        self.start = NO_TEXT if bos else None
         self.end, self.bos = separators(target, bos)
         self.source_end, self.source_bos = separators(source.tokenizer, source.bos)
-        self._marks = (target, self.bos, self.end), (source.tokenizer, self.source_bos, self.source_end)
-        self._tokenizers = untrimmed(target), untrimmed(source.tokenizer)
-        self._known: dict[int, range] = {}  # the target tokens of each document, by its name
-        self._read: list[tuple[Numbers, Numbers, Alignment]] = []
-        self._count = 0
+        self._target_tokenizer = target
+        self._source_tokenizer = source.tokenizer
+        self._target_backend = untrimmed(target)
+        self._source_backend = untrimmed(source.tokenizer)
+        self._target_numbers: dict[int, range] = {}  # of each document's tokens, by its hash
+        self._documents: list[_ReadDocument] = []
+        self._token_count = 0
 
     def __call__(self, texts: Sequence[str]) -> Iterator[range]:
-        """Return the numbers of each document's target tokens; one that was read before is not cut again."""
-        names = [int(document_fingerprint(text)[:15], 16) for text in texts]
-        new = {name: text for name, text in zip(names, texts, strict=True) if name not in self._known}
-        bare = without_marks(without_marks(list(new.values()), *self._marks[0]), *self._marks[1])
-        cuts = (cuts_of(tokenizer, bare) for tokenizer in self._tokenizers)
-        for name, text, target, source in zip(new, bare, *cuts, strict=True):
-            self._known[name] = range(self._count, self._count + len(target.ids) + 1)
-            self._count += len(target.ids) + 1
-            ids = (np.array([*target.ids, self.end], np.int32), np.array([*source.ids, self.source_end], np.int32))
-            self._read.append((*ids, align(text, target, source)))
-        return (self._known[name] for name in names)
+        """Return the numbers of each document's target tokens."""
+        hashes = [int(document_fingerprint(text)[:15], 16) for text in texts]
+        new_texts: dict[int, str] = {}
+        for document_hash, text in zip(hashes, texts, strict=True):
+            if document_hash not in self._target_numbers:
+                new_texts[document_hash] = text
 
-    def everything(self) -> AllTokens:
-        targets, sources, alignments = zip(*self._read, strict=True)
-        target_first, source_first = (np.cumsum([0, *map(len, each[:-1])]) for each in (targets, sources))
-        lasts = [each.last.astype(np.int64) + first for each, first in zip(alignments, source_first, strict=True)]
-        return AllTokens(
-            target=np.concatenate(targets),
-            source=np.concatenate(sources),
-            target_bytes=np.concatenate([each.target_bytes for each in alignments]),
-            source_bytes=np.concatenate([each.source_bytes for each in alignments]),
-            last=np.concatenate(lasts),
-            exact=np.concatenate([each.exact for each in alignments]),
-            target_first=target_first,
-            source_first=source_first,
-            names=np.array(list(self._known)),
+        bare_texts = self._without_separators(list(new_texts.values()))
+        target_cuts = tokenised_texts(self._target_backend, bare_texts)
+        source_cuts = tokenised_texts(self._source_backend, bare_texts)
+        documents = zip(new_texts, bare_texts, target_cuts, source_cuts, strict=True)
+        for document_hash, text, target, source in documents:
+            self._add(document_hash, text, target, source)
+        return (self._target_numbers[document_hash] for document_hash in hashes)
+
+    def _without_separators(self, texts: list[str]) -> list[str]:
+        texts = without_separators(texts, self._target_tokenizer, self.bos, self.end)
+        return without_separators(texts, self._source_tokenizer, self.source_bos, self.source_end)
+
+    def _add(
+        self, document_hash: int, text: str, target: TokenisedText, source: TokenisedText
+    ) -> None:
+        target_ids = np.array([*target.ids, self.end], np.int32)
+        source_ids = np.array([*source.ids, self.source_end], np.int32)
+        self._documents.append(_ReadDocument(target_ids, source_ids, align(text, target, source)))
+        first = self._token_count
+        self._token_count += len(target_ids)
+        self._target_numbers[document_hash] = range(first, self._token_count)
+
+    def streams(self) -> TokenStreams:
+        """Return the tokens of all documents that were read."""
+        documents = self._documents
+        target_starts = _starts([document.target_ids for document in documents])
+        source_starts = _starts([document.source_ids for document in documents])
+        aligned = []
+        for document, start in zip(documents, source_starts, strict=True):
+            aligned.append(document.alignment.aligned.astype(np.int64) + start)
+        alignments = [document.alignment for document in documents]
+        return TokenStreams(
+            target_ids=np.concatenate([document.target_ids for document in documents]),
+            source_ids=np.concatenate([document.source_ids for document in documents]),
+            target_bytes=np.concatenate([alignment.target_bytes for alignment in alignments]),
+            source_bytes=np.concatenate([alignment.source_bytes for alignment in alignments]),
+            aligned=np.concatenate(aligned),
+            is_exact=np.concatenate([alignment.is_exact for alignment in alignments]),
+            target_starts=target_starts,
+            source_starts=source_starts,
+            document_hashes=np.array(list(self._target_numbers)),
         )
 
 
+def _starts(arrays: Sequence[IntArray]) -> IntArray:
+    """Return where each of several arrays begins once they are joined."""
+    lengths = [len(array) for array in arrays]
+    return np.cumsum([0, *lengths[:-1]])
+
+
 def untrimmed(tokenizer: Any) -> Any:
-    """Return a tokenizer of the `tokenizers` library that cuts alike and whose offsets leave no white space out."""
+    """Return a `tokenizers.Tokenizer` that cuts alike and whose offsets include white space.
+
+    A post-processor of byte-level tokenizers trims offsets, and alignment needs to know where
+    white space is.
+    """
     from tokenizers import Tokenizer
 
-    whole = json.loads(tokenizer.backend_tokenizer.to_str())
-    backend = Tokenizer.from_str(json.dumps(whole | {"post_processor": None, "truncation": None, "padding": None}))
+    settings = json.loads(tokenizer.backend_tokenizer.to_str())
+    settings |= {"post_processor": None, "truncation": None, "padding": None}
+    backend = Tokenizer.from_str(json.dumps(settings))
     backend.encode_special_tokens = bool(getattr(tokenizer, "split_special_tokens", False))
     return backend
 
 
-def cuts_of(tokenizer: Any, texts: Sequence[str]) -> list[Cut]:
-    encoded = tokenizer.encode_batch(texts, add_special_tokens=False)
-    look, composes = tokenizer.id_to_token, tokenizer.normalizer is not None
-    return [Cut(each.ids, np.array(each.offsets, np.int64).reshape(-1, 2), look, composes) for each in encoded]
+def tokenised_texts(tokenizer: Any, texts: Sequence[str]) -> list[TokenisedText]:
+    """Cut texts with a `tokenizers.Tokenizer`."""
+    composes = tokenizer.normalizer is not None
+    tokenised = []
+    for encoding in tokenizer.encode_batch(texts, add_special_tokens=False):
+        offsets = np.array(encoding.offsets, np.int64).reshape(-1, 2)
+        tokenised.append(TokenisedText(encoding.ids, offsets, tokenizer.id_to_token, composes))
+    return tokenised

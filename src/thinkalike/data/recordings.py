@@ -1,13 +1,15 @@
-"""Recorded activations of stimuli that users bring: .npz, .safetensors. Rows find their stimuli by ids.
+"""Recorded activations of stimuli that users bring in .npz or .safetensors files.
 
-The ids stand in the file: in an array `ids`, or in the metadata of a .safetensors file, as a JSON list under "ids". So
-do the runs, or sessions, in which stimuli were measured several times: in `runs`, with one for each row.
+Rows find their stimuli by ids, which stand in the file: in an array `ids`, or as a JSON list under
+"ids" in the metadata of a .safetensors file. So do the runs, or sessions, in which stimuli were
+measured several times: `runs` has one for each row.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,133 +20,247 @@ from safetensors import safe_open
 from torch import Tensor
 
 from thinkalike.arguments import tensor_of
-from thinkalike.data.sources import read_with, reading, whole_characters
+from thinkalike.config.recorded import IN_ORDER, RecordedArrays
+from thinkalike.data.sources import errors_name_file, read_by_ending, whole_characters
 from thinkalike.data.stimuli import Stimuli, duplicates
 from thinkalike.digests import digest_of
 from thinkalike.errors import DataError, listed, natural_order
 
-IDS = "ids"  # the array, or the key of the metadata, that says which stimulus a row belongs to
-RUNS = "runs"  # the same for the run in which a row was measured
-IN_ORDER = "order"  # in place of the ids: row i is stimulus i
+IDS = "ids"
+"""The array, or the key of the metadata, that says which stimulus a row belongs to."""
 
-_Contents = tuple[dict[str, Tensor], Any, Any]  # of a file: arrays by name, and the ids and runs of rows or None
+RUNS = "runs"
+"""The array, or the key of the metadata, that says in which run a row was measured."""
+
+UNNAMED_LAYER = "states"
+"""The name of the layer of an array that was given without one."""
+
+
+@dataclass(frozen=True)
+class _FileContents:
+    """The arrays of a file by name, and the ids and runs of its rows if it has them."""
+
+    arrays: dict[str, Tensor]
+    ids: Any
+    runs: Any
 
 
 class Recording(NamedTuple):
-    """Recorded activations of n stimuli, measured in m runs, which are 1 where the file does not say."""
+    """Recorded activations of n stimuli, measured in m runs: one if the file does not say."""
 
     layers: dict[str, Float[Tensor, "m n _"]]
     runs: list[str]
 
 
 def mean_of_runs(layer: Float[Tensor, "m n _"]) -> Float[Tensor, "n _"]:
-    return layer.mean(0) if len(layer) > 1 else layer[0]
+    """Return the mean over runs; that of one run is its activations to the bit."""
+    if len(layer) == 1:
+        return layer[0]
+    return layer.mean(0)
 
 
-def read_recording(path: str | Path, stimuli: Stimuli) -> Recording:
-    """Read recorded activations of stimuli in every run: one array per layer of runs x stimuli x width, by name.
+def read_recording(recorded: str | Path | RecordedArrays, stimuli: Stimuli) -> Recording:
+    """Read recorded activations of stimuli in every run.
 
-    Names are in natural order ("2" comes before "10"), and so are runs; integers become float64.
+    Names of layers are in natural order ("2" comes before "10"), and so are runs; integers become
+    float64.
 
     Args:
-        path: a file of one array of layers x rows x width, or of one of rows x width per layer, of `ids`, by which its
-            rows are put into the order of the stimuli (ids="order": they are in it), and of `runs` if stimuli were
-            measured more than once. Every run has each stimulus once, and every value is finite, or it is a DataError.
+        recorded: Arrays in memory, or a file of one array of layers x rows x width, or of one
+            array of rows x width for each layer. Its `ids` put the rows into the order of the
+            stimuli; ids="order" says that they are in it. `runs` is needed if stimuli were
+            measured more than once.
+        stimuli: The stimuli; every run has each of them once.
+
+    Raises:
+        DataError: The file lacks layers or ids, a run lacks a stimulus or has one twice, or a
+            value is not finite.
     """
-    arrays, ids, runs = read_with(Path(path), {".npz": _npz, ".safetensors": _safetensors})
-    if len(arrays) == 1 and (whole := next(iter(arrays.values()))).ndim == 3:
-        arrays = {str(number): layer for number, layer in enumerate(whole)}
-    if not arrays or ids is None:
-        lacks = "layers" if ids is not None else "`ids`, which say which stimulus a row belongs to"
+    path = _name_in_errors(recorded)
+    contents = _contents_of(recorded)
+    arrays = _split_layers(contents.arrays)
+    if not arrays or contents.ids is None:
+        lack = "layers"
+        if contents.ids is None:
+            lack = "`ids`, which say which stimulus a row belongs to"
         raise DataError(
-            f"{path} has no {lacks}; add them, one id for each row: an array or, in .safetensors, metadata={{'ids': "
-            "json.dumps(ids)}; or ids='order' where rows are in the order of the stimuli"
+            f"{path} has no {lack}; add them, one id for each row: an array or, in .safetensors, "
+            "metadata={'ids': json.dumps(ids)}; or ids='order' where rows are in the order of the "
+            "stimuli"
         )
-    texts = stimuli.ids if ids.shape == () and str(ids) == IN_ORDER else _texts(ids, f"{path}: {IDS}")
-    names = ["1"] * len(texts) if runs is None else _texts(runs, f"{path}: {RUNS}")
-    if len(names) != len(texts):
-        raise DataError(f"{path}: runs has {len(names)} rows, but ids has {len(texts)}; give one run for each row")
-    order = sorted(set(names), key=natural_order)
-    rows = torch.tensor([_rows_of(run, texts, names, stimuli, str(path)) for run in order])
-    named = sorted(arrays, key=natural_order)
-    return Recording({name: _layer(f"{path}: {name}", arrays[name], len(texts))[rows] for name in named}, order)
+
+    is_in_order = contents.ids.shape == () and str(contents.ids) == IN_ORDER
+    row_ids = stimuli.ids if is_in_order else _texts_in(contents.ids, f"{path}: {IDS}")
+    row_runs = ["1"] * len(row_ids)
+    if contents.runs is not None:
+        row_runs = _texts_in(contents.runs, f"{path}: {RUNS}")
+    if len(row_runs) != len(row_ids):
+        raise DataError(
+            f"{path}: runs has {len(row_runs)} rows, but ids has {len(row_ids)}; give one run for "
+            "each row"
+        )
+
+    runs = sorted(set(row_runs), key=natural_order)
+    rows_of_runs = [_rows_of_run(run, row_ids, row_runs, stimuli, path) for run in runs]
+    rows = torch.tensor(rows_of_runs)  # (runs, stimuli)
+    layers = {}
+    for name in sorted(arrays, key=natural_order):
+        location = _name_in_errors(recorded, name)
+        layer = _checked_layer(location, arrays[name], len(row_ids))
+        layers[name] = layer[rows]
+    return Recording(layers, runs)
 
 
-def _rows_of(run: str, ids: Sequence[str], runs: Sequence[str], stimuli: Stimuli, path: str) -> list[int]:
-    """Return the row of each stimulus in a run, which must have each of them once and no others."""
-    rows = [row for row, of in enumerate(runs) if of == run]
-    place, known = {ids[row]: row for row in rows}, set(stimuli.ids)
-    wrong: dict[str, list[str]] = {
-        "has {} more than once": duplicates(ids[row] for row in rows),
-        "lacks {}": [each for each in stimuli.ids if each not in place],
-        "also has {}": [each for each in place if each not in known],
+def _name_in_errors(recorded: str | Path | RecordedArrays, layer: str | None = None) -> str:
+    """Return what errors call recorded states, or a layer of them.
+
+    The only array of an argument is called by the argument.
+    """
+    is_only_array = isinstance(recorded, RecordedArrays) and layer == UNNAMED_LAYER
+    if layer is None or is_only_array:
+        return str(recorded)
+    return f"{recorded}: {layer}"
+
+
+def _contents_of(recorded: str | Path | RecordedArrays) -> _FileContents:
+    if isinstance(recorded, RecordedArrays):
+        return _FileContents(dict(recorded.layers), np.array(IN_ORDER), None)
+    readers = {".npz": _read_npz, ".safetensors": _read_safetensors}
+    contents: _FileContents = read_by_ending(Path(recorded), readers)
+    return contents
+
+
+def _split_layers(arrays: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return an array for each layer, where one array may have all layers."""
+    if len(arrays) != 1:
+        return arrays
+    (array,) = arrays.values()
+    if array.ndim != 3:
+        return arrays
+    return {str(number): layer for number, layer in enumerate(array)}
+
+
+def _rows_of_run(
+    run: str, row_ids: Sequence[str], row_runs: Sequence[str], stimuli: Stimuli, path: str
+) -> list[int]:
+    """Return the row of each stimulus in a run.
+
+    Raises:
+        DataError: The run does not have exactly the stimuli.
+    """
+    rows = [row for row, run_of_row in enumerate(row_runs) if run_of_row == run]
+    row_of_id = {row_ids[row]: row for row in rows}
+    known_ids = set(stimuli.ids)
+    problems: dict[str, list[str]] = {
+        "has {} more than once": duplicates(row_ids[row] for row in rows),
+        "lacks {}": [stimulus for stimulus in stimuli.ids if stimulus not in row_of_id],
+        "also has {}": [row_id for row_id in row_of_id if row_id not in known_ids],
     }
-    for problem, strange in wrong.items():
-        if strange:
-            found = problem.format(listed(strange))
+    for problem, ids in problems.items():
+        if ids:
             raise DataError(
-                f"{path}, run {run}: ids {found}, and {stimuli.source} has {len(stimuli)} stimuli; give each stimulus "
-                "one row, or say in an array `runs` in which run each was measured"
+                f"{path}, run {run}: ids {problem.format(listed(ids))}, and {stimuli.source} has "
+                f"{len(stimuli)} stimuli; give each stimulus one row, or say in an array `runs` "
+                "in which run each was measured"
             )
-    return [place[each] for each in stimuli.ids]
+    return [row_of_id[stimulus] for stimulus in stimuli.ids]
 
 
-def _npz(path: Path) -> _Contents:
-    named: dict[str, np.ndarray] = {}
+def _read_npz(path: Path) -> _FileContents:
+    arrays: dict[str, np.ndarray] = {}
     with np.load(path) as file:
-        # By its name in the archive: NumPy itself gives the array `a` where `a.npy` is asked for.
+        # By the names in the archive: NumPy itself gives the array `a` where `a.npy` is asked for.
         for member in file.zip.namelist():
             name = member.removesuffix(".npy")
-            if name in named:
+            if name in arrays:
                 raise DataError(f"{path} has two arrays of the name {name!r}; rename one of them")
-            named[name] = file[member]
-            if not isinstance(named[name], np.ndarray):
+            array = file[member]
+            if not isinstance(array, np.ndarray):
                 raise DataError(f"{path}: {member} is no array of NumPy; leave it out")
-    ids, runs = (named.pop(name, None) for name in (IDS, RUNS))
-    arrays = {name: torch.from_numpy(each.astype(each.dtype.newbyteorder("="))) for name, each in named.items()}
-    return arrays, ids, runs
+            arrays[name] = array
+    ids = arrays.pop(IDS, None)
+    runs = arrays.pop(RUNS, None)
+    tensors = {}
+    for name, array in arrays.items():
+        native_order = array.dtype.newbyteorder("=")  # torch reads no foreign byte order
+        tensors[name] = torch.from_numpy(array.astype(native_order))
+    return _FileContents(tensors, ids, runs)
 
 
-def _safetensors(path: Path) -> _Contents:
+def _read_safetensors(path: Path) -> _FileContents:
     with safe_open(path, framework="pt") as file:
-        arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is not a dictionary)
-        written = file.metadata() or {}
-    said = {name: arrays.pop(name).numpy() for name in (IDS, RUNS) if name in arrays}
-    if twice := said.keys() & written.keys():
-        raise DataError(f"{path} has {min(twice)} in an array and in its metadata; leave one of them out")
-    texts = {name: written[name] for name in (IDS, RUNS) if name in written}
-    said |= {name: np.array(text if text == IN_ORDER else json.loads(text)) for name, text in texts.items()}
-    return arrays, said.get(IDS), said.get(RUNS)
+        names = file.keys()
+        arrays = {name: file.get_tensor(name) for name in names}
+        metadata = file.metadata() or {}
+    labels: dict[str, np.ndarray] = {}
+    for name in (IDS, RUNS):
+        if name in arrays and name in metadata:
+            raise DataError(
+                f"{path} has {name} in an array and in its metadata; leave one of them out"
+            )
+        if name in arrays:
+            labels[name] = arrays.pop(name).numpy()
+        elif name in metadata:
+            text = metadata[name]
+            labels[name] = np.array(text if text == IN_ORDER else json.loads(text))
+    return _FileContents(arrays, labels.get(IDS), labels.get(RUNS))
 
 
-def _texts(ids: Any, place: str) -> list[str]:
-    if ids.ndim != 1 or ids.dtype.kind not in "USiu":
-        raise DataError(f"{place} is {ids.dtype} of shape {ids.shape}; give a text or whole number for each row")
+def _texts_in(labels: Any, location: str) -> list[str]:
+    """Return ids or runs as text.
+
+    Args:
+        labels: An array of text, bytes or whole numbers.
+        location: What errors call the array.
+    """
+    is_text_or_integer = labels.dtype.kind in "USiu"
+    if labels.ndim != 1 or not is_text_or_integer:
+        raise DataError(
+            f"{location} is {labels.dtype} of shape {labels.shape}; give a text or whole number "
+            "for each row"
+        )
+    texts = []
+    for row, label in enumerate(labels.tolist(), 1):
+        try:
+            text = label.decode() if isinstance(label, bytes) else str(label)
+        except UnicodeDecodeError as error:
+            raise DataError(
+                f"{location} holds bytes that are no UTF-8 ({error}); give texts or whole numbers"
+            ) from None
+        texts.append(whole_characters(text, f"{location}, row {row}"))
+    return texts
+
+
+def _checked_layer(location: str, array: Tensor, row_count: int) -> Float[Tensor, "n _"]:
+    """Return the activations of one layer as real numbers.
+
+    Raises:
+        DataError: They are not real numbers of one row for each id, or one of them is not finite.
+    """
     try:
-        texts = [each.decode() if isinstance(each, bytes) else str(each) for each in ids.tolist()]
-    except UnicodeDecodeError as error:
-        raise DataError(f"{place} holds bytes that are no UTF-8 ({error}); give texts or whole numbers") from None
-    return [whole_characters(text, f"{place}, row {row}") for row, text in enumerate(texts, 1)]
-
-
-def _layer(place: str, array: Tensor, count: int) -> Tensor:
-    """Return the states of one layer as real numbers; a DataError of others, or of whole ones that float64 has not."""
-    try:
-        array = tensor_of(array, Float, place)
+        array = tensor_of(array, Float, location)
     except ValueError as error:
         raise DataError(error) from None
-    if array.ndim != 2 or not array.numel() or len(array) != count:
+    if array.ndim != 2 or array.numel() == 0 or len(array) != row_count:
         raise DataError(
-            f"{place} is {array.dtype} of shape {tuple(array.shape)}; give real numbers with a row for each of the "
-            f"{count} ids, as one array of layers x stimuli x width or one of stimuli x width per layer"
+            f"{location} is {array.dtype} of shape {tuple(array.shape)}; give real numbers with a "
+            f"row for each of the {row_count} ids, as one array of layers x stimuli x width or "
+            "one of stimuli x width per layer"
         )
-    if not array.isfinite().all():
-        row, column = (~array.isfinite()).nonzero()[0].tolist()
-        raise DataError(f"{place} is {array[row, column]} in row {row + 1}, column {column + 1}; leave the row out")
+    is_flawed = ~array.isfinite()
+    if is_flawed.any():
+        row, column = is_flawed.nonzero()[0].tolist()
+        raise DataError(
+            f"{location} is {array[row, column]} in row {row + 1}, column {column + 1}; leave the "
+            "row out"
+        )
     return array
 
 
-def recording_fingerprint(path: str) -> str:
-    """Return the name of a file of recorded states, by which tables call it, and the first digits of its SHA-256."""
-    with reading(Path(path)):
-        return f"{Path(path).stem} {digest_of(Path(path))[:16]}"
+def recording_fingerprint(recorded: str | RecordedArrays) -> str:
+    """Return the name of recorded states, and the first digits of the SHA-256 of their file."""
+    if isinstance(recorded, RecordedArrays):
+        return recorded.fingerprint
+    path = Path(recorded)
+    with errors_name_file(path):
+        return f"{path.stem} {digest_of(path)[:16]}"

@@ -16,94 +16,145 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from thinkalike.data.grammar import Sentence, controlled_sentences, crossed_sentences
+from thinkalike.data.words import Span
 from thinkalike.errors import DataError, natural_order, nearest
 from thinkalike.measures.kinds import KINDS, MOST_FEATURES, NUMBERS, check_levels, kind_of
 
-Kind = str | Sequence[str]  # one of KINDS, or the levels of an ordinal feature in order
-Kinds = Mapping[str, Kind]  # by feature
-Names = Sequence[str] | None  # None stands for all that there are
-NAMED = 4  # words in a sentence
-Span = tuple[int, int]  # characters: first, one past the last
+Kind = str | Sequence[str]
+"""One of KINDS, or the levels of an ordinal feature in order."""
 
+Kinds = Mapping[str, Kind]
+"""Kinds by feature."""
 
-# The share of the variance of a feature's differences that differences of words explain. Beyond one half, a model that
-# knows nothing but words owes most of what the feature explains to them. Two words for each of two levels have .33.
+Names = Sequence[str] | None
+"""Names of features or other columns; None stands for all that there are."""
+
+QUOTED_WORDS = 4
+"""How many words of a feature a message quotes."""
+
 WORD_SHARE = 0.5
+"""From this share on, the words explain most of what a feature explains.
+
+It is the share of the variance of a feature's differences that differences of words explain. A
+model that knows only words owes most of the feature's importance to them then. Two words for each
+of two levels have .33.
+"""
+
+GRAMMAR_FEATURES = [
+    "Word length",
+    "Gender",
+    "Number",
+    "PoS",
+    "Tense",
+    "Person",
+    "Word position",
+    "Question",
+]
+"""The features of Salle et al. 2024, table S1."""
 
 
 class WordOverlap(NamedTuple):
-    """How far a feature can be told from the words of the stimuli that it applies to.
-
-    Attributes:
-        explained: The squared correlation, over pairs of stimuli, of different levels and different words.
-        differing: The share of pairs of one word that differ in the feature; 0 if the word determines the feature.
-        one_word: The share of pairs of one level that are one word; 1 if every level is one word.
-        words: The commonest word of each level.
-    """
+    """How far a feature can be told from the words of the stimuli that it applies to."""
 
     feature: str
+
     explained: float
+    """The squared correlation, over pairs of stimuli, of different levels and different words."""
+
     differing: float
+    """The share of pairs of one word that differ in the feature; 0 if the word determines it."""
+
     one_word: float
+    """The share of pairs of one level that are one word; 1 if every level is one word."""
+
     words: list[str]
+    """The commonest word of each level."""
 
     @property
     def is_confounded(self) -> bool:
         """Whether importance of the feature may be that of word identity."""
-        is_one_word = self.one_word == 1 and self.differing == 0  # also of a single level, which has no correlation
+        # A feature of one level has no correlation, but it may be one word.
+        is_one_word = self.one_word == 1 and self.differing == 0
         return is_one_word or self.explained >= WORD_SHARE
 
     def __str__(self) -> str:
-        words = ", ".join(map(repr, self.words[:NAMED])) + ", ..." * (len(self.words) > NAMED)
+        words = ", ".join(repr(word) for word in self.words[:QUOTED_WORDS])
+        if len(self.words) > QUOTED_WORDS:
+            words += ", ..."
         if self.one_word == 1:
-            how = f"every level is one word ({words})"
+            overlap = f"every level is one word ({words})"
         else:
-            how = f"its levels are mostly one word each ({words}), and words explain {self.explained:.0%} of it"
-        known = f"{self.feature}: {how}, so its importance may be the word's"
-        return f"{known}; these stimuli cannot tell it from the word" if self.differing == 0 else known
+            overlap = (
+                f"its levels are mostly one word each ({words}), and words explain "
+                f"{self.explained:.0%} of it"
+            )
+        text = f"{self.feature}: {overlap}, so its importance may be the word's"
+        if self.differing == 0:
+            text += "; these stimuli cannot tell it from the word"
+        return text
 
 
 class Codes(NamedTuple):
-    """Features as numbers: a numeric value, or else the place of the level in `levels`; NaN where none applies."""
+    """Features as numbers."""
 
     table: Float[Tensor, "n f"]
-    levels: dict[str, list[str]]  # of the features that are not numbers
+    """Numeric values, and the index of the level of other features; NaN where none applies."""
+
+    levels: dict[str, list[str]]
+    """The levels of the features that are not numeric."""
 
 
 @dataclass(frozen=True, eq=False)
 class Stimuli:
     """Words in sentences and their features; NaN where a feature does not apply.
 
-    Features become categories (nominal, ordinal), which keep their levels in every choice of stimuli, or float64
-    (numeric, continuous). `kinds` holds those that differ from what `thinkalike.measures.kinds` infers.
+    Features become categories (nominal, ordinal), which keep their levels in every choice of
+    stimuli, or float64 (numeric, continuous).
 
     Raises:
-        DataError: rows or kinds do not fit together, an id occurs twice, a span lies outside its text, or a number is
-            infinite; the message begins with `source`.
+        DataError: Rows or kinds do not fit together, an id occurs twice, a span lies outside its
+            text, or a number is infinite. The message begins with `source`.
     """
 
     texts: list[str]
-    sentence: Int[np.ndarray, " n"]  # the number of the text that a stimulus is a part of
-    span: list[Span]  # its characters there
+
+    sentence: Int[np.ndarray, " n"]
+    """The index of the text that each stimulus is in."""
+
+    span: list[Span]
+    """The characters of each stimulus in its text."""
+
     words: list[str]
+
     features: pd.DataFrame
+
     kinds: Kinds = field(default_factory=dict)
-    ids: list[str] = field(default_factory=list)  # none: 1, 2, ...
+    """The kinds that differ from what `thinkalike.measures.kinds` infers; later those of all."""
+
+    ids: list[str] = field(default_factory=list)
+    """By default the numbers from 1."""
+
     source: str = "stimuli"
-    token: str = "last"  # the state of a stimulus is that of its last token, of its first, or their mean
+    """What errors call the stimuli."""
+
+    token: str = "last"
+    """Which token's state a stimulus has: that of its "last" or "first" one, or their "mean"."""
 
     def __post_init__(self) -> None:
         check_kinds(self.kinds, self.source)
-        ids = self.ids or [str(row) for row in range(1, len(self.words) + 1)]
-        vars(self).update(ids=ids, features=self.features.rename(columns=str).reset_index(drop=True))
+        ids = self.ids
+        if not ids:
+            ids = [str(row) for row in range(1, len(self.words) + 1)]
+        features = self.features.rename(columns=str).reset_index(drop=True)
+        vars(self).update(ids=ids, features=features)  # the class is frozen
         self._check()
-        for name, column in self.features.items():
-            if any(isinstance(value, complex) for value in column.astype(object)):
-                raise DataError(f"{self.source}: {name} has complex numbers; give their real and imaginary parts as "
-                                "two features")  # fmt: skip
-        kinds = {name: self.kinds.get(name) or kind_of(self.features[name]) for name in self.names}
-        columns = {name: typed(self.features[name], name, kind, self.source) for name, kind in kinds.items()}
-        kinds = {name: kind if kind in NUMBERS else kind_of(columns[name]) for name, kind in kinds.items()}
+
+        columns = {}
+        kinds: dict[str, Kind] = {}
+        for name in self.names:
+            kind = self.kinds.get(name) or kind_of(self.features[name])
+            columns[name] = typed(self.features[name], name, kind, self.source)
+            kinds[name] = kind if kind in NUMBERS else kind_of(columns[name])
         vars(self).update(features=pd.DataFrame(columns), kinds=kinds)
 
     def __len__(self) -> int:
@@ -111,6 +162,7 @@ class Stimuli:
 
     @property
     def names(self) -> list[str]:
+        """The names of the features."""
         return [str(name) for name in self.features]
 
     @property
@@ -119,12 +171,15 @@ class Stimuli:
         return torch.from_numpy(np.ascontiguousarray(self.sentence))
 
     def take(self, rows: Any) -> Stimuli:
-        """Return the stimuli of an index of numpy (numbers, a mask or a slice), with the sentences that they need."""
+        """Return the stimuli of an index of numpy (numbers, a mask or a slice).
+
+        Only the texts that they are in are kept.
+        """
         rows = np.arange(len(self))[rows]
-        used, sentence = np.unique(self.sentence[rows], return_inverse=True)
+        used_texts, sentence = np.unique(self.sentence[rows], return_inverse=True)
         return replace(
             self,
-            texts=[self.texts[number] for number in used],
+            texts=[self.texts[number] for number in used_texts],
             sentence=sentence,
             span=[self.span[row] for row in rows],
             words=[self.words[row] for row in rows],
@@ -133,134 +188,230 @@ class Stimuli:
         )
 
     def sample(self, n: int, seed: int = 0, balance: str | Sequence[str] = ()) -> Stimuli:
-        """Draw n stimuli without repetition and return them in their order; too few are a DataError.
+        """Draw n stimuli without repetition and return them in their order.
 
         Combinations of the features in `balance` come equally often, up to one.
+
+        Raises:
+            DataError: There are too few stimuli.
         """
-        names = chosen(self.source, [balance] if isinstance(balance, str) else balance, self.names)
-        cell = joint_codes(self.features[names])
-        counts = np.bincount(cell)
-        most = len(counts) * counts.min() + (counts > counts.min()).sum()
+        balanced_names = [balance] if isinstance(balance, str) else balance
+        names = select_names(self.source, balanced_names, self.names)
+        cells = joint_codes(self.features[names])  # the combination of each stimulus
+        counts = np.bincount(cells)
+        rarest = counts.min()
+        most = len(counts) * rarest + (counts > rarest).sum()
         if not 0 < n <= most:
-            rarest = f"the rarest of {len(counts)} combinations of {names} has {counts.min()} of {len(self)} stimuli"
-            raise DataError(f"{self.source}: sample={n} must lie between 1 and {most}; {rarest}")
+            raise DataError(
+                f"{self.source}: sample={n} must lie between 1 and {most}; the rarest of "
+                f"{len(counts)} combinations of {names} has {rarest} of {len(self)} stimuli"
+            )
+
         rng = np.random.default_rng(seed)
-        share, extra = divmod(n, len(counts))
-        wanted = np.full(len(counts), share)
-        wanted[rng.permutation(np.flatnonzero(counts > share))[:extra]] += 1
+        per_cell, remainder = divmod(n, len(counts))
+        counts_to_draw = np.full(len(counts), per_cell)
+        cells_with_more = np.flatnonzero(counts > per_cell)
+        counts_to_draw[rng.permutation(cells_with_more)[:remainder]] += 1
+
         shuffled = rng.permutation(len(self))
-        drawn = [shuffled[cell[shuffled] == number][:count] for number, count in enumerate(wanted)]
+        drawn = []
+        for cell, count in enumerate(counts_to_draw):
+            drawn.append(shuffled[cells[shuffled] == cell][:count])
         return self.take(np.sort(np.concatenate(drawn)))
 
     def codes(self) -> Codes:
-        """Return the features as one table of float64; a level has the same number in every choice of stimuli."""
-        categories = {name: self.features[name].cat for name in self.names if self.kinds[name] not in NUMBERS}
-        numbers = self.features.assign(**{name: column.codes for name, column in categories.items()})
-        table = torch.tensor(numbers.to_numpy(float)).where(torch.tensor(self.features.notna().to_numpy()), torch.nan)
-        return Codes(table, {name: list(column.categories) for name, column in categories.items()})
+        """Return the features as one table of float64.
+
+        A level has the same number in every choice of stimuli.
+        """
+        numbers = {}
+        levels = {}
+        for name in self.names:
+            column = self.features[name]
+            if self.kinds[name] in NUMBERS:
+                numbers[name] = column
+            else:
+                numbers[name] = column.cat.codes
+                levels[name] = list(column.cat.categories)
+        values = torch.tensor(pd.DataFrame(numbers).to_numpy(float))
+        applies = torch.tensor(self.features.notna().to_numpy())
+        return Codes(values.where(applies, torch.nan), levels)
 
     def varied(self) -> Stimuli:
-        """Return the stimuli; a feature with one level only is a DataError."""
+        """Return the stimuli, if every feature has at least two levels.
+
+        Raises:
+            DataError: A feature has one level only.
+        """
         for name, column in self.features.items():
             if column.nunique(dropna=False) < 2:
-                raise DataError(f"{self.source}: {name} has one level only, {column.iloc[0]}; leave it out of features")
+                raise DataError(
+                    f"{self.source}: {name} has one level only, {column.iloc[0]}; leave it out of "
+                    "features"
+                )
         return self
 
     def correlation(self) -> FeatureCorrelation:
-        """Return the Pearson correlation of Δ_f and Δ_g over all pairs i < j of stimuli, for all features f and g.
+        """Return the Pearson correlation of Δ_f and Δ_g over all pairs i < j of stimuli.
 
-        Δ_f(i, j) = 1[f_i ≠ f_j], and NaN equals NaN only. The Δ are the regressors of a metric-learning encoding model,
-        which can hardly tell correlated ones apart (Salle et al. 2024, figure S5). Pairs alike in both features are
-        counted as Σ c(c-1)/2 over the counts c of their joint levels. One that is alike in all is a DataError.
+        Δ_f(i, j) = 1[f_i ≠ f_j], where NaN equals only NaN, for all features f and g. The Δ are
+        the regressors of a metric-learning encoding model, which can hardly tell correlated ones
+        apart (Salle et al. 2024, figure S5). Pairs that agree in both features are counted as Σ
+        c(c-1)/2 over the counts c of their joint levels.
+
+        Raises:
+            DataError: A feature has one level, or differs between all stimuli.
         """
-        counts = [[np.bincount(joint_codes(self.features[[f, g]])) for g in self.names] for f in self.names]
-        alike = np.array([[float((each * (each - 1) / 2).sum()) for each in row] for row in counts])
-        alike /= max(len(self) * (len(self) - 1) / 2, 1)
-        share = alike.diagonal()
-        if useless := [name for name, part in zip(self.names, share, strict=True) if not 0 < part < 1]:
-            raise DataError(f"{self.source}: {useless[0]} has one level or differs between all stimuli; leave it out")
+        all_pairs = max(len(self) * (len(self) - 1) / 2, 1)
+        equal = np.zeros((len(self.names), len(self.names)))  # the share of pairs equal in both
+        for i, f in enumerate(self.names):
+            for j, g in enumerate(self.names):
+                equal[i, j] = _equal_pairs(self.features[[f, g]])
+        equal /= all_pairs
+
+        share = equal.diagonal()
+        for name, share_of_feature in zip(self.names, share, strict=True):
+            if not 0 < share_of_feature < 1:
+                raise DataError(
+                    f"{self.source}: {name} has one level or differs between all stimuli; leave "
+                    "it out"
+                )
         deviation = np.sqrt(share * (1 - share))
-        correlation = (alike - np.outer(share, share)) / np.outer(deviation, deviation)
+        covariance = equal - np.outer(share, share)
+        correlation = covariance / np.outer(deviation, deviation)
         return FeatureCorrelation(pd.DataFrame(correlation, self.names, self.names))
 
     def confounded_with_words(self) -> list[WordOverlap]:
-        """Return the features whose importance may be that of word identity; upper and lower case do not differ.
+        """Return the features whose importance may be that of word identity.
 
-        Continuous features are left out: an encoding model compares them by size and not by equality.
+        Upper and lower case do not differ. Continuous features are left out: an encoding model
+        compares them by size and not by equality.
         """
         words = pd.Series(self.words).str.casefold()
-        names = [name for name in self.names if self.kinds[name] != "continuous"]
-        overlaps = [_word_overlap(name, self.features[name], words) for name in names]
+        overlaps = []
+        for name in self.names:
+            if self.kinds[name] != "continuous":
+                overlaps.append(_word_overlap(name, self.features[name], words))
         return [overlap for overlap in overlaps if overlap.is_confounded]
 
     def fingerprint(self) -> str:
         """Return the SHA-256 of texts, spans and features, as 16 hexadecimal digits."""
         table, levels = self.codes()
-        token = () if self.token == "last" else (self.token,)
-        everything = (self.texts, self.sentence.tolist(), self.span, self.kinds, table.tolist(), levels, *token)
-        return hashlib.sha256(repr(everything).encode()).hexdigest()[:16]
+        content: list[Any] = [
+            self.texts,
+            self.sentence.tolist(),
+            self.span,
+            self.kinds,
+            table.tolist(),
+            levels,
+        ]
+        if self.token != "last":
+            content.append(self.token)
+        return hashlib.sha256(repr(tuple(content)).encode()).hexdigest()[:16]
 
     def _check(self) -> None:
-        counts = {name: len(getattr(self, name)) for name in ("words", "sentence", "span", "features", "ids")}
+        """Raise a DataError if rows, names or spans do not fit together."""
+        counts = {}
+        for name in ("words", "sentence", "span", "features", "ids"):
+            counts[name] = len(getattr(self, name))
         if len(set(counts.values())) > 1:
             raise DataError(f"{self.source}: row counts differ: {counts}")
-        if not len(self):
+        if len(self) == 0:
             raise DataError(f"{self.source} has no stimuli")
         if not self.names:
             raise DataError(
-                f"{self.source} has {len(self):,} stimuli and no feature; add a column of one beside their texts and "
-                "words, or name one or more in features"
+                f"{self.source} has {len(self):,} stimuli and no feature; add a column of one "
+                "beside their texts and words, or name one or more in features"
             )
-        chosen(self.source, list(self.kinds), self.names)
-        for what, names in (("id", self.ids), ("feature", self.names)):
-            if repeated := duplicates(names):
-                raise DataError(f"{self.source}: the {what} {repeated[0]} occurs more than once")
-        for row, (number, (start, stop)) in enumerate(zip(self.sentence, self.span, strict=True), 1):
-            length = len(self.texts[number])
-            if not 0 <= start < stop <= length:
-                raise DataError(f"{self.source} row {row}: the span {start}-{stop} is empty or outside its text")
+        select_names(self.source, list(self.kinds), self.names)
+        self._check_unique("id", self.ids)
+        self._check_unique("feature", self.names)
+        for row, (number, (start, stop)) in enumerate(
+            zip(self.sentence, self.span, strict=True), 1
+        ):
+            if not 0 <= start < stop <= len(self.texts[number]):
+                raise DataError(
+                    f"{self.source} row {row}: the span {start}-{stop} is empty or outside its "
+                    "text"
+                )
+        for feature, column in self.features.items():
+            if any(isinstance(value, complex) for value in column.astype(object)):
+                raise DataError(
+                    f"{self.source}: {feature} has complex numbers; give their real and imaginary "
+                    "parts as two features"
+                )
+
+    def _check_unique(self, label: str, names: Sequence[str]) -> None:
+        repeated = duplicates(names)
+        if repeated:
+            raise DataError(f"{self.source}: the {label} {repeated[0]} occurs more than once")
 
 
 def _word_overlap(name: str, feature: pd.Series, words: pd.Series) -> WordOverlap:
-    table = pd.DataFrame({"level": feature.astype(object), "word": words})[feature.notna().to_numpy()]
-    pairs = max(len(table) * (len(table) - 1) / 2, 1.0)
-    alike = [_alike_pairs(table[columns]) / pairs for columns in (["level"], ["word"], ["level", "word"])]
-    same_level, same_word, same_both = alike
-    spread = same_level * (1 - same_level) * same_word * (1 - same_word)
-    return WordOverlap(
-        name,
-        explained=(same_both - same_level * same_word) ** 2 / spread if spread > 0 else 0.0,
-        differing=1 - same_both / same_word if same_word else 0.0,
-        one_word=same_both / same_level if same_level else 0.0,
-        words=[str(own.mode().iloc[0]) for _, own in table.groupby("level", sort=False)["word"]],
-    )
+    """Return how far a feature can be told from words, over the stimuli that it applies to."""
+    table = pd.DataFrame({"level": feature.astype(object), "word": words})
+    table = table[feature.notna().to_numpy()]
+    all_pairs = max(len(table) * (len(table) - 1) / 2, 1.0)
+    same_level = _equal_pairs(table[["level"]]) / all_pairs
+    same_word = _equal_pairs(table[["word"]]) / all_pairs
+    same_both = _equal_pairs(table[["level", "word"]]) / all_pairs
+
+    explained = 0.0
+    variances = same_level * (1 - same_level) * same_word * (1 - same_word)
+    if variances > 0:
+        explained = (same_both - same_level * same_word) ** 2 / variances
+    differing = 1 - same_both / same_word if same_word else 0.0
+    one_word = same_both / same_level if same_level else 0.0
+    commonest_words = []
+    for _, words_of_level in table.groupby("level", sort=False)["word"]:
+        commonest_words.append(str(words_of_level.mode().iloc[0]))
+    return WordOverlap(name, explained, differing, one_word, commonest_words)
 
 
-def _alike_pairs(columns: pd.DataFrame) -> float:
+def _equal_pairs(columns: pd.DataFrame) -> float:
     """Return the number of pairs of rows that agree in all columns."""
     counts = np.bincount(joint_codes(columns))
     return float((counts * (counts - 1) / 2).sum())
 
 
-def chosen(source: str | Path, names: Names, there: Sequence[str], what: str = "feature") -> list[str]:
-    """Return the names that are asked for, or all; one that is not there is a DataError, and so are too many."""
+def select_names(
+    source: str | Path, names: Names, available: Sequence[str], label: str = "feature"
+) -> list[str]:
+    """Return the names that are asked for, or all that are available.
+
+    Args:
+        source: What errors call the source of the names.
+        names: The names that are asked for; None: all.
+        available: The names that there are.
+        label: What errors call a name.
+
+    Raises:
+        DataError: A name is not available, or there are too many.
+    """
     if isinstance(names, str) or not isinstance(names, Iterable | None):
-        raise DataError(f"{source}: {what}s={names!r} must be a list of names")
-    count = len(there if names is None else names)
+        raise DataError(f"{source}: {label}s={names!r} must be a list of names")
+    selected = available if names is None else names
+    count = len(selected)
     if count > MOST_FEATURES:
         raise DataError(
-            f"{source} has {count:,} {what}s, and {MOST_FEATURES:,} can be compared; name those that matter"
+            f"{source} has {count:,} {label}s, and {MOST_FEATURES:,} can be compared; name those "
+            "that matter"
         )
-    for name in names or []:
-        if name not in there:
-            raise DataError(f"{source} has no {what} {name}; {nearest(name, there)}")
-    return list(there if names is None else names)
+    for name in selected:
+        if name not in available:
+            raise DataError(f"{source} has no {label} {name}; {nearest(name, available)}")
+    return list(selected)
 
 
 def check_kinds(kinds: Any, source: str | Path) -> None:
-    """Raise a DataError unless these are kinds by feature: a name of a kind, or different levels in order."""
+    """Raise a DataError unless these are kinds by feature.
+
+    A kind is the name of one, or different levels in order.
+    """
     if not isinstance(kinds, Mapping):
-        raise DataError(f"{source}: kinds={kinds!r} must give kinds by feature, as {{'Number': 'nominal'}}")
+        raise DataError(
+            f"{source}: kinds={kinds!r} must give kinds by feature, as {{'Number': 'nominal'}}"
+        )
     for name, kind in kinds.items():
         if not isinstance(kind, str):
             try:
@@ -270,18 +421,35 @@ def check_kinds(kinds: Any, source: str | Path) -> None:
 
 
 def typed(column: pd.Series, name: str, kind: Kind | None, source: str) -> pd.Series:
-    """Return a column as categories, or as float64 if it is numeric or continuous; without a kind it is inferred."""
-    kind = kind or kind_of(column)
+    """Return a column as categories, or as float64 if it is numeric or continuous.
+
+    Args:
+        column: The values of a feature.
+        name: The feature.
+        kind: Its kind; None: it is inferred.
+        source: What errors call the stimuli.
+
+    Raises:
+        DataError: The kind is not known, or does not fit the values.
+    """
+    if not kind:
+        kind = kind_of(column)
     if kind in NUMBERS:
-        return _numbers(column, name, source)
+        return _as_float64(column, name, source)
     if isinstance(kind, str) and kind not in KINDS:
         raise DataError(f"{source}: kinds.{name}={kind} is not known; {nearest(kind, KINDS)}")
     if isinstance(column.dtype, pd.CategoricalDtype) and kind == kind_of(column):
-        return column.cat.rename_categories(_level)
-    texts = column.astype(object).map(_level, na_action="ignore")
-    levels = _levels(column) if isinstance(kind, str) else list(dict.fromkeys(map(_level, kind)))
+        return column.cat.rename_categories(_level_name)
+
+    texts = column.astype(object).map(_level_name, na_action="ignore")
+    if isinstance(kind, str):
+        levels = _levels_of(column)
+    else:
+        levels = list(dict.fromkeys(_level_name(level) for level in kind))
     if kind == "ordinal" and not pd.api.types.is_numeric_dtype(column):
-        raise DataError(f"{source}: {name} is ordinal; give its levels in order: kinds.{name}={levels}")
+        raise DataError(
+            f"{source}: {name} is ordinal; give its levels in order: kinds.{name}={levels}"
+        )
     for row, level in enumerate(texts, 1):
         if pd.notna(level) and level not in levels:
             raise DataError(f"{source} row {row}: {name}={level} is not among its levels {levels}")
@@ -289,7 +457,10 @@ def typed(column: pd.Series, name: str, kind: Kind | None, source: str) -> pd.Se
 
 
 def joint_codes(features: pd.DataFrame) -> Int[np.ndarray, " n"]:
-    """Number the combinations of values that occur, and return the number of each row; NaN is a value of its own."""
+    """Number the combinations of values that occur, and return the number of each row.
+
+    NaN is a value of its own.
+    """
     joint = np.zeros(len(features), dtype=int)
     for _, column in features.items():
         codes = pd.factorize(column)[0] + 1
@@ -298,51 +469,75 @@ def joint_codes(features: pd.DataFrame) -> Int[np.ndarray, " n"]:
 
 
 def duplicates(names: Iterable[str]) -> list[str]:
+    """Return the names that occur before, in order."""
     index = pd.Index(names)
     return list(index[index.duplicated()])
 
 
-def _numbers(column: pd.Series, name: str, source: str) -> pd.Series:
+def _as_float64(column: pd.Series, name: str, source: str) -> pd.Series:
+    """Return the numbers of a column.
+
+    Raises:
+        DataError: A value is not a finite number, or float64 would make two numbers one.
+    """
     exact = pd.to_numeric(column.astype(object), errors="coerce")
-    if (values := exact.astype("float64")).nunique() < exact.nunique():
-        raise DataError(f"{source}: {name} has numbers of more than 16 digits; declare kinds.{name}=nominal")
-    for row in np.flatnonzero((values.isna() & column.notna()) | np.isinf(values))[:1]:
-        found = f"{source} row {row + 1}: {name}={column.iloc[row]} is not a finite number"
-        raise DataError(f"{found}; empty it if the feature does not apply, or declare kinds.{name}=nominal")
+    values = exact.astype("float64")
+    if values.nunique() < exact.nunique():
+        raise DataError(
+            f"{source}: {name} has numbers of more than 16 digits; declare kinds.{name}=nominal"
+        )
+    is_no_number = values.isna() & column.notna()
+    flawed_rows = np.flatnonzero(is_no_number | np.isinf(values))
+    if len(flawed_rows):
+        row = flawed_rows[0]
+        raise DataError(
+            f"{source} row {row + 1}: {name}={column.iloc[row]} is not a finite number; empty it "
+            f"if the feature does not apply, or declare kinds.{name}=nominal"
+        )
     return values
 
 
-def _level(value: Any) -> str:
+def _level_name(value: Any) -> str:
     """Return the name of a level; a whole number loses its point."""
-    return str(int(value)) if isinstance(value, float | np.floating) and value.is_integer() else str(value)
+    if isinstance(value, float | np.floating) and value.is_integer():
+        return str(int(value))
+    return str(value)
 
 
-def _levels(column: pd.Series) -> list[str]:
-    """Return the levels: numbers by size, names in natural order."""
+def _levels_of(column: pd.Series) -> list[str]:
+    """Return the levels of a column: numbers by size, names in natural order."""
     values = column.dropna().unique()
     if kind_of(column) in NUMBERS:
-        return [_level(value) for value in sorted(values)]
-    return sorted({_level(value) for value in values}, key=natural_order)
+        return [_level_name(value) for value in sorted(values)]
+    return sorted({_level_name(value) for value in values}, key=natural_order)
 
 
 @dataclass(frozen=True, eq=False)
 class FeatureCorrelation:
-    """The correlations of all features with all."""
+    """The correlations of f features with each other."""
 
-    table: pd.DataFrame  # (f, f), rows and columns named
+    table: pd.DataFrame
+    """(f, f), with the features as rows and columns."""
 
     def strongest(self, k: int) -> list[tuple[str, str, float]]:
-        """Return the k pairs of features whose correlation is furthest from 0, the strongest first."""
-        names, values = list(map(str, self.table)), self.table.to_numpy()
-        pairs = [(names[i], names[j], float(values[i, j])) for i, j in combinations(range(len(names)), 2)]
+        """Return the k pairs of features whose correlation is furthest from 0.
+
+        The strongest comes first.
+        """
+        names = [str(name) for name in self.table]
+        values = self.table.to_numpy()
+        pairs = []
+        for i, j in combinations(range(len(names)), 2):
+            pairs.append((names[i], names[j], float(values[i, j])))
         return sorted(pairs, key=lambda pair: -abs(pair[2]))[:k]
 
 
-FEATURES = ["Word length", "Gender", "Number", "PoS", "Tense", "Person", "Word position", "Question"]  # table S1
-
-
 def controlled_stimuli(count: int, seed: int = 0, size: str = "small") -> Stimuli:
-    """Return every word of `count` controlled sentences; as many, and a grammar of this size, must be there."""
+    """Return every word of `count` controlled sentences of a grammar.
+
+    Raises:
+        DataError: There is no grammar of this size, or it has fewer sentences.
+    """
     return from_sentences(controlled_sentences(count, seed, size), f"the {size} grammar")
 
 
@@ -352,16 +547,37 @@ def crossed_stimuli() -> Stimuli:
 
 
 def from_sentences(sentences: Sequence[Sentence], source: str = "the grammar") -> Stimuli:
-    """Return every word of these sentences; messages of errors begin with `source`."""
-    rows, span = [], []
-    for each in sentences:
+    """Return every word of sentences of the grammar.
+
+    Args:
+        source: What errors call the stimuli.
+    """
+    rows = []
+    spans = []
+    words = []
+    ids = []
+    for sentence_number, sentence in enumerate(sentences, 1):
+        question = str("question" in sentence.kind)
         start = 0
-        for place, word in enumerate(each.words):
-            length, question = len(word.form), str("question" in each.kind)
-            rows.append((length, word.gender, word.number, word.pos, word.tense, word.person, place, question))
-            span.append((start, start + length))
-            start += length + 1
-    texts, words = [each.text for each in sentences], [word.form for each in sentences for word in each.words]
-    sentence = np.repeat(np.arange(len(texts)), [len(each.words) for each in sentences])
-    ids = [f"{n}:{place}" for n, each in enumerate(sentences, 1) for place in range(1, len(each.words) + 1)]
-    return Stimuli(texts, sentence, span, words, pd.DataFrame(rows, columns=FEATURES), ids=ids, source=source)
+        for position, word in enumerate(sentence.words):
+            stop = start + len(word.form)
+            row = (
+                len(word.form),
+                word.gender,
+                word.number,
+                word.pos,
+                word.tense,
+                word.person,
+                position,
+                question,
+            )
+            rows.append(row)
+            spans.append((start, stop))
+            words.append(word.form)
+            ids.append(f"{sentence_number}:{position + 1}")
+            start = stop + 1  # a space
+    texts = [sentence.text for sentence in sentences]
+    words_per_sentence = [len(sentence.words) for sentence in sentences]
+    sentence_of_word = np.repeat(np.arange(len(texts)), words_per_sentence)
+    features = pd.DataFrame(rows, columns=GRAMMAR_FEATURES)
+    return Stimuli(texts, sentence_of_word, spans, words, features, ids=ids, source=source)

@@ -1,6 +1,7 @@
-"""The stimuli of a configuration, and those that users bring in tables (.csv, .tsv, .parquet) and CoNLL-U files.
+"""The stimuli of a configuration, and those that users bring in tables (.csv, .tsv, .parquet).
 
-Rows of tables are counted from 1, below the header. An empty cell or NaN says that a feature does not apply.
+Rows of tables are counted from 1, below the header. An empty cell or NaN says that a feature does
+not apply.
 """
 
 from __future__ import annotations
@@ -11,10 +12,9 @@ import json
 import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import replace
 from decimal import Decimal
-from functools import lru_cache, partial
-from itertools import accumulate, pairwise
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -22,60 +22,119 @@ import numpy as np
 import pandas as pd
 
 from thinkalike.config import StimuliConfig
-from thinkalike.data.sources import read_with, whole_characters
+from thinkalike.config.in_memory import Table, TableInMemory
+from thinkalike.config.schema import as_settings
+from thinkalike.data.conllu import read_conllu
+from thinkalike.data.sources import read_by_ending, whole_characters
 from thinkalike.data.stimuli import (
     Kinds,
     Names,
-    Span,
     Stimuli,
     check_kinds,
-    chosen,
     controlled_stimuli,
     crossed_stimuli,
     duplicates,
+    select_names,
 )
+from thinkalike.data.words import Span
 from thinkalike.errors import DataError
 from thinkalike.files import is_there
-from thinkalike.plugins import HELD
 
 log = logging.getLogger(__name__)
 
-MARKS = {".csv": ",", ".tsv": "\t"}  # between two cells
-COMMA = r"[+-]?\d+(,\d+)?"  # a number as many languages write it
-THOUSANDS = r"[+-]?[1-9]\d{0,2},\d{3}"  # a number that has one value here and another there
-WHOLE = r"[+-]?[1-9]\d{16,}"  # a whole number that float64 may not have
-FEWEST_ROWS, MOST_ALONE = 8, 0.9  # of a table that is checked, and the share of rows with a level of their own
+IN_MEMORY = "stimuli"
+"""What errors call a table in memory: the argument of functions."""
+
+MARKS = {".csv": ",", ".tsv": "\t"}
+"""What separates two cells, by the ending of a file."""
+
+NUMBER_WITH_COMMA = r"[+-]?\d+(,\d+)?"
+"""A number as many languages write it."""
+
+AMBIGUOUS_NUMBER = r"[+-]?[1-9]\d{0,2},\d{3}"
+"""A number such as 1,234, whose comma may mark thousands or decimals."""
+
+LONG_WHOLE_NUMBER = r"[+-]?[1-9]\d{16,}"
+"""A whole number that float64 may not hold."""
+
+FEWEST_ROWS_FOR_LABELS = 8
+"""Tables of fewer rows are not searched for columns of labels."""
+
+MOST_UNIQUE_ROWS = 0.9
+"""A nominal column is one of labels if a larger share of rows has a level of its own."""
+
 ROLES = ("text", "word", "start", "stop", "sentence", "id")
-MOST_DIGITS = 18  # of a number of characters
-CONLLU_COLUMNS = 10
-ENDS = ["Word length", "Word position"]  # features of the words of CoNLL-U files beside UPOS and FEATS
-ID = re.compile(r"(\d{1,9})(?:([-.])(\d{1,9}))?")  # of a word, a multiword token 3-4, or an empty node 3.1
+"""What a column can be, unless it is a feature."""
+
+MOST_DIGITS = 18
+"""A position in a text has no more digits."""
+
+DEFAULT_SENTENCES = 400
+"""How many controlled sentences there are if `stimuli.sentences` is not set."""
+
+MISSING = ["", "NaN", "nan"]
+"""Cells that say that a feature does not apply."""
 
 
 def read_stimuli(config: StimuliConfig) -> Stimuli:
-    """Return the stimuli that a configuration describes; the last ones are kept while their file stays as it is."""
-    return _stimuli(json.dumps(asdict(config)), changed_at(config.path))
+    """Return the stimuli that a configuration describes.
+
+    The last ones stay in memory until their file changes.
+    """
+    table = config.table if isinstance(config, TableInMemory) else None
+    return _stimuli(json.dumps(as_settings(config)), changed_at(config.path), table)
 
 
 @lru_cache(maxsize=2)
-def _stimuli(settings: str, _: int | None) -> Stimuli:
+def _stimuli(settings: str, _: int | None, table: Table | None) -> Stimuli:
+    """Return the stimuli of a configuration.
+
+    Args:
+        settings: The configuration in JSON.
+        _: When its file was changed, so that stimuli are read again then.
+        table: Its table, if that is in memory.
+    """
     config = StimuliConfig(**json.loads(settings))
-    if config.kind in ("controlled", "crossed"):
-        is_crossed, count = config.kind == "crossed", config.sentences or 400
-        stimuli = crossed_stimuli() if is_crossed else controlled_stimuli(count, config.seed, config.grammar)
-        names = chosen(stimuli.source, config.features, stimuli.names)
-        stimuli = replace(stimuli, features=stimuli.features[names], kinds=config.kinds or {})
+    path = str(config.path)
+    frame = None
+    if table is not None:
+        config = TableInMemory(**json.loads(settings), table=table)
+        path = IN_MEMORY
+        frame = table.frame
+    if config.kind == "crossed":
+        stimuli = _of_grammar(crossed_stimuli(), config)
+    elif config.kind == "controlled":
+        count = config.sentences or DEFAULT_SENTENCES
+        stimuli = controlled_stimuli(count, config.seed, config.grammar)
+        stimuli = _of_grammar(stimuli, config)
     elif config.kind == "conllu":
-        stimuli = read_conllu(str(config.path), features=config.features, kinds=config.kinds)
+        stimuli = read_conllu(path, features=config.features, kinds=config.kinds)
     else:
-        stimuli = read_table(str(config.path), features=config.features, kinds=config.kinds, columns=config.columns)
-    stimuli = stimuli if config.token == stimuli.token else replace(stimuli, token=config.token)
-    return stimuli.sample(config.sample, config.seed, config.balance) if config.sample else stimuli
+        stimuli = read_table(
+            path,
+            features=config.features,
+            kinds=config.kinds,
+            columns=config.columns,
+            frame=frame,
+        )
+    if config.token != stimuli.token:
+        stimuli = replace(stimuli, token=config.token)
+    if config.sample:
+        stimuli = stimuli.sample(config.sample, config.seed, config.balance)
+    return stimuli
+
+
+def _of_grammar(stimuli: Stimuli, config: StimuliConfig) -> Stimuli:
+    """Return stimuli of a grammar with the features and kinds of a configuration."""
+    names = select_names(stimuli.source, config.features, stimuli.names)
+    return replace(stimuli, features=stimuli.features[names], kinds=config.kinds or {})
 
 
 def changed_at(path: str | None) -> int | None:
-    """Return when a file was last changed, in ns, if there is one."""
-    return Path(path).stat().st_mtime_ns if path and is_there(path) else None
+    """Return when a file was last changed, in ns; None if there is no such file."""
+    if not path or not is_there(path):
+        return None
+    return Path(path).stat().st_mtime_ns
 
 
 def read_table(
@@ -84,211 +143,382 @@ def read_table(
     features: Names = None,
     kinds: Kinds | None = None,
     columns: Mapping[str, str | None] | None = None,
+    frame: pd.DataFrame | None = None,
 ) -> Stimuli:
-    """Read stimuli from a table, whose rows have a word of a text, or a whole text, and its features.
+    """Read stimuli from a table, whose rows have a word of a text, or a whole text, and its
+    features.
 
     Args:
-        features: the columns that are features; None takes all that have no role.
-        kinds: the kinds that values do not show; see `Stimuli`.
-        columns: the name of the column of each role, by default that of the role; None: no column has it. Roles are
-            `text`; `word`, which is looked for in the text, or `start` and `stop`, its characters from 0; `sentence`,
-            by which words that stand row below row become a text with spaces, an empty cell being that above it; `id`,
-            which replaces a missing text. Cells that are lists, as tokens and tags of a sentence, become rows.
+        features: The columns that are features; None takes all that have no role.
+        kinds: The kinds that values do not show; see `Stimuli`.
+        columns: The name of the column of each role, by default that of the role; None: no column
+            has it. Roles are `text`; `word`, which is looked for in the text, or `start` and
+            `stop`, its characters from 0; `sentence`, by which words that stand row below row
+            become a text with spaces, where an empty cell stands for the one above it; `id`, which
+            replaces a missing text. Cells that are lists, such as the tokens and tags of a
+            sentence, become rows.
+
+        frame: The table itself, if it is in memory.
 
     Raises:
-        DataError: the file cannot be read, a column is missing, a row has no id, a word does not occur once in its
-            text, or a feature has one level.
+        DataError: The file cannot be read, a column is missing, a row has no id, a word does not
+            occur once in its text, or a feature has one level.
     """
-    check_kinds(kinds or {}, path)
+    kinds = {} if kinds is None else kinds
+    check_kinds(kinds, path)
     if columns is not None and not isinstance(columns, Mapping):
-        raise DataError(f"{path}: columns={columns!r} must give the column of each role, as {{'text': 'sentence'}}")
-    frame, columns = _in_rows(path, read_frame(Path(path).expanduser()), columns or {})
+        raise DataError(
+            f"{path}: columns={columns!r} must give the column of each role, as "
+            "{'text': 'sentence'}"
+        )
+    frame = read_frame(Path(path).expanduser()) if frame is None else checked_frame(frame, path)
+    frame, columns = _explode_lists(path, frame, columns or {})
     roles = _roles(path, frame, columns)
-    cells = {role: _texts(frame[name], path) for role, name in roles.items()}
-    if "" in cells.get("id", []):
-        raise DataError(f"{path} row {cells['id'].index('') + 1} has no id")
-    ids = cells.get("id", [str(row) for row in range(1, len(frame) + 1)])
-    texts = cells.get("text", ids)
+    cells = {role: _cell_texts(frame[name], path) for role, name in roles.items()}
+    ids = [str(row) for row in range(1, len(frame) + 1)]
+    if "id" in cells:
+        ids = cells["id"]
+        if "" in ids:
+            raise DataError(f"{path} row {ids.index('') + 1} has no id")
+
     if "sentence" in roles:
-        texts, spans = _joined(path, cells["sentence"], cells["word"])
+        texts, spans = _join_words(path, cells["sentence"], cells["word"])
     else:
-        spans = [
-            _span(f"{path} row {row + 1}", text, {role: column[row] for role, column in cells.items()})
-            for row, text in enumerate(texts)
-        ]
+        texts = cells.get("text", ids)
+        spans = []
+        for index, text in enumerate(texts):
+            cells_of_row = {role: column[index] for role, column in cells.items()}
+            spans.append(_span_of_word(f"{path} row {index + 1}", text, cells_of_row))
     words = [text[start:stop] for text, (start, stop) in zip(texts, spans, strict=True)]
-    sentence, distinct = pd.factorize(np.array(texts, dtype=object))
-    names = chosen(path, features, [name for name in frame.columns if name not in roles.values()])
-    table = frame[names].apply(
-        lambda column: _values(column, (kinds or {}).get(str(column.name)), f"{path}: {column.name}")
-    )
-    table = without_labels(table, kinds or {}, named=features is not None, source=str(path))
-    return Stimuli(list(distinct), sentence, spans, words, table, kinds or {}, ids, str(path)).varied()
+    sentence, distinct_texts = pd.factorize(np.array(texts, dtype=object))
+
+    without_role = [name for name in frame.columns if name not in roles.values()]
+    names = select_names(path, features, without_role)
+
+    def feature_values(column: pd.Series) -> pd.Series:
+        return _feature_values(column, kinds.get(str(column.name)), f"{path}: {column.name}")
+
+    table = frame[names].apply(feature_values)
+    table = without_labels(table, kinds, named=features is not None, source=str(path))
+    return Stimuli(
+        texts=list(distinct_texts),
+        sentence=sentence,
+        span=spans,
+        words=words,
+        features=table,
+        kinds=kinds,
+        ids=ids,
+        source=str(path),
+    ).varied()
 
 
 def read_frame(path: Path) -> pd.DataFrame:
-    """Return a table with the cells of a text file as they are written; one without rows is a DataError."""
-    if (frame := HELD.get(str(path))) is None:
-        frame = read_with(path, {".csv": _separated, ".tsv": _separated, ".parquet": pd.read_parquet})
+    """Return a table, with the cells of a text file as they are written.
+
+    Raises:
+        DataError: The file cannot be read, it has no rows, or two columns have one name.
+    """
+    readers: dict[str, Any] = {
+        ".csv": _read_separated,
+        ".tsv": _read_separated,
+        ".parquet": pd.read_parquet,
+    }
+    frame: pd.DataFrame = read_by_ending(path, readers)
+    return checked_frame(frame, path)
+
+
+def checked_frame(frame: pd.DataFrame, path: str | Path) -> pd.DataFrame:
+    """Return a table whose columns have different names; an index with a name becomes one.
+
+    Args:
+        path: What errors call the table.
+
+    Raises:
+        DataError: The table has no rows, or two columns have one name.
+    """
     frame = with_named_index(frame, path)
     if frame.empty:
         raise DataError(f"{path} is empty: it has no rows below a header")
-    # of a header such as "text, word", where a column " word" would have no role
+    # In a header such as "text, word", a column " word" would have no role.
     frame = frame.rename(columns=lambda name: name.strip() if isinstance(name, str) else name)
-    if repeated := duplicates(frame.columns[[bool(str(name)) for name in frame.columns]]):
+    repeated = duplicates([name for name in frame.columns if str(name)])
+    if repeated:
         raise DataError(f"{path}: the column {repeated[0]} occurs more than once")
     return frame
 
 
 def with_named_index(frame: pd.DataFrame, source: str | Path) -> pd.DataFrame:
-    """Return a table in which an index that has a name is a column; one without a name numbers the rows.
+    """Return a table in which an index that has a name is a column.
 
-    A column of the name must hold the same, or it is a DataError.
+    An index without a name numbers the rows.
+
+    Args:
+        source: What errors call the table.
+
+    Raises:
+        DataError: The index and a column have one name and differ.
     """
     index = frame.index
     frame = frame.reset_index(drop=True)
-    for place, name in reversed(list(enumerate(index.names))):
+    for position, name in reversed(list(enumerate(index.names))):
         if name is None:
             continue
-        level = pd.Series(index.get_level_values(place))
+        level = pd.Series(index.get_level_values(position))
         if name not in frame:
             frame.insert(0, name, level)
         elif not level.equals(frame[name]):
-            raise DataError(f"{source}: the index and a column are both named {name}, and differ: rename one of them")
+            raise DataError(
+                f"{source}: the index and a column are both named {name}, and differ: rename one "
+                "of them"
+            )
     return frame
 
 
-def _texts(column: pd.Series, source: str | Path) -> list[str]:
-    """Return the cells of a column as text, empty where a value is missing; bytes and lists are a DataError."""
+def _cell_texts(column: pd.Series, source: str | Path) -> list[str]:
+    """Return the cells of a column as text, empty where a value is missing.
+
+    Raises:
+        DataError: A cell holds bytes or a list.
+    """
     for row, cell in enumerate(column, 1):
         _check_cell(cell, f"{source} row {row}: {column.name}")
     return ["" if pd.isna(cell) else str(cell) for cell in column]
 
 
-def _check_cell(cell: Any, place: str) -> None:
-    """Raise a DataError if a cell is bytes or has parts, of which `str` would make a text that nobody wrote.
+def _check_cell(cell: Any, location: str) -> None:
+    """Raise a DataError if a cell is bytes or a list, which `str` would turn into a made-up text.
 
     Halves of a character, which no file can hold, are refused as well.
     """
     if isinstance(cell, str):
-        whole_characters(cell, place)
+        whole_characters(cell, location)
         return
     if isinstance(cell, bytes | bytearray):
-        raise DataError(f"{place} holds bytes; decode them, as by frame[column].str.decode('utf-8')")
+        raise DataError(
+            f"{location} holds bytes; decode them, as by frame[column].str.decode('utf-8')"
+        )
     if pd.api.types.is_list_like(cell):
-        raise DataError(f"{place} holds a {type(cell).__name__} in a cell, and no name or number; leave it out")
+        type_name = type(cell).__name__
+        raise DataError(
+            f"{location} holds a {type_name} in a cell, and no name or number; leave it out"
+        )
 
 
-def _separated(path: Path) -> pd.DataFrame:
-    """Read all cells as they are written; pandas fills short rows and renames columns that occur twice.
+def _read_separated(path: Path) -> pd.DataFrame:
+    """Read all cells of a .csv or .tsv file as they are written.
 
-    Where a space follows a comma in the header, spaces that follow commas are no part of cells, either.
+    pandas would fill short rows and rename columns that occur twice. If a space follows a comma in
+    the header, spaces that follow commas are no part of cells, either.
     """
-    mark = MARKS[path.suffix.lower()]
+    separator = MARKS[path.suffix.lower()]
     with path.open(encoding="utf-8-sig", newline="") as file:
         heading = file.readline()
         if "\0" in heading:  # every second byte of English in UTF-16
-            raise DataError(f"cannot read {path}: it has characters NUL, as UTF-16 read as UTF-8; save it as UTF-8")
-        is_spaced = any(name.startswith(" ") for name in heading.split(mark)[1:])
+            raise DataError(
+                f"cannot read {path}: it has characters NUL, as UTF-16 read as UTF-8; save it as "
+                "UTF-8"
+            )
+        is_spaced = any(name.startswith(" ") for name in heading.split(separator)[1:])
         file.seek(0)
-        with _whole_cells():
-            reader = csv.reader(file, delimiter=mark, strict=True, skipinitialspace=is_spaced)
-            rows = [row for row in reader if row]
-    header, rows = (rows or [[]])[0], rows[1:]
+        with _unlimited_cells():
+            reader = csv.reader(file, delimiter=separator, strict=True, skipinitialspace=is_spaced)
+            lines = [line for line in reader if line]
+    header = lines[0] if lines else []
+    rows = lines[1:]
     for number, row in enumerate(rows, 1):
         if len(row) != len(header):
             raise DataError(f"{path} row {number} has {len(row)} cells, the header {len(header)}")
-    named = [bool(name.strip()) and not re.fullmatch(r"Unnamed: [\d.]+", name) for name in header]
-    if not all(named):  # such as the row numbers that pandas writes unless it is told not to
-        log.info("%s: columns without a name are left out; to_csv(..., index=False) writes none", path)
-    return pd.DataFrame(rows, columns=header, dtype=object).loc[:, named]
+    is_named = [_is_column_name(name) for name in header]
+    if not all(is_named):
+        log.info(
+            "%s: columns without a name are left out; to_csv(..., index=False) writes none", path
+        )
+    return pd.DataFrame(rows, columns=header, dtype=object).loc[:, is_named]
+
+
+def _is_column_name(name: str) -> bool:
+    """Return whether a column has a name; pandas writes row numbers without one, or reads one."""
+    return bool(name.strip()) and not re.fullmatch(r"Unnamed: [\d.]+", name)
 
 
 @contextlib.contextmanager
-def _whole_cells() -> Iterator[None]:
-    """Let cells be of any length: by default the reader of Python refuses more than 131,072 letters."""
-    before = csv.field_size_limit(2**31 - 1)
+def _unlimited_cells() -> Iterator[None]:
+    """Let cells be of any length; by default Python's reader refuses more than 131,072 letters."""
+    old_limit = csv.field_size_limit(2**31 - 1)
     try:
         yield
     finally:
-        csv.field_size_limit(before)
+        csv.field_size_limit(old_limit)
 
 
-def _roles(path: str | Path, frame: pd.DataFrame, columns: Mapping[str, str | None]) -> dict[str, str]:
-    there = list(map(str, frame.columns))
-    chosen("columns", list(columns), ROLES, "role")
-    present = {role: name for role in ROLES if (name := columns.get(role, role)) in there}
-    if {"sentence", "word"} <= {*present} and ("sentence" in columns or not {"text"} & {*columns, *present}):
-        return {role: present[role] for role in ("sentence", "word", "id") if role in present}
-    chosen(path, [name for name in {"text": "text", **columns}.values() if name is not None], there, "column")
-    present.pop("sentence", None)
-    if "text" not in present:
-        return {role: name for role, name in present.items() if role == "id"}
-    if ("start" in present) != ("stop" in present):
+def _roles(
+    path: str | Path, frame: pd.DataFrame, columns: Mapping[str, str | None]
+) -> dict[str, str]:
+    """Return the column of each role that a table has.
+
+    Raises:
+        DataError: A role is not known, a column is missing, or only one of `start` and `stop` is
+            there.
+    """
+    available = [str(name) for name in frame.columns]
+    select_names("columns", list(columns), ROLES, "role")
+    roles = {}
+    for role in ROLES:
+        name = columns.get(role, role)
+        if name in available:
+            roles[role] = name
+
+    has_words_in_sentences = "sentence" in roles and "word" in roles
+    has_text = "text" in columns or "text" in roles
+    if has_words_in_sentences and ("sentence" in columns or not has_text):
+        return {role: roles[role] for role in ("sentence", "word", "id") if role in roles}
+
+    required = [name for name in {"text": "text", **columns}.values() if name is not None]
+    select_names(path, required, available, "column")
+    roles.pop("sentence", None)
+    if "text" not in roles:
+        return {role: name for role, name in roles.items() if role == "id"}
+    if ("start" in roles) != ("stop" in roles):
         raise DataError(f"{path} has only one of the columns start and stop")
-    return present
+    return roles
 
 
-def _in_rows(
+def _explode_lists(
     path: str | Path, frame: pd.DataFrame, columns: Mapping[str, str | None]
 ) -> tuple[pd.DataFrame, Mapping[str, str | None]]:
-    """Return a table whose lists, of equal lengths in each row, are rows of their own, and which column is which."""
-    lists = [str(name) for name in frame if len(frame) and isinstance(frame[name].iloc[0], list | np.ndarray)]
-    words = next((name for name in (columns.get("word"), "word", "words", "tokens") if name in lists), None)
-    if words is None:
+    """Return a table whose cells that are lists, of equal lengths in each row, have become rows.
+
+    Also returned are the columns of roles, in which those of words and sentences are set.
+    """
+    list_columns = []
+    for name in frame:
+        if len(frame) and isinstance(frame[name].iloc[0], list | np.ndarray):
+            list_columns.append(str(name))
+    word_column = None
+    for name in (columns.get("word"), "word", "words", "tokens"):
+        if name in list_columns:
+            word_column = name
+            break
+    if word_column is None:
         return frame, columns
-    own: dict[str, str | None] = {**columns, "word": words}
+
+    new_columns: dict[str, str | None] = {**columns, "word": word_column}
     if "sentence" not in columns:
-        name = next((name for name in ("sentence", "id") if name in frame), "number of the row")
-        frame = frame.assign(**{name: frame.get(name, range(1, len(frame) + 1))})
-        own = {"id": None, **own, "sentence": name}
+        if "sentence" in frame:
+            sentence_column = "sentence"
+        elif "id" in frame:
+            sentence_column = "id"
+        else:
+            sentence_column = "number of the row"
+            frame = frame.assign(**{sentence_column: range(1, len(frame) + 1)})
+        new_columns = {"id": None, **new_columns, "sentence": sentence_column}
     try:
-        return frame.explode(lists, ignore_index=True).infer_objects(), own
+        exploded = frame.explode(list_columns, ignore_index=True)
     except ValueError as error:
-        raise DataError(f"{path}: the lists {', '.join(lists)} of a row are not of one length ({error})") from None
+        raise DataError(
+            f"{path}: the lists {', '.join(list_columns)} of a row are not of one length ({error})"
+        ) from None
+    return exploded.infer_objects(), new_columns
 
 
-def _joined(path: str | Path, sentences: Sequence[str], words: Sequence[str]) -> tuple[list[str], list[Span]]:
-    """Return for each word the text of its sentence, all of its words with spaces between them, and its characters."""
-    found: dict[str, list[str]] = {}
-    spans, place, current = list[Span](), 0, ""
-    for row, (named, word) in enumerate(zip(sentences, words, strict=True), 1):
-        if not word.strip() or not (named or current):
-            raise DataError(f"{path} row {row} has no {'sentence' if word.strip() else 'word'}")
-        if named not in ("", current):
-            if named in found:
-                raise DataError(f"{path} row {row}: the sentence {named} has ended in a row above it")
-            current, place = named, 0
-        found.setdefault(current, []).append(word)
-        spans.append((place, place + len(word)))
-        place += len(word) + 1
-    return [text for own in found.values() for text in [" ".join(own)] * len(own)], spans
+def _join_words(
+    path: str | Path, sentences: Sequence[str], words: Sequence[str]
+) -> tuple[list[str], list[Span]]:
+    """Join the words of each sentence with spaces.
+
+    Args:
+        sentences: The name of the sentence of each row; empty for that of the row above.
+        words: The word of each row.
+
+    Returns:
+        For each row the text of its sentence, and the characters of its word in it.
+    """
+    words_of_sentences: dict[str, list[str]] = {}
+    spans: list[Span] = []
+    current = ""
+    start = 0
+    for row, (name, word) in enumerate(zip(sentences, words, strict=True), 1):
+        if not word.strip():
+            raise DataError(f"{path} row {row} has no word")
+        if not name and not current:
+            raise DataError(f"{path} row {row} has no sentence")
+        if name not in ("", current):
+            if name in words_of_sentences:
+                raise DataError(
+                    f"{path} row {row}: the sentence {name} has ended in a row above it"
+                )
+            current = name
+            start = 0
+        words_of_sentences.setdefault(current, []).append(word)
+        spans.append((start, start + len(word)))
+        start += len(word) + 1
+
+    texts = []
+    for sentence_words in words_of_sentences.values():
+        texts += [" ".join(sentence_words)] * len(sentence_words)
+    return texts, spans
 
 
-def _span(place: str, text: str, cells: dict[str, str]) -> Span:
+def _span_of_word(location: str, text: str, cells: dict[str, str]) -> Span:
+    """Return the characters of a stimulus in its text.
+
+    Args:
+        location: What errors call the row.
+        text: The text of the row.
+        cells: The cells of the row by role.
+
+    Raises:
+        DataError: `start` and `stop` do not cut the word out of the text, or the word does not
+            occur exactly once.
+    """
     word = cells.get("word")
     if "start" in cells:
-        start, stop = (cells[end].removesuffix(".0") for end in ("start", "stop"))
-        are_numbers = all(end.isdecimal() and len(end) <= MOST_DIGITS for end in (start, stop))
-        span = (int(start), int(stop)) if are_numbers else (0, 0)
-        if span == (0, 0) or (word and text[slice(*span)] != word):
-            cut = text[slice(*span)]
-            start, stop = start[:MOST_DIGITS], stop[:MOST_DIGITS]
-            raise DataError(f"{place}: start={start}, stop={stop} cut {cut!r} out of the text, not {word!r}")
-        return span
+        return _span_from_cells(location, text, word, cells["start"], cells["stop"])
     if word is None:
         return 0, len(text)
     literal = re.escape(word)
-    matches = list(re.finditer(rf"(?<!\w){literal}(?!\w)", text)) or list(re.finditer(literal, text))
+    matches = list(re.finditer(rf"(?<!\w){literal}(?!\w)", text))
+    if not matches:
+        matches = list(re.finditer(literal, text))
     if not word or len(matches) != 1:
-        raise DataError(f"{place}: the word {word!r} must occur once in {text[:80]!r}; or add columns start and stop")
+        raise DataError(
+            f"{location}: the word {word!r} must occur once in {text[:80]!r}; or add columns "
+            "start and stop"
+        )
     return matches[0].span()
 
 
-def _values(column: pd.Series, kind: Any, place: str) -> pd.Series:
-    """Make missing cells NaN, and written numbers numbers, also those with a decimal comma.
+def _span_from_cells(
+    location: str, text: str, word: str | None, start_cell: str, stop_cell: str
+) -> Span:
+    """Return the characters that the columns `start` and `stop` give."""
+    start = start_cell.removesuffix(".0")  # pandas writes whole numbers beside missing ones so
+    stop = stop_cell.removesuffix(".0")
+    span = (0, 0)
+    if _is_position(start) and _is_position(stop):
+        span = (int(start), int(stop))
+    piece = text[slice(*span)]
+    if span == (0, 0) or (word and piece != word):
+        raise DataError(
+            f"{location}: start={start[:MOST_DIGITS]}, stop={stop[:MOST_DIGITS]} cut {piece!r} "
+            f"out of the text, not {word!r}"
+        )
+    return span
 
-    A nominal column stays as written where two of its levels, such as 1.1 and 1.10, are one number.
+
+def _is_position(cell: str) -> bool:
+    return cell.isdecimal() and len(cell) <= MOST_DIGITS
+
+
+def _feature_values(column: pd.Series, kind: Any, location: str) -> pd.Series:
+    """Return a column with NaN for missing cells, and numbers for written numbers.
+
+    A decimal comma is read as well. A nominal column stays as written if two of its levels, such
+    as 1.1 and 1.10, are one number.
+
+    Args:
+        kind: The kind of the feature; None: it is inferred.
+        location: What errors call the column.
     """
     if isinstance(column.dtype, pd.CategoricalDtype):
         return column
@@ -297,138 +527,99 @@ def _values(column: pd.Series, kind: Any, place: str) -> pd.Series:
         return column
     if column.dtype == object:
         for cell in present:
-            _check_cell(cell, place)
+            _check_cell(cell, location)
     if isinstance(present.iloc[0], Decimal):
         return column.astype(float)
-    values = column.mask(column.isin(["", "NaN", "nan"]))
+
+    values = column.mask(column.isin(MISSING))
     written = values.dropna()
     if not all(isinstance(value, str) for value in written):
         return values
-    commas = written[written.str.contains(",")]
-    if len(commas) and written.str.fullmatch(COMMA).all():
-        if commas.str.fullmatch(THOUSANDS).all():
-            raise DataError(f"{place} has {commas.iloc[0]}: of thousands or decimals? write 1234 or 1.234")
-        log.warning("%s has decimal commas, such as %s, and is read as numbers", column.name, commas.iloc[0])
-        values = values.str.replace(",", ".")
+    values = _with_decimal_points(values, written, location)
     numbers = pd.to_numeric(values, errors="coerce")
-    others = values[values.notna() & numbers.isna()]
-    if kind is None and 0 < len(others) < numbers.count():
-        log.warning("%s has cells such as %r among its numbers, and is read as names", column.name, others.iloc[0])
-    whole = written.str.fullmatch(WHOLE)
-    if kind != "nominal" and others.empty and written[whole].nunique() > numbers[written.index][whole].nunique():
-        raise DataError(f"{place} has numbers of more than 16 digits; declare kinds.{column.name}=nominal")
-    merges = kind == "nominal" and numbers.nunique() < values.nunique()
-    return numbers if others.empty and not merges else values
+    not_numbers = values[values.notna() & numbers.isna()]
+    if kind is None and 0 < len(not_numbers) < numbers.count():
+        log.warning(
+            "%s has cells such as %r among its numbers, and is read as names",
+            column.name,
+            not_numbers.iloc[0],
+        )
+
+    is_long = written.str.fullmatch(LONG_WHOLE_NUMBER)
+    if kind != "nominal" and not_numbers.empty:
+        distinct_written = written[is_long].nunique()
+        distinct_numbers = numbers[written.index][is_long].nunique()
+        if distinct_written > distinct_numbers:
+            raise DataError(
+                f"{location} has numbers of more than 16 digits; declare "
+                f"kinds.{column.name}=nominal"
+            )
+    would_merge_levels = kind == "nominal" and numbers.nunique() < values.nunique()
+    if not_numbers.empty and not would_merge_levels:
+        return numbers
+    return values
+
+
+def _with_decimal_points(values: pd.Series, written: pd.Series, location: str) -> pd.Series:
+    """Return values with decimal points, if all are numbers and some have decimal commas.
+
+    Args:
+        written: The values that are not missing.
+
+    Raises:
+        DataError: The commas may mark thousands as well.
+    """
+    with_comma = written[written.str.contains(",")]
+    if with_comma.empty or not written.str.fullmatch(NUMBER_WITH_COMMA).all():
+        return values
+    if with_comma.str.fullmatch(AMBIGUOUS_NUMBER).all():
+        raise DataError(
+            f"{location} has {with_comma.iloc[0]}: of thousands or decimals? write 1234 or 1.234"
+        )
+    log.warning(
+        "%s has decimal commas, such as %s, and is read as numbers",
+        values.name,
+        with_comma.iloc[0],
+    )
+    return values.str.replace(",", ".")
 
 
 def without_labels(table: pd.DataFrame, kinds: Kinds, *, named: bool, source: str) -> pd.DataFrame:
-    """Return a table without nominal columns in which hardly two rows are alike, such as numbers of rows, or dates.
+    """Return a table without nominal columns in which hardly two rows are equal.
 
-    Rows that all differ say nothing of distances. Where columns were asked for by name (`named`), or no other one is
-    left, that is a DataError.
+    These are labels, such as numbers of rows, or dates. Rows that all differ say nothing about
+    distances.
+
+    Args:
+        table: The features.
+        kinds: The kinds that are declared.
+        named: Whether the columns were asked for by name.
+        source: What errors call the table.
+
+    Raises:
+        DataError: A column of labels was asked for by name, or all columns are labels.
     """
-    labels = [
-        name for name in table.columns
-        if kinds.get(name, "nominal") == "nominal" and not pd.api.types.is_numeric_dtype(table[name])
-        and len(table) >= FEWEST_ROWS and (~table[name].duplicated(keep=False)).mean() > MOST_ALONE
-    ]  # fmt: skip
+    labels = [name for name in table.columns if _is_label(table[name], kinds)]
     if labels and (named or len(labels) == len(table.columns)):
-        raise DataError(f"{source}: {labels[0]} has a level of its own in most rows, which explains no distance; leave "
-                        "it out of features, or write numbers as 3.14")  # fmt: skip
+        raise DataError(
+            f"{source}: {labels[0]} has a level of its own in most rows, which explains no "
+            "distance; leave it out of features, or write numbers as 3.14"
+        )
     if labels:
-        log.warning("%s: %s has a level of its own in most rows and is left out", source, ", ".join(labels))
+        log.warning(
+            "%s: %s has a level of its own in most rows and is left out",
+            source,
+            ", ".join(labels),
+        )
     return table.drop(columns=labels)
 
 
-def read_conllu(path: str | Path, *, features: Names = None, kinds: Kinds | None = None) -> Stimuli:
-    """Read the words of a CoNLL-U file (universaldependencies.org/format): UPOS, all FEATS, length and position.
-
-    The text of a sentence is put together from its forms. Each word of a multiword token has a part of its characters
-    where they spell it (don't = do + n't), else all of them (du = de + le). Empty nodes are left out. For `features`,
-    names such as UPOS and Number, and `kinds` see `read_table`.
-
-    Raises:
-        DataError: the file cannot be read or is empty, a line is malformed, or a feature has one level.
-    """
-    text = read_with(Path(path), {".conllu": partial(Path.read_text, encoding="utf-8-sig")})
-    sentences = list(_sentences(path, text.split("\n")))  # splitlines would cut at U+2028, too
-    if not sentences:
-        raise DataError(f"{path} has no line of a word")
-    words, spans, rows = ([x for each in sentences for x in getattr(each, name)] for name in ("words", "spans", "rows"))
-    sentence = np.repeat(np.arange(len(sentences)), [len(each.words) for each in sentences])
-    ids = [f"{each.name or n}:{place}" for n, each in enumerate(sentences, 1) for place, _ in enumerate(each.words, 1)]
-    names = ["UPOS", *sorted({name for row in rows for name in row} - {"UPOS", *ENDS}), *ENDS]
-    names = chosen(path, features, names)
-    table = pd.DataFrame([{name: row.get(name) for name in names} for row in rows])
-    texts = [each.text.rstrip(" ") for each in sentences]
-    return Stimuli(texts, sentence, spans, words, table, kinds or {}, ids, str(path)).varied()
-
-
-@dataclass
-class _Sentence:
-    """A sentence that is read line by line."""
-
-    name: str = ""
-    text: str = ""
-    words: list[str] = field(default_factory=list)
-    spans: list[Span] = field(default_factory=list)
-    rows: list[dict[str, Any]] = field(default_factory=list)
-    multiword: list[tuple[int, int, Span]] = field(default_factory=list)  # first word, last word, characters
-
-    def add(self, line: str) -> None:
-        """Read the line of a word, of a multiword token or of an empty node; a malformed one is a ValueError."""
-        columns = line.split("\t")
-        if len(columns) != CONLLU_COLUMNS:
-            count = "1 column" if len(columns) == 1 else f"{len(columns)} columns"
-            raise ValueError(f"it has {count}, and CoNLL-U has {CONLLU_COLUMNS}, divided by single tabs")
-        number, form, _, upos, _, feats, _, _, _, misc = columns
-        match = ID.fullmatch(number)
-        due, covered = len(self.words) + 1, self.multiword[-1][1] if self.multiword else 0
-        if match and match[2] == ".":
-            return
-        last = int(match[3]) if match and match[2] else None
-        if not form:
-            raise ValueError(f"the word with the ID {number[:40]} has no form, which is the second column")
-        if not match or int(match[1]) != due or (last is not None and not covered < due < last):
-            raise ValueError(f"the ID is {number[:40]} of {form!r} where {due} is due; empty lines divide sentences")
-        span = len(self.text), len(self.text) + len(form)
-        if due > covered:
-            self.text += form if "SpaceAfter=No" in misc.split("|") else form + " "
-        if last is not None:
-            self.multiword.append((due, last, span))
-            return
-        self.words.append(form)
-        self.spans.append(span if due > covered else self.multiword[-1][2])
-        pairs: list[list[str]] = [] if feats == "_" else [each.split("=") for each in feats.split("|")]
-        if len({pair[0] for pair in pairs}) < len(pairs) or any(len(pair) != 2 or not all(pair) for pair in pairs):
-            raise ValueError(f"FEATS {feats!r} are not Name=Value|Name=Value with different names, or _ for none")
-        if taken := {pair[0] for pair in pairs} & {"UPOS", *ENDS}:
-            raise ValueError(f"FEATS {feats!r} name {min(taken)}, which is a feature of its own; rename it in FEATS")
-        ends = dict(zip(ENDS, (len(form), due - 1), strict=True))
-        self.rows.append({**dict(pairs), "UPOS": None if upos == "_" else upos, **ends})
-
-    def end(self) -> None:
-        """Give the words of multiword tokens their spans."""
-        for first, last, (start, stop) in self.multiword:
-            if len(self.words) < last:
-                raise ValueError(f"the sentence ends within the multiword token {first}-{last}")
-            forms = self.words[first - 1 : last]
-            if "".join(forms) == self.text[start:stop]:
-                self.spans[first - 1 : last] = pairwise(accumulate(map(len, forms), initial=start))
-
-
-def _sentences(path: str | Path, lines: list[str]) -> Iterator[_Sentence]:
-    sentence = _Sentence()
-    for number, line in enumerate([*lines, ""], 1):
-        try:
-            if match := re.match(r"#\s*sent_id\s*=\s*(.*\S)", line):
-                sentence.name = match[1]
-            elif line.strip() and not line.startswith("#"):
-                sentence.add(line)
-            elif not line.strip():
-                sentence.end()
-                if sentence.words:
-                    yield sentence
-                sentence = _Sentence()
-        except ValueError as error:
-            raise DataError(f"{path} line {number}: {error}") from None
+def _is_label(column: pd.Series, kinds: Kinds) -> bool:
+    """Return whether most rows of a nominal column have a level that no other row has."""
+    is_nominal = kinds.get(str(column.name), "nominal") == "nominal"
+    if not is_nominal or pd.api.types.is_numeric_dtype(column):
+        return False
+    if len(column) < FEWEST_ROWS_FOR_LABELS:
+        return False
+    is_unique = ~column.duplicated(keep=False)
+    return bool(is_unique.mean() > MOST_UNIQUE_ROWS)

@@ -10,57 +10,97 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from thinkalike.data.corpus import Corpus
+from thinkalike.data.rows import Corpus
 from thinkalike.errors import ModelError
-from thinkalike.evaluation.language import DocumentSums, document_numbers, next_token_losses, rows_at_once, with_ends
+from thinkalike.evaluation.batch_sizes import rows_per_batch
+from thinkalike.evaluation.columns import document_counts, mean_columns
+from thinkalike.evaluation.document_sums import DocumentSums
+from thinkalike.evaluation.forward import next_token_losses
 from thinkalike.measures.losses import unigram_entropy
 from thinkalike.models.frozen import FrozenModel
 
+HIDDEN_SHARE = 0.15
+"""The share of tokens that are predicted."""
+
+MASKED_BELOW = 0.8
+"""Of the hidden tokens, 80 % become [MASK]."""
+
+RANDOM_FROM = 0.9
+"""Of the hidden tokens, 10 % become a random token; the remaining 10 % stay."""
+
 
 def masked_losses(
-    model: Callable[[Tensor], Any], tokens: Int[Tensor, "b t"], tokenizer: Any, generator: torch.Generator
+    model: Callable[[Tensor], Any],
+    tokens: Int[Tensor, "b t"],
+    tokenizer: Any,
+    generator: torch.Generator,
 ) -> tuple[Float[Tensor, " hidden"], Bool[Tensor, "b t"]]:
-    """Return the cross-entropies of hidden tokens in nats, and which they were (Devlin et al. 2019, section 3.1).
+    """Return the cross-entropies of hidden tokens in nats, and which tokens were hidden.
 
-    15 % of the tokens that are not special are chosen; of these 80 % become [MASK], 10 % a random token, and 10 % stay.
-    The model takes tokens to a tuple that begins with logits (b, t, v).
+    15 % of the tokens that are not special are hidden. Of these 80 % become [MASK], 10 % a random
+    token, and 10 % stay (Devlin et al. 2019, section 3.1).
+
+    Args:
+        model: Takes tokens to a tuple that begins with logits, (b, t, v).
     """
-    chance, action = (torch.rand(tokens.shape, generator=generator).to(tokens.device) for _ in range(2))
-    noise = torch.randint(len(tokenizer), tokens.shape, generator=generator).to(tokens.device)
-    special = torch.isin(tokens, torch.tensor(tokenizer.all_special_ids, device=tokens.device))
-    chosen = (chance < 0.15) & ~special
-    visible = torch.where(chosen & (action < 0.8), tokenizer.mask_token_id, tokens)
-    visible = torch.where(chosen & (action >= 0.9), noise, visible)
-    return cross_entropy(model(visible)[0][chosen], tokens[chosen], reduction="none"), chosen
+    device = tokens.device
+    hiding = torch.rand(tokens.shape, generator=generator).to(device)
+    action = torch.rand(tokens.shape, generator=generator).to(device)
+    random_tokens = torch.randint(len(tokenizer), tokens.shape, generator=generator).to(device)
+
+    special_ids = torch.tensor(tokenizer.all_special_ids, device=device)
+    is_special = torch.isin(tokens, special_ids)
+    is_hidden = (hiding < HIDDEN_SHARE) & ~is_special
+    visible = torch.where(is_hidden & (action < MASKED_BELOW), tokenizer.mask_token_id, tokens)
+    visible = torch.where(is_hidden & (action >= RANDOM_FROM), random_tokens, visible)
+
+    logits = model(visible)[0]
+    losses = cross_entropy(logits[is_hidden], tokens[is_hidden], reduction="none")
+    return losses, is_hidden
 
 
-def _predicted(
+def _predicted_losses(
     model: FrozenModel, tokens: Int[Tensor, "b t"], generator: torch.Generator
 ) -> tuple[Float[Tensor, " n"], Bool[Tensor, "b t"]]:
-    """Return the losses of the tokens that the model predicts, and which they are."""
+    """Return the losses of the tokens that a model predicts, and which tokens these are."""
     if model.predicts not in ("next", "hidden"):
         raise ModelError(f"{model.name} predicts no tokens; choose a language model")
     if model.predicts == "hidden":
-        losses, hidden = masked_losses(model.module, tokens.to(model.device), model.tokenizer, generator)
-        return losses.cpu(), hidden.cpu()
-    losses = next_token_losses(model, [model.head(tokens, model.n_layers - 1)], tokens)[0].flatten().cpu()
-    later = torch.ones_like(tokens, dtype=torch.bool)
-    later[:, 0] = False
-    return losses, later
+        losses, is_hidden = masked_losses(
+            model.module, tokens.to(model.device), model.tokenizer, generator
+        )
+        return losses.cpu(), is_hidden.cpu()
+    last = model.head(tokens, model.n_layers - 1)
+    (losses,) = next_token_losses(model, [last], tokens)
+    is_predicted = torch.ones_like(tokens, dtype=torch.bool)
+    is_predicted[:, 0] = False
+    return losses.flatten().cpu(), is_predicted
 
 
 @torch.no_grad()
 def held_out_loss(model: FrozenModel, corpus: Corpus) -> dict[str, float]:
-    """Return the loss on the report rows with its interval over documents, and the tokens' unigram entropy, in nats.
+    """Return the loss on the report's rows, in nats per token.
 
-    `documents` and `effective_documents` are those of `document_numbers`. A model that predicts hidden tokens is asked
-    for those that `masked_losses` hides, the same each time.
+    A model that predicts hidden tokens is asked for those that `masked_losses` hides, the same
+    each time.
+
+    Returns:
+        `loss` with `loss_low` and `loss_high`, its interval over documents; `unigram_entropy` of
+        the predicted tokens, in nats; and `documents` and `effective_documents`, see
+        `columns.document_counts`.
+
+    Raises:
+        ModelError: The model predicts no tokens.
     """
     rows = corpus.report
-    sums, asked, generator = DocumentSums(rows.documents), [], torch.Generator().manual_seed(0)
-    for part, documents in rows.batches(rows_at_once(rows)):
-        losses, predicted = _predicted(model, part, generator)
-        sums.add(documents[predicted], {"loss": losses, "tokens": torch.ones_like(losses)})
-        asked.append(part[predicted])
-    entropy = {"unigram_entropy": unigram_entropy(torch.cat(asked))}
-    return with_ends("loss", sums["loss"], sums["tokens"]) | entropy | document_numbers(sums["tokens"])
+    sums = DocumentSums(rows.documents)
+    generator = torch.Generator().manual_seed(0)
+    predicted_tokens = []
+    for batch in rows.batches(rows_per_batch(rows)):
+        losses, is_predicted = _predicted_losses(model, batch.tokens, generator)
+        values = {"loss": losses, "tokens": torch.ones_like(losses)}
+        sums.add(batch.documents[is_predicted], values)
+        predicted_tokens.append(batch.tokens[is_predicted])
+    facts = mean_columns("loss", sums["loss"], sums["tokens"])
+    facts["unigram_entropy"] = unigram_entropy(torch.cat(predicted_tokens))
+    return facts | document_counts(sums["tokens"])

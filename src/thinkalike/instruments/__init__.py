@@ -11,8 +11,8 @@ from typing import Any
 from thinkalike import figures
 from thinkalike.errors import ResultError
 from thinkalike.global_state import isolated
-from thinkalike.job.instrument import asked_for, check_read
 from thinkalike.job.performing import passes, run_job, run_jobs
+from thinkalike.job.settings import asked_for, check_read
 from thinkalike.plugins import instrument, instrument_of
 from thinkalike.store import Result
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 
 from thinkalike import figures
-from thinkalike.config import AnalyzeConfig, left_open
+from thinkalike.config import AnalyzeConfig, setting
 from thinkalike.errors import ConfigError
 from thinkalike.instruments.layer_pairs import screen as words
 from thinkalike.instruments.layer_pairs.frame import BATCHES, LayerPairs, LayerPairsConfig
@@ -27,11 +27,12 @@ class DistanceConfig(LayerPairsConfig):
     """The settings of distances of states."""
 
     kind: str = "distance"
-    batches: int = left_open(BATCHES // 32, least=1, most=10**9)  # over which the mean is taken
+    # over which the mean is taken
+    batches: int = setting(BATCHES // 32, by_recipe=True, least=1, most=10**9)
 
-    @property
-    def unused(self) -> Collection[str]:
-        return {*super().unused, "massive"}  # long states decide no mean of distances that are relative to them
+    def settings_read(self) -> frozenset[str]:
+        # Long states decide no mean of distances that are relative to them.
+        return super().settings_read() - {"massive"}
 
 
 class Distance(LayerPairs, kind="distance", version=5, reads=("model", "target", "layers", "data", "measure")):

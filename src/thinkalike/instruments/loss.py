@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from thinkalike.config import AnalyzeConfig, MeasureConfig
+from thinkalike.config import AnalyzeConfig, MeasureConfig, SettingValues
 from thinkalike.job import Instrument, Outcome, Work
-from thinkalike.job.instrument import FIT_TEXT
+from thinkalike.job.instrument import FIT_TEXT, left_in_key
 from thinkalike.screen import number_of_documents, show_text, span
 from thinkalike.store import Result
 
@@ -26,12 +26,14 @@ class LossConfig(MeasureConfig):
     kind: str = "loss"
 
 
-class Loss(Instrument, kind="loss", version=2, reads=("model", "data")):
+class Loss(Instrument[AnalyzeConfig], kind="loss", version=2, reads=("model", "data")):
     """Measures the next-token loss of `model` on `data`, in nats per token."""
 
     of_models: ClassVar[str] = "each"
     smallest: ClassVar[Mapping[str, Any]] = {"data.report_tokens": 4096}
-    ignores = Instrument.ignores | FIT_TEXT
+
+    def unread(self, config: AnalyzeConfig) -> SettingValues:
+        return left_in_key(config, FIT_TEXT)
 
     def holds(self, config: AnalyzeConfig, shapes: Shapes) -> float:
         from thinkalike.measures.losses import bytes_of_logits
@@ -42,7 +44,7 @@ class Loss(Instrument, kind="loss", version=2, reads=("model", "data")):
         import pandas as pd
 
         from thinkalike.data.corpus import read_corpus
-        from thinkalike.data.documents import REPORT_SHARE
+        from thinkalike.data.splits import REPORT_SHARE
         from thinkalike.evaluation.held_out import held_out_loss
         from thinkalike.models.load import load_model
 

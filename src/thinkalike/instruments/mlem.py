@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from thinkalike import figures
-from thinkalike.config import AnalyzeConfig, ranged
+from thinkalike.config import AnalyzeConfig, setting
 from thinkalike.data.stimuli import Stimuli
 from thinkalike.errors import ConfigError, DataError, nearest
 from thinkalike.instruments.of_stimuli import (
@@ -62,18 +62,19 @@ class MLEMConfig(DistanceConfig):
 
     kind: str = "mlem"
     weights: Literal["diagonal", "full"] = "diagonal"  # full: with an interaction of every two features
-    alphas: list[float] = ranged(lambda: [10.0**power for power in range(-4, 5)], least=0)  # ridges
+    alphas: list[float] = setting(lambda: [10.0**power for power in range(-4, 5)], least=0)  # ridges
     # indicator, as salle2024 has it | scaled, of ordered features | levels
     difference: Literal["indicator", "scaled", "levels"] = "indicator"
     missing: Literal["own_level", "ignore", "drop", "error"] = "own_level"  # NaN is a value of its own
     scale: Literal["auto", "mean", "minmax", "none"] = "auto"  # of weights, by squared distances; recipe=paper: minmax
-    folds: int = ranged(5, least=2, most=10**4)  # outer and inner
+    folds: int = setting(5, least=2, most=10**4)  # outer and inner
     together: Literal["sentence", "stimulus"] = "sentence"  # what a fold keeps together
-    permutations: int = ranged(5, least=1, most=10**6)  # of each feature, on each fold
+    permutations: int = setting(5, least=1, most=10**6)  # of each feature, on each fold
     given: Optional[str] = None  # a feature within whose levels the others are permuted
     interactions: list[list[str]] = field(default_factory=list)  # pairs of features that are also permuted together
-    null: int = ranged(0, least=0, most=10**6)  # how often each feature moves between sentences, for p-values
-    references: int = ranged(3, least=0, most=10**4)  # divisions of the stimuli for split-half references; 0: none
+    null: int = setting(0, least=0, most=10**6)  # how often each feature moves between sentences, for p-values
+    # divisions of the stimuli for split-half references; 0: none
+    references: int = setting(3, least=0, most=10**4)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -101,18 +102,19 @@ class FeatureProfiles(
 
     def inputs(self, config: AnalyzeConfig) -> Mapping[str, Any]:
         inputs = super().inputs(config)
-        measure, stimuli = config.measure, inputs["stimuli"]
-        for name in [measure.given, *itertools.chain.from_iterable(measure.interactions)]:  # type: ignore[attr-defined]
-            if name not in (None, *stimuli.names):
+        measure = config.measure_as(MLEMConfig)
+        stimuli = inputs["stimuli"]
+        for name in [measure.given, *itertools.chain.from_iterable(measure.interactions)]:
+            if name is not None and name not in stimuli.names:
                 raise DataError(f"{stimuli.source} has no feature {name}; {nearest(name, stimuli.names)}")
         _check_differences(measure, stimuli, is_folded=config.recipe != "paper")  # which divides pairs
         alone = len(stimuli.groups.unique()) == len(stimuli)
-        if measure.null and not alone and _groups(config, stimuli) is None:  # type: ignore[attr-defined]
+        if measure.null and not alone and _groups(config, stimuli) is None:
             raise ConfigError("measure.null moves whole sentences: it needs measure.together=sentence, recipe=stimuli")
         return inputs
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
-        measure: Any = config.measure
+        measure = config.measure_as(MLEMConfig)
         with work.phase("states"):
             (stimuli, sides), every = states_of_sides(config, work.inputs["stimuli"])
         warn_of_words(stimuli)
@@ -201,7 +203,7 @@ class FeatureProfiles(
             show_text(f"{sentence}.")
 
 
-def _check_differences(measure: Any, stimuli: Stimuli, *, is_folded: bool) -> None:
+def _check_differences(measure: MLEMConfig, stimuli: Stimuli, *, is_folded: bool) -> None:
     """Refuse stimuli too few for folds, and a feature that differs in all pairs alike: it has no weight."""
     fewest = FEWEST_PER_FOLD * measure.folds
     if len(measure.alphas) > 1:  # chosen by folds of the stimuli that are not held out
@@ -246,7 +248,7 @@ def _beyond_words(profiles: pd.DataFrame) -> str:
 
 def fit_profiles(config: AnalyzeConfig, stimuli: Stimuli, sides: Sequence[StimulusStates]) -> tuple[MLEM, Importance]:
     """Return an encoding model of all layers of all sides, and what held-out scores lose without each feature."""
-    measure: Any = config.measure
+    measure = config.measure_as(MLEMConfig)
     names, groups = stimuli.names, _groups(config, stimuli)
     shared = ("weights", "distance", "difference", "missing", "scale", "folds")
     settings = {key: getattr(measure, key) for key in shared}
@@ -298,7 +300,7 @@ def _given_words(
         identities = pd.Categorical(pd.Series(stimuli.words).str.casefold())
         kinds = {**stimuli.kinds, word: "nominal"}
         beside = replace(stimuli, features=stimuli.features.assign(**{word: identities}), kinds=kinds)
-        measure = replace(config.measure, given=word, null=0, interactions=[])  # type: ignore[call-arg]
+        measure = replace(config.measure_as(MLEMConfig), given=word, null=0, interactions=[])
         _, importance = fit_profiles(replace(config, measure=measure), beside, sides)
         estimate = importance.profile()
         for feature in varying:
@@ -309,24 +311,31 @@ def _given_words(
 
 def _groups(config: AnalyzeConfig, stimuli: Stimuli) -> Tensor | None:
     """Return what a fold keeps together: the number of each stimulus's sentence, or None."""
-    apart = config.recipe == "paper" or config.measure.together == "stimulus"  # type: ignore[attr-defined]
+    apart = config.recipe == "paper" or config.measure_as(MLEMConfig).together == "stimulus"
     return None if apart else stimuli.groups
 
 
 def _references(config: AnalyzeConfig, stimuli: Stimuli, sides: Sequence[StimulusStates]) -> dict[str, Any]:
     """Return the split-half references of all features together, and of words, with intervals; nan if unknown."""
-    measure: Any = config.measure
+    measure = config.measure_as(MLEMConfig)
     layers, found = [layer for side in sides for layer in side.states], dict[str, Any]()
     cells = [repr(row) for row in stimuli.features.itertuples(index=False)], stimuli.words
     groups = _groups(config, stimuli)
-    options = {"groups": None if groups is None else groups.tolist(), "splits": measure.references, "seed": config.seed}
+    groups_of_stimuli = None if groups is None else groups.tolist()
     for name, each in zip(CELLS if measure.references else (), cells, strict=False):
         columns = name, f"{name}_low", f"{name}_high"
         title = name.replace("_", " ")
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             try:
-                ends = split_half_reference(each, layers, measure.distance, **options)
+                ends = split_half_reference(
+                    each,
+                    layers,
+                    measure.distance,
+                    groups=groups_of_stimuli,
+                    splits=measure.references,
+                    seed=config.seed,
+                )
             except ValueError as error:
                 log.warning("warning: %s is left out: %s", title, error)
                 found |= dict.fromkeys(columns, nan)

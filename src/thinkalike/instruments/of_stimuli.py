@@ -7,13 +7,12 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import pandas as pd
 from torch import Tensor
 
-from thinkalike.config import AnalyzeConfig, MeasureConfig, ranged
+from thinkalike.config import AnalyzeConfig, MeasureConfig, ModelConfig, SettingValues, setting
 from thinkalike.config.parts import CONTEXT
 from thinkalike.data.recordings import recording_fingerprint
 from thinkalike.data.stimuli import Stimuli
@@ -21,7 +20,7 @@ from thinkalike.data.tables import read_stimuli
 from thinkalike.errors import DataError
 from thinkalike.instruments.layer_pairs.comparison import Comparison, Side
 from thinkalike.job import Instrument, Work, fingerprints
-from thinkalike.models.families import layers_of_sides, names_of
+from thinkalike.models.families import layers_of_sides, names_of, recording_name
 from thinkalike.states.batches import StateBatches, array_batches
 from thinkalike.states.stimuli import Compared, StimulusStates, sides_of, stimulus_states_of, without_massive
 from thinkalike.tables import layer_rows
@@ -36,7 +35,7 @@ WORDS = 8  # tokens of a sentence of the grammars, about
 DistanceName = Literal["euclidean", "cosine", "correlation", "manhattan", "norm_difference"]
 
 
-class OfStimuli(Instrument):
+class OfStimuli(Instrument[AnalyzeConfig]):
     """What measures of stimuli have in common: `activations` takes the place of `model`."""
 
     takes_activations: ClassVar[bool] = True
@@ -45,8 +44,8 @@ class OfStimuli(Instrument):
     def inputs(self, config: AnalyzeConfig) -> Mapping[str, Any]:
         return stimuli_inputs(config)
 
-    def with_unread_reset(self, config: AnalyzeConfig) -> AnalyzeConfig:
-        return config.without_model() if config.activations else config
+    def unread(self, config: AnalyzeConfig) -> SettingValues:
+        return config.unread_beside_recordings() if config.activations else {}
 
     def passes(self, config: AnalyzeConfig, shapes: Shapes) -> Sequence[Passes]:
         return sentence_passes(config, shapes)
@@ -73,8 +72,8 @@ def stimuli_inputs(config: AnalyzeConfig) -> dict[str, Any]:
     read = {"stimuli": stimuli, "ids": ids, "activations": recordings}
     sides = sides_of(config)
     names = names_of(sides)
-    recorded = [name for side, name in zip(sides, names, strict=True) if isinstance(side, str)]
-    if recorded != [Path(path).stem for path in config.recordings]:
+    recorded = [name for side, name in zip(sides, names, strict=True) if not isinstance(side, ModelConfig)]
+    if recorded != [recording_name(each) for each in config.recordings]:
         read["names"] = ", ".join(names)
     return {**read, **fingerprints(config.without_model(), ("model", "target"))}
 
@@ -86,7 +85,7 @@ class DistanceConfig(MeasureConfig):
     distance: DistanceName = "euclidean"
     embed: bool = False  # also the site before block 0
     massive: Literal["drop", "keep"] = "drop"  # the stimuli whose long states decide some layer
-    skip_first: int = ranged(0, least=0, most=CONTEXT)  # words of every text that are left out
+    skip_first: int = setting(0, least=0, most=CONTEXT)  # words of every text that are left out
 
 
 def sentence_groups(stimuli: Stimuli) -> Tensor | None:

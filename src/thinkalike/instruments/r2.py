@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from thinkalike.config import AnalyzeConfig, MeasureConfig, ranged
+from thinkalike.config import AnalyzeConfig, MeasureConfig, setting
 from thinkalike.digests import remembered
 from thinkalike.instruments.layer_pairs import screen
 from thinkalike.instruments.layer_pairs.frame import LayerMatrix, fewer_layers, layers_compared
@@ -51,7 +51,8 @@ class R2Config(MeasureConfig):
     """The settings of held-out R² of all layer pairs."""
 
     kind: str = "r2"
-    words: int = ranged(WORDS, least=LEAST_WORDS, most=10**8)  # of held-out text, in pieces of up to 128
+    # of held-out text, in pieces of up to 128
+    words: int = setting(WORDS, least=LEAST_WORDS, most=10**8)
     embed: bool = False  # also the site before block 0
     massive: Literal["drop", "keep"] = "drop"  # the few words whose long states decide some layer
 
@@ -104,7 +105,7 @@ class LayerR2(LayerMatrix, kind="r2", version=12, reads=("model", "target", "lay
         return 4.0 * config.measure.words * floats + PREDICTORS  # type: ignore[attr-defined]
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
-        measure: Any = config.measure
+        measure = config.measure_as(R2Config)
         with work.phase("loading"):
             models = load_sources(config.model, config.target)
         sites = self.sites(config, models)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import math
 import warnings
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from thinkalike import figures
-from thinkalike.config import AnalyzeConfig, ranged
+from thinkalike.config import AnalyzeConfig, SettingValues, setting
 from thinkalike.data.stimuli import Stimuli
 from thinkalike.errors import ConfigError, DataError
 from thinkalike.instruments import of_stimuli
@@ -50,10 +50,12 @@ class RSAConfig(DistanceConfig):
 
     kind: str = "rsa"
     distance: Literal[DistanceName, "crossnobis"] = "euclidean"  # type: ignore[assignment]
-    permutations: int = ranged(0, least=0, most=10**6)  # of sentences, in Mantel's test; 0: no p-values
+    # of sentences, in Mantel's test; 0: no p-values
+    permutations: int = setting(0, least=0, most=10**6)
     comparator: Literal["spearman", "tau_a", "corr", "cosine", "corr_cov", "cosine_cov"] = "spearman"
     noise: Literal["shrinkage", "diagonal", "none"] = "shrinkage"  # of distance=crossnobis
-    resamples: int = ranged(1000, least=0, most=10**6)  # of subjects and stimuli; 0: intervals are over subjects alone
+    # of subjects and stimuli; 0: intervals are over subjects alone
+    resamples: int = setting(1000, least=0, most=10**6)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -61,22 +63,22 @@ class RSAConfig(DistanceConfig):
             found = f"measure.comparator={self.comparator} compares squared Euclidean distances, not manhattan ones"
             raise ConfigError(f"{found}; choose measure.comparator=corr or another distance")
 
-    @property
-    def unused(self) -> Collection[str]:
-        return () if self.distance == "crossnobis" else {"noise"}
+    def settings_read(self) -> frozenset[str]:
+        read = super().settings_read()
+        return read if self.distance == "crossnobis" else read - {"noise"}
 
 
-def layer_distances(side: StimulusStates, measure: Any) -> list[NeuralDistances]:
+def layer_distances(side: StimulusStates, measure: DistanceConfig) -> list[NeuralDistances]:
     """Return the distances of stimuli in each layer; a model, which has no noise, has no crossnobis ones.
 
     Raises:
         DataError: crossnobis distances are asked for, and a recording has one run, or no inverse of its noise.
         ValueError: see `NeuralDistances`.
     """
-    if measure.distance != "crossnobis" or not side.runs:
-        distance = "euclidean" if measure.distance == "crossnobis" else measure.distance
-        named = zip(side.layers, side.states, strict=True)
-        return [NeuralDistances.of(states, distance, f"{side.name} {layer}") for layer, states in named]
+    if not isinstance(measure, RSAConfig) or measure.distance != "crossnobis":
+        return _distances_of_states(side, measure.distance)
+    if not side.runs:
+        return _distances_of_states(side, "euclidean")
     found = []
     for layer, runs in zip(side.layers, side.runs, strict=True):
         if len(runs) < 2:
@@ -89,21 +91,30 @@ def layer_distances(side: StimulusStates, measure: Any) -> list[NeuralDistances]
     return found
 
 
+def _distances_of_states(side: StimulusStates, distance: str) -> list[NeuralDistances]:
+    named = zip(side.layers, side.states, strict=True)
+    return [NeuralDistances.of(states, distance, f"{side.name} {layer}") for layer, states in named]
+
+
 class RSA(OfStimuli, kind="rsa", version=6, reads=("model", "target", "layers", "measure", "stimuli", "seed")):
     """Compares all layers of `model`, and of `model@target` if that is another, with all of them."""
 
     of_models: ClassVar[str] = "pairs"
     smallest: ClassVar[Mapping[str, Any]] = {"stimuli.sentences": 40}
-    unread: ClassVar[dict[str, int]] = {"resamples": RSAConfig.resamples}
 
-    def with_unread_reset(self, config: AnalyzeConfig) -> AnalyzeConfig:
-        measure: Any = config.measure
+    def completed(self, config: AnalyzeConfig) -> AnalyzeConfig:
+        measure = config.measure_as(RSAConfig)
         if measure.distance == "crossnobis" and not config.activations:
             raise ConfigError("measure.distance=crossnobis needs runs of a recording; give activations=FILE")
-        return super().with_unread_reset(replace(config, measure=replace(measure, **self.unread)))
+        return super().completed(config)
+
+    def unread(self, config: AnalyzeConfig) -> SettingValues:
+        """Resamples are of subjects, and without them p is of permutations."""
+        of_others = {"permutations": 0} if config.subjects else {"resamples": RSAConfig.resamples}
+        return {**super().unread(config), **{f"measure.{name}": value for name, value in of_others.items()}}
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
-        measure: Any = config.measure
+        measure = config.measure_as(RSAConfig)
         stimuli: Stimuli = work.inputs["stimuli"]
         with work.phase("states"):
             (stimuli, sides), every = of_stimuli.states_of_sides(config, stimuli)
@@ -181,11 +192,11 @@ class RSA(OfStimuli, kind="rsa", version=6, reads=("model", "target", "layers", 
             show_text(f"Over pairs of one word: {left}.")
 
 
-def _distances(sides: Sequence[StimulusStates], measure: Any) -> list[NeuralDistances]:
+def _distances(sides: Sequence[StimulusStates], measure: RSAConfig) -> list[NeuralDistances]:
     return [layer for side in sides for layer in layer_distances(side, measure)]
 
 
-def _p_values(layers: Sequence[NeuralDistances], measure: Any, seed: int, stimuli: Stimuli) -> dict[str, Tensor]:
+def _p_values(layers: Sequence[NeuralDistances], measure: RSAConfig, seed: int, stimuli: Stimuli) -> dict[str, Tensor]:
     """Return p and p_of_largest of every two layers, and log a warning of too few sentences."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

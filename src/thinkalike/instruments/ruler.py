@@ -24,12 +24,12 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from thinkalike import figures
-from thinkalike.config import AnalyzeConfig, DataConfig, MeasureConfig, ranged
-from thinkalike.data.corpus import warn_of_few
+from thinkalike.config import AnalyzeConfig, DataConfig, MeasureConfig, SettingValues, setting
+from thinkalike.data.corpus import warn_of_few_documents
 from thinkalike.errors import DataError
-from thinkalike.evaluation.language import document_numbers
+from thinkalike.evaluation.columns import document_counts
 from thinkalike.job import Instrument, Outcome, Work
-from thinkalike.job.instrument import FIT_TEXT, REPORT_TEXT
+from thinkalike.job.instrument import FIT_TEXT, REPORT_TEXT, left_in_key
 from thinkalike.measures.estimates import (
     RUNGS,
     Estimate,
@@ -63,8 +63,9 @@ from thinkalike.screen import (
 from thinkalike.states.batches import KEEPS_MASSIVE, say_massive
 from thinkalike.states.folder import load_sources
 from thinkalike.states.mixing import BAGS, CONTROLS, POSITION, TokenMixing
+from thinkalike.states.pieces import Pieces, drawn_pieces
 from thinkalike.states.source import StateSource, TextReader, pairs_of_sources, reader_of
-from thinkalike.states.tokens import Pieces, drawn_pieces, word_states
+from thinkalike.states.word_states import word_states
 from thinkalike.store import Headline, Result
 
 log = logging.getLogger(__name__)
@@ -80,6 +81,7 @@ WORDS_PER_ROW = 2  # about half of the words of a text stand twice in a fifth of
 UNTRAINED, TEXT, MIXING = "untrained", "other text", "local mixing"
 AWAY = {"1 block away": 1, "2 blocks away": 2, "4 blocks away": 4}
 OWN: dict[str, Sequence[str]] = {"bits": (), "layers": tuple(AWAY), "text": (TEXT,)}  # by the words of `rungs`
+EXACT = 1e-12  # how far below 1 a similarity counts as that of the very same states
 OF_COPIES = ("untrained", "bits", "bits_low", "bits_high")  # columns of a side's copies
 BLANK = ("bits", "source_bits_high", "target_bits_high")  # of an untrained twin; without rungs
 TWIN = 65537  # seed of the untrained twin, which nobody takes for a model
@@ -90,7 +92,8 @@ class RulerConfig(MeasureConfig):
     """The settings of the ruler."""
 
     kind: str = "ruler"
-    words: int = ranged(WORDS, least=LEAST_WORDS, most=10**8)  # of held-out text, in pieces of up to 128
+    # of held-out text, in pieces of up to 128
+    words: int = setting(WORDS, least=LEAST_WORDS, most=10**8)
     massive: Literal["drop", "keep"] = "drop"  # the few words whose long states decide some layer
     # layers: the own layers 1, 2 and 4 blocks away; text: states of other text; names and folders of further models
     rungs: list[str] = field(default_factory=lambda: ["bits"])
@@ -181,7 +184,7 @@ class Words:
         documents = len(set(self.text.documents))
         if documents < FOLDS:
             raise DataError(f"R² of held-out text needs the text of {FOLDS} documents, not {documents}: give more text")
-        warn_of_few(data, documents)
+        warn_of_few_documents(data, documents)
         self.documents = numbered_by_part(self.text.owners)
         self.forms = self.text.forms
 
@@ -193,7 +196,7 @@ class Words:
         """
         different = list(dict.fromkeys(layers))
         pieces = torch.arange(len(self.text.texts)).split(AT_ONCE)
-        batches = [word_states(model, self.text.chosen(numbers), different) for numbers in counted(pieces, "batch")]
+        batches = [word_states(model, self.text.select(numbers), different) for numbers in counted(pieces, "batch")]
         by_layer = {
             layer: torch.cat(states).cpu() for layer, states in zip(different, zip(*batches, strict=True), strict=True)
         }
@@ -261,7 +264,7 @@ class WordComparison(Comparison):
 
     def numbers(self) -> dict[str, float]:
         """Return how many documents and words are compared, and which share of those with no massive states."""
-        counts = document_numbers(torch.bincount(self.residual.documents))
+        counts = document_counts(torch.bincount(self.residual.documents))
         return counts | {"words": float(len(self.residual.rows)), "words_used": self.share_compared}
 
     def check_number(self) -> None:
@@ -448,15 +451,19 @@ def blank_columns(table: pd.DataFrame) -> tuple[str, ...]:
     return (*BLANK, *(f"{side}_{name}" for side in lacking for name in OF_COPIES))
 
 
-class Ruler(Instrument, kind="ruler", version=9, reads=("model", "target", "layers", "data", "measure")):
+class Ruler(
+    Instrument[AnalyzeConfig], kind="ruler", version=10, reads=("model", "target", "layers", "data", "measure")
+):
     """Says how alike two models are at pairs of layers, in bits of each of them."""
 
     of_models: ClassVar[str] = "pairs"
     smallest: ClassVar[Mapping[str, Any]] = {"measure.words": 8192, "layers": "[[2,2]]"}
-    ignores = Instrument.ignores | FIT_TEXT | REPORT_TEXT
+
+    def unread(self, config: AnalyzeConfig) -> SettingValues:
+        return left_in_key(config, FIT_TEXT | REPORT_TEXT)
 
     def inputs(self, config: AnalyzeConfig) -> Mapping[str, Any]:
-        names: Sequence[str] = config.measure.further_models  # type: ignore[attr-defined]
+        names: Sequence[str] = config.measure_as(RulerConfig).further_models
         rungs = [configured(name, {}) for name in names]
         fingerprints = {f"rung {rung.called}": checkpoint_fingerprint(rung) for rung in rungs}
         return {**super().inputs(config), **fingerprints}
@@ -474,7 +481,7 @@ class Ruler(Instrument, kind="ruler", version=9, reads=("model", "target", "laye
         yield from ({"measure.words": number} for number in dict.fromkeys(max(n, min(least, words)) for n in fewer))
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
-        measure: Any = config.measure
+        measure = config.measure_as(RulerConfig)
         with work.phase("loading"):
             models = load_sources(config.model, config.target)
             check_has_ruler(models)
@@ -689,9 +696,20 @@ def _reading(value: Tensor, rungs: Mapping[str, Tensor], layer: int, is_beyond: 
     marks, lowest = sorted(int(name) for name in rungs if name.isdigit()), torch.tensor(float(RUNGS[0])).double()
     if not marks:
         return Estimate(lowest, lowest, lowest * math.nan)
-    each = torch.stack([rungs[str(mark)].mean(1)[layer] for mark in marks])
-    found = with_ends(value, marks, each)
+    of_copies = torch.stack([rungs[str(mark)].mean(1)[layer] for mark in marks])
+    found = with_ends(fisher_z(value), marks, fisher_z(of_copies))
     return found if is_beyond else Estimate(lowest, lowest, found.high)
+
+
+def fisher_z(similarity: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
+    """Return the Fisher transform, artanh(R), of a similarity R² between 0 and 1; values below 0 count as 0.
+
+    It rises by nearly the same amount with every half bit of a copy, where the similarity itself falls ever
+    faster towards few bits. Interpolated between copies of whole bits, it reads copies of 2.5 to 4.5 bits within
+    a tenth of a bit, by R², CKA and mutual neighbours alike.
+    """
+    correlation = similarity.clamp(0, 1 - EXACT).sqrt()
+    return correlation.atanh()
 
 
 def rungs_table(

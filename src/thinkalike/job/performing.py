@@ -12,28 +12,33 @@ import math
 import os
 import re
 import resource
+import shlex
 import shutil
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from contextvars import ContextVar
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from thinkalike.config import AnalyzeConfig, ModelConfig, TrainConfig, relevant
-from thinkalike.config.compose import command_line
+from thinkalike.config import AnalyzeConfig, ModelConfig, TrainConfig
 from thinkalike.config.parts import AFTER, chosen_scale
+from thinkalike.config.schema import as_settings
 from thinkalike.digests import versions_of
 from thinkalike.errors import ConfigError, ModelError, ResourceError, ThinkalikeError, chain, one_line, panicked
 from thinkalike.files import read_bytes
-from thinkalike.job.instrument import ONE_SITE, Instrument, Outcome, Work, asked_for, phase_of_all, readable
+from thinkalike.job.instrument import Instrument, Outcome, Work, phase_of_all, readable
+from thinkalike.job.settings import ONE_SITE, asked_for
 from thinkalike.plugins import check_trusted, digest, instrument_of, named_in
 from thinkalike.processes import Interrupted, ProcessGroup, counted, doing, rank, together
 from thinkalike.screen import aside
 from thinkalike.store import MOST_BYTES, Job, Result
+from thinkalike.unkept import UnkeptJob, UnkeptResult
 
 ALWAYS = ("store", "force", "wait", "seed", "threads", "trainer", "logger")  # parts that every job reads
 PACKAGES = ("thinkalike", "torch", "transformers", "transformer-lens", "pytorch-lightning", "datasets", "numpy",
@@ -45,6 +50,8 @@ SMALLER = "lower trainer.memory, measure.tokens_per_batch, pairs or layers, or c
 NO_PLACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES)
 PLACES = "free some space, or choose other places with store=DIR and data.cache=DIR"
 NUMBERED = re.compile(r"\(os error (\d+)\)")  # how libraries written in Rust say it
+
+_command_line: ContextVar[str | None] = ContextVar("command line", default=None)
 
 log = logging.getLogger(__name__)
 LOGGER = logging.getLogger("thinkalike")
@@ -119,7 +126,8 @@ def perform_all(jobs: Sequence[tuple[Instrument, Any]], shown: bool = True) -> l
         if missing := [each for each in missing if each.job.key not in found]:
             began, works = time.monotonic(), opened.enter_context(_begun(missing, len(asked)))
             for each, _ in works:
-                warnings.keep(each.job.states, [model.called for model in each.models.values()])
+                if each.job.keeps_states:
+                    warnings.keep(each.job.states, [model.called for model in each.models.values()])
             given = [(each.instrument, each.config, work) for each, work in works]
             with phase_of_all((work for _, work in works), "computing"):
                 (kind, config, work), *others = given
@@ -160,12 +168,12 @@ class Planned:
 
     instrument: Instrument
     config: Any
-    read: Any  # the configuration with every setting that the job ignores reset
+    read: Any  # the configuration of `Instrument.as_read`
     inputs: Mapping[str, Any]  # what it reads besides its settings
     contents: dict[str, str]  # the fingerprints of these
     entered: dict[str, Any]  # the settings that are in the key
     plugins: dict[str, str]  # the files of the user by name, each with its digest
-    job: Job
+    job: Job | UnkeptJob
 
     @cached_property
     def models(self) -> Mapping[str, ModelConfig]:
@@ -189,7 +197,7 @@ class Planned:
     def work(self, processes: ProcessGroup) -> Work:
         """Return the context of the running job."""
         shown = (*self.instrument.reads, *ALWAYS)
-        settings = {name: part if name in shown else None for name, part in asdict(self.read).items()}
+        settings = {name: part if name in shown else None for name, part in as_settings(self.read).items()}
         work = Work(self.job, settings, self.inputs, contextlib.ExitStack(), processes=processes)
         if not rank(self.config):
             work.tracker = work.opened.enter_context(self.tracked(settings))
@@ -201,6 +209,7 @@ class Planned:
             return contextlib.nullcontext()
         from thinkalike.loggers import tracked
 
+        assert isinstance(self.job, Job), "a job without a store has no logger"
         return tracked(self.config.logger, self.job, self.inputs, settings)
 
     def write(self, work: Work, outcome: Outcome, took: Mapping[str, Any]) -> Result:
@@ -213,14 +222,17 @@ class Planned:
             provenance["plugins"] = [{"name": name, "sha256": digest} for name, digest in self.plugins.items()]
         tables = {"table": outcome.table, **outcome.tables}
         written = self.job.write(work.settings, {**record, "provenance": provenance}, tables, outcome.arrays)
-        with work.phase("drawing"):
-            self.instrument.draw(written, written.folder / "figures")
-            outcome.draw(written.folder / "figures")
+        if isinstance(written, UnkeptResult):
+            written.add_figures(outcome.draw)
+        else:
+            with work.phase("drawing"):
+                self.instrument.draw(written, written.folder / "figures")
+                outcome.draw(written.folder / "figures")
         provenance["wall_seconds"] = round(took["wall_seconds"] + time.monotonic() - began, 1)
         headlines = [each._asdict() for each in self.instrument.headlines(written)]
         self.job.add({"headlines": headlines, "provenance": provenance | {"phases": work.phase.seconds}})
         if work.tracker:
-            work.tracker.publish(Result(written.folder))
+            work.tracker.publish(written)
         work.opened.close()
         return self.job.appear()
 
@@ -238,10 +250,9 @@ def plan(instrument: Instrument, config: Any) -> Planned:
         raise ConfigError(f"budget={config.budget} is for a command line: choose layers and the amount of text here")
     config = instrument.completed(config)
     inputs = {**instrument.inputs(config), **instrument.prepare(config)}
-    read = instrument.with_unread_reset(config)
-    told = relevant(read).items()
-    entered = {name: part for name, part in told if name in instrument.reads and (part is not None or name == "ruler")}
-    parts = [part for name, part in asdict(read).items() if name in instrument.reads]
+    read = instrument.as_read(config)
+    entered = instrument.key_settings(config)
+    parts = [part for name, part in as_settings(read).items() if name in instrument.reads]
     plugins: dict[str, str] = {}
     for name in named_in(parts):
         check_trusted(name)  # for a `Stitch`, whatever kind it is given is the word of a person
@@ -249,7 +260,9 @@ def plan(instrument: Instrument, config: Any) -> Planned:
     if plugins:
         inputs["plugins"] = " ".join(sorted(plugins.values()))
     contents = contents_of(inputs)
-    job = Job(config.store, instrument.kind, key_of(instrument, entered, contents))
+    key = key_of(instrument, entered, contents)
+    is_kept = config.store is not None
+    job = Job(config.store, instrument.kind, key) if is_kept else UnkeptJob(instrument.kind, key, instrument)
     return Planned(instrument, config, read, inputs, contents, entered, plugins, job)
 
 
@@ -292,7 +305,7 @@ def _begun(jobs: Sequence[Planned], among: int) -> Iterator[list[tuple[Planned, 
     import torch
 
     instrument, config = jobs[0].instrument, jobs[0].config
-    if config.force and not rank(config):
+    if config.force and config.store is not None and not rank(config):
         for each in jobs:
             shutil.rmtree(each.job.states, ignore_errors=True)
     torch.manual_seed(instrument.seed(config))  # the jobs of a sweep share a process
@@ -398,16 +411,16 @@ def _kept_warnings(file: Path) -> list[str]:
 
 
 @contextlib.contextmanager
-def _explained(job: Job) -> Iterator[None]:
+def _explained(job: Job | UnkeptJob) -> Iterator[None]:
     """Turn an error that means that the machine has too little of something into one line, and say what was kept."""
     try:
         yield
     except Interrupted as error:
-        error.kept = error.kept or any(job.states.glob("*.pt"))
+        error.kept = error.kept or job.has_states()
         raise
     except Exception as error:
         if not isinstance(error, ResourceError) and (reason := _reason(error)):
-            after = " to resume from the last state" if any(job.states.glob("*.pt")) else ""
+            after = " to resume from the last state" if job.has_states() else ""
             raise ResourceError(f"{reason}, and rerun the command{after}") from error
         raise
     except BaseException as error:
@@ -431,6 +444,16 @@ def _reason(error: BaseException) -> str | None:
     return None
 
 
+@contextlib.contextmanager
+def called_by(command_line: str) -> Iterator[None]:
+    """Let the provenance of results name this command line while this is open, and not that of the process."""
+    before = _command_line.set(command_line)
+    try:
+        yield
+    finally:
+        _command_line.reset(before)
+
+
 def environment() -> dict[str, Any]:
     """Return date (UTC), command line, host, versions, commit, threads and peak memory of this process."""
     import torch
@@ -441,7 +464,7 @@ def environment() -> dict[str, Any]:
         commit = subprocess.run(describe, cwd=Path(__file__).parent, capture_output=True, text=True).stdout.strip()
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": command_line(),
+        "command": _command_line.get() or shlex.join(sys.argv),
         "host": socket.gethostname(),
         "versions": versions_of(PACKAGES),
         "git_commit": commit or "unknown",

@@ -17,8 +17,10 @@ from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
 from thinkalike.config import ModelConfig
+from thinkalike.config.in_memory import LoadedModelConfig
+from thinkalike.config.recorded import RecordedArrays
 from thinkalike.errors import ConfigError, ModelError, nearest, one_of
-from thinkalike.models.places import base_of, held, known_shape, named_folder
+from thinkalike.models.places import base_of, known_shape, named_folder
 
 EMBED: Final = "embed"  # the site before block 0, in the place of a layer's number
 
@@ -54,8 +56,8 @@ AUTO_CLASSES: dict[Predicts, str] = {
     "states": "AutoModelForSeq2SeqLM",
 }
 
-IN_MEMORY = "memory:"  # the beginning of the path of a model in memory, which says nothing to a reader
-UNNAMED = ("name", "family", "mini", "corpus")  # settings by which no two models are told apart
+# settings by which no two models are told apart, and what says nothing to a reader
+UNNAMED = ("name", "family", "mini", "corpus", "loaded", "digest")
 
 
 @dataclass(frozen=True)
@@ -250,8 +252,8 @@ class Outline(NamedTuple):
 
 def outline(config: ModelConfig) -> Outline:
     """Return what the configuration says of a model, and its config.json if that is in a folder."""
-    if model := held(config):
-        return Outline(model.predicts, model.n_layers)
+    if isinstance(config, LoadedModelConfig):
+        return Outline(config.loaded.predicts, config.loaded.n_layers)
     config = base_of(config) or config
     folder = named_folder(config)
     shape = known_shape(folder) if folder else {}
@@ -339,28 +341,47 @@ def told_apart(configs: Sequence[ModelConfig]) -> list[str]:
     return [_with_settings(each, [other for other in configs if label(other) == label(each)]) for each in configs]
 
 
-def names_of(sides: Sequence[str | ModelConfig]) -> list[str]:
+def names_of(sides: Sequence[str | RecordedArrays | ModelConfig]) -> list[str]:
     """Return the names of models and recordings in tables: of a recording its file, with as much path as it takes."""
-    models = iter(told_apart([side for side in sides if not isinstance(side, str)]))
-    names = [Path(side).stem if isinstance(side, str) else next(models) for side in sides]
+    models = iter(told_apart([side for side in sides if isinstance(side, ModelConfig)]))
+    names = [next(models) if isinstance(side, ModelConfig) else recording_name(side) for side in sides]
     if len(set(names)) == len(names):
         return names
     ends = _ends({Path(side) for side in sides if isinstance(side, str)})
     return [ends[Path(side)] if isinstance(side, str) else name for side, name in zip(sides, names, strict=True)]
 
 
+def recording_name(recording: str | RecordedArrays) -> str:
+    """Return what tables call recorded states: their file without its ending, or arrays in memory."""
+    return recording.name if isinstance(recording, RecordedArrays) else Path(recording).stem
+
+
 def _with_settings(config: ModelConfig, sharing: Sequence[ModelConfig]) -> str:
     """Return a label with the settings by which a model differs from others of the same label, in brackets."""
     values = {name: str(value) for name, value in vars(config).items()  # a site without heads says enough
-              if name not in UNNAMED and any(getattr(each, name, value) != value for each in sharing)
-              and (name, value) != ("head", None) and not str(value).startswith(IN_MEMORY)}  # fmt: skip
+              if name not in UNNAMED and any(_setting(each, name, value) != value for each in sharing)
+              and (name, value) != ("head", None)}  # fmt: skip
     own = label(config)
-    if "path" in values and all(each.path for each in sharing):
-        ends = _ends({Path(os.path.abspath(str(each.path))) for each in sharing})
+    if isinstance(config, LoadedModelConfig):
+        values.pop("path", None)
+    if "path" in values and all(_place(each) for each in sharing):
+        ends = _ends({Path(os.path.abspath(_place(each))) for each in sharing})
         values["path"] = ends[Path(os.path.abspath(str(config.path)))].removesuffix(".gguf")
         if all(each.name == "local" for each in sharing):
             own = values.pop("path")
     return f"{own}[{','.join(f'{name}={value}' for name, value in values.items())}]" if values else own
+
+
+def _setting(config: ModelConfig, name: str, default: Any) -> Any:
+    """Return a setting of a model, of which one in memory has a digest in place of a path."""
+    if name == "path" and isinstance(config, LoadedModelConfig):
+        return config.digest
+    return getattr(config, name, default)
+
+
+def _place(config: ModelConfig) -> str:
+    """Return the path of a model, or the digest of one in memory; of a model of the hub nothing."""
+    return config.digest if isinstance(config, LoadedModelConfig) else config.path or ""
 
 
 def _ends(paths: Collection[Path]) -> dict[Path, str]:

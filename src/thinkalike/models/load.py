@@ -14,7 +14,9 @@ from typing import Any, Protocol, TypeVar, cast, runtime_checkable
 import torch
 
 from thinkalike.config import ModelConfig, model_named, options
+from thinkalike.config.in_memory import LoadedModelConfig
 from thinkalike.config.parts import AFTER, model_settings
+from thinkalike.config.schema import declared_of
 from thinkalike.errors import ConfigError, ModelError, checked_path, one_of
 from thinkalike.files import is_there
 from thinkalike.global_state import isolated
@@ -34,14 +36,12 @@ from thinkalike.models.families import (
     told_apart,
 )
 from thinkalike.models.frozen import FrozenModel
-from thinkalike.models.places import base_of, explained, held, named_folder, reached, read_shape
+from thinkalike.models.places import base_of, explained, named_folder, reached, read_shape
 from thinkalike.processes import doing
 from thinkalike.shards.index import holds_states
 
 log = logging.getLogger(__name__)
 
-# settings of models that are not read, beside those that say so of themselves
-IN_MEMORY = {"dtype", "device", "context", "bos", "side", "site", "head", "implausible"}
 PADDING, PADDED = 0.1, 256  # share and number of the rows of an embedding that no token may have
 SAME = 0.9  # of the ids of two tokenizers of one vocabulary stand for the same token
 END = "<|endoftext|>"  # the only special token of a mini
@@ -126,8 +126,8 @@ def load_model(
         raise TypeError(f"load_model takes a tokenizer with a model in memory alone, and not with {model}")
     config = configured(model, settings)
     name = name or tokenizer or label(config)
-    if (model := held(config)) is not None:
-        return at_sites(model, config, name)
+    if isinstance(config, LoadedModelConfig):
+        return at_sites(cast(FrozenModel, config.loaded), config, name)
     one_of("model.family", config.family, ("auto", *FAMILIES))
     if holds_states(config.path):
         raise ModelError(
@@ -191,8 +191,8 @@ def _in_memory(module: Any, tokenizer: Any, name: str | None, settings: Mapping[
             f"the tokenizer has dropout={dropout:g}, with which a text has other ids at every call: set "
             "tokenizer.backend_tokenizer.model.dropout = None"
         )
-    further = {item.name for item in fields(model_settings()) if item.metadata.get("in_memory")}
-    for key in settings.keys() - IN_MEMORY - further:
+    applicable = {item.name for item in fields(model_settings()) if declared_of(item).in_memory}
+    for key in settings.keys() - applicable:
         raise ConfigError(f"model.{key} does not apply to a model passed in memory; leave it out")
     first, kind = survey.embedding_of(module), type(module).__name__
     own = {"dtype": first.dtype, "device": first.device, "bos": None, "corpus": None, **settings}

@@ -20,6 +20,7 @@ from typing import Any
 from unittest.mock import patch
 
 from thinkalike.config import ModelConfig, model_named
+from thinkalike.config.in_memory import LoadedModelConfig
 from thinkalike.config.parts import HOW_IT_RUNS
 from thinkalike.digests import LARGEST_JSON, read_json, regular, remembered_digest
 from thinkalike.errors import (
@@ -36,7 +37,6 @@ from thinkalike.files import is_folder, is_there
 from thinkalike.hub import Commit, cause_of, reading, refused, resolved
 from thinkalike.models.bounds import check_counts, tensors_held
 from thinkalike.models.formats import WEIGHT_FILES, check_no_pointer, conversion
-from thinkalike.plugins import HELD
 from thinkalike.shards.index import states_fingerprint
 
 log = logging.getLogger(__name__)
@@ -54,11 +54,6 @@ LARGEST_SHAPE = 2**24  # bytes of a config.json, of which transformers makes man
 WHOLE = "take the index and all of its files from one revision"
 GIVE = "give model.base=FOLDER, ORG/NAME or an everyday name"  # the model that an adapter changes
 LESS = "take a smaller model, model.dtype=bfloat16, or a device with more memory (model.device)"
-
-
-def held(config: ModelConfig) -> Any:
-    """Return the model in memory that a configuration stands for, or None."""
-    return HELD.get(config.path or "")
 
 
 def named_folder(config: ModelConfig) -> Path | None:
@@ -233,10 +228,10 @@ def checkpoint_fingerprint(config: ModelConfig) -> str:
 
     That of a folder of states is of its index, which lists the digests of all its files.
 
-    That of a model in memory is in its path; one in TransformerLens's old layout has its tokenizer's commit, too.
+    That of a model in memory is its digest; one in TransformerLens's old layout has its tokenizer's commit, too.
     """
-    if held(config):
-        return str(config.path)
+    if isinstance(config, LoadedModelConfig):
+        return config.digest
     if config.holds_states:
         return states_fingerprint(str(config.path))
     with explained(config):

@@ -86,10 +86,11 @@ def can_be_rounded(model: FrozenModel) -> bool:
 
 
 @torch.no_grad()
-def rounded(model: FrozenModel, bits: int) -> FrozenModel:
+def rounded(model: FrozenModel, bits: int | float) -> FrozenModel:
     """Return a copy with weights of so many bits: each matrix is balanced, rounded by row, and scaled back.
 
-    Rows of a balanced matrix have 2^bits - 1 values, equally apart, from -max |w| to max |w|. A matrix that reads the
+    Rows of a balanced matrix have 2^bits - 1 values, equally apart, from -max |w| to max |w|; of a copy between two
+    whole numbers of bits, such as 3.5, the steps lie between theirs. A matrix that reads the
     residual stream or writes to it is rounded in the basis that `stream_basis` returns.
 
     Raises:
@@ -116,7 +117,7 @@ def rounded(model: FrozenModel, bits: int) -> FrozenModel:
     return variant(model, module, f"{model.name} ({bits} bits)", is_proved=True)
 
 
-def round_in_place(matrix: Float[Tensor, "n m"], steps: int) -> None:
+def round_in_place(matrix: Float[Tensor, "n m"], steps: int | float) -> None:
     """Round each row of a balanced matrix to so many steps from 0 to its largest entry, and undo the balance."""
     row_sizes, column_sizes = balanced_sizes(matrix)
     for rows, sizes in zip(matrix.split(ROWS), row_sizes.split(ROWS), strict=True):

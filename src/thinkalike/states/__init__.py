@@ -1,1 +1,1 @@
-"""States: activations of models, or recordings of users, at the same tokens, words, pairs or stimuli."""
+"""Activations of models, or recordings of users, at the same tokens, words or stimuli."""

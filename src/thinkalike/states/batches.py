@@ -1,8 +1,8 @@
-"""One iterator for every measure: models and what they read, to batches of states, each model run once per pool.
+"""Batches of states for every measure: each model runs once over a pool of text.
 
-Unbiased estimators take the rows of a batch for independent draws, and intervals need batches that differ by chance
-alone, which consecutive text is not. So rows of text are drawn at random over all documents into pools, and the tokens
-of a pool, one by one, into batches.
+Unbiased estimators take the rows of a batch for independent draws, and intervals need batches that
+differ by chance alone, which consecutive text is not. So rows of text are drawn at random over all
+documents into pools, and the tokens of a pool, one by one, into batches.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -22,125 +21,235 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from thinkalike.config import DataConfig
-from thinkalike.data.alignment import check_rows
-from thinkalike.data.corpus import read_corpus, warn_of_few
+from thinkalike.data.alignment import check_same_tokens
+from thinkalike.data.corpus import read_corpus, warn_of_few_documents
+from thinkalike.data.rows import Corpus
 from thinkalike.digests import tokenizer_fingerprint
 from thinkalike.errors import DataError
-from thinkalike.measures.estimates import FEWEST, MASSIVE, RowGroups, massive, numbered_by_part, seeded
+from thinkalike.measures.estimates import (
+    FEWEST,
+    MASSIVE,
+    RowGroups,
+    massive,
+    numbered_by_part,
+    seeded,
+)
 from thinkalike.measures.rows import places_of
 from thinkalike.models.families import Layer
 from thinkalike.states.folder import check_reads_rows, folder_of_rows
 from thinkalike.states.mixing import TokenMixing
+from thinkalike.states.pieces import (
+    TIMES_AS_MUCH_TEXT,
+    WORDS_PER_PIECE,
+    Pieces,
+    drawn_pieces,
+    percentage,
+)
 from thinkalike.states.source import StateSource
-from thinkalike.states.tokens import SPREAD, WORDS_AT_ONCE, Pieces, counted, drawn_pieces, word_states
+from thinkalike.states.tokens import compared_tokens
+from thinkalike.states.word_states import word_states
 
 log = logging.getLogger(__name__)
-FEWEST_ROWS, SHORTEST = 32, 64  # of text: where few tokens are compared, or are in memory at once, rows are shorter
-BESIDE = 4  # batches, of which the values with massive states are given beside those without
-POOL_TOKENS, POOL_BYTES, POOL_BATCHES, MOST_BATCHES = 2**16, 3 * 2**28, 4, 64  # of a pool; see `pool_tokens`
-READ = 8  # batches that readings in bits are of, at most, and as many that maps are fitted on
 
-Reader = StateSource | TokenMixing
+FEWEST_TEXT_ROWS = 32
+"""Rows get shorter until there are so many, where few tokens are compared or in memory."""
+
+SHORTEST_CONTEXT = 64
+"""Rows do not get shorter than this."""
+
+BATCHES_WITH_MASSIVE = 4
+"""In so many batches of the first pool, values with massive states stand beside those without."""
+
+POOL_TOKENS = 2**16
+"""The most tokens of a pool, unless its states are small; see `pool_tokens`."""
+
+POOL_BYTES = 3 * 2**28
+"""What the states of a pool may take in float32."""
+
+POOL_BATCHES = 4
+"""A pool has so many batches even if its states take more."""
+
+MOST_POOL_BATCHES = 64
+"""The most batches of a pool."""
+
+READING_BATCHES = 8
+"""How many batches readings in bits are of, at most, and how many maps are fitted on."""
+
+KEEPS_MASSIVE = "; measure.massive=keep keeps them"
+
+StateReader = StateSource | TokenMixing
+
 Run = Callable[[Any], list[Tensor]]
-Pool = dict[Any, list[Tensor]]  # the states of each model, by layer
+"""Runs a model, and returns its states by layer."""
+
+Pool = dict[Any, list[Tensor]]
+"""The states of each model, by layer."""
 
 
 class StateBatch(NamedTuple):
-    """States of one batch: by model in the order asked for, then by layer; a model asked for twice has one list."""
+    """The states of one batch."""
 
-    number: int  # in the whole run, whoever reads it
-    states: list[list[Tensor]]  # each (n, d) of rows, or (b, t, d) where a measure takes whole sequences
-    groups: Int[Tensor, " *n"]  # what it depends on: a document, sentence or pair, by its number in all batches
-    mask: Bool[Tensor, "b t"] | None = None  # the tokens that count; None: all do
-    tokens: Int[Tensor, " *n"] | None = None  # of each state: the token, or the number of the form of the word
-    content: Hashable = None  # equal where models read the same; None: not known
-    with_massive: StateBatch | None = None  # as many rows, drawn with `massive` ones, in the first pool
+    number: int
+    """The number of the batch in the whole run, whoever reads it."""
+
+    states: list[list[Tensor]]
+    """By model in the order asked for, then by layer; a model asked for twice has one list.
+
+    Each is (n, d) of rows, or (b, t, d) where a measure takes whole sequences.
+    """
+
+    groups: Int[Tensor, " *n"]
+    """What each state depends on: a document, sentence or pair, by its number in all batches."""
+
+    mask: Bool[Tensor, "b t"] | None = None
+    """The tokens that count; None: all do."""
+
+    tokens: Int[Tensor, " *n"] | None = None
+    """The token of each state, or the number of the form of its word."""
+
+    content: Hashable = None
+    """Equal where models read the same; None: it is not known."""
+
+    with_massive: StateBatch | None = None
+    """As many rows, drawn with massive ones, in the first pool."""
 
 
 @dataclass(frozen=True)
 class StateBatches:
     """Batches of states in pools, over each of which models run at once."""
 
-    pool: Callable[[int], Iterator[StateBatch]]  # gives the batches of the pool of that number
-    total: int  # the number of pools
-    batches: int  # in all pools
-    level: str  # of the rows: token, word or stimulus
-    facts: dict[str, Any] = field(default_factory=dict)  # of the data, for the provenance of a result
-    # gives the same rows of text as another model has them
-    of: Callable[[Reader, Sequence[Any]], StateBatches] | None = None
+    pool: Callable[[int], Iterator[StateBatch]]
+    """Yields the batches of the pool of a number."""
 
-    def beside(self, every: StateBatches) -> StateBatches:
-        """Return these batches, each with that of `every` row beside it, massive ones included."""
+    total: int
+    """The number of pools."""
+
+    batches: int
+    """The number of batches in all pools."""
+
+    level: str
+    """What a row is: "token", "word" or "stimulus"."""
+
+    facts: dict[str, Any] = field(default_factory=dict)
+    """What the provenance of a result says of the data."""
+
+    of: Callable[[StateReader, Sequence[Any]], StateBatches] | None = None
+    """Returns the batches of the same rows of text as another model has them."""
+
+    def beside(self, with_massive: StateBatches) -> StateBatches:
+        """Return these batches, each with its counterpart of rows that include massive ones."""
 
         def pool(number: int) -> Iterator[StateBatch]:
-            pairs = zip(self.pool(number), every.pool(number), strict=True)
-            return (batch._replace(with_massive=whole) for batch, whole in pairs)
+            pairs = zip(self.pool(number), with_massive.pool(number), strict=True)
+            for batch, counterpart in pairs:
+                yield batch._replace(with_massive=counterpart)
 
         return replace(self, pool=pool)
 
 
 class ModelRuns:
-    """Runs models, each once for each different content of an input, for all jobs that share this, until `forget`.
+    """Runs models, each once for each content, for all jobs that share this object.
 
-    Two models are one if they have the same module, whatever they are called.
+    States stay in memory until `forget`. Two models are one if they have the same module, whatever
+    they are called.
     """
 
     def __init__(self) -> None:
-        self._of_pool: dict[Hashable, list[Tensor]] = {}
-        self._of_batch: dict[Hashable, list[Tensor]] = {}
+        self._states_of_pool: dict[Hashable, list[Tensor]] = {}
+        self._states_of_batch: dict[Hashable, list[Tensor]] = {}
         self._texts: dict[Hashable, Any] = {}
 
-    def text(self, asked: Hashable, read: Callable[[], Any]) -> Any:
-        """Return a text that `read` reads the first time that exactly this is asked for; it is never forgotten."""
-        if asked not in self._texts:
-            self._texts[asked] = read()
-        return self._texts[asked]
+    def text(self, key: Hashable, read: Callable[[], Any]) -> Any:
+        """Return the cached text of a key; call `read` on a miss. Texts are never forgotten."""
+        if key not in self._texts:
+            self._texts[key] = read()
+        return self._texts[key]
 
     def forget(self, of_batch: bool = False) -> None:
         """Let go of all states, or only of those of a batch."""
-        self._of_batch.clear()
+        self._states_of_batch.clear()
         if not of_batch:
-            self._of_pool.clear()
+            self._states_of_pool.clear()
 
-    def once(self, model: Reader, content: Hashable, run: Run, *, of_batch: bool = False) -> list[Tensor]:
-        """Return the cached states for `content`; call `run` on a miss."""
-        place, states = (model.identity, content), self._of_batch if of_batch else self._of_pool
-        if place not in states:
-            states[place] = run(model)
-        return states[place]
+    def once(
+        self, model: StateReader, content: Hashable, run: Run, *, of_batch: bool = False
+    ) -> list[Tensor]:
+        """Return the cached states of a model for some content; call `run` on a miss.
+
+        Args:
+            of_batch: Whether the states are those of a batch, which are forgotten before a pool's.
+        """
+        cache = self._states_of_batch if of_batch else self._states_of_pool
+        key = (model.identity, content)
+        if key not in cache:
+            cache[key] = run(model)
+        return cache[key]
 
 
-KEEPS_MASSIVE = "; measure.massive=keep keeps them"
+def say_massive(
+    outliers: Bool[Tensor, " n"], names: Sequence[str], units: str, remedy: str = KEEPS_MASSIVE
+) -> None:
+    """Log the most frequent ones of the tokens, words or stimuli that are left out.
 
-
-def say_massive(outliers: Bool[Tensor, " n"], names: Sequence[str], units: str, remedy: str = KEEPS_MASSIVE) -> None:
-    """Name the most frequent ones of the tokens, words or stimuli that are left out, and say how to keep them."""
-    count, share = len(names), 100 * len(names) / len(outliers)
-    often = ", ".join(f"{name} {times} times" for name, times in Counter(names).most_common(3))
+    Args:
+        outliers: Which rows are left out.
+        names: What the message calls each of them.
+        units: "tokens", "words" or "stimuli".
+        remedy: How to keep them.
+    """
+    frequent = [f"{name} {times} times" for name, times in Counter(names).most_common(3)]
+    share = percentage(len(names), len(outliers))
     log.warning(
-        f"warning: {count} of {len(outliers)} {units} ({share:{'.1g' if share < 9.5 else '.0f'}} %) are left out, as "
-        f"their states, more than {MASSIVE} times as long as the median, decide some layer: {often}{remedy}"
+        f"warning: {len(names)} of {len(outliers)} {units} ({share}) are left out, as their "
+        f"states, more than {MASSIVE} times as long as the median, decide some layer: "
+        f"{', '.join(frequent)}{remedy}"
     )
 
 
-def _tokens_at_once(measure: Any, layers: Mapping[Any, int]) -> int:
-    """Return how many tokens a pool has, by how many layers of each model are kept."""
-    floats = sum(count * model.d_model for model, count in layers.items())
-    return pool_tokens(measure.tokens_per_batch, floats, sum(model.parameters() for model in layers))
+def _tokens_in_memory(measure: Any, layer_counts: Mapping[Any, int]) -> int:
+    """Return how many tokens a pool has.
+
+    Args:
+        measure: The settings of the measure.
+        layer_counts: How many layers of each model are kept.
+    """
+    numbers_per_token = 0
+    parameters = 0
+    for model, count in layer_counts.items():
+        numbers_per_token += count * model.d_model
+        parameters += model.parameters()
+    return pool_tokens(measure.tokens_per_batch, numbers_per_token, parameters)
 
 
-def _drawn_pools(units: int, batches: int, most: int) -> list[tuple[Int[Tensor, " u"], range]]:
-    """Draw units into pools of about equal size, and return those of each with the numbers of its batches."""
+class _PoolPlan(NamedTuple):
+    """The units of text of a pool, and the numbers of its batches."""
+
+    units: Int[Tensor, " u"]
+    batch_numbers: range
+
+
+def _draw_pools(unit_count: int, batches: int, most_batches: int) -> list[_PoolPlan]:
+    """Draw units of text into pools of about equal size.
+
+    Args:
+        unit_count: How many units there are.
+        batches: How many batches all pools have.
+        most_batches: How many batches a pool has at most.
+    """
+    pool_count = min(-(-batches // most_batches), max(unit_count, 1))
+    order = torch.randperm(unit_count, generator=seeded(0))
     pools = []
-    parts = min(-(-batches // most), max(units, 1))
-    drawn = torch.randperm(units, generator=seeded(0))
-    for start, stop in pairwise(batches * part // max(parts, 1) for part in range(parts + 1)):
-        first, last = (-(-units * cut // batches) for cut in (start, stop))
-        pools.append((drawn[first:last].sort().values, range(start, stop)))
+    for pool in range(pool_count):
+        first_batch = batches * pool // pool_count
+        end_batch = batches * (pool + 1) // pool_count
+        first_unit = -(-unit_count * first_batch // batches)
+        end_unit = -(-unit_count * end_batch // batches)
+        units = order[first_unit:end_unit].sort().values
+        pools.append(_PoolPlan(units, range(first_batch, end_batch)))
     return pools
 
 
-class Labels(NamedTuple):
+class RowLabels(NamedTuple):
     """What is known of the tokens or words of a pool, (n,), or of whole rows of text, (b, t)."""
 
     content: Hashable
@@ -151,127 +260,232 @@ class Labels(NamedTuple):
 
 
 class TextBatches(ABC):
-    """Draws batches of states of several models from pools of text; each model runs once over a pool.
+    """Draws batches of states of several models from pools of text; each model runs once over a
+    pool.
 
-    Text comes in units, rows of tokens or pieces of words. Those of a pool are drawn at random, and the tokens or words
-    of a pool are drawn into its batches, equally many into each. A batch of whole rows is a pool.
+    Text comes in units, rows of tokens or pieces of words. Those of a pool are drawn at random,
+    and the tokens or words of a pool are drawn into its batches, equally many into each. If
+    measures take whole rows, a pool is one batch.
+
+    Args:
+        models: The models, of which several may be the same.
+        layers: The layers of each model.
+        data: The text.
+        measure: Settings, see `text_batches`.
+        runs: Where states are kept for other jobs.
+        is_spread: Whether tokens are of beginnings of documents.
+
+    Attributes:
+        units: How many units all of the text has.
+        units_per_pass: How many units a model reads in one pass.
+        batches: How many batches there are.
+        facts: What the provenance of a result says of the text.
     """
 
     level: str
-    units: int  # of all text
-    at_once: int  # how many a model reads in one pass
+    units: int
+    units_per_pass: int
     batches: int
     facts: dict[str, Any]
 
     def __init__(
         self,
         models: Sequence[StateSource],
-        at: Sequence[Sequence[Layer]],
+        layers: Sequence[Sequence[Layer]],
         data: DataConfig,
         measure: Any,
         runs: ModelRuns,
         is_spread: bool = False,
     ):
         self.models: Sequence[Any] = models
-        self.measure, self.runs, self.is_spread = measure, runs, is_spread
-        self.layers: dict[Reader, tuple[Any, ...]] = dict(zip(models, map(tuple, at), strict=True))
-        self.is_whole = getattr(measure, "flatten", "token") != "token"
+        self.measure = measure
+        self.runs = runs
+        self.is_spread = is_spread
+        self.layers: dict[StateReader, tuple[Any, ...]] = {}
+        for model, layers_of_model in zip(models, layers, strict=True):
+            self.layers[model] = tuple(layers_of_model)
+        self.takes_whole_rows = getattr(measure, "flatten", "token") != "token"
         self.read(data)
-        tokens = _tokens_at_once(measure, {model: len(own) for model, own in self.layers.items()})
-        most = 1 if self.is_whole else tokens // measure.tokens_per_batch
-        self.pools = _drawn_pools(self.units, self.batches, most)
-        self.left_out: dict[int, Tensor | None] = {}  # by pool; it is said once, however often the pools are read
+
+        most_batches = 1
+        if not self.takes_whole_rows:
+            layer_counts = {model: len(of_model) for model, of_model in self.layers.items()}
+            tokens = _tokens_in_memory(measure, layer_counts)
+            most_batches = tokens // measure.tokens_per_batch
+        self.pools = _draw_pools(self.units, self.batches, most_batches)
+        # By pool, so that a message comes once, however often pools are read.
+        self._outliers: dict[int, Tensor | None] = {}
 
     @abstractmethod
     def read(self, data: DataConfig) -> None:
         """Read the text, and set how many units and batches it has."""
 
     @abstractmethod
-    def labels(self, units: Int[Tensor, " u"]) -> Labels:
+    def labels(self, units: Int[Tensor, " u"]) -> RowLabels:
         """Return what is known of the tokens or words of some units."""
 
     @abstractmethod
-    def run(self, model: Reader, at: Sequence[Any], units: Int[Tensor, " u"]) -> list[Tensor]:
+    def run(
+        self, model: StateReader, layers: Sequence[Any], units: Int[Tensor, " u"]
+    ) -> list[Tensor]:
         """Return the states of what `labels` describes, by layer."""
 
     @abstractmethod
     def named(self, units: Int[Tensor, " u"], tokens: Int[Tensor, " n"]) -> list[str]:
-        """Return tokens or words that `labels` describes in writing."""
+        """Return what messages call tokens or words that `labels` describes."""
 
     def pool(self, number: int) -> Iterator[StateBatch]:
         """Yield the batches of a pool."""
-        units, numbers = self.pools[number]
-        labels, size = self.labels(units), self.measure.tokens_per_batch
-        key: Hashable = (labels.content, self.at_once)
-        pool = self.of_models(key, partial(self.states, units=units))
-        keeps_all = self.measure.massive == "keep" or self.is_whole
-        if number not in self.left_out:
-            found = None if keeps_all else massive([layer for own in pool.values() for layer in own])
-            self.left_out[number] = found
-            if found is not None and number == 0:
-                say_massive(found, self.named(units, labels.tokens[found]), f"{self.level}s")
-        outliers = self.left_out[number]
+        plan = self.pools[number]
+        labels = self.labels(plan.units)
+        key: Hashable = (labels.content, self.units_per_pass)
+        pool = self._states_of_models(key, partial(self._states_of_units, units=plan.units))
+        outliers = self._massive_rows(number, pool, labels)
         if self.measure.given == "token_position" and labels.positions is not None:
             key = (key, "residuals")
-            pool = self.of_models(key, self.residuals(pool, labels, numbers))
-        order = torch.randperm(len(labels.groups), generator=seeded(numbers.start))
-        size = max(min(len(order) // len(numbers), size), 1)
-        batch = partial(self.batch, pool, labels, numbers)
-        left, moved, beside = order, key, 0
-        if outliers is not None:
-            left, moved = order[~outliers[order]], (key, outliers.numpy().tobytes())
-            beside = BESIDE
-        for own, chosen, every in zip(numbers, left.split(size), order.split(size), strict=False):
-            whole = batch(own, every, key) if own < beside else None
-            yield batch(own, chosen, moved)._replace(with_massive=whole)
+            residuals = self._residuals(pool, labels, plan.batch_numbers)
+            pool = self._states_of_models(key, residuals)
 
-    def batches_of(self) -> StateBatches:
-        return StateBatches(self.pool, len(self.pools), self.batches, self.level, {"data": self.facts}, self.of)
+        order = torch.randperm(len(labels.groups), generator=seeded(plan.batch_numbers.start))
+        rows_per_batch = len(order) // len(plan.batch_numbers)
+        rows_per_batch = max(min(rows_per_batch, self.measure.tokens_per_batch), 1)
+        make_batch = partial(self._batch, pool, labels, plan.batch_numbers)
+        if outliers is None:
+            drawn = zip(plan.batch_numbers, order.split(rows_per_batch), strict=False)
+            for batch_number, rows in drawn:
+                yield make_batch(batch_number, rows, key)
+            return
 
-    def of(self, model: Reader, at: Sequence[Any]) -> StateBatches:
-        """Return the batches of the same rows, without the same ones, of another model that reads as these do."""
-        other = copy(self)
-        other.models, other.layers, other.runs = [model], {model: tuple(at)}, ModelRuns()
-        return other.batches_of()
+        order_without = order[~outliers[order]]
+        key_without = (key, outliers.numpy().tobytes())
+        rows_of_batches = zip(
+            plan.batch_numbers,
+            order_without.split(rows_per_batch),
+            order.split(rows_per_batch),
+            strict=False,
+        )
+        for batch_number, rows, rows_with_massive in rows_of_batches:
+            counterpart = None
+            if batch_number < BATCHES_WITH_MASSIVE:
+                counterpart = make_batch(batch_number, rows_with_massive, key)
+            batch = make_batch(batch_number, rows, key_without)
+            yield batch._replace(with_massive=counterpart)
 
-    def of_models(self, key: Hashable, run: Callable[..., list[Tensor]]) -> Pool:
-        """Return the states of each model, of this content, which `run` makes unless another job has had them."""
-        return {model: self.runs.once(model, (key, own), partial(run, at=own)) for model, own in self.layers.items()}
+    def _massive_rows(
+        self, number: int, pool: Pool, labels: RowLabels
+    ) -> Bool[Tensor, " n"] | None:
+        """Return which rows of a pool have massive states and are left out; None: none are."""
+        if self.measure.massive == "keep" or self.takes_whole_rows:
+            return None
+        if number not in self._outliers:
+            layers = []
+            for states in pool.values():
+                layers += states
+            outliers = massive(layers)
+            self._outliers[number] = outliers
+            if outliers is not None and number == 0:
+                names = self.named(self.pools[number].units, labels.tokens[outliers])
+                say_massive(outliers, names, f"{self.level}s")
+        return self._outliers[number]
 
-    def states(self, model: Reader, at: Sequence[Any], units: Int[Tensor, " u"]) -> list[Tensor]:
-        """Return the states of a pool by layer, of which no more than one is in memory twice."""
-        parts = [self.run(model, at, part) for part in units.split(self.at_once)]
-        return [torch.cat([part.pop(0) for part in parts]) for _ in range(len(parts[0]))]
+    def state_batches(self) -> StateBatches:
+        """Return the batches as measures take them."""
+        return StateBatches(
+            pool=self.pool,
+            total=len(self.pools),
+            batches=self.batches,
+            level=self.level,
+            facts={"data": self.facts},
+            of=self.of_model,
+        )
 
-    def residuals(self, pool: Pool, labels: Labels, numbers: range) -> Callable[..., list[Tensor]]:
-        """Return what takes the means of token and position from states of a pool; those of rare tokens become 0."""
+    def of_model(self, model: StateReader, layers: Sequence[Any]) -> StateBatches:
+        """Return the batches of the same rows, without the same ones, of another model.
+
+        Args:
+            model: A model that reads text as these do.
+            layers: Its layers.
+        """
+        batches = copy(self)
+        batches.models = [model]
+        batches.layers = {model: tuple(layers)}
+        batches.runs = ModelRuns()
+        return batches.state_batches()
+
+    def _states_of_models(self, key: Hashable, run: Callable[..., list[Tensor]]) -> Pool:
+        """Return the states of each model, which `run` makes unless another job has had them."""
+        pool = {}
+        for model, layers in self.layers.items():
+            pool[model] = self.runs.once(model, (key, layers), partial(run, layers=layers))
+        return pool
+
+    def _states_of_units(
+        self, model: StateReader, layers: Sequence[Any], units: Int[Tensor, " u"]
+    ) -> list[Tensor]:
+        """Return the states of units by layer; no more than one layer is in memory twice."""
+        passes = [self.run(model, layers, batch) for batch in units.split(self.units_per_pass)]
+        joined = []
+        for _ in range(len(passes[0])):
+            joined.append(torch.cat([states.pop(0) for states in passes]))
+        return joined
+
+    def _residuals(
+        self, pool: Pool, labels: RowLabels, batch_numbers: range
+    ) -> Callable[..., list[Tensor]]:
+        """Return a function that removes the means of token and position from a pool's states.
+
+        States of rare tokens become 0.
+
+        Raises:
+            DataError: No token occurs often enough.
+        """
         try:
-            within = RowGroups.of(labels.tokens, FEWEST)
+            groups = RowGroups.of(labels.tokens, FEWEST)
         except ValueError as error:
-            raise DataError(f"batches {numbers.start} to {numbers.stop - 1}: {error}") from error
+            last = batch_numbers.stop - 1
+            raise DataError(f"batches {batch_numbers.start} to {last}: {error}") from error
 
-        def of(model: Reader, at: Sequence[Any]) -> list[Tensor]:
+        def residuals_of(model: StateReader, layers: Sequence[Any]) -> list[Tensor]:
             assert labels.positions is not None
-            order, places = within.order.to(model.device), labels.positions.to(model.device)
-            found = ((layer, within.without_means(layer, places).to(layer.dtype)) for layer in pool[model])
-            return [torch.zeros_like(layer).index_copy_(0, order, residual) for layer, residual in found]
+            order = groups.order.to(model.device)
+            positions = labels.positions.to(model.device)
+            residuals = []
+            for states in pool[model]:
+                without_means = groups.without_means(states, positions).to(states.dtype)
+                residuals.append(torch.zeros_like(states).index_copy_(0, order, without_means))
+            return residuals
 
-        return of
+        return residuals_of
 
-    def batch(
-        self, pool: Pool, labels: Labels, numbers: range, number: int, chosen: Int[Tensor, " b"], key: Hashable
+    def _batch(
+        self,
+        pool: Pool,
+        labels: RowLabels,
+        batch_numbers: range,
+        number: int,
+        rows: Int[Tensor, " b"],
+        key: Hashable,
     ) -> StateBatch:
-        """Return the batch of these rows of a pool, in the order of the text, which permutations of documents keep."""
-        rows = chosen.sort().values
+        """Return the batch of some rows of a pool.
 
-        def of(model: Reader) -> list[Tensor]:
-            places = rows.to(model.device)
-            return [layer[places] for layer in pool[model]]
+        They are in the order of the text, which permutations of documents keep.
+        """
+        ordered_rows = rows.sort().values
 
-        content = (key, numbers, number)
-        states = [self.runs.once(model, (content, self.layers[model]), of, of_batch=True) for model in self.models]
-        mask = None if labels.mask is None else labels.mask[rows]
-        return StateBatch(number, states, labels.groups[rows], mask, labels.tokens[rows], content)
+        def select(model: StateReader) -> list[Tensor]:
+            rows_on_device = ordered_rows.to(model.device)
+            return [states[rows_on_device] for states in pool[model]]
+
+        content = (key, batch_numbers, number)
+        states = []
+        for model in self.models:
+            model_content = (content, self.layers[model])
+            states.append(self.runs.once(model, model_content, select, of_batch=True))
+        mask = None
+        if labels.mask is not None:
+            mask = labels.mask[ordered_rows]
+        groups = labels.groups[ordered_rows]
+        return StateBatch(number, states, groups, mask, labels.tokens[ordered_rows], content)
 
 
 class TokenBatches(TextBatches):
@@ -280,72 +494,110 @@ class TokenBatches(TextBatches):
     level = "token"
 
     def read(self, data: DataConfig) -> None:
-        first, measure = self.models[0], self.measure
         if data.source == "states":
             self._read_stored(data)
         else:
             self._read_text(data)
+        measure = self.measure
         special: list[int] = []
-        if measure.skip_special_tokens and first.tokenizer is not None:
-            special = first.tokenizer.all_special_ids
-        self.kept = counted(self.rows, measure.skip_first, special) & self.is_token
+        tokenizer = self.models[0].tokenizer
+        if measure.skip_special_tokens and tokenizer is not None:
+            special = tokenizer.all_special_ids
+        self.is_compared = compared_tokens(self.rows, measure.skip_first, special) & self.is_token
+
         context = self.rows.shape[1]
-        self.units, self.at_once = len(self.rows), max(measure.tokens_per_batch // context, 1)
-        per_batch = self.at_once * context if self.is_whole else measure.tokens_per_batch
-        self.batches = min(measure.batches, max(int(self.is_token.sum()) // per_batch, 1))
+        self.units = len(self.rows)
+        self.units_per_pass = max(measure.tokens_per_batch // context, 1)
+        tokens_per_batch = measure.tokens_per_batch
+        if self.takes_whole_rows:
+            tokens_per_batch = self.units_per_pass * context
+        possible_batches = max(int(self.is_token.sum()) // tokens_per_batch, 1)
+        self.batches = min(measure.batches, possible_batches)
 
     def _read_text(self, data: DataConfig) -> None:
         """Read text as rows that all models read, of one length."""
-        first, measure = self.models[0], self.measure
+        measure = self.measure
+        first_model = self.models[0]
         for model in self.models:
             model.check_context(data.context)
+
         tokens = measure.batches * measure.tokens_per_batch
-        every = _tokens_at_once(measure, {model: model.n_layers for model in self.models})
-        held = tokens if self.is_whole else min(tokens, every)
-        context = data.context or min(*(model.context for model in self.models), max(held // FEWEST_ROWS, SHORTEST))
-        wanted = -(-tokens // context)
-        data, bos = replace(data, report_tokens=SPREAD * wanted * context), first.bos_each_row
-        read = partial(read_corpus, data, first.tokenizer, context, bos=bos, fit_tokens=0, whole=not self.is_spread)
-        asked = (repr(data), tokenizer_fingerprint(first.tokenizer), context, bos, self.is_spread)
-        corpus = self.runs.text(asked, read)
-        chosen = torch.randperm(len(corpus.report), generator=seeded(0))[:wanted].sort().values
-        self.rows, documents = corpus.report.tokens[chosen], corpus.report.documents[chosen]
+        context = data.context or self._context(tokens)
+        row_count = -(-tokens // context)
+        data = replace(data, report_tokens=TIMES_AS_MUCH_TEXT * row_count * context)
+        corpus = self._corpus(data, context)
+        order = torch.randperm(len(corpus.report), generator=seeded(0))
+        drawn = corpus.report.select(order[:row_count].sort().values)
+        self.rows = drawn.tokens
         for model in self.models:
-            check_rows(first, model, self.rows)  # the same rows must be the same text
+            check_same_tokens(first_model, model, self.rows)  # the same rows must be the same text
         self.is_token = torch.ones_like(self.rows, dtype=torch.bool)
-        self.groups = numbered_by_part(documents.flatten().long()).view(-1, context)
+        documents = drawn.documents.flatten().long()
+        self.groups = numbered_by_part(documents).view(-1, context)
         self.facts = {"name": data.name, **corpus.facts()}
 
+    def _context(self, tokens: int) -> int:
+        """Return the length of rows for so many tokens, where none is set."""
+        tokens_in_memory = tokens
+        if not self.takes_whole_rows:
+            layer_counts = {model: model.n_layers for model in self.models}
+            tokens_in_memory = min(tokens, _tokens_in_memory(self.measure, layer_counts))
+        longest = max(tokens_in_memory // FEWEST_TEXT_ROWS, SHORTEST_CONTEXT)
+        return min(*(model.context for model in self.models), longest)
+
+    def _corpus(self, data: DataConfig, context: int) -> Corpus:
+        """Return the text as rows, which jobs that share runs read once."""
+        first_model = self.models[0]
+        tokenizer = first_model.tokenizer
+        bos = first_model.bos_each_row
+        read = partial(
+            read_corpus,
+            data,
+            tokenizer,
+            context,
+            bos=bos,
+            fit_tokens=0,
+            whole=not self.is_spread,
+        )
+        key = (repr(data), tokenizer_fingerprint(tokenizer), context, bos, self.is_spread)
+        return self.runs.text(key, read)
+
     def _read_stored(self, data: DataConfig) -> None:
-        """Take rows of a folder of states, drawn at random; shorter ones have padding on the right."""
+        """Draw rows of a folder of states; shorter ones are padded on the right."""
         folder = folder_of_rows(data, self.models)
-        chosen = folder.drawn_rows(self.measure.batches * self.measure.tokens_per_batch)
-        found = folder.token_rows(chosen)
-        self.rows, self.is_token = found.tokens, found.is_token
+        tokens = self.measure.batches * self.measure.tokens_per_batch
+        drawn = folder.token_rows(folder.drawn_rows(tokens))
+        self.rows = drawn.tokens
+        self.is_token = drawn.is_token
         for model in self.models:
-            check_reads_rows(model, folder, found)
-        documents = found.documents[:, None].expand_as(self.rows)
+            check_reads_rows(model, folder, drawn)
+        documents = drawn.documents[:, None].expand_as(self.rows)
         self.groups = torch.zeros_like(self.rows)
         self.groups[self.is_token] = numbered_by_part(documents[self.is_token])
-        warn_of_few(data, len(found.documents.unique()))
+        warn_of_few_documents(data, len(drawn.documents.unique()))
         self.facts = {"name": data.name, "states": folder.fingerprint(), "rows": len(self.rows)}
 
-    def labels(self, units: Int[Tensor, " u"]) -> Labels:
-        part, mask = self.rows[units], self.kept[units]
-        content = (self.is_whole, tuple(part.shape), part.numpy().tobytes(), mask.numpy().tobytes())
-        if self.is_whole:
-            return Labels(content, part, self.groups[units], mask=mask)
-        positions = torch.arange(part.shape[1]).expand_as(part)
-        return Labels(content, part[mask], self.groups[units][mask], positions[mask])
+    def labels(self, units: Int[Tensor, " u"]) -> RowLabels:
+        rows = self.rows[units]
+        mask = self.is_compared[units]
+        groups = self.groups[units]
+        row_bytes = rows.numpy().tobytes()
+        content = (self.takes_whole_rows, tuple(rows.shape), row_bytes, mask.numpy().tobytes())
+        if self.takes_whole_rows:
+            return RowLabels(content, rows, groups, mask=mask)
+        positions = torch.arange(rows.shape[1]).expand_as(rows)
+        return RowLabels(content, rows[mask], groups[mask], positions[mask])
 
-    def run(self, model: Reader, at: Sequence[Any], units: Int[Tensor, " u"]) -> list[Tensor]:
+    def run(
+        self, model: StateReader, layers: Sequence[Any], units: Int[Tensor, " u"]
+    ) -> list[Tensor]:
         is_token = self.is_token[units]
         mask = None if is_token.all() else is_token.long()
-        states, places = (
-            model.residuals(self.rows[units].long(), at, mask),
-            places_of(self.kept[units]).to(model.device),
-        )
-        return states if self.is_whole else [layer.flatten(0, 1)[places] for layer in states]
+        states = model.residuals(self.rows[units].long(), layers, mask)
+        if self.takes_whole_rows:
+            return states
+        compared = places_of(self.is_compared[units]).to(model.device)
+        return [layer.flatten(0, 1)[compared] for layer in states]
 
     def named(self, units: Int[Tensor, " u"], tokens: Int[Tensor, " n"]) -> list[str]:
         tokenizer = self.models[0].tokenizer
@@ -355,71 +607,97 @@ class TokenBatches(TextBatches):
 
 
 class WordBatches(TextBatches):
-    """Batches of the states of words, which models with different tokenizers read in the same pieces of text."""
+    """Batches of the states of words.
+
+    Models with different tokenizers read them in the same pieces of text.
+    """
 
     level = "word"
 
     def read(self, data: DataConfig) -> None:
-        size, different = self.measure.tokens_per_batch, list(dict.fromkeys(self.models))
-        wanted = self.measure.batches * size
-        cut_for = frozenset((model.ids_fingerprint, model.context) for model in different)
-        asked = (repr(data), wanted, cut_for)
-        self.text: Pieces = self.runs.text(asked, partial(drawn_pieces, data, different, wanted))
-        if not self.text.count:
-            share = f", or raise data.report_share={data.report_share}" if data.report_share else ""
-            raise DataError(f"the report has no words; give more text{share}")
-        warn_of_few(data, len(set(self.text.documents)))
-        self.units, self.at_once = len(self.text.texts), max(size // WORDS_AT_ONCE, 1)
-        self.batches = min(self.measure.batches, max(self.text.count // size, 1))
+        words_per_batch = self.measure.tokens_per_batch
+        words = self.measure.batches * words_per_batch
+        distinct_models = list(dict.fromkeys(self.models))
+        readers = frozenset((model.ids_fingerprint, model.context) for model in distinct_models)
+        key = (repr(data), words, readers)
+        draw = partial(drawn_pieces, data, distinct_models, words)
+        self.text: Pieces = self.runs.text(key, draw)
+        if self.text.count == 0:
+            remedy = "give more text"
+            if data.report_share:
+                remedy += f", or raise data.report_share={data.report_share}"
+            raise DataError(f"the report has no words; {remedy}")
+        warn_of_few_documents(data, len(set(self.text.documents)))
+        self.units = len(self.text.texts)
+        self.units_per_pass = max(words_per_batch // WORDS_PER_PIECE, 1)
+        self.batches = min(self.measure.batches, max(self.text.count // words_per_batch, 1))
         self.facts = {"name": data.name, "level": "word"}
 
-    def labels(self, units: Int[Tensor, " u"]) -> Labels:
-        part = self.text.chosen(units)
-        return Labels((tuple(part.texts), tuple(map(tuple, part.words))), part.forms, part.owners)
+    def labels(self, units: Int[Tensor, " u"]) -> RowLabels:
+        pieces = self.text.select(units)
+        words = tuple(tuple(spans) for spans in pieces.words)
+        return RowLabels((tuple(pieces.texts), words), pieces.forms, pieces.owners)
 
-    def run(self, model: Reader, at: Sequence[Any], units: Int[Tensor, " u"]) -> list[Tensor]:
-        return word_states(model, self.text.chosen(units), at)
+    def run(
+        self, model: StateReader, layers: Sequence[Any], units: Int[Tensor, " u"]
+    ) -> list[Tensor]:
+        return word_states(model, self.text.select(units), layers)
 
-    def named(self, units: Int[Tensor, " u"], forms: Int[Tensor, " n"]) -> list[str]:
-        own = self.text.chosen(units)
-        first = {number: place for place, number in reversed([*enumerate(own.forms.tolist())])}
-        words = [part[start:stop] for part, spans in zip(own.texts, own.words, strict=True) for start, stop in spans]
-        return [repr(words[first[form]]) for form in forms.tolist()]
+    def named(self, units: Int[Tensor, " u"], tokens: Int[Tensor, " n"]) -> list[str]:
+        pieces = self.text.select(units)
+        word_of_form = dict(zip(pieces.forms.tolist(), pieces.written_words(), strict=True))
+        return [repr(word_of_form[form]) for form in tokens.tolist()]
 
 
 def text_batches(
     models: Sequence[StateSource],
-    at: Sequence[Sequence[Layer]],
+    layers: Sequence[Sequence[Layer]],
     data: DataConfig,
     measure: Any,
     runs: ModelRuns,
     *,
     is_spread: bool = False,
 ) -> StateBatches:
-    """Return batches of the states of several models at these layers of each, on held-out text.
+    """Return batches of the states of several models on held-out text.
 
     Args:
-        measure: the settings `batches`; `tokens_per_batch`, tokens or words; `level`: token, word, or auto, which is
-            words where the tokenizers differ; `massive`, of which "drop" leaves out `massive` tokens wherever they are;
-            `skip_first` and `skip_special_tokens`; `given`, of which "token_position" takes the means of both from the
-            states of a pool. Any other `flatten` than "token" keeps rows of text whole.
-        runs: where states are kept for other jobs until they are forgotten.
-        is_spread: whether tokens are of beginnings of documents, as words are, so that little text is of more of them.
+        models: The models, of which several may be the same.
+        layers: The layers of each model.
+        data: The text.
+        measure: The settings `batches`; `tokens_per_batch`, tokens or words; `level`: token, word,
+            or auto, which is words where tokenizers differ; `massive`, where "drop" leaves out
+            massive states; `skip_first` and `skip_special_tokens`; `given`, where "token_position"
+            removes the means of both from the states of a pool. Any other `flatten` than "token"
+            keeps rows of text whole.
+        runs: Where states are kept for other jobs until they are forgotten.
+        is_spread: Whether tokens are of beginnings of documents, as words are, so that little text
+            is of more of them.
+
+    Raises:
+        DataError: There is too little text, or settings of tokens are given for words.
     """
     level = measure.level
     if level == "auto":
-        level = "token" if len({model.ids_fingerprint for model in models}) == 1 else "word"
+        vocabularies = {model.ids_fingerprint for model in models}
+        level = "token" if len(vocabularies) == 1 else "word"
         if level == "word":
-            log.info(" and ".join(model.name for model in models) + " have different tokenizers: compared word by word")
+            names = " and ".join(model.name for model in models)
+            log.info(names + " have different tokenizers: compared word by word")
     if level == "word" and (measure.skip_first or measure.skip_special_tokens):
-        raise DataError("words are compared one by one: skip_first and skip_special_tokens are for tokens")
-    return (TokenBatches if level == "token" else WordBatches)(models, at, data, measure, runs, is_spread).batches_of()
+        raise DataError(
+            "words are compared one by one: skip_first and skip_special_tokens are for tokens"
+        )
+    batches_of_level = TokenBatches if level == "token" else WordBatches
+    batches = batches_of_level(models, layers, data, measure, runs, is_spread)
+    return batches.state_batches()
 
 
 def sampled(measure: Any, level: str = "auto") -> Any:
     """Return the settings of the few batches that readings in bits are of."""
-    has_null = {"null": False} if hasattr(measure, "null") else {}
-    return replace(measure, level=level, batches=min(measure.batches, READ), **has_null)
+    changes: dict[str, Any] = {"level": level, "batches": min(measure.batches, READING_BATCHES)}
+    if hasattr(measure, "null"):
+        changes["null"] = False
+    return replace(measure, **changes)
 
 
 def array_batches(
@@ -430,41 +708,72 @@ def array_batches(
     fewest: int = 2,
     needed_by: str = "",
 ) -> StateBatches:
-    """Return batches of the states of n stimuli, for each side its layers; a side that is there twice has one list.
+    """Return batches of the states of n stimuli.
 
-    Where a batch can hold all of them, there is one. Else they are drawn, one by one, into batches of about equal size,
-    of at least `fewest`, which the setting `needed_by` asks for, such as "measure.neighbours=10". Each batch is a
-    pool. `groups` is what each stimulus belongs to, such as a sentence.
+    Where a batch can hold all of them, there is one. Otherwise they are drawn, one by one, into
+    batches of about equal size. Each batch is a pool.
+
+    Args:
+        sides: The layers of each model; a side that is there twice has one list.
+        groups: What each stimulus belongs to, such as a sentence.
+        rows_per_batch: How many stimuli a batch holds at most.
+        fewest: How many stimuli a batch needs.
+        needed_by: The setting that needs so many, such as "measure.neighbours=10".
+
+    Raises:
+        DataError: Batches would have fewer stimuli.
     """
-    n, total = len(groups), -(-len(groups) // rows_per_batch)
-    if n // total < fewest:
-        needed = f"{needed_by} needs at least {fewest}" if needed_by else f"at least {fewest} are needed"
+    n = len(groups)
+    batch_count = -(-n // rows_per_batch)
+    smallest_batch = n // batch_count
+    if smallest_batch < fewest:
+        need = f"at least {fewest} are needed"
         remedies = ["give more stimuli"]
         if needed_by:
-            remedies.append(f"choose a smaller {needed_by.partition('=')[0]}")
+            setting = needed_by.partition("=")[0]
+            need = f"{needed_by} needs at least {fewest}"
+            remedies.append(f"choose a smaller {setting}")
         if rows_per_batch < n:
             remedies.append("raise measure.tokens_per_batch")
         raise DataError(
-            f"of {n} stimuli, measure.tokens_per_batch={rows_per_batch} compares {n // total} at once, and {needed}; "
-            + ", or ".join(remedies)
+            f"of {n} stimuli, measure.tokens_per_batch={rows_per_batch} compares {smallest_batch} "
+            f"at once, and {need}; {', or '.join(remedies)}"
         )
-    parts = [part.sort().values for part in torch.randperm(n, generator=seeded(0)).tensor_split(total)]
-    different, numbers = {id(side): side for side in sides}, numbered_by_part(groups)
+    order = torch.randperm(n, generator=seeded(0))
+    rows_of_batches = [rows.sort().values for rows in order.tensor_split(batch_count)]
+    distinct_sides = {id(side): side for side in sides}
+    group_numbers = numbered_by_part(groups)
 
     def pool(number: int) -> Iterator[StateBatch]:
-        own = parts[number]
-        places = {layer.device: own.to(layer.device) for side in different.values() for layer in side[:1]}
-        states = {key: [layer[places[layer.device]] for layer in side] for key, side in different.items()}
-        yield StateBatch(number, [states[id(side)] for side in sides], numbers[own])
+        rows = rows_of_batches[number]
+        rows_on_device: dict[torch.device, Tensor] = {}
+        for side in distinct_sides.values():
+            for layer in side[:1]:
+                rows_on_device[layer.device] = rows.to(layer.device)
+        states = {}
+        for key, side in distinct_sides.items():
+            states[key] = [layer[rows_on_device[layer.device]] for layer in side]
+        states_of_sides = [states[id(side)] for side in sides]
+        yield StateBatch(number, states_of_sides, group_numbers[rows])
 
-    return StateBatches(pool, total, total, "stimulus", {"data": {"rows": n, "batches": total}})
+    facts = {"data": {"rows": n, "batches": batch_count}}
+    return StateBatches(pool, batch_count, batch_count, "stimulus", facts)
 
 
-def pool_tokens(batch: int, floats: int, parameters: int) -> int:
-    """Return how many tokens models run over, at most, before these are drawn into batches; a job ends between pools.
+def pool_tokens(batch_tokens: int, numbers_per_token: int, parameters: int) -> int:
+    """Return how many tokens models run over, at most, before these are drawn into batches.
 
-    With so many `floats` for a token, states of a pool take `POOL_BYTES` in float32, or a quarter of what the weights
-    take, and more where that is below `POOL_BATCHES` batches of so many tokens.
+    States of a pool take `POOL_BYTES` in float32, or a quarter of what the weights take, and more
+    where that is below `POOL_BATCHES` batches. A job ends between pools.
+
+    Args:
+        batch_tokens: How many tokens a batch has.
+        numbers_per_token: How many numbers the states of a token are.
+        parameters: How many weights are in memory.
     """
-    held = max(POOL_BYTES, parameters) // (4 * batch * floats)
-    return batch * max(min(POOL_TOKENS // batch, max(held, POOL_BATCHES), MOST_BATCHES), 1)
+    batch_bytes = 4 * batch_tokens * numbers_per_token
+    batches_in_memory = max(POOL_BYTES, parameters) // batch_bytes
+    batches = min(
+        POOL_TOKENS // batch_tokens, max(batches_in_memory, POOL_BATCHES), MOST_POOL_BATCHES
+    )
+    return batch_tokens * max(batches, 1)

@@ -1,4 +1,4 @@
-"""Pairs of texts that differ in one feature, the tokens that may continue each, and how a model reads them."""
+"""Pairs of texts that differ in one feature, and the tokens that may continue each."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import random
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,25 +19,39 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from thinkalike.data.grammar import lexicon, noun, with_s
-from thinkalike.data.stimuli import chosen
+from thinkalike.data.stimuli import select_names
 from thinkalike.data.tables import read_frame
+from thinkalike.data.words import Span
 from thinkalike.errors import DataError
 from thinkalike.models.frozen import FrozenModel
-from thinkalike.states.tokens import Span, has_own_state, last_tokens
+from thinkalike.states.spans import has_own_state, last_tokens
 
-AT_ONCE = 64  # texts
-BOUNDARY = "<boundary>"  # the word before ends here: any token that does not continue it
-SPACES = ("Ġ", "▁", "Ċ", "ĉ", " ")  # with which tokenizers begin a token that follows white space, or is some
+TEXTS_PER_BATCH = 64
+"""How many texts a model reads together."""
+
+BOUNDARY = "<boundary>"
+"""Says that the word before ends here: any token that does not continue it."""
+
+SPACE_PREFIXES = ("Ġ", "▁", "Ċ", "ĉ", " ")
+"""With these, tokenizers begin a token that follows white space, or is white space."""
+
 CONTRASTS = ("number", "question")
+"""The contrasts that the grammar has."""
+
 COLUMNS = ("text", "counterpart", "word", "up", "down")
-OPTIONAL = "counterpart_word"  # where the word is another one in the counterpart
+"""The columns that a table of contrasts has."""
+
+COUNTERPART_WORD = "counterpart_word"
+"""The column of the word in the counterpart, where it is another one."""
 
 
 class Prompt(NamedTuple):
     """A text to be continued, and a word of it."""
 
     text: str
+
     span: Span
+    """The characters of the word."""
 
     @property
     def word(self) -> str:
@@ -45,198 +60,373 @@ class Prompt(NamedTuple):
 
 @dataclass(frozen=True)
 class Contrasts:
-    """Pairs of texts, alike but for a feature of a word, at which states are read and changed.
+    """Pairs of texts that differ in a feature of a word, at which states are read and changed.
 
     A continuation is one token as it follows the text, or `BOUNDARY`.
     """
 
-    texts: list[Prompt]  # without the feature
-    counterparts: list[Prompt]  # with it
-    up: list[str]  # the continuations that the feature makes likelier
-    down: list[str]  # and those that it makes less likely
-    source: str = "contrasts"  # what the message of an error begins with
+    texts: list[Prompt]
+    """The texts without the feature."""
+
+    counterparts: list[Prompt]
+    """The texts with the feature."""
+
+    up: list[str]
+    """The continuation of each pair that the feature makes likelier."""
+
+    down: list[str]
+    """The continuation of each pair that the feature makes less likely."""
+
+    source: str = "contrasts"
+    """What errors call the pairs."""
 
     def __len__(self) -> int:
         return len(self.texts)
 
     @property
     def groups(self) -> Int[Tensor, " n"]:
-        """The number of the word of each text, by which folds and resamples keep pairs together."""
-        words = np.array([prompt.word for prompt in self.texts], dtype=object)
+        """The number of each text's word, by which folds and resamples keep pairs together."""
+        words = np.array([text.word for text in self.texts], dtype=object)
         return torch.from_numpy(pd.factorize(words)[0])
 
     def fingerprint(self) -> str:
         """Return the SHA-256 of all texts, words and continuations, as 16 hexadecimal digits."""
-        everything = (self.texts, self.counterparts, self.up, self.down)
-        return hashlib.sha256(repr(everything).encode()).hexdigest()[:16]
+        content = (self.texts, self.counterparts, self.up, self.down)
+        return hashlib.sha256(repr(content).encode()).hexdigest()[:16]
 
 
 def ids_of(tokenizer: Any, text: str) -> list[int]:
-    found: list[int] = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-    return found
+    """Return the token ids of a text, without special tokens."""
+    encoded = tokenizer(text, add_special_tokens=False, verbose=False)
+    token_ids: list[int] = encoded["input_ids"]
+    return token_ids
 
 
 def continuations(
     contrasts: Contrasts, tokenizer: Any, vocabulary: int
 ) -> tuple[Bool[Tensor, "n v"], Bool[Tensor, "n v"]]:
-    """Return which of the tokens that the model has logits for are the `up` and the `down` of each pair."""
+    """Return which tokens are the `up` and the `down` of each pair.
+
+    Args:
+        contrasts: The pairs.
+        tokenizer: The tokenizer of a model.
+        vocabulary: For how many tokens the model has logits.
+
+    Raises:
+        DataError: A continuation is not one token, or `up` and `down` have a token in common.
+    """
     boundary = boundary_tokens(tokenizer, vocabulary)
-    up, down = torch.zeros(2, len(contrasts), vocabulary, dtype=torch.bool)
-    for rows, ends in ((up, contrasts.up), (down, contrasts.down)):
-        for place, end in enumerate(ends):
-            rows[place, boundary if end == BOUNDARY else _next_token(contrasts, place, end, tokenizer)] = True
-    for place in (up & down).any(1).nonzero()[:, 0].tolist()[:1]:
-        raise DataError(f"{contrasts.source} row {place + 1}: its up and down have a token in common")
+
+    def masks_of(words: Sequence[str]) -> Bool[Tensor, "n v"]:
+        masks = torch.zeros(len(contrasts), vocabulary, dtype=torch.bool)
+        for pair, word in enumerate(words):
+            if word == BOUNDARY:
+                masks[pair, boundary] = True
+            else:
+                masks[pair, _next_token(contrasts, pair, word, tokenizer)] = True
+        return masks
+
+    up = masks_of(contrasts.up)
+    down = masks_of(contrasts.down)
+    overlapping = (up & down).any(1).nonzero()[:, 0].tolist()
+    if overlapping:
+        row = overlapping[0] + 1
+        raise DataError(f"{contrasts.source} row {row}: its up and down have a token in common")
     return up, down
 
 
 def boundary_tokens(tokenizer: Any, vocabulary: int) -> Bool[Tensor, " v"]:
-    """Return which tokens do not continue the word before: white space, punctuation, special tokens."""
-    found = torch.zeros(vocabulary, dtype=torch.bool)
-    tokens = tokenizer.convert_ids_to_tokens(list(range(min(len(tokenizer), vocabulary))))
-    ends = [str(token).startswith(SPACES) or not str(token)[:1].isalnum() for token in tokens]
-    found[: len(ends)] = torch.tensor(ends)
-    return found
+    """Return which tokens do not continue the word before.
+
+    These are white space, punctuation and special tokens, and tokens that begin with them.
+    """
+    token_ids = list(range(min(len(tokenizer), vocabulary)))
+    ends_word = []
+    for token in tokenizer.convert_ids_to_tokens(token_ids):
+        text = str(token)
+        follows_space = text.startswith(SPACE_PREFIXES)
+        is_letter = text[:1].isalnum()
+        ends_word.append(follows_space or not is_letter)
+    is_boundary = torch.zeros(vocabulary, dtype=torch.bool)
+    is_boundary[: len(ends_word)] = torch.tensor(ends_word)
+    return is_boundary
 
 
 def kind_of_token(tokenizer: Any, token: int) -> str:
-    """Return whether a token is special, white space, punctuation, a number, a word or its beginning, or the rest."""
+    """Return what a token is.
+
+    It is "special", "white space", "punctuation", a "number", a "word" (or the beginning of one),
+    or the "rest of a word".
+    """
     if token in tokenizer.all_special_ids:
         return "special"
     text = str(tokenizer.decode([token])).strip()
-    if not any(map(str.isalnum, text)):
-        return "punctuation" if text else "white space"
-    is_first = str(tokenizer.convert_ids_to_tokens(token)).startswith(SPACES)
-    return "number" if text[0].isdigit() else "word" if is_first else "rest of a word"
+    if not text:
+        return "white space"
+    if not any(character.isalnum() for character in text):
+        return "punctuation"
+    if text[0].isdigit():
+        return "number"
+    written = str(tokenizer.convert_ids_to_tokens(token))
+    if written.startswith(SPACE_PREFIXES):
+        return "word"
+    return "rest of a word"
 
 
-def _next_token(contrasts: Contrasts, place: int, end: str, tokenizer: Any) -> int:
-    """Return the token that an end adds to the text of a pair, and to its counterpart."""
-    after: list[int] = []
-    for text in (contrasts.counterparts[place].text, contrasts.texts[place].text):
-        before, after = ids_of(tokenizer, text), ids_of(tokenizer, text + end)
-        if after[:-1] != before:
-            found = f"{contrasts.source} row {place + 1}: {end!r} after {text[-40:]!r} is not one token"
-            raise DataError(f"{found}; give one with its space, such as ' is', or {BOUNDARY}")
-    return after[-1]
+def _next_token(contrasts: Contrasts, pair: int, word: str, tokenizer: Any) -> int:
+    """Return the token that a continuation adds to the text of a pair.
+
+    Raises:
+        DataError: It adds more or less than one token to the text or to the counterpart.
+    """
+    next_token = -1
+    for text in (contrasts.counterparts[pair].text, contrasts.texts[pair].text):
+        token_ids = ids_of(tokenizer, text)
+        continued_ids = ids_of(tokenizer, text + word)
+        if continued_ids[:-1] != token_ids:
+            raise DataError(
+                f"{contrasts.source} row {pair + 1}: {word!r} after {text[-40:]!r} is not one "
+                f"token; give one with its space, such as ' is', or {BOUNDARY}"
+            )
+        next_token = continued_ids[-1]
+    return next_token
 
 
-def grammar_contrasts(kind: str, tokenizer: Any, count: int, seed: int = 0, size: str = "small") -> Contrasts:
+class _VerbEnding(NamedTuple):
+    """How a pair of texts ends in a verb, or before one."""
+
+    after_subject: str
+    """What follows the subject in both texts."""
+
+    bare: str
+    """The continuation for a plural subject, or in a question."""
+
+    third_person: str
+    """The continuation for a singular subject of a statement."""
+
+
+def grammar_contrasts(
+    kind: str, tokenizer: Any, count: int, seed: int = 0, size: str = "small"
+) -> Contrasts:
     """Draw pairs of texts that end in a verb, or before one, whose form the feature decides.
 
-    The verb ends in -s after a singular subject of a statement: the girl sings, the girls sing, does the girl sing. One
-    whose third person is its stem and one further token is asked for that token, after the stem, against the end of the
-    word. One whose forms are single tokens is asked for one form against the other, after the subject. Other verbs are
-    left out; if none is left, that is a DataError.
+    The verb ends in -s after a singular subject of a statement: the girl sings, the girls sing,
+    does the girl sing. If its third person is its stem and one further token, the text has the
+    stem, and that token is compared with the end of the word. If its forms are single tokens, the
+    text ends with the subject, and one form is compared with the other. Other verbs are left out.
 
     Args:
-        kind: number: a singular subject against a plural one; question: a statement against a do-question.
-        count: how many, at most as many as there are in the grammar of this size.
+        kind: "number": a singular subject against a plural one; "question": a statement against a
+            do-question.
+        tokenizer: The tokenizer of a model.
+        count: How many, at most as many as there are in the grammar.
+        seed: Decides which pairs are drawn.
+        size: The size of the grammar.
+
+    Raises:
+        DataError: All verbs are left out.
     """
     words = lexicon(size)
-    verbs = list(_verbs(words["intransitive"] + words["transitive"], tokenizer))
-    if not verbs:
-        found = f"measure.contrast={kind}: this tokenizer needs more than one token for the ending of every verb"
-        raise DataError(f"{found}; give pairs of your own: measure.contrast=table measure.path=FILE")
-    entries = words["female"] + words["male"] + words["neither"]
-    every = [(determiner, entry, verb) for determiner in words["either"] for entry in entries for verb in verbs]
-    drawn = random.Random(seed).sample(every, min(count, len(every)))
-    texts, counterparts = list[Prompt](), list[Prompt]()
-    for determiner, entry, (after, _, _) in drawn:
-        singular, plural = (noun(entry, None, number).form for number in ("singular", "plural"))
-        other = (f"{determiner} ", plural) if kind == "number" else (f"does {determiner} ", singular)
-        for side, (before, word) in ((texts, (f"{determiner} ", singular)), (counterparts, other)):
-            side.append(Prompt(before + word + after, (len(before), len(before) + len(word))))
-    ups, downs = [bare for *_, (_, bare, _) in drawn], [third for *_, (_, _, third) in drawn]
-    return Contrasts(texts, counterparts, ups, downs, f"the {size} grammar, {kind}")
+    endings = list(_verb_endings(words["intransitive"] + words["transitive"], tokenizer))
+    if not endings:
+        raise DataError(
+            f"measure.contrast={kind}: this tokenizer needs more than one token for the ending of "
+            "every verb; give pairs of your own: measure.contrast=table measure.path=FILE"
+        )
+    nouns = words["female"] + words["male"] + words["neither"]
+    combinations = list(product(words["either"], nouns, endings))
+    drawn = random.Random(seed).sample(combinations, min(count, len(combinations)))
+
+    texts = []
+    counterparts = []
+    for determiner, entry, ending in drawn:
+        singular = noun(entry, None, "singular").form
+        plural = noun(entry, None, "plural").form
+        statement = f"{determiner} "
+        texts.append(_prompt(statement, singular, ending.after_subject))
+        if kind == "number":
+            counterpart = _prompt(statement, plural, ending.after_subject)
+        else:
+            question = f"does {determiner} "
+            counterpart = _prompt(question, singular, ending.after_subject)
+        counterparts.append(counterpart)
+    return Contrasts(
+        texts,
+        counterparts,
+        up=[ending.bare for _, _, ending in drawn],
+        down=[ending.third_person for _, _, ending in drawn],
+        source=f"the {size} grammar, {kind}",
+    )
 
 
-def _verbs(entries: Sequence[str], tokenizer: Any) -> Iterator[tuple[str, str, str]]:
-    """Yield the text after the subject, and its continuations in the bare form and in the third person."""
-    for base in (entry.partition("/")[0] for entry in entries):
-        third = with_s(base)
-        before, stem, whole = (ids_of(tokenizer, text) for text in ("the", f"the {base}", f"the {third}"))
-        if whole[:-1] == stem and third.startswith(base):
-            yield f" {base}", BOUNDARY, third[len(base) :]
-        elif len(stem) == len(whole) == len(before) + 1:
-            yield "", f" {base}", f" {third}"
+def _prompt(before: str, word: str, after: str) -> Prompt:
+    start = len(before)
+    return Prompt(before + word + after, (start, start + len(word)))
+
+
+def _verb_endings(entries: Sequence[str], tokenizer: Any) -> Iterator[_VerbEnding]:
+    """Yield the endings of the verbs whose forms a tokenizer tells apart by one token."""
+    subject_ids = ids_of(tokenizer, "the")
+    for entry in entries:
+        stem = entry.partition("/")[0]
+        third_person = with_s(stem)
+        stem_ids = ids_of(tokenizer, f"the {stem}")
+        third_person_ids = ids_of(tokenizer, f"the {third_person}")
+        has_ending_token = third_person_ids[:-1] == stem_ids
+        single_token_length = len(subject_ids) + 1
+        if has_ending_token and third_person.startswith(stem):
+            ending = third_person[len(stem) :]
+            yield _VerbEnding(f" {stem}", BOUNDARY, ending)
+        elif len(stem_ids) == len(third_person_ids) == single_token_length:
+            yield _VerbEnding("", f" {stem}", f" {third_person}")
 
 
 def read_contrasts(path: str | Path) -> Contrasts:
-    """Read pairs of texts from a .csv, .tsv or .parquet; rows are counted from 1, below the header."""
+    """Read pairs of texts from a .csv, .tsv or .parquet file.
+
+    Rows are counted from 1, below the header.
+
+    Raises:
+        DataError: The file cannot be read, a column is missing, a cell is empty, or a word does
+            not occur once in its text.
+    """
     frame = read_frame(Path(path)).astype(str)
-    chosen(path, COLUMNS, list(map(str, frame.columns)), "column")
-    texts, counterparts = list[Prompt](), list[Prompt]()
+    select_names(path, COLUMNS, [str(name) for name in frame.columns], "column")
+    texts = []
+    counterparts = []
     for number, row in enumerate(frame.to_dict("records"), 1):
-        place = f"{path} row {number}"
-        if empty := [name for name in COLUMNS if not row[name]]:
-            raise DataError(f"{place}: {empty[0]} is empty")
-        texts.append(prompt(place, row["text"], row["word"]))
-        counterparts.append(prompt(place, row["counterpart"], row.get(OPTIONAL) or row["word"]))
+        location = f"{path} row {number}"
+        for name in COLUMNS:
+            if not row[name]:
+                raise DataError(f"{location}: {name} is empty")
+        counterpart_word = row.get(COUNTERPART_WORD) or row["word"]
+        texts.append(prompt_with_word(location, row["text"], row["word"]))
+        counterparts.append(prompt_with_word(location, row["counterpart"], counterpart_word))
     return Contrasts(texts, counterparts, list(frame["up"]), list(frame["down"]), str(path))
 
 
-def prompt(place: str, text: str, word: str) -> Prompt:
-    """Return a text with the characters of a word of it, which must occur once; messages begin with `place`."""
-    found = list(re.finditer(rf"(?<!\w){re.escape(word)}(?!\w)", text))
-    if len(found) != 1:
-        raise DataError(f"{place}: the word {word!r} must occur once, not {len(found)} times, in {text[:80]!r}")
-    return Prompt(text, found[0].span())
+def prompt_with_word(location: str, text: str, word: str) -> Prompt:
+    """Return a text with the characters of a word of it.
+
+    Args:
+        location: What errors call the text.
+
+    Raises:
+        DataError: The word does not occur exactly once.
+    """
+    matches = list(re.finditer(rf"(?<!\w){re.escape(word)}(?!\w)", text))
+    if len(matches) != 1:
+        raise DataError(
+            f"{location}: the word {word!r} must occur once, not {len(matches)} times, in "
+            f"{text[:80]!r}"
+        )
+    return Prompt(text, matches[0].span())
 
 
 @dataclass(frozen=True)
-class Prompts:
-    """Texts as a model reads them, padded on the right."""
+class EncodedPrompts:
+    """The texts of contrasts, or their counterparts, as a model reads them."""
 
     tokens: Int[Tensor, "n t"]
-    words: Int[Tensor, " n"]  # the place of the last token of the word of each
-    ends: Int[Tensor, " n"]  # the place of the last token of each
-    up: Bool[Tensor, "n v"]  # the next tokens that the feature makes likelier
-    down: Bool[Tensor, "n v"]  # and less likely
+    """Token ids, padded on the right."""
 
-    def batches(self) -> Iterator[tuple[slice, Prompts]]:
-        """Yield some of the texts at a time, cut to the longest of them."""
-        for first in range(0, len(self.tokens), AT_ONCE):
-            part = slice(first, first + AT_ONCE)
-            longest = int(self.ends[part].max()) + 1
-            rest = (self.words[part], self.ends[part], self.up[part], self.down[part])
-            yield part, Prompts(self.tokens[part, :longest], *rest)
+    words: Int[Tensor, " n"]
+    """The position of the last token of the word of each text."""
+
+    ends: Int[Tensor, " n"]
+    """The position of the last token of each text."""
+
+    up: Bool[Tensor, "n v"]
+    """The next tokens that the feature makes likelier."""
+
+    down: Bool[Tensor, "n v"]
+    """The next tokens that the feature makes less likely."""
+
+    def batches(self) -> Iterator[tuple[slice, EncodedPrompts]]:
+        """Yield some of the texts at a time, cut to the longest of them, and which they are."""
+        for first in range(0, len(self.tokens), TEXTS_PER_BATCH):
+            rows = slice(first, first + TEXTS_PER_BATCH)
+            longest = int(self.ends[rows].max()) + 1
+            batch = EncodedPrompts(
+                self.tokens[rows, :longest],
+                self.words[rows],
+                self.ends[rows],
+                self.up[rows],
+                self.down[rows],
+            )
+            yield rows, batch
 
 
-def read_prompts(model: FrozenModel, contrasts: Contrasts) -> tuple[Prompts, Prompts]:
-    """Return the texts of contrasts and their counterparts as a model reads them."""
-    masks = continuations(contrasts, model.tokenizer, model.vocabulary)
-    texts, counterparts = (_read(model, side, *masks) for side in (contrasts.texts, contrasts.counterparts))
+def encode_prompts(
+    model: FrozenModel, contrasts: Contrasts
+) -> tuple[EncodedPrompts, EncodedPrompts]:
+    """Return the texts of contrasts, and their counterparts, as a model reads them.
+
+    Raises:
+        DataError: A continuation is not one token, or a word has no state of its own.
+    """
+    up, down = continuations(contrasts, model.tokenizer, model.vocabulary)
+    texts = _encode(model, contrasts.texts, up, down)
+    counterparts = _encode(model, contrasts.counterparts, up, down)
     return texts, counterparts
 
 
-def _read(model: FrozenModel, texts: Sequence[Prompt], up: Tensor, down: Tensor) -> Prompts:
+def _encode(
+    model: FrozenModel, texts: Sequence[Prompt], up: Tensor, down: Tensor
+) -> EncodedPrompts:
     bos = model.tokenizer.bos_token_id
-    first = [bos] if model.bos_each_row and bos is not None else []
-    rows, words, crossed = [], [], []
-    for text, span in texts:
-        read = model.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-        offsets = read["offset_mapping"]
-        rows.append([*first, *read["input_ids"]])
-        words.append(len(first) + last_tokens(text, [span], offsets, model.name)[0])
-        crossed += [] if has_own_state(text, [span], offsets, model.name)[0] else [text[slice(*span)]]
-    if crossed:
-        raise DataError(
-            f"in {len(crossed)} of {len(texts)} texts of contrasts a token of {model.name} goes on beyond the word, "
-            f"such as {crossed[0]!r}: choose a model with shorter tokens, or leave these pairs out"
+    prefix = []
+    if model.bos_each_row and bos is not None:
+        prefix = [bos]
+    rows = []
+    word_positions = []
+    words_without_state = []
+    for text in texts:
+        encoded = model.tokenizer(
+            text.text, add_special_tokens=False, return_offsets_mapping=True, verbose=False
         )
-    tokens = pad_sequence([torch.tensor(row) for row in rows], batch_first=True)
-    return Prompts(tokens, torch.tensor(words), torch.tensor([len(row) - 1 for row in rows]), up, down)
+        offsets = encoded["offset_mapping"]
+        (last_token,) = last_tokens(text.text, [text.span], offsets, model.name)
+        (has_own,) = has_own_state(text.text, [text.span], offsets, model.name)
+        rows.append([*prefix, *encoded["input_ids"]])
+        word_positions.append(len(prefix) + last_token)
+        if not has_own:
+            words_without_state.append(text.word)
+    if words_without_state:
+        raise DataError(
+            f"in {len(words_without_state)} of {len(texts)} texts of contrasts a token of "
+            f"{model.name} goes on beyond the word, such as {words_without_state[0]!r}: choose a "
+            "model with shorter tokens, or leave these pairs out"
+        )
+    return EncodedPrompts(
+        tokens=pad_sequence([torch.tensor(row) for row in rows], batch_first=True),
+        words=torch.tensor(word_positions),
+        ends=torch.tensor([len(row) - 1 for row in rows]),
+        up=up,
+        down=down,
+    )
 
 
-def gap(model: FrozenModel, state: Float[Tensor, "n t d"], prompts: Prompts) -> Float[Tensor, " n"]:
-    logits = model.finish(state[torch.arange(len(state)), prompts.ends]).double().cpu()
-    up, down = (logits.masked_fill(~mask, -torch.inf).logsumexp(1) for mask in (prompts.up, prompts.down))
+def gap(
+    model: FrozenModel, state: Float[Tensor, "n t d"], texts: EncodedPrompts
+) -> Float[Tensor, " n"]:
+    """Return log P(up) - log P(down) for the token after each text, in nats.
+
+    Args:
+        state: The states after the last block.
+    """
+    rows = torch.arange(len(state))
+    logits = model.finish(state[rows, texts.ends]).double().cpu()
+    up = logits.masked_fill(~texts.up, -torch.inf).logsumexp(1)
+    down = logits.masked_fill(~texts.down, -torch.inf).logsumexp(1)
     return up - down
 
 
 @torch.no_grad()
-def gaps(model: FrozenModel, prompts: Prompts) -> Float[Tensor, " n"]:
+def gaps(model: FrozenModel, texts: EncodedPrompts) -> Float[Tensor, " n"]:
     """Return log P(up) - log P(down) for the token after each text, in nats."""
-    last = model.n_layers - 1
-    return torch.cat([gap(model, model.head(part.tokens, last), part) for _, part in prompts.batches()])
+    last_block = model.n_layers - 1
+    batches = []
+    for _, batch in texts.batches():
+        batches.append(gap(model, model.head(batch.tokens, last_block), batch))
+    return torch.cat(batches)

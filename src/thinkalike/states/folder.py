@@ -1,7 +1,8 @@
-"""A folder of states in place of a model: rows of text whose states were written elsewhere are found by their tokens.
+"""A folder of states that a model computed elsewhere, in place of the model.
 
-What a model would compute is looked up, so that everything that reads a `StateSource` reads a folder in the same way.
-A row that was not written is an error, and no state is ever made up.
+The states of a row are looked up by its tokens, so that everything that reads a `StateSource`
+reads a folder in the same way. A row that was not written is an error, and no state is ever made
+up.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from thinkalike.states.source import StateSource, TextReader, Tokenizer
 
 log = logging.getLogger(__name__)
 
-INSIDE = {  # the sites of blocks by the names of TransformerLens's hook points
+SITE_OF_HOOK = {
     "hook_resid_pre": "resid_pre",
     "hook_resid_mid": "resid_mid",
     "hook_resid_post": "resid_post",
@@ -45,9 +46,17 @@ INSIDE = {  # the sites of blocks by the names of TransformerLens's hook points
     "attn.hook_z": "z",
     "mlp.hook_post": "mlp_post",
 }
-UNKNOWN = "unknown"  # stands for the digest of a tokenizer of which nothing is known
-NUMBERED = "numbered rows"  # the same, where files have no token ids
-READS = ("name", "path", "device", "dtype", "site", "corpus")  # settings of a model that a folder of states has
+"""The sites of blocks by the names of TransformerLens's hook points within a block."""
+
+UNKNOWN_TOKENIZER = "unknown"
+"""Stands for the digest of a tokenizer of which nothing is known."""
+
+NO_TOKEN_IDS = "numbered rows"
+"""Stands for the digest of a tokenizer if files have no token ids."""
+
+SETTINGS_OF_FOLDERS = ("name", "path", "device", "dtype", "site", "corpus")
+"""Settings of a model that a folder of states has."""
+
 SAME_TEXT = "write states of the same rows by thinkalike.write_states(..., texts=FOLDER)"
 
 
@@ -66,10 +75,12 @@ def layer_of(hook: str, blocks: int) -> Layer:
     if match["layer"] is None:
         return Place("ln_final", blocks)
     layer = int(match["layer"])
-    site = INSIDE[match["inside"]]
+    site = SITE_OF_HOOK[match["inside"]]
     if site == "resid_post":
         return layer
-    return EMBED if site == "resid_pre" and layer == 0 else Place(site, layer)
+    if site == "resid_pre" and layer == 0:
+        return EMBED
+    return Place(site, layer)
 
 
 def hook_of(layer: Layer) -> str:
@@ -86,40 +97,61 @@ def hook_of(layer: Layer) -> str:
         return "hook_embed"
     if layer.site == "ln_final":
         return "ln_final.hook_normalized"
-    inside = next(name for name, site in INSIDE.items() if site == layer.site)
-    return f"blocks.{layer.layer}.{inside}"
+    for hook, site in SITE_OF_HOOK.items():
+        if site == layer.site:
+            return f"blocks.{layer.layer}.{hook}"
+    raise ValueError(f"TransformerLens has no hook point at {layer}")
 
 
 class PaddedRows(NamedTuple):
-    """Rows of tokens, with padding on the right of shorter ones, and the document of each row."""
+    """Rows of tokens, of which shorter ones are padded on the right."""
 
     tokens: Int[Tensor, "r t"]
+
     is_token: Bool[Tensor, "r t"]
+    """False for padding."""
+
     documents: Int[Tensor, " r"]
+    """The document of each row."""
+
+
+class _Embedding(NamedTuple):
+    """What enters block 0 for each token that is known."""
+
+    tokens: Int[Tensor, " v"]
+    """The known tokens, in order."""
+
+    vectors: Float[Tensor, "v d"]
+
+    sample: Int[Tensor, " sample"]
+    """Known tokens that stand for the whole vocabulary."""
 
 
 class StateFolder:
-    """The states of rows of text that a model computed elsewhere; see `thinkalike.shards.index` for the files.
+    """The states of rows of text that a model computed elsewhere; see `thinkalike.shards.index`
+    for the files.
 
     Attributes:
         name: What tables call it: by default the name of the folder.
         rows: The rows, with the token ids, the document and the states of each.
         tokenizer: What cut the text into tokens; None: it is not known.
-        context: A text of any length can be looked up.
+        context: The longest text; one of any length can be looked up.
         bos_each_row: Whether rows begin with BOS.
         device, dtype: Of the states that it gives.
 
     Args:
-        config: The folder by its path, with a device, a dtype and the sites at which states are taken.
+        config: The folder by its path, with a device, a dtype and the sites at which states are
+            taken.
 
     Raises:
-        DataError: A file of the folder is missing, damaged, still being written, or not what its index says.
+        DataError: A file of the folder is missing, damaged, still being written, or not what its
+            index says.
     """
 
     context = CONTEXT
 
     def __init__(self, config: ModelConfig, name: str | None = None):
-        _check_settings(config)
+        _check_folder_settings(config)
         self.folder = Path(str(config.path))
         self.name = name or self.folder.resolve().name
         self.rows = StoredRows(self.folder)
@@ -130,42 +162,61 @@ class StateFolder:
         self.bos_each_row = self.index.bos
         self.revision = self.index.revision
         self._hooks = {layer_of(hook, self.n_layers): hook for hook in self.index.hooks}
-        self._chosen: list[str] = [config.site] if isinstance(config.site, str) else list(config.site)
-        stream = [layer for layer in self._hooks if isinstance(layer, int) or layer == EMBED]
-        widths = {self.width(layer) for layer in stream}
-        if len(widths) > 1:
-            raise DataError(f"{self.index.path}: hooks of one residual stream have the widths {listed(sorted(widths))}")
-        self.d_model = widths.pop() if widths else max(self.index.hooks.values())
-        largest = max(int(ids.max()) for ids in map(self.rows.token_ids, range(len(self.rows))))
-        self.vocabulary = max(self.index.vocabulary, largest + 1)
+        self._sites: list[str] = list(config.site)
+        if isinstance(config.site, str):
+            self._sites = [config.site]
+        self.d_model = self._stream_width()
+        largest_id = max(int(self.rows.token_ids(row).max()) for row in range(len(self.rows)))
+        self.vocabulary = max(self.index.vocabulary, largest_id + 1)
 
     def __repr__(self) -> str:
         tokens = sum(row.length for row in self.rows.rows)
-        return f"StateFolder({self.name}: {len(self._hooks)} layers of {self.index.model}, {tokens} tokens)"
+        layers = f"{len(self._hooks)} layers of {self.index.model}"
+        return f"StateFolder({self.name}: {layers}, {tokens} tokens)"
 
-    # ---- what it is of
+    def _stream_layers(self) -> list[Layer]:
+        """Return the layers of the residual stream at which there are states."""
+        return [layer for layer in self._hooks if isinstance(layer, int) or layer == EMBED]
+
+    def _stream_width(self) -> int:
+        """Return the width of the residual stream; without states of it, the largest width."""
+        widths = {self.width(layer) for layer in self._stream_layers()}
+        if len(widths) > 1:
+            raise DataError(
+                f"{self.index.path}: hooks of one residual stream have the widths "
+                f"{listed(sorted(widths))}"
+            )
+        if not widths:
+            return max(self.index.hooks.values())
+        return widths.pop()
+
+    # What the states are of
 
     @cached_property
     def tokenizer(self) -> Tokenizer | None:
-        """The tokenizer that the index names, whose fingerprint must be the one that the index has."""
+        """The tokenizer that the index names; its fingerprint must be that of the index."""
         if not self.index.tokenizer or not self.rows.has_token_ids:
             return None
         tokenizer: Tokenizer = load_tokenizer(self.index.tokenizer, beside=self.folder)
-        known = self.index.tokenizer_fingerprint
-        if known and tokenizer_fingerprint(tokenizer) != known:
+        expected = self.index.tokenizer_fingerprint
+        fingerprint = tokenizer_fingerprint(tokenizer)
+        if expected and fingerprint != expected:
             raise DataError(
-                f"{self.index.path}: tokenizer={self.index.tokenizer} is not the one that cut the text (fingerprint "
-                f"{tokenizer_fingerprint(tokenizer)}, not {known}): name the tokenizer of {self.index.model}"
+                f"{self.index.path}: tokenizer={self.index.tokenizer} is not the one that cut the "
+                f"text (fingerprint {fingerprint}, not {expected}): name the tokenizer of "
+                f"{self.index.model}"
             )
         return tokenizer
 
     @property
     def ids_fingerprint(self) -> str:
         if not self.rows.has_token_ids:
-            return NUMBERED
+            return NO_TOKEN_IDS
         if self.index.tokenizer_fingerprint:
             return self.index.tokenizer_fingerprint
-        return tokenizer_fingerprint(self.tokenizer) if self.tokenizer else UNKNOWN
+        if self.tokenizer is None:
+            return UNKNOWN_TOKENIZER
+        return tokenizer_fingerprint(self.tokenizer)
 
     @property
     def identity(self) -> int:
@@ -173,28 +224,36 @@ class StateFolder:
 
     @property
     def layers(self) -> Sequence[int]:
-        """The blocks at which there are states of all chosen sites."""
-        of_blocks = [site for site in self._chosen if site not in ONCE]
-        numbers = [{int(layer) for layer in self._hooks if self._site(layer) == site} for site in of_blocks]
-        return sorted(set.intersection(*numbers)) if numbers else []
+        """The blocks at which there are states of all sites that are set."""
+        blocks_of_sites = []
+        for site in self._sites:
+            if site not in ONCE:
+                blocks = {int(layer) for layer in self._hooks if self._site(layer) == site}
+                blocks_of_sites.append(blocks)
+        if not blocks_of_sites:
+            return []
+        return sorted(set.intersection(*blocks_of_sites))
 
     def sites_at(self, layers: Iterable[int]) -> list[Layer]:
-        numbers = list(layers)
-        found: list[Layer] = []
-        for site in self._chosen:
+        blocks = list(layers)
+        sites: list[Layer] = []
+        for site in self._sites:
             if site == "resid_post":
-                found += numbers
+                sites += blocks
             elif site in ONCE:
-                found += [layer for layer in self._hooks if self._site(layer) == site]
+                sites += [layer for layer in self._hooks if self._site(layer) == site]
             else:
-                found += [EMBED if (site, number) == ("resid_pre", 0) else Place(site, number) for number in numbers]
-        for site in self._chosen:
-            if not any(self._site(layer) == site for layer in self._hooks):
-                has = listed(list(self.index.hooks))
-                raise ConfigError(f"model.site={site} is no site of {self.name}, which has {has}")
-        found.sort(key=_depth)
-        self.check_layers(found)
-        return found
+                sites += [_layer_at(site, block) for block in blocks]
+        known_sites = {self._site(layer) for layer in self._hooks}
+        for site in self._sites:
+            if site not in known_sites:
+                hooks = listed(list(self.index.hooks))
+                raise ConfigError(
+                    f"model.site={site} is no site of {self.name}, which has {hooks}"
+                )
+        sites.sort(key=_depth_of)
+        self.check_layers(sites)
+        return sites
 
     def width(self, layer: Layer) -> int:
         return self.index.hooks[self._hooks[layer]]
@@ -209,8 +268,8 @@ class StateFolder:
         """Raise a DataError if there are no states of one of these layers."""
         for layer in layers:
             if layer not in self._hooks:
-                has = listed(list(self.index.hooks))
-                raise DataError(f"{self.name} has no states at {hook_of(layer)}; it has {has}")
+                hooks = listed(list(self.index.hooks))
+                raise DataError(f"{self.name} has no states at {hook_of(layer)}; it has {hooks}")
 
     def fingerprint(self) -> str:
         return self.index.digest[:16]
@@ -227,7 +286,7 @@ class StateFolder:
             "device": str(self.device),
         }
 
-    # ---- text and states
+    # Text and states
 
     def text(self, row: int) -> str:
         """Return the text of a row: what was written with it, or what its tokens stand for."""
@@ -236,18 +295,24 @@ class StateFolder:
             return written
         if self.tokenizer is None:
             raise DataError(
-                f"{self.name} has no text, as {INDEX} names no tokenizer: add the tokenizer of {self.index.model}"
+                f"{self.name} has no text, as {INDEX} names no tokenizer: add the tokenizer of "
+                f"{self.index.model}"
             )
         ids = self.rows.token_ids(row).tolist()
-        return self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return self.tokenizer.decode(
+            ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
 
     def encoded(self, text: str) -> tuple[list[int], list[Span]]:
-        """Return the tokens of a text and the characters of each: those of the row that has it, if there is one."""
+        """Return the tokens of a text and the characters of each.
+
+        If a row has this text, they are those of the row.
+        """
         row = self._row_of_text.get(text)
         if self.tokenizer is None:
             raise DataError(
-                f"{self.name} cannot be compared word by word, as {INDEX} names no tokenizer: add that of "
-                f"{self.index.model}"
+                f"{self.name} cannot be compared word by word, as {INDEX} names no tokenizer: add "
+                f"that of {self.index.model}"
             )
         if row is None:
             return encoded_text(self.tokenizer, text, self.bos_each_row)
@@ -259,209 +324,303 @@ class StateFolder:
         return ids, offsets_of(self.tokenizer, ids, text)
 
     def residuals(
-        self, tokens: Int[Tensor, "b t"], layers: Sequence[Layer], mask: Int[Tensor, "b t"] | None = None
+        self,
+        tokens: Int[Tensor, "b t"],
+        layers: Sequence[Layer],
+        mask: Int[Tensor, "b t"] | None = None,
     ) -> list[Float[Tensor, "b t _"]]:
-        """Return the states of rows of tokens that were written, and 0 where the mask has padding."""
+        """Return the states of rows of tokens that were written, and 0 where the mask has padding.
+
+        Raises:
+            DataError: A row or a layer has no states.
+        """
         self.check_layers(layers)
-        different = list(dict.fromkeys(layers))
-        hooks = [self._hooks[layer] for layer in different]
-        lengths = [tokens.shape[1]] * len(tokens) if mask is None else mask.sum(1).tolist()
-        states = [torch.zeros(*tokens.shape, self.width(layer), dtype=self.dtype) for layer in different]
-        for place, (row, length) in enumerate(zip(tokens, lengths, strict=True)):
-            found = self.row_of(row[:length])
-            for state, written in zip(states, self.rows.states(found, hooks), strict=True):
-                state[place, :length] = written
-        by_layer = {layer: state.to(self.device) for layer, state in zip(different, states, strict=True)}
+        distinct_layers = list(dict.fromkeys(layers))
+        hooks = [self._hooks[layer] for layer in distinct_layers]
+        states = []
+        for layer in distinct_layers:
+            states.append(torch.zeros(*tokens.shape, self.width(layer), dtype=self.dtype))
+        lengths = [tokens.shape[1]] * len(tokens)
+        if mask is not None:
+            lengths = mask.sum(1).tolist()
+        for index, (token_ids, length) in enumerate(zip(tokens, lengths, strict=True)):
+            row = self.row_of(token_ids[:length])
+            for state, stored in zip(states, self.rows.states(row, hooks), strict=True):
+                state[index, :length] = stored
+        on_device = [state.to(self.device) for state in states]
+        by_layer = dict(zip(distinct_layers, on_device, strict=True))
         return [by_layer[layer] for layer in layers]
 
     def row_of(self, ids: Int[Tensor, " t"]) -> int:
-        """Return the number of the row that has these tokens; a DataError says that none has."""
-        found = self._row_of_ids.get(_digest(ids))
-        if found is None:
-            raise DataError(f"{self.name} has no states of {short(self.said(ids))}: {SAME_TEXT}")
-        return found
+        """Return the number of the row that has these tokens.
+
+        Raises:
+            DataError: No row has them.
+        """
+        row = self._row_of_ids.get(_digest_of_ids(ids))
+        if row is None:
+            text = short(self.written_tokens(ids))
+            raise DataError(f"{self.name} has no states of {text}: {SAME_TEXT}")
+        return row
 
     def has_row(self, ids: Int[Tensor, " t"]) -> bool:
-        return _digest(ids) in self._row_of_ids
+        """Return whether a row has these tokens."""
+        return _digest_of_ids(ids) in self._row_of_ids
 
-    def said(self, ids: Int[Tensor, " t"]) -> str:
-        """Return tokens in writing, as a message has them."""
+    def written_tokens(self, ids: Int[Tensor, " t"]) -> str:
+        """Return what messages call some tokens."""
         if self.tokenizer is None:
             return f"the tokens {ids[:8].tolist()}"
         return repr(self.tokenizer.decode(ids.tolist()))
 
     def drawn_rows(self, tokens: int) -> Int[Tensor, " r"]:
-        """Draw rows at random until they have so many tokens, or all rows, and return their numbers in order."""
-        drawn = torch.randperm(len(self.rows), generator=seeded(0))
-        lengths = torch.tensor([self.rows.rows[row].length for row in drawn.tolist()])
-        return drawn[: int((lengths.cumsum(0) < tokens).sum()) + 1].sort().values
+        """Draw rows at random until they have so many tokens, or all rows.
 
-    def token_rows(self, chosen: Int[Tensor, " r"]) -> PaddedRows:
+        Returns:
+            The numbers of the rows, in order.
+        """
+        order = torch.randperm(len(self.rows), generator=seeded(0))
+        lengths = torch.tensor([self.rows.rows[row].length for row in order.tolist()])
+        enough = int((lengths.cumsum(0) < tokens).sum()) + 1
+        return order[:enough].sort().values
+
+    def token_rows(self, row_numbers: Int[Tensor, " r"]) -> PaddedRows:
         """Return the tokens and the documents of some rows."""
-        numbers = chosen.tolist()
-        longest = max(self.rows.rows[row].length for row in numbers)
-        tokens = torch.zeros(len(numbers), longest, dtype=torch.long)
-        is_token = torch.zeros(len(numbers), longest, dtype=torch.bool)
-        for place, row in enumerate(numbers):
-            ids = torch.from_numpy(self.rows.token_ids(row))
-            tokens[place, : len(ids)] = ids
-            is_token[place, : len(ids)] = True
-        documents = torch.tensor([self.rows.rows[row].document for row in numbers])
+        rows = row_numbers.tolist()
+        longest = max(self.rows.rows[row].length for row in rows)
+        tokens = torch.zeros(len(rows), longest, dtype=torch.long)
+        is_token = torch.zeros(len(rows), longest, dtype=torch.bool)
+        for index, row in enumerate(rows):
+            token_ids = torch.from_numpy(self.rows.token_ids(row))
+            tokens[index, : len(token_ids)] = token_ids
+            is_token[index, : len(token_ids)] = True
+        documents = torch.tensor([self.rows.rows[row].document for row in rows])
         return PaddedRows(tokens, is_token, documents)
 
     def sampled_vocabulary(self) -> Int[Tensor, " sample"]:
-        return self._embedding[2]
+        return self._embedding.sample
 
     def embedded(self, vocabulary: Int[Tensor, " v"]) -> Float[Tensor, "v d"]:
-        known, embedding, _ = self._embedding
-        places = torch.searchsorted(known, vocabulary).clamp(max=len(known) - 1)
-        if (missing := vocabulary[known[places] != vocabulary]).numel():
-            raise DataError(f"{self.name} has no embedding of token {int(missing[0])}, which none of its rows holds")
-        return embedding[places].to(self.device)
+        known = self._embedding.tokens
+        indices = torch.searchsorted(known, vocabulary).clamp(max=len(known) - 1)
+        missing = vocabulary[known[indices] != vocabulary]
+        if missing.numel() > 0:
+            raise DataError(
+                f"{self.name} has no embedding of token {int(missing[0])}, which none of its rows "
+                "holds"
+            )
+        return self._embedding.vectors[indices].to(self.device)
 
     @cached_property
-    def _embedding(self) -> tuple[Int[Tensor, " v"], Float[Tensor, "v d"], Int[Tensor, " sample"]]:
-        """Return the known tokens in order, what enters block 0 for each, and those that stand for the vocabulary.
+    def _embedding(self) -> _Embedding:
+        """The embedding that was written, or an estimate of it."""
+        stored = self.rows.embedding()
+        if stored is None:
+            return self._estimated_embedding()
+        tokens, vectors = stored
+        order = tokens.argsort()
+        sample = sampled_tokens(self.vocabulary)
+        if not torch.isin(sample, tokens).all():
+            sample = tokens
+        return _Embedding(tokens[order], vectors[order].to(self.dtype), sample)
 
-        Where the folder has no embedding, that of a token is the mean of its states at the first layer that there is:
-        before block 0 this is the embedding itself, or with that of positions, and later it is an estimate.
+    def _estimated_embedding(self) -> _Embedding:
+        """Return the mean of each token's states at the first layer that there is.
+
+        Before block 0 this is the embedding itself, or with that of positions; later it is an
+        estimate.
         """
-        written = self.rows.embedding()
-        if written is not None:
-            ids, embedding = written
-            order = ids.argsort()
-            sample = sampled_tokens(self.vocabulary)
-            is_complete = bool(torch.isin(sample, ids).all())
-            return ids[order], embedding[order].to(self.dtype), sample if is_complete else ids
-        stream = [layer for layer in self._hooks if layer == EMBED or isinstance(layer, int)]
-        beginnings: list[Layer] = [Place("embed", -1), EMBED]
-        first: Layer = next((layer for layer in beginnings if layer in self._hooks), min(stream, key=_depth, default=0))
-        self.check_layers([first])
-        if first not in beginnings:
-            log.warning(
-                f"warning: {self.name} has no embedding: that of a token is estimated by the mean of its states at "
-                f"{hook_of(first)}; states at {hook_of(EMBED)} would have it"
-            )
-        known = torch.cat([torch.from_numpy(self.rows.token_ids(row)) for row in range(len(self.rows))]).unique()
-        sums = torch.zeros(len(known), self.width(first), dtype=torch.float64)
-        counts = torch.zeros(len(known), dtype=torch.float64)
+        layer = self._first_layer()
+        all_tokens = []
+        for row in range(len(self.rows)):
+            all_tokens.append(torch.from_numpy(self.rows.token_ids(row)))
+        tokens = torch.cat(all_tokens).unique()
+        sums = torch.zeros(len(tokens), self.width(layer), dtype=torch.float64)
+        counts = torch.zeros(len(tokens), dtype=torch.float64)
         for row in counted(range(len(self.rows)), "row"):
-            places = torch.searchsorted(known, torch.from_numpy(self.rows.token_ids(row)))
-            (states,) = self.rows.states(row, [self._hooks[first]])
-            sums.index_add_(0, places, states.double())
-            counts.index_add_(0, places, torch.ones(len(places), dtype=torch.float64))
-        return known, (sums / counts[:, None]).to(self.dtype), known
+            indices = torch.searchsorted(tokens, all_tokens[row])
+            (states,) = self.rows.states(row, [self._hooks[layer]])
+            sums.index_add_(0, indices, states.double())
+            counts.index_add_(0, indices, torch.ones(len(indices), dtype=torch.float64))
+        means = (sums / counts[:, None]).to(self.dtype)
+        return _Embedding(tokens, means, tokens)
+
+    def _first_layer(self) -> Layer:
+        """Return the embedding, if there are states of it, or else the first of the stream."""
+        beginnings: list[Layer] = [Place("embed", -1), EMBED]
+        for layer in beginnings:
+            if layer in self._hooks:
+                return layer
+        first: Layer = min(self._stream_layers(), key=_depth_of, default=0)
+        self.check_layers([first])
+        log.warning(
+            f"warning: {self.name} has no embedding: that of a token is estimated by the mean of "
+            f"its states at {hook_of(first)}; states at {hook_of(EMBED)} would have it"
+        )
+        return first
 
     @cached_property
     def _row_of_ids(self) -> dict[bytes, int]:
-        found: dict[bytes, int] = {}
+        """The first row that has the tokens of a digest."""
+        rows: dict[bytes, int] = {}
         for row in range(len(self.rows)):
-            found.setdefault(_digest(torch.from_numpy(self.rows.token_ids(row))), row)
-        return found
+            token_ids = torch.from_numpy(self.rows.token_ids(row))
+            rows.setdefault(_digest_of_ids(token_ids), row)
+        return rows
 
     @cached_property
     def _row_of_text(self) -> dict[str, int]:
-        found: dict[str, int] = {}
-        if self.tokenizer is not None or all(row.text is not None for row in self.rows.rows):
+        """The first row that has a text; none, if texts are not known."""
+        rows: dict[str, int] = {}
+        has_texts = all(row.text is not None for row in self.rows.rows)
+        if self.tokenizer is not None or has_texts:
             for row in range(len(self.rows)):
-                found.setdefault(self.text(row), row)
-        return found
+                rows.setdefault(self.text(row), row)
+        return rows
 
     def _site(self, layer: Layer) -> str:
+        """Return the site of a layer."""
         if layer == EMBED:
             return "resid_pre"
-        return layer.site if isinstance(layer, Place) else "resid_post"
+        if isinstance(layer, Place):
+            return layer.site
+        return "resid_post"
 
 
-def _check_settings(config: ModelConfig) -> None:
-    """Refuse settings of a model that change nothing of states that are written already."""
+def _layer_at(site: str, block: int) -> Layer:
+    if site == "resid_pre" and block == 0:
+        return EMBED
+    return Place(site, block)
+
+
+def _check_folder_settings(config: ModelConfig) -> None:
+    """Refuse settings of a model that have no effect on states that are written already."""
     schema = type(config)  # that of installed packages, which add settings
-    usual = vars(schema(name=config.name, path=config.path)) | {"bos": None, "corpus": None}
-    for field in fields(schema):
-        value = getattr(config, field.name)
-        if field.name not in READS and value not in (usual[field.name], field.default):
+    defaults = vars(schema(name=config.name, path=config.path)) | {"bos": None, "corpus": None}
+    for setting in fields(schema):
+        if setting.name in SETTINGS_OF_FOLDERS:
+            continue
+        value = getattr(config, setting.name)
+        if value not in (defaults[setting.name], setting.default):
             raise ConfigError(
-                f"model.{field.name}={value} has no effect on {config.path}, a folder of states; leave it out"
+                f"model.{setting.name}={value} has no effect on {config.path}, a folder of "
+                "states; leave it out"
             )
 
 
-def _depth(layer: Layer) -> int:
-    return -1 if layer == EMBED else int(layer)
+def _depth_of(layer: Layer) -> int:
+    """Return the block of a layer; -1 for what enters block 0."""
+    if layer == EMBED:
+        return -1
+    return int(layer)
 
 
-def _digest(ids: Int[Tensor, " t"]) -> bytes:
+def _digest_of_ids(ids: Int[Tensor, " t"]) -> bytes:
     return hashlib.blake2b(ids.long().cpu().numpy().tobytes(), digest_size=16).digest()
 
 
 def offsets_of(tokenizer: Tokenizer, ids: list[int], text: str) -> list[Span]:
-    """Return the characters of each token of a row that its tokenizer would cut otherwise, as pieces of text are.
+    """Return the characters of each token of a row that its tokenizer would cut differently.
 
-    A token ends where the text of all tokens up to it ends, as far as it is whole: a token may hold a part of a
-    character, which then belongs to the last of its tokens.
+    A token ends where the text of all tokens up to it ends, as far as it is the row's text. A
+    token may hold a part of a character, which then belongs to the last of its tokens.
     """
-    ends: list[int] = []
+    offsets: list[Span] = []
+    previous_end = 0
     for count in range(1, len(ids) + 1):
-        before = tokenizer.decode(ids[:count], skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        same = 0
-        for ours, theirs in zip(before, text, strict=False):
-            if ours != theirs:
-                break
-            same += 1
-        ends.append(max(same, ends[-1] if ends else 0))
-    return [(start, end) for start, end in zip([0, *ends], ends, strict=False)]
+        decoded = tokenizer.decode(
+            ids[:count], skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
+        end = max(_common_prefix_length(decoded, text), previous_end)
+        offsets.append((previous_end, end))
+        previous_end = end
+    return offsets
+
+
+def _common_prefix_length(first: str, second: str) -> int:
+    length = 0
+    for first_character, second_character in zip(first, second, strict=False):
+        if first_character != second_character:
+            break
+        length += 1
+    return length
 
 
 def folder_of_rows(data: DataConfig, models: Sequence[TextReader]) -> StateFolder:
-    """Return the folder whose rows of text are read: one of the models, or one of its own."""
-    place = Path(rows_folder(data))
+    """Return the folder whose rows of text are read; it may be one of the models."""
+    path = Path(rows_folder(data))
+    folder = None
     for model in models:
-        if isinstance(model, StateFolder) and model.folder.resolve() == place.resolve():
+        if isinstance(model, StateFolder) and model.folder.resolve() == path.resolve():
             folder = model
             break
-    else:
-        folder = StateFolder(ModelConfig(name="local", path=str(place), bos=None, corpus=None))
+    if folder is None:
+        folder = StateFolder(ModelConfig(name="local", path=str(path), bos=None, corpus=None))
     if not folder.rows.has_documents:
-        log.warning(f"warning: {folder.name} does not say which document a row is of: each row counts as a document")
+        log.warning(
+            f"warning: {folder.name} does not say which document a row is of: each row counts as "
+            "a document"
+        )
     if not folder.rows.has_token_ids:
-        log.warning(f"warning: {folder.name} has no token ids: its rows are compared in the order in which they lie")
+        log.warning(
+            f"warning: {folder.name} has no token ids: its rows are compared in the order in "
+            "which they lie"
+        )
     return folder
 
 
 def check_reads_rows(model: StateSource, folder: StateFolder, rows: PaddedRows) -> None:
-    """Check that a model reads the tokens of rows of a folder, or that another folder has the states of all of them.
+    """Check that a model can read rows of a folder, or that another folder has their states.
 
     Raises:
-        DataError: It has not, or a token is beyond the model's vocabulary.
+        DataError: It cannot, or a row has no states.
     """
     if model is folder:
         return
     if isinstance(model, StateFolder):
-        lengths = rows.is_token.sum(1).tolist()
-        lacking = [place for place, (row, length) in enumerate(zip(rows.tokens, lengths, strict=True))
-                   if not model.has_row(row[:length])]  # fmt: skip
-        if lacking:
-            first = rows.tokens[lacking[0]][: lengths[lacking[0]]]
-            raise DataError(
-                f"{model.name} has no states of {len(lacking)} of the {len(rows.tokens)} rows of {folder.name}, such "
-                f"as {short(folder.said(first))}: {SAME_TEXT}"
-            )
+        _check_has_rows(model, folder, rows)
         return
-    largest = int(rows.tokens.max())
-    if largest >= model.vocabulary:
-        raise DataError(f"{folder.name} has the token {largest}, and {model.name} a vocabulary of {model.vocabulary}")
+    largest_id = int(rows.tokens.max())
+    if largest_id >= model.vocabulary:
+        raise DataError(
+            f"{folder.name} has the token {largest_id}, and {model.name} a vocabulary of "
+            f"{model.vocabulary}"
+        )
     longest = rows.tokens.shape[1]
     if longest > model.context:
         raise DataError(
-            f"{folder.name} has a row of {longest} tokens, and {model.name} reads {model.context}: "
-            "raise model.context, or write shorter rows by thinkalike.write_states(context=...)"
+            f"{folder.name} has a row of {longest} tokens, and {model.name} reads "
+            f"{model.context}: raise model.context, or write shorter rows by "
+            "thinkalike.write_states(context=...)"
+        )
+
+
+def _check_has_rows(model: StateFolder, folder: StateFolder, rows: PaddedRows) -> None:
+    """Check that a folder has the states of rows of another folder."""
+    lengths = rows.is_token.sum(1).tolist()
+    missing = []
+    for token_ids, length in zip(rows.tokens, lengths, strict=True):
+        row = token_ids[:length]
+        if not model.has_row(row):
+            missing.append(row)
+    if missing:
+        example = short(folder.written_tokens(missing[0]))
+        raise DataError(
+            f"{model.name} has no states of {len(missing)} of the {len(rows.tokens)} rows of "
+            f"{folder.name}, such as {example}: {SAME_TEXT}"
         )
 
 
 def load_source(config: ModelConfig, name: str | None = None) -> StateSource:
     """Return the model of a configuration, or the folder of states that its path is."""
-    return StateFolder(config, name) if holds_states(config.path) else load_model(config, name)
+    if holds_states(config.path):
+        return StateFolder(config, name)
+    return load_model(config, name)
 
 
 def load_sources(*configs: ModelConfig) -> list[StateSource]:
-    """Load several models or folders of states, each different one once, under labels that tell them apart."""
+    """Load several models or folders of states, under labels that tell them apart.
+
+    One that is there twice is loaded once.
+    """
     return load_groups([configs], load_source)[0]

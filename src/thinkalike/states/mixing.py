@@ -1,8 +1,10 @@
-"""States that know nothing but how to mix the tokens read so far: what is shared without anything learnt in blocks.
+"""States that only mix the tokens read so far: what models share without anything learnt in
+blocks.
 
-Two models that read the same text share what can be read off its last few tokens, whatever else they compute. These
-sources have a model's own embedding and no block of it. `BAGS` and `PLACES` are linear in the embeddings, and what they
-know is taken out of states before these are compared. `CONTROLS` are not linear, and say what is left of local mixing.
+Two models that read the same text share what can be read off its last few tokens, whatever else
+they compute. These sources have a model's embedding and no block of it. `BAGS` and `POSITION` are
+linear in embeddings and positions, and what they predict is removed from states before these are
+compared. `CONTROLS` are not linear, and show how much of local mixing is left.
 """
 
 from __future__ import annotations
@@ -17,17 +19,25 @@ from torch import Tensor
 from thinkalike.measures.estimates import seeded
 from thinkalike.states.source import Span, StateSource
 
-RADIUS = 0.2  # of the weights of the recurrent network; others between 0 and 1 share less
+SPECTRAL_RADIUS = 0.2
+"""That of the weights of the recurrent network; other radii between 0 and 1 share less."""
+
 POSITION = "position"
-BAGS: Mapping[str, float | None] = {"bag .5": 0.5, "bag .9": 0.9, "mean": None}  # by the decay of earlier tokens
+
+BAGS: Mapping[str, float | None] = {"bag .5": 0.5, "bag .9": 0.9, "mean": None}
+"""The decay of earlier tokens in each bag; None: the mean of all."""
+
 CONTROLS = ("recurrent", "bilinear", "bag .8", "shrinking")
+
 DECAYS: Mapping[str, float | None] = {**BAGS, "bag .8": 0.8}
+"""The decays of all bags, including that of the controls."""
 
 
 class TokenMixing:
-    """A reader of text, in place of a `StateSource`, whose layers are ways of mixing the tokens read so far.
+    """A reader of text whose layers are ways of mixing the tokens read so far.
 
-    With e_t the embedding of token t of a row, less the mean embedding of the vocabulary, layers are
+    It takes the place of a `StateSource`. With e_t the embedding of token t of a row, less the
+    mean embedding of the vocabulary, layers are
 
     - `POSITION`: t, of width 1;
     - "bag .5", "bag .9": Σ decay^(t - s) e_s over all s ≤ t; "mean": the mean of e_s over these;
@@ -56,9 +66,10 @@ class TokenMixing:
     def _centre_and_size(self) -> tuple[Float[Tensor, " d"], Float[Tensor, ""]]:
         """The mean embedding, and the root mean square length of embeddings less this mean.
 
-        They are of a sample of the vocabulary, which is embedded when they are first asked for: positions need none.
+        They are of a sample of the vocabulary, which is embedded when they are first needed,
+        because positions need none.
         """
-        embedding = self._first_places(self._model.sampled_vocabulary())
+        embedding = self._first_tokens(self._model.sampled_vocabulary())
         mean = embedding.mean(0)
         return mean, (embedding - mean).square().sum(1).mean().sqrt()
 
@@ -69,14 +80,17 @@ class TokenMixing:
         self, tokens: Int[Tensor, "b t"], layers: Sequence[str], mask: Tensor | None = None
     ) -> list[Float[Tensor, "b t _"]]:
         """Return the states of these layers; padding after a row does not change them."""
-        if list(layers) == [POSITION]:  # which needs no embedding
+        if list(layers) == [POSITION]:  # needs no embedding, only the shape of the rows
             return [self._mixed(POSITION, tokens[..., None].float())]
-        if mask is not None:  # the token that padding has may be one whose embedding is not known
+        if mask is not None:
+            # Padding gets the first token of its row, as the embedding of its own may not be
+            # known.
             tokens = torch.where(mask.bool().cpu(), tokens, tokens[:, :1])
         embedded = self._embedded(tokens)
         return [self._mixed(layer, embedded) for layer in layers]
 
     def _mixed(self, layer: str, rows: Float[Tensor, "b t d"]) -> Float[Tensor, "b t _"]:
+        """Return the states of a layer, given embeddings less their mean."""
         positions = torch.arange(rows.shape[1])[:, None]
         if layer == POSITION:
             return positions.float().expand(len(rows), -1, -1)
@@ -89,40 +103,42 @@ class TokenMixing:
         return bag(rows, DECAYS[layer])
 
     def _embedded(self, tokens: Int[Tensor, "b t"]) -> Float[Tensor, "b t d"]:
-        """Return the embedding of each token, as it is in the first place of a row, less their mean."""
-        vocabulary, numbers = tokens.unique(return_inverse=True)
+        """Return the embedding of each token less the mean, as for the first token of a row."""
+        vocabulary, indices = tokens.unique(return_inverse=True)
         mean, _ = self._centre_and_size
-        return (self._first_places(vocabulary) - mean)[numbers]
+        return (self._first_tokens(vocabulary) - mean)[indices]
 
-    def _first_places(self, vocabulary: Int[Tensor, " v"]) -> Float[Tensor, "v d"]:
+    def _first_tokens(self, vocabulary: Int[Tensor, " v"]) -> Float[Tensor, "v d"]:
+        """Return what enters block 0 for each token as the first of a row."""
         return self._model.embedded(vocabulary).float().cpu()
 
     def _recurrent(self, rows: Float[Tensor, "b t d"]) -> Float[Tensor, "b t d"]:
         width = self.d_model
-        random = seeded(self._seed)
-        onward = torch.randn(width, width, generator=random) * RADIUS / width**0.5
-        _, size = self._centre_and_size
-        inward = torch.randn(width, width, generator=random) / size
-        bias = torch.randn(width, generator=random)
-        inputs = rows @ inward + bias
+        generator = seeded(self._seed)
+        recurrent_weight = torch.randn(width, width, generator=generator)
+        recurrent_weight = recurrent_weight * SPECTRAL_RADIUS / width**0.5
+        _, embedding_size = self._centre_and_size
+        input_weight = torch.randn(width, width, generator=generator) / embedding_size
+        bias = torch.randn(width, generator=generator)
+        inputs = rows @ input_weight + bias
         state = torch.zeros_like(inputs[:, 0])
         states = []
         for step in inputs.unbind(1):
-            state = (state @ onward + step).tanh()
+            state = (state @ recurrent_weight + step).tanh()
             states.append(state)
         return torch.stack(states, 1)
 
     def _bilinear(self, rows: Float[Tensor, "b t d"]) -> Float[Tensor, "b t d"]:
         width = self.d_model
-        random = seeded(self._seed + 1)
-        of_token = torch.randn(width, width, generator=random)
-        of_previous = torch.randn(width, width, generator=random)
+        generator = seeded(self._seed + 1)
+        token_weight = torch.randn(width, width, generator=generator)
+        previous_weight = torch.randn(width, width, generator=generator)
         previous = torch.nn.functional.pad(rows, (0, 0, 1, 0))[:, :-1]
-        return (rows @ of_token) * (previous @ of_previous)
+        return (rows @ token_weight) * (previous @ previous_weight)
 
 
 def bag(rows: Float[Tensor, "b t d"], decay: float | None) -> Float[Tensor, "b t d"]:
-    """Return Σ decay^(t - s) row_s over all s ≤ t, or the mean of these rows if the decay is None."""
+    """Return Σ decay^(t - s) row_s over all s ≤ t, or the mean of these if decay is None."""
     if decay is None:
         lengths = torch.arange(1, rows.shape[1] + 1)[:, None]
         return rows.cumsum(1) / lengths

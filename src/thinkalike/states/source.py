@@ -1,7 +1,7 @@
-"""Where states come from: a model that computes them, or a folder of states that one computed elsewhere.
+"""Where states come from: a model, or a folder of states that a model computed elsewhere.
 
-A `StateSource` gives the states of rows of tokens. A `FrozenModel` is one, and runs; a `StateFolder` is another, and
-looks up what was written. Instruments that only compare states take either.
+A `StateSource` gives the states of rows of tokens. A `FrozenModel` computes them, and a
+`StateFolder` looks up what was written. Instruments that only compare states take either.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from thinkalike.models.frozen import FrozenModel, encoded_text
 
 @runtime_checkable
 class Tokenizer(Protocol):
-    """The part of a tokenizer of transformers that sources of states need."""
+    """What sources of states need of a tokenizer of transformers."""
 
     @property
     def all_special_ids(self) -> list[int]: ...
@@ -32,7 +32,11 @@ class Tokenizer(Protocol):
     def get_vocab(self) -> dict[str, int]: ...
     def save_pretrained(self, save_directory: Path) -> object: ...
     def decode(
-        self, token_ids: list[int], skip_special_tokens: bool = False, *, clean_up_tokenization_spaces: bool = False
+        self,
+        token_ids: list[int],
+        skip_special_tokens: bool = False,
+        *,
+        clean_up_tokenization_spaces: bool = False,
     ) -> str: ...
 
 
@@ -45,7 +49,10 @@ class TextReader(Protocol):
     @property
     def context(self) -> int: ...
     def encoded(self, text: str) -> tuple[list[int], list[Span]]:
-        """Return the tokens of a text that is read alone, and the characters of each; special tokens have none."""
+        """Return the tokens of a text that is read alone, and the characters of each.
+
+        Special tokens have no characters.
+        """
 
 
 AnyLayer = TypeVar("AnyLayer", contravariant=True)
@@ -53,7 +60,7 @@ AnyLayer = TypeVar("AnyLayer", contravariant=True)
 
 @runtime_checkable
 class WordReader(TextReader, Protocol[AnyLayer]):
-    """A `TextReader` whose states can be taken at the tokens of words: a `StateSource`, or a `TokenMixing`."""
+    """A `TextReader` whose states can be taken at words: a `StateSource`, or a `TokenMixing`."""
 
     @property
     def identity(self) -> int:
@@ -62,9 +69,16 @@ class WordReader(TextReader, Protocol[AnyLayer]):
     @property
     def device(self) -> torch.device: ...
     def residuals(
-        self, tokens: Int[Tensor, "b t"], layers: Sequence[AnyLayer], mask: Int[Tensor, "b t"] | None = None
+        self,
+        tokens: Int[Tensor, "b t"],
+        layers: Sequence[AnyLayer],
+        mask: Int[Tensor, "b t"] | None = None,
     ) -> list[Float[Tensor, "b t _"]]:
-        """Return the states of rows of tokens at these layers; the mask is 1 for tokens and 0 for padding."""
+        """Return the states of rows of tokens at some layers.
+
+        Args:
+            mask: 1 for tokens and 0 for padding; None: there is no padding.
+        """
 
 
 @runtime_checkable
@@ -73,11 +87,14 @@ class StateSource(WordReader[Layer], Protocol):
 
     @property
     def tokenizer(self) -> Tokenizer | None:
-        """What cut text into the tokens; None: it is not known, and tokens are compared by their numbers."""
+        """What cut text into tokens.
+
+        None: it is not known, and tokens are compared by their numbers.
+        """
 
     @property
     def ids_fingerprint(self) -> str:
-        """A digest of all that decides which ids a text becomes, the same for sources that cut texts alike."""
+        """A digest of all that decides which token ids a text becomes."""
 
     @property
     def bos_each_row(self) -> bool: ...
@@ -104,7 +121,7 @@ class StateSource(WordReader[Layer], Protocol):
         """The numbers of the blocks after which there are states."""
 
     def sites_at(self, layers: Iterable[int]) -> list[Layer]:
-        """Return the places at which states are taken in these layers."""
+        """Return the hook points at which states are taken in these layers."""
 
     def width(self, layer: Layer) -> int:
         """Return the width of the states of a layer."""
@@ -113,13 +130,13 @@ class StateSource(WordReader[Layer], Protocol):
         """Return some tokens that stand for the whole vocabulary."""
 
     def embedded(self, vocabulary: Int[Tensor, " v"]) -> Float[Tensor, "v d"]:
-        """Return what enters block 0 for each of these tokens in the first place of a row."""
+        """Return what enters block 0 for each of these tokens as the first of a row."""
 
     def parameters(self) -> int:
         """Return how many weights are in memory."""
 
     def check_context(self, asked: int | None) -> None:
-        """Raise an error if rows of this many tokens are longer than what the source can read."""
+        """Raise an error if the source cannot read rows of so many tokens."""
 
     def fingerprint(self) -> str:
         """Return a digest of everything that decides the states."""
@@ -141,38 +158,79 @@ class Reader:
         return encoded_text(self.tokenizer, text, self.bos_each_row)
 
 
-def with_weights(sources: Sequence[StateSource], asked: str) -> list[FrozenModel]:
-    """Return sources that are all models; a DataError says which is none, and what asked for weights."""
-    models = [source for source in sources if isinstance(source, FrozenModel)]
-    if len(models) < len(sources):
-        without = next(source.name for source in sources if not isinstance(source, FrozenModel))
-        raise DataError(f"{without} is a folder of states, which has no weights, and {asked}: give a model")
+def with_weights(sources: Sequence[StateSource], purpose: str) -> list[FrozenModel]:
+    """Return sources that are all models.
+
+    Args:
+        sources: Models, or folders of states.
+        purpose: What errors say the weights are needed for.
+
+    Raises:
+        DataError: A source is a folder of states.
+    """
+    models = []
+    for source in sources:
+        if not isinstance(source, FrozenModel):
+            raise DataError(
+                f"{source.name} is a folder of states, which has no weights, and {purpose}: give "
+                "a model"
+            )
+        models.append(source)
     return models
 
 
 def reader_of(source: StateSource) -> Reader:
-    """Return what decides which tokens of a text a source reads, without its weights."""
+    """Return what decides which tokens of a text a source reads, without its weights.
+
+    Raises:
+        DataError: The source has no tokenizer.
+    """
     if source.tokenizer is None:
         raise DataError(f"{source.name} has no tokenizer, so that it reads no text")
     return Reader(source.name, source.tokenizer, source.context, source.bos_each_row)
 
 
-def pairs_of_sources(count: int, source: StateSource, target: StateSource) -> list[tuple[int, int]]:
-    """Return as many pairs of layers of about equal relative depth, among those of which there are states."""
-    depths = [[layer / max(side.n_layers - 1, 1) for layer in side.layers] for side in (source, target)]
-    return [(source.layers[ours], target.layers[theirs]) for ours, theirs in closest_pairs(count, *depths)]
+def pairs_of_sources(
+    count: int, source: StateSource, target: StateSource
+) -> list[tuple[int, int]]:
+    """Return at most `count` pairs of layers of about equal relative depth.
+
+    They are among the layers at which there are states.
+    """
+    source_depths = _relative_depths(source)
+    target_depths = _relative_depths(target)
+    pairs = []
+    for source_index, target_index in closest_pairs(count, source_depths, target_depths):
+        pairs.append((source.layers[source_index], target.layers[target_index]))
+    return pairs
 
 
-def closest_pairs(count: int, source: Sequence[float], target: Sequence[float]) -> list[tuple[int, int]]:
-    """Return pairs of places in two lists of depths: some of the shorter list, each with the closest one of the other.
+def _relative_depths(source: StateSource) -> list[float]:
+    """Return the depth of each layer of a source, from 0 for the first block to 1 for the last."""
+    last_block = max(source.n_layers - 1, 1)
+    return [layer / last_block for layer in source.layers]
+
+
+def closest_pairs(
+    count: int, source: Sequence[float], target: Sequence[float]
+) -> list[tuple[int, int]]:
+    """Return pairs of indices of two lists of depths.
+
+    Some depths of the shorter list, evenly spaced, are paired with the closest one of the longer
+    list.
 
     >>> closest_pairs(2, [0.0, 0.5, 1.0], [0.0, 0.2, 0.4, 0.6, 0.8, 1.0])
     [(0, 0), (2, 5)]
     """
     if len(target) < len(source):
-        return [(ours, theirs) for theirs, ours in closest_pairs(count, target, source)]
+        swapped = closest_pairs(count, target, source)
+        return [(source_index, target_index) for target_index, source_index in swapped]
     count = min(count, len(source))
-    places = [round(place * (len(source) - 1) / max(count - 1, 1)) for place in range(count)]
-    return [
-        (place, min(range(len(target)), key=lambda number: abs(target[number] - source[place]))) for place in places
-    ]
+    gaps = max(count - 1, 1)
+    pairs = []
+    for number in range(count):
+        source_index = round(number * (len(source) - 1) / gaps)
+        distances = [abs(depth - source[source_index]) for depth in target]
+        target_index = distances.index(min(distances))
+        pairs.append((source_index, target_index))
+    return pairs

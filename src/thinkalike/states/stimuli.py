@@ -7,7 +7,6 @@ import json
 import logging
 import re
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,10 +16,12 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from thinkalike.config import AnalyzeConfig, ModelConfig
-from thinkalike.data.corpus import Entry, cache_folder, kept
+from thinkalike.config.recorded import RecordedArrays
+from thinkalike.config.schema import as_settings
+from thinkalike.data.cache import CacheEntry, cache_folder, read_or_compute
 from thinkalike.data.recordings import mean_of_runs, read_recording, recording_fingerprint
 from thinkalike.data.stimuli import Stimuli
-from thinkalike.data.words import word_spans
+from thinkalike.data.words import Span, word_spans
 from thinkalike.digests import versions_of
 from thinkalike.errors import DataError
 from thinkalike.measures.estimates import massive
@@ -29,147 +30,270 @@ from thinkalike.models.places import checkpoint_fingerprint
 from thinkalike.processes import counted
 from thinkalike.states.batches import KEEPS_MASSIVE, say_massive
 from thinkalike.states.folder import load_source
+from thinkalike.states.pieces import Pieces
 from thinkalike.states.source import StateSource
-from thinkalike.states.tokens import Pieces, WordStates, site_numbers, sites, states_of_words
+from thinkalike.states.tokens import site_numbers, sites
+from thinkalike.states.word_states import WordStates, states_of_words
 
 log = logging.getLogger(__name__)
 
-TEXTS_AT_ONCE = 64
-MOST_LEFT_OUT = 0.5  # share of the stimuli
-LARGEST = 4 * 2**30  # bytes of all entries of the cache together
-PACKAGES = ("torch", "transformers", "transformer-lens", "tokenizers", "mamba-ssm", "causal-conv1d")
-CODE = ("models", "states")  # the parts of this package that states come from, whose code may change in a version
-HAS_OWN = "has_own"  # of the states in an entry of the cache
-LEFT_OUT = ("name", "path", "device", "corpus", "members")  # settings of a model that its states do not show
+TEXTS_PER_BATCH = 64
+"""How many texts a model reads together."""
+
+MOST_LEFT_OUT = 0.5
+"""The largest share of the stimuli that may lack a state of their own."""
+
+LARGEST_CACHE = 4 * 2**30
+"""The bytes that all entries of the cache may have together."""
+
+PACKAGES = (
+    "torch",
+    "transformers",
+    "transformer-lens",
+    "tokenizers",
+    "mamba-ssm",
+    "causal-conv1d",
+)
+"""Packages whose versions may change a bit of the states."""
+
+CODE = ("models", "states")
+"""Parts of this package whose code may change a bit of the states."""
+
+HAS_OWN = "has_own"
+"""The tensor of a cache entry that says which stimuli have a state of their own."""
+
+SETTINGS_WITHOUT_EFFECT = ("name", "path", "device", "corpus", "members")
+"""Settings of a model that its states do not show."""
 
 
 class StimulusStates(NamedTuple):
     """States of the same n stimuli in the layers of one model, or of a recording."""
 
     name: str
-    layers: list[Any]  # numbers of a model's layers, -1 for the embedding; names of a recording's
+
+    layers: list[Any]
+    """The numbers of a model's layers, -1 for the embedding; the names of a recording's."""
+
     states: list[Float[Tensor, "n _"]]
-    origin: dict[str, str]  # for the provenance
-    runs: Sequence[Float[Tensor, "m n _"]] = ()  # of a recording: each of its runs, whose mean the states are
-    has_own: Bool[Tensor, " n"] | None = None  # which stimuli have a state; that of the others is 0. None: all have
+
+    origin: dict[str, str]
+    """What the provenance of a result says of the model or recording."""
+
+    runs: Sequence[Float[Tensor, "m n _"]] = ()
+    """For a recording: the m runs of each layer, whose mean the states are."""
+
+    has_own: Bool[Tensor, " n"] | None = None
+    """Which stimuli have a state of their own, where the others have 0; None: all have one."""
 
     @property
     def numbers(self) -> list[int]:
-        """The numbers of a model's layers, also where several sites of each have names, see `Place`."""
+        """The numbers of a model's layers, also if sites within them have names, see `Place`."""
         return [int(str(layer).partition(".")[0]) for layer in self.layers]
 
 
-def sides_of(config: AnalyzeConfig) -> list[str | ModelConfig]:
-    """Return what measures of stimuli compare, each once: files of `activations`, `model` and `model@target`.
+def sides_of(config: AnalyzeConfig) -> list[str | RecordedArrays | ModelConfig]:
+    """Return what measures of stimuli compare, each once.
 
-    The source comes first. Recordings are the source, but for a single one beside `model`, which is the source itself.
+    These are the files of `activations`, `model` and `model@target`. The source comes first.
+    Recordings are the source, except for a single one beside `model`, which is the source itself.
     """
     if config.activations:
-        recordings, beside = config.recordings, config.beside_recordings
+        recordings = config.recordings
+        beside = config.beside_recordings
         is_target = len(recordings) == 1 and "model" in beside
-        return [*beside.values(), *recordings] if is_target else [*recordings, *beside.values()]
-    return [config.model] if config.target == config.model else [config.model, config.target]
+        if is_target:
+            return [*beside.values(), *recordings]
+        return [*recordings, *beside.values()]
+    if config.target == config.model:
+        return [config.model]
+    return [config.model, config.target]
 
 
 def stimulus_states_of(
     config: AnalyzeConfig, stimuli: Stimuli, embed: bool, loaded: Sequence[StateSource] = ()
 ) -> list[StimulusStates]:
-    """Return the states on each side that is compared, a model or a recording; see `sides_of`.
+    """Return the states of stimuli in everything that is compared, see `sides_of`.
 
-    Those of models are kept in the cache, so that a model reads the same stimuli once for all jobs. Models that are
-    `loaded` already are not loaded again.
+    Those of models are stored in the cache, so that a model reads the same stimuli once for all
+    jobs.
+
+    Args:
+        config: The job.
+        stimuli: The stimuli.
+        embed: Whether the states before block 0 come first.
+        loaded: Models that need not be loaded again.
     """
-    cache, sides, found = cache_folder(config.data) / "states", sides_of(config), []
+    cache = cache_folder(config.data) / "states"
+    sides = sides_of(config)
+    states = []
     for side, name in zip(sides, names_of(sides), strict=True):
-        if isinstance(side, str):
-            runs, origin = read_recording(side, stimuli).layers, recording_fingerprint(side)
-            about = {"name": Path(side).name, "fingerprint": origin}
-            found.append(StimulusStates(name, [*runs], [*map(mean_of_runs, runs.values())], about, [*runs.values()]))
+        if isinstance(side, ModelConfig):
+            states.append(_of_model(side, name, stimuli, embed, cache, loaded))
         else:
-            found.append(_of_model(side, name, stimuli, embed, cache, loaded))
-    return found
+            states.append(_of_recording(side, name, stimuli))
+    return states
+
+
+def _of_recording(recorded: str | RecordedArrays, name: str, stimuli: Stimuli) -> StimulusStates:
+    runs_of_layers = read_recording(recorded, stimuli).layers
+    recorded_name = recorded.name if isinstance(recorded, RecordedArrays) else Path(recorded).name
+    return StimulusStates(
+        name,
+        layers=list(runs_of_layers),
+        states=[mean_of_runs(runs) for runs in runs_of_layers.values()],
+        origin={"name": recorded_name, "fingerprint": recording_fingerprint(recorded)},
+        runs=list(runs_of_layers.values()),
+    )
 
 
 def _of_model(
-    config: ModelConfig, name: str, stimuli: Stimuli, embed: bool, cache: Path, loaded: Sequence[StateSource]
+    config: ModelConfig,
+    name: str,
+    stimuli: Stimuli,
+    embed: bool,
+    cache: Path,
+    loaded: Sequence[StateSource],
 ) -> StimulusStates:
-    def compute() -> Entry:
-        model = next((model for model in loaded if model.name == name), None) or load_source(config, name)
-        found = states_of_stimuli(model, stimuli, embed)
-        states = {str(number): layer for number, layer in enumerate(found.states)}
-        about = {"layers": site_numbers(sites(model, embed)), "origin": model.describe()}
-        return Entry({**states, HAS_OWN: found.has_own}, about)
+    def compute() -> CacheEntry:
+        model = _loaded_model(config, name, loaded)
+        states, has_own = states_of_stimuli(model, stimuli, embed)
+        tensors = {str(index): layer for index, layer in enumerate(states)}
+        facts = {"layers": site_numbers(sites(model, embed)), "origin": model.describe()}
+        return CacheEntry({**tensors, HAS_OWN: has_own}, facts)
 
     if config.holds_states:  # a copy in the cache would be no faster
         entry = compute()
-        states, about = entry.tensors, entry.about
     else:
-        states, about = kept(cache / f"{_key(config, stimuli.fingerprint(), embed)}.safetensors", compute, LARGEST)
-    layers = [states[str(number)] for number in range(len(states) - 1)]
-    origin = {**about["origin"], "name": name}
-    return StimulusStates(name, about["layers"], layers, origin, has_own=states[HAS_OWN])
+        path = cache / f"{_key(config, stimuli.fingerprint(), embed)}.safetensors"
+        entry = read_or_compute(path, compute, LARGEST_CACHE)
+    layer_count = len(entry.tensors) - 1  # beside HAS_OWN
+    return StimulusStates(
+        name,
+        layers=entry.facts["layers"],
+        states=[entry.tensors[str(index)] for index in range(layer_count)],
+        origin={**entry.facts["origin"], "name": name},
+        has_own=entry.tensors[HAS_OWN],
+    )
 
 
-def _key(config: ModelConfig, stimuli: str, embed: bool) -> str:
+def _loaded_model(config: ModelConfig, name: str, loaded: Sequence[StateSource]) -> StateSource:
+    for model in loaded:
+        if model.name == name:
+            return model
+    return load_source(config, name)
+
+
+def _key(config: ModelConfig, stimuli_fingerprint: str, embed: bool) -> str:
     """Return a digest of all that can change a bit of the states."""
-    settings = {name: value for name, value in asdict(config).items() if name not in LEFT_OUT}
-    device, instructions = pick_device(config.device), torch.backends.cpu.get_cpu_capability()  # which choose kernels
-    kind = torch.cuda.get_device_name(device) if device.startswith("cuda") else instructions
-    arithmetic = [device, kind, torch.get_num_threads(), torch.get_float32_matmul_precision()]
-    files = sorted(path for part in CODE for path in (Path(__file__).parents[1] / part).rglob("*.py"))
-    code = hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
-    everything = [settings, checkpoint_fingerprint(config), stimuli, embed, arithmetic, versions_of(PACKAGES), code]
-    return hashlib.sha256(json.dumps(everything, sort_keys=True).encode()).hexdigest()[:32]
+    settings = {}
+    for name, value in as_settings(config).items():
+        if name not in SETTINGS_WITHOUT_EFFECT:
+            settings[name] = value
+
+    # The device, or the instructions of the CPU, choose kernels, which round differently.
+    device = pick_device(config.device)
+    processor = torch.backends.cpu.get_cpu_capability()
+    if device.startswith("cuda"):
+        processor = torch.cuda.get_device_name(device)
+    precision = torch.get_float32_matmul_precision()
+    arithmetic = [device, processor, torch.get_num_threads(), precision]
+
+    package_folder = Path(__file__).parents[1]
+    files: list[Path] = []
+    for part in CODE:
+        files += (package_folder / part).rglob("*.py")
+    code = b"".join(path.read_bytes() for path in sorted(files))
+
+    content = [
+        settings,
+        checkpoint_fingerprint(config),
+        stimuli_fingerprint,
+        embed,
+        arithmetic,
+        versions_of(PACKAGES),
+        hashlib.sha256(code).hexdigest(),
+    ]
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
 
 
-def stimulus_states(model: StateSource, stimuli: Stimuli, embed: bool = False) -> list[Float[Tensor, "n d"]]:
-    """Return the states of all stimuli at all layers, on the CPU, by `Stimuli.token`; each text is read alone.
+def stimulus_states(
+    model: StateSource, stimuli: Stimuli, embed: bool = False
+) -> list[Float[Tensor, "n d"]]:
+    """Return the states of all stimuli at all layers, on the CPU; each text is read alone.
 
-    A stimulus without a state of its own is a DataError, see `has_own_state`.
+    `Stimuli.token` says which token's state is that of a stimulus.
+
+    Args:
+        embed: Whether the states before block 0 come first.
+
+    Raises:
+        DataError: A text is too long, or a stimulus has no state of its own, see `has_own_state`.
     """
     states, has_own = states_of_stimuli(model, stimuli, embed)
     if not has_own.all():
-        raise DataError(f"{_without_own(stimuli, has_own)} of {model.name} goes on beyond them: leave these rows out")
+        raise DataError(
+            f"{_without_own(stimuli, has_own)} of {model.name} goes on beyond them: leave these "
+            "rows out"
+        )
     return states
 
 
 def states_of_stimuli(model: StateSource, stimuli: Stimuli, embed: bool = False) -> WordStates:
-    """Return the states of stimuli as `stimulus_states` does; those without one of their own have zeros."""
-    order = np.argsort(stimuli.sentence, kind="stable")  # word by word within a text; rows of one may lie apart
-    words: list[list[tuple[int, int]]] = [[] for _ in stimuli.texts]
-    for row in order:
-        words[stimuli.sentence[row]].append(stimuli.span[row])
-    parts, owned = [], []
-    for first in counted(range(0, len(words), TEXTS_AT_ONCE), "batch of texts"):
-        texts = stimuli.texts[first : first + TEXTS_AT_ONCE]
+    """Return the states of stimuli as `stimulus_states` does.
+
+    Stimuli without a state of their own have zeros.
+    """
+    # Words are read text by text, and the rows of one text may lie apart.
+    text_order = np.argsort(stimuli.sentence, kind="stable")
+    words_of_texts: list[list[Span]] = [[] for _ in stimuli.texts]
+    for row in text_order:
+        words_of_texts[stimuli.sentence[row]].append(stimuli.span[row])
+
+    states_of_batches = []
+    has_own_of_batches = []
+    for first in counted(range(0, len(words_of_texts), TEXTS_PER_BATCH), "batch of texts"):
+        texts = stimuli.texts[first : first + TEXTS_PER_BATCH]
         for text in texts:
-            if len(model.encoded(text)[0]) > model.context:
-                most = f"{model.context} of {model.name}"
-                raise DataError(f"{stimuli.source}: a text is longer than the {most}; split it: {text[:80]}")
-        batch = Pieces(texts, words[first : first + TEXTS_AT_ONCE])
-        found = states_of_words(model, batch, sites(model, embed), stimuli.token)
-        parts.append([_in_place(layer.cpu(), found.has_own) for layer in found.states])
-        owned.append(found.has_own)
-    back = torch.from_numpy(np.argsort(order, kind="stable"))
-    states = [torch.cat(layer)[back] for layer in zip(*parts, strict=True)]
-    return WordStates(states, torch.cat(owned)[back])
+            tokens, _ = model.encoded(text)
+            if len(tokens) > model.context:
+                raise DataError(
+                    f"{stimuli.source}: a text is longer than the {model.context} of "
+                    f"{model.name}; split it: {text[:80]}"
+                )
+        batch = Pieces(texts, words_of_texts[first : first + TEXTS_PER_BATCH])
+        states, has_own = states_of_words(model, batch, sites(model, embed), stimuli.token)
+        states_of_batches.append([_fill_zeros(layer.cpu(), has_own) for layer in states])
+        has_own_of_batches.append(has_own)
+
+    stimulus_order = torch.from_numpy(np.argsort(text_order, kind="stable"))
+    layers = []
+    for batches_of_layer in zip(*states_of_batches, strict=True):
+        layers.append(torch.cat(batches_of_layer)[stimulus_order])
+    return WordStates(layers, torch.cat(has_own_of_batches)[stimulus_order])
 
 
-def _in_place(states: Float[Tensor, "kept d"], has_own: Bool[Tensor, " n"]) -> Float[Tensor, "n d"]:
+def _fill_zeros(
+    states: Float[Tensor, "own d"], has_own: Bool[Tensor, " n"]
+) -> Float[Tensor, "n d"]:
+    """Return states of all stimuli, given those of the stimuli that have one of their own."""
     if has_own.all():
         return states
-    return states.new_zeros(len(has_own), states.shape[1]).masked_scatter_(has_own[:, None], states)
+    filled = states.new_zeros(len(has_own), states.shape[1])
+    return filled.masked_scatter_(has_own[:, None], states)
 
 
 def _without_own(stimuli: Stimuli, has_own: Bool[Tensor, " n"]) -> str:
-    """Return the first part of a sentence that says how many stimuli have no state of their own."""
+    """Return the beginning of a sentence: how many stimuli have no state of their own."""
     missing = (~has_own).nonzero()[:, 0].tolist()
-    count = f"{len(missing)} of {len(stimuli)} stimuli"
-    return f"{stimuli.source}: {count}, such as {stimuli.words[missing[0]]!r}, have no state of their own, as a token"
+    example = stimuli.words[missing[0]]
+    return (
+        f"{stimuli.source}: {len(missing)} of {len(stimuli)} stimuli, such as {example!r}, have "
+        "no state of their own, as a token"
+    )
 
 
 class Compared(NamedTuple):
-    """Stimuli, and their states on each side."""
+    """Stimuli, and their states in everything that is compared."""
 
     stimuli: Stimuli
     sides: list[StimulusStates]
@@ -178,65 +302,89 @@ class Compared(NamedTuple):
         """Return some of the stimuli."""
         if rows.all():
             return self
-        sides = [
-            side._replace(
+        sides = []
+        for side in self.sides:
+            has_own = None
+            if side.has_own is not None:
+                has_own = side.has_own[rows]
+            selected = side._replace(
                 states=[layer[rows] for layer in side.states],
-                runs=[each[:, rows] for each in side.runs],
-                has_own=None if side.has_own is None else side.has_own[rows],
+                runs=[layer[:, rows] for layer in side.runs],
+                has_own=has_own,
             )
-            for side in self.sides
-        ]
+            sides.append(selected)
         return Compared(self.stimuli.take(rows.numpy()), sides)
 
 
 def with_own_states(stimuli: Stimuli, sides: Sequence[StimulusStates]) -> Bool[Tensor, " n"]:
-    """Return which stimuli have a state of their own on every side; a warning says how many have none.
+    """Return which stimuli have a state of their own everywhere.
+
+    A warning says how many have none.
 
     Raises:
-        DataError: More than `MOST_LEFT_OUT` of them have none on some side, so that the rest is another set of stimuli.
+        DataError: More than `MOST_LEFT_OUT` of them have none in some model, so that the rest is
+            another set of stimuli.
     """
-    everywhere = torch.ones(len(stimuli), dtype=torch.bool)
+    has_own_everywhere = torch.ones(len(stimuli), dtype=torch.bool)
     for side in sides:
         if side.has_own is None or side.has_own.all():
             continue
-        found = f"{_without_own(stimuli, side.has_own)} of {side.name} goes on beyond them"
-        if float((~side.has_own).double().mean()) > MOST_LEFT_OUT:
-            raise DataError(f"{found}: choose a model with shorter tokens, or longer words")
-        log.warning(f"warning: {found}; they are left out")
-        everywhere &= side.has_own
-    return everywhere
+        message = f"{_without_own(stimuli, side.has_own)} of {side.name} goes on beyond them"
+        share = float((~side.has_own).double().mean())
+        if share > MOST_LEFT_OUT:
+            raise DataError(f"{message}: choose a model with shorter tokens, or longer words")
+        log.warning(f"warning: {message}; they are left out")
+        has_own_everywhere &= side.has_own
+    return has_own_everywhere
 
 
 def without_massive(
     config: AnalyzeConfig, stimuli: Stimuli, sides: Sequence[StimulusStates]
 ) -> tuple[Compared, Compared | None]:
-    """Return the stimuli and their states without those stimuli whose states decide a layer of some model, and with.
+    """Leave out stimuli whose states are massive and decide a layer of some model.
 
-    All sides keep the same ones. Stimuli that have no state of their own in some model are left out of both, and with
-    measure.skip_first=N the first N words of each text. The second is None with measure.massive=keep, and where no
-    state decides a layer.
+    They are left out everywhere. Stimuli that have no state of their own in some model are left
+    out as well, and with measure.skip_first=N the first N words of each text.
+
+    Returns:
+        The stimuli and their states without massive ones, and with them. The second is None if
+        measure.massive=keep, or if no state decides a layer.
     """
     measure: Any = config.measure
-    places = zip(stimuli.sentence, stimuli.span, strict=True)
-    before = torch.tensor([len(word_spans(stimuli.texts[number][:start])) for number, (start, _) in places])
-    late = (before >= measure.skip_first) & with_own_states(stimuli, sides)
-    every = Compared(stimuli, list(sides)).of(late)
-    layers = [layer for side in every.sides if not side.runs for layer in side.states]
-    outliers = massive(layers, before[late] == 0) if layers and measure.massive == "drop" else None
+    words_before = []
+    for number, (start, _) in zip(stimuli.sentence, stimuli.span, strict=True):
+        words_before.append(len(word_spans(stimuli.texts[number][:start])))
+    position = torch.tensor(words_before)
+    is_compared = (position >= measure.skip_first) & with_own_states(stimuli, sides)
+    compared = Compared(stimuli, list(sides)).of(is_compared)
+
+    layers_of_models: list[Tensor] = []
+    for side in compared.sides:
+        if not side.runs:
+            layers_of_models += side.states
+    is_first_word = position[is_compared] == 0
+    outliers = None
+    if layers_of_models and measure.massive == "drop":
+        outliers = massive(layers_of_models, is_first_word)
     if outliers is None:
-        return every, None
-    bare = any(not isinstance(side, str) and not side.bos for side in sides_of(config))
-    at_start = 2 * int((before[late][outliers] == 0).sum()) > int(outliers.sum())
+        return compared, None
+
+    lacks_bos = any(isinstance(side, ModelConfig) and not side.bos for side in sides_of(config))
+    are_mostly_first = 2 * int(is_first_word[outliers].sum()) > int(outliers.sum())
     remedy = KEEPS_MASSIVE
-    if bare and at_start:
+    if lacks_bos and are_mostly_first:
         remedy += ", and model.bos=true puts a token before each text"
-    say_massive(outliers, [repr(every.stimuli.words[row]) for row in outliers.nonzero()[:, 0]], "stimuli", remedy)
-    return every.of(~outliers), every
+    rows = outliers.nonzero()[:, 0].tolist()
+    say_massive(outliers, [repr(compared.stimuli.words[row]) for row in rows], "stimuli", remedy)
+    return compared.of(~outliers), compared
 
 
 def numbered(sides: Sequence[StimulusStates], message: str) -> str:
-    """Return what the numbers of layers stand for, to end a message that has such a number; else nothing."""
+    """Return what the numbers of layers in a message stand for; nothing if it has none."""
     if not re.search(r"\blayers?\b\D?\d", message):
         return ""
-    names = [f"{side.name} {layer}" for side in sides for layer in side.layers]
-    return "; layers are numbered " + ", ".join(f"{number} {name}" for number, name in enumerate(names))
+    names = []
+    for side in sides:
+        names += [f"{side.name} {layer}" for layer in side.layers]
+    numbered_names = [f"{number} {name}" for number, name in enumerate(names)]
+    return "; layers are numbered " + ", ".join(numbered_names)

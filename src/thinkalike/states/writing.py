@@ -1,4 +1,8 @@
-"""Writes folders of states: from a model, or by an index of what another program wrote, such as vLLM or SAELens."""
+"""Writes folders of states.
+
+The states are those of a model, or those that another program wrote, such as vLLM or SAELens,
+which get an index.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +30,15 @@ from thinkalike.states.source import StateSource, Tokenizer
 
 ROWS = "rows.jsonl"
 EMBEDDING = "embedding.safetensors"
-AT_ONCE = 8  # rows in a pass
-LARGEST_SHARD = 2**28  # bytes
-UNFINISHED = (".partial", ".tmp", ".incomplete", ".tmp_shards")  # how programs call what they have not written yet
+
+ROWS_PER_PASS = 8
+"""How many rows a model reads together."""
+
+LARGEST_SHARD = 2**28
+"""The bytes of states after which a new shard begins."""
+
+UNFINISHED = (".partial", ".tmp", ".incomplete", ".tmp_shards")
+"""The endings of files that programs have not finished."""
 
 
 class TextRow(NamedTuple):
@@ -39,118 +49,172 @@ class TextRow(NamedTuple):
 
 
 def write_folder(
-    folder: Path, source: StateSource, rows: Sequence[TextRow], layers: Sequence[Layer], dtype: torch.dtype
+    folder: Path,
+    source: StateSource,
+    rows: Sequence[TextRow],
+    layers: Sequence[Layer],
+    dtype: torch.dtype,
 ) -> None:
     """Write the states of rows of text at some layers; the folder appears when it is complete.
 
     Raises:
-        ConfigError: The folder has something in it, or a layer is no hook point of TransformerLens.
-        DataError: There are no rows, or a state is not finite.
+        ConfigError: The folder has something in it, or a layer is no hook point of
+        TransformerLens. DataError: There are no rows, or a state is not finite.
     """
     if not rows:
-        raise DataError("the text has no words, so that there are no states to write: give more text")
+        raise DataError(
+            "the text has no words, so that there are no states to write: give more text"
+        )
     for layer in layers:
         if isinstance(layer, Place) and layer.head is not None:
-            raise ConfigError(f"head={layer.head}: states are written of all heads side by side; leave head out")
-    with appearing(folder) as aside:
-        hooks: dict[str, int] = {}
+            raise ConfigError(
+                f"head={layer.head}: states are written of all heads side by side; leave head out"
+            )
+    hook_points = [hook_of(layer) for layer in layers]
+    with new_folder(folder) as temporary:
+        widths: dict[str, int] = {}
         shards: list[dict[str, object]] = []
         lengths: list[int] = []
-        seen: list[Tensor] = []
-        for number, part in enumerate(_parts(source, rows, layers, dtype)):
+        known_tokens = [source.sampled_vocabulary()]
+        for number, shard in enumerate(_shards(source, rows, layers, dtype)):
+            arrays = dict(zip(hook_points, shard.states, strict=True))
+            widths = {hook_point: states.shape[-1] for hook_point, states in arrays.items()}
+            token_ids = shard.token_ids.to(torch.int32)
             name = f"states-{number:05d}.safetensors"
-            arrays = {hook_of(layer): states for layer, states in zip(layers, part.states, strict=True)}
-            hooks = {hook: states.shape[-1] for hook, states in arrays.items()}
-            save_file({TOKEN_IDS: part.token_ids.to(torch.int32), **arrays}, aside / name)
-            shards.append({"rows": len(part.lengths), "files": {name: digest_of(aside / name)}})
-            lengths += part.lengths
-            seen.append(part.token_ids.unique())
-        _write_rows(aside, rows, lengths)
-        vocabulary = torch.cat([*seen, source.sampled_vocabulary()]).unique()
-        embedding = source.embedded(vocabulary).cpu().contiguous()
-        save_file({TOKEN_IDS: vocabulary.to(torch.int32), "embedding": embedding}, aside / EMBEDDING)
+            save_file({TOKEN_IDS: token_ids, **arrays}, temporary / name)
+            digest = digest_of(temporary / name)
+            shards.append({"rows": len(shard.lengths), "files": {name: digest}})
+            lengths += shard.lengths
+            known_tokens.append(shard.token_ids.unique())
+        _write_rows(temporary, rows, lengths)
+        _write_embedding(temporary, source, torch.cat(known_tokens).unique())
         _write_index(
-            aside,
+            temporary,
             model=source.name,
             revision=source.revision,
             blocks=source.n_layers,
-            **_tokenizer(source.tokenizer, aside),
+            **_save_tokenizer(source.tokenizer, temporary),
             vocabulary=source.vocabulary,
             bos=source.bos_each_row,
-            dtype=str(dtype).removeprefix("torch."),
+            dtype=_dtype_name(dtype),
             layout="flat",
-            hooks=hooks,
-            rows=_listed(aside, ROWS),
-            embedding=_listed(aside, EMBEDDING),
+            hooks=widths,
+            rows=_file_entry(temporary, ROWS),
+            embedding=_file_entry(temporary, EMBEDDING),
             shards=shards,
         )
 
 
+def _write_embedding(folder: Path, source: StateSource, vocabulary: Tensor) -> None:
+    """Write what enters block 0 for each token of a vocabulary."""
+    embedding = source.embedded(vocabulary).cpu().contiguous()
+    tensors = {TOKEN_IDS: vocabulary.to(torch.int32), "embedding": embedding}
+    save_file(tensors, folder / EMBEDDING)
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
 @contextmanager
-def appearing(folder: Path) -> Iterator[Path]:
-    """Yield a folder beside a new one, which gets its name once all is written; what is left of it otherwise goes."""
+def new_folder(folder: Path) -> Iterator[Path]:
+    """Yield a temporary folder, which gets the name of the new one once all is written.
+
+    If an error is raised, nothing is left.
+
+    Raises:
+        ConfigError: The folder has something in it.
+    """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError(f"{folder} has something in it: give the name of a new folder, or remove it")
-    aside = folder.with_name(f"{folder.name}.partial")
-    shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir(parents=True)
+        raise ConfigError(
+            f"{folder} has something in it: give the name of a new folder, or remove it"
+        )
+    temporary = folder.with_name(f"{folder.name}.partial")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
     try:
-        yield aside
+        yield temporary
         if folder.exists():
             folder.rmdir()
-        os.replace(aside, folder)
+        os.replace(temporary, folder)
     finally:
-        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
-class _Part(NamedTuple):
-    """Rows one after another: their tokens, lengths, and states at each layer."""
+class _Shard(NamedTuple):
+    """Rows one after another: the tokens of all, the length of each, and states at each layer."""
 
     token_ids: Tensor
     lengths: list[int]
     states: list[Tensor]
 
 
-def _parts(
+def _shards(
     source: StateSource, rows: Sequence[TextRow], layers: Sequence[Layer], dtype: torch.dtype
-) -> Iterator[_Part]:
+) -> Iterator[_Shard]:
     """Yield states of rows, as many as fit into a shard."""
-    ids: list[Tensor] = []
-    lengths: list[int] = []
-    states: list[list[Tensor]] = []
+    passes: list[_Shard] = []
     size = 0
-    for first in counted(range(0, len(rows), AT_ONCE), "batch of rows"):
-        batch = rows[first : first + AT_ONCE]
-        encoded = [source.encoded(row.text)[0] for row in batch]
-        longest = max(map(len, encoded))
-        tokens = torch.zeros(len(batch), longest, dtype=torch.long)
-        mask = torch.zeros(len(batch), longest, dtype=torch.long)
-        for place, numbers in enumerate(encoded):
-            tokens[place, : len(numbers)] = torch.tensor(numbers)
-            mask[place, : len(numbers)] = 1
-        with torch.no_grad():
-            found = source.residuals(tokens, layers, mask)
-        is_token = mask.bool()
-        of_batch = [layer[is_token.to(layer.device)].to("cpu", dtype) for layer in found]
-        for layer, of_layer in zip(layers, of_batch, strict=True):
-            if not of_layer.isfinite().all():
-                raise DataError(
-                    f"a state of {source.name} at {hook_of(layer)} is not finite in {str(dtype)[6:]}: "
-                    "write states of a wider dtype"
-                )
-        ids.append(tokens[is_token])
-        lengths += map(len, encoded)
-        states.append(of_batch)
-        size += sum(layer.nbytes for layer in of_batch)
+    for first in counted(range(0, len(rows), ROWS_PER_PASS), "batch of rows"):
+        one_pass = _run(source, rows[first : first + ROWS_PER_PASS], layers, dtype)
+        passes.append(one_pass)
+        size += sum(states.nbytes for states in one_pass.states)
         if size >= LARGEST_SHARD:
-            yield _Part(torch.cat(ids), lengths, [torch.cat(layer) for layer in zip(*states, strict=True)])
-            ids, lengths, states, size = [], [], [], 0
-    if lengths:
-        yield _Part(torch.cat(ids), lengths, [torch.cat(layer) for layer in zip(*states, strict=True)])
+            yield _joined_shard(passes)
+            passes = []
+            size = 0
+    if passes:
+        yield _joined_shard(passes)
+
+
+def _joined_shard(passes: Sequence[_Shard]) -> _Shard:
+    lengths: list[int] = []
+    for one_pass in passes:
+        lengths += one_pass.lengths
+    states_of_layers = zip(*(one_pass.states for one_pass in passes), strict=True)
+    return _Shard(
+        token_ids=torch.cat([one_pass.token_ids for one_pass in passes]),
+        lengths=lengths,
+        states=[torch.cat(states) for states in states_of_layers],
+    )
+
+
+def _run(
+    source: StateSource, rows: Sequence[TextRow], layers: Sequence[Layer], dtype: torch.dtype
+) -> _Shard:
+    """Return the states of a few rows.
+
+    Raises:
+        DataError: A state is not finite in the dtype.
+    """
+    encoded = []
+    for row in rows:
+        token_ids, _ = source.encoded(row.text)
+        encoded.append(token_ids)
+    lengths = [len(token_ids) for token_ids in encoded]
+    tokens = torch.zeros(len(rows), max(lengths), dtype=torch.long)
+    mask = torch.zeros(len(rows), max(lengths), dtype=torch.long)
+    for index, token_ids in enumerate(encoded):
+        tokens[index, : len(token_ids)] = torch.tensor(token_ids)
+        mask[index, : len(token_ids)] = 1
+    with torch.no_grad():
+        padded_states = source.residuals(tokens, layers, mask)
+
+    is_token = mask.bool()
+    states = []
+    for layer, padded in zip(layers, padded_states, strict=True):
+        of_tokens = padded[is_token.to(padded.device)].to("cpu", dtype)
+        if not of_tokens.isfinite().all():
+            raise DataError(
+                f"a state of {source.name} at {hook_of(layer)} is not finite in "
+                f"{_dtype_name(dtype)}: write states of a wider dtype"
+            )
+        states.append(of_tokens)
+    return _Shard(tokens[is_token], lengths, states)
 
 
 @dataclass(frozen=True)
-class Prompt:
+class SentPrompt:
     """The tokens of a row of text that another program reads."""
 
     token_ids: Sequence[int]
@@ -158,29 +222,46 @@ class Prompt:
     text: str
 
 
-def write_prompts_of(path: Path, prompts: Sequence[Prompt]) -> None:
+def write_prompt_file(path: Path, prompts: Sequence[SentPrompt]) -> None:
     """Write prompts as lines of JSON, of which `prompt_token_ids` are to be sent."""
-    aside = path.with_name(f"{path.name}.partial")
-    with aside.open("w", encoding="utf-8") as file:
+    temporary = path.with_name(f"{path.name}.partial")
+    with temporary.open("w", encoding="utf-8") as file:
         for prompt in prompts:
-            line = {"prompt_token_ids": list(prompt.token_ids), "document": prompt.document, "text": prompt.text}
-            file.write(json.dumps(line) + "\n")
-    os.replace(aside, path)
+            record = {
+                "prompt_token_ids": list(prompt.token_ids),
+                "document": prompt.document,
+                "text": prompt.text,
+            }
+            file.write(json.dumps(record) + "\n")
+    os.replace(temporary, path)
 
 
-def read_prompts(path: Path) -> list[Prompt]:
-    """Read what `write_prompts_of` wrote."""
+def read_prompt_file(path: Path) -> list[SentPrompt]:
+    """Read what `write_prompt_file` wrote.
+
+    Raises:
+        DataError: A line is no prompt.
+    """
     prompts = []
     with path.open(encoding="utf-8") as file:
         for number, line in enumerate(file, 1):
             try:
                 record = json.loads(line)
-                prompts.append(Prompt(list(record["prompt_token_ids"]), record["document"], record["text"]))
+                token_ids = list(record["prompt_token_ids"])
+                prompts.append(SentPrompt(token_ids, record["document"], record["text"]))
             except (ValueError, KeyError, TypeError) as error:
                 raise DataError(
-                    f"{path} line {number} is no prompt of thinkalike.write_prompts ({type(error).__name__}: {error})"
+                    f"{path} line {number} is no prompt of thinkalike.write_prompts "
+                    f"({type(error).__name__}: {error})"
                 ) from error
     return prompts
+
+
+class _Layout(NamedTuple):
+    """The width of the states at each hook point, and how rows of text lie in the arrays."""
+
+    widths: dict[str, int]
+    name: str
 
 
 def index_folder(
@@ -192,59 +273,65 @@ def index_folder(
     bos: bool,
     revision: str,
     layers: Sequence[int] | None,
-    prompts: Sequence[Prompt] | None,
+    prompts: Sequence[SentPrompt] | None,
     documents: Sequence[int | str] | None,
 ) -> None:
-    """Write the index of a folder in which another program has written states, and check that it is right.
+    """Write the index of a folder in which another program has written states, and check that it
+    is right.
 
     Args:
-        layers: Of files of vLLM: the numbers of layers as it counts them, in the order that was asked for.
-        prompts: Of files of vLLM: what was sent.
-        documents: The document of each row.
+        layers: Of files of vLLM: the numbers of layers as it counts them, in the order that was
+        asked for. prompts: Of files of vLLM: what was sent. documents: The document of each row.
 
     Raises:
         ConfigError: An argument does not fit the files.
         DataError: A file is damaged or still being written, or the folder has no states.
     """
     shards = _files_in(folder)
-    first = {name: array for path in shards[0] for name, array in arrays_of(path).items()}
-    is_of_vllm = HIDDEN_STATES in first
+    first_arrays = _arrays_in(shards[0])
+    is_of_vllm = HIDDEN_STATES in first_arrays
     rows: list[TextRow] | None = None
-    lengths: list[int] = []
     if is_of_vllm:
         if layers is None:
-            raise ConfigError(f"layers is missing: {folder} has files of vLLM, which do not say what was asked for")
-        hooks, layout = _hooks_of_vllm(first, layers, blocks, shards[0][0])
+            raise ConfigError(
+                f"layers is missing: {folder} has files of vLLM, which do not say what was asked "
+                "for"
+            )
+        layout = _layout_of_vllm(first_arrays, layers, blocks, shards[0][0])
         if prompts is not None:
-            shards, rows = _matched(folder, shards, prompts)
+            shards, rows = _files_of_prompts(folder, shards, prompts)
+        row_counts = [1] * len(shards)
     else:
         if layers is not None or prompts is not None:
-            raise ConfigError(f"layers and prompts are for files of vLLM; those in {folder} name their hook points")
-        hooks, layout = _hooks_in(first, folder)
-    counts = [1 if is_of_vllm else _count(path_group, hooks, layout, folder) for path_group in shards]
+            raise ConfigError(
+                f"layers and prompts are for files of vLLM; those in {folder} name their hook "
+                "points"
+            )
+        layout = _layout_of_hooks(first_arrays, folder)
+        row_counts = [_row_count(files, layout, folder) for files in shards]
     if documents is not None:
-        if len(documents) != sum(counts):
-            raise ConfigError(f"documents has {len(documents)} entries, and {folder} has {sum(counts)} rows")
-        texts = [row.text for row in rows] if rows else [""] * len(documents)
-        rows = [TextRow(text, document) for text, document in zip(texts, documents, strict=True)]
+        rows = _with_documents(folder, rows, documents, sum(row_counts))
     if rows is not None:
-        _write_rows(folder, rows, lengths)
-    dtype = _dtype_of(first, hooks)
-    entries = [
-        {"rows": count, "files": {path.relative_to(folder).as_posix(): digest_of(path) for path in group}}
-        for count, group in zip(counts, counted(shards, "file"), strict=True)
-    ]
+        _write_rows(folder, rows)
+    rows_entry = None
+    if (folder / ROWS).is_file():
+        rows_entry = _file_entry(folder, ROWS)
+    dtype = _stored_dtype(first_arrays, layout)
+    entries = []
+    for row_count, files in zip(row_counts, counted(shards, "file"), strict=True):
+        digests = {path.relative_to(folder).as_posix(): digest_of(path) for path in files}
+        entries.append({"rows": row_count, "files": digests})
     _write_index(
         folder,
         model=model,
         revision=revision,
         blocks=blocks,
-        **_tokenizer(tokenizer, folder),
+        **_save_tokenizer(tokenizer, folder),
         bos=bos,
         dtype=dtype,
-        layout=layout,
-        hooks=hooks,
-        rows=_listed(folder, ROWS) if (folder / ROWS).is_file() else None,
+        layout=layout.name,
+        hooks=layout.widths,
+        rows=rows_entry,
         shards=entries,
     )
     try:
@@ -254,119 +341,203 @@ def index_folder(
         raise
 
 
+def _arrays_in(files: Sequence[Path]) -> dict[str, StoredArray]:
+    """Return the arrays of all files of a shard by name."""
+    arrays: dict[str, StoredArray] = {}
+    for path in files:
+        arrays.update(arrays_of(path))
+    return arrays
+
+
+def _with_documents(
+    folder: Path,
+    rows: Sequence[TextRow] | None,
+    documents: Sequence[int | str],
+    row_count: int,
+) -> list[TextRow]:
+    """Return rows that are of these documents; their text stays, if it is known."""
+    if len(documents) != row_count:
+        raise ConfigError(
+            f"documents has {len(documents)} entries, and {folder} has {row_count} rows"
+        )
+    texts = [""] * len(documents)
+    if rows:
+        texts = [row.text for row in rows]
+    return [TextRow(text, document) for text, document in zip(texts, documents, strict=True)]
+
+
 def _files_in(folder: Path) -> list[list[Path]]:
-    """Return the files with states in a folder, by shard: .npy files of one folder belong together."""
+    """Return the files with states in a folder, by shard.
+
+    The .npy files of one folder belong together.
+    """
     if not folder.is_dir():
         raise ConfigError(f"{folder} is no folder: give the one in which the states are")
     for path in sorted(folder.iterdir()):
         if path.name.endswith(UNFINISHED) or is_being_written(path):
-            raise DataError(f"{path} is still being written: wait for the program that writes it, or remove it")
-    files = [path for path in folder.rglob("*") if path.is_file() and path.name != EMBEDDING]
-    single = [path for path in files if path.name.endswith((".safetensors", ".safetensors.zst", ".arrow"))]
-    arrays = [path for path in files if path.suffix == ".npy"]
-    together = [[path for path in arrays if path.parent == place] for place in {path.parent for path in arrays}]
-    shards = [*([path] for path in single), *map(sorted, together)]
+            raise DataError(
+                f"{path} is still being written: wait for the program that writes it, or remove it"
+            )
+    single_files = []
+    arrays_of_folders: dict[Path, list[Path]] = {}
+    for path in folder.rglob("*"):
+        if not path.is_file() or path.name == EMBEDDING:
+            continue
+        if path.name.endswith((".safetensors", ".safetensors.zst", ".arrow")):
+            single_files.append(path)
+        elif path.suffix == ".npy":
+            arrays_of_folders.setdefault(path.parent, []).append(path)
+    shards = [[path] for path in single_files]
+    shards += [sorted(paths) for paths in arrays_of_folders.values()]
     if not shards:
         raise DataError(f"{folder} has no states: no .safetensors, .npy or .arrow file is in it")
-    return sorted(shards, key=lambda group: natural_order(group[0].relative_to(folder).as_posix()))
+    return sorted(shards, key=lambda files: natural_order(files[0].relative_to(folder).as_posix()))
 
 
-def _hooks_of_vllm(
+def _layout_of_vllm(
     arrays: Mapping[str, StoredArray], layers: Sequence[int], blocks: int, path: Path
-) -> tuple[dict[str, int], str]:
-    """Return the hook points of the layers that vLLM was asked for, and which axis of its files they are.
+) -> _Layout:
+    """Return the hook points of the layers that vLLM was asked for, and which axis they are.
 
-    Layer i of vLLM is what enters block i, so the stream after block i - 1, and the number of blocks is what the last
-    block gives, before the final norm.
+    Layer i of vLLM is what enters block i, so the stream after block i - 1. The number of blocks
+    stands for what the last block gives, before the final norm.
+
+    Args:
+        arrays: The arrays of a file.
+        layers: The layers as vLLM counts them, in the order that was asked for.
+        blocks: The number of blocks of the model.
+        path: The file.
     """
     for layer in layers:
         if not 0 <= layer <= blocks:
-            raise ConfigError(f"layers has {layer}, and vLLM counts those of {blocks} blocks from 0 to {blocks}")
+            raise ConfigError(
+                f"layers has {layer}, and vLLM counts those of {blocks} blocks from 0 to {blocks}"
+            )
     if len(set(layers)) < len(layers):
-        raise ConfigError(f"layers={list(layers)} has a layer twice: give those that vLLM was asked for, in order")
-    if TOKEN_IDS not in arrays:
-        raise DataError(f"{path} has no {TOKEN_IDS}: it is no file of vLLM's extract_hidden_states")
-    tokens = int(arrays[TOKEN_IDS].shape[0])
-    shape = tuple(arrays[HIDDEN_STATES].shape)
-    hooks = [hook_of(EMBED if layer == 0 else layer - 1) for layer in layers]
-    if shape[:2] == (tokens, len(layers)):
-        layout = "vllm"
-    elif shape[:2] == (len(layers), tokens):
-        layout = "vllm_layers_first"
-    else:
-        found = " x ".join(map(str, shape))
-        raise DataError(
-            f"{path}: {HIDDEN_STATES} has the shape {found}, not {tokens} tokens x {len(layers)} layers x width: "
-            f"give the layers that vLLM was asked for"
+        raise ConfigError(
+            f"layers={list(layers)} has a layer twice: give those that vLLM was asked for, in "
+            "order"
         )
-    return dict.fromkeys(hooks, int(shape[2])), layout
+    _check_token_ids(arrays, path)
+    token_count = int(arrays[TOKEN_IDS].shape[0])
+    shape = tuple(arrays[HIDDEN_STATES].shape)
+    if shape[:2] == (token_count, len(layers)):
+        name = "vllm"
+    elif shape[:2] == (len(layers), token_count):
+        name = "vllm_layers_first"
+    else:
+        sizes = " x ".join(str(size) for size in shape)
+        raise DataError(
+            f"{path}: {HIDDEN_STATES} has the shape {sizes}, not {token_count} tokens x "
+            f"{len(layers)} layers x width: give the layers that vLLM was asked for"
+        )
+    width = int(shape[2])
+    hook_points = [hook_of(EMBED if layer == 0 else layer - 1) for layer in layers]
+    return _Layout(dict.fromkeys(hook_points, width), name)
 
 
-def _matched(
-    folder: Path, shards: Sequence[list[Path]], prompts: Sequence[Prompt]
+def _check_token_ids(arrays: Mapping[str, StoredArray], path: Path) -> None:
+    """Raise a DataError if a file of vLLM has no token ids."""
+    if TOKEN_IDS not in arrays:
+        raise DataError(
+            f"{path} has no {TOKEN_IDS}: it is no file of vLLM's extract_hidden_states"
+        )
+
+
+def _files_of_prompts(
+    folder: Path, shards: Sequence[list[Path]], prompts: Sequence[SentPrompt]
 ) -> tuple[list[list[Path]], list[TextRow]]:
-    """Return the files of prompts in the order in which these were written, and their rows of text."""
-    by_ids: dict[tuple[int, ...], list[Path]] = {}
-    for group in shards:
-        arrays = arrays_of(group[0])
-        if TOKEN_IDS not in arrays:
-            raise DataError(f"{group[0]} has no {TOKEN_IDS}: it is no file of vLLM's extract_hidden_states")
-        by_ids.setdefault(tuple(arrays[TOKEN_IDS].whole().tolist()), group)
-    asked = {tuple(prompt.token_ids) for prompt in prompts}
-    if strange := [group[0].name for ids, group in by_ids.items() if ids not in asked]:
-        raise DataError(f"{folder / strange[0]} has token ids that no prompt has: give the prompts that were sent")
-    missing = [prompt for prompt in prompts if tuple(prompt.token_ids) not in by_ids]
+    """Return the files of prompts in the order in which these were written, and their text.
+
+    Of several prompts of the same tokens there is one file, which stands for the first of them.
+
+    Raises:
+        DataError: A file is of no prompt, or a prompt has no file.
+    """
+    files_by_ids: dict[tuple[int, ...], list[Path]] = {}
+    for files in shards:
+        arrays = arrays_of(files[0])
+        _check_token_ids(arrays, files[0])
+        token_ids = tuple(arrays[TOKEN_IDS].whole().tolist())
+        files_by_ids.setdefault(token_ids, files)
+
+    prompts_by_ids: dict[tuple[int, ...], SentPrompt] = {}
+    missing = []
+    for prompt in prompts:
+        token_ids = tuple(prompt.token_ids)
+        prompts_by_ids.setdefault(token_ids, prompt)
+        if token_ids not in files_by_ids:
+            missing.append(prompt)
+    for token_ids, files in files_by_ids.items():
+        if token_ids not in prompts_by_ids:
+            raise DataError(
+                f"{folder / files[0].name} has token ids that no prompt has: give the prompts "
+                "that were sent"
+            )
     if missing:
         raise DataError(
-            f"{folder} lacks {len(missing)} of {len(prompts)} prompts, such as {short(repr(missing[0].text))}: "
-            "wait until all are written, or send these again"
+            f"{folder} lacks {len(missing)} of {len(prompts)} prompts, such as "
+            f"{short(repr(missing[0].text))}: wait until all are written, or send these again"
         )
-    different = {tuple(prompt.token_ids): prompt for prompt in reversed(prompts)}
-    in_order = [prompt for prompt in prompts if different[tuple(prompt.token_ids)] is prompt]
-    groups = [by_ids[tuple(prompt.token_ids)] for prompt in in_order]
-    return groups, [TextRow(prompt.text, prompt.document) for prompt in in_order]
+    ordered_files = [files_by_ids[token_ids] for token_ids in prompts_by_ids]
+    rows = [TextRow(prompt.text, prompt.document) for prompt in prompts_by_ids.values()]
+    return ordered_files, rows
 
 
-def _hooks_in(arrays: Mapping[str, StoredArray], folder: Path) -> tuple[dict[str, int], str]:
+def _layout_of_hooks(arrays: Mapping[str, StoredArray], folder: Path) -> _Layout:
     """Return the width at each hook point among some arrays, and how rows lie in them."""
-    hooks = {name: array for name, array in arrays.items() if HOOK.fullmatch(name)}
-    if not hooks:
+    widths = {}
+    dimensions = set()
+    for name, array in arrays.items():
+        if HOOK.fullmatch(name):
+            widths[name] = int(array.shape[-1])
+            dimensions.add(len(array.shape))
+    if not widths:
         raise DataError(
-            f"{folder} has the arrays {listed(sorted(arrays))}, and none of a hook point of the residual stream: name "
-            "them as blocks.5.hook_resid_post"
+            f"{folder} has the arrays {listed(sorted(arrays))}, and none of a hook point of the "
+            "residual stream: name them as blocks.5.hook_resid_post"
         )
-    dimensions = {len(array.shape) for array in hooks.values()}
-    if dimensions not in ({2}, {3}):
-        raise DataError(f"{folder}: hook points must be (rows, context, width) or (tokens, width), all of them alike")
-    layout = "padded" if dimensions == {3} else "flat"
-    return {name: int(array.shape[-1]) for name, array in hooks.items()}, layout
-
-
-def _count(paths: Sequence[Path], hooks: Mapping[str, int], layout: str, folder: Path) -> int:
-    """Return how many rows of text some files have."""
-    arrays = {name: array for path in paths for name, array in arrays_of(path).items()}
-    if layout == "padded":
-        hook = next((name for name in hooks if name in arrays), None)
-        if hook is None:
-            raise DataError(f"{paths[0]} has none of the hook points {listed(list(hooks))}")
-        return int(arrays[hook].shape[0])
-    raise ConfigError(
-        f"{folder} has rows one after another: write (rows, context, width), or the index itself with the tokens of "
-        "each row in rows.jsonl"
+    if dimensions == {3}:
+        return _Layout(widths, "padded")
+    if dimensions == {2}:
+        return _Layout(widths, "flat")
+    raise DataError(
+        f"{folder}: hook points must be (rows, context, width) or (tokens, width), all of them "
+        "alike"
     )
 
 
-def _dtype_of(arrays: Mapping[str, StoredArray], hooks: Mapping[str, int]) -> str:
-    name = HIDDEN_STATES if HIDDEN_STATES in arrays else next(iter(hooks))
+def _row_count(files: Sequence[Path], layout: _Layout, folder: Path) -> int:
+    """Return how many rows of text some files have."""
+    if layout.name != "padded":
+        raise ConfigError(
+            f"{folder} has rows one after another: write (rows, context, width), or the index "
+            "itself with the tokens of each row in rows.jsonl"
+        )
+    arrays = _arrays_in(files)
+    for hook_point in layout.widths:
+        if hook_point in arrays:
+            return int(arrays[hook_point].shape[0])
+    raise DataError(f"{files[0]} has none of the hook points {listed(list(layout.widths))}")
+
+
+def _stored_dtype(arrays: Mapping[str, StoredArray], layout: _Layout) -> str:
+    """Return the name of the dtype of states."""
+    name = HIDDEN_STATES
+    if name not in arrays:
+        name = next(iter(layout.widths))
     dtype = arrays[name].part(0, 1).dtype
-    called = str(dtype).removeprefix("torch.")
     if dtype not in DTYPES.values():
-        raise DataError(f"states are {called}: write one of {', '.join(DTYPES)}")
-    return called
+        raise DataError(f"states are {_dtype_name(dtype)}: write one of {', '.join(DTYPES)}")
+    return _dtype_name(dtype)
 
 
-def _write_rows(folder: Path, rows: Sequence[TextRow], lengths: Sequence[int]) -> None:
-    """Write a line for each row: its document, its length where the arrays do not have it, and its text if known."""
+def _write_rows(folder: Path, rows: Sequence[TextRow], lengths: Sequence[int] = ()) -> None:
+    """Write a line for each row: its document, its length and its text if they are known.
+
+    Args:
+        lengths: How many tokens each row has; empty, if the arrays say so.
+    """
     with (folder / ROWS).open("w", encoding="utf-8") as file:
         for number, row in enumerate(rows):
             line: dict[str, int | str] = {"document": row.document}
@@ -377,7 +548,7 @@ def _write_rows(folder: Path, rows: Sequence[TextRow], lengths: Sequence[int]) -
             file.write(json.dumps(line) + "\n")
 
 
-def _tokenizer(tokenizer: Tokenizer | None, folder: Path) -> dict[str, str]:
+def _save_tokenizer(tokenizer: Tokenizer | None, folder: Path) -> dict[str, str]:
     """Save a tokenizer in a folder of states, and return what the index says of it."""
     if tokenizer is None:
         return {}
@@ -385,13 +556,17 @@ def _tokenizer(tokenizer: Tokenizer | None, folder: Path) -> dict[str, str]:
     return {"tokenizer": ".", "tokenizer_fingerprint": tokenizer_fingerprint(tokenizer)}
 
 
-def _listed(folder: Path, name: str) -> dict[str, str]:
+def _file_entry(folder: Path, name: str) -> dict[str, str]:
+    """Return what the index says of a file."""
     return {"file": name, "sha256": digest_of(folder / name)}
 
 
 def _write_index(folder: Path, **entries: object) -> None:
     """Write `states.json`, in which entries that are None are left out."""
-    content = {"format": FORMAT, **{name: value for name, value in entries.items() if value is not None}}
-    aside = folder / f"{INDEX}.partial"
-    aside.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    os.replace(aside, folder / INDEX)
+    content: dict[str, object] = {"format": FORMAT}
+    for name, value in entries.items():
+        if value is not None:
+            content[name] = value
+    temporary = folder / f"{INDEX}.partial"
+    temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    os.replace(temporary, folder / INDEX)

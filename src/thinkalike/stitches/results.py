@@ -6,11 +6,9 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import safe_open
 from torch import Tensor
 
 from thinkalike.arguments import Seed, checked_numbers
@@ -39,7 +37,7 @@ class _Claims:
     rank: Any
 
     @classmethod
-    def of(cls, facts: Any, path: Path) -> _Claims:
+    def of(cls, facts: Any, path: str) -> _Claims:
         """Return the claims of a file; a StitchError names the first that no stitch of this package can have."""
         if not isinstance(facts, dict):
             raise StitchError(f"cannot read {path}: what it says of its stitches is no JSON object")
@@ -73,24 +71,29 @@ def _is_size(size: Any) -> bool:
 def _contents(result: Result, seed: Seed, is_back: bool) -> tuple[_Claims, str]:
     """Return what a result says of its stitches, and the prefix of the tensors of one seed and direction."""
     seed = checked_numbers(_contents, {"seed": seed})["seed"]
-    path = result.folder / NAME
+    path = _path(result)
     direction = "back." if is_back else ""
     prefix = f"{direction}seed_{seed}." if seed else direction
     if NAME not in result.files:
-        found = f"{result.folder} keeps no stitches (its kind is {result.kind})"
+        found = f"{result.place} keeps no stitches (its kind is {result.kind})"
         raise StitchError(f"{found}; python train.py keeps those of every stitch= but identity")
-    with explained(f"cannot read {path}"), safe_open(path, framework="pt") as file:
+    with explained(f"cannot read {path}"), result.opened_tensors(NAME) as file:
         claims = _Claims.of(json.loads(file.metadata()["stitch"]), path)
         names = list(file.keys())
-    with explained(f"cannot read the stitches of {result.folder}"), in_file(path):
+    with explained(f"cannot read the stitches of {result.place}"), in_file(path):
         for pair in claims.pairs:
             _sites(result, pair)
     if not any(name.startswith(f"{prefix}0.") for name in names):
         if is_back:
-            raise StitchError(f"{result.folder} holds no stitches back: fit them with stitch.both=true")
+            raise StitchError(f"{result.place} holds no stitches back: fit them with stitch.both=true")
         remedy = f": fit them with stitch.seeds={seed + 1}" if seed < MOST_SEEDS else "; seeds are numbered from 0"
-        raise StitchError(f"{result.folder} holds no stitches of seed {seed}{remedy}")
+        raise StitchError(f"{result.place} holds no stitches of seed {seed}{remedy}")
     return claims, prefix
+
+
+def _path(result: Result) -> str:
+    """Return what errors call the file of the stitches of a result."""
+    return f"{result.place}/{NAME}" if result.is_kept else NAME
 
 
 def _sites(result: Result, pair: LayerPair) -> list[Site]:
@@ -101,8 +104,8 @@ def _sites(result: Result, pair: LayerPair) -> list[Site]:
 
 def _tensors(result: Result, prefix: str) -> dict[str, Tensor]:
     """Return the tensors of one stitch by name; a StitchError names one that does not hold real numbers."""
-    path = result.folder / NAME
-    with safe_open(path, framework="pt") as file:
+    path = _path(result)
+    with result.opened_tensors(NAME) as file:
         tensors = {name: file.get_tensor(name) for name in file.keys() if name.startswith(prefix)}  # noqa: SIM118
     for name, tensor in tensors.items():
         if not tensor.is_floating_point():  # load_state_dict would convert it without a word
@@ -161,7 +164,7 @@ class Stitches(Mapping[LayerPair, StitchMap]):
         self.result, self.seed, self.is_back = result, seed, is_back
         claims, self._prefix = _contents(result, seed, is_back)
         self._kind, self._pairs, self._widths = claims.kind, claims.pairs, claims.widths
-        with explained(f"cannot read the stitches of {result.folder}"):
+        with explained(f"cannot read the stitches of {result.place}"):
             self._models: Sequence[Mapping[str, Any]] = result.provenance["models"]
         if claims.norm != "none" or is_plugin(claims.kind):
             settings = f"stitch={claims.kind}, stitch.norm={claims.norm}"
@@ -169,7 +172,7 @@ class Stitches(Mapping[LayerPair, StitchMap]):
                 remedy = f", and its {NAME} does not say their widths: fit them again"
             else:
                 remedy = ": thinkalike.stitches.results.stitch_modules(result) gives the modules"
-            raise StitchError(f"the stitches of {result.folder} may be no affine maps ({settings}){remedy}")
+            raise StitchError(f"the stitches of {result.place} may be no affine maps ({settings}){remedy}")
 
     @property
     def back(self) -> Stitches:
@@ -180,8 +183,8 @@ class Stitches(Mapping[LayerPair, StitchMap]):
         chosen = tuple(map(int, pair if isinstance(pair, tuple) else (pair, pair)))
         if chosen not in self._pairs:
             there = ", ".join(f"{l}→{m}" for l, m in self._pairs)  # noqa: E741
-            raise UnknownPairError(f"{self.result.folder} has no stitch {chosen}; there is: {there}")
-        with explained(f"cannot read the stitch {chosen} of {self.result.folder}"):
+            raise UnknownPairError(f"{self.result.place} has no stitch {chosen}; there is: {there}")
+        with explained(f"cannot read the stitch {chosen} of {self.result.place}"):
             fit = _folded(self._kind, _tensors(self.result, f"{self._prefix}{self._pairs.index(chosen)}."))
             widths = [fit.weight.shape[1], fit.weight.shape[0]]
             if self._widths is not None and self._widths[:: -1 if self.is_back else 1] != widths:
@@ -189,7 +192,7 @@ class Stitches(Mapping[LayerPair, StitchMap]):
             sites = _sites(self.result, (chosen[0], chosen[1]))
             source, target = reversed(sites) if self.is_back else sites
             stitch = StitchMap(fit.weight, fit.bias, source, target)
-            stitch.file = str(self.result.folder)
+            stitch.file = self.result.place if self.result.is_kept else ""
             return stitch
 
     def __iter__(self) -> Iterator[LayerPair]:
@@ -215,7 +218,9 @@ def load_stitch(result: Result | str | os.PathLike[str], *, seed: int = 0) -> St
     >>> load_stitch(result)[1, 1](torch.zeros(5, 128)).shape
     torch.Size([5, 128])
     """
-    return Stitches(open_result(result.folder if isinstance(result, Result) else result), seed)
+    if isinstance(result, Result):
+        return Stitches(open_result(result.folder) if result.is_kept else result, seed)
+    return Stitches(open_result(result), seed)
 
 
 def _folded(kind: str, parts: dict[str, Tensor]) -> AffineMap:
@@ -246,22 +251,22 @@ def stitch_modules(
     claims, prefix = _contents(result, seed, is_back)
     if claims.widths is None:
         if claims.norm != "none" or claims.kind not in CLOSED:
-            raise StitchError(f"cannot read {result.folder / NAME}: it does not say the widths of its stitches")
-        raise StitchError(f"the stitches of {result.folder} were not trained: load_stitch(result) gives them")
+            raise StitchError(f"cannot read {_path(result)}: it does not say the widths of its stitches")
+        raise StitchError(f"the stitches of {result.place} were not trained: load_stitch(result) gives them")
     way, found = -1 if is_back else 1, {}
-    with explained(f"cannot read the stitches of {result.folder}"):
+    with explained(f"cannot read the stitches of {result.place}"):
         kind = claims.kind
         if is_plugin(kind):  # the file that the caller gives, instead of the one that is stored
             here, made = f"{plugin}:{kind.rpartition(':')[2]}", result.provenance.get("plugins", [])
             if plugin is None or digest(here) not in {each["sha256"] for each in made if each["name"] == kind}:
                 wanted = "give that file, unchanged, as plugin="
-                raise PluginError(f"the stitches of {result.folder} are made by {kind}; {wanted}")
+                raise PluginError(f"the stitches of {result.place} are made by {kind}; {wanted}")
             trust([here])
             kind = here
         for number, pair in enumerate(claims.pairs):
             tensors = _tensors(result, f"{prefix}{number}.")
             phi = _loaded(kind, claims.widths[::way], claims.norm, claims.rank, tensors)
             if not all(each.isfinite().all() for each in tensors.values()):
-                raise StitchError(f"the stitch {pair} of {result.folder} has weights that are not finite")
+                raise StitchError(f"the stitch {pair} of {result.place} has weights that are not finite")
             found[pair[::way]] = phi.eval().requires_grad_(False)
     return found

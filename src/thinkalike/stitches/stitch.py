@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from jaxtyping import Float
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import orthogonal
 
@@ -161,13 +159,11 @@ class Stitch(nn.Module):
         return AffineMap(weight, weight.new_zeros(len(weight)) if bias is None else bias.to(weight))
 
 
-def write_stitches(
-    folder: Path, tensors: Mapping[str, Tensor], pairs: Sequence[LayerPair], kind: str, norm: str = "none", **more: Any
-) -> None:
-    """Write the stitches of a result into its folder, with `more`: the widths and the rank of a `Stitch`.
+def facts_of_stitches(pairs: Sequence[LayerPair], kind: str, norm: str = "none", **more: Any) -> dict[str, str]:
+    """Return what the file of a result's stitches says of them, with `more`: the widths and the rank of a `Stitch`.
 
     Tensors are called by the number of the layer pair and the part, as in "0.map.weight"; those of a further seed begin
     with "seed_1.", and those from the target to the source with "back.", as in "back.seed_1.0.map.weight".
     """
-    facts = json.dumps({"pairs": pairs, "kind": kind, "norm": norm, **more})
-    save_file(dict(tensors), folder / NAME, metadata={"stitch": facts})  # one entry: the order of several is not kept
+    # one entry: the order of several is not kept
+    return {"stitch": json.dumps({"pairs": pairs, "kind": kind, "norm": norm, **more})}

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from thinkalike.config import TrainConfig, left_open, ranged
+from thinkalike.config import JobConfig, SettingValues, TrainConfig, setting
 from thinkalike.config.parts import TOKENS_AT_ONCE
 from thinkalike.config.schema import STEPS, Checked
 from thinkalike.errors import ConfigError, one_of
@@ -32,35 +31,41 @@ class StitchConfig(Checked, part="stitch"):
     """The map φ and its training."""
 
     kind: str = "linear"  # of φ: trained, a closed form, or the identity
-    norm: Literal["none", "pre", "post"] = left_open("none")  # where φ has a LayerNorm
-    rank: int = ranged(16, least=1, most=10**6)  # of low_rank and reduced_rank
-    init: Init = left_open("identity")  # where training starts; auto: at the closed form of the kind
+    # where φ has a LayerNorm
+    norm: Literal["none", "pre", "post"] = setting("none", by_recipe=True)
+    rank: int = setting(16, least=1, most=10**6)  # of low_rank and reduced_rank
+    # where training starts; auto: at the closed form of the kind
+    init: Init = setting("identity", by_recipe=True)
     # λ of the closed forms least_squares and reduced_rank; null: it is chosen by cross-validation over documents
-    ridge: float | None = ranged(None, least=0)
+    ridge: float | None = setting(None, least=0)
     # cross_entropy: of the next token | kl: to the target's output | mse: to its state |
     # penultimate: ‖s - t‖² / ‖t‖² to its state after the last block | alignment: the mean of that from the site on
-    loss: Literal["cross_entropy", "kl", "mse", "penultimate", "alignment"] = left_open("cross_entropy")
+    loss: Literal["cross_entropy", "kl", "mse", "penultimate", "alignment"] = setting("cross_entropy", by_recipe=True)
     controls: bool = False  # report closed forms, shuffled and random sources beside φ
     # also fit the target to itself by the same recipe; null: where the identity is not the optimum of that
-    floor: bool = left_open(None, usual=True)
+    floor: bool = setting(None, by_recipe=True, not_in_key_as=True)
     both: bool = False  # also fit the target to the source
     # sgd: with Nesterov momentum, as in brown2023 | adam: with decoupled decay
-    optimizer: Literal["sgd", "adam"] = left_open("sgd")
+    optimizer: Literal["sgd", "adam"] = setting("sgd", by_recipe=True)
     # steps of sgd in coordinates of unit variance of the source's states; of linear and affine
-    whiten: bool = left_open(False)
+    whiten: bool = setting(False, by_recipe=True)
     # peak, for adam times √width; null: 1 for sgd, 10 for sgd in whitened coordinates, 0.18 for adam
-    lr: float | None = ranged(None, above=0, most=1e37)
-    lr_multiples: list[float] = ranged(list, above=0, most=1e6)  # of further rates, tried in the same pass
-    seeds: int = ranged(1, least=1, most=MOST_SEEDS)  # fits whose order of the text differs; the table is of their mean
-    momentum: float = ranged(0.9, least=0, below=1)  # of sgd
+    lr: float | None = setting(None, above=0, most=1e37)
+    lr_multiples: list[float] = setting(list, above=0, most=1e6)  # of further rates, tried in the same pass
+    # fits whose order of the text differs; the table is of their mean
+    seeds: int = setting(1, least=1, most=MOST_SEEDS)
+    momentum: float = setting(0.9, least=0, below=1)  # of sgd
     scale_lr_by_momentum: bool = True  # the rate that sgd gets is lr * (1 - momentum)
-    weight_decay: float = left_open(1e-3, least=0)  # pulls φ to where it begins; that of a plugin to zero
-    clip: float = ranged(1.0, least=0)  # gradient norm per stitch; 0: none
+    # pulls φ to where it begins; that of a plugin to zero
+    weight_decay: float = setting(1e-3, by_recipe=True, least=0)
+    clip: float = setting(1.0, least=0)  # gradient norm per stitch; 0: none
     # of the rate; average: it stays, and φ is the mean over the last half of the steps
-    schedule: Literal["linear", "cosine", "average", "tuned_lens"] = left_open("linear")
-    steps: int = left_open(2000, least=0, most=STEPS)  # of training; of closed forms: batches that they read
-    warmup: int = left_open(200, least=0, most=STEPS)  # steps in which the rate rises
-    tokens_per_step: int = left_open(16384, least=2, most=TOKENS_AT_ONCE)  # target tokens that a step reads
+    schedule: Literal["linear", "cosine", "average", "tuned_lens"] = setting("linear", by_recipe=True)
+    # of training; of closed forms: batches that they read
+    steps: int = setting(2000, by_recipe=True, least=0, most=STEPS)
+    warmup: int = setting(200, by_recipe=True, least=0, most=STEPS)  # steps in which the rate rises
+    # target tokens that a step reads
+    tokens_per_step: int = setting(16384, by_recipe=True, least=2, most=TOKENS_AT_ONCE)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -98,7 +103,7 @@ class StitchConfig(Checked, part="stitch"):
     def _may_whiten(self) -> bool:
         return self.norm in (None, "none") and self.kind in ("linear", "affine") and self.optimizer in (None, "sgd")
 
-    def by_recipe(self, job: Any) -> dict[str, Any]:
+    def by_recipe(self, job: JobConfig) -> SettingValues:
         """Return the project's recipe, which takes a third of the steps to what they are after, or that of brown2023.
 
         Linear and affine maps are trained by sgd in whitened coordinates and averaged, others by adam. The recipe of
@@ -122,17 +127,20 @@ class StitchConfig(Checked, part="stitch"):
         own = {"optimizer": "adam", "schedule": "cosine"} if isometry else {"weight_decay": 0.0, "schedule": "average"}
         return values | {"init": "auto", "loss": "kl", "whiten": self._may_whiten} | own
 
-    @property
-    def unused(self) -> Collection[str]:
+    def settings_read(self) -> frozenset[str]:
+        read = super().settings_read()
         if not self.trained:
-            of_steps = {"steps", "tokens_per_step"} if self.kind == "identity" else set()
-            unused = of_steps | OF_TRAINING
-        else:
-            unused = set() if self.optimizer == "sgd" else {"momentum", "scale_lr_by_momentum"}
-        closed = {self.kind, self.init}
-        if not closed & {"low_rank", "reduced_rank"}:
-            unused = unused | {"rank"}
-        return unused if self.controls or closed & {"least_squares", "reduced_rank"} else {*unused, "ridge"}
+            read -= OF_TRAINING
+        elif self.optimizer != "sgd":
+            read -= {"momentum", "scale_lr_by_momentum"}
+        if self.kind == "identity" and not self.trained:
+            read -= {"steps", "tokens_per_step"}
+
+        maps = {self.kind, self.init}  # φ, and the one that training begins with
+        if not maps & {"low_rank", "reduced_rank"}:
+            read -= {"rank"}
+        has_ridge = self.controls or maps & {"least_squares", "reduced_rank"}
+        return read if has_ridge else read - {"ridge"}
 
     @property
     def peak(self) -> float:

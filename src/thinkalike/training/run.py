@@ -63,7 +63,7 @@ class StepData(pl.LightningDataModule):
 
     Args:
         tokens_per_step: of all processes.
-        context: how many tokens of a row count, all unless a row holds more than tokens; see `Layout`.
+        context: how many tokens of a row count, all unless a row holds more than tokens; see `PackedLayout`.
         repeats: how many steps read the same rows.
         setting: what warnings and errors call the number of tokens.
 
@@ -329,7 +329,7 @@ class _States(Checkpoint):
 
     def __init__(
         self,
-        folder: Path,
+        folder: Path | None,
         name: str,
         every: int,
         activity: Activity,
@@ -368,7 +368,8 @@ class _States(Checkpoint):
         if stopping or (step % self.every == 0 and self._due(trainer, module)):
             for logger in trainer.loggers:
                 logger.save()  # so that curves have no gap before the state
-            trainer.save_checkpoint(self.folder / self.name)
+            if self.folder is not None:
+                trainer.save_checkpoint(self.folder / self.name)
             self._kept = time.monotonic()
         if stopping:
             stop(f"at step {step} of {steps}")
@@ -397,7 +398,7 @@ def _momenta(trainer: pl.Trainer) -> list[list[str]]:
 class Run:
     """Where and how a module is trained, apart from what it is."""
 
-    partial: Path  # the folder of its state
+    partial: Path | None  # the folder of its state; None: no state and no curve is kept
     device: torch.device
     trainer: TrainerConfig
     tracker: Any = None  # of `thinkalike.loggers`, if there is one, which gets the curves
@@ -415,16 +416,18 @@ def fit(
         StoreError: the state or the curves of an earlier run are not those of this training.
         Interrupted: a signal came; a state is kept.
     """
-    folder, trainer = run.partial / "checkpoints", run.trainer
+    trainer = run.trainer
+    folder = None if run.partial is None else run.partial / "checkpoints"
+    curves = None if run.partial is None or not loggers else run.partial / FOLDER
     name = f"{STATE}-{run.part}" if run.part else STATE
-    state = newest_state(folder, name)
+    state = newest_state(folder, name) if folder else None
     if state:
         log.info("resuming from %s", state)
     kept = _Kept.read(state, module.steps, has_settings=not trainer.callbacks) if state else None
-    if loggers:
-        _ = _curves_in(run.partial / FOLDER)  # now, and not when they are joined after hours
-    if kept and loggers:
-        _join_curves(run.partial / FOLDER, EARLIER, before=float(kept.step))
+    if curves:
+        _ = _curves_in(curves)  # now, and not when they are joined after hours
+    if kept and curves:
+        _join_curves(curves, EARLIER, before=float(kept.step))
     watch: list[Callback] = [LearningRateMonitor("step")] if loggers else []
     steps, undone = doing("training step", module.steps), contextlib.ExitStack()
     with warnings.catch_warnings(), at_boundaries(), undone, steps as activity:
@@ -460,8 +463,8 @@ def fit(
             raise _no_state(state, f"{type(error).__name__}: {one_line(error)}") from error
     if rank(run):
         raise ShareDone
-    if loggers and (run.partial / FOLDER / EARLIER).exists():
-        _join_curves(run.partial / FOLDER, WRITTEN)
+    if curves and (curves / EARLIER).exists():
+        _join_curves(curves, WRITTEN)
 
 
 def _processes(run: Run) -> dict[str, Any]:
@@ -481,6 +484,8 @@ def loggers_of(run: Run, kind: str) -> list[Logger]:
     """Return Lightning's loggers of the curves of a run, by `logger.kind`; the job's tracker closes what it opened."""
     tracker = run.tracker
     if rank(run):
+        return []
+    if run.partial is None and kind != "wandb":
         return []
     if kind == "wandb":
         tracker.run.define_metric("trainer/global_step")  # curves are over the steps, as in Lightning's own runs

@@ -22,9 +22,9 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from thinkalike.config import TrainerConfig
-from thinkalike.data.corpus import Layout
+from thinkalike.data.rows import PackedLayout
 from thinkalike.errors import ResourceError
-from thinkalike.evaluation.language import last_states, next_token_losses, states_onwards
+from thinkalike.evaluation.forward import last_states, next_token_losses, states_onwards
 from thinkalike.measures.closed_forms import LayerPair, PairStatistics
 from thinkalike.measures.losses import token_kl
 from thinkalike.memory import GAPS, Budget, LiveBytes, OverLimit, hand_back, readable
@@ -233,7 +233,7 @@ class StitchTraining(SteppedModule):
 
     Args:
         layer_pairs: those of the stitches that come first; they read the source.
-        layout: the parts of a row; None: a row is tokens that both models read.
+        layout: the columns of a row; None: a row is tokens that both models read.
         limits: how much memory a step may take.
         beside: further stitches.
     """
@@ -249,7 +249,7 @@ class StitchTraining(SteppedModule):
         config: StitchConfig,
         seed: int = 0,
         *,
-        layout: Layout | None = None,
+        layout: PackedLayout | None = None,
         limits: TrainerConfig | None = None,
         beside: Sequence[Fit] = (),
     ):
@@ -283,7 +283,7 @@ class StitchTraining(SteppedModule):
 
     def losses(self, rows: Int[Tensor, "b width"], chosen: Sequence[int] | None = None) -> list[Float[Tensor, " n"]]:
         """Return the loss of every φ, or of those chosen by number, at each token of the target."""
-        target, layout = self.models[1], self.layout or Layout(rows.shape[1])
+        target, layout = self.models[1], self.layout or PackedLayout(rows.shape[1])
         loss, layers_of = STITCH_LOSSES[self.config.loss]
         numbers = range(len(self.fits)) if chosen is None else chosen
         fits, tokens = [self.fits[i] for i in numbers], layout.target_tokens(rows)
@@ -294,7 +294,7 @@ class StitchTraining(SteppedModule):
 
     @torch.no_grad()
     def _read(
-        self, fits: Sequence[Fit], rows: Int[Tensor, "b width"], layout: Layout, layers: Sequence[int]
+        self, fits: Sequence[Fit], rows: Int[Tensor, "b width"], layout: PackedLayout, layers: Sequence[int]
     ) -> tuple[list[Float[Tensor, "b t _"]], Own]:
         """Return what each stitch reads, and the target's own states at these layers, from one pass of each model."""
         target, read = self.models[1], dict[Any, Tensor]()

@@ -22,7 +22,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from thinkalike.config import MEASURES, AnalyzeConfig, measure_schema, ranged
+from thinkalike.config import MEASURES, AnalyzeConfig, measure_schema, setting
 from thinkalike.config.parts import TOKENS_AT_ONCE
 from thinkalike.contrib import figures
 from thinkalike.errors import ConfigError, DataError, one_of
@@ -58,10 +58,11 @@ class AtlasConfig(LayerPairsConfig):
         default_factory=lambda: [*measures_of_states()]
     )  # and jsd, disagreement, of predictions
     null: bool = False  # keep what chance gives beside each value, in the results of the measures
-    permutations: int = ranged(99, least=1, most=10**6)  # of null
-    neighbours: int = ranged(10, least=1, most=TOKENS_AT_ONCE)  # of mutual_knn, jaccard and second_order_cosine
-    kept: float = ranged(0.99, above=0, most=1)  # of svcca
-    words: int = ranged(WORDS, least=LEAST_WORDS, most=10**8)  # of r2
+    permutations: int = setting(99, least=1, most=10**6)  # of null
+    # of mutual_knn, jaccard and second_order_cosine
+    neighbours: int = setting(10, least=1, most=TOKENS_AT_ONCE)
+    kept: float = setting(0.99, above=0, most=1)  # of svcca
+    words: int = setting(WORDS, least=LEAST_WORDS, most=10**8)  # of r2
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -74,11 +75,15 @@ class AtlasConfig(LayerPairsConfig):
             raise ConfigError(f"measure.measures={self.measures} must name two measures of layers or more")
 
 
-class Atlas(Instrument, kind="atlas", version=3, reads=("models", "measure")):
+class Atlas(Instrument[AnalyzeConfig], kind="atlas", version=3, reads=("models", "measure")):
     """Compares all pairs of the models of a list by all measures, and the measures with each other."""
 
     of_models: ClassVar[str] = "all"
-    inner_jobs_read: ClassVar[tuple[str, ...]] = ("model", "data", "seed")
+
+    def settings_read(self, config: AnalyzeConfig) -> frozenset[str]:
+        """Return what the atlas reads itself, and what its comparisons of pairs read."""
+        of_pairs = (self.keys_of_part(config, part) for part in ("model", "data", "seed"))
+        return super().settings_read(config).union(*of_pairs)
 
     def inputs(self, config: AnalyzeConfig) -> Mapping[str, Any]:
         parts = parts_of(config)
@@ -241,7 +246,7 @@ class Part(NamedTuple):
 
 def parts_of(config: AnalyzeConfig) -> list[Part]:
     """Return the jobs of an atlas, by measure and then by pair, given the configuration of `measure=atlas`."""
-    measure: Any = config.measure
+    measure = config.measure_as(AtlasConfig)
     pairs: Any = asked_for(replace(config, models=config.models or [], measure=measure_schema("cka")()))
     parts = list[Part]()
     models = list({repr(model): model for pair in pairs for model in (pair.model, pair.target)}.values())

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from thinkalike.contrib.court.source import Remembered, Setting, Source, States, Tokens, normals, prefixes, stage
 from thinkalike.contrib.pretraining.instrument import PretrainConfig, Pretraining
-from thinkalike.evaluation.language import BATCH_TOKENS, BigramMeans, Codes, TokenMeans, bigrams
+from thinkalike.evaluation.batch_sizes import BATCH_TOKENS
+from thinkalike.evaluation.token_means import BigramMeans, ContextCode, TokenMeans, bigrams
 from thinkalike.measures.chance import mixed
 from thinkalike.measures.estimates import seeded
 from thinkalike.measures.losses import CHUNK, token_loss
@@ -212,10 +213,10 @@ def trigrams(rows: Tokens, vocabulary: int) -> Tokens:
 class TrigramMeans(TokenMeans):
     """The mean state of each last two tokens and the current one, or of the bigram where no fit row has these."""
 
-    contexts = (*BigramMeans.contexts, trigrams)
+    context_codes = (*BigramMeans.context_codes, trigrams)
 
 
-NGRAMS: dict[str, Codes] = {"token": lambda rows, _: rows, "bigram": bigrams, "trigram": trigrams}
+NGRAMS: dict[str, ContextCode] = {"token": lambda rows, _: rows, "bigram": bigrams, "trigram": trigrams}
 
 
 def code(setting: Setting, of: str) -> States:

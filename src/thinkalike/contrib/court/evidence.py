@@ -16,7 +16,9 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from thinkalike.contrib.court.source import Setting, Source
-from thinkalike.evaluation.language import BATCH_TOKENS, ends_of, next_token_losses, states_onwards
+from thinkalike.evaluation.batch_sizes import BATCH_TOKENS
+from thinkalike.evaluation.columns import interval_columns
+from thinkalike.evaluation.forward import next_token_losses, states_onwards
 from thinkalike.instruments.ruler import apart, most
 from thinkalike.measures.closed_forms import HalvedMoments, halves_of, least_squares
 from thinkalike.measures.distances.comparators import weighted_tau
@@ -219,7 +221,7 @@ class Evidence:
         }
         columns = {"later": self.later, "mixing": float(mixing[0, 0])}
         for name, estimate in estimates.items():
-            columns |= {column: float(end[0]) for column, end in ends_of(name, estimate).items()}
+            columns |= {column: float(end[0]) for column, end in interval_columns(name, estimate).items()}
         return columns
 
     @property

@@ -9,22 +9,23 @@ import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, Optional
+from typing import Any, ClassVar, NamedTuple, Optional
 
 import pandas as pd
 import torch
 
 from thinkalike.config import AnalyzeConfig, MeasureConfig, ModelConfig, TrainerConfig, model_named, options
 from thinkalike.config.parts import COUNTS
-from thinkalike.config.schema import left_open, ranged
+from thinkalike.config.schema import setting
 from thinkalike.contrib.court import constructions as make
 from thinkalike.contrib.court.evidence import Bench, Evidence
 from thinkalike.contrib.court.judges import JUDGES, verdicts
 from thinkalike.contrib.court.source import Remembered, Setting, Source, States
-from thinkalike.data.alignment import same_vocabulary
-from thinkalike.data.corpus import Corpus, TokenRows, read_corpus
+from thinkalike.data.alignment import check_same_tokenizer
+from thinkalike.data.corpus import read_corpus
+from thinkalike.data.rows import Corpus, TokenRows
 from thinkalike.errors import ConfigError, DataError, one_of
-from thinkalike.evaluation.language import BigramMeans, TokenMeans
+from thinkalike.evaluation.token_means import BigramMeans, TokenMeans
 from thinkalike.job import Instrument, Outcome, Work, fingerprints
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import fresh, load_model, randomised, twin
@@ -122,24 +123,28 @@ class CourtConfig(MeasureConfig):
     """The settings of a court."""
 
     kind: str = "court"
-    layer: int = left_open(1, least=0, most=10**4)  # of the target; there must be a block after it
+    # of the target; there must be a block after it
+    layer: int = setting(1, by_recipe=True, least=0, most=10**4)
     siblings: Optional[dict[str, str]] = None  # other models, {what is other: a name in conf/model}; null: none
     sources: Optional[list[str]] = None  # their names; null: all
-    fit_tokens: int = ranged(2**16, least=2, most=COUNTS)  # that maps are fitted on
-    report_tokens: int = ranged(2**15, least=2, most=COUNTS)  # that scores are of
-    other_tokens: int = ranged(2**17, least=2, most=COUNTS)  # of other documents, for what a source has to learn
-    seeds: int = ranged(1, least=1, most=1000, in_key=False)  # experiment=validity/court: how many courts of a target
+    fit_tokens: int = setting(2**16, least=2, most=COUNTS)  # that maps are fitted on
+    report_tokens: int = setting(2**15, least=2, most=COUNTS)  # that scores are of
+    other_tokens: int = setting(2**17, least=2, most=COUNTS)  # of other documents, for what a source has to learn
+    # experiment=validity/court: how many courts of a target
+    seeds: int = setting(1, least=1, most=1000, in_key=False)
 
 
-class Court(Instrument, kind="court", version=9, reads=("model", "data", "measure", "seed")):
+class Court(Instrument[AnalyzeConfig], kind="court", version=9, reads=("model", "data", "measure", "seed")):
     """Makes every source from `model` at `measure.layer`, and leaves what each judge says of it, a row each."""
+
+    needs_store: ClassVar[bool] = True  # each training of a source has a folder
 
     def inputs(self, config: AnalyzeConfig) -> Mapping[str, Any]:
         siblings = {f"sibling {name}": checkpoint_fingerprint(each) for name, each in _siblings(config).items()}
         return fingerprints(config, ("model", "data")) | siblings
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
-        measure: Any = config.measure
+        measure = config.measure_as(CourtConfig)
         with work.phase("loading"):
             target = load_model(config.model)
         if measure.layer >= target.n_layers - 1:
@@ -147,7 +152,7 @@ class Court(Instrument, kind="court", version=9, reads=("model", "data", "measur
             raise ConfigError(f"measure.layer={measure.layer} has no block after it; choose one from 0 to {most}")
         siblings = {name: load_model(each) for name, each in _siblings(config).items()}
         for sibling in siblings.values():
-            same_vocabulary(target, sibling)
+            check_same_tokenizer(target, sibling)
         needed = measure.fit_tokens + 2 * measure.other_tokens  # some of them are of documents that maps are fitted on
         corpus = read_corpus(config.data, target.tokenizer, target.context, bos=target.bos_each_row, fit_tokens=needed)
         teller = logging.getLogger("thinkalike.training")
@@ -175,7 +180,7 @@ class Court(Instrument, kind="court", version=9, reads=("model", "data", "measur
 
 def _siblings(config: AnalyzeConfig) -> dict[str, ModelConfig]:
     """Return the configurations of the models that were really trained otherwise, on the device of the target."""
-    given: dict[str, str] = config.measure.siblings or {}  # type: ignore[attr-defined]
+    given: dict[str, str] = config.measure_as(CourtConfig).siblings or {}
     for other, name in given.items():
         one_of(f"measure.siblings.{other}", name, options("model"))
     own = {"device": config.model.device, "context": config.model.context}
@@ -185,7 +190,7 @@ def _siblings(config: AnalyzeConfig) -> dict[str, ModelConfig]:
 def _bench(
     config: AnalyzeConfig, target: FrozenModel, siblings: Mapping[str, FrozenModel], corpus: Corpus, work: Work
 ) -> Bench:
-    measure: Any = config.measure
+    measure = config.measure_as(CourtConfig)
     fit_rows, other = _apart(corpus.fit, measure.fit_tokens, measure.other_tokens)
     report = _spread(corpus.report, measure.report_tokens)
     for name, count in {"fit": fit_rows.numel(), "other": other.numel(), "report": report.tokens.numel()}.items():
@@ -212,7 +217,7 @@ def _apart(rows: TokenRows, fit_tokens: int, other_tokens: int) -> tuple[torch.T
 def _spread(rows: TokenRows, tokens: int) -> TokenRows:
     """Return rows from all over the report, so that they are of as many documents as can be."""
     step = max(rows.tokens.numel() // tokens, 1)
-    return rows.chosen(slice(None, None, step)).chosen(slice(tokens // rows.context))
+    return rows.select(slice(None, None, step)).select(slice(tokens // rows.context))
 
 
 def _heard(bench: Bench, chosen: list[str] | None, work: Work) -> list[dict[str, Any]]:

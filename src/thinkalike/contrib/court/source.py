@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from thinkalike.evaluation.language import BATCH_TOKENS
+from thinkalike.evaluation.batch_sizes import BATCH_TOKENS
 from thinkalike.measures.chance import STEP, mixed, shifted
 from thinkalike.models.families import Layer
 from thinkalike.models.frozen import FrozenModel

@@ -22,7 +22,7 @@ from thinkalike.contrib import figures
 from thinkalike.contrib.papers.claims import Bound, Claim, counted, judged, level_of_each, together, untestable
 from thinkalike.contrib.papers.experiment import Case, Conclusion, Experiment, Part
 from thinkalike.errors import StoreError
-from thinkalike.evaluation.language import document_numbers
+from thinkalike.evaluation.columns import document_counts
 from thinkalike.measures.estimates import Estimate, bootstrap_interval, interval_around, jackknife, student_t
 from thinkalike.models.places import explained, located, named_folder, reached
 from thinkalike.screen import number_of_documents
@@ -156,7 +156,7 @@ def _costs_more(case: Case, claim: str, pairs: Sequence[tuple[Direction, Directi
         + ", ".join(f"{differences[row][layer]:+.3f}" for layer in range(differences.value.shape[1]))
         for row, (more, less) in enumerate(pairs)
     )
-    units = number_of_documents(document_numbers(counts))
+    units = number_of_documents(document_counts(counts))
     return judged(claim, [(Bound("above"), differences)], f"{numbers}; intervals hold for all together (max-t)", units)
 
 

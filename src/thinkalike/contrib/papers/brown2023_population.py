@@ -22,7 +22,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from thinkalike.config import compose_inner_job
+from thinkalike.config.compose import compose_inner_job
 from thinkalike.contrib import figures
 from thinkalike.contrib.papers.claims import Bound, Claim, judged, level_of_each, over_models, together, untestable
 from thinkalike.contrib.papers.experiment import Case, Conclusion, Experiment, Part

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pandas as pd
 import torch
@@ -228,7 +228,7 @@ class Steered:
 
 
 def _steering_parts(case: Case) -> list[Part]:
-    measure: Any = case.config.measure
+    measure = case.config.measure_as(steering.SteeringConfig)
     question = replace(measure, contrast="question", positions=[steering.LATER], strengths=[*measure.strengths, STRONG])
     return [
         Part(f"{name}, {pair.label}", pair, (layers_word(case, pair),), changes={"measure": each})

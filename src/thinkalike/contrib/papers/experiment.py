@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from copy import copy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from thinkalike.config import RUNS, AnalyzeConfig, ModelConfig, compose_inner_job, model_named, settings_of
-from thinkalike.config.compose import completed
+from thinkalike.config import RUNS, AnalyzeConfig, ModelConfig, SettingValues, model_named, settings_of
+from thinkalike.config.compose import compose_inner_job
+from thinkalike.config.groups import completed
+from thinkalike.config.schema import with_settings
 from thinkalike.contrib.papers.claims import Claim, claims_table, counts_of
 from thinkalike.contrib.populations.config import PopulationJob
 from thinkalike.errors import ConfigError, ResourceError, listed
@@ -75,7 +76,7 @@ class Conclusion:
 
 
 class Experiment(
-    Instrument,
+    Instrument[AnalyzeConfig],
     kind="experiment",
     version=4,
     config=PopulationJob,  # if it is about a population
@@ -132,14 +133,18 @@ class Experiment(
     def completed(self, config: AnalyzeConfig) -> AnalyzeConfig:
         return completed(config, ("stimuli", "population"))  # what is left open of a measure is up to its jobs
 
-    def with_unread_reset(self, config: AnalyzeConfig) -> AnalyzeConfig:
-        read = copy(completed(config, self.reads))  # not `replace`: a configuration must have a population
-        read.population = None  # type: ignore[assignment]
-        if not self.measures:
-            read.measure = None  # type: ignore[assignment]
-        if self.measure == "population":
-            read.population = job_of(config, self.parts(self.case(config))[0]).population
-        return read
+    def unread(self, config: AnalyzeConfig) -> SettingValues:
+        """Return the measure and the population, unless the experiment is about them."""
+        unread: dict[str, Any] = {} if self.measures else {"measure": None}
+        return unread if self.measure == "population" else unread | {"population": None}
+
+    def as_read(self, config: AnalyzeConfig) -> AnalyzeConfig:
+        """Return what the conclusion depends on: everything is decided, and the population is that of the jobs."""
+        read = super().as_read(completed(config, self.reads))
+        if self.measure != "population":
+            return read
+        compared = job_of(config, self.parts(self.case(config))[0])
+        return with_settings(read, {"population": compared.population})
 
     def inputs(self, config: AnalyzeConfig) -> Mapping[str, Any]:
         return {}

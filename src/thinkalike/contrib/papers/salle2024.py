@@ -30,6 +30,7 @@ from thinkalike.data.stimuli import Stimuli, from_sentences
 from thinkalike.data.tables import read_stimuli
 from thinkalike.errors import ConfigError, DataError
 from thinkalike.instruments import rsa
+from thinkalike.instruments.mlem import MLEMConfig
 from thinkalike.measures.distances.comparators import spearman, weighted_tau
 from thinkalike.measures.distances.neural import mantel
 from thinkalike.measures.estimates import jackknife, stimulus_folds
@@ -98,7 +99,7 @@ def place_of(feature: str, features: Sequence[str]) -> int:
 
 def _parts(case: Case) -> list[Part]:
     """Return the jobs that give the profiles of each model; the paper leaves out no word."""
-    changes = {"measure": replace(case.config.measure, massive="keep")}  # type: ignore[call-arg]
+    changes = {"measure": replace(case.config.measure_as(MLEMConfig), massive="keep")}
     return [Part(name, (model,), changes=changes) for name, model in case.models.items()]
 
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from thinkalike.config import AnalyzeConfig, ModelConfig, TrainConfig, left_open, not_in_key, ranged
+from thinkalike.config import AnalyzeConfig, JobConfig, ModelConfig, SettingValues, TrainConfig, setting
 from thinkalike.config.parts import CONTEXT, COUNTS
-from thinkalike.config.schema import SEEDS, Checked, FilePath, in_memory
+from thinkalike.config.schema import SEEDS, Checked, FilePath
 from thinkalike.errors import ConfigError, ModelError
 
 Number = Annotated[int, Field(ge=0, strict=True)]  # of a model of a population
@@ -23,18 +23,18 @@ Group = Annotated[list[Number | Folder], Field(min_length=2)]
 class NumberedModel(ModelConfig):
     """A model that may be one of a numbered population, and a classifier whose files may not name its classes."""
 
-    index: int = ranged(0, least=0, most=SEEDS)  # which of a numbered population
-    members: int | None = ranged(None, least=1, most=SEEDS, in_key=False)  # how many it has, numbered from 0
+    index: int = setting(0, least=0, most=SEEDS)  # which of a numbered population
+    members: int | None = setting(None, least=1, most=SEEDS, in_key=False)  # how many it has, numbered from 0
     # of a classifier, in the order of its logits; null: as config.json has them
-    classes: list[str] | None = in_memory(None)
+    classes: list[str] | None = setting(None, in_memory=True)
 
-    @property
-    def unused(self) -> Collection[str]:
+    def settings_read(self) -> frozenset[str]:
         # as a number of its own, as in feather_berts_3, and not as the 3 of gelu-3l
         number = re.compile(rf"(?<![A-Za-z0-9]){self.index}(?![A-Za-z0-9])")
         names = (self.name, self.hub_id, self.path)
         is_in_name = any(number.search(name) for name in names if name is not None)
-        return super().unused if self.members or is_in_name else {*super().unused, "index"}
+        read = super().settings_read()
+        return read if self.members or is_in_name else read - {"index"}
 
     def check_family(self, family: str, predicts: str) -> None:
         super().check_family(family, predicts)
@@ -58,27 +58,31 @@ class PairsConfig(Checked, part="pairs"):
     """Pairs of a premise and a hypothesis: to fit on, to report on, and a challenge."""
 
     source: Literal["templates", "hub", "files"] = "templates"  # templates: made offline | hub: MNLI and HANS
-    fit: FilePath | None = not_in_key(None)  # source=files: MNLI to fine-tune on, .jsonl .tsv .txt .parquet
-    report: FilePath | None = not_in_key(None)  # source=files: MNLI that is reported on
-    challenge: FilePath | None = not_in_key(None)  # source=files: HANS
-    fit_pairs: int | None = ranged(4000, least=1, most=COUNTS)  # how many of each; null: all that there are
-    report_pairs: int | None = ranged(1000, least=1, most=COUNTS)  # held out, in distribution
-    challenge_pairs: int | None = ranged(6000, least=1, most=COUNTS)  # of HANS, or of its kind
+    # source=files: MNLI to fine-tune on, .jsonl .tsv .txt .parquet
+    fit: FilePath | None = setting(None, in_key=False)
+    report: FilePath | None = setting(None, in_key=False)  # source=files: MNLI that is reported on
+    challenge: FilePath | None = setting(None, in_key=False)  # source=files: HANS
+    # how many of each; null: all that there are
+    fit_pairs: int | None = setting(4000, least=1, most=COUNTS)
+    report_pairs: int | None = setting(1000, least=1, most=COUNTS)  # held out, in distribution
+    challenge_pairs: int | None = setting(6000, least=1, most=COUNTS)  # of HANS, or of its kind
     heuristic: str | None = "lexical_overlap"  # which part of the challenge is reported on; null: all
     label: str | None = "non-entailment"  # the class of these pairs; null: both
-    counterexamples: float = ranged(0.02, least=0, most=1)  # source=templates: share of fit pairs
-    lexical: float = ranged(0.0, least=0, most=1)  # source=templates: share of fit pairs with lexical overlap
-    seed: int = ranged(0, least=0, most=SEEDS)  # of templates, and of which pairs of a set are taken
+    counterexamples: float = setting(0.02, least=0, most=1)  # source=templates: share of fit pairs
+    lexical: float = setting(0.0, least=0, most=1)  # source=templates: share of fit pairs with lexical overlap
+    # of templates, and of which pairs of a set are taken
+    seed: int = setting(0, least=0, most=SEEDS)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.source == "templates" and None in (self.fit_pairs, self.report_pairs, self.challenge_pairs):
             raise ConfigError("pairs.fit_pairs, .report_pairs and .challenge_pairs must be numbers: templates are made")
 
-    @property
-    def unused(self) -> Collection[str]:
-        of_files = {"fit", "report", "challenge"} if self.source != "files" else set()
-        return of_files | ({"counterexamples", "lexical"} if self.source != "templates" else set())
+    def settings_read(self) -> frozenset[str]:
+        read = super().settings_read()
+        if self.source != "files":
+            read -= {"fit", "report", "challenge"}
+        return read if self.source == "templates" else read - {"counterexamples", "lexical"}
 
 
 @dataclass
@@ -88,11 +92,13 @@ class PopulationConfig(Checked, part="population"):
     usual_option: ClassVar[str] = "planted"
     elsewhere: ClassVar[tuple[str, ...]] = ("base", "members", "parents")
 
-    name: str = left_open(None, usual="bert-mini")  # what results call it; null: planted
+    # what results call it; null: planted
+    name: str = setting(None, by_recipe=True, not_in_key_as="bert-mini")
     base: str | None = None  # the model that task=nli fine-tunes `size` times, where they are not there yet
     members: str | None = None  # or the model of which they are numbers; local: they are folders
-    size: int | None = ranged(None, least=2, most=10**5)  # of fine-tunings of base without parents
-    per_group: int = ranged(6, least=1, most=10**5)  # where groups are not named: best and worst on the challenge
+    size: int | None = setting(None, least=2, most=10**5)  # of fine-tunings of base without parents
+    # where groups are not named: best and worst on the challenge
+    per_group: int = setting(6, least=1, most=10**5)
     generalizing: Group | None = None  # numbers of members, or folders: one group
     heuristic: Group | None = None  # the other group
     parents: dict[str, list[str]] | None = None  # {group: [words of task=nli]} of base; members are forks
@@ -115,31 +121,34 @@ class PopulationConfig(Checked, part="population"):
         elif self.base and not 2 <= self.per_group <= (self.size or 0) // 2:
             raise ConfigError(f"population.per_group={self.per_group} must be from 2 to half of size={self.size}")
 
-    @property
-    def unused(self) -> Collection[str]:
+    def settings_read(self) -> frozenset[str]:
+        read = super().settings_read()
         if self.members:
-            return {"size", "per_group", "parents", "parent_options", "options", "null"}
-        return {"size"} if self.parents else {"parent_options", "null"}
+            return read - {"size", "per_group", "parents", "parent_options", "options", "null"}
+        return read - {"size"} if self.parents else read - {"parent_options", "null"}
 
 
 @dataclass
 class NLIConfig(Checked, part="nli"):
     """How task=nli fine-tunes a classifier: AdamW, warm-up and cosine."""
 
-    index: int = ranged(0, least=0, most=SEEDS)  # of a population; it decides head and order
-    epochs: int = left_open(3, least=1, most=10**4)  # how often it sees each pair
-    pairs_per_step: int = ranged(32, least=1, most=10**6)  # pairs that a step reads
-    lr: float = left_open(2e-5, above=0)  # peak
-    weight_decay: float = ranged(0.01, least=0)  # decoupled, of all weights
-    warmup: float = ranged(0.1, least=0, below=1)  # share of the steps
-    clip: float = ranged(1.0, least=0)  # gradient norm; 0: none
-    context: int = left_open(128, least=5, most=CONTEXT)  # tokens of a pair: one of each text, and three marks
-    head_lr: float | None = ranged(None, above=0)  # of the new classes; null: lr
-    head_std: float | None = ranged(None, above=0)  # of their weights; null: the model's initializer_range
-    freeze: int = ranged(0, least=0, most=10**4)  # blocks that are not trained, with the embeddings; 0: all is trained
-    redraw: int | None = ranged(None, least=0, most=10**4)  # the first block drawn anew, with all later ones
+    index: int = setting(0, least=0, most=SEEDS)  # of a population; it decides head and order
+    epochs: int = setting(3, by_recipe=True, least=1, most=10**4)  # how often it sees each pair
+    pairs_per_step: int = setting(32, least=1, most=10**6)  # pairs that a step reads
+    lr: float = setting(2e-5, by_recipe=True, above=0)  # peak
+    weight_decay: float = setting(0.01, least=0)  # decoupled, of all weights
+    warmup: float = setting(0.1, least=0, below=1)  # share of the steps
+    clip: float = setting(1.0, least=0)  # gradient norm; 0: none
+    # tokens of a pair: one of each text, and three marks
+    context: int = setting(128, by_recipe=True, least=5, most=CONTEXT)
+    head_lr: float | None = setting(None, above=0)  # of the new classes; null: lr
+    # of their weights; null: the model's initializer_range
+    head_std: float | None = setting(None, above=0)
+    freeze: int = setting(0, least=0, most=10**4)  # blocks that are not trained, with the embeddings; 0: all is trained
+    # the first block drawn anew, with all later ones
+    redraw: int | None = setting(None, least=0, most=10**4)
 
-    def by_recipe(self, job: Any) -> dict[str, Any]:
+    def by_recipe(self, job: JobConfig) -> SettingValues:
         """Return what suits a mini, whatever the machine: its rate ruins a pretrained BERT."""
         is_small = job.model.mini if job.scale == "auto" else job.is_mini
         return {"lr": 5e-4, "epochs": 4, "context": 64} if is_small else {}

@@ -12,13 +12,13 @@ from jaxtyping import Int
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from thinkalike.config import ModelConfig
+from thinkalike.config import ModelConfig, SettingValues
 from thinkalike.contrib.populations.config import NLIConfig, NLIJob
 from thinkalike.contrib.populations.measures import ClassLosses, class_losses
 from thinkalike.contrib.populations.pairs import PAIR, EncodedPairs, Pairs, batches, encode, read_pairs, tokens_of
 from thinkalike.contrib.pretraining.instrument import WholeModel, cosine
 from thinkalike.errors import ConfigError, ModelError
-from thinkalike.job.instrument import OF_STITCHES, Instrument, Outcome, Work, fingerprints
+from thinkalike.job.instrument import OF_STITCHES, Instrument, Outcome, Work, fingerprints, left_in_key
 from thinkalike.models.families import CLASSIFIER, FAMILIES, pick_device
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_model
@@ -78,7 +78,7 @@ class Finetuning(WholeModel):
 
 
 class ClassifierFinetuning(
-    Instrument, kind="nli", version=3, config=NLIJob, reads=("model", "nli", "pairs", "trainer")
+    Instrument[NLIJob], kind="nli", version=3, config=NLIJob, reads=("model", "nli", "pairs", "trainer")
 ):
     """Fine-tunes `model` on pairs; leaves a checkpoint in Hugging Face format and what it gets right.
 
@@ -86,14 +86,13 @@ class ClassifierFinetuning(
     pairs.
     """
 
-    ignores = Instrument.ignores | OF_STITCHES
-
     def inputs(self, config: NLIJob) -> Mapping[str, Any]:
         pairs = {side: read_pairs(config.pairs, side) for side in ("fit", "report", "challenge")}
         return pairs | fingerprints(config, ("model",))
 
-    def with_unread_reset(self, config: NLIJob) -> NLIJob:
-        return replace(config, pairs=replace(config.pairs, heuristic=None, label=None))  # all parts are reported
+    def unread(self, config: NLIJob) -> SettingValues:
+        all_pairs = {"pairs.heuristic": None, "pairs.label": None}  # are reported
+        return left_in_key(config, OF_STITCHES) | all_pairs
 
     def seed(self, config: NLIJob) -> int:
         return config.nli.index

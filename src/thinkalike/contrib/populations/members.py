@@ -11,7 +11,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from thinkalike.config import ModelConfig, compose_inner_job, model_named, options
+from thinkalike.config import ModelConfig, model_named, options
+from thinkalike.config.compose import compose_inner_job
 from thinkalike.contrib.populations.config import PopulationJob
 from thinkalike.contrib.populations.finetuning import CHECKPOINT, accuracy_on
 from thinkalike.contrib.populations.measures import IdentityStitches, identity_stitches

@@ -28,8 +28,8 @@ from torch import Tensor
 from thinkalike.contrib.populations.config import PairsConfig
 from thinkalike.data.documents import canonical, document_fingerprint
 from thinkalike.data.grammar import Phrase, finite, lexicon, noun
-from thinkalike.data.sources import Record, json_lines, parquet_rows, read_with, stream_records
-from thinkalike.data.stimuli import chosen
+from thinkalike.data.sources import Record, json_lines, parquet_rows, read_by_ending, stream_records
+from thinkalike.data.stimuli import select_names
 from thinkalike.data.tables import changed_at
 from thinkalike.errors import ConfigError, DataError
 
@@ -191,7 +191,7 @@ def pairs_in(path: str | Path, name: str) -> Pairs:
     """Read the pairs of MNLI or HANS ("mnli", "hans"): `.jsonl`, `.txt` as published, `.tsv` of GLUE, `.parquet`."""
     kinds: dict[str, Any] = {".jsonl": json_lines, ".parquet": parquet_rows, ".tsv": _separated, ".txt": _separated}
     readers = {end: lambda file, read=read: [record for _, record in read(file)] for end, read in kinds.items()}
-    return _pairs(read_with(Path(path), readers), CLASSES[name], str(path))
+    return _pairs(read_by_ending(Path(path), readers), CLASSES[name], str(path))
 
 
 def hub_pairs(name: str, split: str | None = None) -> Pairs:
@@ -234,7 +234,7 @@ def _pairs(rows: Sequence[Record], classes: tuple[str, ...], source: str) -> Pai
 
 def _column(rows: Sequence[Record], name: str, source: str) -> list[str]:
     """Return the cells of a column as text; the hub has numbers for labels."""
-    chosen(source, [name], list(rows[0]), "column")
+    select_names(source, [name], list(rows[0]), "column")
     for number, row in enumerate(rows, 1):
         if not isinstance(row.get(name), str | int):
             raise DataError(f"{source} row {number} has no text in column {name}, but {row.get(name)!r}")

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from thinkalike.config import RUNS, MeasureConfig, ModelConfig, left_open, ranged, settings_of
+from thinkalike.config import RUNS, MeasureConfig, ModelConfig, setting, settings_of
 from thinkalike.config.parts import COUNTS, TOKENS_AT_ONCE
 from thinkalike.contrib.populations import members as joint
 from thinkalike.contrib.populations.config import PopulationJob
@@ -28,7 +28,7 @@ from thinkalike.contrib.populations.measures import (
 )
 from thinkalike.contrib.populations.members import Member
 from thinkalike.contrib.populations.pairs import MNLI, PAIR, EncodedPairs, Pairs, batches, encode, read_pairs, tokens_of
-from thinkalike.data.alignment import same_vocabulary
+from thinkalike.data.alignment import check_same_tokenizer
 from thinkalike.errors import ConfigError, ModelError
 from thinkalike.job import Instrument, Outcome, Work
 from thinkalike.models.families import check_models
@@ -48,17 +48,23 @@ class PopulationMeasureConfig(MeasureConfig):
 
     kind: str = "population"
     side: Literal["report", "challenge"] = "report"  # of the pairs
-    tokens: Literal["all", "cls"] = left_open("all")  # that CKA compares; cls: the first, which the classifier reads
-    cka_pairs: Optional[int] = ranged(None, least=1, most=COUNTS)  # how many, at random, CKA reads, in brown2023 about
+    # that CKA compares; cls: the first, which the classifier reads
+    tokens: Literal["all", "cls"] = setting("all", by_recipe=True)
+    cka_pairs: Optional[int] = setting(None, least=1, most=COUNTS)  # how many, at random, CKA reads, in brown2023 about
     # 1000; null: all
-    tokens_per_batch: int = ranged(1024, least=1, most=TOKENS_AT_ONCE)  # of CKA; of tokens=cls at most a quarter of
+    tokens_per_batch: int = setting(1024, least=1, most=TOKENS_AT_ONCE)  # of CKA; of tokens=cls at most a quarter of
     # what it reads, so that there are four batches
-    batch: int = ranged(64, least=1, most=10**5)  # pairs that run at once
-    at_once: int = ranged(4, least=1, most=10**5)  # sources that run through a target's blocks together
+    batch: int = setting(64, least=1, most=10**5)  # pairs that run at once
+    # sources that run through a target's blocks together
+    at_once: int = setting(4, least=1, most=10**5)
 
 
 class Population(
-    Instrument, kind="population", version=3, config=PopulationJob, reads=("measure", "pairs", "population", "seed")
+    Instrument[PopulationJob],
+    kind="population",
+    version=3,
+    config=PopulationJob,
+    reads=("measure", "pairs", "population", "seed"),
 ):
     """Stitches every two members at every cut, and compares every two by layer, on the pairs of `measure.side`.
 
@@ -66,12 +72,16 @@ class Population(
     cut, pair), CKA (source, target, layer) and its HSICs.
     """
 
+    needs_store: ClassVar[bool] = True  # of the jobs that fine-tune members
     is_shared: ClassVar[bool] = True
-    inner_jobs_read: ClassVar[tuple[str, ...]] = tuple(f"model.{key}" for key in RUNS)
+
+    def settings_read(self, config: PopulationJob) -> frozenset[str]:
+        """Return what the comparison reads, and how its members run."""
+        return super().settings_read(config) | {f"model.{name}" for name in RUNS}
 
     def inputs(self, config: PopulationJob) -> Mapping[str, Any]:
         check_models({"model": config.model})  # a device that is not there is refused before members are fine-tuned
-        side = config.measure.side  # type: ignore[attr-defined]
+        side = config.measure_as(PopulationMeasureConfig).side
         pairs = read_pairs(config.pairs, side)
         return {"pairs": joint.halves(config, pairs)[1] if side == "challenge" else pairs}
 
@@ -114,7 +124,7 @@ class Population(
         return (joint.members_in(config) - 1) * shapes["member"].bytes
 
     def run(self, config: PopulationJob, work: Work) -> Outcome:
-        measure: Any = config.measure
+        measure = config.measure_as(PopulationMeasureConfig)
         pairs: Pairs = work.inputs["pairs"]
         members = [each for each in work.inputs.values() if isinstance(each, Member)]
         with work.phase("loading"):
@@ -191,12 +201,12 @@ def _load(members: Sequence[Member], config: PopulationJob, pairs: Pairs) -> lis
     for model in models:
         if not model.classes:
             raise ModelError(f"{model.name} is no classifier; a population is of classifiers of pairs")
-        same_vocabulary(models[0], model)
+        check_same_tokenizer(models[0], model)
     check_alike(models)
     own = "report" if len(models[0].classes) == len(MNLI) else "challenge"
     known = pairs if pairs.classes == MNLI else read_pairs(config.pairs, own)
     part = known.sample(min(CHECKED, len(known)), config.seed)
-    read = list(batches(_encode(part, models, config), config.measure.batch))  # type: ignore[attr-defined]
+    read = list(batches(_encode(part, models, config), config.measure_as(PopulationMeasureConfig).batch))
     for model in models:
         logits = torch.empty(len(part), len(model.classes), dtype=torch.float64)
         for batch in read:

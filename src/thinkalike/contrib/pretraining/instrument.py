@@ -17,16 +17,16 @@ from pytorch_lightning.callbacks import Callback
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from thinkalike.config import TrainConfig, left_open, ranged
+from thinkalike.config import JobConfig, SettingValues, TrainConfig, setting
 from thinkalike.config.parts import COUNTS, TOKENS_AT_ONCE
 from thinkalike.config.schema import STEPS, Checked, extended
 from thinkalike.contrib.pretraining.settings import PretrainedModel
 from thinkalike.data.corpus import read_corpus
-from thinkalike.data.documents import training_texts
+from thinkalike.data.splits import training_texts
 from thinkalike.errors import ConfigError, one_line
 from thinkalike.evaluation.held_out import held_out_loss, masked_losses
 from thinkalike.instruments.loss import show_loss
-from thinkalike.job.instrument import OF_STITCHES, Instrument, Outcome, Work, fingerprints
+from thinkalike.job.instrument import OF_STITCHES, Instrument, Outcome, Work, fingerprints, left_in_key
 from thinkalike.models.families import FAMILIES, Family, pick_device
 from thinkalike.models.load import build_mini, load_model
 from thinkalike.models.minis import save_mini, train_tokenizer
@@ -45,13 +45,15 @@ Keep = Annotated[str, Field(pattern=r"^(log2|every=[1-9]\d{0,6})$")] | list[Anno
 class PretrainConfig(Checked, part="pretrain"):
     """How task=pretrain trains a mini: AdamW, warm-up and cosine."""
 
-    tokens: int = left_open(0, least=0, most=COUNTS)  # how many tokens it sees
-    tokens_per_step: int = left_open(2048, least=2, most=TOKENS_AT_ONCE)  # tokens that a step reads
-    lr: float = left_open(2e-3, above=0)  # peak
-    weight_decay: float = ranged(0.1, least=0)  # of matrices, decoupled
-    warmup: int = ranged(200, least=0, most=STEPS)  # steps in which the rate rises
-    clip: float = ranged(1.0, least=0)  # gradient norm; 0: none
-    vocabulary: int = left_open(1024, least=260, most=10**6)  # the bytes and the special tokens are the least
+    tokens: int = setting(0, by_recipe=True, least=0, most=COUNTS)  # how many tokens it sees
+    # tokens that a step reads
+    tokens_per_step: int = setting(2048, by_recipe=True, least=2, most=TOKENS_AT_ONCE)
+    lr: float = setting(2e-3, by_recipe=True, above=0)  # peak
+    weight_decay: float = setting(0.1, least=0)  # of matrices, decoupled
+    warmup: int = setting(200, least=0, most=STEPS)  # steps in which the rate rises
+    clip: float = setting(1.0, least=0)  # gradient norm; 0: none
+    # the bytes and the special tokens are the least
+    vocabulary: int = setting(1024, by_recipe=True, least=260, most=10**6)
     keep: Keep = field(default_factory=list)  # checkpoints after these steps: [0,1,2,4] | log2 | every=N; [] none
 
     def __post_init__(self) -> None:
@@ -59,7 +61,7 @@ class PretrainConfig(Checked, part="pretrain"):
         if self.tokens and self.tokens_per_step and any(step > self.steps for step in self.kept):
             raise ConfigError(f"pretrain.keep={self.keep} names a step after the last one, which is {self.steps}")
 
-    def by_recipe(self, job: Any) -> dict[str, Any]:
+    def by_recipe(self, job: JobConfig) -> SettingValues:
         names = ("tokens", "tokens_per_step", "lr", "vocabulary")
         return {name: getattr(job.model, f"pretrain_{name}") for name in names}
 
@@ -173,10 +175,11 @@ class MaskedPretraining(Pretraining):
 READS = ("model", "data", "pretrain", "trainer", "seed")
 
 
-class MiniPretraining(Instrument, kind="pretraining", version=2, config=PretrainJob, reads=READS):
+class MiniPretraining(Instrument[PretrainJob], kind="pretraining", version=2, config=PretrainJob, reads=READS):
     """Trains the mini that `model` describes; leaves weights, tokenizer and what is known of it."""
 
-    ignores = OF_STITCHES
+    def unread(self, config: PretrainJob) -> SettingValues:
+        return left_in_key(config, OF_STITCHES)
 
     def inputs(self, config: PretrainJob) -> dict[str, str]:
         return fingerprints(config, ("data",))

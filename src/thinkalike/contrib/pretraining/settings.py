@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from thinkalike.config import ModelConfig, ranged
+from thinkalike.config import ModelConfig, setting
 from thinkalike.config.parts import COUNTS, TOKENS_AT_ONCE
-from thinkalike.config.schema import SEEDS, read_by
+from thinkalike.config.schema import SEEDS
 
 
 @dataclass
@@ -16,16 +16,17 @@ class PretrainedModel(ModelConfig):
     """A model, and how task=pretrain makes it."""
 
     # what task=pretrain builds
-    architecture: dict[str, Any] = read_by("pretraining", field(default_factory=dict))
-    seed: int = ranged(0, least=0, most=SEEDS)  # of the initial weights and of the order of the training data
+    architecture: dict[str, Any] = setting(dict, only_for="pretraining")
+    seed: int = setting(0, least=0, most=SEEDS)  # of the initial weights and of the order of the training data
     # task=pretrain: the tokenizer puts [CLS] before a text and [SEP] after it
-    cls_sep: bool = read_by("pretraining", False)
+    cls_sep: bool = setting(False, only_for="pretraining")
     # of a mini: pretrain.tokens where nothing is said
-    pretrain_tokens: int = read_by("pretraining", ranged(0, least=0, most=COUNTS))
+    pretrain_tokens: int = setting(0, least=0, most=COUNTS, only_for="pretraining")
     # likewise
-    pretrain_tokens_per_step: int = read_by("pretraining", ranged(2048, least=2, most=TOKENS_AT_ONCE))
-    pretrain_lr: float = read_by("pretraining", ranged(2e-3, above=0))  # likewise
-    pretrain_vocabulary: int = read_by("pretraining", ranged(1024, least=260, most=10**6))  # likewise
+    pretrain_tokens_per_step: int = setting(2048, least=2, most=TOKENS_AT_ONCE, only_for="pretraining")
+    pretrain_lr: float = setting(2e-3, above=0, only_for="pretraining")  # likewise
+    # likewise
+    pretrain_vocabulary: int = setting(1024, least=260, most=10**6, only_for="pretraining")
 
     def fixed_by(self, shape: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
         fixed = super().fixed_by(shape)

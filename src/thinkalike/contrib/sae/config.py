@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
-from thinkalike.config import TrainConfig, left_open, ranged
+from thinkalike.config import JobConfig, SettingValues, TrainConfig, setting
 from thinkalike.config.parts import COUNTS, TOKENS_AT_ONCE
 from thinkalike.config.schema import STEPS, Checked
 from thinkalike.errors import ConfigError
@@ -20,25 +19,34 @@ LOOKS = 13  # at the report, after the one at the start
 class SAEConfig(Checked, part="sae"):
     """A sparse autoencoder of one site, and its training: Adam at a constant rate."""
 
-    layer: int = ranged(0, least=0, most=10**4)  # the site: the residual stream after this block
-    width: int = left_open(256, least=1, most=WIDEST)  # latents
+    layer: int = setting(0, least=0, most=10**4)  # the site: the residual stream after this block
+    width: int = setting(256, by_recipe=True, least=1, most=WIDEST)  # latents
     activation: Literal["topk", "relu"] = "topk"
-    k: int = left_open(8, least=1, most=WIDEST)  # of topk: latents that are active at once
-    sparsity: float = ranged(0.1, least=0)  # of relu: weight of Σ z ‖direction‖ / d in the loss
+    # of topk: latents that are active at once
+    k: int = setting(8, by_recipe=True, least=1, most=WIDEST)
+    sparsity: float = setting(0.1, least=0)  # of relu: weight of Σ z ‖direction‖ / d in the loss
     start: Start = "random"  # least_squares: with a fitted decoder | transferred: from the SAE of another model
     source: str | None = None  # transferred: a result of task=sae, or a model whose SAE is trained by this recipe
-    source_layer: int | None = ranged(None, least=0, most=10**4)  # of a source that is a model; null: layer
-    map_tokens: int = left_open(4096, least=2, most=COUNTS)  # that maps, a decoder and the scale of states come from
+    source_layer: int | None = setting(None, least=0, most=10**4)  # of a source that is a model; null: layer
+    # that maps, a decoder and the scale of states come from
+    map_tokens: int = setting(4096, by_recipe=True, least=2, most=COUNTS)
     beside: list[Start] = field(default_factory=list)  # other starts that are trained in the same pass
-    tokens: int = left_open(327680, least=0, most=COUNTS)  # that the model reads for training; 0: the start as it is
-    tokens_per_step: int = left_open(256, least=1, most=TOKENS_AT_ONCE)  # tokens that a step reads
-    steps_per_buffer: int = ranged(16, least=1, most=STEPS)  # whose states are shuffled among each other
-    lr: float = left_open(4e-3, above=0)  # of states of variance 1; a source that is a model has this rate alone
-    lr_multiples: list[float] = ranged(list, above=0, most=1e6)  # of further rates, tried in the same pass
-    seeds: int = ranged(1, least=1, most=1000)  # of the start, and of the order of states
-    dead_after: int = left_open(4096, least=0, most=COUNTS)  # states; topk gives such latents a gradient; 0: none
-    skip_first_tokens: int = ranged(1, least=0, most=10**6)  # of each row: attention rests there, on outsized states
-    curve_tokens: int = left_open(8192, least=2, most=COUNTS)  # of the report that is looked at during training
+    # that the model reads for training; 0: the start as it is
+    tokens: int = setting(327680, by_recipe=True, least=0, most=COUNTS)
+    # tokens that a step reads
+    tokens_per_step: int = setting(256, by_recipe=True, least=1, most=TOKENS_AT_ONCE)
+    # whose states are shuffled among each other
+    steps_per_buffer: int = setting(16, least=1, most=STEPS)
+    # of states of variance 1; a source that is a model has this rate alone
+    lr: float = setting(4e-3, by_recipe=True, above=0)
+    # of further rates, tried in the same pass
+    lr_multiples: list[float] = setting(list, above=0, most=1e6)
+    seeds: int = setting(1, least=1, most=1000)  # of the start, and of the order of states
+    # states; topk gives such latents a gradient; 0: none
+    dead_after: int = setting(4096, by_recipe=True, least=0, most=COUNTS)
+    skip_first_tokens: int = setting(1, least=0, most=10**6)  # of each row: attention rests there, on outsized states
+    # of the report that is looked at during training
+    curve_tokens: int = setting(8192, by_recipe=True, least=2, most=COUNTS)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -47,16 +55,16 @@ class SAEConfig(Checked, part="sae"):
         if "transferred" in self.starts and self.source is None:
             raise ConfigError("sae.start=transferred needs sae.source=<a result of task=sae, or a model>")
 
-    def by_recipe(self, job: Any) -> dict[str, Any]:
+    def by_recipe(self, job: JobConfig) -> SettingValues:
         if job.is_mini:
             return {}
         sizes = {"width": 8192, "k": 32, "tokens": 20 * 2**20, "tokens_per_step": 2048, "lr": 4e-4}
         return sizes | {"map_tokens": 2**16, "dead_after": 2**18, "curve_tokens": 2**16}
 
-    @property
-    def unused(self) -> Collection[str]:
-        unused = {"sparsity"} if self.activation == "topk" else {"k", "dead_after"}
-        return unused if "transferred" in self.starts else {*unused, "source", "source_layer"}
+    def settings_read(self) -> frozenset[str]:
+        of_other_activation = {"sparsity"} if self.activation == "topk" else {"k", "dead_after"}
+        read = super().settings_read() - of_other_activation
+        return read if "transferred" in self.starts else read - {"source", "source_layer"}
 
     @property
     def starts(self) -> list[str]:

@@ -19,7 +19,7 @@ from thinkalike.contrib.sae.measures import SparseAutoencoder
 from thinkalike.contrib.sae.setting import Setting
 from thinkalike.contrib.sae.training import SAEFit, SAETraining, SplicedLosses, spliced_losses, spread_by_document
 from thinkalike.contrib.subjects.measures import random_effects
-from thinkalike.evaluation.language import ends_of
+from thinkalike.evaluation.columns import interval_columns
 from thinkalike.measures import estimates
 from thinkalike.measures.estimates import Estimate
 from thinkalike.models.frozen import FrozenModel
@@ -197,7 +197,7 @@ def savings_table(courses: Sequence[Course]) -> tuple[pd.DataFrame, Float[Tensor
                 "tokens": against.tokens[1:],
                 "explained_variance": against.explained[1:].mean(-1).tolist(),
                 "flops": against.operations(torch.tensor(against.tokens[1:]).double()).tolist(),
-                **ends_of("saved", random_effects(saved)),
+                **interval_columns("saved", random_effects(saved)),
                 "reached": course.reaches(against.explained.double()).isfinite()[1:].double().mean(-1).tolist(),
                 "seeds": saved.shape[1],
             }
@@ -240,7 +240,7 @@ def curves(setting: Setting, made: Fitted) -> pd.DataFrame:
     each = itertools.product(setting.tokens_seen, config.starts, rates, setting.seeds)
     names = pd.DataFrame(list(each), columns=["tokens", "start", "rate", "seed"])
     names["flops"] = [course[start].spent(count) for count, start in names[["tokens", "start"]].to_numpy()]
-    numbers = ends_of("explained_variance", Estimate(*(part.flatten() for part in explained)))
+    numbers = interval_columns("explained_variance", Estimate(*(part.flatten() for part in explained)))
     beside = {"active_latents": made.active, "dead_latents": made.dead}
     return names.assign(**numbers, **{name: each.flatten().tolist() for name, each in beside.items()})
 
@@ -275,7 +275,7 @@ def table_of(setting: Setting, made: Fitted) -> pd.DataFrame:
                 "rate": config.lr * config.factors[rate] if look else 0.0,
                 "tokens": tokens,
                 "flops": course[config.starts[number]].spent(tokens),
-                **ends_of("explained_variance", explained),
+                **interval_columns("explained_variance", explained),
                 **_recovered(losses, own),
                 "active_latents": float(made.active[look, number, rate].mean()),
                 "dead_latents": float(made.dead[look, number, rate].mean()),
@@ -297,8 +297,8 @@ def _recovered(losses: SplicedLosses, spliced: Tensor) -> dict[str, Any]:
     return {
         "clean_loss": float(clean),
         "ablated_loss": float(ablated),
-        **ends_of("penalty", penalty),
-        **ends_of("loss_recovered", recovered if ablated > clean else NOTHING),
+        **interval_columns("penalty", penalty),
+        **interval_columns("loss_recovered", recovered if ablated > clean else NOTHING),
     }
 
 

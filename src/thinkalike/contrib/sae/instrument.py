@@ -15,7 +15,7 @@ from thinkalike.contrib.sae.fitting import BLANK, courses_of, curves, fitted, sa
 from thinkalike.contrib.sae.saelens import save_sae
 from thinkalike.contrib.sae.setting import Setting, seed_folder, source_jobs, source_model, source_result
 from thinkalike.errors import ModelError
-from thinkalike.evaluation.language import document_numbers
+from thinkalike.evaluation.columns import document_counts
 from thinkalike.job import Instrument, Outcome, Work, fingerprints
 from thinkalike.models.families import outline
 from thinkalike.models.places import checkpoint_fingerprint
@@ -27,7 +27,7 @@ NUMBERS = ("explained_variance", "loss_recovered", "dead_latents", "active_laten
 
 
 class SparseAutoencoders(
-    Instrument, kind="sae", version=2, config=SAEJob, reads=("model", "data", "sae", "trainer", "seed")
+    Instrument[SAEJob], kind="sae", version=2, config=SAEJob, reads=("model", "data", "sae", "trainer", "seed")
 ):
     """Trains autoencoders of `model` at `sae.layer`; leaves them in the format of SAELens, tables, curves and figure.
 
@@ -88,7 +88,7 @@ class SparseAutoencoders(
         numbers = [name for name in NUMBERS if not isnan(last[name])]
         return Outcome(
             table,
-            {name: float(last[name]) for name in numbers} | document_numbers(made.judged[1]),
+            {name: float(last[name]) for name in numbers} | document_counts(made.judged[1]),
             {name: each.numpy() for name, each in arrays.items()},
             tables,
             models=[each.describe() for each in (setting.model, setting.source) if each],

@@ -14,8 +14,9 @@ from thinkalike.contrib.sae.config import SAEConfig, SAEJob
 from thinkalike.contrib.sae.measures import SparseAutoencoder, carried, in_own_units, with_fitted_decoder
 from thinkalike.contrib.sae.saelens import load_sae
 from thinkalike.contrib.sae.training import SiteStates, states_after
-from thinkalike.data.alignment import same_vocabulary
-from thinkalike.data.corpus import Corpus, read_corpus
+from thinkalike.data.alignment import check_same_tokenizer
+from thinkalike.data.corpus import read_corpus
+from thinkalike.data.rows import Corpus
 from thinkalike.errors import ConfigError, ModelError
 from thinkalike.instruments import instrument_of, run_job
 from thinkalike.job.performing import is_stored
@@ -56,7 +57,7 @@ def source_result(config: SAEJob) -> Result:
     if jobs := source_jobs(config):
         (job,) = jobs
         if not is_stored(instrument_of(job), job):  # a source that is of no use is not trained
-            same_vocabulary(*load_models(job.model, config.model))
+            check_same_tokenizer(*load_models(job.model, config.model))
         return run_job(job, shown=False)
     made = _result(name)
     shared = {"layer": own.source_layer, "width": own.width, "activation": own.activation, "k": own.active}
@@ -108,7 +109,7 @@ class Setting:
         model.check_layers([sae.layer])
         if made and source:
             check_source(made, source)
-            same_vocabulary(source, model)
+            check_same_tokenizer(source, model)
         context = min(each.context for each in (model, *sources))
         needed = max(sae.tokens, sae.map_tokens)
         corpus = read_corpus(config.data, model.tokenizer, context, bos=model.bos_each_row, fit_tokens=needed)

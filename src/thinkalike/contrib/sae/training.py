@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from thinkalike.contrib.sae.config import SAEConfig
 from thinkalike.contrib.sae.measures import Dead, SparseAutoencoder, in_own_units, sae_loss, standardised
-from thinkalike.data.corpus import TokenRows
-from thinkalike.evaluation.language import document_sums
+from thinkalike.data.rows import TokenRows
+from thinkalike.evaluation.stitched_losses import document_sums
 from thinkalike.measures.estimates import sum_by_document
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.training.run import StepData, SteppedModule

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from itertools import combinations
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pandas as pd
 import torch
@@ -24,8 +24,8 @@ from thinkalike.contrib.subjects.measures import Draws, ModelScores, NoiseCeilin
 from thinkalike.data.stimuli import Stimuli
 from thinkalike.errors import DataError
 from thinkalike.instruments import of_stimuli
-from thinkalike.instruments.mlem import FeatureProfiles
-from thinkalike.instruments.rsa import RSA, layer_distances
+from thinkalike.instruments.mlem import FeatureProfiles, MLEMConfig
+from thinkalike.instruments.rsa import RSA, RSAConfig, layer_distances
 from thinkalike.job import Outcome, Work
 from thinkalike.measures.changes import two_sided
 from thinkalike.measures.distances.comparators import comparable
@@ -43,11 +43,9 @@ Vectors = Sequence[Float[Tensor, "_ p"]]  # the distances in each layer, of each
 class SubjectsRSA(RSA, kind="rsa", version=RSA.version, reads=RSA.reads):
     """Compares all layers of the models with all recorded layers of all subjects."""
 
-    unread: ClassVar[dict[str, int]] = {"permutations": 0}
-
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
         """Compare every layer of the models that are asked for with every recorded layer in every subject."""
-        measure: Any = config.measure
+        measure = config.measure_as(RSAConfig)
         stimuli: Stimuli = work.inputs["stimuli"]
         ((stimuli, sides), _), count = of_stimuli.states_of_sides(config, stimuli), len(config.subjects)
         try:
@@ -115,7 +113,7 @@ def _mean_ceilings(ceilings: pd.DataFrame) -> pd.DataFrame:
 def _tables(
     place: int, sides: Sequence[StimulusStates], vectors: Vectors, config: AnalyzeConfig, stimuli: Stimuli
 ) -> dict[str, pd.DataFrame]:
-    measure: Any = config.measure
+    measure = config.measure_as(RSAConfig)
     count, settings = len(config.subjects), dict[str, Any](resamples=measure.resamples, seed=config.seed)
     names, recorded = [side.name for side in sides[:count]], sides[0].layers[place]
     subjects = torch.stack([each[place] for each in vectors[:count]])
@@ -219,7 +217,7 @@ def group_tables(
     pairs. Equal distances of a fold are a DataError.
     """
     names, held_out, ends = [side.name for side in subjects], _held_out(config, stimuli), []
-    recorded = zip(*(layer_distances(each, config.measure) for each in subjects), strict=True)
+    recorded = zip(*(layer_distances(each, config.measure_as(MLEMConfig)) for each in subjects), strict=True)
     try:
         for layers in recorded:  # both ends of the noise ceiling of held-out pairs, each a mean over the folds
             found = [noise_ceiling(distance_vectors([layer.take(rows) for layer in layers])) for rows in held_out]
@@ -240,7 +238,7 @@ def _mean(table: pd.DataFrame, names: Sequence[str], by: list[str], value: str) 
 
 def _held_out(config: AnalyzeConfig, stimuli: Stimuli) -> list[Int[Tensor, " k"]]:
     """Return the stimuli that each fold holds out; all of them, where folds are of pairs."""
-    measure: Any = config.measure
+    measure = config.measure_as(MLEMConfig)
     table: Float[Tensor, "n f"] = stimuli.codes().table
     kept = (~table.isnan().any(1) | (measure.missing != "drop")).nonzero()[:, 0]
     if config.recipe == "paper":

@@ -11,12 +11,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from thinkalike.config import AnalyzeConfig, MeasureConfig, ranged
+from thinkalike.config import AnalyzeConfig, MeasureConfig, setting
 from thinkalike.config.parts import COUNTS
-from thinkalike.data.alignment import same_vocabulary
-from thinkalike.data.corpus import Corpus
+from thinkalike.data.alignment import check_same_tokenizer
+from thinkalike.data.rows import Corpus
 from thinkalike.errors import ModelError
-from thinkalike.evaluation.language import state_moments
+from thinkalike.evaluation.moments import state_moments
 from thinkalike.job import Instrument, fingerprints
 from thinkalike.measures.closed_forms import AffineMap, LayerPair
 from thinkalike.measures.round_trips import RIDGE, Unexplained, both_directions
@@ -32,11 +32,12 @@ from thinkalike.states.tokens import sites
 class TransferConfig(MeasureConfig):
     """The settings of maps that are fitted on text."""
 
-    fit_tokens: int = ranged(2**17, least=2, most=COUNTS)  # of text that both models read
-    ridge: float = ranged(RIDGE, least=0, most=1e6)  # of least squares, in units of the mean variance of the states
+    fit_tokens: int = setting(2**17, least=2, most=COUNTS)  # of text that both models read
+    # of least squares, in units of the mean variance of the states
+    ridge: float = setting(RIDGE, least=0, most=1e6)
 
 
-class OfMaps(Instrument):
+class OfMaps(Instrument[AnalyzeConfig]):
     """A measure of maps between layers of `model` and `model@target`."""
 
     of_models: ClassVar[str] = "pairs"
@@ -66,7 +67,7 @@ class PairMap:
 def models_and_pairs(config: AnalyzeConfig) -> tuple[FrozenModel, FrozenModel, list[LayerPair]]:
     """Return both models, which must have one tokenizer, and their layer pairs."""
     source, target = load_models(config.model, config.target)
-    same_vocabulary(source, target)
+    check_same_tokenizer(source, target)
     return source, target, pairs_of_layers(config.layers, source.n_layers, target.n_layers)
 
 
@@ -87,7 +88,7 @@ def fitted_maps(
     The unexplained variance is of at most as many rows of the report as the maps are fitted on.
     """
     at = [(sites(source, layers=[layer])[0], sites(target, layers=[depth])[0]) for layer, depth in pairs]
-    texts = corpus.fit, corpus.report.chosen(slice(len(corpus.fit)))
+    texts = corpus.fit, corpus.report.select(slice(len(corpus.fit)))
     fit, held_out = (state_moments(source, target, at, rows, Budget.of(target.device)) for rows in texts)
     found = {}
     for pair, places in zip(pairs, at, strict=True):

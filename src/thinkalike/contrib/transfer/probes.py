@@ -19,7 +19,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from thinkalike.config import AnalyzeConfig, ranged
+from thinkalike.config import AnalyzeConfig, setting
 from thinkalike.contrib import figures
 from thinkalike.contrib.transfer import maps as fitting
 from thinkalike.contrib.transfer import measures
@@ -28,7 +28,7 @@ from thinkalike.contrib.transfer.measures import STEPS, CrossFitted
 from thinkalike.data.stimuli import Stimuli
 from thinkalike.data.tables import read_stimuli
 from thinkalike.errors import ConfigError, DataError, one_of
-from thinkalike.evaluation.language import ends_of
+from thinkalike.evaluation.columns import interval_columns
 from thinkalike.instruments.of_stimuli import sentence_passes, stimuli_facts
 from thinkalike.instruments.probing_tasks import SPLITS, Task, tasks_of
 from thinkalike.instruments.stitching.fitting import shared_text
@@ -136,7 +136,7 @@ def rows_of(task: Task, stimuli: Stimuli, judged: Mapping[str, Accuracy]) -> Ite
         row |= dict(zip(("accuracy", "low", "high"), map(float, accuracy.interval()), strict=True))
         row["chance"], whole = accuracy.chance, judged.get(SHARE_OF.get(condition, ""))
         for name, above in zip(SHARES, (0.0, accuracy.chance), strict=True):
-            row |= ends_of(name, accuracy.share_of(whole, above) if whole else NO_SHARE)
+            row |= interval_columns(name, accuracy.share_of(whole, above) if whole else NO_SHARE)
         yield {**row, "levels": len(task.levels), "effective_parts": accuracy.worth, **sizes}
 
 
@@ -157,12 +157,14 @@ class ProbesConfig(TransferConfig):
     """The settings of probes and of their controls."""
 
     kind: str = "probes"
-    alphas: list[float] = ranged(lambda: [0.1, 1.0, 10.0, 100.0, 1000.0], above=0, most=1e9)  # ridge penalties
-    folds: int = ranged(5, least=2, most=10**4)  # of the stimuli
-    inner_folds: int = ranged(3, least=2, most=10**4)  # of the others, on which the penalty is chosen
+    # ridge penalties
+    alphas: list[float] = setting(lambda: [0.1, 1.0, 10.0, 100.0, 1000.0], above=0, most=1e9)
+    folds: int = setting(5, least=2, most=10**4)  # of the stimuli
+    # of the others, on which the penalty is chosen
+    inner_folds: int = setting(3, least=2, most=10**4)
     splits: list[str] = field(default_factory=lambda: list(SPLITS))  # what is held out together: sentence, word
-    least: int = ranged(20, least=2, most=10**9)  # stimuli of a level that is told apart
-    draws: int = ranged(5, least=1, most=10**4)  # of random maps
+    least: int = setting(20, least=2, most=10**9)  # stimuli of a level that is told apart
+    draws: int = setting(5, least=1, most=10**4)  # of random maps
     untrained: bool = True  # whether the target is also taken as it was before training
 
     def __post_init__(self) -> None:
@@ -193,7 +195,7 @@ class CarriedProbes(
         return [*sentence_passes(config, shapes), *text, *again]
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
-        measure: Any = config.measure
+        measure = config.measure_as(ProbesConfig)
         stimuli: Stimuli = work.inputs["stimuli"]
         with work.phase("loading"):
             source, target, pairs = fitting.models_and_pairs(config)
@@ -255,7 +257,7 @@ class CarriedProbes(
 
 
 def _tasks(config: AnalyzeConfig, stimuli: Stimuli) -> list[Task]:
-    measure: Any = config.measure
+    measure = config.measure_as(ProbesConfig)
     return list(tasks_of(stimuli, measure.splits, measure.folds, measure.least, config.seed))
 
 

@@ -20,7 +20,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from thinkalike.config import AnalyzeConfig, not_in_key, ranged
+from thinkalike.config import AnalyzeConfig, setting
 from thinkalike.contrib import figures
 from thinkalike.contrib.transfer import maps as fitting
 from thinkalike.contrib.transfer import measures
@@ -38,12 +38,12 @@ from thinkalike.screen import Column, Table, few, number_column, show_table, sho
 from thinkalike.states.contrasts import (
     CONTRASTS,
     Contrasts,
-    Prompts,
+    EncodedPrompts,
+    encode_prompts,
     gap,
     gaps,
     grammar_contrasts,
     read_contrasts,
-    read_prompts,
 )
 from thinkalike.store import Headline, Result
 
@@ -59,7 +59,7 @@ LENGTH = 8  # tokens of a text, about
 
 # ruff: noqa: UP045
 @torch.no_grad()
-def states_at_words(model: FrozenModel, prompts: Prompts, layer: int) -> Float[Tensor, "n d"]:
+def states_at_words(model: FrozenModel, prompts: EncodedPrompts, layer: int) -> Float[Tensor, "n d"]:
     """Return the states of the word of each text after a block, on the CPU."""
     parts = [(model.head(part.tokens, layer), part.words) for _, part in prompts.batches()]
     return torch.cat([state[torch.arange(len(state)), words].cpu() for state, words in parts])
@@ -67,7 +67,7 @@ def states_at_words(model: FrozenModel, prompts: Prompts, layer: int) -> Float[T
 
 @torch.no_grad()
 def steered_gaps(
-    model: FrozenModel, prompts: Prompts, layer: int, added: Float[Tensor, "c n d"], later: bool = False
+    model: FrozenModel, prompts: EncodedPrompts, layer: int, added: Float[Tensor, "c n d"], later: bool = False
 ) -> Float[Tensor, "c n"]:
     """Return the gaps of `gaps` after each of c vectors was added to the states of each text after block `layer`.
 
@@ -93,12 +93,14 @@ class SteeringConfig(TransferConfig):
 
     kind: str = "steering"
     contrast: str = "number"  # number, question: of the grammar | table: pairs of texts of your own
-    path: Optional[str] = not_in_key(None)  # contrast=table: .csv .tsv .parquet
-    pairs: int = ranged(400, least=2, most=10**7)  # of the grammar
-    strengths: list[float] = ranged(lambda: [1.0, 2.0], above=0, most=1e6)  # 1: the difference of means itself
+    path: Optional[str] = setting(None, in_key=False)  # contrast=table: .csv .tsv .parquet
+    pairs: int = setting(400, least=2, most=10**7)  # of the grammar
+    # 1: the difference of means itself
+    strengths: list[float] = setting(lambda: [1.0, 2.0], above=0, most=1e6)
     positions: list[str] = field(default_factory=lambda: list(POSITIONS))  # the word's last token | also all later ones
-    folds: int = ranged(5, least=2, most=10**4)  # of the words: vectors are judged on others than they are made of
-    draws: int = ranged(5, least=1, most=10**4)  # of random vectors
+    # of the words: vectors are judged on others than they are made of
+    folds: int = setting(5, least=2, most=10**4)
+    draws: int = setting(5, least=1, most=10**4)  # of random vectors
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -114,8 +116,8 @@ class Steering(OfMaps, kind="steering", version=4, reads=("model", "target", "la
     """Adds the direction of a feature to the states of `model@target`: its own, and that of `model`, carried over."""
 
     def inputs(self, config: AnalyzeConfig) -> Mapping[str, Any]:
-        measure: Any = config.measure
-        own = {"contrasts": read_contrasts(measure.path)} if measure.contrast == "table" else {}
+        measure = config.measure_as(SteeringConfig)
+        own = {"contrasts": read_contrasts(measure.path)} if measure.path else {}
         return {**own, **super().inputs(config)}
 
     def passes(self, config: AnalyzeConfig, shapes: Shapes) -> Sequence[Passes]:
@@ -128,7 +130,7 @@ class Steering(OfMaps, kind="steering", version=4, reads=("model", "target", "la
         return [*super().passes(config, shapes), target.passes("steering", float(count * LENGTH), LENGTH, times)]
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
-        measure: Any = config.measure
+        measure = config.measure_as(SteeringConfig)
         with work.phase("loading"):
             source, target, pairs = fitting.models_and_pairs(config)
             drawn = (measure.contrast, target.tokenizer, measure.pairs, config.seed)
@@ -197,7 +199,7 @@ class Trial:
 
     def __init__(self, source: FrozenModel, target: FrozenModel, contrasts: Contrasts, measure: Any, seed: int):
         self.source, self.target, self.measure, self.seed = source, target, measure, seed
-        self.read = read_prompts(source, contrasts), read_prompts(target, contrasts)
+        self.read = encode_prompts(source, contrasts), encode_prompts(target, contrasts)
         texts, counterparts = self.read[1]
         self.texts, self.before = texts, gaps(target, texts)
         self.natural = gaps(target, counterparts) - self.before  # how far each counterpart moves the gap, in nats

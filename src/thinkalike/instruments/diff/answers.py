@@ -16,20 +16,12 @@ from jaxtyping import Float, Int
 from scipy.special import stdtrit
 from torch import Tensor
 
-from thinkalike.data.corpus import TokenRows
-from thinkalike.evaluation.changes import (
-    AT_ONCE,
-    Change,
-    Move,
-    PartChanges,
-    Seen,
-    beyond_forks,
-    comparable_with_forks,
-    mean_over_documents,
-    moves,
-    seen,
-)
-from thinkalike.evaluation.language import document_numbers, ends_of
+from thinkalike.data.rows import TokenRows
+from thinkalike.evaluation.changes import LOGITS_AT_ONCE, BatchStates, Change, compare_batches
+from thinkalike.evaluation.columns import document_counts, interval_columns
+from thinkalike.evaluation.document_means import mean_over_documents
+from thinkalike.evaluation.exchanges import PartChanges
+from thinkalike.evaluation.forks import PartMove, beyond_forks, comparable_with_forks, part_moves
 from thinkalike.job import Outcome, Work
 from thinkalike.measures.changes import (
     Verdict,
@@ -53,7 +45,7 @@ from thinkalike.models.families import Place
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.parts import Part, norms, parts_of
 from thinkalike.processes import counted
-from thinkalike.states.contrasts import Contrasts, Prompts, gaps, kind_of_token, read_prompts
+from thinkalike.states.contrasts import Contrasts, EncodedPrompts, encode_prompts, gaps, kind_of_token
 
 SIGNS = "signs"  # the kind of null whose changes stay at their entries
 NULLS = 19  # random changes of each kind: the fewest that can be exceeded with p = .05
@@ -95,10 +87,10 @@ class Answers:
     unread: dict[str, float] = field(default_factory=dict)
     _directions: list[dict[str, Any]] = field(default_factory=list)
 
-    def read(self) -> list[Seen]:
+    def read(self) -> list[BatchStates]:
         """Run both models over all rows; returns the batches of the first rows."""
-        batches: list[Seen] = []
-        for own, change in seen(self.base, self.changed, self.rows, self.first):
+        batches: list[BatchStates] = []
+        for own, change in compare_batches(self.base, self.changed, self.rows, self.first):
             self.changes.append(change)
             if sum(len(each.tokens) for each in batches) < self.first:
                 batches.append(own)
@@ -108,7 +100,7 @@ class Answers:
         self,
         kinds: Mapping[str, Callable[[int], AbstractContextManager[FrozenModel]]],
         start: int,
-        batches: Sequence[Seen],
+        batches: Sequence[BatchStates],
         work: Work,
     ) -> None:
         """Run `NULLS` models of each kind of null.
@@ -126,7 +118,7 @@ class Answers:
                 self.null["kl"].append(kl)
                 self.null["effects"].append(torch.zeros(0) if kind == SIGNS else self.effects(model))
                 if model is not self.base:
-                    self.null["moves"].append([tuple(each) for each in moves(self.base, model, self._comparable)])
+                    self.null["moves"].append([tuple(each) for each in part_moves(self.base, model, self._comparable)])
             work.keep("null", self.null)
 
     def _runs_of(self, kind: str) -> Float[Tensor, "r n"]:
@@ -155,10 +147,10 @@ class Answers:
         return gaps(model, counterparts) - gaps(model, texts)
 
     @cached_property
-    def _prompts(self) -> tuple[Prompts, Prompts]:
+    def _prompts(self) -> tuple[EncodedPrompts, EncodedPrompts]:
         """The pairs as all models read them, as their tokenizers are the same."""
         assert self.contrasts is not None
-        return read_prompts(self.base, self.contrasts)
+        return encode_prompts(self.base, self.contrasts)
 
     @torch.no_grad()
     def read_unread(self) -> None:
@@ -178,7 +170,7 @@ class Answers:
         order = unread[torch.randperm(len(unread), generator=seeded(0))]
         tokens[slots] = order.repeat(-(-int(slots.sum()) // len(order)))[: int(slots.sum())]
         kl, flips = [], []
-        at_once = max(AT_ONCE // (self.base.vocabulary * self.rows.context), 1)
+        at_once = max(LOGITS_AT_ONCE // (self.base.vocabulary * self.rows.context), 1)
         for row, chosen in zip(tokens.split(at_once), slots.split(at_once), strict=True):
             ends = ((model, model.head(row, model.n_layers - 1)[chosen]) for model in (self.base, self.changed))
             before, after = (model.finish(end).float().log_softmax(-1) for model, end in ends)
@@ -187,7 +179,7 @@ class Answers:
         rows = torch.arange(count)[:, None].expand_as(slots)[slots]
         for name, values in (("unread_kl", torch.cat(kl)), ("unread_flips", torch.cat(flips).double())):
             bounds = BOUNDS[name.removeprefix("unread_")]
-            self.unread |= ends_of(name, mean_over_documents(values, rows, bounds=bounds))
+            self.unread |= interval_columns(name, mean_over_documents(values, rows, bounds=bounds))
 
     def documents(self, rows: int | None = None) -> Int[Tensor, " n"]:
         """Return the number of the document of each token, the last of a row left out."""
@@ -214,12 +206,12 @@ class Answers:
         kl, reverse, flips, before, after = (torch.cat(column).double() for column in zip(*parts, strict=True))
         values = {"kl": kl, "flips": flips, "loss_change": after - before, "reverse_kl": reverse,
                   "loss_base": before, "loss_changed": after}  # fmt: skip
-        found = document_numbers(torch.bincount(documents))
+        found = document_counts(torch.bincount(documents))
         counts = len(kl), len(self.parts), len(self.exact.get("settings", ())), len(self.null["kl"])
         found |= zip(("tokens", "parts", "settings", "nulls"), map(float, counts), strict=True)
         found |= {key: value for key, value in self.unread.items() if math.isfinite(value)}
         for name, each in values.items():
-            ends = ends_of(name, mean_over_documents(each, documents, bounds=BOUNDS.get(name, UNBOUNDED)))
+            ends = interval_columns(name, mean_over_documents(each, documents, bounds=BOUNDS.get(name, UNBOUNDED)))
             found |= {key: value for key, value in ends.items() if math.isfinite(value)}
         few = self.rows.tokens[: self.first, :-1].numel()
         if self.parts or self.outputs:
@@ -255,7 +247,7 @@ class Answers:
         distance = torch.cat([each.distance for each in self.changes], 1)
         layers = list(range(-1, len(distance) - 1))
         distances = mean_over_documents(distance, self.documents(), bounds=BOUNDS["distance"])
-        return pd.DataFrame({"layer": layers, **ends_of("distance", distances)})
+        return pd.DataFrame({"layer": layers, **interval_columns("distance", distances)})
 
     def _parts(self) -> pd.DataFrame:
         documents, rows, every = self.documents(self.first), [], parts_of(self.base)
@@ -288,8 +280,8 @@ class Answers:
 
     @cached_property
     def _beyond_drift(self) -> tuple[Tensor, float]:
-        forks = [[Move(*each) for each in fork] for fork in self.null["moves"]]
-        return beyond_forks(moves(self.base, self.changed, self._comparable), forks)
+        forks = [[PartMove(*each) for each in fork] for fork in self.null["moves"]]
+        return beyond_forks(part_moves(self.base, self.changed, self._comparable), forks)
 
     def _tokens(self) -> pd.DataFrame:
         """Return the tokens that occur often, with how far the prediction after them changed, the most certain first.
@@ -326,7 +318,7 @@ class Answers:
         for kind, each in chosen.items():
             own = documents[each].unique(return_inverse=True)[1]
             level = 1 - LEVEL / len(chosen)
-            found = ends_of("kl", mean_over_documents(kl[each], own, level, bounds=BOUNDS["kl"]))
+            found = interval_columns("kl", mean_over_documents(kl[each], own, level, bounds=BOUNDS["kl"]))
             rows.append({"class": kind, "tokens": int(each.sum()), **found})
         rows.sort(key=lambda row: -row["kl"])
         return pd.DataFrame(rows)
@@ -366,7 +358,7 @@ class Answers:
             })  # fmt: skip
         return pd.DataFrame(list(found.values()))
 
-    def directions_at(self, batches: Sequence[Seen]) -> None:
+    def directions_at(self, batches: Sequence[BatchStates]) -> None:
         """Find the principal directions of the change of states after the block at which most of it enters."""
         inside = {part: float(each.entering.mean()) for part, each in self.parts.items() if each.entering is not None}
         if not inside:
@@ -438,7 +430,7 @@ def _of_part(found: PartChanges, whole: Float[Tensor, " n"], documents: Int[Tens
     """
     row: dict[str, float] = {}
     if found.entering is not None:
-        row = ends_of("entering", mean_over_documents(found.entering, documents, bounds=BOUNDS["distance"]))
+        row = interval_columns("entering", mean_over_documents(found.entering, documents, bounds=BOUNDS["distance"]))
     if found.without is None or found.alone is None or not whole.sum():
         return row
     without, alone = found.without.double(), found.alone.double()
@@ -447,4 +439,4 @@ def _of_part(found: PartChanges, whole: Float[Tensor, " n"], documents: Int[Tens
     few = count < FEWEST_GROUPS or int((sums[1] > 0).sum()) < 2
     share = interval_around((sums[0].sum() / sums[1].sum()), math.inf) if few else bootstrap_interval(sums[0], sums[1])
     shares = {"goes": float(1 - without.sum() / whole.sum()), "comes": float(alone.sum() / whole.sum())}
-    return row | shares | ends_of("share", share)
+    return row | shares | interval_columns("share", share)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,17 +15,20 @@ import torch
 from torch import Tensor
 
 from thinkalike import figures
-from thinkalike.config import AnalyzeConfig, MeasureConfig, ModelConfig, model_named, not_in_key, ranged
-from thinkalike.data.alignment import check_rows
-from thinkalike.data.corpus import TokenRows, read_corpus
+from thinkalike.config import AnalyzeConfig, MeasureConfig, ModelConfig, SettingValues, model_named, setting
+from thinkalike.data.alignment import check_same_tokens
+from thinkalike.data.corpus import read_corpus
+from thinkalike.data.rows import TokenRows
 from thinkalike.errors import ConfigError
-from thinkalike.evaluation import changes
+from thinkalike.evaluation.changes import perturbed
+from thinkalike.evaluation.exchanges import exchange_outputs, exchange_parts
+from thinkalike.evaluation.forks import fork, rate_for
 from thinkalike.files import is_there
 from thinkalike.instruments.diff.answers import NULLS, SIGNS, Answers, unchanged
 from thinkalike.instruments.diff.exact import edits_of, pass_that_differs, settings_that_differ
 from thinkalike.instruments.diff.screen import lines
 from thinkalike.job import Instrument, Outcome, Work
-from thinkalike.job.instrument import REPORT_TEXT
+from thinkalike.job.instrument import REPORT_TEXT, left_in_key
 from thinkalike.measures.changes import random_signs, signed_permutation
 from thinkalike.measures.estimates import seeded
 from thinkalike.models.frozen import FrozenModel
@@ -53,16 +56,19 @@ class DiffConfig(MeasureConfig):
     """The settings of a diff."""
 
     kind: str = "diff"
-    tokens: int = ranged(2048, least=64, most=10**9)  # of text that both models read
-    tokens_per_part: int = ranged(512, least=64, most=10**9)  # of them, that parts are exchanged and nulls run on
-    outputs: int = ranged(4, least=0, most=10**6)  # of attention and MLPs, and as many of heads, that are exchanged
+    tokens: int = setting(2048, least=64, most=10**9)  # of text that both models read
+    tokens_per_part: int = setting(512, least=64, most=10**9)  # of them, that parts are exchanged and nulls run on
+    # of attention and MLPs, and as many of heads, that are exchanged
+    outputs: int = setting(4, least=0, most=10**6)
     null: Literal["perturbation", "drift"] = "perturbation"  # random changes, or forks by training on `data`
-    steps: int = ranged(40, least=1, most=10**7)  # of a fork, by AdamW at a rate by which it moves as far
+    # of a fork, by AdamW at a rate by which it moves as far
+    steps: int = setting(40, least=1, most=10**7)
     contrast: Optional[Literal["number", "question", "table"]] = None  # pairs of the grammar, or of your own
-    path: Optional[str] = not_in_key(None)  # contrast=table: .csv .tsv .parquet
-    pairs: int = ranged(2048, least=2, most=10**7)  # of the grammar
-    other: Optional[str] = not_in_key(None)  # a model that may have been mixed in: a folder, ORG/NAME or a name
-    margin: dict[str, float | None] = ranged(partial(dict.fromkeys, MARGINS), above=0)  # of equivalence, null: none;
+    path: Optional[str] = setting(None, in_key=False)  # contrast=table: .csv .tsv .parquet
+    pairs: int = setting(2048, least=2, most=10**7)  # of the grammar
+    # a model that may have been mixed in: a folder, ORG/NAME or a name
+    other: Optional[str] = setting(None, in_key=False)
+    margin: dict[str, float | None] = setting(partial(dict.fromkeys, MARGINS), above=0)  # of equivalence, null: none;
     # kl, class (kl of every token class), loss and word (contrast of every word), up or down, in nats; flips: a share
 
     paths: ClassVar[tuple[str, ...]] = ("path",)
@@ -74,29 +80,29 @@ class DiffConfig(MeasureConfig):
         if self.margin.get("word") is not None and self.contrast is None:
             raise ConfigError("measure.margin.word= is of a contrast: add measure.contrast=number, question or table")
 
-    @property
-    def unused(self) -> Collection[str]:
-        ours = self.contrast in ("number", "question")
-        return [*(() if self.null == "drift" else ("steps",)), *(() if ours else ("pairs",))]
+    def settings_read(self) -> frozenset[str]:
+        read = super().settings_read()
+        if self.null != "drift":
+            read -= {"steps"}
+        is_of_grammar = self.contrast in ("number", "question")
+        return read if is_of_grammar else read - {"pairs"}
 
 
-class Diff(Instrument, kind="diff", version=7, reads=("model", "target", "data", "measure")):
+class Diff(Instrument[AnalyzeConfig], kind="diff", version=7, reads=("model", "target", "data", "measure")):
     """Says what the change from `model` to `model@target` did."""
 
-    ignores = Instrument.ignores | REPORT_TEXT
     of_models: ClassVar[str] = "pairs"
     smallest: ClassVar[Mapping[str, Any]] = {"measure.tokens": 4096}
 
-    def with_unread_reset(self, config: AnalyzeConfig) -> AnalyzeConfig:
+    def unread(self, config: AnalyzeConfig) -> SettingValues:
         """Only forks of the base are fitted on text."""
-        measure: Any = config.measure
-        if measure.null == "drift":
-            return config
-        return replace(config, data=replace(config.data, fit_tokens=None))
+        unread = left_in_key(config, REPORT_TEXT)
+        is_fitted = config.measure_as(DiffConfig).null == "drift"
+        return unread if is_fitted else unread | {"data.fit_tokens": None}
 
     def inputs(self, config: AnalyzeConfig) -> Mapping[str, Any]:
-        measure: Any = config.measure
-        own: dict[str, Any] = {"contrasts": read_contrasts(measure.path)} if measure.contrast == "table" else {}
+        measure = config.measure_as(DiffConfig)
+        own: dict[str, Any] = {"contrasts": read_contrasts(measure.path)} if measure.path else {}
         if measure.other:
             own["other"] = checkpoint_fingerprint(_other(measure.other))
         return {**own, **super().inputs(config)}
@@ -113,7 +119,7 @@ class Diff(Instrument, kind="diff", version=7, reads=("model", "target", "data",
         return [*both, own.passes("parts and null", again, row)]
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
-        measure: Any = config.measure
+        measure = config.measure_as(DiffConfig)
         with work.phase("loading"):
             base, changed = load_models(config.model, config.target)
             models = [base.describe(), changed.describe()]
@@ -134,8 +140,8 @@ class Diff(Instrument, kind="diff", version=7, reads=("model", "target", "data",
         if not parts and settings.empty:
             return replace(unchanged(base, measure.margin), models=models)
         with work.phase("text"):
-            rows, text, facts = read_rows(config, base, FORKED if measure.null == "drift" else 0)
-            check_rows(base, changed, rows.tokens)
+            rows, text, facts = read_rows(config, measure.tokens, base, FORKED if measure.null == "drift" else 0)
+            check_same_tokens(base, changed, rows.tokens)
         pairs = work.inputs.get("contrasts")
         if measure.contrast in CONTRASTS:
             pairs = grammar_contrasts(measure.contrast, base.tokenizer, measure.pairs, size="large")
@@ -148,11 +154,11 @@ class Diff(Instrument, kind="diff", version=7, reads=("model", "target", "data",
         if parts:
             with work.phase("parts"):
                 most, keep = EXCHANGED if measure.null == "perturbation" else len(parts), partial(work.keep, "parts")
-                answers.parts = changes.by_part(base, changed, parts, batches, most, work.resume("parts"), keep)
+                answers.parts = exchange_parts(base, changed, parts, batches, most, work.resume("parts"), keep)
                 answers.directions_at(batches)
         with work.phase("outputs"):
             if bool(answers.kl()[: len(answers.documents(first))].any()):
-                answers.outputs = changes.by_output(base, changed, batches, measure.outputs)
+                answers.outputs = exchange_outputs(base, changed, batches, measure.outputs)
         if name := without_difference(base, changed):
             log.warning("%s is packed, of two shapes or in one model alone: so it has no null", name)
         elif parts:
@@ -190,27 +196,26 @@ Opened = dict[str, Callable[[int], AbstractContextManager[FrozenModel]]]  # a mo
 
 
 def _null(
-    measure: Any, base: FrozenModel, changed: FrozenModel, parts: Sequence[Part], text: Tensor
+    measure: DiffConfig, base: FrozenModel, changed: FrozenModel, parts: Sequence[Part], text: Tensor
 ) -> tuple[Opened, int]:
     """Return what opens a model of each kind of null by its number, and the block before which it is as the base."""
     if measure.null == "perturbation":
-        perturbed = partial(changes.perturbed, base, changed, parts)
+        at_random = partial(perturbed, base, changed, parts)
         kinds = {"permuted": signed_permutation, SIGNS: random_signs}
-        opened: Opened = {kind: partial(perturbed, random_change=change) for kind, change in kinds.items()}
+        opened: Opened = {kind: partial(at_random, random_change=change) for kind, change in kinds.items()}
         return opened, parts[0].layer
     norm, steps = norms(base, changed)[0], measure.steps
-    forked = partial(changes.fork, base, text, norm, rate=changes.rate_for(base, text, norm, steps), steps=steps)
+    forked = partial(fork, base, text, norm, rate=rate_for(base, text, norm, steps), steps=steps)
     return {"forks": lambda seed: nullcontext(forked(seed))}, -1
 
 
 def read_rows(
-    config: AnalyzeConfig, base: FrozenModel, fit_tokens: int = 0
+    config: AnalyzeConfig, tokens: int, base: FrozenModel, fit_tokens: int = 0
 ) -> tuple[TokenRows, Tensor, dict[str, Any]]:
-    """Return rows of the report's text at random, those to fit on, and what the provenance says of them."""
-    measure: Any = config.measure
+    """Return so many tokens of the report's text in random rows, those to fit on, and what provenance says of them."""
     context = config.data.context or min(ROW, base.context)
-    wanted = max(measure.tokens // context, 2)
+    wanted = max(tokens // context, 2)
     data = replace(config.data, report_tokens=max(SPREAD * wanted * context, LEAST))
     corpus = read_corpus(data, base.tokenizer, context, bos=base.bos_each_row, fit_tokens=fit_tokens)
     chosen = torch.randperm(len(corpus.report), generator=seeded(0))[:wanted]
-    return corpus.report.chosen(chosen), corpus.fit.tokens, {"name": config.data.name, **corpus.facts()}
+    return corpus.report.select(chosen), corpus.fit.tokens, {"name": config.data.name, **corpus.facts()}

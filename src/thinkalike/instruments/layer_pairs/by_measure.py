@@ -8,17 +8,17 @@ A new one is a class in `thinkalike.measures`, with its formula, and a row of `t
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, make_dataclass
 from functools import cache
 from typing import Any, ClassVar, get_type_hints
 
-from thinkalike.config import AnalyzeConfig, MeasureConfig, left_open
+from thinkalike.config import AnalyzeConfig, MeasureConfig, setting
 from thinkalike.errors import ConfigError
 from thinkalike.instruments.layer_pairs.frame import BATCHES, OF_STATES, LayerPairs, WithNull
 from thinkalike.measures.contract import AnyMeasure
 from thinkalike.measures.layer_means import LayerMeans
+from thinkalike.ranges import Range
 from thinkalike.registry import Entry
 
 
@@ -27,7 +27,7 @@ class ComparedAgain(WithNull):
     """The settings of a measure that compares each batch eleven times for its intervals."""
 
     measure_class: ClassVar[type[AnyMeasure] | None] = None  # whose parameters are settings, too
-    batches: int = left_open(BATCHES // 4, least=1, most=10**9)  # whose mean is the value
+    batches: int = setting(BATCHES // 4, by_recipe=True, least=1, most=10**9)  # whose mean is the value
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -45,6 +45,15 @@ class ComparedAgain(WithNull):
 def made_of(measure_class: type[AnyMeasure], settings: MeasureConfig) -> AnyMeasure:
     """Return the measure of a class with the values that settings have for its parameters."""
     return measure_class(**{item.name: getattr(settings, item.name) for item in measure_class.settings()})
+
+
+def parameters_of(measure_class: type[AnyMeasure]) -> dict[str, Any]:
+    """Return the parameters of a measure as settings, by name."""
+    declared = {}
+    for item in measure_class.settings():
+        ends: Range = item.metadata["range"]
+        declared[item.name] = setting(item.default, **ends._asdict())
+    return declared
 
 
 class ByMeasure(LayerPairs):
@@ -106,8 +115,8 @@ def settings_of(
     """Return the schema of a measure: the settings that all have, and one for each parameter of its own."""
     types = get_type_hints(measure_class, include_extras=True)
     fields: list[tuple[str, Any, Any]] = [("kind", str, kind)]
-    for item in measure_class.settings():
-        fields.append((item.name, types[item.name], dataclasses.field(default=item.default, metadata=item.metadata)))
+    for name, declared in parameters_of(measure_class).items():
+        fields.append((name, types[name], declared))
     content = {
         "__doc__": f"The settings of {title}.",
         "measure_class": measure_class,

@@ -10,7 +10,6 @@ import math
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -20,13 +19,13 @@ import pandas as pd
 import torch
 
 from thinkalike import figures
-from thinkalike.config import AnalyzeConfig, MeasureConfig, left_open, ranged
+from thinkalike.config import AnalyzeConfig, MeasureConfig, SettingValues, setting
 from thinkalike.config.parts import AFTER, CONTEXT, TOKENS_AT_ONCE
 from thinkalike.digests import remembered
 from thinkalike.errors import ConfigError
 from thinkalike.instruments.layer_pairs import screen
 from thinkalike.instruments.layer_pairs.comparison import Comparison, Side, rounds, run_together
-from thinkalike.job.instrument import FIT_TEXT, LADDER, REPORT_TEXT, Instrument, Outcome, Work
+from thinkalike.job.instrument import FIT_TEXT, LADDER, REPORT_TEXT, Instrument, Outcome, Work, left_in_key
 from thinkalike.measures.estimates import FEW, FEWEST_GROUPS
 from thinkalike.models.families import Layer, layers_at_depths, layers_of_sides, pairs_of_layers
 from thinkalike.plugins import title_of
@@ -52,12 +51,14 @@ COPIES, READ_PAIRS = 5, 5  # of each model, about, and layer pairs, at most, tha
 class LayerPairsConfig(MeasureConfig):
     """The settings that all measures of layer pairs have."""
 
-    batches: int = left_open(BATCHES, least=1, most=10**9)  # whose mean is the value
-    tokens_per_batch: int = ranged(1024, least=1, most=TOKENS_AT_ONCE)  # words, where the models' tokenizers differ
+    batches: int = setting(BATCHES, by_recipe=True, least=1, most=10**9)  # whose mean is the value
+    # words, where the models' tokenizers differ
+    tokens_per_batch: int = setting(1024, least=1, most=TOKENS_AT_ONCE)
     level: Literal["auto", "token", "word"] = "auto"  # of rows; auto: words where the tokenizers differ
     embed: bool = False  # also the site before block 0
     massive: Literal["drop", "keep"] = "drop"  # the few tokens whose long states decide some layer
-    skip_first: int = ranged(0, least=0, most=CONTEXT)  # tokens of every row of text that are left out
+    # tokens of every row of text that are left out
+    skip_first: int = setting(0, least=0, most=CONTEXT)
     skip_special_tokens: bool = False  # leave out BOS, EOS and the like
     given: Literal["none", "token", "token_position"] = "none"  # token: rows are compared with those of the same token
     # or word alone; token_position: less the means of their tokens and positions
@@ -69,11 +70,12 @@ class WithNull(LayerPairsConfig):
 
     compares_within_groups: ClassVar[bool] = False  # whether rows of one token can be compared among themselves
     null: bool = False  # beside each value what permuted documents give, the calibrated value and p
-    permutations: int = ranged(99, least=1, most=10**6)  # of documents, in one batch; p is at least 1 / (this + 1)
+    # of documents, in one batch; p is at least 1 / (this + 1)
+    permutations: int = setting(99, least=1, most=10**6)
 
-    @property
-    def unused(self) -> Collection[str]:
-        return () if self.null else {"permutations"}
+    def settings_read(self) -> frozenset[str]:
+        read = super().settings_read()
+        return read if self.null else read - {"permutations"}
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -108,20 +110,22 @@ def _called(name: str, described: Callable[[], dict[str, str]]) -> dict[str, str
     return {**described(), "name": name}  # that it has in this job
 
 
-class LayerMatrix(Instrument):
+class LayerMatrix(Instrument[AnalyzeConfig]):
     """A job whose table has a value for each layer of `model` beside each layer of `model@target`."""
 
     scale: tuple[float, float] = (0.0, 1.0)  # of the colours
     is_distance: bool = False  # whether less is closer
     in_atlas: bool = False  # whether `measure=atlas` has it where nobody chooses
     takes_sites: ClassVar[bool] = True
-    ignores = Instrument.ignores | FIT_TEXT | REPORT_TEXT
     of_models: ClassVar[str] = "pairs"
 
     @property
     def name(self) -> str:
         """What tables and figures call it."""
         return title_of(self.kind)
+
+    def unread(self, config: AnalyzeConfig) -> SettingValues:
+        return left_in_key(config, FIT_TEXT | REPORT_TEXT)
 
     def sites(self, config: AnalyzeConfig, models: Sequence[StateSource]) -> list[list[Layer]]:
         """Return the layers of both models that are compared: those of the pairs of `layers=`, by default all."""
@@ -186,15 +190,14 @@ class LayerPairs(LayerMatrix):
 
         return stimuli_inputs(config)
 
-    def with_unread_reset(self, config: AnalyzeConfig) -> AnalyzeConfig:
-        read: Any = config.without_model() if config.activations else copy(config)
-        if config.activations:
-            read.data, read.layers = None, "same"
-            read.measure = replace(read.measure, batches=BATCHES, **self.for_stimuli)  # type: ignore[call-arg]
-        else:
-            read.stimuli = None
-        read.ruler = config.ruler if self.is_read(config) else None
-        return read  # type: ignore[no-any-return]
+    def unread(self, config: AnalyzeConfig) -> SettingValues:
+        unread: dict[str, Any] = {} if self.is_read(config) else {"ruler": None}
+        if not config.activations:
+            return unread | {**super().unread(config), "stimuli": None}
+        unread |= {**config.unread_beside_recordings(), "data": None, "layers": "same"}
+        # Stimuli are one batch. Their keys have always had the number of batches of CKA for it.
+        of_tokens = {"batches": BATCHES, **self.for_stimuli}
+        return unread | {f"measure.{name}": value for name, value in of_tokens.items()}
 
     def fewest(self, measure: Any) -> int:
         """Return how many rows a batch must have."""
@@ -341,7 +344,7 @@ class LayerPairs(LayerMatrix):
 
     def of_text(self, config: AnalyzeConfig, work: Work, models: Sequence[StateSource], runs: ModelRuns) -> Comparison:
         """Return the comparison of two models; the weights of one module are read once for all jobs of a pass."""
-        measure: Any = config.measure
+        measure = config.measure_as(LayerPairsConfig)
         sides: dict[int, Side] = {}
         for model, own in zip(models, self.sites(config, models), strict=True):
             described = partial(runs.text, ("provenance", model.identity), model.describe)

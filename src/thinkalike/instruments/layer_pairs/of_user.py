@@ -18,7 +18,13 @@ from torch import Tensor
 from thinkalike import plugins
 from thinkalike.config import MEASURES, MeasureConfig
 from thinkalike.errors import PluginError
-from thinkalike.instruments.layer_pairs.by_measure import ComparedAgain, StatesByMeasure, made_of, parts_read
+from thinkalike.instruments.layer_pairs.by_measure import (
+    ComparedAgain,
+    StatesByMeasure,
+    made_of,
+    parameters_of,
+    parts_read,
+)
 from thinkalike.measures.contract import AnyMeasure, LayerMeasure
 from thinkalike.plugins import MeasurePlugin
 
@@ -101,29 +107,23 @@ class StatesByUser(StatesByMeasure):
         of_plugin = dict(self.plugin.settings)
         content: dict[str, Any] = {"__doc__": f"The settings of {self.name}."}
         if is_measure_class(self.plugin.measure):
-            of_plugin |= {item.name: copied(item) for item in self.plugin.measure.settings()}
+            of_plugin |= parameters_of(self.plugin.measure)
             content["measure_class"] = self.plugin.measure
             content["compares_within_groups"] = self.plugin.measure.compares_within_groups is True
         fields: list[tuple[str, Any, Any]] = [("kind", str, name)]
-        for setting, default in of_plugin.items():
+        for parameter_name, default in of_plugin.items():
             item = default if isinstance(default, dataclasses.Field) else dataclasses.field(default=default)
-            if setting in common or not isinstance(item.default, bool | int | float | str):
+            if parameter_name in common or not isinstance(item.default, bool | int | float | str):
                 raise PluginError(
-                    f"measure {self.kind}: {setting} needs a name of its own, and a number or text as default"
+                    f"measure {self.kind}: {parameter_name} needs a name of its own, and a number or text as default"
                 )
-            fields.append((setting, type(item.default), item))
+            fields.append((parameter_name, type(item.default), item))
         return make_dataclass(f"{self.kind}_config", fields, bases=(ComparedAgain,), namespace=content)
 
 
 def is_measure_class(measure: object) -> TypeGuard[type[AnyMeasure]]:
     """Return whether a user gives a class of measures, whose parameters are settings."""
     return isinstance(measure, type) and issubclass(measure, LayerMeasure)
-
-
-def copied(item: dataclasses.Field[Any]) -> dataclasses.Field[Any]:
-    """Return a field that another dataclass can have."""
-    copy: dataclasses.Field[Any] = dataclasses.field(default=item.default, metadata=item.metadata)
-    return copy
 
 
 def user_instrument(name: str) -> StatesByUser:

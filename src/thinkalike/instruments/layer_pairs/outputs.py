@@ -5,7 +5,7 @@ python analyze.py measure=jsd model=gelu-3l-mini model@target=solu-3l-mini
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -21,9 +21,8 @@ from thinkalike.states.source import StateSource, with_weights
 class OutputConfig(ComparedAgain):
     """The settings of a measure of outputs."""
 
-    @property
-    def unused(self) -> Collection[str]:
-        return {*super().unused, "massive"}  # outputs have no massive states
+    def settings_read(self) -> frozenset[str]:
+        return super().settings_read() - {"massive"}  # outputs have no massive states
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -9,8 +9,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from thinkalike.data.corpus import TokenRows
-from thinkalike.evaluation.language import DocumentSums, ends_of, rows_of_moments, states_of_both
+from thinkalike.data.rows import TokenRows
+from thinkalike.evaluation.columns import interval_columns
+from thinkalike.evaluation.document_sums import DocumentSums
+from thinkalike.evaluation.forward import states_of_both
+from thinkalike.evaluation.moments import rows_of_moments
 from thinkalike.instruments.stitching.table import BITS, Direction, losses_of_seeds
 from thinkalike.measures.closed_forms import AffineMap, HalvedMoments, LayerPair
 from thinkalike.measures.estimates import Estimate, bootstrap_interval, documents_and_seeds_interval
@@ -65,7 +68,7 @@ def add_unexplained(there: Direction, back: Direction) -> None:
     for number, name in enumerate(UNEXPLAINED):
         pairs = zip(sums["left"][:, number], sums["whole"][:, number], strict=True)
         found = zip(*(bootstrap_interval(*each) for each in pairs), strict=True)
-        for column, values in ends_of(name.replace("_back", ""), Estimate(*map(torch.stack, found))).items():
+        for column, values in interval_columns(name.replace("_back", ""), Estimate(*map(torch.stack, found))).items():
             (back if "_back" in name else there).details[column] = values
 
 
@@ -75,8 +78,8 @@ def add_asymmetries(onward: Direction, back: Direction) -> None:
     if not found:
         log.warning("warning: there is no asymmetry, as the two directions report on different tokens")
     for name, (value, low, high) in found.items():
-        onward.details = onward.details.assign(**ends_of(name, Estimate(value, low, high)))
-        back.details = back.details.assign(**ends_of(name, Estimate(-value, -high, -low)))
+        onward.details = onward.details.assign(**interval_columns(name, Estimate(value, low, high)))
+        back.details = back.details.assign(**interval_columns(name, Estimate(-value, -high, -low)))
 
 
 @torch.no_grad()
@@ -94,17 +97,17 @@ def residual_sums(
     Variance is about the means of the rows that the maps were fitted on, which have these moments. `left` and `whole`
     are of shape (pairs, maps, documents), with the maps in the order of `UNEXPLAINED`.
     """
-    sums, layout = DocumentSums(rows.documents), rows.layout
+    sums = DocumentSums(rows.documents)
     layers, depths = ([pair[side] for pair in layer_pairs] for side in (0, 1))
-    for part, owners in rows.batches(batch):
+    for part in rows.batches(batch):
         squares = []
-        mine, theirs = states_of_both(source, target, part, layers, depths, layout)
-        for pair, both, x, y in zip(layer_pairs, maps, layout.gathered(mine, part), theirs, strict=True):
+        mine, theirs = states_of_both(source, target, part, layers, depths)
+        for pair, both, x, y in zip(layer_pairs, maps, part.align(mine), theirs, strict=True):
             statistics = moments.of(pair)
             x = x.flatten(0, 1).to(target.device).double() - statistics.mean_x
             squares.append(_squares(both, x, y.flatten(0, 1).double() - statistics.mean_y).cpu())
         left, whole = torch.stack(squares, 1)
-        sums.add(owners.flatten(), {"left": left, "whole": whole})
+        sums.add(part.documents.flatten(), {"left": left, "whole": whole})
     return sums
 
 

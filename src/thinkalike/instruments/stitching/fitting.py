@@ -15,11 +15,19 @@ import torch
 from torch import Tensor, nn
 
 from thinkalike.config import DataConfig
-from thinkalike.data.corpus import Corpus, TokenRows, read_corpus
+from thinkalike.data.corpus import read_corpus
+from thinkalike.data.rows import Corpus, TokenRows
 from thinkalike.digests import tokenizer_fingerprint
 from thinkalike.errors import ConfigError
-from thinkalike.evaluation import language
-from thinkalike.evaluation.language import BigramMeans, Maps, Reader, TokenMeans, document_sums
+from thinkalike.evaluation.moments import state_moments
+from thinkalike.evaluation.stitched_losses import (
+    Control,
+    StateMaps,
+    document_sums,
+    largest_report_batch,
+    target_losses,
+)
+from thinkalike.evaluation.token_means import MOST_TOKENS, BigramMeans, TokenMeans
 from thinkalike.measures import closed_forms
 from thinkalike.measures.closed_forms import AffineMap, HalvedMoments, LayerPair, PairStatistics
 from thinkalike.measures.estimates import next_rung
@@ -69,7 +77,7 @@ class Setting:
         fit = self.corpus.fit
         if self.config.is_closed:
             return fit
-        return fit.chosen(slice(max(CONTROL_TOKENS // fit.context, 1)))
+        return fit.select(slice(max(CONTROL_TOKENS // fit.context, 1)))
 
     @property
     def budget(self) -> Budget:
@@ -124,11 +132,11 @@ def shared_text(data: DataConfig, source: FrozenModel, target: FrozenModel, fit_
     if tokenizer_fingerprint(source.tokenizer) == tokenizer_fingerprint(target.tokenizer):
         return read_corpus(data, source.tokenizer, context, bos=source.bos_each_row, fit_tokens=fit_tokens)
     from thinkalike.data.alignment import check_alignable  # which jobs of one tokenizer need not load
-    from thinkalike.data.paired import SourceText
+    from thinkalike.data.paired import SourceTokenizer
 
     check_alignable(source, target)
     log.info("%s and %s have different tokenizers: their tokens are aligned", source.name, target.name)
-    reader = SourceText(source.name, source.tokenizer, source.bos_each_row, source.context)
+    reader = SourceTokenizer(source.name, source.tokenizer, source.bos_each_row, source.context)
     bos = target.bos_each_row
     return read_corpus(data, target.tokenizer, context, bos=bos, fit_tokens=fit_tokens, source=reader)
 
@@ -173,7 +181,7 @@ class ClosedForms:
         if self._known:
             return self._known
         setting = self.setting
-        return language.state_moments(*setting.models, setting.rows_of_closed_forms, setting.budget)
+        return state_moments(*setting.models, setting.rows_of_closed_forms, setting.budget)
 
     def maps(self, kind: str, *, bias: bool = True) -> list[AffineMap]:
         """Return a closed form of every layer pair, fitted with or without a constant."""
@@ -216,17 +224,17 @@ def statistics_of(setting: Setting) -> Statistics:
     source, target, pairs = setting.models
     fit = setting.corpus.fit
     report = setting.corpus.report
-    tokens = fit.layout.target_tokens(fit.tokens)
+    tokens = fit.tokens
     depths = [depth for _, depth in pairs]
     kind = BigramMeans if setting.config.controls else TokenMeans
-    means = kind(target, depths, tokens[:0], report.layout.target_tokens(report.tokens))
+    means = kind(target, depths, tokens[:0], report.tokens)
     moments = None
     rows_read = 0
     if setting.config.has_closed_forms:
         rows = setting.rows_of_closed_forms
-        moments = language.state_moments(source, target, pairs, rows, setting.budget, means)
+        moments = state_moments(source, target, pairs, rows, setting.budget, means)
         rows_read = len(rows.tokens)
-    most_rows = max(language.MOST_TOKENS // fit.context, 1)
+    most_rows = max(MOST_TOKENS // fit.context, 1)
     means.read(target, tokens[rows_read : max(rows_read, most_rows)])
     hand_back(target.device)
     return Statistics(moments, means)
@@ -236,15 +244,15 @@ def statistics_of(setting: Setting) -> Statistics:
 class Fitted:
     """The φ of every layer pair, and the stitches that were trained in the same pass, one per layer pair and name."""
 
-    maps: Maps
-    half: Maps | None = None  # the φs after half of the steps
+    maps: StateMaps
+    half: StateMaps | None = None  # the φs after half of the steps
     # lr_x3 at three times the rate, random_source from a source that was never trained, floor: the target into itself
-    beside: Mapping[str, Maps] = field(default_factory=dict)
+    beside: Mapping[str, StateMaps] = field(default_factory=dict)
     weights: dict[str, Tensor] = field(default_factory=dict)  # that the result keeps
     arrays: dict[str, np.ndarray] = field(default_factory=dict)  # learning curves
 
 
-def _identity(model: FrozenModel, pairs: Sequence[LayerPair]) -> Maps:
+def _identity(model: FrozenModel, pairs: Sequence[LayerPair]) -> StateMaps:
     return [Stitch("identity", model.d_model, model.d_model)] * len(pairs)
 
 
@@ -306,7 +314,7 @@ def _trained(forms: ClosedForms, run: Run, loggers: Sequence[Any], untrained: Cl
         read = [untrained if untrained and each.reads is untrained.setting.source else forms for each in module.fits]
         module.whiten([own.read_by(each) for own, each in zip(read, module.fits, strict=True)])
     asked = config.tokens_per_step
-    data = StepData(rows.tokens, asked, config.steps, setting.seed, rows.context, setting="stitch.tokens_per_step")
+    data = StepData(rows.packed(), asked, config.steps, setting.seed, rows.context, setting="stitch.tokens_per_step")
     _train(module, data, target, run, loggers)
     stitches = iter(module.stitches)
     own: list[Any] = list(islice(stitches, len(pairs)))
@@ -353,12 +361,12 @@ def reported(
     forms: ClosedForms,
     fits: Fitted,
     untrained: ClosedForms | None,
-    again: Mapping[str, Maps],
+    again: Mapping[str, StateMaps],
     means: TokenMeans,
 ) -> dict[str, Tensor]:
     """Return sums by document of φ and its controls, see `document_sums`; `again` are the φs of further seeds."""
     setting = forms.setting
-    maps: dict[str, Maps] = {"stitch": fits.maps, **again}
+    maps: dict[str, StateMaps] = {"stitch": fits.maps, **again}
     if setting.equal_widths:
         maps["identity"] = _identity(setting.source, setting.layer_pairs)
     if fits.half:
@@ -370,17 +378,17 @@ def reported(
         maps["shuffled"] = [_shuffled(phi, setting.seed) for phi in fits.maps]
     target, floor = setting.target, fits.beside.get("floor")
     is_itself, as_it_is = floor == fits.maps, _identity(target, setting.layer_pairs)
-    readers = {"floor": Reader(target, floor, "target")} if floor and not is_itself else {}
-    readers["token_mean"] = Reader(means.tokens, as_it_is, "target")
+    controls = {"floor": Control(target, floor, "target")} if floor and not is_itself else {}
+    controls["token_mean"] = Control(means.tokens, as_it_is, "target")
     if setting.config.controls:
-        readers["bigram_mean"] = Reader(means, as_it_is, "target")
+        controls["bigram_mean"] = Control(means, as_it_is, "target")
     if untrained:
         phis = fits.beside.get("random_source") or untrained.maps("least_squares")
-        readers["random_source"] = Reader(untrained.setting.source, phis, "source")
+        controls["random_source"] = Control(untrained.setting.source, phis, "source")
     rows = setting.corpus.report
     hand_back(target.device)
-    at_once = language.report_share(*setting.models, rows, setting.budget, others=True)
-    sums = document_sums(*setting.models, maps, rows, *at_once, readers=readers)
+    batch = largest_report_batch(*setting.models, rows, setting.budget, has_controls=True)
+    sums = document_sums(*setting.models, maps, rows, *batch, controls=controls)
     return sums | {"floor": sums["stitch"]} if is_itself else sums  # the target is stitched into itself anyway
 
 
@@ -399,7 +407,7 @@ def rungs(setting: Setting, sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
         log.info("%s at %d bits", target.name, bits)
         with doing(f"rounding to {bits} bits"):
             copy = rounded(target, bits)
-        loss = language.own_losses(copy, setting.corpus.report)
+        loss = target_losses(copy, setting.corpus.report)
         del copy  # before the next
         known[bits] = [min(float((sums["target"] - loss).sum() / tokens), -LEAST)] * len(gains)
         found[f"rung_{bits}"] = loss

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from thinkalike import figures
+from thinkalike.config import SettingValues
 from thinkalike.config.parts import AFTER, MIDDLE, PROCESSES, TrainerConfig
 from thinkalike.errors import ConfigError, listed
 from thinkalike.job.instrument import LADDER, Instrument, Outcome, Work
@@ -220,7 +221,7 @@ def _less_training(stitch: StitchConfig, share: int, row: int, chosen: Collectio
 
 
 class Stitching(
-    Instrument,
+    Instrument[StitchJob],
     kind="stitching",
     version=21,
     config=StitchJob,
@@ -246,12 +247,12 @@ class Stitching(
             raise ConfigError(f"trainer.compile and trainer.recompute are of whole blocks: leave them out at {MIDDLE}")
         return super().inputs(config)
 
-    def with_unread_reset(self, config: StitchJob) -> StitchJob:
+    def unread(self, config: StitchJob) -> SettingValues:
         """Without training, of Lightning's settings only those of memory and processes are read."""
         if config.stitch.trained:
-            return config
-        read = {name: getattr(config.trainer, name) for name in ("memory", *PROCESSES)}
-        return replace(config, trainer=TrainerConfig(**read))
+            return {}
+        of_training = vars(TrainerConfig()).keys() - {"memory", *PROCESSES}
+        return {f"trainer.{name}": getattr(TrainerConfig(), name) for name in of_training}
 
     def passes(self, config: StitchJob, shapes: Shapes) -> list[Passes]:
         source, target = shapes["model"], shapes["target"]
@@ -308,16 +309,17 @@ class Stitching(
     def run(self, config: StitchJob, work: Work) -> Outcome:
         import pandas as pd
 
-        from thinkalike.evaluation.language import document_numbers
+        from thinkalike.evaluation.columns import document_counts
         from thinkalike.instruments.stitching.fitting import load_setting
         from thinkalike.instruments.stitching.table import joined, stitched, table_of
-        from thinkalike.stitches.stitch import write_stitches
+        from thinkalike.stitches.stitch import NAME, facts_of_stitches
         from thinkalike.training.run import Run, loggers_of
 
         with work.phase("loading"):
             setting = load_setting(config)
         source, target, corpus, stitch = setting.source, setting.target, setting.corpus, config.stitch
-        run = Run(work.job.partial, target.device, config.trainer, work.tracker)
+        partial = work.job.partial if work.job.keeps_states else None
+        run = Run(partial, target.device, config.trainer, work.tracker)
         done = {"": stitched(setting, run, loggers_of(run, config.logger.kind), work)}
         if stitch.both:
             from thinkalike.instruments.stitching.directions import add_asymmetries, add_unexplained
@@ -336,12 +338,13 @@ class Stitching(
                 direction.details = with_similarity(direction.details, similarity, is_back=way == "back")
         if weights := joined({way: each.weights for way, each in done.items()}, "."):
             shape = {"widths": (source.d_model, target.d_model), "rank": stitch.rank} if stitch.trained else {}
-            write_stitches(work.job.aside, weights, setting.layer_pairs, stitch.kind, stitch.norm, **shape)
+            facts = facts_of_stitches(setting.layer_pairs, stitch.kind, stitch.norm, **shape)
+            work.job.add_tensors(NAME, weights, facts)
         details = pd.concat([each.details for each in done.values()], ignore_index=True)
         penalty = details["penalty"]
         scalars = {"mean_penalty": float(penalty.mean()), "worst_penalty": float(penalty.max())}
-        scalars |= document_numbers(done[""].sums["tokens"])
-        if corpus.report.layout.source:  # the tokenizers differ
+        scalars |= document_counts(done[""].sums["tokens"])
+        if corpus.report.source is not None:  # the tokenizers differ
             scalars |= corpus.alignment()
         return Outcome(
             table_of(details),

@@ -17,8 +17,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from thinkalike.data.corpus import PairedRows
-from thinkalike.evaluation.language import ends_of, with_ends
+from thinkalike.data.rows import PairedRows
+from thinkalike.evaluation.columns import interval_columns, mean_columns
 from thinkalike.instruments.stitching.fitting import (
     LEAST,
     ClosedForms,
@@ -101,28 +101,30 @@ def penalties(setting: Setting, sums: Mapping[str, Tensor]) -> pd.DataFrame:
     layers, depths = map(list, zip(*setting.layer_pairs, strict=True))
     columns: dict[str, Any] = {"source": setting.source.name, "target": setting.target.name}
     columns |= {"source_layer": layers, "target_layer": depths, "stitch": setting.config.kind}
-    columns |= ends_of("stitching_loss", documents_and_seeds_interval(seeds, counts))
-    columns |= with_ends("target_loss", sums["target"], counts)
-    columns |= with_ends("source_loss", sums["source"], sums.get("source_tokens", counts))
-    columns |= ends_of("penalty", documents_and_seeds_interval(seeds - sums["target"], counts))
+    columns |= interval_columns("stitching_loss", documents_and_seeds_interval(seeds, counts))
+    columns |= mean_columns("target_loss", sums["target"], counts)
+    columns |= mean_columns("source_loss", sums["source"], sums.get("source_tokens", counts))
+    columns |= interval_columns("penalty", documents_and_seeds_interval(seeds - sums["target"], counts))
     for name in (*BESIDE, *(each for each in sums if each.startswith("lr_x"))):
         if name in sums:
-            columns |= with_ends(f"{name}_penalty", sums[name] - sums["target"], counts)
+            columns |= mean_columns(f"{name}_penalty", sums[name] - sums["target"], counts)
     rows, text = setting.corpus.report, sums.get("target_bytes")
     if text is None:
         text = bytes_by_document(setting.source.tokenizer, rows.tokens, rows.documents)
-    columns |= ends_of("bits_per_byte", documents_and_seeds_interval(seeds * BITS, text.clamp(min=1).double()))
+    columns |= interval_columns("bits_per_byte", documents_and_seeds_interval(seeds * BITS, text.clamp(min=1).double()))
     for name, column in SPREADS.items():
         spread = bootstrap_interval(sums[name].double(), counts.double())
         most = 1.0 if name == "top1" else math.inf
-        columns |= ends_of(column, Estimate(spread.value, spread.low.clamp(min=0.0), spread.high.clamp(max=most)))
+        columns |= interval_columns(
+            column, Estimate(spread.value, spread.low.clamp(min=0.0), spread.high.clamp(max=most))
+        )
     if "half" in sums:
-        columns |= with_ends("left_to_gain", left_to_gain(setting.config, sums), counts)
+        columns |= mean_columns("left_to_gain", left_to_gain(setting.config, sums), counts)
     if "target_bytes" in sums:  # the tokenizers differ
         target, source = (sums[f"{side}_bytes"].clamp(min=1) for side in ("target", "source"))
-        columns |= with_ends("target_bits_per_byte", sums["target"] * BITS, target)
-        columns |= with_ends("source_bits_per_byte", sums["source"] * BITS, source)
-        columns |= with_ends("penalty_bits_per_byte", (sums["stitch"] - sums["target"]) * BITS, target)
+        columns |= mean_columns("target_bits_per_byte", sums["target"] * BITS, target)
+        columns |= mean_columns("source_bits_per_byte", sums["source"] * BITS, source)
+        columns |= mean_columns("penalty_bits_per_byte", (sums["stitch"] - sums["target"]) * BITS, target)
     return pd.DataFrame(columns)
 
 
@@ -144,7 +146,9 @@ def readings(sums: Mapping[str, Tensor]) -> dict[str, Any]:
     cost, count = (whole[..., 0] / whole[..., 1]).T, len(lost) - len(marks)
     steps = -cost[count:].clamp(min=LEAST).log()
     found = [estimates.reading_of(each, marks, steps) for each in -cost[:count].clamp(min=LEAST / 2).log()]
-    return ends_of("reading", estimates.jackknife(*(torch.stack(found, 1)[part] for part in (0, slice(1, None)))))
+    return interval_columns(
+        "reading", estimates.jackknife(*(torch.stack(found, 1)[part] for part in (0, slice(1, None))))
+    )
 
 
 def left_to_gain(config: StitchConfig, sums: Mapping[str, Tensor]) -> Float[Tensor, "pairs documents"]:
@@ -201,7 +205,7 @@ def stitched(setting: Setting, run: Run, loggers: Sequence[Any], work: Work) -> 
         sums = reported(forms, first, untrained, maps_of_seeds, statistics.means)
         if isinstance(report, PairedRows):
             sums |= {"target_bytes": report.target_bytes, "source_bytes": report.source_bytes}
-            sums |= {"documents": report.names}
+            sums |= {"documents": report.document_hashes}
     source = untrained = None  # makes room for the copies
     with work.phase("ruler"):
         sums |= rungs(setting, sums)

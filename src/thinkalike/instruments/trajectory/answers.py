@@ -25,8 +25,10 @@ from thinkalike.config import AnalyzeConfig, ModelConfig
 from thinkalike.data.stimuli import Stimuli
 from thinkalike.digests import tokenizer_fingerprint
 from thinkalike.errors import DataError
-from thinkalike.evaluation.changes import mean_over_documents
-from thinkalike.evaluation.language import BATCH_TOKENS, document_numbers, ends_of, next_token_losses
+from thinkalike.evaluation.batch_sizes import BATCH_TOKENS
+from thinkalike.evaluation.columns import document_counts, interval_columns
+from thinkalike.evaluation.document_means import mean_over_documents
+from thinkalike.evaluation.forward import next_token_losses
 from thinkalike.instruments.diff.instrument import read_rows
 from thinkalike.instruments.mlem import MLEMConfig, fit_profiles
 from thinkalike.instruments.of_stimuli import stimuli_facts
@@ -212,7 +214,7 @@ class Reading:
             model = load_model(checkpoint)
             cut = tokenizer_fingerprint(model.tokenizer)
             if not self.text:
-                rows, _, facts = read_rows(self.config, model)
+                rows, _, facts = read_rows(self.config, self.measure.tokens, model)
                 self.text = {"tokens": rows.tokens, "documents": rows.documents, "facts": facts, "tokenizer": cut}
                 self.work.keep("text", self.text)
         if cut != self.text["tokenizer"]:
@@ -255,7 +257,7 @@ def outcome(steps: Sequence[int], kept: Kept, reading: Reading) -> Outcome:
     layers, likeness = [], []
     documents = reading.text["documents"][:, 1:].flatten().long().unique(return_inverse=True)[1]
     loss = mean_over_documents(torch.stack([each["losses"].flatten() for each in kept]), documents, together=True)
-    losses = pd.DataFrame({"step": steps, **ends_of("loss", loss)})
+    losses = pd.DataFrame({"step": steps, **interval_columns("loss", loss)})
     for layer, result in enumerate(_alike(kept, reading)):
         layers.append(_by_step(steps, layer, result))
         cells = pd.DataFrame(itertools.product(steps, steps), columns=["step", "other"])
@@ -275,7 +277,7 @@ def outcome(steps: Sequence[int], kept: Kept, reading: Reading) -> Outcome:
     settled = settling(table, losses)
     scalars = {f"{name}_settles": settled[name] for name in ("loss", "likeness") if math.isfinite(settled[name])}
     scalars |= {"checkpoints": float(len(steps)), "tokens": float(reading.text["tokens"].numel())}
-    scalars |= document_numbers(torch.bincount(documents).double())
+    scalars |= document_counts(torch.bincount(documents).double())
     return Outcome(
         table,
         scalars,
@@ -334,9 +336,9 @@ def _by_step(steps: Sequence[int], layer: int, result: CKAResult) -> pd.DataFram
     last = band(value[:, -1], without[:, :, -1], value[:, -1])
     before = band(*(each.diagonal(1, -2, -1) for each in (value, without, value)))
     angle, angles = (each.diagonal(1, -2, -1).clamp(-1, 1).arccos() / place.diff() for each in (value, without))
-    columns = {"step": list(steps), "layer": layer, **ends_of("to_last", last)}
+    columns = {"step": list(steps), "layer": layer, **interval_columns("to_last", last)}
     for name, each in {"to_previous": before, "speed": band(angle, angles, angle)}.items():
-        columns |= {key: [math.nan, *values] for key, values in ends_of(name, each).items()}
+        columns |= {key: [math.nan, *values] for key, values in interval_columns(name, each).items()}
     return pd.DataFrame(columns)
 
 
@@ -344,13 +346,13 @@ def _features(steps: Sequence[int], kept: Kept, reading: Reading, curves: Curves
     parts = []
     for task, layer, curve in curves:
         columns = {"step": list(steps), "layer": layer, "feature": task.feature, "held_out": task.split}
-        columns |= ends_of("accuracy", curve.accuracy)
+        columns |= interval_columns("accuracy", curve.accuracy)
         parts.append(pd.DataFrame({**columns, "null": curve.threshold, "chance": 1 / len(task.levels)}))
     table = pd.concat(parts, ignore_index=True)
     if "importance" not in kept[0]:
         return table
     folds = torch.stack([each["importance"] for each in kept])  # (s, l, f, k)
-    importance = ends_of("importance", fold_interval(folds, t=simultaneous_t(folds.movedim(-1, 0))))
+    importance = interval_columns("importance", fold_interval(folds, t=simultaneous_t(folds.movedim(-1, 0))))
     names = reading.stimuli.names
     cells = pd.DataFrame(itertools.product(steps, range(folds.shape[1]), names), columns=["step", "layer", "feature"])
     cells = cells.assign(**{name: np.asarray(each).ravel() for name, each in importance.items()})

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal
 import pandas as pd
 
 from thinkalike import figures
-from thinkalike.config import AnalyzeConfig, MeasureConfig, ModelConfig, compose_inner_job, ranged
+from thinkalike.config import AnalyzeConfig, MeasureConfig, ModelConfig, SettingValues, setting
 from thinkalike.config.schema import Numbers
 from thinkalike.data.documents import text_fingerprint
 from thinkalike.data.tables import read_stimuli
@@ -48,14 +48,16 @@ class TrajectoryConfig(MeasureConfig):
     steps: Literal["all"] | Numbers = "all"  # checkpoints by their steps
     checkpoints: str = "*"  # a pattern of their names, such as stage1-*
     train: list[str] = field(default_factory=list)  # words of task=pretrain: train this mini first; []: it is there
-    tokens: int = ranged(4096, least=64, most=10**8)  # of text that each checkpoint reads
+    tokens: int = setting(4096, least=64, most=10**8)  # of text that each checkpoint reads
     importance: bool = True  # of features by MLEM, beside accuracies of probes
-    folds: int = ranged(5, least=2, most=10**4)  # of the stimuli
-    least: int = ranged(20, least=2, most=10**9)  # stimuli of a level that is told apart
-    permutations: int = ranged(99, least=19, most=10**5)  # of labels, of the null of accuracies
+    folds: int = setting(5, least=2, most=10**4)  # of the stimuli
+    least: int = setting(20, least=2, most=10**9)  # stimuli of a level that is told apart
+    permutations: int = setting(99, least=19, most=10**5)  # of labels, of the null of accuracies
 
 
-class Trajectory(Instrument, kind="trajectory", version=4, reads=("model", "data", "measure", "stimuli", "seed")):
+class Trajectory(
+    Instrument[AnalyzeConfig], kind="trajectory", version=4, reads=("model", "data", "measure", "stimuli", "seed")
+):
     """Compares the checkpoints of a run with each other, and finds when each feature is there."""
 
     of_models: ClassVar[str] = "each"
@@ -69,11 +71,11 @@ class Trajectory(Instrument, kind="trajectory", version=4, reads=("model", "data
         "stimuli.sentences": 40,
     }
 
-    def with_unread_reset(self, config: AnalyzeConfig) -> AnalyzeConfig:
-        return replace(config, model=replace(config.model, revision=None))
+    def unread(self, config: AnalyzeConfig) -> SettingValues:
+        return {"model.revision": None}  # all checkpoints are read
 
     def models_of(self, config: AnalyzeConfig) -> Mapping[str, ModelConfig]:
-        measure: Any = config.measure
+        measure = config.measure_as(TrajectoryConfig)
         known = {} if measure.train else checkpoints_of(config.model, measure)
         return {"model": [config.model, *known.values()][-1]}
 
@@ -93,7 +95,7 @@ class Trajectory(Instrument, kind="trajectory", version=4, reads=("model", "data
         return {"stimuli": stimuli, "data": text_fingerprint(config.data), "labels": config.model.called}
 
     def prepare(self, config: AnalyzeConfig) -> Mapping[str, Any]:
-        return {"steps": checkpoints_of(trained(config), config.measure)}  # type: ignore[attr-defined]
+        return {"steps": checkpoints_of(trained(config), config.measure_as(TrajectoryConfig))}
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
         steps: Checkpoints = work.inputs["steps"]
@@ -149,7 +151,9 @@ class Checkpoints(dict[int, ModelConfig]):
 
 def training(config: AnalyzeConfig) -> Any:
     """Return the configuration of the job that trains the mini."""
-    measure: Any = config.measure
+    from thinkalike.config.compose import compose_inner_job  # imports Hydra
+
+    measure = config.measure_as(TrajectoryConfig)
     words = [f"model={config.model.name}", *measure.train, f"store={config.store}", "logger=none"]
     job = compose_inner_job("train", ["task=pretrain", *words])
     job.threads = config.threads
@@ -158,7 +162,7 @@ def training(config: AnalyzeConfig) -> Any:
 
 def trained(config: AnalyzeConfig) -> ModelConfig:
     """Return the model whose checkpoints are read, trained first if `measure.train` says so."""
-    if not config.measure.train:  # type: ignore[attr-defined]
+    if not config.measure_as(TrajectoryConfig).train:
         return config.model
     job = training(config)
     folder = run_job(job, shown=False).folder / config.model.name
@@ -192,7 +196,7 @@ def steps_of(model: ModelConfig, only: str = "*") -> dict[int, str]:
     return dict(sorted(steps.items()))
 
 
-def checkpoints_of(model: ModelConfig, measure: Any) -> Checkpoints:
+def checkpoints_of(model: ModelConfig, measure: TrajectoryConfig) -> Checkpoints:
     """Return the checkpoints of a run that `measure` asks for, in their order; fewer than two are a ConfigError.
 
     The folder of a result of task=pretrain stands for the run in it.

@@ -1,0 +1,120 @@
+"""Parts of a configuration that are objects in memory where other parts name files.
+
+    LoadedModelConfig      a model, in place of a checkpoint
+    TextInMemory           records of texts, in place of files of text
+    TableInMemory          stimuli in a DataFrame, in place of a table in a file
+
+Recorded states in memory, in place of a file of `activations`, are `thinkalike.config.recorded.RecordedArrays`.
+An object is no setting: no key, no stored configuration and no command line has it. Its digest, which decides the
+numbers, enters the key where that of a file would.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+from thinkalike.config.parts import DataConfig, ModelConfig, StimuliConfig
+from thinkalike.config.schema import an_object, extended
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@runtime_checkable
+class Loaded(Protocol):
+    """What a configuration knows of a model that is loaded."""
+
+    def parameters(self) -> int:
+        """Return the number of its weights."""
+        ...
+
+
+@dataclass
+class LoadedModelConfig(ModelConfig):
+    """A model in memory, and how it runs.
+
+    Attributes:
+        loaded: the `FrozenModel`.
+        digest: of all that decides its numbers, "memory:" and 16 digits.
+    """
+
+    loaded: Any = an_object()
+    digest: str = an_object("memory:")
+
+    @property
+    def is_in_memory(self) -> bool:
+        return True
+
+    @property
+    def weights(self) -> int:
+        """How many weights it has."""
+        loaded: Loaded = self.loaded
+        return loaded.parameters()
+
+
+def loaded_model_config(loaded: Loaded, digest: str, **settings: Any) -> LoadedModelConfig:
+    """Return the configuration of a model in memory, also with the settings that installed packages add."""
+    return _loaded_schema()(loaded=loaded, digest=digest, **settings)
+
+
+@cache
+def _loaded_schema() -> type[LoadedModelConfig]:
+    content = {"__module__": __name__, "__doc__": LoadedModelConfig.__doc__}
+    schema = type(LoadedModelConfig.__name__, (LoadedModelConfig, extended(ModelConfig)), content)
+    return dataclass(schema)
+
+
+@dataclass(frozen=True, eq=False)
+class Records:
+    """Records of texts, each of which has a field that holds the text."""
+
+    rows: Sequence[Mapping[str, Any]]
+
+    @cached_property
+    def digest(self) -> bytes:
+        """The SHA-256 of the records as a file of JSON lines."""
+        digest = hashlib.sha256()
+        for row in self.rows:
+            digest.update(f"{json.dumps(row)}\n".encode())
+        return digest.digest()
+
+
+@dataclass
+class TextInMemory(DataConfig):
+    """Texts in memory, and how they become rows of tokens."""
+
+    records: Any = an_object()  # `Records`
+
+    @property
+    def has_files(self) -> bool:
+        return True
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table in memory; tables of one digest are equal."""
+
+    digest: str
+    frame: pd.DataFrame
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Table) and self.digest == other.digest
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
+
+
+@dataclass
+class TableInMemory(StimuliConfig):
+    """The stimuli of a DataFrame."""
+
+    table: Any = an_object()  # `Table`
+
+    @property
+    def has_file(self) -> bool:
+        return True

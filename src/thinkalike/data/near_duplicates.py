@@ -1,0 +1,98 @@
+"""Near-duplicates: documents more than half of which stands in one other document (Broder 1997).
+
+Documents are compared by their shingles, which are all runs of eight words.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from thinkalike.data.documents import batched, canonical, document_fingerprint
+
+Shingles = NDArray[np.uint64]
+"""The hashes of a document's shingles, sorted, each once."""
+
+SHINGLE_WORDS = 8
+"""How many words a shingle has."""
+
+FEWEST_SHINGLES = 16
+"""A document of fewer shingles is compared as a whole."""
+
+DOCUMENTS_PER_LOOKUP = 128
+"""How many documents are compared at a time."""
+
+# Scripts that put no spaces between words: Thai, Khmer, kana, Han, ...
+UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
+WORD = re.compile(rf"[^\W{UNSPACED}]+|[{UNSPACED}]")
+
+HASH_FACTOR = np.uint64(0x9E3779B97F4A7C15)
+"""Odd, so that multiplication modulo 2 ** 64 loses no bit of a word's hash."""
+
+
+def shingles(text: str) -> Shingles:
+    """Return the 64-bit hashes of a document's shingles, the same in every process.
+
+    Words are runs of letters and digits, without case and punctuation; in scripts without spaces
+    between words, every character is a word. A document of fewer than `FEWEST_SHINGLES`, such as
+    one sentence of a grammar, has a single shingle, its canonical form.
+    """
+    words = WORD.findall(text.casefold())
+    shingle_count = len(words) - SHINGLE_WORDS + 1
+    if shingle_count >= FEWEST_SHINGLES:
+        encoded_words = "\n".join(words).encode("utf-8", errors="replace").split(b"\n")
+        word_hashes = np.fromiter(map(zlib.crc32, encoded_words), np.uint64, len(words))
+        hashes = np.zeros(shingle_count, np.uint64)
+        for offset in range(SHINGLE_WORDS):
+            # modulo 2 ** 64
+            hashes = hashes * HASH_FACTOR + word_hashes[offset : offset + shingle_count]
+        distinct_hashes = np.unique(hashes)
+        if len(distinct_hashes) >= FEWEST_SHINGLES:
+            return distinct_hashes
+    whole_document = int(document_fingerprint(canonical(text))[:16], 16)
+    return np.array([whole_document], np.uint64)
+
+
+def near_duplicates(
+    documents: Sequence[Shingles], originals: Iterable[Shingles]
+) -> NDArray[np.bool_]:
+    """Return, for each document, whether one original has more than half of its shingles.
+
+    The originals are read once and not kept, so that memory grows with the documents alone.
+    """
+    from scipy.sparse import csr_array
+
+    if not documents:
+        return np.zeros(0, bool)
+    shingle_counts = np.array([len(hashes) for hashes in documents], np.int64)
+    hashes, document_indices = _concatenated(documents)
+    known_hashes, hash_indices = np.unique(hashes, return_inverse=True)
+    ones = np.ones(len(hash_indices), np.int64)
+    occurrences = csr_array(
+        (ones, (hash_indices, document_indices)), (len(known_hashes), len(documents))
+    )
+
+    most_shared = np.zeros(len(documents), np.int64)  # shingles that any one original shares
+    for batch in batched(originals, DOCUMENTS_PER_LOOKUP):
+        hashes, original_indices = _concatenated(batch)
+        hash_indices = np.searchsorted(known_hashes, hashes)
+        hash_indices = np.minimum(hash_indices, len(known_hashes) - 1)
+        is_known = known_hashes[hash_indices] == hashes
+        ones = np.ones(int(is_known.sum()), np.int64)
+        original_occurrences = csr_array(
+            (ones, (original_indices[is_known], hash_indices[is_known])),
+            (len(batch), len(known_hashes)),
+        )
+        shared = original_occurrences @ occurrences  # (originals, documents)
+        most_shared = np.maximum(most_shared, shared.max(axis=0).toarray().ravel())
+    return 2 * most_shared > shingle_counts
+
+
+def _concatenated(documents: Sequence[Shingles]) -> tuple[Shingles, NDArray[np.int64]]:
+    """Return the shingles of all documents end to end, and the index of the document of each."""
+    counts = [len(hashes) for hashes in documents]
+    return np.concatenate(documents), np.repeat(np.arange(len(documents)), counts)

@@ -1,0 +1,321 @@
+"""Documents, tokenised and packed into rows: they are joined with EOS and cut into equal lengths.
+
+Rows to fit on and rows for the report are filled from one pass over the source. Where a set of the
+hub is streamed, a document of the report may turn out to repeat a later one to fit on, so that the
+report is packed again at the end without it.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+
+from thinkalike.config import DataConfig
+from thinkalike.data.documents import batched, beginning, group_of
+from thinkalike.data.rows import Corpus, TokenRows
+from thinkalike.data.splits import DocumentSplit
+from thinkalike.errors import DataError
+from thinkalike.processes import Activity, doing
+
+DOCUMENTS_PER_CALL = 64
+"""How many documents are tokenised in one call."""
+
+
+class TextLimits(NamedTuple):
+    """How much text is read."""
+
+    fit_tokens: int | None
+    """How many tokens to fit on; None takes all that there are, and 0 fits nothing."""
+
+    report_tokens: int
+    """How many tokens the report has."""
+
+    document_bytes: int | None
+    """How many UTF-8 bytes of each document the report reads; None reads whole documents."""
+
+
+@runtime_checkable
+class DocumentReader(Protocol):
+    """Turns documents into token ids."""
+
+    @property
+    def start(self) -> int | None:
+        """The token that begins each row, or None."""
+
+    def __call__(self, texts: Sequence[str]) -> Iterator[Sequence[int]]:
+        """Yield the tokens of each document, which end with EOS."""
+
+
+class TokenizerReader:
+    """Turns documents into the tokens of one tokenizer, which must have EOS, and BOS if needed."""
+
+    def __init__(self, tokenizer: Any, bos: bool):
+        self.tokenizer = tokenizer
+        self.end, self.start = separators(tokenizer, bos)
+
+    def __call__(self, texts: Sequence[str]) -> Iterator[Sequence[int]]:
+        bare_texts = without_separators(texts, self.tokenizer, self.start, self.end)
+        encoded = self.tokenizer(bare_texts, add_special_tokens=False, verbose=False)
+        for token_ids in encoded["input_ids"]:
+            yield [*token_ids, self.end]
+
+
+def separators(tokenizer: Any, bos: bool) -> tuple[int, int | None]:
+    """Return the token that ends a document, and the one that begins a row or None.
+
+    Raises:
+        DataError: The tokenizer has no such token.
+    """
+    end = tokenizer.eos_token_id
+    if end is None:
+        end = tokenizer.sep_token_id
+    if end is None:
+        raise DataError(
+            "the tokenizer has no EOS token to separate documents with; choose another model"
+        )
+    if not bos:
+        return end, None
+    if tokenizer.bos_token_id is None:
+        raise DataError("the tokenizer has no BOS token to begin rows with; set data.bos=false")
+    return end, tokenizer.bos_token_id
+
+
+def without_separators(
+    texts: Sequence[str], tokenizer: Any, start: int | None, end: int
+) -> list[str]:
+    """Return documents without a written `start` before them or `end` after them.
+
+    Packing adds both tokens itself, and a document that has them already would get them twice.
+    """
+    start_text = ""
+    if start is not None:
+        start_text = tokenizer.convert_ids_to_tokens(start)
+    end_text = tokenizer.convert_ids_to_tokens(end)
+    return [text.removeprefix(start_text).removesuffix(end_text) for text in texts]
+
+
+class RowPacker:
+    """Joins documents into one stream of tokens, up to a limit, and cuts it into rows.
+
+    Args:
+        limit: How many tokens all rows may have, BOS included; None sets no limit.
+        context: How many tokens a row has, BOS included.
+        bos: The token that begins each row, or None.
+        aligned: Whether a document that passes the end of a row is cut there, so that the next
+            document begins a row.
+    """
+
+    def __init__(self, limit: int | None, context: int, bos: int | None, aligned: bool = False):
+        self.limit = limit
+        self.context = context
+        self.bos = bos
+        self.aligned = aligned
+        self.text_width = context if bos is None else context - 1
+        self.most_rows: int | None = None
+        if limit is not None:
+            at_least_one_row = min(limit, 1)  # unless the limit is 0
+            self.most_rows = max(limit // context, at_least_one_row)
+
+        self.tokens = array("i")  # four bytes for each token, where a list takes thirty
+        self.document_lengths: list[int] = []
+        self.document_numbers: list[int] = []  # documents of one group share a number
+        self.cut_tokens = 0
+        self._numbers_of_groups: dict[object, int] = {}
+
+    @property
+    def is_full(self) -> bool:
+        if self.most_rows is None:
+            return False
+        return len(self.tokens) >= self.most_rows * self.text_width
+
+    def add(self, tokens: Sequence[int], group: str | None = None) -> None:
+        """Append a document; documents of one group count as one."""
+        row_tokens = tokens
+        if self.aligned:
+            left_in_row = self.text_width - len(self.tokens) % self.text_width
+            row_tokens = tokens[:left_in_row]
+        self.tokens.extend(row_tokens)
+
+        group_key = group or len(self.document_lengths)
+        number = self._numbers_of_groups.setdefault(group_key, len(self._numbers_of_groups))
+        self.document_numbers.append(number)
+        self.document_lengths.append(len(row_tokens))
+        self.cut_tokens += len(tokens) - len(row_tokens)
+
+    def rows(self) -> tuple[TokenRows, int]:
+        """Return the complete rows, and the number of tokens that are in none."""
+        row_count = len(self.tokens) // self.text_width
+        if self.most_rows is not None:
+            row_count = min(row_count, self.most_rows)
+        used_tokens = row_count * self.text_width
+
+        token_ids = torch.from_numpy(np.array(self.tokens[:used_tokens]))
+        token_ids = token_ids.view(row_count, self.text_width)
+        lengths = torch.tensor(self.document_lengths, dtype=torch.long)
+        numbers = torch.tensor(self.document_numbers, dtype=torch.int32)
+        documents = numbers.repeat_interleave(lengths)[:used_tokens].view_as(token_ids)
+        if self.bos is not None:
+            bos_column = torch.full((row_count, 1), self.bos, dtype=torch.int32)
+            token_ids = torch.cat([bos_column, token_ids], 1)
+            documents = torch.cat([documents[:, :1], documents], 1)  # BOS belongs to what follows
+
+        dropped_tokens = len(self.tokens) - used_tokens + self.cut_tokens
+        return TokenRows(token_ids, documents), dropped_tokens
+
+
+def pack(config: DataConfig, reader: DocumentReader, context: int, limits: TextLimits) -> Corpus:
+    """Tokenise as many documents as fitting and the report need, and pack them into rows.
+
+    Args:
+        config: The text.
+        reader: Turns documents into tokens, such as a `TokenizerReader`.
+        context: How many tokens a row has, BOS included.
+        limits: How much text is read.
+
+    Raises:
+        DataError: There is too little text.
+    """
+    aligned = bool(config.aligned)
+    fit = RowPacker(limits.fit_tokens, context, reader.start, aligned)
+    report = RowPacker(limits.report_tokens, context, reader.start, aligned)
+    split = DocumentSplit(config, is_fitted=limits.fit_tokens != 0)
+
+    total_tokens = None
+    if limits.fit_tokens is not None:
+        total_tokens = limits.fit_tokens + limits.report_tokens
+    with doing("tokenising, token", total_tokens) as activity:
+        report = _fill(fit, report, split, reader, limits.document_bytes, activity)
+
+    fit_rows, dropped_from_fit = fit.rows()
+    report_rows, dropped_from_report = report.rows()
+    counts = dict(split.counts)
+    counts |= {
+        "fit_tokens": fit_rows.tokens.numel(),
+        "report_tokens": report_rows.tokens.numel(),
+        "fit_documents": len(fit_rows.documents.unique()),
+        "report_documents": len(report_rows.documents.unique()),
+        "dropped_tokens": dropped_from_fit + dropped_from_report,
+    }
+    _check_enough_text(config, context, limits, counts, split, report)
+    return Corpus(fit_rows, report_rows, counts)
+
+
+def _check_enough_text(
+    config: DataConfig,
+    context: int,
+    limits: TextLimits,
+    counts: dict[str, int],
+    split: DocumentSplit,
+    report: RowPacker,
+) -> None:
+    """Raise a DataError unless there is a row to fit on and a report of two documents."""
+    is_fit_empty = limits.fit_tokens != 0 and counts["fit_tokens"] == 0
+    is_report_small = counts["report_documents"] < 2
+    if not is_fit_empty and not is_report_small:
+        return
+
+    least_fit_tokens = min(limits.fit_tokens or 0, 1)
+    if report.is_full and counts["fit_tokens"] >= least_fit_tokens:
+        raise DataError(
+            f"data={config.name}: one document fills the {counts['report_tokens']:,} tokens that "
+            "are read for the report, and an interval needs two; give shorter documents, or read "
+            "more tokens: raise measure.batches, or data.report_tokens of a job without batches"
+        )
+
+    if is_fit_empty:
+        lack = f"to fit on: not one row of {context} tokens"
+    else:
+        repeats = f"{counts['near_duplicates']} more nearly repeat one to fit on"
+        documents = counts["report_documents"]
+        lack = f"for the report: {documents} documents ({repeats}), and an interval needs two"
+    remedy = f"data.context={context}"
+    if split.report_share < 1:
+        remedy = f"data.report_share={split.report_share} or {remedy}"
+    raise DataError(
+        f"data={config.name} has too little text {lack}; give more text, or change {remedy}"
+    )
+
+
+@dataclass(frozen=True)
+class _TokenisedDocument:
+    """The tokens of a document, and the name of its group if it has one."""
+
+    tokens: Sequence[int]
+    group: str | None
+
+
+def _fill(
+    fit: RowPacker,
+    report: RowPacker,
+    split: DocumentSplit,
+    reader: DocumentReader,
+    document_bytes: int | None,
+    activity: Activity,
+) -> RowPacker:
+    """Add documents until both packers are full or the source ends.
+
+    Returns:
+        The packer of the report. It is another one if near-duplicates had to leave the report.
+    """
+    same_split = bool(split.config.same_split)
+    # The documents of the report, while a later document may still remove some of them.
+    provisional: list[_TokenisedDocument] = []
+
+    for batch in batched(split, DOCUMENTS_PER_CALL):
+        if activity.done == 0:
+            activity.begin(0)  # by now the source has been searched for near-duplicates
+        activity.reach(len(fit.tokens) + len(report.tokens))
+
+        report_texts = [text for text, is_for_report in batch if is_for_report]
+        fit_texts = [text for text, is_for_report in batch if is_for_report == same_split]
+        if not (split.is_settled and report.is_full):
+            for document in _tokenised(report_texts, reader, document_bytes):
+                if not split.is_settled:
+                    compact = _TokenisedDocument(array("i", document.tokens), document.group)
+                    provisional.append(compact)
+                if not report.is_full:
+                    report.add(document.tokens, document.group)
+        if not fit.is_full:
+            for document in _tokenised(fit_texts, reader):
+                if not fit.is_full:
+                    fit.add(document.tokens, document.group)
+
+        if fit.is_full and report.is_full:
+            report = _without_near_duplicates(report, split, provisional)
+            if report.is_full:
+                return report
+    return _without_near_duplicates(report, split, provisional)
+
+
+def _tokenised(
+    texts: Sequence[str], reader: DocumentReader, document_bytes: int | None = None
+) -> Iterator[_TokenisedDocument]:
+    """Yield the tokens of the beginning of each document, of so many bytes; None: of all of it."""
+    if not texts:
+        return
+    beginnings = [beginning(text, document_bytes) for text in texts]
+    for text, tokens in zip(texts, reader(beginnings), strict=True):
+        yield _TokenisedDocument(tokens, group_of(text))
+
+
+def _without_near_duplicates(
+    report: RowPacker, split: DocumentSplit, provisional: Sequence[_TokenisedDocument]
+) -> RowPacker:
+    """Return the report without documents that nearly repeat one to fit on.
+
+    Those to fit on that were read so far count.
+    """
+    if split.is_settled:
+        return report
+    repeats = split.report_repeats()
+    split.counts["near_duplicates"] = int(repeats.sum())
+    settled = RowPacker(report.limit, report.context, report.bos, report.aligned)
+    for document, is_repeat in zip(provisional, repeats, strict=True):
+        if not is_repeat and not settled.is_full:
+            settled.add(document.tokens, document.group)
+    return settled

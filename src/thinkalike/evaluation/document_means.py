@@ -1,0 +1,40 @@
+"""Means over tokens with intervals over documents."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from thinkalike.measures import estimates
+
+
+def mean_over_documents(
+    values: Float[Tensor, "*b n"],
+    documents: Int[Tensor, " n"],
+    level: float = 0.95,
+    *,
+    together: bool = False,
+    bounds: tuple[float, float] = (-math.inf, math.inf),
+) -> estimates.Estimate:
+    """Return means over n tokens with intervals over documents.
+
+    Fewer than `FEWEST_GROUPS` documents give intervals without ends.
+
+    Args:
+        values: The values of the tokens.
+        documents: The document of each token; each number below the largest occurs.
+        level: The coverage of the intervals.
+        together: See `bootstrap_interval`.
+        bounds: See `bootstrap_interval`.
+    """
+    document_count = int(documents.max()) + 1
+    if document_count < estimates.FEWEST_GROUPS:
+        return estimates.interval_around(values.double().mean(-1), math.inf)
+    sums = estimates.sum_by_document(values, documents, document_count)
+    token_counts = torch.bincount(documents).double()
+    return estimates.bootstrap_interval(
+        sums, token_counts, level=level, together=together, bounds=bounds
+    )

@@ -1,0 +1,207 @@
+"""Forks of a model, which show what a change without any aim does.
+
+A fork is a copy that was trained further on its own text. How far each part of a changed model
+moved is compared with how far the parts of forks moved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import copy, deepcopy
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from thinkalike.measures.changes import beyond_null
+from thinkalike.measures.estimates import seeded
+from thinkalike.models.frozen import FrozenModel
+from thinkalike.models.parts import Part, common_weights
+from thinkalike.models.survey import first_tensor
+
+STEP_TOKENS = 2048
+"""How many tokens a step of a fork reads."""
+
+FIRST_RATE = 3e-4
+"""The learning rate of a fork if none is given, and of the first try of `rate_for`."""
+
+COMPARED_WEIGHTS = 2**16
+"""At most so many weights of a tensor are compared between changes."""
+
+SMALLEST_SQUARE = 1e-30
+"""Stands for a squared singular value of 0, which has no logarithm."""
+
+SMALLEST_DISTANCE = 1e-15
+"""Stands for a distance of 0, which has no logarithm."""
+
+
+class PartMove(NamedTuple):
+    """How one part of a model was changed."""
+
+    weights: Float[Tensor, " n"]
+    """changed - base, at most `COMPARED_WEIGHTS` of each tensor."""
+
+    largest: float
+    """The mean, over the matrices of changed - base, of the log of the largest singular value."""
+
+
+def part_moves(base: FrozenModel, changed: FrozenModel, parts: Sequence[Part]) -> list[PartMove]:
+    """Return how each part was changed."""
+    moves = []
+    for part in parts:
+        differences = []
+        for base_weight, changed_weight in common_weights(base, changed, part.paths):
+            differences.append((changed_weight - base_weight).float())
+        matrices = [change.flatten(1) for change in differences if change.dim() > 1]
+        if not matrices:
+            matrices = [change[None] for change in differences]  # a vector is a matrix of one row
+        squares = [_largest_square(matrix) for matrix in matrices]
+        log_singular_value = float(torch.stack(squares).log().mean()) / 2
+
+        samples = []
+        for change in differences:
+            stride = -(-change.numel() // COMPARED_WEIGHTS)
+            samples.append(change.flatten()[::stride])
+        moves.append(PartMove(torch.cat(samples).cpu(), log_singular_value))
+    return moves
+
+
+def _largest_square(matrix: Float[Tensor, "m n"]) -> Float[Tensor, ""]:
+    """Return the square of the largest singular value of a matrix."""
+    rows, columns = matrix.shape
+    wide = matrix if rows <= columns else matrix.T
+    eigenvalues = torch.linalg.eigvalsh((wide @ wide.T).double())
+    return eigenvalues[-1].clamp(min=SMALLEST_SQUARE)
+
+
+def beyond_forks(
+    changed: Sequence[PartMove], forks: Sequence[Sequence[PartMove]]
+) -> tuple[Float[Tensor, " p"], float]:
+    """Return how far the change of each of p parts is beyond those of forks, and a p-value.
+
+    Two statistics go into `beyond_null`: the distance of the part's change from the mean over all
+    runs, which holds what forks share, and its largest singular values, which are large where
+    training had an aim. Another rate, batch size or weight decay than that of the forks moves most
+    parts farther or less far. So a part is told apart by how far it moved compared with the
+    remaining parts.
+
+    Returns:
+        The excess of each part, and the p-value of the farthest one.
+    """
+    statistics = []
+    for moves in zip(changed, *forks, strict=True):
+        weights = torch.stack([move.weights for move in moves])  # (runs, n)
+        distances = (weights - weights.mean(0)).double().norm(dim=1)
+        log_distances = distances.clamp(min=SMALLEST_DISTANCE).log()
+        largest = torch.tensor([move.largest for move in moves], dtype=torch.float64)
+        statistics.append(torch.stack([log_distances, largest], 1))
+    by_run = torch.stack(statistics, 1)  # (runs, p, 2)
+    beyond, p_value = beyond_null(by_run[0], by_run[1:])
+    return beyond, float(p_value)
+
+
+def comparable_with_forks(base: FrozenModel, parts: Sequence[Part]) -> list[Part]:
+    """Return the parts whose movement can be compared with that of forks.
+
+    These are parts of blocks, such as attention and MLPs. How far embeddings and norms move
+    depends on the optimiser's settings more than on the text.
+    """
+    comparable = []
+    for part in parts:
+        is_in_block = 0 <= part.layer < base.n_layers
+        if is_in_block and part.component != "norms":
+            comparable.append(part)
+    return comparable
+
+
+def with_module(model: FrozenModel, module: torch.nn.Module, name: str) -> FrozenModel:
+    """Return a model that has another module of the same architecture, which is frozen."""
+    changed = copy(model)
+    changed.module = module.eval().requires_grad_(False)
+    changed.name = name
+    changed.blocks = list(module.get_submodule(model.family.blocks).children())
+    return changed
+
+
+def fork(
+    base: FrozenModel,
+    rows: Int[Tensor, "rows t"],
+    norm: float | None,
+    seed: int,
+    *,
+    rate: float = FIRST_RATE,
+    steps: int = 40,
+    paths: Sequence[str] = ("",),
+) -> FrozenModel:
+    """Return a copy of a model that was trained further.
+
+    The optimiser is AdamW without weight decay, at a rate that falls linearly to 0, on batches of
+    random rows.
+
+    Args:
+        rows: The text.
+        norm: The norm to which the change of all weights is scaled; None or 0 leaves it as it is.
+        seed: Decides the rows.
+        rate: The learning rate at the first step.
+        steps: How many steps are taken.
+        paths: The modules that are trained; "" is the whole model.
+    """
+    module = deepcopy(base.module).requires_grad_(True)
+    trained: dict[int, torch.nn.Parameter] = {}  # by identity, as modules may share weights
+    for path in paths:
+        for weight in module.get_submodule(path).parameters():
+            trained[id(weight)] = weight
+    weights = list(trained.values())
+    old_weights = [weight.detach().clone() for weight in weights]
+    distance = _train_weights(base, module, weights, rows, seed, rate, steps)
+    scale = norm / distance if norm else 1.0
+    with torch.no_grad():
+        for weight, old_weight in zip(weights, old_weights, strict=True):
+            weight.copy_(old_weight + (weight - old_weight) * scale)
+    return with_module(base, module, f"fork {seed}")
+
+
+def rate_for(base: FrozenModel, rows: Int[Tensor, "rows t"], norm: float, steps: int) -> float:
+    """Return the rate at which forks of this many steps move by about this norm.
+
+    It is found in two tries.
+    """
+    rate = FIRST_RATE
+    for _ in range(2):
+        module = deepcopy(base.module).requires_grad_(True)
+        distance = _train_weights(base, module, list(module.parameters()), rows, 0, rate, steps)
+        rate *= norm / distance
+    return rate
+
+
+def _train_weights(
+    base: FrozenModel,
+    module: torch.nn.Module,
+    weights: Sequence[Tensor],
+    rows: Int[Tensor, "rows t"],
+    seed: int,
+    rate: float,
+    steps: int,
+) -> float:
+    """Train weights of a module, and return the norm of their change."""
+    old_weights = [weight.detach().clone() for weight in weights]
+    generator = seeded(seed)
+    optimizer = torch.optim.AdamW(weights, lr=rate, weight_decay=0.0)
+    batch_rows = max(STEP_TOKENS // rows.shape[1], 1)
+    for step in range(steps):
+        optimizer.param_groups[0]["lr"] = rate * (1 - step / steps)
+        indices = torch.randint(len(rows), (batch_rows,), generator=generator)
+        tokens = rows[indices].long().to(base.device)
+        with torch.enable_grad():
+            logits = first_tensor(module(tokens))[:, :-1]
+            loss = cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
+            loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    squared_norms = []
+    for weight, old_weight in zip(weights, old_weights, strict=True):
+        squared_norms.append((weight.detach() - old_weight).double().square().sum())
+    return float(sum(squared_norms)) ** 0.5

@@ -1,0 +1,180 @@
+"""Sources that know only tokens: the mean state of each token, or of each pair of tokens.
+
+`TokenMeans` knows the current token, `BigramMeans` the current and the previous one. The penalty
+of a stitch from them is that of the tokens alone, without further context.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from copy import copy
+from typing import ClassVar
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from thinkalike.evaluation.batch_sizes import tokens_per_batch
+from thinkalike.processes import counted
+from thinkalike.states.source import StateSource
+
+MOST_TOKENS = 2**18
+"""Means are taken over at most so many tokens."""
+
+ContextCode = Callable[[Tensor, int], Tensor]
+"""Turns rows of tokens (b, t) and the size of the vocabulary into codes of contexts (b, t)."""
+
+
+def bigrams(rows: Int[Tensor, "b t"], vocabulary: int) -> Int[Tensor, "b t"]:
+    """Return current token + vocabulary * previous token.
+
+    Before the first token of a row, the previous one counts as `vocabulary`.
+    """
+    no_token = torch.full_like(rows[:, :1], vocabulary)
+    previous = torch.cat([no_token, rows[:, :-1]], 1)
+    return rows + vocabulary * previous
+
+
+def _no_context(rows: Int[Tensor, "b t"], _: int) -> Int[Tensor, "b t"]:
+    """Return one code for all tokens."""
+    return torch.zeros_like(rows)
+
+
+def _current_token(rows: Int[Tensor, "b t"], _: int) -> Int[Tensor, "b t"]:
+    return rows
+
+
+class _RunningMeans:
+    """Running means of states by code.
+
+    Args:
+        codes: The codes whose means are kept, sorted.
+        layers: How many layers have means.
+    """
+
+    def __init__(self, codes: Int[Tensor, " c"], layers: int):
+        self._codes = codes
+        self._counts = torch.zeros(len(codes))
+        self._means: list[Tensor] = [torch.empty(0)] * layers  # (c, d) once there are states
+
+    def _indices(self, codes: Int[Tensor, " n"]) -> Int[Tensor, " n"]:
+        """Return the index of each code; -1 for a code whose mean is not kept."""
+        indices = torch.searchsorted(self._codes, codes).clamp(max=len(self._codes) - 1)
+        return torch.where(self._codes[indices] == codes, indices, -1)
+
+    def update(self, codes: Int[Tensor, " n"], states: Sequence[Float[Tensor, "n d"]]) -> None:
+        """Add the states of some tokens, one tensor for each layer.
+
+        With m the mean of n₁ states, that of n₂ more is m + Σ(x - m) / (n₁ + n₂).
+        """
+        indices = self._indices(codes)
+        is_kept = indices >= 0
+        distinct, inverse, counts = indices[is_kept].unique(
+            return_inverse=True, return_counts=True
+        )
+        self._counts[distinct] += counts
+        for layer, state in enumerate(states):
+            if not len(self._means[layer]):
+                self._means[layer] = state.new_zeros(len(self._codes), state.shape[1])
+            means = self._means[layer][distinct]
+            deviations = state[is_kept] - means[inverse]
+            sums = torch.zeros_like(means).index_add_(0, inverse, deviations)
+            self._means[layer][distinct] = means + sums / self._counts[distinct, None].to(means)
+
+    def lookup(
+        self, codes: Int[Tensor, " n"], layer: int, default: Float[Tensor, "n d"]
+    ) -> Float[Tensor, "n d"]:
+        """Return the mean of each code, or `default` where it has no states."""
+        indices = self._indices(codes)
+        valid_indices = indices.clamp(min=0)
+        has_mean = (self._counts[valid_indices] > 0) & (indices >= 0)
+        means = self._means[layer][valid_indices]
+        return torch.where(has_mean[:, None], means, default.to(means))
+
+
+class TokenMeans:
+    """The mean state of each token after several blocks of a model.
+
+    It is asked for states as a model is. A token without a mean gets the mean of all tokens. Only
+    the means of tokens that the report has are in memory.
+
+    Args:
+        model: The model whose states are averaged.
+        layers: The blocks after which states are averaged.
+        fit: Rows that the model reads now. `update` and `read` add more.
+        report: The rows that `residuals` will be asked for.
+    """
+
+    context_codes: ClassVar[tuple[ContextCode, ...]] = (_no_context, _current_token)
+    """From the least to the most specific; the mean of one stands in for the next."""
+
+    def __init__(
+        self,
+        model: StateSource,
+        layers: Sequence[int],
+        fit: Int[Tensor, "rows t"],
+        report: Int[Tensor, "some u"],
+    ):
+        self.layers = list(dict.fromkeys(layers))
+        self.d_model = model.d_model
+        self.n_layers = model.n_layers
+        self.vocabulary = model.vocabulary
+        self.device = model.device
+        self.dtype = model.dtype
+
+        report = report.long().cpu()
+        self._means = []
+        for context_code in self.context_codes:
+            codes = context_code(report, self.vocabulary).unique()
+            self._means.append(_RunningMeans(codes, len(self.layers)))
+        self.read(model, fit)
+
+    @torch.no_grad()
+    def read(self, model: StateSource, fit: Int[Tensor, "rows t"]) -> None:
+        """Add the states of the first `MOST_TOKENS` tokens of rows."""
+        context = fit.shape[1]
+        rows = fit[: max(MOST_TOKENS // context, 1)].long().cpu()
+        batch_rows = max(tokens_per_batch(model.device) // context, 1)
+        for batch in counted(rows.split(batch_rows), "batch of token means"):
+            if len(batch):
+                self.update(batch, model.residuals(batch, self.layers))
+
+    def update(self, rows: Int[Tensor, "b t"], states: Sequence[Float[Tensor, "b t d"]]) -> None:
+        """Add the states of rows, one tensor for each of `layers`."""
+        token_ids = rows.long().cpu()
+        flat_states = [state.flatten(0, 1).float().cpu() for state in states]
+        for context_code, means in zip(self.context_codes, self._means, strict=True):
+            codes = context_code(token_ids, self.vocabulary)
+            means.update(codes.flatten(), flat_states)
+
+    def residuals(
+        self, rows: Int[Tensor, "b t"], layers: Sequence[int]
+    ) -> list[Float[Tensor, "b t d"]]:
+        """Return, for each token, its mean state at each of these layers."""
+        token_ids = rows.long().cpu()
+        states = []
+        for layer in layers:
+            index = self.layers.index(layer)
+            state = torch.zeros(rows.numel(), self.d_model)
+            # `strict=False`, because the view `tokens` of bigram means has fewer means than codes.
+            for context_code, means in zip(self.context_codes, self._means, strict=False):
+                codes = context_code(token_ids, self.vocabulary).flatten()
+                state = means.lookup(codes, index, state)
+            states.append(state.view(*rows.shape, -1).to(self.device, self.dtype))
+        return states
+
+    @property
+    def tokens(self) -> TokenMeans:
+        """The means of the current token alone, from the same pass."""
+        view = copy(self)
+        view._means = self._means[: len(TokenMeans.context_codes)]
+        return view
+
+
+class BigramMeans(TokenMeans):
+    """The mean state of each pair of the previous and the current token, see `bigrams`.
+
+    A pair without a mean gets the mean of its current token.
+    """
+
+    context_codes: ClassVar[tuple[ContextCode, ...]] = (_no_context, _current_token, bigrams)

@@ -1,0 +1,309 @@
+"""Stretches of held-out text that fit into every model's context, with the words of each."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from thinkalike.config import DataConfig
+from thinkalike.data.documents import beginning, group_of
+from thinkalike.data.splits import DocumentSplit
+from thinkalike.data.words import Span, is_unspaced, word_spans
+from thinkalike.errors import DataError
+from thinkalike.measures.estimates import seeded
+from thinkalike.states.folder import StateFolder, folder_of_rows
+from thinkalike.states.source import TextReader
+from thinkalike.states.spans import has_own_state
+
+log = logging.getLogger(__name__)
+
+WORDS_PER_PIECE = 128
+"""The most words of a piece."""
+
+TIMES_AS_MUCH_TEXT = 4
+"""So many times as much text is read as is compared, so that it is of more documents."""
+
+MOST_DOCUMENT_BYTES = 4096
+"""How much of a document is read, as long as there are enough documents."""
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """Stretches of text, with the words of each and the number of its document."""
+
+    texts: list[str]
+
+    words: list[list[Span]]
+    """The characters of each word, for each text."""
+
+    documents: list[int] = field(default_factory=list)
+
+    left_out: list[str] = field(default_factory=list)
+    """The words that are left out because a token of some model goes on beyond them."""
+
+    @property
+    def count(self) -> int:
+        """The number of words."""
+        return sum(len(spans) for spans in self.words)
+
+    def written_words(self) -> list[str]:
+        """Return all words as they are written."""
+        written = []
+        for text, spans in zip(self.texts, self.words, strict=True):
+            written += [text[start:stop] for start, stop in spans]
+        return written
+
+    @property
+    def forms(self) -> Int[Tensor, " words"]:
+        """A number for the form of each word; words that are written alike have one number."""
+        number_of_form: dict[str, int] = {}
+        numbers = []
+        for word in self.written_words():
+            numbers.append(number_of_form.setdefault(word, len(number_of_form)))
+        return torch.tensor(numbers)
+
+    @property
+    def owners(self) -> Int[Tensor, " words"]:
+        """The number of the document of each word."""
+        counts = torch.tensor([len(spans) for spans in self.words])
+        return torch.tensor(self.documents).repeat_interleave(counts)
+
+    def select(self, indices: Int[Tensor, " u"]) -> Pieces:
+        """Return some of the texts."""
+        selected = indices.tolist()
+        return Pieces(
+            [self.texts[index] for index in selected],
+            [self.words[index] for index in selected],
+            [self.documents[index] for index in selected],
+        )
+
+
+class _Piece(NamedTuple):
+    """A text with the words that have a state of their own, and those that have none."""
+
+    text: str
+    words: list[Span]
+    left_out: list[str]
+
+
+class _EncodedText(NamedTuple):
+    """A text as a model reads it: its tokens, and the characters of each."""
+
+    model: TextReader
+    tokens: list[int]
+    offsets: list[Span]
+
+
+def pieces_of_texts(texts: Iterable[str], models: Sequence[TextReader], words: int) -> Pieces:
+    """Return the first texts in pieces that fit into all models.
+
+    Words beyond which a token of some model goes on are left out, see `has_own_state`.
+
+    Args:
+        texts: Documents.
+        models: What reads the pieces.
+        words: How many words the pieces have at least, if the texts have so many.
+
+    Raises:
+        DataError: A word is longer than the context of a model.
+    """
+    pieces = Pieces([], [], [])
+    words_left = words
+    document_numbers: dict[object, int] = {}
+    for position, text in enumerate(texts):
+        group = group_of(text) or position
+        document = document_numbers.setdefault(group, len(document_numbers))
+        for piece in _pieces_of_text(text, models):
+            pieces.left_out.extend(piece.left_out)
+            if not piece.words:
+                continue
+            pieces.texts.append(piece.text)
+            pieces.words.append(piece.words)
+            pieces.documents.append(document)
+            words_left -= len(piece.words)
+            if words_left <= 0:
+                return pieces
+    return pieces
+
+
+def _pieces_of_text(text: str, models: Sequence[TextReader]) -> Iterator[_Piece]:
+    """Yield a text in pieces of at most `WORDS_PER_PIECE` words."""
+    spans = word_spans(text)
+    for start in range(0, len(spans), WORDS_PER_PIECE):
+        yield from _fitting_pieces(text, spans[start : start + WORDS_PER_PIECE], models)
+
+
+def _fitting_pieces(
+    text: str, spans: list[Span], models: Sequence[TextReader]
+) -> Iterator[_Piece]:
+    """Yield the part of a text that has these words.
+
+    It comes in halves, if it does not fit into all models.
+    """
+    first_character = spans[0][0]
+    last_character = spans[-1][1]
+    piece_text = text[first_character:last_character]
+    words = [(start - first_character, stop - first_character) for start, stop in spans]
+    encodings = _encoded_by(models, piece_text)
+    too_short = None  # a model that cannot read the text
+    for encoding in encodings:
+        if len(encoding.tokens) > encoding.model.context:
+            too_short = encoding.model
+            break
+    if too_short is None:
+        yield _with_own_states(piece_text, words, encodings)
+        return
+    if len(spans) == 1:
+        raise DataError(
+            f"the word {piece_text[:40]!r} is longer than the context of {too_short.name}: choose "
+            "a text that both models are made for, data=NAME, or raise model.context"
+        )
+    middle = len(spans) // 2
+    yield from _fitting_pieces(text, spans[:middle], models)
+    yield from _fitting_pieces(text, spans[middle:], models)
+
+
+def _encoded_by(models: Sequence[TextReader], text: str) -> list[_EncodedText]:
+    encodings = []
+    for model in models:
+        tokens, offsets = model.encoded(text)
+        encodings.append(_EncodedText(model, tokens, offsets))
+    return encodings
+
+
+def _with_own_states(text: str, words: list[Span], encodings: Sequence[_EncodedText]) -> _Piece:
+    """Return a text with those of its words that have a state of their own in all models."""
+    has_own = [True] * len(words)
+    for encoding in encodings:
+        in_model = has_own_state(text, words, encoding.offsets, encoding.model.name)
+        has_own = [before and now for before, now in zip(has_own, in_model, strict=True)]
+    own_words = []
+    left_out = []
+    for (start, stop), is_own in zip(words, has_own, strict=True):
+        if is_own:
+            own_words.append((start, stop))
+        else:
+            left_out.append(text[start:stop])
+    return _Piece(text, own_words, left_out)
+
+
+def pieces_of_rows(folder: StateFolder, models: Sequence[TextReader], words: int) -> Pieces:
+    """Return rows of a folder of states as pieces of text.
+
+    A row is a piece as it is, since there are no states of a part of it.
+
+    Args:
+        folder: The folder of states.
+        models: What reads the rows.
+        words: Rows are drawn until they have so many words, or all rows are.
+
+    Raises:
+        DataError: A row is longer than the context of a model.
+    """
+    pieces = Pieces([], [], [])
+    row_numbers: list[int] = []
+    for row in torch.randperm(len(folder.rows), generator=seeded(0)).tolist():
+        text = folder.text(row)
+        encodings = _encoded_by(models, text)
+        for encoding in encodings:
+            length = len(encoding.tokens)
+            name = encoding.model.name
+            if length > encoding.model.context:
+                raise DataError(
+                    f"{folder.name} has a row of {length} tokens of {name}, which reads "
+                    f"{encoding.model.context}: raise model.context, or write shorter rows by "
+                    "thinkalike.write_states(context=...)"
+                )
+        piece = _with_own_states(text, word_spans(text), encodings)
+        pieces.left_out.extend(piece.left_out)
+        if piece.words:
+            pieces.texts.append(piece.text)
+            pieces.words.append(piece.words)
+            pieces.documents.append(folder.rows.rows[row].document)
+            row_numbers.append(row)
+        if pieces.count >= words:
+            break
+    order_of_rows = torch.tensor(row_numbers, dtype=torch.long).argsort()
+    return replace(pieces.select(order_of_rows), left_out=pieces.left_out)
+
+
+def held_out_texts(config: DataConfig) -> Iterator[str]:
+    """Yield the documents of the report of a job that fits nothing, without copies."""
+    for text, is_for_report in DocumentSplit(config, is_fitted=False):
+        if is_for_report:
+            yield text
+
+
+def drawn_pieces(data: DataConfig, models: Sequence[TextReader], words: int) -> Pieces:
+    """Return pieces of held-out text, drawn at random.
+
+    They are drawn from `TIMES_AS_MUCH_TEXT`, so that they are of more documents. Of documents the
+    first `MOST_DOCUMENT_BYTES` are read, as long as there are enough of them.
+
+    Args:
+        data: The text.
+        models: What reads the pieces.
+        words: How many words the pieces have at least, if the text has so many.
+
+    Raises:
+        DataError: All words are left out, or a word is longer than the context of a model.
+    """
+    if data.source == "states":
+        pieces = pieces_of_rows(folder_of_rows(data, models), models, words)
+    else:
+        words_to_read = TIMES_AS_MUCH_TEXT * words
+        beginnings = (beginning(text, MOST_DOCUMENT_BYTES) for text in held_out_texts(data))
+        pieces = pieces_of_texts(beginnings, models, words_to_read)
+        if pieces.count < words:
+            pieces = pieces_of_texts(held_out_texts(data), models, words_to_read)
+    _report_words(pieces, data, models)
+
+    order = torch.randperm(len(pieces.texts), generator=seeded(0))
+    counts = torch.tensor([len(pieces.words[index]) for index in order])
+    enough = int((counts.cumsum(0) < words).sum()) + 1
+    return pieces.select(order[:enough].sort().values)
+
+
+def _report_words(pieces: Pieces, data: DataConfig, models: Sequence[TextReader]) -> None:
+    """Log which words are single characters, and how many are left out.
+
+    Raises:
+        DataError: All words are left out.
+    """
+    words = pieces.written_words()
+    total = len(words) + len(pieces.left_out)
+    characters = [word for word in [*words, *pieces.left_out] if is_unspaced(word)]
+    if characters:
+        share = percentage(len(characters), total)
+        log.warning(
+            f"warning: data {data.name}: {len(characters)} of {total} words ({share}) are single "
+            f"characters, such as {characters[0]!r}, as their script puts no white space between "
+            "words"
+        )
+    if not pieces.left_out:
+        return
+    names = " or ".join(dict.fromkeys(model.name for model in models))
+    cause = f"a token of {names} goes on beyond them, such as {pieces.left_out[0]!r}"
+    if not words:
+        raise DataError(
+            f"data {data.name}: all {total} words are left out, as {cause}; choose other models "
+            "or text"
+        )
+    missing = len(pieces.left_out)
+    share = percentage(missing, total)
+    log.warning(
+        f"warning: data {data.name}: {missing} of {total} words ({share}) are left out, as {cause}"
+    )
+
+
+def percentage(count: int, total: int) -> str:
+    """Return a share in percent, with one digit if it is below 10."""
+    percent = 100 * count / total
+    digits = ".1g" if percent < 9.5 else ".0f"
+    return f"{percent:{digits}} %"
