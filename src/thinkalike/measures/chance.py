@@ -15,7 +15,7 @@ from torch import Tensor
 
 from thinkalike.arguments import Repetitions, Seed, Within, shown, takes_arrays
 from thinkalike.measures import estimates
-from thinkalike.measures.contract import BatchRows, Blocks, LayerMeasure, Pair, joined
+from thinkalike.measures.contract import AnyMeasure, BatchRows, Blocks, Pair, joined
 from thinkalike.measures.estimates import FEWEST_EQUAL, FEWEST_GROUPS, PARTS, Estimate, RowGroups
 from thinkalike.processes import counted
 
@@ -207,7 +207,7 @@ class BatchNull:
         permutations: How often; see `Chance`.
     """
 
-    measure: LayerMeasure
+    measure: AnyMeasure
     layers: Sequence[Any]
     rows: BatchRows
     within: RowGroups | None
@@ -227,7 +227,7 @@ class BatchNull:
         away = home <= home.min().clamp(min=AT_HOME)
         permuted = self._permuted(self.layers, orders, values)
         null = {pair: each[1:][away].mean(0) for pair, each in permuted.items()}
-        if not measure.finish and min(float((measure.best - each).abs().min()) for each in null.values()) < NO_ROOM:
+        if not measure.is_ratio and min(float((measure.best - each).abs().min()) for each in null.values()) < NO_ROOM:
             alike = f"by chance alone two layers are as close as can be, at {measure.best:g}"
             raise ValueError(f"{alike}: give more rows, on a command line by measure.tokens_per_batch")
         tested, moved = self._tested(owners, permuted, values)
@@ -241,7 +241,6 @@ class BatchNull:
         documents, chosen = len(owners.unique()), balanced_rows(owners)
         if self.within:
             documents *= estimates.effective_number(owners.unique(return_counts=True)[1]) >= FEWEST_EQUAL
-            assert self.measure.similarities is not None
             similarities = [self.measure.similarities(layer) for layer in self.layers]
             owned, models = [*self.within.blocks(owners.to(similarities[0][0].device))], self.blocks.models
             signed = {
@@ -256,7 +255,7 @@ class BatchNull:
         rows = self.rows.of(chosen.flatten())  # as many of each document
         layers, owners = self.measure.prepared(rows.layers, rows.names, rows.order), rows.documents.cpu()
         orders = torch.stack([permuted_rows(owners, seed) for seed in range(self.permutations)])
-        whole = self.measure.compare(layers, self.blocks._replace(pairs=list(values)))
+        whole = self.measure.compare_all(layers, self.blocks._replace(pairs=list(values)))
         return self._permuted(layers, orders, whole), len(chosen)
 
     def _permuted(
@@ -272,10 +271,10 @@ class BatchNull:
         found: dict[Pair, list[Tensor]] = {pair: [values[pair].double()] for pair in pairs}
         for order in counted(orders.to(values[pairs[0]].device), "permutation"):
             moved = [measure.moved(layers[place], order) for place in back]
-            across = measure.compare([*(layers[place] for place in front), *moved], apart)
+            across = measure.compare_all([*(layers[place] for place in front), *moved], apart)
             for pair, place in zip(pairs, apart.pairs, strict=True):
                 found[pair].append(across[place].double())
-        if not measure.finish:
+        if not measure.is_ratio:
             return {pair: torch.stack(each) for pair, each in found.items()}
         finished = {}
         for pair, each in found.items():

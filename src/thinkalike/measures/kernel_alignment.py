@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
+from dataclasses import dataclass
 from itertools import product
-from operator import attrgetter
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -302,51 +301,96 @@ def cka(
     >>> round(float(cka(X, 3 * X.flip(1))), 4)  # rotated and scaled
     1.0
     """
-    return cka_measure(estimator, kernel, is_relative=True).of(X, Y).to(common_dtype([X, Y]))
+    return CKAMeasure(estimator, kernel, is_relative=True).of(X, Y).to(common_dtype([X, Y]))
 
 
-def cka_measure(
-    estimator: str = "unbiased",
-    kernel: str = "linear",
-    groups: RowGroups | None = None,
-    *,
-    flatten: str = "token",
-    is_relative: bool = False,
-) -> LayerMeasure:
-    """Return CKA as a measure of layer pairs: HSICs of batches are averaged, and CKA is a ratio of the means.
+@dataclass(frozen=True, eq=False)
+class CKAMeasure(LayerMeasure[CentredRows]):
+    """CKA as a measure of layer pairs: HSICs of batches are averaged, and CKA is a ratio of the means.
 
-    If `is_relative`, HSICs are of rows of unit variance. With `groups` rows are compared within these.
+    Attributes:
+        estimator, kernel: See `cka`.
+        groups: With them rows are compared within these.
+        flatten: What a row is, see `rows_of`.
+        is_relative: Whether HSICs are of rows of unit variance.
     """
-    for name, choice in {"estimator": estimator, "kernel": kernel, "flatten": flatten}.items():
-        check_choice(name, choice, CHOICES[name])
-    options: dict[str, Any] = {
-        "moved": _moved,
-        "flatten": flatten,
-        "fewest": FEWEST,
-        "finish": alignment,
-        "leverage": attrgetter("leverage"),
-        "has_units": kernel == "linear" and not is_relative,
-    }
-    if groups is not None:
-        prepare, compare = partial(centre_groups, groups), partial(hsics_within, groups=groups, estimator=estimator)
-        return LayerMeasure(prepare, compare, similarities=partial(_grams, groups), **options)
-    return LayerMeasure(
-        centre,
-        partial(layer_hsics, kernel=kernel, estimator=estimator, is_relative=is_relative),
-        given=partial(cka_measure, estimator, kernel) if (kernel, flatten) == ("linear", "token") else None,
-        compare_without_parts=partial(hsics_without_parts, estimator=estimator) if kernel == "linear" else None,
-        is_unbiased=estimator == "unbiased",
-        prepare_all=centre_all,
-        **options,
-    )
 
+    estimator: str = "unbiased"
+    kernel: str = "linear"
+    groups: RowGroups | None = None
+    flatten: str = "token"
+    is_relative: bool = False
 
-def _moved(layer: CentredRows, order: Int[Tensor, " n"]) -> CentredRows:
-    return layer._replace(rows=layer.rows[order])
+    formula = "HSIC₁(K, L) / √(HSIC₁(K, K) HSIC₁(L, L)), K = XX'"
+    source = "Kornblith et al. 2019, Song et al. 2012"
+    value_range = (-1.0, 1.0)
+    differentiable = 2
+    fewest = FEWEST
+    is_ratio = True
+    has_leverage = True
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("estimator", "kernel", "flatten"):
+            check_choice(name, getattr(self, name), CHOICES[name])
 
-def _grams(groups: RowGroups, layer: CentredRows) -> list[Float[Tensor, "_ _ _"]]:
-    return [block @ block.mT / block.shape[1] ** 0.5 for block in groups.blocks(layer.rows)]
+    @property
+    def prepares_together(self) -> bool:
+        return self.groups is None
+
+    @property
+    def has_units(self) -> bool:
+        return self.kernel == "linear" and not self.is_relative
+
+    @property
+    def leaves_out_parts(self) -> bool:
+        return self.kernel == "linear" and self.groups is None
+
+    @property
+    def compares_within_groups(self) -> bool:
+        return self.groups is None and (self.kernel, self.flatten) == ("linear", "token")
+
+    @property
+    def is_unbiased(self) -> bool:
+        return self.estimator == "unbiased" and self.groups is None
+
+    def prepare(self, layer: Float[Tensor, "n d"], name: str) -> CentredRows:
+        return centre(layer, name) if self.groups is None else centre_groups(self.groups, layer, name)
+
+    def prepare_all(self, layers: Float[Tensor, "l n d"], names: Sequence[str], in_place: bool) -> list[CentredRows]:
+        return centre_all(layers, names, in_place)
+
+    def compare(self, first: CentredRows, second: CentredRows) -> Float[Tensor, ""]:
+        """Return the HSIC of two prepared layers."""
+        return self.compare_all([first, second], Blocks([[0], [1]], [(0, 0), (0, 1), (1, 1)]))[0, 1][0, 0]
+
+    def moved(self, prepared: CentredRows, order: Int[Tensor, " n"]) -> CentredRows:
+        return prepared._replace(rows=prepared.rows[order])
+
+    def compare_all(self, layers: Sequence[CentredRows], blocks: Blocks) -> dict[Pair, Float[Tensor, "l m"]]:
+        """Return the HSIC of every two layers of models that are compared."""
+        if self.groups is not None:
+            return hsics_within(layers, blocks, groups=self.groups, estimator=self.estimator)
+        return layer_hsics(layers, blocks, kernel=self.kernel, estimator=self.estimator, is_relative=self.is_relative)
+
+    def compare_without_parts(
+        self, layers: Sequence[CentredRows], blocks: Blocks, sizes: Sequence[int]
+    ) -> dict[Pair, Float[Tensor, "_ l m"]]:
+        return hsics_without_parts(layers, blocks, sizes, estimator=self.estimator)
+
+    def finish(self, likenesses: Float[Tensor, "*b k k"]) -> Float[Tensor, "*b k k"]:
+        return alignment(likenesses)
+
+    def leverage(self, prepared: CentredRows) -> Float[Tensor, ""]:
+        return prepared.leverage
+
+    def within(self, groups: RowGroups) -> CKAMeasure:
+        return CKAMeasure(self.estimator, self.kernel, groups)
+
+    def similarities(self, prepared: CentredRows) -> list[Float[Tensor, "_ _ _"]]:
+        """Return the Gram matrices of all groups, of rows divided by the fourth root of their group's size."""
+        assert self.groups is not None
+        return [block @ block.mT / block.shape[1] ** 0.5 for block in self.groups.blocks(prepared.rows)]
 
 
 def alignment(hsics: Annotated[Float[Tensor, "*b l l"], Within()]) -> Float[Tensor, "*b l l"]:

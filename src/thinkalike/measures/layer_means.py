@@ -20,7 +20,7 @@ from torchmetrics.utilities import dim_zero_cat
 from thinkalike.arguments import BatchNumber, Count, RepetitionsOrNone, check_choice, takes_arrays
 from thinkalike.measures import estimates
 from thinkalike.measures.chance import BatchNull, Chance, chance_of
-from thinkalike.measures.contract import Batch, BatchRows, Blocks, LayerMeasure, Pair, States, joined
+from thinkalike.measures.contract import AnyMeasure, Batch, BatchRows, Blocks, Pair, States, joined
 from thinkalike.measures.estimates import FEWEST_EQUAL, FEWEST_GROUPS, PARTS, Estimate, RowGroups
 
 GIVEN = ("none", "token")
@@ -217,13 +217,12 @@ class Accumulator(Metric):
 # ---- a batch without some of its rows
 
 
-def _within(measure: LayerMeasure, rows: BatchRows) -> tuple[LayerMeasure, RowGroups | None]:
+def _within(measure: AnyMeasure, rows: BatchRows) -> tuple[AnyMeasure, RowGroups | None]:
     """Return the measure, given the token that within groups of one token, and these groups."""
     if rows.tokens is None:
         return measure, None
-    assert measure.given is not None
     within = RowGroups.of(rows.tokens, measure.fewest)
-    return measure.given(within), within
+    return measure.within(within), within
 
 
 def sizes_of_parts(parts: Int[Tensor, " n"]) -> list[int]:
@@ -231,7 +230,7 @@ def sizes_of_parts(parts: Int[Tensor, " n"]) -> list[int]:
 
 
 def without_each(
-    measure: LayerMeasure, parts: Int[Tensor, " n"], rows: BatchRows, blocks: Blocks, whole: Mapping[Pair, Tensor]
+    measure: AnyMeasure, parts: Int[Tensor, " n"], rows: BatchRows, blocks: Blocks, whole: Mapping[Pair, Tensor]
 ) -> list[Mapping[Pair, Tensor]]:
     """Return the values without the rows of each part in turn; NaN where what is left has no value."""
     nothing = {pair: torch.full_like(each, torch.nan) for pair, each in whole.items()}
@@ -243,12 +242,12 @@ def without_each(
             if len(part):
                 left = rows.of(torch.cat([*apart[:number], *apart[number + 1 :]]).sort().values)
                 compared, _ = _within(measure, left)
-                found[-1] = compared.compare(compared.prepared(left.layers, left.names, left.order), blocks)
+                found[-1] = compared.compare_all(compared.prepared(left.layers, left.names, left.order), blocks)
     return found
 
 
 def dependence(
-    measure: LayerMeasure,
+    measure: AnyMeasure,
     layers: Sequence[Any],
     rows: BatchRows,
     blocks: Blocks,
@@ -258,7 +257,7 @@ def dependence(
     parts = rows.documents % PARTS
     parts = parts[torch.randperm(len(parts), generator=estimates.seeded(0)).to(parts.device)]
     compared, _ = _within(measure, rows)
-    if compared.compare_without_parts:
+    if compared.leaves_out_parts:
         order = parts.argsort(stable=True)
         moved = [compared.moved(layer, order) for layer in layers]
         left = compared.compare_without_parts(moved, blocks, sizes_of_parts(parts))
@@ -293,7 +292,7 @@ class LayerMeans(Accumulator):
         self,
         source_layers: Count,
         target_layers: Count,
-        measure: LayerMeasure,
+        measure: AnyMeasure,
         permutations: RepetitionsOrNone = 0,
         *,
         given: str = "none",
@@ -301,6 +300,8 @@ class LayerMeans(Accumulator):
         **kwargs: Any,
     ):
         super().__init__(source_layers, target_layers, given=given, **kwargs)
+        if given == "token" and not measure.compares_within_groups:
+            raise ValueError(f"given=token: {type(measure).__name__} compares all rows; leave given out, or take CKA")
         self.measure, self.permutations, self.after_ratio = measure, permutations, after_ratio
 
     @torch.no_grad()
@@ -325,10 +326,10 @@ class LayerMeans(Accumulator):
         layers, permutations = measure.prepared(rows.layers, rows.names, rows.order), self.permutations
         nulls, shared = {}, {}
         with torch.autocast(rows.layers[0].device.type, enabled=False):
-            if measure.compare_without_parts:
+            if measure.leaves_out_parts:
                 values = measure.compare_without_parts(layers, blocks, sizes_of_parts(rows.documents % PARTS))
             else:
-                first = measure.compare(layers, blocks)
+                first = measure.compare_all(layers, blocks)
                 rest = without_each(self.measure, rows.documents % PARTS, rows, blocks, first)
                 values = {pair: torch.stack([first[pair], *(each[pair] for each in rest)]) for pair in whole}
             firsts = [all(batch.number < int(moved[0, 0]) for moved in metric.moved) for metric in metrics]
@@ -336,7 +337,7 @@ class LayerMeans(Accumulator):
                 compared = Blocks(models, list(dict.fromkeys(pairs)))
                 null = BatchNull(measure, layers, rows, within, compared, permutations)
                 nulls = null.of({pair: each[0] for pair, each in values.items()})
-            is_apart = batch.number % estimates.EVERY == 0 and not (measure.finish or measure.is_unbiased)
+            is_apart = batch.number % estimates.EVERY == 0 and not (measure.is_ratio or measure.is_unbiased)
             apart = dependence(self.measure, layers, rows, blocks, values) if is_apart else {}
         if within:
             shared["used"] = torch.tensor([len(within.order), within.rows], dtype=torch.float64)
@@ -348,7 +349,7 @@ class LayerMeans(Accumulator):
                 found |= {**nulls[pair], "moved": moved}
             if apart:
                 found["dependence"] = joined(apart, pair).double()
-            if measure.leverage:
+            if measure.has_leverage:
                 own = [measure.leverage(layers[place]).double() for place in (*places[a], *places[b])]
                 found["leverages"] = torch.stack(own)
             if self.measure.has_units:
@@ -401,7 +402,8 @@ class LayerMeans(Accumulator):
         values, (documents, counts) = found["values"], found["documents"].unique(return_counts=True)
         enough = estimates.has_interval(estimates.effective_number(counts), self.needed)
         kept = [0, *(1 + documents % PARTS).unique().tolist()] if enough else [0]
-        finish, values = self.measure.finish or torch.Tensor.clone, values[:, kept]
+        finish = self.measure.finish if self.measure.is_ratio else torch.Tensor.clone
+        values = values[:, kept]
         means = finish(values).mean(0) if self.after_ratio else finish(values.mean(0))
         return means if means[1:].isfinite().all() else means[:1]
 
@@ -422,7 +424,7 @@ class LayerMeans(Accumulator):
     @property
     def needed(self) -> int:
         """How many documents of equal length the documents must be worth for an interval."""
-        return FEWEST_GROUPS if self.measure.finish else FEWEST_EQUAL
+        return FEWEST_GROUPS if self.measure.is_ratio else FEWEST_EQUAL
 
     @property
     def is_unbiased(self) -> bool:

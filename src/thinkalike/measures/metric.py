@@ -11,7 +11,7 @@ from torchmetrics import Metric
 
 from thinkalike.arguments import Count, RepetitionsOrNone, check_choice, shown, takes_arrays
 from thinkalike.measures.estimates import Estimate, jackknife
-from thinkalike.measures.kernel_alignment import AGGREGATES, alignment, arc_length, cka_measure
+from thinkalike.measures.kernel_alignment import AGGREGATES, CKAMeasure, alignment, arc_length
 from thinkalike.measures.layer_means import LayerMeans, LayerPairEstimate
 
 
@@ -114,8 +114,8 @@ class CKA(LayerMeans):
     ):
         options = {"estimator": estimator, "kernel": kernel, "flatten": flatten}
         check_choice("aggregate", aggregate, AGGREGATES)
-        measure, after = cka_measure(estimator, kernel, flatten=flatten), aggregate == "mean_of_ratios"
-        if given == "token" and not measure.given:
+        measure, after = CKAMeasure(estimator, kernel, flatten=flatten), aggregate == "mean_of_ratios"
+        if given == "token" and not measure.compares_within_groups:
             raise ValueError(f"given=token compares single tokens by kernel=linear: leave {options} out")
         super().__init__(source_layers, target_layers, measure, permutations, given=given, after_ratio=after, **kwargs)
         self.aggregate, self.options = aggregate, {**options, "given": given, "permutations": permutations}

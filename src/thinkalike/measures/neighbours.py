@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from thinkalike.arguments import Count
-from thinkalike.measures.contract import Blocks, LayerMeasure, Pair
+from thinkalike.measures.contract import SAME_SHAPE, Blocks, LayerMeasure, Pair, Prepared
 from thinkalike.measures.estimates import ROUNDINGS, RowGroups, seeded
 from thinkalike.measures.rows import size_of
+from thinkalike.ranges import parameter
 
 NEIGHBOURS = 10
+MOST_NEIGHBOURS = 10**8  # as many as a batch has rows at most
 AT_ONCE = 2**24  # entries of the table of neighbours; their sums are whole and exact in float32
 SIMILARITIES = 2**22  # of one layer at a time
 MOST_ROWS = 2**15  # of a group on a CPU, which takes ten to thirty seconds for all pairs of them
@@ -53,7 +56,7 @@ def mutual_knn(
                 f"{neighbours(k)} need {k + 2} rows of its group, and the largest group has {largest}: "
                 "choose a smaller k, or give larger groups"
             )
-    return mutual_measure(k, None if groups is None else RowGroups.of(groups, k + 2)).of(X, Y)
+    return MutualKNN(k, None if groups is None else RowGroups.of(groups, k + 2)).of(X, Y)
 
 
 def neighbours(k: int) -> str:
@@ -132,26 +135,6 @@ def in_order(
     return places[(numbers + first)[order]] - first
 
 
-def mutual_measure(k: Count = NEIGHBOURS, groups: RowGroups | None = None) -> LayerMeasure:
-    """Return `mutual_knn` as a measure of layer pairs, among all rows, or within groups of at least k + 2 rows.
-
-    Raises:
-        ValueError: A group has fewer rows.
-    """
-    smallest = min((size for _, size in groups.shapes), default=0) if groups else k + 2
-    if smallest < k + 2:
-        raise ValueError(f"{neighbours(k)} need {k + 2} rows of its group, and one has {smallest}: choose a smaller k")
-    return LayerMeasure(
-        partial(numbers_of, k=k, groups=groups),
-        partial(_share_in_common, k=k, groups=groups),
-        partial(in_order, groups=groups),
-        fewest=k + 2,
-        needed_by=neighbours(k),
-        given=partial(mutual_measure, k),
-        similarities=None if groups is None else partial(_adjacency, groups),
-    )
-
-
 @torch.no_grad()
 def numbers_of(
     features: Float[Tensor, "n d"], name: str, k: int, groups: RowGroups | None = None
@@ -162,25 +145,87 @@ def numbers_of(
     return torch.cat([nearest(block, k).flatten(0, 1) for block in groups.blocks(rows)])
 
 
-def _share_in_common(
-    layers: Sequence[Int[Tensor, "kept k"]], blocks: Blocks, k: int, groups: RowGroups | None
-) -> dict[Pair, Float[Tensor, "l m"]]:
-    """Return the share of neighbours that any two layers have in common, some rows at a time."""
-    numbers, rows, start = torch.stack([*layers]), len(layers[0]), 0
-    shared = numbers.new_zeros(len(layers), len(layers), dtype=torch.float64)
-    for count, size in groups.shapes if groups else [(1, rows)]:
-        for part in numbers[:, start : start + count * size].split(max(AT_ONCE // (len(layers) * size), 1), 1):
-            member = part.new_zeros(*part.shape[:2], size, dtype=torch.float32).scatter_(2, part, 1.0)
-            flat = member.flatten(1)
-            shared += (flat @ flat.T).double()
-        start += count * size
-    by_model = blocks.by_model((shared / (k * rows)).unbind())
-    return {(a, b): blocks.by_model(by_model[a].unbind(1))[b].T for a, b in blocks.pairs}
+@dataclass(frozen=True)
+class OfNeighbours(LayerMeasure[Prepared]):
+    """What measures of the nearest neighbours of rows have in common."""
+
+    neighbours: int = parameter(NEIGHBOURS, least=1, most=MOST_NEIGHBOURS)  # k
+
+    invariances = SAME_SHAPE - {"translation"}
+    version = 12
+    smallest: ClassVar[Mapping[str, int | float | str]] = {"measure.neighbours": 3}
+    in_atlas = True
+    in_benchmarks = True
+
+    @property
+    def fewest(self) -> int:
+        """The least number of rows: k neighbours of a row, the row itself, and one that is no neighbour."""
+        return self.neighbours + 2
+
+    @property
+    def needed_by(self) -> str:
+        """What needs so many rows."""
+        return neighbours(self.neighbours)
 
 
-def _adjacency(groups: RowGroups, numbers: Int[Tensor, "kept k"]) -> list[Float[Tensor, "_ _ _"]]:
-    found = []
-    for block in groups.blocks(numbers):
-        member = torch.zeros(*block.shape[:2], block.shape[1], device=block.device).scatter_(2, block, 0.5)
-        found.append(member + member.mT)
-    return found
+@dataclass(frozen=True, eq=False)
+class MutualKNN(OfNeighbours[Tensor]):
+    """Mutual nearest neighbours, see `mutual_knn`, among all rows or within groups of at least k + 2 rows.
+
+    Raises:
+        ValueError: A group has fewer rows.
+    """
+
+    groups: RowGroups | None = None
+
+    formula = "share of common neighbours, k = `measure.neighbours`, cosine"
+    source = "Huh et al. 2024"
+    compares_within_groups = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.groups is None:
+            return
+        smallest = min((size for _, size in self.groups.shapes), default=0)
+        if smallest < self.fewest:
+            raise ValueError(
+                f"{self.needed_by} need {self.fewest} rows of its group, and one has {smallest}: choose a smaller k"
+            )
+
+    def prepare(self, layer: Float[Tensor, "n d"], name: str) -> Int[Tensor, "kept k"]:
+        """Return the k nearest neighbours of each row, by their numbers in its group."""
+        return numbers_of(layer, name, self.neighbours, self.groups)
+
+    def compare(self, first: Int[Tensor, "kept k"], second: Int[Tensor, "kept k"]) -> Float[Tensor, ""]:
+        return self.compare_all([first, second], Blocks([[0], [1]], [(0, 1)]))[0, 1][0, 0]
+
+    def moved(self, prepared: Int[Tensor, "kept k"], order: Int[Tensor, " n"]) -> Int[Tensor, "kept k"]:
+        return in_order(prepared, order, self.groups)
+
+    def compare_all(self, layers: Sequence[Int[Tensor, "kept k"]], blocks: Blocks) -> dict[Pair, Float[Tensor, "l m"]]:
+        """Return the share of neighbours that any two layers have in common, some rows at a time."""
+        numbers = torch.stack([*layers])
+        rows = len(layers[0])
+        shared = numbers.new_zeros(len(layers), len(layers), dtype=torch.float64)
+        start = 0
+        for count, size in self.groups.shapes if self.groups else [(1, rows)]:
+            groups_at_once = max(AT_ONCE // (len(layers) * size), 1)
+            for part in numbers[:, start : start + count * size].split(groups_at_once, 1):
+                member = part.new_zeros(*part.shape[:2], size, dtype=torch.float32).scatter_(2, part, 1.0)
+                flat = member.flatten(1)
+                shared += (flat @ flat.T).double()
+            start += count * size
+        by_model = blocks.by_model((shared / (self.neighbours * rows)).unbind())
+        return {(a, b): blocks.by_model(by_model[a].unbind(1))[b].T for a, b in blocks.pairs}
+
+    def within(self, groups: RowGroups) -> MutualKNN:
+        return MutualKNN(self.neighbours, groups)
+
+    def similarities(self, prepared: Int[Tensor, "kept k"]) -> list[Float[Tensor, "_ _ _"]]:
+        """Return half of how often two rows of a group are neighbours of each other: 0, 1/2 or 1."""
+        assert self.groups is not None
+        adjacency = []
+        for block in self.groups.blocks(prepared):
+            member = torch.zeros(*block.shape[:2], block.shape[1], device=block.device).scatter_(2, block, 0.5)
+            adjacency.append(member + member.mT)
+        return adjacency

@@ -6,7 +6,7 @@ What they are without a part of the rows comes from the distances of all rows, w
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -32,7 +32,7 @@ def distance_correlation(X: Float[Tensor, "n d"], Y: Float[Tensor, "m e"]) -> Fl
     width, and a positive limit for any kind of dependence. It has no gradient here. A ValueError says that n < 4 or
     differs between the sides, that a value is not finite, or that all distances of a side are equal.
     """
-    return DISTANCE_CORRELATION.of(X, Y)
+    return DistanceCorrelation().of(X, Y)
 
 
 @torch.no_grad()
@@ -56,39 +56,67 @@ def u_centred(squared: Float[Tensor, "n n"], name: str, rounding: float) -> Floa
     return squared.div_(norm)
 
 
-@torch.no_grad()
-def _of_distances(features: Float[Tensor, "n d"], name: str) -> Float[Tensor, "n n"]:
-    rows = centred(features, name).rows
-    rounding = max(ROUNDING, ROUNDINGS * torch.finfo(rows.dtype).eps)
-    return u_centred(NeuralDistances.of(rows, name=name).squared(), name, rounding)
+@dataclass(frozen=True)
+class DistanceCorrelation(LayerMeasure[Tensor]):
+    """Bias-corrected distance correlation, see `distance_correlation`."""
 
+    formula = "<A, B> / √(<A, A> <B, B>), A and B the U-centred distances; estimates the squared distance correlation"
+    source = "Székely et al. 2007, Székely & Rizzo 2013"
+    value_range = (-1.0, 1.0)
+    version = 12
+    in_atlas = True
+    in_benchmarks = True
+    leaves_out_parts = True
 
-def _values_without_parts(
-    layers: Sequence[Float[Tensor, "n n"]], blocks: Blocks, sizes: Sequence[int]
-) -> dict[Pair, Float[Tensor, "_ l m"]]:
-    """Return the correlations of all rows and without each part, whose sums over rows are left out of those of all.
+    @torch.no_grad()
+    def prepare(self, layer: Float[Tensor, "n d"], name: str) -> Float[Tensor, "n n"]:
+        """Return the U-centred distances of the rows, of norm 1."""
+        rows = centred(layer, name).rows
+        rounding = max(ROUNDING, ROUNDINGS * torch.finfo(rows.dtype).eps)
+        return u_centred(NeuralDistances.of(rows, name=name).squared(), name, rounding)
 
-    U-centring takes out all that is a sum of something of both rows, so what it leaves of distances will do for these.
-    """
-    whole, sums = products(layers, blocks, is_symmetric=True), blocks.by_model([each.sum(0) for each in layers])
-    found, start = {pair: [each] for pair, each in whole.items()}, 0
-    for size, *strips in zip(sizes, *(each.split([*sizes]) for each in layers), strict=True):
-        part, n = slice(start, start + size), len(layers[0]) - size
-        crossed, inside = products(strips, blocks), products([each[:, part] for each in strips], blocks)
-        left = [each - own for each, own in zip(sums, blocks.by_model([each.sum(0) for each in strips]), strict=True)]
-        left = [torch.cat([each[:, :start], each[:, start + size :]], 1) for each in left]
-        totals = [each.sum(1) for each in left]
-        hsics = {
-            (a, b): unbiased_from_sums(
-                n, each - 2 * crossed[a, b] + inside[a, b], left[a] @ left[b].T, torch.outer(totals[a], totals[b])
-            )
-            for (a, b), each in whole.items()
-        }
-        norms = {a: each.diagonal().sqrt() for (a, b), each in hsics.items() if a == b}
-        for (a, b), each in hsics.items():
-            found[a, b].append(each / torch.outer(norms[a], norms[b]))
-        start += size
-    return {pair: torch.stack(each) for pair, each in found.items()}
+    def compare(self, first: Float[Tensor, "n n"], second: Float[Tensor, "n n"]) -> Float[Tensor, ""]:
+        return (first * second).sum()
+
+    def moved(self, prepared: Float[Tensor, "n n"], order: Int[Tensor, " n"]) -> Float[Tensor, "n n"]:
+        return both_in_order(prepared, order)
+
+    def compare_all(self, layers: Sequence[Float[Tensor, "n n"]], blocks: Blocks) -> dict[Pair, Float[Tensor, "l m"]]:
+        return products(layers, blocks, is_symmetric=True)
+
+    def compare_without_parts(
+        self, layers: Sequence[Float[Tensor, "n n"]], blocks: Blocks, sizes: Sequence[int]
+    ) -> dict[Pair, Float[Tensor, "_ l m"]]:
+        """Return the correlations of all rows and without each part, whose sums are left out of those of all rows.
+
+        U-centring takes out all that is a sum of something of both rows, so what it leaves of distances will do.
+        """
+        products_of_all = products(layers, blocks, is_symmetric=True)
+        sums_of_all = blocks.by_model([layer.sum(0) for layer in layers])
+        values = {pair: [correlations] for pair, correlations in products_of_all.items()}
+        start = 0
+        for size, *strips in zip(sizes, *(layer.split([*sizes]) for layer in layers), strict=True):
+            end = start + size
+            rows_left = len(layers[0]) - size
+            part_with_all = products(strips, blocks)
+            part_with_part = products([strip[:, start:end] for strip in strips], blocks)
+            sums_of_part = blocks.by_model([strip.sum(0) for strip in strips])
+            row_sums = []
+            for whole, part in zip(sums_of_all, sums_of_part, strict=True):
+                difference = whole - part
+                row_sums.append(torch.cat([difference[:, :start], difference[:, end:]], 1))
+            totals = [sums.sum(1) for sums in row_sums]
+            hsics = {}
+            for (a, b), whole in products_of_all.items():
+                trace = whole - 2 * part_with_all[a, b] + part_with_part[a, b]
+                hsics[a, b] = unbiased_from_sums(
+                    rows_left, trace, row_sums[a] @ row_sums[b].T, torch.outer(totals[a], totals[b])
+                )
+            norms = {a: hsic.diagonal().sqrt() for (a, b), hsic in hsics.items() if a == b}
+            for (a, b), hsic in hsics.items():
+                values[a, b].append(hsic / torch.outer(norms[a], norms[b]))
+            start = end
+        return {pair: torch.stack(correlations) for pair, correlations in values.items()}
 
 
 class _Ranks(NamedTuple):
@@ -96,9 +124,6 @@ class _Ranks(NamedTuple):
 
     doubled: Float[Tensor, "n n"]
     norm: Float[Tensor, ""]
-
-    def moved(self, order: Int[Tensor, " n"]) -> _Ranks:
-        return self._replace(doubled=both_in_order(self.doubled, order))
 
     def without(self, pairs: Int[Tensor, " p"]) -> Float[Tensor, " p"]:
         """Return the ranks among these pairs, about 0 and of norm 1; equal ones are equal among fewer pairs."""
@@ -110,50 +135,58 @@ class _Ranks(NamedTuple):
         return ranks / ranks.norm()
 
 
-@torch.no_grad()
-def _of_ranks(features: Float[Tensor, "n d"], name: str) -> _Ranks:
-    distances = NeuralDistances.of(features, name=name)
-    squared = distances.squared()
-    above, ranked = upper(len(squared), squared.device), torch.zeros_like(squared)
-    different = squared.flatten()[above]
-    ranks = mid_ranks(different, distances.rounding(above, different)).mul_(2).sub_(len(above) + 1)
-    norm = ranks.norm() * 2**0.5
-    if norm == 0:
-        raise ValueError(f"the distances of {name}: all {len(ranks)} values are equal and have no ranks")
-    ranked.view(-1)[above] = ranks
-    return _Ranks(ranked.add_(ranked.T.contiguous()), norm)
+@dataclass(frozen=True)
+class TokenRSA(LayerMeasure[_Ranks]):
+    """Spearman's ρ of the distances of all pairs of rows: the numbers of `rsa`."""
 
+    formula = "Spearman's ρ of the Euclidean distances of all pairs of rows"
+    source = "Kriegeskorte et al. 2008"
+    value_range = (-1.0, 1.0)
+    fewest = FEWEST_RANKED
+    version = 12
+    in_atlas = True
+    in_benchmarks = True
+    leaves_out_parts = True
 
-def _rank_correlations(layers: Sequence[_Ranks], blocks: Blocks) -> dict[Pair, Float[Tensor, "l m"]]:
-    norms = blocks.by_model([each.norm for each in layers])
-    found = products([each.doubled for each in layers], blocks, is_symmetric=True)
-    return {(a, b): each / torch.outer(norms[a], norms[b]) for (a, b), each in found.items()}
+    @torch.no_grad()
+    def prepare(self, layer: Float[Tensor, "n d"], name: str) -> _Ranks:
+        distances = NeuralDistances.of(layer, name=name)
+        squared = distances.squared()
+        above = upper(len(squared), squared.device)
+        ranked = torch.zeros_like(squared)
+        different = squared.flatten()[above]
+        ranks = mid_ranks(different, distances.rounding(above, different)).mul_(2).sub_(len(above) + 1)
+        norm = ranks.norm() * 2**0.5
+        if norm == 0:
+            raise ValueError(f"the distances of {name}: all {len(ranks)} values are equal and have no ranks")
+        ranked.view(-1)[above] = ranks
+        return _Ranks(ranked.add_(ranked.T.contiguous()), norm)
 
+    def compare(self, first: _Ranks, second: _Ranks) -> Float[Tensor, ""]:
+        return (first.doubled * second.doubled).sum() / (first.norm * second.norm)
 
-def _rank_correlations_without_parts(
-    layers: Sequence[_Ranks], blocks: Blocks, sizes: Sequence[int]
-) -> dict[Pair, Float[Tensor, "_ l m"]]:
-    """Return the correlations of all rows and without each part, among whose pairs nothing is sorted anew."""
-    n, start, found = len(layers[0].doubled), 0, {}
-    found = {pair: [each] for pair, each in _rank_correlations(layers, blocks).items()}
-    every = torch.arange(n, device=layers[0].norm.device)
-    for size in sizes:
-        rows = torch.cat([every[:start], every[start + size :]])
-        first, second = torch.triu_indices(n - size, n - size, 1, device=every.device)
-        ranks = blocks.by_model([each.without(rows[first] * n + rows[second]) for each in layers])
-        for (a, b), each in found.items():
-            each.append(ranks[a] @ ranks[b].T if n - size >= FEWEST_RANKED else each[0] * torch.nan)
-        start += size
-    return {pair: torch.stack(each) for pair, each in found.items()}
+    def moved(self, prepared: _Ranks, order: Int[Tensor, " n"]) -> _Ranks:
+        return prepared._replace(doubled=both_in_order(prepared.doubled, order))
 
+    def compare_all(self, layers: Sequence[_Ranks], blocks: Blocks) -> dict[Pair, Float[Tensor, "l m"]]:
+        norms = blocks.by_model([layer.norm for layer in layers])
+        found = products([layer.doubled for layer in layers], blocks, is_symmetric=True)
+        return {(a, b): product / torch.outer(norms[a], norms[b]) for (a, b), product in found.items()}
 
-DISTANCE_CORRELATION = LayerMeasure(
-    _of_distances, partial(products, is_symmetric=True), both_in_order, compare_without_parts=_values_without_parts
-)
-RANKED_DISTANCES = LayerMeasure(  # the numbers of `rsa`
-    _of_ranks,
-    _rank_correlations,
-    _Ranks.moved,
-    fewest=FEWEST_RANKED,
-    compare_without_parts=_rank_correlations_without_parts,
-)
+    def compare_without_parts(
+        self, layers: Sequence[_Ranks], blocks: Blocks, sizes: Sequence[int]
+    ) -> dict[Pair, Float[Tensor, "_ l m"]]:
+        """Return the correlations of all rows and without each part, among whose pairs nothing is sorted anew."""
+        n = len(layers[0].doubled)
+        values = {pair: [correlations] for pair, correlations in self.compare_all(layers, blocks).items()}
+        every_row = torch.arange(n, device=layers[0].norm.device)
+        start = 0
+        for size in sizes:
+            rows = torch.cat([every_row[:start], every_row[start + size :]])
+            first, second = torch.triu_indices(n - size, n - size, 1, device=every_row.device)
+            ranks = blocks.by_model([layer.without(rows[first] * n + rows[second]) for layer in layers])
+            is_enough = n - size >= FEWEST_RANKED
+            for (a, b), correlations in values.items():
+                correlations.append(ranks[a] @ ranks[b].T if is_enough else correlations[0] * torch.nan)
+            start += size
+        return {pair: torch.stack(correlations) for pair, correlations in values.items()}
