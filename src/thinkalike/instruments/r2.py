@@ -6,6 +6,7 @@ a few layer pairs, and beside it that of the states as they are.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
