@@ -24,6 +24,8 @@ from typing import NamedTuple
 import torch
 from measuring import machine
 
+from thinkalike.registry import layer_measures
+
 HERE = Path(__file__).resolve().parent
 RESULTS, SOURCE = HERE / "RESULTS.md", HERE.parent / "src" / "thinkalike"
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
@@ -39,24 +41,28 @@ class Benchmark(NamedTuple):
     prints_tables: bool = True
 
 
-PAIRS = (
-    "measures/accumulator.py",
-    "measures/centred_rows.py",
-    "measures/contract.py",
-    "measures/distances/of_layers.py",
-    "measures/gram_statistics.py",
-    "measures/hsic.py",
-    "measures/kernel_alignment.py",
-    "measures/layer_means.py",
-    "measures/leave_out.py",
-    "measures/neighbour_sets.py",
-    "measures/neighbours.py",
-    "measures/outputs.py",
-    "measures/rows.py",
-    "measures/shape.py",
-    "measures/singular_vectors.py",
-    "measures/unit_matching.py",
+IN_COMMON = (
+    "accumulator",
+    "centred_rows",
+    "contract",
+    "gram_statistics",
+    "hsic",
+    "kernel_alignment",
+    "layer_means",
+    "leave_out",
+    "rows",
 )
+
+
+def code_of_pairs() -> tuple[str, ...]:
+    """Return the modules of all measures of layer pairs, and what they have in common."""
+    timed = [entry for entry in layer_measures() if entry.load().in_benchmarks]
+    modules = {entry.module.removeprefix("thinkalike.").replace(".", "/") for entry in timed}
+    common = {f"measures/{name}" for name in IN_COMMON}
+    return tuple(sorted(f"{module}.py" for module in modules | common))
+
+
+PAIRS = code_of_pairs()
 BENCHMARKS = {
     "stitching": Benchmark(
         "Stitching: all stitches at once",

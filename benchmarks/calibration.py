@@ -16,18 +16,17 @@ import itertools
 import math
 import zlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from dependence import LENGTHS, Records, scattered
+from similarity import every_measure, of_outputs
 from torch import Tensor
 
-from thinkalike.config import MeasureConfig
-from thinkalike.instruments.layer_pairs.declared import DECLARED
-from thinkalike.instruments.layer_pairs.outputs import OUTPUTS
-from thinkalike.measures import LayerMeans, LayerMeasure, cka_measure, mutual_measure
-from thinkalike.measures.contract import Blocks, Pair, each_pair
+from thinkalike.measures import CKAMeasure, LayerMeans, LayerMeasure, MutualKNN
+from thinkalike.measures.contract import AnyMeasure, Blocks, Pair
 
 CHUNK = 20  # simulations that are kept together
 LEVEL = 0.05
@@ -61,13 +60,27 @@ def held_out_r2(x: Halves, y: Halves) -> Tensor:
     return 1 - left.square().sum() / y.judged.square().sum()
 
 
-OWN = {kind: each.measure(MeasureConfig.schemas[kind]()) for kind, each in (DECLARED | OUTPUTS).items()}
-MEASURES = {
-    "cka": cka_measure(),
-    **OWN,
-    "r2": LayerMeasure(halves, each_pair(held_out_r2, is_symmetric=False), lambda x, order: halves(x.rows[order])),
-    "cka given token": cka_measure(),
-    "mutual_knn given token": mutual_measure(5),
+@dataclass(frozen=True)
+class HeldOutR2(LayerMeasure[Halves]):
+    """R² of a map of the first layer onto the second, of rows that it was not fitted on."""
+
+    is_symmetric = False
+
+    def prepare(self, layer: Tensor, name: str) -> Halves:
+        return halves(layer, name)
+
+    def compare(self, first: Halves, second: Halves) -> Tensor:
+        return held_out_r2(first, second)
+
+    def moved(self, prepared: Halves, order: Tensor) -> Halves:
+        return halves(prepared.rows[order])
+
+
+MEASURES: dict[str, AnyMeasure] = {
+    **every_measure(),
+    "r2": HeldOutR2(),
+    "cka given token": CKAMeasure(),
+    "mutual_knn given token": MutualKNN(5),
 }
 
 
@@ -77,7 +90,7 @@ class OneBatch(LayerMeans):
     def _without_parts(
         self, measure: LayerMeasure, layers: Sequence[Any], rows: Any, blocks: Blocks
     ) -> dict[Pair, Tensor]:
-        return {pair: each.expand(11, *each.shape) for pair, each in measure.compare(layers, blocks).items()}
+        return {pair: each.expand(11, *each.shape) for pair, each in measure.compare_all(layers, blocks).items()}
 
     def _dependence(self, *_: Any) -> dict[Pair, Tensor]:
         return {}
@@ -88,7 +101,7 @@ def simulated(name: str, seed: int, key: dict[str, Any], common: float) -> tuple
     chance = torch.Generator().manual_seed(zlib.crc32(f"{sorted(key.items())} {seed}".encode()) + 1)
     given = "token" if name.endswith("given token") else "none"
     more = {"vocabulary": VOCABULARY} if given == "token" else {}
-    rows, more["same_maps"] = key["rows"] * (4 if given == "token" else 1), name in OUTPUTS
+    rows, more["same_maps"] = key["rows"] * (4 if given == "token" else 1), name in of_outputs()
     names = ("documents", "share", "lengths", "width", "depth")
     drawn = scattered(rows, chance=chance, common=common, **{each: key[each] for each in names}, **more)
     means = OneBatch(key["depth"], key["depth"], MEASURES[name], key["permutations"], given=given)

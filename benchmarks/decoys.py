@@ -38,13 +38,11 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from thinkalike.config import MeasureConfig
 from thinkalike.config.compose import compose_job
 from thinkalike.data.splits import training_texts
-from thinkalike.instruments.layer_pairs.declared import DECLARED
 from thinkalike.instruments.ruler import Words, alike, apart, most
-from thinkalike.measures import cka_measure, mutual_measure
-from thinkalike.measures.contract import Blocks, LayerMeasure, joined
+from thinkalike.measures import CKAMeasure, MutualKNN
+from thinkalike.measures.contract import AnyMeasure, Blocks, LayerMeasure, joined
 from thinkalike.measures.folds import numbered_by_part
 from thinkalike.measures.massive_rows import massive
 from thinkalike.measures.residual import ResidualStates
@@ -54,6 +52,7 @@ from thinkalike.measures.seeds import seeded
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.layer_choice import layers_at_depths
 from thinkalike.models.load import load_model, twin
+from thinkalike.registry import OF_STATES, layer_measures
 from thinkalike.states.mixing import BAGS, CONTROLS, POSITION, TokenMixing, bag
 
 DEPTHS = 5  # layers of each model, at equal relative depth
@@ -436,11 +435,11 @@ def alike_with_one(predictors: Sequence[Predictor], control: Predictor) -> Tenso
 
 def other_measures(groups: RowGroups) -> dict[str, LayerMeasure]:
     """Return every measure of the package that compares the states of two layers, by its name."""
-    measures = {"cka": cka_measure()}
-    for kind, declared in DECLARED.items():
-        measures[kind] = declared.measure(MeasureConfig.schemas[kind]())
-    measures["cka given the word"] = cka_measure(groups=groups)
-    measures["mutual_knn given the word"] = mutual_measure(groups=groups)
+    measures: dict[str, AnyMeasure] = {"cka": CKAMeasure()}
+    for entry in layer_measures(OF_STATES):
+        measures[entry.kind] = entry.load()()
+    measures["cka given the word"] = CKAMeasure(groups=groups)
+    measures["mutual_knn given the word"] = MutualKNN(groups=groups)
     return measures
 
 
@@ -485,9 +484,9 @@ class OtherMeasures:
 
 def likeness(measure: LayerMeasure, source: Any, target: Any) -> float:
     """Return a measure of two prepared layers, of which more is closer."""
-    with_themselves = [(0, 0), (0, 1), (1, 1)] if measure.finish else [(0, 1)]
-    values = measure.compare([source, target], Blocks([[0], [1]], with_themselves))
-    value = measure.finish(joined(values, (0, 1)))[0, 1] if measure.finish else values[0, 1][0, 0]
+    with_themselves = [(0, 0), (0, 1), (1, 1)] if measure.is_ratio else [(0, 1)]
+    values = measure.compare_all([source, target], Blocks([[0], [1]], with_themselves))
+    value = measure.finish(joined(values, (0, 1)))[0, 1] if measure.is_ratio else values[0, 1][0, 0]
     return float(value) if measure.higher_is_closer else -float(value)
 
 

@@ -31,10 +31,8 @@ from measuring import Row, floor, in_turn, large_product, once, options_of, tabl
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from thinkalike.config import MeasureConfig, ModelConfig
-from thinkalike.instruments.layer_pairs.declared import DECLARED
-from thinkalike.instruments.layer_pairs.outputs import OUTPUTS
-from thinkalike.measures import MLEM, cka_measure, rsa
+from thinkalike.config import ModelConfig
+from thinkalike.measures import MLEM, rsa
 from thinkalike.models.families import FAMILIES
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import build_mini, load_model
@@ -57,10 +55,8 @@ def measured(device: str, rounds: int) -> str:
         "rsa": Measured(rsa, layers),
         "mlem": Measured(lambda each: MLEM(alpha=1.0).fit(stimuli.to(each[0].device), each[0]).weights_, layers),
     }
-    declared = DECLARED | OUTPUTS
-    for kind in ("cka", *declared):
-        own = cka_measure() if kind == "cka" else declared[kind].measure(MeasureConfig.schemas[kind]())
-        every[kind] = Measured(halves(own.matrix), logits if kind in OUTPUTS else layers)
+    for kind, measure in similarity.every_measure().items():
+        every[kind] = Measured(halves(measure.matrix), logits if kind in similarity.of_outputs() else layers)
     work = {name: lambda each=each: each.of(each.states) for name, each in every.items()}
     work |= similarity.primitives(device)
     slow = {name: once(work.pop(name), device) for name in SLOW}

@@ -19,18 +19,16 @@ from typing import Any
 import numpy as np
 import torch
 from dependence import LENGTHS, Records, Scattered, scattered
+from similarity import every_measure, of_outputs
 
-from thinkalike.config import MeasureConfig
-from thinkalike.instruments.layer_pairs.declared import DECLARED
-from thinkalike.instruments.layer_pairs.outputs import OUTPUTS
-from thinkalike.measures import Estimate, LayerMeans, LayerMeasure, cka_measure, mutual_measure
+from thinkalike.measures import CKAMeasure, Estimate, LayerMeans, MutualKNN
 from thinkalike.measures.accumulator import Accumulator
+from thinkalike.measures.contract import AnyMeasure
 
-MEASURES: dict[str, LayerMeasure] = {
-    "cka": cka_measure(),
-    **{kind: each.measure(MeasureConfig.schemas[kind]()) for kind, each in (DECLARED | OUTPUTS).items()},
-    "cka given token": cka_measure(),
-    "mutual_knn given token": mutual_measure(5),
+MEASURES: dict[str, AnyMeasure] = {
+    **every_measure(),
+    "cka given token": CKAMeasure(),
+    "mutual_knn given token": MutualKNN(5),
 }
 ROWS, COMMON = 64, 0.5  # of a batch, and the share of the variance that both models have in common
 VOCABULARY = 8
@@ -44,7 +42,7 @@ def layer_pair(name: str, batches: int, documents: int, share: float, lengths: s
 
     def drawn(rows: int, documents: int, share: float, seed: int) -> Scattered:
         chance, maps = (torch.Generator().manual_seed(each) for each in (seed, 1))
-        options = {"lengths": lengths, "common": COMMON, "vocabulary": vocabulary, "same_maps": name in OUTPUTS}
+        options = {"lengths": lengths, "common": COMMON, "vocabulary": vocabulary, "same_maps": name in of_outputs()}
         return scattered(rows, documents, share, chance, maps=maps, **options)
 
     means: Accumulator = LayerMeans(1, 1, MEASURES[name], given="token" if vocabulary else "none")

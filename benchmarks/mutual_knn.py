@@ -12,7 +12,7 @@ import torch
 from measuring import Row, floor, in_turn, large_product, options_of, scaled, table
 from sklearn.neighbors import NearestNeighbors
 
-from thinkalike.measures import mutual_measure
+from thinkalike.measures import MutualKNN
 
 LAYERS, N, D, K = 26, 1024, 768, 10
 
@@ -33,13 +33,13 @@ def main() -> None:
     layers = [(shared + torch.randn(N, D)).to(options.device) for _ in range(LAYERS)]
     similarity = torch.randn(N, N, device=options.device)
     work = {
-        "ours": lambda: mutual_measure(K).matrix(layers, layers),
+        "ours": lambda: MutualKNN(K).matrix(layers, layers),
         "peak": large_product(device=options.device),
         "top": lambda: similarity.topk(K, dim=1),
         "scikit-learn": lambda: by_sklearn(layers),
     }
     times = in_turn(work, options.rounds, options.device)
-    error = float((mutual_measure(K).matrix(layers, layers).cpu() - by_sklearn(layers)).abs().max())
+    error = float((MutualKNN(K).matrix(layers, layers).cpu() - by_sklearn(layers)).abs().max())
     rows = [
         Row("ours", times["ours"]),
         Row("floor", floor(2 * LAYERS * N * N * D, times["peak"], scaled(times["top"], LAYERS), device=options.device)),

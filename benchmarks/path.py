@@ -51,6 +51,7 @@ LIMITS = {
 }
 PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "mv", "dot")  # what all products of torch become
 GROUP = "thinkalike.instruments"  # of entry points: no name of a module, though there is a package of this name
+REGISTRY = "registry"  # a module whose rows name what is imported when a user chooses it
 COMPREHENSIONS = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")  # no frames of their own in newer versions
 
 Imports = Mapping[str, Mapping[str, str]]  # from each module of ours to others, and whether by import or by name
@@ -133,7 +134,8 @@ def imports() -> Imports:
     for name, file in files.items():
         for to, how in sorted(found(file.read_text()), key=lambda arrow: arrow[1]):
             module = to if to in files else to.rpartition(".")[0]
-            if module in files and module != name and (to, how) != (GROUP, "name"):
+            in_registry = how == "name" and name.rpartition(".")[2] == REGISTRY
+            if module in files and module != name and (to, how) != (GROUP, "name") and not in_registry:
                 arrows[name].setdefault(module, how)
     return arrows
 

@@ -20,11 +20,10 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from thinkalike.config import MeasureConfig
-from thinkalike.instruments.layer_pairs.declared import DECLARED
-from thinkalike.instruments.layer_pairs.outputs import OUTPUTS
-from thinkalike.measures import cka_measure
+from thinkalike.measures import CKAMeasure
+from thinkalike.measures.contract import AnyMeasure
 from thinkalike.measures.distances.ranks import in_ascending_order
+from thinkalike.registry import OF_OUTPUTS, layer_measures
 
 LAYERS, N, D, VOCABULARY, CACHED = 13, 1024, 768, 50257, 2**18
 TIMES = 50  # that so few exponentials are computed, to be timed
@@ -89,10 +88,20 @@ def floors(times: Mapping[str, measuring.Times], device: str = "cpu") -> dict[st
     return {name: sum(count * each[of] for of, count in needed.items()) for name, needed in OPERATIONS.items()}
 
 
+def every_measure() -> dict[str, AnyMeasure]:
+    """Return the measures of layer pairs that benchmarks are of, by name, with their defaults."""
+    classes = {entry.kind: entry.load() for entry in layer_measures()}
+    return {"cka": CKAMeasure(), **{kind: made() for kind, made in classes.items() if made.in_benchmarks}}
+
+
+def of_outputs() -> set[str]:
+    """Return the names of those that compare logits."""
+    return {entry.kind for entry in layer_measures(OF_OUTPUTS)}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    own = {kind: each.measure(MeasureConfig.schemas[kind]()) for kind, each in (DECLARED | OUTPUTS).items()}
-    measures = {"cka": cka_measure(), **own}
+    measures = every_measure()
     parser.add_argument("--measures", nargs="+", choices=measures, default=list(measures))
     parser.add_argument("--turns", type=int, default=2)
     options = parser.parse_args()
@@ -101,15 +110,19 @@ def main() -> None:
     logits = [torch.randn(N, VOCABULARY, generator=torch.Generator().manual_seed(seed)) for seed in range(2)]
     work = primitives()
     for name in options.measures:
-        sides = (logits[:1], logits[1:]) if name in OUTPUTS else (sources, targets)
+        sides = (logits[:1], logits[1:]) if name in of_outputs() else (sources, targets)
         work[name] = lambda name=name, sides=sides: measures[name].matrix(*sides)
     times = measuring.in_turn(work, options.turns)
     peaks = ", ".join(f"{measuring.speed(times[kind].median) / 1e9:.0f} in {kind}" for kind in ("float32", "float64"))
     print(f"GFLOP/s of a large product: {peaks}; {options.turns} turns, medians\n")
     print("| measure | seconds | floor | times its floor |\n|---|---|---|---|")
-    for name, least in floors(times).items():
-        if name in times:
-            print(f"| {name} | {times[name].median:.2f} | {least:.2f} | {times[name].median / least:.1f} |")
+    least_seconds = floors(times)
+    for name in options.measures:
+        seconds = times[name].median
+        if name in least_seconds:
+            print(f"| {name} | {seconds:.2f} | {least_seconds[name]:.2f} | {seconds / least_seconds[name]:.1f} |")
+        else:  # whose operations nobody has counted
+            print(f"| {name} | {seconds:.2f} | | |")
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ import dataclasses
 import inspect
 import io
 import itertools
+import math
 import re
 import tokenize
 import typing
@@ -30,8 +31,10 @@ from thinkalike import measures
 from thinkalike.config import CONF, MEASURES, TASKS, AnalyzeConfig, TrainConfig, compose_job, instrument, measure_schema
 from thinkalike.config.schema import Range, declared_of, default_of
 from thinkalike.errors import ConfigError
+from thinkalike.registry import CORE, Entry
 
 HERE = Path(__file__).parent / "reference"
+GUIDE = Path(__file__).parent / "guide" / "measures.md"
 KINDS = {
     "int": "integer",
     "float": "number",
@@ -118,10 +121,10 @@ def settings() -> str:
     return SETTINGS.format(sections="\n\n".join(sections))
 
 
-def parts_of(instruments: Collection[str], of_contrib: bool) -> dict[str, Any]:
+def parts_of(instruments: Collection[Entry], of_contrib: bool) -> dict[str, Any]:
     """Return the schemas of the parts of the configurations of instruments, of contrib or of the core."""
     roots = [TrainConfig, AnalyzeConfig]
-    roots += [instrument(value).config for value in instruments if value.startswith(CONTRIB) == of_contrib]
+    roots += [instrument(entry).config for entry in instruments if entry.module.startswith(CONTRIB) == of_contrib]
     hints = {name: hint for root in roots for name, hint in typing.get_type_hints(root).items()}
     return {name: hint for name, hint in hints.items() if dataclasses.is_dataclass(hint) and name not in PLACES}
 
@@ -139,11 +142,27 @@ def part_section(name: str, schema: Any, task: str | None = None) -> str:
 def measure_tables(of_contrib: bool) -> dict[str, list[Row]]:
     """Return the rows of the settings of measures, of contrib or of the core, by the title of their table."""
     kinds_by_rows: dict[tuple[Row, ...], list[str]] = {}
-    for kind, module in MEASURES.items():
-        if module.startswith(CONTRIB) == of_contrib:
+    for kind in sorted(MEASURES, key=has_no_settings):  # these come last
+        if MEASURES[kind].module.startswith(CONTRIB) == of_contrib:
             made = at_both_scales("analyze", "measure", f"measure={kind}")
             kinds_by_rows.setdefault(tuple(rows_of(measure_schema(kind), "measure.", made)), []).append(kind)
-    return {f"`measure={', '.join(kinds)}`": list(rows) for rows, kinds in kinds_by_rows.items()}
+    return {called(kinds): list(rows) for rows, kinds in kinds_by_rows.items()}
+
+
+def called(kinds: Sequence[str]) -> str:
+    """Return the title of the table of settings that these measures have.
+
+    Measures of layer pairs without settings of their own are not named one by one, so that a new one changes no table.
+    """
+    if all(map(has_no_settings, kinds)):
+        return "Other measures of layer pairs"
+    return f"`measure={', '.join(kinds)}`"
+
+
+def has_no_settings(kind: str) -> bool:
+    """Return whether a measure of layer pairs has no settings of its own."""
+    entry = MEASURES[kind]
+    return entry.through is not None and not entry.load().settings()
 
 
 def shared(title: str, tables: dict[str, list[Row]], least: int) -> list[str]:
@@ -161,6 +180,51 @@ def shared(title: str, tables: dict[str, list[Row]], least: int) -> list[str]:
 def anchor(title: str) -> str:
     """Return the anchor of a heading."""
     return re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
+
+
+INVARIANT_TO = {  # the words of the table of measures
+    "orthogonal": "rotation", "isotropic_scaling": "scale", "unit_scaling": "scale of each unit",
+    "invertible_linear": "invertible maps", "translation": "shift",
+}  # fmt: skip
+
+
+def table_of_measures() -> str:
+    """Return the table of all measures of layer pairs, from what their classes say."""
+    rows = ["| `measure=` | formula | range, itself | invariant to | source |", "|---|---|---|---|---|"]
+    for entry in CORE.measures:
+        made = instrument(entry)
+        facts = getattr(made, "measure_class", made)
+        if hasattr(facts, "formula"):
+            rows.append(f"| {' | '.join(row_of_measure(entry.kind, facts))} |")
+    return "\n".join(rows)
+
+
+def row_of_measure(kind: str, facts: Any) -> list[str]:
+    """Return the cells of a measure."""
+    low, high = map(written_end, facts.value_range)
+    ends = f"{'(' if low == '-∞' else '['}{low}, {high}{')' if high == '∞' else ']'}"
+    itself = written_end(facts.best) if facts.best else "**0**"
+    covered = "unit_scaling" in facts.invariances  # then the scale of all units together needs no word
+    words = [word for name, word in INVARIANT_TO.items() if name in facts.invariances]
+    words = [word for word in words if not (covered and word == "scale")]
+    return [f"`{kind}`", facts.formula, f"{ends}, {itself}", ", ".join(words), facts.source]
+
+
+def written_end(number: float) -> str:
+    """Return the end of a range as a table has it."""
+    named = {math.pi: "π", math.pi / 2: "π/2", math.log(2): "ln 2", math.inf: "∞", -math.inf: "-∞"}
+    return named.get(number, f"{number:g}")
+
+
+BEGIN, END = "<!-- the table of measures begins -->", "<!-- the table of measures ends -->"
+
+
+def guide_to_measures() -> str:
+    """Return the text of the guide to measures with the table as it is now."""
+    text = GUIDE.read_text(encoding="utf-8")
+    before, rest = text.split(BEGIN)
+    after = rest.split(END)[1]
+    return f"{before}{BEGIN}\n{table_of_measures()}\n{END}{after}"
 
 
 def at_both_scales(door: str, part: str, *words: str) -> list[Any]:
@@ -227,7 +291,8 @@ def row(schema: Any, item: dataclasses.Field, prefix: str, meaning: str, made: S
 
 def comments(schema: Any) -> Iterator[tuple[str, str]]:
     """Yield each field of a schema and of those it stems from, with the comment behind it."""
-    for owner in filter(dataclasses.is_dataclass, reversed(schema.__mro__)):
+    owners = [*schema.__mro__, *(getattr(schema, "measure_class", None) or object).__mro__]
+    for owner in filter(dataclasses.is_dataclass, reversed(owners)):
         with contextlib.suppress(OSError):  # a class that is declared and not written adds its name alone
             yield from comments_in(inspect.getsource(owner))
 
@@ -377,7 +442,7 @@ def directive(path: str) -> str:
     return f"::: {package}.{module}.{name}" if module else f"::: {path}"
 
 
-PAGES = {"settings.md": settings, "names.md": names, "api.md": api}
+PAGES = {"settings.md": settings, "names.md": names, "api.md": api, "../guide/measures.md": guide_to_measures}
 
 if __name__ == "__main__":
     HERE.mkdir(exist_ok=True)

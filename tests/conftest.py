@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import pytest
@@ -39,12 +39,23 @@ import checked  # noqa: E402, F401 (before anything imports thinkalike)
 import hub  # noqa: E402
 import tiny  # noqa: E402
 
+if TYPE_CHECKING:
+    from thinkalike.registry import Entry
+
 DRAWN = {name: getattr(matplotlib.figure.Figure, name) for name in ("savefig", "draw_without_rendering")}
 
 
-def of_core(points: Mapping[str, str]) -> list[str]:
+def of_core(entries: "Mapping[str, Entry]") -> list[str]:
     """The names of those tasks, measures and the like that are not of contrib, which has tests of its own."""
-    return [name for name, module in points.items() if not module.startswith("thinkalike.contrib.")]
+    return [kind for kind, entry in entries.items() if not entry.module.startswith("thinkalike.contrib.")]
+
+
+def smallest_words(kind: str) -> list[str]:
+    """The words of a command line that make a job of a measure, or of a task, as small as a test wants it."""
+    from thinkalike.config import MEASURES, TASKS, instrument
+
+    small = instrument((MEASURES | TASKS)[kind]).smallest
+    return [f"{name}={str(value).lower() if isinstance(value, bool) else value}" for name, value in small.items()]
 
 
 def core_options(group: str) -> list[str]:

@@ -1,6 +1,7 @@
 """One tester for all measures of two sets of features: it proves what `Properties` promises, and the value besides.
 
-A new measure joins with one line in `test_declared_measures.py`: a function of (n, d) and (n, e), and its properties.
+A measure of layer pairs declares its properties in its class, and the tester takes them from there. Any other joins
+with one line in `test_declared_measures.py`: a function of (n, d) and (n, e), and its properties.
 """
 
 from collections.abc import Callable
@@ -12,16 +13,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from thinkalike.measures import COMPARATORS
+from thinkalike.measures import COMPARATORS, LayerMeasure
+from thinkalike.measures.contract import BAD_INPUT, SAME_SHAPE, Invariance, Refusal
+from thinkalike.registry import OF_OUTPUTS, Entry
 
 # names of comparators in rsatoolbox, and all of them as a parameter
 THEIRS = dict(zip(COMPARATORS, ("spearman", "tau-a", "corr", "cosine", "corr_cov", "cosine_cov"), strict=True))
 every = pytest.mark.parametrize("comparator", COMPARATORS)
-
-Invariance = Literal[
-    "orthogonal", "isotropic_scaling", "translation", "row_permutation", "unit_scaling", "invertible_linear"
-]
-Refusal = Literal["nan", "inf", "few_rows", "unequal_rows", "constant"]
 
 
 @dataclass(frozen=True)
@@ -48,10 +46,23 @@ class Properties:
     identical: float | None
     symmetric: bool = True
     fewest: int = 4
-    refuses: frozenset[Refusal] = frozenset({"nan", "inf", "few_rows", "unequal_rows", "constant"})
+    refuses: frozenset[Refusal] = BAD_INPUT
+
+    @classmethod
+    def of(cls, measure: LayerMeasure) -> "Properties":
+        """Return what a measure of layer pairs says of itself."""
+        return cls(
+            *measure.value_range,
+            measure.invariances,
+            measure.differentiable,
+            measure.higher_is_closer,
+            measure.best,
+            measure.is_symmetric,
+            measure.fewest,
+            measure.refuses,
+        )
 
 
-SAME_SHAPE: frozenset[Invariance] = frozenset({"orthogonal", "isotropic_scaling", "translation", "row_permutation"})
 OF_RANKS: frozenset[Invariance] = SAME_SHAPE - {"orthogonal"} | {"unit_scaling", "invertible_linear"}  # of one column
 FORMULA: frozenset[Refusal] = frozenset({"few_rows"})  # of Gram matrices: what they are made of is the caller's concern
 RANKLESS: frozenset[Refusal] = frozenset({"few_rows", "constant"})
@@ -74,16 +85,7 @@ PROPERTIES = {
     "hsic1": Properties(-inf, inf, SAME_SHAPE - {"isotropic_scaling"}, 2, True, identical=None, refuses=FORMULA),
     "hsic0": Properties(0.0, inf, SAME_SHAPE - {"isotropic_scaling"}, 2, True, identical=None, refuses=frozenset()),
     "arc length": Properties(0.0, pi, SAME_SHAPE, 2, False, identical=0.0),
-    **dict.fromkeys(("mutual knn", "mutual knn given the token", "jaccard"), NEIGHBOURS),
-    "second order cosine": replace(NEIGHBOURS, low=-1.0),
-    "procrustes": Properties(0.0, pi / 2, SAME_SHAPE, 2, False, identical=0.0, fewest=2),
-    "svcca": Properties(0.0, 1.0, SAME_SHAPE, 0, True, identical=1.0, fewest=2),
-    "soft matching": Properties(
-        -1.0, 1.0, SAME_SHAPE - {"orthogonal"} | {"unit_scaling"}, 2, True, identical=1.0, fewest=2
-    ),
-    "distance correlation": CORRELATION,
-    "jensen-shannon": OUTPUTS,
-    "disagreement": replace(OUTPUTS, high=1.0, differentiable=0, invariances=OF_LOGITS | {"isotropic_scaling"}),
+    "mutual knn given the token": NEIGHBOURS,
     # states that do not vary, as those of a coarse copy, share nothing
     "r2": Properties(-inf, 1.0, SAME_SHAPE, 2, True, 1.0, symmetric=False, fewest=5, refuses=OUTPUT),
     "rsa": RSA,
@@ -162,6 +164,21 @@ class Measure:
         base = torch.randn(n, 4, dtype=F64)
         widths = widths or self.widths
         return [base @ torch.randn(4, d, dtype=F64) + noise * torch.randn(n, d, dtype=F64) for d in widths]
+
+
+def declared(entry: Entry) -> Measure:
+    """Return a measure of layer pairs of the registry with the properties that its class declares."""
+    small = {name.removeprefix("measure."): value for name, value in entry.load().smallest.items()}
+    measure = entry.load()(**small)
+    widths = (8, 8) if entry.through == OF_OUTPUTS else (5, 8)  # logits of one vocabulary
+    return Measure(measure.of, Properties.of(measure), widths=widths, **DIGITS.get(entry.kind, {}))
+
+
+DIGITS: dict[str, dict[str, Any]] = {  # where a measure needs other draws than most
+    "procrustes": {"identical_tolerance": 1e-6},
+    "svcca": {"rows": 20},
+    "soft_matching": {"goes_below_zero": False},
+}
 
 
 def check_invariance(measure: Measure, change: str) -> None:

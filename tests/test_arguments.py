@@ -18,20 +18,20 @@ from thinkalike import measures
 from thinkalike.arguments import NAMES, Count, Level, checked_numbers, takes_arrays, tensor_of
 from thinkalike.measures import (
     CKA,
-    DISTANCE_CORRELATION,
     MLEM,
-    PROCRUSTES,
+    CKAMeasure,
+    DistanceCorrelation,
     FeatureEncoder,
     LayerMeans,
+    MutualKNN,
     NeuralDistances,
     Predictor,
+    Procrustes,
     ResidualStates,
     RowGroups,
     cka,
-    cka_measure,
     hsic1,
     mutual_knn,
-    mutual_measure,
     rsa,
     token_loss,
     weighted_tau,
@@ -108,16 +108,16 @@ SIDES = {"source": [X, Y], "target": [Y]}
 OBJECTS = {  # by class: what its methods give of these arguments
     "CKA": (lambda **given: gathered(CKA(2, 1, given="token"), **given), {**SIDES, "groups": TOKENS}),
     "LayerMeans": (
-        lambda **given: gathered(LayerMeans(2, 1, DISTANCE_CORRELATION, 2), **given),
+        lambda **given: gathered(LayerMeans(2, 1, DistanceCorrelation(), 2), **given),
         {**SIDES, "documents": GROUPS},
     ),
     "Accumulator": (
-        lambda **given: gathered(LayerMeans(2, 1, mutual_measure(2), given="token"), **given),
+        lambda **given: gathered(LayerMeans(2, 1, MutualKNN(2), given="token"), **given),
         {**SIDES, "groups": TOKENS},
     ),
     "Predictor": (lambda x, y, documents: Predictor(x, documents).of(y).shares, {"x": X, "y": Y, "documents": GROUPS}),
     "ResidualStates": (left_of, {"words": TOKENS, "states": X}),
-    "LayerMeasure": (lambda X, Y: PROCRUSTES.of(X, Y), {"X": X, "Y": Y}),
+    "LayerMeasure": (lambda X, Y: Procrustes().of(X, Y), {"X": X, "Y": Y}),
     "MLEM": (fitted, {"X": TABLE, "Y": MEANT, "groups": GROUPS}),
     "FeatureEncoder": (lambda X: FeatureEncoder.fit(X).encode(X).levels, {"X": TABLE}),
     "DifferentiableMLEM": (
@@ -385,7 +385,7 @@ def test_layers_that_are_converted_one_by_one_stay_apart():
     """What was made of a slice must not be taken for the next one, which may stand where the slice stood."""
     whole = torch.randint(0, 9, (2, 3, 30, 5))
     for sort in (Tensor.clone, Tensor.numpy, Tensor.int, Tensor.bool):
-        together, apart = (LayerMeans(3, 3, cka_measure()) for _ in range(2))
+        together, apart = (LayerMeans(3, 3, CKAMeasure()) for _ in range(2))
         sides = [sort(side) for side in whole]
         together.update(*sides)
         apart.update(*(list(side) for side in sides))
@@ -395,7 +395,7 @@ def test_layers_that_are_converted_one_by_one_stay_apart():
 
 def test_functions_and_measures_of_layers_can_be_pickled():
     assert pickle.loads(pickle.dumps(cka)) is cka
-    for measure in (PROCRUSTES, DISTANCE_CORRELATION, cka_measure(), mutual_measure(3)):
+    for measure in (Procrustes(), DistanceCorrelation(), CKAMeasure(), MutualKNN(3)):
         again = pickle.loads(pickle.dumps(measure))
         assert torch.equal(again.of(X, Y), measure.of(X, Y))
 
@@ -530,7 +530,7 @@ REFUSED = {  # by what is wrong: a call, and the argument that the error begins 
     "one fold": (lambda: measures.fold_interval([1.0]), "values has 1 fold"),
     "one row": (lambda: measures.hsic0([[1.0]], [[1.0]]), "the biased HSIC needs at least 2 rows"),
     "no layer of a metric": (lambda: CKA(0, 1), "source_layers=0"),
-    "half a layer of a metric": (lambda: LayerMeans(1, 1.5, PROCRUSTES), "target_layers=1.5"),
+    "half a layer of a metric": (lambda: LayerMeans(1, 1.5, Procrustes()), "target_layers=1.5"),
     "two features of one name": (lambda: MLEM().fit(pd.DataFrame(TABLE, columns=["a", "a"]), X), "X has two columns"),
     "folds of an estimator": (lambda: MLEM().set_params(folds=2.5).fit(TABLE, X), "folds=2.5"),
     "a seed of an estimator": (lambda: MLEM().set_params(seed="a").fit(TABLE, X), "seed='a'"),
@@ -855,12 +855,12 @@ def test_a_name_with_control_characters_is_written_without_them(name):
 
 
 K = {
-    "a measure": lambda k: mutual_measure(k).of(X, Y),
-    "a matrix": lambda k: mutual_measure(k).matrix([X], [Y, Y]),
+    "a measure": lambda k: MutualKNN(k).of(X, Y),
+    "a matrix": lambda k: MutualKNN(k).matrix([X], [Y, Y]),
     "a function": lambda k: mutual_knn(X, Y, k=k),
-    "a metric": lambda k: gathered(LayerMeans(1, 1, mutual_measure(k)), [X], [Y]),
+    "a metric": lambda k: gathered(LayerMeans(1, 1, MutualKNN(k)), [X], [Y]),
     "within groups": lambda k: mutual_knn(X, Y, k=k, groups=torch.arange(N) // 12),
-    "in groups that are too small": lambda k: mutual_measure(k, RowGroups.of(torch.arange(N) // 12, 3)),
+    "in groups that are too small": lambda k: MutualKNN(k, RowGroups.of(torch.arange(N) // 12, 3)),
     "a Jaccard index": lambda k: jaccard(X, Y, k=k),
     "a second-order cosine": lambda k: second_order_cosine(X, Y, k=k),
 }

@@ -10,19 +10,19 @@ from scipy.stats import kstest, permutation_test, t
 
 import thinkalike
 from thinkalike.measures import (
+    SVCCA,
+    CKAMeasure,
+    Jaccard,
     LayerMeans,
-    cka_measure,
-    jaccard_measure,
-    mutual_measure,
+    MutualKNN,
     permuted_rows,
-    svcca_measure,
 )
 from thinkalike.measures.chance import chance_of
-from thinkalike.measures.distances.of_layers import DISTANCE_CORRELATION
+from thinkalike.measures.distances.of_layers import DistanceCorrelation
 from thinkalike.measures.estimates import Estimate
 from thinkalike.measures.folds import numbered_by_part
 from thinkalike.measures.permutations import balanced_rows
-from thinkalike.measures.shape import PROCRUSTES
+from thinkalike.measures.shape import Procrustes
 from thinkalike.measures.wild_bootstrap import signed_similarities
 
 N, LAYERS, DRAWS = 24, 2, 100
@@ -61,7 +61,7 @@ def test_rows_of_a_single_document_are_shifted_round():
     assert starts == set(range(5))
 
 
-@pytest.mark.parametrize("measure", [DISTANCE_CORRELATION, PROCRUSTES], ids=["likeness", "distance"])
+@pytest.mark.parametrize("measure", [DistanceCorrelation(), Procrustes()], ids=["likeness", "distance"])
 def test_p_is_that_of_a_permutation_test_of_scipy(measure):
     x = torch.randn(20, 3, dtype=torch.float64)
     y = 0.6 * x + torch.randn(20, 3, dtype=torch.float64)
@@ -80,7 +80,7 @@ def test_p_is_that_of_a_permutation_test_of_scipy(measure):
 
 
 def test_calibrated_is_0_by_chance_and_1_of_itself_at_any_width():
-    for measure in (PROCRUSTES, jaccard_measure(5), DISTANCE_CORRELATION):
+    for measure in (Procrustes(), Jaccard(5), DistanceCorrelation()):
         for d in (4, 60):
             pairs = [(layers(1, d=d), layers(1, d=d)) for _ in range(16)]
             independent = compared(measure, pairs, 60).chance
@@ -88,13 +88,13 @@ def test_calibrated_is_0_by_chance_and_1_of_itself_at_any_width():
             same = compared(measure, [(x, [3 * x[0]]) for x, _ in pairs[:3]], 9).chance
             assert float(same.calibrated.value) == pytest.approx(1, abs=1e-6)
             assert float(same.p) == pytest.approx(1 / 10)
-    raw = [float(PROCRUSTES.of(*(torch.randn(N, d) for _ in range(2)))) for d in (4, 60)]
+    raw = [float(Procrustes().of(*(torch.randn(N, d) for _ in range(2)))) for d in (4, 60)]
     assert raw[0] > raw[1] + 0.3, "control: uncalibrated, width alone brings independent layers near"
 
 
 def test_the_largest_of_many_layers_has_a_null_of_its_own():
     batches = [(layers(6), layers(6)) for _ in range(3)]
-    chance = compared(DISTANCE_CORRELATION, batches[:1], 50).chance
+    chance = compared(DistanceCorrelation(), batches[:1], 50).chance
     assert (chance.p_of_largest >= chance.p).all()
     assert float(chance.p_of_largest.min()) > float(chance.p.min()), "control: the search is paid for"
     assert chance.largest < float(chance.calibrated.value.max())
@@ -121,7 +121,7 @@ def test_p_is_exact_where_values_tie():
 
 def test_the_null_is_that_of_the_first_batch():
     parts = [(layers(3), layers(3)) for _ in range(3)]
-    result, alone = (compared(DISTANCE_CORRELATION, each, 9).chance for each in (parts, parts[:1]))
+    result, alone = (compared(DistanceCorrelation(), each, 9).chance for each in (parts, parts[:1]))
     torch.testing.assert_close(result.null, alone.null)
     assert torch.equal(result.p, alone.p)
 
@@ -140,7 +140,7 @@ def test_a_mask_leaves_rows_and_their_documents_out():
     states = [torch.randn(2, 6, 3), torch.randn(2, 6, 4)]
     mask = torch.tensor([[True] * 5 + [False], [False] + [True] * 5])
     owners = torch.tensor([[0, 0, 0, 1, 1, 9], [9, 1, 1, 2, 2, 2]])
-    masked, plain = (LayerMeans(1, 1, DISTANCE_CORRELATION, 5) for _ in range(2))
+    masked, plain = (LayerMeans(1, 1, DistanceCorrelation(), 5) for _ in range(2))
     masked.update(states[:1], states[1:], mask, 0, documents=owners)
     plain.update([states[0][mask]], [states[1][mask]], None, 0, documents=owners[mask])
     assert torch.equal(masked.compute().chance.null, plain.compute().chance.null)
@@ -151,7 +151,7 @@ def test_a_mask_leaves_rows_and_their_documents_out():
 
 def test_where_chance_is_as_close_as_can_be_nothing_is_reported():
     with pytest.raises(ValueError, match="by chance alone two layers are as close as can be, at 1: give more rows"):
-        compared(svcca_measure(), [(layers(1, 8, 30), layers(1, 8, 30))], 3)
+        compared(SVCCA(), [(layers(1, 8, 30), layers(1, 8, 30))], 3)
 
 
 def clustered(owners, d=8):
@@ -178,14 +178,14 @@ def test_permuted_documents_but_not_rows_keep_the_level():
     def equal():
         return torch.arange(10).repeat_interleave(6)
 
-    blocks = p_values(DISTANCE_CORRELATION, equal)
+    blocks = p_values(DistanceCorrelation(), equal)
     assert kstest(blocks - np.random.default_rng(0).uniform(0, 0.05, len(blocks)), "uniform").pvalue > 0.01
     assert (blocks <= 0.05 + 1e-9).mean() < 0.15
-    assert (p_values(DISTANCE_CORRELATION, equal, single=True) <= 0.05 + 1e-9).mean() > 0.2
+    assert (p_values(DistanceCorrelation(), equal, single=True) <= 0.05 + 1e-9).mean() > 0.2
 
 
 @pytest.mark.ci_slow
-@pytest.mark.parametrize("measure", [cka_measure(), mutual_measure(2)], ids=["CKA", "neighbours"])
+@pytest.mark.parametrize("measure", [CKAMeasure(), MutualKNN(2)], ids=["CKA", "neighbours"])
 def test_given_the_token_documents_but_not_rows_keep_the_level(measure):
     def scattered():
         return torch.randint(20, (96,))
@@ -198,7 +198,7 @@ def test_given_the_token_documents_but_not_rows_keep_the_level(measure):
 def test_given_the_token_planted_likeness_is_found():
     owners, tokens, x = torch.arange(128) % 16, torch.randint(4, (128,)), torch.randn(128, 6)
     for documents in (owners, owners % 7):
-        means = LayerMeans(1, 1, cka_measure(), 19, given="token")
+        means = LayerMeans(1, 1, CKAMeasure(), 19, given="token")
         means.update([x], [x @ torch.randn(6, 6)], groups=tokens, documents=documents)
         p = float(means.compute().chance.p)
         assert p == 1 / 20 if documents is owners else math.isnan(p)

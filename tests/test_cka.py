@@ -14,7 +14,7 @@ from torchmetrics import MetricCollection
 from thinkalike.measures import CKA, cka, gram_statistics, hsic0, hsic1, leverage, permuted_rows
 from thinkalike.measures.contract import Blocks
 from thinkalike.measures.gram_statistics import Tiling, all_hsics, dense_statistics, linear_statistics
-from thinkalike.measures.kernel_alignment import cka_measure
+from thinkalike.measures.kernel_alignment import CKAMeasure
 
 F64 = torch.float64
 
@@ -632,9 +632,9 @@ def test_tiles_of_any_shape_give_every_pair_of_layers(n, step, estimator, device
 
 
 def test_layers_prepared_at_once_are_as_one_by_one():
-    measure, layers = cka_measure(), [10.0**place * (torch.randn(50, 8) + place) for place in range(-3, 4)]
+    measure, layers = CKAMeasure(), [10.0**place * (torch.randn(50, 8) + place) for place in range(-3, 4)]
     names = [f"layer {place}" for place in range(len(layers))]
-    at_once = measure.prepare_all(torch.stack(layers), names)
+    at_once = measure.prepare_all(torch.stack(layers), names, in_place=False)
     for one, other in zip(at_once, map(measure.prepare, layers, names), strict=True):
         assert one.name == other.name
         for made, alone in zip(one[1:], other[1:], strict=True):

@@ -18,23 +18,18 @@ from thinkalike.measures import (
     Predictor,
     arc_length,
     cka,
-    disagreement,
-    distance_correlation,
     hsic0,
     hsic1,
     jaccard,
-    jensen_shannon,
     mutual_knn,
-    procrustes_distance,
     rsa,
     second_order_cosine,
-    soft_matching,
     spearman,
-    svcca,
     token_kl,
     weighted_tau,
 )
 from thinkalike.measures.neighbours import MOST_ROWS
+from thinkalike.registry import layer_measures
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:features .* differ on much the same pairs"),  # of the few rows that are enough
@@ -100,15 +95,6 @@ def divergence(x, y):
 
 MEASURES = {
     "cka": Measure(cka, PROPERTIES["cka"]),
-    "mutual knn": Measure(partial(mutual_knn, k=3), PROPERTIES["mutual knn"]),
-    "jaccard": Measure(partial(jaccard, k=3), PROPERTIES["jaccard"]),
-    "second order cosine": Measure(partial(second_order_cosine, k=3), PROPERTIES["second order cosine"]),
-    "procrustes": Measure(procrustes_distance, PROPERTIES["procrustes"], identical_tolerance=1e-6),
-    "svcca": Measure(svcca, PROPERTIES["svcca"], rows=20),
-    "soft matching": Measure(soft_matching, PROPERTIES["soft matching"], goes_below_zero=False),
-    "distance correlation": Measure(distance_correlation, PROPERTIES["distance correlation"]),
-    "jensen-shannon": Measure(jensen_shannon, PROPERTIES["jensen-shannon"], widths=(6, 6)),
-    "disagreement": Measure(disagreement, PROPERTIES["disagreement"], widths=(8, 8)),
     "cka biased": Measure(partial(cka, estimator="biased"), PROPERTIES["cka biased"]),
     "cka rbf": Measure(partial(cka, kernel="rbf"), PROPERTIES["cka rbf"]),
     "cka of batches": Measure(of_batches, PROPERTIES["cka of batches"]),
@@ -139,11 +125,17 @@ MEASURES = {
     "token kl": Measure(divergence, PROPERTIES["token kl"], widths=(5, 5)),
 }
 
+OF_REGISTRY = {entry.kind: tester.declared(entry) for entry in layer_measures()}
+OTHERS = [*MEASURES]
+MEASURES |= OF_REGISTRY
+
 every = pytest.mark.parametrize("measure", MEASURES.values(), ids=MEASURES)
 
 
 def test_every_declaration_is_proved():
-    assert MEASURES.keys() == PROPERTIES.keys()
+    assert {*OTHERS} == PROPERTIES.keys()
+    assert {*OF_REGISTRY} >= {"procrustes", "jsd"}, "control"
+    assert not {*OF_REGISTRY} & PROPERTIES.keys()
 
 
 @pytest.mark.parametrize("change", tester.CHANGES)

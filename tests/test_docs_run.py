@@ -13,22 +13,18 @@ import torch
 
 import pages
 import tiny
-from conftest import ROOT, with_slow
+from conftest import ROOT, of_core, smallest_words, with_slow
 from test_docs import COMMANDS, DOCS, DOORS, script
-from thinkalike.instruments.layer_pairs.declared import DECLARED
-from thinkalike.instruments.layer_pairs.outputs import OUTPUTS
+from thinkalike.config import MEASURES
 from thinkalike.training import optimizers
 
 LONG = {"experiment", "task", "population", "pairs"}  # settings of jobs that take minutes
 LONG_MEASURES = {"court", "atlas", "population", "steering", "probes"}
-FEW = ["measure.batches=2", "measure.tokens_per_batch=256"]
 STITCHES = ["stitch.steps=2", "stitch.warmup=1", "stitch.tokens_per_step=256", "data.report_tokens=4096"]
 SMALL = {
     "train": STITCHES,
-    "mlem": ["measure.folds=2", "measure.permutations=1", "measure.references=0"],
-    "r2": ["measure.words=8192"],
-    "loss": ["data.report_tokens=4096"],
-    **dict.fromkeys(("cka", *DECLARED, *OUTPUTS), FEW),
+    # the stimuli are those of the page
+    **{kind: [word for word in smallest_words(kind) if not word.startswith("stimuli.")] for kind in of_core(MEASURES)},
 }  # of every job, so that it takes seconds
 
 

@@ -15,9 +15,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 import tiny
 from fake_device import FakeDevice, move
-from test_work import KINDS, OUTPUTS
+from test_work import KINDS, of_outputs
 from thinkalike import measures
-from thinkalike.config import DataConfig, instrument, measure_module, measure_schema
+from thinkalike.config import DataConfig, instrument, measure_entry, measure_schema
 from thinkalike.data.rows import TokenRows
 from thinkalike.data.stimuli import Stimuli
 from thinkalike.evaluation.changes import compare_batches, perturbed
@@ -71,10 +71,10 @@ def states(layers, seed, dtype=torch.float32, width=12):
 
 def compared(kind, batches, layers, dtype=torch.float32, **chosen):
     measure = measure_schema(kind)()
-    layers = 1 if kind in OUTPUTS else layers
+    layers = 1 if of_outputs(kind) else layers
     for name, choice in chosen.items():
         setattr(measure, name, choice)
-    metric = instrument(measure_module(kind)).metric(measure, layers, layers).to(GPU)
+    metric = instrument(measure_entry(kind)).metric(measure, layers, layers).to(GPU)
     for number in range(batches):
         labels = {"documents": torch.arange(ROWS) // 6 + 100 * number}
         labels |= {"groups": torch.arange(ROWS) % 5} if chosen.get("given", "none") != "none" else {}

@@ -21,9 +21,9 @@ from safetensors.torch import save_file
 
 import thinkalike
 import tiny
-from conftest import with_slow
+from conftest import of_core, with_slow
 from thinkalike import jobs, load_model, measures, open_result
-from thinkalike.config import AnalyzeConfig, DataConfig, ModelConfig, StimuliConfig, measure_schema
+from thinkalike.config import MEASURES, AnalyzeConfig, DataConfig, ModelConfig, StimuliConfig, measure_schema
 from thinkalike.config.schema import initial_of
 from thinkalike.errors import (
     ConfigError,
@@ -65,8 +65,8 @@ SETTINGS = {  # small sizes, by their names on a command line, of which a keywor
     "loss": {"data.report_tokens": 2048},
     "ruler": {"measure.words": 8000},
 }  # fmt: skip
-ALIKE = "disagreement distance distance_correlation jsd procrustes second_order_cosine soft_matching svcca token_rsa"
-SETTINGS |= dict.fromkeys(["jaccard", *ALIKE.split()], SETTINGS["cka"])
+ALIKE = [kind for kind in of_core(MEASURES) if kind not in SETTINGS]  # measures of layer pairs, all in the same way
+SETTINGS |= dict.fromkeys(ALIKE, SETTINGS["cka"])
 
 
 @pytest.fixture(autouse=True)
@@ -101,7 +101,7 @@ def words_of(kind, names, files):
 
 
 # others than mutual_knn go the same way
-@pytest.mark.parametrize("kind", with_slow(SETTINGS, "jaccard", *ALIKE.split()))
+@pytest.mark.parametrize("kind", with_slow(SETTINGS, *ALIKE))
 def test_a_function_gives_the_table_of_its_command(kind, files, cli, tmp_path):
     """By name it is the very same result, which the store has already, and in memory the same table to the bit."""
     for step in (1, 2) if kind == "trajectory" else ():  # whose stimuli are of the grammar: the tokenizer knows letters

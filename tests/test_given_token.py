@@ -8,6 +8,7 @@ from sklearn.neighbors import NearestNeighbors
 from thinkalike.measures import (
     CKA,
     LayerMeans,
+    MutualKNN,
     ResidualStates,
     RowGroups,
     cka,
@@ -15,7 +16,6 @@ from thinkalike.measures import (
     hsic0,
     hsic1,
     mutual_knn,
-    mutual_measure,
 )
 from thinkalike.measures.permutations import permuted_within
 from thinkalike.measures.ridge import both_ways
@@ -252,7 +252,7 @@ def by_sklearn(x, y, tokens, k):
 @pytest.mark.parametrize("at_once", [2**24, 200])
 def test_neighbours_given_the_token_are_those_of_scikit_learn(at_once, monkeypatch):
     monkeypatch.setattr("thinkalike.measures.neighbours.MEMBERSHIPS_AT_ONCE", at_once)
-    metric, expected = LayerMeans(1, 2, mutual_measure(3), given="token"), []
+    metric, expected = LayerMeans(1, 2, MutualKNN(3), given="token"), []
     for number in range(3):
         tokens = drawn()
         x, y = alike(tokens, 0.7)
@@ -266,14 +266,14 @@ def test_neighbours_given_the_token_are_those_of_scikit_learn(at_once, monkeypat
     assert result.rows_used == pytest.approx(rows / N)
     assert float(result.value[0, 1]) == 1
     assert result.low[0, 0] < result.value[0, 0] < result.high[0, 0]
-    again = LayerMeans(1, 2, mutual_measure(3), given="token")
+    again = LayerMeans(1, 2, MutualKNN(3), given="token")
     again.load_state_dict(metric.state_dict())
     assert torch.equal(again.compute().high, result.high)
 
 
 def test_the_null_of_neighbours_given_the_token_is_chance():
     tokens = drawn()
-    metric = LayerMeans(1, 1, mutual_measure(3), 100, given="token")
+    metric = LayerMeans(1, 1, MutualKNN(3), 100, given="token")
     metric.update(*([each] for each in alike(tokens, 0.0)), groups=tokens)
     null = float(metric.compute().chance.null)
     assert null == pytest.approx(chance_share(RowGroups.of(tokens, 5), 3), abs=0.015)

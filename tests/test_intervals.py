@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -11,22 +12,21 @@ import torch
 
 from thinkalike.measures import (
     CKA,
-    DISTANCE_CORRELATION,
+    DistanceCorrelation,
     Estimate,
     LayerMeans,
     LayerMeasure,
+    MutualKNN,
     bootstrap_interval,
     documents_and_seeds_interval,
     effective_number,
     fold_interval,
     jackknife,
-    mutual_measure,
     rsa,
     rsa_estimate,
     stimulus_folds,
     student_t,
 )
-from thinkalike.measures.contract import each_pair, rows_in_order
 from thinkalike.measures.folds import JACKKNIFE_PARTS, numbered_by_part
 from thinkalike.measures.sample_size import freedom_of_groups
 from thinkalike.measures.shifts import LayerShifts
@@ -260,8 +260,20 @@ def test_groups_are_drawn_whole_into_parts_of_about_equal_size(count):
     assert int(sizes.max() - sizes.min()) <= int(groups.unique(return_counts=True)[1].max())
 
 
-def dots_measure(prepare=lambda rows, name: rows.double()):
-    return LayerMeasure(prepare, each_pair(lambda a, b: (a * b).sum(1).mean()), rows_in_order, fewest=1)
+@dataclass(frozen=True)
+class Dots(LayerMeasure):
+    """The mean product of the rows of two layers."""
+
+    seen: list = field(default_factory=list)  # the names of the layers that were prepared
+
+    fewest = 1
+
+    def prepare(self, layer, name):
+        self.seen.append(name)
+        return layer.double()
+
+    def compare(self, first, second):
+        return (first * second).sum(1).mean()
 
 
 def dots(layers):
@@ -277,7 +289,7 @@ def test_mknn_is_a_mean_over_batches_jackknifed_by_document():
     """The documents of one part lie in several batches, and no part has the same share of each."""
     pairs = [(batch(2, 12), batch(3, 12)) for _ in range(5)]
     owners = [torch.randint(30, (12,)) for _ in pairs]
-    means = LayerMeans(2, 3, dots_measure())
+    means = LayerMeans(2, 3, Dots())
     for number, (source, target) in enumerate(pairs):
         means.update(source, target, None, number, documents=owners[number])
 
@@ -405,10 +417,10 @@ def test_absent_parts_are_not_left_out_and_few_rows_have_no_ends():
     source, target = batch(1, 16), batch(1, 16)
     unequal = torch.arange(16).clamp(min=3)  # 13 documents, worth 9 of equal length
     for documents, finite in ((torch.arange(16) + 10, True), (torch.arange(16) // 2, False), (unequal, False)):
-        means = LayerMeans(1, 1, dots_measure())
+        means = LayerMeans(1, 1, Dots())
         means.update(source, target, documents=documents)
         assert bool(means.compute().low.isfinite()) == finite
-    few = LayerMeans(1, 1, DISTANCE_CORRELATION)
+    few = LayerMeans(1, 1, DistanceCorrelation())
     few.update([x[:9] for x in source], [x[:9] for x in target], documents=torch.tensor([0] * 6 + [1, 2, 3]))
     few.update(source, target, documents=torch.arange(16))
     assert few.compute().low == -torch.inf
@@ -416,12 +428,7 @@ def test_absent_parts_are_not_left_out_and_few_rows_have_no_ends():
 
 def test_a_model_with_itself_is_prepared_once():
     seen, source = [], batch(2)
-
-    def prepared(rows, name):
-        seen.append(name)
-        return rows
-
-    alone, copied = (LayerMeans(2, 2, dots_measure(prepared), permutations=3) for _ in range(2))
+    alone, copied = (LayerMeans(2, 2, Dots(seen), permutations=3) for _ in range(2))
     alone.update(source, source)
     assert sorted(seen[:2]) == ["source layer 0", "source layer 1"]
     alone_count = len(seen)
@@ -435,9 +442,9 @@ def test_a_model_with_itself_is_prepared_once():
 @pytest.mark.parametrize(
     "new",
     [
-        lambda: LayerMeans(1, 1, dots_measure()),
-        lambda: LayerMeans(1, 1, DISTANCE_CORRELATION, permutations=3),
-        lambda: LayerMeans(1, 1, mutual_measure(2), given="token"),
+        lambda: LayerMeans(1, 1, Dots()),
+        lambda: LayerMeans(1, 1, DistanceCorrelation(), permutations=3),
+        lambda: LayerMeans(1, 1, MutualKNN(2), given="token"),
     ],
 )
 def test_batches_without_a_number_are_numbered_as_they_come(new):
@@ -452,7 +459,7 @@ def test_batches_without_a_number_are_numbered_as_they_come(new):
 
 @pytest.mark.filterwarnings("ignore:The ``compute`` method")
 def test_no_batch_and_two_of_one_number_have_no_mean():
-    first, second = (LayerMeans(1, 1, dots_measure()) for _ in range(2))
+    first, second = (LayerMeans(1, 1, Dots()) for _ in range(2))
     with pytest.raises(ValueError, match="there is no mean of no batches"):
         first.compute()
     for means in (first, second):

@@ -2,6 +2,7 @@
 
 import math
 import re
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -10,21 +11,23 @@ from safetensors.torch import load_file, save_file
 
 import tiny
 from conftest import ROOT, kill_and_resume, with_slow
-from thinkalike.config import MEASURES, MeasureConfig, ModelConfig
+from thinkalike.config import ModelConfig
+from thinkalike.errors import ConfigError
 from thinkalike.instruments import instrument
 from thinkalike.instruments.layer_pairs import screen
-from thinkalike.instruments.layer_pairs.declared import DECLARED, Declared, declare
 from thinkalike.measures import (
     CKA,
-    DISTANCE_CORRELATION,
-    PROCRUSTES,
+    DistanceCorrelation,
     LayerMeans,
+    MutualKNN,
+    Procrustes,
     jensen_shannon,
     kernel_alignment,
-    mutual_measure,
 )
 from thinkalike.measures.folds import numbered_by_part
 from thinkalike.models.load import load_model
+from thinkalike.ranges import parameter
+from thinkalike.registry import OF_STATES, Entry
 from thinkalike.states.pieces import Pieces, pieces_of_texts
 
 ASSETS = ROOT / "src" / "thinkalike" / "assets"
@@ -72,9 +75,9 @@ METRICS = {  # the words of a measure, and what it computes from batches
     "cka given": (["measure=cka", "measure.given=token"], lambda: CKA(4, 4, given="token")),
     "mutual_knn given": (
         ["measure=mutual_knn", "measure.given=token", "measure.neighbours=3"],
-        lambda: LayerMeans(4, 4, mutual_measure(3), given="token"),
+        lambda: LayerMeans(4, 4, MutualKNN(3), given="token"),
     ),
-    "procrustes": (["measure=procrustes", *NULL], lambda: LayerMeans(4, 4, PROCRUSTES, 4)),
+    "procrustes": (["measure=procrustes", *NULL], lambda: LayerMeans(4, 4, Procrustes(), 4)),
 }
 
 
@@ -244,16 +247,24 @@ def test_words_know_their_documents_and_forms():
     assert batch.forms.tolist() == [0, 1, 0, 1, 2]
 
 
-def test_a_new_measure_is_one_declaration():
-    names = {kind for kind, place in MEASURES.items() if "declared:" in place}
-    assert set(DECLARED) == names
-    assert all(instrument(MEASURES[kind]).kind == kind for kind in names)
-    new = {"mine": Declared("my measure", lambda measure: DISTANCE_CORRELATION)}
-    made, schema = declare(new, "somewhere")["mine"](), MeasureConfig.schemas.pop("mine")
-    metric = made.metric(schema(null=True, permutations=3), 1, 1)
+@dataclass(frozen=True)
+class Mine(DistanceCorrelation):
+    """A measure with a setting of its own."""
+
+    power: float = parameter(1.0, above=0)
+
+
+def test_a_new_measure_is_one_class():
+    entry = Entry(__name__, "Mine", "mine", "my measure", OF_STATES)
+    made = instrument(entry)
+    settings = made.settings(null=True, permutations=3, power=2)
+    assert made.measure_of(settings) == Mine(2)
+    with pytest.raises(ConfigError, match=r"measure\.power=-1"):
+        made.settings(power=-1)
+    metric = made.metric(settings, 1, 1)
     metric.update([torch.randn(20, 3)], [torch.randn(20, 4)])
     assert set(made.columns(metric.compute())) >= {"null", "calibrated", "p", "p_of_largest"}
-    assert (made.kind, made.name, schema().kind) == ("mine", "my measure", "mine")
+    assert (made.kind, made.version, made.settings().kind) == ("mine", 12, "mine")
 
 
 def test_distances_begin_at_the_block_that_was_changed(cli, words, tmp_path):

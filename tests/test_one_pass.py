@@ -13,7 +13,7 @@ import tiny
 from conftest import composed, results_in
 from thinkalike.errors import ConfigError
 from thinkalike.instruments import asked_for
-from thinkalike.measures import LayerMeans, gram_statistics, mutual_measure
+from thinkalike.measures import LayerMeans, MutualKNN, gram_statistics
 from thinkalike.measures import neighbours as mutual
 from thinkalike.measures.contract import Batch
 from thinkalike.measures.metric import CKA
@@ -318,7 +318,7 @@ def test_each_gram_is_made_once_however_many_pairs(monkeypatch):
 @pytest.mark.parametrize("given", ["none", "token"])
 def test_neighbours_of_a_pair_are_those_of_the_pair_alone(given, monkeypatch):
     def new(side):
-        return LayerMeans(*depths(side), mutual_measure(5), **({"given": given} if given == "token" else {}))
+        return LayerMeans(*depths(side), MutualKNN(5), **({"given": given} if given == "token" else {}))
 
     monkeypatch.setattr(mutual, "AT_ONCE", 5000)
     monkeypatch.setattr(mutual, "SIMILARITIES", 3000)

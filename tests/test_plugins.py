@@ -15,7 +15,7 @@ from thinkalike import Stitch, plugins
 from thinkalike.config import measure_schema
 from thinkalike.errors import ConfigError, PluginError, StitchError
 from thinkalike.instruments import instrument_of
-from thinkalike.instruments.layer_pairs.declared import of_function
+from thinkalike.instruments.layer_pairs.of_user import OfFunction
 from thinkalike.job.performing import plan
 from thinkalike.stitches.results import load_stitch, stitch_modules
 
@@ -220,7 +220,7 @@ def test_a_measure_cannot_have_the_name_of_one_of_the_package(files):
 
 @pytest.mark.parametrize("given", [torch.zeros(3, 3), "high", None])
 def test_a_measure_of_more_or_less_than_one_number_is_refused(given):
-    compare = of_function("bad", lambda x, y: given, is_distance=False).compare.args[0]
+    compare = OfFunction("bad", lambda x, y: given).compare
     with pytest.raises(PluginError, match="bad"):
         compare(torch.zeros(3, 3), torch.zeros(3, 3))
 

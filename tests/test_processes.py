@@ -15,7 +15,7 @@ import torch
 from thinkalike import processes
 from thinkalike.errors import ConfigError, ShareDone
 from thinkalike.job.instrument import Phases
-from thinkalike.measures import LayerMeans, mutual_measure
+from thinkalike.measures import LayerMeans, MutualKNN
 from thinkalike.measures.accumulator import without_empty
 from thinkalike.measures.metric import CKA
 from thinkalike.processes import (
@@ -58,8 +58,8 @@ def by_threads(size, work):
 def metrics():
     return {
         "cka": lambda: CKA(2, 3, permutations=1),
-        "mutual_knn": lambda: LayerMeans(2, 3, mutual_measure(5), permutations=5),
-        "mutual_knn given the token": lambda: LayerMeans(2, 3, mutual_measure(2), given="token"),
+        "mutual_knn": lambda: LayerMeans(2, 3, MutualKNN(5), permutations=5),
+        "mutual_knn given the token": lambda: LayerMeans(2, 3, MutualKNN(2), given="token"),
     }
 
 

@@ -314,9 +314,9 @@ def test_a_command_is_shown_if_it_is_one_whole(text, whole):
 
 
 def test_titles_are_those_of_the_instruments():
-    for kind, place in MEASURES.items():
-        named = getattr(instrument(place), "name", {"mlem": "MLEM", "rsa": "RSA"}.get(kind, kind))
-        assert title_of(kind) == named
+    for kind, entry in MEASURES.items():
+        assert title_of(kind) == (entry.title or kind)
+        assert getattr(instrument(entry), "name", title_of(kind)) == title_of(kind)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """Measures of shape, neighbours, distances and outputs against scipy, published formulas and planted answers."""
 
 import math
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -12,29 +11,29 @@ from scipy.spatial.distance import cdist, cosine, jensenshannon
 
 from test_given_token import by_sklearn
 from thinkalike.measures import (
-    DISAGREEMENT,
-    JENSEN_SHANNON,
-    SOFT_MATCHING,
-    cka_measure,
+    SVCCA,
+    CKAMeasure,
+    Disagreement,
+    Jaccard,
+    JensenShannon,
+    SecondOrderCosine,
+    SoftMatching,
     disagreement,
     distance_correlation,
     jaccard,
-    jaccard_measure,
     jensen_shannon,
     mutual_knn,
     procrustes_distance,
     second_order_cosine,
-    second_order_measure,
     soft_matching,
     svcca,
-    svcca_measure,
     unit_matching,
 )
 from thinkalike.measures.contract import Blocks, joined
-from thinkalike.measures.distances.of_layers import DISTANCE_CORRELATION, RANKED_DISTANCES
+from thinkalike.measures.distances.of_layers import DistanceCorrelation, TokenRSA
 from thinkalike.measures.layer_means import LayerMeans
-from thinkalike.measures.neighbours import mutual_measure
-from thinkalike.measures.shape import PROCRUSTES
+from thinkalike.measures.neighbours import MutualKNN
+from thinkalike.measures.shape import Procrustes
 
 N = 40
 
@@ -43,23 +42,23 @@ def in_blocks(measure, sources, targets):
     """The likenesses of two lists of prepared layers; ratios are taken of relative likenesses."""
     layers = [*sources, *targets]
     blocks = Blocks([range(len(sources)), range(len(sources), len(layers))], [(0, 0), (0, 1), (1, 1)])
-    found = joined(measure.compare(layers, blocks), (0, 1))
-    found = measure.finish(found) if measure.finish else found
+    found = joined(measure.compare_all(layers, blocks), (0, 1))
+    found = measure.finish(found) if measure.is_ratio else found
     return found[: len(sources), len(sources) :]
 
 
 MEASURES = {
-    "procrustes": PROCRUSTES,
-    "svcca": svcca_measure(),
-    "soft matching": SOFT_MATCHING,
-    "distance correlation": DISTANCE_CORRELATION,
-    "cka": cka_measure(is_relative=True),
-    "rsa": RANKED_DISTANCES,
-    "jensen-shannon": JENSEN_SHANNON,
-    "disagreement": DISAGREEMENT,
-    "mutual": mutual_measure(5),
-    "jaccard": jaccard_measure(5),
-    "second order cosine": second_order_measure(5),
+    "procrustes": Procrustes(),
+    "svcca": SVCCA(),
+    "soft matching": SoftMatching(),
+    "distance correlation": DistanceCorrelation(),
+    "cka": CKAMeasure(is_relative=True),
+    "rsa": TokenRSA(),
+    "jensen-shannon": JensenShannon(),
+    "disagreement": Disagreement(),
+    "mutual": MutualKNN(5),
+    "jaccard": Jaccard(5),
+    "second order cosine": SecondOrderCosine(5),
 }
 every = pytest.mark.parametrize("measure", MEASURES.values(), ids=MEASURES)
 
@@ -75,12 +74,14 @@ def centred(x):
 
 
 @every
-def test_layers_are_prepared_once_for_a_matrix_of_pairs(measure):
+def test_layers_are_prepared_once_for_a_matrix_of_pairs(measure, monkeypatch):
     layers = [*pair(e=6), *pair(e=6)]
     seen = []
-    one_by_one = {"prepare": lambda x, name: seen.append(name) or measure.prepare(x, name), "prepare_all": None}
-    counting = type(measure)(**{**vars(measure), **one_by_one})
-    matrix = counting.matrix(layers[:3], layers[1:])
+    prepare = measure.prepare
+    with monkeypatch.context() as patch:
+        patch.setattr(type(measure), "prepares_together", False)
+        patch.setattr(type(measure), "prepare", lambda _, x, name: seen.append(name) or prepare(x, name))
+        matrix = measure.matrix(layers[:3], layers[1:])
     assert len(seen) == 4, "layers 1 and 2 stand on both sides"
     assert matrix.shape == (3, 3)
     assert matrix.dtype == torch.float64
@@ -108,11 +109,11 @@ LINES, EIGHT = torch.eye(N)[:, :1], torch.randn(8, 3)
 @pytest.mark.parametrize(
     ("measure", "x", "y", "message"),
     [
-        (PROCRUSTES.of, torch.randn(40, 3), torch.randn(39, 3), "the same rows, but X has 40 and Y has 39"),
-        (SOFT_MATCHING.of, torch.randn(1, 3), torch.randn(1, 3), "1 rows are too few to compare: give at least 2"),
-        (DISTANCE_CORRELATION.of, torch.randn(N, 3), LINES, "Y: all distances are equal, or all but those of one row"),
+        (Procrustes().of, torch.randn(40, 3), torch.randn(39, 3), "the same rows, but X has 40 and Y has 39"),
+        (SoftMatching().of, torch.randn(1, 3), torch.randn(1, 3), "1 rows are too few to compare: give at least 2"),
+        (DistanceCorrelation().of, torch.randn(N, 3), LINES, "Y: all distances are equal, or all but those of one row"),
         (
-            DISTANCE_CORRELATION.of,
+            DistanceCorrelation().of,
             torch.linalg.qr(torch.randn(N, N)).Q,
             torch.randn(N, 3),
             "X: all distances are equal",
@@ -256,7 +257,7 @@ def test_mknn_is_its_definition_with_scikit_learns_neighbours(k):
     assert k / (N - 1) < value < 1, "control: neither chance nor sameness"
 
 
-@pytest.mark.parametrize("measure", [mutual_measure, jaccard_measure, second_order_measure])
+@pytest.mark.parametrize("measure", [MutualKNN, Jaccard, SecondOrderCosine])
 def test_autocast_changes_nothing(measure):
     x = torch.randn(200, 64)
     y = x + torch.randn(200, 64) + 8
@@ -270,7 +271,7 @@ def test_rows_in_nearly_one_direction_keep_their_neighbours():
     """Their cosines are 1 up to the last digits of float32."""
     base = torch.randn(N, 8)
     X, Y = base @ torch.randn(8, 32) + 1e5, base @ torch.randn(8, 32)
-    for measure in (mutual_knn, second_order_measure().of):
+    for measure in (mutual_knn, SecondOrderCosine().of):
         assert float(measure(X, Y)) == pytest.approx(float(measure(X.double(), Y.double())), abs=1e-4)
     with pytest.raises(ValueError, match="Y: all rows"):
         mutual_knn(X, torch.ones(N, 32) * torch.rand(N, 1))
@@ -285,15 +286,16 @@ def test_equally_near_rows_are_chosen_by_chance():
 
 
 @pytest.mark.parametrize("rows", [4, 12])  # of a document; eight documents leave two parts empty
-@pytest.mark.parametrize("measure", [JENSEN_SHANNON, DISAGREEMENT, DISTANCE_CORRELATION, RANKED_DISTANCES])
-def test_values_without_parts_are_those_compared_again(measure, rows):
+@pytest.mark.parametrize("measure", [JensenShannon(), Disagreement(), DistanceCorrelation(), TokenRSA()])
+def test_values_without_parts_are_those_compared_again(measure, rows, monkeypatch):
     generator = torch.Generator().manual_seed(0)
     x, y = (torch.randn(90, 40, generator=generator, dtype=torch.float64) for _ in range(2))
     x[:3], y[:9:4] = x[5], y[5]  # copies, whose distances tie
     documents = torch.arange(90).flip(0) // rows
-    at_once, again = (LayerMeans(1, 1, each) for each in (measure, replace(measure, compare_without_parts=None)))
-    for metric in (at_once, again):
-        metric.update([x], [x + y], documents=documents)
+    at_once, again = (LayerMeans(1, 1, measure) for _ in range(2))
+    at_once.update([x], [x + y], documents=documents)
+    monkeypatch.setattr(type(measure), "leaves_out_parts", False)
+    again.update([x], [x + y], documents=documents)
     found, expected = at_once.compute(), again.compute()
     for name in ("value", "low", "high"):
         torch.testing.assert_close(getattr(found, name), getattr(expected, name), rtol=1e-12, atol=1e-12)

@@ -14,9 +14,9 @@ import pytest
 
 import pages
 import tiny
-from conftest import ROOT, of_core
+from conftest import ROOT, of_core, smallest_words
 from test_house import imported
-from thinkalike.config import MEASURES, ModelConfig
+from thinkalike.config import MEASURES, ModelConfig, instrument
 
 CONTRIB = ("src/thinkalike/contrib", "tests/contrib", "docs/contrib")
 TESTS = [path for path in (ROOT / "tests").rglob("*.py") if not path.is_relative_to(ROOT / "tests" / "contrib")]
@@ -82,7 +82,7 @@ def run(folder: Path, *words: str) -> subprocess.CompletedProcess:
 
 @pytest.mark.ci_slow
 def test_the_core_is_imported_and_lists_nothing_of_contrib(without_contrib):
-    code = "import thinkalike, thinkalike.plugins as p; print(thinkalike.__file__, *p.POINTS.values())"
+    code = "import thinkalike, thinkalike.plugins as p; print(thinkalike.__file__, p.PACKAGES, p.conf_folders())"
     found = run(without_contrib, "-c", code)
     assert found.returncode == 0, found.stderr
     assert str(without_contrib) in found.stdout
@@ -114,23 +114,21 @@ def test_what_contrib_has_is_refused_in_one_line(without_contrib, words, said):
 
 
 SIZES = ["logger=none", "threads=1"]
-TEXT = ["data.report_tokens=4096"]
-FEW = ["measure.batches=2", "measure.tokens_per_batch=256"]
 PAIR = ["model=gpt2-mini", "model@target=gpt2-mini-s1"]
+
+
+def models_of(kind: str) -> list[str]:
+    """Return the models, and what else the command line of a measure needs."""
+    if kind == "trajectory":
+        return ["model={run}", "stimuli.features=[PoS]", "data=pydoc"]
+    of_one = instrument(MEASURES[kind]).of_models == "each"
+    return PAIR[:1] if of_one else PAIR
+
+
 JOBS = {  # by name; every measure of the core has one
-    **{kind: ["analyze.py", f"measure={kind}", *PAIR, *FEW] for kind in of_core(MEASURES)},
-    "stitch": ["train.py", "stitch.steps=3", "stitch.warmup=1", "stitch.tokens_per_step=512", *TEXT],
-    "loss": ["analyze.py", "measure=loss", "model=gelu-3l-mini", *TEXT],
-    "r2": ["analyze.py", "measure=r2", *PAIR, "measure.words=8192"],
-    "ruler": ["analyze.py", "measure=ruler", *PAIR, "measure.words=8192", "layers=[[2,2]]"],
-    "diff": ["analyze.py", "measure=diff", *PAIR, "measure.tokens=4096"],
-    "mlem": ["analyze.py", "measure=mlem", "model=gpt2-mini", "measure.folds=2", "measure.permutations=1",
-             "measure.references=0", "stimuli.sentences=40"],
-    "rsa": ["analyze.py", "measure=rsa", *PAIR, "stimuli.sentences=40"],
-    "trajectory": ["analyze.py", "measure=trajectory", "model={run}", "measure.tokens=1024", "measure.least=5",
-                   "measure.folds=3", "measure.permutations=19", "measure.importance=false", "stimuli.sentences=40",
-                   "stimuli.features=[PoS]", "data=pydoc"],
-}  # fmt: skip
+    "stitch": ["train.py", *smallest_words("stitch")],
+    **{kind: ["analyze.py", f"measure={kind}", *models_of(kind), *smallest_words(kind)] for kind in of_core(MEASURES)},
+}
 
 
 @pytest.mark.slow

@@ -404,7 +404,12 @@ def _classes(options: Sequence[Any]) -> tuple[type, ...]:
     """Return the classes that the options of an annotation name, of which numbers and arrays are read elsewhere."""
     classes = []
     for option in options:
-        plain = Callable if typing.get_origin(option) is Callable else option
+        plain = option
+        origin = typing.get_origin(option)
+        if origin is Callable:
+            plain = Callable
+        elif inspect.isclass(origin) and issubclass(origin, typing.Generic):  # type: ignore[arg-type]
+            plain = origin  # a class of ours with parameters, such as LayerMeasure[Tensor]
         is_read_elsewhere = plain in (int, float, bool, Any, object) or typing.get_origin(plain) is not None
         if is_read_elsewhere or not inspect.isclass(plain) or issubclass(plain, Tensor | AbstractArray):
             return ()

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from thinkalike import plugins
 from thinkalike.arguments import check_rows, checked_numbers
-from thinkalike.config import ModelConfig, measure_module, measure_schema, part_named
+from thinkalike.config import ModelConfig, measure_entry, measure_schema, part_named
 from thinkalike.config.groups import open_job, unset_settings
 from thinkalike.config.parts import AnalyzeConfig, DataConfig, StimuliConfig
 from thinkalike.config.recorded import RecordedArrays
@@ -475,7 +475,7 @@ def check_measure(job: Job, does: str) -> None:
         return
     if isinstance(job, Compare) and callable(job.measure) and job.store is not None:
         raise ConfigError("measure is a function in memory, which has no key: with store= give FILE.py:NAME")
-    instrument = plugins.instrument(measure_module(does))
+    instrument = plugins.instrument(measure_entry(does))
     if isinstance(job, Compare) and (instrument.of_models == "all" or "model" not in instrument.reads):
         raise ConfigError(f"measure={does} is of more than two models: use python analyze.py measure={does}")
 
@@ -506,7 +506,7 @@ def configuration(job: Job, does: str) -> Any:
         schema: Any = StitchJob
         parts["stitch"] = made(StitchConfig, unset_settings(StitchConfig) | settings["stitch"], "stitch.")
     else:
-        schema = plugins.instrument(measure_module(does)).config
+        schema = plugins.instrument(measure_entry(does)).config
         parts["measure"] = part_named("measure", does, settings["measure"])
         parts["stimuli"] = stimuli_config(stimuli, settings["stimuli"])
     configs = model_configs(models, settings["model"])
@@ -567,7 +567,7 @@ def _recordings(sides: Mapping[str, Any]) -> list[str | RecordedArrays]:
 
 
 def _check_takes_arrays(does: str) -> None:
-    if does == "stitch" or not plugins.instrument(measure_module(does)).takes_activations:
+    if does == "stitch" or not plugins.instrument(measure_entry(does)).takes_activations:
         raise ConfigError(f"{does} runs models, and states that are given cannot run")
 
 

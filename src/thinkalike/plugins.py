@@ -5,7 +5,8 @@ A user's stitch, measure or callback is written FILE.py:NAME; see docs/how-to/pl
     python train.py stitch.kind=mine.py:two_layer
     python analyze.py measure=mine.py:centroids
 
-What `task=`, `measure=` and `experiment=` can be is found by entry points of installed packages, module:NAME:
+What `task=` and `measure=` can be stands in `thinkalike.registry`. An installed package adds to it by entry points of
+one group:
 
     [project.entry-points."thinkalike.instruments"]
     "measure.mine" = "my_package.mine:Mine"
@@ -13,14 +14,14 @@ What `task=`, `measure=` and `experiment=` can be is found by entry points of in
 The group has these entry points:
 
 - `task.NAME` and `measure.NAME`: a subclass of `thinkalike.job.Instrument`
+- `layer_measure.NAME`: a measure of layer pairs, a subclass of `thinkalike.measures.LayerMeasure`
 - `subjects.NAME`: the form that a measure takes for several subjects
 - `settings.PART.NAME`: a subclass of the schema of a part, such as `model`, that adds settings to it
 - `conf.NAME`: the path of a folder with configuration groups. Its files NAME_train.yaml and NAME_analyze.yaml, if there
   are such, become part of every command line of that entry point.
-- `plugin`: a function from FILE.py:NAME to an instrument and its schema
 - `experiment`: a function of the name of an experiment
 
-A module is imported when it is needed. `thinkalike.contrib` is registered in this way, too, and can be deleted.
+A module is imported when it is needed.
 """
 
 from __future__ import annotations
@@ -28,55 +29,64 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import re
-import tomllib
+import sys
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from thinkalike.errors import ConfigError, PluginError, ThinkalikeError, one_line, one_of, short
+from thinkalike.registry import CORE, OF_STATES, OF_USER, Entry, Place, Registered, studies
 
 PLUGIN = re.compile(r".*\.py:[A-Za-z_]\w*")
 GROUP = "thinkalike.instruments"
-PROJECT = Path(__file__).parents[2] / "pyproject.toml"  # of a checkout, which may not be installed
+OURS = "thinkalike"
 
 
-def _declared() -> dict[str, str]:
-    """Return module:NAME of each entry point; the list of a checkout counts, whether it is installed or not."""
-    found = {point.name: point.value for point in entry_points(group=GROUP)}
-    if PROJECT.is_file():
-        own: dict[str, Any] = tomllib.loads(PROJECT.read_text(encoding="utf-8")).get("project", {})
-        found |= own.get("entry-points", {}).get(GROUP, {})
-    return {name: found[name] for name in sorted(found) if _exists(found[name])}
+def _of_packages() -> Registered:
+    """Return what the entry points of other packages add."""
+    entries: dict[str, list[Entry]] = {"task": [], "measure": [], "subjects": []}
+    places: dict[str, dict[str, Place]] = {"settings": {}, "conf": {}}
+    experiment = None
+    for point in sorted(entry_points(group=GROUP)):
+        if point.module.partition(".")[0] == OURS:  # of an older version, whose installation this checkout replaces
+            continue
+        part, _, name = point.name.partition(".")
+        if part in entries:
+            entries[part].append(Entry(point.module, point.attr, name))
+        elif part == "layer_measure":
+            entries["measure"].append(Entry(point.module, point.attr, name, through=OF_STATES))
+        elif part in places:
+            places[part][name] = Place(point.module, point.attr)
+        elif part == "experiment":
+            experiment = Place(point.module, point.attr)
+    return Registered(
+        tasks=tuple(entries["task"]),
+        measures=tuple(entries["measure"]),
+        subjects=tuple(entries["subjects"]),
+        settings=places["settings"],
+        conf=places["conf"],
+        experiment=experiment,
+    )
 
 
-def _exists(value: str) -> bool:
-    """Return whether the module of an entry point module:NAME exists; of other packages that is not asked.
-
-    A folder of this package may have been deleted, such as contrib, of which the list of entry points knows nothing.
-    """
-    package, *inside = value.partition(":")[0].split(".")
-    if package != "thinkalike":
-        return True
-    module = Path(__file__).parent.joinpath(*inside)
-    return module.is_dir() or module.with_suffix(".py").is_file()
+def _by_kind(entries: Iterable[Entry]) -> dict[str, Entry]:
+    """Return entries by their names on the command line, in alphabetical order."""
+    return {entry.kind: entry for entry in sorted(entries, key=lambda entry: entry.kind)}
 
 
-POINTS = _declared()
-DECLARED = frozenset(POINTS.values())
-TASKS, MEASURES, SUBJECTS = (
-    {name.removeprefix(part): value for name, value in POINTS.items() if name.startswith(part)}
-    for part in ("task.", "measure.", "subjects.")
-)
-SETTINGS: dict[str, list[str]] = {}  # by the part of a configuration, the schemas that add settings to it
-for _name, _value in POINTS.items():
-    if _name.startswith("settings."):
-        SETTINGS.setdefault(_name.split(".")[1], []).append(_value)
+PACKAGES = (CORE, studies(), _of_packages())
+TASKS = _by_kind(entry for package in PACKAGES for entry in package.tasks)
+MEASURES = _by_kind(entry for package in PACKAGES for entry in package.measures)
+SUBJECTS = _by_kind(entry for package in PACKAGES for entry in package.subjects)
+SETTINGS: dict[str, list[Place]] = {}  # by the part of a configuration, the schemas that add settings to it
+for _package in PACKAGES:
+    for _name, _place in sorted(_package.settings.items()):
+        SETTINGS.setdefault(_name.partition(".")[0], []).append(_place)
 # models and tables in memory while a job runs, and functions, each by the path or FILE.py:NAME that stands for it
 HELD: dict[str, Any] = {}
 # the FILE.py:NAME that a person typed on a command line or gave as an argument in Python; no other file is run
@@ -88,8 +98,8 @@ class MeasurePlugin:
     """A measure of layer pairs with a title or settings of its own; a bare function or `LayerMeasure` needs none.
 
     Attributes:
-        measure: a function of (n, d) and (n, e) tensors to a number; or a `LayerMeasure`; or, with settings, a function
-            of `measure.` settings to either.
+        measure: a function of (n, d) and (n, e) tensors to a number; or a subclass of `LayerMeasure`, or an instance;
+            or, with settings, a function of `measure.` settings to either.
         title: what tables and figures call it; by default its name.
         scale: the ends of the colours.
         is_distance: whether less is closer.
@@ -109,21 +119,19 @@ def is_plugin(name: Any) -> bool:
 
 
 def load(name: str) -> Any:
-    """Return the object that FILE.py:NAME or module:NAME names; a file whose content has changed is run anew.
+    """Return the object that FILE.py:NAME names; a file whose content has changed is run anew.
 
-    This is the one place where a name becomes code, and a name may come from a stranger's configuration. So the module
-    is one of an entry point, and the file one of `TRUSTED`.
+    This is the one place where a name becomes code, and a name may come from a stranger's configuration. So the file is
+    one of `TRUSTED`.
 
     Raises:
         PluginError: the name is not trusted, the file or the object does not exist, or the file raises an error.
     """
     if name in HELD:
         return HELD[name]
-    path, _, attribute = name.rpartition(":")
     if not is_plugin(name):
-        if name not in DECLARED:
-            raise PluginError(f"{short(name)} is not a plugin; name the object of a file as FILE.py:NAME")
-        return getattr(import_module(path), attribute)
+        raise PluginError(f"{short(name)} is not a plugin; name the object of a file as FILE.py:NAME")
+    path, _, attribute = name.rpartition(":")
     check_trusted(name)
     names = vars(_module(Path(path).expanduser().resolve(), _content(path)))
     if attribute not in names:
@@ -153,8 +161,8 @@ def blaming(what: str) -> Iterator[None]:
 
 def conf_folders() -> dict[str, Path]:
     """Return by name the folders of configuration groups that installed packages have."""
-    found = {name: value for name, value in POINTS.items() if name.startswith("conf.")}
-    return {name.removeprefix("conf."): Path(load(value)) for name, value in found.items()}
+    places = {name: place for package in PACKAGES for name, place in package.conf.items()}
+    return {name: Path(place.load()) for name, place in sorted(places.items())}
 
 
 def trust(names: Iterable[str]) -> None:
@@ -177,25 +185,37 @@ def check_trusted(name: str) -> None:
         )
 
 
-def measure_module(kind: str) -> str:
-    """Return the module:NAME of a kind of measure; FILE.py:NAME stays as it is."""
+def measure_entry(kind: str) -> Entry | str:
+    """Return the entry of a kind of measure; FILE.py:NAME stays as it is."""
     if is_plugin(kind):
         return kind
     one_of("measure", kind, MEASURES)
     return MEASURES[kind]
 
 
-def instrument(value: str) -> Any:
-    """Return the instrument module:NAME, or that of a user's measure FILE.py:NAME."""
-    kind = load(POINTS["plugin"])(value)[0] if is_plugin(value) else load(value)
-    return kind()
+def instrument(entry: Entry | str) -> Any:
+    """Return the instrument of an entry, or that of a user's measure FILE.py:NAME."""
+    if isinstance(entry, str):
+        return OF_USER.load()(entry)
+    if entry.through is not None:
+        return entry.through.load()(entry)
+    return entry.load()()
+
+
+def title_of(kind: str) -> str:
+    """Return what tables, figures and pages call the results of a kind."""
+    entry = MEASURES.get(kind)
+    return entry.title if entry and entry.title else kind
 
 
 def instrument_of_kind(kind: str, of_subjects: bool) -> Any:
     """Return the instrument whose results are of a kind, or None; of those in memory the last one of that name."""
-    measures, held = SUBJECTS if of_subjects else MEASURES, [name for name in HELD if name.endswith(f":{kind}")]
-    names = [measures[kind]] if kind in measures else held[-1:] or TASKS.values()
-    return next((own for own in map(instrument, names) if own.kind == kind), None)
+    measures = SUBJECTS if of_subjects else MEASURES
+    in_memory = [name for name in HELD if name.endswith(f":{kind}")]
+    entries: Iterable[Entry | str] = in_memory[-1:] or TASKS.values()
+    if kind in measures:
+        entries = [measures[kind]]
+    return next((candidate for candidate in map(instrument, entries) if candidate.kind == kind), None)
 
 
 def hold(function: Any) -> str:
@@ -211,12 +231,13 @@ def instrument_of(config: Any) -> Any:
     if hasattr(config, "task"):
         return instrument(TASKS[config.task])
     if config.experiment and config.models is None:
-        if "experiment" not in POINTS:
+        entries = [package.experiment for package in PACKAGES if package.experiment is not None]
+        if not entries:
             raise ConfigError(f"experiment={short(config.experiment)}: no installed package has experiments")
-        return load(POINTS["experiment"])(config.experiment)
+        return entries[-1].load()(config.experiment)
     kind = config.measure.kind
     if not config.subjects:
-        return instrument(measure_module(kind))
+        return instrument(measure_entry(kind))
     if kind not in SUBJECTS:
         several = f"measure={kind} compares two sides, and activations= are {len(config.subjects)} subjects"
         remedy = f"choose measure={' or '.join(SUBJECTS)}" if SUBJECTS else "give one file or two"
@@ -247,11 +268,13 @@ def _content(path: str) -> bytes:
 @cache
 def _module(path: Path, content: bytes) -> ModuleType:
     """Run a file as a module of its own."""
-    module = ModuleType(f"thinkalike_plugin_{path.stem}")
+    module = ModuleType(f"thinkalike_plugin_{path.stem}_{hashlib.sha256(content).hexdigest()[:8]}")
     module.__file__ = str(path)
+    sys.modules[module.__name__] = module  # where dataclasses look for the types of their fields
     try:
-        exec(compile(content, str(path), "exec"), vars(module))
+        exec(compile(content, str(path), "exec", dont_inherit=True), vars(module))
     except Exception as error:  # whatever the user's code raises
+        del sys.modules[module.__name__]
         lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
         where = f" at line {lines[-1]}" if lines else ""
         raise PluginError(f"{path} cannot be run: {type(error).__name__}: {one_line(error)}{where}") from error

@@ -6,7 +6,7 @@ import pytest
 
 from stores import layer_pairs, made
 from test_screen import NAMES, check_dry_run, check_it_fits, check_its_form, explained
-from thinkalike.config import SUBJECTS, instrument, measure_module
+from thinkalike.config import SUBJECTS, instrument, measure_entry
 from thinkalike.contrib.court.judges import JUDGES
 from thinkalike.contrib.papers import experiment_named
 from thinkalike.store import Result
@@ -59,9 +59,9 @@ def judged() -> Result:
 PRINTS = {
     "mlem of subjects": lambda: instrument(SUBJECTS["mlem"]).show(explained(True)),
     "rsa of subjects": lambda: instrument(SUBJECTS["rsa"]).show(recorded()),
-    "population": lambda: instrument(measure_module("population")).show(population()),
-    "atlas": lambda: instrument(measure_module("atlas")).show(agreeing()),
-    "court": lambda: instrument(measure_module("court")).show(judged()),
+    "population": lambda: instrument(measure_entry("population")).show(population()),
+    "atlas": lambda: instrument(measure_entry("atlas")).show(agreeing()),
+    "court": lambda: instrument(measure_entry("court")).show(judged()),
     "claims": lambda: experiment_named("brown2023/table1").show(concluded()),
 }
 

@@ -184,8 +184,9 @@ def import_everything() -> None:
     from thinkalike.config import MEASURES, TASKS
 
     others = ("train", "analyze", "transformer_lens")
-    for module in (*MEASURES.values(), *TASKS.values(), *others):
-        importlib.import_module(module.partition(":")[0])
+    modules = [entry.module for entry in (*MEASURES.values(), *TASKS.values())]
+    for module in (*modules, *others):
+        importlib.import_module(module)
 
 
 def main() -> None:

@@ -19,7 +19,7 @@ from thinkalike.config.parts import (
     TrainerConfig,
 )
 from thinkalike.config.schema import SettingValues, key_settings, setting
-from thinkalike.plugins import MEASURES, SUBJECTS, TASKS, instrument, measure_module
+from thinkalike.plugins import MEASURES, SUBJECTS, TASKS, instrument, measure_entry
 
 
 def compose_job(entry_point: str, overrides: Iterable[str], **parts: Any) -> Any:
@@ -41,5 +41,5 @@ def compose_job(entry_point: str, overrides: Iterable[str], **parts: Any) -> Any
 
 __all__ = ["CONF", "MEASURES", "RUNS", "SUBJECTS", "TASKS", "AnalyzeConfig", "DataConfig", "JobConfig", "LoggerConfig",
            "MeasureConfig", "ModelConfig", "SettingValues", "StimuliConfig", "TrainConfig", "TrainerConfig",
-           "compose_job", "instrument", "key_settings", "measure_module", "measure_schema", "model_named", "options",
+           "compose_job", "instrument", "key_settings", "measure_entry", "measure_schema", "model_named", "options",
            "part_named", "setting", "settings_of"]  # fmt: skip

@@ -90,7 +90,7 @@ from thinkalike.plugins import (
     check_trusted,
     conf_folders,
     instrument,
-    measure_module,
+    measure_entry,
     named_in,
     trust,
 )
@@ -912,7 +912,7 @@ def _instrument_of(settings: Mapping[str, Any]) -> Any:
         one_of("task", str(settings["task"]), TASKS)
         return instrument(TASKS[settings["task"]])
     kind = _kind_of_measure(settings)
-    return instrument(measure_module(kind)) if kind else None
+    return instrument(measure_entry(kind)) if kind else None
 
 
 def _kind_of_measure(settings: Mapping[str, Any]) -> str | None:

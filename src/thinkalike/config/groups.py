@@ -22,20 +22,18 @@ from typing import Any, Protocol, get_type_hints, runtime_checkable
 import yaml
 
 from thinkalike.config import parts
-from thinkalike.config.parts import AnalyzeConfig, JobConfig, MeasureConfig, ModelConfig, TrainConfig, model_settings
+from thinkalike.config.parts import AnalyzeConfig, JobConfig, ModelConfig, TrainConfig, model_settings
 from thinkalike.config.schema import Checked, extended, initial_of, made
 from thinkalike.errors import ConfigError, nearest, one_of, short
 from thinkalike.files import YAML_LOADER, is_folder
 from thinkalike.plugins import (
     MEASURES,
-    POINTS,
     TASKS,
     conf_folders,
     instrument,
     instrument_of,
     is_plugin,
-    load,
-    measure_module,
+    measure_entry,
 )
 
 Settings = dict[str, Any]
@@ -206,7 +204,7 @@ def schema_node(path: str) -> Settings | None:
     if group == "task" and name in TASKS:
         return {"task": name, **_added(instrument(TASKS[name]).config, TrainConfig)}
     if group == "measure" and (name in MEASURES or is_plugin(name)):
-        added = _added(instrument(measure_module(name)).config, AnalyzeConfig)
+        added = _added(instrument(measure_entry(name)).config, AnalyzeConfig)
         return {"measure": unset_settings(measure_schema(name)), **added}
     is_odd = "/" not in name or "--" in name or ".." in name or name.endswith(".git")
     if group in ("model", "data") and re.match(parts.REPOSITORY, name, re.ASCII) and not is_odd:
@@ -242,10 +240,7 @@ def schema_of_group(group: str) -> Any:
 
 def measure_schema(kind: str) -> Any:
     """Return the schema of a kind of measure, which is defined in the file of its instrument."""
-    if is_plugin(kind):
-        return load(POINTS["plugin"])(kind)[1]
-    load(measure_module(kind))
-    return MeasureConfig.schemas[kind]
+    return instrument(measure_entry(kind)).settings
 
 
 def part_named(group: str, name: str, given: Mapping[str, Any]) -> Any:

@@ -29,7 +29,6 @@ from typing import (
     Any,
     ClassVar,
     Literal,
-    NamedTuple,
     TypeVar,
     Union,
     get_args,
@@ -42,6 +41,7 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
 
 from thinkalike import plugins
 from thinkalike.errors import ConfigError, nearest, short
+from thinkalike.ranges import Number, Range
 
 if TYPE_CHECKING:
     from thinkalike.config.parts import JobConfig
@@ -50,7 +50,6 @@ SEEDS = 2**32 - 1  # the largest seed that every library takes
 STEPS = 10**7
 THE_DEFAULT: Any = object()  # what a key leaves out, unless a setting says another value
 
-Number = int | float
 SettingValues = Mapping[str, Any]  # of settings by their names or keys, each of the type that its schema declares
 Schema = TypeVar("Schema", bound="Checked")
 Job = TypeVar("Job")
@@ -70,15 +69,6 @@ Numbers = Annotated[list[Annotated[int, Field(strict=True)]], Field(min_length=1
 Pair = Annotated[list[Annotated[int, Field(strict=True)]], Field(min_length=2, max_length=2)]
 Pairs = Annotated[list[Pair], Field(min_length=1, max_length=5000)]
 Layers = Literal["same", "all"] | Numbers | Pairs  # of source and target: l with l, all with all, [0,3], [[0,0],[1,2]]
-
-
-class Range(NamedTuple):
-    """The numbers between two ends: `least` and `most` belong to it, `above` and `below` do not."""
-
-    least: Number | None = None
-    above: Number | None = None
-    most: Number | None = None
-    below: Number | None = None
 
 
 @dataclass(frozen=True)
@@ -235,7 +225,7 @@ def extended(schema: type[Schema]) -> type[Schema]:
 @cache
 def _with_additions(part: str) -> type[Checked]:
     """Return the one schema of a part that has the settings of all packages, each a subclass of the part's schema."""
-    additions = [plugins.load(name) for name in plugins.SETTINGS[part]]
+    additions = [place.load() for place in plugins.SETTINGS[part]]
     schema = additions[0].__base__
     content = {"__module__": schema.__module__, "__doc__": schema.__doc__}
     bases = tuple(reversed(additions))  # so that the fields come in the order of the additions

@@ -1,4 +1,4 @@
-"""What serves one paper or one kind of study; the core finds it by entry points, and works without it."""
+"""What serves one paper or one kind of study; the core finds it by its registry, and works without it."""
 
 from pathlib import Path
 

@@ -1,6 +1,6 @@
 """Instruments: one file each, with its settings, its run, its table, its figure and what it prints.
 
-`thinkalike.plugins` finds them. A module here holds the settings of a measure, such as `CKAConfig`, and one
+`thinkalike.registry` lists them. A module here holds the settings of a measure, such as `CKAConfig`, and one
 subclass of `Instrument`. Lists of results import it, so that of stitches imports Lightning inside its functions.
 """
 

@@ -14,6 +14,7 @@ import torch
 from thinkalike.config import AnalyzeConfig, JobConfig, SettingValues
 from thinkalike.errors import ConfigError, DataError, listed
 from thinkalike.instruments.layer_pairs.frame import BATCHES, OF_STATES, LayerPairs, WithNull
+from thinkalike.measures.kernel_alignment import CKAMeasure
 from thinkalike.measures.metric import CKA
 from thinkalike.screen import show_text, span
 from thinkalike.states.batches import ModelRuns, StateBatches
@@ -29,6 +30,7 @@ LEVERAGE = 0.2  # share of one row in a layer's variance that is warned of
 class CKAConfig(WithNull):
     """The settings of CKA."""
 
+    compares_within_groups: ClassVar[bool] = True
     kind: str = "cka"
     estimator: Literal["unbiased", "biased"] = "unbiased"  # of HSIC
     aggregate: Literal["ratio_of_means", "mean_of_ratios"] = "ratio_of_means"  # brown2023: the second
@@ -49,7 +51,8 @@ class CKAConfig(WithNull):
 class LayerCKA(LayerPairs, kind="cka", version=13, reads=OF_STATES):
     """Compares all layers of `model` with all of `model@target`, and those of each with each other."""
 
-    name = "CKA"
+    measure_class = CKAMeasure
+    in_atlas = True
     for_stimuli: ClassVar[Mapping[str, Any]] = {**LayerPairs.for_stimuli, "flatten": "token"}
 
     def fewest(self, measure: Any) -> int:

@@ -38,8 +38,7 @@ class DistanceConfig(LayerPairsConfig):
 class Distance(LayerPairs, kind="distance", version=5, reads=("model", "target", "layers", "data", "measure")):
     """Measures the relative distance of the states of `model@target` from those of `model`, layer by layer."""
 
-    name = "relative distance of states"
-    is_distance: ClassVar[bool] = True
+    is_distance = True
     same_layers: ClassVar[bool] = True
     takes_activations: ClassVar[bool] = False
 

@@ -5,8 +5,9 @@ It is the measure that --help composes, so it imports torch only to run.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from thinkalike.config import AnalyzeConfig, MeasureConfig, SettingValues
 from thinkalike.job import Instrument, Outcome, Work
@@ -29,6 +30,7 @@ class Loss(Instrument[AnalyzeConfig], kind="loss", version=2, reads=("model", "d
     """Measures the next-token loss of `model` on `data`, in nats per token."""
 
     of_models: ClassVar[str] = "each"
+    smallest: ClassVar[Mapping[str, Any]] = {"data.report_tokens": 4096}
 
     def unread(self, config: AnalyzeConfig) -> SettingValues:
         return left_in_key(config, FIT_TEXT)

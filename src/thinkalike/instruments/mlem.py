@@ -89,6 +89,12 @@ class FeatureProfiles(
     """
 
     of_models: ClassVar[str] = "each"
+    smallest: ClassVar[Mapping[str, Any]] = {
+        "measure.folds": 2,
+        "measure.permutations": 1,
+        "measure.references": 0,
+        "stimuli.sentences": 40,
+    }
 
     def inputs(self, config: AnalyzeConfig) -> Mapping[str, Any]:
         inputs = super().inputs(config)

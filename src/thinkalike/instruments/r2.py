@@ -6,9 +6,10 @@ a few layer pairs, and beside it that of the states as they are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from jaxtyping import Float
@@ -29,6 +30,7 @@ from thinkalike.instruments.ruler import (
 )  # fmt: skip
 from thinkalike.job import Outcome, Work
 from thinkalike.job.instrument import LADDER
+from thinkalike.measures.contract import SAME_SHAPE
 from thinkalike.measures.ridge import Predictor, both_ways, bytes_of_predictor, with_interval
 from thinkalike.models.shapes import Passes, Shapes
 from thinkalike.processes import doing
@@ -54,7 +56,16 @@ class R2Config(MeasureConfig):
 class LayerR2(LayerMatrix, kind="r2", version=12, reads=("model", "target", "layers", "data", "measure")):
     """Predicts all layers of `model@target` from all of `model`, and back."""
 
-    name = "residual R²"
+    formula = (
+        "[residual R²](layer-pairs.md#a-changed-copy-and-linear-maps): held-out R² of ridge regression, both ways, "
+        "beyond word, position and linear mixing of tokens"
+    )
+    value_range = (-math.inf, 1.0)
+    best = 1.0
+    source = ""
+    invariances = SAME_SHAPE
+    in_atlas = True
+    smallest: ClassVar[Mapping[str, Any]] = {"measure.words": 8192}
 
     def passes(self, config: AnalyzeConfig, shapes: Shapes) -> list[Passes]:
         tokens = tokens_of_words(config.measure.words)  # type: ignore[attr-defined]

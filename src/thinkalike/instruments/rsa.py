@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import pandas as pd
@@ -104,6 +104,7 @@ class RSA(OfStimuli, kind="rsa", version=6, reads=("model", "target", "layers", 
     """Compares all layers of `model`, and of `model@target` if that is another, with all of them."""
 
     of_models: ClassVar[str] = "pairs"
+    smallest: ClassVar[Mapping[str, Any]] = {"stimuli.sentences": 40}
 
     def completed(self, config: AnalyzeConfig) -> AnalyzeConfig:
         measure = config.measure_as(RSAConfig)

@@ -469,6 +469,7 @@ class Ruler(
     """Says how alike two models are at pairs of layers, in bits of each of them."""
 
     of_models: ClassVar[str] = "pairs"
+    smallest: ClassVar[Mapping[str, Any]] = {"measure.words": 8192, "layers": "[[2,2]]"}
 
     def unread(self, config: AnalyzeConfig) -> SettingValues:
         return left_in_key(config, FIT_TEXT | REPORT_TEXT)

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic
 
 from typing_extensions import TypeVar
 
-from thinkalike.config import AnalyzeConfig, ModelConfig
+from thinkalike.config import AnalyzeConfig, MeasureConfig, ModelConfig
 from thinkalike.config.groups import completed
 from thinkalike.config.parts import PROCESSES
 from thinkalike.config.schema import (
@@ -227,8 +227,8 @@ class Instrument(ABC, Generic[Config]):
     """
 
     kind: str  # the folder of its results in a store
-    version: ClassVar[int]  # raised when its numbers change for one and the same configuration
-    reads: ClassVar[tuple[str, ...]]  # the parts of the configuration that can change the numbers
+    version: int  # raised when its numbers change for one and the same configuration
+    reads: tuple[str, ...]  # the parts of the configuration that can change the numbers
     config: ClassVar[type]  # of train.py or of analyze.py
     takes_activations: ClassVar[bool] = False  # whether recordings can take the place of the model
     needs_store: ClassVar[bool] = False  # whether it does other jobs, or writes files of its own, which need a store
@@ -237,6 +237,7 @@ class Instrument(ABC, Generic[Config]):
     # given (instrument, configuration, work) of each, it returns the outcome of each, or its error
     takes_sites: ClassVar[bool] = False  # whether states can be those of another site than the stream after each block
     of_models: ClassVar[str] = ""  # what `models=[...]` stands for: jobs of "pairs", of "each", one of "all", or none
+    smallest: ClassVar[Mapping[str, Any]] = {}  # settings that make a job small enough for a test or an example
 
     def __init_subclass__(
         cls, *, kind: str = "", reads: Sequence[str] = (), version: int = 1, config: type = AnalyzeConfig, **more: Any
@@ -248,6 +249,11 @@ class Instrument(ABC, Generic[Config]):
         if unknown := set(reads) - parts:
             raise TypeError(f"{cls.__name__} reads {sorted(unknown)}, and {config.__name__} has {sorted(parts)}")
         cls.kind, cls.reads, cls.version, cls.config = kind, tuple(reads), version, config
+
+    @property
+    def settings(self) -> type[MeasureConfig]:
+        """The schema of `measure.` settings of an instrument of analyze.py."""
+        return MeasureConfig.schemas[self.kind]
 
     def inputs(self, config: Config) -> Mapping[str, Any]:
         """Read, before the job begins, everything besides the settings that decides the numbers.

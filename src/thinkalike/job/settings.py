@@ -26,7 +26,7 @@ from thinkalike.config.parts import HOW_IT_RUNS
 from thinkalike.config.schema import default_of, value_at
 from thinkalike.errors import ConfigError, flat, listed, short
 from thinkalike.job.instrument import OF_EVERY_JOB, OF_SITES, REPORT_TEXT, Instrument
-from thinkalike.plugins import instrument, instrument_of, measure_module
+from thinkalike.plugins import instrument, instrument_of, measure_entry
 
 log = logging.getLogger(__name__)
 
@@ -110,7 +110,7 @@ def asked_for(config: JobSettings) -> Sequence[JobSettings]:
     """
     if isinstance(config, TrainConfig) or config.models is None:
         return [completed(config)]
-    stands_for = instrument(measure_module(config.measure.kind)).of_models
+    stands_for = instrument(measure_entry(config.measure.kind)).of_models
     if stands_for == "all":
         return [completed(config)]
     runs = settings_of(config.model)
@@ -242,7 +242,7 @@ def _check_listed_models(config: JobSettings) -> None:
     """Raise a ConfigError for a setting of an entry of models=[...] that none of the jobs reads."""
     if isinstance(config, TrainConfig) or config.models is None:
         return
-    kind = instrument(measure_module(config.measure.kind))
+    kind = instrument(measure_entry(config.measure.kind))
     # the one job of all models is made of comparisons of pairs
     measure = measure_schema("cka")() if kind.of_models == "all" else config.measure
     jobs = [ReadingJob.of(job) for job in asked_for(replace(config, measure=measure))]

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from thinkalike.measures.contract import BatchRows, Blocks, LayerMeasure, Pair, joined
+from thinkalike.measures.contract import AnyMeasure, BatchRows, Blocks, Pair, joined
 from thinkalike.measures.estimates import Estimate
 from thinkalike.measures.permutations import balanced_rows, permuted_rows, permuted_within
 from thinkalike.measures.row_groups import RowGroups
@@ -146,7 +146,7 @@ class BatchNull:
         permutations: How many permutations are drawn.
     """
 
-    measure: LayerMeasure
+    measure: AnyMeasure
     layers: Sequence[Any]
     rows: BatchRows
     within: RowGroups | None
@@ -182,7 +182,7 @@ class BatchNull:
         moves_most_rows = share_in_place <= share_in_place.min().clamp(min=MOST_ROWS_IN_PLACE)
         permuted = self._permuted(self.layers, orders, values)
         null = {pair: of_pair[1:][moves_most_rows].mean(0) for pair, of_pair in permuted.items()}
-        if not measure.finish:
+        if not measure.is_ratio:
             room = min(float((measure.best - of_pair).abs().min()) for of_pair in null.values())
             if room < LEAST_ROOM:
                 raise ValueError(
@@ -225,12 +225,11 @@ class BatchNull:
         layers = self.measure.prepared(rows.layers, rows.names, rows.order)
         balanced_owners = rows.documents.cpu()
         orders = torch.stack([permuted_rows(balanced_owners, seed) for seed in range(self.permutations)])
-        balanced_values = self.measure.compare(layers, self.blocks._replace(pairs=list(values)))
+        balanced_values = self.measure.compare_all(layers, self.blocks._replace(pairs=list(values)))
         return self._permuted(layers, orders, balanced_values), len(rows_of_document)
 
     def _signed(self, owners: Int[Tensor, " kept"], within: RowGroups) -> ValuesByPair:
         """Return `signed_similarities` of each pair of models."""
-        assert self.measure.similarities is not None
         similarities = [self.measure.similarities(layer) for layer in self.layers]
         device = similarities[0][0].device
         owners_by_size = list(within.blocks(owners.to(device)))
@@ -276,7 +275,7 @@ class BatchNull:
         unmoved = [layers[layer] for layer in source_layers]
         for order in counted(orders.to(device), "permutation"):
             moved = [self.measure.moved(layers[layer], order) for layer in target_layers]
-            compared = self.measure.compare([*unmoved, *moved], across)
+            compared = self.measure.compare_all([*unmoved, *moved], across)
             for pair, pair_across in zip(pairs, pairs_across, strict=True):
                 by_pair[pair].append(compared[pair_across].double())
         return {
@@ -297,10 +296,9 @@ class BatchNull:
 
         What it says within each model does not change with the order of the rows.
         """
-        finish = self.measure.finish
-        if not finish:
+        if not self.measure.is_ratio:
             return across_models
         count, depth, _ = across_models.shape
         joint = joined(values, pair).double().repeat(count, 1, 1)  # (a, l + m, l + m)
         joint[:, :depth, depth:] = across_models
-        return finish(joint)[:, :depth, depth:]
+        return self.measure.finish(joint)[:, :depth, depth:]

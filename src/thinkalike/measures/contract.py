@@ -1,17 +1,29 @@
-"""The contract of a measure of layer pairs: prepare each layer once, compare prepared ones, move rows of prepared ones.
+"""The contract of a measure of layer pairs: prepare each layer once, and compare two prepared layers.
 
-mine = LayerMeasure(prepare, each_pair(compare), rows_in_order)
-mine.of(X, Y)                   # (n, d) and (n, e): one number
-mine.matrix([X0, X1], [Y0])     # every layer pair, each layer prepared once
+    @dataclass(frozen=True)
+    class Overlap(LayerMeasure[Tensor]):
+        def prepare(self, layer, name):
+            return layer.double() / layer.double().norm()
+
+        def compare(self, first, second):
+            return (first.T @ second).norm()
+
+    Overlap().of(X, Y)                   # (n, d) and (n, e): one number
+    Overlap().matrix([X0, X1], [Y0])     # every layer pair, each layer prepared once
+
+`LayerMeasure` has what each author writes, and the facts that make a measure an entry of the package. `FastPaths` has
+what an author may write besides, so that many layers are compared in less time; a measure without them gives the same
+numbers.
 """
 
 from __future__ import annotations
 
+import dataclasses
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import product
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 
 import torch
 from jaxtyping import Float, Int, Shaped
@@ -22,9 +34,18 @@ from thinkalike.measures.folds import JACKKNIFE_PARTS
 from thinkalike.measures.powers_of_two import size_of
 from thinkalike.measures.row_groups import RowGroups, common_dtype
 from thinkalike.measures.rows import labels_of_rows, places_of, rows_of
+from thinkalike.ranges import check_within
 
 AT_ONCE = 2**16  # entries of each matrix on a CPU: those of all layers of two models stay in the cache
 Pair = tuple[int, int]  # numbers of two models; a model is with itself, too
+Prepared = TypeVar("Prepared")  # what a measure makes of a layer
+
+Invariance = Literal[
+    "orthogonal", "isotropic_scaling", "translation", "row_permutation", "unit_scaling", "invertible_linear"
+]
+Refusal = Literal["nan", "inf", "few_rows", "unequal_rows", "constant"]
+SAME_SHAPE: frozenset[Invariance] = frozenset({"orthogonal", "isotropic_scaling", "translation", "row_permutation"})
+BAD_INPUT: frozenset[Refusal] = frozenset({"nan", "inf", "few_rows", "unequal_rows", "constant"})
 
 
 class Blocks(NamedTuple):
@@ -48,60 +69,170 @@ def joined(blocks: Mapping[Pair, Tensor], pair: Pair) -> Float[Tensor, "k k"]:
     return torch.cat([above, torch.cat([across.T, blocks[second, second]], 1)])
 
 
-CompareAll = Callable[[Sequence[Any], Blocks], dict[Pair, Tensor]]
+@dataclass(frozen=True)
+class FastPaths(Generic[Prepared]):
+    """The optional half of a measure: what compares many layers in less time, or makes a measure more than a mean.
+
+    A subclass sets an attribute, or computes it as a property, where it has written the method.
+
+    Attributes:
+        prepares_together: Whether layers of one shape can be prepared at once, by `prepare_all`.
+        leaves_out_parts: Whether values without a part of the rows follow from sums, by `compare_without_parts`.
+        is_ratio: Whether values are ratios of likenesses, by `finish`; likenesses are summed over batches first.
+        has_units: Whether a likeness grows with the squares of the sizes of both layers, which `finish` divides out.
+        has_leverage: Whether a single row can decide a prepared layer, by `leverage`.
+        compares_within_groups: Whether rows of one token can be compared among themselves, by `within`.
+        is_unbiased: Whether the value expected of independent rows is the same however many there are.
+        flatten: What a row is, see `rows_of`.
+    """
+
+    is_ratio: ClassVar[bool] = False
+    has_leverage: ClassVar[bool] = False
+
+    @property
+    def prepares_together(self) -> bool:
+        return False
+
+    @property
+    def leaves_out_parts(self) -> bool:
+        return False
+
+    @property
+    def has_units(self) -> bool:
+        return False
+
+    @property
+    def compares_within_groups(self) -> bool:
+        return False
+
+    @property
+    def is_unbiased(self) -> bool:
+        return False
+
+    @property
+    def flatten(self) -> str:
+        return "token"
+
+    def prepare_all(self, layers: Float[Tensor, "l n d"], names: Sequence[str], in_place: bool) -> list[Prepared]:
+        """Return all layers prepared, in their memory if `in_place`.
+
+        A GPU, where launches cost more than passes over memory, gets all layers of one width at once.
+        """
+        raise NotImplementedError
+
+    def compare_without_parts(
+        self, layers: Sequence[Prepared], blocks: Blocks, sizes: Sequence[int]
+    ) -> dict[Pair, Float[Tensor, "_ l m"]]:
+        """Return what `compare_all` does of all rows, and then without each part, (1 + parts, l, m).
+
+        The parts follow one another, and `sizes` has the rows of each.
+        """
+        raise NotImplementedError
+
+    def finish(self, likenesses: Float[Tensor, "*b k k"]) -> Float[Tensor, "*b k k"]:
+        """Return the values of all layers with all, from their likenesses."""
+        raise NotImplementedError
+
+    def leverage(self, prepared: Prepared) -> Float[Tensor, ""]:
+        """Return the largest share of a layer that a single row decides."""
+        raise NotImplementedError
+
+    def within(self, groups: RowGroups) -> AnyMeasure:
+        """Return the same measure among the rows of each group."""
+        raise NotImplementedError
+
+    def similarities(self, prepared: Prepared) -> list[Float[Tensor, "_ _ _"]]:
+        """Return the similarities of rows that a measure within groups compares, (g, s, s) for each size of groups."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
-class LayerMeasure:
+class LayerMeasure(FastPaths[Prepared], ABC):
     """A measure of two layers of the same n rows.
 
+    An author writes `prepare` and `compare`, and `best` and `higher_is_closer` of a distance. Fields of the dataclass
+    are settings, each declared by `thinkalike.ranges.parameter`. A measure of the package has a row in
+    `thinkalike.registry` and says the facts below, which tests prove and pages print.
+
     Attributes:
-        prepare: Makes a layer, (n, d), of float32 or float64, with its name in errors, into what is compared.
-        compare: The likenesses of the prepared layers of models that are compared, by pair of models.
-        moved: Returns a prepared layer with its rows in another order.
-        fewest: The least number of rows.
         best: The value of a layer with itself.
         higher_is_closer: False for a distance.
-        finish: Makes likenesses of all layers with all, (.., k, k), into values, where these are ratios of likenesses,
-            which are summed over batches first; None if likenesses are the values.
-        flatten: What a row is, see `rows_of`.
-        given: The same measure within groups of rows, such as those of one token; None if there is none.
-        similarities: The similarities of rows that a measure within groups compares, (g, s, s) for each size of groups.
-        compare_without_parts: As `compare`, of all rows and of all but each part, (1 + parts, l, m), from the sizes of
-            parts that follow one another; None: by comparing again.
-        leverage: The share of a prepared layer that a single row decides.
-        prepare_all: As `prepare`, of layers of one shape, (l, n, d), in their memory if this is said: a GPU, where
-            launches cost more than passes over memory, takes them at once.
-        is_unbiased: Whether the value expected of independent rows is the same however many there are.
-        has_units: Whether a likeness grows with the squares of the sizes of both layers, which `finish` divides out.
+        is_symmetric: Whether both layers may change places.
+        fewest: The least number of rows.
         needed_by: What needs `fewest` rows, such as "k=10 neighbours of a row"; "": any use of the measure.
+        formula, source: As pages print them.
+        value_range: The least and the greatest value.
+        scale: The ends of the colours of figures.
+        invariances: Changes of one layer alone that leave the value as it is; "row_permutation" is of both.
+        differentiable: In how many layers, from the first, the value has a gradient.
+        refuses: Bad input that raises a ValueError.
+        version: Raised when its numbers change, see `thinkalike.job.Instrument`.
+        in_atlas, in_benchmarks: Whether `measure=atlas` and the benchmarks of all measures have it.
+        smallest: Settings that make a job small, besides those of all measures of layer pairs.
     """
 
-    prepare: Callable[[Tensor, str], Any]
-    compare: CompareAll
-    moved: Callable[[Any, Tensor], Any]
-    fewest: int = 4
-    best: float = 1.0
-    higher_is_closer: bool = True
-    finish: Callable[[Tensor], Tensor] | None = None
-    flatten: str = "token"
-    given: Callable[[RowGroups], LayerMeasure] | None = None
-    similarities: Callable[[Any], list[Tensor]] | None = None
-    compare_without_parts: Callable[[Sequence[Any], Blocks, Sequence[int]], dict[Pair, Tensor]] | None = None
-    leverage: Callable[[Any], Tensor] | None = None
-    prepare_all: Callable[[Tensor, Sequence[str], bool], list[Any]] | None = None
-    is_unbiased: bool = False
-    has_units: bool = False
-    needed_by: str = ""
+    best: ClassVar[float] = 1.0
+    higher_is_closer: ClassVar[bool] = True
+    is_symmetric: ClassVar[bool] = True
+
+    formula: ClassVar[str] = ""
+    source: ClassVar[str] = ""
+    value_range: ClassVar[tuple[float, float]] = (0.0, 1.0)
+    scale: ClassVar[tuple[float, float]] = (0.0, 1.0)
+    invariances: ClassVar[frozenset[Invariance]] = SAME_SHAPE
+    differentiable: ClassVar[Literal[0, 1, 2]] = 0
+    refuses: ClassVar[frozenset[Refusal]] = BAD_INPUT
+    version: ClassVar[int] = 1
+    in_atlas: ClassVar[bool] = False
+    in_benchmarks: ClassVar[bool] = False
+    smallest: ClassVar[Mapping[str, int | float | str]] = {}
+
+    @property
+    def fewest(self) -> int:
+        return 4
+
+    @property
+    def needed_by(self) -> str:
+        return ""
+
+    def __post_init__(self) -> None:
+        for item in self.settings():
+            is_whole = isinstance(item.default, int)
+            check_within(item.name, getattr(self, item.name), item.metadata["range"], is_whole=is_whole)
+
+    @abstractmethod
+    def prepare(self, layer: Float[Tensor, "n d"], name: str) -> Prepared:
+        """Return what is compared of a layer of float32 or float64, which errors call `name`."""
+
+    @abstractmethod
+    def compare(self, first: Prepared, second: Prepared) -> Float[Tensor, ""]:
+        """Return the likeness of two prepared layers."""
+
+    def moved(self, prepared: Prepared, order: Int[Tensor, " n"]) -> Prepared:
+        """Return a prepared layer with its rows in another order; by default those of a tensor with a row for each."""
+        return prepared[order]  # type: ignore[index,no-any-return]
+
+    def compare_all(self, layers: Sequence[Prepared], blocks: Blocks) -> dict[Pair, Float[Tensor, "l m"]]:
+        """Return the likenesses of the layers of models that are compared, by pair of models.
+
+        By default two layers at a time, and each two of one model once if the measure is symmetric.
+        """
+        return each_pair(self.compare, layers, blocks, self.is_symmetric)
+
+    @classmethod
+    def settings(cls) -> list[dataclasses.Field[int | float]]:
+        """Return the fields of the measure that are settings."""
+        return [item for item in dataclasses.fields(cls) if "range" in item.metadata]
 
     def prepared(
         self, layers: Sequence[Float[Tensor, "_ _"]], names: Sequence[str], order: Int[Tensor, " n"] | None = None
-    ) -> list[Any]:
+    ) -> list[Prepared]:
         """Return all layers prepared, each tensor once, of all rows or of those in `order`, copied one layer at a time.
 
         A ValueError says that layers have different or too few rows.
         """
-        n, dtype = len(layers[0] if order is None else order), common_dtype(layers)
+        n = len(layers[0] if order is None else order)
+        dtype = common_dtype(layers)
         check_same_rows([*map(len, layers)], names)
         if n < self.fewest:
             if self.needed_by:
@@ -110,27 +241,28 @@ class LayerMeasure:
         different: dict[int, tuple[str, Tensor]] = {}
         for name, layer in zip(names, layers, strict=True):
             different.setdefault(id(layer), (name, layer))
-        known: dict[int, Any] = {}
+        prepared: dict[int, Prepared] = {}
         with torch.autocast(layers[0].device.type, enabled=False):
-            for group in self._at_once([*different.values()]):
+            for group in self._prepared_at_once([*different.values()]):
                 rows = [(layer if order is None else layer.index_select(0, order)).to(dtype) for _, layer in group]
-                if self.prepare_all is None:
-                    made = [self.prepare(rows[0], group[0][0])]
-                else:
+                if self.prepares_together:
                     stacked = torch.stack(rows) if len(rows) > 1 else rows[0][None]
-                    is_own = order is not None or len(rows) > 1
-                    made = self.prepare_all(stacked, [name for name, _ in group], is_own)
-                known |= {id(layer): each for (_, layer), each in zip(group, made, strict=True)}
-        return [known[id(layer)] for layer in layers]
+                    is_a_copy = order is not None or len(rows) > 1
+                    results = self.prepare_all(stacked, [name for name, _ in group], is_a_copy)
+                else:
+                    results = [self.prepare(rows[0], group[0][0])]
+                for (_, layer), result in zip(group, results, strict=True):
+                    prepared[id(layer)] = result
+        return [prepared[id(layer)] for layer in layers]
 
-    def _at_once(self, layers: list[tuple[str, Tensor]]) -> list[list[tuple[str, Tensor]]]:
+    def _prepared_at_once(self, layers: list[tuple[str, Tensor]]) -> list[list[tuple[str, Tensor]]]:
         """Return groups of named layers that are prepared at once."""
-        if self.prepare_all is None or not layers[0][1].is_cuda:
-            return [[each] for each in layers]
-        widths: dict[int, list[tuple[str, Tensor]]] = {}
+        if not self.prepares_together or not layers[0][1].is_cuda:
+            return [[named_layer] for named_layer in layers]
+        by_width: dict[int, list[tuple[str, Tensor]]] = {}
         for name, layer in layers:
-            widths.setdefault(layer.shape[1], []).append((name, layer))
-        return [*widths.values()]
+            by_width.setdefault(layer.shape[1], []).append((name, layer))
+        return [*by_width.values()]
 
     @takes_arrays
     def of(self, X: Float[Tensor, "n d"], Y: Float[Tensor, "m e"]) -> Float[Tensor, ""]:
@@ -146,25 +278,29 @@ class LayerMeasure:
         for name, side in {"sources": sources, "targets": targets}.items():
             if not len(side):
                 raise ValueError(f"{name} is empty: give the states of one layer or more")
-        layers, depth = [*sources, *targets], len(sources)
+        layers = [*sources, *targets]
+        depth = len(sources)
         prepared = self.prepared(layers, names)
-        first = {id(layer): place for place, layer in reversed([*enumerate(layers)])}
-        places = [first[id(layer)] for layer in layers]
-        pairs = [(0, 0), (0, 1), (1, 1)] if self.finish else [(0, 1)]
+        first_place: dict[int, int] = {}
+        for place, layer in enumerate(layers):
+            first_place.setdefault(id(layer), place)
+        places = [first_place[id(layer)] for layer in layers]
+        pairs = [(0, 0), (0, 1), (1, 1)] if self.is_ratio else [(0, 1)]
         with torch.autocast(layers[0].device.type, enabled=False):
-            found = self.compare(prepared, Blocks([places[:depth], places[depth:]], pairs))
-        return self.finish(joined(found, (0, 1)))[:depth, depth:] if self.finish else found[0, 1]
+            likenesses = self.compare_all(prepared, Blocks([places[:depth], places[depth:]], pairs))
+        if self.is_ratio:
+            return self.finish(joined(likenesses, (0, 1)))[:depth, depth:]
+        return likenesses[0, 1]
 
 
-def each_pair(compare: Callable[[Any, Any], Tensor], *, is_symmetric: bool = True) -> CompareAll:
-    """Return a comparison of every two layers one by one; if it is symmetric, each two of one model once."""
-    return partial(_compare_each, compare, is_symmetric)
+AnyMeasure = LayerMeasure[Any]  # whatever it prepares
 
 
-def _compare_each(
-    compare: Callable[[Any, Any], Tensor], is_symmetric: bool, layers: Sequence[Any], blocks: Blocks
+def each_pair(
+    compare: Callable[[Prepared, Prepared], Tensor], layers: Sequence[Prepared], blocks: Blocks, is_symmetric: bool
 ) -> dict[Pair, Float[Tensor, "l m *k"]]:
-    found = {}
+    """Return the values of every two layers, one by one; if they are symmetric, each two of one model once."""
+    values: dict[Pair, Tensor] = {}
     for a, b in blocks.pairs:
         known: dict[Pair, Tensor] = {}  # of this pair of models alone, which is so compared alike in any company
         for i, j in product(blocks.models[a], blocks.models[b]):
@@ -172,8 +308,9 @@ def _compare_each(
                 known[i, j] = known[j, i]
             elif (i, j) not in known:
                 known[i, j] = compare(layers[i], layers[j])
-        found[a, b] = torch.stack([torch.stack([known[i, j] for j in blocks.models[b]]) for i in blocks.models[a]])
-    return found
+        rows = [torch.stack([known[i, j] for j in blocks.models[b]]) for i in blocks.models[a]]
+        values[a, b] = torch.stack(rows)
+    return values
 
 
 def products(
@@ -190,10 +327,6 @@ def products(
             for a, b in blocks.pairs:
                 found[a, b] = found.get((a, b), 0) + times * (flat[a] @ flat[b].T)
     return found
-
-
-def rows_in_order(prepared: Shaped[Tensor, "n d"], order: Int[Tensor, " n"]) -> Shaped[Tensor, "n d"]:
-    return prepared[order]
 
 
 def both_in_order(prepared: Shaped[Tensor, "n n"], order: Int[Tensor, " n"]) -> Shaped[Tensor, "n n"]:

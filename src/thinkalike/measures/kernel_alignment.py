@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
-from operator import attrgetter
-from typing import Annotated, Any
+from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from jaxtyping import Float, Int
@@ -73,23 +72,17 @@ def cka(
     >>> round(float(cka(X, 3 * X.flip(1))), 4)  # rotated and scaled
     1.0
     """
-    measure = cka_measure(estimator, kernel, is_relative=True)
+    measure = CKAMeasure(estimator, kernel, is_relative=True)
     return measure.of(X, Y).to(common_dtype([X, Y]))
 
 
-def cka_measure(
-    estimator: str = "unbiased",
-    kernel: str = "linear",
-    groups: RowGroups | None = None,
-    *,
-    flatten: str = "token",
-    is_relative: bool = False,
-) -> LayerMeasure:
-    """Return CKA as a measure of layer pairs.
+@dataclass(frozen=True, eq=False)
+class CKAMeasure(LayerMeasure[CentredRows]):
+    """CKA as a measure of layer pairs.
 
     HSICs of batches are averaged, and CKA is a ratio of the means.
 
-    Args:
+    Attributes:
         estimator, kernel: See `cka`.
         groups: Groups of rows, within which rows are compared; None: all rows are.
         flatten: What a row is, see `rows_of`.
@@ -98,39 +91,93 @@ def cka_measure(
     Raises:
         ValueError: A choice is unknown.
     """
-    for name, choice in {"estimator": estimator, "kernel": kernel, "flatten": flatten}.items():
-        check_choice(name, choice, CHOICES[name])
-    options: dict[str, Any] = {
-        "moved": _with_rows_moved,
-        "flatten": flatten,
-        "fewest": FEWEST_HSIC_ROWS,
-        "finish": alignment,
-        "leverage": attrgetter("leverage"),
-        "has_units": kernel == "linear" and not is_relative,
-    }
-    if groups is not None:
-        return LayerMeasure(
-            partial(centre_groups, groups),
-            partial(hsics_within, groups=groups, estimator=estimator),
-            similarities=partial(_grams, groups),
-            **options,
-        )
 
-    compare_without_parts = None
-    measure_within_groups = None
-    if kernel == "linear":
-        compare_without_parts = partial(hsics_without_parts, estimator=estimator)
-        if flatten == "token":
-            measure_within_groups = partial(cka_measure, estimator, kernel)
-    return LayerMeasure(
-        centre,
-        partial(layer_hsics, kernel=kernel, estimator=estimator, is_relative=is_relative),
-        given=measure_within_groups,
-        compare_without_parts=compare_without_parts,
-        is_unbiased=estimator == "unbiased",
-        prepare_all=centre_all,
-        **options,
-    )
+    estimator: str = "unbiased"
+    kernel: str = "linear"
+    groups: RowGroups | None = None
+    flatten: str = "token"
+    is_relative: bool = False
+
+    formula = "HSIC₁(K, L) / √(HSIC₁(K, K) HSIC₁(L, L)), K = XX'"
+    source = "Kornblith et al. 2019, Song et al. 2012"
+    value_range = (-1.0, 1.0)
+    differentiable = 2
+    fewest = FEWEST_HSIC_ROWS
+    is_ratio = True
+    has_leverage = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("estimator", "kernel", "flatten"):
+            check_choice(name, getattr(self, name), CHOICES[name])
+
+    @property
+    def prepares_together(self) -> bool:
+        return self.groups is None
+
+    @property
+    def has_units(self) -> bool:
+        return self.kernel == "linear" and not self.is_relative
+
+    @property
+    def leaves_out_parts(self) -> bool:
+        return self.kernel == "linear" and self.groups is None
+
+    @property
+    def compares_within_groups(self) -> bool:
+        return self.groups is None and self.kernel == "linear" and self.flatten == "token"
+
+    @property
+    def is_unbiased(self) -> bool:
+        return self.estimator == "unbiased" and self.groups is None
+
+    def prepare(self, layer: Float[Tensor, "n d"], name: str) -> CentredRows:
+        """Return the rows centred, among themselves or within their groups."""
+        if self.groups is None:
+            return centre(layer, name)
+        return centre_groups(self.groups, layer, name)
+
+    def prepare_all(self, layers: Float[Tensor, "l n d"], names: Sequence[str], in_place: bool) -> list[CentredRows]:
+        """Return all layers with centred rows, in their memory if `in_place`."""
+        return centre_all(layers, names, in_place)
+
+    def compare(self, first: CentredRows, second: CentredRows) -> Float[Tensor, ""]:
+        """Return the HSIC of two prepared layers."""
+        blocks = Blocks([[0], [1]], [(0, 0), (0, 1), (1, 1)])
+        return self.compare_all([first, second], blocks)[0, 1][0, 0]
+
+    def moved(self, prepared: CentredRows, order: Int[Tensor, " n"]) -> CentredRows:
+        """Return a layer with its rows in another order."""
+        return prepared._replace(rows=prepared.rows[order])
+
+    def compare_all(self, layers: Sequence[CentredRows], blocks: Blocks) -> dict[Pair, Float[Tensor, "l m"]]:
+        """Return the HSIC of every two layers of models that are compared."""
+        if self.groups is not None:
+            return hsics_within(layers, blocks, groups=self.groups, estimator=self.estimator)
+        return layer_hsics(layers, blocks, kernel=self.kernel, estimator=self.estimator, is_relative=self.is_relative)
+
+    def compare_without_parts(
+        self, layers: Sequence[CentredRows], blocks: Blocks, sizes: Sequence[int]
+    ) -> dict[Pair, Float[Tensor, "_ l m"]]:
+        """Return the HSICs of all rows, and then without each part."""
+        return hsics_without_parts(layers, blocks, sizes, estimator=self.estimator)
+
+    def finish(self, likenesses: Float[Tensor, "*b k k"]) -> Float[Tensor, "*b k k"]:
+        """Return the CKA of every two layers from their HSICs."""
+        return alignment(likenesses)
+
+    def leverage(self, prepared: CentredRows) -> Float[Tensor, ""]:
+        """Return the leverage of a layer, see `leverage` of centred rows."""
+        return prepared.leverage
+
+    def within(self, groups: RowGroups) -> CKAMeasure:
+        """Return the same measure among the rows of each group."""
+        return CKAMeasure(self.estimator, self.kernel, groups)
+
+    def similarities(self, prepared: CentredRows) -> list[Float[Tensor, "_ _ _"]]:
+        """Return the Gram matrices of groups, weighted by the rows of a group as HSICs within are."""
+        assert self.groups is not None
+        return [block @ block.mT / block.shape[1] ** 0.5 for block in self.groups.blocks(prepared.rows)]
 
 
 def alignment(hsics: Annotated[Float[Tensor, "*b l l"], Within()]) -> Float[Tensor, "*b l l"]:
@@ -150,16 +197,6 @@ def arc_length(
     CKA is in [-1, 1]; values beyond by rounding alone are taken for -1 and 1.
     """
     return ckas.clamp(-1, 1).arccos().square().sum(-1).sqrt()
-
-
-def _with_rows_moved(layer: CentredRows, order: Int[Tensor, " n"]) -> CentredRows:
-    """Return a layer with its rows in another order."""
-    return layer._replace(rows=layer.rows[order])
-
-
-def _grams(groups: RowGroups, layer: CentredRows) -> list[Float[Tensor, "_ _ _"]]:
-    """Return the Gram matrices of groups, weighted by the rows of a group as HSICs within are."""
-    return [block @ block.mT / block.shape[1] ** 0.5 for block in groups.blocks(layer.rows)]
 
 
 def layer_hsics(

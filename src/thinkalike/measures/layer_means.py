@@ -12,7 +12,7 @@ from torch import Tensor
 from thinkalike.arguments import Count, RepetitionsOrNone, takes_arrays
 from thinkalike.measures.accumulator import Accumulator
 from thinkalike.measures.chance import BatchNull, chance_of
-from thinkalike.measures.contract import Batch, BatchRows, Blocks, LayerMeasure, Pair, joined
+from thinkalike.measures.contract import AnyMeasure, Batch, BatchRows, Blocks, Pair, joined
 from thinkalike.measures.estimates import Estimate, jackknife
 from thinkalike.measures.folds import JACKKNIFE_PARTS
 from thinkalike.measures.layer_pair_estimate import LayerPairEstimate, document_counts
@@ -72,7 +72,7 @@ class LayerMeans(Accumulator):
         self,
         source_layers: Count,
         target_layers: Count,
-        measure: LayerMeasure,
+        measure: AnyMeasure,
         permutations: RepetitionsOrNone = 0,
         *,
         given: str = "none",
@@ -80,6 +80,8 @@ class LayerMeans(Accumulator):
         **kwargs: Any,
     ):
         super().__init__(source_layers, target_layers, given=given, **kwargs)
+        if given == "token" and not measure.compares_within_groups:
+            raise ValueError(f"given=token: {type(measure).__name__} compares all rows; leave given out, or take CKA")
         self.measure = measure
         self.permutations = permutations
         self.after_ratio = after_ratio
@@ -128,7 +130,7 @@ class LayerMeans(Accumulator):
                 pairs_once = blocks._replace(pairs=list(dict.fromkeys(pairs)))
                 null = BatchNull(measure, layers, rows, groups, pairs_once, self.permutations)
                 nulls = null.of({pair: of_pair[0] for pair, of_pair in values.items()})
-            depends_on_row_count = not (measure.finish or measure.is_unbiased)
+            depends_on_row_count = not (measure.is_ratio or measure.is_unbiased)
             if batch.number % BATCHES_PER_BIAS == 0 and depends_on_row_count:
                 biases = bias_of_documents(self.measure, layers, rows, blocks, values)
 
@@ -145,7 +147,7 @@ class LayerMeans(Accumulator):
                 states["moved"] = torch.stack([batch_number, nulls[pair]["moved"]])
             if biases:
                 states["dependence"] = joined(biases, pair).double()
-            if measure.leverage:
+            if measure.has_leverage:
                 leverages = [measure.leverage(layers[layer]).double() for layer in layers_of_pair]
                 states["leverages"] = torch.stack(leverages)
             if self.measure.has_units:
@@ -153,13 +155,13 @@ class LayerMeans(Accumulator):
             metric.add(batch.number, rows.documents, **states)
 
     def _values_without_parts(
-        self, measure: LayerMeasure, layers: Sequence[Any], rows: BatchRows, blocks: Blocks
+        self, measure: AnyMeasure, layers: Sequence[Any], rows: BatchRows, blocks: Blocks
     ) -> dict[Pair, Float[Tensor, "a _ _"]]:
         """Return the values of all rows, and then without each part of the documents."""
         parts = rows.documents % JACKKNIFE_PARTS
-        if measure.compare_without_parts:
+        if measure.leaves_out_parts:
             return measure.compare_without_parts(layers, blocks, sizes_of_parts(parts))
-        whole = measure.compare(layers, blocks)
+        whole = measure.compare_all(layers, blocks)
         without = without_each(self.measure, parts, rows, blocks, whole)
         return {pair: torch.stack([whole[pair], *(of_part[pair] for of_part in without)]) for pair in blocks.pairs}
 
@@ -241,7 +243,7 @@ class LayerMeans(Accumulator):
         kept = [0]
         if has_interval(effective_number(counts), self.needed):
             kept += (1 + documents % JACKKNIFE_PARTS).unique().tolist()
-        finish = self.measure.finish or torch.Tensor.clone
+        finish = self.measure.finish if self.measure.is_ratio else torch.Tensor.clone
         values = states["values"][:, kept]  # (batches, a, k, k)
         means = finish(values).mean(0) if self.after_ratio else finish(values.mean(0))
         if means[1:].isfinite().all():
@@ -277,7 +279,7 @@ class LayerMeans(Accumulator):
     @property
     def needed(self) -> int:
         """How many documents of equal length the documents must be worth for an interval."""
-        if self.measure.finish:
+        if self.measure.is_ratio:
             return FEWEST_GROUPS
         return FEWEST_GROUPS_IF_BIASED
 

@@ -10,19 +10,18 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from thinkalike.measures.contract import BatchRows, Blocks, LayerMeasure, Pair
+from thinkalike.measures.contract import AnyMeasure, BatchRows, Blocks, Pair
 from thinkalike.measures.folds import JACKKNIFE_PARTS
 from thinkalike.measures.row_groups import RowGroups
 from thinkalike.measures.seeds import seeded
 
 
-def given_tokens(measure: LayerMeasure, rows: BatchRows) -> tuple[LayerMeasure, RowGroups | None]:
+def given_tokens(measure: AnyMeasure, rows: BatchRows) -> tuple[AnyMeasure, RowGroups | None]:
     """Return the measure, within groups of one token if rows have tokens, and these groups."""
     if rows.tokens is None:
         return measure, None
-    assert measure.given is not None
     groups = RowGroups.of(rows.tokens, measure.fewest)
-    return measure.given(groups), groups
+    return measure.within(groups), groups
 
 
 def sizes_of_parts(parts: Int[Tensor, " n"]) -> list[int]:
@@ -32,7 +31,7 @@ def sizes_of_parts(parts: Int[Tensor, " n"]) -> list[int]:
 
 
 def without_each(
-    measure: LayerMeasure,
+    measure: AnyMeasure,
     parts: Int[Tensor, " n"],
     rows: BatchRows,
     blocks: Blocks,
@@ -62,13 +61,13 @@ def without_each(
             remaining = rows.of(torch.cat(remaining_parts).sort().values)
             of_remaining, _ = given_tokens(measure, remaining)
             layers = of_remaining.prepared(remaining.layers, remaining.names, remaining.order)
-            values = of_remaining.compare(layers, blocks)
+            values = of_remaining.compare_all(layers, blocks)
         without.append(values)
     return without
 
 
 def bias_of_documents(
-    measure: LayerMeasure,
+    measure: AnyMeasure,
     layers: Sequence[Any],
     rows: BatchRows,
     blocks: Blocks,
@@ -91,7 +90,7 @@ def bias_of_documents(
     order = torch.randperm(len(parts), generator=seeded(0)).to(parts.device)
     random_parts = parts[order]
     measure_of_rows, _ = given_tokens(measure, rows)
-    if measure_of_rows.compare_without_parts:
+    if measure_of_rows.leaves_out_parts:
         by_part = random_parts.argsort(stable=True)
         moved = [measure_of_rows.moved(layer, by_part) for layer in layers]
         sizes = sizes_of_parts(random_parts)

@@ -11,7 +11,7 @@ from torchmetrics import Metric
 
 from thinkalike.arguments import Count, RepetitionsOrNone, check_choice, shown, takes_arrays
 from thinkalike.measures.estimates import Estimate, jackknife
-from thinkalike.measures.kernel_alignment import AGGREGATES, alignment, arc_length, cka_measure
+from thinkalike.measures.kernel_alignment import AGGREGATES, CKAMeasure, alignment, arc_length
 from thinkalike.measures.layer_means import LayerMeans
 from thinkalike.measures.layer_pair_estimate import LayerPairEstimate
 
@@ -154,8 +154,8 @@ class CKA(LayerMeans):
     ):
         check_choice("aggregate", aggregate, AGGREGATES)
         options = {"estimator": estimator, "kernel": kernel, "flatten": flatten}
-        measure = cka_measure(estimator, kernel, flatten=flatten)
-        if given == "token" and not measure.given:
+        measure = CKAMeasure(estimator, kernel, flatten=flatten)
+        if given == "token" and not measure.compares_within_groups:
             raise ValueError(f"given=token compares single tokens by kernel=linear: leave {options} out")
         super().__init__(
             source_layers,

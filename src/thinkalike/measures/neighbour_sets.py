@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from functools import partial
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from thinkalike.measures.contract import LayerMeasure, both_in_order, each_pair
+from thinkalike.measures.contract import both_in_order
 from thinkalike.measures.neighbours import (
     NEIGHBOURS,
+    OfNeighbours,
     directions,
     in_order,
     nearest_rows,
     neighbour_numbers_of,
-    neighbours,
 )
 from thinkalike.measures.row_groups import RowGroups
 
@@ -27,7 +27,7 @@ def jaccard(X: Float[Tensor, "n d"], Y: Float[Tensor, "m e"], k: int = NEIGHBOUR
     1/n Σᵢ |S_X(i) ∩ S_Y(i)| / |S_X(i) ∪ S_Y(i)|, S(i) as in `mutual_knn`, whose errors it has (Klabunde et al. 2024,
     ReSi). Features with nothing in common give about k / (2n). It has no gradient.
     """
-    return jaccard_measure(k).of(X, Y)
+    return Jaccard(k).of(X, Y)
 
 
 def second_order_cosine(X: Float[Tensor, "n d"], Y: Float[Tensor, "m e"], k: int = NEIGHBOURS) -> Float[Tensor, ""]:
@@ -37,7 +37,7 @@ def second_order_cosine(X: Float[Tensor, "n d"], Y: Float[Tensor, "m e"], k: int
     (Hamilton et al. 2016). ReSi's code takes cosine *distances* in their place. Similarities are mostly above 0,
     so chance lies far above 0 where states share a direction: compare it with its null. It has no gradient here.
     """
-    return second_order_measure(k).of(X, Y)
+    return SecondOrderCosine(k).of(X, Y)
 
 
 class Neighbours(NamedTuple):
@@ -46,43 +46,54 @@ class Neighbours(NamedTuple):
     cosine: Float[Tensor, "n n"]
 
 
-def jaccard_measure(k: int = NEIGHBOURS) -> LayerMeasure:
-    return LayerMeasure(
-        partial(neighbour_numbers_of, k=k), each_pair(_jaccard), in_order, k + 2, needed_by=neighbours(k)
-    )
+@dataclass(frozen=True)
+class Jaccard(OfNeighbours[Tensor]):
+    """Jaccard index of the sets of neighbours, see `jaccard`."""
+
+    formula = "common neighbours over neighbours in either"
+    source = "Klabunde et al. 2024"
+
+    def prepare(self, layer: Float[Tensor, "n d"], name: str) -> Int[Tensor, "n k"]:
+        """Return the numbers of the k nearest neighbours of each row."""
+        return neighbour_numbers_of(layer, name, self.neighbours)
+
+    def compare(self, first: Int[Tensor, "n k"], second: Int[Tensor, "n k"]) -> Float[Tensor, ""]:
+        shared = _members(first).gather(1, second).sum(1).double()
+        return (shared / (2 * first.shape[1] - shared)).mean()
+
+    def moved(self, prepared: Int[Tensor, "n k"], order: Int[Tensor, " n"]) -> Int[Tensor, "n k"]:
+        return in_order(prepared, order)
 
 
-def second_order_measure(k: int = NEIGHBOURS) -> LayerMeasure:
-    return LayerMeasure(partial(_neighbours, k=k), each_pair(_second_order), _moved, k + 2, needed_by=neighbours(k))
+@dataclass(frozen=True)
+class SecondOrderCosine(OfNeighbours[Neighbours]):
+    """Cosine of the similarities with neighbours, see `second_order_cosine`."""
 
+    formula = "cosine of the similarities with the neighbours in either"
+    source = "Hamilton et al. 2016"
+    value_range = (-1.0, 1.0)
 
-@torch.no_grad()
-def _neighbours(features: Float[Tensor, "n d"], name: str, k: int) -> Neighbours:
-    rows = directions(features, RowGroups.whole(len(features), features.device), name)
-    cosines = rows.new_empty(1, len(rows), len(rows))
-    numbers = nearest_rows(rows[None], k, cosines)[0]
-    return Neighbours(numbers, _members(numbers), cosines[0])
+    @torch.no_grad()
+    def prepare(self, layer: Float[Tensor, "n d"], name: str) -> Neighbours:
+        rows = directions(layer, RowGroups.whole(len(layer), layer.device), name)
+        cosines = rows.new_empty(1, len(rows), len(rows))
+        numbers = nearest_rows(rows[None], self.neighbours, cosines)[0]
+        return Neighbours(numbers, _members(numbers), cosines[0])
 
+    def compare(self, first: Neighbours, second: Neighbours) -> Float[Tensor, ""]:
+        neighbours_in_either = torch.cat([first.numbers, second.numbers], 1)
+        counts_once = torch.ones_like(neighbours_in_either, dtype=torch.bool)
+        counts_once[:, first.numbers.shape[1] :] = ~first.member.gather(1, second.numbers)
+        in_first = first.cosine.gather(1, neighbours_in_either).double() * counts_once
+        in_second = second.cosine.gather(1, neighbours_in_either).double() * counts_once
+        return torch.nn.functional.cosine_similarity(in_first, in_second, dim=1).mean()
 
-def _moved(prepared: Neighbours, order: Int[Tensor, " n"]) -> Neighbours:
-    member, cosine = (both_in_order(pairs, order) for pairs in (prepared.member, prepared.cosine))
-    return Neighbours(in_order(prepared.numbers, order), member, cosine)
-
-
-def _jaccard(source: Int[Tensor, "n k"], target: Int[Tensor, "n k"]) -> Float[Tensor, ""]:
-    shared = _members(source).gather(1, target).sum(1).double()
-    return (shared / (2 * source.shape[1] - shared)).mean()
+    def moved(self, prepared: Neighbours, order: Int[Tensor, " n"]) -> Neighbours:
+        member, cosine = (both_in_order(pairs, order) for pairs in (prepared.member, prepared.cosine))
+        return Neighbours(in_order(prepared.numbers, order), member, cosine)
 
 
 def _members(numbers: Int[Tensor, "n k"]) -> Bool[Tensor, "n n"]:
     """Return which rows are among the neighbours of each."""
     n = len(numbers)
     return torch.zeros(n, n, dtype=torch.bool, device=numbers.device).scatter_(1, numbers, True)
-
-
-def _second_order(source: Neighbours, target: Neighbours) -> Float[Tensor, ""]:
-    places = torch.cat([source.numbers, target.numbers], 1)
-    once = torch.ones_like(places, dtype=torch.bool)
-    once[:, source.numbers.shape[1] :] = ~source.member.gather(1, target.numbers)
-    own, other = (side.cosine.gather(1, places).double() * once for side in (source, target))
-    return torch.nn.functional.cosine_similarity(own, other, dim=1).mean()

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from thinkalike.arguments import Count
-from thinkalike.measures.contract import Blocks, LayerMeasure, Pair
+from thinkalike.measures.contract import SAME_SHAPE, Blocks, LayerMeasure, Pair, Prepared
 from thinkalike.measures.powers_of_two import size_of
 from thinkalike.measures.row_groups import SUM_ROUNDING, RowGroups
 from thinkalike.measures.seeds import seeded
+from thinkalike.ranges import parameter
 
 NEIGHBOURS = 10
+
+# As many as a batch has rows at most.
+MOST_NEIGHBOURS = 10**8
 
 # Memberships of neighbours are compared in blocks of this many entries. Their sums are whole
 # numbers, which are exact in float32 up to this size.
@@ -64,7 +69,7 @@ def mutual_knn(
     if len(X) < k + 2:
         raise ValueError(f"{neighbours(k)} need {k + 2} rows, and X has {len(X)}: choose a smaller k")
     if groups is None:
-        return mutual_measure(k).of(X, Y)
+        return MutualKNN(k).of(X, Y)
 
     _, counts = groups.unique(return_counts=True)
     largest = int(counts.max())
@@ -73,7 +78,7 @@ def mutual_knn(
             f"{neighbours(k)} need {k + 2} rows of its group, and the largest group has {largest}: "
             "choose a smaller k, or give larger groups"
         )
-    return mutual_measure(k, RowGroups.of(groups, k + 2)).of(X, Y)
+    return MutualKNN(k, RowGroups.of(groups, k + 2)).of(X, Y)
 
 
 def neighbours(k: int) -> str:
@@ -190,33 +195,6 @@ def in_order(
     return new_number[(numbers + first_row)[order]] - first_row
 
 
-def mutual_measure(k: Count = NEIGHBOURS, groups: RowGroups | None = None) -> LayerMeasure:
-    """Return `mutual_knn` as a measure of layer pairs.
-
-    Args:
-        k: How many neighbours of each row are compared.
-        groups: Groups of at least k + 2 rows, within which rows are compared; None: all rows are.
-
-    Raises:
-        ValueError: A group has fewer rows.
-    """
-    if groups is not None:
-        smallest = min((size for _, size in groups.shapes), default=0)
-        if smallest < k + 2:
-            raise ValueError(
-                f"{neighbours(k)} need {k + 2} rows of its group, and one has {smallest}: choose a smaller k"
-            )
-    return LayerMeasure(
-        partial(neighbour_numbers_of, k=k, groups=groups),
-        partial(_shares_in_common, k=k, groups=groups),
-        partial(in_order, groups=groups),
-        fewest=k + 2,
-        needed_by=neighbours(k),
-        given=partial(mutual_measure, k),
-        similarities=None if groups is None else partial(_adjacency, groups),
-    )
-
-
 @torch.no_grad()
 def neighbour_numbers_of(
     features: Float[Tensor, "n d"], name: str, k: int, groups: RowGroups | None = None
@@ -228,45 +206,109 @@ def neighbour_numbers_of(
     return torch.cat([nearest_rows(block, k).flatten(0, 1) for block in groups.blocks(rows)])
 
 
-def _shares_in_common(
-    layers: Sequence[Int[Tensor, "kept k"]], blocks: Blocks, k: int, groups: RowGroups | None
-) -> dict[Pair, Float[Tensor, "l m"]]:
-    """Return the share of neighbours that any two layers have in common.
+@dataclass(frozen=True)
+class OfNeighbours(LayerMeasure[Prepared]):
+    """What measures of the nearest neighbours of rows have in common."""
 
-    Args:
-        layers: The neighbours of each row in each layer.
-        blocks: The layers of each model, and which models are compared.
-        k: How many neighbours a row has.
-        groups: The groups of rows; None: all rows are one group.
+    neighbours: int = parameter(NEIGHBOURS, least=1, most=MOST_NEIGHBOURS)  # k
+
+    invariances = SAME_SHAPE - {"translation"}
+    version = 12
+    smallest: ClassVar[Mapping[str, int | float | str]] = {"measure.neighbours": 3}
+    in_atlas = True
+    in_benchmarks = True
+
+    @property
+    def fewest(self) -> int:
+        """The least number of rows: a row, its k neighbours, and one that is no neighbour."""
+        return self.neighbours + 2
+
+    @property
+    def needed_by(self) -> str:
+        """What needs so many rows."""
+        return neighbours(self.neighbours)
+
+
+@dataclass(frozen=True, eq=False)
+class MutualKNN(OfNeighbours[Tensor]):
+    """Mutual nearest neighbours, see `mutual_knn`.
+
+    Attributes:
+        groups: Groups of at least k + 2 rows, within which rows are compared; None: all rows are.
+
+    Raises:
+        ValueError: A group has fewer rows.
     """
-    neighbours_of_layers = torch.stack([*layers])  # (layers, n, k)
-    layer_count, row_count, _ = neighbours_of_layers.shape
-    shapes = groups.shapes if groups else [(1, row_count)]
-    shared = neighbours_of_layers.new_zeros(layer_count, layer_count, dtype=torch.float64)
-    start = 0
-    for group_count, size in shapes:
-        stop = start + group_count * size
-        rows_at_once = max(MEMBERSHIPS_AT_ONCE // (layer_count * size), 1)
-        for numbers in neighbours_of_layers[:, start:stop].split(rows_at_once, 1):
-            is_member = numbers.new_zeros(*numbers.shape[:2], size, dtype=torch.float32)
-            is_member.scatter_(2, numbers, 1.0)
-            flat = is_member.flatten(1)
-            shared += (flat @ flat.T).double()
-        start = stop
-    shares = shared / (k * row_count)
-    by_model = blocks.by_model(shares.unbind())  # for each model (l, layers)
-    shares_of_pairs = {}
-    for source, target in blocks.pairs:
-        of_source = by_model[source].unbind(1)
-        shares_of_pairs[source, target] = blocks.by_model(of_source)[target].T
-    return shares_of_pairs
 
+    groups: RowGroups | None = None
 
-def _adjacency(groups: RowGroups, numbers: Int[Tensor, "kept k"]) -> list[Float[Tensor, "_ _ _"]]:
-    """Return for each size of groups how often, 0, ½ or 1, two rows are neighbours, (g, s, s)."""
-    adjacency = []
-    for block in groups.blocks(numbers):
-        group_count, size, _ = block.shape
-        member = torch.zeros(group_count, size, size, device=block.device).scatter_(2, block, 0.5)
-        adjacency.append(member + member.mT)
-    return adjacency
+    formula = "share of common neighbours, k = `measure.neighbours`, cosine"
+    source = "Huh et al. 2024"
+    compares_within_groups = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.groups is None:
+            return
+        smallest = min((size for _, size in self.groups.shapes), default=0)
+        if smallest < self.fewest:
+            raise ValueError(
+                f"{self.needed_by} need {self.fewest} rows of its group, and one has {smallest}: choose a smaller k"
+            )
+
+    def prepare(self, layer: Float[Tensor, "n d"], name: str) -> Int[Tensor, "kept k"]:
+        """Return the k nearest neighbours of each row, by their numbers in its group."""
+        return neighbour_numbers_of(layer, name, self.neighbours, self.groups)
+
+    def compare(self, first: Int[Tensor, "kept k"], second: Int[Tensor, "kept k"]) -> Float[Tensor, ""]:
+        """Return the share of neighbours that two layers have in common."""
+        shares = self.compare_all([first, second], Blocks([[0], [1]], [(0, 1)]))
+        return shares[0, 1][0, 0]
+
+    def moved(self, prepared: Int[Tensor, "kept k"], order: Int[Tensor, " n"]) -> Int[Tensor, "kept k"]:
+        """Return the neighbours of rows in another order; rows stay within their group."""
+        return in_order(prepared, order, self.groups)
+
+    def compare_all(self, layers: Sequence[Int[Tensor, "kept k"]], blocks: Blocks) -> dict[Pair, Float[Tensor, "l m"]]:
+        """Return the share of neighbours that any two layers have in common.
+
+        Args:
+            layers: The neighbours of each row in each layer.
+            blocks: The layers of each model, and which models are compared.
+        """
+        neighbours_of_layers = torch.stack([*layers])  # (layers, n, k)
+        layer_count, row_count, _ = neighbours_of_layers.shape
+        shapes = self.groups.shapes if self.groups else [(1, row_count)]
+        shared = neighbours_of_layers.new_zeros(layer_count, layer_count, dtype=torch.float64)
+        start = 0
+        for group_count, size in shapes:
+            stop = start + group_count * size
+            rows_at_once = max(MEMBERSHIPS_AT_ONCE // (layer_count * size), 1)
+            for numbers in neighbours_of_layers[:, start:stop].split(rows_at_once, 1):
+                is_member = numbers.new_zeros(*numbers.shape[:2], size, dtype=torch.float32)
+                is_member.scatter_(2, numbers, 1.0)
+                flat = is_member.flatten(1)
+                shared += (flat @ flat.T).double()
+            start = stop
+        shares = shared / (self.neighbours * row_count)
+        by_model = blocks.by_model(shares.unbind())  # for each model (l, layers)
+        shares_of_pairs = {}
+        for source, target in blocks.pairs:
+            of_source = by_model[source].unbind(1)
+            shares_of_pairs[source, target] = blocks.by_model(of_source)[target].T
+        return shares_of_pairs
+
+    def within(self, groups: RowGroups) -> MutualKNN:
+        """Return the same measure among the rows of each group."""
+        return MutualKNN(self.neighbours, groups)
+
+    def similarities(self, prepared: Int[Tensor, "kept k"]) -> list[Float[Tensor, "_ _ _"]]:
+        """Return for each size of groups how often, 0, ½ or 1, two rows are neighbours, (g, s, s)."""
+        assert self.groups is not None
+        adjacency = []
+        for block in self.groups.blocks(prepared):
+            group_count, size, _ = block.shape
+            member = torch.zeros(group_count, size, size, device=block.device)
+            member.scatter_(2, block, 0.5)
+            adjacency.append(member + member.mT)
+        return adjacency

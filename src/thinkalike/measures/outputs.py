@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any, NamedTuple
+import math
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from thinkalike.measures.contract import Blocks, LayerMeasure, Pair, each_pair
+from thinkalike.measures.contract import BAD_INPUT, Blocks, LayerMeasure, Pair, each_pair
 
 AT_ONCE = 2**17  # logits that are compared at a time: they stay in the cache; on a GPU 64 times as many
 LEAST = -80  # is the logarithm of the least share of the largest one: 0 times -inf would be NaN
@@ -24,7 +26,7 @@ def jensen_shannon(X: Float[Tensor, "n v"], Y: Float[Tensor, "m w"]) -> Float[Te
     -∞ has a probability of 0. It is differentiable, and computed in float32, or what is wider. A ValueError says that
     n or the vocabulary differs, or that a logit is NaN or +∞, or all of a row are -∞.
     """
-    return JENSEN_SHANNON.of(X, Y)
+    return JensenShannon().of(X, Y)
 
 
 def disagreement(X: Float[Tensor, "n v"], Y: Float[Tensor, "m w"]) -> Float[Tensor, ""]:
@@ -32,23 +34,13 @@ def disagreement(X: Float[Tensor, "n v"], Y: Float[Tensor, "m w"]) -> Float[Tens
 
     See Klabunde et al. (2024) and Madani et al. (2004, "prediction disagreement").
     """
-    return DISAGREEMENT.of(X, Y)
+    return Disagreement().of(X, Y)
 
 
 class _Outputs(NamedTuple):
     values: Shaped[Tensor, "n ..."]  # logits, or the place of the largest
     vocabulary: int
     name: str  # what an error calls them
-
-    def moved(self, order: Int[Tensor, " n"]) -> _Outputs:
-        return self._replace(values=self.values[order])
-
-
-def _top(logits: Float[Tensor, "n v"], name: str) -> _Outputs:
-    # NumPy compares with vector instructions, in a fifth of the time
-    places = torch.from_numpy(np.argmax(logits.detach().numpy(), 1)) if logits.is_cpu else logits.argmax(1)
-    _refuse_flawed(logits.gather(1, places[:, None]), name)  # also NaN, which is larger than all numbers
-    return _Outputs(places, logits.shape[1], name)
 
 
 def _refuse_flawed(largest: Float[Tensor, "..."], name: str) -> None:
@@ -89,35 +81,75 @@ def _divergences(source: _Outputs, target: _Outputs) -> Float[Tensor, " n"]:
     return apart / 2 + (torch.lerp(p_sum, q_sum, weight) / (p_sum * q_sum).sqrt()).log()
 
 
-def _disagreements(source: _Outputs, target: _Outputs) -> Float[Tensor, " n"]:
-    _check_vocabulary(source, target)
-    return (source.values != target.values).double()
+@dataclass(frozen=True)
+class MeanOfRows(LayerMeasure[_Outputs]):
+    """A distance of the logits of two models that is the mean over rows of a value of each row."""
+
+    best = 0.0
+    higher_is_closer = False
+    invariances = frozenset({"row_permutation"})
+    refuses = BAD_INPUT - {"constant"}
+    fewest = 1
+    is_unbiased = True
+    leaves_out_parts = True
+    version = 9
+    in_benchmarks = True
+
+    @abstractmethod
+    def of_rows(self, first: _Outputs, second: _Outputs) -> Float[Tensor, " n"]:
+        """Return the value of each row, which is the same in both directions."""
+
+    def compare(self, first: _Outputs, second: _Outputs) -> Float[Tensor, ""]:
+        return self.of_rows(first, second).mean()
+
+    def moved(self, prepared: _Outputs, order: Int[Tensor, " n"]) -> _Outputs:
+        return prepared._replace(values=prepared.values[order])
+
+    def compare_without_parts(
+        self, layers: Sequence[_Outputs], blocks: Blocks, sizes: Sequence[int]
+    ) -> dict[Pair, Float[Tensor, "_ l m"]]:
+        """Return the means of all rows and without each part, from the sums of the parts; NaN where no row is left."""
+
+        def sums_without_parts(first: _Outputs, second: _Outputs) -> Float[Tensor, " _"]:
+            sums = torch.stack([part.sum() for part in self.of_rows(first, second).split([*sizes])])
+            return torch.stack([sums.sum(), *(sums.sum() - sums)])
+
+        sums = each_pair(sums_without_parts, layers, blocks, self.is_symmetric)
+        rows = [sum(sizes), *(sum(sizes) - size for size in sizes)]
+        return {pair: each.movedim(-1, 0) / each.new_tensor(rows)[:, None, None] for pair, each in sums.items()}
 
 
-def mean_of_rows(
-    prepare: Callable[[Tensor, str], Any], values: Callable[[Any, Any], Float[Tensor, " n"]], **options: Any
-) -> LayerMeasure:
-    """Return the measure whose value is the mean over rows of a value of each, which is the same in both directions."""
-    without = partial(_means_without_parts, values)
-    options = {"moved": _Outputs.moved, "fewest": 1, "is_unbiased": True, **options}
-    return LayerMeasure(prepare, each_pair(lambda x, y: values(x, y).mean()), compare_without_parts=without, **options)
+@dataclass(frozen=True)
+class JensenShannon(MeanOfRows):
+    """Jensen-Shannon divergence, see `jensen_shannon`."""
+
+    formula = "Jensen-Shannon divergence of the models' next-token distributions, nats"
+    source = "Lin 1991"
+    value_range = (0.0, math.log(2))
+    scale = (0.0, math.log(2))
+    differentiable = 2
+
+    def prepare(self, layer: Float[Tensor, "n v"], name: str) -> _Outputs:
+        return _Outputs(layer, layer.shape[1], name)
+
+    def of_rows(self, first: _Outputs, second: _Outputs) -> Float[Tensor, " n"]:
+        return _divergences(first, second)
 
 
-def _means_without_parts(
-    values: Callable[[Any, Any], Float[Tensor, " n"]], layers: Sequence[Any], blocks: Blocks, sizes: Sequence[int]
-) -> dict[Pair, Float[Tensor, "_ l m"]]:
-    """Return the means of all rows and without each part, from the sums of the parts; NaN where no row is left."""
+@dataclass(frozen=True)
+class Disagreement(MeanOfRows):
+    """Disagreement of the most likely token, see `disagreement`."""
 
-    def totals(x: Any, y: Any) -> Float[Tensor, " _"]:
-        sums = torch.stack([part.sum() for part in values(x, y).split([*sizes])])
-        return torch.stack([sums.sum(), *(sums.sum() - sums)])
+    formula = "share of tokens whose most likely next token differs"
+    source = "Madani et al. 2004"
+    invariances = frozenset({"row_permutation", "isotropic_scaling"})
 
-    found = {pair: each.movedim(-1, 0) for pair, each in each_pair(totals)(layers, blocks).items()}
-    counts = found[blocks.pairs[0]].new_tensor([sum(sizes), *(sum(sizes) - size for size in sizes)])[:, None, None]
-    return {pair: each / counts for pair, each in found.items()}
+    def prepare(self, layer: Float[Tensor, "n v"], name: str) -> _Outputs:
+        # NumPy compares with vector instructions, in a fifth of the time
+        places = torch.from_numpy(np.argmax(layer.detach().numpy(), 1)) if layer.is_cpu else layer.argmax(1)
+        _refuse_flawed(layer.gather(1, places[:, None]), name)  # also NaN, which is larger than all numbers
+        return _Outputs(places, layer.shape[1], name)
 
-
-JENSEN_SHANNON = mean_of_rows(
-    lambda logits, name: _Outputs(logits, logits.shape[1], name), _divergences, best=0.0, higher_is_closer=False
-)
-DISAGREEMENT = mean_of_rows(_top, _disagreements, best=0.0, higher_is_closer=False)
+    def of_rows(self, first: _Outputs, second: _Outputs) -> Float[Tensor, " n"]:
+        _check_vocabulary(first, second)
+        return (first.values != second.values).double()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from thinkalike.measures.centred_rows import centred
-from thinkalike.measures.contract import LayerMeasure, each_pair, rows_in_order
+from thinkalike.measures.contract import LayerMeasure
 
 
 def procrustes_distance(X: Float[Tensor, "n d"], Y: Float[Tensor, "m e"]) -> Float[Tensor, ""]:
@@ -21,7 +24,7 @@ def procrustes_distance(X: Float[Tensor, "n d"], Y: Float[Tensor, "m e"]) -> Flo
     Raises:
         ValueError: n differs between the sides or is 1, a value is not finite, or all rows of a side are the same.
     """
-    return PROCRUSTES.of(X, Y)
+    return Procrustes().of(X, Y)
 
 
 def centred_rows(features: Float[Tensor, "n d"], name: str) -> Float[Tensor, "n d"]:
@@ -30,16 +33,28 @@ def centred_rows(features: Float[Tensor, "n d"], name: str) -> Float[Tensor, "n 
     return rows - rows.mean(0)
 
 
-def _turned(features: Float[Tensor, "n d"], name: str) -> Float[Tensor, "n _"]:
-    """Return centred rows of Frobenius norm 1; where d > n, their coordinates in n dimensions."""
-    rows = centred_rows(features, name)
-    if rows.shape[1] > len(rows) and not rows.requires_grad:
-        rows = torch.linalg.qr(rows.T).R.T
-    return rows / rows.norm()
+@dataclass(frozen=True)
+class Procrustes(LayerMeasure[Tensor]):
+    """Angular Procrustes distance, see `procrustes_distance`."""
 
+    formula = "arccos(‖X'Y‖_* / (‖X‖ ‖Y‖)), centred, radians"
+    source = "Williams et al. 2021"
+    best = 0.0
+    higher_is_closer = False
+    value_range = (0.0, math.pi / 2)
+    scale = (0.0, math.pi / 2)
+    differentiable = 2
+    fewest = 2
+    version = 12
+    in_atlas = True
+    in_benchmarks = True
 
-def _angle(source: Float[Tensor, "n d"], target: Float[Tensor, "n e"]) -> Float[Tensor, ""]:
-    return torch.linalg.svdvals(source.T @ target).sum().clamp(max=1).arccos()
+    def prepare(self, layer: Float[Tensor, "n d"], name: str) -> Float[Tensor, "n _"]:
+        """Return centred rows of Frobenius norm 1; where d > n, their coordinates in n dimensions."""
+        rows = centred_rows(layer, name)
+        if rows.shape[1] > len(rows) and not rows.requires_grad:
+            rows = torch.linalg.qr(rows.T).R.T
+        return rows / rows.norm()
 
-
-PROCRUSTES = LayerMeasure(_turned, each_pair(_angle), rows_in_order, fewest=2, best=0.0, higher_is_closer=False)
+    def compare(self, first: Float[Tensor, "n d"], second: Float[Tensor, "n e"]) -> Float[Tensor, ""]:
+        return torch.linalg.svdvals(first.T @ second).sum().clamp(max=1).arccos()

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from functools import partial
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from thinkalike.measures.contract import LayerMeasure, each_pair, rows_in_order
+from thinkalike.measures.contract import LayerMeasure
 from thinkalike.measures.row_groups import SUM_ROUNDING
 from thinkalike.measures.shape import centred_rows
+from thinkalike.ranges import parameter
 
 KEPT = 0.99  # of the variance
 
@@ -24,26 +25,37 @@ def svcca(X: Float[Tensor, "n d"], Y: Float[Tensor, "m e"], kept: float = KEPT) 
     """
     if not 0 < kept <= 1:
         raise ValueError(f"kept={kept} is no share of the variance: it must lie in (0, 1]")
-    return svcca_measure(kept).of(X, Y)
+    return SVCCA(kept).of(X, Y)
 
 
-def svcca_measure(kept: float = KEPT) -> LayerMeasure:
-    return LayerMeasure(partial(_components, kept=kept), each_pair(_correlation), rows_in_order, fewest=2)
+@dataclass(frozen=True)
+class SVCCA(LayerMeasure[Tensor]):
+    """Singular vector canonical correlation analysis, see `svcca`."""
 
+    kept: float = parameter(KEPT, above=0, most=1)  # share of the variance that components hold
 
-@torch.no_grad()
-def _components(features: Float[Tensor, "n d"], name: str, kept: float) -> Float[Tensor, "n r"]:
-    """Return the left singular vectors of the largest singular values, in float64, from the smaller Gram matrix."""
-    rows = centred_rows(features, name)
-    wide = rows.shape[1] >= len(rows)
-    values, vectors = torch.linalg.eigh(rows @ rows.T if wide else rows.T @ rows)
-    values, vectors = values.flip(0).clamp(min=0), vectors.flip(1)
-    shares = values.cumsum(0) / values.sum()
-    least = max(max(rows.shape) * torch.finfo(rows.dtype).eps, (SUM_ROUNDING * torch.finfo(features.dtype).eps) ** 2)
-    count = min(int((shares < kept).sum()) + 1, int((values > least * values[0]).sum()))
-    top = vectors[:, :count]
-    return top if wide else rows @ top / values[:count].sqrt()
+    formula = "mean canonical correlation of the principal components that hold `measure.kept`=99 % of the variance"
+    source = "Raghu et al. 2017"
+    fewest = 2
+    version = 12
+    in_atlas = True
+    in_benchmarks = True
 
+    @torch.no_grad()
+    def prepare(self, layer: Float[Tensor, "n d"], name: str) -> Float[Tensor, "n r"]:
+        """Return the left singular vectors of the largest singular values, in float64, from the smaller Gram matrix."""
+        rows = centred_rows(layer, name)
+        is_wide = rows.shape[1] >= len(rows)
+        values, vectors = torch.linalg.eigh(rows @ rows.T if is_wide else rows.T @ rows)
+        values = values.flip(0).clamp(min=0)
+        vectors = vectors.flip(1)
+        shares = values.cumsum(0) / values.sum()
+        rounding = max(
+            max(rows.shape) * torch.finfo(rows.dtype).eps, (SUM_ROUNDING * torch.finfo(layer.dtype).eps) ** 2
+        )
+        count = min(int((shares < self.kept).sum()) + 1, int((values > rounding * values[0]).sum()))
+        top = vectors[:, :count]
+        return top if is_wide else rows @ top / values[:count].sqrt()
 
-def _correlation(source: Float[Tensor, "n r"], target: Float[Tensor, "n s"]) -> Float[Tensor, ""]:
-    return torch.linalg.svdvals(source.T @ target).mean()
+    def compare(self, first: Float[Tensor, "n r"], second: Float[Tensor, "n s"]) -> Float[Tensor, ""]:
+        return torch.linalg.svdvals(first.T @ second).mean()

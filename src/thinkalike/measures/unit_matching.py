@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from thinkalike.measures.contract import LayerMeasure, each_pair, rows_in_order
+from thinkalike.measures.contract import SAME_SHAPE, LayerMeasure
 from thinkalike.measures.shape import centred_rows
 
 COPIES = 8192  # units of a side up to which shares are matched as whole copies
@@ -24,7 +25,7 @@ def soft_matching(X: Float[Tensor, "n d"], Y: Float[Tensor, "m e"]) -> Float[Ten
     √(2 - 2 s)). It is exact, not regularised. A unit that does not vary correlates with nothing: 0. Rotations change
     the value, as they should; scales of single units do not. It is differentiable where the plan is unique.
     """
-    return SOFT_MATCHING.of(X, Y)
+    return SoftMatching().of(X, Y)
 
 
 def transport_plan(likeness: Float[Tensor, "d e"]) -> Float[Tensor, "d e"]:
@@ -56,16 +57,27 @@ def _transported(scores: np.ndarray) -> np.ndarray:
     return linprog(-scores.ravel(), A_eq=sums, b_eq=weights, method="highs").x.reshape(d, e)  # type: ignore[no-any-return]
 
 
-def _units(features: Float[Tensor, "n d"], name: str) -> Float[Tensor, "n d"]:
-    rows = centred_rows(features, name)
-    norms = torch.linalg.vector_norm(rows, dim=0)
-    varies = norms > CONSTANT * norms.max()
-    return torch.where(varies, rows, 0) / torch.where(varies, norms, 1)
+@dataclass(frozen=True)
+class SoftMatching(LayerMeasure[Tensor]):
+    """Mean correlation of matched units, see `soft_matching`."""
 
+    formula = "max over transport plans P of Σ Pᵢⱼ corr(xᵢ, yⱼ), units matched exactly"
+    source = "Khosla & Williams 2024"
+    value_range = (-1.0, 1.0)
+    invariances = SAME_SHAPE - {"orthogonal"} | {"unit_scaling"}
+    differentiable = 2
+    fewest = 2
+    version = 12
+    in_atlas = True
+    in_benchmarks = True
 
-def _matched(source: Float[Tensor, "n d"], target: Float[Tensor, "n e"]) -> Float[Tensor, ""]:
-    correlations = source.T @ target
-    return (transport_plan(correlations) * correlations).sum()
+    def prepare(self, layer: Float[Tensor, "n d"], name: str) -> Float[Tensor, "n d"]:
+        """Return centred units of norm 1, and 0 of those that do not vary."""
+        rows = centred_rows(layer, name)
+        norms = torch.linalg.vector_norm(rows, dim=0)
+        varies = norms > CONSTANT * norms.max()
+        return torch.where(varies, rows, 0) / torch.where(varies, norms, 1)
 
-
-SOFT_MATCHING = LayerMeasure(_units, each_pair(_matched), rows_in_order, fewest=2)
+    def compare(self, first: Float[Tensor, "n d"], second: Float[Tensor, "n e"]) -> Float[Tensor, ""]:
+        correlations = first.T @ second
+        return (transport_plan(correlations) * correlations).sum()

@@ -21,10 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from thinkalike.columns import Columns
-from thinkalike.config import MEASURES
 from thinkalike.errors import StoreError, ThinkalikeError, one_line, plain, plain_line
 from thinkalike.listing import Entry, Found, Query, divided, parser, records, search, selected, skipping
-from thinkalike.plugins import instrument
+from thinkalike.plugins import title_of
 from thinkalike.processes import counted
 from thinkalike.report.grids import Grid, grids_of, plain_value, rounded
 from thinkalike.screen import watched
@@ -41,14 +40,6 @@ MOST_COLUMNS = 1000  # of a table that a page has
 ROWS = 60  # of a table that is no grid
 CLAIM = ("claim", "verdict", "numbers", "units", "tolerance")  # the columns of claims that a page shows
 MOST_CLAIMS = 1000  # of a table; the papers have some ten for each figure
-TITLES = {  # of kinds, as their instruments have them: importing these takes torch, of which a page needs nothing
-    "cka": "CKA", "disagreement": "disagreement of the top token", "distance": "relative distance of states",
-    "distance_correlation": "distance correlation", "jaccard": "Jaccard index of neighbours",
-    "jsd": "Jensen-Shannon divergence in nats", "mlem": "MLEM", "mutual_knn": "mutual nearest neighbours",
-    "procrustes": "angular Procrustes distance", "r2": "residual R²", "rsa": "RSA",
-    "second_order_cosine": "second-order cosine",
-    "soft_matching": "soft matching", "svcca": "SVCCA", "token_rsa": "RSA of tokens",
-}  # fmt: skip
 Report = dict[str, Any]
 
 
@@ -214,13 +205,6 @@ def is_command(text: str) -> bool:
         return False
     is_ours = text.isprintable() and shlex.join(words) == text and tuple(words[:2]) in PROGRAMS
     return is_ours and all(SETTING.fullmatch(word) and not OUTSIDE.search(word) for word in words[2:])
-
-
-def title_of(kind: str) -> str:
-    """Return what a page calls a kind; the instrument of another package says it itself."""
-    if kind in TITLES or MEASURES.get(kind, "thinkalike.").startswith("thinkalike."):
-        return TITLES.get(kind, kind)
-    return str(getattr(instrument(MEASURES[kind]), "name", kind))
 
 
 def _add(report: Report, known: dict[bytes, Grid], name: str, table: Columns, grids: list[Grid], repeats: bool) -> None:

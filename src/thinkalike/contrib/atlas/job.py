@@ -14,7 +14,7 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from functools import reduce
+from functools import cache, reduce
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -28,18 +28,14 @@ from thinkalike.contrib import figures
 from thinkalike.errors import ConfigError, DataError, one_of
 from thinkalike.instruments import asked_for, instrument, run_jobs
 from thinkalike.instruments.layer_pairs.frame import LayerPairsConfig
-from thinkalike.instruments.layer_pairs.outputs import OUTPUTS
 from thinkalike.instruments.ruler import LEAST_WORDS, WORDS
 from thinkalike.job import Instrument, Outcome, Work
 from thinkalike.measures.estimates import Estimate, interval_around, jackknife
 from thinkalike.models.labels import told_apart
+from thinkalike.registry import CORE, OF_OUTPUTS, layer_measures
 from thinkalike.screen import show_text, span
 from thinkalike.store import Result
 
-OF_STATES = (
-    "cka", "mutual_knn", "procrustes", "svcca", "soft_matching", "distance_correlation", "token_rsa", "jaccard",
-    "second_order_cosine", "r2",
-)  # fmt: skip
 ENDS = ("", "_low", "_high")
 SAID = 3  # how many of the least agreements, and of the largest disagreements, a screen has
 PAIR = ["source", "target"]
@@ -47,12 +43,20 @@ PLACE = [*PAIR, "source_layer", "target_layer"]
 FEWEST = 3  # layer pairs that a rank correlation is of
 
 
+@cache
+def measures_of_states() -> tuple[str, ...]:
+    """Return the measures of states that an atlas has, in the order of its columns."""
+    return tuple(entry.kind for entry in CORE.measures if getattr(instrument(entry), "in_atlas", False))
+
+
 @dataclass
 class AtlasConfig(LayerPairsConfig):
     """The settings of an atlas: which measures, and what each of them has of the rest."""
 
     kind: str = "atlas"
-    measures: list[str] = field(default_factory=lambda: list(OF_STATES))  # and jsd, disagreement, of predictions
+    measures: list[str] = field(
+        default_factory=lambda: [*measures_of_states()]
+    )  # and jsd, disagreement, of predictions
     null: bool = False  # keep what chance gives beside each value, in the results of the measures
     permutations: int = setting(99, least=1, most=10**6)  # of null
     # of mutual_knn, jaccard and second_order_cosine
@@ -62,10 +66,12 @@ class AtlasConfig(LayerPairsConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        of_states = measures_of_states()
+        of_outputs = [entry.kind for entry in layer_measures(OF_OUTPUTS)]
         for name in self.measures:
-            one_of("measure.measures", name, (*OF_STATES, *OUTPUTS))
+            one_of("measure.measures", name, (*of_states, *of_outputs))
         self.measures = list(dict.fromkeys(self.measures))
-        if len([name for name in self.measures if name in OF_STATES]) < 2:
+        if len([name for name in self.measures if name in of_states]) < 2:
             raise ConfigError(f"measure.measures={self.measures} must name two measures of layers or more")
 
 

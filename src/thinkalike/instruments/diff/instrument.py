@@ -92,6 +92,7 @@ class Diff(Instrument[AnalyzeConfig], kind="diff", version=7, reads=("model", "t
     """Says what the change from `model` to `model@target` did."""
 
     of_models: ClassVar[str] = "pairs"
+    smallest: ClassVar[Mapping[str, Any]] = {"measure.tokens": 4096}
 
     def unread(self, config: AnalyzeConfig) -> SettingValues:
         """Only forks of the base are fitted on text."""

@@ -28,6 +28,7 @@ from thinkalike.measures.row_groups import FEW
 from thinkalike.measures.sample_size import FEWEST_GROUPS
 from thinkalike.models.families import Layer
 from thinkalike.models.layer_choice import layers_at_depths, layers_of_sides, pairs_of_layers
+from thinkalike.plugins import title_of
 from thinkalike.states.batches import ModelRuns, StateBatches, pool_tokens, sampled, text_batches
 from thinkalike.states.folder import load_sources
 from thinkalike.states.source import StateSource
@@ -68,6 +69,7 @@ class LayerPairsConfig(MeasureConfig):
 class WithNull(LayerPairsConfig):
     """The settings of a measure of layer pairs that has a null."""
 
+    compares_within_groups: ClassVar[bool] = False  # whether rows of one token can be compared among themselves
     null: bool = False  # beside each value what permuted documents give, the calibrated value and p
     # of documents, in one batch; p is at least 1 / (this + 1)
     permutations: int = setting(99, least=1, most=10**6)
@@ -78,7 +80,7 @@ class WithNull(LayerPairsConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.given != "none" and self.kind not in ("", "cka", "mutual_knn"):
+        if self.given != "none" and self.kind and not self.compares_within_groups:
             raise ConfigError(f"measure={self.kind} compares all rows: omit measure.given={self.given}, or take cka")
 
 
@@ -112,11 +114,16 @@ def _called(name: str, described: Callable[[], dict[str, str]]) -> dict[str, str
 class LayerMatrix(Instrument[AnalyzeConfig]):
     """A job whose table has a value for each layer of `model` beside each layer of `model@target`."""
 
-    name: ClassVar[str]  # as tables and figures print it
-    scale: ClassVar[tuple[float, float]] = (0.0, 1.0)  # of the colours
-    is_distance: ClassVar[bool] = False  # whether less is closer
+    scale: tuple[float, float] = (0.0, 1.0)  # of the colours
+    is_distance: bool = False  # whether less is closer
+    in_atlas: bool = False  # whether `measure=atlas` has it where nobody chooses
     takes_sites: ClassVar[bool] = True
     of_models: ClassVar[str] = "pairs"
+
+    @property
+    def name(self) -> str:
+        """What tables and figures call it."""
+        return title_of(self.kind)
 
     def unread(self, config: AnalyzeConfig) -> SettingValues:
         return left_in_key(config, FIT_TEXT | REPORT_TEXT)
@@ -173,6 +180,7 @@ class LayerPairs(LayerMatrix):
     takes_activations: ClassVar[bool] = True
     is_shared: ClassVar[bool] = True
     run_all = staticmethod(run_together)
+    smallest: ClassVar[Mapping[str, Any]] = {"measure.batches": 2, "measure.tokens_per_batch": 256}
     # the values of settings that stimuli do not have
     for_stimuli: ClassVar[Mapping[str, Any]] = {"level": "auto", "skip_special_tokens": False, "given": "none"}
 

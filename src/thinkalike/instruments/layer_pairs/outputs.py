@@ -5,16 +5,13 @@ python analyze.py measure=jsd model=gelu-3l-mini model@target=solu-3l-mini
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from thinkalike import measures
 from thinkalike.config import AnalyzeConfig
 from thinkalike.errors import ConfigError
-from thinkalike.instruments.layer_pairs.declared import ComparedAgain, Declared, OfLayerMeasure, declare
-from thinkalike.measures.contract import LayerMeasure
+from thinkalike.instruments.layer_pairs.by_measure import ByMeasure, ComparedAgain
 from thinkalike.models.families import Layer
 from thinkalike.states.batches import ModelRuns, StateBatch, StateBatches
 from thinkalike.states.source import StateSource, with_weights
@@ -34,9 +31,11 @@ class OutputConfig(ComparedAgain):
             raise ConfigError(f"measure={self.kind} compares predictions of the next token: leave measure.{wrong} out")
 
 
-class Outputs(OfLayerMeasure):
-    """A measure of the logits of two models."""
+class OutputsByMeasure(ByMeasure):
+    """Compares the logits of `model` with those of `model@target`, and within each."""
 
+    common_settings = OutputConfig
+    parts = ("model", "target", "data", "measure")
     takes_activations: ClassVar[bool] = False
     takes_sites: ClassVar[bool] = False
 
@@ -56,24 +55,3 @@ class Outputs(OfLayerMeasure):
             return batch._replace(states=[runs.once(model, key, run, of_batch=True) for model in models])
 
         return replace(batches, pool=lambda number: map(logits_of, batches.pool(number)))
-
-
-def of_outputs(title: str, measure: Callable[[Any], LayerMeasure], greatest: float) -> Declared:
-    """Declare a distance of outputs, from 0 to its greatest value."""
-    return Declared(
-        title,
-        measure,
-        scale=(0.0, greatest),
-        is_distance=True,
-        settings=OutputConfig,
-        bases=(Outputs,),
-        reads=("model", "target", "data", "measure"),
-        version=9,
-    )
-
-
-OUTPUTS = {
-    "jsd": of_outputs("Jensen-Shannon divergence in nats", lambda _: measures.JENSEN_SHANNON, math.log(2)),
-    "disagreement": of_outputs("disagreement of the top token", lambda _: measures.DISAGREEMENT, 1.0),
-}
-globals().update(declare(OUTPUTS, __name__))  # where entry points find them

@@ -231,6 +231,12 @@ class Stitching(
     """Stitches `model` to `target` at `layers`; leaves table, stitches, learning curves and figure."""
 
     takes_sites: ClassVar[bool] = True
+    smallest: ClassVar[Mapping[str, Any]] = {
+        "stitch.steps": 3,
+        "stitch.warmup": 1,
+        "stitch.tokens_per_step": 512,
+        "data.report_tokens": 4096,
+    }
 
     def inputs(self, config: StitchJob) -> Mapping[str, Any]:
         check_processes(config.trainer, config.target.device)

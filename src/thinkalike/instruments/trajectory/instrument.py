@@ -62,6 +62,14 @@ class Trajectory(
 
     of_models: ClassVar[str] = "each"
     takes_sites: ClassVar[bool] = True
+    smallest: ClassVar[Mapping[str, Any]] = {
+        "measure.tokens": 1024,
+        "measure.least": 5,
+        "measure.folds": 3,
+        "measure.permutations": 19,
+        "measure.importance": False,
+        "stimuli.sentences": 40,
+    }
 
     def unread(self, config: AnalyzeConfig) -> SettingValues:
         return {"model.revision": None}  # all checkpoints are read

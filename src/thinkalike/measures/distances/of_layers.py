@@ -7,7 +7,7 @@ once.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -40,7 +40,7 @@ def distance_correlation(X: Float[Tensor, "n d"], Y: Float[Tensor, "m e"]) -> Fl
         ValueError: n < 4 or n differs between the sides, a value is not finite, or all distances of
             a side are equal.
     """
-    return DISTANCE_CORRELATION.of(X, Y)
+    return DistanceCorrelation().of(X, Y)
 
 
 @torch.no_grad()
@@ -84,66 +84,89 @@ def u_centred(squared: Float[Tensor, "n n"], name: str, rounding: float) -> Floa
     return squared.div_(norm)
 
 
-@torch.no_grad()
-def _centred_distances(features: Float[Tensor, "n d"], name: str) -> Float[Tensor, "n n"]:
-    """Return the U-centred distances of rows, of norm 1."""
-    rows = centred(features, name).rows
-    rounding = max(CENTRING_ROUNDING, SUM_ROUNDING * torch.finfo(rows.dtype).eps)
-    return u_centred(NeuralDistances.of(rows, name=name).squared(), name, rounding)
+@dataclass(frozen=True)
+class DistanceCorrelation(LayerMeasure[Tensor]):
+    """Bias-corrected distance correlation, see `distance_correlation`."""
 
+    formula = "<A, B> / √(<A, A> <B, B>), A and B the U-centred distances; estimates the squared distance correlation"
+    source = "Székely et al. 2007, Székely & Rizzo 2013"
+    value_range = (-1.0, 1.0)
+    version = 12
+    in_atlas = True
+    in_benchmarks = True
+    leaves_out_parts = True
 
-def _correlations_without_parts(
-    layers: Sequence[Float[Tensor, "n n"]], blocks: Blocks, sizes: Sequence[int]
-) -> dict[Pair, Float[Tensor, "_ l m"]]:
-    """Return the distance correlations of all rows, and then without each part.
+    @torch.no_grad()
+    def prepare(self, layer: Float[Tensor, "n d"], name: str) -> Float[Tensor, "n n"]:
+        """Return the U-centred distances of rows, of norm 1."""
+        rows = centred(layer, name).rows
+        rounding = max(CENTRING_ROUNDING, SUM_ROUNDING * torch.finfo(rows.dtype).eps)
+        return u_centred(NeuralDistances.of(rows, name=name).squared(), name, rounding)
 
-    U-centring takes out all that is a sum of something of both rows, so what it leaves of distances
-    will do in place of the distances of the remaining rows.
+    def compare(self, first: Float[Tensor, "n n"], second: Float[Tensor, "n n"]) -> Float[Tensor, ""]:
+        """Return the distance correlation of two prepared layers."""
+        return (first * second).sum()
 
-    Args:
-        layers: U-centred distances.
-        blocks: The layers of each model, and which models are compared.
-        sizes: The sizes of the parts of the rows, which follow one another.
-    """
-    n = len(layers[0])
-    products_of_all = products(layers, blocks, is_symmetric=True)
-    row_sums = blocks.by_model([layer.sum(0) for layer in layers])  # (l, n)
-    correlations = {pair: [of_all] for pair, of_all in products_of_all.items()}
-    start = 0
-    for size in sizes:
-        stop = start + size
-        strips = [layer[start:stop] for layer in layers]  # the rows of the part, (k, n)
-        part_by_all = products(strips, blocks)
-        part_by_part = products([strip[:, start:stop] for strip in strips], blocks)
-        part_sums = blocks.by_model([strip.sum(0) for strip in strips])
+    def moved(self, prepared: Float[Tensor, "n n"], order: Int[Tensor, " n"]) -> Float[Tensor, "n n"]:
+        """Return the distances of rows in another order."""
+        return both_in_order(prepared, order)
 
-        # The sums of the remaining rows over the remaining columns.
-        sums_left = []
-        for of_all, of_part in zip(row_sums, part_sums, strict=True):
-            without_part = of_all - of_part
-            sums_left.append(torch.cat([without_part[:, :start], without_part[:, stop:]], 1))
-        totals_left = [sums.sum(1) for sums in sums_left]
+    def compare_all(self, layers: Sequence[Float[Tensor, "n n"]], blocks: Blocks) -> dict[Pair, Float[Tensor, "l m"]]:
+        """Return the distance correlation of every two layers that are compared."""
+        return products(layers, blocks, is_symmetric=True)
 
-        # tr(A B) over the remaining rows is all rows - 2 (part x all) + (part x part).
-        hsics = {}
-        for source, target in blocks.pairs:
-            pair = (source, target)
-            products_left = products_of_all[pair] - 2 * part_by_all[pair] + part_by_part[pair]
-            hsics[pair] = unbiased_from_sums(
-                n - size,
-                products_left,
-                sums_left[source] @ sums_left[target].T,
-                torch.outer(totals_left[source], totals_left[target]),
-            )
-        norms = {}
-        for (source, target), hsic in hsics.items():
-            if source == target:
-                norms[source] = hsic.diagonal().sqrt()
-        for (source, target), hsic in hsics.items():
-            correlation = hsic / torch.outer(norms[source], norms[target])
-            correlations[source, target].append(correlation)
-        start = stop
-    return {pair: torch.stack(of_pair) for pair, of_pair in correlations.items()}
+    def compare_without_parts(
+        self, layers: Sequence[Float[Tensor, "n n"]], blocks: Blocks, sizes: Sequence[int]
+    ) -> dict[Pair, Float[Tensor, "_ l m"]]:
+        """Return the distance correlations of all rows, and then without each part.
+
+        U-centring takes out all that is a sum of something of both rows, so what it leaves of distances
+        will do in place of the distances of the remaining rows.
+
+        Args:
+            layers: U-centred distances.
+            blocks: The layers of each model, and which models are compared.
+            sizes: The sizes of the parts of the rows, which follow one another.
+        """
+        n = len(layers[0])
+        products_of_all = products(layers, blocks, is_symmetric=True)
+        row_sums = blocks.by_model([layer.sum(0) for layer in layers])  # (l, n)
+        correlations = {pair: [of_all] for pair, of_all in products_of_all.items()}
+        start = 0
+        for size in sizes:
+            stop = start + size
+            strips = [layer[start:stop] for layer in layers]  # the rows of the part, (k, n)
+            part_by_all = products(strips, blocks)
+            part_by_part = products([strip[:, start:stop] for strip in strips], blocks)
+            part_sums = blocks.by_model([strip.sum(0) for strip in strips])
+
+            # The sums of the remaining rows over the remaining columns.
+            sums_left = []
+            for of_all, of_part in zip(row_sums, part_sums, strict=True):
+                without_part = of_all - of_part
+                sums_left.append(torch.cat([without_part[:, :start], without_part[:, stop:]], 1))
+            totals_left = [sums.sum(1) for sums in sums_left]
+
+            # tr(A B) over the remaining rows is all rows - 2 (part x all) + (part x part).
+            hsics = {}
+            for source, target in blocks.pairs:
+                pair = (source, target)
+                products_left = products_of_all[pair] - 2 * part_by_all[pair] + part_by_part[pair]
+                hsics[pair] = unbiased_from_sums(
+                    n - size,
+                    products_left,
+                    sums_left[source] @ sums_left[target].T,
+                    torch.outer(totals_left[source], totals_left[target]),
+                )
+            norms = {}
+            for (source, target), hsic in hsics.items():
+                if source == target:
+                    norms[source] = hsic.diagonal().sqrt()
+            for (source, target), hsic in hsics.items():
+                correlation = hsic / torch.outer(norms[source], norms[target])
+                correlations[source, target].append(correlation)
+            start = stop
+        return {pair: torch.stack(of_pair) for pair, of_pair in correlations.items()}
 
 
 class _Ranks(NamedTuple):
@@ -156,10 +179,6 @@ class _Ranks(NamedTuple):
 
     doubled: Float[Tensor, "n n"]
     norm: Float[Tensor, ""]
-
-    def moved(self, order: Int[Tensor, " n"]) -> _Ranks:
-        """Return the ranks with rows in another order."""
-        return self._replace(doubled=both_in_order(self.doubled, order))
 
     def among(self, pairs: Int[Tensor, " p"]) -> Float[Tensor, " p"]:
         """Return the ranks among these pairs of rows, about 0 and of norm 1.
@@ -178,72 +197,74 @@ class _Ranks(NamedTuple):
         return ranks / ranks.norm()
 
 
-@torch.no_grad()
-def _ranked_distances(features: Float[Tensor, "n d"], name: str) -> _Ranks:
-    """Return the ranks of the distances of rows."""
-    distances = NeuralDistances.of(features, name=name)
-    squared = distances.squared()
-    pairs = upper(len(squared), squared.device)
-    of_pairs = squared.flatten()[pairs]
-    ranks = mid_ranks(of_pairs, distances.rounding(pairs, of_pairs))
-    doubled = ranks.mul_(2).sub_(len(pairs) + 1)
-    norm = doubled.norm() * 2**0.5  # of both triangles
-    if norm == 0:
-        raise ValueError(f"the distances of {name}: all {len(doubled)} values are equal and have no ranks")
-    matrix = torch.zeros_like(squared)
-    matrix.view(-1)[pairs] = doubled
-    return _Ranks(matrix.add_(matrix.T.contiguous()), norm)
+@dataclass(frozen=True)
+class TokenRSA(LayerMeasure[_Ranks]):
+    """Spearman's ρ of the distances of all pairs of rows: the values of `rsa`."""
 
+    formula = "Spearman's ρ of the Euclidean distances of all pairs of rows"
+    source = "Kriegeskorte et al. 2008"
+    value_range = (-1.0, 1.0)
+    fewest = FEWEST_RANKED_ROWS
+    version = 12
+    in_atlas = True
+    in_benchmarks = True
+    leaves_out_parts = True
 
-def _rank_correlations(layers: Sequence[_Ranks], blocks: Blocks) -> dict[Pair, Float[Tensor, "l m"]]:
-    """Return Spearman's ρ of the distances of every two layers that are compared."""
-    norms = blocks.by_model([layer.norm for layer in layers])
-    products_of_ranks = products([layer.doubled for layer in layers], blocks, is_symmetric=True)
-    return {
-        (source, target): of_pair / torch.outer(norms[source], norms[target])
-        for (source, target), of_pair in products_of_ranks.items()
-    }
+    @torch.no_grad()
+    def prepare(self, layer: Float[Tensor, "n d"], name: str) -> _Ranks:
+        """Return the ranks of the distances of rows."""
+        distances = NeuralDistances.of(layer, name=name)
+        squared = distances.squared()
+        pairs = upper(len(squared), squared.device)
+        of_pairs = squared.flatten()[pairs]
+        ranks = mid_ranks(of_pairs, distances.rounding(pairs, of_pairs))
+        doubled = ranks.mul_(2).sub_(len(pairs) + 1)
+        norm = doubled.norm() * 2**0.5  # of both triangles
+        if norm == 0:
+            raise ValueError(f"the distances of {name}: all {len(doubled)} values are equal and have no ranks")
+        matrix = torch.zeros_like(squared)
+        matrix.view(-1)[pairs] = doubled
+        return _Ranks(matrix.add_(matrix.T.contiguous()), norm)
 
+    def compare(self, first: _Ranks, second: _Ranks) -> Float[Tensor, ""]:
+        """Return Spearman's ρ of the distances of two prepared layers."""
+        return (first.doubled * second.doubled).sum() / (first.norm * second.norm)
 
-def _rank_correlations_without_parts(
-    layers: Sequence[_Ranks], blocks: Blocks, sizes: Sequence[int]
-) -> dict[Pair, Float[Tensor, "_ l m"]]:
-    """Return the rank correlations of all rows, and then without each part.
+    def moved(self, prepared: _Ranks, order: Int[Tensor, " n"]) -> _Ranks:
+        """Return the ranks with rows in another order."""
+        return prepared._replace(doubled=both_in_order(prepared.doubled, order))
 
-    The distances of the remaining rows are not sorted again.
-    """
-    n = len(layers[0].doubled)
-    of_all_rows = _rank_correlations(layers, blocks)
-    correlations = {pair: [of_pair] for pair, of_pair in of_all_rows.items()}
-    row_numbers = torch.arange(n, device=layers[0].norm.device)
-    start = 0
-    for size in sizes:
-        stop = start + size
-        rows = torch.cat([row_numbers[:start], row_numbers[stop:]])
-        first, second = torch.triu_indices(n - size, n - size, 1, device=rows.device)
-        pairs = rows[first] * n + rows[second]
-        ranks = blocks.by_model([layer.among(pairs) for layer in layers])
-        for (source, target), of_pair in correlations.items():
-            if n - size >= FEWEST_RANKED_ROWS:
-                of_pair.append(ranks[source] @ ranks[target].T)
-            else:
-                of_pair.append(of_pair[0] * torch.nan)
-        start = stop
-    return {pair: torch.stack(of_pair) for pair, of_pair in correlations.items()}
+    def compare_all(self, layers: Sequence[_Ranks], blocks: Blocks) -> dict[Pair, Float[Tensor, "l m"]]:
+        """Return Spearman's ρ of the distances of every two layers that are compared."""
+        norms = blocks.by_model([layer.norm for layer in layers])
+        products_of_ranks = products([layer.doubled for layer in layers], blocks, is_symmetric=True)
+        return {
+            (source, target): of_pair / torch.outer(norms[source], norms[target])
+            for (source, target), of_pair in products_of_ranks.items()
+        }
 
+    def compare_without_parts(
+        self, layers: Sequence[_Ranks], blocks: Blocks, sizes: Sequence[int]
+    ) -> dict[Pair, Float[Tensor, "_ l m"]]:
+        """Return the rank correlations of all rows, and then without each part.
 
-DISTANCE_CORRELATION = LayerMeasure(
-    _centred_distances,
-    partial(products, is_symmetric=True),
-    both_in_order,
-    compare_without_parts=_correlations_without_parts,
-)
-
-# The values of `rsa`.
-RANKED_DISTANCES = LayerMeasure(
-    _ranked_distances,
-    _rank_correlations,
-    _Ranks.moved,
-    fewest=FEWEST_RANKED_ROWS,
-    compare_without_parts=_rank_correlations_without_parts,
-)
+        The distances of the remaining rows are not sorted again.
+        """
+        n = len(layers[0].doubled)
+        of_all_rows = self.compare_all(layers, blocks)
+        correlations = {pair: [of_pair] for pair, of_pair in of_all_rows.items()}
+        row_numbers = torch.arange(n, device=layers[0].norm.device)
+        start = 0
+        for size in sizes:
+            stop = start + size
+            rows = torch.cat([row_numbers[:start], row_numbers[stop:]])
+            first, second = torch.triu_indices(n - size, n - size, 1, device=rows.device)
+            pairs = rows[first] * n + rows[second]
+            ranks = blocks.by_model([layer.among(pairs) for layer in layers])
+            for (source, target), of_pair in correlations.items():
+                if n - size >= FEWEST_RANKED_ROWS:
+                    of_pair.append(ranks[source] @ ranks[target].T)
+                else:
+                    of_pair.append(of_pair[0] * torch.nan)
+            start = stop
+        return {pair: torch.stack(of_pair) for pair, of_pair in correlations.items()}
