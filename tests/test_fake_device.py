@@ -38,11 +38,11 @@ REASONS = {
     "how many rows each part of the documents has, which slices need: once a batch": "leave_out.sizes_of_parts",
     "a batch is refused before it is added, so its flaws are looked at: once a batch, or a layer": """
         centred_rows.refuse_flaws kernel_alignment._refuse_flat outputs._refuse_flawed neural.of of_layers.u_centred
-        neural._refuse_size comparators._refuse_constant of_layers._ranked_distances neighbours.directions
+        neural._refuse_size comparators._refuse_constant of_layers.prepare neighbours.directions
         moments.is_constant ridge._of_unit_size""",
     "its number is the next one where the caller gives none, as jobs do": "accumulator.next_number",
     "a few numbers go to the GPU or come from it: once a batch, or a weight": """
-        outputs._means_without_parts accumulator.add ridge.of ridge._fits
+        outputs.compare_without_parts accumulator.add ridge.of ridge._fits
         forks.part_moves changes.compare_batches
         forks._largest_square changes.token_distances changes.kl frozen._run batches.pool features.differences
         changes.signed_permutation parts.moved batches._batch batches._residuals batches.residuals_of batches.select
@@ -51,7 +51,7 @@ REASONS = {
     "pairs of stimuli closer than rounding, and copies, are found by value: a shape": """
         neural.squared_distances neural.squared""",
     "how many levels, components, tokens or directions there are is a shape": """
-        ranks.ranks_of_levels singular_vectors._components row_groups.without_means row_groups._effects_of
+        ranks.ranks_of_levels singular_vectors.prepare row_groups.without_means row_groups._effects_of
         ridge._fold_states features._are_different""",
     "the order of ties is drawn on the host, so that it is that of a CPU": "neighbours.nearest_rows",
     "an assignment is solved on the host": "unit_matching.transport_plan",

@@ -320,8 +320,8 @@ def test_neighbours_of_a_pair_are_those_of_the_pair_alone(given, monkeypatch):
     def new(side):
         return LayerMeans(*depths(side), MutualKNN(5), **({"given": given} if given == "token" else {}))
 
-    monkeypatch.setattr(mutual, "AT_ONCE", 5000)
-    monkeypatch.setattr(mutual, "SIMILARITIES", 3000)
+    monkeypatch.setattr(mutual, "MEMBERSHIPS_AT_ONCE", 5000)
+    monkeypatch.setattr(mutual, "SIMILARITIES_AT_ONCE", 3000)
     metrics = [new(side) for side in SIDES]
     for number in range(2):
         states, tokens, mask = drawn()
