@@ -120,8 +120,8 @@ class DistanceCorrelation(LayerMeasure[Tensor]):
     ) -> dict[Pair, Float[Tensor, "_ l m"]]:
         """Return the distance correlations of all rows, and then without each part.
 
-        U-centring takes out all that is a sum of something of both rows, so what it leaves of distances
-        will do in place of the distances of the remaining rows.
+        U-centring takes out all that is a sum of something of both rows, so what it leaves of
+        distances will do in place of the distances of the remaining rows.
 
         Args:
             layers: U-centred distances.
