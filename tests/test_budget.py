@@ -9,6 +9,7 @@ from thinkalike.config.compose import checked, hydra_ready
 from thinkalike.digests import remembered
 from thinkalike.errors import ConfigError
 from thinkalike.job.settings import asked_for
+from thinkalike.models import shapes
 from thinkalike.plugins import instrument_of
 from thinkalike.training.recipe import fewest_steps
 
@@ -19,7 +20,7 @@ PAIR = ["model=neox-5l-mini", "model@target=neox-6l-mini", "dry_run=true"]
 def slow(monkeypatch, tmp_path):
     """A cache of its own, and a machine of a hundredth of the usual speed."""
     monkeypatch.setenv("THINKALIKE_CACHE", str(tmp_path))
-    monkeypatch.setattr(forecast, "speed", lambda: 2e9)
+    monkeypatch.setattr(shapes, "seconds_per_operation", lambda *_: 1 / 8e8)
 
 
 def composed(script, *words):

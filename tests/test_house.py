@@ -33,6 +33,7 @@ LEVELS = {
     "shards": 0.75,  # knows errors and digests
     "config": 1,  # knows errors, files, plugins and shards, and nothing else
     "digests": 0.5,  # knows errors
+    "timing": 0.75,  # knows digests
     "global_state": 0,
     "memory": 0.5,  # knows errors
     "screen": 1,

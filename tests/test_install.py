@@ -81,21 +81,37 @@ def test_a_job_imports_what_it_needs_and_no_more(tmp_path):
 
 @pytest.mark.ci_slow
 @pytest.mark.parametrize(
-    ("script", "word", "said"),
+    ("script", "words", "said"),
     [
-        ("train", "--help", ""),
-        ("train", "stitch.steps=abc", "stitch.steps=abc must be"),
-        ("analyze", "--help", ""),
-        ("analyze", "measure=cke", "did you mean"),
-        ("analyze", "modle=gpt2", "did you mean"),
+        ("train", ["--help"], ""),
+        ("train", ["stitch=affine", "--help"], ""),
+        ("train", ["stitch.steps=abc"], "stitch.steps=abc must be"),
+        ("analyze", ["--help"], ""),
+        ("analyze", ["measure=cka", "--help"], ""),
+        ("diff", ["--help"], ""),
+        ("results", ["--help"], ""),
+        ("analyze", ["measure=cke"], "did you mean"),
+        ("analyze", ["modle=gpt2"], "did you mean"),
     ],
 )
-def test_help_and_a_misspelt_word_need_no_torch(tmp_path, script, word, said):
-    code = f"import atexit, sys; sys.argv = ['{script}.py', '{word}']; from thinkalike.cli import {script}; "
-    code += f"atexit.register(lambda: print('torch' in sys.modules)); {script}()"
+def test_help_and_a_misspelt_word_need_no_torch(tmp_path, script, words, said):
+    """Torch, transformers and pandas take seconds to import; what is counted does not depend on other work."""
+    heavy = ["torch", "transformers", "pandas", "scipy"]
+    code = f"import atexit, sys; sys.argv = ['{script}.py', *{words}]; from thinkalike.cli import {script}; "
+    code += f"atexit.register(lambda: print('there:', *[name for name in {heavy} if name in sys.modules])); {script}()"
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
-    assert done.stdout.splitlines()[-1] == "False", done.stderr
+    assert done.stdout.splitlines()[-1] == "there:", done.stderr
     assert said in done.stderr
+
+
+@pytest.mark.ci_slow
+def test_a_function_costs_little_more_than_torch_and_transformers(tmp_path):
+    """Torch's compiler alone takes a second to import."""
+    heavy = ["torch._dynamo", "sympy", "scipy", "sklearn", "matplotlib", "pytorch_lightning", "transformer_lens"]
+    code = "import sys, thinkalike as ta; ta.compare; "
+    code += f"print('there:', *[name for name in {[*heavy, 'torch']} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1] == "there: torch", "torch is the control"
 
 
 SRC = ROOT / "src"

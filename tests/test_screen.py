@@ -338,7 +338,7 @@ def slow(*case):
     ("script", "words", "seen"),
     [
         ("train.py", (), "training"),
-        slow("analyze.py", ("measure=rsa", "model=gpt2-mini"), " on this machine, at up to "),
+        slow("analyze.py", ("measure=rsa", "model=gpt2-mini"), " on this machine, as small steps of it were timed"),
         slow("analyze.py", ("measure=cka", "model=gemma-3-1b-pt"), "without the jobs of gemma-3-1b-pt"),
     ],
 )

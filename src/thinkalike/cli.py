@@ -118,6 +118,8 @@ def entry_point(name: str) -> Callable[[], None]:
             _check_given_once(words)
             TRUSTED.clear()  # what an earlier command line named, it named for itself
             trust_plugins_of(words.overrides)
+            if words.help:
+                sys.argv[1:] = _without_overrides(sys.argv[1:], words.overrides)
             _run_all(hydra_main(name, task))
 
     return main
@@ -161,6 +163,14 @@ def _options_first(words: Sequence[str]) -> list[str]:
         options.remove(word)
         options.reverse()
     return [*options, *overrides]
+
+
+def _without_overrides(words: Sequence[str], overrides: Sequence[str]) -> list[str]:
+    """Return the words of a command line that asks for help, which is the same text whatever the job.
+
+    Hydra would compose the job first, and the settings of a measure stand in a module that imports torch.
+    """
+    return list(words[: len(words) - len(overrides)])
 
 
 def _check_flags(words: argparse.Namespace) -> None:
@@ -319,16 +329,22 @@ def _done(composed: DictConfig) -> list[Any]:
 
 def _foretold(config: Any, chosen: Sequence[str]) -> Any:
     """Return the configuration within its budget; print what a dry run would do, and offer a long job a budget."""
-    from thinkalike.forecast import forecast, in_words, offered, show, speed, within
+    import torch
+
+    from thinkalike.forecast import forecast, in_words, offered, show, within
     from thinkalike.screen import aside
 
+    if config.threads:
+        torch.set_num_threads(config.threads)  # as the job will have them
     config = within(config, chosen)
-    plan, here = forecast(config), speed()
+    plan = forecast(config)
+    seconds = plan.seconds()
     if config.dry_run:
         with aside():
-            show(plan, here)
-    if offer := offered(config, chosen, seconds := plan.seconds(here)):
-        logging.getLogger(__name__).info("about %s on this machine%s", in_words(seconds), offer)
+            show(plan, seconds)
+    offer = offered(config, chosen, seconds)
+    if offer:
+        log.info("about %s on this machine%s", in_words(seconds), offer)
     return config
 
 

@@ -1,21 +1,20 @@
 """What the jobs of a command line take, before anything is loaded: `dry_run=true`.
 
 FLOPs are those of the passes of models; what a job computes from states comes on top. Bytes are at least needed.
+Seconds are measured: blocks of the sizes of each model, and a step of the job's work with random states, are timed on
+this machine once, and remembered.
 """
 
 from __future__ import annotations
 
 import logging
 import re
-import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
-import torch
-
 from thinkalike.config import AnalyzeConfig, TrainConfig, TrainerConfig
-from thinkalike.digests import remembered
 from thinkalike.errors import ConfigError
 from thinkalike.instruments import asked_for, instrument_of, passes
 from thinkalike.job.performing import is_known_done
@@ -27,8 +26,9 @@ from thinkalike.screen import Table, number_column, show_table, show_text, text_
 log = logging.getLogger(__name__)
 
 SHARE = 0.4  # of the peak; 40 % and more is what large trainings reach (Chowdhery et al. 2022, table 3)
-REACHED = 0.4  # of the speed of one large product, by passes of models on a CPU or a small GPU
-START, WEIGHT = 12.0, 3e-8  # seconds: of Python, its libraries and reading text; and of loading each weight
+START = 7.0  # seconds of Python, its libraries and reading text
+WEIGHT_SECONDS = 1e-8  # of loading each weight, and of the proof of the model that has it
+ENTRY_SECONDS = 5e-5  # of loading each entry of a tokenizer; one of 262,144 takes longer than the weights beside it
 PROCESS, ENTRY = 6e8, 1500.0  # bytes on a CPU: of Python with its libraries, and of each entry of a tokenizer
 LONG, BEYOND = 600.0, 1.2  # seconds beyond which a job is offered a budget, and times a budget that is still in it
 BUDGETS = ("10min", "30min", "2h", "8h")
@@ -47,7 +47,12 @@ class Planned(NamedTuple):
     passes: Sequence[Passes]
     precision: str  # of products: bfloat16, TF32 or float32
     holds: float  # bytes beside the models; on a CPU those of the process and its tokenizers, too
-    seconds: float = 0.0  # on this machine, of what is computed beside passes
+    time_work: Callable[[], float] = lambda: 0.0  # times what is computed beside passes
+
+    @property
+    def seconds(self) -> float:
+        """The time on this machine of what is computed beside passes."""
+        return self.time_work()
 
 
 @dataclass(frozen=True)
@@ -87,37 +92,22 @@ class Forecast:
     def hours(self, gpu: str) -> float:
         return float(sum(hours_on(gpu, *each) for each in self.passes))
 
-    def seconds(self, speed: float) -> float:
-        """The time on this machine, at a speed of one large product in FLOPs per second."""
-        todo = [job for jobs in self.missing for job in jobs]
-        weights = sum(shape.parameters for jobs in self.missing for shape in shapes_of(jobs))
-        beside = sum(job.seconds for job in todo) + START * len(self.missing) + WEIGHT * weights
-        return self.flops / (REACHED * speed) + beside
+    def seconds(self) -> float:
+        """The time on this machine."""
+        seconds = sum(passes.seconds for passes, _ in self.passes)
+        for jobs in self.missing:
+            seconds += START + sum(job.seconds for job in jobs)
+            seconds += sum(seconds_to_load(shape) for shape in shapes_of(jobs))
+        return seconds
+
+
+def seconds_to_load(shape: Shape) -> float:
+    return WEIGHT_SECONDS * shape.parameters + ENTRY_SECONDS * shape.vocabulary
 
 
 def hours_on(gpu: str, each: Passes, precision: str) -> float:
     """Return the hours of passes on a GPU at `SHARE` of its peak."""
     return each.flops / (SHARE * PEAKS[gpu][precision]) / 3600
-
-
-def speed(seconds: float = 0.3) -> float:
-    """Return how many operations per second a product of large float32 matrices reaches on this machine, found once.
-
-    Of a CPU it is that of all its threads, by processor time, so that other work changes little.
-    """
-    place, threads = pick_device("auto"), torch.get_num_threads()
-    clock, n = (time.process_time if place == "cpu" else time.perf_counter), 1024
-
-    def found() -> float:
-        matrix, done = torch.randn(n, n, device=place), 0
-        float((matrix @ matrix)[0, 0])  # the first product waits for the device
-        began = clock()
-        while (took := clock() - began) < seconds:
-            float((matrix @ matrix)[0, 0])
-            done += 1
-        return 2 * n**3 * done / took * (threads if place == "cpu" else 1)
-
-    return remembered(f"{place}, {threads} threads, torch {torch.__version__}", found)
 
 
 def precision_of(dtype: str | None, trainer: TrainerConfig) -> str:
@@ -164,19 +154,26 @@ def _name(config: Any) -> str:
 
 def _planned(label: str, config: Any, looks_up: bool) -> Planned:
     kind = instrument_of(config)
-    found, models = kind.shapes_of(config), kind.models_of(config)
-    shapes = {part: shape for part, shape in found.items() if shape}
-    own, holds, seconds = [], 0.0, 0.0
+    models = kind.models_of(config)
+    shapes = kind.shapes_of(config)
+    known = {part: shape for part, shape in shapes.items() if shape is not None}
     runs_models = not getattr(config, "activations", None)  # else states were recorded
-    if runs_models and len(shapes) == len(found):
-        seconds = kind.seconds(config, shapes) if shapes else 0.0
-        own = [each for each in kind.passes(config, shapes) if each.tokens]
-        holds = GAPS * kind.holds(config, shapes)
+    plan = Planned(
+        label,
+        is_stored=looks_up and is_known_done(kind, config),
+        shapes=dict(zip(told_apart(list(models.values())), shapes.values(), strict=True)),
+        passes=[],
+        precision=precision_of(config.model.dtype, config.trainer),
+        holds=0.0,
+    )
     if pick_device(config.model.device) == "cpu":
-        holds += PROCESS + ENTRY * sum(shape.vocabulary for shape in {*shapes.values()})
-    is_done = looks_up and is_known_done(kind, config)
-    named = dict(zip(told_apart(list(models.values())), found.values(), strict=True))
-    return Planned(label, is_done, named, own, precision_of(config.model.dtype, config.trainer), holds, seconds)
+        vocabularies = sum(shape.vocabulary for shape in set(known.values()))
+        plan = plan._replace(holds=PROCESS + ENTRY * vocabularies)
+    if not runs_models or len(known) < len(shapes):
+        return plan
+    passes = [each for each in kind.passes(config, known) if each.tokens]
+    plan = plan._replace(passes=passes, holds=plan.holds + GAPS * kind.holds(config, known))
+    return plan._replace(time_work=partial(kind.seconds, config, known)) if known else plan
 
 
 def in_words(seconds: float) -> str:
@@ -218,7 +215,7 @@ def smaller(config: Any, chosen: Collection[str], budget: str) -> tuple[Any, str
     if any(getattr(config, several, None) for several in ("experiment", "models", "activations")):
         return None
     (job,) = asked_for(config)
-    kind, allowed, rate = instrument_of(job), seconds_of(budget), speed()
+    kind, allowed = instrument_of(job), seconds_of(budget)
     shapes = kind.shapes_of(job)
     if None in shapes.values():
         return None
@@ -234,7 +231,7 @@ def smaller(config: Any, chosen: Collection[str], budget: str) -> tuple[Any, str
         for key, value in left.items():
             part, _, name = key.partition(".")
             made = replace(made, **{part: replace(getattr(made, part), **{name: value}) if name else value})
-        found = made, said(left), forecast(made, looks_up=False).seconds(rate)
+        found = made, said(left), forecast(made, looks_up=False).seconds()
         if found[2] <= allowed:
             break
     return found
@@ -253,13 +250,13 @@ def seconds_of(budget: str) -> float:
     return float(number) * {"s": 1, "min": 60, "h": 3600}[unit]
 
 
-def show(plan: Forecast, speed: float | None = None) -> None:
-    """Print the jobs and the sums of the missing ones, with the hours at a speed in FLOPs per second, if given."""
+def show(plan: Forecast, seconds: float | None = None) -> None:
+    """Print the jobs and the sums of the missing ones, with their seconds on this machine, if given."""
     if plan.jobs:
         labels, tokens, flops = zip(*(row for job in plan.jobs for row in _rows(job)), strict=True)
         counts = [number_column("tokens read", tokens), number_column("FLOPs", flops)]
         show_table(Table("jobs, and the passes of their models", [text_column("job", labels), *counts]))
-    for line in summary(plan, speed):
+    for line in summary(plan, seconds):
         show_text(line)
 
 
@@ -272,14 +269,14 @@ def _rows(job: Planned) -> list[tuple[str, str, str]]:
     return [(job.label, "", ""), *rows]
 
 
-def summary(plan: Forecast, speed: float | None = None) -> list[str]:
+def summary(plan: Forecast, seconds: float | None = None) -> list[str]:
     """Return the lines below the table: FLOPs, bytes and hours."""
     todo, whole = [job for each in plan.missing for job in each], plan.flops
     count = f"{len(todo)} of {len(plan.jobs)} jobs to do"
     lines = [f"{count}: {whole:.3g} FLOPs in passes of models; at least {readable(plan.bytes)} of memory"]
     lines += [f"{plan.hours(gpu):.2g} hours on one 80 GB {gpu} at {SHARE:.0%} of its peak" for gpu in PEAKS if whole]
-    if speed is not None:
-        lines.append(f"about {in_words(plan.seconds(speed))} on this machine, at up to {speed:.2g} FLOPs per second")
+    if seconds is not None:
+        lines.append(f"about {in_words(seconds)} on this machine, as small steps of it were timed")
     if unknown := dict.fromkeys(name for job in plan.jobs for name, shape in job.shapes.items() if shape is None):
         lines.append(f"without the jobs of {', '.join(unknown)}, whose sizes are unknown")
     return [*lines, "dry run: nothing was loaded, and no result computed or written"]

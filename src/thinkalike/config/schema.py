@@ -91,6 +91,7 @@ class SettingDeclaration:
     not_in_key_as: Any = THE_DEFAULT
     only_for: str | None = None
     in_memory: bool = False
+    is_object: bool = False  # an object in memory, which no command line gives, see `an_object`
 
 
 PLAIN = SettingDeclaration()  # of a field that is no more than its type and its default
@@ -141,9 +142,8 @@ def setting(
 
 def an_object(default: Any = None) -> Any:
     """Return a dataclass field of an object in memory, which is no setting, see `thinkalike.config.in_memory`."""
-    return dataclasses.field(
-        default=default, repr=False, metadata={"setting": SettingDeclaration(in_key=False), "is_object": True}
-    )
+    declared = SettingDeclaration(in_key=False, is_object=True)
+    return dataclasses.field(default=default, repr=False, metadata={"setting": declared})
 
 
 def declared_of(item: SettingField) -> SettingDeclaration:
@@ -201,7 +201,7 @@ class Checked:
                 read = super().settings_read()
                 return read if self.null else read - {"permutations"}
         """
-        return frozenset(item.name for item in fields_of(self))
+        return frozenset(item.name for item in fields_of(self) if not declared_of(item).is_object)
 
     def by_recipe(self, job: JobConfig) -> SettingValues:
         """Return by name the values of settings that a job leaves to its recipe, where these are not their defaults."""
@@ -323,7 +323,7 @@ def as_settings(config: Any) -> dict[str, Any]:
     return {
         item.name: _as_setting(getattr(config, item.name))
         for item in dataclasses.fields(config)
-        if not item.metadata.get("is_object")
+        if not declared_of(item).is_object
     }
 
 

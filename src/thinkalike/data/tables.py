@@ -94,13 +94,12 @@ def _stimuli(settings: str, _: int | None, table: Table | None) -> Stimuli:
         _: When its file was changed, so that stimuli are read again then.
         table: Its table, if that is in memory.
     """
-    values = json.loads(settings)
     if table is None:
-        config = StimuliConfig(**values)
+        config = StimuliConfig(**json.loads(settings))
         path = str(config.path)
         frame = None
     else:
-        config = TableInMemory(**values, table=table)
+        config = TableInMemory(**json.loads(settings), table=table)
         path = IN_MEMORY
         frame = table.frame
     if config.kind == "crossed":

@@ -147,6 +147,11 @@ class FeatureProfiles(
             ),
         )
 
+    def compare(self, config: AnalyzeConfig, stimuli: Stimuli, sides: Sequence[StimulusStates]) -> None:
+        fit_profiles(config, stimuli, sides)
+        _references(config, stimuli, sides)
+        _given_words(config, stimuli, sides, sum(len(side.layers) for side in sides))
+
     def beside(
         self,
         config: AnalyzeConfig,

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import pandas as pd
+import torch
 from torch import Tensor
 
 from thinkalike.config import AnalyzeConfig, MeasureConfig, ModelConfig, SettingValues, setting
@@ -24,12 +26,14 @@ from thinkalike.models.families import layers_of_sides, names_of, recording_name
 from thinkalike.states.batches import StateBatches, array_batches
 from thinkalike.states.stimuli import Compared, StimulusStates, sides_of, stimulus_states_of, without_massive
 from thinkalike.tables import layer_rows
+from thinkalike.timing import seconds_of_rows
 
 if TYPE_CHECKING:
     from thinkalike.models.shapes import Passes, Shapes
 
 log = logging.getLogger(__name__)
 
+TIMED_STIMULI = 2048  # that a forecast compares at most; the time of more is extrapolated
 FEW = 10  # sentences, below which stimuli are left out and drawn one by one
 WORDS = 8  # tokens of a sentence of the grammars, about
 DistanceName = Literal["euclidean", "cosine", "correlation", "manhattan", "norm_difference"]
@@ -49,6 +53,39 @@ class OfStimuli(Instrument[AnalyzeConfig]):
 
     def passes(self, config: AnalyzeConfig, shapes: Shapes) -> Sequence[Passes]:
         return sentence_passes(config, shapes)
+
+    def seconds(self, config: AnalyzeConfig, shapes: Shapes) -> float:
+        """Return what comparing takes, from the time of random states of two and of four layers."""
+        models = set(shapes.values())
+        if not models:
+            return 0.0
+        stimuli = read_stimuli(config.stimuli)
+        width = max(shape.width for shape in models)
+        embed = config.measure_as(DistanceConfig).embed
+        layers = sum(shape.layers + embed for shape in models)
+
+        def timed(count: int) -> float:
+            def compare(rows: int) -> None:
+                some = stimuli.take(torch.linspace(0, len(stimuli) - 1, rows).long().numpy())
+                generator = torch.Generator().manual_seed(0)
+                states = [torch.randn(rows, width, generator=generator) for _ in range(count)]
+                side = StimulusStates("random states", list(range(count)), states, {})
+                self.compare(config, some, [side])
+
+            name = f"{config.measure} of {stimuli.fingerprint()}, {config.recipe}, width {width}, {count} layers"
+            return seconds_of_rows(name, compare, len(stimuli), TIMED_STIMULI)
+
+        try:
+            two = timed(2)
+            of_layer = max(timed(4) - two, 0.0) / 2
+        except DataError as error:  # which the job itself says of all stimuli
+            log.debug("no time of %s: %s", stimuli.source, error)
+            return 0.0
+        return two + of_layer * (layers - 2)
+
+    @abstractmethod
+    def compare(self, config: AnalyzeConfig, stimuli: Stimuli, sides: Sequence[StimulusStates]) -> Any:
+        """Compute the numbers of all layers of all sides: most of what a job does with states."""
 
     def holds(self, config: AnalyzeConfig, shapes: Shapes) -> float:
         """Return the bytes of the states of all stimuli, as they are and in float64."""

@@ -6,10 +6,8 @@ a few layer pairs, and beside it that of the states as they are.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -17,17 +15,16 @@ from jaxtyping import Float
 from torch import Tensor
 
 from thinkalike.config import AnalyzeConfig, MeasureConfig, setting
-from thinkalike.digests import remembered
 from thinkalike.instruments.layer_pairs import screen
 from thinkalike.instruments.layer_pairs.frame import LayerMatrix, fewer_layers, layers_compared
 from thinkalike.instruments.ruler import (
     LEAST_WORDS,
     WORDS,
-    WORDS_PER_ROW,
     compare_words,
     facts_of_words,
     fewest_words,
     say_left_out,
+    seconds_of_maps,
     tokens_of_words,
 )  # fmt: skip
 from thinkalike.job import Outcome, Work
@@ -41,7 +38,6 @@ from thinkalike.store import Result
 from thinkalike.tables import layer_rows, matrix_rows
 
 PREDICTORS = 2**31  # bytes of predictors of source layers in memory at once
-TIMED_ROWS = 2048  # rows of states that a forecast compares at most; the time of more is extrapolated
 
 
 @dataclass
@@ -65,17 +61,13 @@ class LayerR2(LayerMatrix, kind="r2", version=12, reads=("model", "target", "lay
         return [each.passes("models", tokens, 128, full=False) for each in dict.fromkeys(shapes.values())]
 
     def seconds(self, config: AnalyzeConfig, shapes: Shapes) -> float:
-        """Return what maps take, from the time of those of one layer pair, which is found once for a machine."""
-        rows = config.measure.words // WORDS_PER_ROW  # type: ignore[attr-defined]
-        timed = min(rows, TIMED_ROWS)
+        """Return what the maps take, of residuals and of the states as they are."""
         compared = layers_compared(config, shapes)
         source = shapes["model"]
         target = shapes.get("target", source)
-        width = max(source.width, target.width)
-        of_layer, of_pair = remembered_seconds(timed, width)
-        pairs = compared[source] * compared[target]
-        of_residuals = (of_layer * sum(compared.values()) + of_pair * pairs) * rows / timed
-        return 2 * of_residuals  # and of the states as they are
+        words = config.measure_as(R2Config).words
+        of_layer, of_pair = seconds_of_maps(words, max(source.width, target.width))
+        return 2 * (of_layer * sum(compared.values()) + of_pair * compared[source] * compared[target])
 
     def smaller(self, config: AnalyzeConfig, shapes: Shapes, chosen: Collection[str]) -> Iterator[dict[str, Any]]:
         """Yield fewer layers of equal relative depth, and then fewer words, as many as a number needs at least."""
@@ -181,24 +173,3 @@ def _with_ends(name: str, shares: Float[Tensor, "l m r"]) -> dict[str, Float[Ten
     prefix = "" if name == "value" else f"{name}_"
     found = with_interval(shares)
     return {name: found.value, f"{prefix}low": found.low, f"{prefix}high": found.high}
-
-
-def remembered_seconds(rows: int, width: int) -> tuple[float, float]:
-    """Return the seconds that the predictor of a layer takes, and both directions of a layer pair."""
-    of_layer = remembered(f"predictor of {rows} rows, {width}", partial(_timed, rows, width, is_pair=False))
-    of_pair = remembered(f"predictors of {rows} rows, {width}", partial(_timed, rows, width, is_pair=True))
-    return of_layer, of_pair
-
-
-def _timed(rows: int, width: int, is_pair: bool) -> float:
-    """Return the seconds of making one predictor of random states, or of predicting both ways between two."""
-    generator = torch.Generator().manual_seed(0)
-    documents = torch.arange(rows) % 50
-    states = [torch.randn(rows, width, generator=generator) for _ in range(2)]
-    one, other = (Predictor(each, documents) for each in states)
-    began = time.perf_counter()
-    if is_pair:
-        both_ways(one, other)
-    else:
-        Predictor(states[0], documents)
-    return time.perf_counter() - began

@@ -24,7 +24,7 @@ from thinkalike.instruments.of_stimuli import DistanceConfig, DistanceName, OfSt
 from thinkalike.job import Outcome, Work
 from thinkalike.measures.distances.comparators import TIED, WHITENED, mid_ranks
 from thinkalike.measures.distances.neural import NeuralDistances, crossnobis, mantel, rsa, rsa_estimate
-from thinkalike.measures.estimates import effective_number, has_interval, interval_around, why_no_interval
+from thinkalike.measures.estimates import Estimate, effective_number, has_interval, interval_around, why_no_interval
 from thinkalike.screen import show_text, span
 from thinkalike.states.stimuli import StimulusStates, numbered
 from thinkalike.store import Headline, Result
@@ -123,20 +123,7 @@ class RSA(OfStimuli, kind="rsa", version=6, reads=("model", "target", "layers", 
             if every:
                 more["with_massive"] = rsa(_distances(every.sides, measure), comparator=measure.comparator)
             layers = _distances(sides, measure)
-            sentences = stimuli.groups.unique(return_counts=True)[1]
-            worth = effective_number(sentences)
-            if has_interval(worth):
-                similarity = rsa_estimate(
-                    layers,
-                    comparator=measure.comparator,
-                    groups=stimuli.groups,
-                    folds=min(FOLDS, len(sentences)),
-                    seed=config.seed,
-                )
-            else:
-                reason = why_no_interval(worth, len(sentences), "sentences")
-                log.warning("warning: %s: %s", stimuli.source, reason)
-                similarity = interval_around(rsa(layers, comparator=measure.comparator), math.inf)
+            similarity = _similarity(config, stimuli, layers)
             more |= {"low": similarity.low, "high": similarity.high}
             if stimuli.confounded_with_words():
                 more["given_word"] = _given_word(layers, stimuli)
@@ -157,6 +144,15 @@ class RSA(OfStimuli, kind="rsa", version=6, reads=("model", "target", "layers", 
             facts=of_stimuli.stimuli_facts(stimuli),
             blank=("p", "p_of_largest", "given_word"),  # of few sentences; of states that the word determines
         )
+
+    def compare(self, config: AnalyzeConfig, stimuli: Stimuli, sides: Sequence[StimulusStates]) -> None:
+        measure = config.measure_as(RSAConfig)
+        layers = _distances(sides, measure)
+        _similarity(config, stimuli, layers)
+        if stimuli.confounded_with_words():
+            _given_word(layers, stimuli)
+        if measure.permutations:
+            _p_values(layers, measure, config.seed, stimuli)
 
     def draw(self, result: Result, folder: Path) -> None:
         comparator = result.config["measure"]["comparator"]
@@ -193,6 +189,24 @@ class RSA(OfStimuli, kind="rsa", version=6, reads=("model", "target", "layers", 
 
 def _distances(sides: Sequence[StimulusStates], measure: RSAConfig) -> list[NeuralDistances]:
     return [layer for side in sides for layer in layer_distances(side, measure)]
+
+
+def _similarity(config: AnalyzeConfig, stimuli: Stimuli, layers: Sequence[NeuralDistances]) -> Estimate:
+    """Return the similarity of every two layers, with its interval over sentences, which is unbounded for few."""
+    comparator = config.measure_as(RSAConfig).comparator
+    sentences = stimuli.groups.unique(return_counts=True)[1]
+    worth = effective_number(sentences)
+    if not has_interval(worth):
+        reason = why_no_interval(worth, len(sentences), "sentences")
+        log.warning("warning: %s: %s", stimuli.source, reason)
+        return interval_around(rsa(layers, comparator=comparator), math.inf)
+    return rsa_estimate(
+        layers,
+        comparator=comparator,
+        groups=stimuli.groups,
+        folds=min(FOLDS, len(sentences)),
+        seed=config.seed,
+    )
 
 
 def _p_values(layers: Sequence[NeuralDistances], measure: RSAConfig, seed: int, stimuli: Stimuli) -> dict[str, Tensor]:

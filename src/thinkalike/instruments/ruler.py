@@ -67,6 +67,7 @@ from thinkalike.states.pieces import Pieces, drawn_pieces
 from thinkalike.states.source import StateSource, TextReader, pairs_of_sources, reader_of
 from thinkalike.states.word_states import word_states
 from thinkalike.store import Headline, Result
+from thinkalike.timing import seconds_of_rows
 
 log = logging.getLogger(__name__)
 
@@ -84,6 +85,7 @@ OWN: dict[str, Sequence[str]] = {"bits": (), "layers": tuple(AWAY), "text": (TEX
 EXACT = 1e-12  # how far below 1 a similarity counts as that of the very same states
 OF_COPIES = ("untrained", "bits", "bits_low", "bits_high")  # columns of a side's copies
 BLANK = ("bits", "source_bits_high", "target_bits_high")  # of an untrained twin; without rungs
+TIMED_ROWS, TIMED_DOCUMENTS = 4096, 50  # of random states by which a forecast times maps; more is extrapolated
 TWIN = 65537  # seed of the untrained twin, which nobody takes for a model
 
 
@@ -451,6 +453,21 @@ def blank_columns(table: pd.DataFrame) -> tuple[str, ...]:
     return (*BLANK, *(f"{side}_{name}" for side in lacking for name in OF_COPIES))
 
 
+def seconds_of_maps(words: int, width: int) -> tuple[float, float]:
+    """Return how long the maps of a layer take to prepare, and those of a layer pair both ways, of random states."""
+
+    def predictors(rows: int, count: int) -> list[Predictor]:
+        generator = torch.Generator().manual_seed(0)
+        documents = torch.arange(rows) % TIMED_DOCUMENTS
+        return [Predictor(torch.randn(rows, width, generator=generator), documents) for _ in range(count)]
+
+    rows = words // WORDS_PER_ROW
+    name = f"maps of width {width}"
+    of_layer = seconds_of_rows(f"{name}, a layer", lambda count: predictors(count, 1), rows, TIMED_ROWS)
+    of_both = seconds_of_rows(f"{name}, a pair", lambda count: both_ways(*predictors(count, 2)), rows, TIMED_ROWS)
+    return of_layer, max(of_both - 2 * of_layer, 0.0)
+
+
 class Ruler(
     Instrument[AnalyzeConfig], kind="ruler", version=10, reads=("model", "target", "layers", "data", "measure")
 ):
@@ -471,6 +488,14 @@ class Ruler(
         """Return the passes of both models and of all their rungs."""
         tokens = tokens_of_words(config.measure.words) * (2 + len(RUNGS))  # type: ignore[attr-defined]
         return [each.passes("models and rungs", tokens, 128, full=False) for each in dict.fromkeys(shapes.values())]
+
+    def seconds(self, config: AnalyzeConfig, shapes: Shapes) -> float:
+        """Return what the maps take: between the models, and between each of them and its copies."""
+        layers = DEPTHS if config.layers in ("same", "all") else len(config.layers)
+        width = max(shape.width for shape in shapes.values())
+        of_layer, of_pair = seconds_of_maps(config.measure_as(RulerConfig).words, width)
+        copies = 2 * len(RUNGS)
+        return layers * ((2 + copies) * of_layer + (1 + copies) * of_pair)
 
     def smaller(self, config: AnalyzeConfig, shapes: Shapes, chosen: Collection[str]) -> Iterator[dict[str, Any]]:
         """Yield fewer words."""

@@ -23,7 +23,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
-from transformers import masking_utils
 from transformers.pytorch_utils import Conv1D
 
 from thinkalike.digests import tokenizer_fingerprint
@@ -472,6 +471,8 @@ def without_hooks_on(blocks: Sequence[nn.Module]) -> Iterator[None]:
 @contextlib.contextmanager
 def one_text_per_row() -> Iterator[None]:
     """Let no pass of transformers look for several texts in a row, which waits for the device, while this is open."""
+    from transformers import masking_utils  # imports torch's compiler, which takes a second
+
     with _CHANGING:
         _one_text_per_row.append(masking_utils.find_packed_sequence_indices)
         masking_utils.find_packed_sequence_indices = lambda _: None

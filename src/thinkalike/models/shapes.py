@@ -6,9 +6,10 @@ import contextlib
 import json
 import logging
 import re
+import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, field
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +20,25 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from thinkalike.config import ModelConfig
+from thinkalike.digests import remembered
+from thinkalike.measures.losses import compare_outputs
 from thinkalike.models.bounds import check_size
-from thinkalike.models.families import LONGEST, family_in, label
+from thinkalike.models.families import LONGEST, family_in, label, pick_device
 from thinkalike.models.frozen import FrozenModel, one_text_per_row
 from thinkalike.models.places import base_of, folder_of, known_shape, named_folder
-from thinkalike.models.survey import embedding_of, longest_row, text_config
+from thinkalike.models.survey import embedding_of, longest_row, text_config, without_hooks
 from thinkalike.shards.index import read_index
+from thinkalike.timing import remembered_seconds
 
 log = logging.getLogger(__name__)
 
 PUBLISHED = Path(__file__).parent / "published.yaml"
 ROW = 8  # tokens of the shorter row whose operations are counted
+TIMED_TOKENS = 1024  # of a pass that is timed; fewer do not fill the machine
+TIMED_SECONDS = 0.4  # of processor time, after which enough blocks were timed
+MOST_TIMED = 2.0**31  # bytes of weights that are made to time a pass; larger models are timed by a product
+TIMED_WIDTH = 2048  # of that product, at most
+TIMED_OUTPUTS = 32  # tokens whose logits are compared to time what a loss takes
 
 
 @dataclass(frozen=True)
@@ -83,6 +92,7 @@ class Shape:
     bytes: float  # of these, in the dtype that the configuration asks for
     context: int  # the most tokens of a row that a job gives the model
     operations: Operations  # of its passes
+    sizes: str = field(default="", repr=False, compare=False)  # from which it is built without weights; "": unknown
 
     @property
     def bytes_of_number(self) -> float:
@@ -122,6 +132,115 @@ class Passes:
         own = self.model.operations
         each = own.full(self.row) if self.full else own.forward(0, self.model.layers, self.row)
         return float(self.times * self.tokens * each)
+
+    @property
+    def seconds(self) -> float:
+        """How long they take on this machine, at the speed of the blocks of this very model.
+
+        What is made of logits is timed apart: with 262,144 entries it takes as long as the products.
+        """
+        if not self.flops:
+            return 0.0
+        of_outputs = self.times * self.tokens * seconds_of_output(self.model.vocabulary) if self.full else 0.0
+        return self.flops * seconds_per_operation(self.model, self.row) + of_outputs
+
+
+def seconds_per_operation(shape: Shape, row: int) -> float:
+    """Return the time of an operation in the blocks of a model, found once for a machine.
+
+    Blocks of the model's sizes run with weights that mean nothing, so that no weights are loaded.
+    """
+    device = pick_device("auto")
+    row = min(row, shape.context)
+    name = f"blocks of {shape.sizes or shape.width}, rows of {row}, {device}, {torch.get_num_threads()} threads"
+    return remembered(f"{name}, torch {torch.__version__}", partial(_timed_operation, shape, row, device))
+
+
+def _timed_operation(shape: Shape, row: int, device: str) -> float:
+    if shape.sizes:
+        try:
+            return _timed_blocks(shape, row, torch.device(device))
+        except Exception as error:  # whatever architectures raise for weights that mean nothing
+            log.debug("no time of %s: %s", shape, error)
+    width = min(shape.width, TIMED_WIDTH)
+    states = torch.ones(TIMED_TOKENS, width)
+    weight = torch.ones(width, 4 * width)
+    operations = 2.0 * TIMED_TOKENS * weight.numel()
+    return remembered_seconds(f"product of width {width}", lambda: states @ weight) / operations
+
+
+class _TimedEnough(Exception):
+    """Ends a pass of which enough was timed."""
+
+
+@torch.no_grad()
+def _timed_blocks(shape: Shape, row: int, device: torch.device) -> float:
+    """Return the time of an operation in a pass through the blocks, or through the first ones of a large model."""
+    module, path, _ = _on_meta(json.loads(shape.sizes))
+    _fill(module, device)
+    blocks = list(module.get_submodule(path).children())
+    tokens = torch.zeros(max(TIMED_TOKENS // row, 1), min(row, TIMED_TOKENS), dtype=torch.long, device=device)
+    seconds = operations = 0.0
+    began = 0.0
+
+    def now() -> float:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+            return time.perf_counter()
+        return time.process_time() / torch.get_num_threads()
+
+    def start(*_: Any) -> None:
+        nonlocal began
+        began = now()
+
+    def stop(number: int, *_: Any) -> None:
+        nonlocal seconds, operations
+        seconds += now() - began
+        operations += tokens.numel() * shape.operations.forward(number, number + 1, tokens.shape[1])
+        if seconds * torch.get_num_threads() > TIMED_SECONDS or number == len(blocks) - 1:
+            raise _TimedEnough  # before the logits of a whole batch are made
+
+    with one_text_per_row(), contextlib.ExitStack() as hooks:
+        with contextlib.suppress(_TimedEnough):
+            module(tokens[:1, :ROW])  # libraries are loaded the first time
+        for number, block in enumerate(blocks):
+            hooks.enter_context(block.register_forward_pre_hook(start))
+            hooks.enter_context(block.register_forward_hook(partial(stop, number)))
+        while seconds * torch.get_num_threads() < TIMED_SECONDS:
+            with contextlib.suppress(_TimedEnough):
+                module(tokens)
+    return seconds / operations
+
+
+def _fill(module: nn.Module, device: torch.device) -> None:
+    """Give a module on the meta device numbers for weights; weights of one shape share their memory.
+
+    Raises:
+        ValueError: That would still take more than `MOST_TIMED` bytes.
+    """
+    kinds = {(weight.shape, weight.dtype) for weight in module.parameters()}
+    size = sum(shape.numel() * dtype.itemsize for shape, dtype in kinds)
+    if size > MOST_TIMED:
+        raise ValueError(f"its weights of different shapes take {size:,} bytes")
+    filled: dict[tuple[torch.Size, torch.dtype], Tensor] = {}
+    for part in module.modules():
+        for name, weight in part._parameters.items():
+            if weight is not None:
+                key = weight.shape, weight.dtype
+                if key not in filled:
+                    filled[key] = torch.full(weight.shape, 0.01, dtype=weight.dtype, device=device)
+                part._parameters[name] = nn.Parameter(filled[key], requires_grad=False)
+        for name, buffer in part._buffers.items():
+            if buffer is not None:
+                part._buffers[name] = torch.zeros_like(buffer, device=device)
+
+
+def seconds_of_output(vocabulary: int) -> float:
+    """Return how long it takes to compare the logits of a token with others, beside the product that makes them."""
+    logits = torch.ones(TIMED_OUTPUTS, max(vocabulary, 1))
+    targets = torch.zeros(TIMED_OUTPUTS, dtype=torch.long)
+    compare = partial(compare_outputs, logits[None], nn.Identity(), logits, targets)
+    return remembered_seconds(f"outputs of {vocabulary} entries", compare) / (2 * TIMED_OUTPUTS)  # both are made
 
 
 def shape_of(config: ModelConfig, name: str | None = None) -> Shape | None:
@@ -169,7 +288,8 @@ def shape_from(config: ModelConfig, sizes: Mapping[str, Any], name: str | None =
     layers, width, vocabulary, parameters, longest, operations = known
     size = float(parameters * getattr(torch, config.dtype).itemsize)
     context = min(longest or LONGEST, config.context or LONGEST)
-    return Shape(name or label(config), layers, width, vocabulary, parameters, size, context, operations)
+    text = json.dumps(sizes, sort_keys=True)
+    return Shape(name or label(config), layers, width, vocabulary, parameters, size, context, operations, text)
 
 
 @cache
@@ -211,7 +331,8 @@ def _on_meta(sizes: Mapping[str, Any]) -> tuple[nn.Module, str, int | None]:
 
         with torch.device("meta"):
             native: Any = TransformerBridge.boot_native(dict(sizes["architecture"]), device="meta", dtype=torch.float32)
-        return native.original_model, "layers", native.original_model.cfg.n_ctx
+        module = without_hooks(native.original_model)  # as a job reads it
+        return module.eval(), "layers", native.original_model.cfg.n_ctx
     import transformers
 
     from thinkalike.models.readers import blocks_of

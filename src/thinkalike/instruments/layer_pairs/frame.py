@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import math
-import time
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +20,6 @@ import torch
 from thinkalike import figures
 from thinkalike.config import AnalyzeConfig, MeasureConfig, SettingValues, setting
 from thinkalike.config.parts import AFTER, CONTEXT, TOKENS_AT_ONCE
-from thinkalike.digests import remembered
 from thinkalike.errors import ConfigError
 from thinkalike.instruments.layer_pairs import screen
 from thinkalike.instruments.layer_pairs.comparison import Comparison, Side, rounds, run_together
@@ -34,6 +32,7 @@ from thinkalike.states.source import StateSource
 from thinkalike.states.tokens import site_numbers, sites
 from thinkalike.store import Headline, Result
 from thinkalike.tables import layer_rows, matrix_rows
+from thinkalike.timing import seconds_of_rows
 
 if TYPE_CHECKING:
     from thinkalike.models.shapes import Passes, Shape, Shapes
@@ -211,49 +210,41 @@ class LayerPairs(LayerMatrix):
         return found
 
     def seconds(self, config: AnalyzeConfig, shapes: Shapes) -> float:
-        """Return what comparing takes, from the time of one and of two layers of each model, which is found once."""
+        """Return what comparing takes, from the time of a batch of one and of two layers of each model."""
         measure: Any = config.measure
         layers = layers_compared(config, shapes)
-        count, width = sum(layers.values()), max(shape.width for shape in layers)
-        told = replace(measure, batches=1)
-        one = self._batch_seconds(told, 1, width)
-        two = 10 / 3 * one if one > 1 else self._batch_seconds(told, 2, width)
-        pair = max((two - 2 * one) / 4, 0.0)  # 2 layers have 3 pairs, and 4 have 10, those within a model included
-        whole = max(one - 3 * pair, 0.0) / 2 * count + pair * count * (count + 1) / 2
-        read = READ_PAIRS * (1 + 2 * COPIES) * one * self.is_read(config)
-        return whole * int(measure.batches) + read * int(sampled(measure).batches)
+        width = max(shape.width for shape in layers)
+        one = self._batch_seconds(measure, 1, width)
+        count = sum(layers.values())
+        if self.same_layers:
+            batch = one * count / 2
+        else:
+            # Two layers have 3 pairs, those within a model included, and four have 10. Where one layer of each model
+            # takes long, pairs are nearly all of it, and two of each are not timed.
+            two = 10 / 3 * one if one > 1 else self._batch_seconds(measure, 2, width)
+            pair = max((two - 2 * one) / 4, 0.0)
+            layer = max(one - 3 * pair, 0.0) / 2
+            batch = layer * count + pair * count * (count + 1) / 2
+        if not self.is_read(config):
+            return batch * int(measure.batches)
+        of_readings = READ_PAIRS * (1 + 2 * COPIES) * one
+        return batch * int(measure.batches) + of_readings * int(sampled(measure).batches)
 
     def _batch_seconds(self, measure: Any, layers: int, width: int) -> float:
-        """Return the seconds of a batch of so many layers of each model, found once for a machine.
+        """Return the seconds of comparing a batch of random states of so many layers of each model."""
+        settings = replace(measure, batches=1, tokens_per_batch=TIMED_ROWS)  # which do not change the name of a step
 
-        A large batch is not made: two smaller ones tell with which power of the rows its time grows.
-        """
-        rows = measure.tokens_per_batch
-
-        def seconds_of(timed_rows: int) -> float:
-            timed = replace(measure, tokens_per_batch=timed_rows)
-            name = f"{timed} {width}, {layers} layers"
-            return remembered(name, partial(self._timed, timed, layers, width))
-
-        if rows <= TIMED_ROWS:
-            return seconds_of(rows)
-        large = seconds_of(TIMED_ROWS)
-        small = seconds_of(TIMED_ROWS // 2)
-        power = min(max(math.log2(large / small), 1.0), 3.0)  # linear at least, as all rows are read
-        return large * (rows / TIMED_ROWS) ** power
-
-    def _timed(self, measure: Any, layers: int, width: int) -> float:
-        """Return the seconds that it takes to compare random states of so many layers of each model."""
-        rows, generator = measure.tokens_per_batch, torch.Generator().manual_seed(0)
-        states = [[torch.randn(rows, width, generator=generator) for _ in range(layers)] for _ in range(2)]
-        given = {} if measure.given == "none" else {"groups": torch.arange(rows) % 32}
-        for _ in range(2):  # libraries are loaded the first time
-            began = time.perf_counter()
-            metric = self.metric(replace(measure, given="token" if given else "none"), layers, layers)
-            metric.update(*states, number=0, documents=torch.arange(rows) // 32, **given)
+        def compare(rows: int) -> None:
+            generator = torch.Generator().manual_seed(0)
+            states = [[torch.randn(rows, width, generator=generator) for _ in range(layers)] for _ in range(2)]
+            groups = {} if measure.given == "none" else {"groups": torch.arange(rows) % 32}
+            given = "token" if groups else "none"
+            metric = self.metric(replace(settings, given=given, tokens_per_batch=rows), layers, layers)
+            metric.update(*states, number=0, documents=torch.arange(rows) // 32, **groups)
             metric.compute()
-            took = time.perf_counter() - began
-        return took
+
+        name = f"{settings} of width {width}, {layers} layers"
+        return seconds_of_rows(name, compare, measure.tokens_per_batch, TIMED_ROWS)
 
     def smaller(self, config: AnalyzeConfig, shapes: Shapes, chosen: Collection[str]) -> Iterator[dict[str, Any]]:
         """Yield fewer layers of equal relative depth, and then fewer batches."""

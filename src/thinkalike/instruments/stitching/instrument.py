@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from thinkalike import figures
 from thinkalike.config import SettingValues
 from thinkalike.config.parts import AFTER, MIDDLE, PROCESSES, TrainerConfig
+from thinkalike.data.splits import tokens_of_report
 from thinkalike.errors import ConfigError, listed
 from thinkalike.job.instrument import LADDER, Instrument, Outcome, Work
 from thinkalike.models.families import check_stitchable, layers_at_depths, pairs_of_layers
@@ -180,7 +181,7 @@ def _ends_of_mean(arrays: Mapping[str, Any]) -> tuple[float, float]:
 def _passes(config: StitchJob, source: Shape, target: Shape, pairs: Sequence[LayerPair]) -> list[Passes]:
     """Return the passes of one direction; each stitch runs the tail of the target."""
     stitch, row = config.stitch, config.data.context or min(source.context, target.context)
-    report = config.data.report_tokens or REPORTED
+    report = tokens_of_report(config.data, config.data.report_tokens or REPORTED, target.vocabulary)
     read = stitch.steps * whole_rows(stitch.tokens_per_step, row)
     fit, steps = min(config.data.fit_tokens or read or report, read or report), read * stitch.trained
     closed = 0 if not stitch.has_closed_forms else fit if stitch.is_closed else min(fit, STATISTICS)
