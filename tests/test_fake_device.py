@@ -38,11 +38,11 @@ REASONS = {
     "how many rows each part of the documents has, which slices need: once a batch": "layer_means.sizes_of_parts",
     "a batch is refused before it is added, so its flaws are looked at: once a batch, or a layer": """
         rows.refuse_flaws kernel_alignment._refuse_flat outputs._refuse_flawed neural.of of_layers.u_centred
-        neural._refuse_size comparators.comparable of_layers._of_ranks neighbours.directions closed_forms.is_constant
+        neural._refuse_size comparators.comparable of_layers.prepare neighbours.directions closed_forms.is_constant
         ridge._of_unit_size""",
     "its number is the next one where the caller gives none, as jobs do": "layer_means.next_number",
     "a few numbers go to the GPU or come from it: once a batch, or a weight": """
-        outputs._means_without_parts layer_means.add ridge.of ridge._residuals
+        outputs.compare_without_parts layer_means.add ridge.of ridge._residuals
         forks.part_moves changes.compare_batches
         forks._largest_square changes.token_distances changes.kl frozen._run batches.pool features.differences
         changes.signed_permutation parts.moved batches._batch batches._residuals batches.residuals_of batches.select

@@ -34,7 +34,7 @@ from thinkalike.models.load import load_model
 from thinkalike.models.places import checkpoint_fingerprint
 
 HERE = Path(__file__).parent
-OF_CONTRIB = [kind for kind, module in MEASURES.items() if module.startswith("thinkalike.contrib.")]
+OF_CONTRIB = [kind for kind, entry in MEASURES.items() if entry.module.startswith("thinkalike.contrib.")]
 
 
 def test_the_settings_of_a_model_are_those_of_the_core_and_of_contrib():
