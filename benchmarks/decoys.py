@@ -38,7 +38,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from thinkalike.config.compose import compose_job
+from thinkalike.config import compose_job
 from thinkalike.data.splits import training_texts
 from thinkalike.instruments.ruler import Words, alike, apart, most
 from thinkalike.measures import CKAMeasure, MutualKNN

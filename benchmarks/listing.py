@@ -24,7 +24,7 @@ import numpy as np
 import pandas as pd
 
 from thinkalike import store
-from thinkalike.config.compose import compose_job
+from thinkalike.config import compose_job
 
 LAYERS = 12
 MODELS = [f"model-{letter}" for letter in "abcdefgh"]

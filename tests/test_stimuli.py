@@ -345,7 +345,7 @@ def test_the_fingerprint_says_whether_stimuli_are_the_same(changes):
     ("changes", "message"),
     [
         ({"words": ["a", "b"]}, "row counts differ"),
-        ({"features": pd.DataFrame(index=range(3))}, "empty"),
+        ({"features": pd.DataFrame(index=range(3))}, "3 stimuli and no feature"),
         ({"ids": ["p", "q", "p"]}, "id p"),
         ({"span": [(0, 1), (0, 2), (0, 1)]}, "row 2: the span 0-2"),
         ({"span": [(0, 1), (0, 1), (1, 1)]}, "row 3: the span 1-1"),

@@ -57,8 +57,8 @@ def everything(folder: Path) -> list[str]:
 
 def test_a_result_appears_whole_and_only_when_it_is_complete(tmp_path):
     work = job(tmp_path)
-    with work.running() as partial:
-        assert partial == work.partial
+    partial = work.partial
+    with work.running():
         assert not work.folder.exists()
         assert not work.done
         (work.aside / "own.txt").write_text("a job's own file")
@@ -92,8 +92,8 @@ def test_what_was_put_in_comes_out(tmp_path):
 
 def fail(work: Job, error: BaseException, state: bool) -> None:
     """Break off a running job, before or after it has kept a state to go on from."""
-    with work.running() as partial:
-        (partial / "curves").mkdir()
+    with work.running():
+        (work.partial / "curves").mkdir()
         if state:
             write_state(work.states, "half", {"done": 2})
         raise error

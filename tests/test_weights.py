@@ -720,8 +720,8 @@ def test_what_a_parametrization_computes_a_weight_from_may_be_whole_numbers(para
         for name, parameter in linear.named_parameters():
             if name.endswith(("weight_g", "original0", "weight.original")):
                 parameter.round_()
-    check_plausible(SimpleNamespace(name="model", module=linear))
+    check_plausible(SimpleNamespace(name="model", module=linear, vocabulary=0, predicts="class"))
     plain = torch.nn.Linear(8, 8)
     torch.nn.init.eye_(plain.weight)
     with pytest.raises(ModelError, match="weight holds whole numbers alone"):
-        check_plausible(SimpleNamespace(name="model", module=plain))
+        check_plausible(SimpleNamespace(name="model", module=plain, vocabulary=0, predicts="class"))

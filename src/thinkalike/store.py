@@ -785,11 +785,15 @@ class Job:
         write_content(self.aside, config, {"kind": self.kind, "key": self.key, **record}, tables, arrays)
         return Result(self.aside)
 
-    def add(self, record: Record) -> None:
-        """Add entries to the record of a result that is written aside; an entry of the same name is replaced."""
+    def add(self, record: Record) -> Result:
+        """Add entries to the record of a result that is written aside, in place of those of the same names.
+
+        Return the result, which reads its record anew.
+        """
         file = self.aside / "result.json"
         before = json.loads(file.read_text()) if file.exists() else {}
         file.write_text(json.dumps({**before, **record}, indent=1) + "\n")
+        return Result(self.aside)
 
     def appear(self) -> Result:
         """Let the result that was written aside appear whole, in place of an older one if there is one."""

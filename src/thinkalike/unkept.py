@@ -69,10 +69,11 @@ class UnkeptJob:
         self._written = UnkeptResult(self._instrument, config, whole, tables, arrays, self._tensors)
         return self._written
 
-    def add(self, record: Record) -> None:
-        """Add entries to the record of the result; an entry of the same name is replaced."""
+    def add(self, record: Record) -> Result:
+        """Add entries to the record of the result, in place of those of the same names; return the result."""
         assert self._written is not None, "a result is written before anything is added to it"
         self._written.add(record)
+        return self._written
 
     def appear(self) -> Result:
         """Return the finished result."""

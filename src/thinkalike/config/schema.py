@@ -24,7 +24,6 @@ from copy import copy
 from dataclasses import MISSING, dataclass
 from functools import cache
 from typing import (
-    TYPE_CHECKING,
     Annotated,
     Any,
     ClassVar,
@@ -43,13 +42,12 @@ from thinkalike import plugins
 from thinkalike.errors import ConfigError, nearest, short
 from thinkalike.ranges import Number, Range
 
-if TYPE_CHECKING:
-    from thinkalike.config.parts import JobConfig
-
 SEEDS = 2**32 - 1  # the largest seed that every library takes
 STEPS = 10**7
 THE_DEFAULT: Any = object()  # what a key leaves out, unless a setting says another value
 
+# the configuration of a job, whose class is made of such parts and so is defined after them
+JobSettings = Any
 SettingValues = Mapping[str, Any]  # of settings by their names or keys, each of the type that its schema declares
 Schema = TypeVar("Schema", bound="Checked")
 Job = TypeVar("Job")
@@ -193,11 +191,11 @@ class Checked:
         """
         return frozenset(item.name for item in fields_of(self) if not declared_of(item).is_object)
 
-    def by_recipe(self, job: JobConfig) -> SettingValues:
+    def by_recipe(self, job: JobSettings) -> SettingValues:
         """Return by name the values of settings that a job leaves to its recipe, where these are not their defaults."""
         return {}
 
-    def completed(self: Schema, job: JobConfig) -> Schema:
+    def completed(self: Schema, job: JobSettings) -> Schema:
         """Return the settings with everything decided that was left to the recipe."""
         to_decide = [
             item for item in fields_of(self) if declared_of(item).by_recipe and getattr(self, item.name) is None

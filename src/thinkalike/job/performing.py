@@ -230,7 +230,7 @@ class Planned:
                 outcome.draw(written.folder / "figures")
         provenance["wall_seconds"] = round(took["wall_seconds"] + time.monotonic() - began, 1)
         headlines = [each._asdict() for each in self.instrument.headlines(written)]
-        self.job.add({"headlines": headlines, "provenance": provenance | {"phases": work.phase.seconds}})
+        written = self.job.add({"headlines": headlines, "provenance": provenance | {"phases": work.phase.seconds}})
         if work.tracker:
             work.tracker.publish(written)
         work.opened.close()

@@ -219,7 +219,7 @@ def _key(config: ModelConfig, stimuli_fingerprint: str, embed: bool) -> str:
 
 def stimulus_states(
     model: StateSource, stimuli: Stimuli, embed: bool = False
-) -> list[Float[Tensor, "n d"]]:
+) -> list[Float[Tensor, "n _"]]:
     """Return the states of all stimuli at all layers, on the CPU; each text is read alone.
 
     `Stimuli.token` says which token's state is that of a stimulus.

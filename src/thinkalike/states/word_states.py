@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 class WordStates(NamedTuple):
     """States of words."""
 
-    states: list[Float[Tensor, "kept d"]]
+    states: list[Float[Tensor, "kept _"]]
     """By layer: the states of the words that have one of their own."""
 
     has_own: Bool[Tensor, " words"]
@@ -33,7 +33,7 @@ def word_states(
     texts: Pieces,
     layers: Sequence[AnyLayer] | None = None,
     token: str = "last",
-) -> list[Float[Tensor, "words d"]]:
+) -> list[Float[Tensor, "words _"]]:
     """Return the states of the words that have one of their own, by layer.
 
     A warning says how many words have none. `pieces_of_texts` gives words that all have one. For
@@ -99,11 +99,11 @@ def states_of_words(
 
 
 def _states_at(
-    states: Sequence[Float[Tensor, "tokens d"]],
+    states: Sequence[Float[Tensor, "tokens _"]],
     token_ranges: Sequence[tuple[int, int]],
     token: str,
     device: torch.device,
-) -> list[Float[Tensor, "words d"]]:
+) -> list[Float[Tensor, "words _"]]:
     """Return the states of words from those of all tokens, by layer.
 
     Args:

@@ -221,6 +221,7 @@ class _Kept:
         fit_loop = loops.get("fit_loop") if isinstance(loops, dict) else None
         reasons = (
             _difference(state.get("state_dict"), trainer.lightning_module.state_dict(), "state_dict"),
+            _weight_not_finite(state.get("state_dict"), trainer.lightning_module),
             _difference(groups, optimizers, "param_groups", with_values=self.has_settings),
             _difference(state.get("lr_schedulers"), schedulers, "lr_schedulers", with_values=self.has_settings),
             _difference(fit_loop, trainer.fit_loop.state_dict(), "fit_loop"),
@@ -262,11 +263,7 @@ def _difference(found: Any, expected: Any, name: str, *, with_values: bool = Fal
         if not isinstance(found, Tensor):
             return f"{name} is {type(found).__name__}, and should be a tensor"
         shape = (tuple(found.shape), found.dtype)
-        if shape != wanted:
-            return f"{name} has shape and dtype {shape}, and should have {wanted}"
-        if expected.isfinite().all() and not found.isfinite().all():
-            return f"{name} has values that are not finite"
-        return ""
+        return "" if shape == wanted else f"{name} has shape and dtype {shape}, and should have {wanted}"
     else:
         if type(found) is not type(expected):
             return f"{name} is {str(found)[:40]}, of another type than {str(expected)[:40]}"
@@ -276,6 +273,15 @@ def _difference(found: Any, expected: Any, name: str, *, with_values: bool = Fal
         return "" if is_equal else f"{name} is {str(found)[:40]}, and {str(expected)[:40]} in this training"
     reasons = (_difference(entry, wanted, path, with_values=with_values) for path, entry, wanted in inside)
     return next((reason for reason in reasons if reason), "")
+
+
+def _weight_not_finite(weights: Any, module: pl.LightningModule) -> str:
+    """Return which weight is not finite; buffers, such as curves, have NaN for steps that are yet to come."""
+    for name, _ in module.named_parameters():
+        weight = weights.get(name) if isinstance(weights, dict) else None
+        if isinstance(weight, Tensor) and not weight.isfinite().all():
+            return f"state_dict.{name} has values that are not finite"
+    return ""
 
 
 def _count_beyond(progress: Any, step: int, name: str = "fit_loop") -> str:
