@@ -48,7 +48,7 @@ class CKAConfig(WithNull):
             raise ConfigError(f"{found}: leave out {others}, or measure.given")
 
 
-class LayerCKA(LayerPairs, kind="cka", version=13, reads=OF_STATES):
+class LayerCKA(LayerPairs, kind="cka", version=14, reads=OF_STATES):
     """Compares all layers of `model` with all of `model@target`, and those of each with each other."""
 
     measure_class = CKAMeasure

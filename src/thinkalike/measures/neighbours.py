@@ -213,7 +213,7 @@ class OfNeighbours(LayerMeasure[Prepared]):
     neighbours: int = parameter(NEIGHBOURS, least=1, most=MOST_NEIGHBOURS)  # k
 
     invariances = SAME_SHAPE - {"translation"}
-    version = 12
+    version = 13
     smallest: ClassVar[Mapping[str, int | float | str]] = {"measure.neighbours": 3}
     in_atlas = True
     in_benchmarks = True

@@ -37,7 +37,7 @@ class SVCCA(LayerMeasure[Tensor]):
     formula = "mean canonical correlation of the principal components that hold `measure.kept`=99 % of the variance"
     source = "Raghu et al. 2017"
     fewest = 2
-    version = 12
+    version = 13
     in_atlas = True
     in_benchmarks = True
 

@@ -67,7 +67,7 @@ class SoftMatching(LayerMeasure[Tensor]):
     invariances = SAME_SHAPE - {"orthogonal"} | {"unit_scaling"}
     differentiable = 2
     fewest = 2
-    version = 12
+    version = 13
     in_atlas = True
     in_benchmarks = True
 

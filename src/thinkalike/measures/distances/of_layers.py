@@ -91,7 +91,7 @@ class DistanceCorrelation(LayerMeasure[Tensor]):
     formula = "<A, B> / √(<A, A> <B, B>), A and B the U-centred distances; estimates the squared distance correlation"
     source = "Székely et al. 2007, Székely & Rizzo 2013"
     value_range = (-1.0, 1.0)
-    version = 12
+    version = 13
     in_atlas = True
     in_benchmarks = True
     leaves_out_parts = True
@@ -205,7 +205,7 @@ class TokenRSA(LayerMeasure[_Ranks]):
     source = "Kriegeskorte et al. 2008"
     value_range = (-1.0, 1.0)
     fewest = FEWEST_RANKED_ROWS
-    version = 12
+    version = 13
     in_atlas = True
     in_benchmarks = True
     leaves_out_parts = True
