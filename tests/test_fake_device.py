@@ -5,7 +5,6 @@ A wait in a loop over batches, layers or layer pairs has its reason in `REASONS`
 
 from functools import partial
 from itertools import product
-from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -18,7 +17,7 @@ from fake_device import FakeDevice, move
 from test_work import KINDS, of_outputs
 from thinkalike import measures
 from thinkalike.config import DataConfig, instrument, measure_entry, measure_schema
-from thinkalike.data.rows import TokenRows
+from thinkalike.data.rows import Corpus, TokenRows
 from thinkalike.data.stimuli import Stimuli
 from thinkalike.evaluation.changes import compare_batches, perturbed
 from thinkalike.evaluation.exchanges import exchange_parts
@@ -155,7 +154,7 @@ def read(batches, layers, level):
     measure.batches, measure.level, measure.given, texts = batches, level, "token_position", ["ab ba b"] * 60 * batches
     measure.tokens_per_batch, few = 96 if level == "token" else 12, texts[: 4 * batches]
     words = Pieces(few, [[(0, 2), (3, 5), (6, 7)]] * len(few), [*range(len(few))])
-    runs.text = lambda *_: SimpleNamespace(report=rows(0), facts=dict) if level == "token" else words
+    runs.text = lambda *_: Corpus(rows(0), rows(0), {}) if level == "token" else words
     found = text_batches(models, [range(layers)] * 2, DataConfig(context=32), measure, runs)
     assert all(list(found.pool(number)) for number in range(found.total))
     table = pd.DataFrame({"a": range(len(texts))})
