@@ -44,7 +44,8 @@ REASONS = {
         outputs.compare_without_parts accumulator.add ridge.of ridge._fits
         forks.part_moves changes.compare_batches
         forks._largest_square changes.token_distances changes.kl frozen._run batches.pool features.differences
-        changes.signed_permutation changes._signs_along parts.moved batches._batch batches._residuals batches.residuals_of batches.select
+        changes.signed_permutation changes._signs_along
+        parts.moved batches._batch batches._residuals batches.residuals_of batches.select
         batches.run word_states.states_of_words word_states._states_at stimuli.states_of_stimuli
         massive_rows.massive""",
     "pairs of stimuli closer than rounding, and copies, are found by value: a shape": """
