@@ -31,6 +31,7 @@ from matplotlib import pyplot
 
 import thinkalike
 import tiny
+from thinkalike.config import compose_job
 from thinkalike.config.compose import OptionsEverywhere
 from thinkalike.errors import ThinkalikeError
 from thinkalike.global_state import isolated
@@ -278,7 +279,7 @@ def test_an_application_of_hydra_finds_its_own_options_alone(tmp_path, monkeypat
     """Models and measures of this project are no options of another application in the same process."""
     monkeypatch.setattr(OptionsEverywhere, "is_ours", False)  # as in a notebook, which runs no command
     (tmp_path / "app.yaml").write_text("a: 1\n")
-    thinkalike.compare(*PAIR, texts=TEXTS, **FEW)
+    compose_job("analyze", ["measure=cka"])  # as a command does, which takes up Hydra's plugins
     assert any(each.__name__ == "OptionsEverywhere" for each in Plugins.instance().discover(SearchPathPlugin)), (
         "control"
     )

@@ -244,10 +244,13 @@ def test_a_sweep_of_own_files_by_an_own_launcher(own):
 
 
 @pytest.mark.parametrize("launcher", ["basic", "joblib"])
-def test_a_sweep_leaves_the_working_folder_as_it_was(launcher, cli):
+def test_a_sweep_leaves_the_working_folder_as_it_was(launcher, cli, tmp_path_factory, monkeypatch):
     """Hydra writes what it composed for a sweep to multirun.yaml, which may be the name of a user's file."""
     mine = cli.folder / "multirun.yaml"
     mine.write_text("mine")
+    of_this_test = tmp_path_factory.mktemp("temporary")
+    monkeypatch.setenv("TMPDIR", str(of_this_test))  # other tests sweep at the same time
+    monkeypatch.setattr(tempfile, "tempdir", None)
     temporary = set(Path(tempfile.gettempdir()).glob(f"{DRY_RUN}*"))
     done = cli.process("train.py", "-m", "seed=0,1", f"hydra/launcher={launcher}", "dry_run=true", "layers=[1]")
     assert done.status == 0, done.stderr
