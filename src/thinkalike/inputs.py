@@ -3,7 +3,7 @@
     model_configs({"source": "gpt2", "target": (module, tokenizer)})
     text_config(["One text.", "Another one."], {})
     stimuli_config(pandas.DataFrame(...), {"sample": 100})
-    recorded_arrays({"low": array, "high": array}, argument="source", number=1)
+    recorded({"low": array, "high": array}, argument="source", number=1)
 
 Errors name the argument of the function.
 """

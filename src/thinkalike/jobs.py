@@ -98,7 +98,7 @@ class Job:
 
     @property
     def does(self) -> str:
-        """What does it: stitch, or the name of a measure."""
+        """The name of the task or the measure that does the job, such as stitch or mutual_knn."""
         return type(self).__name__.lower()
 
     def sides(self) -> dict[str, Any]:

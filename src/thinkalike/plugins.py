@@ -87,7 +87,7 @@ SETTINGS: dict[str, list[Place]] = {}  # by the part of a configuration, the sch
 for _package in PACKAGES:
     for _name, _place in sorted(_package.settings.items()):
         SETTINGS.setdefault(_name.partition(".")[0], []).append(_place)
-# models and tables in memory while a job runs, and functions, each by the path or FILE.py:NAME that stands for it
+# functions that a user passed as measures, each by the FILE.py:NAME that stands for it
 HELD: dict[str, Any] = {}
 # the FILE.py:NAME that a person typed on a command line or gave as an argument in Python; no other file is run
 TRUSTED: set[str] = set()

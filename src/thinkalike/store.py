@@ -123,7 +123,7 @@ class Result:
 
     @property
     def place(self) -> str:
-        """What errors call it: its folder."""
+        """The folder, by which errors name the result."""
         return str(self.folder)
 
     def __repr__(self) -> str:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -100,13 +100,7 @@ class Table:
     """A table in memory; tables of one digest are equal."""
 
     digest: str
-    frame: pd.DataFrame
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Table) and self.digest == other.digest
-
-    def __hash__(self) -> int:
-        return hash(self.digest)
+    frame: pd.DataFrame = field(compare=False)  # cells of a table are compared one by one
 
 
 @dataclass

@@ -46,7 +46,6 @@ log = logging.getLogger(__name__)
 P_VALUES = ("p", "p_of_largest")
 CELLS = ("reference", "reference_of_words")  # split-half, of the joint cells of all features, and of words
 GIVEN_WORD = ("given_word", "given_word_low", "given_word_high")  # importance beyond the identity of words
-REFERENCES = [f"{name}{end}" for name in CELLS for end in ("", "_low", "_high")]
 SHARE = "share"  # of the first reference that a score is
 FEATURES, ROWS = 5, 12  # columns and rows on the screen
 

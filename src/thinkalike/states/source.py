@@ -87,7 +87,7 @@ class StateSource(WordReader[Layer], Protocol):
 
     @property
     def tokenizer(self) -> Tokenizer | None:
-        """What cut text into tokens.
+        """The tokenizer that cut the text into tokens.
 
         None: it is not known, and tokens are compared by their numbers.
         """

@@ -122,7 +122,7 @@ class LayerMatrix(Instrument[AnalyzeConfig]):
 
     @property
     def name(self) -> str:
-        """What tables and figures call it."""
+        """The title of the measure in tables and figures."""
         return title_of(self.kind)
 
     def unread(self, config: AnalyzeConfig) -> SettingValues:
