@@ -223,8 +223,7 @@ bits, or noise of a tenth of each matrix's spread in the MLPs of one block, and 
 LIMITS = """
 ## What does not work
 - **Tokens with massive activations are left out, and for SmolLM2 beside Gemma these are 12 % of the words.** A few of
-  them carry most of a layer's variance: with those of SmolLM2, CKA of its layers 2 to 8 is a third of what it is without
-  them, or less.
+  them carry most of a layer's variance: with those of SmolLM2, CKA of its layers 2 to 8 falls to a third or less.
 - MLEM of SmolLM2 leaves out 413 of 1,431 stimuli for the same reason. Nearly all of them are first words of sentences.
 - Nobody has compared full-scale runs, and two models are no sample of real models.
 """
