@@ -177,7 +177,7 @@ def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("THINKALIKE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(digests, "LARGE", 10)
     monkeypatch.setattr(digests, "SMALL", 0)
-    monkeypatch.setattr(digests, "_known", {})
+    monkeypatch.setattr(digests, "_known_digests", {})
     return tmp_path / "cache" / "digests"
 
 
@@ -206,7 +206,7 @@ def weights(folder, content=b"some weights"):
 
 def forget(monkeypatch):
     """As another process would begin."""
-    monkeypatch.setattr(digests, "_known", {})
+    monkeypatch.setattr(digests, "_known_digests", {})
 
 
 def test_a_file_is_read_once_in_this_process_and_in_others(tmp_path, cache, reads, monkeypatch):

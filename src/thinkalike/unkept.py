@@ -32,8 +32,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from torch import Tensor
 
-    from thinkalike.job import Instrument
-    from thinkalike.store import ResultRecord
+    from thinkalike.store import ResultInstrument, ResultRecord
 
 NOT_KEPT = "this result is in memory and has no folder; save it by result.save(FOLDER), or run its job with store=DIR"
 JsonObject = TypeVar("JsonObject", bound=Mapping[str, object])
@@ -45,7 +44,7 @@ class UnkeptJob:
     keeps_states = False  # an interrupted job cannot resume
     done = False
 
-    def __init__(self, kind: str, key: str, instrument: Instrument):
+    def __init__(self, kind: str, key: str, instrument: ResultInstrument):
         self.kind = kind
         self.key = key
         self._instrument = instrument
@@ -122,7 +121,7 @@ class UnkeptResult(Result):
 
     def __init__(
         self,
-        instrument: Instrument,
+        instrument: ResultInstrument,
         config: Mapping[str, object],
         record: Mapping[str, object],
         tables: Mapping[str, pd.DataFrame],
@@ -147,7 +146,7 @@ class UnkeptResult(Result):
 
     if TYPE_CHECKING:
         _record: ResultRecord
-        _instrument: Instrument
+        _instrument: ResultInstrument
         _tensors: dict[str, TensorFile]
         _further_figures: list[Callable[[Path], object]]
 
@@ -165,7 +164,7 @@ class UnkeptResult(Result):
         return "this result"
 
     @property
-    def instrument(self) -> Instrument:
+    def instrument(self) -> ResultInstrument:
         return self._instrument
 
     @property

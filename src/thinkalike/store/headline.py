@@ -57,7 +57,7 @@ class Headline(NamedTuple):
 
     @property
     def numbers(self) -> dict[str, float]:
-        """The value by its name, and the ends of the interval as `<name>_low` and `<name>_high`."""
+        """The value by its name, and the ends of the interval as `NAME_low` and `NAME_high`."""
         numbers = {self.name: self.value}
         if self.low is not None:
             numbers[f"{self.name}_low"] = self.low

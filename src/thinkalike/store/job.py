@@ -74,7 +74,8 @@ class Job:
         result = undamaged(Result(self.folder))
         if result.kind != self.kind or result.key != self.key:  # its folder was copied
             raise StoreError(
-                f"{self.folder} holds the result {result.key} of {result.kind}; delete {self.folder} {REDO}"
+                f"{self.folder} holds the result {result.key} of {result.kind}; "
+                f"delete {self.folder} {REDO}"
             )
         if self.partial.exists():
             # The process that gets the lock tidies up; another running process keeps its files.

@@ -148,17 +148,17 @@ def damage(folder: Path, endings: Collection[str] | None = None) -> str | None:
         if not stat.S_ISREG(status.st_mode) or path.startswith(tuple(linked_folders)):
             return f"{path} is not a regular file"
         if status.st_size != entry.size:
-            return f"{path} is damaged: it has {status.st_size:,} bytes and should have {entry.size:,}"
+            sizes = f"it has {status.st_size:,} bytes and should have {entry.size:,}"
+            return f"{path} is damaged: {sizes}"
 
         # The size is checked before the digest: a sparse file of 200 GB takes no room on the disk,
         # and minutes to read.
         most = _most_bytes_of(name)
         if most is not None and entry.size > most:
-            return f"{path} is damaged: it has {entry.size:,} bytes, and such a file has at most {most:,}"
-        if (
-            _is_digest_compared(name, entry.size, endings)
-            and digest_of(Path(path)) != entry.digest
-        ):
+            sizes = f"it has {entry.size:,} bytes, and such a file has at most {most:,}"
+            return f"{path} is damaged: {sizes}"
+        is_compared = _is_digest_compared(name, entry.size, endings)
+        if is_compared and digest_of(Path(path)) != entry.digest:
             return f"{path} is damaged: its checksum is not that of what was written"
     return None
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import yaml
 
@@ -49,13 +49,27 @@ if TYPE_CHECKING:
     import numpy as np
     import pandas as pd
     from matplotlib.axes import Axes
-
-    from thinkalike.job import Instrument
+    from matplotlib.figure import Figure
 
 CONFIG = "config.yaml"
 ARRAYS = "arrays.npz"
 NUMBER_ENDINGS = {".csv", ".npz", ".safetensors"}  # of the files that hold what was computed
 REDO = "or do the job again with force=true"
+
+
+class ResultInstrument(Protocol):
+    """What a result needs of the instrument that made it; see `thinkalike.job.Instrument`."""
+
+    def draw(self, result: Result, folder: Path) -> None:
+        """Draw the figures of a result into a folder."""
+
+    def plot(
+        self, result: Result, name: str | None = None, ax: Axes | None = None
+    ) -> tuple[Figure, Axes]:
+        """Draw a figure of a result again; return it and its axes."""
+
+    def said(self, result: Result) -> str:
+        """Return what the screen says of a result."""
 
 
 @dataclass(frozen=True)
@@ -225,7 +239,7 @@ class Result:
         return sorted(path for path in paths if path.parent == figure_folder)
 
     @property
-    def instrument(self) -> Instrument | None:
+    def instrument(self) -> ResultInstrument | None:
         """The instrument that did the job; None where the result is drawn from several jobs."""
         is_of_subjects = "subjects" in self.provenance
         return instrument_of_kind(self.kind, is_of_subjects)
@@ -238,7 +252,8 @@ class Result:
         """
         if self.instrument is None:
             raise StoreError(
-                f"{self.kind} is drawn from several results; its figures are in {self.folder / 'figures'}"
+                f"{self.kind} is drawn from several results; "
+                f"its figures are in {self.folder / 'figures'}"
             )
         _, axes = self.instrument.plot(self, name, ax)
         return axes

@@ -24,6 +24,8 @@ CLIPPING_EPSILON = 1e-6  # as in torch.nn.utils.clip_grad_norm_
 ADAM_MOMENTA = 2  # numbers that Adam keeps for each weight
 
 Starts = Mapping[nn.Parameter, Tensor]  # the value that decay pulls a parameter to
+Loss = Tensor | float
+Closure = Callable[[], Loss]  # computes the loss and the gradients
 Inverses = Mapping[nn.Linear, Float[Tensor, "c c"]]  # E[x̃ x̃ᵀ]⁻¹ of the inputs of each linear map
 
 
@@ -175,8 +177,9 @@ class WhitenedSGD(torch.optim.Optimizer):
         self.starts = dict(starts or {})
 
     @torch.no_grad()
-    # type: ignore[override]
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+    def step(  # type: ignore[override]
+        self, closure: Closure | None = None
+    ) -> Loss | None:
         """Take a step; `closure`, if given, computes the loss and the gradients."""
         loss = _loss_of(closure)
         pull_to_starts(self.starts, self.param_groups)
@@ -185,23 +188,32 @@ class WhitenedSGD(torch.optim.Optimizer):
         for group in self.param_groups:
             for weight in group["params"]:
                 if weight.grad is not None:
-                    self._move(weight, weight.grad, group)
+                    self._move(
+                        weight,
+                        weight.grad,
+                        lr=group["lr"],
+                        momentum=group["momentum"],
+                        weight_decay=group["weight_decay"],
+                    )
         return loss
 
-    def _move(self, weight: Tensor, gradient: Tensor, group: Mapping[str, float]) -> None:
+    def _move(
+        self, weight: Tensor, gradient: Tensor, *, lr: float, momentum: float, weight_decay: float
+    ) -> None:
         """Take the step of one weight with Nesterov momentum."""
         step = gradient
-        if group["weight_decay"]:
-            step = step.add(weight, alpha=group["weight_decay"])
-        if group["momentum"]:
+        if weight_decay:
+            step = step.add(weight, alpha=weight_decay)
+        if momentum:
             state = self.state[weight]
-            if "momentum_buffer" in state:
-                velocity = state["momentum_buffer"].mul_(group["momentum"]).add_(step)
-            else:
+            velocity = state.get("momentum_buffer")
+            if velocity is None:
                 velocity = step.detach().clone()
+            else:
+                velocity.mul_(momentum).add_(step)
             state["momentum_buffer"] = velocity
-            step = step.add(velocity, alpha=group["momentum"])
-        weight.add_(step, alpha=-group["lr"])
+            step = step.add(velocity, alpha=momentum)
+        weight.add_(step, alpha=-lr)
 
 
 class PulledAdamW(torch.optim.AdamW):
@@ -222,8 +234,9 @@ class PulledAdamW(torch.optim.AdamW):
         self.starts = dict(starts)
 
     @torch.no_grad()
-    # type: ignore[override]
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+    def step(  # type: ignore[override]
+        self, closure: Closure | None = None
+    ) -> Loss | None:
         """Take a step; `closure`, if given, computes the loss and the gradients."""
         loss = _loss_of(closure)
         pull_to_starts(self.starts, self.param_groups)
@@ -231,7 +244,7 @@ class PulledAdamW(torch.optim.AdamW):
         return loss
 
 
-def _loss_of(closure: Callable[[], float] | None) -> float | None:
+def _loss_of(closure: Closure | None) -> Loss | None:
     """Return the loss that a closure computes, with gradients; None without a closure."""
     if closure is None:
         return None

@@ -224,9 +224,7 @@ class StitchTraining(SteppedModule):
             loss_layers: the layers of the target whose own states the loss reads.
         """
         target = self.models[1]
-        read_models: list[StateSource] = list(
-            dict.fromkeys([target, *(fit.reads for fit in fits)])
-        )
+        read_models = dict.fromkeys([target, *(fit.reads for fit in fits)])
         states_by_site: dict[tuple[FrozenModel, int], Tensor] = {}
         for model in read_models:
             wanted = {fit.layer for fit in fits if fit.reads is model}
@@ -299,9 +297,7 @@ class StitchTraining(SteppedModule):
                 groups.append(ParameterGroup(params=norm_weights, lr=lr, weight_decay=0.0))
         return groups
 
-    def configure_gradient_clipping(
-        self, optimizer: torch.optim.Optimizer, *_: object, **__: object
-    ) -> None:
+    def configure_gradient_clipping(self, optimizer: object, *_: object, **__: object) -> None:
         """Clip each stitch by itself: one must not change another's steps.
 
         `WhitenedSGD` clips those of its maps.
