@@ -405,11 +405,11 @@ def explained(config: ModelConfig) -> Iterator[None]:
     except BaseException as error:
         if not (isinstance(error, Exception) or panicked(error)):
             raise
-        from thinkalike.memory import exhausted  # imports torch
+        from thinkalike.memory import out_of_memory_error  # imports torch
 
         folder = named_folder(config)
         attempt = f"cannot load model={config.called} from {folder or config.hub_id}"
-        if cause := exhausted(error):
+        if cause := out_of_memory_error(error):
             raise ResourceError(f"{attempt}: {_said(cause)}; {LESS}") from error
         raise ModelError(f"{attempt}: {_said(error) if folder else _cause(config, error)}") from error
 
