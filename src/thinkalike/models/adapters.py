@@ -137,7 +137,9 @@ def _rows_of_embedding(stored: Mapping[str, Any]) -> int:
     return max(rows, default=0)
 
 
-def _put_on(module: Any, folder: Path, stored: Mapping[str, Any], rows: int) -> tuple[Any, Collection[str]]:
+def _put_on(
+    module: Any, folder: Path, stored: Mapping[str, Any], rows: int
+) -> tuple[Any, Collection[str]]:
     """Return a PeftModel with the weights of an adapter, and the names of those that do not fit."""
     from peft import PeftModel, set_peft_model_state_dict
 

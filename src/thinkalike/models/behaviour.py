@@ -20,7 +20,15 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping
 from copy import deepcopy
 from pathlib import Path
-from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MappingProxyType, MethodType, ModuleType
+from types import (
+    BuiltinFunctionType,
+    CellType,
+    CodeType,
+    FunctionType,
+    MappingProxyType,
+    MethodType,
+    ModuleType,
+)
 from typing import Any
 
 import numpy as np
@@ -31,18 +39,53 @@ from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedConfig
 
 from thinkalike.errors import flat
-from thinkalike.models.module_facts import UNREAD, entries_of, known_entries, relative_error, sample_tokens, text_config
+from thinkalike.models.module_facts import (
+    UNREAD,
+    entries_of,
+    known_entries,
+    relative_error,
+    sample_tokens,
+    text_config,
+)
 from thinkalike.models.proof import may_change_states
 
-PLAIN = (bool, int, float, complex, str, bytes, torch.dtype, torch.device, range, slice, type(None), type(Ellipsis))
+PLAIN = (
+    bool,
+    int,
+    float,
+    complex,
+    str,
+    bytes,
+    torch.dtype,
+    torch.device,
+    range,
+    slice,
+    type(None),
+    type(Ellipsis),
+)
 HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 # attributes of every nn.Module, which are weights, modules, or what only training and saving read
 OF_EVERY_MODULE = {*vars(nn.Module()), "_is_full_backward_hook"}
 # attributes of models of transformers that say where a model is from, and where its weights are, and not what it does
-OF_ORIGIN = {"name_or_path", "warnings_issued", "generation_config", "hf_device_map", "_hf_hook", "_is_hf_initialized"}
-OF_ORIGIN |= {"peft_config", "_hf_peft_config_loaded"}  # the layers of an adapter have what they read of it
+OF_ORIGIN = {
+    "name_or_path",
+    "warnings_issued",
+    "generation_config",
+    "hf_device_map",
+    "_hf_hook",
+    "_is_hf_initialized",
+}
+OF_ORIGIN |= {
+    "peft_config",
+    "_hf_peft_config_loaded",
+}  # the layers of an adapter have what they read of it
 # attributes that a first pass with output_hidden_states=True and torch.compile leave behind
-OF_USE = {"_output_capturing_hooks_installed", "_is_torch_compile", "_compiled_call_impl", "_compile_kwargs"}
+OF_USE = {
+    "_output_capturing_hooks_installed",
+    "_is_torch_compile",
+    "_compiled_call_impl",
+    "_compile_kwargs",
+}
 DEEPEST = 8  # objects inside of objects that are told apart
 CHANGING = "(changes)"  # stands for what a pass changes
 NO_VALUES = "(no values)"  # of a tensor of which only the shape is known
@@ -55,7 +98,9 @@ MULTIPLICATIONS = 2**36  # of the long row, about
 
 
 Steps = tuple[str | int, ...]  # to an object, from the owner of a trait
-Trait = tuple[str, str]  # the path of a module, or the name of a library, and the name of what it has; "": its class
+Trait = tuple[
+    str, str
+]  # the path of a module, or the name of a library, and the name of what it has; "": its class
 
 
 def traits_of(module: nn.Module) -> dict[Trait, str]:
@@ -90,17 +135,31 @@ def traits_that_differ(first: nn.Module, second: nn.Module) -> dict[Trait, tuple
     ours = traits_of(first)
     theirs = traits_of(second)
     same_settings = entries_of(first) == entries_of(second)
-    expected = [{}, {}] if same_settings else [_traits_from_settings(first), _traits_from_settings(second)]
-    classes = [{path: text for (path, name), text in traits.items() if not name} for traits in (ours, theirs)]
+    expected = (
+        [{}, {}]
+        if same_settings
+        else [_traits_from_settings(first), _traits_from_settings(second)]
+    )
+    classes = [
+        {path: text for (path, name), text in traits.items() if not name}
+        for traits in (ours, theirs)
+    ]
     only_one_has = classes[0].keys() ^ classes[1].keys()
-    replaced = {path for path in classes[0].keys() & classes[1].keys() if classes[0][path] != classes[1][path]}
+    replaced = {
+        path
+        for path in classes[0].keys() & classes[1].keys()
+        if classes[0][path] != classes[1][path]
+    }
     found: dict[Trait, tuple[str, str]] = {}
     for path, name in sorted(ours.keys() | theirs.keys()):
         if path in only_one_has or (name and path in replaced):
             continue
         texts = (ours.get((path, name), "none"), theirs.get((path, name), "none"))
         usual = tuple(traits.get((path, name), UNKNOWN) for traits in expected)
-        follows = all(text == made or made.endswith(NO_VALUES) for text, made in zip(texts, usual, strict=True))
+        follows = all(
+            text == made or made.endswith(NO_VALUES)
+            for text, made in zip(texts, usual, strict=True)
+        )
         if texts[0] != texts[1] and not follows:
             found[path, name] = texts
     return found
@@ -179,10 +238,14 @@ def _with_copies(value: Any, copies: Mapping[int, Any]) -> Any:
     if isinstance(value, nn.Module | Tensor):
         return copies.get(id(value), value)
     if isinstance(value, MethodType):
-        return MethodType(_with_copies(value.__func__, copies), _with_copies(value.__self__, copies))
+        return MethodType(
+            _with_copies(value.__func__, copies), _with_copies(value.__self__, copies)
+        )
     if isinstance(value, functools.partial):
         arguments = [_with_copies(argument, copies) for argument in value.args]
-        keywords = {name: _with_copies(argument, copies) for name, argument in value.keywords.items()}
+        keywords = {
+            name: _with_copies(argument, copies) for name, argument in value.keywords.items()
+        }
         return functools.partial(_with_copies(value.func, copies), *arguments, **keywords)
     if not isinstance(value, FunctionType) or not value.__closure__:
         return value
@@ -237,15 +300,23 @@ class _Description:
 
     def __init__(self, root: nn.Module, changing: Collection[Steps] = ()):
         self.changing = changing
-        self.owner = ""  # of the traits that are being described: the path of a module, or libraries
+        self.owner = (
+            ""  # of the traits that are being described: the path of a module, or libraries
+        )
         self.steps: Steps = ()  # to the object that is being described
         self.texts: dict[Steps, str] = {}
         self.inside: dict[Steps, int] = {}  # how many objects the one at these steps holds
         self.paths = {id(part): path for path, part in root.named_modules()}
-        self.weights = {id(weight): name for name, weight in root.named_parameters(remove_duplicate=False)}
-        self.configs = {id(config) for config in _configs_in(text_config(root), getattr(root, "config", None))}
+        self.weights = {
+            id(weight): name for name, weight in root.named_parameters(remove_duplicate=False)
+        }
+        self.configs = {
+            id(config) for config in _configs_in(text_config(root), getattr(root, "config", None))
+        }
         self.classes: dict[type, str] = {}
-        self.described: list[int] = []  # objects that are being described, which may contain themselves
+        self.described: list[
+            int
+        ] = []  # objects that are being described, which may contain themselves
 
     def __call__(self, value: Any, name: str = "") -> str:
         """Return a value as text; the name is that of a trait."""
@@ -265,9 +336,13 @@ class _Description:
 
         An object that holds more or fewer objects than before has changed as a whole.
         """
-        changed = {steps for steps, text in self.texts.items() if later.texts.get(steps, text) != text}
+        changed = {
+            steps for steps, text in self.texts.items() if later.texts.get(steps, text) != text
+        }
         holders = {steps[:-1] for steps in changed}
-        resized = {steps for steps in changed if self.inside.get(steps, 0) != later.inside.get(steps, 0)}
+        resized = {
+            steps for steps in changed if self.inside.get(steps, 0) != later.inside.get(steps, 0)
+        }
         return resized | (changed - holders)
 
     def _text(self, value: Any) -> str:
@@ -292,7 +367,11 @@ class _Description:
                 return f"{value.dtype} {shape} {NO_VALUES}"
             return f"{value.dtype} {shape} ({hashlib.sha256(_bytes_of(value)).hexdigest()[:8]})"
         if isinstance(value, nn.Module):
-            return f"module {self.paths[id(value)]}" if id(value) in self.paths else self._module_outside(value)
+            return (
+                f"module {self.paths[id(value)]}"
+                if id(value) in self.paths
+                else self._module_outside(value)
+            )
         if isinstance(value, dict | OrderedDict | MappingProxyType):
             entries = sorted(f"{self(key)}: {self(entry)}" for key, entry in value.items())
             return f"{{{', '.join(entries)}}}"
@@ -309,13 +388,20 @@ class _Description:
         if isinstance(value, PreTrainedConfig):
             settings = {} if id(value) in self.configs else known_entries(value)
             return f"{type(value).__name__}{sorted(map(repr, flat(settings).items())) if settings else ''}"
-        state = {name: entry for name, entry in getattr(value, "__dict__", {}).items() if not UNREAD.search(name)}
+        state = {
+            name: entry
+            for name, entry in getattr(value, "__dict__", {}).items()
+            if not UNREAD.search(name)
+        }
         return f"{self.class_text(type(value))}{self(state) if state else ''}"
 
     def _module_outside(self, module: nn.Module) -> str:
         """Return a module that is no submodule of the root, such as one in a list, with its weights."""
         weights = dict([*module.named_parameters(), *module.named_buffers()])
-        parts = {path: [self.class_text(type(part)), *self.attributes(part)] for path, part in module.named_modules()}
+        parts = {
+            path: [self.class_text(type(part)), *self.attributes(part)]
+            for path, part in module.named_modules()
+        }
         return f"{self(weights)} {self(parts)}"
 
     def _callable(self, value: Any) -> str:
@@ -339,7 +425,11 @@ class _Description:
                     yield name, self(hooks, name)
             elif name == "training" and value:
                 yield name, "True"
-            elif name in OF_EVERY_MODULE | OF_ORIGIN | OF_USE or UNREAD.search(name.lstrip("_")) or is_dropout:
+            elif (
+                name in OF_EVERY_MODULE | OF_ORIGIN | OF_USE
+                or UNREAD.search(name.lstrip("_"))
+                or is_dropout
+            ):
                 continue
             elif _are_handles(value):
                 continue  # the hooks themselves are described where they run
@@ -351,10 +441,18 @@ class _Description:
     def class_text(self, kind: type) -> str:
         """Return the name of a class, with a digest of the functions in it that its library did not define."""
         if kind not in self.classes:
-            self.classes[kind] = name = f"{kind.__module__}.{kind.__qualname__}"  # the class may contain itself
+            self.classes[kind] = name = (
+                f"{kind.__module__}.{kind.__qualname__}"  # the class may contain itself
+            )
             outside = self.steps
-            self.steps = ("class", name)  # of its own, as a class is described but once, wherever it comes first
-            functions = sorted(f"{owner.__qualname__}.{self(function)}" for owner, function in _own_functions(kind))
+            self.steps = (
+                "class",
+                name,
+            )  # of its own, as a class is described but once, wherever it comes first
+            functions = sorted(
+                f"{owner.__qualname__}.{self(function)}"
+                for owner, function in _own_functions(kind)
+            )
             self.steps = outside
             self.classes[kind] = f"{name} ({_digest(' '.join(functions))})" if functions else name
         return self.classes[kind]
@@ -362,12 +460,20 @@ class _Description:
     def function(self, function: FunctionType) -> str:
         """Return the name of a function, with a digest of its code, defaults, closure and globals unless installed."""
         name = f"{function.__module__}.{function.__qualname__}"
-        if _is_installed(function.__module__) and "<locals>" not in name and "<lambda>" not in name:
+        if (
+            _is_installed(function.__module__)
+            and "<locals>" not in name
+            and "<lambda>" not in name
+        ):
             return name
         cells = [_content(cell) for cell in function.__closure__ or ()]
         defaults = [function.__defaults__, function.__kwdefaults__]
         names = sorted(_globals_read(function.__code__) & function.__globals__.keys())
-        read = {name: function.__globals__[name] for name in names if not _is_library(function.__globals__[name])}
+        read = {
+            name: function.__globals__[name]
+            for name in names
+            if not _is_library(function.__globals__[name])
+        }
         parts = [_code_text(function.__code__), self(defaults), self(cells), self(read)]
         return f"{name} ({_digest(' '.join(parts))})"
 
@@ -382,7 +488,11 @@ class _Description:
         for library in sorted(filter(_is_installed, libraries)):
             names = _names_in_code(library)
             for name, value in vars(sys.modules[library]).items():
-                if isinstance(value, FunctionType) and name in names and not _is_installed(value.__module__):
+                if (
+                    isinstance(value, FunctionType)
+                    and name in names
+                    and not _is_installed(value.__module__)
+                ):
                     found[library, name] = self(value, f"{library} {name}")
         return found
 
@@ -393,7 +503,9 @@ def _own_functions(kind: type) -> Iterator[tuple[type, Callable[..., Any]]]:
         is_installed = _is_installed(owner.__module__)
         for name, value in list(vars(owner).items()):
             for function in _functions_in(value):
-                is_defined_here = function.__module__ == owner.__module__ and function.__name__ == name
+                is_defined_here = (
+                    function.__module__ == owner.__module__ and function.__name__ == name
+                )
                 if not (is_installed and (is_defined_here or _is_installed(function.__module__))):
                     yield owner, function
 
@@ -415,13 +527,17 @@ def _configs_in(*configs: Any) -> Iterator[Any]:
     for config in configs:
         yield config
         if isinstance(config, PreTrainedConfig):
-            yield from _configs_in(*(each for each in vars(config).values() if isinstance(each, PreTrainedConfig)))
+            yield from _configs_in(
+                *(each for each in vars(config).values() if isinstance(each, PreTrainedConfig))
+            )
 
 
 @functools.cache
 def _library_folders() -> tuple[str, ...]:
     paths = sysconfig.get_paths()
-    return tuple(str(Path(paths[name]).resolve()) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+    return tuple(
+        str(Path(paths[name]).resolve()) for name in ("stdlib", "platstdlib", "purelib", "platlib")
+    )
 
 
 @functools.cache
@@ -431,7 +547,11 @@ def _names_in_code(library: str) -> frozenset[str]:
     loader = getattr(getattr(loaded, "__spec__", None), "loader", None)
     try:
         code = loader.get_code(library)  # type: ignore[union-attr]
-    except (AttributeError, ImportError, OSError):  # of a library that was not imported from a file
+    except (
+        AttributeError,
+        ImportError,
+        OSError,
+    ):  # of a library that was not imported from a file
         code = None
     return frozenset(vars(loaded) if code is None else _names_used(code))
 
@@ -465,12 +585,18 @@ def _is_library(value: Any) -> bool:
     """Return whether a global is a library, or a function or class of one."""
     if isinstance(value, ModuleType):
         return _is_installed(value.__name__)
-    return isinstance(value, type | BuiltinFunctionType) and _is_installed(value.__module__ or "builtins")
+    return isinstance(value, type | BuiltinFunctionType) and _is_installed(
+        value.__module__ or "builtins"
+    )
 
 
 def _globals_read(code: CodeType) -> set[str]:
     """Return the names of the globals that a function reads, those of functions inside it included."""
-    names = {each.argval for each in dis.get_instructions(code) if each.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
+    names = {
+        each.argval
+        for each in dis.get_instructions(code)
+        if each.opname in ("LOAD_GLOBAL", "LOAD_NAME")
+    }
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             names |= _globals_read(constant)
@@ -480,7 +606,9 @@ def _globals_read(code: CodeType) -> set[str]:
 def _code_text(code: CodeType) -> str:
     """Return what a code object does, without where it was written."""
     constants = [_constant_text(each) for each in code.co_consts]
-    return f"{code.co_code.hex()} {constants} {code.co_names} {code.co_freevars} {code.co_argcount}"
+    return (
+        f"{code.co_code.hex()} {constants} {code.co_names} {code.co_freevars} {code.co_argcount}"
+    )
 
 
 def _constant_text(constant: Any) -> str:

@@ -36,7 +36,9 @@ def blocks_of(module: Any, name: str) -> str:
     if not weights_of_lists:
         weights_of_lists = _lists_within(module, root, depth)
     if not weights_of_lists:
-        raise ModelError(f"{name}: {type(root).__name__} has no list of {depth} blocks, so it cannot be cut at them")
+        raise ModelError(
+            f"{name}: {type(root).__name__} has no list of {depth} blocks, so it cannot be cut at them"
+        )
     return max(weights_of_lists, key=lambda path: weights_of_lists[path])
 
 

@@ -26,13 +26,17 @@ from thinkalike.errors import ModelError
 DEPTH = re.compile(r"(layers?|blocks?|stages?|depths?)(_count)?$")
 BREADTH = re.compile(r"(heads?|experts?|groups?)(_count(_kv)?)?$")
 CLASSES = re.compile(r"labels?$")
-SHARING = 256  # blocks that a model may have beyond its tensors: some share the weights of all blocks
+SHARING = (
+    256  # blocks that a model may have beyond its tensors: some share the weights of all blocks
+)
 MOST = {DEPTH: 2**12, BREADTH: 2**12, CLASSES: 2**20}  # no model comes near
 
 DRAWN = 2**28  # numbers that may be drawn anew, such as buffers: a gigabyte, and seconds
 WEIGHTS = ("*.safetensors", "*.bin", "*.ckpt")  # of names of files
 
-MOST_GROWTH = 1000  # a text becomes so many times as long; the words for a symbol make it ten times as long
+MOST_GROWTH = (
+    1000  # a text becomes so many times as long; the words for a symbol make it ten times as long
+)
 
 SMALLEST = 64  # bytes that a tensor takes at least in a pickled file
 HEADER = 10**8  # bytes; safetensors reads no longer header
@@ -62,7 +66,9 @@ for pattern in patterns:
 """
 
 
-def check_counts(stated: Mapping[str, Any], place: Path, tensors: Callable[[], int | None]) -> None:
+def check_counts(
+    stated: Mapping[str, Any], place: Path, tensors: Callable[[], int | None]
+) -> None:
     """Raise a ModelError if a checkpoint states more blocks than its weights have tensors, or more parts than any has.
 
     Args:
@@ -75,7 +81,9 @@ def check_counts(stated: Mapping[str, Any], place: Path, tensors: Callable[[], i
         if kind is None or count <= SHARING:
             continue
         if count > MOST[kind]:
-            raise ModelError(f"{place} states {name}={count}, and no model has as many; give the checkpoint's own file")
+            raise ModelError(
+                f"{place} states {name}={count}, and no model has as many; give the checkpoint's own file"
+            )
         held = tensors() if kind is DEPTH else None
         if held is not None and count > max(held, SHARING):
             raise ModelError(
@@ -117,7 +125,9 @@ def _tensors_in(path: Path) -> int:
 
 def bytes_held(place: Path) -> int:
     """Return the bytes of the weights of a folder or a file; 0 where there are none, or only the hub has them."""
-    files = [place] if place.is_file() else [path for ending in WEIGHTS for path in place.glob(ending)]
+    files = (
+        [place] if place.is_file() else [path for ending in WEIGHTS for path in place.glob(ending)]
+    )
     return sum(path.stat().st_size for path in files if path.is_file())
 
 
@@ -134,7 +144,9 @@ def check_size(numbers: int, place: Path) -> None:
         )
 
 
-def check_adapter(folder: Path, shapes: Collection[tuple[int, ...]], names: Collection[str]) -> None:
+def check_adapter(
+    folder: Path, shapes: Collection[tuple[int, ...]], names: Collection[str]
+) -> None:
     """Raise a ModelError for an adapter whose settings ask for ranks or for matching without end.
 
     Args:
@@ -150,7 +162,9 @@ def check_adapter(folder: Path, shapes: Collection[tuple[int, ...]], names: Coll
     ranks = [settings.get("r"), *(pattern.values() if isinstance(pattern, dict) else ())]
     for rank in ranks:
         if isinstance(rank, int) and rank > widest:
-            raise ModelError(f"{folder}/adapter_config.json states the rank {rank}, and its weights have {widest} rows")
+            raise ModelError(
+                f"{folder}/adapter_config.json states the rank {rank}, and its weights have {widest} rows"
+            )
     check_patterns(sorted(set(_patterns(settings))), names, f"{folder}/adapter_config.json")
 
 
@@ -158,7 +172,11 @@ def _patterns(settings: Mapping[str, Any]) -> Iterator[str]:
     """Yield the regular expressions of the settings of an adapter of peft."""
     for key, value in settings.items():
         if key.endswith("_pattern"):  # one, several, or those of a dictionary of ranks
-            yield from [value] if isinstance(value, str) else [each for each in value or () if isinstance(each, str)]
+            yield from (
+                [value]
+                if isinstance(value, str)
+                else [each for each in value or () if isinstance(each, str)]
+            )
         elif key.endswith(("_modules", "_parameters")) and isinstance(value, str):
             yield value
 
@@ -173,7 +191,11 @@ def check_patterns(patterns: Collection[str], names: Collection[str], stated_in:
     work = json.dumps([list(patterns), list(names)])
     with contextlib.suppress(subprocess.TimeoutExpired):
         done = subprocess.run(
-            [sys.executable, "-I", "-S", "-c", MATCHING], input=work, text=True, timeout=SECONDS, capture_output=True
+            [sys.executable, "-I", "-S", "-c", MATCHING],
+            input=work,
+            text=True,
+            timeout=SECONDS,
+            capture_output=True,
         )
         if done.returncode == 0:
             return
@@ -190,7 +212,9 @@ def check_growth(file: Path) -> None:
     """
     try:
         stated = read_json(file)
-        growths = {part: _growth(_replacements(stated.get(part))) for part in ("normalizer", "decoder")}
+        growths = {
+            part: _growth(_replacements(stated.get(part))) for part in ("normalizer", "decoder")
+        }
     except ValueError as error:
         raise ModelError(f"{file} is no JSON object ({error})") from None
     for part, growth in growths.items():
@@ -205,7 +229,9 @@ class _Replacement(NamedTuple):
     """What a normaliser or a decoder puts in the place of what it finds."""
 
     content: str
-    pattern: str | None  # the text that it looks for; None: a regular expression, which may find anything
+    pattern: (
+        str | None
+    )  # the text that it looks for; None: a regular expression, which may find anything
     shortest: int  # letters that it replaces at least
 
     @property
@@ -217,7 +243,9 @@ class _Replacement(NamedTuple):
 
     def may_find(self, contents: Collection[str]) -> bool:
         """Return whether it may find something in what replacements before it wrote."""
-        return self.pattern is None or any(set(self.pattern) & set(content) for content in contents)
+        return self.pattern is None or any(
+            set(self.pattern) & set(content) for content in contents
+        )
 
 
 def _replacements(stated: Any) -> Iterator[_Replacement]:
@@ -228,7 +256,11 @@ def _replacements(stated: Any) -> Iterator[_Replacement]:
     if not isinstance(stated, Mapping):
         return
     content, pattern = stated.get("content"), stated.get("pattern")
-    if stated.get("type") == "Replace" and isinstance(content, str) and isinstance(pattern, Mapping):
+    if (
+        stated.get("type") == "Replace"
+        and isinstance(content, str)
+        and isinstance(pattern, Mapping)
+    ):
         literal, expression = pattern.get("String"), pattern.get("Regex")
         if isinstance(literal, str):
             yield _Replacement(content, literal, len(literal))
@@ -257,7 +289,9 @@ def _longest_of_charsmap(charsmap: Any) -> str:
 
 def _shortest_match(expression: str) -> int:
     """Return how many letters a regular expression matches at least, 0 if it cannot be known."""
-    letters = re.sub(r"\\[pP]\{[^}]*\}", ".", expression)  # classes such as \p{L}, which Python does not know
+    letters = re.sub(
+        r"\\[pP]\{[^}]*\}", ".", expression
+    )  # classes such as \p{L}, which Python does not know
     with warnings.catch_warnings(), contextlib.suppress(re.error, RecursionError, OverflowError):
         warnings.simplefilter("ignore")  # of what other libraries read otherwise
         return int(sre_parse(letters).getwidth()[0])

@@ -11,7 +11,13 @@ from transformer_lens.model_bridge.generalized_components.base import Generalize
 
 from thinkalike.config import ModelConfig
 from thinkalike.errors import ModelError
-from thinkalike.models.module_facts import TOLERANCE, embedding_of, first_tensor, relative_error, sample_tokens
+from thinkalike.models.module_facts import (
+    TOLERANCE,
+    embedding_of,
+    first_tensor,
+    relative_error,
+    sample_tokens,
+)
 from thinkalike.models.survey import without_hooks
 from thinkalike.models.tokenizer_reading import read_tokenizer
 
@@ -23,22 +29,33 @@ def unbridged(bridge: Any) -> Any:
         ModelError: the bridge has changed the weights, or hooks, or whatever else, make it give other logits.
     """
     if bridge.compatibility_mode:
-        raise ModelError("this TransformerBridge is in compatibility mode, which changes weights: give one that is not")
+        raise ModelError(
+            "this TransformerBridge is in compatibility mode, which changes weights: give one that is not"
+        )
     copies: dict[int, Any] = {}
-    for part in reversed(list(bridge.original_model.modules())):  # a wrapper becomes a copy of what it wraps
+    for part in reversed(
+        list(bridge.original_model.modules())
+    ):  # a wrapper becomes a copy of what it wraps
         if isinstance(part, GeneralizedComponent):
             copies[id(part)] = deepcopy(part.original_component, copies)
     module: Any = without_hooks(deepcopy(bridge.original_model, copies)).eval()
-    if hasattr(module, "lm_head") and "lm_head.bias" in module.state_dict():  # the bridge adds one of zeros
+    if (
+        hasattr(module, "lm_head") and "lm_head.bias" in module.state_dict()
+    ):  # the bridge adds one of zeros
         with torch.device("meta"):
             is_own = "lm_head.bias" in type(module)(module.config).state_dict()
         module.lm_head.bias = module.lm_head.bias if is_own else None
-    tokens, training = sample_tokens(len(embedding_of(module)), 16).to(embedding_of(module).device), bridge.training
+    tokens, training = (
+        sample_tokens(len(embedding_of(module)), 16).to(embedding_of(module).device),
+        bridge.training,
+    )
     with torch.no_grad():
         error = relative_error(first_tensor(module(tokens)), first_tensor(bridge.eval()(tokens)))
     bridge.train(training)
     if not error <= TOLERANCE[embedding_of(module).dtype]:  # NaN fails as well
-        raise ModelError(f"without its hooks the logits of this TransformerBridge differ by {error:.1e}: remove them")
+        raise ModelError(
+            f"without its hooks the logits of this TransformerBridge differ by {error:.1e}: remove them"
+        )
     return module
 
 

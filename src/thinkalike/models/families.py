@@ -50,7 +50,9 @@ Layer = int | Literal["embed"] | Place
 
 # the next token, hidden tokens, the class of a whole text, or nothing: without a head, states alone
 Predicts = Literal["next", "hidden", "class", "states"]
-Reader = Literal["transformers", "legacy", "native"]  # how `thinkalike.models.load` reads a checkpoint
+Reader = Literal[
+    "transformers", "legacy", "native"
+]  # how `thinkalike.models.load` reads a checkpoint
 
 # The tokens per row of models that can take more.
 LONGEST = 1024
@@ -116,7 +118,11 @@ FAMILIES = {
         Family("mamba", "backbone.layers"),
         Family("bert", "bert.encoder.layer", predicts="hidden"),
         Family(
-            CLASSIFIER, "bert.encoder.layer", "class", model_type="bert", architecture="BertForSequenceClassification"
+            CLASSIFIER,
+            "bert.encoder.layer",
+            "class",
+            model_type="bert",
+            architecture="BertForSequenceClassification",
         ),
     )
 }
@@ -241,7 +247,9 @@ def is_known(model_type: str, class_names: Collection[str]) -> bool:
     return bool(_class_without_head(model_type, heads, class_names))
 
 
-def _class_without_head(model_type: str, heads: Sequence[Head], class_names: Collection[str]) -> str:
+def _class_without_head(
+    model_type: str, heads: Sequence[Head], class_names: Collection[str]
+) -> str:
     """Return the class of a checkpoint if it predicts neither tokens nor the class of a text.
 
     It is the body alone, an encoder, or a body with a head that is not read: for single tokens,
@@ -382,7 +390,9 @@ def pick_device(name: str, key: str = "model.device") -> str:
     if torch.backends.mps.is_available():
         devices.append("mps")
     if name not in devices:
-        raise ConfigError(f"{key}={name} is not on this machine; it has: auto, {', '.join(devices)}")
+        raise ConfigError(
+            f"{key}={name} is not on this machine; it has: auto, {', '.join(devices)}"
+        )
     return name
 
 

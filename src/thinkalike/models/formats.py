@@ -52,7 +52,9 @@ def check_no_pointer(files: Sequence[Path]) -> None:
     first = next((name for name in IN_TURN if name in by_name), None)
     read = {first} if first else set[str]()
     if first and first.endswith(".index.json") and not is_pointer(by_name[first]):
-        with contextlib.suppress(ValueError, AttributeError):  # a damaged index is reported where it is read
+        with contextlib.suppress(
+            ValueError, AttributeError
+        ):  # a damaged index is reported where it is read
             read |= {*map(str, read_json(by_name[first]).get("weight_map", {}).values())}
     whole_tokenizer = "tokenizer.json" in by_name and not is_pointer(by_name["tokenizer.json"])
     for name, path in by_name.items():
@@ -105,7 +107,9 @@ def _by_transformers(option: str, library: str) -> Callable[[Path], str]:
         kind = "AutoModelForCausalLM"
         with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
             stated = str(read_json(folder / "config.json")["architectures"][0])
-            kind = stated if stated.isidentifier() else kind  # nothing but a name is put into a command
+            kind = (
+                stated if stated.isidentifier() else kind
+            )  # nothing but a name is put into a command
         read = f"M.from_pretrained('.', {option}=True)"
         code = f"from transformers import {kind} as M; {read}.save_pretrained('.')"
         return f'cd {shlex.quote(str(folder))} && python -c "{code}" (with transformers 4 and {library})'
@@ -135,6 +139,8 @@ FORMATS = (
         _megatron,
     ),
     Format("torch.distributed.checkpoint (FSDP)", ("*.distcp", "*/*.distcp"), _distributed),
-    Format("TensorFlow", ("tf_model*.h5", "*.ckpt.index"), _by_transformers("from_tf", "tensorflow")),
+    Format(
+        "TensorFlow", ("tf_model*.h5", "*.ckpt.index"), _by_transformers("from_tf", "tensorflow")
+    ),
     Format("Flax", ("flax_model*.msgpack",), _by_transformers("from_flax", "flax")),
 )

@@ -15,16 +15,34 @@ from typing import Any, NamedTuple
 from thinkalike.errors import ModelError, check_extra, listed, one_line
 from thinkalike.models.bounds import check_counts
 
-SCALES = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")  # of rotary positions
+SCALES = (
+    "rope_freqs.weight",
+    "rope_factors_long.weight",
+    "rope_factors_short.weight",
+)  # of rotary positions
 KEEPS_SCALES = ("gpt-oss",)  # the architectures whose scales transformers reads from a GGUF file
 # what a file may state that changes a pass, and of which transformers reads some for each architecture
-STATED = re.compile("freq_base|dimension_count|key_length$|epsilon|scale|softcapping|sliding_window|clamp|alibi")
+STATED = re.compile(
+    "freq_base|dimension_count|key_length$|epsilon|scale|softcapping|sliding_window|clamp|alibi"
+)
 # how llama.cpp cuts texts before it merges bytes, by its names: as GPT-2 does, and as that with each digit alone
 LIKE_GPT2 = {"gpt-2", "phi-2", "olmo", "mpt", "jais"}
 DIGITS_ALONE = {"smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"}
 OWN = "take the model's own folder or repository"
 # the types of values of the format (github.com/ggml-org/ggml, docs/gguf.md), as `struct` writes them
-SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+SCALARS = {
+    0: "B",
+    1: "b",
+    2: "H",
+    3: "h",
+    4: "I",
+    5: "i",
+    6: "f",
+    7: "?",
+    10: "Q",
+    11: "q",
+    12: "d",
+}
 STRING, ARRAY = 8, 9
 VERSIONS = (2, 3)  # the first one counted in 32 bits, and has no files that are still used
 ENTRY = 12  # bytes of the shortest field, with a name of no letters and one byte
@@ -52,10 +70,17 @@ def cut_as_stated(tokenizer: Any, path: Path) -> Any:
     facts = _read(path, path.stat().st_mtime_ns)[2]
     cut = facts.get("tokenizer.ggml.pre", "default")
     if cut in DIGITS_ALONE:
-        steps = [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+        steps = [
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False),
+        ]
         tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
-    elif facts.get("tokenizer.ggml.model") == "gpt2" and cut not in LIKE_GPT2 | {*GGUF_PRE_TOKENIZER_SPLITS}:
-        raise ModelError(f"{path} cuts texts by tokenizer.ggml.pre={cut}, which transformers does not know; {OWN}")
+    elif facts.get("tokenizer.ggml.model") == "gpt2" and cut not in LIKE_GPT2 | {
+        *GGUF_PRE_TOKENIZER_SPLITS
+    }:
+        raise ModelError(
+            f"{path} cuts texts by tokenizer.ggml.pre={cut}, which transformers does not know; {OWN}"
+        )
     return tokenizer
 
 
@@ -81,7 +106,9 @@ class _Cursor:
 
     def skip(self, size: int) -> None:
         if size > len(self.content) - self.place:
-            raise ValueError(f"it ends within its header: {size:,} bytes are stated at {self.place:,}")
+            raise ValueError(
+                f"it ends within its header: {size:,} bytes are stated at {self.place:,}"
+            )
         self.place += size
 
     def number(self, form: str) -> Any:
@@ -107,7 +134,9 @@ class _Cursor:
             raise ValueError(f"it has a value of the unknown type {kind}")
         inner = int(self.number("I"))
         if inner not in SCALARS and inner != STRING:
-            raise ValueError(f"it has an array of values of the type {inner}, which no model needs")
+            raise ValueError(
+                f"it has an array of values of the type {inner}, which no model needs"
+            )
         if inner == STRING:
             count = self.count(8)
             if count == 1:
@@ -128,7 +157,9 @@ def read_header(path: Path) -> Header:
     try:
         return _header(path)
     except (ValueError, OSError) as error:
-        raise ModelError(f"{path}: this GGUF file cannot be read ({one_line(error)}); {OWN}") from error
+        raise ModelError(
+            f"{path}: this GGUF file cannot be read ({one_line(error)}); {OWN}"
+        ) from error
 
 
 def _header(path: Path) -> Header:
@@ -177,9 +208,13 @@ def _read(path: Path, _changed: int) -> tuple[Any, str, dict[str, Any]]:
     try:
         shape = AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
     except Exception as error:  # of any kind, for fields of other types than llama.cpp writes
-        raise ModelError(f"{path}: transformers cannot read this GGUF file ({one_line(error)}); {OWN}") from error
+        raise ModelError(
+            f"{path}: transformers cannot read this GGUF file ({one_line(error)}); {OWN}"
+        ) from error
     if (parts := facts.get("split.count", 1)) > 1:
-        raise ModelError(f"{path} is one of {parts} parts; join them: llama-gguf-split --merge FIRST WHOLE.gguf")
+        raise ModelError(
+            f"{path} is one of {parts} parts; join them: llama-gguf-split --merge FIRST WHOLE.gguf"
+        )
     scales = [name for name in tensors if name in SCALES]
     if (scaling := facts.get(f"{architecture}.rope.scaling.type", "none")) != "none":
         scales.append(f"rope.scaling.type={scaling}")
@@ -187,9 +222,16 @@ def _read(path: Path, _changed: int) -> tuple[Any, str, dict[str, Any]]:
         found = f"{path} scales its rotary positions ({listed(scales)})"
         raise ModelError(f"{found}, which transformers does not read from GGUF files; {OWN}")
     if unread := _fill_in(shape, facts, f"{architecture}."):
-        raise ModelError(f"{path} states {listed(unread)}, which transformers does not read from GGUF files; {OWN}")
-    if getattr(shape, "query_pre_attn_scalar", None) not in (None, getattr(shape, "head_dim", None)):  # 27 billion
-        raise ModelError(f"{path} does not state the scale of its attention, which transformers would guess; {OWN}")
+        raise ModelError(
+            f"{path} states {listed(unread)}, which transformers does not read from GGUF files; {OWN}"
+        )
+    if getattr(shape, "query_pre_attn_scalar", None) not in (
+        None,
+        getattr(shape, "head_dim", None),
+    ):  # 27 billion
+        raise ModelError(
+            f"{path} does not state the scale of its attention, which transformers would guess; {OWN}"
+        )
     types = Counter(tensors.values())
     return shape, ", ".join(f"{name} x {count}" for name, count in types.most_common()), facts
 
@@ -197,11 +239,19 @@ def _read(path: Path, _changed: int) -> tuple[Any, str, dict[str, Any]]:
 def _fill_in(shape: Any, facts: dict[str, Any], prefix: str) -> list[str]:
     """Put what a file states into its configuration in place of defaults, and return what has no place there."""
     rope, unread = getattr(shape, "rope_parameters", None) or {}, []
-    layered = any(isinstance(each, dict) for each in rope.values())  # of each kind of layer, which transformers reads
+    layered = any(
+        isinstance(each, dict) for each in rope.values()
+    )  # of each kind of layer, which transformers reads
     for key, value in sorted(facts.items()):  # the width of heads before that of their rotary part
         name = key.rpartition(".")[2]
-        own = [each for each in vars(shape) if each == name or (name.endswith("epsilon") and "_eps" in each)]
-        if not (key.startswith(prefix) and STATED.search(name) and value) or (layered and ".rope." in key):
+        own = [
+            each
+            for each in vars(shape)
+            if each == name or (name.endswith("epsilon") and "_eps" in each)
+        ]
+        if not (key.startswith(prefix) and STATED.search(name) and value) or (
+            layered and ".rope." in key
+        ):
             continue
         if name == "key_length":
             if hasattr(shape, "head_dim") and not hasattr(shape, "qk_rope_head_dim"):
@@ -209,7 +259,9 @@ def _fill_in(shape: Any, facts: dict[str, Any], prefix: str) -> list[str]:
         elif rope and name == "freq_base":
             rope["rope_theta"] = value
         elif rope and name == "dimension_count":
-            width = getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads
+            width = (
+                getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads
+            )
             if value != width * rope.get("partial_rotary_factor", 1.0):
                 rope["partial_rotary_factor"] = value / width
         elif own:

@@ -81,7 +81,9 @@ def layers_at_depths(count: int, source_layers: int, target_layers: int) -> list
     return pairs
 
 
-def layers_of_sides(layers: Any, source_layers: int, target_layers: int, *, itself: bool) -> list[list[int]]:
+def layers_of_sides(
+    layers: Any, source_layers: int, target_layers: int, *, itself: bool
+) -> list[list[int]]:
     """Return the layers of each side in the pairs of `layers=`.
 
     Args:

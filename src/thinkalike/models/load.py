@@ -23,7 +23,15 @@ from thinkalike.global_state import isolated
 from thinkalike.measures.seeds import seeded
 from thinkalike.memory import page_out
 from thinkalike.models.behaviour import copied
-from thinkalike.models.families import FAMILIES, LONGEST, Family, family_in, is_known, pick_device, stated_quantization
+from thinkalike.models.families import (
+    FAMILIES,
+    LONGEST,
+    Family,
+    family_in,
+    is_known,
+    pick_device,
+    stated_quantization,
+)
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.labels import label, told_apart
 from thinkalike.models.module_facts import (
@@ -87,11 +95,16 @@ def load_groups(
     def load_again(config: ModelConfig, name: str) -> Source | None:
         """Return a model whose weights are in memory already, at other sites."""
         for known, model in loaded:
-            if isinstance(model, FrozenModel) and replace(known, site=config.site, head=config.head) == config:
+            if (
+                isinstance(model, FrozenModel)
+                and replace(known, site=config.site, head=config.head) == config
+            ):
                 return cast(Source, at_sites(model, config, name))
         return None
 
-    return [[called(*each) for each in zip(group, told_apart(group), strict=True)] for group in groups]
+    return [
+        [called(*each) for each in zip(group, told_apart(group), strict=True)] for group in groups
+    ]
 
 
 @isolated()
@@ -126,7 +139,9 @@ def load_model(
     if isinstance(model, torch.nn.Module):
         return _in_memory(model, tokenizer, name, settings)
     if not isinstance(tokenizer, str | None):
-        raise TypeError(f"load_model takes a tokenizer with a model in memory alone, and not with {model}")
+        raise TypeError(
+            f"load_model takes a tokenizer with a model in memory alone, and not with {model}"
+        )
     config = configured(model, settings)
     name = name or tokenizer or label(config)
     if isinstance(config, LoadedModelConfig):
@@ -156,7 +171,14 @@ def load_model(
             adapter = named_folder(config) if base else None
             read = _read(source, family, place, device, dtype, adapter)
             read = read._replace(quantization=read.quantization or stated)
-        found = _frozen(config, family, read, name=name, device=_device_of(read.module, device), revision=revision)
+        found = _frozen(
+            config,
+            family,
+            read,
+            name=name,
+            device=_device_of(read.module, device),
+            revision=revision,
+        )
         return at_sites(found, config, name)
 
 
@@ -167,11 +189,15 @@ def at_sites(model: FrozenModel, config: ModelConfig, name: str) -> FrozenModel:
     if config.site != AFTER:
         from thinkalike.models.sites import Sites
 
-        found.sites = Sites(model, [config.site] if isinstance(config.site, str) else config.site, config.head)
+        found.sites = Sites(
+            model, [config.site] if isinstance(config.site, str) else config.site, config.head
+        )
     return found
 
 
-def _in_memory(module: Any, tokenizer: Any, name: str | None, settings: Mapping[str, Any]) -> FrozenModel:
+def _in_memory(
+    module: Any, tokenizer: Any, name: str | None, settings: Mapping[str, Any]
+) -> FrozenModel:
     """Return a copy of a model of transformers, of PEFT or of a bridge as a FrozenModel; see `load_model`."""
     from transformers import PreTrainedModel
 
@@ -179,8 +205,12 @@ def _in_memory(module: Any, tokenizer: Any, name: str | None, settings: Mapping[
     from thinkalike.models.readers import part_with_states
     from thinkalike.models.tokenizer_reading import dropout_of
 
-    is_bridge = type(module).__name__ == "TransformerBridge"  # its module is of transformers, or TransformerLens's own
-    is_adapted = hasattr(module, "peft_config") and hasattr(module, "get_base_model")  # a PeftModel
+    is_bridge = (
+        type(module).__name__ == "TransformerBridge"
+    )  # its module is of transformers, or TransformerLens's own
+    is_adapted = hasattr(module, "peft_config") and hasattr(
+        module, "get_base_model"
+    )  # a PeftModel
     unwrapped = None
     if is_bridge:
         from thinkalike.models.bridges import tokenizer_of, unbridged
@@ -188,7 +218,9 @@ def _in_memory(module: Any, tokenizer: Any, name: str | None, settings: Mapping[
         tokenizer = tokenizer_of(module.tokenizer) if tokenizer is None else tokenizer
         unwrapped, name = unbridged(module), name or Path(module.cfg.model_name).name
         module = unwrapped
-    if not (is_bridge or is_adapted or isinstance(module, PreTrainedModel)) or not callable(tokenizer):
+    if not (is_bridge or is_adapted or isinstance(module, PreTrainedModel)) or not callable(
+        tokenizer
+    ):
         raise TypeError("load_model takes a PreTrainedModel of transformers or a TransformerBridge and its tokenizer, "
                         f"not {type(module).__name__} and {type(tokenizer).__name__}")  # fmt: skip
     if dropout := dropout_of(tokenizer):
@@ -206,21 +238,29 @@ def _in_memory(module: Any, tokenizer: Any, name: str | None, settings: Mapping[
         family = _family_of(module.get_base_model() if is_adapted else module)
         _check_settings(config, family)
         # States are of a part of the model, classifiers may need padding first, and another dtype rounds otherwise.
-        is_compared = not is_bridge and family.predicts in ("next", "hidden") and "dtype" not in settings
+        is_compared = (
+            not is_bridge and family.predicts in ("next", "hidden") and "dtype" not in settings
+        )
         expected = _outputs_as_given(module, config.name) if is_compared else None
         if is_adapted:
             unwrapped = live_adapter(module, config.name)
         device = torch.device(pick_device(config.device))
         whole = unwrapped if unwrapped is not None else copied(module)
         # Without a dtype that is asked for, each weight keeps its own: some may be in float32 on purpose.
-        whole = cast_weights(whole, device, getattr(torch, config.dtype)) if "dtype" in settings else whole.to(device)
+        whole = (
+            cast_weights(whole, device, getattr(torch, config.dtype))
+            if "dtype" in settings
+            else whole.to(device)
+        )
         part = part_with_states(whole, config, family) if family.predicts == "states" else whole
         shape = whole.config.to_dict() if hasattr(whole, "config") else {}
         quantization = stated_quantization(shape)
         read = Checkpoint(part, tokenizer, longest_row(whole), quantization)
         if not config.implausible:
             check_tokenizer(whole, tokenizer, config.name)
-        found = _frozen(config, family, read, name=config.name, device=device, revision="in memory")
+        found = _frozen(
+            config, family, read, name=config.name, device=device, revision="in memory"
+        )
         if expected is not None:
             _check_copy(found, expected)
         return at_sites(found, config, config.name)
@@ -231,7 +271,9 @@ def load_tokenizer(name: str, beside: Path) -> Any:
     """Load the tokenizer in a folder, by its path from the folder `beside`, or that of a model, without its weights."""
     folder = beside / name
     is_model = (folder / "config.json").is_file()
-    if not is_model and any((folder / file).is_file() for file in ("tokenizer.json", "tokenizer_config.json")):
+    if not is_model and any(
+        (folder / file).is_file() for file in ("tokenizer.json", "tokenizer_config.json")
+    ):
         from thinkalike.models.tokenizer_reading import read_tokenizer
 
         config = ModelConfig(name="local", path=str(folder))
@@ -260,15 +302,24 @@ def check_tokenizer(module: Any, tokenizer: Any, name: str) -> None:
     Raises:
         ModelError: it is of another vocabulary, for which the embedding would give the states of other words.
     """
-    vocabulary: Mapping[str, int] = tokenizer.get_vocab() if hasattr(tokenizer, "get_vocab") else {}
+    vocabulary: Mapping[str, int] = (
+        tokenizer.get_vocab() if hasattr(tokenizer, "get_vocab") else {}
+    )
     if not vocabulary:
         return
     rows, used = len(embedding_of(module)), max(vocabulary.values()) + 1
-    remedy = "give the tokenizer that the model was trained with, or load_model(..., implausible=True)"
+    remedy = (
+        "give the tokenizer that the model was trained with, or load_model(..., implausible=True)"
+    )
     if rows - used > max(PADDING * rows, PADDED):
-        raise ModelError(f"{name}: its embedding has {rows} rows, and the tokenizer uses {used} of them: {remedy}")
+        raise ModelError(
+            f"{name}: its embedding has {rows} rows, and the tokenizer uses {used} of them: {remedy}"
+        )
     place = str(getattr(module, "name_or_path", "") or "")
-    if place in ("", str(getattr(tokenizer, "name_or_path", ""))) or (usual := _tokenizer_at(place)) is None:
+    if (
+        place in ("", str(getattr(tokenizer, "name_or_path", "")))
+        or (usual := _tokenizer_at(place)) is None
+    ):
         return
     known = {number: token for token, number in usual.get_vocab().items()}
     common = [(token, known[number]) for token, number in vocabulary.items() if number in known]
@@ -312,27 +363,35 @@ def _check_copy(model: FrozenModel, expected: torch.Tensor) -> None:
     error = relative_error(model.full(tokens).to(expected), expected)
     if not error <= TOLERANCE[model.dtype]:  # NaN fails as well
         found = f"a copy of it gives other logits (by {error:.1e} of the largest)"
-        raise ModelError(f"{model.name}: {found}, so that it cannot be frozen; save it, and give its folder")
+        raise ModelError(
+            f"{model.name}: {found}, so that it cannot be frozen; save it, and give its folder"
+        )
 
 
 def _family_of(module: Any) -> Family:
     """Return the family of a model in memory by what its class predicts; if unknown, of its body."""
     if not hasattr(module, "config"):
         return FAMILIES["native"]
-    names = [base.__name__ for base in type(module).__mro__]  # a subclass predicts what its class does
+    names = [
+        base.__name__ for base in type(module).__mro__
+    ]  # a subclass predicts what its class does
     if not is_known(str(module.config.model_type), names):
         names = [type(module.base_model).__name__]
     return family_in({**module.config.to_dict(), "architectures": names}, names[0])
 
 
-def configured(model: ModelConfig | str | os.PathLike[str], settings: Mapping[str, Any]) -> ModelConfig:
+def configured(
+    model: ModelConfig | str | os.PathLike[str], settings: Mapping[str, Any]
+) -> ModelConfig:
     """Return the configuration that a name, a folder or a configuration stands for, with these settings."""
     plain = {key: str(value).removeprefix("torch.") if key in ("dtype", "device") else value
              for key, value in settings.items()}  # fmt: skip
     if isinstance(model, ModelConfig):
         return model_named(model, plain)
     called = checked_path("model", model)
-    is_place = isinstance(model, os.PathLike) or (called not in options("model") and is_there(called))
+    is_place = isinstance(model, os.PathLike) or (
+        called not in options("model") and is_there(called)
+    )
     return model_named(str(Path(called).absolute()) if is_place else called, plain)
 
 
@@ -342,15 +401,24 @@ def _check_settings(config: ModelConfig, family: Family) -> None:
     read += ["side"] if family.has_sides else []
     for key in ("device_map", "quantization", "side"):
         if (value := getattr(config, key)) is not None and key not in read:
-            raise ConfigError(f"model.{key}={value} has no effect for {config.called}, a {family.name}; leave it out")
+            raise ConfigError(
+                f"model.{key}={value} has no effect for {config.called}, a {family.name}; leave it out"
+            )
     config.check_family(family.name, family.predicts)
 
 
 def _read(
-    config: ModelConfig, family: Family, place: str, device: torch.device, dtype: torch.dtype, adapter: Path | None
+    config: ModelConfig,
+    family: Family,
+    place: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    adapter: Path | None,
 ) -> Checkpoint:
     if adapter and family.reader != "transformers":
-        raise ModelError(f"{adapter} is an adapter, whose base is a model of transformers; {config.called} is none")
+        raise ModelError(
+            f"{adapter} is an adapter, whose base is a model of transformers; {config.called} is none"
+        )
     if family.reader == "native":
         return read_mini(place, device, dtype)
     from thinkalike.models.readers import read_legacy, read_transformers
@@ -364,7 +432,9 @@ def _frozen(config: ModelConfig, family: Family, read: Checkpoint, **facts: Any)
     """Return what was read as a FrozenModel with these further `facts`, after all checks."""
     module, tokenizer, longest, quantization, has_head = read
     if config.context and longest and config.context > longest:
-        log.warning("%s accepts at most %d tokens, so rows are cut to that length", facts["name"], longest)
+        log.warning(
+            "%s accepts at most %d tokens, so rows are cut to that length", facts["name"], longest
+        )
     if not has_head:
         family = replace(family, predicts="states", blocks="")
     if not family.blocks:
@@ -394,7 +464,9 @@ def _frozen(config: ModelConfig, family: Family, read: Checkpoint, **facts: Any)
     return frozen
 
 
-def build_mini(architecture: dict[str, Any], vocabulary: int, seed: int, family: str = "native") -> torch.nn.Module:
+def build_mini(
+    architecture: dict[str, Any], vocabulary: int, seed: int, family: str = "native"
+) -> torch.nn.Module:
     """Build a randomly initialised model of these sizes, in the names of the family's own configuration class.
 
     The same seed gives the same weights whatever the activation.
@@ -405,7 +477,9 @@ def build_mini(architecture: dict[str, Any], vocabulary: int, seed: int, family:
 
         torch.manual_seed(seed)
         kind = AutoModelForMaskedLM if known.predicts == "hidden" else AutoModelForCausalLM
-        return kind.from_config(AutoConfig.for_model(known.in_config_json, vocab_size=vocabulary, **architecture))
+        return kind.from_config(
+            AutoConfig.for_model(known.in_config_json, vocab_size=vocabulary, **architecture)
+        )
     from transformer_lens.model_bridge import TransformerBridge
 
     config = {**architecture, "d_vocab": vocabulary, "seed": seed}
@@ -431,7 +505,9 @@ def read_mini(place: str, device: torch.device, dtype: torch.dtype) -> Checkpoin
     tokenizer = mini_tokenizer(place)
     module: Any = build_mini(config["architecture"], len(tokenizer), config["seed"])
     weights = load_file(f"{place}/model.safetensors")
-    check_dtypes(weights, place, {name.rpartition(".")[2] for name, _ in module.named_parameters()})
+    check_dtypes(
+        weights, place, {name.rpartition(".")[2] for name, _ in module.named_parameters()}
+    )
     module.load_state_dict({name: weight.float() for name, weight in weights.items()})
     return Checkpoint(module.to(device=device, dtype=dtype), tokenizer, module.cfg.n_ctx)
 
@@ -439,7 +515,10 @@ def read_mini(place: str, device: torch.device, dtype: torch.dtype) -> Checkpoin
 def _classes(config: ModelConfig, module: Any) -> list[str]:
     """Return the classes of a classifier in the order of its logits."""
     stated = [module.config.id2label[number] for number in range(module.config.num_labels)]
-    names = [name.lower().replace("_", "-").replace("not-entailment", "non-entailment") for name in stated]
+    names = [
+        name.lower().replace("_", "-").replace("not-entailment", "non-entailment")
+        for name in stated
+    ]
     return config.classes_of(names)
 
 
@@ -448,13 +527,19 @@ def _device_of(module: Any, device: torch.device) -> torch.device:
     mapped = getattr(module, "hf_device_map", None)
     if mapped is None:
         return device
-    return torch.device(next((place for place in mapped.values() if place not in ("cpu", "disk")), "cpu"))
+    return torch.device(
+        next((place for place in mapped.values() if place not in ("cpu", "disk")), "cpu")
+    )
 
 
-def variant(model: FrozenModel, module: torch.nn.Module, name: str, is_proved: bool = False) -> FrozenModel:
+def variant(
+    model: FrozenModel, module: torch.nn.Module, name: str, is_proved: bool = False
+) -> FrozenModel:
     """Return a module of a model's architecture as a FrozenModel with the same tokenizer, context and sites."""
     facts = {key: getattr(model, key) for key in ("context", "bos_each_row", "device", "classes")}
-    found = FrozenModel(module, model.family, model.tokenizer, name=name, is_proved=is_proved, **facts)
+    found = FrozenModel(
+        module, model.family, model.tokenizer, name=name, is_proved=is_proved, **facts
+    )
     if type(model) is not FrozenModel:  # but one that is cut elsewhere
         return type(model)(found, is_proved=is_proved)  # type: ignore[call-arg, arg-type]
     found.sites = model.sites and type(model.sites)(found, model.sites.chosen, model.sites.head)
@@ -485,7 +570,12 @@ def fresh(model: FrozenModel, seed: int) -> FrozenModel:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             module = type(model.module)(deepcopy(model.module.config))
-    return variant(model, cast_weights(module, model.device, model.dtype), f"{model.name} (fresh)", is_proved=True)
+    return variant(
+        model,
+        cast_weights(module, model.device, model.dtype),
+        f"{model.name} (fresh)",
+        is_proved=True,
+    )
 
 
 @torch.no_grad()

@@ -12,7 +12,12 @@ from torch import nn
 
 from thinkalike.models.load import END
 
-SENTENCE = {"pad_token": "[PAD]", "cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}
+SENTENCE = {
+    "pad_token": "[PAD]",
+    "cls_token": "[CLS]",
+    "sep_token": "[SEP]",
+    "mask_token": "[MASK]",
+}
 
 
 def train_tokenizer(texts: Iterable[str], vocabulary: int, cls_sep: bool = False) -> Any:
@@ -29,7 +34,10 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int, cls_sep: bool = False
     bpe.decoder = decoders.ByteLevel()
     special = SENTENCE if cls_sep else {"bos_token": END, "eos_token": END, "pad_token": END}
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    own: dict[str, Any] = {"special_tokens": list(dict.fromkeys(special.values())), "initial_alphabet": alphabet}
+    own: dict[str, Any] = {
+        "special_tokens": list(dict.fromkeys(special.values())),
+        "initial_alphabet": alphabet,
+    }
     trainer = trainers.BpeTrainer(vocab_size=vocabulary, show_progress=False, **own)
     bpe.train_from_iterator(texts, trainer)
     if cls_sep:
@@ -51,10 +59,14 @@ def save_mini(folder: Path, module: nn.Module, tokenizer: Any, config: dict[str,
     if isinstance(half, PreTrainedModel):
         half.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
-        shape = json.loads((folder / "config.json").read_text())  # says the architecture in its own way
+        shape = json.loads(
+            (folder / "config.json").read_text()
+        )  # says the architecture in its own way
         config = shape | {key: value for key, value in config.items() if key != "architecture"}
     else:
-        weights = {name: weight.detach().contiguous() for name, weight in half.state_dict().items()}
+        weights = {
+            name: weight.detach().contiguous() for name, weight in half.state_dict().items()
+        }
         save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
         (folder / "tokenizer.json").write_text(tokenizer.backend_tokenizer.to_str())
     (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")

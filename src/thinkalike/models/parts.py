@@ -181,7 +181,9 @@ def _comparable_weights(module: nn.Module) -> dict[str, Tensor]:
     return _by_comparable_name(module, module.named_parameters())
 
 
-def _by_comparable_name(module: nn.Module, tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
+def _by_comparable_name(
+    module: nn.Module, tensors: Iterable[tuple[str, Tensor]]
+) -> dict[str, Tensor]:
     """Return the tensors in use by `comparable_name`."""
     by_name = {}
     for name, tensor in tensors:
@@ -213,7 +215,9 @@ def check_one_basis(base: FrozenModel, changed: FrozenModel) -> None:
                 "is a changed copy of the other; measure=cka compares any two models"
             )
     if parts_of(base) != parts_of(changed):
-        raise ModelError(f"{base.name} and {changed.name} have different modules; measure=cka compares any two models")
+        raise ModelError(
+            f"{base.name} and {changed.name} have different modules; measure=cka compares any two models"
+        )
 
 
 def one_form(base: FrozenModel, changed: FrozenModel) -> list[str]:
@@ -379,7 +383,9 @@ def moved(
             weight.data = data
 
 
-def common_weights(base: FrozenModel, changed: FrozenModel, paths: Sequence[str]) -> Iterator[tuple[Tensor, Tensor]]:
+def common_weights(
+    base: FrozenModel, changed: FrozenModel, paths: Sequence[str]
+) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield the weights of some modules that both models have as numbers of one shape."""
     for path in paths:
         changed_weights = _comparable_weights(changed.module.get_submodule(path))
@@ -392,7 +398,9 @@ def common_weights(base: FrozenModel, changed: FrozenModel, paths: Sequence[str]
                 yield weight, changed_weight.to(weight)
 
 
-def norms(base: FrozenModel, changed: FrozenModel, paths: Sequence[str] = ("",)) -> tuple[float, float]:
+def norms(
+    base: FrozenModel, changed: FrozenModel, paths: Sequence[str] = ("",)
+) -> tuple[float, float]:
     """Return ‖changed - base‖ and ‖base‖ over the `common_weights`."""
     change_square = 0.0
     base_square = 0.0

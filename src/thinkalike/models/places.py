@@ -44,11 +44,26 @@ log = logging.getLogger(__name__)
 ASSETS = Path(__file__).resolve().parents[1] / "assets"  # the minis
 ADAPTER = "adapter_config.json"
 STATED = ("config.json", ADAPTER)  # files of which every checkpoint has one
-WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")  # a folder that has these is read as transformers wrote it
-STEP = re.compile(r"(?:step|checkpoint)[-_=]?(\d+)")  # step64, global_step64, checkpoint-500, step1000-tokens4B
-CUTTERS = {".json", ".txt", ".model", ".spm", ".tiktoken", ".codes", ".tokenizer"}  # configuration and tokenizer
+WEIGHTS = (
+    "model*.safetensors",
+    "pytorch_model*.bin",
+)  # a folder that has these is read as transformers wrote it
+STEP = re.compile(
+    r"(?:step|checkpoint)[-_=]?(\d+)"
+)  # step64, global_step64, checkpoint-500, step1000-tokens4B
+CUTTERS = {
+    ".json",
+    ".txt",
+    ".model",
+    ".spm",
+    ".tiktoken",
+    ".codes",
+    ".tokenizer",
+}  # configuration and tokenizer
 READ = {*CUTTERS, ".safetensors", ".bin", ".pt", ".pth"}  # and weights
-SIZED = re.compile(r"layers?$|blocks?|_config$|^auto_map$")  # entries without which a class takes its default size
+SIZED = re.compile(
+    r"layers?$|blocks?|_config$|^auto_map$"
+)  # entries without which a class takes its default size
 LIGHTNING = ".ckpt"  # a file with the weights of a module of Lightning, whose config.json and tokenizer are beside it
 LARGEST_SHAPE = 2**24  # bytes of a config.json, of which transformers makes many copies
 WHOLE = "take the index and all of its files from one revision"
@@ -70,9 +85,15 @@ def revisions_in(folder: Path) -> list[Path]:
     if not is_folder(folder):
         return []
     with os.scandir(folder) as entries:
-        names = [entry.name for entry in entries if entry.name.endswith(LIGHTNING) or entry.is_dir()]
+        names = [
+            entry.name for entry in entries if entry.name.endswith(LIGHTNING) or entry.is_dir()
+        ]
     inside = [folder / name for name in sorted(names, key=natural_order)]
-    return [path for path in inside if path.suffix == LIGHTNING or any((path / name).is_file() for name in STATED)]
+    return [
+        path
+        for path in inside
+        if path.suffix == LIGHTNING or any((path / name).is_file() for name in STATED)
+    ]
 
 
 def folder_of(config: ModelConfig) -> Path | None:
@@ -85,12 +106,19 @@ def folder_of(config: ModelConfig) -> Path | None:
         return None
     if config.revision and is_there(folder.parent) and not is_there(folder):
         there = listed([path.name for path in revisions_in(folder.parent)]) or "none"
-        raise ConfigError(f"model.revision={config.revision} is not in {folder.parent}, whose revisions are: {there}")
+        raise ConfigError(
+            f"model.revision={config.revision} is not in {folder.parent}, whose revisions are: {there}"
+        )
     gguf = gguf_in(folder) if is_there(folder) else None
     if gguf:
         check_no_pointer([gguf])
         return gguf
-    if is_folder(folder) and not _has_weights(folder) and not is_adapter(folder) and (found := conversion(folder)):
+    if (
+        is_folder(folder)
+        and not _has_weights(folder)
+        and not is_adapter(folder)
+        and (found := conversion(folder))
+    ):
         raise ModelError(f"model={config.called}: {found}")
     inside = _around(folder)
     files = os.listdir(inside) if is_folder(inside) else []
@@ -99,8 +127,18 @@ def folder_of(config: ModelConfig) -> Path | None:
     if folder.suffix == LIGHTNING:
         check_no_pointer([folder])
     if not {*STATED} & {*files}:
-        remedy = "it comes with this package: install that again" if config.mini else "save_pretrained writes one"
-        found = "has no config.json" if is_folder(inside) else "is a file" if is_there(inside) else "is not there"
+        remedy = (
+            "it comes with this package: install that again"
+            if config.mini
+            else "save_pretrained writes one"
+        )
+        found = (
+            "has no config.json"
+            if is_folder(inside)
+            else "is a file"
+            if is_there(inside)
+            else "is not there"
+        )
         raise ModelError(f"model={config.called}: the folder {inside} {found}; {remedy}")
     _check_inside(folder)
     if not is_adapter(folder):
@@ -118,17 +156,26 @@ def gguf_in(place: Path) -> Path | None:
     """Return the GGUF file that a path means: itself, or the only one of a folder without other weights."""
     if is_gguf(place):
         return place
-    files = [] if _has_weights(place) else sorted(file for file in place.glob("*.gguf") if file.is_file())
+    files = (
+        []
+        if _has_weights(place)
+        else sorted(file for file in place.glob("*.gguf") if file.is_file())
+    )
     if len(files) > 1:
         names = listed([file.name for file in files])
-        raise ModelError(f"{place} has {len(files)} GGUF files ({names}); name one: model={files[0]}")
+        raise ModelError(
+            f"{place} has {len(files)} GGUF files ({names}); name one: model={files[0]}"
+        )
     return next(iter(files), None)
 
 
 def located(place: str) -> dict[str, str]:
     """Return the arguments by which `from_pretrained` finds a checkpoint: a folder, a repository, or a GGUF file."""
     folder, name = os.path.split(place) if is_gguf(place) else (place, "")
-    return {"pretrained_model_name_or_path": folder or ".", **({"gguf_file": name} if name else {})}
+    return {
+        "pretrained_model_name_or_path": folder or ".",
+        **({"gguf_file": name} if name else {}),
+    }
 
 
 def is_adapter(folder: Path) -> bool:
@@ -145,7 +192,9 @@ def base_of(config: ModelConfig) -> ModelConfig | None:
     if not config.path or not is_adapter(folder):
         if config.base:
             folder_of(config)  # says what is wrong with its folder
-            raise ConfigError(f"model.base={config.base}: {config.called} is no adapter; leave it out")
+            raise ConfigError(
+                f"model.base={config.base}: {config.called} is no adapter; leave it out"
+            )
         return None
     settings = _json(folder / ADAPTER)
     said = config.base or settings.get("base_model_name_or_path")
@@ -173,7 +222,9 @@ def _check_readable(folder: Path, names: Collection[str]) -> None:
     kinds = READ | {LIGHTNING}
     for name in sorted(names):
         path = os.path.join(folder, name)
-        if os.path.splitext(name)[1] not in kinds or (os.path.isfile(path) and os.access(path, os.R_OK)):
+        if os.path.splitext(name)[1] not in kinds or (
+            os.path.isfile(path) and os.access(path, os.R_OK)
+        ):
             continue
         try:
             regular(Path(path)).open("rb").close()
@@ -193,7 +244,9 @@ def _check_inside(folder: Path) -> None:
             if parent and not (folder / parent).resolve().is_relative_to(folder.resolve()):
                 raise ModelError(f"{index} names weights outside its folder: {parent}")
             if index.name == is_read and not (folder / parent).is_dir():
-                raise ModelError(f"{index} names weights in {parent}, and there is no such folder; {WHOLE}")
+                raise ModelError(
+                    f"{index} names weights in {parent}, and there is no such folder; {WHOLE}"
+                )
         if index.name == is_read:
             for name in dict.fromkeys(names):
                 if not (folder / name).is_file():
@@ -203,8 +256,12 @@ def _check_inside(folder: Path) -> None:
 def weight_map(index: Path) -> dict[str, str]:
     """Return the file of each tensor, as an index of weights says; anything else in it is a ModelError."""
     files = _json(index).get("weight_map")
-    if not isinstance(files, dict) or not all(isinstance(file, str) and file for file in files.values()):
-        raise ModelError(f"{index} has no weight_map of tensors and the names of their files; {WHOLE}")
+    if not isinstance(files, dict) or not all(
+        isinstance(file, str) and file for file in files.values()
+    ):
+        raise ModelError(
+            f"{index} has no weight_map of tensors and the names of their files; {WHOLE}"
+        )
     return files
 
 
@@ -220,7 +277,9 @@ def _check_mini(config: ModelConfig, folder: Path) -> None:
     """Refuse settings that are not those of a bundled model: they would change a key and no number."""
     for key, (value, own) in config.fixed_by(_json(folder / "config.json")).items():
         if value != own:
-            raise ConfigError(f"model.{key}={value}: {config.called} is trained already, and has {own}; leave it out")
+            raise ConfigError(
+                f"model.{key}={value}: {config.called} is trained already, and has {own}; leave it out"
+            )
 
 
 def checkpoint_fingerprint(config: ModelConfig) -> str:
@@ -237,16 +296,33 @@ def checkpoint_fingerprint(config: ModelConfig) -> str:
     with explained(config):
         folder = folder_of(config)
         if folder is None:
-            is_commit, is_legacy = re.fullmatch(r"[0-9a-f]{40}", config.revision or ""), config.family == "legacy"
+            is_commit, is_legacy = (
+                re.fullmatch(r"[0-9a-f]{40}", config.revision or ""),
+                config.family == "legacy",
+            )
             commit = str(config.revision) if is_commit else _commit_of(config).sha
-            shape = read_shape(replace(config, revision=commit), str(config.hub_id)) if is_legacy else {}
+            shape = (
+                read_shape(replace(config, revision=commit), str(config.hub_id))
+                if is_legacy
+                else {}
+            )
             cutter = shape.get("tokenizer_name")
-            return f"{commit} {_commit_of(replace(config, hub_id=cutter, revision=None)).sha}" if cutter else commit
+            return (
+                f"{commit} {_commit_of(replace(config, hub_id=cutter, revision=None)).sha}"
+                if cutter
+                else commit
+            )
         digest = hashlib.sha256()
-        inside = sorted(path for path in folder.rglob("*") if path.suffix in READ and path.is_file())
+        inside = sorted(
+            path for path in folder.rglob("*") if path.suffix in READ and path.is_file()
+        )
         others = [path for path in revisions_in(folder) if STEP.search(path.name)]
-        inside = [path for path in inside if not any(path.is_relative_to(other) for other in others)]
-        if config.revision and not (folder / "tokenizer.json").exists():  # a run may keep its tokenizer above
+        inside = [
+            path for path in inside if not any(path.is_relative_to(other) for other in others)
+        ]
+        if (
+            config.revision and not (folder / "tokenizer.json").exists()
+        ):  # a run may keep its tokenizer above
             inside += _beside(folder)
         for path in inside if is_folder(folder) else [folder, *_beside(folder)]:
             digest.update(path.name.encode())
@@ -270,13 +346,19 @@ def reached(config: ModelConfig) -> Iterator[tuple[str, str]]:
         return
     import torch
 
-    with tempfile.TemporaryDirectory(prefix="thinkalike-lightning-") as unpacked:  # as `save_pretrained` writes it
+    with tempfile.TemporaryDirectory(
+        prefix="thinkalike-lightning-"
+    ) as unpacked:  # as `save_pretrained` writes it
         for path in _beside(place):
             Path(unpacked, path.name).symlink_to(path)
         others = torch.serialization.get_unsafe_globals_in_checkpoint(place)  # type: ignore[no-untyped-call]
         with torch.serialization.safe_globals([(_Unread, name) for name in others]):
-            weights = torch.load(place, map_location="cpu", weights_only=True, mmap=True)["state_dict"]
-        if len({name.partition(".")[0] for name in weights}) == 1:  # the attribute that holds the model
+            weights = torch.load(place, map_location="cpu", weights_only=True, mmap=True)[
+                "state_dict"
+            ]
+        if (
+            len({name.partition(".")[0] for name in weights}) == 1
+        ):  # the attribute that holds the model
             weights = {name.partition(".")[2]: weight for name, weight in weights.items()}
         torch.save(weights, Path(unpacked, "pytorch_model.bin"))
         yield unpacked, revision
@@ -299,7 +381,11 @@ def _around(place: Path) -> Path:
 def _beside(place: Path) -> list[Path]:
     """Return the configuration and the tokenizer beside a checkpoint; a GGUF file has its own."""
     around = [] if place.suffix == ".gguf" else sorted(place.parent.iterdir())
-    return [path for path in around if path.suffix in CUTTERS and path.is_file() and "index" not in path.name]
+    return [
+        path
+        for path in around
+        if path.suffix in CUTTERS and path.is_file() and "index" not in path.name
+    ]
 
 
 def read_shape(config: ModelConfig, place: str) -> dict[str, Any]:
@@ -308,12 +394,18 @@ def read_shape(config: ModelConfig, place: str) -> dict[str, Any]:
 
     path = Path(place)
     if named_folder(config) is None:
-        path = Path(huggingface_hub.hf_hub_download(place, "config.json", revision=config.revision)).parent
+        path = Path(
+            huggingface_hub.hf_hub_download(place, "config.json", revision=config.revision)
+        ).parent
     shape = _shape_in(path)
     if code := _code_of_the_hub(shape):
-        raise ModelError(f"config.json of {path} says {code}, which is code of the hub and is never run; remove it")
+        raise ModelError(
+            f"config.json of {path} says {code}, which is code of the hub and is never run; remove it"
+        )
     if "model_type" in shape and not any(SIZED.search(name) for name in shape):
-        raise ModelError(f"config.json of {path} states no number of blocks, such as num_hidden_layers; add its sizes")
+        raise ModelError(
+            f"config.json of {path} states no number of blocks, such as num_hidden_layers; add its sizes"
+        )
     return shape
 
 
@@ -330,7 +422,9 @@ def _shape_in(place: Path) -> dict[str, Any]:
     if path.suffix == ".gguf":
         from thinkalike.models.gguf import gguf_said  # which no other checkpoint needs
 
-        return {key: value for key, value in gguf_said(path)[0].to_dict().items() if value is not None}
+        return {
+            key: value for key, value in gguf_said(path)[0].to_dict().items() if value is not None
+        }
     shape = _json(path, LARGEST_SHAPE)
     check_counts(shape, path.parent, partial(tensors_held, path.parent))
     return shape
@@ -340,7 +434,9 @@ def _json(path: Path, largest: int = LARGEST_JSON) -> dict[str, Any]:
     try:
         return read_json(path, largest)
     except ValueError as error:
-        raise ModelError(f"{path} is no JSON object ({error}); replace it by the checkpoint's own") from None
+        raise ModelError(
+            f"{path} is no JSON object ({error}); replace it by the checkpoint's own"
+        ) from None
 
 
 def _code_of_the_hub(shape: Mapping[Any, Any]) -> str:
@@ -355,7 +451,9 @@ def _code_of_the_hub(shape: Mapping[Any, Any]) -> str:
 
 def _commit_of(config: ModelConfig) -> Commit:
     if config.hub_id is None:
-        raise ConfigError(f"model={config.called} says nowhere where its weights are; give model.path or model.hub_id")
+        raise ConfigError(
+            f"model={config.called} says nowhere where its weights are; give model.path or model.hub_id"
+        )
     try:
         commit = resolved("model", str(config.hub_id), config.revision)
     except Exception as error:
@@ -380,17 +478,23 @@ def _hub(config: ModelConfig) -> Iterator[str]:
     repository, commit = str(config.hub_id), _commit_of(config)
     if is_folder(repository):
         found = f"model={config.called}: {repository} is also a folder here, which would be read instead"
-        raise ModelError(f"{found}; call from elsewhere, or give the folder: model=local model.path={repository}")
+        raise ModelError(
+            f"{found}; call from elsewhere, or give the folder: model=local model.path={repository}"
+        )
     offline: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
     if commit.trouble:
         log.warning("using the cached files of %s: %s", repository, _cause(config, commit.trouble))
-        offline = patch.object(constants, "HF_HUB_OFFLINE", True)  # else each file would be asked for in vain
+        offline = patch.object(
+            constants, "HF_HUB_OFFLINE", True
+        )  # else each file would be asked for in vain
     with offline, reading("model", repository, commit.sha):
         try:
             yield commit.sha
         except OSError as error:  # transformers calls a file missing that the hub does not deliver
             for name in (name for name in commit.files if name in str(error)):
-                hf_hub_download(repository, name, revision=commit.sha)  # the hub's own answer tells the cause
+                hf_hub_download(
+                    repository, name, revision=commit.sha
+                )  # the hub's own answer tells the cause
             raise
 
 
@@ -411,7 +515,9 @@ def explained(config: ModelConfig) -> Iterator[None]:
         attempt = f"cannot load model={config.called} from {folder or config.hub_id}"
         if cause := exhausted(error):
             raise ResourceError(f"{attempt}: {_said(cause)}; {LESS}") from error
-        raise ModelError(f"{attempt}: {_said(error) if folder else _cause(config, error)}") from error
+        raise ModelError(
+            f"{attempt}: {_said(error) if folder else _cause(config, error)}"
+        ) from error
 
 
 def _cause(config: ModelConfig, error: BaseException) -> str:
@@ -432,6 +538,10 @@ def _quieten() -> None:
         loaded.set_verbosity_error()
         loaded.disable_progress_bar()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
-    os.environ.setdefault("DISABLE_SAFETENSORS_CONVERSION", "1")  # else transformers asks the hub to convert .bin files
-    if constants.HF_HUB_DISABLE_PROGRESS_BARS is None:  # the user's environment says nothing of them
+    os.environ.setdefault(
+        "DISABLE_SAFETENSORS_CONVERSION", "1"
+    )  # else transformers asks the hub to convert .bin files
+    if (
+        constants.HF_HUB_DISABLE_PROGRESS_BARS is None
+    ):  # the user's environment says nothing of them
         disable_progress_bars()

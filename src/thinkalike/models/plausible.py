@@ -81,7 +81,9 @@ def check_plausible(model: Any) -> None:
     if all_zero:
         log.warning("%s: zero everywhere: %s", model.name, listed(all_zero))
     if with_zeros:
-        log.warning("%s: zeros, as after pruning or in a damaged file: %s", model.name, listed(with_zeros))
+        log.warning(
+            "%s: zeros, as after pruning or in a damaged file: %s", model.name, listed(with_zeros)
+        )
     _check_architecture(model)
     _check_loss(model)
 
@@ -170,9 +172,13 @@ def _check_architecture(model: Any) -> None:
         is_factor = is_number and not is_switch and FACTORS.search(name)
         is_limit = is_number and LIMITS.search(name)
         if is_factor or is_limit:
-            raise ModelError(f"{model.name}: {sentence}; give the checkpoint's own config.json; {ACCEPT}")
+            raise ModelError(
+                f"{model.name}: {sentence}; give the checkpoint's own config.json; {ACCEPT}"
+            )
         readers = listed(sorted(architectures_that_read()[name]))
-        log.warning("warning: %s: %s, and these architectures do: %s", model.name, sentence, readers)
+        log.warning(
+            "warning: %s: %s, and these architectures do: %s", model.name, sentence, readers
+        )
 
 
 def _unread_settings(module: Any, text: Any) -> dict[str, Any]:

@@ -70,7 +70,9 @@ def prove(model: Any) -> None:
         _compare(model, tokens, _cuts(model))
         window = _longest_window(model)
         if window and model.predicts != "states":
-            long_row = sample_tokens(model.vocabulary, window + BEYOND_WINDOW, rows=1, at_most=LONGEST_PROOF)
+            long_row = sample_tokens(
+                model.vocabulary, window + BEYOND_WINDOW, rows=1, at_most=LONGEST_PROOF
+            )
             _compare(model, long_row, [(model.n_layers - 1) // 2])
         if model.predicts == "next":
             _check_causal(model, tokens)
@@ -197,7 +199,9 @@ def check_values(module: nn.Module, name: str) -> None:
         if wrong_count:  # else it is the sum alone that is too large
             is_too_large = tensor.dtype == torch.float16 and not tensor.isnan().any()
             remedy = "; they may be in float32" if is_too_large else ""
-            raise ModelError(f"{name}: {wrong_count:,} of {tensor.numel():,} values of {path} are not finite{remedy}")
+            raise ModelError(
+                f"{name}: {wrong_count:,} of {tensor.numel():,} values of {path} are not finite{remedy}"
+            )
 
 
 def _compare(model: Any, tokens: Tensor, cuts: list[Layer]) -> None:
@@ -219,7 +223,9 @@ def _compare(model: Any, tokens: Tensor, cuts: list[Layer]) -> None:
         if not full.isfinite().all():
             remedy = "; load it in float32 or bfloat16" if model.dtype == torch.float16 else ""
             dtype = str(model.dtype).removeprefix("torch.")
-            raise ModelError(f"{model.name}: its output on sample tokens is not finite in {dtype}{remedy}")
+            raise ModelError(
+                f"{model.name}: its output on sample tokens is not finite in {dtype}{remedy}"
+            )
         if not full.any():
             raise ModelError(f"{model.name}: its output on sample tokens is zero everywhere")
         allowed = TOLERANCE[model.dtype]

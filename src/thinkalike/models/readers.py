@@ -91,13 +91,17 @@ def read_transformers(
     quantization: str = config.quantization or ""
     if is_gguf(place):
         if quantization:
-            raise ModelError(f"{config.called} is quantised already; leave out model.quantization={quantization}")
+            raise ModelError(
+                f"{config.called} is quantised already; leave out model.quantization={quantization}"
+            )
         shape, quantization = gguf_said(Path(place))
         options["config"] = shape
         options["quantization_config"] = transformers.GgufConfig(dequantize=True)
     # All below the head must be complete of a model whose head may be missing.
     body = [""] if family.predicts == "hidden" else None
-    read = functools.partial(read_weights, model_class, config, place, body, dtype=dtype, **options)
+    read = functools.partial(
+        read_weights, model_class, config, place, body, dtype=dtype, **options
+    )
     rows_of_adapter = 0
     with (
         torch.random.fork_rng(devices=[]),
@@ -108,7 +112,9 @@ def read_transformers(
         if adapter is None:
             module = read()
         else:
-            module, rows_of_adapter = run_adapted(lambda: with_adapter(read(), adapter), adapter.name, TOLERANCE[dtype])
+            module, rows_of_adapter = run_adapted(
+                lambda: with_adapter(read(), adapter), adapter.name, TOLERANCE[dtype]
+            )
 
     tokenizer_place = place
     if adapter and rows_of_adapter and any(adapter.glob("tokenizer*")):
@@ -123,7 +129,9 @@ def read_transformers(
     return Checkpoint(placed, tokenizer, longest, quantization, has_head)
 
 
-def read_legacy(config: ModelConfig, place: str, device: torch.device, dtype: torch.dtype) -> Checkpoint:
+def read_legacy(
+    config: ModelConfig, place: str, device: torch.device, dtype: torch.dtype
+) -> Checkpoint:
     """Read a language model in the layout of TransformerLens 1, with the tokenizer that it names.
 
     Raises:
@@ -140,7 +148,9 @@ def read_legacy(config: ModelConfig, place: str, device: torch.device, dtype: to
         error = relative_error(first_tensor(module(tokens)), hooked)
     if not error <= TOLERANCE[dtype]:  # NaN fails as well
         check_values(module, config.called)
-        raise ModelError(f"{config.called}: without TransformerLens's hooks the logits differ by {error:.1e}")
+        raise ModelError(
+            f"{config.called}: without TransformerLens's hooks the logits differ by {error:.1e}"
+        )
     return Checkpoint(module.to(device=device, dtype=dtype), bridge.tokenizer, bridge.cfg.n_ctx)
 
 
@@ -162,7 +172,9 @@ def _pinned(repository: str, revision: str | None) -> Iterator[None]:
 
     with (
         patch.object(huggingface_hub, "hf_hub_download", pinned),
-        patch.object(huggingface_hub.HfApi, "list_repo_files", lambda *_, **__: list(commit.files)),
+        patch.object(
+            huggingface_hub.HfApi, "list_repo_files", lambda *_, **__: list(commit.files)
+        ),
     ):
         yield
 
@@ -220,7 +232,9 @@ def read_weights(
         needed = tuple(f"{prefix}.{beginning}".lstrip(".") for beginning in body)
     has_no_head = body == [""] and not all(name.startswith(needed) for name in missing)
     stated_classes = [getattr(transformers, name, None) for name in class_names]
-    is_stated_class = any(isinstance(module, stated) for stated in stated_classes if isinstance(stated, type))
+    is_stated_class = any(
+        isinstance(module, stated) for stated in stated_classes if isinstance(stated, type)
+    )
     if has_no_head and not is_stated_class and stated_classes:
         first_stated = stated_classes[0]
         if isinstance(first_stated, type):  # such as the discriminator of ELECTRA
@@ -230,9 +244,13 @@ def read_weights(
         missing = [name for name in missing if not POOLERS.search(name)]
     faults = {
         "missing": {name for name in missing if name.startswith(needed)},
-        "of another shape": {name for name, *_ in loading["mismatched_keys"] if name.startswith(needed)},
+        "of another shape": {
+            name for name, *_ in loading["mismatched_keys"] if name.startswith(needed)
+        },
         "not expected": {
-            name for name in loading["unexpected_keys"] if not BUFFERS.search(name) and not HEADS.search(name)
+            name
+            for name in loading["unexpected_keys"]
+            if not BUFFERS.search(name) and not HEADS.search(name)
         },
     }
     if any(faults.values()):
@@ -292,7 +310,9 @@ def _checked_while_read(place: str) -> Iterator[None]:
     convert = modeling_utils.convert_and_load_state_dict_in_model
     draw = PreTrainedModel._move_missing_keys_from_meta_to_device
 
-    def checked(model: Any, state_dict: Mapping[str, Any], load_config: Any, **options: Any) -> Any:
+    def checked(
+        model: Any, state_dict: Mapping[str, Any], load_config: Any, **options: Any
+    ) -> Any:
         if load_config.hf_quantizer is None:
             kinds = {name.rpartition(".")[2] for name, _ in model.named_parameters()}
             check_dtypes(state_dict, place, kinds)
@@ -400,12 +420,16 @@ def part_with_states(module: Any, config: ModelConfig, family: Family) -> nn.Mod
         return body  # type: ignore[no-any-return]
     has_decoder = body.get_decoder() is not body
     if config.side == "decoder" and not has_decoder:
-        raise ModelError(f"{config.called} is an encoder without a decoder: remove model.side=decoder")
+        raise ModelError(
+            f"{config.called} is an encoder without a decoder: remove model.side=decoder"
+        )
     if config.side == "encoder" or not has_decoder:
         return module.get_encoder()  # type: ignore[no-any-return]
     if config.side == "decoder":
         return DecoderSide(module)
-    raise ModelError(f"{config.called} is an encoder-decoder: choose model.side=encoder or model.side=decoder")
+    raise ModelError(
+        f"{config.called} is an encoder-decoder: choose model.side=encoder or model.side=decoder"
+    )
 
 
 class DecoderSide(nn.Module):

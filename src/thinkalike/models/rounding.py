@@ -35,8 +35,13 @@ ROWS = 2**13  # of a matrix that are rounded at once: the embedding is half of a
 MOST_TURNS = 50  # of balancing rows and columns
 BALANCED = 1e-4  # relative change of the sizes of columns in a turn, at which they count as found
 SMALLEST = torch.finfo(torch.float32).tiny
-TRIED_TOKENS = (2, 16)  # rows, and tokens of each, that show how a model reads and writes its stream
-SAME_FUNCTION = 0.05  # relative difference of states of one model in two bases; of two functions it is about 1
+TRIED_TOKENS = (
+    2,
+    16,
+)  # rows, and tokens of each, that show how a model reads and writes its stream
+SAME_FUNCTION = (
+    0.05  # relative difference of states of one model in two bases; of two functions it is about 1
+)
 
 
 @dataclass(frozen=True)
@@ -82,7 +87,9 @@ class StreamBasis:
 def can_be_rounded(model: FrozenModel) -> bool:
     """Return whether all weights are numbers on one device: not whole numbers with scales, as 4bit and 8bit have."""
     is_spread = bool(getattr(model.module, "hf_device_map", None))
-    return not is_spread and all(weight.is_floating_point() for weight in model.module.parameters())
+    return not is_spread and all(
+        weight.is_floating_point() for weight in model.module.parameters()
+    )
 
 
 @torch.no_grad()
@@ -97,7 +104,9 @@ def rounded(model: FrozenModel, bits: int | float) -> FrozenModel:
         ModelError: The weights are quantised, or on several devices.
     """
     if not can_be_rounded(model):
-        raise ModelError(f"{model.name} cannot be rounded; leave model.quantization and model.device_map out")
+        raise ModelError(
+            f"{model.name} cannot be rounded; leave model.quantization and model.device_map out"
+        )
     basis = stream_basis(model)
     steps = 2 ** (bits - 1) - 1
     page_out()
@@ -106,7 +115,9 @@ def rounded(model: FrozenModel, bits: int | float) -> FrozenModel:
     for name, weight in module.named_parameters():
         if weight.dim() < 2:
             continue
-        matrix = weight.reshape(-1, weight.shape[-1])  # a copy where the order of the memory allows no view
+        matrix = weight.reshape(
+            -1, weight.shape[-1]
+        )  # a copy where the order of the memory allows no view
         if basis is None:
             round_in_place(matrix, steps)
         else:
@@ -127,7 +138,9 @@ def round_in_place(matrix: Float[Tensor, "n m"], steps: int | float) -> None:
         rows.copy_((balanced / step).round() * step * scale)
 
 
-def balanced_sizes(matrix: Float[Tensor, "n m"]) -> tuple[Float[Tensor, " n"], Float[Tensor, " m"]]:
+def balanced_sizes(
+    matrix: Float[Tensor, "n m"],
+) -> tuple[Float[Tensor, " n"], Float[Tensor, " m"]]:
     """Return sizes r and c so that matrix / (r c^T) has a root mean square of 1 in each row and each column.
 
     They are unique up to one factor, and found in turn (Sinkhorn 1967). Rows and columns of zeros have the size 1.
@@ -151,7 +164,9 @@ def balanced_sizes(matrix: Float[Tensor, "n m"]) -> tuple[Float[Tensor, " n"], F
     return rows, columns
 
 
-_bases: WeakKeyDictionary[FrozenModel, StreamBasis | None] = WeakKeyDictionary()  # each is found once
+_bases: WeakKeyDictionary[FrozenModel, StreamBasis | None] = (
+    WeakKeyDictionary()
+)  # each is found once
 
 
 @torch.no_grad()
@@ -180,7 +195,9 @@ def _found_basis(model: FrozenModel) -> StreamBasis | None:
     writers = [
         f"{path}.weight"
         for module, path in paths.items()
-        if isinstance(module, nn.Linear) and module not in norms and module.out_features == model.d_model
+        if isinstance(module, nn.Linear)
+        and module not in norms
+        and module.out_features == model.d_model
     ]
     weights = dict(model.module.named_parameters())
     (embedding_name,) = [name for name, weight in weights.items() if weight is embedding]
@@ -222,9 +239,13 @@ class RmsNorm(NamedTuple):
     gains: Float[Tensor, " d"]  # g
 
 
-def _norms_that_are_read(model: FrozenModel, tokens: Int[Tensor, "b t"]) -> dict[nn.Module, RmsNorm]:
+def _norms_that_are_read(
+    model: FrozenModel, tokens: Int[Tensor, "b t"]
+) -> dict[nn.Module, RmsNorm]:
     """Return the norm whose output each linear map reads: its input is the tensor that the norm returned."""
-    outputs: dict[int, tuple[Tensor, RmsNorm]] = {}  # by address; they are held, so that no other tensor gets theirs
+    outputs: dict[
+        int, tuple[Tensor, RmsNorm]
+    ] = {}  # by address; they are held, so that no other tensor gets theirs
     norms: dict[nn.Module, RmsNorm] = {}
 
     def note_norm(module: nn.Module, inputs: tuple[object, ...], output: object) -> None:
@@ -255,7 +276,11 @@ def _norms_that_are_read(model: FrozenModel, tokens: Int[Tensor, "b t"]) -> dict
 def _has_vectors_alone(module: nn.Module) -> bool:
     """Return whether a module has no modules inside, and weights all of which are vectors, as a norm has."""
     weights = list(module.parameters(recurse=False))
-    return not any(module.children()) and bool(weights) and all(weight.dim() == 1 for weight in weights)
+    return (
+        not any(module.children())
+        and bool(weights)
+        and all(weight.dim() == 1 for weight in weights)
+    )
 
 
 def _gains_of(states: Tensor, output: Tensor, width: int) -> Float[Tensor, " d"] | None:
@@ -291,7 +316,8 @@ def _is_proved(model: FrozenModel, basis: StreamBasis, tokens: Int[Tensor, "b t"
         states = rotated.residuals(tokens, layers)
     expected = model.residuals(tokens, layers)
     return all(
-        (found.float() - wanted.float() @ basis.axes).norm() < SAME_FUNCTION * wanted.float().norm()
+        (found.float() - wanted.float() @ basis.axes).norm()
+        < SAME_FUNCTION * wanted.float().norm()
         for found, wanted in zip(states, expected, strict=True)
     )
 
@@ -303,7 +329,9 @@ def _without_gains(model: FrozenModel, basis: StreamBasis) -> Iterator[None]:
     def normalise(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
         return _normalised(inputs[0]).to(output.dtype)
 
-    hooks = [model.module.get_submodule(path).register_forward_hook(normalise) for path in basis.norms]
+    hooks = [
+        model.module.get_submodule(path).register_forward_hook(normalise) for path in basis.norms
+    ]
     try:
         yield
     finally:

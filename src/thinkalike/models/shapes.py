@@ -24,7 +24,8 @@ from thinkalike.digests import remembered
 from thinkalike.measures.losses import compare_outputs
 from thinkalike.models.bounds import check_size
 from thinkalike.models.families import LONGEST, family_in, pick_device
-from thinkalike.models.frozen import FrozenModel, one_text_per_row
+from thinkalike.models.frozen import FrozenModel
+from thinkalike.models.hooks import one_text_per_row
 from thinkalike.models.labels import label
 from thinkalike.models.module_facts import embedding_of, longest_row, text_config
 from thinkalike.models.places import base_of, folder_of, known_shape, named_folder
@@ -38,7 +39,9 @@ PUBLISHED = Path(__file__).parent / "published.yaml"
 ROW = 8  # tokens of the shorter row whose operations are counted
 TIMED_TOKENS = 1024  # of a pass that is timed; fewer do not fill the machine
 TIMED_SECONDS = 0.4  # of processor time, after which enough blocks were timed
-MOST_TIMED = 2.0**31  # bytes of weights that are made to time a pass; larger models are timed by a product
+MOST_TIMED = (
+    2.0**31
+)  # bytes of weights that are made to time a pass; larger models are timed by a product
 TIMED_WIDTH = 2048  # of that product, at most
 TIMED_OUTPUTS = 32  # tokens whose logits are compared to time what a loss takes
 
@@ -48,7 +51,9 @@ class Operations:
     """The operations of a model for each token, two for each product, as torch counts them."""
 
     blocks: tuple[float, ...]  # of each block, whatever the length of the row
-    attention: tuple[float, ...]  # of each block for each token of the row; kernels that skip later tokens need half
+    attention: tuple[
+        float, ...
+    ]  # of each block for each token of the row; kernels that skip later tokens need half
     output: float  # of everything outside the blocks, mostly the unembedding
 
     def forward(self, start: int, stop: int, context: int) -> float:
@@ -65,19 +70,28 @@ def operations(model: FrozenModel) -> Operations:
 
 
 @torch.no_grad()
-def _counted(run: Callable[[Tensor], Any], blocks: Sequence[nn.Module], device: torch.device) -> Operations:
+def _counted(
+    run: Callable[[Tensor], Any], blocks: Sequence[nn.Module], device: torch.device
+) -> Operations:
     """Count the operations of two rows; what grows with the square of their length is attention."""
     seen: list[int] = []  # before and after each block
     with sdpa_kernel(SDPBackend.MATH), one_text_per_row(), contextlib.ExitStack() as hooks:
         counter = hooks.enter_context(FlopCounterMode(display=False))
-        for hook in (hook for each in blocks for hook in (each.register_forward_pre_hook, each.register_forward_hook)):
+        for hook in (
+            hook
+            for each in blocks
+            for hook in (each.register_forward_pre_hook, each.register_forward_hook)
+        ):
             hooks.enter_context(hook(lambda *_: seen.append(counter.get_total_flops())))
         run(torch.zeros(1, ROW, dtype=torch.long, device=device))
         whole = counter.get_total_flops()
         run(torch.zeros(1, 2 * ROW, dtype=torch.long, device=device))
     passed = [after - before for before, after in zip(seen[::2], seen[1::2], strict=True)]
     short, long = passed[: len(blocks)], passed[len(blocks) :]
-    attention = [max(more / (2 * ROW) - less / ROW, 0.0) / ROW for less, more in zip(short, long, strict=True)]
+    attention = [
+        max(more / (2 * ROW) - less / ROW, 0.0) / ROW
+        for less, more in zip(short, long, strict=True)
+    ]
     fixed = [less / ROW - ROW * each for less, each in zip(short, attention, strict=True)]
     return Operations(tuple(fixed), tuple(attention), (whole - sum(short)) / ROW)
 
@@ -94,7 +108,9 @@ class Shape:
     bytes: float  # of these, in the dtype that the configuration asks for
     context: int  # the most tokens of a row that a job gives the model
     operations: Operations  # of its passes
-    sizes: str = field(default="", repr=False, compare=False)  # from which it is built without weights; "": unknown
+    sizes: str = field(
+        default="", repr=False, compare=False
+    )  # from which it is built without weights; "": unknown
 
     @property
     def bytes_of_number(self) -> float:
@@ -109,7 +125,9 @@ class Shape:
         return Passes(phase, self, tokens, row, times, full, is_shared)
 
 
-Shapes = Mapping[str, Shape]  # by the part of the configuration: model, target, or the name of a member
+Shapes = Mapping[
+    str, Shape
+]  # by the part of the configuration: model, target, or the name of a member
 
 
 @dataclass(frozen=True)
@@ -143,7 +161,11 @@ class Passes:
         """
         if not self.flops:
             return 0.0
-        of_outputs = self.times * self.tokens * seconds_of_output(self.model.vocabulary) if self.full else 0.0
+        of_outputs = (
+            self.times * self.tokens * seconds_of_output(self.model.vocabulary)
+            if self.full
+            else 0.0
+        )
         return self.flops * seconds_per_operation(self.model, self.row) + of_outputs
 
 
@@ -155,7 +177,9 @@ def seconds_per_operation(shape: Shape, row: int) -> float:
     device = pick_device("auto")
     row = min(row, shape.context)
     name = f"blocks of {shape.sizes or shape.width}, rows of {row}, {device}, {torch.get_num_threads()} threads"
-    return remembered(f"{name}, torch {torch.__version__}", partial(_timed_operation, shape, row, device))
+    return remembered(
+        f"{name}, torch {torch.__version__}", partial(_timed_operation, shape, row, device)
+    )
 
 
 def _timed_operation(shape: Shape, row: int, device: str) -> float:
@@ -181,7 +205,9 @@ def _timed_blocks(shape: Shape, row: int, device: torch.device) -> float:
     module, path, _ = _on_meta(json.loads(shape.sizes))
     _fill(module, device)
     blocks = list(module.get_submodule(path).children())
-    tokens = torch.zeros(max(TIMED_TOKENS // row, 1), min(row, TIMED_TOKENS), dtype=torch.long, device=device)
+    tokens = torch.zeros(
+        max(TIMED_TOKENS // row, 1), min(row, TIMED_TOKENS), dtype=torch.long, device=device
+    )
     seconds = operations = 0.0
     began = 0.0
 
@@ -198,7 +224,9 @@ def _timed_blocks(shape: Shape, row: int, device: torch.device) -> float:
     def stop(number: int, *_: Any) -> None:
         nonlocal seconds, operations
         seconds += now() - began
-        operations += tokens.numel() * shape.operations.forward(number, number + 1, tokens.shape[1])
+        operations += tokens.numel() * shape.operations.forward(
+            number, number + 1, tokens.shape[1]
+        )
         if seconds * torch.get_num_threads() > TIMED_SECONDS or number == len(blocks) - 1:
             raise _TimedEnough  # before the logits of a whole batch are made
 
@@ -242,7 +270,9 @@ def seconds_of_output(vocabulary: int) -> float:
     logits = torch.ones(TIMED_OUTPUTS, max(vocabulary, 1))
     targets = torch.zeros(TIMED_OUTPUTS, dtype=torch.long)
     compare = partial(compare_outputs, logits[None], nn.Identity(), logits, targets)
-    return remembered_seconds(f"outputs of {vocabulary} entries", compare) / (2 * TIMED_OUTPUTS)  # both are made
+    return remembered_seconds(f"outputs of {vocabulary} entries", compare) / (
+        2 * TIMED_OUTPUTS
+    )  # both are made
 
 
 def shape_of(config: ModelConfig, name: str | None = None) -> Shape | None:
@@ -265,7 +295,10 @@ def shape_of(config: ModelConfig, name: str | None = None) -> Shape | None:
         return shape_from(config, sizes or _published(str(read.hub_id)), name)
     sizes = known_shape(folder)
     if "architecture" in sizes:
-        with contextlib.suppress(OSError, ValueError, KeyError), (folder / "model.safetensors").open("rb") as file:
+        with (
+            contextlib.suppress(OSError, ValueError, KeyError),
+            (folder / "model.safetensors").open("rb") as file,
+        ):
             header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
             sizes["architecture"] |= {"d_vocab": header["head.weight"]["shape"][0]}
     shape = shape_from(config, sizes, name)
@@ -282,7 +315,9 @@ def _shape_of_states(config: ModelConfig, name: str | None) -> Shape:
     return Shape(name or label(config), index.blocks, width, 0, 0, 0.0, LONGEST, nothing)
 
 
-def shape_from(config: ModelConfig, sizes: Mapping[str, Any], name: str | None = None) -> Shape | None:
+def shape_from(
+    config: ModelConfig, sizes: Mapping[str, Any], name: str | None = None
+) -> Shape | None:
     """Return the shape of a model of these sizes, in the names of its config.json; None if it cannot be built."""
     known = _built(json.dumps(sizes, sort_keys=True))
     if known is None:
@@ -291,7 +326,17 @@ def shape_from(config: ModelConfig, sizes: Mapping[str, Any], name: str | None =
     size = float(parameters * getattr(torch, config.dtype).itemsize)
     context = min(longest or LONGEST, config.context or LONGEST)
     text = json.dumps(sizes, sort_keys=True)
-    return Shape(name or label(config), layers, width, vocabulary, parameters, size, context, operations, text)
+    return Shape(
+        name or label(config),
+        layers,
+        width,
+        vocabulary,
+        parameters,
+        size,
+        context,
+        operations,
+        text,
+    )
 
 
 @cache
@@ -314,12 +359,20 @@ def _built(sizes: str) -> tuple[int, int, int, int, int | None, Operations] | No
     except Exception as error:  # whatever the libraries raise for sizes that they do not know
         log.debug("no shape of %s: %s", shape, error)
         return None
-    blocks, own, embedding = list(module.get_submodule(path).children()), text_config(module), embedding_of(module)
-    width = int(getattr(own, "hidden_size", None) or getattr(own, "d_model", None) or embedding.shape[1])
+    blocks, own, embedding = (
+        list(module.get_submodule(path).children()),
+        text_config(module),
+        embedding_of(module),
+    )
+    width = int(
+        getattr(own, "hidden_size", None) or getattr(own, "d_model", None) or embedding.shape[1]
+    )
     weights = [sum(weight.numel() for weight in part.parameters()) for part in (module, *blocks)]
     try:
         operations = _counted(module, blocks, torch.device("meta"))
-    except Exception as error:  # such as routing between experts, which reads values: two for each weight
+    except (
+        Exception
+    ) as error:  # such as routing between experts, which reads values: two for each weight
         log.debug("no count of %s: %s", shape, error)
         each = tuple(2.0 * count for count in weights[1:])
         operations = Operations(each, (0.0,) * len(blocks), 2.0 * len(embedding) * width)
@@ -332,7 +385,9 @@ def _on_meta(sizes: Mapping[str, Any]) -> tuple[nn.Module, str, int | None]:
         from transformer_lens.model_bridge import TransformerBridge
 
         with torch.device("meta"):
-            native: Any = TransformerBridge.boot_native(dict(sizes["architecture"]), device="meta", dtype=torch.float32)
+            native: Any = TransformerBridge.boot_native(
+                dict(sizes["architecture"]), device="meta", dtype=torch.float32
+            )
         module = without_hooks(native.original_model)  # as a job reads it
         return module.eval(), "layers", native.original_model.cfg.n_ctx
     import transformers
@@ -340,9 +395,13 @@ def _on_meta(sizes: Mapping[str, Any]) -> tuple[nn.Module, str, int | None]:
     from thinkalike.models.blocks import blocks_of
 
     family, kind = family_in(sizes, "config.json"), str(sizes["model_type"])
-    shape = transformers.AutoConfig.for_model(kind, **{key: each for key, each in sizes.items() if key != "model_type"})
+    shape = transformers.AutoConfig.for_model(
+        kind, **{key: each for key, each in sizes.items() if key != "model_type"}
+    )
     with torch.device("meta"):
         reader = getattr(transformers, family.reading_class)
-        build = getattr(reader, "from_config", None) or reader._from_config  # of an Auto class, or of a class itself
+        build = (
+            getattr(reader, "from_config", None) or reader._from_config
+        )  # of an Auto class, or of a class itself
         module = build(shape)
     return module.eval(), family.blocks or blocks_of(module, kind), longest_row(module)

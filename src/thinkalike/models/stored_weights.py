@@ -20,13 +20,17 @@ from thinkalike.models.places import WEIGHTS, weight_map
 log = logging.getLogger(__name__)
 
 # Buffers that older versions saved and newer ones compute.
-BUFFERS = re.compile(r"(^|\.)(position_ids|token_type_ids|inv_freq|masked_bias|attn\.bias|attention\.bias)$")
+BUFFERS = re.compile(
+    r"(^|\.)(position_ids|token_type_ids|inv_freq|masked_bias|attn\.bias|attention\.bias)$"
+)
 
 # The dtypes of weights, as safetensors calls them, by their names in torch.
 FLOATING = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 
 
-def check_dtypes(stored: Mapping[str, Any], place: object, kinds: Collection[str] = ("weight", "bias")) -> None:
+def check_dtypes(
+    stored: Mapping[str, Any], place: object, kinds: Collection[str] = ("weight", "bias")
+) -> None:
     """Raise a ModelError for a weight that is stored as whole numbers, or in 8 bits.
 
     Without a quantisation, it would be cast to an ordinary number of a floating type, and the model
@@ -109,7 +113,9 @@ def _tensors_of_index(folder: Path, name: str, index: Mapping[str, str]) -> dict
             )
         for tensor_name in of_file.keys() & tensors.keys():
             if not torch.equal(tensors[tensor_name], of_file[tensor_name]):
-                raise ModelError(f"{folder}: two files of {name} hold {tensor_name} with different values; remove one")
+                raise ModelError(
+                    f"{folder}: two files of {name} hold {tensor_name} with different values; remove one"
+                )
         tensors |= of_file
     return tensors
 

@@ -43,7 +43,9 @@ def survey(model: Any) -> tuple[int, list[int | None]]:
 
     with contextlib.ExitStack() as hooks:
         for number, block in enumerate(model.blocks):
-            hook = block.register_forward_hook(lambda _, __, output, number=number: record(number, output))
+            hook = block.register_forward_hook(
+                lambda _, __, output, number=number: record(number, output)
+            )
             hooks.enter_context(hook)
         with passing(model.name):
             model.full(sample_tokens(model.vocabulary, TOKENS, rows=ROWS))
@@ -56,13 +58,21 @@ def survey(model: Any) -> tuple[int, list[int | None]]:
             f"{model.name}: the {model.n_layers} blocks of {model.family.blocks} do not run one "
             f"after the other and once each{which}, so it has no residual stream to cut"
         )
-    unknown = {type(output).__name__ for output in outputs if not isinstance(output, Tensor | tuple | list)}
+    unknown = {
+        type(output).__name__
+        for output in outputs
+        if not isinstance(output, Tensor | tuple | list)
+    }
     if unknown:
-        raise ModelError(f"{model.name}: its blocks return {listed(sorted(unknown))}, and no states that can be cut")
+        raise ModelError(
+            f"{model.name}: its blocks return {listed(sorted(unknown))}, and no states that can be cut"
+        )
     shapes = {tuple(first_tensor(output).shape) for output in outputs}
     first_shape = next(iter(shapes))
     if len(shapes) > 1 or first_shape[:-1] != (ROWS, TOKENS):
-        raise ModelError(f"{model.name}: its blocks return {sorted(shapes)} for {ROWS} rows of {TOKENS} tokens")
+        raise ModelError(
+            f"{model.name}: its blocks return {sorted(shapes)} for {ROWS} rows of {TOKENS} tokens"
+        )
     lengths = [None if isinstance(output, Tensor) else len(output) for output in outputs]
     return first_shape[-1], lengths
 
@@ -121,11 +131,16 @@ def _fused() -> type[nn.Module]:
     from transformer_lens.model_bridge.sources.native.model import NativeAttention
 
     class FusedAttention(NativeAttention):
-        def forward(self, hidden_states: Any, attention_mask: Any = None, **_: Any) -> tuple[Any, Any]:
+        def forward(
+            self, hidden_states: Any, attention_mask: Any = None, **_: Any
+        ) -> tuple[Any, Any]:
             if attention_mask is not None:
                 return super().forward(hidden_states, attention_mask=attention_mask)
             shape = (*hidden_states.shape[:2], self.n_heads, self.d_head)
-            q, k, v = (projection(hidden_states).view(shape).transpose(1, 2) for projection in (self.q, self.k, self.v))
+            q, k, v = (
+                projection(hidden_states).view(shape).transpose(1, 2)
+                for projection in (self.q, self.k, self.v)
+            )
             mixed = scaled_dot_product_attention(q, k, v, is_causal=True, scale=1 / self.scale)
             return self.o(mixed.transpose(1, 2).flatten(2)), None
 

@@ -66,7 +66,9 @@ def read_tokenizer(config: ModelConfig, place: str) -> Any:
 
     if config.revision and is_folder(place):  # a run may keep its tokenizer beside its checkpoints
         return read_tokenizer(replace(config, revision=None), str(Path(place).parent))
-    raise ModelError(f"{config.called}: {place} has no tokenizer that transformers reads ({', '.join(sorted(names))})")
+    raise ModelError(
+        f"{config.called}: {place} has no tokenizer that transformers reads ({', '.join(sorted(names))})"
+    )
 
 
 def _tokenizer_of_gguf(file: Path) -> Any:
