@@ -17,6 +17,7 @@ from torch import Tensor
 
 from thinkalike.errors import ModelError, check_extra, listed, one_line
 from thinkalike.models.bounds import check_adapter
+from thinkalike.models.checkpoints import GIVE
 from thinkalike.models.module_facts import (
     TOLERANCE,
     embedding_of,
@@ -25,7 +26,6 @@ from thinkalike.models.module_facts import (
     relative_error,
     sample_tokens,
 )
-from thinkalike.models.places import GIVE
 from thinkalike.models.proof import LONGEST_PROOF
 from thinkalike.models.stored_weights import check_dtypes, check_one_set
 

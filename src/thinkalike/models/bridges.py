@@ -26,7 +26,8 @@ def unbridged(bridge: Any) -> Any:
     """Return a copy of the module of a TransformerBridge without TransformerLens's wrappers, as its class makes it.
 
     Raises:
-        ModelError: the bridge has changed the weights, or hooks, or whatever else, make it give other logits.
+        ModelError: the bridge has changed the weights, or hooks, or whatever else, make it give
+            other logits.
     """
     if bridge.compatibility_mode:
         raise ModelError(

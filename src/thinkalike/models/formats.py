@@ -1,6 +1,7 @@
 """Weights that are not read as they are: pointers of Git LFS, and formats that one command converts.
 
-A library that looks for its own format says at most that a file is missing or damaged, and not what lies there instead.
+A library that looks for its own format says at most that a file is missing or damaged, and not
+what lies there instead.
 """
 
 from __future__ import annotations
@@ -83,7 +84,8 @@ def _deepspeed(folder: Path) -> str:
 def _distributed(folder: Path) -> str:
     """Return the call that joins the shards.
 
-    Accelerate and the Trainer write the weights below one more key, which only Accelerate's removes.
+    Accelerate and the Trainer write the weights below one more key, which only Accelerate's
+    removes.
     """
     shard = next(folder.glob("*.distcp"), None) or next(folder.glob("*/*.distcp"))
     source = shlex.quote(str(shard.parent))

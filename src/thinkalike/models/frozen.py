@@ -1,11 +1,12 @@
-"""A model that is not trained: head, tail and residuals of any family, proved against its full pass.
+"""A model that is not trained: head, tail and residuals of any family, proved by its full pass.
 
 One mechanism serves all families. The model's own forward pass runs, embedding and unembedding
 included, so positions, masks, scales and caps are the model's own. All blocks stay in place: those
-that are not wanted return their input, a state is put in before the first that is, and the pass ends
-after the last state that is asked for. (A shortened list of blocks shifts the indices by which a
-block finds its kind of attention. `start_at_layer` of TransformerLens 4 runs the skipped blocks too,
-and is wrong for Mamba; `stop_at_layer` returns logits for BERT.) All changes undo themselves.
+that are not wanted return their input, a state is put in before the first that is, and the pass
+ends after the last state that is asked for. (A shortened list of blocks shifts the indices by
+which a block finds its kind of attention. `start_at_layer` of TransformerLens 4 runs the skipped
+blocks too, and is wrong for Mamba; `stop_at_layer` returns logits for BERT.) All changes undo
+themselves.
 """
 
 from __future__ import annotations
@@ -202,7 +203,7 @@ class FrozenModel:
         return f"FrozenModel({self.name}: {shape}; {self.family.name}, {dtype} on {self.device})"
 
     def check_context(self, asked: int | None) -> None:
-        """Raise a ModelError if rows of this many tokens are longer than what the model can read."""
+        """Raise a ModelError if the model cannot read rows of this many tokens."""
         longest = longest_row(self.module)
         if asked and longest and asked > longest:
             raise ModelError(
@@ -284,12 +285,13 @@ class FrozenModel:
     ) -> Float[Tensor, "... v"]:
         """Return the logits of the last block's residual.
 
-        It passes through the final norm and the unembedding, or through the pooler and the classes.
-        The result is differentiable with respect to `residual`. A language model reads each token
-        by itself, so a row may be longer than the context.
+        It passes through the final norm and the unembedding, or through the pooler and the
+        classes. The result is differentiable with respect to `residual`. A language model reads
+        each token by itself, so a row may be longer than the context.
 
         Raises:
-            ModelError: The model predicts no next token, or single tokens are given to a classifier.
+            ModelError: The model predicts no next token, or single tokens are given to a
+                classifier.
         """
         if self.predicts == "class":
             if residual.dim() != 3:
@@ -386,7 +388,7 @@ class FrozenModel:
 
     @contextlib.contextmanager
     def cast(self, wanted: bool = True) -> Iterator[None]:
-        """Keep the weights of linear maps in bfloat16 while the context is open, as autocast would.
+        """Keep the weights of linear maps in bfloat16 while the context is open.
 
         Autocast casts frozen weights again in every product. Values stay the same to the bit under
         autocast. Embeddings keep their float32 weights, even those that a linear map shares. The
@@ -415,8 +417,8 @@ class FrozenModel:
     def recomputed(self, wanted: bool = True) -> contextlib.AbstractContextManager[None]:
         """Let blocks run again in the backward pass while the context is open, and keep no states.
 
-        Hooks do not run again. Values and gradients stay the same to the bit, as frozen blocks have
-        no dropout. It takes a third more time and about a twentieth of the memory.
+        Hooks do not run again. Values and gradients stay the same to the bit, as frozen blocks
+        have no dropout. It takes a third more time and about a twentieth of the memory.
         """
         if not wanted:
             return contextlib.nullcontext()
@@ -520,7 +522,7 @@ class FrozenModel:
     def _run(
         self, tokens: Tensor, mask: Tensor | None = None, types: Tensor | None = None
     ) -> Tensor:
-        """Run the model's own pass on tokens, with the inputs that its forward has arguments for."""
+        """Run the model's own pass with those inputs that its forward has arguments for."""
         named_inputs = {}
         if mask is not None and "attention_mask" in self._argument_names:
             named_inputs["attention_mask"] = mask.to(self.device)

@@ -1,7 +1,7 @@
 """Changes to a forward pass that undo themselves: where it ends, what a block reads, what runs.
 
-Each function here is a context. While it is open, every pass through the module is changed; when it
-closes, the module is as it was.
+Each function here is a context. While it is open, every pass through the module is changed; when
+it closes, the module is as it was.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ _changing = threading.Lock()
 # A lock for each module, see `alone`.
 _locks: WeakKeyDictionary[nn.Module, contextlib.AbstractContextManager[bool]] = WeakKeyDictionary()
 
-# The function of transformers that `one_text_per_row` replaces, once for each context that is open.
+# The function of transformers that `one_text_per_row` replaces, once for each context that is
+# open.
 _replaced_functions: list[Callable[..., object]] = []
 
 

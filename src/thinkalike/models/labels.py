@@ -11,8 +11,8 @@ from thinkalike.config import ModelConfig
 from thinkalike.config.in_memory import LoadedModelConfig
 from thinkalike.config.recorded import RecordedArrays
 
-# Settings that are never part of a label: no two models are told apart by them, or they say nothing
-# to a reader.
+# Settings that are never part of a label: no two models are told apart by them, or they say
+# nothing to a reader.
 UNNAMED_SETTINGS = ("name", "family", "mini", "corpus", "loaded", "digest")
 
 

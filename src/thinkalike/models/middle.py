@@ -19,11 +19,11 @@ from thinkalike.models.sites import Sites, with_first_tensor
 
 
 class MiddleModel(FrozenModel):
-    """A model cut after attention: layer l is resid_mid[l], and its tail begins with the MLP of block l.
+    """A model cut after attention: layer l is resid_mid[l].
 
-    There are as many layers as blocks, since the last MLP is part of `finish`: it reads each token
-    by itself. The MLP of a block is run by giving the block the state, and 0 in place of the output
-    of its attention.
+    Its tail begins with the MLP of block l. There are as many layers as blocks, since the last MLP
+    is part of `finish`: it reads each token by itself. The MLP of a block is run by giving the
+    block the state, and 0 in place of the output of its attention.
 
     Raises:
         ModelError: Blocks add both side by side, or lack one.

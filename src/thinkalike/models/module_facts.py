@@ -81,8 +81,8 @@ def puts_bos(tokenizer: Any) -> bool:
 def accepted(module: Any) -> list[str]:
     """Return the names of the arguments of a module's forward pass, in order.
 
-    Types of tokens are taken only where they tell two texts apart. RoBERTa has the argument and one
-    type, Gemma marks images by it, and GPT-2 adds the embedding of a word.
+    Types of tokens are taken only where they tell two texts apart. RoBERTa has the argument and
+    one type, Gemma marks images by it, and GPT-2 adds the embedding of a word.
     """
     names = list(inspect.signature(module.forward).parameters)
     type_count = getattr(getattr(module, "config", None), "type_vocab_size", 0) or 0
@@ -103,7 +103,8 @@ def padding_of_head(module: Any, tokenizer: Any) -> int | None:
     """Return the id of the padding by which a classifier finds where a text ends.
 
     None means that it does so otherwise. Where the configuration has none, it gets that of the
-    tokenizer, or its end of a text, in place: without one, classifiers of transformers that need it
+    tokenizer, or its end of a text, in place: without one, classifiers of transformers that need
+        it
     run on single texts only.
     """
     shape = text_config(module)
@@ -129,8 +130,8 @@ def longest_row(module: Any) -> int | None:
     """Return how many tokens a row can have by the configuration; None where nothing limits it.
 
     RoBERTa counts positions from one past the number of its padding token, so that the first ones
-    are never used. Some rotary positions are scaled where the longest row of a batch is longer than
-    those of the first training; up to that length a state does not depend on the other rows.
+    are never used. Some rotary positions are scaled where the longest row of a batch is longer
+    than those of the first training; up to that length a state does not depend on the other rows.
     """
     shape = text_config(module)
     longest = None
@@ -156,8 +157,8 @@ def entries_of(module: Any, chosen: bool = False) -> dict[str, Any]:
 
     Args:
         module: The module, whose class of configuration knows the entries.
-        chosen: Whether those that have the default of the class are left out; so are all of a class
-            without defaults.
+        chosen: Whether those that have the default of the class are left out; so are all of a
+            class without defaults.
     """
     config = getattr(module, "config", None)
     entries: dict[str, Any] = {}

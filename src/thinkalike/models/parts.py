@@ -223,9 +223,9 @@ def check_one_basis(base: FrozenModel, changed: FrozenModel) -> None:
 def one_form(base: FrozenModel, changed: FrozenModel) -> list[str]:
     """Bring two models to one form, in place, and return what was done in sentences.
 
-    Predictions stay as they are. Weights that only one model ties are untied in it. Of vocabularies
-    with different numbers of rows, the first rows, which both have, stay; tokens beyond them have
-    no logits then.
+    Predictions stay as they are. Weights that only one model ties are untied in it. Of
+    vocabularies with different numbers of rows, the first rows, which both have, stay; tokens
+    beyond them have no logits then.
     """
     sentences = []
     base_tied = _tied(base.module)

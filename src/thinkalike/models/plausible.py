@@ -40,8 +40,8 @@ TEXT = "The man in the old house near the river walked to the market each day, a
 # Models with a smaller vocabulary may know one kind of text, and a vocabulary made of it.
 LARGE_VOCABULARY = 2**13
 
-# The largest loss on the sentence, in units of ln V; architectures with random weights have at most
-# 1.5 of it.
+# The largest loss on the sentence, in units of ln V; architectures with random weights have at
+# most 1.5 of it.
 LARGEST_LOSS = 3.0
 
 
@@ -185,7 +185,8 @@ def _unread_settings(module: Any, text: Any) -> dict[str, Any]:
     """Return the settings that an architecture does not read, and others of transformers do.
 
     Neither the class of the configuration nor the code of any module has their names. Settings of
-    texts to be generated are left out, and so are values that change nothing: those that are false,
+    texts to be generated are left out, and so are values that change nothing: those that are
+        false,
     empty or 0, a factor of 1, and a 1 or a text that is the default of an architecture that reads
     the setting.
 

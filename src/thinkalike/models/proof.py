@@ -55,10 +55,10 @@ def prove(model: Any) -> None:
     """Check that weights are ordinary numbers, and that head and tail compose to the full pass.
 
     Reading the weights must not change the model: `state_dict()` repacks those of some quantised
-    modules in place. Cuts are before the first block, after the first, the middle and the last one,
-    and after the first of each kind; the middle one also on a row that is longer than the windows
-    of the layers that attend to one. Where the model predicts the next token, no token may change
-    the logits of earlier ones.
+    modules in place. Cuts are before the first block, after the first, the middle and the last
+    one, and after the first of each kind; the middle one also on a row that is longer than the
+    windows of the layers that attend to one. Where the model predicts the next token, no token may
+    change the logits of earlier ones.
 
     Raises:
         ModelError: Something else is the case.

@@ -25,9 +25,11 @@ from thinkalike.errors import ModelError, listed
 from thinkalike.hub import resolved
 from thinkalike.models.adapters import run_adapted, with_adapter
 from thinkalike.models.bounds import check_size
+from thinkalike.models.checkpoints import is_gguf, located
 from thinkalike.models.families import Family, heads_of, stated_quantization
 from thinkalike.models.formats import conversion
-from thinkalike.models.gguf import OWN, gguf_said
+from thinkalike.models.gguf import gguf_config
+from thinkalike.models.gguf_header import OWN
 from thinkalike.models.module_facts import (
     TOLERANCE,
     Checkpoint,
@@ -37,7 +39,6 @@ from thinkalike.models.module_facts import (
     sample_tokens,
     text_config,
 )
-from thinkalike.models.places import is_gguf, located
 from thinkalike.models.proof import check_values
 from thinkalike.models.stored_weights import (
     BUFFERS,
@@ -54,7 +55,8 @@ log = logging.getLogger(__name__)
 # Poolers, through which no state passes.
 POOLERS = re.compile(r"(^|\.)pooler\.")
 
-# Heads and poolers of other classes with the same body, which the class that is loaded does not have.
+# Heads and poolers of other classes with the same body, which the class that is loaded does not
+# have.
 HEADS = re.compile(
     r"^(lm_head|embed_out|cls|classifier|score|qa_outputs|v_head|multiple_choice_head|"
     r"seq_relationship)\.|(^|\.)pooler\."
@@ -94,7 +96,7 @@ def read_transformers(
             raise ModelError(
                 f"{config.called} is quantised already; leave out model.quantization={quantization}"
             )
-        shape, quantization = gguf_said(Path(place))
+        shape, quantization = gguf_config(Path(place))
         options["config"] = shape
         options["quantization_config"] = transformers.GgufConfig(dequantize=True)
     # All below the head must be complete of a model whose head may be missing.
@@ -190,7 +192,8 @@ def read_weights(
     """Read the weights of a checkpoint of transformers, and check that all came.
 
     transformers draws missing ones at random. Buffers, and heads that are not used, may be left
-    over. Where only the body must be complete and the checkpoint has no head, the body is returned.
+    over. Where only the body must be complete and the checkpoint has no head, the body is
+    returned.
 
     Args:
         model_class: The class whose `from_pretrained` reads it, with these options.
@@ -435,8 +438,8 @@ def part_with_states(module: Any, config: ModelConfig, family: Family) -> nn.Mod
 class DecoderSide(nn.Module):
     """An encoder-decoder whose encoder and decoder read the same text.
 
-    The states are those of the decoder. Its module and its name are part of the identity of a model
-    in memory, and so of the keys of results.
+    The states are those of the decoder. Its module and its name are part of the identity of a
+    model in memory, and so of the keys of results.
     """
 
     def __init__(self, module: Any):

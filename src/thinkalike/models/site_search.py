@@ -1,8 +1,8 @@
 """The modules of a model that read or write its sites: found by what adds up, so proved.
 
-In one pass over a few fixed tokens every module of a block shows its input and its output, and sums
-tell which of them add to the stream. Where a norm follows attention or the MLP, what is added comes
-out of the norm.
+In one pass over a few fixed tokens every module of a block shows its input and its output, and
+sums tell which of them add to the stream. Where a norm follows attention or the MLP, what is added
+comes out of the norm.
 
     one after the other     resid_pre + attn_out = resid_mid
                             resid_mid + mlp_out = resid_post
@@ -10,8 +10,8 @@ out of the norm.
                             norm(resid_mid + mlp_out) = resid_post
     side by side            resid_pre + attn_out + mlp_out = resid_post
 
-`z` and `mlp_post` are what the last linear map of attention and of the MLP reads. What does not add
-up is not offered.
+`z` and `mlp_post` are what the last linear map of attention and of the MLP reads. What does not
+add up is not offered.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ def _recorded_runs(model: FrozenModel) -> tuple[list[Block], list[Run]]:
     runs: dict[str, Run] = {}
 
     def rows_of(find_state: Callable[[], Tensor]) -> Tensor | None:
-        """Return a state as rows (n, d), or None if what a module has is no state of each token."""
+        """Return a state as rows (n, d), or None if it is no state of each token."""
         with contextlib.suppress(LookupError, StopIteration, TypeError, AttributeError):
             state = find_state()
             if state.is_floating_point() and state.shape[:-1].numel() == tokens.numel():

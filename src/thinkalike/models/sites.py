@@ -171,7 +171,10 @@ class Sites:
 
 
 def with_first_tensor(output: object, state: Tensor) -> Tensor | tuple[object, ...]:
-    """Return the output of a module with another state as its tensor, or as the first of several."""
+    """Return the output of a module with another state.
+
+    It takes the place of the tensor, or of the first of several.
+    """
     if isinstance(output, Tensor):
         return state
     return (state, *cast(Sequence[object], output)[1:])

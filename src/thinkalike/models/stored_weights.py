@@ -14,8 +14,8 @@ from safetensors import safe_open
 from torch import Tensor
 
 from thinkalike.errors import ModelError, listed
+from thinkalike.models.checkpoints import WEIGHTS, weight_map
 from thinkalike.models.formats import IN_TURN
-from thinkalike.models.places import WEIGHTS, weight_map
 
 log = logging.getLogger(__name__)
 
@@ -33,8 +33,8 @@ def check_dtypes(
 ) -> None:
     """Raise a ModelError for a weight that is stored as whole numbers, or in 8 bits.
 
-    Without a quantisation, it would be cast to an ordinary number of a floating type, and the model
-    would be another one.
+    Without a quantisation, it would be cast to an ordinary number of a floating type, and the
+    model would be another one.
 
     Args:
         stored: Tensors, or slices of a file of safetensors.

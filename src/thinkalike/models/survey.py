@@ -124,9 +124,9 @@ def without_hooks(module: nn.Module) -> nn.Module:
 def _fused() -> type[nn.Module]:
     """Return the class of a NativeAttention that runs through the fused kernel.
 
-    It is a class, as compiled blocks share a graph only if their code refers to no object of one of
-    them. Its module and its name are part of the identity of a model in memory, and so of the keys
-    of results.
+    It is a class, as compiled blocks share a graph only if their code refers to no object of one
+    of them. Its module and its name are part of the identity of a model in memory, and so of the
+    keys of results.
     """
     from transformer_lens.model_bridge.sources.native.model import NativeAttention
 

@@ -12,11 +12,11 @@ from thinkalike.config import ModelConfig
 from thinkalike.digests import PROBES, read_json
 from thinkalike.errors import ModelError
 from thinkalike.files import is_folder
-from thinkalike.models.bounds import check_growth
+from thinkalike.models.checkpoints import is_gguf, located
 from thinkalike.models.gguf import cut_as_stated
 from thinkalike.models.module_facts import puts_bos
-from thinkalike.models.places import is_gguf, located
 from thinkalike.models.plausible import TEXT
+from thinkalike.models.tokenizer_growth import check_growth
 
 log = logging.getLogger(__name__)
 
