@@ -1,4 +1,4 @@
-"""Adapters of PEFT: read onto their base, merged or run in place, and proved to do what PEFT does."""
+"""Adapters of PEFT: read onto their base, merged or run in place, and proved to act as in PEFT."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,6 +28,10 @@ from thinkalike.models.module_facts import (
 )
 from thinkalike.models.proof import LONGEST_PROOF
 from thinkalike.models.stored_weights import check_dtypes, check_one_set
+
+if TYPE_CHECKING:
+    from peft import PeftConfig, PeftModel
+    from transformers import PreTrainedModel
 
 log = logging.getLogger(__name__)
 
@@ -59,12 +63,12 @@ class Adapted(NamedTuple):
         outputs: The outputs for `_adapter_samples`, before anything was read of the model.
     """
 
-    whole: Any
+    whole: PeftModel
     rows: int
     outputs: list[Tensor]
 
 
-def with_adapter(module: Any, folder: Path) -> Adapted:
+def with_adapter(module: PreTrainedModel, folder: Path) -> Adapted:
     """Return a module with the adapter of a folder.
 
     Raises:
@@ -99,8 +103,8 @@ def with_adapter(module: Any, folder: Path) -> Adapted:
         start = str(getattr(settings, "init_lora_weights", ""))
         if TAKES_FROM_BASE.match(start):
             raise ModelError(
-                f"{folder.name}: with init_lora_weights={start} its training took a part out of the "
-                "base that the adapter does not hold; save it with "
+                f"{folder.name}: with init_lora_weights={start} its training took a part out of "
+                "the base that the adapter does not hold; save it with "
                 "path_initial_model_for_weight_conversion"
             )
         outputs = _outputs(whole, _adapter_samples(whole), folder.name)
@@ -117,7 +121,7 @@ def with_adapter(module: Any, folder: Path) -> Adapted:
     return Adapted(whole, rows, outputs)
 
 
-def _stored_weights(folder: Path) -> dict[str, Any]:
+def _stored_weights(folder: Path) -> dict[str, Tensor]:
     """Return the weights of an adapter, each under one name."""
     from peft import load_peft_weights
 
@@ -131,27 +135,31 @@ def _stored_weights(folder: Path) -> dict[str, Any]:
     return once
 
 
-def _rows_of_embedding(stored: Mapping[str, Any]) -> int:
+def _rows_of_embedding(stored: Mapping[str, Tensor]) -> int:
     """Return the rows of the embedding that an adapter holds; 0: it holds none."""
     rows = [len(weight) for name, weight in stored.items() if name.endswith(EMBEDDINGS)]
     return max(rows, default=0)
 
 
 def _put_on(
-    module: Any, folder: Path, stored: Mapping[str, Any], rows: int
-) -> tuple[Any, Collection[str]]:
-    """Return a PeftModel with the weights of an adapter, and the names of those that do not fit."""
+    module: PreTrainedModel, folder: Path, stored: Mapping[str, Tensor], rows: int
+) -> tuple[PeftModel, Collection[str]]:
+    """Return a PeftModel with the weights of an adapter, and the names of misfits."""
     from peft import PeftModel, set_peft_model_state_dict
 
     if rows > len(embedding_of(module)):
         module.resize_token_embeddings(rows, mean_resizing=False)
     whole = PeftModel.from_pretrained(module, str(folder))
-    loading: Any = set_peft_model_state_dict(whole, stored)
-    return whole, loading.unexpected_keys
+    _, unexpected_names = set_peft_model_state_dict(whole, dict(stored))
+    return whole, unexpected_names
 
 
-def run_adapted(make: Callable[[], Adapted], called: str, allowed: float) -> tuple[Any, int]:
-    """Return the module that runs a model with an adapter, and the rows of the adapter's embedding.
+def run_adapted(
+    make: Callable[[], Adapted], called: str, allowed: float
+) -> tuple[PreTrainedModel, int]:
+    """Return the module that runs a model with an adapter.
+
+    With it come the rows of the adapter's embedding.
 
     The adapter is merged into the weights. Where it cannot be merged, or merging moves the outputs
     of PEFT's own model by more than is allowed, the layers of PEFT stay in place. Either way the
@@ -169,18 +177,18 @@ def run_adapted(make: Callable[[], Adapted], called: str, allowed: float) -> tup
     adapted = make()
     if any(output.isnan().any() for output in adapted.outputs):
         raise ModelError(
-            f"{called}: the model with its adapter gives logits that are not a number (NaN); check "
-            "the adapter's weights and the settings that scale them, such as lora_alpha"
+            f"{called}: the model with its adapter gives logits that are not a number (NaN); "
+            "check the adapter's weights and the settings that scale them, such as lora_alpha"
         )
     settings = adapted.whole.active_peft_config
     samples = _adapter_samples(adapted.whole)
 
-    def error_of(module: Any) -> float:
+    def error_of(module: PreTrainedModel) -> float:
         outputs = _outputs(module, samples, called)
         pairs = zip(outputs, adapted.outputs, strict=True)
         return max(relative_error(actual, expected) for actual, expected in pairs)
 
-    module: Any = None
+    module = None
     error = math.inf
     try:
         module = adapted.whole.merge_and_unload()
@@ -200,14 +208,14 @@ def run_adapted(make: Callable[[], Adapted], called: str, allowed: float) -> tup
         trigger = next(iter(_token_lists(settings, sys.maxsize)), None)
         condition = f" with {trigger}" if trigger else ""
         raise ModelError(
-            f"{called}: an adapter of the kind {settings.peft_type.value}{condition} does more in "
+            f"{called}: an adapter of the kind {_kind_of(settings)}{condition} does more in "
             f"PEFT than its layers do (logits differ by {error:.1e} of the largest), so it cannot "
             "be cut at blocks; give its base"
         )
     return module, adapted.rows
 
 
-def live_adapter(model: Any, called: str) -> Any:
+def live_adapter(model: PeftModel, called: str) -> PreTrainedModel:
     """Return the module that runs a copy of a PeftModel in memory, see `run_adapted`."""
     _check_mergeable(model.active_peft_config, called)
 
@@ -220,14 +228,18 @@ def live_adapter(model: Any, called: str) -> Any:
     return module
 
 
-def _check_mergeable(settings: Any, called: str) -> None:
+def _check_mergeable(settings: PeftConfig, called: str) -> None:
     """Raise a ModelError for an adapter of prompts, which no weights stand for."""
     if settings.is_prompt_learning:
-        kind = settings.peft_type.value
-        raise ModelError(f"{called}: an adapter of the kind {kind} cannot be merged")
+        raise ModelError(f"{called}: an adapter of the kind {_kind_of(settings)} cannot be merged")
 
 
-def _adapter_samples(whole: Any) -> list[Tensor]:
+def _kind_of(settings: PeftConfig) -> str:
+    """Return the kind of an adapter, such as LORA."""
+    return str(getattr(settings.peft_type, "value", settings.peft_type))
+
+
+def _adapter_samples(whole: PeftModel) -> list[Tensor]:
     """Return rows of tokens for an adapter.
 
     They are random, and one has each list of tokens in its settings among such tokens.
@@ -243,7 +255,7 @@ def _adapter_samples(whole: Any) -> list[Tensor]:
     return [sample.to(embedding.device) for sample in samples]
 
 
-def _token_lists(settings: Any, vocabulary: int) -> dict[str, list[int]]:
+def _token_lists(settings: PeftConfig, vocabulary: int) -> dict[str, list[int]]:
     """Return the settings of an adapter that may be lists of tokens, by name.
 
     Such tokens may invoke it.
@@ -257,7 +269,9 @@ def _token_lists(settings: Any, vocabulary: int) -> dict[str, list[int]]:
     return lists
 
 
-def _outputs(module: Any, samples: Sequence[Tensor], called: str) -> list[Tensor]:
+def _outputs(
+    module: PreTrainedModel | PeftModel, samples: Sequence[Tensor], called: str
+) -> list[Tensor]:
     """Return the outputs of a model of transformers or PEFT for rows of tokens.
 
     Raises:
@@ -275,6 +289,7 @@ def _outputs(module: Any, samples: Sequence[Tensor], called: str) -> list[Tensor
     except Exception as error:
         reason = f"{type(error).__name__}: {one_line(error)}"
         raise ModelError(
-            f"{called}: the model with its adapter cannot run on tokens alone ({reason}); give its base"
+            f"{called}: the model with its adapter cannot run on tokens alone ({reason}); give "
+            "its base"
         ) from error
     return outputs

@@ -1,4 +1,4 @@
-"""The components of a model, such as one block's attention, and changes to them that undo themselves.
+"""The components of a model, such as one block's attention, and changes that undo themselves.
 
 A component is one or several modules, so that it can be exchanged for that of another model of the
 same architecture, whatever its weights are stored in: the module of the other model takes its
@@ -11,7 +11,7 @@ import contextlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,10 @@ from torch import Tensor, nn
 from thinkalike.errors import ModelError
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.module_facts import tensors_of
+
+if TYPE_CHECKING:
+    from peft import PeftModel
+    from transformers import PreTrainedModel
 
 # What is looked for in the name of a module of a block, for each kind of component.
 COMPONENTS = {
@@ -131,7 +135,7 @@ def _outermost_wrapper(module: nn.Module, path: str) -> str:
     return path
 
 
-def comparable_name(module: Any, name: str) -> str | None:
+def comparable_name(module: PreTrainedModel | PeftModel, name: str) -> str | None:
     """Return the name that a weight has in a model without PEFT's wrappers.
 
     It is None for a weight that is not in use. The weight that an adapter changes has the name of
@@ -211,12 +215,13 @@ def check_one_basis(base: FrozenModel, changed: FrozenModel) -> None:
         changed_size = getattr(changed, name)
         if base_size != changed_size:
             raise ModelError(
-                f"{base.name} has {name}={base_size} and {changed.name} {changed_size}, so neither "
-                "is a changed copy of the other; measure=cka compares any two models"
+                f"{base.name} has {name}={base_size} and {changed.name} {changed_size}, so "
+                "neither is a changed copy of the other; measure=cka compares any two models"
             )
     if parts_of(base) != parts_of(changed):
         raise ModelError(
-            f"{base.name} and {changed.name} have different modules; measure=cka compares any two models"
+            f"{base.name} and {changed.name} have different modules; measure=cka compares any two "
+            "models"
         )
 
 
@@ -239,7 +244,8 @@ def one_form(base: FrozenModel, changed: FrozenModel) -> list[str]:
             weight = getattr(module, name).detach().clone()
             setattr(module, name, nn.Parameter(weight, requires_grad=False))
             sentences.append(
-                f"Only {model.name} ties {path}.{name} to another weight; both models are compared untied."
+                f"Only {model.name} ties {path}.{name} to another weight; both models are "
+                "compared untied."
             )
     rows = min(base.vocabulary, changed.vocabulary)
     for model in (base, changed):
@@ -247,13 +253,14 @@ def one_form(base: FrozenModel, changed: FrozenModel) -> list[str]:
         if rows_before > rows:
             _cut_vocabulary(model, rows)
             sentences.append(
-                f"{model.name} has {rows_before:,} rows of tokens; the first {rows:,}, which both have, are compared."
+                f"{model.name} has {rows_before:,} rows of tokens; the first {rows:,}, which "
+                "both have, are compared."
             )
     return sentences
 
 
 def _tied(module: nn.Module) -> set[tuple[str, str]]:
-    """Return the path and name of each weight that another module, earlier in order, has as well."""
+    """Return the path and name of each weight that an earlier module has as well."""
     earlier = set[int]()
     tied = set[tuple[str, str]]()
     for path, submodule in module.named_modules():
@@ -302,7 +309,8 @@ def changed_parts(base: FrozenModel, changed: FrozenModel) -> list[Part]:
     unassigned = sorted(differing - assigned)
     if unassigned:
         raise ModelError(
-            f"{changed.name}: {unassigned[0]} differs or is not in both, and belongs to no module of weights"
+            f"{changed.name}: {unassigned[0]} differs or is not in both, and belongs to no module "
+            "of weights"
         )
     return parts
 

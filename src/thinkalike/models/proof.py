@@ -1,13 +1,10 @@
-"""The proof at load that a model can be cut: head and tail compose to the full pass.
-
-Every `model` here is a FrozenModel, whose own module imports this one.
-"""
+"""The proof at load that a model can be cut: head and tail compose to the full pass."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +21,9 @@ from thinkalike.models.module_facts import (
     text_config,
 )
 from thinkalike.models.survey import passing
+
+if TYPE_CHECKING:
+    from thinkalike.models.frozen import FrozenModel
 
 # The names that configurations give to the kinds of layers, ...
 LAYER_KINDS = ("layer_types", "layers_block_type", "attention_layers")
@@ -51,7 +51,7 @@ SAMPLED_ENTRIES = 2**12
 ENTRIES_AT_ONCE = 2**22
 
 
-def prove(model: Any) -> None:
+def prove(model: FrozenModel) -> None:
     """Check that weights are ordinary numbers, and that head and tail compose to the full pass.
 
     Reading the weights must not change the model: `state_dict()` repacks those of some quantised
@@ -78,13 +78,13 @@ def prove(model: Any) -> None:
             _check_causal(model, tokens)
 
 
-def _cuts(model: Any) -> list[Layer]:
+def _cuts(model: FrozenModel) -> list[Layer]:
     """Return where a model is cut."""
     last = model.n_layers - 1
     if model.predicts == "states":
         return [last]  # the blocks of a decoder also read what its encoder made of the tokens
     shape = text_config(model.module)
-    kinds: list[Any] = []
+    kinds: list[object] = []
     for name in LAYER_KINDS:
         value = getattr(shape, name, None)
         if isinstance(value, list):
@@ -95,7 +95,7 @@ def _cuts(model: Any) -> list[Layer]:
     return [EMBED, *sorted(layers)]
 
 
-def _longest_window(model: Any) -> int | None:
+def _longest_window(model: FrozenModel) -> int | None:
     """Return the longest window of attention that a row of the proof can be longer than."""
     shape = text_config(model.module)
     most = min(model.context, LONGEST_PROOF)
@@ -109,8 +109,10 @@ def _longest_window(model: Any) -> int | None:
 
 
 @contextlib.contextmanager
-def _unchanged_by_reading(model: Any) -> Iterator[None]:
-    """Check that a model gives the same output before and after its weights are read inside of this.
+def _unchanged_by_reading(model: FrozenModel) -> Iterator[None]:
+    """Check that a model gives the same output before and after its weights are read.
+
+    They are read while this context is open.
 
     The outputs must have equal bits, unless two passes in a row differ in theirs, as sums on a GPU
     may.
@@ -164,12 +166,12 @@ def _is_equal(first: Tensor, second: Tensor) -> bool:
     return torch.equal(first.nan_to_num(nan=0.0), second.nan_to_num(nan=0.0))
 
 
-def _states_of_tensors(module: nn.Module) -> dict[str, tuple[Any, ...]]:
+def _states_of_tensors(module: nn.Module) -> dict[str, tuple[object, ...]]:
     """Return for each parameter and buffer what shows that it changed.
 
     `state_dict()` is not called.
     """
-    states: dict[str, tuple[Any, ...]] = {}
+    states: dict[str, tuple[object, ...]] = {}
     for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
         address = None if tensor.is_meta else tensor.data_ptr()
         checksum = 0.0
@@ -200,11 +202,12 @@ def check_values(module: nn.Module, name: str) -> None:
             is_too_large = tensor.dtype == torch.float16 and not tensor.isnan().any()
             remedy = "; they may be in float32" if is_too_large else ""
             raise ModelError(
-                f"{name}: {wrong_count:,} of {tensor.numel():,} values of {path} are not finite{remedy}"
+                f"{name}: {wrong_count:,} of {tensor.numel():,} values of {path} are not "
+                f"finite{remedy}"
             )
 
 
-def _compare(model: Any, tokens: Tensor, cuts: list[Layer]) -> None:
+def _compare(model: FrozenModel, tokens: Tensor, cuts: list[Layer]) -> None:
     """Raise a ModelError unless head and tail compose to the full pass at each cut."""
     tokens = _without_padding(model, tokens)
     mask = None
@@ -238,13 +241,13 @@ def _compare(model: Any, tokens: Tensor, cuts: list[Layer]) -> None:
             error = relative_error(composed, full)
             if not error <= allowed:  # NaN fails as well
                 raise ModelError(
-                    f"{model.name} cannot be cut at its blocks: tail({cut}, head({cut}, x)) differs "
-                    f"from the full pass by {error:.1e} of the largest logit (allowed: "
+                    f"{model.name} cannot be cut at its blocks: tail({cut}, head({cut}, x)) "
+                    f"differs from the full pass by {error:.1e} of the largest logit (allowed: "
                     f"{allowed:.0e}){_hooks_on(model.module)}"
                 )
 
 
-def may_change_states(hook: Any) -> bool:
+def may_change_states(hook: object) -> bool:
     """Return whether a hook may change what its module computes.
 
     Those of some libraries only move or record it.
@@ -265,10 +268,13 @@ def _hooks_on(module: nn.Module) -> str:
             hooked.append(path or type(module).__name__)
     if not hooked:
         return ""
-    return f"; it has forward hooks on {listed(hooked)}, which may do that: call remove() of their handles"
+    return (
+        f"; it has forward hooks on {listed(hooked)}, which may do that: call remove() of their "
+        "handles"
+    )
 
 
-def _without_padding(model: Any, tokens: Tensor) -> Tensor:
+def _without_padding(model: FrozenModel, tokens: Tensor) -> Tensor:
     """Return sample tokens of a real text: a classifier takes its padding for the end of it."""
     if model.predicts != "class":
         return tokens
@@ -278,7 +284,7 @@ def _without_padding(model: Any, tokens: Tensor) -> Tensor:
     return torch.where(tokens == padding, (padding + 1) % model.vocabulary, tokens)
 
 
-def _check_causal(model: Any, tokens: Tokens) -> None:
+def _check_causal(model: FrozenModel, tokens: Tokens) -> None:
     """Raise a ModelError if later tokens change the logits of earlier ones."""
     half = tokens.shape[1] // 2
     other = tokens.clone()
@@ -296,7 +302,10 @@ def _check_causal(model: Any, tokens: Tokens) -> None:
     if any(head.predicts == "hidden" for head in heads):
         remedy = "save it with AutoModelForMaskedLM"
     if hasattr(shape, "is_decoder"):
-        remedy = f"if trained on earlier tokens alone, write is_decoder: true in its config.json; else {remedy}"
+        remedy = (
+            "if trained on earlier tokens alone, write is_decoder: true in its config.json; else "
+            f"{remedy}"
+        )
     raise ModelError(
         f"{model.name} is to predict the next token, but later tokens change its logits by "
         f"{error:.1e} of the largest one, as in an encoder; {remedy}{_hooks_on(model.module)}"

@@ -13,8 +13,9 @@ import shutil
 import tempfile
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, cast
 from unittest.mock import patch
 
 import torch
@@ -43,12 +44,17 @@ from thinkalike.models.proof import check_values
 from thinkalike.models.stored_weights import (
     BUFFERS,
     FLOATING,
+    StoredTensor,
     check_dtypes,
     check_one_set,
     dtype_name,
 )
 from thinkalike.models.survey import without_hooks
 from thinkalike.models.tokenizer_reading import read_tokenizer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+    from transformers.modeling_utils import LoadStateDictConfig
 
 log = logging.getLogger(__name__)
 
@@ -89,15 +95,16 @@ def read_transformers(
     import transformers
 
     model_class = getattr(transformers, family.reading_class)
-    options: dict[str, Any] = _placement(config, device)
+    options = _placement(config, device)
     quantization: str = config.quantization or ""
     if is_gguf(place):
         if quantization:
             raise ModelError(
-                f"{config.called} is quantised already; leave out model.quantization={quantization}"
+                f"{config.called} is quantised already; leave out "
+                f"model.quantization={quantization}"
             )
-        shape, quantization = gguf_config(Path(place))
-        options["config"] = shape
+        gguf_settings, quantization = gguf_config(Path(place))
+        options["config"] = gguf_settings
         options["quantization_config"] = transformers.GgufConfig(dequantize=True)
     # All below the head must be complete of a model whose head may be missing.
     body = [""] if family.predicts == "hidden" else None
@@ -167,7 +174,7 @@ def _pinned(repository: str, revision: str | None) -> Iterator[None]:
     download = huggingface_hub.hf_hub_download
     commit = resolved("model", repository, revision)
 
-    def pinned(repo_id: str, filename: str, **options: Any) -> str:
+    def pinned(repo_id: str, filename: str, **options: object) -> str:
         if repo_id == repository:
             options["revision"] = commit.sha
         return download(repo_id, filename, **options)
@@ -182,13 +189,13 @@ def _pinned(repository: str, revision: str | None) -> Iterator[None]:
 
 
 def read_weights(
-    model_class: Any,
+    model_class: type[PreTrainedModel],
     config: ModelConfig,
     place: str,
     body: Sequence[str] | None = None,
     /,
-    **options: Any,
-) -> Any:
+    **options: object,
+) -> PreTrainedModel:
     """Read the weights of a checkpoint of transformers, and check that all came.
 
     transformers draws missing ones at random. Buffers, and heads that are not used, may be left
@@ -270,7 +277,7 @@ def read_weights(
 def _refuse_faults(
     faults: Mapping[str, set[str]],
     missing: Sequence[str],
-    module: Any,
+    module: PreTrainedModel,
     config: ModelConfig,
     place: str,
 ) -> None:
@@ -314,8 +321,11 @@ def _checked_while_read(place: str) -> Iterator[None]:
     draw = PreTrainedModel._move_missing_keys_from_meta_to_device
 
     def checked(
-        model: Any, state_dict: Mapping[str, Any], load_config: Any, **options: Any
-    ) -> Any:
+        model: PreTrainedModel,
+        state_dict: Mapping[str, StoredTensor],
+        load_config: LoadStateDictConfig,
+        **options: object,
+    ) -> object:
         if load_config.hf_quantizer is None:
             kinds = {name.rpartition(".")[2] for name, _ in model.named_parameters()}
             check_dtypes(state_dict, place, kinds)
@@ -323,7 +333,7 @@ def _checked_while_read(place: str) -> Iterator[None]:
             _warn_of_plain_weights(model, state_dict, place)
         return convert(model=model, state_dict=state_dict, load_config=load_config, **options)
 
-    def bounded(model: Any, missing: Any, *options: Any) -> None:
+    def bounded(model: PreTrainedModel, missing: AbstractSet[str], *options: object) -> None:
         names = missing - model.all_tied_weights_keys.keys()
         drawn = [model.get_parameter_or_buffer(name) for name in names]
         drawn += [buffer for _, buffer in model.named_non_persistent_buffers()]
@@ -337,8 +347,10 @@ def _checked_while_read(place: str) -> Iterator[None]:
         yield
 
 
-def _warn_of_plain_weights(model: Any, stored: Mapping[str, Any], place: str) -> None:
-    """Say that no weight is stored as a quantisation leaves it, although the configuration has one."""
+def _warn_of_plain_weights(
+    model: PreTrainedModel, stored: Mapping[str, StoredTensor], place: str
+) -> None:
+    """Warn if a configuration states a quantisation and no weight is stored as one leaves it."""
     dtypes = {dtype_name(tensor) for tensor in stored.values()}
     stated = stated_quantization(model.config.to_dict())
     if stated and dtypes <= set(FLOATING.values()):
@@ -351,8 +363,8 @@ def _warn_of_plain_weights(model: Any, stored: Mapping[str, Any], place: str) ->
         )
 
 
-def _warn_of_two_embeddings(module: Any, called: str) -> None:
-    """Say that a head has other values than the embedding, although the configuration ties them."""
+def _warn_of_two_embeddings(module: PreTrainedModel, called: str) -> None:
+    """Warn if a head has other values than the embedding that its configuration ties it to."""
     if not hasattr(module, "get_output_embeddings"):
         return
     head = module.get_output_embeddings()
@@ -374,14 +386,14 @@ def _warn_of_two_embeddings(module: Any, called: str) -> None:
     )
 
 
-def _placement(config: ModelConfig, device: torch.device) -> dict[str, Any]:
+def _placement(config: ModelConfig, device: torch.device) -> dict[str, object]:
     """Return the options of `from_pretrained` that bring weights to where they are used."""
-    options: dict[str, Any] = {}
+    options: dict[str, object] = {}
     if config.quantization:
         from transformers import BitsAndBytesConfig
 
         in_8bit = config.quantization == "8bit"
-        settings: dict[str, Any] = {"load_in_8bit": in_8bit, "load_in_4bit": not in_8bit}
+        settings: dict[str, object] = {"load_in_8bit": in_8bit, "load_in_4bit": not in_8bit}
         if not in_8bit:
             settings["bnb_4bit_compute_dtype"] = getattr(torch, config.dtype)
         options["quantization_config"] = BitsAndBytesConfig(**settings)
@@ -395,21 +407,21 @@ def _placement(config: ModelConfig, device: torch.device) -> dict[str, Any]:
     return options
 
 
-def _placed(module: Any, options: dict[str, Any], device: torch.device) -> Any:
+def _placed(module: nn.Module, options: Mapping[str, object], device: torch.device) -> nn.Module:
     """Return a module on its device, unless its weights were laid out as `_placement` says.
 
     Every weight keeps the dtype in which transformers read it, since some stay in float32 on
     purpose.
     """
     folder = options.get("offload_folder")
-    if folder:
+    if isinstance(folder, str):
         weakref.finalize(module, shutil.rmtree, folder, ignore_errors=True)
     if folder or getattr(module, "hf_quantizer", None) is not None:
         return module
     return module.to(device)
 
 
-def part_with_states(module: Any, config: ModelConfig, family: Family) -> nn.Module:
+def part_with_states(module: PreTrainedModel, config: ModelConfig, family: Family) -> nn.Module:
     """Return what has the states of a model whose head is not read.
 
     It is the body, or a side of an encoder-decoder: that of `model.side`, which need not be given
@@ -420,14 +432,14 @@ def part_with_states(module: Any, config: ModelConfig, family: Family) -> nn.Mod
     """
     body = module.base_model
     if not family.has_sides:
-        return body  # type: ignore[no-any-return]
+        return cast(nn.Module, body)
     has_decoder = body.get_decoder() is not body
     if config.side == "decoder" and not has_decoder:
         raise ModelError(
             f"{config.called} is an encoder without a decoder: remove model.side=decoder"
         )
     if config.side == "encoder" or not has_decoder:
-        return module.get_encoder()  # type: ignore[no-any-return]
+        return cast(nn.Module, module.get_encoder())
     if config.side == "decoder":
         return DecoderSide(module)
     raise ModelError(
@@ -442,18 +454,19 @@ class DecoderSide(nn.Module):
     model in memory, and so of the keys of results.
     """
 
-    def __init__(self, module: Any):
+    def __init__(self, module: PreTrainedModel):
         super().__init__()
         self.both = module
         self.config = module.config
 
-    def get_input_embeddings(self) -> Any:
-        return self.both.get_input_embeddings()
+    def get_input_embeddings(self) -> nn.Module:
+        return cast(nn.Module, self.both.get_input_embeddings())
 
     def forward(self, tokens: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        return self.both.base_model(  # type: ignore[no-any-return]
+        output = self.both.base_model(
             input_ids=tokens,
             attention_mask=attention_mask,
             decoder_input_ids=tokens,
             decoder_attention_mask=attention_mask,
-        )[0]
+        )
+        return cast(Tensor, output[0])

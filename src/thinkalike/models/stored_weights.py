@@ -6,7 +6,7 @@ import logging
 import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Protocol, cast, runtime_checkable
 from zipfile import is_zipfile
 
 import torch
@@ -28,8 +28,20 @@ BUFFERS = re.compile(
 FLOATING = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 
 
+@runtime_checkable
+class TensorSlice(Protocol):
+    """A tensor of a file of safetensors that is not read yet."""
+
+    def get_dtype(self) -> str: ...
+
+
+StoredTensor = Tensor | TensorSlice
+
+
 def check_dtypes(
-    stored: Mapping[str, Any], place: object, kinds: Collection[str] = ("weight", "bias")
+    stored: Mapping[str, StoredTensor],
+    place: object,
+    kinds: Collection[str] = ("weight", "bias"),
 ) -> None:
     """Raise a ModelError for a weight that is stored as whole numbers, or in 8 bits.
 
@@ -53,12 +65,12 @@ def check_dtypes(
             )
 
 
-def dtype_name(tensor: Any) -> str:
+def dtype_name(tensor: StoredTensor) -> str:
     """Return the dtype of a tensor, or of a slice of a file.
 
     Floating types have the names that safetensors gives them.
     """
-    if hasattr(tensor, "get_dtype"):  # of a slice, which has safetensors' name
+    if isinstance(tensor, TensorSlice):
         return str(tensor.get_dtype())
     name = str(tensor.dtype).removeprefix("torch.")
     return FLOATING.get(name, name)
@@ -83,7 +95,8 @@ def check_one_set(folder: Path) -> None:
     for name, index in other_indices:
         if not _is_same_set(tensors, folder, index):
             raise ModelError(
-                f"{folder} holds two sets of weights that differ, {first_name} and {name}; remove one of them"
+                f"{folder} holds two sets of weights that differ, {first_name} and {name}; remove "
+                "one of them"
             )
     files = set()
     for pattern in (*WEIGHTS, "adapter_model.*"):
@@ -114,7 +127,8 @@ def _tensors_of_index(folder: Path, name: str, index: Mapping[str, str]) -> dict
         for tensor_name in of_file.keys() & tensors.keys():
             if not torch.equal(tensors[tensor_name], of_file[tensor_name]):
                 raise ModelError(
-                    f"{folder}: two files of {name} hold {tensor_name} with different values; remove one"
+                    f"{folder}: two files of {name} hold {tensor_name} with different values; "
+                    "remove one"
                 )
         tensors |= of_file
     return tensors
@@ -152,11 +166,12 @@ def _file_of_tensors(path: Path) -> dict[str, str]:
 
 
 def tensors_in_file(path: Path) -> Mapping[str, Tensor]:
-    """Return the tensors of a file, which are mapped and not read; nothing in them can run code."""
+    """Return the tensors of a file, which are mapped and not read.
+
+    Nothing in them can run code.
+    """
     if path.suffix == ".safetensors":
         with safe_open(path, framework="pt") as file:
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    is_mapped = is_zipfile(path)
-    return torch.load(  # type: ignore[no-any-return]
-        path, map_location="cpu", weights_only=True, mmap=is_mapped
-    )
+    tensors = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zipfile(path))
+    return cast(Mapping[str, Tensor], tensors)

@@ -1,14 +1,11 @@
-"""How the blocks of a model run: one after the other, what they return, and without wrappers.
-
-Every `model` here is a FrozenModel, whose own module imports this one.
-"""
+"""How the blocks of a model run: one after the other, what they return, and without wrappers."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
@@ -16,12 +13,15 @@ from torch.nn.functional import scaled_dot_product_attention
 from thinkalike.errors import ModelError, listed, one_line
 from thinkalike.models.module_facts import first_tensor, sample_tokens, text_config
 
+if TYPE_CHECKING:
+    from thinkalike.models.frozen import FrozenModel
+
 # The rows and the tokens of the sample.
 ROWS = 2
 TOKENS = 3
 
 
-def survey(model: Any) -> tuple[int, list[int | None]]:
+def survey(model: FrozenModel) -> tuple[int, list[int | None]]:
     """Return the width of the residual stream, and what each block returns.
 
     This is the length of the tuple that a block returns, or None for a tensor. Blocks must run one
@@ -35,9 +35,9 @@ def survey(model: Any) -> tuple[int, list[int | None]]:
         if hasattr(shape, "use_cache"):
             shape.use_cache = False  # type: ignore[union-attr]
     ran: list[int] = []
-    outputs: list[Any] = []
+    outputs: list[object] = []
 
-    def record(number: int, output: Any) -> None:
+    def record(number: int, output: object) -> None:
         ran.append(number)
         outputs.append(output)
 
@@ -65,7 +65,8 @@ def survey(model: Any) -> tuple[int, list[int | None]]:
     }
     if unknown:
         raise ModelError(
-            f"{model.name}: its blocks return {listed(sorted(unknown))}, and no states that can be cut"
+            f"{model.name}: its blocks return {listed(sorted(unknown))}, and no states that can "
+            "be cut"
         )
     shapes = {tuple(first_tensor(output).shape) for output in outputs}
     first_shape = next(iter(shapes))
@@ -73,7 +74,9 @@ def survey(model: Any) -> tuple[int, list[int | None]]:
         raise ModelError(
             f"{model.name}: its blocks return {sorted(shapes)} for {ROWS} rows of {TOKENS} tokens"
         )
-    lengths = [None if isinstance(output, Tensor) else len(output) for output in outputs]
+    lengths: list[int | None] = []
+    for output in outputs:
+        lengths.append(len(output) if isinstance(output, tuple | list) else None)
     return first_shape[-1], lengths
 
 
@@ -115,7 +118,10 @@ def without_hooks(module: nn.Module) -> nn.Module:
         module.set_attn_implementation("sdpa")  # type: ignore[operator]
         return module
     is_plain = isinstance(module, NativeAttention) and module.causal and module.rotary is None
-    if is_plain and module.kv_repeats == 1 and not module.attn_scores_soft_cap > 0:  # type: ignore[operator]
+    if not is_plain:
+        return module
+    has_soft_cap = module.attn_scores_soft_cap > 0  # type: ignore[operator]
+    if module.kv_repeats == 1 and not has_soft_cap:
         module.__class__ = _fused()  # the weights stay where they are
     return module
 
@@ -132,8 +138,8 @@ def _fused() -> type[nn.Module]:
 
     class FusedAttention(NativeAttention):
         def forward(
-            self, hidden_states: Any, attention_mask: Any = None, **_: Any
-        ) -> tuple[Any, Any]:
+            self, hidden_states: Tensor, attention_mask: Tensor | None = None, **_: object
+        ) -> tuple[Tensor, Tensor | None]:
             if attention_mask is not None:
                 return super().forward(hidden_states, attention_mask=attention_mask)
             shape = (*hidden_states.shape[:2], self.n_heads, self.d_head)
