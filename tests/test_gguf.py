@@ -197,7 +197,7 @@ def test_the_header_is_read_as_the_package_reads_it(file):
     header = read_header(file)
     assert header.types == {tensor.name: tensor.tensor_type.name for tensor in reader.tensors}
     single = {name: field.contents() for name, field in reader.fields.items() if len(field.data) == 1}
-    assert header.facts == pytest.approx({name: each for name, each in single.items() if not name.startswith("GGUF.")})
+    assert header.fields == pytest.approx({name: each for name, each in single.items() if not name.startswith("GGUF.")})
 
 
 def test_a_missing_extra_is_named(file, monkeypatch):

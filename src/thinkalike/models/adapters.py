@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -58,12 +58,12 @@ class Adapted(NamedTuple):
     """A model with an adapter as PEFT runs it.
 
     Attributes:
-        whole: The PeftModel.
+        peft_model: The model.
         rows: The rows of the adapter's embedding; 0: it has none.
         outputs: The outputs for `_adapter_samples`, before anything was read of the model.
     """
 
-    whole: PeftModel
+    peft_model: PeftModel
     rows: int
     outputs: list[Tensor]
 
@@ -85,7 +85,7 @@ def with_adapter(module: PreTrainedModel, folder: Path) -> Adapted:
             shapes = [tuple(weight.shape) for weight in stored.values()]
             check_adapter(folder, shapes, dict(module.named_modules()))
             rows = _rows_of_embedding(stored)
-            whole, unexpected = _put_on(module, folder, stored, rows)
+            peft_model, unexpected = _put_on(module, folder, stored, rows)
         except (
             RuntimeError,
             ValueError,
@@ -98,7 +98,7 @@ def with_adapter(module: PreTrainedModel, folder: Path) -> Adapted:
                 f"{folder.name}: the adapter cannot be put on its base ({one_line(error)}); check "
                 f"its adapter_config.json, or {GIVE}"
             ) from error
-        settings = whole.active_peft_config
+        settings = peft_model.active_peft_config
         _check_mergeable(settings, folder.name)
         start = str(getattr(settings, "init_lora_weights", ""))
         if TAKES_FROM_BASE.match(start):
@@ -107,10 +107,10 @@ def with_adapter(module: PreTrainedModel, folder: Path) -> Adapted:
                 "the base that the adapter does not hold; save it with "
                 "path_initial_model_for_weight_conversion"
             )
-        outputs = _outputs(whole, _adapter_samples(whole), folder.name)
+        outputs = _outputs(peft_model, _adapter_samples(peft_model), folder.name)
 
         differing = {*unexpected}
-        for name in get_peft_model_state_dict(whole, save_embedding_layers=False):
+        for name in get_peft_model_state_dict(peft_model, save_embedding_layers=False):
             if name not in stored and not name.endswith(EMBEDDINGS):
                 differing.add(name)
         if differing:
@@ -118,7 +118,7 @@ def with_adapter(module: PreTrainedModel, folder: Path) -> Adapted:
                 f"{folder.name}: the adapter and its base do not have the same weights "
                 f"({listed(sorted(differing))}); {GIVE}"
             )
-    return Adapted(whole, rows, outputs)
+    return Adapted(peft_model, rows, outputs)
 
 
 def _stored_weights(folder: Path) -> dict[str, Tensor]:
@@ -149,9 +149,10 @@ def _put_on(
 
     if rows > len(embedding_of(module)):
         module.resize_token_embeddings(rows, mean_resizing=False)
-    whole = PeftModel.from_pretrained(module, str(folder))
-    _, unexpected_names = set_peft_model_state_dict(whole, dict(stored))
-    return whole, unexpected_names
+    peft_model = PeftModel.from_pretrained(module, str(folder))
+    loading = set_peft_model_state_dict(peft_model, dict(stored))
+    _, unexpected_names = cast(tuple[list[str], list[str]], loading)
+    return peft_model, unexpected_names
 
 
 def run_adapted(
@@ -180,8 +181,8 @@ def run_adapted(
             f"{called}: the model with its adapter gives logits that are not a number (NaN); "
             "check the adapter's weights and the settings that scale them, such as lora_alpha"
         )
-    settings = adapted.whole.active_peft_config
-    samples = _adapter_samples(adapted.whole)
+    settings = adapted.peft_model.active_peft_config
+    samples = _adapter_samples(adapted.peft_model)
 
     def error_of(module: PreTrainedModel) -> float:
         outputs = _outputs(module, samples, called)
@@ -191,7 +192,7 @@ def run_adapted(
     module = None
     error = math.inf
     try:
-        module = adapted.whole.merge_and_unload()
+        module = adapted.peft_model.merge_and_unload()
         error = error_of(module)
         reason = f"that changes logits by {error:.1e} of the largest"
     except ModelError:
@@ -202,7 +203,7 @@ def run_adapted(
         return module, adapted.rows
 
     log.warning("%s is not merged: %s", called, reason)
-    module = make().whole.get_base_model()
+    module = make().peft_model.get_base_model()
     error = error_of(module)
     if not error <= allowed:  # NaN fails as well
         trigger = next(iter(_token_lists(settings, sys.maxsize)), None)
@@ -220,8 +221,8 @@ def live_adapter(model: PeftModel, called: str) -> PreTrainedModel:
     _check_mergeable(model.active_peft_config, called)
 
     def make() -> Adapted:
-        whole = deepcopy(model)
-        return Adapted(whole, 0, _outputs(whole, _adapter_samples(whole), called))
+        peft_model = deepcopy(model)
+        return Adapted(peft_model, 0, _outputs(peft_model, _adapter_samples(peft_model), called))
 
     dtype = embedding_of(model.get_base_model()).dtype
     module, _ = run_adapted(make, called, TOLERANCE[dtype])
@@ -239,16 +240,16 @@ def _kind_of(settings: PeftConfig) -> str:
     return str(getattr(settings.peft_type, "value", settings.peft_type))
 
 
-def _adapter_samples(whole: PeftModel) -> list[Tensor]:
+def _adapter_samples(peft_model: PeftModel) -> list[Tensor]:
     """Return rows of tokens for an adapter.
 
     They are random, and one has each list of tokens in its settings among such tokens.
     """
-    embedding = embedding_of(whole.get_base_model())
-    longest = longest_row(whole) or LONGEST_PROOF
+    embedding = embedding_of(peft_model.get_base_model())
+    longest = longest_row(peft_model) or LONGEST_PROOF
     rows = sample_tokens(len(embedding), longest)
     samples = [rows]
-    for tokens in _token_lists(whole.active_peft_config, len(embedding)).values():
+    for tokens in _token_lists(peft_model.active_peft_config, len(embedding)).values():
         trigger = torch.tensor(tokens[:MOST_TRIGGER_TOKENS])
         row = torch.cat([rows[0, :4], trigger, rows[1, :4]])
         samples.append(row[None, :longest])

@@ -1,4 +1,4 @@
-"""From what was read of a checkpoint to a FrozenModel: settings and ids are checked, blocks are found."""
+"""From what was read of a checkpoint to a FrozenModel, with checks of settings and ids."""
 
 from __future__ import annotations
 

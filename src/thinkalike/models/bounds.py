@@ -146,10 +146,10 @@ def check_size(numbers: int, place: Path) -> None:
     A number takes at least a bit. Libraries may draw some modules anew, with at most `DRAWN`
     numbers.
     """
-    held = bytes_held(place)
-    if held and numbers > max(8 * held, DRAWN):
+    size = bytes_held(place)
+    if size and numbers > max(8 * size, DRAWN):
         raise ModelError(
-            f"{place} states sizes of {numbers:,} numbers, and its weights have {held:,} bytes; "
+            f"{place} states sizes of {numbers:,} numbers, and its weights have {size:,} bytes; "
             "give the whole checkpoint with its own config.json"
         )
 

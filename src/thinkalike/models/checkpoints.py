@@ -310,10 +310,10 @@ def _check_mini(config: ModelConfig, folder: Path) -> None:
     They would change a key and no number.
     """
     fixed = config.fixed_by(checkpoint_json(folder / "config.json"))
-    for name, (asked, trained_with) in fixed.items():
-        if asked != trained_with:
+    for name, (setting, trained_with) in fixed.items():
+        if setting != trained_with:
             raise ConfigError(
-                f"model.{name}={asked}: {config.called} is trained already, and has "
+                f"model.{name}={setting}: {config.called} is trained already, and has "
                 f"{trained_with}; leave it out"
             )
 

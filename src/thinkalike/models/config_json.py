@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
@@ -83,16 +82,17 @@ def _config_json_in(place: Path) -> JsonObject:
     return config_json
 
 
-def _code_of_the_hub(entries: Mapping[str, object]) -> str:
-    """Return the entry of a config.json that names an implementation ORG/NAME.
+def _code_of_the_hub(section: object) -> str:
+    """Return the entry of a config.json, or of a section, that names an implementation ORG/NAME.
 
-    Entries of its sections count as well. "" means that there is none.
+    "" means that there is none.
     """
-    for name, value in entries.items():
-        if isinstance(value, dict):
-            code = _code_of_the_hub(value)
-            if code:
-                return code
+    if not isinstance(section, dict):
+        return ""
+    for name, value in section.items():
+        code = _code_of_the_hub(value)
+        if code:
+            return code
         if "implementation" in str(name) and "/" in str(value):
             return f"{name}={value}"
     return ""

@@ -260,9 +260,9 @@ class FrozenModel:
     def advance(
         self, residual: Float[Tensor, "b t d"], start: int, stop: int, mask: Tokens | None = None
     ) -> Float[Tensor, "b t d"]:
-        """Return the residual stream after blocks start..stop-1, given the one before block `start`.
+        """Return the residual stream after blocks start..stop-1.
 
-        The result is differentiable with respect to `residual`.
+        It is given before block `start`. The result is differentiable with respect to `residual`.
 
         Raises:
             ModelError: The model has no such blocks.

@@ -56,7 +56,7 @@ def gguf_config(path: Path) -> tuple[PreTrainedConfig, str]:
         ModelError: transformers cannot read the file, or would read it wrongly.
     """
     check_extra("gguf", ("gguf", "accelerate"), f"{path} is a GGUF file")
-    reading = _read(path, path.stat().st_mtime_ns)
+    reading = _read_gguf(path, path.stat().st_mtime_ns)
     return copy.deepcopy(reading.config), reading.types
 
 
@@ -71,7 +71,7 @@ def cut_as_stated(tokenizer: PreTrainedTokenizerFast, path: Path) -> PreTrainedT
     from tokenizers import pre_tokenizers
     from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
 
-    fields = _read(path, path.stat().st_mtime_ns).fields
+    fields = _read_gguf(path, path.stat().st_mtime_ns).fields
     cut = fields.get("tokenizer.ggml.pre", "default")
     if cut in DIGITS_ALONE:
         steps = [
@@ -90,7 +90,7 @@ def cut_as_stated(tokenizer: PreTrainedTokenizerFast, path: Path) -> PreTrainedT
 
 
 @cache
-def _read(path: Path, _changed: int) -> _Reading:
+def _read_gguf(path: Path, _changed: int) -> _Reading:
     """Read a GGUF file, which takes seconds.
 
     Args:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from typing import cast
 
 from thinkalike.config import ModelConfig
 from thinkalike.errors import ConfigError, ModelError
@@ -65,7 +66,7 @@ def pairs_of_layers(
     if layers == "all":
         return list(itertools.product(range(source_layers), range(target_layers)))
     pairs = []
-    for choice in layers:
+    for choice in cast(Sequence[int | list[int]], layers):
         if isinstance(choice, list):
             source, target = choice
         else:

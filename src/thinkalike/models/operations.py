@@ -34,7 +34,12 @@ class Operations:
     output: float
 
     def forward(self, start: int, stop: int, context: int) -> float:
-        """Return the operations for one token of blocks start..stop-1 in a row of `context` tokens."""
+        """Return the operations for one token of blocks start..stop-1.
+
+        Args:
+            start, stop: The first block, and the one after the last.
+            context: The tokens of the row in which the token stands.
+        """
         return float(sum(self.blocks[start:stop]) + context * sum(self.attention[start:stop]))
 
     def full(self, context: int) -> float:

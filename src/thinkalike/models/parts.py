@@ -11,7 +11,7 @@ import contextlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor, nn
@@ -21,8 +21,7 @@ from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.module_facts import tensors_of
 
 if TYPE_CHECKING:
-    from peft import PeftModel
-    from transformers import PreTrainedModel
+    from peft.utils.other import ModulesToSaveWrapper
 
 # What is looked for in the name of a module of a block, for each kind of component.
 COMPONENTS = {
@@ -135,7 +134,7 @@ def _outermost_wrapper(module: nn.Module, path: str) -> str:
     return path
 
 
-def comparable_name(module: PreTrainedModel | PeftModel, name: str) -> str | None:
+def comparable_name(module: nn.Module, name: str) -> str | None:
     """Return the name that a weight has in a model without PEFT's wrappers.
 
     It is None for a weight that is not in use. The weight that an adapter changes has the name of
@@ -158,20 +157,22 @@ def comparable_name(module: PreTrainedModel | PeftModel, name: str) -> str | Non
         if not is_wrapper(module):
             plain.append(following)
         elif following in ("original_module", "modules_to_save") and has_copies:
-            active = [] if module.disable_adapters else module.active_adapters
-            copies_in_use = [adapter for adapter in active if adapter in module.modules_to_save]
+            wrapper = cast("ModulesToSaveWrapper", module)
+            copies = wrapper.modules_to_save
+            active = [] if wrapper.disable_adapters else wrapper.active_adapters
+            copies_in_use = [adapter for adapter in active if adapter in copies]
             is_copy = following == "modules_to_save"
             if is_copy != bool(copies_in_use):
                 return None
             if is_copy:
                 if remaining[0] not in copies_in_use:
                     return None
-                module = module.modules_to_save
+                module = copies
                 following = remaining.pop(0)
         elif following not in WRAPPED:
             plain.append(following)
         if remaining:
-            module = getattr(module, following, None)
+            module = cast(nn.Module, getattr(module, following, None))
     return ".".join(plain)
 
 

@@ -1,4 +1,4 @@
-"""Gross damage of a model: implausible weights, a configuration of another architecture, a loss."""
+"""Gross damage of a model: implausible weights, another architecture's configuration, a loss."""
 
 from __future__ import annotations
 
@@ -138,8 +138,8 @@ def _zero_lines(model: FrozenModel, path: str, weight: Tensor) -> str:
     owner = model.module.get_submodule(path.rpartition(".")[0])
     if len(table) == model.vocabulary:
         special = {*model.tokenizer.all_special_ids, *model.tokenizer.get_added_vocab().values()}
-        known = len(model.tokenizer)
-        zero_rows = [row for row in zero_rows if row < known and row not in special]
+        token_count = len(model.tokenizer)
+        zero_rows = [row for row in zero_rows if row < token_count and row not in special]
     elif isinstance(owner, nn.Embedding):
         zero_rows = []
     words = []
@@ -159,23 +159,24 @@ def _check_architecture(model: FrozenModel) -> None:
     """
     import transformers
 
-    whole = getattr(model.module, "both", model.module)  # of which one side may be read
-    config = getattr(whole, "config", None)
-    text = text_config(whole)
+    # Of an encoder-decoder one side is read.
+    full_module = getattr(model.module, "both", model.module)
+    config = getattr(full_module, "config", None)
+    text = text_config(full_module)
     if config is None or not hasattr(config, "model_type"):
         return
     model_types = {str(config.model_type), str(text.model_type)}
     for class_name in config.architectures or ():
         config_class = getattr(getattr(transformers, class_name, None), "config_class", None)
         stated = getattr(config_class, "model_type", None)
-        if stated and not any(stated in known or known in stated for known in model_types):
+        if stated and not _is_among(stated, model_types):
             raise ModelError(
                 f"{model.name}: config.json says architectures={class_name} and "
                 f"model_type={config.model_type}, which differ; give the checkpoint's own; "
                 f"{ACCEPT}"
             )
-    for name, value in _unread_settings(whole, text).items():
-        class_name = type(whole).__name__
+    for name, value in _unread_settings(full_module, text).items():
+        class_name = type(full_module).__name__
         sentence = f"config.json says {name}={short(str(value))}, which {class_name} does not read"
         is_number = isinstance(value, int | float)
         is_switch = isinstance(value, bool)  # which is no factor
@@ -191,13 +192,18 @@ def _check_architecture(model: FrozenModel) -> None:
         )
 
 
+def _is_among(stated: str, model_types: Collection[str]) -> bool:
+    """Return whether a type of models is one of several, or a variant of one."""
+    return any(stated in model_type or model_type in stated for model_type in model_types)
+
+
 def _unread_settings(module: PreTrainedModel, text: PreTrainedConfig) -> dict[str, object]:
     """Return the settings that an architecture does not read, and others of transformers do.
 
     Neither the class of the configuration nor the code of any module has their names. Settings of
     texts to be generated are left out, and so are values that change nothing: those that are
-    false, empty or 0, a factor of 1, and a 1 or a text that is the default of an architecture that reads
-    the setting.
+    false, empty or 0, a factor of 1, and a 1 or a text that is the default of an architecture
+    that reads the setting.
 
     Args:
         module: The model.
@@ -205,7 +211,7 @@ def _unread_settings(module: PreTrainedModel, text: PreTrainedConfig) -> dict[st
     """
     from transformers import GenerationConfig
 
-    known = {*type(text)().to_dict(), *dir(type(text)), *GenerationConfig().to_dict()}
+    known_names = {*type(text)().to_dict(), *dir(type(text)), *GenerationConfig().to_dict()}
     python_modules = {type(submodule).__module__ for submodule in module.modules()}
     python_modules.add(type(text).__module__)
     sources = []
@@ -220,7 +226,7 @@ def _unread_settings(module: PreTrainedModel, text: PreTrainedConfig) -> dict[st
         settings |= rope  # those of other types read further settings
     unread = {}
     for name, value in settings.items():
-        if name in known or UNREAD.search(name) or not value:
+        if name in known_names or UNREAD.search(name) or not value:
             continue
         if re.search(rf"\b{name}\b", source):
             continue

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import MutableMapping
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
@@ -44,6 +47,6 @@ def precise_names(module: nn.Module, dtype: torch.dtype) -> re.Pattern[str]:
     """Return the pattern of names of weights that transformers keeps in float32 at this dtype."""
     if not hasattr(module, "_get_dtype_plan"):
         return re.compile(r"(?!)")  # no name
-    plan = module._get_dtype_plan(dtype)
+    plan = cast("PreTrainedModel", module)._get_dtype_plan(dtype)
     patterns = [name.replace("*", ".*") for name in sorted(plan)]
     return re.compile("|".join(patterns) or r"(?!)")

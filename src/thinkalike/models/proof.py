@@ -287,9 +287,9 @@ def _without_padding(model: FrozenModel, tokens: Tensor) -> Tensor:
 def _check_causal(model: FrozenModel, tokens: Tokens) -> None:
     """Raise a ModelError if later tokens change the logits of earlier ones."""
     half = tokens.shape[1] // 2
-    other = tokens.clone()
-    other[:, half:] = (other[:, half:] + 1) % model.vocabulary
-    changed_logits = model.full(other)[:, :half]
+    changed_tokens = tokens.clone()
+    changed_tokens[:, half:] = (tokens[:, half:] + 1) % model.vocabulary
+    changed_logits = model.full(changed_tokens)[:, :half]
     error = relative_error(changed_logits, model.full(tokens)[:, :half])
     # 0 in all architectures, but for experts, whose products round.
     if error <= TOLERANCE[model.dtype] / 10:

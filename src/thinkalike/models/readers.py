@@ -12,7 +12,7 @@ import re
 import shutil
 import tempfile
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -108,7 +108,7 @@ def read_transformers(
         options["quantization_config"] = transformers.GgufConfig(dequantize=True)
     # All below the head must be complete of a model whose head may be missing.
     body = [""] if family.predicts == "hidden" else None
-    read = functools.partial(
+    read_model = functools.partial(
         read_weights, model_class, config, place, body, dtype=dtype, **options
     )
     rows_of_adapter = 0
@@ -119,10 +119,10 @@ def read_transformers(
         # A head that nothing reads may be missing: equal checkpoints give equal modules.
         torch.manual_seed(0)
         if adapter is None:
-            module = read()
+            module = read_model()
         else:
             module, rows_of_adapter = run_adapted(
-                lambda: with_adapter(read(), adapter), adapter.name, TOLERANCE[dtype]
+                lambda: with_adapter(read_model(), adapter), adapter.name, TOLERANCE[dtype]
             )
 
     tokenizer_place = place
@@ -171,7 +171,7 @@ def _pinned(repository: str, revision: str | None) -> Iterator[None]:
     """
     import huggingface_hub
 
-    download = huggingface_hub.hf_hub_download
+    download: Callable[..., str] = huggingface_hub.hf_hub_download
     commit = resolved("model", repository, revision)
 
     def pinned(repo_id: str, filename: str, **options: object) -> str:
@@ -290,10 +290,10 @@ def _refuse_faults(
         config: Its configuration.
         place: Where it was read.
     """
-    found = []
+    phrases = []
     for fault, names in faults.items():
         if names:
-            found.append(f"{fault}: {listed(sorted(names))}")
+            phrases.append(f"{fault}: {listed(sorted(names))}")
     source = "config.json describes"
     remedy = "give the whole checkpoint with its own config.json"
     if is_gguf(place):
@@ -308,7 +308,7 @@ def _refuse_faults(
     remedy = conversion(Path(place)) or remedy  # DeepSpeed leaves empty weights beside its own
     raise ModelError(
         f"cannot load model={config.called} from {place}: its weights are not those that its "
-        f"{source} ({'; '.join(found)}); {remedy}"
+        f"{source} ({'; '.join(phrases)}); {remedy}"
     )
 
 

@@ -114,21 +114,21 @@ def hook_points(model: FrozenModel, n_heads: int) -> HookPoints:
             points["resid_mid", layer] = HookPoint(block[path].module, direction)
 
     attention_paths = ["" if form is None else form.attention for form in forms]
-    points |= _outputs(blocks, attention_paths, "attn_out")
+    points |= _output_points(blocks, attention_paths, "attn_out")
     projections = _last_projections(blocks, attention_paths)
     for layer, run in projections.items():
         if run.input is not None and run.input.shape[-1] % n_heads == 0:
             points["z", layer] = HookPoint(run.module, "input")
 
     mlp_paths = ["" if form is None else form.mlp for form in forms]
-    points |= _outputs(blocks, mlp_paths, "mlp_out")
+    points |= _output_points(blocks, mlp_paths, "mlp_out")
     for layer, run in _last_projections(blocks, mlp_paths).items():
         points["mlp_post", layer] = HookPoint(run.module, "input")
 
     return points | _points_outside(model, runs_outside, blocks)
 
 
-def _outputs(blocks: Sequence[Block], paths: Sequence[str], site: str) -> HookPoints:
+def _output_points(blocks: Sequence[Block], paths: Sequence[str], site: str) -> HookPoints:
     """Return the output of the module at a path of each block as the hook points of a site."""
     points: HookPoints = {}
     for layer, (block, path) in enumerate(zip(blocks, paths, strict=True)):

@@ -140,15 +140,15 @@ def _is_same_set(tensors: Mapping[str, Tensor], folder: Path, index: Mapping[str
     Files that cannot be read, such as a pointer of Git LFS, say nothing; what is read is checked
     elsewhere.
     """
-    others: dict[str, Tensor] = {}
+    other_tensors: dict[str, Tensor] = {}
     try:
         for file_name in set(index.values()):
-            others |= tensors_in_file(folder / file_name)
+            other_tensors |= tensors_in_file(folder / file_name)
     except Exception:
         return True
-    for name in tensors.keys() & others.keys():
+    for name in tensors.keys() & other_tensors.keys():
         first = tensors[name]
-        second = others[name]
+        second = other_tensors[name]
         narrower = min(first.dtype, second.dtype, key=lambda dtype: dtype.itemsize)
         if not torch.equal(first.to(narrower), second.to(narrower)):
             return False

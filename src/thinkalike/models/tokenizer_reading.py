@@ -52,8 +52,8 @@ def read_tokenizer(config: ModelConfig, place: str) -> PreTrainedTokenizerBase:
         check_growth(Path(file))
     tokenizer = None
     try:
-        read = AutoTokenizer.from_pretrained(place, revision=revision)
-        tokenizer = without_dropout(read, config.called)
+        tokenizer = AutoTokenizer.from_pretrained(place, revision=revision)
+        tokenizer = without_dropout(tokenizer, config.called)
     except ValueError as error:
         if "backend tokenizer" not in str(error):
             raise

@@ -26,7 +26,7 @@ def variant(
         name: The name of the new model.
         is_proved: Whether the module is a copy of one that passed, with other weights.
     """
-    other = FrozenModel(
+    new_model = FrozenModel(
         module,
         model.family,
         model.tokenizer,
@@ -38,10 +38,10 @@ def variant(
         is_proved=is_proved,
     )
     if type(model) is not FrozenModel:  # but one that is cut elsewhere
-        return type(model)(other, is_proved=is_proved)  # type: ignore[call-arg, arg-type]
+        return type(model)(new_model, is_proved=is_proved)  # type: ignore[call-arg, arg-type]
     if model.sites is not None:
-        other.sites = type(model.sites)(other, model.sites.chosen, model.sites.head)
-    return other
+        new_model.sites = type(model.sites)(new_model, model.sites.chosen, model.sites.head)
+    return new_model
 
 
 def randomised(model: FrozenModel, seed: int) -> FrozenModel:
@@ -82,6 +82,6 @@ def twin(model: FrozenModel, seed: int) -> FrozenModel:
 
     Both models share the memory of the embedding.
     """
-    other = fresh(model, seed)
-    embedding_of(other.module).data = embedding_of(model.module).data
-    return other
+    new_model = fresh(model, seed)
+    embedding_of(new_model.module).data = embedding_of(model.module).data
+    return new_model
