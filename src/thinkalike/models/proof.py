@@ -83,10 +83,10 @@ def _cuts(model: FrozenModel) -> list[Layer]:
     last = model.n_layers - 1
     if model.predicts == "states":
         return [last]  # the blocks of a decoder also read what its encoder made of the tokens
-    shape = text_config(model.module)
+    config = text_config(model.module)
     kinds: list[object] = []
     for name in LAYER_KINDS:
-        value = getattr(shape, name, None)
+        value = getattr(config, name, None)
         if isinstance(value, list):
             kinds = value
             break
@@ -97,11 +97,11 @@ def _cuts(model: FrozenModel) -> list[Layer]:
 
 def _longest_window(model: FrozenModel) -> int | None:
     """Return the longest window of attention that a row of the proof can be longer than."""
-    shape = text_config(model.module)
+    config = text_config(model.module)
     most = min(model.context, LONGEST_PROOF)
     windows = []
     for name in WINDOWS:
-        size = getattr(shape, name, None)
+        size = getattr(config, name, None)
         # Rows of the other samples have 16 tokens, which are longer than shorter windows.
         if isinstance(size, int) and 16 < size + BEYOND_WINDOW <= most:
             windows.append(size)
@@ -295,13 +295,13 @@ def _check_causal(model: FrozenModel, tokens: Tokens) -> None:
     if error <= TOLERANCE[model.dtype] / 10:
         return
 
-    shape = text_config(model.module)
+    config = text_config(model.module)
     body = type(getattr(model.module, "base_model", None)).__name__
-    heads = heads_of(str(getattr(shape, "model_type", "")))
+    heads = heads_of(str(getattr(config, "model_type", "")))
     remedy = f"write {body} under architectures in its config.json, to read its states alone"
     if any(head.predicts == "hidden" for head in heads):
         remedy = "save it with AutoModelForMaskedLM"
-    if hasattr(shape, "is_decoder"):
+    if hasattr(config, "is_decoder"):
         remedy = (
             "if trained on earlier tokens alone, write is_decoder: true in its config.json; else "
             f"{remedy}"

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from thinkalike.errors import ModelError, listed, one_line
+from thinkalike.models.hooks import Arguments
 from thinkalike.models.module_facts import first_tensor, sample_tokens, text_config
 
 if TYPE_CHECKING:
@@ -21,48 +22,36 @@ ROWS = 2
 TOKENS = 3
 
 
-def survey(model: FrozenModel) -> tuple[int, list[int | None]]:
-    """Return the width of the residual stream, and what each block returns.
+class Survey(NamedTuple):
+    """What the blocks of a model return.
 
-    This is the length of the tuple that a block returns, or None for a tensor. Blocks must run one
-    after the other and once each, and return states of one width. From then on no pass keeps keys
-    and values for later tokens; nothing is ever generated.
+    Attributes:
+        width: The width of the residual stream.
+        tuple_lengths: The length of the tuple that each block returns, or None for a tensor.
+    """
+
+    width: int
+    tuple_lengths: list[int | None]
+
+
+def survey(model: FrozenModel) -> Survey:
+    """Return what the blocks of a model return.
+
+    Blocks must run one after the other and once each, and return states of one width. From then on
+    no pass keeps keys and values for later tokens; nothing is ever generated.
 
     Raises:
         ModelError: Blocks do not run so, or return something else.
     """
-    for shape in (getattr(model.module, "config", None), text_config(model.module)):
-        if hasattr(shape, "use_cache"):
-            shape.use_cache = False  # type: ignore[union-attr]
-    ran: list[int] = []
-    outputs: list[object] = []
-
-    def record(number: int, output: object) -> None:
-        ran.append(number)
-        outputs.append(output)
-
-    with contextlib.ExitStack() as hooks:
-        for number, block in enumerate(model.blocks):
-            hook = block.register_forward_hook(
-                lambda _, __, output, number=number: record(number, output)
-            )
-            hooks.enter_context(hook)
-        with passing(model.name):
-            model.full(sample_tokens(model.vocabulary, TOKENS, rows=ROWS))
-
-    expected = list(range(model.n_layers))
-    if not ran or ran != expected:
-        idle = sorted(set(expected) - set(ran))
-        which = f" (of these, {listed(idle)} do not run for text alone)" if idle else ""
-        raise ModelError(
-            f"{model.name}: the {model.n_layers} blocks of {model.family.blocks} do not run one "
-            f"after the other and once each{which}, so it has no residual stream to cut"
-        )
-    unknown = {
-        type(output).__name__
-        for output in outputs
-        if not isinstance(output, Tensor | tuple | list)
-    }
+    for config in (getattr(model.module, "config", None), text_config(model.module)):
+        if config is not None and hasattr(config, "use_cache"):
+            config.use_cache = False
+    order, outputs = _outputs_of_blocks(model)
+    _check_order(model, order)
+    unknown = set()
+    for output in outputs:
+        if not isinstance(output, Tensor | tuple | list):
+            unknown.add(type(output).__name__)
     if unknown:
         raise ModelError(
             f"{model.name}: its blocks return {listed(sorted(unknown))}, and no states that can "
@@ -74,10 +63,41 @@ def survey(model: FrozenModel) -> tuple[int, list[int | None]]:
         raise ModelError(
             f"{model.name}: its blocks return {sorted(shapes)} for {ROWS} rows of {TOKENS} tokens"
         )
-    lengths: list[int | None] = []
+    tuple_lengths: list[int | None] = []
     for output in outputs:
-        lengths.append(len(output) if isinstance(output, tuple | list) else None)
-    return first_shape[-1], lengths
+        tuple_lengths.append(len(output) if isinstance(output, tuple | list) else None)
+    return Survey(first_shape[-1], tuple_lengths)
+
+
+def _outputs_of_blocks(model: FrozenModel) -> tuple[list[int], list[object]]:
+    """Return the numbers of blocks in the order in which they ran, and what each returned."""
+    order: list[int] = []
+    outputs: list[object] = []
+
+    def record(number: int, block: nn.Module, args: Arguments, output: object) -> None:
+        order.append(number)
+        outputs.append(output)
+
+    with contextlib.ExitStack() as hooks:
+        for number, block in enumerate(model.blocks):
+            record_block = functools.partial(record, number)
+            hooks.enter_context(block.register_forward_hook(record_block))
+        with passing(model.name):
+            model.full(sample_tokens(model.vocabulary, TOKENS, rows=ROWS))
+    return order, outputs
+
+
+def _check_order(model: FrozenModel, order: Sequence[int]) -> None:
+    """Raise a ModelError unless blocks ran one after the other and once each."""
+    expected = list(range(model.n_layers))
+    if order and order == expected:
+        return
+    idle = sorted(set(expected) - set(order))
+    which = f" (of these, {listed(idle)} do not run for text alone)" if idle else ""
+    raise ModelError(
+        f"{model.name}: the {model.n_layers} blocks of {model.family.blocks} do not run one "
+        f"after the other and once each{which}, so it has no residual stream to cut"
+    )
 
 
 @contextlib.contextmanager
