@@ -76,7 +76,8 @@ OWNERS = {
     "pytorch_lightning": "training",
     "matplotlib": "figures",
 }
-BESIDE = {"contrib": ("training", "figures", "data"), "cli": ("config",), "store": ("figures",)}  # parts whose libraries others use, too
+# Parts whose libraries others use, too: the store names the types of figures that a result draws.
+BESIDE = {"contrib": ("training", "figures", "data"), "cli": ("config",), "store": ("figures",)}
 
 
 def part_of(file: Path) -> str:
