@@ -164,12 +164,13 @@ def _close(ours: torch.Tensor, expected: torch.Tensor, what: str) -> None:
 
 PAGE = """# Architectures
 
-Made by `python docs/make_models.py`. Each architecture was made tiny and random, saved by transformers {version}, and
-loaded like any checkpoint (`model=local`, `model=hub`, or a named model), with the blocks found from the module itself.
-Every residual stream was compared with a plain transformers model, by hooks and by `output_hidden_states`
-([Layer numbering](../concepts/layer-numbering.md)), and at every cut the tail of the head with the full pass, on rows
-longer than any sliding window; and gradients went through every tail.
-All differences are below {close} of the largest entry, or the line says what is refused.
+Does thinkalike load my architecture, and is it cut correctly? `python docs/make_models.py` makes this page. It
+builds a tiny random model of each architecture, saves it with transformers {version}, and loads it like any
+checkpoint (`model=local`, `model=hub`, or a named model); thinkalike finds the blocks in the module itself.
+Every residual stream is compared with a plain transformers model, by hooks and by `output_hidden_states`
+([Layer numbering](../concepts/layer-numbering.md)). At every cut, the tail of the head is compared with the
+full forward pass, on rows longer than any sliding window, and gradients pass through every tail. All
+differences are below {close} of the largest entry, or the line says what is refused.
 
 {loaded} load, {refused} are refused.
 

@@ -195,37 +195,43 @@ def run(cache: Path, only: list[str]) -> None:
 
 SECTIONS = [
     (
-        "How alike are SmolLM2 and Gemma?",
-        "[The ruler](guide/ruler.md): what both share at five depths, beside copies with fewer bits.",
+        "How similar are SmolLM2 and Gemma?",
+        "[The ruler](guide/ruler.md) reports residual R² at five depths (column *shared*) and equivalent bit widths.",
         ["ruler"],
     ),
     (
-        "The same, by other text",
-        f"The first {WORDS} words of the docstrings of each module of Python's standard library, a document each.",
+        "The same on different text",
+        f"Each document has the first {WORDS} words of the docstrings of one module of Python's standard library.",
         ["ruler-docstrings"],
     ),
     (
         "Can Gemma use what SmolLM2 computes?",
-        "A linear map that is fitted in closed form, at five pairs of layers of about equal relative depth.",
+        "A stitch that is fitted in closed form, at five layer pairs of about equal relative depth.",
         ["stitch"],
     ),
-    ("Features", "RSA of both and MLEM of SmolLM2 on the controlled stimuli of this project.", ["rsa", "mlem-smollm2"]),
+    (
+        "Features",
+        "RSA of both models, and MLEM of SmolLM2, on the controlled stimuli of the bundled grammar.",
+        ["rsa", "mlem-smollm2"],
+    ),
 ]
 INTRODUCTION = """# Real models
-The first results on real weights: SmolLM2-135M-Instruct (Q4_1, 30 layers) and Gemma 3 270M (Q4_K_M, 18 layers), which
-come as packages of the Python index. Made by `python docs/make_real_models.py` on two CPU cores without a GPU; below
-each command is what it prints. Each ran once, some beside other work.
+What do the instruments report on real weights? This page has the first results, for SmolLM2-135M-Instruct (Q4_1, 30
+layers) and Gemma 3 270M (Q4_K_M, 18 layers), which are packages of the Python index. `python docs/make_real_models.py`
+makes it on two CPU cores without a GPU. Below each command is what it prints. Each command ran once, some while the
+machine did other work. The [glossary](reference/glossary.md) explains the words on the screens.
 
 ## What did a change do to SmolLM2?
-Relative distance of states by layer (`measure=distance`), of SmolLM2 and copies of it: every matrix rounded to so many
-bits, or noise of a tenth of each matrix's spread in the MLPs of one block, and of blocks 10 to 14.
+The table has the relative distance of states by layer (`measure=distance`) between SmolLM2 and changed copies of it.
+In a copy, every matrix is rounded to 8, 6, 4 or 3 bits, or the MLPs of block 15, of block 27 or of blocks 10 to 14 have
+noise of a tenth of each matrix's spread.
 """
 LIMITS = """
 ## What does not work
-- **Tokens with massive activations are left out, and for SmolLM2 beside Gemma these are 12 % of the words.** A few of
-  them carry most of a layer's variance: with those of SmolLM2, CKA of its layers 2 to 8 falls to a third or less.
-- MLEM of SmolLM2 leaves out 413 of 1,431 stimuli for the same reason. Nearly all of them are first words of sentences.
-- Nobody has compared full-scale runs, and two models are no sample of real models.
+- **Tokens with massive activations are excluded, and for SmolLM2 and Gemma these are 12 % of the words.** A few of them
+  carry most of a layer's variance: if those of SmolLM2 are included, CKA of its layers 2 to 8 falls to a third or less.
+- MLEM of SmolLM2 excludes 413 of 1,431 stimuli for the same reason. Nearly all of them are first words of sentences.
+- Full-scale runs were not compared, and two models are not a sample of real models.
 """
 SHOWN = (0, 3, 10, 15, 29)
 CHANGES = ("8bit", "6bit", "4bit", "3bit", "noise15", "noise27", "noise10-14")

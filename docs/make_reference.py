@@ -56,25 +56,28 @@ UNCHECKED = "?"  # a value that no setting has, so that its check lists those th
 
 SETTINGS = """# Settings
 
-Made by `python docs/make_reference.py` from the schemas. [Commands](commands.md#settings) has the syntax. `--help` of
-either entry point lists the settings that matter, and `--cfg job` all of them with their values.
+Which settings exist, and what are their values and defaults? `python docs/make_reference.py` makes this page
+from the schemas. [Commands](commands.md#settings) has the syntax, and the [glossary](glossary.md) explains the
+words. `--help` of either entry point lists the main settings, and `--cfg job` lists all of them with their
+values.
 
 **†** marks settings outside the key. The key is a hash of all settings that differ from their defaults, and results are
 stored under it. Device and threads are outside, although they change the rounding of sums, which training can amplify.
-For a path, the key has the content of the file.
+For a path, the key contains the content of the file.
 
-**Default** is the value without an override; where minis and larger models differ (`scale`), both values are given. An
-option of a group ([Names](names.md)) sets several at once: the defaults of `stitch` are those of `stitch=linear`.
-`--cfg job` shows null for a setting that is left to the recipe. Square brackets include the end of an interval, round
-ones exclude it.
+**Default** is the value without an override; where minis and larger models differ (`scale`), both values are
+given. An option of a group ([Names](names.md)) sets several settings at once: the defaults of `stitch` are
+those of `stitch=linear`. `--cfg job` shows null for a setting that the recipe decides. Square brackets include
+the end of an interval, round brackets exclude it.
 
 {sections}
 """
 
 NAMES = """# Names
 
-Made by `python docs/make_reference.py` from `conf/`. `GROUP=NAME` on the command line chooses an option of a group, and
-`model@target=NAME` that of the second model. The table lists what an option sets; everything else has the defaults of
+Which names can I write after `model=`, `data=`, `stitch=`, ...? `python docs/make_reference.py` makes this page
+from `conf/`. `GROUP=NAME` on the command line chooses an option of a group, and `model@target=NAME` chooses
+that of the second model. The tables list what each option sets; everything else has the defaults of
 [Settings](settings.md).
 
 {sections}
@@ -82,9 +85,9 @@ Made by `python docs/make_reference.py` from `conf/`. `GROUP=NAME` on the comman
 
 API = """# Python API
 
-Made by `python docs/make_reference.py`. `import thinkalike` is quick: a name is loaded at its first use. Measures
-take torch tensors, NumPy arrays, DataFrames and lists, and return tensors; `n` counts tokens or stimuli, `d` width, `l`
-layers, `f` features.
+What can I call from Python? `python docs/make_reference.py` makes this page. `import thinkalike` is quick,
+because a name is loaded at its first use. Measures take torch tensors, NumPy arrays, DataFrames and lists, and
+return tensors. In shapes, `n` counts tokens or stimuli, `d` is the width, `l` counts layers, `f` features.
 
 {sections}
 """

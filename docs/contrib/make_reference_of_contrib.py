@@ -22,16 +22,16 @@ TASK_OF = {"nli": "nli", "sae": "sae"}  # the tasks whose recipes decide the def
 
 SETTINGS = """# Settings of contrib
 
-Made by `python docs/contrib/make_reference_of_contrib.py`. [Settings](../reference/settings.md) has those of the core,
-and says how to read the tables.
+Which settings do the instruments of contrib add? `python docs/contrib/make_reference_of_contrib.py` makes this page.
+[Settings](../reference/settings.md) has the settings of the core, and explains how to read the tables.
 
 {sections}
 """
 
 NAMES = """# Names of contrib
 
-Made by `python docs/contrib/make_reference_of_contrib.py` from `src/thinkalike/contrib/conf/`.
-[Names](../reference/names.md) has those of the core.
+Which names does contrib add? `python docs/contrib/make_reference_of_contrib.py` makes this page from
+`src/thinkalike/contrib/conf/`. [Names](../reference/names.md) has those of the core.
 
 {sections}
 """

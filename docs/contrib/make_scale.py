@@ -20,18 +20,18 @@ FASTER = ("model.dtype=bfloat16",)
 
 PAGE = """# What a run takes
 
-Made by `python docs/contrib/make_scale.py`, from the same formulas as `dry_run=true`: nothing is loaded or downloaded.
-Models' sizes are those of their published `config.json`.
+What would an experiment cost on a GPU? `python docs/contrib/make_scale.py` makes this page from the same formulas as
+`dry_run=true`: nothing is loaded or downloaded. The sizes of models are those of their published `config.json`.
 
     python analyze.py experiment=brown2023/figure3 dry_run=true
     python train.py model=solu-3l model@target=gelu-3l layers=all dry_run=true
     python analyze.py measure=cka 'models=[gpt2,mamba-130m]' dry_run=true
 
-**FLOPs** are those of the passes of models, two for each product of a multiplication and an addition, as torch counts
-them in a model without weights. A step of training a model is three passes, and one through frozen weights two.
-Comparisons of states, fits of maps and probes, and autoencoders come on top. Passes that several jobs share are counted
-once. **Bytes** are a lower bound: the weights in the dtype of the job, the states of a batch, and maps with gradients
-and momenta; on a CPU also the process and its tokenizers.
+**FLOPs** are those of the passes of models: two for each multiplication with its addition, as torch counts them
+in a model without weights. A step of training a model counts as three passes, a step of training through frozen
+weights as two. Comparisons of states, fits of maps and probes, and autoencoders are added. Passes that several
+jobs share are counted once. **Bytes** are a lower bound: the weights in the dtype of the job, the states of a
+batch, and maps with gradients and momenta; on a CPU also the process and its tokenizers.
 **Hours** are FLOPs over {share} of a GPU's peak: {peaks} (NVIDIA's data sheets, dense products). Small models, whose
 kernels are short, reach less than {share}.
 
@@ -41,8 +41,8 @@ kernels are short, reach less than {share}.
 |---|---|---|---|---|{dashes}|
 {experiments}
 
-An experiment without jobs concerns stimuli alone. A trajectory reads the {checkpoints} checkpoints of each Pythia.
-Populations have pairs of about 40 tokens. For the court, only the target's passes are counted.
+An experiment without jobs uses only stimuli. A trajectory reads the {checkpoints} checkpoints of each Pythia.
+Populations have pairs of sentences of about 40 tokens. For the court, only the target's passes are counted.
 
 ## All pairs of eight Pythias
 
@@ -52,8 +52,8 @@ CKA of {pairs} pairs of models and of each with itself, 1000 batches of 1024 tok
 |---|---|---|{dashes}|
 {pythias}
 
-Pair by pair every model runs once for each of its pairs; in one pass it runs once. In float32 all models together need
-more than 80 GB, and so do the two largest alone; in bfloat16 all fit.
+Pair by pair, every model runs once for each of its pairs; in one pass it runs once. In float32 all models together need
+more than 80 GB, and so do the two largest without the rest; in bfloat16 all fit.
 """
 
 
