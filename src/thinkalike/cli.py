@@ -1,4 +1,4 @@
-"""The entry points, as scripts and as commands: `thinkalike diff|train|analyze|results|report`.
+"""The entry points, as scripts and as commands: `thinkalike diff|lineage|train|analyze|results|report`.
 
 Hydra reads the command lines of train and analyze. The jobs of a sweep share a file, whichever process or machine they
 run on, in which each notes its results, or why it failed; a job that fails does not stop the others.
@@ -76,7 +76,9 @@ SHELLS = ("bash", "fish", "zsh")  # that Hydra can complete words for
 DRY_RUN = "thinkalike-dry-run-"  # how the temporary folder of a sweep begins that does nothing
 UNREACHABLE = (errno.ENAMETOOLONG, errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENOTDIR)  # of a place that was named
 EXIT_STATUSES = range(1, 126)  # from 126 on they are those of shells and of signals
-SHORT = ("margin", "null", "tokens", "tokens_per_part", "contrast", "path", "pairs", "steps", "other")  # of `diff`
+OF_DIFF = ("margin", "null", "tokens", "tokens_per_part", "contrast", "path", "pairs", "steps", "other")
+# What commands call their two models, and the settings of their measure that need no "measure." before them.
+OF_TWO_MODELS = {"diff": ("BASE CHANGED", OF_DIFF), "lineage": ("A B", ("likeness",))}
 
 
 def entry_point(name: str) -> Callable[[], None]:
@@ -480,18 +482,24 @@ def report() -> None:
     write_report(sys.argv[1:])
 
 
-def as_analysis(words: Sequence[str]) -> list[str]:
-    """Return the command line of analyze.py that `thinkalike diff BASE CHANGED [key=value ...]` stands for."""
+def as_analysis(words: Sequence[str], command: str = "diff") -> list[str]:
+    """Return the command line of analyze.py that `thinkalike COMMAND MODEL MODEL [key=value ...]` stands for.
+
+    Args:
+        words: The words after the command.
+        command: "diff" or "lineage", which is also the name of the measure.
+    """
     if {"-h", "--help"} & {*words}:
-        return ["measure=diff", "--help"]
+        return [f"measure={command}", "--help"]
     models = list(itertools.takewhile(_is_model, words))
+    sides, settings = OF_TWO_MODELS[command]
     if len(models) != 2:
-        raise ConfigError("thinkalike diff BASE CHANGED [key=value ...] takes two models, by name or folder")
+        raise ConfigError(f"thinkalike {command} {sides} [key=value ...] takes two models, by name or folder")
     here = [name for name in models if "/" not in name and (is_folder(name) or name.endswith(".ckpt"))]
     base, changed = (f"./{name}" if name in here else name for name in models)
     base, changed = (f"'{name}'" if "=" in name else name for name in (base, changed))
-    own = [f"measure.{word}" if re.split("[.=]", word)[0] in SHORT else word for word in words[2:]]
-    return ["measure=diff", f"model={base}", f"model@target={changed}", *own]
+    own = [f"measure.{word}" if re.split("[.=]", word)[0] in settings else word for word in words[2:]]
+    return [f"measure={command}", f"model={base}", f"model@target={changed}", *own]
 
 
 def _is_model(word: str) -> bool:
@@ -501,13 +509,22 @@ def _is_model(word: str) -> bool:
 
 def diff() -> None:
     """Say what a change did, as `thinkalike analyze measure=diff`."""
+    _analyze_two_models("diff")
+
+
+def lineage() -> None:
+    """Say which blocks of one model derive from another, as `thinkalike analyze measure=lineage`."""
+    _analyze_two_models("lineage")
+
+
+def _analyze_two_models(command: str) -> None:
     with own_process():
-        sys.argv[1:] = as_analysis(sys.argv[1:])
+        sys.argv[1:] = as_analysis(sys.argv[1:], command)
     os.environ[COMMAND] = "analyze"
     analyze()
 
 
-COMMANDS = {"diff": diff, "train": train, "analyze": analyze, "results": results, "report": report}
+COMMANDS = {"diff": diff, "lineage": lineage, "train": train, "analyze": analyze, "results": results, "report": report}
 
 
 def main() -> None:
@@ -515,7 +532,8 @@ def main() -> None:
     words = ([os.environ[COMMAND]] if COMMAND in os.environ and "LOCAL_RANK" in os.environ else []) + sys.argv[1:]
     name = words[0] if words else "--help"
     if name in ("-h", "--help"):
-        print("usage: thinkalike diff|train|analyze|results|report [key=value ...]; thinkalike train --help says more")
+        commands = "|".join(COMMANDS)
+        print(f"usage: thinkalike {commands} [key=value ...]; thinkalike train --help says more")
         return
     if name in ("-V", "--version"):
         print(f"thinkalike {sys.modules[__package__].__version__}")

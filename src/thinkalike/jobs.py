@@ -394,6 +394,27 @@ class Diff(Job):
 
 
 @dataclass(frozen=True, eq=False)
+class Lineage(Job):
+    """Does the target derive from the source, and which of its blocks? An exact test of weights, which reads no text.
+
+    The table has the hidden units in common positions for every two blocks, with p-values under independent training.
+    `tables["origins"]` has the origin of each block of the target. With likeness=False copies whose units were
+    reordered are not looked for.
+
+    >>> result = lineage("bert-mini", "bert-mini-nli")
+    >>> result.scalars["blocks_with_origin"]
+    6.0
+    """
+
+    SIDES: ClassVar[tuple[str, ...]] = ("source", "target")
+
+    source: Model
+    target: Model
+    _: KW_ONLY
+    likeness: bool = True
+
+
+@dataclass(frozen=True, eq=False)
 class Loss(Job):
     """How well does a model predict held-out text? The table has its loss beside the entropy of single tokens.
 
