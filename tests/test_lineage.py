@@ -12,11 +12,9 @@ from scipy.stats import kstest
 from torch import Tensor
 
 from thinkalike.instruments.lineage.comparison import (
-    PairOfBlocks,
-    Streams,
+    Comparison,
     common_streams,
-    compare_blocks,
-    count_alike,
+    compare_models,
     table_of_origins,
     table_of_pairs,
 )
@@ -75,22 +73,19 @@ def planted(model: UnitModel, weights: Changed, tokens: Mapping[str, int] | None
     return unit_model("copy", InMemory(weights), tokens or model.tokens, {"name": "copy"})
 
 
-def compared(source: UnitModel, target: UnitModel) -> tuple[Streams, list[PairOfBlocks]]:
-    streams = common_streams(source, target)
-    return streams, compare_blocks(source, target, streams)
+def compared(source: UnitModel, target: UnitModel, likeness: bool = False) -> Comparison:
+    return compare_models(source, target, len(source.units) * len(target.units), likeness)
 
 
 def origin_of_blocks(source: UnitModel, target: UnitModel) -> dict[int, float]:
     """The origin of each block of the target; NaN: none."""
-    _, pairs = compared(source, target)
-    found = table_of_origins(pairs)
+    found = table_of_origins(compared(source, target))
     return dict(zip(found["target_layer"], found["source_layer"], strict=True))
 
 
 def assert_origins(source: UnitModel, target: UnitModel, expected: Mapping[int, int]) -> None:
     """Blocks have these origins with p < 1e-6, and no other pair of blocks has p < .01, corrected."""
-    streams, pairs = compared(source, target)
-    table = table_of_pairs(pairs, source, target, streams)
+    table = table_of_pairs(compared(source, target))
     for row in table[table["target_part"] != "embedding"].itertuples():
         if expected.get(row.target_layer) == row.source_layer:
             assert row.p_corrected < 1e-6, row
@@ -202,28 +197,23 @@ def test_p_values_of_independent_models_are_uniform(models):
     """Seeds, families and texts differ. Streams are aligned by their embeddings, as no two share one."""
     generator = seeded(0)
     randomised = []
-    likeness = []
     for first, second in itertools.combinations(models.values(), 2):
-        streams, pairs = compared(first, second)
-        assert streams.basis == "aligned"
-        for pair in pairs:
+        comparison = compared(first, second)
+        assert comparison.streams.basis == "aligned"
+        for pair in comparison.pairs:
             uniform = float(torch.rand(1, generator=generator))
             randomised.append(pair.test.randomised_p(uniform))
-        if first.name == MODEL and second.name == OTHER_SEED:
-            count_alike(pairs, first, second, streams)
-            likeness = [(pair.alike or 0) / pair.test.compared for pair in pairs]
     assert len(randomised) > 1000
     assert kstest(randomised, "uniform").pvalue > 0.05
     assert sum(p < 0.05 for p in randomised) / len(randomised) <= 0.06
-    assert 0 < max(likeness) <= LIKENESS_OF_INDEPENDENT
 
 
 def test_the_published_test_alarms_on_independent_seeds(models):
     """Agreement of two matchings, read as a Poisson count, has p < 1e-6 for models of other seeds."""
     first, second = models[MODEL], models[OTHER_SEED]
-    streams, pairs = compared(first, second)
-    count_alike(pairs, first, second, streams)
-    agreeing = sum(pair.alike or 0 for pair in pairs)
+    pairs = compared(first, second, likeness=True).pairs
+    assert max(pair.alike or 0 for pair in pairs) < LIKENESS_OF_INDEPENDENT
+    agreeing = sum(round((pair.alike or 0) * 256) for pair in pairs)
     expected = sum(len(pair.reading.source) / 256 for pair in pairs)
     log_chance = agreeing * math.log(expected) - expected - math.lgamma(agreeing + 1)
     assert log_chance < math.log(1e-6)
@@ -382,11 +372,8 @@ def test_reordered_units_are_alike_and_no_descent(models):
         weights[writing] = weights[writing][order]
     copy = planted(source, weights)
     assert_origins(source, copy, {})
-    streams, pairs = compared(source, copy)
-    count_alike(pairs, source, copy, streams)
-    for pair in pairs:
-        share = (pair.alike or 0) / pair.test.compared
-        assert (share > REORDERED) == (pair.source.block == pair.target.block), pair
+    for pair in compared(source, copy, likeness=True).pairs:
+        assert ((pair.alike or 0) > REORDERED) == (pair.source.block == pair.target.block), pair
 
 
 def test_a_block_of_zeros_has_no_origin(models):

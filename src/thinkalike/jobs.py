@@ -497,7 +497,7 @@ def check_measure(job: Job, does: str) -> None:
     if isinstance(job, Compare) and callable(job.measure) and job.store is not None:
         raise ConfigError("measure is a function in memory, which has no key: with store= give FILE.py:NAME")
     instrument = plugins.instrument(measure_entry(does))
-    if isinstance(job, Compare) and (instrument.of_models == "all" or "model" not in instrument.reads):
+    if isinstance(job, Compare) and "model" not in instrument.reads:
         raise ConfigError(f"measure={does} is of more than two models: use python analyze.py measure={does}")
 
 

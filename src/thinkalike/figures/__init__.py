@@ -9,6 +9,7 @@ from typing import Any
 _NAMES = {
     "style": ("COLOURS", "canvas", "close", "heatmap", "line", "save", "shown"),
     "layers": ("changes", "components", "layer_heatmaps", "layer_pairs", "profiles", "ruler", "shifts", "similarity"),
+    "lineage": ("family",),
     "stitching": ("penalties", "penalty_map"),
     "trajectories": ("trajectory",),
 }

@@ -5,8 +5,8 @@ descent with elementwise optimisers commutes with a permutation of units. So if 
 trained independently, on whatever text, every order of the units of one block is as likely as any
 other, given everything else.
 
-The test matches the units of two blocks by a rule that looks at weights and never at positions, and
-counts the matched pairs that stand in the same position in both blocks. Under independence that
+The test matches the units of two blocks by a rule that looks at weights and never at positions.
+It counts the matched pairs that stand in the same position in both blocks. Under independence the
 count is the number of fixed points of a random permutation (rencontres numbers, close to a Poisson
 variable of mean 1 if all units are matched), so that its p-value is exact and needs no simulation.
 
@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -26,7 +26,7 @@ from scipy.special import log_ndtr
 from torch import Tensor
 from torch.nn.functional import normalize
 
-# Of wider blocks, so many units are matched first, and all of them only where these are suspicious.
+# Of wider blocks, so many units are matched first, and all of them where these are suspicious.
 SAMPLED_UNITS = 256
 
 # Below this p-value of the sampled units, all units are matched.
@@ -55,10 +55,11 @@ class UnitTest(NamedTuple):
     """How many units of two blocks are where a common history would leave them.
 
     Attributes:
-        compared: The number of units that could be in place: of the smaller block, or of its sample.
+        compared: The number of units that could be in place: of the smaller block, or of a sample.
         matched: The number of units that were matched.
         kept: The number of matched pairs in the same position; for blocks of different numbers of
             units, the most matched pairs that are in the same order.
+        by: "position" or, for blocks of different numbers of units, "order".
         log_p: The logarithm of the probability of as many or more under independent training.
         log_p_of_more: The logarithm of the probability of more.
     """
@@ -66,6 +67,7 @@ class UnitTest(NamedTuple):
     compared: int
     matched: int
     kept: int
+    by: Literal["position", "order"]
     log_p: float
     log_p_of_more: float
 
@@ -79,7 +81,7 @@ class UnitTest(NamedTuple):
         return max(math.exp(min(self.log_p + math.log(tests), 0.0)), LEAST_P)
 
     def randomised_p(self, uniform: float) -> float:
-        """Return a p-value that is uniform on [0, 1] under independence, as no discrete one can be.
+        """Return a p-value that is uniform on [0, 1] under independence, as no discrete one is.
 
         Args:
             uniform: A uniform random number that decides within the probability of the count.
@@ -127,10 +129,10 @@ def match_units(
     target: Float[Tensor, "v d"],
     sampled: Int[Tensor, " s"],
 ) -> Matching:
-    """Match units that are each other's nearest by cosine, among sampled ones and all of the target's.
+    """Match units that are each other's nearest by cosine: sampled ones and all of the target's.
 
-    Units that are zero, or that have two equally near partners, stay unmatched: an arbitrary choice
-    among them would depend on positions, and the test would no longer be exact.
+    Units that are zero, or that have two equally near partners, stay unmatched. An arbitrary
+    choice among them would depend on positions, and the test would no longer be exact.
     """
     if len(sampled) == 0 or len(target) == 0:
         nothing = torch.zeros(0, dtype=torch.long)
@@ -153,7 +155,12 @@ def match_units(
     return Matching(sampled[rows[is_clear]], columns[is_clear])
 
 
-def unit_test(matching: Matching, sampled: Int[Tensor, " s"], source_units: int, target_units: int) -> UnitTest:
+def unit_test(
+    matching: Matching,
+    sampled: Int[Tensor, " s"],
+    source_units: int,
+    target_units: int,
+) -> UnitTest:
     """Return the test of a matching, by positions or, for different numbers of units, by order."""
     compared = min(len(sampled), target_units)
     if source_units == target_units:
@@ -168,6 +175,7 @@ def _test_of_positions(matching: Matching, compared: int, units: int) -> UnitTes
         compared=compared,
         matched=matched,
         kept=in_place,
+        by="position",
         log_p=log_tail_of_positions(in_place, matched, units),
         log_p_of_more=log_tail_of_positions(in_place + 1, matched, units),
     )
@@ -177,8 +185,8 @@ def log_tail_of_positions(count: int, matched: int, units: int) -> float:
     """Return log P(at least `count` of `matched` pairs are in place) for a random order of units.
 
     With S_j the expected number of sets of j pairs that are in place, C(m, j) (n - j)! / n!, it is
-    the alternating sum over j >= count of (-1)^(j - count) C(j - 1, count - 1) S_j. The ratio of two
-    terms in a row is below 1, so that the sum is computed relative to its first term.
+    the alternating sum over j >= count of (-1)^(j - count) C(j - 1, count - 1) S_j. Each term is
+    smaller than the one before, so the sum is computed relative to its first term.
 
     Args:
         count: The number of pairs in place.
@@ -212,6 +220,7 @@ def _test_of_order(matching: Matching, compared: int) -> UnitTest:
         compared=compared,
         matched=matched,
         kept=longest_increasing(target),
+        by="order",
         log_p=log_tail_of_inversions(inversions, matched),
         log_p_of_more=log_tail_of_inversions(inversions - 1, matched),
     )
@@ -240,8 +249,8 @@ def longest_increasing(positions: list[int]) -> int:
 def log_tail_of_inversions(inversions: int, matched: int) -> float:
     """Return log P(at most so many inversions) for a random order of matched units.
 
-    The number of inversions is a sum of independent uniform variables on 0..i for i < m, whose tails
-    are lighter than those of the normal distribution of its variance, which is used for many units.
+    The number of inversions is a sum of independent uniform variables on 0..i for i < m. Its tails
+    are lighter than those of the normal distribution that stands for it where m is large.
     """
     most = matched * (matched - 1) // 2
     if inversions < 0:
@@ -249,19 +258,22 @@ def log_tail_of_inversions(inversions: int, matched: int) -> float:
     if inversions >= most:
         return 0.0
     if matched <= EXACT_INVERSIONS:
-        probabilities = torch.ones(1, dtype=torch.float64)
-        for further in range(1, matched):
-            step = torch.full((further + 1,), 1 / (further + 1), dtype=torch.float64)
-            probabilities = _sum_of_independent(probabilities, step)
+        probabilities = distribution_of_inversions(matched)
         return math.log(float(probabilities[: inversions + 1].sum()))
     variance = matched * (matched - 1) * (2 * matched + 5) / 72
     return float(log_ndtr((inversions + 0.5 - most / 2) / math.sqrt(variance)))
 
 
-def _sum_of_independent(first: Float[Tensor, " a"], second: Float[Tensor, " b"]) -> Float[Tensor, " c"]:
-    """Return the distribution of the sum of two independent counts."""
-    full = torch.nn.functional.conv1d(first[None, None], second.flip(0)[None, None], padding=len(second) - 1)
-    return full[0, 0]
+def distribution_of_inversions(matched: int) -> Float[Tensor, " k"]:
+    """Return the probability of each number of inversions of a random order."""
+    probabilities = torch.ones(1, dtype=torch.float64)
+    for further in range(1, matched):
+        # The next element descends below 0 to `further` of the earlier ones, each as likely.
+        sums = torch.zeros(len(probabilities) + further, dtype=torch.float64)
+        for descents in range(further + 1):
+            sums[descents : descents + len(probabilities)] += probabilities
+        probabilities = sums / (further + 1)
+    return probabilities
 
 
 def stream_map(source: Float[Tensor, "t d"], target: Float[Tensor, "t e"]) -> Float[Tensor, "d e"]:
@@ -279,9 +291,9 @@ def stream_map(source: Float[Tensor, "t d"], target: Float[Tensor, "t e"]) -> Fl
 def agreeing_units(reading: Matching, writing: Matching) -> int:
     """Return how many pairs of units are matched by what they read and by what they write.
 
-    A reordered copy keeps such pairs (Zhu et al. 2025, arXiv 2502.12292). So do independent models,
-    more often than chance, as units that read alike write alike. The count is evidence of likeness,
-    and has no p-value under independence.
+    A reordered copy keeps such pairs (Zhu et al. 2025, arXiv 2502.12292). Independent models have
+    more of them than chance gives, as units that read alike write alike. So the count is evidence
+    of likeness, and has no p-value under independence.
     """
     of_reading = set(zip(reading.source.tolist(), reading.target.tolist(), strict=True))
     of_writing = set(zip(writing.source.tolist(), writing.target.tolist(), strict=True))

@@ -117,19 +117,52 @@ class PairOfBlocks:
         target: The units of the target's block.
         test: The test of units in place.
         reading: The matching of sampled units by what they read.
-        alike: How many sampled units match by what they read and by what they write; None where
-            that was not counted.
+        alike: The share of the sampled units that match by what they read and by what they write;
+            None where they were not counted.
     """
 
     source: Units
     target: Units
     test: UnitTest
     reading: Matching
-    alike: int | None = None
+    alike: float | None = None
 
 
-def compare_blocks(source: UnitModel, target: UnitModel, streams: Streams) -> list[PairOfBlocks]:
-    """Compare each block of a model with each of another one, two in memory at a time."""
+@dataclass
+class Comparison:
+    """Two models whose blocks were compared.
+
+    Attributes:
+        source: The first model.
+        target: The second model.
+        streams: How their residual streams are compared.
+        pairs: Each block of the source with each block of the target.
+        tests: The number of pairs of blocks for which p-values are corrected.
+    """
+
+    source: UnitModel
+    target: UnitModel
+    streams: Streams
+    pairs: list[PairOfBlocks]
+    tests: int
+
+    def p(self, pair: PairOfBlocks) -> float:
+        """Return the corrected p-value of two blocks."""
+        return pair.test.corrected_p(self.tests)
+
+
+def compare_models(
+    source: UnitModel, target: UnitModel, tests: int, likeness: bool = True
+) -> Comparison:
+    """Compare each block of a model with each of another one, two in memory at a time.
+
+    Args:
+        source: The first model.
+        target: The second model.
+        tests: The number of pairs of blocks for which p-values are corrected.
+        likeness: Whether units that agree are counted where a block has no origin.
+    """
+    streams = common_streams(source, target)
     pairs = []
     for target_units in counted(target.units, "block"):
         target_vectors = target.reading(target_units)
@@ -138,51 +171,51 @@ def compare_blocks(source: UnitModel, target: UnitModel, streams: Streams) -> li
             reading = match_units(source_vectors, target_vectors, sample_of(source_units.units))
             test = compare_units(source_vectors, target_vectors, reading)
             pairs.append(PairOfBlocks(source_units, target_units, test, reading))
-    return pairs
+    comparison = Comparison(source, target, streams, pairs, tests)
+    if likeness:
+        _count_alike(comparison)
+    return comparison
 
 
-def count_alike(
-    pairs: list[PairOfBlocks], source: UnitModel, target: UnitModel, streams: Streams
-) -> None:
+def _count_alike(comparison: Comparison) -> None:
     """Count the units that agree in reading and writing, for blocks without an origin."""
-    with_origin = {pair.target for pair in pairs if pair.test.corrected_p(len(pairs)) < ALPHA}
+    source, target = comparison.source, comparison.target
+    with_origin = {pair.target for pair in comparison.pairs if comparison.p(pair) < ALPHA}
     for target_units in target.units:
         if target_units in with_origin:
             continue
         target_vectors = target.writing(target_units)
-        for pair in pairs:
+        for pair in comparison.pairs:
             if pair.target == target_units:
-                source_vectors = streams.moved(source.writing(pair.source))
+                source_vectors = comparison.streams.moved(source.writing(pair.source))
                 sampled = sample_of(pair.source.units)
                 writing = match_units(source_vectors, target_vectors, sampled)
-                pair.alike = agreeing_units(pair.reading, writing)
+                agreeing = agreeing_units(pair.reading, writing)
+                pair.alike = agreeing / min(len(sampled), target_units.units)
 
 
-def table_of_pairs(
-    pairs: list[PairOfBlocks], source: UnitModel, target: UnitModel, streams: Streams
-) -> pd.DataFrame:
+def table_of_pairs(comparison: Comparison) -> pd.DataFrame:
     """Return a row for each pair of blocks, after one for the embeddings."""
     rows: list[dict[str, object]] = []
-    names = {"source": source.name, "target": target.name}
-    if streams.coordinates is not None:
-        p = streams.coordinates.p
+    names = {"source": comparison.source.name, "target": comparison.target.name}
+    coordinates = comparison.streams.coordinates
+    if coordinates is not None:
         rows.append({
             **names,
             "source_layer": EMBEDDING_LAYER,
             "target_layer": EMBEDDING_LAYER,
             "source_part": EMBEDDING,
             "target_part": EMBEDDING,
-            **_numbers(streams.coordinates, p, None),
+            **_numbers(coordinates, coordinates.p, None),
         })  # fmt: skip
-    for pair in pairs:
-        p = pair.test.corrected_p(len(pairs))
+    for pair in comparison.pairs:
         rows.append({
             **names,
             "source_layer": pair.source.block,
             "target_layer": pair.target.block,
             "source_part": _part_name(pair.source),
             "target_part": _part_name(pair.target),
-            **_numbers(pair.test, p, pair.alike),
+            **_numbers(pair.test, comparison.p(pair), pair.alike),
         })  # fmt: skip
     return pd.DataFrame(rows)
 
@@ -195,38 +228,37 @@ def _part_name(units: Units) -> str:
     return f"{part}.{units.expert}"
 
 
-def _numbers(test: UnitTest, p_corrected: float, alike: int | None) -> dict[str, float]:
+def _numbers(test: UnitTest, p_corrected: float, alike: float | None) -> dict[str, object]:
     return {
-        "units": float(test.compared),
-        "matched": float(test.matched),
-        "in_place": float(test.kept),
+        "test": test.by,
+        "units": test.compared,
+        "matched": test.matched,
+        "in_place": test.kept,
         "p": test.p,
         "p_corrected": p_corrected,
-        "alike": math.nan if alike is None else float(alike),
+        "alike": math.nan if alike is None else alike,
     }
 
 
-def table_of_origins(pairs: list[PairOfBlocks]) -> pd.DataFrame:
+def table_of_origins(comparison: Comparison) -> pd.DataFrame:
     """Return, for each part of the target's blocks, the source's part with the smallest p-value.
 
     Without a corrected p-value below `ALPHA`, `source_layer` and `source_part` are blank.
     """
     rows: list[dict[str, object]] = []
-    for target in dict.fromkeys(pair.target for pair in pairs):
-        candidates = [pair for pair in pairs if pair.target == target]
+    for target in comparison.target.units:
+        candidates = [pair for pair in comparison.pairs if pair.target == target]
         best = min(candidates, key=_strength)
-        p = best.test.corrected_p(len(pairs))
-        has_origin = p < ALPHA
+        has_origin = comparison.p(best) < ALPHA
         alike = [pair.alike for pair in candidates if pair.alike is not None]
         rows.append({
+            "source": comparison.source.name,
+            "target": comparison.target.name,
             "target_layer": target.block,
             "target_part": _part_name(target),
-            "source_layer": float(best.source.block) if has_origin else math.nan,
+            "source_layer": best.source.block if has_origin else math.nan,
             "source_part": _part_name(best.source) if has_origin else "",
-            "units": float(best.test.compared),
-            "in_place": float(best.test.kept),
-            "p_corrected": p,
-            "alike": float(max(alike)) if alike else math.nan,
+            **_numbers(best.test, comparison.p(best), max(alike, default=None)),
         })  # fmt: skip
     return pd.DataFrame(rows)
 
