@@ -71,4 +71,5 @@ def draw_tree(axes: Axes, shared: np.ndarray, p_values: np.ndarray, names: list[
         height = float(heights[1])
         p = min(p_of_height.get(height, [1.0]))
         if height < 1:
-            axes.annotate(f"p {p:.0e}", (height, (places[1] + places[2]) / 2), fontsize=6)
+            middle = (places[1] + places[2]) / 2
+            axes.text(height, middle, f"p ≤ {p:.0e} ", fontsize=6, ha="right", va="bottom")
