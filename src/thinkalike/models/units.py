@@ -180,7 +180,9 @@ class UnitModel:
         check_dtypes({name: stored}, self.name)
         matrix = stored.detach().float().cpu()
         if not bool(torch.isfinite(matrix).all()):
-            raise ModelError(f"{self.name}: {name} holds numbers that are not finite; replace the checkpoint")
+            raise ModelError(
+                f"{self.name}: {name} holds numbers that are not finite; replace the checkpoint"
+            )
         return matrix
 
 
@@ -216,17 +218,26 @@ def _units_in_files(config: ModelConfig, name: str) -> UnitModel | None:
         check_one_set(folder)
         is_mini = family.reader == "native"
         tokenizer = mini_tokenizer(place) if is_mini else read_tokenizer(config, place)
-        facts = {"name": name, "family": family.name, "revision": revision, "weights": checkpoint_fingerprint(config)}
+        facts = {
+            "name": name,
+            "family": family.name,
+            "revision": revision,
+            "weights": checkpoint_fingerprint(config),
+        }
         return unit_model(name, StoredWeights(folder), tokenizer.get_vocab(), facts)
 
 
 def units_of_model(model: FrozenModel, name: str) -> UnitModel:
     """Return the hidden units of a model that is loaded."""
     weights = LoadedWeights(model)
-    return unit_model(name, weights, model.tokenizer.get_vocab(), model.describe() | {"name": name})
+    return unit_model(
+        name, weights, model.tokenizer.get_vocab(), model.describe() | {"name": name}
+    )
 
 
-def unit_model(name: str, weights: Weights, vocabulary: Mapping[str, int], facts: dict[str, str]) -> UnitModel:
+def unit_model(
+    name: str, weights: Weights, vocabulary: Mapping[str, int], facts: dict[str, str]
+) -> UnitModel:
     """Return a model as its units, given its weights and its vocabulary.
 
     Raises:
@@ -235,7 +246,9 @@ def unit_model(name: str, weights: Weights, vocabulary: Mapping[str, int], facts
     shapes = weights.shapes()
     embedding_name = _embedding_name(shapes)
     if not embedding_name:
-        raise ModelError(f"{name} has no embedding of tokens of a known name, such as embed_tokens.weight")
+        raise ModelError(
+            f"{name} has no embedding of tokens of a known name, such as embed_tokens.weight"
+        )
     rows, embedding_width = shapes[embedding_name]
     units = _units_of_blocks(shapes, embedding_width)
     if not units:
@@ -272,7 +285,9 @@ def _units_of_blocks(shapes: Mapping[str, tuple[int, ...]], embedding_width: int
             candidates = weights_of_part.setdefault(key, {})
             candidates[role] = min(candidates.get(role, (rank, name)), (rank, name))
 
-    stacks = sorted({stack for stack, _, _ in weights_of_part}, key=lambda stack: ("decoder" in stack, stack))
+    stacks = sorted(
+        {stack for stack, _, _ in weights_of_part}, key=lambda stack: ("decoder" in stack, stack)
+    )
     first_block = dict.fromkeys(stacks, 0)
     for before, after in itertools.pairwise(stacks):
         blocks = [block for stack, block, _ in weights_of_part if stack == before]
@@ -320,7 +335,10 @@ def _units_of_part(
     count = writing_shape[-2] if is_row else writing_shape[-1]
     if len(reading_shape) == 2:
         return [Units(block, part, reading, writing, count, width)]
-    return [Units(block, part, reading, writing, count, width, expert) for expert in range(reading_shape[0])]
+    return [
+        Units(block, part, reading, writing, count, width, expert)
+        for expert in range(reading_shape[0])
+    ]
 
 
 def _stream_width(reading: tuple[int, ...], writing: tuple[int, ...], embedding_width: int) -> int:
@@ -363,7 +381,9 @@ class StoredWeights:
 
     def _add(self, path: Path) -> None:
         if path.suffix != ".safetensors":
-            for name, tensor in tensors_in_file(path).items():  # mapped, and read when they are used
+            for name, tensor in tensors_in_file(
+                path
+            ).items():  # mapped, and read when they are used
                 self._shapes[name] = tuple(tensor.shape)
                 self._read[name] = tensor.clone
             return
@@ -411,7 +431,10 @@ class LoadedWeights:
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         shapes = {name: tuple(tensor.shape) for name, tensor in self._tensors.items()}
         for name, module in self._linear.items():
-            shapes[name] = (int(cast(int, module.out_features)), int(cast(int, module.in_features)))
+            shapes[name] = (
+                int(cast(int, module.out_features)),
+                int(cast(int, module.in_features)),
+            )
         return shapes
 
     def read(self, name: str) -> Tensor:
