@@ -13,13 +13,13 @@ import math
 from pathlib import Path
 
 import torch
-from thinkalike.models.places import ASSETS
 
 from thinkalike.figures.style import canvas, save
 from thinkalike.instruments.lineage.comparison import PairOfBlocks, compare_models, table_of_origins
 from thinkalike.measures.lineage import log_tail_of_positions
 from thinkalike.measures.seeds import seeded
-from thinkalike.models.load import configured
+from thinkalike.models.checkpoints import ASSETS
+from thinkalike.models.model_config import configured
 from thinkalike.models.units import open_units
 
 IMAGES = Path(__file__).parent / "images"

@@ -21,7 +21,7 @@ from thinkalike.instruments.lineage.comparison import (
 from thinkalike.instruments.lineage.screen import LIKENESS_OF_INDEPENDENT, REORDERED
 from thinkalike.measures import lineage
 from thinkalike.measures.seeds import seeded
-from thinkalike.models.load import configured
+from thinkalike.models.model_config import configured
 from thinkalike.models.units import UnitModel, open_units, unit_model
 
 INDEPENDENT = (

@@ -44,7 +44,12 @@ def family(relations: pd.DataFrame, folder: Path) -> None:
         save(figure, folder, "family")
 
 
-def square_matrix(relations: pd.DataFrame, names: list[str], column: str, diagonal: float) -> np.ndarray:
+def square_matrix(
+    relations: pd.DataFrame,
+    names: list[str],
+    column: str,
+    diagonal: float,
+) -> np.ndarray:
     """Return a column of pairs of models as a symmetric matrix (m, m)."""
     number = {name: place for place, name in enumerate(names)}
     matrix = np.full((len(names), len(names)), diagonal)

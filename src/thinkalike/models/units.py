@@ -1,9 +1,9 @@
 """The hidden units of a model's blocks, as their weights are stored, one block at a time.
 
-A unit is a neuron of an MLP, of one expert of a mixture, or a channel of a Mamba mixer. It reads the
-residual stream by one vector and writes to it by another one. Weights of an ordinary folder are read
-from its files when they are asked for, so that two blocks at a time are in memory. Adapters, GGUF
-files, quantised models and models in memory are loaded as for any other job.
+A unit is a neuron of an MLP, of one expert of a mixture, or a channel of a Mamba mixer. It reads
+the residual stream by one vector and writes to it by another one. Weights of an ordinary folder
+are read from its files when they are asked for, so that two blocks at a time are in memory.
+Adapters, GGUF files, quantised models and models in memory are loaded as for any other job.
 """
 
 from __future__ import annotations
@@ -23,23 +23,18 @@ from torch import Tensor, nn
 from thinkalike.config import ModelConfig
 from thinkalike.config.in_memory import LoadedModelConfig
 from thinkalike.errors import ModelError
+from thinkalike.models.access import reached
+from thinkalike.models.checkpoints import LIGHTNING, base_of, is_gguf, named_folder, weight_map
+from thinkalike.models.config_json import read_config_json
 from thinkalike.models.families import family_in, stated_quantization
+from thinkalike.models.fingerprints import checkpoint_fingerprint
 from thinkalike.models.formats import WEIGHT_FILES
 from thinkalike.models.frozen import FrozenModel
-from thinkalike.models.load import load_model, mini_tokenizer
+from thinkalike.models.load import load_model
+from thinkalike.models.loading_errors import explained
+from thinkalike.models.minis import mini_tokenizer
 from thinkalike.models.module_facts import embedding_of, tensors_of
 from thinkalike.models.parts import is_wrapper
-from thinkalike.models.places import (
-    LIGHTNING,
-    base_of,
-    checkpoint_fingerprint,
-    explained,
-    is_gguf,
-    named_folder,
-    reached,
-    read_shape,
-    weight_map,
-)
 from thinkalike.models.stored_weights import check_dtypes, check_one_set, tensors_in_file
 from thinkalike.models.tokenizer_reading import read_tokenizer
 
@@ -210,9 +205,9 @@ def _units_in_files(config: ModelConfig, name: str) -> UnitModel | None:
     None means that the folder must be loaded to know its weights.
     """
     with explained(config), reached(config) as (place, revision):
-        shape = read_shape(config, place)
-        family = family_in(shape, f"{place}/config.json")
-        if family.reader == "legacy" or stated_quantization(shape):
+        config_json = read_config_json(config, place)
+        family = family_in(config_json, f"{place}/config.json")
+        if family.reader == "legacy" or stated_quantization(config_json):
             return None
         folder = Path(place)
         check_one_set(folder)
@@ -253,15 +248,15 @@ def unit_model(
     units = _units_of_blocks(shapes, embedding_width)
     if not units:
         raise ModelError(
-            f"{name} has no block with an MLP or mixer of a known form, whose weights have names such "
-            f"as {READING[0]} and {WRITING[0]}"
+            f"{name} has no block with an MLP or mixer of a known form, whose weights have names "
+            f"such as {READING[0]} and {WRITING[0]}"
         )
     spelled = {token.replace(*SPACES): row for token, row in vocabulary.items() if row < rows}
     return UnitModel(name, weights, units, spelled, embedding_name, facts)
 
 
 def _embedding_name(shapes: Mapping[str, tuple[int, ...]]) -> str:
-    """Return the name of the embedding of tokens: of those with such a name, that with most rows."""
+    """Return the name of the embedding of tokens: the candidate with most rows."""
     candidates = []
     for name, shape in shapes.items():
         if EMBEDDING.search(name) and len(shape) == 2 and not IN_BLOCK.match(name):
@@ -344,8 +339,8 @@ def _units_of_part(
 def _stream_width(reading: tuple[int, ...], writing: tuple[int, ...], embedding_width: int) -> int:
     """Return the width of the stream that units read and write.
 
-    It is that of the embedding, unless that is smaller than the stream, as in ALBERT: then it is the
-    length of the rows of a linear map of torch, which is (out, in).
+    It is that of the embedding, unless that is smaller than the stream, as in ALBERT: then it is
+    the length of the rows of a linear map of torch, which is (out, in).
     """
     if embedding_width in reading and embedding_width in writing:
         return embedding_width
@@ -413,7 +408,7 @@ class _ReadTensor:
 
 
 class LoadedWeights:
-    """The weights of a model in memory; linear maps that are packed or adapted are read as one matrix."""
+    """The weights of a model in memory; packed and adapted linear maps are read as one matrix."""
 
     def __init__(self, model: FrozenModel):
         self._linear: dict[str, nn.Module] = {}

@@ -29,8 +29,8 @@ from thinkalike.instruments.lineage.family import table_of_relations
 from thinkalike.instruments.lineage.screen import show_family, show_lineage
 from thinkalike.job import Instrument, Outcome, Work
 from thinkalike.job.settings import asked_for
+from thinkalike.models.fingerprints import checkpoint_fingerprint
 from thinkalike.models.labels import told_apart
-from thinkalike.models.places import checkpoint_fingerprint
 from thinkalike.models.shapes import Passes, Shapes
 from thinkalike.models.units import open_units
 from thinkalike.store import Headline, Result
@@ -93,7 +93,8 @@ class Lineage(
             comparisons.append(compare_models(source, target, tests, likeness))
 
         origins = pd.concat([table_of_origins(comparison) for comparison in comparisons])
-        tables = {"origins": origins}
+        streams = pd.DataFrame([_facts_of_streams(comparison) for comparison in comparisons])
+        tables = {"origins": origins, "streams": streams}
         if config.models is not None:
             tables["relations"] = table_of_relations(comparisons)
         return Outcome(
@@ -101,7 +102,6 @@ class Lineage(
             _scalars(comparisons, origins),
             tables=tables,
             models=[model.facts for model in models],
-            facts={"streams": [_facts_of_streams(comparison) for comparison in comparisons]},
             blank=("alike", "source_layer"),
         )
 

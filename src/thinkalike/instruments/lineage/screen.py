@@ -12,7 +12,7 @@ from thinkalike.errors import listed
 from thinkalike.instruments.lineage.comparison import EMBEDDING_LAYER
 from thinkalike.instruments.lineage.family import groups_of
 from thinkalike.measures.lineage import LEAST_P
-from thinkalike.screen import ROWS, Table, show_table, show_text, text_column
+from thinkalike.screen import MOST_ROWS, Table, show_table, show_text, text_column
 from thinkalike.store import Result
 
 # The largest share of a block's units that agreed in what they read and write between two models
@@ -132,7 +132,7 @@ def show_lineage(result: Result) -> None:
     for sentence in sentences(result, runs, source, target):
         show_text(sentence)
     if len(runs) > 1:
-        show_runs(runs[:ROWS], source, target)
+        show_runs(runs[:MOST_ROWS], source, target)
     show_text(MEANING)
 
 
@@ -210,7 +210,7 @@ def likeness(runs: list[Run]) -> Iterator[str]:
 
 def streams_in_words(result: Result, source: str, target: str) -> str:
     """Return whether both models share a residual stream."""
-    streams = result.provenance["streams"][0]
+    streams = result.tables["streams"].iloc[0]
     tokens = f"{streams['tokens']:,} tokens"
     if streams["basis"] == "as stored":
         return f"Weights are compared as they are stored, as the vocabularies share {tokens}."
@@ -241,7 +241,7 @@ def show_family(result: Result) -> None:
 
     related_rows = relations[(relations["shared_blocks"] > 0) | relations["same_stream"]]
     if len(related_rows):
-        rows = related_rows.sort_values("shared", ascending=False)[:ROWS]
+        rows = related_rows.sort_values("shared", ascending=False)[:MOST_ROWS]
         shared = zip(rows["shared_blocks"], rows["blocks"], strict=True)
         columns = [
             text_column("model", rows["source"]),
