@@ -59,6 +59,9 @@ READING = (
     "dense_h_to_4h",
     "intermediate.dense",
     "layer_1",
+    "linear_1",
+    "input_linear",
+    "feed_forward.key",
     "up_proj",
     "in_proj",
     "ffn",
@@ -77,14 +80,17 @@ WRITING = (
     "dense_4h_to_h",
     "output.dense",
     "layer_2",
+    "linear_2",
+    "output_linear",
+    "feed_forward.value",
     "out_proj",
     "ffn_output",
 )
 
 # The ends of names of embeddings of tokens.
 EMBEDDING = re.compile(
-    r"(^|\.)(embed_tokens|wte|word_embeddings?|embed_in|tok_embed(dings)?|embeddings?|shared|embed)"
-    r"\.weight$"
+    r"(^|\.)(embed_tokens|wte|word_embeddings?|embed_in|tok_embed(dings)?|tokens_embed|embeddings?"
+    r"|shared|embed)\.weight$"
 )
 
 # How a SentencePiece vocabulary and one of bytes write the space before a word.
