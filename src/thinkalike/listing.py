@@ -74,8 +74,7 @@ class Entry:
     def of(cls, result: Result) -> Entry:
         made, headlines = result.provenance, result.headlines or first_scalar(result.scalars)
         _ = [*map(str, headlines)]  # a list writes them, and they may be no numbers
-        written = datetime.fromtimestamp(result.folder.stat().st_mtime, UTC)
-        date = datetime.fromisoformat(made["date"]) if "date" in made else written
+        date = datetime.fromisoformat(made["date"]) if "date" in made else _date_of(result.folder)
         return cls(
             result,
             date.astimezone(UTC) if date.tzinfo else date.replace(tzinfo=UTC),
@@ -93,6 +92,14 @@ class Entry:
             for name, value in headline.numbers.items():
                 numbers.setdefault(name, value)
         return numbers
+
+
+def _date_of(folder: Path) -> datetime:
+    """Return when a folder was last changed; one whose date is beyond the calendar counts as the oldest."""
+    try:
+        return datetime.fromtimestamp(folder.stat().st_mtime, UTC)
+    except (ValueError, OverflowError):
+        return datetime.fromtimestamp(0, UTC)
 
 
 @dataclass
@@ -249,10 +256,19 @@ def selected(found: Found, query: Query) -> list[Entry]:
         else:
             more = found.skipped[0] if found.skipped else "run a job first"
         raise StoreError(f"the store {found.store} holds no such finished results{waiting}; {more}")
+    if query.order == "duration":
+        return sorted(chosen, key=lambda entry: _nan_last(entry.seconds))
     if query.order in ORDERS:
         return sorted(chosen, key=attrgetter(ORDERS[query.order]))
     one_of("sort", query.order, {*ORDERS, *(each.name for entry in chosen for each in entry.headlines)})
-    return sorted(chosen, key=lambda entry: entry.numbers.get(query.order, -math.inf))  # those without come first
+    # those without the number come first
+    return sorted(chosen, key=lambda entry: _nan_last(entry.numbers.get(query.order, -math.inf)))
+
+
+def _nan_last(number: float) -> tuple[bool, float]:
+    """Return the key of an order in which NaN, which is neither less nor more than any number, comes last."""
+    is_nan = math.isnan(number)
+    return (is_nan, 0.0 if is_nan else number)
 
 
 def with_differing(entries: Sequence[Entry], skipped: list[str]) -> list[Entry]:

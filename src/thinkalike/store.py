@@ -21,7 +21,7 @@ import stat
 import zipfile
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -31,7 +31,7 @@ import yaml
 from thinkalike.columns import Columns
 from thinkalike.digests import digest_of, read_json
 from thinkalike.errors import StoreError, TrainingError, checked_path, flat, one_line, plain_line, short
-from thinkalike.files import ForeignFileError, open_regular, read_yaml
+from thinkalike.files import ForeignFileError, bytes_in_holes, open_regular, read_yaml
 from thinkalike.global_state import isolated
 from thinkalike.plugins import instrument_of_kind
 from thinkalike.processes import locked
@@ -48,6 +48,7 @@ NUMBERS = {".csv", ".npz", ".safetensors"}  # the endings of files that hold wha
 MOST_BYTES = 2**22  # of a manifest, a record or a configuration; those of large jobs have 2**17
 MOST_LISTED = 2**24  # bytes of a table that a page holds; lists do not read the bytes of a larger file
 MOST_OF_TABLE = 2**33  # bytes; a table in memory needs several times as much
+MOST_IN_HOLES = 2**28  # bytes of sparse files that are read; some file systems make holes of zeros that a job wrote
 LONGEST_NAME = 1000  # characters of the name of a file in a manifest
 DEEPEST_NAME = 8  # folders in it; those of results have one
 MOST_HEADLINES = 1000  # of a result; large jobs have twenty
@@ -467,7 +468,7 @@ def _checked_record(record: Record) -> Record:
     if not isinstance(warnings, list) or not all(isinstance(text, str) for text in warnings):
         raise ForeignFileError("its warnings are no list of texts")
     if "date" in provenance and not _is_date(provenance["date"]):
-        raise ForeignFileError("its date is none")
+        raise ForeignFileError(f"its date {short(provenance['date'])} is no date")
     return {**record, **parts}
 
 
@@ -484,8 +485,10 @@ def _is_headline(told: Any) -> bool:
 
 def _is_date(value: Any) -> bool:
     """Return whether a value is a date as provenance has it, which lists can put in order."""
-    with contextlib.suppress(TypeError, ValueError):
-        datetime.fromisoformat(value)
+    with contextlib.suppress(TypeError, ValueError, OverflowError):
+        date = datetime.fromisoformat(value)
+        if date.tzinfo:
+            date.astimezone(UTC)  # the calendar may end between its own time zone and this one
         return True
     return False
 
@@ -581,6 +584,8 @@ def damage(folder: Path, endings: Collection[str] | None = None) -> str | None:
         return f"{folder / MANIFEST} is damaged: it names no result.json"
     start = f"{folder}/"  # a store may have 100,000 files, and to make a Path takes as long as the look
     linked = tuple(f"{start}{above}/" for above in _above(entries) if os.path.islink(f"{start}{above}"))
+    in_holes = 0  # bytes of the files whose digests are compared
+    digests: dict[tuple[int, int], str] = {}  # by device and inode, as one file may have thousands of names
     for name, (size, digest) in entries.items():
         path = f"{start}{name}"
         try:
@@ -597,7 +602,15 @@ def damage(folder: Path, endings: Collection[str] | None = None) -> str | None:
             return f"{path} is damaged: it has {size:,} bytes, and such a file has {most:,} at most"
         is_listed = name == "result.json" or (ending in (endings or ()) and size <= MOST_LISTED)
         is_compared = endings is None or is_listed
-        if is_compared and digest_of(Path(path)) != digest:
+        if not is_compared:
+            continue
+        in_holes += bytes_in_holes(Path(path), MOST_IN_HOLES)
+        if in_holes > MOST_IN_HOLES:
+            return f"{path} is damaged: it is a sparse file of {size:,} bytes, most of which are not on the disk"
+        inode = (found.st_dev, found.st_ino)
+        if inode not in digests:
+            digests[inode] = digest_of(Path(path))
+        if digests[inode] != digest:
             return f"{path} is damaged: its checksum is not that of what was written"
     return None
 
@@ -814,11 +827,12 @@ class Job:
 def newest_state(folder: Path, name: str) -> Path | None:
     """Return the file of the newest whole state of this name, or None; a damaged one is renamed, with a warning."""
     for _, path in sorted(_states(folder, name).items(), reverse=True):
-        if path.stem.endswith(f"-{digest_of(path)[:16]}"):
+        is_sparse = bytes_in_holes(path, MOST_IN_HOLES) > MOST_IN_HOLES  # and takes minutes to read
+        if not is_sparse and path.stem.endswith(f"-{digest_of(path)[:16]}"):
             return path
         with contextlib.suppress(FileNotFoundError):  # another process of the same job was faster
             os.replace(path, path.with_suffix(".damaged"))
-        log.warning("the state %s is damaged (its checksum differs) and is not used", path)
+        log.warning("the state %s is damaged (it is sparse, or its checksum differs) and is not used", path)
     return None
 
 

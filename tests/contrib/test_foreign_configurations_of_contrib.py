@@ -24,7 +24,12 @@ INSIDE = {  # settings that are the overrides of a job inside the job
 def test_the_overrides_of_a_job_inside_a_job_are_no_words_of_a_person(setting, cli, monkeypatch):
     monkeypatch.setenv("PLUGIN_OF_TEST", "module_of_mine.py:f")
     folder_of(cli, {"mine": INSIDE[setting]})
-    assert "names module_of_mine.py:f, and code" in cli("analyze.py", "-cd", "own", "-cn", "mine").error
+    words = []
+    if setting == "of the environment":
+        assert "variable PLUGIN_OF_TEST" in cli("analyze.py", "-cd", "own", "-cn", "mine").error
+        words = ["store=${oc.env:PLUGIN_OF_TEST}"]  # lets the file read it, and names no code
+    error = cli("analyze.py", "-cd", "own", "-cn", "mine", *words, is_literal=True).error
+    assert "names module_of_mine.py:f, and code" in error
     assert not (cli.folder / "run.log").exists()
 
 
