@@ -15,6 +15,7 @@ import hashlib
 import json
 import os
 import re
+import sys
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -311,14 +312,31 @@ def _digest(table: pd.DataFrame) -> str:
         categories: Any = None
         if isinstance(column.dtype, pd.CategoricalDtype):
             categories = [column.cat.categories.tolist(), bool(column.cat.ordered)]
-        columns.append([name, str(column.dtype), categories, column.tolist()])
+        cells = [_as_read(cell) for cell in column.tolist()]
+        columns.append([name, str(column.dtype), categories, cells])
     content = json.dumps(columns, default=_typed, ensure_ascii=False)  # as ASCII, half a character would pass
     return hashlib.sha256(content.encode()).hexdigest()
 
 
+def _as_read(cell: Any) -> Any:
+    """Return a cell for JSON, which would write the content of one whose text is another, as of members of an Enum."""
+    if type(cell) in (str, int, float, bool):
+        return cell
+    for kind, content in ((str, str.__str__), (int, int.__repr__), (float, float.__repr__)):
+        if isinstance(cell, kind) and str(cell) != content(cell):
+            return _typed(cell)
+    return cell
+
+
 def _typed(cell: Any) -> list[Any]:
-    """Return a cell that JSON lacks with its type, since a date and its text are different cells."""
+    """Return a cell that JSON lacks with its type, since a date and its text are different cells.
+
+    Cells are read by `str`. Of libraries it says no less than `repr`, but a class of a user may say anything.
+    """
     kind = type(cell).__qualname__
     if isinstance(cell, np.ndarray | np.generic):
         return [kind, str(cell.dtype), cell.tolist()]
-    return [kind, repr(cell)]
+    library = type(cell).__module__.partition(".")[0]
+    if library == "pandas" or library in sys.stdlib_module_names:
+        return [kind, repr(cell)]
+    return [kind, repr(cell), str(cell)]

@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from thinkalike.digests import content_key
 from thinkalike.errors import ModelError, check_extra, listed, one_line
 from thinkalike.models.bounds import check_counts
 
@@ -37,7 +38,7 @@ def gguf_said(path: Path) -> tuple[Any, str]:
     A file that transformers cannot read, or would read wrongly, is a ModelError.
     """
     check_extra("gguf", ("gguf", "accelerate"), f"{path} is a GGUF file")
-    shape, types, _ = _read(path, path.stat().st_mtime_ns)
+    shape, types, _ = _read(path, content_key(path))
     return copy.deepcopy(shape), types
 
 
@@ -49,7 +50,7 @@ def cut_as_stated(tokenizer: Any, path: Path) -> Any:
     from tokenizers import pre_tokenizers
     from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
 
-    facts = _read(path, path.stat().st_mtime_ns)[2]
+    facts = _read(path, content_key(path))[2]
     cut = facts.get("tokenizer.ggml.pre", "default")
     if cut in DIGITS_ALONE:
         steps = [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
@@ -165,8 +166,8 @@ def _header(path: Path) -> Header:
 
 
 @cache
-def _read(path: Path, _changed: int) -> tuple[Any, str, dict[str, Any]]:
-    """Read what `gguf_said` returns, in seconds, and all fields of one value; a changed file has another `_changed`."""
+def _read(path: Path, _content: str) -> tuple[Any, str, dict[str, Any]]:
+    """Read what `gguf_said` returns, in seconds, and all fields of one value; another content has another key."""
     from transformers import AutoConfig
 
     facts, tensors = read_header(path)
