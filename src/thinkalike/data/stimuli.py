@@ -347,6 +347,7 @@ class Stimuli:
                     "write the truth values as text, such as 'yes' and 'no', or all as numbers"
                 )
 
+
 def _mixes_truth_values_and_numbers(column: pd.Series) -> bool:
     """Return whether some values are True or False, and others numbers."""
     if column.dtype != object:

@@ -33,6 +33,7 @@ from transformers import PreTrainedConfig
 from thinkalike.errors import flat
 from thinkalike.models.module_facts import UNREAD, entries_of, known_entries, relative_error, sample_tokens, text_config
 from thinkalike.models.proof import may_change_states
+from thinkalike.models.survey import passing
 
 PLAIN = (bool, int, float, complex, str, bytes, torch.dtype, torch.device, range, slice, type(None), type(Ellipsis))
 HOOKS = ("_forward_hooks", "_forward_pre_hooks")
@@ -154,7 +155,8 @@ def _sample_outputs(model: Any, context: int) -> tuple[Tensor, Tensor]:
     longest = min(LONG_ROW, max(MULTIPLICATIONS // max(model.parameters(), 1), SHORT_ROW))
     long_row = sample_tokens(model.vocabulary, context, rows=1, at_most=longest)
     short_rows = sample_tokens(model.vocabulary, context)
-    return model.head(long_row, model.n_layers - 1), model.full(short_rows)
+    with passing(model.name):
+        return model.head(long_row, model.n_layers - 1), model.full(short_rows)
 
 
 def copied(module: nn.Module) -> Any:
