@@ -30,7 +30,7 @@ from torch.nn.modules import module as torch_module
 from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedConfig
 
-from thinkalike.errors import flat
+from thinkalike.errors import ModelError, flat, one_line
 from thinkalike.models.module_facts import UNREAD, entries_of, known_entries, relative_error, sample_tokens, text_config
 from thinkalike.models.proof import may_change_states
 from thinkalike.models.survey import passing
@@ -164,9 +164,16 @@ def copied(module: nn.Module) -> Any:
 
     `deepcopy` hands on a function as it is, and with it the modules in its closure, so that a copy would go on to
     compute with the weights of the original.
+
+    Raises:
+        ModelError: An attribute cannot be copied.
     """
     copies: dict[int, Any] = {}
-    copy = deepcopy(module, copies)
+    try:
+        copy = deepcopy(module, copies)
+    except Exception as error:  # whatever an object raises that is copied
+        _name_what_cannot_be_copied(module)
+        raise ModelError(f"the model cannot be copied ({type(error).__name__}: {one_line(error)})") from error
     for part in copy.modules():
         holders = [vars(part), *(getattr(part, name) for name in HOOKS)]
         for holder in holders:
@@ -174,6 +181,25 @@ def copied(module: nn.Module) -> Any:
                 if isinstance(value, FunctionType | MethodType | functools.partial):
                     holder[name] = _with_copies(value, copies)
     return copy
+
+
+def _name_what_cannot_be_copied(module: nn.Module) -> None:
+    """Raise a ModelError for the first attribute of a module, or of one inside, that cannot be copied by itself."""
+    for path, part in module.named_modules():
+        for name, value in vars(part).items():
+            if name in ("_modules", "_parameters", "_buffers"):
+                continue
+            try:
+                deepcopy(value)
+            except Exception as error:  # whatever an object raises that is copied
+                attribute = f"{path}.{name}".lstrip(".")
+                if name in HOOKS:
+                    attribute = f"a hook in {attribute}"
+                reason = f"{type(error).__name__}: {one_line(error)}"
+                raise ModelError(
+                    f"{attribute} of the model in memory cannot be copied ({reason}); remove it from the model, or "
+                    "save the model and give its folder"
+                ) from error
 
 
 def _with_copies(value: Any, copies: Mapping[int, Any]) -> Any:

@@ -188,7 +188,8 @@ def _in_memory(module: Any, tokenizer: Any, name: str | None, settings: Mapping[
         tokenizer = tokenizer_of(module.tokenizer) if tokenizer is None else tokenizer
         unwrapped, name = unbridged(module), name or Path(module.cfg.model_name).name
         module = unwrapped
-    if not (is_bridge or is_adapted or isinstance(module, PreTrainedModel)) or not callable(tokenizer):
+    is_tokenizer = callable(tokenizer) and hasattr(tokenizer, "get_vocab")
+    if not (is_bridge or is_adapted or isinstance(module, PreTrainedModel)) or not is_tokenizer:
         raise TypeError("load_model takes a PreTrainedModel of transformers or a TransformerBridge and its tokenizer, "
                         f"not {type(module).__name__} and {type(tokenizer).__name__}")  # fmt: skip
     if dropout := dropout_of(tokenizer):

@@ -369,9 +369,7 @@ def _casting_hooks(module: nn.Module, outside: FrozenModel, inside: FrozenModel)
         inside: The model whose states the module computes with.
     """
 
-    def cast_arguments(
-        _: nn.Module, arguments: tuple[object, ...], named: dict[str, object]
-    ) -> tuple[object, object]:
+    def cast_arguments(_: nn.Module, arguments: tuple[object, ...], named: dict[str, object]) -> tuple[object, object]:
         return _as_in(inside, arguments), _as_in(inside, named)
 
     def cast_output(_: nn.Module, arguments: tuple[object, ...], output: object) -> object:

@@ -403,12 +403,16 @@ def explained(config: ModelConfig) -> Iterator[None]:
     except ThinkalikeError:
         raise
     except BaseException as error:
-        if not (isinstance(error, Exception) or panicked(error)):
+        # A hook of a model in memory may end a process, as code of a command does; its word is no reason to obey.
+        if not (isinstance(error, Exception | SystemExit) or panicked(error)):
             raise
         from thinkalike.memory import exhausted  # imports torch
 
         folder = named_folder(config)
-        attempt = f"cannot load model={config.called} from {folder or config.hub_id}"
+        place = folder or config.hub_id
+        attempt = f"cannot load model={config.called} from {place}"
+        if place is None:
+            attempt = f"cannot load {config.called}, a model in memory"
         if cause := exhausted(error):
             raise ResourceError(f"{attempt}: {_said(cause)}; {LESS}") from error
         raise ModelError(f"{attempt}: {_said(error) if folder else _cause(config, error)}") from error
