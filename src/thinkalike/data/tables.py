@@ -10,6 +10,7 @@ import contextlib
 import csv
 import json
 import logging
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -355,8 +356,9 @@ def _is_column_name(name: object) -> bool:
     """Return whether a column has a name; pandas writes row numbers without one, or reads one."""
     if isinstance(name, str):
         return bool(name.strip()) and not re.fullmatch(r"Unnamed: [\d.]+", name)
-    is_missing = pd.api.types.is_scalar(name) and pd.isna(name)  # None and NaN are no names
-    return not is_missing
+    if isinstance(name, float):
+        return not math.isnan(name)
+    return name is not None and name is not pd.NA and name is not pd.NaT
 
 
 @contextlib.contextmanager

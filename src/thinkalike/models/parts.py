@@ -369,8 +369,11 @@ def _casting_hooks(module: nn.Module, outside: FrozenModel, inside: FrozenModel)
         inside: The model whose states the module computes with.
     """
 
-    def cast_arguments(_: nn.Module, arguments: tuple[object, ...], named: dict[str, object]) -> tuple[object, object]:
-        return _as_in(inside, arguments), _as_in(inside, named)
+    def cast_arguments(
+        _: nn.Module, arguments: tuple[object, ...], named: dict[str, object]
+    ) -> tuple[object, dict[str, object]]:
+        cast_named = {name: _as_in(inside, value) for name, value in named.items()}
+        return _as_in(inside, arguments), cast_named
 
     def cast_output(_: nn.Module, arguments: tuple[object, ...], output: object) -> object:
         return _as_in(outside, output)
@@ -386,9 +389,10 @@ def _as_in(model: FrozenModel, value: object) -> object:
         if value.is_floating_point():
             return value.to(model.device, model.dtype)
         return value.to(model.device)
-    if type(value) in (list, tuple):
-        members = [_as_in(model, member) for member in value]
-        return tuple(members) if isinstance(value, tuple) else members
+    if type(value) is list:
+        return [_as_in(model, member) for member in value]
+    if type(value) is tuple:
+        return tuple(_as_in(model, member) for member in value)
     if type(value) is dict:
         return {name: _as_in(model, member) for name, member in value.items()}
     return value
