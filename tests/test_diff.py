@@ -19,9 +19,10 @@ from thinkalike.evaluation.exchanges import exchange_outputs, exchange_parts
 from thinkalike.evaluation.forks import PartMove, beyond_forks, comparable_with_forks, fork, part_moves, rate_for
 from thinkalike.instruments.diff.answers import worst
 from thinkalike.instruments.diff.screen import APART, lines
-from thinkalike.models.load import load_model, variant
+from thinkalike.models.load import load_model
 from thinkalike.models.module_facts import TOLERANCE, relative_error
 from thinkalike.models.parts import changed_parts, check_one_basis, exchanged, norms, parts_of
+from thinkalike.models.variants import variant
 from thinkalike.states.contrasts import kind_of_token
 
 TOKENS = torch.randint(200, (8, 16), generator=torch.Generator().manual_seed(0))

@@ -1,4 +1,4 @@
-"""The components of a model, such as one block's attention, and changes to them that undo themselves.
+"""The components of a model, such as one block's attention, and changes that undo themselves.
 
 A component is one or several modules, so that it can be exchanged for that of another model of the
 same architecture, whatever its weights are stored in: the module of the other model takes its
@@ -11,7 +11,7 @@ import contextlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,9 @@ from torch.utils.hooks import RemovableHandle
 from thinkalike.errors import ModelError
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.module_facts import tensors_of
+
+if TYPE_CHECKING:
+    from peft.utils.other import ModulesToSaveWrapper
 
 # What is looked for in the name of a module of a block, for each kind of component.
 COMPONENTS = {
@@ -132,7 +135,7 @@ def _outermost_wrapper(module: nn.Module, path: str) -> str:
     return path
 
 
-def comparable_name(module: Any, name: str) -> str | None:
+def comparable_name(module: nn.Module, name: str) -> str | None:
     """Return the name that a weight has in a model without PEFT's wrappers.
 
     It is None for a weight that is not in use. The weight that an adapter changes has the name of
@@ -155,20 +158,22 @@ def comparable_name(module: Any, name: str) -> str | None:
         if not is_wrapper(module):
             plain.append(following)
         elif following in ("original_module", "modules_to_save") and has_copies:
-            active = [] if module.disable_adapters else module.active_adapters
-            copies_in_use = [adapter for adapter in active if adapter in module.modules_to_save]
+            wrapper = cast("ModulesToSaveWrapper", module)
+            copies = wrapper.modules_to_save
+            active = [] if wrapper.disable_adapters else wrapper.active_adapters
+            copies_in_use = [adapter for adapter in active if adapter in copies]
             is_copy = following == "modules_to_save"
             if is_copy != bool(copies_in_use):
                 return None
             if is_copy:
                 if remaining[0] not in copies_in_use:
                     return None
-                module = module.modules_to_save
+                module = copies
                 following = remaining.pop(0)
         elif following not in WRAPPED:
             plain.append(following)
         if remaining:
-            module = getattr(module, following, None)
+            module = cast(nn.Module, getattr(module, following, None))
     return ".".join(plain)
 
 
@@ -182,7 +187,9 @@ def _comparable_weights(module: nn.Module) -> dict[str, Tensor]:
     return _by_comparable_name(module, module.named_parameters())
 
 
-def _by_comparable_name(module: nn.Module, tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
+def _by_comparable_name(
+    module: nn.Module, tensors: Iterable[tuple[str, Tensor]]
+) -> dict[str, Tensor]:
     """Return the tensors in use by `comparable_name`."""
     by_name = {}
     for name, tensor in tensors:
@@ -210,19 +217,22 @@ def check_one_basis(base: FrozenModel, changed: FrozenModel) -> None:
         changed_size = getattr(changed, name)
         if base_size != changed_size:
             raise ModelError(
-                f"{base.name} has {name}={base_size} and {changed.name} {changed_size}, so neither "
-                "is a changed copy of the other; measure=cka compares any two models"
+                f"{base.name} has {name}={base_size} and {changed.name} {changed_size}, so "
+                "neither is a changed copy of the other; measure=cka compares any two models"
             )
     if parts_of(base) != parts_of(changed):
-        raise ModelError(f"{base.name} and {changed.name} have different modules; measure=cka compares any two models")
+        raise ModelError(
+            f"{base.name} and {changed.name} have different modules; measure=cka compares any two "
+            "models"
+        )
 
 
 def one_form(base: FrozenModel, changed: FrozenModel) -> list[str]:
     """Bring two models to one form, in place, and return what was done in sentences.
 
-    Predictions stay as they are. Weights that only one model ties are untied in it. Of vocabularies
-    with different numbers of rows, the first rows, which both have, stay; tokens beyond them have
-    no logits then.
+    Predictions stay as they are. Weights that only one model ties are untied in it. Of
+    vocabularies with different numbers of rows, the first rows, which both have, stay; tokens
+    beyond them have no logits then.
     """
     sentences = []
     base_tied = _tied(base.module)
@@ -236,7 +246,8 @@ def one_form(base: FrozenModel, changed: FrozenModel) -> list[str]:
             weight = getattr(module, name).detach().clone()
             setattr(module, name, nn.Parameter(weight, requires_grad=False))
             sentences.append(
-                f"Only {model.name} ties {path}.{name} to another weight; both models are compared untied."
+                f"Only {model.name} ties {path}.{name} to another weight; both models are "
+                "compared untied."
             )
     rows = min(base.vocabulary, changed.vocabulary)
     for model in (base, changed):
@@ -244,13 +255,14 @@ def one_form(base: FrozenModel, changed: FrozenModel) -> list[str]:
         if rows_before > rows:
             _cut_vocabulary(model, rows)
             sentences.append(
-                f"{model.name} has {rows_before:,} rows of tokens; the first {rows:,}, which both have, are compared."
+                f"{model.name} has {rows_before:,} rows of tokens; the first {rows:,}, which "
+                "both have, are compared."
             )
     return sentences
 
 
 def _tied(module: nn.Module) -> set[tuple[str, str]]:
-    """Return the path and name of each weight that another module, earlier in order, has as well."""
+    """Return the path and name of each weight that an earlier module has as well."""
     earlier = set[int]()
     tied = set[tuple[str, str]]()
     for path, submodule in module.named_modules():
@@ -298,13 +310,14 @@ def changed_parts(base: FrozenModel, changed: FrozenModel) -> list[Part]:
     unassigned = sorted(differing - assigned)
     if unassigned:
         raise ModelError(
-            f"{changed.name}: {unassigned[0]} differs or is not in both, and belongs to no module of weights"
+            f"{changed.name}: {unassigned[0]} differs or is not in both, and belongs to no module "
+            "of weights"
         )
     return parts
 
 
 def _are_equal(tensor: Tensor, other: Tensor) -> bool:
-    """Return whether two tensors have equal numbers; that of less precision is not what both are rounded to."""
+    """Return whether two tensors have equal numbers, none of them rounded to the other's dtype."""
     if tensor.shape != other.shape:
         return False
     dtype = torch.promote_types(tensor.dtype, other.dtype)
@@ -360,7 +373,9 @@ def exchanged(model: FrozenModel, other: FrozenModel, part: Part) -> Iterator[No
             _set_submodule(model.module, path, module)
 
 
-def _casting_hooks(module: nn.Module, outside: FrozenModel, inside: FrozenModel) -> list[RemovableHandle]:
+def _casting_hooks(
+    module: nn.Module, outside: FrozenModel, inside: FrozenModel
+) -> list[RemovableHandle]:
     """Let a module take states of one model, and give states of that model, as if it were its own.
 
     Args:
@@ -384,7 +399,10 @@ def _casting_hooks(module: nn.Module, outside: FrozenModel, inside: FrozenModel)
 
 
 def _as_in(model: FrozenModel, value: object) -> object:
-    """Return a tensor, or all that lists and dictionaries hold, on the device of a model; floats in its dtype."""
+    """Return a tensor on the device of a model, and one of floats in its dtype.
+
+    Of lists and dictionaries all that they hold is.
+    """
     if isinstance(value, Tensor):
         if value.is_floating_point():
             return value.to(model.device, model.dtype)
@@ -437,7 +455,9 @@ def moved(
             weight.data = data
 
 
-def common_weights(base: FrozenModel, changed: FrozenModel, paths: Sequence[str]) -> Iterator[tuple[Tensor, Tensor]]:
+def common_weights(
+    base: FrozenModel, changed: FrozenModel, paths: Sequence[str]
+) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield the weights of some modules that both models have as numbers of one shape."""
     for path in paths:
         changed_weights = _comparable_weights(changed.module.get_submodule(path))
@@ -451,7 +471,9 @@ def common_weights(base: FrozenModel, changed: FrozenModel, paths: Sequence[str]
                 yield weight.to(dtype), changed_weight.to(weight.device, dtype)
 
 
-def norms(base: FrozenModel, changed: FrozenModel, paths: Sequence[str] = ("",)) -> tuple[float, float]:
+def norms(
+    base: FrozenModel, changed: FrozenModel, paths: Sequence[str] = ("",)
+) -> tuple[float, float]:
     """Return ‖changed - base‖ and ‖base‖ over the `common_weights`."""
     change_square = 0.0
     base_square = 0.0
