@@ -11,7 +11,7 @@ from pathlib import Path
 from thinkalike.errors import ConfigError, StoreError, nearest, one_of
 from thinkalike.files import is_folder
 from thinkalike.listing.differing import with_differing
-from thinkalike.listing.search import Entry, StoreContent
+from thinkalike.listing.store_content import Entry, StoreContent
 
 KEYS = ("store", "kind", "model", "sort")
 DEFAULT_STORE = "results"
