@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, cast
 
+from thinkalike.digests import content_key
 from thinkalike.errors import ModelError, check_extra, listed, one_line
 from thinkalike.models.bounds import check_counts
 from thinkalike.models.gguf_header import OWN, Header, Value, read_header
@@ -56,7 +57,7 @@ def gguf_config(path: Path) -> tuple[PreTrainedConfig, str]:
         ModelError: transformers cannot read the file, or would read it wrongly.
     """
     check_extra("gguf", ("gguf", "accelerate"), f"{path} is a GGUF file")
-    reading = _read_gguf(path, path.stat().st_mtime_ns)
+    reading = _read_gguf(path, content_key(path))
     return copy.deepcopy(reading.config), reading.types
 
 
@@ -71,7 +72,7 @@ def cut_as_stated(tokenizer: PreTrainedTokenizerFast, path: Path) -> PreTrainedT
     from tokenizers import pre_tokenizers
     from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
 
-    fields = _read_gguf(path, path.stat().st_mtime_ns).fields
+    fields = _read_gguf(path, content_key(path)).fields
     cut = fields.get("tokenizer.ggml.pre", "default")
     if cut in DIGITS_ALONE:
         steps = [
@@ -90,12 +91,12 @@ def cut_as_stated(tokenizer: PreTrainedTokenizerFast, path: Path) -> PreTrainedT
 
 
 @cache
-def _read_gguf(path: Path, _changed: int) -> _Reading:
+def _read_gguf(path: Path, _content: str) -> _Reading:
     """Read a GGUF file, which takes seconds.
 
     Args:
         path: The file.
-        _changed: When it changed, so that a changed file is read again.
+        _content: What its content is known by, so that a changed file is read again.
     """
     from transformers import AutoConfig
 

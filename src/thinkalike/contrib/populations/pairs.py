@@ -30,7 +30,7 @@ from thinkalike.data.documents import canonical, document_fingerprint
 from thinkalike.data.grammar import Phrase, finite, lexicon, noun
 from thinkalike.data.sources import Record, json_lines, parquet_rows, read_by_ending, stream_records
 from thinkalike.data.stimuli import select_names
-from thinkalike.data.tables import changed_at
+from thinkalike.digests import content_key
 from thinkalike.errors import ConfigError, DataError
 
 log = logging.getLogger(__name__)
@@ -273,7 +273,7 @@ def read_pairs(config: PairsConfig, side: str) -> Pairs:
         return drawn.take(range(fit) if side == "fit" else range(fit, fit + report))
     pairs = _whole(config.source, side, getattr(config, side))
     if side != "fit" and (config.fit or config.source == "hub"):
-        pairs = pairs.without(*_fitted(config.source, config.fit, changed_at(config.fit)))
+        pairs = pairs.without(*_fitted(config.source, config.fit, content_key(config.fit)))
     count = getattr(config, f"{side}_pairs")
     return pairs.sample(min(count, len(pairs)), config.seed) if count else pairs
 
@@ -288,7 +288,7 @@ def _whole(source: str, side: str, path: str | None) -> Pairs:
 
 
 @lru_cache(maxsize=1)
-def _fitted(source: str, path: str | None, changed: int | None) -> tuple[frozenset[str], str]:
+def _fitted(source: str, path: str | None, content: str) -> tuple[frozenset[str], str]:
     """Return the canonical pairs to fit on and their source, read once for all sides and jobs."""
     pairs = _whole(source, "fit", path)
     return frozenset(pairs.canonical()), pairs.source
