@@ -25,6 +25,7 @@ from transformers.pytorch_utils import Conv1D
 
 from thinkalike.digests import tokenizer_fingerprint
 from thinkalike.errors import ModelError
+from thinkalike.models.cut_model import StateSites
 from thinkalike.models.families import EMBED, Family, Layer, Place, Predicts, after
 from thinkalike.models.hooks import (
     Arguments,
@@ -55,8 +56,6 @@ from thinkalike.models.survey import survey
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-    from thinkalike.models.sites import Sites
 
 # The most tokens of a vocabulary from which the mean and the size of its embeddings are estimated.
 SAMPLED_TOKENS = 4096
@@ -126,7 +125,7 @@ class FrozenModel:
     """
 
     corpus: str | None = None
-    sites: Sites | None = None
+    sites: StateSites | None = None
 
     def __init__(
         self,

@@ -16,12 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from thinkalike.errors import ModelError, listed, short
+from thinkalike.models.cut_model import CutModel
 from thinkalike.models.module_facts import UNREAD, tensors_of, text_config
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
-    from thinkalike.models.frozen import FrozenModel
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ LARGE_VOCABULARY = 2**13
 LARGEST_LOSS = 3.0
 
 
-def check_plausible(model: FrozenModel) -> None:
+def check_plausible(model: CutModel) -> None:
     """Refuse weights, configurations and losses that no trained model has.
 
     Vectors may be of ones or zeros, as norms and biases begin. New blocks and ablated ones have
@@ -126,7 +126,7 @@ def _is_constant(weight: Tensor) -> bool:
     return bool((weight[0] == value).all()) and bool((weight == value).all())
 
 
-def _zero_lines(model: FrozenModel, path: str, weight: Tensor) -> str:
+def _zero_lines(model: CutModel, path: str, weight: Tensor) -> str:
     """Return how many rows and columns of a matrix are zero, in words; "" if none are.
 
     Tables of positions and of types may have empty rows. So may those of tokens: of padding, of
@@ -150,7 +150,7 @@ def _zero_lines(model: FrozenModel, path: str, weight: Tensor) -> str:
     return " and ".join(words)
 
 
-def _check_architecture(model: FrozenModel) -> None:
+def _check_architecture(model: CutModel) -> None:
     """Raise a ModelError if a configuration is of another architecture than it says.
 
     The weights of Granite and of Gemma have the names and shapes of Llama's, and load as a Llama,
@@ -305,7 +305,7 @@ def check_rope(config_json: Mapping[str, object], called: str) -> None:
             )
 
 
-def _check_loss(model: FrozenModel) -> None:
+def _check_loss(model: CutModel) -> None:
     """Raise a ModelError if the loss on a sentence is far above ln V, that of a guess.
 
     Flipped bits do that; swapped layers are not noticed. Models that predict no tokens, or do not
