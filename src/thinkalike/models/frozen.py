@@ -274,8 +274,13 @@ class FrozenModel:
             return residual
         last = stop - 1
         states: dict[Layer, Tensor] = {}
-        captured = self._captured(last, residual.shape[:-1], states)
-        with alone(self.module), captured, self._ended_after(stop):
+        rows = residual.shape[:-1]
+        # Hooks are registered only once no other thread can run into them.
+        with (
+            alone(self.module),
+            self._captured(last, rows, states),
+            self._ended_after(stop),
+        ):
             self._continued(residual, start, mask)
         return states[last].to(self.device)
 
