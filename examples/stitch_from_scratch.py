@@ -20,7 +20,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 ASSETS = Path(__file__).parents[1] / "src" / "thinkalike" / "assets"
-LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3", "turtledemo", "ensurepip"}
+LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
 
 LAYER = 0
 CONTEXT = 256

@@ -201,14 +201,14 @@ def readable(result: Result) -> Iterator[None]:
     Raises:
         ResultError: the result has not what its kind shows.
     """
-    from thinkalike.memory import exhausted
+    from thinkalike.memory import out_of_memory_error
 
     try:
         yield
     except (ThinkalikeError, OSError, UnicodeError):
         raise
     except Exception as error:
-        if exhausted(error):
+        if out_of_memory_error(error):
             raise
         reason = f"{type(error).__name__}: {one_line(error)}"
         remedy = "it was changed, or is of another version; compute it again with force=true"

@@ -27,11 +27,11 @@ def explained(config: ModelConfig) -> Iterator[None]:
     except BaseException as error:
         if not (isinstance(error, Exception) or panicked(error)):
             raise
-        from thinkalike.memory import exhausted  # imports torch
+        from thinkalike.memory import out_of_memory_error  # imports torch
 
         folder = named_folder(config)
         attempt = f"cannot load model={config.called} from {folder or config.hub_id}"
-        memory_error = exhausted(error)
+        memory_error = out_of_memory_error(error)
         if memory_error:
             raise ResourceError(f"{attempt}: {_with_class(memory_error)}; {LESS}") from error
         cause = _with_class(error) if folder else cause_on_hub(config, error)
