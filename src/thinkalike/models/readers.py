@@ -30,7 +30,7 @@ from thinkalike.models.checkpoints import is_gguf, located
 from thinkalike.models.families import Family, heads_of, stated_quantization
 from thinkalike.models.formats import conversion
 from thinkalike.models.gguf import gguf_config
-from thinkalike.models.gguf_header import OWN
+from thinkalike.models.gguf_header import TAKE_ORIGINAL
 from thinkalike.models.module_facts import (
     TOLERANCE,
     Checkpoint,
@@ -341,7 +341,7 @@ def _refuse_faults(
     remedy = "give the whole checkpoint with its own config.json"
     if is_gguf(place):
         source = "fields describe"
-        remedy = OWN
+        remedy = TAKE_ORIGINAL
     prefix = f"{module.base_model_prefix}."
     lacks_head_alone = not any(name.startswith(prefix) for name in missing)
     has_head = module.base_model is not module
