@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 from thinkalike.digests import content_key
 from thinkalike.errors import ModelError, check_extra, listed, one_line
 from thinkalike.models.bounds import check_counts
-from thinkalike.models.gguf_header import OWN, Header, Value, read_header
+from thinkalike.models.gguf_header import TAKE_ORIGINAL, Header, Value, read_header
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedTokenizerFast
@@ -85,7 +85,7 @@ def cut_as_stated(tokenizer: PreTrainedTokenizerFast, path: Path) -> PreTrainedT
     if fields.get("tokenizer.ggml.model") == "gpt2" and cut not in known_cuts:
         raise ModelError(
             f"{path} cuts texts by tokenizer.ggml.pre={cut}, which transformers does not know; "
-            f"{OWN}"
+            f"{TAKE_ORIGINAL}"
         )
     return tokenizer
 
@@ -104,13 +104,13 @@ def _read_gguf(path: Path, _content: str) -> _Reading:
     fields = header.fields
     architecture = fields.get("general.architecture")
     if not isinstance(architecture, str):
-        raise ModelError(f"{path} states no general.architecture; {OWN}")
+        raise ModelError(f"{path} states no general.architecture; {TAKE_ORIGINAL}")
     check_counts(fields, path, lambda: len(header.types))
     try:
         config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
     except Exception as error:  # of any kind, for fields of other types than llama.cpp writes
         raise ModelError(
-            f"{path}: transformers cannot read this GGUF file ({one_line(error)}); {OWN}"
+            f"{path}: transformers cannot read this GGUF file ({one_line(error)}); {TAKE_ORIGINAL}"
         ) from error
 
     file_count = cast(int, fields.get("split.count", 1))
@@ -123,20 +123,20 @@ def _read_gguf(path: Path, _content: str) -> _Reading:
     if scales and architecture not in KEEPS_SCALES:
         raise ModelError(
             f"{path} scales its rotary positions ({listed(scales)}), which transformers does not "
-            f"read from GGUF files; {OWN}"
+            f"read from GGUF files; {TAKE_ORIGINAL}"
         )
     unread = _fill_in(config, fields, f"{architecture}.")
     if unread:
         raise ModelError(
             f"{path} states {listed(unread)}, which transformers does not read from GGUF files; "
-            f"{OWN}"
+            f"{TAKE_ORIGINAL}"
         )
     # Gemma 2 of 27 billion weights divides by another number than the width of its heads.
     scale_of_attention = getattr(config, "query_pre_attn_scalar", None)
     if scale_of_attention not in (None, getattr(config, "head_dim", None)):
         raise ModelError(
             f"{path} does not state the scale of its attention, which transformers would guess; "
-            f"{OWN}"
+            f"{TAKE_ORIGINAL}"
         )
     counts = Counter(header.types.values()).most_common()
     return _Reading(config, ", ".join(f"{name} x {count}" for name, count in counts), fields)

@@ -13,7 +13,9 @@ from thinkalike.hub import cause_of
 from thinkalike.models.checkpoints import named_folder
 
 # The remedy where memory is exhausted.
-LESS = "take a smaller model, model.dtype=bfloat16, or a device with more memory (model.device)"
+TAKE_LESS = (
+    "take a smaller model, model.dtype=bfloat16, or a device with more memory (model.device)"
+)
 
 
 @contextlib.contextmanager
@@ -37,7 +39,7 @@ def explained(config: ModelConfig) -> Iterator[None]:
             attempt = f"cannot load {config.called}, a model in memory"
         memory_error = out_of_memory_error(error)
         if memory_error:
-            raise ResourceError(f"{attempt}: {_with_class(memory_error)}; {LESS}") from error
+            raise ResourceError(f"{attempt}: {_with_class(memory_error)}; {TAKE_LESS}") from error
         cause = _with_class(error) if folder else cause_on_hub(config, error)
         raise ModelError(f"{attempt}: {cause}") from error
 

@@ -70,18 +70,41 @@ def parts_of(model: FrozenModel) -> list[Part]:
     Each module with weights is in one part. An unembedding that is tied to the embedding is in the
     same part as the embedding.
     """
-    paths_of_part: dict[tuple[int, str], list[str]] = {}
+    paths_by_part = _paths_by_part(model)
+    embedding = (-1, "embedding")
+    unembedding = (model.n_layers, "unembedding")
+    embedding_weights = _weight_ids(model.module, paths_by_part.get(embedding, ()))
+    unembedding_weights = _weight_ids(model.module, paths_by_part.get(unembedding, ()))
+    are_tied = bool(embedding_weights & unembedding_weights)
+    if are_tied:
+        paths_by_part[embedding] += paths_by_part.pop(unembedding)
+
+    def position(key: tuple[int, str]) -> tuple[int, int, str]:
+        layer, component = key
+        position_in_block = (*BLOCK_ORDER, component).index(component)
+        return layer, position_in_block, component
+
+    parts = []
+    for layer, component in sorted(paths_by_part, key=position):
+        parts.append(Part(component, layer, tuple(paths_by_part[layer, component])))
+    return parts
+
+
+def _paths_by_part(model: FrozenModel) -> dict[tuple[int, str], list[str]]:
+    """Return the paths of the modules of each part, by its layer and component."""
     blocks = model.family.blocks
+    module_of_block = re.compile(rf"{re.escape(blocks)}\.(\d+)\.([^.]+)$")
+    paths_by_part: dict[tuple[int, str], list[str]] = {}
     is_before_blocks = True
     for path, module in model.module.named_modules():
         if path.startswith(f"{blocks}."):
             is_before_blocks = False
-            in_block = re.match(rf"{re.escape(blocks)}\.(\d+)\.([^.]+)$", path)
-            if in_block and next(module.parameters(), None) is not None:
-                layer = int(in_block[1])
-                component = component_of(in_block[2])
-                paths_of_part.setdefault((layer, component), []).append(path)
-        elif path and next(module.parameters(recurse=False), None) is not None:
+            match = module_of_block.match(path)
+            if match and _has_weights(module):
+                layer = int(match[1])
+                component = component_of(match[2])
+                paths_by_part.setdefault((layer, component), []).append(path)
+        elif path and _has_weights(module, recurse=False):
             path = _outermost_wrapper(model.module, path)
             layer = model.n_layers
             component = "unembedding"
@@ -90,25 +113,15 @@ def parts_of(model: FrozenModel) -> list[Part]:
                 component = "embedding"
             elif component_of(path.rpartition(".")[2]) == "norms":
                 component = "norms"
-            paths = paths_of_part.setdefault((layer, component), [])
+            paths = paths_by_part.setdefault((layer, component), [])
             if path not in paths:
                 paths.append(path)
+    return paths_by_part
 
-    embedding = (-1, "embedding")
-    unembedding = (model.n_layers, "unembedding")
-    embedding_weights = _weight_ids(model.module, paths_of_part.get(embedding, ()))
-    unembedding_weights = _weight_ids(model.module, paths_of_part.get(unembedding, ()))
-    if embedding_weights & unembedding_weights:
-        paths_of_part[embedding] += paths_of_part.pop(unembedding)
 
-    def position(key: tuple[int, str]) -> tuple[int, int, str]:
-        layer, component = key
-        return layer, (*BLOCK_ORDER, component).index(component), component
-
-    parts = []
-    for layer, component in sorted(paths_of_part, key=position):
-        parts.append(Part(component, layer, tuple(paths_of_part[layer, component])))
-    return parts
+def _has_weights(module: nn.Module, recurse: bool = True) -> bool:
+    """Return whether a module has weights, or one inside it if `recurse`."""
+    return next(module.parameters(recurse=recurse), None) is not None
 
 
 def _weight_ids(module: nn.Module, paths: Iterable[str]) -> set[int]:
