@@ -8,11 +8,10 @@ import logging
 import os
 import sys
 from collections.abc import Iterator
-from typing import TextIO
 
 from thinkalike.config.compose import COMPOSING_ERRORS, explained
 from thinkalike.errors import ConfigError, ThinkalikeError, plain, short
-from thinkalike.processes import Interrupted, follow_parent, heeded
+from thinkalike.processes import Interrupted, TextStream, follow_parent, heeded
 
 # environment variable: the process whose children end with it
 STARTED_BY = "THINKALIKE_STARTED_BY"
@@ -97,8 +96,8 @@ class PlainFormatter(logging.Formatter):
 class Stdout:
     """A stdout that may be full or closed: what is printed then is lost, but not the result."""
 
-    def __init__(self, stream: TextIO | None):
-        self._stream: TextIO = stream or open(os.devnull, "w")  # noqa: SIM115
+    def __init__(self, stream: TextStream | None):
+        self._stream: TextStream = stream or open(os.devnull, "w")  # noqa: SIM115
         if hasattr(self._stream, "reconfigure"):
             # a terminal in ASCII has no bars and no arrows
             self._stream.reconfigure(errors="replace")
