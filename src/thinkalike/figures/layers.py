@@ -157,8 +157,14 @@ def _add_colorbar(
     extend = "neither"
     if least < lowest:
         extend = "min"
-    # type: ignore[arg-type]
-    figure.colorbar(image, ax=panels, label=label, extend=extend, shrink=0.8, aspect=30)
+    figure.colorbar(
+        image,
+        ax=panels,  # type: ignore[arg-type]
+        label=label,
+        extend=extend,
+        shrink=0.8,
+        aspect=30,
+    )
 
 
 def similarity(
@@ -219,8 +225,8 @@ def _draw_blocks(axes: Axes, table: pd.DataFrame) -> AxesImage:
     middles = ends - layer_counts / 2 - 0.5
     for axis in (axes.xaxis, axes.yaxis):
         ticks(axis, layer_names, 16, fontsize=6)
-        # type: ignore[arg-type]
-        axis.set_ticks(middles, map(str, layer_counts.index), minor=True, fontsize=model_font)
+        model_names = [str(name) for name in layer_counts.index]
+        axis.set_ticks(middles, model_names, minor=True, fontsize=model_font)
 
     # The names of models stand beyond those of the layers.
     pad = 16

@@ -29,7 +29,9 @@ def command_parser(name: str, description: str) -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.error = refuse_words  # type: ignore[method-assign]
-    parser.add_argument("which", nargs="*", metavar="STORE|key=value", help="kind=, model= and sort= choose")
+    parser.add_argument(
+        "which", nargs="*", metavar="STORE|key=value", help="kind=, model= and sort= choose"
+    )
     return parser
 
 

@@ -71,8 +71,8 @@ def calibrate(
             returns a finite number that is larger if they are more alike. It gets copies, which it
             may change.
         X, Y: Row i of both belongs to stimulus i.
-        groups: What each row belongs to, such as its document or sentence; rows of one group depend
-            on each other.
+        groups: What each row belongs to, such as its document or sentence; rows of one group
+            depend on each other.
         permutations: How often groups change places.
         seed: The seed of the permutations.
 
@@ -136,7 +136,9 @@ def _with_interval(
         replicates = _values_without_parts(function, X, Y, parts)
         scattered = _values_without_parts(function, X, Y, scattered_parts)
     reference = torch.tensor(scattered, dtype=torch.float64).mean(0)
-    return jackknife(value, torch.tensor(replicates, dtype=torch.float64), reference, is_drawn=True)
+    return jackknife(
+        value, torch.tensor(replicates, dtype=torch.float64), reference, is_drawn=True
+    )
 
 
 def _values_without_parts(
@@ -173,7 +175,11 @@ def _p_of_groups(
     y = Y[rows]
     value = _value_of(function, x, y)
     null = [_value_of(function, x, y[permuted_rows(numbers[rows], seed)]) for seed in seeds]
-    return float(p_value(torch.tensor(null, dtype=torch.float64), torch.tensor([value], dtype=torch.float64)))
+    return float(
+        p_value(
+            torch.tensor(null, dtype=torch.float64), torch.tensor([value], dtype=torch.float64)
+        )
+    )
 
 
 def _value_of(function: UserFunction, X: Float[Tensor, "m d"], Y: Float[Tensor, "m e"]) -> float:
@@ -191,5 +197,7 @@ def _value_of(function: UserFunction, X: Float[Tensor, "m d"], Y: Float[Tensor, 
     except (TypeError, ValueError, RuntimeError, OverflowError):
         pass
     if not math.isfinite(number):
-        raise ValueError(f"function returns {shown(value)} for {len(X)} rows: it must return a finite number")
+        raise ValueError(
+            f"function returns {shown(value)} for {len(X)} rows: it must return a finite number"
+        )
     return number

@@ -1,4 +1,4 @@
-"""How alike are the logits of two models for the same tokens: Jensen-Shannon divergence, and disagreement."""
+"""How alike the logits of two models are for the same tokens."""
 
 from __future__ import annotations
 
@@ -15,22 +15,24 @@ from torch import Tensor
 
 from thinkalike.measures.contract import BAD_INPUT, Blocks, LayerMeasure, Pair, each_pair
 
-AT_ONCE = 2**17  # logits that are compared at a time: they stay in the cache; on a GPU 64 times as many
+# logits that are compared at a time: they stay in the cache; on a GPU 64 times as many
+AT_ONCE = 2**17
 LEAST = -80  # is the logarithm of the least share of the largest one: 0 times -inf would be NaN
 
 
 def jensen_shannon(X: Float[Tensor, "n v"], Y: Float[Tensor, "m w"]) -> Float[Tensor, ""]:
-    """Return the mean Jensen-Shannon divergence of softmax(X) and softmax(Y) row by row, in nats, in [0, ln 2].
+    """Return the mean Jensen-Shannon divergence of softmax(X) and softmax(Y), in [0, ln 2] nats.
 
-    ½ KL(p ‖ m) + ½ KL(q ‖ m), m = (p + q) / 2 (Lin 1991), of the logits of two models with one vocabulary. A logit of
-    -∞ has a probability of 0. It is differentiable, and computed in float32, or what is wider. A ValueError says that
-    n or the vocabulary differs, or that a logit is NaN or +∞, or all of a row are -∞.
+    ½ KL(p ‖ m) + ½ KL(q ‖ m), m = (p + q) / 2 (Lin 1991), of the logits of two models with one
+    vocabulary. A logit of -∞ has a probability of 0. It is differentiable, and computed in
+    float32, or what is wider. A ValueError says that n or the vocabulary differs, or that a logit
+    is NaN or +∞, or all of a row are -∞.
     """
     return JensenShannon().of(X, Y)
 
 
 def disagreement(X: Float[Tensor, "n v"], Y: Float[Tensor, "m w"]) -> Float[Tensor, ""]:
-    """Return the share of rows whose largest logit, the first of equal ones, differs, in [0, 1]; it has no gradient.
+    """Return the share of rows whose largest logit differs, in [0, 1]; it has no gradient.
 
     See Klabunde et al. (2024) and Madani et al. (2004, "prediction disagreement").
     """
@@ -50,14 +52,17 @@ def _refuse_flawed(largest: Float[Tensor, "..."], name: str) -> None:
 
 def _check_vocabulary(source: _Outputs, target: _Outputs) -> None:
     if (own := source.vocabulary) != (other := target.vocabulary):
-        raise ValueError(f"outputs over {own} and {other} entries are not of one vocabulary: choose such models")
+        raise ValueError(
+            f"outputs over {own} and {other} entries are not of one vocabulary: choose such models"
+        )
 
 
 def _divergences(source: _Outputs, target: _Outputs) -> Float[Tensor, " n"]:
-    """Return the divergence of each row from exponentials P and Q of the logits, which no pass makes into shares.
+    """Return the divergence of each row from the exponentials P and Q of the logits.
 
-    With sums S and T, w = S / (S + T) and M = log((1 - w) P + w Q) it is ½ Σ P (log P - M) / S + ½ Σ Q (log Q - M) / T
-    + log((1 - w) S + w T) - ½ log S T. It is least for this w, whose rounding so adds next to nothing.
+    With sums S and T, w = S / (S + T) and M = log((1 - w) P + w Q) it is ½ Σ P (log P - M) / S + ½
+    Σ Q (log Q - M) / T + log((1 - w) S + w T) - ½ log S T. It is least for this w, whose rounding
+    so adds next to nothing.
     """
     _check_vocabulary(source, target)
     (n, width), first, found = source.values.shape, source.values, []
@@ -68,12 +73,20 @@ def _divergences(source: _Outputs, target: _Outputs) -> Float[Tensor, " n"]:
     memory = first.new_empty(5, rows, width).unbind()
     for x, y in zip(first.split(rows), target.values.split(rows), strict=True):
         made = [None if x.requires_grad or y.requires_grad else each[: len(x)] for each in memory]
-        logs = [torch.sub(z, z.amax(1, keepdim=True), out=own) for z, own in zip((x, y), made[:2], strict=True)]
-        p, q = (torch.exp(z.clamp_(min=LEAST), out=own) for z, own in zip(logs, made[2:4], strict=True))
+        logs = [
+            torch.sub(z, z.amax(1, keepdim=True), out=own)
+            for z, own in zip((x, y), made[:2], strict=True)
+        ]
+        p, q = (
+            torch.exp(z.clamp_(min=LEAST), out=own) for z, own in zip(logs, made[2:4], strict=True)
+        )
         p_sum, q_sum = p.sum(1), q.sum(1)
         weight = 1 / (1 + q_sum / p_sum)
         middle = torch.lerp(p, q, weight[:, None], out=made[4]).log_()
-        apart = logs[0].sub_(middle).mul_(p).sum(1) / p_sum + logs[1].sub_(middle).mul_(q).sum(1) / q_sum
+        apart = (
+            logs[0].sub_(middle).mul_(p).sum(1) / p_sum
+            + logs[1].sub_(middle).mul_(q).sum(1) / q_sum
+        )
         found.append((apart, p_sum, q_sum, weight))
     apart, p_sum, q_sum, weight = (torch.cat(each).double() for each in zip(*found, strict=True))
     for side, each in ((source, p_sum), (target, q_sum)):
@@ -108,15 +121,20 @@ class MeanOfRows(LayerMeasure[_Outputs]):
     def compare_without_parts(
         self, layers: Sequence[_Outputs], blocks: Blocks, sizes: Sequence[int]
     ) -> dict[Pair, Float[Tensor, "_ l m"]]:
-        """Return the means of all rows and without each part, from the sums of the parts; NaN where no row is left."""
+        """Return the means of all rows and without each part; NaN if no row remains."""
 
         def sums_without_parts(first: _Outputs, second: _Outputs) -> Float[Tensor, " _"]:
-            sums = torch.stack([part.sum() for part in self.of_rows(first, second).split([*sizes])])
+            sums = torch.stack(
+                [part.sum() for part in self.of_rows(first, second).split([*sizes])]
+            )
             return torch.stack([sums.sum(), *(sums.sum() - sums)])
 
         sums = each_pair(sums_without_parts, layers, blocks, self.is_symmetric)
         rows = [sum(sizes), *(sum(sizes) - size for size in sizes)]
-        return {pair: each.movedim(-1, 0) / each.new_tensor(rows)[:, None, None] for pair, each in sums.items()}
+        return {
+            pair: each.movedim(-1, 0) / each.new_tensor(rows)[:, None, None]
+            for pair, each in sums.items()
+        }
 
 
 @dataclass(frozen=True)
@@ -146,8 +164,13 @@ class Disagreement(MeanOfRows):
 
     def prepare(self, layer: Float[Tensor, "n v"], name: str) -> _Outputs:
         # NumPy compares with vector instructions, in a fifth of the time
-        places = torch.from_numpy(np.argmax(layer.detach().numpy(), 1)) if layer.is_cpu else layer.argmax(1)
-        _refuse_flawed(layer.gather(1, places[:, None]), name)  # also NaN, which is larger than all numbers
+        places = (
+            torch.from_numpy(np.argmax(layer.detach().numpy(), 1))
+            if layer.is_cpu
+            else layer.argmax(1)
+        )
+        # also NaN, which is larger than all numbers
+        _refuse_flawed(layer.gather(1, places[:, None]), name)
         return _Outputs(places, layer.shape[1], name)
 
     def of_rows(self, first: _Outputs, second: _Outputs) -> Float[Tensor, " n"]:

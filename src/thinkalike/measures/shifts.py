@@ -1,4 +1,4 @@
-"""How far the states of a changed model are from those of the model that it was made of, layer by layer."""
+"""How far the states of a changed model are from those of its base, layer by layer."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ from thinkalike.measures.rows import labels_of_rows, rows_of
 
 
 class ShiftEstimate(LayerPairEstimate):
-    """The mean of ‖x - y‖ / ‖x‖ over tokens, on the diagonal of (l, l); layers that differ are NaN."""
+    """The mean of ‖x - y‖ / ‖x‖ over tokens, on the diagonal of (l, l); elsewhere NaN."""
 
     def __init__(self, cosine: Tensor, norm_source: Tensor, norm_target: Tensor, **estimates: Any):
         super().__init__(**estimates)
-        self.cosine, self.norm_source, self.norm_target = cosine, norm_source, norm_target  # (l, l) each
+        # (l, l) each
+        self.cosine, self.norm_source, self.norm_target = cosine, norm_source, norm_target
 
 
 def _means(sums: Float[Tensor, "*b l 5"]) -> Float[Tensor, "*b 4 l"]:
@@ -34,9 +35,10 @@ def _on_diagonal(values: Float[Tensor, " l"]) -> Float[Tensor, "l l"]:
 
 
 class LayerShifts(Accumulator):
-    """Gathers how far each layer's states y are from those x of the same layer in another model: ‖x - y‖ / ‖x‖.
+    """Gathers ‖x - y‖ / ‖x‖ for the states x and y of each layer in two models.
 
-    It means something between models of one basis alone, such as a model and its copy that was changed.
+    It means something between models of one basis alone, such as a model and its copy that was
+    changed.
     """
 
     batch_states: ClassVar[tuple[str, ...]] = ("sums",)
@@ -46,14 +48,26 @@ class LayerShifts(Accumulator):
         self.check(source, target, batch.groups)
         assert batch.documents is not None
         sums, owners = [], labels_of_rows(batch.documents, mask, source[0], "documents")
-        belongs = torch.nn.functional.one_hot(owners.long() % JACKKNIFE_PARTS, JACKKNIFE_PARTS).double().T
+        belongs = (
+            torch.nn.functional.one_hot(owners.long() % JACKKNIFE_PARTS, JACKKNIFE_PARTS)
+            .double()
+            .T
+        )
         for layer, sides in enumerate(zip(source, target, strict=True)):
             x, y = (rows_of(side, "token", mask).double() for side in sides)
             if x.shape != y.shape:
-                raise ValueError(f"layer {layer} has states of {tuple(x.shape)} and {tuple(y.shape)}: no distances")
-            norms, distance = [torch.linalg.vector_norm(side, dim=1) for side in (x, y)], relative_distance(x, y)
+                raise ValueError(
+                    f"layer {layer} has states of {tuple(x.shape)} and {tuple(y.shape)}: "
+                    "no distances"
+                )
+            norms, distance = (
+                [torch.linalg.vector_norm(side, dim=1) for side in (x, y)],
+                relative_distance(x, y),
+            )
             cosine = torch.nn.functional.cosine_similarity(x, y)
-            sums.append(belongs @ torch.stack([distance, cosine, *norms, torch.ones_like(distance)], 1))
+            sums.append(
+                belongs @ torch.stack([distance, cosine, *norms, torch.ones_like(distance)], 1)
+            )
         self.add(batch.number, owners, sums=torch.stack(sums, 1))
 
     def compute(self) -> ShiftEstimate:
@@ -65,5 +79,8 @@ class LayerShifts(Accumulator):
         low = torch.where(low.isfinite(), low.clamp(min=0), low)
         distance = Estimate(*map(_on_diagonal, (value, low, high)))
         return ShiftEstimate(
-            *map(_on_diagonal, means[1:]), across=distance, batches=len(found["sums"]), **document_counts(documents)
+            *map(_on_diagonal, means[1:]),
+            across=distance,
+            batches=len(found["sums"]),
+            **document_counts(documents),
         )
