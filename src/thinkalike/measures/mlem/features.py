@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from thinkalike.arguments import check_choice
-from thinkalike.measures.kinds import NUMBERS, Columns, Kinds, Level, level_of
+from thinkalike.measures.kinds import NUMBER_KINDS, Columns, Kinds, Level, level_of
 
 DIFFERENCES = ("indicator", "scaled", "levels")
 MISSING = ("own_level", "ignore", "drop", "error")
@@ -299,7 +299,7 @@ class FeatureEncoder:
         column = column.contiguous()
         if len(known) < 2:  # constant in training: there is no scale to measure by
             return torch.where(column.isnan(), torch.nan, 0.0), 1.0
-        if self.columns.kinds[feature] in NUMBERS:
+        if self.columns.kinds[feature] in NUMBER_KINDS:
             return column, float(known[-1] - known[0])
         below = torch.searchsorted(known, column)
         up_to = torch.searchsorted(known, column, right=True)
