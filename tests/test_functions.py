@@ -36,8 +36,8 @@ from thinkalike.errors import (
     ThinkalikeError,
 )
 from thinkalike.inputs import config_of, model_configs, stimuli_config
-from thinkalike.models.behaviour import sample_digest
-from thinkalike.models.places import ASSETS
+from thinkalike.models.checkpoints import ASSETS
+from thinkalike.models.identity import sample_digest
 from thinkalike.store import Result
 from thinkalike.training.recipe import StitchConfig, StitchJob
 

@@ -38,12 +38,14 @@ from thinkalike.measures.residual import COMPONENTS, POSITION_FUNCTIONS, Residua
 from thinkalike.measures.ridge import FOLDS, Predictor, both_ways, with_interval
 from thinkalike.measures.sample_size import has_interval, why_no_interval
 from thinkalike.memory import free_cached_memory
+from thinkalike.models.fingerprints import checkpoint_fingerprint
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.layer_choice import layers_at_depths, pairs_of_layers
-from thinkalike.models.load import configured, load_model, twin
-from thinkalike.models.places import checkpoint_fingerprint
+from thinkalike.models.load import load_model
+from thinkalike.models.model_config import configured
 from thinkalike.models.rounding import rounded
 from thinkalike.models.shapes import Passes, Shapes
+from thinkalike.models.variants import twin
 from thinkalike.processes import counted
 from thinkalike.screen import (
     Column,

@@ -38,8 +38,8 @@ from thinkalike.config.schema import (
 )
 from thinkalike.data.documents import text_fingerprint
 from thinkalike.errors import ResultError, ThinkalikeError, nearest, one_line
+from thinkalike.models.fingerprints import checkpoint_fingerprint
 from thinkalike.models.labels import told_apart
-from thinkalike.models.places import checkpoint_fingerprint
 from thinkalike.processes import ProcessGroup, doing
 from thinkalike.store import Headline, Job, Result, first_scalar, newest_state, read_state, write_state
 from thinkalike.unkept import UnkeptJob

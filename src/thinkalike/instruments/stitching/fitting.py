@@ -110,7 +110,7 @@ def load_setting(config: StitchJob) -> Setting:
     stitch, memory, both = config.stitch, config.trainer.memory, (config.model, config.target)
     source, target = load_models(*(replace(e, device=own_device(e.device, config.trainer)) for e in both))
     if source.sites or target.sites:
-        from thinkalike.models.sites import MiddleModel  # which jobs at the usual site need not load
+        from thinkalike.models.middle import MiddleModel  # which jobs at the usual site need not load
 
         cut = {id(each): MiddleModel(each) if each.sites else each for each in (source, target)}
         source, target = cut[id(source)], cut[id(target)]
