@@ -70,7 +70,7 @@ def test_a_grid_has_the_number_and_the_interval_of_every_row():
 
 def test_steps_are_columns_and_layers_or_features_rows():
     table = pd.DataFrame({"step": [0, 0, 8, 8], "layer": [0, 1, 0, 1], "to_last": [0.1, 0.2, 1.0, 1.0]})
-    (grid,) = grids_of(table, run="m")
+    (grid,) = grids_of(table, trained_model="m")
     assert (grid["role"], grid["models"]) == ("steps", ["m"])
     assert (grid["rows"], grid["columns"]) == (["layer 0", "layer 1"], [0, 8])
     assert grid["numbers"][0]["v"] == [0.1, 1.0, 0.2, 1.0]

@@ -8,7 +8,7 @@ import.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -23,7 +23,7 @@ from thinkalike.measures.contract import Batch, States
 GIVEN = ("none", "token")
 
 
-def from_everyone(state: Tensor, group: Any = None) -> list[Tensor]:
+def from_everyone(state: Tensor, group: distributed.ProcessGroup | None = None) -> list[Tensor]:
     """Return the states of all processes, of any shapes.
 
     torchmetrics wants the same number of axes of each.
@@ -74,7 +74,7 @@ class Accumulator(Metric):
         """Whether there is a batch, which may have come from a `state_dict`."""
         return len(self.numbers) > 0
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, *args: object, **kwargs: object) -> object:
         """Add one batch as `update` does, and return the estimate of this batch alone."""
         lengths_before = {name: len(state) for name, state in self.metric_state.items()}
         self.update(*args, **kwargs)
@@ -83,7 +83,9 @@ class Accumulator(Metric):
             setattr(batch_alone, name, getattr(batch_alone, name)[length:])
         return type(batch_alone).compute(batch_alone)
 
-    def load_state_dict(self, state_dict: Any, strict: bool = True, assign: bool = False) -> Any:
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> object:
         """Take over the batches of a `state_dict`, whose lists stay as they are."""
         copied = dict(state_dict)
         for name in self.metric_state:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 from jaxtyping import Float, Int
@@ -176,14 +176,14 @@ def bootstrap_interval(
     return Estimate(value * unit, low, high)
 
 
-def _checked_bounds(bounds: Any) -> tuple[float, float]:
+def _checked_bounds(bounds: object) -> tuple[float, float]:
     """Return the least and the greatest value of a token.
 
     Raises:
         ValueError: The bounds are not two rising numbers.
     """
     try:
-        least, greatest = (float(end) for end in bounds)
+        least, greatest = (float(end) for end in bounds)  # type: ignore[attr-defined]
         is_rising = least < greatest
     except (TypeError, ValueError, OverflowError):
         is_rising = False

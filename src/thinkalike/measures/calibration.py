@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -25,7 +25,7 @@ from thinkalike.measures.sample_size import (
 from thinkalike.measures.seeds import seeded
 from thinkalike.processes import counted
 
-UserFunction = Callable[[Tensor, Tensor], Any]
+UserFunction = Callable[[Tensor, Tensor], object]
 
 
 class Calibrated(NamedTuple):
@@ -51,7 +51,7 @@ class Calibrated(NamedTuple):
 
 @takes_arrays
 def calibrate(
-    function: Callable[[Tensor, Tensor], Any],
+    function: Callable[[Tensor, Tensor], object],
     X: Annotated[Float[Tensor, "n d"], Within(fewest=1)],
     Y: Float[Tensor, "n e"],
     groups: Int[Tensor, " n"],
@@ -191,9 +191,11 @@ def _value_of(function: UserFunction, X: Float[Tensor, "m d"], Y: Float[Tensor, 
     value = function(X.clone(), Y.clone())
     number = float("nan")
     try:
-        scalar = value.item() if hasattr(value, "item") else value
+        scalar = value
+        if hasattr(value, "item"):
+            scalar = value.item()
         if not isinstance(scalar, str | bytes):  # float would read a text
-            number = float(scalar)
+            number = float(scalar)  # type: ignore[arg-type]
     except (TypeError, ValueError, RuntimeError, OverflowError):
         pass
     if not math.isfinite(number):

@@ -8,7 +8,7 @@ as soon as its losses and gradients are known.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Annotated, Any, NamedTuple
 
 import torch
@@ -215,7 +215,7 @@ class _ChunkedLoss(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *outer: Any) -> Any:
+    def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor | None, ...]:
         (gradient,) = ctx.saved_tensors
         return gradient * outer[0][..., None].to(gradient.dtype), None, None, None
 
@@ -235,7 +235,8 @@ def _losses(
     gradient = torch.empty_like(states) if needs_gradient else None
     memory = states.new_empty(0)
     losses_of_chunks = []
-    starts: Any = range(0, max(states.shape[1], 1), chunk)  # no tokens are one empty chunk
+    # no tokens are one empty chunk
+    starts: Iterable[int] = range(0, max(states.shape[1], 1), chunk)
     if not needs_gradient:  # a training counts its steps
         starts = counted(starts, CHUNK_NAME)
     for start in starts:

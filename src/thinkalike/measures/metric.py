@@ -67,11 +67,13 @@ class CKAResult(LayerPairEstimate):
         without = self.without[..., a, b] - self.without[..., c, d]
         return self._interval(value, without)
 
-    def _check_layer_pair(self, name: str, pair: Any) -> None:
+    def _check_layer_pair(self, name: str, pair: object) -> None:
         """Raise a ValueError unless this is a pair of layers of these models."""
         sources, targets = self.value.shape
-        is_pair = isinstance(pair, list | tuple) and len(pair) == 2
-        if not is_pair or pair[0] not in range(sources) or pair[1] not in range(targets):
+        is_known = False
+        if isinstance(pair, list | tuple) and len(pair) == 2:
+            is_known = pair[0] in range(sources) and pair[1] in range(targets)
+        if not is_known:
             raise ValueError(
                 f"{name}={shown(pair)} must be a source layer below {sources} and a target layer "
                 f"below {targets}"

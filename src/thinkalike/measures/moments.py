@@ -86,14 +86,14 @@ class PairStatistics(NamedTuple):
         )
 
 
-def different_pairs(pairs: Any) -> list[LayerPair]:
+def different_pairs(pairs: object) -> list[LayerPair]:
     """Return the different pairs of layers, in their order.
 
     Raises:
         ValueError: Something is not a pair, or there is none.
     """
     try:
-        different = list(dict.fromkeys(pairs))
+        different = list(dict.fromkeys(pairs))  # type: ignore[call-overload]
     except TypeError:
         different = []
     are_pairs = all(isinstance(pair, tuple) and len(pair) == 2 for pair in different)

@@ -34,7 +34,7 @@ class _Claims:
         pairs: the layer pairs, in the order in which the tensors are numbered.
         widths: of the source and the target; None: the maps are closed forms, or an old file does
             not say it.
-        rank: of low_rank, and None for others; it is not checked yet.
+        rank: that of low_rank; it is not checked yet.
     """
 
     kind: str
@@ -191,20 +191,19 @@ def _loaded(
     claim any width.
     """
     width_in, width_out = widths
-    stitch_rank = 1  # only low_rank has one
-    if kind == "low_rank":
-        if not _is_size(rank):
-            raise ValueError(f"its rank is no whole number above 0: {str(rank)[:60]}")
-        stitch_rank = rank
+    if not _is_size(rank):
+        raise ValueError(
+            f"its widths or its rank are no whole numbers above 0: {str([*widths, rank])[:60]}"
+        )
     if not is_plugin(kind):  # whose weights may be of any shape
-        claimed = _least_weights(kind, width_in, width_out, norm, stitch_rank)
+        claimed = _least_weights(kind, width_in, width_out, norm, rank)
         stored = sum(tensor.numel() for tensor in tensors.values())
         if claimed > stored:
             raise ValueError(
                 f"it claims a stitch of {claimed:,} weights or more "
                 f"({kind} from width {width_in:,} to {width_out:,}), and holds {stored:,}"
             )
-    stitch = Stitch(kind, width_in, width_out, norm, stitch_rank)
+    stitch = Stitch(kind, width_in, width_out, norm, rank)
     stitch.load_state_dict(dict(tensors))
     return stitch
 

@@ -214,7 +214,7 @@ class StitchMap(nn.Module):
         return f"{self.source} ({width_in}) → {self.target} ({width_out})"
 
 
-def _checked_numbers(tensor: Tensor, name: str) -> Tensor:
+def _checked_numbers(tensor: object, name: str) -> Tensor:
     """Return the weight or the bias of a stitch as a tensor of real numbers."""
     if isinstance(tensor, Tensor) and tensor.dtype in WHOLE:
         raise StitchError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -139,7 +139,7 @@ class MLEM(BaseEstimator):
         self.folds = folds
         self.seed = seed
 
-    def fit(self, X: Any, Y: Any, groups: Any = None) -> MLEM:
+    def fit(self, X: object, Y: object, groups: object = None) -> MLEM:
         """Fit all layers.
 
         Features that are constant, taken for continuous, or much the same have a warning.
@@ -168,7 +168,7 @@ class MLEM(BaseEstimator):
         self.level_weights_ = level_weights(self._fitted, self.encoder_, features, table.single)
         return self
 
-    def predict(self, X: Any) -> Float[Tensor, "*l p"]:
+    def predict(self, X: object) -> Float[Tensor, "*l p"]:
         """Return the squared distances of all pairs i < j of stimuli, in the scale of the fit.
 
         They are in the order of `pdist`. Under missing="drop" stimuli that lack a value are left
@@ -193,7 +193,7 @@ class MLEM(BaseEstimator):
             return predicted[0]
         return predicted
 
-    def score(self, X: Any, Y: Any) -> float | Float[Tensor, " l"]:
+    def score(self, X: object, Y: object) -> float | Float[Tensor, " l"]:
         """Return Spearman's ρ of predicted and neural distances over all pairs.
 
         It is one number, or one per layer.
@@ -224,7 +224,7 @@ class MLEM(BaseEstimator):
         return scores
 
     def read(
-        self, X: Any, Y: Any, groups: Any = None, columns: Columns | None = None
+        self, X: object, Y: object, groups: object = None, columns: Columns | None = None
     ) -> StimulusTable:
         """Check this model's choices, and the data of a `fit`.
 
@@ -382,7 +382,7 @@ class MLEM(BaseEstimator):
         return ends
 
 
-def _layers_in(Y: Any) -> tuple[Sequence[Any], bool]:
+def _layers_in(Y: object) -> tuple[Sequence[object], bool]:
     """Return the layers that states are, and whether they are a single layer.
 
     A single layer is an array or a list of lists of numbers.
@@ -390,20 +390,19 @@ def _layers_in(Y: Any) -> tuple[Sequence[Any], bool]:
     Raises:
         ValueError: There are no layers.
     """
-    is_list = isinstance(Y, list | tuple)
-    is_array = hasattr(Y, "ndim") and Y.ndim in (2, 3)
-    if not is_array and not (is_list and len(Y)):
+    dimensions = getattr(Y, "ndim", None)  # of an array
+    if dimensions == 2:
+        return [Y], True
+    if dimensions == 3:
+        return cast(Sequence[object], Y), False
+    if not isinstance(Y, list | tuple) or not Y:
         raise ValueError(
             "Y has no layers: give states of shape (stimuli, width) or a list of them, not "
             f"{shown(Y)}"
         )
-    if is_array:
-        is_single = Y.ndim == 2
-    else:
-        first_row = Y[0]
-        is_row = isinstance(first_row, list | tuple) and len(first_row) > 0
-        is_single = is_row and np.ndim(first_row[0]) == 0
-    if is_single:
+    first_row = Y[0]
+    is_row = isinstance(first_row, list | tuple) and len(first_row) > 0
+    if is_row and np.ndim(first_row[0]) == 0:
         return [Y], True
     return Y, False
 

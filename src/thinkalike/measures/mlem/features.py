@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, groupby
-from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -171,7 +170,7 @@ class FeatureEncoder:
     @classmethod
     def fit(
         cls,
-        X: Any,
+        X: object,
         kinds: Kinds = "auto",
         difference: str = "indicator",
         missing: str = "own_level",
@@ -196,7 +195,7 @@ class FeatureEncoder:
         lacks = tuple(values.isnan().any(0).tolist())
         return cls(columns, difference, missing, known, lacks)
 
-    def encode(self, X: Any) -> Features:
+    def encode(self, X: object) -> Features:
         """Return a table in terms of the known levels.
 
         Raises:

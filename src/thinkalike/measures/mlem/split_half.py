@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -26,11 +26,11 @@ MOST_STIMULI = 1000
 
 
 def split_half_reference(
-    cells: Any,
+    cells: object,
     layers: Sequence[Float[Tensor, "n _"]],
     distance: str = "euclidean",
     *,
-    groups: Any = None,
+    groups: object = None,
     splits: Repetitions = 5,
     seed: Seed = 0,
 ) -> Estimate:
