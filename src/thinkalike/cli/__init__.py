@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 
 import thinkalike
 from thinkalike.cli.diff_words import as_analysis as as_analysis
@@ -15,6 +16,7 @@ from thinkalike.cli.process import COMMAND, own_process
 from thinkalike.cli.sweep import DRY_RUN as DRY_RUN
 from thinkalike.cli.sweep import SHARED as SHARED
 from thinkalike.cli.sweep import Sweep as Sweep
+from thinkalike.completion import commands_that_begin, completed_command, is_query
 from thinkalike.errors import nearest, plain, short
 
 USAGE = (
@@ -44,9 +46,10 @@ def report() -> None:
 
 def diff() -> None:
     """Say what a change did, as `thinkalike analyze measure=diff`."""
-    with own_process():
-        sys.argv[1:] = as_analysis(sys.argv[1:])
-    os.environ[COMMAND] = "analyze"
+    if not is_query(sys.argv[1:]):
+        with own_process():
+            sys.argv[1:] = as_analysis(sys.argv[1:])
+        os.environ[COMMAND] = "analyze"
     analyze()
 
 
@@ -59,6 +62,12 @@ COMMANDS = {
 }
 
 
+HELP_FLAGS = ("-h", "--help")
+VERSION_FLAGS = ("-V", "--version")
+COMPLETION_FLAGS = ("-sc", "--shell-completion")
+OF_STORES = ("results", "report")  # commands whose words are files, which the shell completes
+
+
 def main() -> None:
     """Call the entry point that the first word of the command line names."""
     words = sys.argv[1:]
@@ -69,12 +78,18 @@ def main() -> None:
     if words:
         name = words[0]
 
-    if name in ("-h", "--help"):
+    if name in HELP_FLAGS:
         print(USAGE)
         return
-    if name in ("-V", "--version"):
+    if name in VERSION_FLAGS:
         print(f"thinkalike {thinkalike.__version__}")
         return
+    if name in COMPLETION_FLAGS:
+        command = _command_of_completion(words)
+        if command is None:
+            return
+        words = [command, *words]
+        name = command
     if name not in COMMANDS:
         message = f"error: thinkalike {short(name)} is not known; {nearest(name, COMMANDS)}"
         print(plain(message), file=sys.stderr)
@@ -82,3 +97,21 @@ def main() -> None:
     os.environ[COMMAND] = name
     sys.argv = [sys.argv[0], *words[1:]]
     COMMANDS[name]()
+
+
+def _command_of_completion(words: Sequence[str]) -> str | None:
+    """Return the command that answers a shell.
+
+    None: the answer is printed here, which is the names of the commands, or there is none.
+    """
+    if not is_query(words):
+        return "train"  # the function that a shell installs is the same for all commands
+    command = completed_command(COMMANDS)
+    if command is None:
+        separator = " "
+        if words[-1].endswith("fish"):
+            separator = "\n"
+        print(*commands_that_begin(COMMANDS), sep=separator)
+    if command in OF_STORES:
+        return None
+    return command

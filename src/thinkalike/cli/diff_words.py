@@ -61,10 +61,13 @@ def _is_model(word: str) -> bool:
 
 
 def _as_value(model: str) -> str:
-    """Return a model as the value of a setting: a folder here as a path, and a "=" in quotes."""
+    """Return a model as the value of a setting.
+
+    A folder of the working folder becomes a path, and what Hydra would interpret gets quotes.
+    """
     is_in_working_folder = "/" not in model and (is_folder(model) or model.endswith(CHECKPOINT))
     if is_in_working_folder:
         model = f"./{model}"
-    if "=" in model:
+    if "=" in model or model.startswith("{"):
         return f"'{model}'"
     return model

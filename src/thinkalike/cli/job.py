@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from thinkalike.cli.process import PlainFormatter, own_process
+from thinkalike.cli.process import COMMAND, USER_ERRORS, PlainFormatter, own_process
 from thinkalike.cli.sweep import SHARED, do_in_sweep, run_all
 from thinkalike.cli.words import (
     check_flags,
@@ -19,6 +19,7 @@ from thinkalike.cli.words import (
     options_first,
     without_overrides,
 )
+from thinkalike.completion import LINE, is_query, readable_line
 from thinkalike.config.compose import (
     PROGRAM,
     DictConfig,
@@ -30,6 +31,7 @@ from thinkalike.config.compose import (
     get_args_parser,
     hydra_main,
     keys_of,
+    loading_files_only,
     register,
     trust_plugins_of,
     with_quoted_paths,
@@ -71,6 +73,9 @@ def entry_point(name: str) -> Callable[[], None]:
     def main() -> None:
         os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # its errors come here, not to the screen
         os.environ[PROGRAM] = _program(name)
+        if is_query(sys.argv[1:]):
+            _complete(name, hydra_main(name, task))
+            return
         with own_process():
             register()
             sys.argv[1:] = with_quoted_paths(sys.argv[1:])
@@ -86,6 +91,20 @@ def entry_point(name: str) -> Callable[[], None]:
             run_all(hydra_main(name, task))
 
     return main
+
+
+def _complete(name: str, run: Callable[[], None]) -> None:
+    """Print what completes the line of a shell.
+
+    If the line cannot be read, it prints nothing: somebody is typing.
+    """
+    line = readable_line(os.environ[LINE], os.environ.get(COMMAND, name))
+    if line is None:
+        return
+    os.environ[LINE] = line
+    with contextlib.suppress(*USER_ERRORS), loading_files_only():
+        register()
+        run()
 
 
 def _set_up_logging() -> None:

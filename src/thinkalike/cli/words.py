@@ -10,7 +10,7 @@ from thinkalike.config.compose import check_given_once, get_args_parser
 from thinkalike.errors import ConfigError, listed, nearest, refuse_words, short
 
 SHELLS = ("bash", "fish", "zsh")  # for which Hydra can complete words
-COMPLETION_ACTIONS = ("install", "uninstall", "query")
+COMPLETION_ACTIONS = ("install", "uninstall")
 
 
 def options_first(words: Sequence[str]) -> list[str]:
@@ -93,6 +93,10 @@ def _check_named_config(words: argparse.Namespace) -> None:
 def _check_completion(overrides: Sequence[str]) -> None:
     if len(overrides) == 1:
         action, _, shell = overrides[0].partition("=")
+        if action == "query" and shell in SHELLS:  # see `completion`
+            raise ConfigError(
+                "query= is what a shell asks, with the line in COMP_LINE; give install=SHELL"
+            )
         if action in COMPLETION_ACTIONS and shell in SHELLS:
             return
     raise ConfigError(
