@@ -99,15 +99,12 @@ def balanced_accuracies(
 
     `right` may also be the share of several answers. Each of the levels occurs.
     """
-    held = torch.nn.functional.one_hot(labels, levels).double().T
-    total = without_each_part(held, sentences)
-    there = total > 0
-    recalls = without_each_part(right.double()[:, None] * held, sentences) / total.masked_fill(
-        ~there, 1
-    )
-    means = recalls.sum(1) / there.sum(0)  # over the levels that are left
-    sizes = total.sum(0)
-    return [
-        Accuracy(each[0], each[1:], effective_number(sizes[0] - sizes[1:]), levels)
-        for each in means
-    ]
+    has_level = torch.nn.functional.one_hot(labels, levels).double().T  # (levels, n)
+    level_sizes = without_each_part(has_level, sentences)  # (levels, 1 + parts)
+    occurs = level_sizes > 0
+    right_of_level = without_each_part(right.double()[:, None] * has_level, sentences)
+    recalls = right_of_level / level_sizes.masked_fill(~occurs, 1)  # (c, levels, 1 + parts)
+    means = recalls.sum(1) / occurs.sum(0)  # over the levels that occur without a part
+    sizes = level_sizes.sum(0)
+    worth = effective_number(sizes[0] - sizes[1:])
+    return [Accuracy(values[0], values[1:], worth, levels) for values in means]

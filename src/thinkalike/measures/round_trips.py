@@ -14,7 +14,8 @@ RIDGE = 1e-9
 class Unexplained(NamedTuple):
     """Shares of variance that maps leave unexplained: Σ‖y - ŷ‖² / Σ‖y - ȳ‖².
 
-    ȳ is the mean of the rows at hand, so a map that was fitted on other rows may exceed 1.
+    They are 0 for a perfect map and 1 for the mean. ȳ is the mean of the rows at hand, so a map
+    that was fitted on other rows may exceed 1.
     """
 
     phi: float  # of y, by φ(x)

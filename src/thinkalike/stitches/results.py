@@ -68,11 +68,11 @@ class _Claims:
         widths = facts.get("widths")
 
         if not isinstance(kind, str) or not (kind in (*KINDS, *CLOSED) or is_plugin(kind)):
-            known = ", ".join([*KINDS, *CLOSED])
-            raise _ImpossibleClaim(f"its kind {short(kind)} is unknown; kinds are {known}")
+            known_kinds = ", ".join([*KINDS, *CLOSED])
+            raise _ImpossibleClaim(f"its kind {short(kind)} is unknown; kinds are {known_kinds}")
         if norm not in NORMS:
-            known = ", ".join(NORMS)
-            raise _ImpossibleClaim(f"its norm {short(norm)} is unknown; norms are {known}")
+            known_norms = ", ".join(NORMS)
+            raise _ImpossibleClaim(f"its norm {short(norm)} is unknown; norms are {known_norms}")
         if not isinstance(pairs, list) or not all(map(_is_pair, pairs)):
             raise _ImpossibleClaim(
                 f"its pairs {short(pairs)} must be lists of two layers, from 0 on"
@@ -268,9 +268,9 @@ class Stitches(Mapping[LayerPair, StitchMap]):
     def __getitem__(self, pair: int | np.integer | LayerPair) -> StitchMap:
         layer_pair = _layer_pair(pair)
         if layer_pair not in self._pairs:
-            known = ", ".join(f"{source}→{target}" for source, target in self._pairs)
+            known_pairs = ", ".join(f"{source}→{target}" for source, target in self._pairs)
             raise UnknownPairError(
-                f"{self.result.place} has no stitch {layer_pair}; there is: {known}"
+                f"{self.result.place} has no stitch {layer_pair}; there is: {known_pairs}"
             )
         with explained(f"cannot read the stitch {layer_pair} of {self.result.place}"):
             number = self._pairs.index(layer_pair)
@@ -278,9 +278,10 @@ class Stitches(Mapping[LayerPair, StitchMap]):
             affine = _folded(self._kind, tensors)
             self._check_widths(affine)
             source, target = _sites(self.result, layer_pair)
+            sites = (source, target)
             if self.is_back:
-                source, target = target, source
-            stitch = StitchMap(affine.weight, affine.bias, source, target)
+                sites = (target, source)
+            stitch = StitchMap(affine.weight, affine.bias, *sites)
             if self.result.is_kept:
                 stitch.file = self.result.place
             return stitch
