@@ -19,7 +19,7 @@ from torch import Tensor
 from thinkalike.data.grammar import Sentence, controlled_sentences, crossed_sentences
 from thinkalike.data.words import Span
 from thinkalike.errors import DataError, natural_order, nearest
-from thinkalike.measures.kinds import KINDS, MOST_FEATURES, NUMBERS, check_levels, kind_of
+from thinkalike.measures.kinds import KINDS, MOST_FEATURES, NUMBER_KINDS, check_levels, kind_of
 
 Kind = str | Sequence[str]
 """One of KINDS, or the levels of an ordinal feature in order."""
@@ -155,7 +155,7 @@ class Stimuli:
         for name in self.names:
             kind = self.kinds.get(name) or kind_of(self.features[name])
             columns[name] = typed(self.features[name], name, kind, self.source)
-            kinds[name] = kind if kind in NUMBERS else kind_of(columns[name])
+            kinds[name] = kind if kind in NUMBER_KINDS else kind_of(columns[name])
         vars(self).update(features=pd.DataFrame(columns), kinds=kinds)
 
     def __len__(self) -> int:
@@ -229,7 +229,7 @@ class Stimuli:
         levels = {}
         for name in self.names:
             column = self.features[name]
-            if self.kinds[name] in NUMBERS:
+            if self.kinds[name] in NUMBER_KINDS:
                 numbers[name] = column
             else:
                 numbers[name] = column.cat.codes
@@ -456,7 +456,7 @@ def typed(column: pd.Series, name: str, kind: Kind | None, source: str) -> pd.Se
     """
     if not kind:
         kind = kind_of(column)
-    if kind in NUMBERS:
+    if kind in NUMBER_KINDS:
         return _as_float64(column, name, source)
     if isinstance(kind, str) and kind not in KINDS:
         raise DataError(f"{source}: kinds.{name}={kind} is not known; {nearest(kind, KINDS)}")
@@ -529,7 +529,7 @@ def _level_name(value: Any) -> str:
 def _levels_of(column: pd.Series) -> list[str]:
     """Return the levels of a column: numbers by size, names in natural order."""
     values = column.dropna()
-    if kind_of(column) in NUMBERS:
+    if kind_of(column) in NUMBER_KINDS:
         return [_level_name(value) for value in sorted(values.unique())]
     # Values that are equal may have two names, as the decimal numbers 1.5 and 1.50 have.
     return sorted({_level_name(value) for value in values}, key=natural_order)

@@ -12,7 +12,7 @@ from matplotlib.colors import Normalize
 
 from thinkalike.figures.layers import band
 from thinkalike.figures.style import COLOURS, canvas, colour_of, layer_name, line, save, ticks, write_values
-from thinkalike.figures.trajectories import along, place_of
+from thinkalike.figures.trajectories import label_steps, step_position
 
 LABELS = {"accuracy_penalty": "accuracy penalty", "flips": "share of flipped predictions", "value": "CKA"}
 ACROSS = 3  # panels
@@ -276,19 +276,21 @@ def settling(runs: Mapping[str, pd.DataFrame], onsets: pd.DataFrame, folder: Pat
         for table in runs.values():
             steps = table["step"].unique()
             for layer, curve in table.pivot(index="step", columns="layer", values="to_last").items():
-                left.plot(place_of(steps), curve, color=colour_of(int(str(layer))), linewidth=0.9)
+                left.plot(step_position(steps), curve, color=colour_of(int(str(layer))), linewidth=0.9)
         left.legend([f"layer {layer}" for layer in table["layer"].unique()], fontsize=7)
         features = list(dict.fromkeys(onsets["feature"]))
         for number, feature in enumerate(features):
             first = onsets[onsets["feature"] == feature].groupby("run")["onset"].min()
             for step, count in first.value_counts().items():
-                right.plot(place_of(step), number, "o", color=colour_of(number), markersize=11)
-                right.text(place_of(step), number, count, ha="center", va="center_baseline", fontsize=8, color="white")
+                right.plot(step_position(step), number, "o", color=colour_of(number), markersize=11)
+                right.text(
+                    step_position(step), number, count, ha="center", va="center_baseline", fontsize=8, color="white"
+                )
         right.set_yticks(range(len(features)), features)
         left.set(title="CKA with the last checkpoint, each seed a line", ylim=(None, 1.02))
         right.set(title="onset in how many seeds; none: not there at the end", ylim=(-0.5, len(features) - 0.5))
         for axes in (left, right):
-            along(axes, steps)
+            label_steps(axes, steps)
         save(figure, folder, "settling")
 
 
