@@ -24,7 +24,6 @@ import torch
 
 from thinkalike.config import MEASURES, AnalyzeConfig, measure_schema, setting
 from thinkalike.config.parts import TOKENS_AT_ONCE
-from thinkalike.contrib import figures
 from thinkalike.errors import ConfigError, DataError, one_of
 from thinkalike.instruments import asked_for, instrument, run_jobs
 from thinkalike.instruments.layer_pairs.frame import LayerPairsConfig
@@ -109,11 +108,13 @@ class Atlas(Instrument[AnalyzeConfig], kind="atlas", version=3, reads=("models",
         )
 
     def draw(self, result: Result, folder: Path) -> None:
+        from thinkalike.contrib.figures.agreement import draw_agreement, draw_ranks  # imports matplotlib
+
         found = result.tables["agreement"]
         names = list(dict.fromkeys([*found["measure"], *found["other"]]))
-        figures.agreement(found, names, folder)
+        draw_agreement(found, names, folder)
         closer = oriented(result.table, {name: is_distance(name) for name in names})
-        figures.ranks(result.table.assign(**shares(closer, names)), names, folder)
+        draw_ranks(result.table.assign(**shares(closer, names)), names, folder)
 
     def show(self, result: Result) -> None:
         found, scalars = result.tables["agreement"], result.scalars

@@ -18,7 +18,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from thinkalike.config import AnalyzeConfig
-from thinkalike.contrib import figures
 from thinkalike.contrib.subjects import measures
 from thinkalike.contrib.subjects.measures import Draws, ModelScores, NoiseCeiling, Scored, noise_ceiling, random_effects
 from thinkalike.data.stimuli import Stimuli
@@ -69,9 +68,11 @@ class SubjectsRSA(RSA, kind="rsa", version=RSA.version, reads=RSA.reads):
         )
 
     def draw(self, result: Result, folder: Path) -> None:
+        from thinkalike.contrib.figures.subjects import draw_subject_scores  # imports matplotlib
+
         if "models" in result.tables:
             means = _mean_ceilings(result.tables["ceilings"])
-            figures.subject_scores(result.table, means, folder, result.config["measure"]["comparator"])
+            draw_subject_scores(result.table, means, folder, result.config["measure"]["comparator"])
 
     def headlines(self, result: Result) -> list[Headline]:
         """Return the mean score of the best layer of a model, if there is one, and the noise ceiling's lower end."""

@@ -20,7 +20,6 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from thinkalike.config import AnalyzeConfig, setting
-from thinkalike.contrib import figures
 from thinkalike.contrib.transfer import maps as fitting
 from thinkalike.contrib.transfer import measures
 from thinkalike.contrib.transfer.maps import OfMaps, PairMap, TransferConfig, named
@@ -233,7 +232,9 @@ class CarriedProbes(
         )
 
     def draw(self, result: Result, folder: Path) -> None:
-        figures.carried_probes(result.table, folder)
+        from thinkalike.contrib.figures.transfer import draw_probes  # imports matplotlib
+
+        draw_probes(result.table, folder)
 
     def headlines(self, result: Result) -> list[Headline]:
         """Return means over features: carried probes' share of native accuracy above chance, and both accuracies."""

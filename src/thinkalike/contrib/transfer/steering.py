@@ -21,7 +21,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from thinkalike.config import AnalyzeConfig, setting
-from thinkalike.contrib import figures
 from thinkalike.contrib.transfer import maps as fitting
 from thinkalike.contrib.transfer import measures
 from thinkalike.contrib.transfer.maps import OfMaps, PairMap, TransferConfig, named
@@ -164,7 +163,9 @@ class Steering(OfMaps, kind="steering", version=4, reads=("model", "target", "la
         )
 
     def draw(self, result: Result, folder: Path) -> None:
-        figures.steering(result.table, folder)
+        from thinkalike.contrib.figures.transfer import draw_steering  # imports matplotlib
+
+        draw_steering(result.table, folder)
 
     def headlines(self, result: Result) -> list[Headline]:
         """Return shares of the natural effect, native and carried, at the layer where the native vector does most."""
