@@ -82,7 +82,7 @@ def test_only_dead_latents_learn_to_explain_the_residual(float64):
     assert sae_loss(sae, states, dead=none).loss == plain.loss
     found = sae_loss(sae, states, dead=DeadCandidates(none.latents, torch.tensor([True, False, True])))
     left = (states - sae(states)).detach()
-    values = sae.before(states)[:, [3, 7]].relu()
+    values = sae.pre_activations(states)[:, [3, 7]].relu()
     expected = (left - values @ sae.W_dec[[3, 7]]).square().mean() / 32
     torch.testing.assert_close(found.loss - plain.loss, expected)
     encoder, decoder = torch.autograd.grad(found.loss - plain.loss, [sae.W_enc, sae.W_dec])

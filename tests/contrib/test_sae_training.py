@@ -307,7 +307,7 @@ def test_an_sae_is_carried_by_maps_and_trained(cli, small, made, minis):
 
 def test_a_source_that_is_a_model_is_trained_by_the_same_recipe(monkeypatch):
     asked = []
-    place = "thinkalike.contrib.sae.setting"
+    place = "thinkalike.contrib.sae.source"
     monkeypatch.setattr(f"{place}.is_stored", lambda kind, job: False)
     monkeypatch.setattr(f"{place}.run_job", lambda job, shown: asked.append(job) or Result(Path()))
     words = ["sae.layer=2", "sae.source_layer=1", "sae.start=transferred", "sae.source=neox-3l-mini", BESIDE]

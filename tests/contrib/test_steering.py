@@ -19,27 +19,27 @@ from thinkalike.contrib.papers import chen2025_probes, chen2025_saes, chen2025_s
 from thinkalike.contrib.papers.chen2025_saes import TRANSFERS
 from thinkalike.contrib.papers.experiment import Case, job_of
 from thinkalike.contrib.papers.model_pairs import Pair
-from thinkalike.contrib.sae.fitting import savings_table
+from thinkalike.contrib.sae.courses import savings_table
 from thinkalike.contrib.subjects.measures import random_effects
-from thinkalike.contrib.transfer import probes
+from thinkalike.contrib.transfer import probing
 from thinkalike.contrib.transfer.maps import PairMap
-from thinkalike.contrib.transfer.measures import (
-    effects_of,
-    held_out_differences,
-    random_directions,
-    turned_at_random,
-    with_norms_of,
-)
-from thinkalike.contrib.transfer.steering import (
+from thinkalike.contrib.transfer.random_maps import turned_at_random
+from thinkalike.contrib.transfer.steering_trial import (
     CARRIED,
     LATER,
     MATCHED,
     NATIVE,
     NEGATED,
     RANDOM,
-    Trial,
+    SteeringTrial,
     states_at_words,
     steered_gaps,
+)
+from thinkalike.contrib.transfer.steering_vectors import (
+    effects_of,
+    held_out_differences,
+    random_directions,
+    with_norms_of,
 )
 from thinkalike.errors import DataError
 from thinkalike.evaluation.moments import state_moments
@@ -250,7 +250,7 @@ def planted():
     rows = torch.randint(source.vocabulary, (32, 64), generator=torch.Generator().manual_seed(1))
     moments = state_moments(source, target, [(0, 0), (1, 1)], tiny.token_rows(rows), Budget(1e9, 0.0))
     maps = {pair: both_directions(moments.of(pair)) for pair in ((0, 0), (1, 1))}
-    return Trial(source, target, contrasts, MEASURE, 0), maps
+    return SteeringTrial(source, target, contrasts, MEASURE, 0), maps
 
 
 MEASURE = SimpleNamespace(folds=5, draws=3, positions=["word", LATER], strengths=[1.0, 3.0])
@@ -258,7 +258,7 @@ MEASURE = SimpleNamespace(folds=5, draws=3, positions=["word", LATER], strengths
 
 def shares(trial, pair, phi, psi):
     pair_map = PairMap(phi, psi, Unexplained(0.0, 0.0, 0.0, 0.0), torch.zeros(128))
-    rows = [row for row, _ in trial.rows(pair, pair_map)]
+    rows = [row for row, _ in trial.conditions(pair, pair_map)]
     return {(row["position"], row["strength"], row["condition"]): row for row in rows}
 
 
@@ -311,9 +311,9 @@ def probed(tmp_path, accuracies):
 
 
 def accuracies(feature, native=0.95, carried=0.9, refitted=0.95, random=0.25, words=0.9):
-    by_sentence = {probes.NATIVE: native, probes.CARRIED: carried, probes.REFITTED: refitted, probes.RANDOM: random}
+    by_sentence = {probing.NATIVE: native, probing.CARRIED: carried, probing.REFITTED: refitted, probing.RANDOM: random}
     found = {(feature, "sentence", name): each for name, each in by_sentence.items()}
-    return found | {(feature, "word", probes.NATIVE): words}
+    return found | {(feature, "word", probing.NATIVE): words}
 
 
 def test_carried_probes_are_told_from_those_that_are_not(tmp_path):
@@ -328,7 +328,7 @@ def test_carried_probes_are_told_from_those_that_are_not(tmp_path):
 def test_features_of_single_words_are_unknown_of_other_words(tmp_path):
     planted = accuracies("Gender", carried=0.3, words=0.27) | accuracies("Person", carried=0.8, words=0.8)
     planted |= accuracies("Tense", native=0.25)
-    del planted["Tense", "word", probes.NATIVE]
+    del planted["Tense", "word", probing.NATIVE]
     claims = list(chen2025_probes._lexical(probed(tmp_path, planted)))
     verdicts = ["holds", "holds", "does not hold", "does not hold", *["not testable here"] * 4]
     assert [claim.verdict for claim in claims] == verdicts

@@ -26,7 +26,8 @@ from thinkalike.contrib.papers.claims import (
 )
 from thinkalike.contrib.papers.experiment import Case, Conclusion, Experiment, InnerJob
 from thinkalike.contrib.papers.model_pairs import MODELS, layers_word, pairs_of
-from thinkalike.contrib.transfer import probes
+from thinkalike.contrib.transfer import probing
+from thinkalike.contrib.transfer.probes import BLANK
 from thinkalike.measures.accuracy import Accuracy
 from thinkalike.measures.estimates import Estimate
 from thinkalike.store import Result
@@ -72,7 +73,7 @@ class Probed:
         None: one of them was not measured, or native accuracy is not above chance.
         """
         accuracy = self.accuracy(feature, condition)
-        native = self.accuracy(feature, probes.NATIVE)
+        native = self.accuracy(feature, probing.NATIVE)
         if accuracy is None or native is None:
             return None
         share = accuracy.share_of(native, above=native.chance, level=level)
@@ -110,7 +111,7 @@ def _conclude(case: Case) -> Conclusion:
             name = "probes" if len(case.results) == 1 else label.replace(" ", "-")
             draw_probes(result.table, folder, name)
 
-    return Conclusion(table, claims, draw, blank=probes.BLANK)
+    return Conclusion(table, claims, draw, blank=BLANK)
 
 
 def _carried(probed: Probed) -> Iterator[Claim]:
@@ -130,7 +131,7 @@ def _lexical(probed: Probed) -> Iterator[Claim]:
             f"{probed.label}: {feature} is a matter of single words, unknown to a native probe of "
             "others"
         )
-        native = probed.accuracy(feature, probes.NATIVE, "word")
+        native = probed.accuracy(feature, probing.NATIVE, "word")
         if native is None:
             yield untestable_claim(claim, f"{feature} is not judged on held-out words")
         else:
@@ -146,7 +147,7 @@ def _lexical(probed: Probed) -> Iterator[Claim]:
 
 
 def _share_claim(probed: Probed, claim: str, feature: str, bound: Bound) -> Claim:
-    share = probed.share(feature, probes.CARRIED)
+    share = probed.share(feature, probing.CARRIED)
     if share is None:
         reason = "is not among these stimuli's features"
         if feature in probed.features:
@@ -160,7 +161,7 @@ def _random(probed: Probed) -> Claim:
     level = level_of_each(len(probed.features))
     excesses = {}
     for feature in probed.features:
-        accuracy = probed.accuracy(feature, probes.RANDOM)
+        accuracy = probed.accuracy(feature, probing.RANDOM)
         if accuracy is not None:
             excesses[feature] = _above_chance(accuracy, level)
     claim = "through random maps of the same spectrum probes are near chance"
@@ -179,7 +180,7 @@ def _refitted(probed: Probed) -> Claim:
     level = level_of_each(len(probed.features))
     shares = {}
     for feature in probed.features:
-        share = probed.share(feature, probes.REFITTED, level)
+        share = probed.share(feature, probing.REFITTED, level)
         if share is not None:
             shares[feature] = share
     claim = (

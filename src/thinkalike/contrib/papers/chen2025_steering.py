@@ -26,8 +26,16 @@ from thinkalike.contrib.papers.claims import (
 )
 from thinkalike.contrib.papers.experiment import Case, Conclusion, Experiment, InnerJob
 from thinkalike.contrib.papers.model_pairs import MODELS, Pair, layers_word, pairs_of
-from thinkalike.contrib.transfer import steering
-from thinkalike.contrib.transfer.measures import effects_of
+from thinkalike.contrib.transfer.steering import BLANK, SteeringConfig
+from thinkalike.contrib.transfer.steering_trial import (
+    CARRIED,
+    LATER,
+    MATCHED,
+    NATIVE,
+    NEGATED,
+    RANDOM,
+)
+from thinkalike.contrib.transfer.steering_vectors import effects_of
 from thinkalike.measures.accuracy import Jackknifed
 from thinkalike.measures.estimates import Estimate
 from thinkalike.store import Result
@@ -87,8 +95,8 @@ class Steered:
     def shares(self, effects: Effects, level: float = 0.95) -> dict[str, Estimate]:
         """Return the shares of the natural effect by condition, and `BEYOND_RANDOM`."""
         conditions = list(self.result.table["condition"].unique())
-        matched = conditions.index(steering.MATCHED)
-        random = conditions.index(steering.RANDOM)
+        matched = conditions.index(MATCHED)
+        random = conditions.index(RANDOM)
         value = effects.steered.value
         replicates = effects.steered.replicates
         with_difference = Jackknifed(
@@ -107,11 +115,11 @@ class Steered:
 
 
 def _jobs(case: Case) -> list[InnerJob]:
-    number = case.config.measure_as(steering.SteeringConfig)
+    number = case.config.measure_as(SteeringConfig)
     question = replace(
         number,
         contrast="question",
-        positions=[steering.LATER],
+        positions=[LATER],
         strengths=[*number.strengths, QUESTION_STRENGTH],
     )
     jobs = []
@@ -145,7 +153,7 @@ def _conclude(case: Case) -> Conclusion:
             draw_steering(result.table, folder, name)
 
     table = pd.concat(tables, ignore_index=True)
-    return Conclusion(table, claims, draw, blank=steering.BLANK)
+    return Conclusion(table, claims, draw, blank=BLANK)
 
 
 def _number(steered: Steered) -> Iterator[Claim]:
@@ -154,26 +162,26 @@ def _number(steered: Steered) -> Iterator[Claim]:
         (
             "the carried direction of number does .65 of what the plural does",
             1.0,
-            steering.CARRIED,
+            CARRIED,
             Bound("above", 0.65),
         ),
         (
             "twice the carried direction of number does .9 of what the plural does",
             2.0,
-            steering.CARRIED,
+            CARRIED,
             Bound("above", 0.9),
         ),
         (
             "a random vector of the same norm does next to nothing",
             1.0,
-            steering.RANDOM,
+            RANDOM,
             NOTHING,
         ),
-        ("twice a random vector does next to nothing", 2.0, steering.RANDOM, NOTHING),
+        ("twice a random vector does next to nothing", 2.0, RANDOM, NOTHING),
         (
             "the negated carried direction does next to nothing",
             1.0,
-            steering.NEGATED,
+            NEGATED,
             NOTHING,
         ),
         (
@@ -191,24 +199,22 @@ def _question(steered: Steered) -> Iterator[Claim]:
     for text, condition, bound in (
         (
             "the native direction of questions does half of what the question does",
-            steering.NATIVE,
+            NATIVE,
             Bound("above", 0.5),
         ),
         (
             "the carried direction of questions does half of what the question does",
-            steering.CARRIED,
+            CARRIED,
             Bound("above", 0.5),
         ),
-        ("a random vector of the same norm does next to nothing", steering.RANDOM, NOTHING),
+        ("a random vector of the same norm does next to nothing", RANDOM, NOTHING),
         (
             "of one norm the carried direction does more than a random one",
             BEYOND_RANDOM,
             Bound("above"),
         ),
     ):
-        yield _claim(
-            steered, text, QUESTION_DEPTH, steering.LATER, QUESTION_STRENGTH, condition, bound
-        )
+        yield _claim(steered, text, QUESTION_DEPTH, LATER, QUESTION_STRENGTH, condition, bound)
 
 
 def _claim(
@@ -260,7 +266,7 @@ def _late(steered: Steered) -> Claim:
     bounded = []
     listed = []
     for (source_layer, target_layer), effects in effects_of_pair.items():
-        share = steered.shares(effects, level)[steering.NATIVE]
+        share = steered.shares(effects, level)[NATIVE]
         bounded.append((Bound("below", NEXT_TO_NOTHING), share))
         listed.append(f"{source_layer}→{target_layer} {share:.2f}")
     numbers = f"share: {', '.join(listed)}{bonferroni_note(count)}"

@@ -71,8 +71,12 @@ class SparseAutoencoder(nn.Module):
 
     def unstacked(self) -> list[SparseAutoencoder]:
         """Return the autoencoders of a stack, with copies of their weights."""
-        weights = [weight.detach().clone() for weight in self.parameters()]
-        return [SparseAutoencoder(*of_one, k=self.k) for of_one in zip(*weights, strict=True)]
+        weights = zip(self.W_enc, self.b_enc, self.W_dec, self.b_dec, strict=True)
+        saes = []
+        for W_enc, b_enc, W_dec, b_dec in weights:
+            copies = [weight.detach().clone() for weight in (W_enc, b_enc, W_dec, b_dec)]
+            saes.append(SparseAutoencoder(copies[0], copies[1], copies[2], copies[3], self.k))
+        return saes
 
     def pre_activations(self, states: Float[Tensor, "*b n d"]) -> Float[Tensor, "*c n f"]:
         """Return h W_enc + b_enc, the latents before σ."""

@@ -143,7 +143,7 @@ class SparseAutoencoders(
             draw_sae_curves(table, folder)
 
     def headlines(self, result: Result) -> list[Headline]:
-        """Return what the autoencoder of `sae.start` explains, recovers, and has of dead latents."""
+        """Return what the autoencoder of `sae.start` explains and recovers, and its dead share."""
         table = result.table
         last = table[table["start"] == result.config["sae"]["start"]].iloc[-1]
         headlines = []
