@@ -203,7 +203,8 @@ class Steering(
         by_condition = at_strongest.set_index("condition")
         headlines = []
         for name, condition in (("carried_share", CARRIED), ("native_share", NATIVE)):
-            share, low, high = by_condition.loc[condition, ["share", "low", "high"]].astype(float)
+            of_condition = by_condition.loc[condition]
+            share, low, high = (float(of_condition[end]) for end in ("share", "low", "high"))
             headlines.append(Headline.with_ends(name, share, low, high))
         return [headline for headline in headlines if isfinite(headline.value)]
 
