@@ -16,7 +16,8 @@ from thinkalike.contrib.court.materials import Materials
 from thinkalike.contrib.court.random_codes import normals_by_code, prefix_codes
 from thinkalike.contrib.court.token_means import NGRAM_CODES, TrigramMeans, other_context
 from thinkalike.measures.splitmix import SPLITMIX_STEP, splitmix
-from thinkalike.models.load import fresh, load_model, twin, variant
+from thinkalike.models.load import load_model
+from thinkalike.models.variants import fresh, twin, variant
 from thinkalike.training.run import Run, fit
 
 LAYER, TOKENS, CONTEXT = 1, 40, 32

@@ -64,7 +64,7 @@ from thinkalike.contrib.court.token_means import (
     with_means_of_other_tokens,
 )
 from thinkalike.evaluation.token_means import BigramMeans, TokenMeans
-from thinkalike.models.load import fresh, randomised, twin
+from thinkalike.models.variants import fresh, randomised, twin
 
 
 class Entry(NamedTuple):

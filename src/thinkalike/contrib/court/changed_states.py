@@ -13,7 +13,7 @@ from thinkalike.contrib.court.random_codes import noise_for
 from thinkalike.contrib.court.source import CachedStates, States, Tokens, stage
 from thinkalike.evaluation.batch_sizes import BATCH_TOKENS
 from thinkalike.measures.losses import CHUNK, token_loss
-from thinkalike.models.load import fresh
+from thinkalike.models.variants import fresh
 
 ADDED_SPREAD = 3.0  # standard deviation of added dimensions, in those of the target's states
 SMALL_VARIANCE = 0.01  # share of the variance that a small principal component has at most

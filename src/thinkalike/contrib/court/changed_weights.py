@@ -16,7 +16,7 @@ from thinkalike.evaluation.batch_sizes import BATCH_TOKENS
 from thinkalike.measures.seeds import seeded
 from thinkalike.models.families import EMBED
 from thinkalike.models.frozen import FrozenModel
-from thinkalike.models.load import fresh, variant
+from thinkalike.models.variants import fresh, variant
 from thinkalike.training.run import StepData
 
 WEIGHT_NOISE = 0.02  # of the root mean square of each tensor

@@ -29,7 +29,9 @@ from thinkalike.contrib.papers.claims import (
 from thinkalike.contrib.papers.experiment import Case, Conclusion, Experiment, InnerJob
 from thinkalike.figures.layers import layer_heatmaps
 from thinkalike.measures.estimates import Estimate, jackknife
-from thinkalike.models.places import explained, located, named_folder, reached
+from thinkalike.models.access import reached
+from thinkalike.models.checkpoints import located, named_folder
+from thinkalike.models.loading_errors import explained
 from thinkalike.store import Result
 
 Statistic = Callable[[Sequence[Tensor]], Tensor]

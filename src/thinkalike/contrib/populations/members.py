@@ -14,8 +14,8 @@ from thinkalike.contrib.populations.pair_sets import read_pairs
 from thinkalike.contrib.populations.pairs import Pairs
 from thinkalike.errors import one_of
 from thinkalike.instruments import run_job
+from thinkalike.models.fingerprints import checkpoint_fingerprint
 from thinkalike.models.load import load_model
-from thinkalike.models.places import checkpoint_fingerprint
 from thinkalike.processes import doing
 from thinkalike.store import Result
 

@@ -10,8 +10,10 @@ from torch import nn
 
 from thinkalike.config import ModelConfig
 from thinkalike.errors import ModelError
+from thinkalike.models.access import reached
+from thinkalike.models.config_json import read_config_json
 from thinkalike.models.families import CLASSIFIER, FAMILIES
-from thinkalike.models.places import explained, reached, read_shape
+from thinkalike.models.loading_errors import explained
 from thinkalike.models.readers import read_weights
 from thinkalike.models.tokenizer_reading import read_tokenizer
 
@@ -38,7 +40,7 @@ def new_classifier(
     """
     family = FAMILIES[CLASSIFIER]
     with explained(config), reached(config) as (place, _):
-        model_type = read_shape(config, place).get("model_type", config.family)
+        model_type = read_config_json(config, place).get("model_type", config.family)
         if model_type != family.model_type:
             raise ModelError(
                 f"task=nli fine-tunes bert; {config.called} is a {model_type}: "

@@ -19,7 +19,7 @@ from thinkalike.evaluation.columns import interval_columns
 from thinkalike.measures.bootstrap import bootstrap_interval, documents_and_seeds_interval
 from thinkalike.measures.estimates import Estimate
 from thinkalike.models.frozen import FrozenModel
-from thinkalike.models.shapes import operations
+from thinkalike.models.operations import operations
 
 # Columns whose cells are empty where there is no loss to recover.
 BLANK = ["loss_recovered", "loss_recovered_low", "loss_recovered_high"]

@@ -50,9 +50,9 @@ from thinkalike.instruments.stitching.fitting import shared_text
 from thinkalike.job import Outcome, Work
 from thinkalike.measures.accuracy import Accuracy
 from thinkalike.measures.estimates import interval_around
-from thinkalike.models.load import fresh
 from thinkalike.models.shapes import Passes, Shapes
 from thinkalike.models.sites import ONCE
+from thinkalike.models.variants import fresh
 from thinkalike.processes import counted
 from thinkalike.screen import (
     Column,

@@ -200,12 +200,10 @@ class Steering(
         _, first = next(iter(by_case))
         strongest = first[first["condition"] == NATIVE].nlargest(1, "effect")
         at_strongest = first.merge(strongest[["source_layer", "target_layer"]])
-        by_condition = at_strongest.set_index("condition")
         headlines = []
         for name, condition in (("carried_share", CARRIED), ("native_share", NATIVE)):
-            of_condition = by_condition.loc[condition]
-            share, low, high = (float(of_condition[end]) for end in ("share", "low", "high"))
-            headlines.append(Headline.with_ends(name, share, low, high))
+            row = at_strongest[at_strongest["condition"] == condition].iloc[0]
+            headlines.append(Headline.with_ends(name, row["share"], row["low"], row["high"]))
         return [headline for headline in headlines if isfinite(headline.value)]
 
     def show(self, result: Result) -> None:
