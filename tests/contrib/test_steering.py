@@ -20,7 +20,7 @@ from thinkalike.contrib.papers.chen2025_saes import TRANSFERS
 from thinkalike.contrib.papers.experiment import Case, job_of
 from thinkalike.contrib.papers.model_pairs import Pair
 from thinkalike.contrib.sae.courses import savings_table
-from thinkalike.contrib.subjects.measures import random_effects
+from thinkalike.contrib.subjects.random_effects import random_effects
 from thinkalike.contrib.transfer import probing
 from thinkalike.contrib.transfer.maps import PairMap
 from thinkalike.contrib.transfer.random_maps import turned_at_random

@@ -16,8 +16,8 @@ STUDIES = Registered(
         Entry("thinkalike.contrib.atlas.job", "Atlas", "atlas"),
     ),
     subjects=(
-        Entry("thinkalike.contrib.subjects.instruments", "SubjectsMLEM", "mlem"),
-        Entry("thinkalike.contrib.subjects.instruments", "SubjectsRSA", "rsa"),
+        Entry("thinkalike.contrib.subjects.mlem", "SubjectsMLEM", "mlem"),
+        Entry("thinkalike.contrib.subjects.rsa", "SubjectsRSA", "rsa"),
     ),
     settings={
         "model.populations": Place("thinkalike.contrib.populations.config", "NumberedModel"),

@@ -25,7 +25,7 @@ from thinkalike.contrib.papers.claims import (
 )
 from thinkalike.contrib.papers.experiment import Case, Conclusion, Experiment, InnerJob
 from thinkalike.contrib.sae.tables import BLANK
-from thinkalike.contrib.subjects.measures import random_effects
+from thinkalike.contrib.subjects.random_effects import random_effects
 
 N_SEEDS = 5
 WORDS = (

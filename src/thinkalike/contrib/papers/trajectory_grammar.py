@@ -13,7 +13,7 @@ import torch
 from thinkalike.contrib.figures.trajectories import draw_settling
 from thinkalike.contrib.papers.claims import Bound, Claim, judged_claim, untestable_claim
 from thinkalike.contrib.papers.experiment import Case, Conclusion, Experiment, InnerJob
-from thinkalike.contrib.subjects.measures import random_effects
+from thinkalike.contrib.subjects.random_effects import random_effects
 from thinkalike.instruments.trajectory.answers import settling
 from thinkalike.instruments.trajectory.instrument import TrajectoryConfig
 from thinkalike.measures.estimates import Estimate

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from thinkalike.contrib.subjects.measures import random_effects
+from thinkalike.contrib.subjects.random_effects import random_effects
 from thinkalike.evaluation.columns import interval_columns
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int, Shaped
@@ -35,6 +35,7 @@ States = Sequence[Float[Tensor, "n _"]]
 """Of all stimuli, by layer."""
 
 
+@runtime_checkable
 class ProbeSettings(Protocol):
     """The settings of `measure=probes` that fits need."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -35,6 +35,7 @@ LATER = "later"
 POSITIONS = ("word", LATER)  # at the last token of the word alone | at that and all later ones
 
 
+@runtime_checkable
 class SteeringSettings(Protocol):
     """The settings of `measure=steering` that a trial needs."""
 
