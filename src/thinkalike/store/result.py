@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import yaml
 
@@ -57,6 +57,7 @@ NUMBER_ENDINGS = {".csv", ".npz", ".safetensors"}  # of the files that hold what
 REDO = "or do the job again with force=true"
 
 
+@runtime_checkable
 class ResultInstrument(Protocol):
     """What a result needs of the instrument that made it; see `thinkalike.job.Instrument`."""
 
