@@ -57,4 +57,6 @@ def test_each_seed_of_the_experiment_is_trained_first():
     figure = experiment_named("trajectory/grammar")
     jobs = [job_of(config, part) for part in figure.inner_jobs(figure.case(config))]
     assert [job.measure.train[-1] for job in jobs] == [f"model.seed={seed}" for seed in range(5)]
-    assert {tuple(training(job).pretrain.kept) for job in jobs} == {tuple(json.loads(trajectory_grammar.KEPT_STEPS))}
+    assert {tuple(training(job).pretrain.kept_steps) for job in jobs} == {
+        tuple(json.loads(trajectory_grammar.KEPT_STEPS))
+    }

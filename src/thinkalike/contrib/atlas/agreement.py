@@ -88,7 +88,7 @@ def mean_agreement(correlations: pd.DataFrame) -> Estimate:
 
 
 def over_models(correlations: pd.DataFrame) -> Estimate:
-    """Return the mean of `rho`, never blank, over pairs of models, with a 95 % interval over models.
+    """Return the mean of `rho` over pairs of models, with a 95 % interval over models.
 
     Layer pairs depend on each other, and so do pairs that share a model: what was drawn are the
     models. A replicate is the mean over the pairs without one model. The interval is Student's t
@@ -149,6 +149,4 @@ def disagreements(table: pd.DataFrame, measures: Mapping[str, bool]) -> pd.DataF
     identifiers = ["measure", "other", *PAIR_COLUMNS]
     columns = [*identifiers, "value", "other_value", "rank", "other_rank", "difference"]
     unsorted = pd.DataFrame(rows, columns=columns)
-    return unsorted.sort_values(
-        "difference", ascending=False, kind="stable", ignore_index=True
-    )
+    return unsorted.sort_values("difference", ascending=False, kind="stable", ignore_index=True)

@@ -18,7 +18,8 @@ MODEL_COLUMNS = ["source", "target"]
 LAYER_COLUMNS = ["source_layer", "target_layer"]
 PAIR_COLUMNS = [*MODEL_COLUMNS, *LAYER_COLUMNS]
 
-# A measure with two values for each layer pair: as asked for, and with source and target exchanged.
+# A measure with two values for each layer pair: as asked for, and with source and target
+# exchanged.
 DIRECTED = "r2"
 BACK = "_back"
 
@@ -56,9 +57,11 @@ def inner_jobs(config: AnalyzeConfig) -> list[InnerJob]:
     """Return the jobs of an atlas, by measure and then by pair of models."""
     measure = config.measure_as(AtlasConfig)
     any_measure = measure_schema("cka")()  # pairs are the same for all measures
-    pairs = list(asked_for(replace(config, models=config.models or [], measure=any_measure)))
+    pairs: list[AnalyzeConfig] = []
     models = {}
-    for pair in pairs:
+    for pair in asked_for(replace(config, models=config.models or [], measure=any_measure)):
+        assert isinstance(pair, AnalyzeConfig)
+        pairs.append(pair)
         for model in (pair.model, pair.target):
             models[repr(model)] = model
     # No two of all models share a name.

@@ -3,10 +3,10 @@
     python analyze.py measure=atlas 'models=[gelu-3l-mini,solu-3l-mini,neox-5l-mini]'
     python analyze.py measure=atlas 'measure.measures=[cka,r2]' 'models=[gelu-3l,solu-3l]'
 
-Its inner jobs are jobs like any other, of `measure=cka` and so on, with their own keys and folders.
-Those that the store lacks run in one pass, in which each model runs once for each input. What
-follows from them is the atlas's own: rank correlations over layer pairs, and where ranks differ
-most.
+Its inner jobs are jobs like any other, of `measure=cka` and so on, with their own keys and
+folders. Those that the store lacks run in one pass, in which each model runs once for each
+input. What follows from them is the atlas's own: rank correlations over layer pairs, and where
+ranks differ most.
 """
 
 from __future__ import annotations

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from thinkalike.contrib.court.materials import Materials
 from thinkalike.contrib.court.source import States, stage
-from thinkalike.contrib.pretraining.instrument import PretrainConfig, Pretraining
+from thinkalike.contrib.pretraining.config import PretrainConfig
+from thinkalike.contrib.pretraining.training import Pretraining
 from thinkalike.evaluation.batch_sizes import BATCH_TOKENS
 from thinkalike.measures.seeds import seeded
 from thinkalike.models.families import EMBED

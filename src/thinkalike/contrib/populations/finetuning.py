@@ -25,7 +25,7 @@ from thinkalike.contrib.populations.pair_sets import (
     read_pairs,
 )
 from thinkalike.contrib.populations.pairs import Pairs
-from thinkalike.contrib.pretraining.instrument import WholeModel, cosine
+from thinkalike.contrib.pretraining.training import WholeModel, cosine
 from thinkalike.errors import ConfigError, ModelError
 from thinkalike.job.instrument import (
     OF_STITCHES,
