@@ -21,7 +21,7 @@ import torch
 from scipy.stats import norm
 from torch import Tensor
 
-from thinkalike.contrib.atlas.agreement import over_models as of_atlas
+from thinkalike.contrib.atlas.agreement import mean_over_models as of_atlas
 from thinkalike.contrib.populations.group_means import grouped
 from thinkalike.measures import (
     Estimate,

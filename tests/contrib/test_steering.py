@@ -307,7 +307,7 @@ def probed(tmp_path, accuracies):
         replicates.append(accuracy + np.random.default_rng(len(rows)).normal(0, 0.01 / 3, 10))
     table = pd.DataFrame(rows).assign(source_layer=2, target_layer=2, sentences=90, effective_parts=10.0)
     result = finish(tmp_path, "probes", "k", {"table": table}, arrays={"replicates": np.stack(replicates)})
-    return chen2025_probes.Probed("a into b", result, result.table)
+    return chen2025_probes.ProbedLayers("a into b", result, result.table)
 
 
 def accuracies(feature, native=0.95, carried=0.9, refitted=0.95, random=0.25, words=0.9):

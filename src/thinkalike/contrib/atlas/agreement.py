@@ -63,7 +63,7 @@ def agreement(correlations: pd.DataFrame) -> pd.DataFrame:
     known = correlations.dropna(subset="rho")
     for (measure, other), of_measures in known.groupby(["measure", "other"], sort=False):
         least = of_measures.iloc[int(of_measures["rho"].argmin())]
-        rho, low, high = (float(end) for end in over_models(of_measures))
+        rho, low, high = (float(end) for end in mean_over_models(of_measures))
         rows.append(
             {
                 "measure": measure,
@@ -81,13 +81,13 @@ def agreement(correlations: pd.DataFrame) -> pd.DataFrame:
 
 
 def mean_agreement(correlations: pd.DataFrame) -> Estimate:
-    """Return the mean ρ over all two measures and all pairs of models; see `over_models`."""
+    """Return the mean ρ over all two measures and all pairs of models; see `mean_over_models`."""
     known = correlations.dropna(subset="rho")
     by_models = known.groupby(MODEL_COLUMNS, sort=False)["rho"].mean()
-    return over_models(by_models.reset_index())
+    return mean_over_models(by_models.reset_index())
 
 
-def over_models(correlations: pd.DataFrame) -> Estimate:
+def mean_over_models(correlations: pd.DataFrame) -> Estimate:
     """Return the mean of `rho` over pairs of models, with a 95 % interval over models.
 
     Layer pairs depend on each other, and so do pairs that share a model: what was drawn are the

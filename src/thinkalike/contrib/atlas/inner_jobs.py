@@ -24,7 +24,7 @@ DIRECTED = "r2"
 BACK = "_back"
 
 
-class InnerJob(NamedTuple):
+class MeasureJob(NamedTuple):
     """A job of an atlas.
 
     Attributes:
@@ -45,7 +45,7 @@ class InnerJob(NamedTuple):
 class FinishedJobs(NamedTuple):
     """The jobs of an atlas with their results, whose keys are its fingerprint."""
 
-    jobs: Sequence[InnerJob]
+    jobs: Sequence[MeasureJob]
     results: Sequence[Result]
 
     def fingerprint(self) -> str:
@@ -53,7 +53,7 @@ class FinishedJobs(NamedTuple):
         return repr([(job.label, result.key) for job, result in pairs])
 
 
-def inner_jobs(config: AnalyzeConfig) -> list[InnerJob]:
+def inner_jobs(config: AnalyzeConfig) -> list[MeasureJob]:
     """Return the jobs of an atlas, by measure and then by pair of models."""
     measure = config.measure_as(AtlasConfig)
     any_measure = measure_schema("cka")()  # pairs are the same for all measures
@@ -76,18 +76,18 @@ def inner_jobs(config: AnalyzeConfig) -> list[InnerJob]:
         for pair in pairs:
             source = name_of[repr(pair.model)]
             target = name_of[repr(pair.target)]
-            jobs.append(InnerJob(kind, source, target, replace(pair, measure=settings)))
+            jobs.append(MeasureJob(kind, source, target, replace(pair, measure=settings)))
     return jobs
 
 
-def model_names(jobs: Sequence[InnerJob]) -> list[str]:
+def model_names(jobs: Sequence[MeasureJob]) -> list[str]:
     names: dict[str, None] = {}
     for job in jobs:
         names |= dict.fromkeys((job.source, job.target))
     return list(names)
 
 
-def joined_table(jobs: Sequence[InnerJob], results: Sequence[Result]) -> pd.DataFrame:
+def joined_table(jobs: Sequence[MeasureJob], results: Sequence[Result]) -> pd.DataFrame:
     """Return the table source, target, source_layer, target_layer, cka, ..., in job order.
 
     A measure of predictions has a value only for the last layers, which make the predictions; its
@@ -117,7 +117,7 @@ def joined_table(jobs: Sequence[InnerJob], results: Sequence[Result]) -> pd.Data
     return table[[*PAIR_COLUMNS, *columns]]
 
 
-def _values(job: InnerJob, result: Result) -> pd.DataFrame:
+def _values(job: MeasureJob, result: Result) -> pd.DataFrame:
     """Return the values between the two models, which come first in a result of layer pairs."""
     table = result.table
     first_pair = table[MODEL_COLUMNS].iloc[0]
@@ -129,7 +129,7 @@ def _values(job: InnerJob, result: Result) -> pd.DataFrame:
     return values
 
 
-def columns_of(jobs: Sequence[InnerJob]) -> dict[str, bool]:
+def columns_of(jobs: Sequence[MeasureJob]) -> dict[str, bool]:
     """Return the columns of values in the table of these jobs, and whether each is a distance."""
     columns = []
     for kind in dict.fromkeys(job.measure for job in jobs):

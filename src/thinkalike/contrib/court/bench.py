@@ -43,7 +43,7 @@ class TargetCourse(NamedTuple):
     losses: Float[Tensor, "b s"]
 
 
-class Course(NamedTuple):
+class StitchedCourse(NamedTuple):
     """What becomes of the target when it resumes from mapped states: means over the report.
 
     Attributes:
@@ -167,7 +167,7 @@ class Bench:
         return token_features(rows, text_of_token, counts)
 
     @torch.no_grad()
-    def course(self, source: Source, stitch: StateMap) -> Course:
+    def course(self, source: Source, stitch: StateMap) -> StitchedCourse:
         """Return the course of the target when it resumes from the mapped states of a source.
 
         The first token of each row keeps the target's own state, as maps are fitted on tokens with
@@ -179,22 +179,24 @@ class Bench:
         kl = torch.zeros_like(penalty)
         distances = torch.zeros(n_later, dtype=torch.float64, device=target.device)
         batches = row_batches(self.materials.report)
-        for rows, own in zip(batches, self.target_courses, strict=True):
+        for rows, target_course in zip(batches, self.target_courses, strict=True):
             mapped = stitch(source.residuals(rows, [0])[0]).to(target.device, target.dtype)
-            entering = torch.cat([own.states[0][:, :1], mapped[:, 1:]], 1)
+            entering = torch.cat([target_course.states[0][:, :1], mapped[:, 1:]], 1)
             (states,) = states_onwards(target, [(self.materials.layer, entering)])
 
             losses = next_token_losses(target, states[-1:], rows)[0]
-            penalty += (losses - own.losses).double().sum()
+            penalty += (losses - target_course.losses).double().sum()
             last = states[-1][:, :-1].flatten(0, 1)
-            own_last = own.states[-1][:, :-1].flatten(0, 1)
+            own_last = target_course.states[-1][:, :-1].flatten(0, 1)
             kl += token_kl(last, target.finish, own_last).double().sum()
-            for depth, (state, own_state) in enumerate(zip(states, own.states, strict=True)):
+            for depth, (state, own_state) in enumerate(
+                zip(states, target_course.states, strict=True)
+            ):
                 distance = (state - own_state).norm(dim=-1) / own_state.norm(dim=-1)
                 distances[depth] += distance[:, :-1].double().sum()
 
         n_predicted = self.materials.report[:, 1:].numel()
-        return Course(
+        return StitchedCourse(
             penalty=float(penalty) / n_predicted,
             kl=float(kl) / n_predicted,
             distances=[total / n_predicted for total in distances.tolist()],

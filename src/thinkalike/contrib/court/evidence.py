@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from thinkalike.contrib.court.bench import Bench, Course, inner_states
+from thinkalike.contrib.court.bench import Bench, StitchedCourse, inner_states
 from thinkalike.contrib.court.later_tokens import later_share
 from thinkalike.contrib.court.source import Source
 from thinkalike.evaluation.columns import interval_columns
@@ -124,7 +124,7 @@ class Evidence:
 
     @cached_property
     @torch.no_grad()
-    def course(self) -> Course:
+    def course(self) -> StitchedCourse:
         """The course of the target when it resumes from the source's states.
 
         They go through the map of least squares, its ridge chosen by cross-validation.

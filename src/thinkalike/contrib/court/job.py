@@ -174,10 +174,10 @@ def _materials(
         "report": report.tokens.numel(),
     }
     for name, count in token_counts.items():
-        wanted = getattr(measure, f"{name}_tokens")
-        if wanted >= count + corpus.report.context:  # whole rows may leave out a part of a row
+        n_wanted = getattr(measure, f"{name}_tokens")
+        if n_wanted >= count + corpus.report.context:  # whole rows may leave out a part of a row
             raise DataError(
-                f"there are only {count:,} tokens for measure.{name}_tokens={wanted}; "
+                f"there are only {count:,} tokens for measure.{name}_tokens={n_wanted}; "
                 "give more text"
             )
 
@@ -224,9 +224,9 @@ def _judged_sources(
     """Return a row for each source. Rows are kept one by one, and a resumed job repeats none."""
     chosen = entries(bench.materials)
     if names is not None:
-        known = [entry.name for entry in chosen]
+        all_names = [entry.name for entry in chosen]
         for name in names:
-            one_of("measure.sources", name, known)
+            one_of("measure.sources", name, all_names)
         chosen = [entry for entry in chosen if entry.name in names]
 
     state = work.resume(STATE) or {"rows": []}

@@ -32,10 +32,10 @@ def experiment_named(name: str) -> Experiment:
                 return experiment
 
     # A user's own file experiment/mine.yaml is an option, and no experiment.
-    known = [
+    experiment_names = [
         option
         for option in options("experiment")
         if option.partition("/")[0] in PAPERS and option != name
     ]
-    one_of("experiment", name, known)
+    one_of("experiment", name, experiment_names)
     raise AssertionError(name)

@@ -45,7 +45,7 @@ REFITTED_SHARE = 0.9
 
 
 @dataclass(frozen=True)
-class Probed:
+class ProbedLayers:
     """The accuracies of one layer pair, from the result of its job."""
 
     label: str
@@ -54,8 +54,8 @@ class Probed:
 
     def accuracy(self, feature: str, condition: str, split: str = "sentence") -> Accuracy | None:
         """Return the accuracy of a condition, or None if it was not measured."""
-        wanted = pd.Series({"feature": feature, "condition": condition, "split": split})
-        matches = self.rows[(self.rows[list(wanted.index)] == wanted).all(axis=1)]
+        selection = pd.Series({"feature": feature, "condition": condition, "split": split})
+        matches = self.rows[(self.rows[list(selection.index)] == selection).all(axis=1)]
         if matches.empty:
             return None
         row = matches.iloc[0]
@@ -102,7 +102,7 @@ def _conclude(case: Case) -> Conclusion:
     for label, result in case.results.items():
         by_layers = result.table.groupby(["source_layer", "target_layer"], sort=False)
         for (source_layer, target_layer), rows in by_layers:
-            probed = Probed(f"{label}, layer {source_layer} → {target_layer}", result, rows)
+            probed = ProbedLayers(f"{label}, layer {source_layer} → {target_layer}", result, rows)
             claims += [*_carried(probed), *_lexical(probed), _random(probed), _refitted(probed)]
     table = pd.concat([result.table for result in case.results.values()], ignore_index=True)
 
@@ -114,7 +114,7 @@ def _conclude(case: Case) -> Conclusion:
     return Conclusion(table, claims, draw, blank=BLANK)
 
 
-def _carried(probed: Probed) -> Iterator[Claim]:
+def _carried(probed: ProbedLayers) -> Iterator[Claim]:
     """Yield what is claimed of carried probes of features of words in context."""
     for feature, least in LEAST_SHARE.items():
         claim = (
@@ -124,7 +124,7 @@ def _carried(probed: Probed) -> Iterator[Claim]:
         yield _share_claim(probed, claim, feature, Bound("above", least))
 
 
-def _lexical(probed: Probed) -> Iterator[Claim]:
+def _lexical(probed: ProbedLayers) -> Iterator[Claim]:
     """Yield what is claimed of features of single words."""
     for feature in LEXICAL:
         claim = (
@@ -146,7 +146,7 @@ def _lexical(probed: Probed) -> Iterator[Claim]:
         yield _share_claim(probed, claim, feature, Bound("below", HALF_OF_NATIVE))
 
 
-def _share_claim(probed: Probed, claim: str, feature: str, bound: Bound) -> Claim:
+def _share_claim(probed: ProbedLayers, claim: str, feature: str, bound: Bound) -> Claim:
     share = probed.share(feature, probing.CARRIED)
     if share is None:
         reason = "is not among these stimuli's features"
@@ -156,7 +156,7 @@ def _share_claim(probed: Probed, claim: str, feature: str, bound: Bound) -> Clai
     return judged_claim(claim, [(bound, share)], f"share {share:.2f}", probed.units)
 
 
-def _random(probed: Probed) -> Claim:
+def _random(probed: ProbedLayers) -> Claim:
     """Return the claim that a map with random directions carries no probe."""
     level = level_of_each(len(probed.features))
     excesses = {}
@@ -175,7 +175,7 @@ def _random(probed: Probed) -> Claim:
     )
 
 
-def _refitted(probed: Probed) -> Claim:
+def _refitted(probed: ProbedLayers) -> Claim:
     """Return the claim that mapped states still have the information."""
     level = level_of_each(len(probed.features))
     shares = {}
@@ -193,7 +193,7 @@ def _refitted(probed: Probed) -> Claim:
 
 
 def _claim_about_all(
-    probed: Probed,
+    probed: ProbedLayers,
     claim: str,
     bound: Bound,
     estimates: Mapping[str, Estimate],

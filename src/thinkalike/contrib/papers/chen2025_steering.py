@@ -74,14 +74,14 @@ class Steered:
     def effects(self, layers: Sequence[int], position: str, strength: float) -> Effects | None:
         """Return the effects of all conditions at a layer pair, or None if one is missing."""
         source_layer, target_layer = layers
-        wanted = {
+        selection = {
             "source_layer": source_layer,
             "target_layer": target_layer,
             "position": position,
             "strength": strength,
         }
         table = self.result.table
-        rows = table[(table[list(wanted)] == pd.Series(wanted)).all(axis=1)]
+        rows = table[(table[list(selection)] == pd.Series(selection)).all(axis=1)]
         if rows.empty or rows["share"].isna().any():
             return None
         arrays = self.result.arrays

@@ -105,11 +105,11 @@ def _courts(case: Case) -> list[InnerJob]:
     Seeds start at `seed`; `measure.layer=` chooses one layer.
     """
     measure = case.config.measure_as(CourtConfig)
-    known = TARGETS["paper"] | TARGETS["mini"]
+    all_targets = TARGETS["paper"] | TARGETS["mini"]
     seeds = range(case.config.seed, case.config.seed + measure.seeds)
     jobs = []
     for name, model in case.models.items():
-        target = known.get(str(model.name), UNKNOWN_TARGET)
+        target = all_targets.get(str(model.name), UNKNOWN_TARGET)
         layers = target.layers
         if measure.layer is not None:
             layers = [measure.layer]

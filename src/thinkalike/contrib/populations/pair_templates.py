@@ -124,8 +124,8 @@ def _draw_pairs(
     rng = random.Random(seed)
     drawn: dict[tuple[str, str], tuple[int, str]] = {}  # (premise, hypothesis): (label, subcase)
     for quota in quotas:
-        wanted = len(drawn) + quota.n_pairs
-        while len(drawn) < wanted:
+        n_wanted = len(drawn) + quota.n_pairs
+        while len(drawn) < n_wanted:
             subcase = rng.choice(list(quota.templates))
             rule = rng.choice(quota.templates[subcase].split("; "))
             words = _words_of_slots(rng)

@@ -104,11 +104,13 @@ class MiniPretraining(
         )
         device = torch.device(pick_device(model.device))
         run = Run(work.job.partial, device, config.trainer, work.tracker)
-        kept = work.job.partial / KEPT
+        kept_folder = work.job.partial / KEPT
         facts: dict[str, object] = {"architecture": model.architecture, "seed": model.seed}
 
         def keep(step: int) -> None:
-            save_mini(kept / f"step{step}", training.model, tokenizer, {**facts, "step": step})
+            save_mini(
+                kept_folder / f"step{step}", training.model, tokenizer, {**facts, "step": step}
+            )
 
         with work.phase("fit"):
             callbacks = [KeepsCheckpoints(recipe.kept_steps, keep)]
@@ -124,7 +126,7 @@ class MiniPretraining(
         folder = work.job.aside / str(model.name)
         if recipe.kept_steps:
             # Copied, not moved: a run that dies here needs the checkpoints again.
-            shutil.copytree(kept, folder)
+            shutil.copytree(kept_folder, folder)
         save_mini(folder, training.model, tokenizer, facts)
 
         # The report is that of the half-precision weights that are shipped.

@@ -56,13 +56,13 @@ def save_sae(sae: SparseAutoencoder, folder: str | os.PathLike[str], **metadata:
         "reshape_activations": "none",
         "metadata": {"sae_lens_version": FORMAT, **metadata},
     }
-    place = Path(folder)
-    place.mkdir(parents=True, exist_ok=True)
-    (place / CONFIG).write_text(json.dumps(settings, indent=1) + "\n")
+    directory = Path(folder)
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / CONFIG).write_text(json.dumps(settings, indent=1) + "\n")
     weights = {}
     for name, weight in sae.named_parameters():
         weights[name] = weight.detach().cpu().contiguous()
-    save_file(weights, place / WEIGHTS)
+    save_file(weights, directory / WEIGHTS)
 
 
 def load_sae(folder: str | os.PathLike[str]) -> SparseAutoencoder:
@@ -77,10 +77,10 @@ def load_sae(folder: str | os.PathLike[str]) -> SparseAutoencoder:
         ModelError: A file is missing or damaged, has other tensors, or describes another kind of
             autoencoder.
     """
-    place = Path(folder)
+    directory = Path(folder)
     try:
-        settings = read_json(place / CONFIG)
-        weights = load_file(regular(place / WEIGHTS))
+        settings = read_json(directory / CONFIG)
+        weights = load_file(regular(directory / WEIGHTS))
         k = _latents_at_once(settings)
         _check_shapes(settings, weights)
         if settings.get("apply_b_dec_to_input", True):
@@ -98,7 +98,7 @@ def load_sae(folder: str | os.PathLike[str]) -> SparseAutoencoder:
         return SparseAutoencoder(**weights, k=k)
     except (OSError, ValueError, SafetensorError) as error:
         raise ModelError(
-            f"{place} holds no autoencoder that can be read: {one_line(error)}"
+            f"{directory} holds no autoencoder that can be read: {one_line(error)}"
         ) from error
 
 

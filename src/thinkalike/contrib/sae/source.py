@@ -70,11 +70,11 @@ def source_result(config: SAEJob) -> Result:
         "activation": config.sae.activation,
         "k": config.sae.active,
     }
-    for key, wanted in asked_for.items():
+    for key, expected in asked_for.items():
         stored = result.config["sae"][key]
-        if wanted is not None and wanted != stored:
+        if expected is not None and expected != stored:
             raise ConfigError(
-                f"sae.source={name} has sae.{key}={stored}, not {wanted}; "
+                f"sae.source={name} has sae.{key}={stored}, not {expected}; "
                 "take that, or another source"
             )
     return result

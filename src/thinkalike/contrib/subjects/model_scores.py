@@ -110,8 +110,8 @@ def model_scores(
     # The means without each subject are compared like models; the diagonal is the lower ceiling.
     compared = torch.cat([models.double(), ceiling.without.to(models.device)])
     scores = []
-    parts = draws.stimuli.to(models.device).split(RESAMPLES_AT_ONCE)
-    for stimulus_counts in counted(parts, "part of the resamples"):
+    batches = draws.stimuli.to(models.device).split(RESAMPLES_AT_ONCE)
+    for stimulus_counts in counted(batches, "part of the resamples"):
         scores.append(compare(compared, subjects, comparator, stimulus_counts))
     replicates = torch.cat(scores).cpu()  # (r, m + s, s)
 

@@ -28,10 +28,10 @@ def score_columns(
         mean, low, high = random_effects(scored.values)
         row = {value: float(mean), "low": float(low), "high": float(high)}
         if draws is not None and len(scored.replicates):
-            both = two_factor(scored.values, scored.replicates, draws)
-            row["both_low"] = float(both.estimate.low)
-            row["both_high"] = float(both.estimate.high)
-            row["p"] = float(both.p)
+            two_factors = two_factor(scored.values, scored.replicates, draws)
+            row["both_low"] = float(two_factors.estimate.low)
+            row["both_high"] = float(two_factors.estimate.high)
+            row["p"] = float(two_factors.p)
         else:
             n_subjects = len(scored.values)
             error = scored.values.std() / n_subjects**0.5

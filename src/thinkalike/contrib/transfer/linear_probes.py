@@ -100,11 +100,11 @@ def fit_probes(
         if len(model.classes_) == 2:  # one row, for the second level against the first
             weights = torch.cat([-weights, weights]) / 2
             biases = torch.cat([-biases, biases]) / 2
-        seen = torch.from_numpy(model.classes_)
+        seen_levels = torch.from_numpy(model.classes_)
         weight = mean.new_zeros(n_levels, len(mean))
         bias = mean.new_full((n_levels,), -torch.inf)
-        weight = weight.index_copy_(0, seen, weights / scale)
-        bias = bias.index_copy_(0, seen, biases - weights @ mean / scale)
+        weight = weight.index_copy_(0, seen_levels, weights / scale)
+        bias = bias.index_copy_(0, seen_levels, biases - weights @ mean / scale)
         probes.append(Probe(weight, bias, converged))
     return probes
 

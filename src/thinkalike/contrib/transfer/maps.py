@@ -152,16 +152,16 @@ def fitted_maps(
     maps = {}
     for pair, site_pair in site_of_pair.items():
         statistics = fit.of(site_pair)
-        both = both_directions(statistics, ridge)
+        both_maps = both_directions(statistics, ridge)
         try:
-            unexplained = both.unexplained(held_out.of(site_pair))
+            unexplained = both_maps.unexplained(held_out.of(site_pair))
         except ValueError as error:
             raise ModelError(
                 f"layer {pair[0]} of {source.name} and layer {pair[1]} of {target.name}: {error}"
             ) from None
         maps[pair] = PairMap(
-            AffineMap(both.phi.weight.cpu(), both.phi.bias.cpu()),
-            AffineMap(both.psi.weight.cpu(), both.psi.bias.cpu()),
+            AffineMap(both_maps.phi.weight.cpu(), both_maps.phi.bias.cpu()),
+            AffineMap(both_maps.psi.weight.cpu(), both_maps.psi.bias.cpu()),
             unexplained,
             statistics.mean_y.cpu(),
         )
