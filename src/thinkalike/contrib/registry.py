@@ -1,4 +1,4 @@
-"""What the studies add to the command line: instruments, settings of models, configuration groups and experiments."""
+"""What contrib adds: instruments, settings of models, configuration groups and experiments."""
 
 from thinkalike.registry import Entry, Place, Registered
 
