@@ -1,4 +1,4 @@
-"""What contrib adds: instruments, settings of models, configuration groups and experiments."""
+"""What contrib adds to the command line: instruments, model settings, groups and experiments."""
 
 from thinkalike.registry import Entry, Place, Registered
 
