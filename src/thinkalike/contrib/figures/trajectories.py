@@ -42,7 +42,7 @@ def _draw_onsets(axes: Axes, onsets: pd.DataFrame) -> None:
         of_feature = onsets[onsets["feature"] == feature]
         first_of_run = of_feature.groupby("run")["onset"].min()
         for step, count in first_of_run.value_counts().items():
-            position = step_position(step)
+            position = float(step_position(step))
             axes.plot(position, number, "o", color=colour_of(number), markersize=11)
             axes.text(
                 position,
