@@ -12,7 +12,7 @@ from conftest import step_data
 from thinkalike.config import ModelConfig, TrainerConfig
 from thinkalike.contrib.pretraining.instrument import MaskedPretraining, PretrainConfig, Pretraining, cosine
 from thinkalike.evaluation.held_out import masked_losses
-from thinkalike.instruments.trajectory.instrument import steps_of
+from thinkalike.instruments.trajectory.checkpoints import steps_of
 from thinkalike.models.load import build_mini, load_model
 from thinkalike.models.minis import train_tokenizer
 from thinkalike.models.places import checkpoint_fingerprint

@@ -27,8 +27,8 @@ from thinkalike.config.parts import TOKENS_AT_ONCE
 from thinkalike.contrib import figures
 from thinkalike.errors import ConfigError, DataError, one_of
 from thinkalike.instruments import asked_for, instrument, run_jobs
-from thinkalike.instruments.layer_pairs.frame import LayerPairsConfig
-from thinkalike.instruments.ruler import LEAST_WORDS, WORDS
+from thinkalike.instruments.layer_pairs.settings import LayerPairsConfig
+from thinkalike.instruments.ruler.words import LEAST_WORDS, WORDS
 from thinkalike.job import Instrument, Outcome, Work
 from thinkalike.measures.estimates import Estimate, interval_around, jackknife
 from thinkalike.models.labels import told_apart

@@ -19,7 +19,7 @@ from thinkalike.contrib.court.source import Setting, Source
 from thinkalike.evaluation.batch_sizes import BATCH_TOKENS
 from thinkalike.evaluation.columns import interval_columns
 from thinkalike.evaluation.forward import next_token_losses, states_onwards
-from thinkalike.instruments.ruler import apart, most
+from thinkalike.instruments.ruler.rungs import difference_interval, greatest_by_layer
 from thinkalike.measures.closed_forms import least_squares
 from thinkalike.measures.distances.comparators import weighted_tau
 from thinkalike.measures.folds import numbered_by_part
@@ -118,7 +118,7 @@ class Bench:
         residual = ResidualStates(inner(rows), documents, [inner(positions)], bags, is_compared)
         beyond = residual.predictor(self.own_states)
         controls = [both_ways(residual.predictor(states), beyond)[None] for states in self._mixing.values()]
-        return Compared(residual, beyond, residual.plain_predictor(self.own_states), most(controls))
+        return Compared(residual, beyond, residual.plain_predictor(self.own_states), greatest_by_layer(controls))
 
     @cached_property
     def courses(self) -> list[tuple[list[Tensor], Tensor]]:
@@ -220,7 +220,7 @@ class Evidence:
             "r2_back": with_interval(plain[1:]),
             "residual_r2": with_interval(residual[:1]),
             "residual_r2_back": with_interval(residual[1:]),
-            "beyond_mixing": apart(residual.mean(0)[None] - MORE * mixing),
+            "beyond_mixing": difference_interval(residual.mean(0)[None] - MORE * mixing),
         }
         columns = {"later": self.later, "mixing": float(mixing[0, 0])}
         for name, estimate in estimates.items():

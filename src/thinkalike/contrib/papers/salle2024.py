@@ -29,8 +29,8 @@ from thinkalike.data.grammar import derivations
 from thinkalike.data.stimuli import Stimuli, from_sentences
 from thinkalike.data.tables import read_stimuli
 from thinkalike.errors import ConfigError, DataError
-from thinkalike.instruments import rsa
-from thinkalike.instruments.mlem import MLEMConfig
+from thinkalike.instruments.mlem.settings import MLEMConfig
+from thinkalike.instruments.rsa.distances import RSAConfig
 from thinkalike.measures.distances.comparators import weighted_tau
 from thinkalike.measures.distances.ranks import spearman
 from thinkalike.measures.distances.rsa import mantel
@@ -214,7 +214,7 @@ class Layers:
 
 def _with_distances(case: Case) -> list[Part]:
     own: Any = case.config.measure
-    measure = rsa.RSAConfig(distance=own.distance, embed=own.embed, massive="keep", skip_first=own.skip_first)
+    measure = RSAConfig(distance=own.distance, embed=own.embed, massive="keep", skip_first=own.skip_first)
     pairs = itertools.combinations(case.models.items(), 2)
     return _parts(case) + [Part(f"{a}, {b}", (x, y), changes={"measure": measure}) for (a, x), (b, y) in pairs]
 

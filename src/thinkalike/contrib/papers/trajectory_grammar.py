@@ -15,7 +15,7 @@ from thinkalike.contrib import figures
 from thinkalike.contrib.papers.claims import Bound, Claim, judged, untestable
 from thinkalike.contrib.papers.experiment import Case, Conclusion, Experiment, Part
 from thinkalike.contrib.subjects.measures import random_effects
-from thinkalike.instruments.trajectory.answers import settling
+from thinkalike.instruments.trajectory.tables import settling
 from thinkalike.measures.estimates import Estimate
 from thinkalike.store import Result
 

@@ -24,8 +24,10 @@ from thinkalike.contrib.subjects.measures import Draws, ModelScores, NoiseCeilin
 from thinkalike.data.stimuli import Stimuli
 from thinkalike.errors import DataError
 from thinkalike.instruments import of_stimuli
-from thinkalike.instruments.mlem import FeatureProfiles, MLEMConfig
-from thinkalike.instruments.rsa import RSA, RSAConfig, layer_distances
+from thinkalike.instruments.mlem.instrument import FeatureProfiles
+from thinkalike.instruments.mlem.settings import MLEMConfig
+from thinkalike.instruments.rsa.distances import RSAConfig, layer_distances
+from thinkalike.instruments.rsa.instrument import RSA
 from thinkalike.job import Outcome, Work
 from thinkalike.measures.changes import two_sided
 from thinkalike.measures.distances.comparators import comparable

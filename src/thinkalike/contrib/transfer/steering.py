@@ -26,7 +26,7 @@ from thinkalike.contrib.transfer import maps as fitting
 from thinkalike.contrib.transfer import measures
 from thinkalike.contrib.transfer.maps import OfMaps, PairMap, TransferConfig, named
 from thinkalike.errors import ConfigError, DataError, one_of
-from thinkalike.instruments.stitching.fitting import shared_text
+from thinkalike.instruments.stitching.setting import shared_text
 from thinkalike.job import Outcome, Work
 from thinkalike.measures.folds import stimulus_folds
 from thinkalike.measures.moments import LayerPair
