@@ -45,10 +45,10 @@ class EditedTensor(NamedTuple):
 def weights_in_words(table: pd.DataFrame) -> str:
     """Return what was done to weights, the most widespread operation first."""
     tensors_by_operation: dict[str, list[EditedTensor]] = {}
-    # A table that was read from a file has NaN for an empty text.
-    rows = table[list(EditedTensor._fields)].fillna({"places": ""})
-    for row in rows.itertuples(index=False):
+    for row in table[list(EditedTensor._fields)].itertuples(index=False):
         tensor = EditedTensor(*row)
+        if not isinstance(tensor.places, str):  # NaN, in a table that was read from a file
+            tensor = tensor._replace(places="")
         tensors_by_operation.setdefault(_operation_in_words(tensor), []).append(tensor)
 
     most_widespread_first = sorted(
