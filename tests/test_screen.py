@@ -26,7 +26,8 @@ from thinkalike.forecast import SHARE, Forecast, Planned, forecast, hours_on, pr
 from thinkalike.instruments import instrument
 from thinkalike.instruments.stitching.table import BASELINES_AND_CONTROLS, short_table
 from thinkalike.models.load import load_model
-from thinkalike.models.shapes import Operations, Shape, operations, shape_of
+from thinkalike.models.operations import Operations, operations
+from thinkalike.models.shapes import Shape, shape_of
 from thinkalike.screen import (
     Column,
     Table,

@@ -30,8 +30,8 @@ from thinkalike.instruments.trajectory.checkpoints import checkpoints_of, steps_
 from thinkalike.instruments.trajectory.settings import TrajectoryConfig
 from thinkalike.measures.estimates import jackknife, student_t
 from thinkalike.measures.mlem.importance import fold_interval
+from thinkalike.models.fingerprints import checkpoint_fingerprint
 from thinkalike.models.load import load_model
-from thinkalike.models.places import checkpoint_fingerprint
 
 
 @pytest.fixture(scope="session")

@@ -18,7 +18,7 @@ from thinkalike.config import AnalyzeConfig, TrainConfig, TrainerConfig
 from thinkalike.errors import ConfigError
 from thinkalike.instruments import asked_for, instrument_of, passes
 from thinkalike.job.performing import is_known_done
-from thinkalike.memory import GAPS, readable
+from thinkalike.memory import FRAGMENTATION, readable
 from thinkalike.models.families import pick_device
 from thinkalike.models.labels import told_apart
 from thinkalike.models.shapes import Passes, Shape
@@ -173,7 +173,7 @@ def _planned(label: str, config: Any, looks_up: bool) -> Planned:
     if not runs_models or len(known) < len(shapes):
         return plan
     passes = [each for each in kind.passes(config, known) if each.tokens]
-    plan = plan._replace(passes=passes, holds=plan.holds + GAPS * kind.holds(config, known))
+    plan = plan._replace(passes=passes, holds=plan.holds + FRAGMENTATION * kind.holds(config, known))
     return plan._replace(time_work=partial(kind.seconds, config, known)) if known else plan
 
 

@@ -82,7 +82,17 @@ from thinkalike.config.written import (
     taken_texts,
     texts_of_yaml,
 )
-from thinkalike.errors import LONGEST, ConfigError, ThinkalikeError, chain, flat, nearest, one_line, one_of, short
+from thinkalike.errors import (
+    LONGEST_REASON,
+    ConfigError,
+    ThinkalikeError,
+    chain,
+    flat,
+    nearest,
+    one_line,
+    one_of,
+    short,
+)
 from thinkalike.files import YAML_LOADER, check_yaml, read_bytes
 from thinkalike.plugins import (
     MEASURES,
@@ -1101,7 +1111,7 @@ def explained(error: BaseException) -> str:
         said = one_line(inner).split(" full_key")[0] if inner else type(error).__name__
     said = f"{key}: {said}" if key and key not in said else said
     said = "".join(each if each.isprintable() else " " for each in said)
-    return said if len(said) <= LONGEST else f"{said[:LONGEST]} ..."
+    return said if len(said) <= LONGEST_REASON else f"{said[:LONGEST_REASON]} ..."
 
 
 def _keys(node: Any, start: str = "") -> Iterator[str]:

@@ -38,8 +38,8 @@ from thinkalike.config.schema import (
 )
 from thinkalike.data.documents import text_fingerprint
 from thinkalike.errors import ResultError, ThinkalikeError, nearest, one_line
+from thinkalike.models.fingerprints import checkpoint_fingerprint
 from thinkalike.models.labels import told_apart
-from thinkalike.models.places import checkpoint_fingerprint
 from thinkalike.processes import ProcessGroup, doing
 from thinkalike.store import Headline, Job, Result, first_scalar, newest_state, read_state, write_state
 from thinkalike.unkept import UnkeptJob
@@ -201,14 +201,14 @@ def readable(result: Result) -> Iterator[None]:
     Raises:
         ResultError: the result has not what its kind shows.
     """
-    from thinkalike.memory import exhausted
+    from thinkalike.memory import out_of_memory_error
 
     try:
         yield
     except (ThinkalikeError, OSError, UnicodeError):
         raise
     except Exception as error:
-        if exhausted(error):
+        if out_of_memory_error(error):
             raise
         reason = f"{type(error).__name__}: {one_line(error)}"
         remedy = "it was changed, or is of another version; compute it again with force=true"

@@ -37,7 +37,8 @@ from thinkalike.job.settings import ONE_SITE, asked_for
 from thinkalike.plugins import check_trusted, digest, instrument_of, named_in
 from thinkalike.processes import Interrupted, ProcessGroup, counted, doing, rank, together
 from thinkalike.screen import aside
-from thinkalike.store import MOST_BYTES, Job, Result
+from thinkalike.store import Job, Result
+from thinkalike.store.record import MOST_JSON_BYTES
 from thinkalike.unkept import UnkeptJob, UnkeptResult
 
 ALWAYS = ("store", "force", "wait", "seed", "threads", "trainer", "logger")  # parts that every job reads
@@ -398,7 +399,7 @@ class Warnings(logging.Handler):
 def _kept_warnings(file: Path) -> list[str]:
     """Return the warnings that a stopped run kept; of a file that holds none, say so and go on without."""
     try:
-        texts = json.loads(read_bytes(file, MOST_BYTES, follow=False))
+        texts = json.loads(read_bytes(file, MOST_JSON_BYTES, follow=False))
     except FileNotFoundError:
         return []
     except (OSError, ValueError, RecursionError) as error:  # such as of a machine that went down while it was written
@@ -432,9 +433,9 @@ def _explained(job: Job | UnkeptJob) -> Iterator[None]:
 
 def _reason(error: BaseException) -> str | None:
     """Return what the machine lacks and what to do, or None if an error means something else."""
-    from thinkalike.memory import exhausted
+    from thinkalike.memory import out_of_memory_error
 
-    if cause := exhausted(error):
+    if cause := out_of_memory_error(error):
         return f"there is too little memory ({one_line(cause) or type(cause).__name__}): {SMALLER}"
     for each in chain(error, suppressed=True):
         numbered = NUMBERED.search(str(each))

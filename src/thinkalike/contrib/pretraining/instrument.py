@@ -28,8 +28,8 @@ from thinkalike.evaluation.held_out import held_out_loss, masked_losses
 from thinkalike.instruments.loss import show_loss
 from thinkalike.job.instrument import OF_STITCHES, Instrument, Outcome, Work, fingerprints, left_in_key
 from thinkalike.models.families import FAMILIES, Family, pick_device
-from thinkalike.models.load import build_mini, load_model
-from thinkalike.models.minis import save_mini, train_tokenizer
+from thinkalike.models.load import load_model
+from thinkalike.models.minis import build_mini, save_mini, train_tokenizer
 from thinkalike.models.shapes import Passes, Shape, Shapes, shape_from
 from thinkalike.store import Result
 from thinkalike.training.optimizers import scheduled

@@ -10,9 +10,10 @@ import pandas as pd
 
 from thinkalike.digests import tokenizer_facts
 from thinkalike.instruments.diff.ranges import blocks_in_words
-from thinkalike.models.behaviour import output_distance, traits_that_differ
 from thinkalike.models.frozen import FrozenModel
+from thinkalike.models.identity import output_distance
 from thinkalike.models.module_facts import TOLERANCE, entries_of
+from thinkalike.models.traits import traits_that_differ
 
 LONGEST_VALUE = 80
 """Of a list or table with a longer text its length and digest are shown."""

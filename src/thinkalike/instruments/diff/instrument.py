@@ -35,6 +35,7 @@ from thinkalike.instruments.diff.unread_tokens import unread_numbers
 from thinkalike.instruments.random_rows import TOKENS_PER_ROW, read_random_rows
 from thinkalike.job import Instrument, Outcome, Work
 from thinkalike.job.instrument import REPORT_TEXT, left_in_key
+from thinkalike.models.fingerprints import checkpoint_fingerprint
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_model, load_models
 from thinkalike.models.parts import (
@@ -44,7 +45,6 @@ from thinkalike.models.parts import (
     one_form,
     without_difference,
 )
-from thinkalike.models.places import checkpoint_fingerprint
 from thinkalike.models.shapes import Passes, Shapes
 from thinkalike.screen import show_text
 from thinkalike.states.contrasts import CONTRASTS, Contrasts, grammar_contrasts, read_contrasts

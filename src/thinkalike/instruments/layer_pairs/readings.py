@@ -44,7 +44,7 @@ from thinkalike.job import Work
 from thinkalike.measures.estimates import without_parts
 from thinkalike.measures.folds import JACKKNIFE_PARTS
 from thinkalike.measures.layer_means import LayerMeans
-from thinkalike.memory import hand_back
+from thinkalike.memory import free_cached_memory
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.layer_choice import layers_at_depths, pairs_of_layers
 from thinkalike.models.rounding import can_be_rounded
@@ -119,7 +119,7 @@ def readings_of_layer_pairs(
     source, target = models
     pairs = pairs_read(config.layers, source.n_layers, target.n_layers)
     measure = sampled(instrument.measure_settings(config), level)
-    hand_back(source.device)
+    free_cached_memory(source.device)
     with work.phase("readings"):
         comparison = BatchComparison(instrument, config.data, measure, models, pairs)
     values = measure_rungs(comparison, models, work)

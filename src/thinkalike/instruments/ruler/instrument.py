@@ -40,9 +40,10 @@ from thinkalike.job import Instrument, Outcome, Work
 from thinkalike.job.instrument import FIT_TEXT, REPORT_TEXT, left_in_key
 from thinkalike.measures.ladder import RUNGS
 from thinkalike.measures.sample_size import has_interval, why_no_interval
+from thinkalike.models.fingerprints import checkpoint_fingerprint
 from thinkalike.models.layer_choice import layers_at_depths, pairs_of_layers
-from thinkalike.models.load import configured, load_model
-from thinkalike.models.places import checkpoint_fingerprint
+from thinkalike.models.load import load_model
+from thinkalike.models.model_config import configured
 from thinkalike.models.shapes import Passes, Shapes
 from thinkalike.screen import show_text
 from thinkalike.states.folder import load_sources

@@ -21,10 +21,10 @@ from thinkalike.job import Work
 from thinkalike.measures.estimates import Estimate, jackknife
 from thinkalike.measures.ladder import next_rung
 from thinkalike.measures.massive_rows import massive
-from thinkalike.memory import hand_back
+from thinkalike.memory import free_cached_memory
 from thinkalike.models.frozen import FrozenModel
-from thinkalike.models.load import twin
 from thinkalike.models.rounding import rounded
+from thinkalike.models.variants import twin
 from thinkalike.states.source import StateSource
 
 log = logging.getLogger(__name__)
@@ -178,7 +178,7 @@ def measure_rungs(
             while rung:
                 log.info("%s beside %s", model.name, in_words(rung))
                 states[side][rung] = _read_or_resumed(comparison, side, rung, work)
-                hand_back(model.device)
+                free_cached_memory(model.device)
                 if rung != MIXING and comparison.leave_out_massive(states[side][rung]):
                     is_outdated = True
                 rungs[side][rung] = comparison.shared(side, rung, states[side][rung])

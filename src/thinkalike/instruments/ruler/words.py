@@ -39,7 +39,7 @@ from thinkalike.measures.residual import (
     fewest_rows,
 )
 from thinkalike.measures.ridge import FOLDS, Predictor, both_ways
-from thinkalike.memory import hand_back
+from thinkalike.memory import free_cached_memory
 from thinkalike.models.families import Layer
 from thinkalike.models.load import load_model
 from thinkalike.processes import counted
@@ -353,7 +353,7 @@ def compare_words(
         DataError: The text has too few documents or words.
     """
     text = Words(data, [*dict.fromkeys(models), *readers], words, remedy)
-    hand_back(models[0].device)
+    free_cached_memory(models[0].device)
     comparison = WordComparison(text, models, layers, keeps_massive)
     comparison.check_number()
     return comparison

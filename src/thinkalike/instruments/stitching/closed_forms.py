@@ -12,7 +12,7 @@ from thinkalike.measures import closed_forms
 from thinkalike.measures.closed_forms import AffineMap
 from thinkalike.measures.halved_moments import HalvedMoments
 from thinkalike.measures.moments import PairStatistics
-from thinkalike.memory import hand_back
+from thinkalike.memory import free_cached_memory
 from thinkalike.processes import counted
 from thinkalike.training.stitching import Fit
 
@@ -117,5 +117,5 @@ def gather_statistics(setting: StitchSetting) -> FitStatistics:
         rows_read = len(rows.tokens)
     rows_of_means = max(MOST_TOKENS // setting.corpus.fit.context, 1)
     means.read(target, tokens[rows_read : max(rows_read, rows_of_means)])
-    hand_back(target.device)
+    free_cached_memory(target.device)
     return FitStatistics(moments, means)

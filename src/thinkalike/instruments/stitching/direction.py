@@ -19,7 +19,7 @@ from thinkalike.instruments.stitching.setting import StitchSetting
 from thinkalike.instruments.stitching.table import penalties, penalty_readings
 from thinkalike.job import Work
 from thinkalike.measures.halved_moments import HalvedMoments
-from thinkalike.models.load import randomised
+from thinkalike.models.variants import randomised
 from thinkalike.training.run import Run
 
 Value = TypeVar("Value")

@@ -27,7 +27,7 @@ from thinkalike.instruments.stitching.screen import (
 from thinkalike.job.instrument import Instrument, Outcome, Work
 from thinkalike.models.layer_choice import check_stitchable
 from thinkalike.processes import check_processes
-from thinkalike.screen import ROWS, few, number_of_documents, show_text
+from thinkalike.screen import MOST_ROWS, few, number_of_documents, show_text
 from thinkalike.store import Headline, Result
 from thinkalike.training.recipe import StitchJob
 
@@ -196,7 +196,7 @@ class Stitching(
     def show(self, result: Result) -> None:
         by_direction = details_of(result).groupby(["source", "target"], sort=False)
         directions = [table for _, table in by_direction]
-        rows = ROWS if len(directions) == 1 else ROWS_OF_TWO
+        rows = MOST_ROWS if len(directions) == 1 else ROWS_OF_TWO
         for table in directions:
             show_direction(table, few(len(table), rows))
         show_text(f"Intervals are over {number_of_documents(result.scalars)}.")

@@ -22,7 +22,7 @@ from thinkalike.instruments.stitching.closed_forms import ClosedForms
 from thinkalike.instruments.stitching.fitting import FLOOR, RANDOM_SOURCE, Fitted, identity_maps
 from thinkalike.instruments.stitching.setting import StitchSetting
 from thinkalike.measures.ladder import next_rung
-from thinkalike.memory import hand_back
+from thinkalike.memory import free_cached_memory
 from thinkalike.models.rounding import can_be_rounded, rounded
 from thinkalike.processes import doing
 
@@ -83,7 +83,7 @@ def reported(
         controls[FLOOR] = Control(target, floor, "target")
     controls |= _controls(forms, fits, untrained, means)
 
-    hand_back(target.device)
+    free_cached_memory(target.device)
     rows = setting.corpus.report
     batch = largest_report_batch(
         setting.source,

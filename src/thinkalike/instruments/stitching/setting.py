@@ -12,7 +12,15 @@ from thinkalike.data.rows import Corpus, TokenRows
 from thinkalike.digests import tokenizer_fingerprint
 from thinkalike.errors import ConfigError
 from thinkalike.measures.moments import LayerPair
-from thinkalike.memory import AT_ONCE, GAPS, MARGIN, Budget, check_memory, hand_back, in_use
+from thinkalike.memory import (
+    FRAGMENTATION,
+    STATE_BYTES_ON_CPU,
+    USABLE_SHARE,
+    Budget,
+    bytes_in_use,
+    check_memory,
+    free_cached_memory,
+)
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.layer_choice import pairs_of_layers
 from thinkalike.models.load import load_models
@@ -91,7 +99,8 @@ class StitchSetting:
             return Budget.of(device, self.memory)
         limit = None
         if device.type == "cpu":
-            limit = (in_use(device) + GAPS * AT_ONCE) / MARGIN
+            bytes_with_states = bytes_in_use(device) + FRAGMENTATION * STATE_BYTES_ON_CPU
+            limit = bytes_with_states / USABLE_SHARE
         return Budget.of(device, limit)
 
     def reversed(self, data: DataConfig) -> StitchSetting:
@@ -134,7 +143,7 @@ def load_setting(config: StitchJob) -> StitchSetting:
     _check_memory(stitch, source.d_model, target.d_model, pairs, budget)
 
     corpus = shared_text(config.data, source, target, _tokens_of_training(stitch))
-    hand_back(target.device)
+    free_cached_memory(target.device)
     return StitchSetting(
         config=stitch,
         seed=config.seed,
@@ -159,7 +168,7 @@ def _cut_at_middle(source: FrozenModel, target: FrozenModel) -> tuple[FrozenMode
     """
     if not (source.sites or target.sites):
         return source, target
-    from thinkalike.models.sites import MiddleModel  # jobs at the usual site need not load it
+    from thinkalike.models.middle import MiddleModel  # jobs at the usual site need not load it
 
     cut_source = source
     if source.sites:

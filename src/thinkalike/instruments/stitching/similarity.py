@@ -22,7 +22,7 @@ from thinkalike.instruments.ruler.screen import shares_more
 from thinkalike.instruments.ruler.table import shared_columns
 from thinkalike.instruments.ruler.words import WORDS, compare_words, fewest_words, say_left_out
 from thinkalike.instruments.stitching.setting import StitchSetting
-from thinkalike.memory import hand_back
+from thinkalike.memory import free_cached_memory
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ def similarity_of(
     for side, model in enumerate(models):
         states = comparison.read(side, MIXING)
         controls.append(comparison.shared(side, MIXING, states))
-        hand_back(model.device)
+        free_cached_memory(model.device)
     shared = shared_columns(comparison.value(), controls)
     columns = {PREFIX: shared.pop("value").numpy()}
     for name, values in shared.items():

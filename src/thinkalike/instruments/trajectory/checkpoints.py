@@ -13,7 +13,9 @@ from thinkalike.config import ModelConfig
 from thinkalike.errors import ConfigError, listed, natural_order
 from thinkalike.hub import cached, patiently, refused
 from thinkalike.instruments.trajectory.settings import TrajectoryConfig
-from thinkalike.models.places import checkpoint_fingerprint, explained, named_folder, revisions_in
+from thinkalike.models.checkpoints import named_folder, revisions_in
+from thinkalike.models.fingerprints import checkpoint_fingerprint
+from thinkalike.models.loading_errors import explained
 
 log = logging.getLogger(__name__)
 
