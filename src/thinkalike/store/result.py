@@ -57,6 +57,7 @@ NUMBER_ENDINGS = {".csv", ".npz", ".safetensors"}  # of the files that hold what
 REDO = "or do the job again with force=true"
 
 
+@runtime_checkable
 class ResultInstrument(Protocol):
     """What a result needs of the instrument that made it; see `thinkalike.job.Instrument`."""
 

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+@runtime_checkable
 class TensorReader(Protocol):
     """An open file of tensors: one of safetensors, or a `TensorFile`."""
 
