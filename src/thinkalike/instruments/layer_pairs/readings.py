@@ -46,7 +46,7 @@ from thinkalike.measures.folds import JACKKNIFE_PARTS
 from thinkalike.measures.layer_means import LayerMeans
 from thinkalike.memory import free_cached_memory
 from thinkalike.models.frozen import FrozenModel
-from thinkalike.models.layer_choice import layers_at_depths, pairs_of_layers
+from thinkalike.models.layer_choice import LayerChoice, layers_at_depths, pairs_of_layers
 from thinkalike.models.rounding import can_be_rounded
 from thinkalike.processes import counted
 from thinkalike.screen import show_text
@@ -71,7 +71,9 @@ ROW_DIMENSIONS = 2
 """States of rows are (n, d); those of whole sequences have one axis more."""
 
 
-def pairs_read(layers: object, source_layers: int, target_layers: int) -> list[tuple[int, int]]:
+def pairs_read(
+    layers: LayerChoice, source_layers: int, target_layers: int
+) -> list[tuple[int, int]]:
     """Return the layer pairs that have a reading.
 
     They are some of the pairs of `layers=`, or pairs of equal relative depth.

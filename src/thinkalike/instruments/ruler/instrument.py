@@ -41,7 +41,7 @@ from thinkalike.job.instrument import FIT_TEXT, REPORT_TEXT, left_in_key
 from thinkalike.measures.ladder import RUNGS
 from thinkalike.measures.sample_size import has_interval, why_no_interval
 from thinkalike.models.fingerprints import checkpoint_fingerprint
-from thinkalike.models.layer_choice import layers_at_depths, pairs_of_layers
+from thinkalike.models.layer_choice import LayerChoice, layers_at_depths, pairs_of_layers
 from thinkalike.models.load import load_model
 from thinkalike.models.model_config import configured
 from thinkalike.models.shapes import Passes, Shapes
@@ -228,7 +228,7 @@ class Ruler(
         show_further_rungs(result.tables["rungs"])
 
 
-def _layer_pairs(layers: object, models: Sequence[StateSource]) -> list[tuple[int, int]]:
+def _layer_pairs(layers: LayerChoice, models: Sequence[StateSource]) -> list[tuple[int, int]]:
     """Return the pairs of `layers=`; by default some of equal relative depth with states."""
     source, target = models
     if layers != "same":
