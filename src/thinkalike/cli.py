@@ -26,6 +26,7 @@ from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
+from thinkalike.completion import LINE, commands_that_begin, completed_command, is_query, readable_line
 from thinkalike.config.compose import (
     COMPOSING_ERRORS,
     PROGRAM,
@@ -108,6 +109,9 @@ def entry_point(name: str) -> Callable[[], None]:
         script = Path(sys.argv[0])
         is_script = script.suffix == ".py" and script.stem == name
         os.environ[PROGRAM] = shlex.join(["python", str(script)] if is_script else ["thinkalike", name])
+        if is_query(sys.argv[1:]):
+            _complete(name, hydra_main(name, task))
+            return
         with own_process():
             register()
             sys.argv[1:] = with_quoted_paths(sys.argv[1:])
@@ -123,6 +127,17 @@ def entry_point(name: str) -> Callable[[], None]:
             _run_all(hydra_main(name, task))
 
     return main
+
+
+def _complete(name: str, run: Callable[[], None]) -> None:
+    """Print what completes the line of a shell; where it cannot be read, print nothing, as somebody is typing."""
+    line = readable_line(os.environ[LINE], os.environ.get(COMMAND, name))
+    if line is None:
+        return
+    os.environ[LINE] = line
+    with contextlib.suppress(*USER_ERRORS), loading_files_only():
+        register()
+        run()
 
 
 def _exit_as_asked(result: Any) -> None:
@@ -196,6 +211,8 @@ def _check_flags(words: argparse.Namespace) -> None:
         action, _, shell = first.partition("=")
         if len(words.overrides) != 1 or action not in ("install", "uninstall", "query") or shell not in SHELLS:
             raise ConfigError(f"--shell-completion takes one word: install=SHELL or uninstall=SHELL; {listed(SHELLS)}")
+        if action == "query":  # with the line in the environment; see `completion`
+            raise ConfigError("query= is what a shell asks, with the line in COMP_LINE; give install=SHELL")
 
 
 def _check_given_once(words: argparse.Namespace) -> None:
@@ -489,7 +506,7 @@ def as_analysis(words: Sequence[str]) -> list[str]:
         raise ConfigError("thinkalike diff BASE CHANGED [key=value ...] takes two models, by name or folder")
     here = [name for name in models if "/" not in name and (is_folder(name) or name.endswith(".ckpt"))]
     base, changed = (f"./{name}" if name in here else name for name in models)
-    base, changed = (f"'{name}'" if "=" in name else name for name in (base, changed))
+    base, changed = (f"'{name}'" if "=" in name or name.startswith("{") else name for name in (base, changed))
     own = [f"measure.{word}" if re.split("[.=]", word)[0] in SHORT else word for word in words[2:]]
     return ["measure=diff", f"model={base}", f"model@target={changed}", *own]
 
@@ -501,13 +518,26 @@ def _is_model(word: str) -> bool:
 
 def diff() -> None:
     """Say what a change did, as `thinkalike analyze measure=diff`."""
-    with own_process():
-        sys.argv[1:] = as_analysis(sys.argv[1:])
-    os.environ[COMMAND] = "analyze"
+    if not is_query(sys.argv[1:]):
+        with own_process():
+            sys.argv[1:] = as_analysis(sys.argv[1:])
+        os.environ[COMMAND] = "analyze"
     analyze()
 
 
 COMMANDS = {"diff": diff, "train": train, "analyze": analyze, "results": results, "report": report}
+
+
+def _command_of_completion(words: Sequence[str]) -> str:
+    """Return the command that answers a shell, or "" where the answer is printed: the names of the commands."""
+    if not is_query(words):
+        return "train"  # the function that a shell installs is the same for all commands
+    command = completed_command(COMMANDS)
+    if command is None:
+        print(*commands_that_begin(COMMANDS), sep="\n" if words[-1].endswith("fish") else " ")
+    if command in ("results", "report"):  # of stores, which the shell completes
+        return ""
+    return command or ""
 
 
 def main() -> None:
@@ -520,6 +550,11 @@ def main() -> None:
     if name in ("-V", "--version"):
         print(f"thinkalike {sys.modules[__package__].__version__}")
         return
+    if name in ("-sc", "--shell-completion"):
+        words = [_command_of_completion(words), *words]
+        name = words[0]
+        if not name:
+            return
     if name not in COMMANDS:
         print(plain(f"error: thinkalike {short(name)} is not known; {nearest(name, COMMANDS)}"), file=sys.stderr)
         sys.exit(1)
