@@ -87,7 +87,7 @@ class NullRuns:
         """Return the effects of the pairs of texts of the runs without random signs."""
         return self._without_signs(self.effects)
 
-    def _without_signs(self, values: Sequence[Float[Tensor, " n"]]) -> Float[Tensor, "r n"]:
+    def _without_signs(self, values: Sequence[Float[Tensor, " _"]]) -> Float[Tensor, "r n"]:
         runs = zip(self.kind, values, strict=True)
         return torch.stack([of_run for kind, of_run in runs if kind != SIGNS])
 
