@@ -46,7 +46,8 @@ from thinkalike.evaluation.changes import compare_batches, perturbed
 from thinkalike.evaluation.document_means import mean_over_documents
 from thinkalike.evaluation.forks import PartMove, beyond_forks, fork, part_moves, rate_for, with_module
 from thinkalike.instruments.diff.instrument import FORK_TOKENS
-from thinkalike.instruments.diff.null import FORKS, RUNS, NullRuns
+from thinkalike.instruments.diff.null import FORKS, RUNS
+from thinkalike.instruments.diff.null_runs import NullRuns
 from thinkalike.instruments.diff.observations import Observations
 from thinkalike.instruments.diff.outcome import outcome_of_diff
 from thinkalike.instruments.random_rows import read_random_rows

@@ -22,6 +22,7 @@ from thinkalike.data.stimuli import Stimuli
 from thinkalike.data.tables import read_stimuli
 from thinkalike.errors import DataError
 from thinkalike.instruments.layer_pairs.comparison import ComparedSide, LayerPairComparison
+from thinkalike.instruments.layer_pairs.measure import AnyPairMeasure
 from thinkalike.job import Instrument, Work, fingerprints
 from thinkalike.models.labels import names_of, recording_name
 from thinkalike.models.layer_choice import layers_of_sides
@@ -37,7 +38,6 @@ from thinkalike.tables import layer_rows
 from thinkalike.timing import seconds_of_rows
 
 if TYPE_CHECKING:
-    from thinkalike.instruments.layer_pairs.instrument import AnyLayerPairs
     from thinkalike.models.shapes import Passes, Shapes
 
 log = logging.getLogger(__name__)
@@ -304,7 +304,7 @@ def _only_layers(side: StimulusStates, layers: Sequence[int]) -> StimulusStates:
 
 
 def comparison_of_stimuli(
-    instrument: AnyLayerPairs, config: AnalyzeConfig, work: Work
+    instrument: AnyPairMeasure, config: AnalyzeConfig, work: Work
 ) -> LayerPairComparison:
     """Return the comparison of two recordings, or of one with a model, on the same stimuli.
 

@@ -15,7 +15,7 @@ from thinkalike.data.rows import TokenRows
 from thinkalike.evaluation.changes import BatchStates, Change, compare_batches
 from thinkalike.evaluation.exchanges import PartChanges
 from thinkalike.evaluation.forks import PartMove, beyond_forks, comparable_with_forks, part_moves
-from thinkalike.instruments.diff.null import NullRuns
+from thinkalike.instruments.diff.null_runs import NullRuns
 from thinkalike.models.families import Place
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.parts import Part

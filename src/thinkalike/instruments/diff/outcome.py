@@ -12,7 +12,7 @@ from torch import Tensor
 
 from thinkalike.evaluation.columns import document_counts, interval_columns
 from thinkalike.evaluation.document_means import mean_over_documents
-from thinkalike.instruments.diff.null import SIGNS
+from thinkalike.instruments.diff.null_runs import SIGNS
 from thinkalike.instruments.diff.observations import Observations
 from thinkalike.instruments.diff.tables import (
     BOUNDS,

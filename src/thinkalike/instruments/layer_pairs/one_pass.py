@@ -7,11 +7,13 @@ pairs of models share their products.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from thinkalike.config import AnalyzeConfig
 from thinkalike.errors import DataError, ThinkalikeError
 from thinkalike.instruments.layer_pairs.comparison import LayerPairComparison, rounds
+from thinkalike.instruments.layer_pairs.measure import AnyPairMeasure
+from thinkalike.instruments.layer_pairs.table import outcome_of_comparison
 from thinkalike.job.instrument import Outcome, Work, phase_of_all
 from thinkalike.measures.accumulator import Accumulator
 from thinkalike.measures.contract import Batch
@@ -20,10 +22,7 @@ from thinkalike.models.load import load_groups
 from thinkalike.states.batches import ModelRuns, StateBatch
 from thinkalike.states.folder import load_source
 
-if TYPE_CHECKING:
-    from thinkalike.instruments.layer_pairs.instrument import AnyLayerPairs
-
-Job: TypeAlias = "tuple[AnyLayerPairs, AnalyzeConfig, Work]"
+Job: TypeAlias = tuple[AnyPairMeasure, AnalyzeConfig, Work]
 """An instrument, the configuration of its job, and the context of the running job."""
 
 
@@ -60,7 +59,7 @@ def run_together(jobs: Sequence[Job]) -> list[Outcome | ThinkalikeError]:
     outcomes: list[Outcome | ThinkalikeError] = []
     for (instrument, _, _), comparison in zip(jobs, comparisons, strict=True):
         try:
-            outcomes.append(instrument.outcome(comparison))
+            outcomes.append(outcome_of_comparison(instrument, comparison))
         except DataError as error:
             outcomes.append(error)
     comparisons[0].work.processes.end_of_share()
@@ -68,9 +67,12 @@ def run_together(jobs: Sequence[Job]) -> list[Outcome | ThinkalikeError]:
     for index, (instrument, config, work) in enumerate(jobs):
         outcome = outcomes[index]
         if isinstance(outcome, Outcome) and instrument.has_readings(config):
+            # Few jobs have readings, so that their module is imported here.
+            from thinkalike.instruments.layer_pairs.readings import with_readings
+
             level = comparisons[index].batches.level
             models = models_of_jobs[index]
-            outcomes[index] = instrument.with_readings(outcome, config, models, level, work)
+            outcomes[index] = with_readings(instrument, outcome, config, models, level, work)
     return outcomes
 
 

@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import pandas as pd
 import torch
@@ -22,6 +22,7 @@ from torch.nn.functional import pad
 
 from thinkalike.config import AnalyzeConfig, DataConfig
 from thinkalike.errors import listed
+from thinkalike.instruments.layer_pairs.measure import AnyPairMeasure
 from thinkalike.instruments.layer_pairs.settings import LayerPairsConfig
 from thinkalike.instruments.ruler.instrument import DEPTHS
 from thinkalike.instruments.ruler.rungs import (
@@ -39,8 +40,8 @@ from thinkalike.instruments.ruler.screen import (
     shares_more,
     show_readings,
 )
-from thinkalike.instruments.ruler.table import ruler_table, rungs_table
-from thinkalike.job import Work
+from thinkalike.instruments.ruler.table import BLANK, ruler_table, rungs_table
+from thinkalike.job import Outcome, Work
 from thinkalike.measures.estimates import without_parts
 from thinkalike.measures.folds import JACKKNIFE_PARTS
 from thinkalike.measures.layer_means import LayerMeans
@@ -61,9 +62,6 @@ from thinkalike.states.batches import (
 from thinkalike.states.mixing import CONTROLS, TokenMixing
 from thinkalike.states.source import StateSource
 from thinkalike.store import Result
-
-if TYPE_CHECKING:
-    from thinkalike.instruments.layer_pairs.instrument import AnyLayerPairs
 
 log = logging.getLogger(__name__)
 
@@ -89,8 +87,35 @@ def pairs_read(
     return [pairs[index] for index, _ in evenly_spaced]
 
 
+def with_readings(
+    instrument: AnyPairMeasure,
+    outcome: Outcome,
+    config: AnalyzeConfig,
+    models: Sequence[StateSource],
+    level: str,
+    work: Work,
+) -> Outcome:
+    """Return an outcome with readings of its values in bits of both models.
+
+    Args:
+        instrument: The instrument.
+        outcome: The outcome without readings.
+        config: The job.
+        models: The source and the target.
+        level: What a row of a batch is: a token or a word.
+        work: The context of the running job.
+    """
+    tables, scalars = readings_of_layer_pairs(instrument, config, models, level, work)
+    return replace(
+        outcome,
+        tables=outcome.tables | tables,
+        scalars=outcome.scalars | scalars,
+        blank=(*outcome.blank, *BLANK),
+    )
+
+
 def readings_of_layer_pairs(
-    instrument: AnyLayerPairs,
+    instrument: AnyPairMeasure,
     config: AnalyzeConfig,
     models: Sequence[StateSource],
     level: str,
@@ -169,7 +194,7 @@ class BatchComparison(RulerComparison):
 
     def __init__(
         self,
-        instrument: AnyLayerPairs,
+        instrument: AnyPairMeasure,
         data: DataConfig,
         measure: LayerPairsConfig,
         models: Sequence[StateSource],

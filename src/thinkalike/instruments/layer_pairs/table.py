@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import pandas as pd
 from jaxtyping import Float
@@ -13,19 +12,17 @@ from torch import Tensor
 
 from thinkalike.instruments.layer_pairs.comparison import LayerPairComparison
 from thinkalike.instruments.layer_pairs.components import components_of
+from thinkalike.instruments.layer_pairs.measure import AnyPairMeasure
 from thinkalike.job.instrument import Outcome
 from thinkalike.measures.estimates import Estimate
 from thinkalike.measures.layer_pair_estimate import LayerPairEstimate
 from thinkalike.measures.row_groups import FEW
 from thinkalike.tables import layer_rows, matrix_rows
 
-if TYPE_CHECKING:
-    from thinkalike.instruments.layer_pairs.instrument import AnyLayerPairs
-
 log = logging.getLogger(__name__)
 
 
-def outcome_of_comparison(instrument: AnyLayerPairs, comparison: LayerPairComparison) -> Outcome:
+def outcome_of_comparison(instrument: AnyPairMeasure, comparison: LayerPairComparison) -> Outcome:
     """Return the table and the numbers of all batches.
 
     Args:
@@ -136,33 +133,3 @@ def _block(
     if estimate.uncorrected is not None:
         columns["uncorrected"] = estimate.uncorrected
     return matrix_rows(source, target, **columns, **further_columns)
-
-
-def null_columns(estimate: LayerPairEstimate) -> dict[str, Float[Tensor, "l m"]]:
-    """Return the columns of the null, which only the rows across the two models have."""
-    chance = estimate.chance
-    if chance is None:
-        return {}
-    return {
-        "null": chance.null,
-        "calibrated": chance.calibrated.value,
-        "calibrated_low": chance.calibrated.low,
-        "calibrated_high": chance.calibrated.high,
-        "p": chance.p,
-        "p_of_largest": chance.p_of_largest,
-    }
-
-
-def sample_scalars(estimate: LayerPairEstimate) -> dict[str, float]:
-    """Return how many documents and rows were compared, after the numbers of the null."""
-    scalars = {}
-    chance = estimate.chance
-    if chance is not None and not math.isnan(chance.largest):
-        scalars["largest_calibrated"] = chance.largest
-        scalars["largest_p"] = float(chance.p_of_largest.min())
-    scalars["documents"] = float(estimate.documents)
-    if estimate.rows is not None:
-        scalars["rows"] = float(estimate.rows)
-    if estimate.effective is not None:
-        scalars["effective_documents"] = estimate.effective
-    return scalars
