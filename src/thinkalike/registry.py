@@ -97,6 +97,7 @@ CORE = Registered(
         Entry("thinkalike.instruments.distance", "Distance", "distance", "relative distance of states"),
         Entry("thinkalike.instruments.loss", "Loss", "loss"),
         Entry("thinkalike.instruments.diff.instrument", "Diff", "diff"),
+        Entry("thinkalike.instruments.lineage.instrument", "Lineage", "lineage"),
         Entry("thinkalike.instruments.mlem.instrument", "FeatureProfiles", "mlem", "MLEM"),
         Entry("thinkalike.instruments.rsa.instrument", "RSA", "rsa", "RSA"),
         Entry("thinkalike.instruments.trajectory.instrument", "Trajectory", "trajectory"),

@@ -259,9 +259,8 @@ def _observe(
 
     packed_weight = without_difference(base, changed)
     if packed_weight:
-        log.warning(
-            "%s is packed, of two shapes or in one model alone: so it has no null", packed_weight
-        )
+        reasons = "is packed, of two shapes, in one model alone or less precise in the base"
+        log.warning("%s %s: so it has no null", packed_weight, reasons)
     elif parts:
         with work.phase("null"):
             models = null_models(measure, base, changed, parts, fit)

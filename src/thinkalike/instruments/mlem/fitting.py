@@ -19,7 +19,7 @@ from thinkalike.config import AnalyzeConfig
 from thinkalike.data.stimuli import Stimuli
 from thinkalike.errors import DataError
 from thinkalike.instruments.mlem.settings import MLEMConfig
-from thinkalike.measures.kinds import NUMBERS
+from thinkalike.measures.kinds import NUMBER_KINDS
 from thinkalike.measures.mlem.encoding_model import FEWEST_PER_FOLD, MLEM
 from thinkalike.measures.mlem.importance import (
     Importance,
@@ -78,7 +78,7 @@ def check_features(measure: MLEMConfig, stimuli: Stimuli, *, is_folded: bool) ->
 
     kinds_compared_by_size: tuple[str, ...] = ("continuous",)
     if measure.difference == "scaled":
-        kinds_compared_by_size = ("ordinal", *NUMBERS)
+        kinds_compared_by_size = ("ordinal", *NUMBER_KINDS)
     for name, column in stimuli.features.items():
         kind = stimuli.kinds[str(name)]
         values = column
@@ -87,7 +87,7 @@ def check_features(measure: MLEMConfig, stimuli: Stimuli, *, is_folded: bool) ->
         if kind in kinds_compared_by_size or values.duplicated().any():
             continue
         remedy = "leave it out of features"
-        if kind in NUMBERS:
+        if kind in NUMBER_KINDS:
             remedy = f"set kinds.{name}=continuous to compare its sizes, or {remedy}"
         raise DataError(
             f"{stimuli.source}: {name} has another value in every row, so that all pairs differ "

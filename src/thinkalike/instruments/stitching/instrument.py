@@ -261,9 +261,12 @@ def _keep_stitches(
     if not weights:
         return
     stitch = config.stitch
-    sizes: dict[str, object] = {}
+    widths = None
+    rank = None
     if stitch.trained:
-        sizes["widths"] = (setting.source.d_model, setting.target.d_model)
-        sizes["rank"] = stitch.rank
-    facts = facts_of_stitches(setting.layer_pairs, stitch.kind, stitch.norm, **sizes)
+        widths = (setting.source.d_model, setting.target.d_model)
+        rank = stitch.rank
+    facts = facts_of_stitches(
+        setting.layer_pairs, stitch.kind, stitch.norm, widths=widths, rank=rank
+    )
     work.job.add_tensors(NAME, weights, facts)
