@@ -1,6 +1,7 @@
 """The entry points, as scripts and as commands.
 
-The commands are `thinkalike diff|lineage|train|analyze|results|report`. Hydra reads the command lines of train and analyze.
+The commands are `thinkalike diff|lineage|train|analyze|results|report`. Hydra reads the command
+lines of train and analyze.
 """
 
 from __future__ import annotations

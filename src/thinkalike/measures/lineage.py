@@ -292,8 +292,8 @@ def agreeing_units(reading: Matching, writing: Matching) -> int:
     """Return how many pairs of units are matched by what they read and by what they write.
 
     A reordered copy keeps such pairs, which the robust test of Zhu et al. 2025 (arXiv 2502.12292)
-    looks for, too. Independent models have more of them than chance gives, as units that read alike
-    write alike. So the count is evidence of likeness, and has no p-value under independence.
+    looks for, too. Independent models have more of them than chance gives, because units that read
+    alike write alike. So the count is evidence of likeness, and has no p-value under independence.
     """
     of_reading = set(zip(reading.source.tolist(), reading.target.tolist(), strict=True))
     of_writing = set(zip(writing.source.tolist(), writing.target.tolist(), strict=True))
