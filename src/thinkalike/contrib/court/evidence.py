@@ -102,9 +102,7 @@ class Evidence:
             "r2_back": with_interval(plain[1:]),
             "residual_r2": with_interval(residual[:1]),
             "residual_r2_back": with_interval(residual[1:]),
-            "beyond_mixing": difference_interval(
-                residual.mean(0)[None] - MORE_THAN_MIXING * mixing
-            ),
+            "beyond_mixing": difference_interval(beyond_mixing),
         }
         columns = {"later": self.later, "mixing": float(mixing[0, 0])}
         for name, estimate in estimates.items():
