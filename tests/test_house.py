@@ -62,6 +62,7 @@ LEVELS = {
     "listing": 6,
     "forecast": 6,
     "report": 7,
+    "completion": 7,
     "cli": 8,
     "__main__": 9,
     "contrib": 10,  # imports the core, which finds its registry by name and never imports it

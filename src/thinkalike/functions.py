@@ -23,7 +23,7 @@ from thinkalike.arguments import takes_arrays
 from thinkalike.errors import ConfigError
 from thinkalike.global_state import isolated
 from thinkalike.inputs import is_model
-from thinkalike.jobs import Compare, Diff, Job, Mlem, Rsa, Stitch, Trajectory, run
+from thinkalike.jobs import Compare, Diff, Job, Lineage, Mlem, Rsa, Stitch, Trajectory, plain_setting, run
 from thinkalike.measures.distances.rsa import rsa_of_models
 from thinkalike.store import Result
 
@@ -57,6 +57,8 @@ mlem = function_of(Mlem)
 """Run a job of `thinkalike.jobs.Mlem`, which declares the arguments."""
 diff = function_of(Diff)
 """Run a job of `thinkalike.jobs.Diff`, which declares the arguments."""
+lineage = function_of(Lineage)
+"""Run a job of `thinkalike.jobs.Lineage`, which declares the arguments."""
 trajectory = function_of(Trajectory)
 """Run a job of `thinkalike.jobs.Trajectory`, which declares the arguments."""
 
@@ -97,7 +99,7 @@ def _rsa_function(job: Callable[Q, Job]) -> RsaFunction[Q]:
             for name, value in settings.items():
                 if name not in declared:
                     raise TypeError(f"rsa() got an unexpected keyword argument '{name}'")
-                if value != declared[name].default:
+                if plain_setting(name, value) != declared[name].default:
                     raise ConfigError(f"{name}= has no effect on rsa of arrays without stimuli; leave it out")
             with isolated():
                 return takes_arrays(rsa_of_models)(models, others, distance, comparator)

@@ -15,7 +15,8 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Container, Iterable, Mapping, Sequence
+import sys
+from collections.abc import Container, Iterable, Iterator, KeysView, Mapping, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,7 @@ from thinkalike.config.schema import made
 from thinkalike.data.recordings import IDS, RUNS, UNNAMED_LAYER
 from thinkalike.data.tables import MARKS, with_named_index
 from thinkalike.digests import tokenizer_fingerprint
-from thinkalike.errors import ConfigError, one_line, plain
+from thinkalike.errors import ConfigError, one_line, plain_line
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.identity import identity_of
 from thinkalike.models.labels import label
@@ -83,17 +84,27 @@ def model_configs(models: Mapping[str, Any], settings: Settings) -> list[ModelCo
         models: by the names of the arguments, which errors have.
     """
     configs: list[ModelConfig] = []
+    named = {argument: _named_model(model, argument) for argument, model in models.items() if _is_named(model)}
     loaded: dict[tuple[int, ...], FrozenModel] = {}  # by what is the same object
     for argument, model in models.items():
-        if isinstance(model, ModelConfig | str | os.PathLike):
-            configs.append(_named_model(model, argument))
+        if argument in named:
+            configs.append(named[argument])
             continue
         objects = model if isinstance(model, tuple) else (model,)
         identity = tuple(map(id, objects))
         if identity not in loaded:
             loaded[identity] = model if isinstance(model, FrozenModel) else load_model(*objects)
-        configs.append(_told_apart(config_of(loaded[identity]), configs))
+        config = _told_apart(config_of(loaded[identity]), configs)
+        if any(label(other) == config.name for other in named.values()):
+            # A name that is loaded later has settings that a model in memory lacks, so they tell nobody anything.
+            config = replace(config, name=f"{config.name} (in memory)")
+        configs.append(config)
     return [replace(config, **settings) for config in configs]
+
+
+def _is_named(model: Any) -> bool:
+    """Return whether a model is given by its name or its configuration, and not in memory."""
+    return isinstance(model, ModelConfig | str | os.PathLike)
 
 
 def _named_model(model: ModelConfig | str | os.PathLike[str], argument: str) -> ModelConfig:
@@ -183,10 +194,10 @@ def _check_layer_name(name: Any, before: Container[str], argument: str, place: s
     is_name = isinstance(name, str | int) and not isinstance(name, bool)
     if not is_name or str(name) in ("", *RESERVED) or str(name) in before:
         raise ConfigError(f"{place}: a layer has a name or a number of its own, but none of {', '.join(RESERVED)}")
-    if plain(str(name)) != str(name) or len(str(name)) > LONGEST_NAME:
+    if plain_line(str(name)) != str(name) or len(str(name)) > LONGEST_NAME:
         raise ConfigError(
             f"{argument}[{str(name)[:40]!r}]: the name of a layer has at most {LONGEST_NAME} "
-            "letters, and no control characters or halves of surrogate pairs"
+            "letters, and no line breaks, control characters or halves of surrogate pairs"
         )
 
 
@@ -205,6 +216,8 @@ def numbered_rows(arrays: RecordedArrays) -> pd.DataFrame:
     """Return stimuli that stand for the rows of arrays, of which nothing is known but their order."""
     states = next(iter(arrays.layers.values()))
     count = states.shape[-2]
+    if count < 2:
+        raise ConfigError(f"{arrays.argument} has 1 row, and nothing to compare it with: give at least 4")
     return pd.DataFrame({"text": list(map(str, range(count))), "row": np.arange(count) / count})
 
 
@@ -219,13 +232,27 @@ def text_config(texts: Any, settings: Settings) -> DataConfig:
         return _named_text(texts, settings)
     if isinstance(texts, Mapping | pd.DataFrame):
         raise ConfigError(f"texts has the parts {', '.join(map(str, texts))}: give one of them")
+    if isinstance(texts, Set) and not isinstance(texts, KeysView):
+        raise ConfigError(f"texts is a {type(texts).__name__}, which has no order: give a list, such as sorted(texts)")
     if not isinstance(texts, Iterable) or isinstance(texts, bytes | Tensor):
         raise ConfigError(f"texts is {type(texts).__name__}: give the name of a data set, a file or a list of strings")
     for setting in ("field", "group"):
         if not isinstance(settings.get(setting, ""), str):
             raise ConfigError(f"{setting}={shown(settings[setting])} must be text, the name of one field of records")
-    rows = [_row(text, f"texts[{number}]", settings) for number, text in enumerate(texts)]
+    rows = [_row(text, f"texts[{number}]", settings) for number, text in enumerate(_texts_in(texts))]
     return made(TextInMemory, {**option("data", "text"), **settings, "records": Records(rows)}, "data.")
+
+
+def _texts_in(texts: Iterable[Any]) -> Iterator[Any]:
+    """Yield what an iterable gives; a ConfigError names the argument if it ends in an error of its own."""
+    number = 0
+    try:
+        for text in texts:
+            yield text
+            number += 1
+    except Exception as error:  # of any kind, as code of the user runs here
+        reason = f"{type(error).__name__}: {one_line(error)}"
+        raise ConfigError(f"texts ends in an error after {number} of its items ({reason})") from error
 
 
 def _named_text(texts: str | os.PathLike[str], settings: Settings) -> DataConfig:
@@ -244,11 +271,17 @@ def _row(text: Any, place: str, settings: Settings) -> dict[str, Any]:
     """Return a text or a record as a record; its text is in the field that `settings` name, or in "text"."""
     field = settings.get("field", "text")
     if isinstance(text, Mapping):
+        for setting in ("field", "group"):
+            name = settings.get(setting)
+            if name is not None and name not in text:
+                raise ConfigError(f"{place} has no field {name}; {setting}= is the name of a field of all records")
         return _plain_record(text, {field, settings.get("group")}, place)
     if not isinstance(text, str):
         raise ConfigError(f"texts holds a {type(text).__name__}: give strings, or records with a {field}")
-    if "field" in settings:
-        raise ConfigError(f"field={field} has no effect on strings, which have no fields; leave it out")
+    for setting in ("field", "group"):
+        if settings.get(setting) is not None:
+            value = settings[setting]
+            raise ConfigError(f"{setting}={value} has no effect on strings, which have no fields; leave it out")
     return {field: text}
 
 
@@ -312,14 +345,31 @@ def _digest(table: pd.DataFrame) -> str:
         categories: Any = None
         if isinstance(column.dtype, pd.CategoricalDtype):
             categories = [column.cat.categories.tolist(), bool(column.cat.ordered)]
-        columns.append([name, str(column.dtype), categories, column.tolist()])
+        cells = [_as_read(cell) for cell in column.tolist()]
+        columns.append([name, str(column.dtype), categories, cells])
     content = json.dumps(columns, default=_typed, ensure_ascii=False)  # as ASCII, half a character would pass
     return hashlib.sha256(content.encode()).hexdigest()
 
 
+def _as_read(cell: Any) -> Any:
+    """Return a cell for JSON, which would write the content of one whose text is another, as of members of an Enum."""
+    if type(cell) in (str, int, float, bool):
+        return cell
+    for kind, content in ((str, str.__str__), (int, int.__repr__), (float, float.__repr__)):
+        if isinstance(cell, kind) and str(cell) != content(cell):
+            return _typed(cell)
+    return cell
+
+
 def _typed(cell: Any) -> list[Any]:
-    """Return a cell that JSON lacks with its type, since a date and its text are different cells."""
+    """Return a cell that JSON lacks with its type, since a date and its text are different cells.
+
+    Cells are read by `str`. Of libraries it says no less than `repr`, but a class of a user may say anything.
+    """
     kind = type(cell).__qualname__
     if isinstance(cell, np.ndarray | np.generic):
         return [kind, str(cell.dtype), cell.tolist()]
-    return [kind, repr(cell)]
+    library = type(cell).__module__.partition(".")[0]
+    if library == "pandas" or library in sys.stdlib_module_names:
+        return [kind, repr(cell)]
+    return [kind, repr(cell), str(cell)]

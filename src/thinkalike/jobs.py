@@ -12,12 +12,13 @@ given by name or as objects, see `thinkalike.inputs`.
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import os
 import re
 import tempfile
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, fields, replace
 from typing import Any, ClassVar
 
@@ -92,7 +93,7 @@ class Job:
         except ValueError as error:
             raise ConfigError(error) from None
         for name, default in self.defaults().items():
-            value = _plain_setting(name, getattr(self, name))
+            value = plain_setting(name, getattr(self, name))
             vars(self)[name] = default if value is None else value
         self._check_sides()
 
@@ -263,6 +264,11 @@ class Compare(Job):
     recipe: str = "honest"
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        if not (isinstance(self.measure, str) or callable(self.measure)):
+            raise ConfigError(f"measure is {type(self.measure).__name__}: give a name, such as 'cka', or a function")
+        super().__post_init__()
+
     @property
     def does(self) -> str:
         return plugins.hold(self.measure) if callable(self.measure) else self.measure
@@ -394,6 +400,27 @@ class Diff(Job):
 
 
 @dataclass(frozen=True, eq=False)
+class Lineage(Job):
+    """Does the target derive from the source, and which of its blocks? An exact test of weights, which reads no text.
+
+    The table has the hidden units in common positions for every two blocks, with p-values under independent training.
+    `tables["origins"]` has the origin of each block of the target. With likeness=False copies whose units were
+    reordered are not looked for.
+
+    >>> result = lineage("bert-mini", "bert-mini-nli")
+    >>> result.scalars["blocks_with_origin"]
+    6.0
+    """
+
+    SIDES: ClassVar[tuple[str, ...]] = ("source", "target")
+
+    source: Model
+    target: Model
+    _: KW_ONLY
+    likeness: bool = True
+
+
+@dataclass(frozen=True, eq=False)
 class Loss(Job):
     """How well does a model predict held-out text? The table has its loss beside the entropy of single tokens.
 
@@ -459,7 +486,7 @@ def run(job: Job, store: Folder | None = None, force: bool = False) -> Result:
         job = replace(job, store=job.store if store is None else store, force=force or job.force)
     does = job.does
     check_measure(job, does)
-    with isolated(), contextlib.ExitStack() as kept, naming(type(job)), watched():
+    with isolated(), contextlib.ExitStack() as kept, naming(job), watched():
         config = configuration(job, does)
         if config.store is None and plugins.instrument_of(config).needs_store:
             config = replace(config, store=kept.enter_context(tempfile.TemporaryDirectory(prefix="thinkalike-")))
@@ -476,7 +503,7 @@ def check_measure(job: Job, does: str) -> None:
     if isinstance(job, Compare) and callable(job.measure) and job.store is not None:
         raise ConfigError("measure is a function in memory, which has no key: with store= give FILE.py:NAME")
     instrument = plugins.instrument(measure_entry(does))
-    if isinstance(job, Compare) and (instrument.of_models == "all" or "model" not in instrument.reads):
+    if isinstance(job, Compare) and "model" not in instrument.reads:
         raise ConfigError(f"measure={does} is of more than two models: use python analyze.py measure={does}")
 
 
@@ -597,7 +624,7 @@ def _stimuli_of_rows(
 # ---- settings as plain values, and errors in the words of a job
 
 
-def _plain_setting(name: str, value: Any) -> Any:
+def plain_setting(name: str, value: Any) -> Any:
     """Return a setting as configurations have it; a ConfigError names one that no configuration can have."""
     count = _count(value)
     if count > MOST_ITEMS:
@@ -634,18 +661,68 @@ def _plain(value: Any) -> Any:
 
 
 @contextlib.contextmanager
-def naming(job: type[Job]) -> Iterator[None]:
-    """Let errors call the settings of a job by its fields, and not by their names on a command line."""
+def naming(job: Job) -> Iterator[None]:
+    """Let errors and warnings call the settings of a job as its user writes them, not as a command line has them."""
+    make_record = logging.getLogRecordFactory()
+
+    def make_record_in_words(*arguments: Any, **named: Any) -> logging.LogRecord:
+        record = make_record(*arguments, **named)
+        if record.name.partition(".")[0] == "thinkalike":
+            record.msg = _in_words_of(job, record.getMessage())
+            record.args = ()
+        return record
+
+    logging.setLogRecordFactory(make_record_in_words)
     try:
         yield
     except ThinkalikeError as error:
-        error.args = (_in_words_of(job.defaults(), str(error)),)
+        error.args = (_in_words_of(job, str(error)),)
         raise
+    finally:
+        logging.setLogRecordFactory(make_record)
 
 
-def _in_words_of(names: Iterable[str], message: str) -> str:
-    settings = rf"\b(?:(?:stitch|measure|data|stimuli)\.({'|'.join(names)})|model\.(site|head))\b"
-    message = re.sub(settings, r"\1\2", message)
+WORD = r"[a-z][\w-]*(?![\w.|:/(\[-])"
+"""A value of a setting that is one word, such as keep or true, and not the first of a longer text."""
+
+
+def _in_words_of(job: Job, message: str) -> str:
+    """Return a message in which settings are arguments of the function that did a job."""
+    names = "|".join([*job.defaults(), *INPUTS])
+    message = re.sub(r"\b(?:stimuli\.)?kinds\.([^=,;:.]+)=(\[[^]]*\]|\w+)", _kinds_as_argument, message)
+    for setting in (rf"(?:stitch|measure|data|stimuli)\.({names})", r"model\.(site|head)", "(force)"):
+        message = re.sub(rf"\b{setting}=({WORD})", _as_argument, message)
+        message = re.sub(rf"\b{setting}\b", r"\1", message)
+    message = re.sub(rf"\b(model)\.(\w+)=({WORD})", _as_argument_of_loading, message)
+
+    texts = getattr(job, "texts", None)
+    if texts is not None and not isinstance(texts, str | os.PathLike):
+        message = re.sub(r"\bdata(?:=| )text\b", "texts", message)
     message = re.sub(r"\bdata=", "texts=", message)
     message = re.sub(r"\bdata\.files\b", "texts", message)
     return re.sub(r"\bmodel@target=", "target=", message)
+
+
+def _as_argument(match: re.Match[str]) -> str:
+    """Return the name and the value of a setting as an argument in Python."""
+    name, value = match.groups()
+    return f"{name}={_as_python(value)}"
+
+
+def _as_argument_of_loading(match: re.Match[str]) -> str:
+    """Return a setting of a model, which functions do not take, as an argument of `load_model`."""
+    _, name, value = match.groups()
+    return f"load_model(..., {name}={_as_python(value)})"
+
+
+def _kinds_as_argument(match: re.Match[str]) -> str:
+    """Return the kind of a feature as an argument in Python; a kind is a word, or a list of levels."""
+    name, kind = match.groups()
+    written = kind if kind.startswith("[") else f"{kind!r}"
+    return f"kinds={{{name!r}: {written}}}"
+
+
+def _as_python(value: str) -> str:
+    """Return a word of a command line as Python writes it."""
+    constants = {"true": "True", "false": "False", "null": "None"}
+    return constants.get(value, f'"{value}"')

@@ -93,12 +93,13 @@ CORE = Registered(
         Entry(
             "thinkalike.measures.outputs", "Disagreement", "disagreement", "disagreement of the top token", OF_OUTPUTS
         ),
-        Entry("thinkalike.instruments.ruler", "Ruler", "ruler"),
+        Entry("thinkalike.instruments.ruler.instrument", "Ruler", "ruler"),
         Entry("thinkalike.instruments.distance", "Distance", "distance", "relative distance of states"),
         Entry("thinkalike.instruments.loss", "Loss", "loss"),
         Entry("thinkalike.instruments.diff.instrument", "Diff", "diff"),
-        Entry("thinkalike.instruments.mlem", "FeatureProfiles", "mlem", "MLEM"),
-        Entry("thinkalike.instruments.rsa", "RSA", "rsa", "RSA"),
+        Entry("thinkalike.instruments.lineage.instrument", "Lineage", "lineage"),
+        Entry("thinkalike.instruments.mlem.instrument", "FeatureProfiles", "mlem", "MLEM"),
+        Entry("thinkalike.instruments.rsa.instrument", "RSA", "rsa", "RSA"),
         Entry("thinkalike.instruments.trajectory.instrument", "Trajectory", "trajectory"),
     ),
 )

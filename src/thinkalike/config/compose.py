@@ -14,6 +14,7 @@ import re
 import shlex
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from functools import cache, reduce
@@ -126,6 +127,7 @@ MOST_JOBS = 10_000  # of a sweep; Hydra lists and composes all of them before th
 MOST_BITS = 1024  # of an integer in a file, as no float is larger; Python refuses to print very long ones
 REFERENCE_COST = 200  # letters that OmegaConf reads while it looks up one ${...}, each time anew
 INNERMOST = re.compile(r"\$\{([^${}]*)\}")  # ${...} with no other inside
+ENVIRONMENT = re.compile(r"oc\.env\s*:\s*(\w+)", re.ASCII)  # inside of ${...}; \${...} may be read by a job inside
 RESOLVERS = ("oc.env", "oc.decode", "now", "hydra")  # which return no more than they are given
 
 
@@ -209,9 +211,11 @@ class FilesOnly(ConfigRepository):
         self.texts: NumberTexts = {}  # of the numbers in files, see `written`
         self.sorts: dict[str, str] = {}  # by key whether the package has settings there, or a list
         self.of_jobs: dict[str, str] = {}  # by key the file of a user that sets it for a job, and is no group's option
+        self.environment: set[str] = set()  # the environment variables that the overrides name
 
     def clear(self) -> None:
         """Forget what was noted of an earlier configuration."""
+        self.environment.clear()
         by_key = (self.missing, self.values, self.overruled, self.sorts, self.of_jobs)
         for notes in (self.settings, self.texts, *by_key):
             notes.clear()
@@ -275,6 +279,7 @@ class FilesOnly(ConfigRepository):
         content = read_bytes(file, LARGEST_FILE)
         try:
             check_yaml(content)
+            self._check_environment(content, file)
             _check_defaults(yaml.load(content, Loader=YAML_LOADER), str(file))
             loaded = super().load_config(config_path)
         except YAMLError as error:
@@ -293,6 +298,18 @@ class FilesOnly(ConfigRepository):
             if isinstance(default, GroupDefault):
                 _check_option(str(default.group), default.value, f"{file}: ")
         return loaded
+
+    def _check_environment(self, content: bytes, file: Path) -> None:
+        """Check that a file reads no environment variable that the command line does not name.
+
+        It may hold a key, and settings go to loggers, to the hub and into results.
+        """
+        for name in _environment_in(yaml.load(content, Loader=YAML_LOADER)):
+            if name not in self.environment:
+                raise ConfigError(
+                    f"{file} reads the environment variable {name}, which may be a secret; give the setting on the "
+                    f"command line, as KEY='${{oc.env:{name}}}'"
+                )
 
     def check_all_are_read(self) -> None:
         """Check that no file of the user has the name of one of the package's own, which is read in its place.
@@ -349,6 +366,7 @@ class Loader(ConfigLoaderImpl):
         if config_name is not None:  # and not an option of a group alone, see `_option`
             self.files.clear()
         self.given_keys, self.given_texts = set(), {}
+        self.files.environment |= _environment_in(overrides)
         for override in parsed:
             _check_key(override)
             _check_option(override.key_or_group, override.value())
@@ -356,8 +374,16 @@ class Loader(ConfigLoaderImpl):
             # OmegaConf holds no subclass of a number, so the override has plain ones from now on
             override._value, texts = taken_texts(override._value, override.key_or_group)
             self.given_texts.update(texts)
+            if override.package and isinstance(override.value(), Mapping):
+                raise ConfigError(
+                    f"{short(override.input_line)} has settings in place of the name of an option; give "
+                    f"{override.package}={{name: value}} for settings"
+                )
         repository = FewLoads(self.files)
-        self._process_config_searchpath(config_name, parsed, repository)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # Hydra's, of what is refused below
+            self._process_config_searchpath(config_name, parsed, repository)
+        _check_search_path(repository)
         return parsed, repository
 
     def _load_single_config(self, default: ResultDefault, repo: Any) -> ConfigResult:
@@ -426,6 +452,25 @@ def loading_files_only() -> Iterator[None]:
         patch.object(hydra.core.override_parser.overrides_parser, "HydraOverrideVisitor", NumbersAsWritten),
     ):
         yield
+
+
+def _check_search_path(repository: CachingConfigRepository) -> None:
+    """Check that each place that hydra.searchpath names is there; Hydra warns in two lines of its own code."""
+    for source in repository.get_sources():
+        if source.provider.startswith("hydra.searchpath") and not source.available():
+            place = short(f"{source.scheme()}://{source.path}")
+            raise ConfigError(f"hydra.searchpath={place} is not available; name a folder, as file://DIR")
+
+
+def _environment_in(value: Any) -> set[str]:
+    """Return the names of the environment variables that nested settings, or the overrides inside them, read."""
+    if isinstance(value, Mapping):
+        return _environment_in([*value.keys(), *value.values()])
+    if isinstance(value, list | tuple):
+        return {name for inner in value for name in _environment_in(inner)}
+    if isinstance(value, str) and "${" in value:
+        return set(ENVIRONMENT.findall(value))
+    return set()
 
 
 def _foreign_file(source: ConfigSource, config_path: str) -> Path | None:
@@ -789,6 +834,8 @@ def compose_inner_job(entry_point: str, overrides: Iterable[str], **parts: Any) 
     file. So they run no code that a person did not name, and set nothing of Hydra's own, which would import modules.
     """
     words = list(overrides)
+    for name in _environment_in(words):  # the outer job has replaced those that a person wrote
+        raise ConfigError(f"a job inside another one reads no environment variable, such as {name}; give its value")
     for word in words:
         if _parsed(word) and not keys_of([word]):
             raise ConfigError(f"{short(word)} is a setting of Hydra's, which a job inside another one does not take")
@@ -1082,6 +1129,16 @@ def _with_quoted_path(word: str) -> str:
 
 def explained(error: BaseException) -> str:
     """Return the message of an error of Hydra's in one line, with the nearest thing that there is."""
+    if isinstance(error, MissingConfigException) and error.missing_cfg_file is None:
+        named = re.search(r"config (?:directory|module) '(?:thinkalike\.)?(.*?)'", str(error))
+        if named:
+            return f"--config-path={short(named[1])} is no folder; give the whole path of one, as /home/me/mine"
+        return one_line(error)
+    not_offered = re.match(r"Could not override '(\w+)'", str(error))
+    if not_offered:
+        command = _command_with(not_offered[1])
+        if command:
+            return f"{not_offered[1]} is a setting of {command}; leave it out, or run thinkalike {command}"
     if isinstance(error, MissingConfigException):
         path = str(error.missing_cfg_file)
         group, _, name = path.rpartition("/") if path.startswith("hydra/") else path.partition("/")
@@ -1092,6 +1149,10 @@ def explained(error: BaseException) -> str:
         hint = {"model": "; or a folder, or ORG/NAME of the hub", "data": "; or ORG/NAME of the hub"}.get(group, "")
         return f"{group}={short(name)} is not known; {nearest(name, error.options or options(group))}{hint}"
     cause = error.__cause__
+    if isinstance(cause, ConfigKeyError | ConfigAttributeError) and cause.full_key:
+        command = _command_with(cause.full_key.partition(".")[0])
+        if command:
+            return f"{short(cause.full_key)} is a setting of {command}; leave it out, or run thinkalike {command}"
     if isinstance(cause, ConfigAttributeError | ConfigKeyError) and cause.full_key and cause.parent_node:
         part = cause.full_key.rpartition(".")[0]
         if part == "hydra.launcher":
@@ -1112,6 +1173,22 @@ def explained(error: BaseException) -> str:
     said = f"{key}: {said}" if key and key not in said else said
     said = "".join(each if each.isprintable() else " " for each in said)
     return said if len(said) <= LONGEST_REASON else f"{said[:LONGEST_REASON]} ..."
+
+
+@cache
+def _settings_of(command: str) -> frozenset[str]:
+    """Return the settings and the groups of `train` or `analyze`, as `seed` and `stitch`."""
+    defaults = yaml.safe_load((CONF / f"{command}.yaml").read_text())["defaults"]
+    groups = {group.partition("@")[0] for item in defaults if isinstance(item, dict) for group in item}
+    return frozenset(groups | {*(schema_node(f"{command}_schema") or {})})
+
+
+def _command_with(name: str) -> str:
+    """Return the command that alone has a setting, `train` or `analyze`; "": both have it, or none."""
+    of_train, of_analyze = _settings_of("train"), _settings_of("analyze")
+    if name in of_train - of_analyze:
+        return "train"
+    return "analyze" if name in of_analyze - of_train else ""
 
 
 def _keys(node: Any, start: str = "") -> Iterator[str]:

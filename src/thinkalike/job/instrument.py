@@ -67,6 +67,10 @@ REPORT_TEXT = frozenset({"data.report_tokens"})  # of jobs where no setting of t
 OF_STITCHES = frozenset({"trainer.compile", "trainer.memory", "trainer.recompute"})
 
 
+def draw_nothing(folder: Path) -> None:
+    """Draw no figure; a function with a name, so that an outcome can be pickled."""
+
+
 @dataclass
 class Outcome:
     """The numbers that a job computed."""
@@ -77,7 +81,7 @@ class Outcome:
     tables: dict[str, pd.DataFrame] = field(default_factory=dict)  # beside the table
     models: Sequence[dict[str, Any]] = ()  # the provenance of each
     facts: dict[str, Any] = field(default_factory=dict)  # the provenance of the data
-    draw: Callable[[Path], Any] = lambda folder: None  # into a folder, beside the figures that its kind draws
+    draw: Callable[[Path], Any] = draw_nothing  # into a folder, beside the figures that its kind draws
     blank: Sequence[str] = ()  # columns and arrays that may have empty cells
 
     def guarded(self) -> Outcome:

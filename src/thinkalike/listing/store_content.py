@@ -71,11 +71,19 @@ def _date_of(result: Result) -> datetime:
     """Return when a result was computed (UTC), or else when its folder changed."""
     stated = result.provenance.get("date")
     if stated is None:
-        return datetime.fromtimestamp(result.folder.stat().st_mtime, UTC)
+        return _date_of_folder(result.folder)
     date = datetime.fromisoformat(stated)
     if date.tzinfo is None:
         return date.replace(tzinfo=UTC)
     return date.astimezone(UTC)
+
+
+def _date_of_folder(folder: Path) -> datetime:
+    """Return when a folder was last changed; the oldest date for one beyond the calendar."""
+    try:
+        return datetime.fromtimestamp(folder.stat().st_mtime, UTC)
+    except (ValueError, OverflowError):
+        return datetime.fromtimestamp(0, UTC)
 
 
 @dataclass

@@ -7,7 +7,6 @@ from copy import deepcopy
 import torch
 
 from thinkalike.measures.seeds import seeded
-from thinkalike.memory import page_out
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.module_facts import embedding_of
 from thinkalike.models.precision import cast_weights
@@ -40,7 +39,9 @@ def variant(
     if type(model) is not FrozenModel:  # but one that is cut elsewhere
         return type(model)(new_model, is_proved=is_proved)  # type: ignore[call-arg, arg-type]
     if model.sites is not None:
-        new_model.sites = type(model.sites)(new_model, model.sites.chosen, model.sites.head)
+        from thinkalike.models.sites import Sites
+
+        new_model.sites = Sites(new_model, model.sites.chosen, model.sites.head)
     return new_model
 
 
@@ -68,7 +69,6 @@ def fresh(model: FrozenModel, seed: int) -> FrozenModel:
         module: torch.nn.Module = deepcopy(model.module)
         initialize_native_model(module, model.module.cfg, seed)  # type: ignore[arg-type]
     else:
-        page_out()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             module = type(model.module)(deepcopy(model.module.config))
