@@ -77,8 +77,7 @@ OWNERS = {
     "pytorch_lightning": "training",
     "matplotlib": "figures",
 }
-# Parts whose libraries others use, too: the store names the types of figures that a result draws.
-BESIDE = {"contrib": ("training", "figures", "data"), "cli": ("config",), "store": ("figures",)}
+BESIDE = {"contrib": ("training", "figures", "data"), "cli": ("config",)}  # parts whose libraries others use, too
 
 
 def part_of(file: Path) -> str:
@@ -105,9 +104,16 @@ def imported(source: str) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
+def without_types(source: str) -> str:
+    """Return a source without what it imports for type checkers alone, which uses no library."""
+    tree = ast.parse(source)
+    tree.body = [node for node in tree.body if not (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test))]
+    return ast.unparse(tree)
+
+
 def foreign(part: str, source: str) -> list[str]:
     """Return the imports of libraries that another part owns."""
-    names = ((name, OWNERS.get(name.split(".")[0], part)) for name in imported(source))
+    names = ((name, OWNERS.get(name.split(".")[0], part)) for name in imported(without_types(source)))
     return [name for name, owner in names if owner not in (part, *BESIDE.get(part, ()))]
 
 

@@ -41,8 +41,11 @@ from thinkalike.models.load import load_model
 from thinkalike.models.shapes import Passes, Shapes
 from thinkalike.screen import Table, number_column, show_table, show_text, text_column
 from thinkalike.store import Headline, Result
+from thinkalike.training.curves import loggers_of
+from thinkalike.training.data import StepData
 from thinkalike.training.optimizers import scheduled
-from thinkalike.training.run import Run, StepData, fit, loggers_of
+from thinkalike.training.run import Run
+from thinkalike.training.trainer import fit
 
 SIDES: tuple[Side, ...] = ("fit", "report", "challenge")
 CHECKPOINT = "model"  # the folder of the classifier in a result

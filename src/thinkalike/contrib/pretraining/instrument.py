@@ -36,8 +36,11 @@ from thinkalike.models.load import load_model
 from thinkalike.models.minis import build_mini, save_mini, train_tokenizer
 from thinkalike.models.shapes import Passes, Shape, Shapes, shape_from
 from thinkalike.store import Result
+from thinkalike.training.curves import loggers_of
+from thinkalike.training.data import StepData
 from thinkalike.training.recipe import whole_rows
-from thinkalike.training.run import Run, StepData, fit, loggers_of
+from thinkalike.training.run import Run
+from thinkalike.training.trainer import fit
 
 USUAL_CONTEXT = 256  # tokens, where `model.context` is not set
 KEPT = "kept"  # the folder of checkpoints of a running job

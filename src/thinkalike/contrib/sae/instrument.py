@@ -34,7 +34,8 @@ from thinkalike.screen import (
     text_column,
 )
 from thinkalike.store import Headline, Result
-from thinkalike.training.run import Run, loggers_of
+from thinkalike.training.curves import loggers_of
+from thinkalike.training.run import Run
 
 SCALARS = ("explained_variance", "loss_recovered", "dead_latents", "active_latents")
 

@@ -215,7 +215,8 @@ def _stitch_directions(
 ) -> dict[str, Direction]:
     """Return the directions of a job by name: from source to target, and `BACK` if asked for."""
     from thinkalike.instruments.stitching.direction import stitched
-    from thinkalike.training.run import Run, loggers_of
+    from thinkalike.training.curves import loggers_of
+    from thinkalike.training.run import Run
 
     partial = None
     if work.job.keeps_states:
