@@ -36,6 +36,9 @@ from thinkalike.errors import (
     ThinkalikeError,
 )
 from thinkalike.inputs import config_of, model_configs, stimuli_config
+from thinkalike.job.lookup import instrument_of_measure, instrument_of_task
+from thinkalike.jobs.configuration import setting_of
+from thinkalike.jobs.plain_values import plain
 from thinkalike.models.behaviour import sample_digest
 from thinkalike.models.places import ASSETS
 from thinkalike.store import Result
@@ -132,18 +135,19 @@ def test_keywords_are_settings_with_their_defaults(name):
         for kind in JOBS[name]:
             if name == "compare" and keyword not in {each.name for each in fields(measure_schema(kind))} | COMMON:
                 continue  # of another measure
-            part, _, setting = jobs.setting_of(keyword, kind).rpartition(".")
+            instrument = instrument_of_task("stitch") if kind == "stitch" else instrument_of_measure(kind)
+            part, _, setting = setting_of(keyword, kind, instrument).rpartition(".")
             root = StitchJob if kind == "stitch" else AnalyzeConfig
             own = {"model": ModelConfig, "stitch": StitchConfig, "data": DataConfig, "stimuli": StimuliConfig, "": root}
             schema = measure_schema(kind) if part == "measure" else own[part]
             found += [item for item in fields(schema) if item.name == setting]
         usual = [initial_of(item) for item in found]
-        plain = jobs._plain(default)
+        value = plain(default)
         differ = any(each != usual[0] for each in usual)
-        fits = [plain == each or (default is None and (differ or isinstance(each, list | dict))) for each in usual]
+        fits = [value == each or (default is None and (differ or isinstance(each, list | dict))) for each in usual]
         wrong += [] if fits and all(fits) else [(keyword, default, usual)]
     assert wrong == []
-    assert jobs.setting_of("steps", "stitch") == "stitch.steps", "control"
+    assert setting_of("steps", "stitch", instrument_of_task("stitch")) == "stitch.steps", "control"
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from thinkalike.data.tables import read_stimuli, read_table
 from thinkalike.errors import ConfigError, DataError
 from thinkalike.instruments import instrument_of, mlem, of_stimuli
 from thinkalike.instruments.mlem import FeatureProfiles
-from thinkalike.job.performing import contents_of
+from thinkalike.job.inputs import contents_of
 from thinkalike.measures import MLEM, feature_importance, split_half_reference, weighted_tau
 from thinkalike.models.load import load_model
 from thinkalike.states.stimuli import StimulusStates, stimulus_states, stimulus_states_of, without_massive

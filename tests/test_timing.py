@@ -9,9 +9,9 @@ from torch import nn
 from conftest import composed
 from thinkalike import forecast, timing
 from thinkalike.instruments import of_stimuli
+from thinkalike.job.lookup import instrument_of
 from thinkalike.models import shapes
 from thinkalike.models.shapes import Operations, Shape
-from thinkalike.plugins import instrument_of
 
 
 @pytest.fixture(autouse=True)
@@ -168,4 +168,4 @@ def test_a_forecast_is_start_loading_passes_and_work(monkeypatch):
     work = sum(job.seconds for job in plan.jobs)
     assert loading > 0
     assert work > 0
-    assert plan.seconds() == pytest.approx(forecast.START + loading + plan.flops * 1e-9 + work)
+    assert plan.seconds() == pytest.approx(forecast.START_SECONDS + loading + plan.flops * 1e-9 + work)

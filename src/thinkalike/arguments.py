@@ -38,43 +38,19 @@ from torch.utils._pytree import tree_leaves
 
 from thinkalike.errors import listed, plain_line
 from thinkalike.memory import CPU, at_hand, exhausted, readable
+from thinkalike.ranges import EXACT
+from thinkalike.ranges import Within as Within
 
 P = ParamSpec("P")
 R = TypeVar("R")
 NAMES = ("groups", "labels")  # whole numbers that stand for names, which may be given themselves
 NUMBERS = "give real numbers, as a tensor, an array, a DataFrame or a list"
-EXACT = 2**53  # beyond it float64 leaves out whole numbers
 UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)  # of which torch can compute next to nothing
 UNREADABLE = (ValueError, TypeError, RuntimeError, OverflowError)  # what NumPy and torch say of what is no array
 LONG = 4096  # bits of a whole number that a message writes out; Python refuses to write much longer ones
 DEPTH = 64  # axes that an array of NumPy has at most, and so lists in lists
 ALWAYS_THERE = 2**28  # bytes that any machine has, so that nobody needs to ask what is left
 WHOLE = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, *UNSIGNED)
-
-
-class Within(NamedTuple):
-    """The numbers that an argument takes, or that its array holds, as in Annotated[int, Within(least=1)]."""
-
-    least: float = -math.inf  # belongs to them
-    most: float = math.inf  # as well
-    above: float = -math.inf  # does not
-    below: float = math.inf  # does not
-    is_finite: bool = True  # whether infinity is none of them
-    fewest: int = 0  # values of an array
-
-    def __contains__(self, number: object) -> bool:
-        if number in (math.inf, -math.inf):
-            return not self.is_finite and self.least <= number <= self.most  # type: ignore[operator]
-        return self.least <= number <= self.most and self.above < number < self.below  # type: ignore[operator]
-
-    def __str__(self) -> str:
-        ends = {"at least": self.least, "above": self.above, "at most": self.most, "below": self.below}
-        said = [
-            f"{word} {end:,}" if abs(end) < EXACT else f"{word} 2^{math.log2(end):g}"
-            for word, end in ends.items()
-            if math.isfinite(end)
-        ]
-        return " and ".join(said)
 
 
 MOST_REPETITIONS = 10**6  # each repeats the whole computation, and p-values of a million draws have four digits
@@ -536,8 +512,7 @@ def _refuse_odd(tensor: Tensor, name: str) -> None:
 def _refuse_beyond(tensor: Tensor, within: Within, name: str) -> None:
     if tensor.numel() < within.fewest:
         raise ValueError(f"{name} has shape {tuple(tensor.shape)}: give {within.fewest} values or more")
-    has_ends = within._replace(fewest=0, is_finite=True) != Within()
-    if not tensor.numel() or tensor.dtype == torch.bool or not (has_ends or tensor.is_floating_point()):
+    if not tensor.numel() or tensor.dtype == torch.bool or not (within.has_ends or tensor.is_floating_point()):
         return
     for end in map(float, tensor.detach().aminmax()):
         if end not in within:

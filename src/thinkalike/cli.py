@@ -308,8 +308,11 @@ def _done(composed: DictConfig) -> list[Any]:
     if config.trainer.strategy == "ddp" and SHARED in os.environ:  # each process would begin the whole sweep
         raise ConfigError("trainer=ddp does not go with -m: start each such job by itself")
     with watched(), doing("starting", steps_aside=True), contextlib.suppress(ShareDone):
-        from thinkalike.job.performing import called_by, may_take_long, run_jobs  # torch takes seconds to import
-        from thinkalike.job.settings import asked_for, check_read, warn_of_unread
+        from thinkalike.job.listed_jobs import asked_for  # torch takes seconds to import
+        from thinkalike.job.performing import run_jobs
+        from thinkalike.job.planning import may_take_long
+        from thinkalike.job.provenance import called_by
+        from thinkalike.job.unread_settings import check_read, warn_of_unread
 
         check_read(keys_of(overrides), config)
         warn_of_unread(files, config)
@@ -331,7 +334,8 @@ def _foretold(config: Any, chosen: Sequence[str]) -> Any:
     """Return the configuration within its budget; print what a dry run would do, and offer a long job a budget."""
     import torch
 
-    from thinkalike.forecast import forecast, in_words, offered, show, within
+    from thinkalike.budget import offered, within
+    from thinkalike.forecast import forecast, in_words, show
     from thinkalike.screen import aside
 
     if config.threads:

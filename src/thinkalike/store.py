@@ -28,12 +28,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import yaml
 
+from thinkalike.catalogue import instrument_of_kind
 from thinkalike.columns import Columns
 from thinkalike.digests import digest_of, read_json
 from thinkalike.errors import StoreError, TrainingError, checked_path, flat, one_line, plain_line, short
 from thinkalike.files import ForeignFileError, open_regular, read_yaml
 from thinkalike.global_state import isolated
-from thinkalike.plugins import instrument_of_kind
 from thinkalike.processes import locked
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 import pandas as pd
 import torch
 
-from thinkalike.config import AnalyzeConfig, JobConfig, SettingValues
+from thinkalike.config import AnalyzeConfig, RecipeJob, SettingValues
 from thinkalike.errors import ConfigError, DataError, listed
 from thinkalike.instruments.layer_pairs.frame import BATCHES, OF_STATES, LayerPairs, WithNull
 from thinkalike.measures.kernel_alignment import CKAMeasure
@@ -37,7 +37,7 @@ class CKAConfig(WithNull):
     kernel: Literal["linear", "rbf"] = "linear"  # rbf has the median distance as bandwidth
     flatten: Literal["token", "sample", "mean"] = "token"  # what a row is; mean: over the tokens of a row of text
 
-    def by_recipe(self, job: JobConfig) -> SettingValues:
+    def by_recipe(self, job: RecipeJob) -> SettingValues:
         return {"batches": BATCHES if job.is_mini else 1000}
 
     def __post_init__(self) -> None:

@@ -111,7 +111,7 @@ class FeatureProfiles(
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
         measure = config.measure_as(MLEMConfig)
         with work.phase("states"):
-            (stimuli, sides), every = states_of_sides(config, work.inputs["stimuli"])
+            (stimuli, sides), every = states_of_sides(config, work.input("stimuli", Stimuli))
         warn_of_words(stimuli)
         model, importance = fit_profiles(config, stimuli, sides)
         rows = rows_of_sides(sides)

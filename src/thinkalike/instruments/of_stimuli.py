@@ -190,7 +190,7 @@ def _with_layers(config: AnalyzeConfig, sides: list[StimulusStates]) -> list[Sti
 def comparison_of_stimuli(kind: Any, config: AnalyzeConfig, work: Work) -> Comparison:
     """Return the comparison of recordings, or of one with a model, on the same stimuli, by an instrument of a kind."""
     measure: Any = replace(config.measure, **kind.for_stimuli)
-    stimuli = work.inputs["stimuli"]
+    stimuli = work.input("stimuli", Stimuli)
     left, every = without_massive(config, stimuli, stimulus_states_of(config, stimuli, measure.embed))
 
     def batches_of(compared: Compared) -> StateBatches:

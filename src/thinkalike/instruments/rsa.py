@@ -119,7 +119,7 @@ class RSA(OfStimuli, kind="rsa", version=6, reads=("model", "target", "layers", 
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
         measure = config.measure_as(RSAConfig)
-        stimuli: Stimuli = work.inputs["stimuli"]
+        stimuli: Stimuli = work.input("stimuli", Stimuli)
         with work.phase("states"):
             (stimuli, sides), every = of_stimuli.states_of_sides(config, stimuli)
         of_stimuli.warn_of_words(stimuli)

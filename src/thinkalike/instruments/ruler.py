@@ -29,7 +29,7 @@ from thinkalike.data.corpus import warn_of_few_documents
 from thinkalike.errors import DataError
 from thinkalike.evaluation.columns import document_counts
 from thinkalike.job import Instrument, Outcome, Work
-from thinkalike.job.instrument import FIT_TEXT, REPORT_TEXT, left_in_key
+from thinkalike.job.setting_groups import FIT_TEXT, REPORT_TEXT, left_in_key
 from thinkalike.measures.estimates import Estimate, jackknife
 from thinkalike.measures.folds import numbered_by_part
 from thinkalike.measures.ladder import RUNGS, next_rung, reading_interval

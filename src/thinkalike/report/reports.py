@@ -20,10 +20,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from thinkalike.catalogue import title_of
 from thinkalike.columns import Columns
 from thinkalike.errors import StoreError, ThinkalikeError, one_line, plain, plain_line
 from thinkalike.listing import Entry, Found, Query, divided, parser, records, search, selected, skipping
-from thinkalike.plugins import title_of
 from thinkalike.processes import counted
 from thinkalike.report.grids import Grid, grids_of, plain_value, rounded
 from thinkalike.screen import watched

@@ -23,7 +23,7 @@ NAME = "stitch.safetensors"  # of the stitches of a result
 
 def _plugged(kind: str, width_in: int, width_out: int) -> nn.Module:
     """Return the module that a plugin makes; a PluginError if it has no weights, or leads to another width."""
-    function = plugins.load(kind)
+    function: Any = plugins.load(kind)
     with plugins.blaming(f"stitch {kind}"):
         made: Any = function(width_in, width_out)
     try:

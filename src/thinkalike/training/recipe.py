@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from thinkalike.config import JobConfig, SettingValues, TrainConfig, setting
+from thinkalike.config import RecipeJob, SettingValues, TrainConfig, setting
 from thinkalike.config.parts import TOKENS_AT_ONCE
 from thinkalike.config.schema import STEPS, Checked
 from thinkalike.errors import ConfigError, one_of
@@ -103,7 +103,7 @@ class StitchConfig(Checked, part="stitch"):
     def _may_whiten(self) -> bool:
         return self.norm in (None, "none") and self.kind in ("linear", "affine") and self.optimizer in (None, "sgd")
 
-    def by_recipe(self, job: JobConfig) -> SettingValues:
+    def by_recipe(self, job: RecipeJob) -> SettingValues:
         """Return the project's recipe, which takes a third of the steps to what they are after, or that of brown2023.
 
         Linear and affine maps are trained by sgd in whitened coordinates and averaged, others by adam. The recipe of

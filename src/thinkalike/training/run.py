@@ -121,7 +121,7 @@ class StepData(pl.LightningDataModule):
 
 def _callback(name: str) -> Callback:
     """Return the callback that the class or function FILE.py:NAME of a user makes."""
-    function = plugins.load(name)
+    function: Any = plugins.load(name)
     with plugins.blaming(f"callback {name}"):
         return function()  # type: ignore[no-any-return]
 

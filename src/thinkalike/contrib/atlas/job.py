@@ -91,7 +91,7 @@ class Atlas(Instrument[AnalyzeConfig], kind="atlas", version=3, reads=("models",
         return {"labels": ", ".join(_names(parts)), "parts": _Finished(parts, results)}
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
-        parts, results = work.inputs["parts"]
+        parts, results = work.input("parts", _Finished)
         table, measures = joined(parts, results), measured(parts)
         pairs = by_pair(table, measures)
         ends = zip(ENDS, map(float, mean_agreement(pairs)), strict=True)

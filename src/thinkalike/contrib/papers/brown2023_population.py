@@ -27,7 +27,7 @@ from thinkalike.contrib import figures
 from thinkalike.contrib.papers.claims import Bound, Claim, judged, level_of_each, over_models, together, untestable
 from thinkalike.contrib.papers.experiment import Case, Conclusion, Experiment, Part
 from thinkalike.contrib.populations import measures as populations
-from thinkalike.contrib.populations.config import PopulationConfig
+from thinkalike.contrib.populations.config import PopulationConfig, PopulationJob
 from thinkalike.measures.estimates import Estimate, interval_around, student_t
 from thinkalike.measures.kernel_alignment import arc_length
 from thinkalike.store import Result
@@ -134,6 +134,7 @@ def changes_of(case: Case, side: str) -> dict[str, Any]:
     changes: dict[str, Any] = {"measure": measure}
     if config.scale != "mini":
         paper = compose_inner_job("analyze", ["measure=population", "pairs=mnli", "population=feather-berts"])
+        assert isinstance(paper, PopulationJob)
         changes["pairs"] = paper.pairs if config.pairs.source == "templates" else config.pairs
         changes["population"] = paper.population if config.population.name == "planted" else config.population
     return changes

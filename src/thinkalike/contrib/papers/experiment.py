@@ -13,10 +13,10 @@ from typing import Any
 
 import pandas as pd
 
-from thinkalike.config import RUNS, AnalyzeConfig, ModelConfig, SettingValues, model_named, settings_of
+from thinkalike.config import RUNS, AnalyzeConfig, JobConfig, ModelConfig, SettingValues, model_named, settings_of
+from thinkalike.config.completing import completed, completed_for_instrument
 from thinkalike.config.compose import compose_inner_job
-from thinkalike.config.groups import completed
-from thinkalike.config.schema import with_settings
+from thinkalike.config.values import with_settings
 from thinkalike.contrib.papers.claims import Claim, claims_table, counts_of
 from thinkalike.contrib.populations.config import PopulationJob
 from thinkalike.errors import ConfigError, ResourceError, listed
@@ -116,6 +116,9 @@ class Experiment(
         case = self.case(config := self.completed(config))
         return case, [(part.label, job_of(config, part)) for part in self.parts(case)]
 
+    def labelled_jobs(self, config: AnalyzeConfig) -> list[tuple[str, JobConfig]]:
+        return self.jobs(config)[1]
+
     def case(self, config: AnalyzeConfig) -> Case:
         """Return the configuration and the models: those of the command line if given, else its own."""
         own = self.models["mini" if config.scale == "mini" else "paper"]
@@ -161,7 +164,7 @@ class Experiment(
         return {"case": replace(case, results=results)}
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
-        case = work.inputs["case"]
+        case = work.input("case", Case)
         conclusion = self.conclude(case)
         return Outcome(
             conclusion.table,
@@ -215,4 +218,4 @@ def job_of(config: AnalyzeConfig, part: Part) -> Any:
         own = {name: getattr(config, name) for name in FORWARDED if hasattr(config, name)}
         kind = part.changes.get("measure", config.measure).kind
         job = compose_inner_job("analyze", [f"measure={kind}", *words], **chosen, **own | dict(part.changes))
-    return job if config.data.name is None else completed(replace(job, data=config.data))
+    return job if config.data.name is None else completed_for_instrument(replace(job, data=config.data))

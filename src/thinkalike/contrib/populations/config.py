@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from thinkalike.config import AnalyzeConfig, JobConfig, ModelConfig, SettingValues, TrainConfig, setting
+from thinkalike.config import AnalyzeConfig, ModelConfig, RecipeJob, SettingValues, TrainConfig, setting
 from thinkalike.config.parts import CONTEXT, COUNTS
 from thinkalike.config.schema import SEEDS, Checked, FilePath
 from thinkalike.errors import ConfigError, ModelError
@@ -148,7 +148,7 @@ class NLIConfig(Checked, part="nli"):
     # the first block drawn anew, with all later ones
     redraw: int | None = setting(None, least=0, most=10**4)
 
-    def by_recipe(self, job: JobConfig) -> SettingValues:
+    def by_recipe(self, job: RecipeJob) -> SettingValues:
         """Return what suits a mini, whatever the machine: its rate ruins a pretrained BERT."""
         is_small = job.model.mini if job.scale == "auto" else job.is_mini
         return {"lr": 5e-4, "epochs": 4, "context": 64} if is_small else {}

@@ -18,7 +18,8 @@ from thinkalike.contrib.populations.measures import ClassLosses, class_losses
 from thinkalike.contrib.populations.pairs import PAIR, EncodedPairs, Pairs, batches, encode, read_pairs, tokens_of
 from thinkalike.contrib.pretraining.instrument import WholeModel, cosine
 from thinkalike.errors import ConfigError, ModelError
-from thinkalike.job.instrument import OF_STITCHES, Instrument, Outcome, Work, fingerprints, left_in_key
+from thinkalike.job import Instrument, Outcome, Work, fingerprints
+from thinkalike.job.setting_groups import OF_STITCHES, left_in_key
 from thinkalike.models.families import CLASSIFIER, FAMILIES, pick_device
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_model
@@ -106,7 +107,7 @@ class ClassifierFinetuning(
         return [training, shapes["model"].passes("report", report, PAIR, full=False)]
 
     def run(self, config: NLIJob, work: Work) -> Outcome:
-        pairs: dict[str, Pairs] = {side: work.inputs[side] for side in ("fit", "report", "challenge")}
+        pairs: dict[str, Pairs] = {side: work.input(side, Pairs) for side in ("fit", "report", "challenge")}
         module, tokenizer = new_classifier(config.model, pairs["fit"].classes, config.nli.head_std, config.nli.redraw)
         if config.nli.context > (longest := module.config.max_position_embeddings):
             raise ConfigError(f"nli.context={config.nli.context} is longer than the {longest} of {config.model.called}")

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from thinkalike.config import ModelConfig, model_named, options
 from thinkalike.config.compose import compose_inner_job
-from thinkalike.contrib.populations.config import PopulationJob
+from thinkalike.contrib.populations.config import NLIJob, PopulationJob
 from thinkalike.contrib.populations.finetuning import CHECKPOINT, accuracy_on
 from thinkalike.contrib.populations.measures import IdentityStitches, identity_stitches
 from thinkalike.contrib.populations.pairs import EncodedPairs, PairBatch, Pairs, batches, read_pairs
@@ -125,6 +125,7 @@ def _made(config: PopulationJob, body: Sequence[str], words: Sequence[str]) -> R
     """Return a fine-tuning by these words of task=nli, on the population's pairs but for what words say of them."""
     scale = f"scale={'mini' if _base(config).mini else 'paper'}"  # forks are in folders, which have none
     job = compose_inner_job("train", ["task=nli", *body, scale, *words, "logger=none"])
+    assert isinstance(job, NLIJob)
     own = {word.partition("=")[0].removeprefix("pairs.") for word in words if word.startswith("pairs.")}
     job.pairs = replace(config.pairs, **{name: getattr(job.pairs, name) for name in own})
     job.store, job.threads = config.store, config.threads

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Optional
 
 import pandas as pd
@@ -14,6 +14,7 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from thinkalike.config import RUNS, MeasureConfig, ModelConfig, setting, settings_of
+from thinkalike.config.groups import with_changes
 from thinkalike.config.parts import COUNTS, TOKENS_AT_ONCE
 from thinkalike.contrib.populations import members as joint
 from thinkalike.contrib.populations.config import PopulationJob
@@ -125,7 +126,7 @@ class Population(
 
     def run(self, config: PopulationJob, work: Work) -> Outcome:
         measure = config.measure_as(PopulationMeasureConfig)
-        pairs: Pairs = work.inputs["pairs"]
+        pairs: Pairs = work.input("pairs", Pairs)
         members = [each for each in work.inputs.values() if isinstance(each, Member)]
         with work.phase("loading"):
             models = _load(members, config, pairs)
@@ -192,7 +193,7 @@ def as_chosen(member: ModelConfig, config: PopulationJob) -> ModelConfig:
     Only settings that the command line names count, and not those that model=NAME brings along.
     """
     given = {} if config.model.name else settings_of(config.model)
-    return replace(member, **{key: value for key, value in given.items() if key in RUNS})
+    return with_changes(member, {key: value for key, value in given.items() if key in RUNS})
 
 
 def _load(members: Sequence[Member], config: PopulationJob, pairs: Pairs) -> list[FrozenModel]:

@@ -17,7 +17,7 @@ from pytorch_lightning.callbacks import Callback
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from thinkalike.config import JobConfig, SettingValues, TrainConfig, setting
+from thinkalike.config import RecipeJob, SettingValues, TrainConfig, setting
 from thinkalike.config.parts import COUNTS, TOKENS_AT_ONCE
 from thinkalike.config.schema import STEPS, Checked, extended
 from thinkalike.contrib.pretraining.settings import PretrainedModel
@@ -26,7 +26,8 @@ from thinkalike.data.splits import training_texts
 from thinkalike.errors import ConfigError, one_line
 from thinkalike.evaluation.held_out import held_out_loss, masked_losses
 from thinkalike.instruments.loss import show_loss
-from thinkalike.job.instrument import OF_STITCHES, Instrument, Outcome, Work, fingerprints, left_in_key
+from thinkalike.job import Instrument, Outcome, Work, fingerprints
+from thinkalike.job.setting_groups import OF_STITCHES, left_in_key
 from thinkalike.models.families import FAMILIES, Family, pick_device
 from thinkalike.models.load import build_mini, load_model
 from thinkalike.models.minis import save_mini, train_tokenizer
@@ -61,7 +62,7 @@ class PretrainConfig(Checked, part="pretrain"):
         if self.tokens and self.tokens_per_step and any(step > self.steps for step in self.kept):
             raise ConfigError(f"pretrain.keep={self.keep} names a step after the last one, which is {self.steps}")
 
-    def by_recipe(self, job: JobConfig) -> SettingValues:
+    def by_recipe(self, job: RecipeJob) -> SettingValues:
         names = ("tokens", "tokens_per_step", "lr", "vocabulary")
         return {name: getattr(job.model, f"pretrain_{name}") for name in names}
 

@@ -19,7 +19,7 @@ from thinkalike.data.corpus import read_corpus
 from thinkalike.data.rows import Corpus
 from thinkalike.errors import ConfigError, ModelError
 from thinkalike.instruments import instrument_of, run_job
-from thinkalike.job.performing import is_stored
+from thinkalike.job.planning import is_stored
 from thinkalike.measures.closed_forms import AffineMap
 from thinkalike.measures.moments import Moments
 from thinkalike.measures.round_trips import both_directions

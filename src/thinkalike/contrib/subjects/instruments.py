@@ -46,7 +46,7 @@ class SubjectsRSA(RSA, kind="rsa", version=RSA.version, reads=RSA.reads):
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
         """Compare every layer of the models that are asked for with every recorded layer in every subject."""
         measure = config.measure_as(RSAConfig)
-        stimuli: Stimuli = work.inputs["stimuli"]
+        stimuli: Stimuli = work.input("stimuli", Stimuli)
         ((stimuli, sides), _), count = of_stimuli.states_of_sides(config, stimuli), len(config.subjects)
         try:
             vectors = [distance_vectors(layer_distances(side, measure)) for side in sides]

@@ -197,7 +197,7 @@ class CarriedProbes(
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
         measure = config.measure_as(ProbesConfig)
-        stimuli: Stimuli = work.inputs["stimuli"]
+        stimuli: Stimuli = work.input("stimuli", Stimuli)
         with work.phase("loading"):
             source, target, pairs = fitting.models_and_pairs(config)
             corpus = shared_text(config.data, source, target, measure.fit_tokens)

@@ -134,7 +134,7 @@ class Steering(OfMaps, kind="steering", version=4, reads=("model", "target", "la
         with work.phase("loading"):
             source, target, pairs = fitting.models_and_pairs(config)
             drawn = (measure.contrast, target.tokenizer, measure.pairs, config.seed)
-            contrasts = work.inputs.get("contrasts") or grammar_contrasts(*drawn)
+            contrasts = work.optional_input("contrasts", Contrasts) or grammar_contrasts(*drawn)
             trial = Trial(source, target, contrasts, measure, config.seed)
             corpus = shared_text(config.data, source, target, measure.fit_tokens)
         with work.phase("maps"):

@@ -28,7 +28,7 @@ from thinkalike.instruments.diff.answers import NULLS, SIGNS, Answers, unchanged
 from thinkalike.instruments.diff.exact import edits_of, pass_that_differs, settings_that_differ
 from thinkalike.instruments.diff.screen import lines
 from thinkalike.job import Instrument, Outcome, Work
-from thinkalike.job.instrument import REPORT_TEXT, left_in_key
+from thinkalike.job.setting_groups import REPORT_TEXT, left_in_key
 from thinkalike.measures.changes import random_signs, signed_permutation
 from thinkalike.measures.seeds import seeded
 from thinkalike.models.frozen import FrozenModel
@@ -37,7 +37,7 @@ from thinkalike.models.parts import Part, changed_parts, check_one_basis, norms,
 from thinkalike.models.places import checkpoint_fingerprint
 from thinkalike.models.shapes import Passes, Shapes
 from thinkalike.screen import show_text
-from thinkalike.states.contrasts import CONTRASTS, grammar_contrasts, read_contrasts
+from thinkalike.states.contrasts import CONTRASTS, Contrasts, grammar_contrasts, read_contrasts
 from thinkalike.store import Headline, Result
 
 log = logging.getLogger(__name__)
@@ -142,7 +142,7 @@ class Diff(Instrument[AnalyzeConfig], kind="diff", version=7, reads=("model", "t
         with work.phase("text"):
             rows, text, facts = read_rows(config, measure.tokens, base, FORKED if measure.null == "drift" else 0)
             check_same_tokens(base, changed, rows.tokens)
-        pairs = work.inputs.get("contrasts")
+        pairs = work.optional_input("contrasts", Contrasts)
         if measure.contrast in CONTRASTS:
             pairs = grammar_contrasts(measure.contrast, base.tokenizer, measure.pairs, size="large")
         first = min(max(measure.tokens_per_part // rows.context, 1), len(rows))

@@ -16,9 +16,9 @@ from typing import Any, ClassVar, get_type_hints
 from thinkalike.config import AnalyzeConfig, MeasureConfig, setting
 from thinkalike.errors import ConfigError
 from thinkalike.instruments.layer_pairs.frame import BATCHES, OF_STATES, LayerPairs, WithNull
-from thinkalike.measures.contract import AnyMeasure
+from thinkalike.measures.contract import AnyMeasure, LayerMeasure
 from thinkalike.measures.layer_means import LayerMeans
-from thinkalike.ranges import Range
+from thinkalike.ranges import Within
 from thinkalike.registry import Entry
 
 
@@ -51,8 +51,10 @@ def parameters_of(measure_class: type[AnyMeasure]) -> dict[str, Any]:
     """Return the parameters of a measure as settings, by name."""
     declared = {}
     for item in measure_class.settings():
-        ends: Range = item.metadata["range"]
-        declared[item.name] = setting(item.default, **ends._asdict())
+        within: Within = item.metadata["range"]
+        declared[item.name] = setting(
+            item.default, least=within.least, most=within.most, above=within.above, below=within.below
+        )
     return declared
 
 
@@ -69,7 +71,9 @@ class ByMeasure(LayerPairs):
     config = AnalyzeConfig
 
     def __init__(self, entry: Entry):
-        measure_class: type[AnyMeasure] = entry.load()
+        measure_class = entry.load()
+        assert isinstance(measure_class, type)
+        assert issubclass(measure_class, LayerMeasure)
         self.measure_class = measure_class
         self.kind = entry.kind
         self.version = measure_class.version

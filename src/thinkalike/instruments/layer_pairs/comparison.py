@@ -17,7 +17,8 @@ from torchmetrics import Metric
 
 from thinkalike.config import AnalyzeConfig
 from thinkalike.errors import DataError, ThinkalikeError
-from thinkalike.job.instrument import Outcome, Work, phase_of_all
+from thinkalike.job import Outcome, Work
+from thinkalike.job.work import phase_of_all
 from thinkalike.measures.contract import Batch
 from thinkalike.measures.layer_means import LayerMeans
 from thinkalike.models.load import load_groups

@@ -18,17 +18,19 @@ import pandas as pd
 import torch
 
 from thinkalike import figures
+from thinkalike.catalogue import title_of
 from thinkalike.config import AnalyzeConfig, MeasureConfig, SettingValues, setting
 from thinkalike.config.parts import AFTER, CONTEXT, TOKENS_AT_ONCE
 from thinkalike.errors import ConfigError
 from thinkalike.instruments.layer_pairs import screen
 from thinkalike.instruments.layer_pairs.comparison import Comparison, Side, rounds, run_together
-from thinkalike.job.instrument import FIT_TEXT, LADDER, REPORT_TEXT, Instrument, Outcome, Work, left_in_key
+from thinkalike.job import Instrument, Outcome, Work
+from thinkalike.job.budget_ladder import LADDER
+from thinkalike.job.setting_groups import FIT_TEXT, REPORT_TEXT, left_in_key
 from thinkalike.measures.row_groups import FEW
 from thinkalike.measures.sample_size import FEWEST_GROUPS
 from thinkalike.models.families import Layer
 from thinkalike.models.layer_choice import layers_at_depths, layers_of_sides, pairs_of_layers
-from thinkalike.plugins import title_of
 from thinkalike.states.batches import ModelRuns, StateBatches, pool_tokens, sampled, text_batches
 from thinkalike.states.folder import load_sources
 from thinkalike.states.source import StateSource

@@ -1,6 +1,7 @@
-"""Measures of layer pairs of a user: a function, a class or a `MeasurePlugin` of a file, FILE.py:NAME, or in memory.
+"""Measures of layer pairs of a user: a function, a class or a `MeasurePlugin`, in a file or in memory.
 
 python analyze.py measure=mine.py:my_measure model=gelu-3l-mini model@target=solu-3l-mini
+ta.compare("gelu-3l-mini", "solu-3l-mini", measure=my_measure)
 """
 
 from __future__ import annotations
@@ -66,14 +67,19 @@ class OfDistanceFunction(OfFunction):
 
 
 class StatesByUser(StatesByMeasure):
-    """Compares states by a measure of the user's."""
+    """Compares states by a measure of the user's.
 
-    def __init__(self, name: str):
-        self.kind = name.rpartition(":")[2]
+    Args:
+        measure: A function, a class of measures, a measure, or a `MeasurePlugin`.
+        kind: The kind of the results.
+        name: FILE.py:NAME, by which configurations name it; None: it is an object in memory.
+    """
+
+    def __init__(self, measure: object, kind: str, name: str | None = None):
+        self.kind = kind
         if self.kind in MEASURES:
-            raise PluginError(f"{name} has the name of a measure of the package; choose another name")
-        given = plugins.load(name)
-        self.plugin = given if isinstance(given, MeasurePlugin) else MeasurePlugin(given)
+            raise PluginError(f"{name or kind} has the name of a measure of the package; choose another name")
+        self.plugin = measure if isinstance(measure, MeasurePlugin) else MeasurePlugin(measure)
         low, high = self.plugin.scale
         self.scale = (float(low), float(high))
         self.is_distance = self.plugin.is_distance
@@ -90,7 +96,7 @@ class StatesByUser(StatesByMeasure):
         return self._settings
 
     def measure_of(self, settings: MeasureConfig) -> AnyMeasure:
-        measure = self.plugin.measure
+        measure: Any = self.plugin.measure
         with plugins.blaming(f"measure {self.kind}"):
             if is_measure_class(measure):
                 measure = made_of(measure, settings)
@@ -101,7 +107,7 @@ class StatesByUser(StatesByMeasure):
         of_function = OfDistanceFunction if self.is_distance else OfFunction
         return of_function(self.kind, measure)
 
-    def _schema(self, name: str) -> type[MeasureConfig]:
+    def _schema(self, name: str | None) -> type[MeasureConfig]:
         """Return the settings of the measure, which are those of all measures and its own."""
         common = {item.name for item in dataclasses.fields(ComparedAgain)}
         of_plugin = dict(self.plugin.settings)
@@ -110,9 +116,11 @@ class StatesByUser(StatesByMeasure):
             of_plugin |= parameters_of(self.plugin.measure)
             content["measure_class"] = self.plugin.measure
             content["compares_within_groups"] = self.plugin.measure.compares_within_groups is True
-        fields: list[tuple[str, Any, Any]] = [("kind", str, name)]
+        if name is None:
+            content["instrument_in_memory"] = self
+        fields: list[tuple[str, Any, Any]] = [("kind", str, name or self.kind)]
         for parameter_name, default in of_plugin.items():
-            item = default if isinstance(default, dataclasses.Field) else dataclasses.field(default=default)
+            item: Any = default if isinstance(default, dataclasses.Field) else dataclasses.field(default=default)
             if parameter_name in common or not isinstance(item.default, bool | int | float | str):
                 raise PluginError(
                     f"measure {self.kind}: {parameter_name} needs a name of its own, and a number or text as default"
@@ -134,4 +142,17 @@ def user_instrument(name: str) -> StatesByUser:
 
 @cache
 def _user_instrument(name: str, digest: str) -> StatesByUser:
-    return StatesByUser(name)
+    return StatesByUser(plugins.load(name), name.rpartition(":")[2], name)
+
+
+def instrument_in_memory(measure: object) -> StatesByUser:
+    """Return the instrument of a measure that is an object in memory, such as a function."""
+    return StatesByUser(measure, kind_of(measure))
+
+
+def kind_of(measure: object) -> str:
+    """Return what results call a measure in memory: the name of its function or class."""
+    if isinstance(measure, MeasurePlugin):
+        measure = measure.measure
+    name = str(getattr(measure, "__name__", type(measure).__name__))
+    return name if name.isidentifier() else "own"  # such as <lambda>

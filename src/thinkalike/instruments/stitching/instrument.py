@@ -14,7 +14,8 @@ from thinkalike.config import SettingValues
 from thinkalike.config.parts import AFTER, MIDDLE, PROCESSES, TrainerConfig
 from thinkalike.data.splits import tokens_of_report
 from thinkalike.errors import ConfigError, listed
-from thinkalike.job.instrument import LADDER, Instrument, Outcome, Work
+from thinkalike.job import Instrument, Outcome, Work
+from thinkalike.job.budget_ladder import LADDER
 from thinkalike.models.layer_choice import check_stitchable, layers_at_depths, pairs_of_layers
 from thinkalike.processes import check_processes
 from thinkalike.screen import (

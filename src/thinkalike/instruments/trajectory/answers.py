@@ -197,7 +197,7 @@ class Reading:
 
     def __init__(self, config: AnalyzeConfig, work: Work):
         measure: Any = config.measure
-        self.config, self.measure, self.work, self.stimuli = config, measure, work, work.inputs["stimuli"]
+        self.config, self.measure, self.work, self.stimuli = config, measure, work, work.input("stimuli", Stimuli)
         self.text = work.resume("text") or {}  # what the first checkpoint read
         self.tasks = tasks_of_features(config, self.stimuli)
         permuted = partial(permuted_labels, permutations=measure.permutations, seed=config.seed)

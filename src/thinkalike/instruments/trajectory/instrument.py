@@ -98,7 +98,7 @@ class Trajectory(
         return {"steps": checkpoints_of(trained(config), config.measure_as(TrajectoryConfig))}
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
-        steps: Checkpoints = work.inputs["steps"]
+        steps: Checkpoints = work.input("steps", Checkpoints)
         reading, kept = Reading(config, work), []
         for step in counted(list(steps), "checkpoint"):
             if (found := work.resume(f"step{step}")) is None:
