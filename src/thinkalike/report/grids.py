@@ -136,7 +136,7 @@ def _step_grids(table: Columns, run: str) -> Iterator[Grid]:
         return
     for (layer,), rows in sorted(named.groups(["layer"]).items()):  # each layer has a grid of its own
         for variant, cells in _variants(rows, ["feature", "step"]):
-            name = ", ".join(filter(None, [layer, variant]))
+            name = ", ".join(filter(None, [str(layer), variant]))
             yield _grid("steps", [run], name, cells, (cells.values["feature"], cells.values["step"]))
 
 
