@@ -134,8 +134,7 @@ def whole_job(device: str, rounds: int) -> dict[str, Times]:
     """Seconds of a batch of two models of GPT-2's shape: their bare bodies, and all that measure=cka does."""
     from thinkalike.models.families import FAMILIES
     from thinkalike.models.frozen import FrozenModel
-    from thinkalike.models.load import build_mini
-    from thinkalike.models.minis import train_tokenizer
+    from thinkalike.models.minis import build_mini, train_tokenizer
     from thinkalike.states.tokens import sites
 
     tokenizer = train_tokenizer(["a few words"], 300)

@@ -51,7 +51,8 @@ from thinkalike.measures.row_groups import RowGroups
 from thinkalike.measures.seeds import seeded
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.layer_choice import layers_at_depths
-from thinkalike.models.load import load_model, twin
+from thinkalike.models.load import load_model
+from thinkalike.models.variants import twin
 from thinkalike.registry import OF_STATES, layer_measures
 from thinkalike.states.mixing import BAGS, CONTROLS, POSITION, TokenMixing, bag
 

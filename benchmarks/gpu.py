@@ -35,8 +35,8 @@ from thinkalike.config import ModelConfig
 from thinkalike.measures import MLEM, rsa
 from thinkalike.models.families import FAMILIES
 from thinkalike.models.frozen import FrozenModel
-from thinkalike.models.load import build_mini, load_model
-from thinkalike.models.minis import train_tokenizer
+from thinkalike.models.load import load_model
+from thinkalike.models.minis import build_mini, train_tokenizer
 
 HERE = Path(__file__).resolve().parent
 VOCABULARY, N, LAYERS, BLOCKS = 50257, 1024, 12, (2, 5, 8, 11)

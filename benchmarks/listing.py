@@ -25,6 +25,7 @@ import pandas as pd
 
 from thinkalike import store
 from thinkalike.config import compose_job
+from thinkalike.store import manifest
 
 LAYERS = 12
 MODELS = [f"model-{letter}" for letter in "abcdefgh"]
@@ -58,7 +59,7 @@ def plant(place: Path, count: int) -> None:
     draw = np.random.default_rng(0)
     kinds = ("stitching", "cka", "mutual_knn", "mlem", "loss")
     configurations = {kind: vars_of(kind) for kind in kinds}
-    with patch.object(store, "_sync", lambda path: None):
+    with patch.object(manifest, "sync_to_disk", lambda path: None):
         for number in range(count):
             kind = kinds[number % len(kinds)]
             source, target = draw.choice(MODELS, 2, replace=False)

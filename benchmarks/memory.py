@@ -22,7 +22,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, GPTNeoXConfig, GPTNeoXForC
 
 from thinkalike.config import TrainerConfig
 from thinkalike.errors import ResourceError
-from thinkalike.memory import LiveBytes, in_use, readable
+from thinkalike.memory import LiveBytes, bytes_in_use, readable
 from thinkalike.models.families import FAMILIES
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.minis import train_tokenizer
@@ -74,7 +74,10 @@ def measure(model: FrozenModel, layers: str, tokens: int, limits: TrainerConfig,
     module = StitchTraining(model, model, pairs, StitchConfig(tokens_per_step=tokens), limits=limits)
     weights = [list(phi.parameters()) for phi in module.stitches]
     tails = [model.n_layers - 1 - layer for _, layer in pairs]
-    print(f"{model.name}, {len(pairs)} stitches, {tokens:,} tokens per step; in use: {readable(in_use(rows.device))}")
+    print(
+        f"{model.name}, {len(pairs)} stitches, {tokens:,} tokens per step; "
+        f"in use: {readable(bytes_in_use(rows.device))}"
+    )
     start = time.perf_counter()
     try:
         size = largest_microbatch(limits, module.losses, weights, rows, tails, 1)

@@ -22,7 +22,7 @@ import torch
 
 from thinkalike.config import ModelConfig
 from thinkalike.models.load import load_model
-from thinkalike.models.shapes import operations
+from thinkalike.models.operations import operations
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "docs"))
 import make_real_models

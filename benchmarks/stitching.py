@@ -26,8 +26,7 @@ from thinkalike import Stitch
 from thinkalike.measures import token_loss
 from thinkalike.models.families import FAMILIES
 from thinkalike.models.frozen import FrozenModel
-from thinkalike.models.load import build_mini
-from thinkalike.models.minis import train_tokenizer
+from thinkalike.models.minis import build_mini, train_tokenizer
 from thinkalike.training.recipe import StitchConfig
 from thinkalike.training.stitching import StitchTraining
 

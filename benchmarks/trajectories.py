@@ -33,8 +33,8 @@ from thinkalike.config import PretrainConfig, TrainerConfig, compose_job
 from thinkalike.contrib.pretraining.instrument import Keeping, Pretraining
 from thinkalike.data.grammar import lexicon, with_s
 from thinkalike.instruments import run_job
-from thinkalike.models.load import build_mini, load_model
-from thinkalike.models.minis import save_mini, train_tokenizer
+from thinkalike.models.load import load_model
+from thinkalike.models.minis import build_mini, save_mini, train_tokenizer
 from thinkalike.training.optimizers import scheduled
 from thinkalike.training.run import Run, StepData, fit
 

@@ -12,10 +12,11 @@ from safetensors.torch import load_file, save_file
 import thinkalike
 import tiny
 from thinkalike.errors import ConfigError, ModelError
+from thinkalike.models.checkpoints import base_of
 from thinkalike.models.families import outline
+from thinkalike.models.fingerprints import checkpoint_fingerprint
 from thinkalike.models.labels import told_apart
 from thinkalike.models.load import load_model, load_models
-from thinkalike.models.places import base_of, checkpoint_fingerprint
 from thinkalike.models.shapes import shape_of
 
 peft = pytest.importorskip("peft")

@@ -14,7 +14,8 @@ from thinkalike.errors import ConfigError, ModelError
 from thinkalike.instruments import run_job
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_model
-from thinkalike.models.shapes import operations, shape_of
+from thinkalike.models.operations import operations
+from thinkalike.models.shapes import shape_of
 
 DOCS = Path(__file__).parents[1] / "docs"
 SAMPLE = (  # other attention in every second layer, capped logits, states between the blocks, each kind, and refusals

@@ -156,12 +156,12 @@ def test_a_link_that_leads_nowhere_is_found():
 
 def test_every_picture_is_shown():
     shown = {target.rpartition("/")[2] for page in PAGES for target in pages.links(page.read_text())}
-    shown |= set(re.findall(r"images/([\w.-]+\.png)", (ROOT / "README.md").read_text()))
-    assert {path.name for path in (DOCS / "images").glob("*.png")} <= shown
+    shown |= set(re.findall(r"images/([\w.-]+\.(?:png|svg))", (ROOT / "README.md").read_text()))
+    assert {path.name for path in (DOCS / "images").iterdir()} <= shown
 
 
 def test_the_tree_names_every_package():
-    tree = (ROOT / "README.md").read_text().partition("## Where things are")[2].partition("## ")[0]
+    tree = (ROOT / "CONTRIBUTING.md").read_text().partition("## Where things are")[2].partition("## ")[0]
     rooms = [path for path in (ROOT / "src" / "thinkalike").iterdir() if path.name[0] not in "_."]
     names = [path.stem for path in rooms if path.is_dir() or path.suffix == ".py"]
     assert len(names) > 20

@@ -39,8 +39,8 @@ from thinkalike.inputs import config_of, model_configs, stimuli_config
 from thinkalike.job.lookup import instrument_of_measure, instrument_of_task
 from thinkalike.jobs.configuration import setting_of
 from thinkalike.jobs.plain_values import plain
-from thinkalike.models.behaviour import sample_digest
-from thinkalike.models.places import ASSETS
+from thinkalike.models.checkpoints import ASSETS
+from thinkalike.models.identity import sample_digest
 from thinkalike.store import Result
 from thinkalike.training.recipe import StitchConfig, StitchJob
 
@@ -962,7 +962,7 @@ def test_what_has_no_effect_on_rsa_of_arrays_is_refused():
         (lambda result: result.plot("file.png"), "^ax=file.png must be axes of matplotlib"),
         (lambda result: thinkalike.plot(result, ax=[3]), r"^ax=\[3\] must be axes of matplotlib"),
         (lambda result: thinkalike.plot(computed_metric(), ax=True), "^ax=True must be axes of matplotlib"),
-        (lambda result: result.save("there"), "^there is there already"),
+        (lambda result: result.save("there"), "^there exists already"),
         (lambda result: inspect.unwrap(Result.save)(result, 3), "^folder=3 must be a path"),
         (lambda result: open_result("a\0b"), "^folder="),
         (lambda result: inspect.unwrap(thinkalike.results)(3), "^store=3 must be a path"),

@@ -13,9 +13,11 @@ import tiny
 from conftest import composed
 from thinkalike.errors import ModelError
 from thinkalike.instruments import run_job
-from thinkalike.models.gguf import _fill_in, read_header
+from thinkalike.models.config_json import known_config_json
+from thinkalike.models.fingerprints import checkpoint_fingerprint
+from thinkalike.models.gguf import _fill_in
+from thinkalike.models.gguf_header import read_header
 from thinkalike.models.load import load_model
-from thinkalike.models.places import checkpoint_fingerprint, known_shape
 from thinkalike.models.shapes import shape_of
 
 gguf = pytest.importorskip("gguf")
@@ -177,7 +179,7 @@ def test_a_file_that_states_more_than_it_holds_is_refused_at_once(case, tmp_path
     began = time.monotonic()
     with pytest.raises(ModelError, match=r"m\.gguf"):
         load_model(file)
-    assert known_shape(file) == {}
+    assert known_config_json(file) == {}
     assert time.monotonic() - began < 5
 
 
@@ -195,7 +197,7 @@ def test_the_header_is_read_as_the_package_reads_it(file):
     header = read_header(file)
     assert header.types == {tensor.name: tensor.tensor_type.name for tensor in reader.tensors}
     single = {name: field.contents() for name, field in reader.fields.items() if len(field.data) == 1}
-    assert header.facts == pytest.approx({name: each for name, each in single.items() if not name.startswith("GGUF.")})
+    assert header.fields == pytest.approx({name: each for name, each in single.items() if not name.startswith("GGUF.")})
 
 
 def test_a_missing_extra_is_named(file, monkeypatch):

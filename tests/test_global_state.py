@@ -35,7 +35,7 @@ from thinkalike.config import compose_job
 from thinkalike.config.compose import OptionsEverywhere
 from thinkalike.errors import ThinkalikeError
 from thinkalike.global_state import isolated
-from thinkalike.models.places import ASSETS
+from thinkalike.models.checkpoints import ASSETS
 
 PAIR = ("gelu-3l-mini", "solu-3l-mini")
 TEXTS = [tiny.document(seed, 60) for seed in range(240)]

@@ -78,7 +78,13 @@ OWNERS = {
     "pytorch_lightning": "training",
     "matplotlib": "figures",
 }
-BESIDE = {"contrib": ("training", "figures", "data"), "cli": ("config",)}  # parts whose libraries others use, too
+# parts whose libraries others use, too; results and jobs name the types of figures
+BESIDE = {
+    "contrib": ("training", "figures", "data"),
+    "cli": ("config",),
+    "store": ("figures",),
+    "job": ("figures",),
+}
 
 
 def part_of(file: Path) -> str:

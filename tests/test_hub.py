@@ -18,8 +18,8 @@ from thinkalike import hub as requests
 from thinkalike.config import ModelConfig
 from thinkalike.data.sources import commit_of
 from thinkalike.errors import DataError, ModelError
+from thinkalike.models.fingerprints import checkpoint_fingerprint
 from thinkalike.models.load import load_model
-from thinkalike.models.places import checkpoint_fingerprint
 
 SMALL = ("stitch.steps=4", "stitch.warmup=1", "stitch.tokens_per_step=256", "data=text", "data.report_tokens=4096",
          "data.report_share=0.4", "model.context=32", "ruler=null")  # fmt: skip

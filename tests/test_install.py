@@ -16,8 +16,8 @@ from thinkalike import open_result
 from thinkalike.data.corpus import read_corpus
 from thinkalike.data.stimuli import controlled_stimuli
 from thinkalike.evaluation.held_out import held_out_loss
+from thinkalike.models.checkpoints import ASSETS
 from thinkalike.models.load import load_model
-from thinkalike.models.places import ASSETS
 
 SMALL = ["stitch.steps=3", "stitch.warmup=1", "stitch.tokens_per_step=512", "data.report_tokens=8192", "logger=none"]
 

@@ -211,7 +211,7 @@ class Early(Toy, kind="early", reads=("measure",), config=Config):
 
 
 @pytest.mark.parametrize(
-    ("toy", "after"), [(Toy(break_off=Interrupted(15)), " to resume"), (Early(), ", which begins anew")]
+    ("toy", "after"), [(Toy(break_off=Interrupted(15)), " to resume"), (Early(), ", which begins again")]
 )  # fmt: skip
 def test_a_signal_says_whether_there_is_a_state(toy, after, tmp_path):
     with pytest.raises(Interrupted, match=f"^interrupted; rerun the command{after}"):

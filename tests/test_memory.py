@@ -20,7 +20,17 @@ from thinkalike.config import TrainerConfig
 from thinkalike.errors import ConfigError, DataError, ModelError, ResourceError
 from thinkalike.evaluation.moments import rows_of_moments
 from thinkalike.evaluation.stitched_losses import document_sums, largest_report_batch
-from thinkalike.memory import GAPS, MARGIN, Budget, LiveBytes, OverLimit, at_hand, exhausted, hand_back, in_use
+from thinkalike.memory import (
+    FRAGMENTATION,
+    USABLE_SHARE,
+    Budget,
+    LiveBytes,
+    OverLimitError,
+    available_bytes,
+    bytes_in_use,
+    free_cached_memory,
+    out_of_memory_error,
+)
 from thinkalike.store import newest_state, read_state
 from thinkalike.training.recipe import StitchConfig
 from thinkalike.training.run import Run, fit
@@ -83,7 +93,7 @@ def test_a_limit_stops_the_code_at_once_and_leaves_nothing():
             made.append(torch.zeros(50))
 
     live = LiveBytes(CPU, 1000.0)
-    with pytest.raises(OverLimit, match="of 1000"), live:
+    with pytest.raises(OverLimitError, match="of 1000"), live:
         endless()
     assert len(made) == 5
     made.clear()
@@ -91,12 +101,12 @@ def test_a_limit_stops_the_code_at_once_and_leaves_nothing():
 
 
 def test_this_process_takes_more_when_it_has_more():
-    hand_back(CPU)
-    before = in_use(CPU)
+    free_cached_memory(CPU)
+    before = bytes_in_use(CPU)
     assert 2**26 < before < 2**40
     held = np.ones(2**27, dtype=np.uint8)
-    assert in_use(CPU) - before > 0.9 * held.nbytes
-    assert 2**26 < at_hand(CPU) < 2**50
+    assert bytes_in_use(CPU) - before > 0.9 * held.nbytes
+    assert 2**26 < available_bytes(CPU) < 2**50
 
 
 FREE, USED = 16_000_000 * 1024, 250 * 4096
@@ -105,8 +115,8 @@ FREE, USED = 16_000_000 * 1024, 250 * 4096
 @pytest.fixture
 def machine(tmp_path, monkeypatch):
     """A machine with 16 GB free, and no control groups."""
-    monkeypatch.setattr(places, "OWN", tmp_path / "own")
-    monkeypatch.setattr(places, "CGROUP", tmp_path / "cgroup")
+    monkeypatch.setattr(places, "PROCESS_GROUP", tmp_path / "own")
+    monkeypatch.setattr(places, "GROUPS_FOLDER", tmp_path / "cgroup")
     monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=FREE))
     monkeypatch.setattr("psutil.Process", lambda: SimpleNamespace(memory_info=lambda: SimpleNamespace(rss=USED)))
     return tmp_path / "own", tmp_path / "cgroup"
@@ -122,29 +132,29 @@ def limited(folder, limit, usage, reusable):
 def test_the_tightest_group_around_the_process_counts(machine):
     own, root = machine
     own.write_text("0::/job/step\n")
-    assert at_hand(CPU) == FREE
+    assert available_bytes(CPU) == FREE
     limited(root / "job" / "step", "max", 10**9, 0)
-    assert at_hand(CPU) == FREE, "no limit"
+    assert available_bytes(CPU) == FREE, "no limit"
     limited(root / "job", 8 * 10**9, 5 * 10**9, 2 * 10**9)
-    assert at_hand(CPU) == 5 * 10**9, "cached files can be given back"
+    assert available_bytes(CPU) == 5 * 10**9, "cached files can be given back"
     limited(root / "job" / "step", 6 * 10**9, 5 * 10**9, 0)
-    assert at_hand(CPU) == 10**9
+    assert available_bytes(CPU) == 10**9
 
 
 def test_in_a_container_the_mounted_group_counts(machine):
     own, root = machine
     own.write_text("0::/docker/0123\n")
     limited(root, 4 * 10**9, 10**9, 0)
-    assert at_hand(CPU) == 3 * 10**9
+    assert available_bytes(CPU) == 3 * 10**9
 
 
 def test_a_budget_is_what_the_user_allows_or_what_is_there(machine):
     free = Budget.of(CPU)
-    assert (free.total, free.used, free.binding) == (USED + FREE, USED, False)
+    assert (free.total, free.used, free.is_requested) == (USED + FREE, USED, False)
     assert Budget.of(CPU, processes=2).total == USED + FREE // 2
     asked = Budget.of(CPU, 8e9)
-    assert (asked.total, asked.binding) == (8e9, True)
-    assert asked.room == pytest.approx((MARGIN * 8e9 - USED) / GAPS)
+    assert (asked.total, asked.is_requested) == (8e9, True)
+    assert asked.room == pytest.approx((USABLE_SHARE * 8e9 - USED) / FRAGMENTATION)
     assert Budget.of(CPU, 1e12) == free, "no more than there is"
     assert (asked.limit, free.limit) == ("trainer.memory allows 8.0 GB", "this device has 16.4 GB")
 
@@ -172,20 +182,20 @@ NO_MEMORY = [
 
 @pytest.mark.parametrize("error", NO_MEMORY, ids=lambda error: str(error)[:40])
 def test_too_little_memory_is_seen_whatever_wraps_it(error):
-    assert exhausted(error) is error
+    assert out_of_memory_error(error) is error
     wrapped = ModelError("cannot load")
     wrapped.__context__, wrapped.__suppress_context__ = error, True  # raise ... from None
-    assert exhausted(wrapped) is error
+    assert out_of_memory_error(wrapped) is error
 
 
 def test_other_errors_are_not():
     full = OSError(errno.ENOSPC, "No space left on device")
-    assert not any(map(exhausted, (full, RuntimeError("invalid device"), ValueError("memory"))))
+    assert not any(map(out_of_memory_error, (full, RuntimeError("invalid device"), ValueError("memory"))))
 
 
 def test_a_job_that_does_not_fit_is_refused_by_the_setting(cli, minis, text_files, tmp_path, monkeypatch):
-    monkeypatch.setattr(places, "in_use", lambda device: 500_000_000)
-    monkeypatch.setattr(places, "at_hand", lambda device: 1_000_000_000)
+    monkeypatch.setattr(places, "bytes_in_use", lambda device: 500_000_000)
+    monkeypatch.setattr(places, "available_bytes", lambda device: 1_000_000_000)
     words = ["trainer.memory=1MB", f"model.path={minis}/a", f"target.path={minis}/b", "model.context=32"]
     words += ["data=text", f"data.files=[{text_files}/*.txt]", "data.report_tokens=4096", "data.report_share=0.4"]
     refused = cli("train.py", *words, f"store={tmp_path}/store").error
@@ -241,7 +251,7 @@ def test_parts_give_the_losses_and_gradients_of_the_whole(rows, part, changes):
 @pytest.fixture
 def nothing_in_use(monkeypatch):
     """A process that seems to hold nothing, so that a few megabytes are a limit."""
-    monkeypatch.setattr(places, "in_use", lambda _: 0)
+    monkeypatch.setattr(places, "bytes_in_use", lambda _: 0)
 
 
 def taken(rows, part, changes):
@@ -259,7 +269,7 @@ def taken(rows, part, changes):
 def limited_to(rows, part, **changes):
     """A limit under which this part fits, and nothing much larger."""
     coming = 2 * sum(weight.nbytes for own in of(training(**changes))[1] for weight in own)
-    return TrainerConfig(memory=f"{int((coming + 1.02 * GAPS * taken(rows, part, changes)) / MARGIN)}B")
+    return TrainerConfig(memory=f"{int((coming + 1.02 * FRAGMENTATION * taken(rows, part, changes)) / USABLE_SHARE)}B")
 
 
 @pytest.mark.parametrize(
@@ -343,7 +353,7 @@ def test_a_resumed_run_keeps_its_microbatches(rows, run, tmp_path, monkeypatch):
     kept = read_state(newest_state(tmp_path / "broken" / "checkpoints", "training"))["microbatch"]
     assert kept == {"limits": [limits.memory, False], "size": [2, 9]}
     with monkeypatch.context() as patch:
-        patch.setattr(places, "at_hand", lambda _: 2**20)  # less than there was: nothing is tried again
+        patch.setattr(places, "available_bytes", lambda _: 2**20)  # less than there was: nothing is tried again
         broken = train("broken")
     assert broken.microbatch == whole.microbatch
     assert torch.equal(broken.curve, whole.curve)
@@ -399,8 +409,10 @@ def test_pages_of_files_leave_memory_and_keep_what_was_written(tmp_path):
     np.arange(2**23, dtype=np.float32).tofile(tmp_path / "weights")
     mapped = torch.from_file(str(tmp_path / "weights"), size=2**23)  # 32 MB, of which writes stay in this process
     mapped[5] = -1.0
-    expected, before = mapped.sum(), in_use(CPU)
+    expected, before = mapped.sum(), bytes_in_use(CPU)
     places.page_out()
-    assert not places.Path("/proc/self/maps").exists() or in_use(CPU) <= before - 2**24, "on a file system on disk"
+    assert not places.Path("/proc/self/maps").exists() or bytes_in_use(CPU) <= before - 2**24, (
+        "on a file system on disk"
+    )
     assert mapped[5] == -1
     assert mapped.sum() == expected

@@ -18,10 +18,12 @@ from conftest import composed
 from thinkalike.config import ModelConfig
 from thinkalike.errors import ConfigError, ModelError
 from thinkalike.models.families import EMBED, FAMILIES, Family, after
+from thinkalike.models.fingerprints import checkpoint_fingerprint
 from thinkalike.models.frozen import FrozenModel
-from thinkalike.models.load import build_mini, fresh, load_model, randomised
+from thinkalike.models.load import load_model
+from thinkalike.models.minis import build_mini
 from thinkalike.models.module_facts import longest_row
-from thinkalike.models.places import checkpoint_fingerprint
+from thinkalike.models.variants import fresh, randomised
 
 NAMES = (*tiny.FAMILIES, "native")
 UNEMBEDDINGS = {"gpt_neox": "lm_head", "gpt2": "lm_head", "mamba": "lm_head"}

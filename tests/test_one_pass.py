@@ -172,7 +172,7 @@ def interrupted_at(pools):
     calls = itertools.count(1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("thinkalike.instruments.layer_pairs.comparison.asked", lambda: next(calls) == pools)
-        patch.setattr("thinkalike.processes._waiting", signal.SIGTERM)
+        patch.setattr("thinkalike.processes._waiting_signal", signal.SIGTERM)
         yield
 
 

@@ -183,7 +183,7 @@ def test_a_saved_result_is_whole_and_nothing_is_left_of_one_that_cannot_be_writt
         "config.yaml",
         "manifest.json",
     }
-    with pytest.raises(StoreError, match="is there already"):
+    with pytest.raises(StoreError, match="exists already"):
         result.save(tmp_path / "mine")
 
     def full(*_):

@@ -22,7 +22,7 @@ from thinkalike.measures.round_trips import both_directions
 from thinkalike.memory import Budget
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_model
-from thinkalike.models.sites import MiddleModel
+from thinkalike.models.middle import MiddleModel
 from thinkalike.stitches.stitch_map import Site, StitchMap
 from thinkalike.training.optimizers import EPSILON, PulledAdamW, WhitenedSGD, inverse_moments, peak_rate
 from thinkalike.training.recipe import StitchConfig

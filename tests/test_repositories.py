@@ -13,9 +13,9 @@ import hub
 from conftest import composed
 from thinkalike.config import ModelConfig, compose_job, options
 from thinkalike.errors import ModelError
+from thinkalike.models.fingerprints import checkpoint_fingerprint
 from thinkalike.models.labels import label, told_apart
 from thinkalike.models.load import load_model, load_models
-from thinkalike.models.places import checkpoint_fingerprint
 
 
 @pytest.mark.parametrize("entry", ["train", "analyze"])

@@ -7,8 +7,10 @@ import torch
 import transformers
 
 import tiny
-from thinkalike.models.load import load_model, variant
-from thinkalike.models.rounding import balanced_sizes, rounded, stream_basis
+from thinkalike.models.load import load_model
+from thinkalike.models.rounding import balanced_sizes, rounded
+from thinkalike.models.stream_basis import stream_basis
+from thinkalike.models.variants import variant
 
 
 def spread(count, seed):

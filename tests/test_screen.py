@@ -35,7 +35,8 @@ from thinkalike.forecast import (
 from thinkalike.instruments import instrument
 from thinkalike.instruments.stitching.table import BESIDE, table_of
 from thinkalike.models.load import load_model
-from thinkalike.models.shapes import Operations, Shape, operations, shape_of
+from thinkalike.models.operations import Operations, operations
+from thinkalike.models.shapes import Shape, shape_of
 from thinkalike.screen import (
     Column,
     Table,

@@ -15,8 +15,8 @@ from test_functions import FEW, TEXTS, bridged
 from thinkalike import load_model
 from thinkalike.errors import ConfigError, ModelError
 from thinkalike.instruments import run_job
-from thinkalike.models.places import ASSETS
-from thinkalike.models.sites import MiddleModel
+from thinkalike.models.checkpoints import ASSETS
+from thinkalike.models.middle import MiddleModel
 
 TUNED = {"gpt2", "llama", "gemma2", "gpt_neox", "mamba", "bert", "bloom"}  # on which the rule was made
 GROUPS = [  # of which so many are drawn: parallel blocks, sandwich norms, experts, state spaces

@@ -24,10 +24,12 @@ from thinkalike.cli import main
 from thinkalike.config import MEASURES, SUBJECTS, TASKS
 from thinkalike.errors import ConfigError, DataError, StoreError, TrainingError
 from thinkalike.instruments import instrument
-from thinkalike.listing import FIXED, Query, search, selected, show_sweep
+from thinkalike.listing import Query, search, selected, show_sweep
+from thinkalike.listing.frames import FIXED_COLUMNS
 from thinkalike.measures import bootstrap_interval, fold_interval
+from thinkalike.processes import locked
 from thinkalike.report.reports import gather, report_of
-from thinkalike.store import Headline, Job, Result, first_scalar, locked, newest_state, read_state, seal, write_state
+from thinkalike.store import Headline, Job, Result, first_scalar, newest_state, read_state, seal, write_state
 
 TABLE = pd.DataFrame({"layer": [0, 1], "penalty": [0.5, 0.25]})
 CONFIG = {"model": {"name": "tiny"}, "seed": 3, "layers": [[0, 0]], "nothing": None}
@@ -526,9 +528,10 @@ def test_settings_are_compared_in_one_pass(tmp_path, monkeypatch):
         written = []
         with monkeypatch.context() as patch:
             patch.setattr(
-                "thinkalike.listing._as_text", lambda value, written=written: written.append(value) or str(value)
+                "thinkalike.listing.differing._as_text",
+                lambda value, written=written: written.append(value) or str(value),
             )
-            patch.setattr("thinkalike.listing._with_defaults", lambda entry, names: {})
+            patch.setattr("thinkalike.listing.differing._values_of", lambda entry, names: {})
             selected(found, Query(store))
         counts.append(len(written))
     assert counts == [counts[0], 2 * counts[0], 4 * counts[0]]
@@ -553,7 +556,7 @@ def test_a_result_of_too_many_columns_hides_no_other(wide, tmp_path, listed):
     assert "plain" in shown.out
     left_out = shown.err.splitlines()
     assert len(left_out) == 9 - len(table)
-    assert all("settings and numbers, and a list has 5,000 at most" in line for line in left_out)
+    assert all("settings and numbers, and a list has at most 5,000" in line for line in left_out)
 
 
 @pytest.mark.parametrize("count", [4990, 5000])
@@ -596,7 +599,11 @@ def test_a_name_that_a_file_has_twice_is_refused(file, tmp_path):
 
 @pytest.mark.parametrize(
     ("members", "said"),
-    [(["a.npy", "a.npy"], "one name"), (["a.npy", "a"], "a in it is no array"), (["readme.txt"], "is no array")],
+    [
+        (["a.npy", "a.npy"], "the same name"),
+        (["a.npy", "a"], "a in it is not an array"),
+        (["readme.txt"], "is not an array"),
+    ],
 )
 def test_an_archive_has_arrays_alone_and_one_of_each_name(members, said, tmp_path):
     result = finish(tmp_path, "cka", "aa", {"table": TABLE})
@@ -636,7 +643,7 @@ def test_two_numbers_never_share_a_column(tmp_path):
     finish(tmp_path, "cka", "aa", {"table": TABLE}, settings=settings, scalars=scalars, headlines=headlines)
     finish(tmp_path, "cka", "bb", {"table": TABLE}, scalars={"date": 9.0})
     table = thinkalike.results(tmp_path).set_index("key")
-    numbers = table.loc["aa"][[name for name in table if name not in FIXED]].astype(float).dropna()
+    numbers = table.loc["aa"][[name for name in table if name not in FIXED_COLUMNS]].astype(float).dropna()
     assert sorted(numbers) == [1, 2, 3, 4, 5, 6, 7, 8]
     of_date = [name for name in table if table.loc["aa", name] == 1]
     assert table.loc["bb", of_date].tolist() == [9], "one column holds one number of all results"
@@ -674,7 +681,7 @@ def test_a_query_that_says_two_things_is_refused(words, said):
 
 def test_a_list_has_one_form(store, listed):
     shown = listed(store, "--csv", "--json")
-    assert (shown.out, shown.err.count("--csv and --json do not go together")) == ("", 1)
+    assert (shown.out, shown.err.count("--csv and --json exclude each other")) == ("", 1)
 
 
 def test_a_sweep_shows_what_was_swept_and_the_headlines(tmp_path, capsys, monkeypatch):

@@ -10,8 +10,9 @@ from conftest import composed
 from thinkalike import forecast, timing
 from thinkalike.instruments import of_stimuli
 from thinkalike.job.lookup import instrument_of
-from thinkalike.models import shapes
-from thinkalike.models.shapes import Operations, Shape
+from thinkalike.models import pass_times, shapes
+from thinkalike.models.operations import Operations
+from thinkalike.models.shapes import Shape
 
 
 @pytest.fixture(autouse=True)
@@ -91,11 +92,11 @@ def test_passes_take_their_operations_and_their_outputs(monkeypatch):
 def test_blocks_are_timed_at_the_sizes_of_the_model_and_without_its_weights(monkeypatch):
     shape = shapes.shape_of(composed("model=neox-5l-mini", entry="train").model)
     made = []
-    fill = shapes._fill
-    monkeypatch.setattr(shapes, "_fill", lambda module, device: (fill(module, device), made.append(module)))
-    first = shapes.seconds_per_operation(shape, 64)
+    fill = pass_times._fill
+    monkeypatch.setattr(pass_times, "_fill", lambda module, device: (fill(module, device), made.append(module)))
+    first = pass_times.seconds_per_operation(shape, 64)
     assert first > 0
-    assert shapes.seconds_per_operation(shape, 64) == first, "it is remembered"
+    assert pass_times.seconds_per_operation(shape, 64) == first, "it is remembered"
     (module,) = made
     weights = list(module.parameters())
     assert sum(weight.numel() for weight in weights) == shape.parameters
@@ -106,7 +107,7 @@ def test_blocks_are_timed_at_the_sizes_of_the_model_and_without_its_weights(monk
 
 def test_a_large_model_is_timed_by_its_first_blocks(monkeypatch):
     shape = shapes.shape_of(composed("model=neox-6l-mini", entry="train").model)
-    monkeypatch.setattr(shapes, "TIMED_SECONDS", 1e-9)
+    monkeypatch.setattr(pass_times, "TIMED_SECONDS", 1e-9)
     passed = Counter()
     forward = nn.Module.__call__
 
@@ -115,7 +116,7 @@ def test_a_large_model_is_timed_by_its_first_blocks(monkeypatch):
         return forward(module, *arguments, **keywords)
 
     monkeypatch.setattr(nn.Module, "__call__", counting)
-    assert shapes.seconds_per_operation(shape, 64) > 0
+    assert pass_times.seconds_per_operation(shape, 64) > 0
     (block,) = [name for name in passed if name.endswith(("Layer", "Block"))]
     assert passed[block] == shape.layers + 1, "a first pass, and one block that is timed"
 
@@ -129,9 +130,9 @@ def test_a_model_too_large_to_be_made_is_timed_by_a_product(monkeypatch, most):
         products.append(work().shape)
         return 2.0
 
-    monkeypatch.setattr(shapes, "MOST_TIMED", most)
-    monkeypatch.setattr(shapes, "remembered_seconds", timed)
-    seconds = shapes.seconds_per_operation(shape, 64)
+    monkeypatch.setattr(pass_times, "MOST_TIMED", most)
+    monkeypatch.setattr(pass_times, "remembered_seconds", timed)
+    seconds = pass_times.seconds_per_operation(shape, 64)
     if most:
         assert products == [], "control"
     else:

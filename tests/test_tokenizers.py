@@ -22,10 +22,11 @@ from thinkalike.data.paired import tokenised_texts, untrimmed
 from thinkalike.digests import BYTE_OF, tokenizer_fingerprint
 from thinkalike.errors import ModelError
 from thinkalike.instruments import run_job
-from thinkalike.models.bounds import check_growth
+from thinkalike.models.checkpoints import ASSETS
+from thinkalike.models.fingerprints import checkpoint_fingerprint
 from thinkalike.models.load import load_model
 from thinkalike.models.module_facts import puts_bos
-from thinkalike.models.places import ASSETS, checkpoint_fingerprint
+from thinkalike.models.tokenizer_growth import check_growth
 from thinkalike.models.tokenizer_reading import read_tokenizer
 
 

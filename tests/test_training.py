@@ -34,9 +34,10 @@ from thinkalike.models.load import load_model
 from thinkalike.models.minis import train_tokenizer
 from thinkalike.processes import own_device, rank
 from thinkalike.store import newest_state, read_state, write_state
+from thinkalike.training.checkpoints import invalid_momenta
 from thinkalike.training.optimizers import rate
 from thinkalike.training.recipe import StitchConfig, whole_rows
-from thinkalike.training.run import Run, StepData, _odd_momenta, fit, loggers_of
+from thinkalike.training.run import Run, StepData, fit, loggers_of
 from thinkalike.training.stitching import StitchTraining
 
 CONFIG = StitchConfig(steps=6, warmup=2, tokens_per_step=128)
@@ -549,9 +550,9 @@ def test_a_count_of_steps_that_adam_has_not_done_is_told(count):
         weight.grad = torch.ones(3)
         optimizer.step()
     state = copy.deepcopy(optimizer.state_dict()["state"])
-    assert _odd_momenta(state, optimizer, 3) == "", "control"
+    assert invalid_momenta(state, optimizer, 3) == "", "control"
     state[0]["step"] = torch.tensor(count)
-    assert "step of weight 0" in _odd_momenta(state, optimizer, 3)
+    assert "step of weight 0" in invalid_momenta(state, optimizer, 3)
 
 
 @pytest.mark.parametrize(

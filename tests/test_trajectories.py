@@ -29,8 +29,8 @@ from thinkalike.instruments.trajectory.answers import (
 from thinkalike.instruments.trajectory.instrument import TrajectoryConfig, checkpoints_of, steps_of
 from thinkalike.measures.estimates import jackknife, student_t
 from thinkalike.measures.mlem.importance import fold_interval
+from thinkalike.models.fingerprints import checkpoint_fingerprint
 from thinkalike.models.load import load_model
-from thinkalike.models.places import checkpoint_fingerprint
 
 
 @pytest.fixture(scope="session")

@@ -100,7 +100,7 @@ ARCHITECTURE = {
 
 def native(seed: int = 0, vocabulary: int | None = None, **changes):
     """A random module of the family that minis and legacy models have."""
-    from thinkalike.models.load import build_mini
+    from thinkalike.models.minis import build_mini
 
     return build_mini({**ARCHITECTURE, **changes}, vocabulary or len(tokenizer()), seed)
 

@@ -37,7 +37,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from thinkalike.errors import listed, plain_line
-from thinkalike.memory import CPU, at_hand, exhausted, readable
+from thinkalike.memory import CPU, available_bytes, out_of_memory_error, readable
 from thinkalike.ranges import EXACT
 from thinkalike.ranges import Within as Within
 
@@ -103,7 +103,7 @@ def takes_arrays(function: Callable[P, R]) -> Callable[..., R]:
             with in_plain_lines():
                 return _called(given)
         except (RuntimeError, MemoryError) as error:
-            if not exhausted(error):
+            if not out_of_memory_error(error):
                 raise
             name = function.__qualname__.removesuffix(".__init__")
             raise ValueError(f"{name} needs more memory than there is for {_sizes(given.arguments)}") from error
@@ -157,7 +157,7 @@ def refuse_huge(value: Any, name: str) -> None:
         return
     if is_in_memory:
         return
-    room = at_hand(device)
+    room = available_bytes(device)
     if size > room:
         shape = tuple(getattr(value, "shape", ())) or (size // 8,)
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Digests of files and tokenizers, versions of packages, what a machine is known for, and the folder of all caches.
+"""Digests of files and tokenizers, versions of packages, and what is remembered of a machine.
 
 Digests of large files are remembered, so that gigabytes of weights are not read for each job.
 """
@@ -15,28 +15,55 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from thinkalike.errors import short
 
-LARGE = 2**24  # bytes; a smaller file is read as fast as the cache is asked
-SMALL = 2**12  # bytes; a smaller file is read as fast as its place is found, and some folders have ten thousands
-LARGEST_JSON = 2**25  # bytes; the largest index of weights that is published has half of it
-DEEPEST_JSON = 64  # objects and lists inside one another; those who read them recurse several times for each
-SETTLED = 5.0  # seconds after a change during which one more change may leave the same time of change
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
-# the stages of a tokenizer of the `tokenizers` library; its decoder, padding and truncation leave the ids of text alone
-STAGES = {"normalizer": "normaliser", "pre_tokenizer": "pre-tokeniser", "post_processor": "post-processor"}
+LARGE = 2**24  # bytes; a smaller file is read as fast as the cache
+# bytes; a smaller file is read as fast as its path is resolved, and some folders have ten
+# thousands
+SMALL = 2**12
+LARGEST_JSON = 2**25  # bytes; the largest published index of weights has half of it
+DEEPEST_JSON = 64  # objects and lists inside one another; readers recurse several times for each
+SETTLED = 5.0  # seconds after a change in which another change may leave the same time stamp
+FINGERPRINT_LENGTH = 16  # hexadecimal digits
 
-PRINTABLE = [*range(33, 127), *range(161, 173), *range(174, 256)]
-OTHERS = [byte for byte in range(256) if byte not in PRINTABLE]
-# how byte-level tokenizers write the bytes of a text: printable ones as themselves, the others as letters from 256 on
-BYTE_OF = {chr(byte): byte for byte in PRINTABLE} | {chr(256 + i): byte for i, byte in enumerate(OTHERS)}
+# The stages of a tokenizer of the `tokenizers` library that decide the ids of a text; its decoder,
+# padding and truncation do not.
+STAGES = {
+    "normalizer": "normaliser",
+    "pre_tokenizer": "pre-tokeniser",
+    "post_processor": "post-processor",
+}
 
-PROBES = ("Case", "É", "e\u0301", "Straße", "ñ", "Ω", "й", "ﬁ", "ａ", "漢字", "ガ", "한", "1½")  # for normalisers
-MARKS = ("bos", "eos", "unk", "cls", "sep", "mask")  # padding is masked, so it may be any id
+# How byte-level tokenizers write the bytes of a text: printable ones as themselves, and the others
+# as the letters from 256 on.
+PRINTABLE_BYTES = [*range(33, 127), *range(161, 173), *range(174, 256)]
+OTHER_BYTES = [byte for byte in range(256) if byte not in PRINTABLE_BYTES]
+BYTE_OF = {chr(byte): byte for byte in PRINTABLE_BYTES}
+BYTE_OF |= {chr(256 + position): byte for position, byte in enumerate(OTHER_BYTES)}
 
-_known: dict[str, str] = {}  # digests by what identifies the state of a file or tokenizer, in this process
+# texts that show what a normaliser does
+PROBES = ("Case", "É", "e\u0301", "Straße", "ñ", "Ω", "й", "ﬁ", "ａ", "漢字", "ガ", "한", "1½")
+# special tokens whose ids count; padding is masked, so it may be any id
+MARKS = ("bos", "eos", "unk", "cls", "sep", "mask")
+
+# settings of a tokenizer
+WITHOUT_EFFECT_ON_IDS = (
+    "name_or_path",
+    "padding_side",
+    "truncation_side",
+    "model_max_length",
+    "pad_token",
+)
+
+TOO_DEEP = f"it holds more than {DEEPEST_JSON} objects and lists inside one another"
+
+# digests by what identifies the state of a file or tokenizer, in this process
+_known_digests: dict[str, str] = {}
 
 
 def cache_home() -> Path:
@@ -45,57 +72,67 @@ def cache_home() -> Path:
 
 
 def versions_of(packages: Iterable[str]) -> dict[str, str]:
-    """Return the versions of those packages that are installed."""
-    found = {}
+    """Return the versions of the installed ones among some packages."""
+    versions = {}
     for package in packages:
         with contextlib.suppress(PackageNotFoundError):
-            found[package] = version(package)
-    return found
+            versions[package] = version(package)
+    return versions
 
 
-def remembered(what: str, find: Callable[[], float]) -> float:
-    """Return a number of this machine that is found once, and kept in the cache by what it is of."""
-    name = hashlib.sha256(f"{platform.node()} {what}".encode()).hexdigest()[:16]
-    entry = cache_home() / "machine" / f"{name}.json"
+def remembered(name: str, find: Callable[[], float]) -> float:
+    """Return a number of this machine, such as its speed; `find` finds it once for the cache."""
+    digest = hashlib.sha256(f"{platform.node()} {name}".encode()).hexdigest()
+    entry = cache_home() / "machine" / f"{digest[:FINGERPRINT_LENGTH]}.json"
     with contextlib.suppress(OSError, ValueError, TypeError):
         return float(json.loads(entry.read_text()))
-    found = find()
+    number = find()
     with contextlib.suppress(OSError):
         entry.parent.mkdir(parents=True, exist_ok=True)
-        entry.write_text(json.dumps(found))
-    return found
+        entry.write_text(json.dumps(number))
+    return number
 
 
 def regular(path: Path) -> Path:
-    """Return a path unless a pipe, a device or a folder is there, which is an OSError: some would never end."""
+    """Return the path of a regular file.
+
+    Raises:
+        OSError: it is a pipe, a device or a folder; reading some of these would never end.
+    """
     if path.exists() and not path.is_file():
         raise OSError(f"{path} is not a regular file")
     return path
 
 
 def read_json(path: Path, largest: int = LARGEST_JSON, unique: bool = False) -> dict[str, Any]:
-    """Return the JSON object of a regular file of at most so many bytes; anything else in it is a ValueError.
-
-    So is an object that is too deep for those who read what it says, so that nobody after this has to look.
+    """Return the JSON object of a regular file.
 
     Args:
-        unique: whether a name that an object has twice is an error; else the last of its values is read.
+        largest: the most bytes that the file may have.
+        unique: whether a name that an object has twice is an error; else its last value is read.
+
+    Raises:
+        ValueError: the file is larger, holds no JSON object, or one that is too deep for programs
+            that read it by recursion.
     """
     with regular(path).open("rb") as file:
         content = file.read(largest + 1)
     if len(content) > largest:
         raise ValueError(f"it has more than {largest:,} bytes")
+    pairs_hook = None
+    if unique:
+        pairs_hook = _with_unique_names
     try:
-        found = json.loads(content.decode("utf-8"), object_pairs_hook=_with_unique_names if unique else None)
+        value = json.loads(content.decode("utf-8"), object_pairs_hook=pairs_hook)
     except RecursionError:
-        raise ValueError(_TOO_DEEP) from None
-    if not isinstance(found, dict):
+        raise ValueError(TOO_DEEP) from None
+    if not isinstance(value, dict):
         raise ValueError(f"{path.name} holds no JSON object")
-    _check_depth(found)
-    return found
+    _check_depth(value)
+    return value
 
 
-def _with_unique_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _with_unique_names(pairs: list[tuple[str, object]]) -> dict[str, object]:
     content = dict(pairs)
     if len(content) < len(pairs):
         counts = Counter(name for name, _ in pairs)
@@ -104,21 +141,20 @@ def _with_unique_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return content
 
 
-_TOO_DEEP = f"it holds more than {DEEPEST_JSON} objects and lists inside one another"
-
-
-def _check_depth(value: Any) -> None:
-    """Raise a ValueError for objects and lists that are too deep, without recursion."""
-    level = [value]
+def _check_depth(value: dict[str, object]) -> None:
+    """Raise a ValueError if objects and lists are nested too deeply; this does not recurse."""
+    level: list[dict[str, object] | list[object]] = [value]
     for _ in range(DEEPEST_JSON):
-        inner: list[Any] = []
+        next_level = []
         for container in level:
-            members = container.values() if isinstance(container, dict) else container
-            inner += [member for member in members if isinstance(member, dict | list)]
-        if not inner:
+            members: Iterable[object] = container
+            if isinstance(container, dict):
+                members = container.values()
+            next_level += [member for member in members if isinstance(member, dict | list)]
+        if not next_level:
             return
-        level = inner
-    raise ValueError(_TOO_DEEP)
+        level = next_level
+    raise ValueError(TOO_DEEP)
 
 
 def digest_of(path: Path) -> str:
@@ -128,81 +164,143 @@ def digest_of(path: Path) -> str:
 
 
 def remembered_digest(path: Path) -> str:
-    """Return the SHA-256 of a file, read once for each state of it: place, size and times of change to the nanosecond.
+    """Return the SHA-256 of a file, which is read once for each of its states.
 
-    A file that was changed in the last seconds is read anew each time, and so is a small one. An entry of the cache
-    that cannot be read or written is ignored.
+    A state is the path, the size, and the times of change to the nanosecond. A file that was
+    changed in the last seconds is read again each time, and so is a small one. An entry of the
+    cache that cannot be read or written is ignored.
     """
     stat = path.stat()
     if stat.st_size < SMALL:
         return digest_of(path)
-    state, digest = _state_of(path), ""
-    if state in _known:
-        return _known[state]
-    settled = time.time() - max(stat.st_mtime, stat.st_ctime) >= SETTLED
-    is_cached = settled and stat.st_size >= LARGE
-    entry = cache_home() / "digests" / f"{hashlib.sha256(state.encode()).hexdigest()[:32]}.json"
+    state = _state_of(path)
+    if state in _known_digests:
+        return _known_digests[state]
+
+    is_settled = time.time() - max(stat.st_mtime, stat.st_ctime) >= SETTLED
+    is_cached = is_settled and stat.st_size >= LARGE
+    cached_digest = None
     if is_cached:
-        with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
-            kept = json.loads(entry.read_text())
-            digest = str(kept["sha256"]) if kept["file"] == state else ""
-    is_new, digest = not digest, digest or digest_of(path)
-    if settled and state == _state_of(path):
-        _known[state] = digest
-        if is_cached and is_new:
-            with contextlib.suppress(OSError):
-                entry.parent.mkdir(parents=True, exist_ok=True)
-                aside = entry.with_suffix(f".{os.getpid()}")
-                aside.write_text(json.dumps({"file": state, "sha256": digest}))
-                os.replace(aside, entry)
+        cached_digest = _read_cached_digest(state)
+    digest = cached_digest or digest_of(path)
+
+    did_not_change = state == _state_of(path)
+    if is_settled and did_not_change:
+        _known_digests[state] = digest
+        if is_cached and not cached_digest:
+            _write_cached_digest(state, digest)
     return digest
 
 
 def _state_of(path: Path) -> str:
     stat = path.stat()
-    return json.dumps([str(path.resolve()), stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns])
+    location = str(path.resolve())
+    return json.dumps([location, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns])
 
 
-def tokenizer_fingerprint(tokenizer: Any) -> str:
+def _cache_entry(state: str) -> Path:
+    digest = hashlib.sha256(state.encode()).hexdigest()
+    return cache_home() / "digests" / f"{digest[:32]}.json"
+
+
+def _read_cached_digest(state: str) -> str | None:
+    """Return the digest of the state of a file from the cache; None if it is not there."""
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+        entry = json.loads(_cache_entry(state).read_text())
+        if entry["file"] == state:
+            return str(entry["sha256"])
+    return None
+
+
+def _write_cached_digest(state: str, digest: str) -> None:
+    entry = _cache_entry(state)
+    with contextlib.suppress(OSError):
+        entry.parent.mkdir(parents=True, exist_ok=True)
+        temporary = entry.with_suffix(f".{os.getpid()}")
+        temporary.write_text(json.dumps({"file": state, "sha256": digest}))
+        os.replace(temporary, entry)
+
+
+def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
     """Return 16 hexadecimal digits of the SHA-256 of all that decides which ids a text becomes."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)  # which says all of itself in a tenth of the time of parts
-    told = [getattr(tokenizer, key, None) for key in ("split_special_tokens", *(f"{e}_token_id" for e in MARKS))]
-    state = hashlib.sha256(f"{told} {backend.to_str()}".encode()).hexdigest() if backend else ""
-    if state not in _known or not state:
-        _known[state] = _digest({name: _digest(part) for name, part in tokenizer_facts(tokenizer).items()})
-    return _known[state]
+    state = _state_of_tokenizer(tokenizer)
+    if state is not None and state in _known_digests:
+        return _known_digests[state]
+    digests = {}
+    for name, fact in tokenizer_facts(tokenizer).items():
+        digests[name] = _digest_of_value(fact)
+    fingerprint = _digest_of_value(digests)
+    if state is not None:
+        _known_digests[state] = fingerprint
+    return fingerprint
 
 
-def tokenizer_facts(tokenizer: Any) -> dict[str, Any]:
-    """Return what decides which ids a text becomes, by names such as "vocabulary", "merges" or "normaliser"."""
-    parts: dict[str, Any] = {
+def _state_of_tokenizer(tokenizer: PreTrainedTokenizerBase) -> str | None:
+    """Return what identifies a tokenizer in this process; None if its rules are Python code.
+
+    The backend writes all of itself in a tenth of the time that its parts take.
+    """
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if not backend:
+        return None
+    settings = [getattr(tokenizer, "split_special_tokens", None)]
+    for mark in MARKS:
+        settings.append(getattr(tokenizer, f"{mark}_token_id", None))
+    return hashlib.sha256(f"{settings} {backend.to_str()}".encode()).hexdigest()
+
+
+def tokenizer_facts(tokenizer: PreTrainedTokenizerBase) -> dict[str, object]:
+    """Return what decides which ids a text becomes, by names such as "vocabulary" or "merges"."""
+    facts: dict[str, object] = {
         "vocabulary": tokenizer.get_vocab(),
         "special tokens": {mark: getattr(tokenizer, f"{mark}_token_id", None) for mark in MARKS},
         "treatment of special tokens": bool(getattr(tokenizer, "split_special_tokens", False)),
     }
-    if backend := getattr(tokenizer, "backend_tokenizer", None):
-        whole = json.loads(backend.to_str())
-        model = whole["model"]
-        parts["merges"] = model.get("merges")
-        parts["scores"] = model.get("vocab") if isinstance(model.get("vocab"), list) else None  # of Unigram
-        parts["model"] = {name: value for name, value in model.items() if name not in ("vocab", "merges")}
-        parts |= {word: whole.get(stage) for stage, word in STAGES.items()}
-        parts["added tokens"] = whole.get("added_tokens")
-    else:
-        parts |= _of_python(tokenizer)
-    return parts
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend:
+        return facts | _facts_of_backend(json.loads(backend.to_str()))
+    return facts | _facts_of_python_tokenizer(tokenizer)
 
 
-def _of_python(tokenizer: Any) -> dict[str, Any]:
-    """Return what can be known of a tokenizer whose rules are Python code: its class, its settings and its files."""
-    names = getattr(tokenizer, "vocab_files_names", {})
-    paths = [Path(path) for name in sorted(names) if isinstance(path := getattr(tokenizer, name, None), str)]
-    files = [hashlib.sha256(path.read_bytes()).hexdigest() for path in paths if path.is_file()]
-    settings = {name: repr(value) for name, value in getattr(tokenizer, "init_kwargs", {}).items() if name not in names}
-    for name in ("name_or_path", "padding_side", "truncation_side", "model_max_length", "pad_token"):
+def _facts_of_backend(backend: dict[str, Any]) -> dict[str, object]:
+    """Return what decides the ids in the JSON of a tokenizer of the `tokenizers` library."""
+    model = backend["model"]
+    settings = {name: value for name, value in model.items() if name not in ("vocab", "merges")}
+    scores = None
+    if isinstance(model.get("vocab"), list):  # Unigram
+        scores = model["vocab"]
+    facts: dict[str, object] = {
+        "merges": model.get("merges"),
+        "scores": scores,
+        "model": settings,
+    }
+    for stage, word in STAGES.items():
+        facts[word] = backend.get(stage)
+    facts["added tokens"] = backend.get("added_tokens")
+    return facts
+
+
+def _facts_of_python_tokenizer(tokenizer: PreTrainedTokenizerBase) -> dict[str, object]:
+    """Return what can be known of a tokenizer whose rules are Python code.
+
+    This is its class, its settings and its files.
+    """
+    file_settings = getattr(tokenizer, "vocab_files_names", {})
+    file_digests = []
+    for name in sorted(file_settings):
+        value = getattr(tokenizer, name, None)
+        if isinstance(value, str) and Path(value).is_file():
+            file_digests.append(hashlib.sha256(Path(value).read_bytes()).hexdigest())
+
+    settings = {}
+    for name, value in getattr(tokenizer, "init_kwargs", {}).items():
+        if name not in file_settings:
+            settings[name] = repr(value)
+    for name in WITHOUT_EFFECT_ON_IDS:
         settings.pop(name, None)
-    return {"class": type(tokenizer).__name__, "settings": settings, "files": files}
+    return {"class": type(tokenizer).__name__, "settings": settings, "files": file_digests}
 
 
-def _digest(part: Any) -> str:
-    return hashlib.sha256(json.dumps(part, sort_keys=True).encode()).hexdigest()[:16]
+def _digest_of_value(value: object) -> str:
+    text = json.dumps(value, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:FINGERPRINT_LENGTH]

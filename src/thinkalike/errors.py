@@ -1,4 +1,7 @@
-"""Errors that a user can act on: one line with cause and remedy. Any other error is a bug and keeps its traceback."""
+"""Errors that a user can act on: one line with cause and remedy.
+
+Any other error is a bug and keeps its traceback.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,13 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 LISTED = 40  # names that a message lists
-LONGEST = 400  # letters of what a library says
+LISTED_IN_SENTENCE = 4  # names that a sentence lists
+LEAST_SIMILARITY = 0.6  # of a typo to the name that was meant, as difflib counts
+LONGEST_REASON = 400  # letters of what a library says
+LONGEST_VALUE = 60  # letters of a value in a message
+# control and format characters, surrogates, and the separators of lines and paragraphs
+HIDDEN_CATEGORIES = ("Cc", "Cf", "Cs", "Zl", "Zp")
+REPLACEMENT = "\ufffd"
 
 
 class ThinkalikeError(Exception):
@@ -64,14 +73,18 @@ class ShareDone(Exception):
 
 
 def one_of(key: str, value: str, choices: Iterable[str]) -> None:
-    """Raise a ConfigError that names the nearest choice if a value is not among the choices for its key."""
+    """Raise a ConfigError with the nearest choice if a value is not one of the choices."""
     names = list(choices)
     if value not in names:
         raise ConfigError(f"{key}={value} is not known; {nearest(value, names)}")
 
 
 def checked_path(name: str, value: object) -> str:
-    """Return a path, or a name, as text; a ConfigError that names the argument if no file can have it."""
+    """Return a path as text.
+
+    Raises:
+        ConfigError: no file can have this path; the message names the argument.
+    """
     if not isinstance(value, str | os.PathLike):
         raise ConfigError(f"{name}={value!r} must be a path: text, or a pathlib.Path")
     path = os.fspath(value)
@@ -85,101 +98,148 @@ def checked_path(name: str, value: object) -> str:
 
 
 def refuse_words(message: str) -> NoReturn:
-    """Raise a ConfigError in the place of `argparse.ArgumentParser.error`, which prints words as they are and exits."""
+    """Raise a ConfigError; `argparse.ArgumentParser.error`, which this replaces, exits instead."""
     raise ConfigError(f"{message}; --help shows all options")
 
 
-def check_extra(extra: str, packages: Sequence[str], what: str) -> None:
-    """Raise a ModelError with the remedy unless the packages of an extra are installed; `what` says what needs it."""
-    if missing := [package for package in packages if importlib.util.find_spec(package) is None]:
-        raise ModelError(f"{what}, which needs {' and '.join(missing)}: pip install 'thinkalike[{extra}]'")
+def check_extra(extra: str, packages: Sequence[str], subject: str) -> None:
+    """Check that the packages of an extra are installed.
+
+    Args:
+        subject: what needs them.
+
+    Raises:
+        ModelError: one is missing; the message has the command that installs it.
+    """
+    missing = [package for package in packages if importlib.util.find_spec(package) is None]
+    if missing:
+        needed = " and ".join(missing)
+        raise ModelError(f"{subject}, which needs {needed}: pip install 'thinkalike[{extra}]'")
 
 
 def nearest(value: str, names: Iterable[str]) -> str:
     """Return "did you mean …?" for a likely typo, and else the list of what there is."""
     names = sorted(names)
-    lower = {name.lower(): name for name in names}
-    close = difflib.get_close_matches(str(value).lower(), lower, n=1, cutoff=0.6)
-    shown = names if len(names) <= LISTED else [*names[:LISTED], f"... ({len(names)} in all)"]
-    return f"did you mean '{lower[close[0]]}'?" if close else "there is: " + ", ".join(shown)
+    name_of_lower = {name.lower(): name for name in names}
+    close = difflib.get_close_matches(str(value).lower(), name_of_lower, n=1, cutoff=LEAST_SIMILARITY)
+    if close:
+        return f"did you mean '{name_of_lower[close[0]]}'?"
+    shown = names
+    if len(names) > LISTED:
+        shown = [*names[:LISTED], f"... ({len(names)} in all)"]
+    return "there is: " + ", ".join(shown)
 
 
 def listed(names: Collection[object]) -> str:
     """Return the first few names, and their count where there are more."""
-    shown = ", ".join(map(str, itertools.islice(names, 4)))
-    return shown if len(names) <= 4 else f"{shown}, ... ({len(names)} in all)"
+    shown = ", ".join(map(str, itertools.islice(names, LISTED_IN_SENTENCE)))
+    if len(names) <= LISTED_IN_SENTENCE:
+        return shown
+    return f"{shown}, ... ({len(names)} in all)"
 
 
-def flat(settings: Mapping[Any, Any]) -> dict[str, Any]:
+def flat(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return nested settings by dotted names."""
-    found: dict[str, Any] = {}
+    by_name: dict[str, Any] = {}
     for name, value in settings.items():
-        inner = flat(value) if isinstance(value, Mapping) else {"": value}
-        found |= {f"{name}.{key}".removesuffix("."): each for key, each in inner.items()}
-    return found
+        if isinstance(value, Mapping):
+            for inner_name, inner_value in flat(value).items():
+                by_name[f"{name}.{inner_name}"] = inner_value
+        else:
+            by_name[str(name)] = value
+    return by_name
 
 
-def natural_order(name: str) -> tuple[list[Any], str]:
-    """Return the key of an order in which 2 comes before 10."""
-    return [int(part) if odd % 2 else part for odd, part in enumerate(re.split(r"(\d+)", name))], name
+def natural_order(name: str) -> tuple[list[str | int], str]:
+    """Return the sort key of an order in which 2 comes before 10."""
+    key: list[str | int] = []
+    # The split gives texts at even positions and numbers at odd ones, so types never mix.
+    for position, piece in enumerate(re.split(r"(\d+)", name)):
+        is_number = position % 2 == 1
+        if is_number:
+            key.append(int(piece))
+        else:
+            key.append(piece)
+    return key, name
 
 
 def chain(error: BaseException | None, suppressed: bool = False) -> Iterator[BaseException]:
-    """Yield an error and those that led to it, with `suppressed` also those that `raise ... from None` hides."""
+    """Yield an error and those that led to it.
+
+    Args:
+        suppressed: whether to yield those that `raise ... from None` hides, too.
+    """
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         yield error
         seen.add(id(error))
-        error = error.__cause__ or (error.__context__ if suppressed or not error.__suppress_context__ else None)
+        if error.__cause__ is not None:
+            error = error.__cause__
+        elif suppressed or not error.__suppress_context__:
+            error = error.__context__
+        else:
+            error = None
 
 
 def one_line(error: BaseException) -> str:
-    """Return what an error of a library says in one line, whole unless it is very long; nothing if it says nothing.
+    """Return what an error of a library says in one line; empty if it says nothing.
 
-    Advice to run the code of a file is not passed on.
+    It is cut if it is very long. Advice to run the code of a file is not passed on.
     """
     text = str(error)
-    if "weights_only" in text:  # torch goes on to name the argument by which a file could run anything
+    if "weights_only" in text:  # torch then names the argument by which a file could run anything
         reason = re.search(r"WeightsUnpickler error: (.*?)(?:\. |\n|$)", text)
-        detail = f" ({reason[1]})" if reason and reason[1] else ""
+        detail = ""
+        if reason and reason[1]:
+            detail = f" ({reason[1]})"
         text = f"it is damaged, or holds more than tensors{detail}, and what else it holds is never run"
     elif "allow_pickle" in text:
         text = "it holds pickled objects, which are never run; save arrays of numbers or text"
     elif "trust_remote_code" in text:
         text = "it needs code of its own repository, and that is never run"
-    return textwrap.shorten(text, LONGEST, placeholder=" ...")
+    return textwrap.shorten(text, LONGEST_REASON, placeholder=" ...")
 
 
 def panicked(error: BaseException) -> bool:
-    """Return whether an error is a panic of a library in Rust, which is no Exception, so that nobody handles it.
+    """Return whether an error is a panic of a library in Rust.
 
-    That of tokenizers panics where a pattern of a tokenizer.json takes too many steps on a text.
+    A panic is not an Exception, so nobody handles it. The library tokenizers panics where a
+    pattern of a tokenizer.json takes too many steps on a text.
     """
     return type(error).__name__ == "PanicException"
 
 
-def short(value: Any) -> str:
-    """Return a value as a message shows it: one line of printable characters, and not a whole file of numbers."""
+def short(value: object) -> str:
+    """Return a value as a message shows it: one short line of printable characters."""
     try:
         written = str(value)
     except ValueError:  # Python writes no integer of more than 4300 digits
         written = "an integer of thousands of digits"
-    text = "".join(each if each.isprintable() else " " for each in written)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    text = "".join(letter if letter.isprintable() else " " for letter in written)
+    if len(text) <= LONGEST_VALUE:
+        return text
+    return f"{text[: LONGEST_VALUE - 3]}..."
 
 
 def plain(text: str) -> str:
-    """Return a text without control characters, by which a forged name could write anywhere on a terminal.
+    """Return a text without control characters, by which a forged name could write on a terminal.
 
-    Halves of surrogate pairs, which no encoding can write, are replaced as well, and so are the separators of lines
-    and paragraphs, by which one line would become several.
+    Halves of surrogate pairs, which no encoding can write, are replaced as well, and so are the
+    separators of lines and paragraphs, by which one line would become several.
     """
-    if text.isascii() and text.replace("\n", "").isprintable():  # nearly all texts, and lists of results have many
+    # nearly all texts are such, and lists of results have many
+    if text.isascii() and text.replace("\n", "").isprintable():
         return text
-    hidden = ("Cc", "Cf", "Cs", "Zl", "Zp")
-    return "".join("\ufffd" if unicodedata.category(each) in hidden and each != "\n" else each for each in text)
+    letters = []
+    for letter in text:
+        is_hidden = unicodedata.category(letter) in HIDDEN_CATEGORIES and letter != "\n"
+        if is_hidden:
+            letters.append(REPLACEMENT)
+        else:
+            letters.append(letter)
+    return "".join(letters)
 
 
 def plain_line(text: str) -> str:
-    """Return a text as `plain` does, in one line: a name with line breaks would forge further lines of a list."""
+    """Return a plain text in one line: line breaks in a name would forge lines of a list."""
     return plain(text).replace("\n", " ")

@@ -1,7 +1,7 @@
-"""Files that a stranger may have written: whoever reads them neither waits for ever nor leaves their folder.
+"""Files that a stranger may have written: reading them ends, and stays in their folder.
 
-A pipe or a device may never end, a link leads elsewhere, and a few lines of YAML stand for billions of values. Each of
-these is a `ForeignFileError`, which says what is wrong with the file.
+A pipe or a device may never end, a link leads elsewhere, and a few lines of YAML can stand for
+billions of values. Each of these is a `ForeignFileError`, which says what is wrong with the file.
 """
 
 from __future__ import annotations
@@ -21,75 +21,78 @@ import yaml
 
 from thinkalike.errors import ConfigError, short
 
-YAML_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-POINTER = b"version https://git-lfs.github.com/spec/"  # the beginning of a file that stands for another
+# The loader in C is faster and has the same interface.
+YAML_LOADER: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+POINTER = b"version https://git-lfs.github.com/spec/"  # the beginning of a pointer of Git LFS
 DEEPEST = 50  # collections inside each other
 MOST_NODES = 100_000  # of a YAML file, once its aliases stand for what they repeat
 REFERENCE_SIZE = 100  # values that a ${...} counts for, as OmegaConf takes as long to read it
 MOST_NUMBERED_KEYS = 1000  # of a YAML file; settings have names
-# What YAML 1.1 reads as a number of base 8 or 60. Every writer of YAML puts a text of this form into quotes.
+# What YAML 1.1 reads as a number of base 8 or 60. Every writer of YAML puts such a text in quotes.
 OLD_NUMBER = re.compile(r"[-+]?(0[0-7_]+|[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?)")
 NUMBER_TAGS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+NUMBER_SIGNS = "+-.0123456789"  # how a number may begin
 
 
 class ForeignFileError(ValueError):
     """A file cannot be read, or should not be; the message says why."""
 
 
-def is_there(place: str | os.PathLike[str]) -> bool:
-    """Return whether there is a file or a folder; a name that no file can have names nothing.
+def is_there(path: str | os.PathLike[str]) -> bool:
+    """Return whether a file or a folder exists; a name that no file can have names nothing.
 
     Raises:
         ConfigError: nobody may look there, or links lead round in a circle.
     """
-    return _asked(Path(place), Path.exists)
+    return _answer(Path(path), Path.exists)
 
 
-def is_folder(place: str | os.PathLike[str]) -> bool:
-    """Return whether there is a folder; for names and errors see `is_there`."""
-    return _asked(Path(place), Path.is_dir)
+def is_folder(path: str | os.PathLike[str]) -> bool:
+    """Return whether a folder exists; for names and errors see `is_there`."""
+    return _answer(Path(path), Path.is_dir)
 
 
-def _asked(place: Path, question: Callable[[Path], bool]) -> bool:
+def _answer(path: Path, question: Callable[[Path], bool]) -> bool:
     try:
-        return question(place)
-    except ValueError:  # the character NUL, which the name of no file has
+        return question(path)
+    except ValueError:  # the character NUL, which no file has in its name
         return False
     except OSError as error:
         if error.errno == errno.ENAMETOOLONG:
             return False
-        raise ConfigError(f"{short(str(place))} cannot be looked at: {error.strerror}; name another place") from error
+        raise ConfigError(f"{short(str(path))} cannot be looked at: {error.strerror}; name another place") from error
 
 
 def is_pointer(path: Path) -> bool:
-    """Return whether a file is a pointer of Git LFS, which a clone without it leaves in the place of the file."""
+    """Return whether a file is a pointer of Git LFS, as in a clone without LFS."""
     with contextlib.suppress(OSError, ForeignFileError), open_regular(path) as file:
         return file.read(len(POINTER)) == POINTER
     return False
 
 
 def what_pulls(path: Path) -> str:
-    """Return that a file is a pointer of Git LFS, and the command that puts the file itself in its place."""
-    where = shlex.quote(str(path.parent))
-    return f"{path} is a pointer of Git LFS and not the file itself; run: cd {where} && git lfs pull"
+    """Return the message that a file is a pointer of Git LFS, with the remedy."""
+    folder = shlex.quote(str(path.parent))
+    return f"{path} is a pointer of Git LFS and not the file itself; run: cd {folder} && git lfs pull"
 
 
 def open_regular(path: Path, follow: bool = True) -> BinaryIO:
     """Open a regular file for reading.
 
     Args:
-        follow: whether the last part of the path may be a link.
+        follow: whether the last component of the path may be a link.
 
     Raises:
-        ForeignFileError: a folder, a pipe, a device or a link is there.
-        OSError: the file is not there, or may not be read.
+        ForeignFileError: it is a folder, a pipe, a device or a link.
+        OSError: the file does not exist, or may not be read.
     """
     if not follow and path.is_symlink():
         raise ForeignFileError(f"{path} is a link, and links are not followed here")
     try:
-        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # else opening a pipe waits for a writer
+        # Without O_NONBLOCK, opening a pipe waits for a writer.
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
-        if error.errno == errno.ENXIO:  # of a socket
+        if error.errno == errno.ENXIO:  # a socket
             raise ForeignFileError(f"{path} is not a regular file") from error
         raise
     if not stat.S_ISREG(os.fstat(handle).st_mode):
@@ -108,60 +111,65 @@ def read_bytes(path: Path, most: int, follow: bool = True) -> bytes:
 
 
 def read_yaml(path: Path, most: int, follow: bool = True) -> dict[str, Any]:
-    """Return the mapping of a YAML file of `most` bytes at most; it can make no other objects than plain values."""
+    """Return the mapping of a YAML file of `most` bytes at most; it can only hold plain values."""
     content = read_bytes(path, most, follow)
     check_yaml(content)
-    found = yaml.load(content, Loader=YAML_LOADER)
-    if not isinstance(found, dict):
+    value = yaml.load(content, Loader=YAML_LOADER)
+    if not isinstance(value, dict):
         raise ForeignFileError(f"{path} holds no mapping")
-    return found
+    return value
 
 
 def check_yaml(content: bytes) -> None:
-    """Check what a YAML text stands for, from its events alone, which never repeat what an alias stands for.
+    """Check what a YAML text stands for, by its events, which do not repeat aliased content.
 
-    A text of a few kilobytes can stand for billions of values, for an integer of base 60 that takes minutes to compute,
-    or for thousands of numbers with one hash, which take as long in a dictionary. OmegaConf takes seconds for each
-    thousand of ${...} inside one another.
+    A text of a few kilobytes can stand for billions of values, for an integer of base 60 that
+    takes minutes to compute, or for thousands of numbers with the same hash, which take as long in
+    a dictionary. OmegaConf takes seconds for each thousand of nested ${...}.
 
     Raises:
-        ForeignFileError: it is nested too deeply, has too many values, has a number that other programs read as another
-            one, or has one key twice.
-        yaml.YAMLError: it is no YAML.
+        ForeignFileError: it is nested too deeply, has too many values, has a number that other
+            programs read as another number, or has a key twice.
+        yaml.YAMLError: it is not YAML.
     """
-    sizes: dict[str, int] = {}  # values of each anchor's content
-    outermost = _Collection()
-    opened = [outermost]
+    anchor_sizes: dict[str, int] = {}  # how many values the content of each anchor stands for
+    open_collections = [_Collection()]  # the innermost one is the last
     numbered_keys = 0
     for event in yaml.parse(content, Loader=YAML_LOADER):
         if isinstance(event, yaml.NodeEvent):
-            is_numbered_key = opened[-1].note_key(event)
-            numbered_keys += is_numbered_key
+            numbered_keys += open_collections[-1].note_node(event)
             if numbered_keys > MOST_NUMBERED_KEYS:
                 raise ForeignFileError(f"it has more than {MOST_NUMBERED_KEYS:,} keys that are numbers or aliases")
+
         if isinstance(event, yaml.CollectionStartEvent):
-            opened.append(_Collection(event.anchor, 1, isinstance(event, yaml.MappingStartEvent)))
-            if len(opened) > DEEPEST:
+            is_mapping = isinstance(event, yaml.MappingStartEvent)
+            open_collections.append(_Collection(event.anchor, 1, is_mapping))
+            if len(open_collections) > DEEPEST:
                 raise ForeignFileError(f"it is nested more than {DEEPEST} deep")
             continue
+
         if isinstance(event, yaml.CollectionEndEvent):
-            closed = opened.pop()
-            anchor, size = closed.anchor, closed.size
+            closed = open_collections.pop()
+            anchor = closed.anchor
+            size = closed.size
         elif isinstance(event, yaml.ScalarEvent):
             _check_notation(event)
-            anchor, size = event.anchor, 1 + REFERENCE_SIZE * event.value.count("${")
+            anchor = event.anchor
+            size = 1 + REFERENCE_SIZE * event.value.count("${")
         elif isinstance(event, yaml.AliasEvent):
-            # an alias inside of what it stands for has no end
-            anchor, size = None, sizes.get(event.anchor, MOST_NODES + 1)
+            anchor = None
+            # An alias inside of what it stands for never ends: its anchor has no size yet.
+            size = anchor_sizes.get(event.anchor, MOST_NODES + 1)
         else:
             continue
+
         if anchor is not None:
-            sizes[anchor] = size
-        opened[-1].size += size
-        if opened[-1].size > MOST_NODES:
+            anchor_sizes[anchor] = size
+        open_collections[-1].size += size
+        if open_collections[-1].size > MOST_NODES:
             raise ForeignFileError(
-                f"it stands for more than {MOST_NODES:,} values (a ${{...}} counts for {REFERENCE_SIZE}), or repeats "
-                "itself without end"
+                f"it stands for more than {MOST_NODES:,} values "
+                f"(a ${{...}} counts for {REFERENCE_SIZE}), or repeats itself without end"
             )
 
 
@@ -171,7 +179,7 @@ class _Collection:
 
     Attributes:
         size: how many values it stands for so far.
-        keys: of a mapping, with whether they stand in quotes: `1` and `"1"` are two keys.
+        keys: of a mapping, with whether each may be a number: `1` and `"1"` are two keys.
         expects_key: whether the next node of a mapping is a key.
     """
 
@@ -181,11 +189,11 @@ class _Collection:
     keys: set[tuple[str, bool]] = field(default_factory=set)
     expects_key: bool = True
 
-    def note_key(self, event: yaml.NodeEvent) -> bool:
+    def note_node(self, event: yaml.NodeEvent) -> bool:
         """Note the next node inside, and return whether it is a key that may be a number.
 
         Raises:
-            ForeignFileError: it is a key that the mapping has already, of which any reader drops one.
+            ForeignFileError: it is a key that the mapping has already; readers drop one of them.
         """
         if not self.is_mapping:
             return False
@@ -195,7 +203,8 @@ class _Collection:
             return False
         if not isinstance(event, yaml.ScalarEvent):
             return True
-        is_plain_number = event.implicit[0] and event.value[:1] in "+-.0123456789"
+
+        is_plain_number = event.implicit[0] and event.value[:1] in NUMBER_SIGNS
         may_be_number = is_plain_number or event.tag in NUMBER_TAGS
         key = (event.value, may_be_number)
         if key in self.keys:
@@ -205,11 +214,11 @@ class _Collection:
 
 
 def _check_notation(event: yaml.ScalarEvent) -> None:
-    """Check that a number is no other one on a command line: YAML 1.1 reads 010 as 8, and 1:30 as 90."""
+    """Check that a number means the same elsewhere: YAML 1.1 reads 010 as 8, 1:30 as 90."""
     is_plain_number = event.implicit[0] and OLD_NUMBER.fullmatch(event.value)
     is_tagged_number = event.tag in NUMBER_TAGS and ":" in event.value
     if is_plain_number or is_tagged_number:
         raise ForeignFileError(
-            f"{short(event.value)} is not a decimal number in YAML; write it without leading zeros and colons, or in "
-            "quotes if it is a text"
+            f"{short(event.value)} is not a decimal number in YAML; write it without leading zeros "
+            "and colons, or in quotes if it is a text"
         )

@@ -15,7 +15,7 @@ from thinkalike.config import AnalyzeConfig, JobConfig, TrainerConfig
 from thinkalike.instruments import asked_for, instrument_of, passes
 from thinkalike.job.instrument import AnyInstrument
 from thinkalike.job.planning import is_known_done
-from thinkalike.memory import GAPS, readable
+from thinkalike.memory import FRAGMENTATION, readable
 from thinkalike.models.families import pick_device
 from thinkalike.models.labels import told_apart
 from thinkalike.models.shapes import Passes, Shape
@@ -250,7 +250,7 @@ def _bytes_of_process(config: JobConfig, shapes: Mapping[str, Shape]) -> float:
 
 def _with_work(job: ForecastJob, kind: AnyInstrument, config: JobConfig, shapes: Mapping[str, Shape]) -> ForecastJob:
     """Return a job with what its instrument says of its work."""
-    held = GAPS * kind.holds(config, shapes)
+    held = FRAGMENTATION * kind.holds(config, shapes)
     job = replace(
         job,
         passes=[of_model for of_model in kind.passes(config, shapes) if of_model.tokens],

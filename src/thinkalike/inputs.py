@@ -49,10 +49,11 @@ from thinkalike.data.recordings import IDS, RUNS, UNNAMED_LAYER
 from thinkalike.data.tables import MARKS, with_named_index
 from thinkalike.digests import tokenizer_fingerprint
 from thinkalike.errors import ConfigError, one_line, plain
-from thinkalike.models.behaviour import identity_of
 from thinkalike.models.frozen import FrozenModel
+from thinkalike.models.identity import identity_of
 from thinkalike.models.labels import label
-from thinkalike.models.load import configured, load_model
+from thinkalike.models.load import load_model
+from thinkalike.models.model_config import configured
 from thinkalike.models.module_facts import entries_of
 from thinkalike.shards.index import holds_states
 

@@ -1,4 +1,4 @@
-"""Memory: what a device has left, what tensors take, and whether an error says that there is too little."""
+"""Memory: what a device has free, what tensors take, and which errors mean that it ran out."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import ParamSpec, TypeVar
 
 import psutil
 import torch
@@ -19,52 +19,88 @@ from torch.utils._pytree import tree_leaves
 
 from thinkalike.errors import ResourceError, chain
 
-OWN, CGROUP = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")  # of control groups (version 2)
+# of control groups (version 2): the group of this process, and the folder of all groups
+PROCESS_GROUP = Path("/proc/self/cgroup")
+GROUPS_FOLDER = Path("/sys/fs/cgroup")
 CPU = torch.device("cpu")
-PAGE_OUT, LARGE = 21, 2**24  # of madvise, by which changed pages stay as they are; bytes: libraries have less
-AT_ONCE = 2**31  # bytes of states of a stitching job on a CPU, outside of training and whatever is free
+MADV_PAGEOUT = 21  # of madvise: take pages out of memory, and keep what was written to them
+LARGE_MAPPING = 2**24  # bytes; the mappings of program libraries are smaller
+# bytes of states that a stitching job holds on a CPU outside of training, whatever is free
+STATE_BYTES_ON_CPU = 2**31
 UNITS = {"TB": 1e12, "GB": 1e9, "MB": 1e6}
-MARGIN = 0.95  # of the memory of a device: kernels have memory of their own
-GAPS = 1.15  # what tensors that come and go take, of their bytes: allocators keep what is freed in small pieces
-# by torch on CUDA and MPS, on CPUs, and of sizes beyond 64 bits
-SAID = ("out of memory", "can't allocate memory", "annot allocate memory", "size calculation overflowed")
+USABLE_SHARE = 0.95  # of the memory of a device: kernels have memory of their own
+# allocators keep freed memory in small pieces, so tensors that come and go take more than their
+# bytes
+FRAGMENTATION = 1.15
+# what torch says where memory runs out, on CUDA and MPS, on CPUs, and for sizes beyond 64 bits
+OUT_OF_MEMORY = (
+    "out of memory",
+    "can't allocate memory",
+    "annot allocate memory",
+    "size calculation overflowed",
+)
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Budget:
-    """The bytes that a job may have on a device."""
+    """The bytes that a job may use on a device.
 
-    total: float  # including those in use
+    Attributes:
+        total: including those in use.
+        used: those in use.
+        is_requested: whether trainer.memory is the limit, and not the device.
+    """
+
+    total: float
     used: float
-    binding: bool = False  # whether trainer.memory is the limit, and not the device
+    is_requested: bool = False
 
     @classmethod
-    def of(cls, device: torch.device, asked: float | None = None, processes: int = 1) -> Budget:
-        """Return the budget at this moment: at most `asked` for each process, and what is left by `processes`."""
-        used = float(in_use(device))
-        there = used + at_hand(device) / processes
-        return cls(min(asked or there, there), used, asked is not None and asked < there)
+    def of(cls, device: torch.device, requested: float | None = None, processes: int = 1) -> Budget:
+        """Return the budget at this moment.
+
+        Args:
+            requested: the most bytes that each process may use; None for all of the device.
+            processes: how many processes share the device.
+        """
+        used = float(bytes_in_use(device))
+        reachable = used + available_bytes(device) / processes
+        if requested and requested < reachable:
+            return cls(requested, used, is_requested=True)
+        return cls(reachable, used)
 
     @property
     def room(self) -> float:
-        """The bytes of tensors that can be made."""
-        return (MARGIN * self.total - self.used) / GAPS
+        """The bytes of the tensors that can still be made."""
+        return (USABLE_SHARE * self.total - self.used) / FRAGMENTATION
 
     @property
     def limit(self) -> str:
         """The limit, as error messages state it."""
-        return f"{'trainer.memory allows' if self.binding else 'this device has'} {readable(self.total)}"
+        if self.is_requested:
+            return f"trainer.memory allows {readable(self.total)}"
+        return f"this device has {readable(self.total)}"
 
 
-def check_memory(what: str, memory: float, budget: Budget, remedy: str) -> None:
-    """Raise a ResourceError unless there is this memory beside what is in use; `what` is a subject with its verb."""
+def check_memory(subject: str, memory: float, budget: Budget, remedy: str) -> None:
+    """Check that a budget has this memory left.
+
+    Args:
+        subject: what needs the memory, with its verb: "the stitches need".
+
+    Raises:
+        ResourceError: it has less.
+    """
     if budget.used + memory > budget.total:
         needed = f"{readable(memory)} of memory beside {readable(budget.used)} in use"
-        raise ResourceError(f"{what} at least {needed}, and {budget.limit}; {remedy}")
+        raise ResourceError(f"{subject} at least {needed}, and {budget.limit}; {remedy}")
 
 
-def in_use(device: torch.device) -> int:
-    """Return the bytes that this process has on a device."""
+def bytes_in_use(device: torch.device) -> int:
+    """Return the bytes that this process uses on a device."""
     if device.type == "cuda":
         return torch.cuda.memory_allocated(device)
     if device.type == "mps":
@@ -72,109 +108,158 @@ def in_use(device: torch.device) -> int:
     return int(psutil.Process().memory_info().rss)
 
 
-def at_hand(device: torch.device) -> int:
-    """Return the bytes that this process could get on a device: on a CPU, what machine and control groups leave."""
+def available_bytes(device: torch.device) -> int:
+    """Return the bytes that this process can still get on a device.
+
+    On a CPU, it is what both the machine and the control groups of the process leave.
+    """
     if device.type == "cuda":
-        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return torch.cuda.mem_get_info(device)[0] + cached
+        unused_cache = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        free_on_device, _ = torch.cuda.mem_get_info(device)
+        return free_on_device + unused_cache
     if device.type == "mps":
-        return max(torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory(), 0)
-    return max(min([psutil.virtual_memory().available, *_of_groups()]), 0)
+        available = torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory()
+        return max(available, 0)
+    machine_has = psutil.virtual_memory().available
+    return max(min([machine_has, *_free_in_control_groups()]), 0)
 
 
-def hand_back(device: torch.device) -> None:
-    """Give memory that was freed, and that allocators have kept for themselves, back to the device."""
+def _free_in_control_groups() -> Iterator[int]:
+    """Yield the bytes that each control group around this process leaves.
+
+    A container sees the path of its group on the host. The folders of that path do not exist in
+    the container, and the topmost folder is that of its own group.
+    """
+    with contextlib.suppress(OSError):
+        path_of_group = PROCESS_GROUP.read_text().rpartition("0::/")[2].strip()
+        group_folder = GROUPS_FOLDER / path_of_group
+        for folder in [group_folder, *group_folder.parents]:
+            if not folder.is_relative_to(GROUPS_FOLDER):
+                break
+            # The root group has no such files, and where there is no limit, the limit is a word.
+            with contextlib.suppress(OSError, ValueError):
+                yield _free_in_control_group(folder)
+
+
+def _free_in_control_group(folder: Path) -> int:
+    limit = int((folder / "memory.max").read_text())
+    current = int((folder / "memory.current").read_text())
+    statistics = {}
+    for line in (folder / "memory.stat").read_text().splitlines():
+        name, value = line.split()
+        statistics[name] = value
+    cached_files = int(statistics.get("inactive_file", 0))  # the system can drop these pages
+    return limit - current + cached_files
+
+
+def free_cached_memory(device: torch.device) -> None:
+    """Give freed memory, which allocators keep for later tensors, back to the device."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
     elif device.type == "cpu":
-        with contextlib.suppress(OSError, AttributeError):  # only glibc has it
+        with contextlib.suppress(OSError, AttributeError):  # only glibc has this function
             ctypes.CDLL(None).malloc_trim(0)
 
 
 def page_out() -> None:
-    """Take weights that are mapped from files out of memory until they are read again; only Linux does so."""
+    """Drop weights that are mapped from files out of memory until they are read (Linux only)."""
     with contextlib.suppress(OSError, AttributeError):
         for line in Path("/proc/self/maps").read_text().splitlines():
             start, stop = (int(end, 16) for end in line.split()[0].split("-"))
-            if " rw-p " in line and "/" in line and stop - start > LARGE:
-                ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(stop - start), PAGE_OUT)
+            if " rw-p " in line and "/" in line and stop - start > LARGE_MAPPING:
+                address = ctypes.c_void_p(start)
+                ctypes.CDLL(None).madvise(address, ctypes.c_size_t(stop - start), MADV_PAGEOUT)
 
 
 def readable(size: float) -> str:
     """Return a number of bytes with its unit, such as 7.1 GB."""
-    unit = next((unit for unit in UNITS if size >= UNITS[unit]), "MB")
+    unit = "MB"
+    for larger_unit in ("GB", "TB"):
+        if size >= UNITS[larger_unit]:
+            unit = larger_unit
     value = size / UNITS[unit]
-    return f"{value:.0f} {unit}" if unit == "MB" or value >= 100 else f"{value:.1f} {unit}"
+    if unit == "MB" or value >= 100:
+        return f"{value:.0f} {unit}"
+    return f"{value:.1f} {unit}"
 
 
-def _of_groups() -> Iterator[int]:
-    """Yield what each control group around this process leaves; inside a container it is the mounted one."""
-    with contextlib.suppress(OSError):
-        own = CGROUP / OWN.read_text().rpartition("0::/")[2].strip()
-        for folder in (each for each in (own, *own.parents) if each.is_relative_to(CGROUP)):
-            with contextlib.suppress(OSError, ValueError):  # the root has no such file, and no limit is a word
-                most, now = (int((folder / name).read_text()) for name in ("memory.max", "memory.current"))
-                stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-                yield most - now + int(stat.get("inactive_file", 0))  # pages of files can be given back
-
-
-class OverLimit(Exception):
+class OverLimitError(Exception):
     """The tensors of a measured piece of code have grown beyond the limit."""
 
 
 class LiveBytes(TorchDispatchMode):
-    """Counts the storages on a device that operators make while this is open, until they die.
+    """Counts the bytes of tensors that operators make while this is open, until these are freed.
 
-    A storage that existed before, such as a weight's, does not count, nor does a view of it, nor the temporary memory
-    of a kernel. Numbers stay the same, but for functions that torch composes differently under a mode (`svdvals`).
+    It counts storages, and not tensors: neither a storage that existed before, such as that of a
+    weight, nor a view of it counts, nor the temporary memory of a kernel. Numbers do not change,
+    except for functions that torch computes in another way under a dispatch mode (`svdvals`).
 
     Attributes:
-        now, peak: the bytes that exist, and the most that existed since this began or since `restart`.
-
-    Args:
-        limit: the bytes beyond which the operator that makes more raises an `OverLimit`.
+        now: the bytes that exist.
+        peak: the most bytes that existed since this was opened or since `restart`.
     """
 
     def __init__(self, device: torch.device, limit: float = float("inf")):
+        """Count on `device`; the operator that exceeds `limit` raises OverLimitError."""
         super().__init__()
-        self.device, self.limit = device, limit
-        self.now = self.peak = 0
-        self._known: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.device = device
+        self.limit = limit
+        self.now = 0
+        self.peak = 0
+        self._seen_storages: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
 
     def restart(self) -> None:
         """Forget the peak so far."""
         self.peak = self.now
 
     def __torch_dispatch__(
-        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        self._known.update(self._storages((args, kwargs)))  # an operator's input was there before its output
-        made = func(*args, **(kwargs or {}))
-        for storage in self._storages(made):
-            if storage not in self._known:
-                self._known.add(storage)
+        self,
+        func: Callable[..., T],
+        types: object,
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> T:
+        kwargs = kwargs or {}
+        # The input of an operator existed before its output, so it is marked as seen first.
+        self._seen_storages.update(self._storages_in((args, kwargs)))
+
+        output = func(*args, **kwargs)
+        for storage in self._storages_in(output):
+            if storage not in self._seen_storages:
+                self._seen_storages.add(storage)
                 size = storage.nbytes()
                 self.now += size
                 weakref.finalize(storage, self._free, size).atexit = False
+
         self.peak = max(self.peak, self.now)
         if self.now > self.limit:
-            raise OverLimit(f"{self.now} bytes of {self.limit:.0f}")
-        return made
+            raise OverLimitError(f"{self.now} bytes of {self.limit:.0f}")
+        return output
 
     def _free(self, size: int) -> None:
         self.now -= size
 
-    def _storages(self, tree: Any) -> list[Any]:
-        tensors = [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
-        kind, place = self.device.type, self.device.index or 0
-        return [t.untyped_storage() for t in tensors if (t.device.type, t.device.index or 0) == (kind, place)]
+    def _storages_in(self, tree: object) -> list[torch.UntypedStorage]:
+        """Return the storages on this device of all tensors in nested lists and dictionaries."""
+        storages = []
+        for leaf in tree_leaves(tree):
+            if isinstance(leaf, Tensor) and _is_same_device(leaf.device, self.device):
+                storages.append(leaf.untyped_storage())
+        return storages
 
 
-def exhausted(error: BaseException) -> BaseException | None:
-    """Return the error in the chain of causes of this one that says that there is no memory left, or None."""
-    for each in chain(error, suppressed=True):
-        if isinstance(each, MemoryError | torch.OutOfMemoryError) or getattr(each, "errno", None) == errno.ENOMEM:
-            return each
-        if isinstance(each, RuntimeError) and any(words in str(each) for words in SAID):
-            return each
+def _is_same_device(first: torch.device, second: torch.device) -> bool:
+    """Return whether two devices are one; "cuda" and "cuda:0" are."""
+    return first.type == second.type and (first.index or 0) == (second.index or 0)
+
+
+def out_of_memory_error(error: BaseException) -> BaseException | None:
+    """Return the one among an error and its causes that says that memory ran out, or None."""
+    for cause in chain(error, suppressed=True):
+        if isinstance(cause, MemoryError | torch.OutOfMemoryError):
+            return cause
+        if isinstance(cause, OSError) and cause.errno == errno.ENOMEM:
+            return cause
+        if isinstance(cause, RuntimeError) and any(words in str(cause) for words in OUT_OF_MEMORY):
+            return cause
     return None

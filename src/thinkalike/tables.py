@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -11,22 +10,51 @@ from jaxtyping import Shaped
 from torch import Tensor
 
 
-def layer_rows(model: str, layers: Sequence[Any]) -> pd.DataFrame:
+def layer_rows(model: str, layers: Sequence[object]) -> pd.DataFrame:
     """Return one row per layer of a model: model, layer; a layer of -1 is the embedding."""
     return pd.DataFrame({"model": model, "layer": list(layers)})
 
 
 def matrix_rows(rows: pd.DataFrame, columns: pd.DataFrame, **values: Shaped[Tensor, "l m"]) -> pd.DataFrame:
-    """Return one row per cell of matrices of layers: source, target, source_layer, target_layer, and each value."""
-    first, second = np.indices((len(rows), len(columns))).reshape(2, -1)
-    sides = {"source": (rows, first), "target": (columns, second)}
-    table = {side: own["model"].to_numpy()[place] for side, (own, place) in sides.items()}
-    table |= {f"{side}_layer": own["layer"].to_numpy()[place] for side, (own, place) in sides.items()}
-    return pd.DataFrame(table).assign(**{name: cells.cpu().flatten().numpy() for name, cells in values.items()})
+    """Return one row per cell of matrices of layers.
+
+    Its columns are source, target, source_layer, target_layer, and one for each of `values`.
+
+    Args:
+        rows: the layers of the source, see `layer_rows`.
+        columns: the layers of the target.
+        values: the matrices by the name of their column.
+    """
+    row_numbers, column_numbers = np.indices((len(rows), len(columns))).reshape(2, -1)
+    table = pd.DataFrame(
+        {
+            "source": rows["model"].to_numpy()[row_numbers],
+            "target": columns["model"].to_numpy()[column_numbers],
+            "source_layer": rows["layer"].to_numpy()[row_numbers],
+            "target_layer": columns["layer"].to_numpy()[column_numbers],
+        }
+    )
+    return table.assign(**_cells(values))
 
 
-def repeated_rows(rows: pd.DataFrame, what: str, names: Sequence[str], **values: Shaped[Tensor, "l f"]) -> pd.DataFrame:
-    """Return one row per layer and name, such as a feature's: model, layer, the name in column `what`, each value."""
+def repeated_rows(
+    rows: pd.DataFrame,
+    name_column: str,
+    names: Sequence[str],
+    **values: Shaped[Tensor, "l f"],
+) -> pd.DataFrame:
+    """Return one row per layer and name, such as that of a feature.
+
+    Its columns are model, layer, `name_column`, and one for each of `values`.
+
+    Args:
+        rows: the layers, see `layer_rows`.
+        values: for each layer and each name a number, by the name of their column.
+    """
     table = rows.loc[rows.index.repeat(len(names))].reset_index(drop=True)
-    columns = {name: cells.cpu().flatten().numpy() for name, cells in values.items()}
-    return table.assign(**{what: list(names) * len(rows)}, **columns)
+    return table.assign(**{name_column: list(names) * len(rows)}, **_cells(values))
+
+
+def _cells(values: dict[str, Tensor]) -> dict[str, np.ndarray]:
+    """Return matrices as columns, row after row."""
+    return {name: matrix.cpu().flatten().numpy() for name, matrix in values.items()}

@@ -1,7 +1,8 @@
-"""Results in memory: a job without a store leaves nothing on the disk, and its result can be saved afterwards.
+"""Results in memory: a job without a store writes nothing to disk; its result can be saved later.
 
-`UnkeptJob` takes the place of `store.Job` while a job runs, and makes an `UnkeptResult`, which has what a result in a
-folder has: a table has the very columns and types that its file would give back.
+`UnkeptJob` takes the place of `store.Job` while a job runs, and makes an `UnkeptResult`, which has
+everything that a result in a folder has: a table has the very columns and types that its file
+would give back.
 """
 
 from __future__ import annotations
@@ -11,66 +12,100 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from thinkalike.columns import Columns
 from thinkalike.errors import StoreError, checked_path, one_line
-from thinkalike.store import Record, Result, TensorFile, new_folder, open_result, seal, write_content
+from thinkalike.store import (
+    Result,
+    TensorFile,
+    make_new_folder,
+    open_result,
+    seal,
+    write_content,
+)
 
 if TYPE_CHECKING:
     import numpy as np
     import pandas as pd
+    from torch import Tensor
 
-NOT_KEPT = "this result is in memory, and in no folder; keep it by result.save(FOLDER), or run its job with store=DIR"
+    from thinkalike.store import ResultInstrument, ResultRecord
+
+NOT_KEPT = "this result is in memory and has no folder; save it by result.save(FOLDER), or run its job with store=DIR"
+JsonObject = TypeVar("JsonObject", bound=Mapping[str, object])
 
 
 class UnkeptJob:
     """A computation whose result stays in memory: nothing is looked up, locked or written."""
 
-    keeps_states = False  # so that it cannot be resumed
+    keeps_states = False  # an interrupted job cannot resume
     done = False
 
-    def __init__(self, kind: str, key: str, instrument: Any):
+    def __init__(self, kind: str, key: str, instrument: ResultInstrument):
         self.kind = kind
         self.key = key
         self._instrument = instrument
         self._tensors: dict[str, TensorFile] = {}
         self._written: UnkeptResult | None = None
 
-    def __getattr__(self, name: str) -> Any:
-        if name in ("store", "folder", "partial", "states", "aside"):
-            raise StoreError(f"{self.kind} needs a folder for its {name}: give store=DIR")
-        raise AttributeError(name)
+    @property
+    def store(self) -> NoReturn:
+        raise self._needs_folder("store")
+
+    @property
+    def folder(self) -> NoReturn:
+        raise self._needs_folder("folder")
+
+    @property
+    def partial(self) -> NoReturn:
+        raise self._needs_folder("partial")
+
+    @property
+    def states(self) -> NoReturn:
+        raise self._needs_folder("states")
+
+    @property
+    def aside(self) -> NoReturn:
+        raise self._needs_folder("aside")
+
+    def _needs_folder(self, name: str) -> StoreError:
+        return StoreError(f"{self.kind} needs a folder for its {name}: give store=DIR")
 
     def result(self) -> Result | None:
-        """Return None, as no result of an earlier run is known."""
+        """Return None: no result of an earlier run is known."""
         return None
 
     @contextlib.contextmanager
     def running(self, wait: bool = True) -> Iterator[None]:
-        """Hold no lock: no other process can be at the same job."""
+        """Do nothing while this is open: no other process can work on the same job."""
         yield
 
     def has_states(self) -> bool:
-        """Return False, as no state is kept to resume from."""
+        """Return False: there is no state to resume from."""
         return False
 
-    def add_tensors(self, name: str, tensors: Mapping[str, Any], about: Mapping[str, str]) -> None:
-        """Add a file of tensors to the result, such as its stitches."""
-        self._tensors[name] = TensorFile({key: tensor.detach().cpu() for key, tensor in tensors.items()}, dict(about))
+    def add_tensors(self, name: str, tensors: Mapping[str, Tensor], about: Mapping[str, str]) -> None:
+        """Add a file of tensors, such as the stitches, to the result."""
+        on_cpu = {tensor_name: tensor.detach().cpu() for tensor_name, tensor in tensors.items()}
+        self._tensors[name] = TensorFile(on_cpu, dict(about))
 
     def write(
-        self, config: Record, record: Record, tables: Mapping[str, pd.DataFrame], arrays: Mapping[str, np.ndarray]
+        self,
+        config: Mapping[str, object],
+        record: Mapping[str, object],
+        tables: Mapping[str, pd.DataFrame],
+        arrays: Mapping[str, np.ndarray],
     ) -> Result:
         """Make the result, to which `add` adds what is known later."""
-        whole = {"kind": self.kind, "key": self.key, **record}
-        self._written = UnkeptResult(self._instrument, config, whole, tables, arrays, self._tensors)
+        whole_record = {"kind": self.kind, "key": self.key, **record}
+        self._written = UnkeptResult(self._instrument, config, whole_record, tables, arrays, self._tensors)
         return self._written
 
-    def add(self, record: Record) -> Result:
-        """Add entries to the record of the result, in place of those of the same names; return the result."""
+    def add(self, record: Mapping[str, object]) -> Result:
+        """Add entries to the record of the result, replacing those of the same names."""
         assert self._written is not None, "a result is written before anything is added to it"
         self._written.add(record)
         return self._written
@@ -86,36 +121,38 @@ class UnkeptResult(Result):
 
     def __init__(
         self,
-        instrument: Any,
-        config: Record,
-        record: Record,
+        instrument: ResultInstrument,
+        config: Mapping[str, object],
+        record: Mapping[str, object],
         tables: Mapping[str, pd.DataFrame],
         arrays: Mapping[str, np.ndarray],
         tensors: Mapping[str, TensorFile],
     ):
-        # Result is frozen, and its properties of these names are cached in the same dictionary.
+        tables_as_read = {name: _as_read(table) for name, table in tables.items()}
+        # `Result` is frozen, and caches its properties of these names in the same dictionary.
         vars(self).update(
             _instrument=instrument,
             _record=_as_json(record),
             config=_as_json(config),
-            tables={name: _as_read(table) for name, table in tables.items()},
-            arrays={**arrays},
-            _tensors={**tensors},
+            table=tables_as_read["table"],
+            tables=tables_as_read,
+            arrays=dict(arrays),
+            _tensors=dict(tensors),
             _further_figures=[],
         )
-        vars(self)["table"] = self.tables["table"]
 
     __eq__ = object.__eq__
     __hash__ = object.__hash__
 
     if TYPE_CHECKING:
-        _instrument: Any
+        _record: ResultRecord
+        _instrument: ResultInstrument
         _tensors: dict[str, TensorFile]
-        _further_figures: list[Any]
+        _further_figures: list[Callable[[Path], object]]
 
     @property
     def folder(self) -> Path:  # type: ignore[override]
-        """A StoreError: it is in no folder."""
+        """Raises a StoreError: the result has no folder."""
         raise StoreError(NOT_KEPT)
 
     @property
@@ -127,20 +164,22 @@ class UnkeptResult(Result):
         return "this result"
 
     @property
-    def instrument(self) -> Any:
+    def instrument(self) -> ResultInstrument:
         return self._instrument
 
     @property
     def figures(self) -> list[Path]:
-        """No files: `plot` draws figures, and `save` writes them."""
+        """Empty: `plot` draws figures, and `save` writes them."""
         return []
 
     @property
     def files(self) -> list[str]:  # type: ignore[override]
-        """The names of the files that `save` would write, but for figures."""
-        tables = [f"{name}.csv" for name in self.tables]
-        arrays = ["arrays.npz"] if self.arrays else []
-        return sorted(["config.yaml", "result.json", *tables, *arrays, *self._tensors])
+        """The names of the files that `save` would write, without the figures."""
+        names = ["config.yaml", "result.json", *self._tensors]
+        names += [f"{table_name}.csv" for table_name in self.tables]
+        if self.arrays:
+            names.append("arrays.npz")
+        return sorted(names)
 
     def fingerprint(self) -> str:
         """Return 16 digits of the SHA-256 of tables, arrays and stitches."""
@@ -154,12 +193,12 @@ class UnkeptResult(Result):
                 digest.update(name.encode() + tensor.contiguous().numpy().tobytes())
         return digest.hexdigest()[:16]
 
-    def add(self, record: Record) -> None:
-        """Add entries to the record, in place of those of the same names."""
-        self._record.update(_as_json(record))
+    def add(self, record: Mapping[str, object]) -> None:
+        """Add entries to the record, replacing those of the same names."""
+        vars(self)["_record"] = {**self._record, **_as_json(record)}
 
-    def add_figures(self, draw: Any) -> None:
-        """Add a function that draws further figures into a folder, when the result is saved."""
+    def add_figures(self, draw: Callable[[Path], object]) -> None:
+        """Add a function that draws further figures into a folder when the result is saved."""
         self._further_figures.append(draw)
 
     @contextlib.contextmanager
@@ -167,31 +206,33 @@ class UnkeptResult(Result):
         yield self._tensors[name]
 
     def save(self, folder: str | os.PathLike[str]) -> Result:
-        """Write the result and its figures into a folder, which must not be there yet, and open it there."""
-        goal = Path(checked_path("folder", folder)).expanduser()
-        new_folder(goal)
+        """Write the result and its figures into a new folder, and open it there."""
+        destination = Path(checked_path("folder", folder)).expanduser()
+        make_new_folder(destination)
         try:
-            write_content(goal, self.config, self._record, self.tables, self.arrays)
+            write_content(destination, self.config, self._record, self.tables, self.arrays)
             for name, file in self._tensors.items():
-                file.write(goal / name)
-            self.instrument.draw(self, goal / "figures")
+                file.write(destination / name)
+            self.instrument.draw(self, destination / "figures")
             for draw in self._further_figures:
-                draw(goal / "figures")
-            seal(goal)
+                draw(destination / "figures")
+            seal(destination)
         except BaseException as error:
-            shutil.rmtree(goal, ignore_errors=True)  # half a result is none, and the same call would find it there
+            # Half a result is not a result, and the same call would be refused as it exists.
+            shutil.rmtree(destination, ignore_errors=True)
             if isinstance(error, OSError):
-                raise StoreError(f"the result cannot be saved in {goal}: {one_line(error)}") from error
+                reason = one_line(error)
+                raise StoreError(f"the result cannot be saved in {destination}: {reason}") from error
             raise
-        return open_result(goal)
+        return open_result(destination)
 
 
-def _as_json(record: Record) -> Record:
-    """Return a record with the plain values that its file would give back: lists for tuples."""
-    plain: Record = json.loads(json.dumps(record))
+def _as_json(content: JsonObject) -> JsonObject:
+    """Return the values that a JSON file of the content would give back: lists for tuples."""
+    plain: JsonObject = json.loads(json.dumps(content))
     return plain
 
 
 def _as_read(table: pd.DataFrame) -> pd.DataFrame:
-    """Return a table with the types of columns that its file would give back."""
+    """Return a table with the column types that its file would give back."""
     return Columns.parsed(table.to_csv(index=False)).frame()

@@ -19,9 +19,11 @@ from thinkalike.data.tables import read_stimuli
 from thinkalike.errors import ConfigError, DataError, checked_path
 from thinkalike.global_state import isolated
 from thinkalike.inputs import Model, StimulusTable, Text, stimuli_config, text_config
+from thinkalike.models.assembly import at_sites
 from thinkalike.models.families import LONGEST
 from thinkalike.models.frozen import FrozenModel
-from thinkalike.models.load import at_sites, configured, load_model, load_tokenizer
+from thinkalike.models.load import load_model, load_tokenizer
+from thinkalike.models.model_config import configured
 from thinkalike.models.module_facts import puts_bos
 from thinkalike.shards.arrays import DTYPES
 from thinkalike.states.folder import StateFolder, folder_of_rows

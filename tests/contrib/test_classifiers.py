@@ -22,7 +22,8 @@ from thinkalike.contrib.populations.pairs import nli_challenge, nli_training
 from thinkalike.errors import ModelError
 from thinkalike.models.families import EMBED, after
 from thinkalike.models.frozen import FrozenModel
-from thinkalike.models.load import load_model, randomised
+from thinkalike.models.load import load_model
+from thinkalike.models.variants import randomised
 
 TWO = ["entailment", "non-entailment"]
 CUTS = [EMBED, *range(tiny.LAYERS)]

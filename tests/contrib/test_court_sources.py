@@ -13,7 +13,8 @@ from thinkalike.contrib.court.constructions import other_context
 from thinkalike.contrib.court.job import entries
 from thinkalike.contrib.court.source import Setting, normals, prefixes
 from thinkalike.measures.splitmix import SPLITMIX_STEP, splitmix
-from thinkalike.models.load import fresh, load_model, twin, variant
+from thinkalike.models.load import load_model
+from thinkalike.models.variants import fresh, twin, variant
 from thinkalike.training.run import Run, fit
 
 LAYER, TOKENS, CONTEXT = 1, 40, 32

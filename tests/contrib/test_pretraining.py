@@ -13,9 +13,9 @@ from thinkalike.config import ModelConfig, TrainerConfig
 from thinkalike.contrib.pretraining.instrument import MaskedPretraining, PretrainConfig, Pretraining, cosine
 from thinkalike.evaluation.held_out import masked_losses
 from thinkalike.instruments.trajectory.instrument import steps_of
-from thinkalike.models.load import build_mini, load_model
-from thinkalike.models.minis import train_tokenizer
-from thinkalike.models.places import checkpoint_fingerprint
+from thinkalike.models.fingerprints import checkpoint_fingerprint
+from thinkalike.models.load import load_model
+from thinkalike.models.minis import build_mini, train_tokenizer
 from thinkalike.training.run import Run, fit
 
 SMALL = ["model.architecture.d_model=16", "model.architecture.n_heads=2", "model.architecture.d_head=8",

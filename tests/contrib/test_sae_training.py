@@ -35,7 +35,7 @@ from thinkalike.forecast import forecast
 from thinkalike.measures import Moments
 from thinkalike.measures.round_trips import both_directions
 from thinkalike.models.load import load_model
-from thinkalike.models.shapes import operations
+from thinkalike.models.operations import operations
 from thinkalike.store import Result
 from thinkalike.training.run import Run, fit
 

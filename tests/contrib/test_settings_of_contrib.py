@@ -29,9 +29,9 @@ from thinkalike.contrib.pretraining.settings import PretrainedModel
 from thinkalike.contrib.sae.config import SAEConfig
 from thinkalike.errors import ConfigError
 from thinkalike.instruments import asked_for, check_read
+from thinkalike.models.fingerprints import checkpoint_fingerprint
 from thinkalike.models.labels import told_apart
 from thinkalike.models.load import load_model
-from thinkalike.models.places import checkpoint_fingerprint
 
 HERE = Path(__file__).parent
 OF_CONTRIB = [kind for kind, entry in MEASURES.items() if entry.module.startswith("thinkalike.contrib.")]

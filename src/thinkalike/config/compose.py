@@ -97,7 +97,7 @@ from thinkalike.config.written import (
     texts_of_yaml,
 )
 from thinkalike.errors import (
-    LONGEST,
+    LONGEST_REASON,
     ConfigError,
     ThinkalikeError,
     chain,
@@ -1225,8 +1225,8 @@ def _first_sentence(error: BaseException) -> str:
     if key and key not in message:
         message = f"{key}: {message}"
     message = "".join(letter if letter.isprintable() else " " for letter in message)
-    if len(message) > LONGEST:
-        return f"{message[:LONGEST]} ..."
+    if len(message) > LONGEST_REASON:
+        return f"{message[:LONGEST_REASON]} ..."
     return message
 
 

@@ -37,13 +37,15 @@ from thinkalike.measures.massive_rows import massive
 from thinkalike.measures.residual import COMPONENTS, POSITION_FUNCTIONS, ResidualStates, fewest_rows
 from thinkalike.measures.ridge import FOLDS, Predictor, both_ways, with_interval
 from thinkalike.measures.sample_size import has_interval, why_no_interval
-from thinkalike.memory import hand_back
+from thinkalike.memory import free_cached_memory
+from thinkalike.models.fingerprints import checkpoint_fingerprint
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.layer_choice import layers_at_depths, pairs_of_layers
-from thinkalike.models.load import configured, load_model, twin
-from thinkalike.models.places import checkpoint_fingerprint
+from thinkalike.models.load import load_model
+from thinkalike.models.model_config import configured
 from thinkalike.models.rounding import rounded
 from thinkalike.models.shapes import Passes, Shapes
+from thinkalike.models.variants import twin
 from thinkalike.processes import counted
 from thinkalike.screen import (
     Column,
@@ -330,7 +332,7 @@ def compare_words(
         DataError: The text has too few documents or words.
     """
     text = Words(data, [*dict.fromkeys(models), *readers], words, remedy)
-    hand_back(models[0].device)
+    free_cached_memory(models[0].device)
     comparison = WordComparison(text, models, layers, keeps_massive)
     comparison.check_number()
     return comparison
@@ -396,7 +398,7 @@ def measured(
             while point := _next(model, value.mean(1), rungs[side], further(model)):
                 log.info("%s beside %s", model.name, _called(point))
                 states[side][point] = _read(comparison, side, point, work)
-                hand_back(model.device)
+                free_cached_memory(model.device)
                 if point != MIXING and comparison.leave_out_massive(states[side][point]):
                     is_outdated = True
                 rungs[side][point] = comparison.shared(side, point, states[side][point])

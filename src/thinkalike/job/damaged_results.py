@@ -20,14 +20,14 @@ def reporting_damage(result: Result) -> Iterator[None]:
     Raises:
         ResultError: The result lacks something that its kind shows.
     """
-    from thinkalike.memory import exhausted
+    from thinkalike.memory import out_of_memory_error
 
     try:
         yield
     except (ThinkalikeError, OSError, UnicodeError):
         raise
     except Exception as error:
-        if exhausted(error):
+        if out_of_memory_error(error):
             raise
         reason = f"{type(error).__name__}: {one_line(error)}"
         remedy = "it was changed, or is of another version; compute it again with force=true"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from thinkalike.errors import one_line
 from thinkalike.files import read_bytes
-from thinkalike.store import MOST_BYTES
+from thinkalike.store.record import MOST_JSON_BYTES
 
 WARNING = "warning: "
 FILE = "warnings.json"  # beside the states of a job that has not finished
@@ -98,7 +98,7 @@ def _all_names(models_by_file: Mapping[Path, Collection[str]]) -> set[str]:
 def _kept_warnings(file: Path) -> list[str]:
     """Return the warnings that a stopped run kept; a file without a list of texts is reported."""
     try:
-        texts = json.loads(read_bytes(file, MOST_BYTES, follow=False))
+        texts = json.loads(read_bytes(file, MOST_JSON_BYTES, follow=False))
     except FileNotFoundError:
         return []
     except (OSError, ValueError, RecursionError) as error:  # the machine went down while writing

@@ -10,8 +10,8 @@ from typing import Protocol, runtime_checkable
 from thinkalike.config import DataConfig, JobConfig, ModelConfig
 from thinkalike.config.schema import SettingValues
 from thinkalike.data.documents import text_fingerprint
+from thinkalike.models.fingerprints import checkpoint_fingerprint
 from thinkalike.models.labels import told_apart
-from thinkalike.models.places import checkpoint_fingerprint
 
 KEY_DIGITS = 12  # hexadecimal digits of a key
 

@@ -34,6 +34,9 @@ from thinkalike.models.labels import told_apart
 from thinkalike.store import Headline, Result, first_scalar
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
     from thinkalike.models.shapes import Passes, Shape, Shapes
 
 # the configuration of the jobs of an instrument
@@ -263,12 +266,9 @@ class Instrument(ABC, Generic[Config]):
         """Draw the figures of a result into a folder; a kind may have none."""
 
     def plot(
-        self, result: Result, name: str | None = None, ax: object = None
-    ) -> tuple[object, object]:
-        """Draw a figure of a result once more; returns the figure and its axes of matplotlib.
-
-        See `thinkalike.plot`.
-        """
+        self, result: Result, name: str | None = None, ax: Axes | None = None
+    ) -> tuple[Figure, Axes]:
+        """Draw a figure of a result once more, see `thinkalike.plot`."""
         from thinkalike import figures  # imports matplotlib
 
         with figures.shown(ax) as drawn, reporting_damage(result):

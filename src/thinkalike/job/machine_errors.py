@@ -47,9 +47,9 @@ def explaining_machine_errors(job: Job | UnkeptJob) -> Iterator[None]:
 
 def _reason_of(error: BaseException) -> str | None:
     """Return what the machine lacks and the remedy; None if the error means something else."""
-    from thinkalike.memory import exhausted
+    from thinkalike.memory import out_of_memory_error
 
-    memory_error = exhausted(error)
+    memory_error = out_of_memory_error(error)
     if memory_error:
         detail = one_line(memory_error) or type(memory_error).__name__
         return f"there is too little memory ({detail}): {LESS_MEMORY}"

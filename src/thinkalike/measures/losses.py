@@ -274,7 +274,6 @@ class OutputMatch(NamedTuple):
     top: Bool[Tensor, "k n"]
 
 
-@torch.no_grad()
 def compare_outputs(
     states: Annotated[Float[Tensor, "k n d"], Within(fewest=1)],
     finish: Finish,
@@ -292,6 +291,17 @@ def compare_outputs(
     Raises:
         ValueError: A target is not in the vocabulary, or `finish` does not return logits.
     """
+    with torch.no_grad():
+        return _compare_outputs(states, finish, reference, targets, chunk)
+
+
+def _compare_outputs(
+    states: Float[Tensor, "k n d"],
+    finish: Finish,
+    reference: Float[Tensor, "n d"],
+    targets: Targets,
+    chunk: int | None,
+) -> OutputMatch:
     chunk = chunk or rows_of_logits(reference, finish)
     chunks = list(zip(states.split(chunk, 1), reference.split(chunk), targets.split(chunk), strict=True))
     matches = []

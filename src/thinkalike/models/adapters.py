@@ -1,4 +1,4 @@
-"""Adapters of PEFT: read onto their base, merged or run in place, and proved to do what PEFT does."""
+"""Adapters of PEFT: read onto their base, merged or run in place, and proved to act as in PEFT."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from thinkalike.errors import ModelError, check_extra, listed, one_line
 from thinkalike.models.bounds import check_adapter
+from thinkalike.models.checkpoints import GIVE
 from thinkalike.models.module_facts import (
     TOLERANCE,
     embedding_of,
@@ -25,9 +26,12 @@ from thinkalike.models.module_facts import (
     relative_error,
     sample_tokens,
 )
-from thinkalike.models.places import GIVE
 from thinkalike.models.proof import LONGEST_PROOF
 from thinkalike.models.stored_weights import check_dtypes, check_one_set
+
+if TYPE_CHECKING:
+    from peft import PeftConfig, PeftModel
+    from transformers import PreTrainedModel
 
 log = logging.getLogger(__name__)
 
@@ -54,17 +58,17 @@ class Adapted(NamedTuple):
     """A model with an adapter as PEFT runs it.
 
     Attributes:
-        whole: The PeftModel.
+        peft_model: The model.
         rows: The rows of the adapter's embedding; 0: it has none.
         outputs: The outputs for `_adapter_samples`, before anything was read of the model.
     """
 
-    whole: Any
+    peft_model: PeftModel
     rows: int
     outputs: list[Tensor]
 
 
-def with_adapter(module: Any, folder: Path) -> Adapted:
+def with_adapter(module: PreTrainedModel, folder: Path) -> Adapted:
     """Return a module with the adapter of a folder.
 
     Raises:
@@ -81,7 +85,7 @@ def with_adapter(module: Any, folder: Path) -> Adapted:
             shapes = [tuple(weight.shape) for weight in stored.values()]
             check_adapter(folder, shapes, dict(module.named_modules()))
             rows = _rows_of_embedding(stored)
-            whole, unexpected = _put_on(module, folder, stored, rows)
+            peft_model, unexpected = _put_on(module, folder, stored, rows)
         except (
             RuntimeError,
             ValueError,
@@ -94,19 +98,19 @@ def with_adapter(module: Any, folder: Path) -> Adapted:
                 f"{folder.name}: the adapter cannot be put on its base ({one_line(error)}); check "
                 f"its adapter_config.json, or {GIVE}"
             ) from error
-        settings = whole.active_peft_config
+        settings = peft_model.active_peft_config
         _check_mergeable(settings, folder.name)
         start = str(getattr(settings, "init_lora_weights", ""))
         if TAKES_FROM_BASE.match(start):
             raise ModelError(
-                f"{folder.name}: with init_lora_weights={start} its training took a part out of the "
-                "base that the adapter does not hold; save it with "
+                f"{folder.name}: with init_lora_weights={start} its training took a part out of "
+                "the base that the adapter does not hold; save it with "
                 "path_initial_model_for_weight_conversion"
             )
-        outputs = _outputs(whole, _adapter_samples(whole), folder.name)
+        outputs = _outputs(peft_model, _adapter_samples(peft_model), folder.name)
 
         differing = {*unexpected}
-        for name in get_peft_model_state_dict(whole, save_embedding_layers=False):
+        for name in get_peft_model_state_dict(peft_model, save_embedding_layers=False):
             if name not in stored and not name.endswith(EMBEDDINGS):
                 differing.add(name)
         if differing:
@@ -114,10 +118,10 @@ def with_adapter(module: Any, folder: Path) -> Adapted:
                 f"{folder.name}: the adapter and its base do not have the same weights "
                 f"({listed(sorted(differing))}); {GIVE}"
             )
-    return Adapted(whole, rows, outputs)
+    return Adapted(peft_model, rows, outputs)
 
 
-def _stored_weights(folder: Path) -> dict[str, Any]:
+def _stored_weights(folder: Path) -> dict[str, Tensor]:
     """Return the weights of an adapter, each under one name."""
     from peft import load_peft_weights
 
@@ -131,25 +135,32 @@ def _stored_weights(folder: Path) -> dict[str, Any]:
     return once
 
 
-def _rows_of_embedding(stored: Mapping[str, Any]) -> int:
+def _rows_of_embedding(stored: Mapping[str, Tensor]) -> int:
     """Return the rows of the embedding that an adapter holds; 0: it holds none."""
     rows = [len(weight) for name, weight in stored.items() if name.endswith(EMBEDDINGS)]
     return max(rows, default=0)
 
 
-def _put_on(module: Any, folder: Path, stored: Mapping[str, Any], rows: int) -> tuple[Any, Collection[str]]:
-    """Return a PeftModel with the weights of an adapter, and the names of those that do not fit."""
+def _put_on(
+    module: PreTrainedModel, folder: Path, stored: Mapping[str, Tensor], rows: int
+) -> tuple[PeftModel, Collection[str]]:
+    """Return a PeftModel with the weights of an adapter, and the names of misfits."""
     from peft import PeftModel, set_peft_model_state_dict
 
     if rows > len(embedding_of(module)):
         module.resize_token_embeddings(rows, mean_resizing=False)
-    whole = PeftModel.from_pretrained(module, str(folder))
-    loading: Any = set_peft_model_state_dict(whole, stored)
-    return whole, loading.unexpected_keys
+    peft_model = PeftModel.from_pretrained(module, str(folder))
+    loading = set_peft_model_state_dict(peft_model, dict(stored))
+    _, unexpected_names = cast(tuple[list[str], list[str]], loading)
+    return peft_model, unexpected_names
 
 
-def run_adapted(make: Callable[[], Adapted], called: str, allowed: float) -> tuple[Any, int]:
-    """Return the module that runs a model with an adapter, and the rows of the adapter's embedding.
+def run_adapted(
+    make: Callable[[], Adapted], called: str, allowed: float
+) -> tuple[PreTrainedModel, int]:
+    """Return the module that runs a model with an adapter.
+
+    With it come the rows of the adapter's embedding.
 
     The adapter is merged into the weights. Where it cannot be merged, or merging moves the outputs
     of PEFT's own model by more than is allowed, the layers of PEFT stay in place. Either way the
@@ -167,21 +178,21 @@ def run_adapted(make: Callable[[], Adapted], called: str, allowed: float) -> tup
     adapted = make()
     if any(output.isnan().any() for output in adapted.outputs):
         raise ModelError(
-            f"{called}: the model with its adapter gives logits that are not a number (NaN); check "
-            "the adapter's weights and the settings that scale them, such as lora_alpha"
+            f"{called}: the model with its adapter gives logits that are not a number (NaN); "
+            "check the adapter's weights and the settings that scale them, such as lora_alpha"
         )
-    settings = adapted.whole.active_peft_config
-    samples = _adapter_samples(adapted.whole)
+    settings = adapted.peft_model.active_peft_config
+    samples = _adapter_samples(adapted.peft_model)
 
-    def error_of(module: Any) -> float:
+    def error_of(module: PreTrainedModel) -> float:
         outputs = _outputs(module, samples, called)
         pairs = zip(outputs, adapted.outputs, strict=True)
         return max(relative_error(actual, expected) for actual, expected in pairs)
 
-    module: Any = None
+    module = None
     error = math.inf
     try:
-        module = adapted.whole.merge_and_unload()
+        module = adapted.peft_model.merge_and_unload()
         error = error_of(module)
         reason = f"that changes logits by {error:.1e} of the largest"
     except ModelError:
@@ -192,56 +203,60 @@ def run_adapted(make: Callable[[], Adapted], called: str, allowed: float) -> tup
         return module, adapted.rows
 
     log.warning("%s is not merged: %s", called, reason)
-    module = make().whole.get_base_model()
+    module = make().peft_model.get_base_model()
     error = error_of(module)
     if not error <= allowed:  # NaN fails as well
         trigger = next(iter(_token_lists(settings, sys.maxsize)), None)
         condition = f" with {trigger}" if trigger else ""
         raise ModelError(
-            f"{called}: an adapter of the kind {settings.peft_type.value}{condition} does more in "
+            f"{called}: an adapter of the kind {_kind_of(settings)}{condition} does more in "
             f"PEFT than its layers do (logits differ by {error:.1e} of the largest), so it cannot "
             "be cut at blocks; give its base"
         )
     return module, adapted.rows
 
 
-def live_adapter(model: Any, called: str) -> Any:
+def live_adapter(model: PeftModel, called: str) -> PreTrainedModel:
     """Return the module that runs a copy of a PeftModel in memory, see `run_adapted`."""
     _check_mergeable(model.active_peft_config, called)
 
     def make() -> Adapted:
-        whole = deepcopy(model)
-        return Adapted(whole, 0, _outputs(whole, _adapter_samples(whole), called))
+        peft_model = deepcopy(model)
+        return Adapted(peft_model, 0, _outputs(peft_model, _adapter_samples(peft_model), called))
 
     dtype = embedding_of(model.get_base_model()).dtype
     module, _ = run_adapted(make, called, TOLERANCE[dtype])
     return module
 
 
-def _check_mergeable(settings: Any, called: str) -> None:
+def _check_mergeable(settings: PeftConfig, called: str) -> None:
     """Raise a ModelError for an adapter of prompts, which no weights stand for."""
     if settings.is_prompt_learning:
-        kind = settings.peft_type.value
-        raise ModelError(f"{called}: an adapter of the kind {kind} cannot be merged")
+        raise ModelError(f"{called}: an adapter of the kind {_kind_of(settings)} cannot be merged")
 
 
-def _adapter_samples(whole: Any) -> list[Tensor]:
+def _kind_of(settings: PeftConfig) -> str:
+    """Return the kind of an adapter, such as LORA."""
+    return str(getattr(settings.peft_type, "value", settings.peft_type))
+
+
+def _adapter_samples(peft_model: PeftModel) -> list[Tensor]:
     """Return rows of tokens for an adapter.
 
     They are random, and one has each list of tokens in its settings among such tokens.
     """
-    embedding = embedding_of(whole.get_base_model())
-    longest = longest_row(whole) or LONGEST_PROOF
+    embedding = embedding_of(peft_model.get_base_model())
+    longest = longest_row(peft_model) or LONGEST_PROOF
     rows = sample_tokens(len(embedding), longest)
     samples = [rows]
-    for tokens in _token_lists(whole.active_peft_config, len(embedding)).values():
+    for tokens in _token_lists(peft_model.active_peft_config, len(embedding)).values():
         trigger = torch.tensor(tokens[:MOST_TRIGGER_TOKENS])
         row = torch.cat([rows[0, :4], trigger, rows[1, :4]])
         samples.append(row[None, :longest])
     return [sample.to(embedding.device) for sample in samples]
 
 
-def _token_lists(settings: Any, vocabulary: int) -> dict[str, list[int]]:
+def _token_lists(settings: PeftConfig, vocabulary: int) -> dict[str, list[int]]:
     """Return the settings of an adapter that may be lists of tokens, by name.
 
     Such tokens may invoke it.
@@ -255,7 +270,9 @@ def _token_lists(settings: Any, vocabulary: int) -> dict[str, list[int]]:
     return lists
 
 
-def _outputs(module: Any, samples: Sequence[Tensor], called: str) -> list[Tensor]:
+def _outputs(
+    module: PreTrainedModel | PeftModel, samples: Sequence[Tensor], called: str
+) -> list[Tensor]:
     """Return the outputs of a model of transformers or PEFT for rows of tokens.
 
     Raises:
@@ -273,6 +290,7 @@ def _outputs(module: Any, samples: Sequence[Tensor], called: str) -> list[Tensor
     except Exception as error:
         reason = f"{type(error).__name__}: {one_line(error)}"
         raise ModelError(
-            f"{called}: the model with its adapter cannot run on tokens alone ({reason}); give its base"
+            f"{called}: the model with its adapter cannot run on tokens alone ({reason}); give "
+            "its base"
         ) from error
     return outputs

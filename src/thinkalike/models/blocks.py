@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from torch import nn
 
@@ -11,8 +11,11 @@ from thinkalike.models.families import DEPTHS
 from thinkalike.models.module_facts import number_in
 from thinkalike.models.readers import DecoderSide
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
-def blocks_of(module: Any, name: str) -> str:
+
+def blocks_of(module: PreTrainedModel | DecoderSide, name: str) -> str:
     """Return the path from a module of transformers to the blocks of its text model.
 
     It is the list with as many entries as the configuration of the text model has layers; of
@@ -36,7 +39,10 @@ def blocks_of(module: Any, name: str) -> str:
     if not weights_of_lists:
         weights_of_lists = _lists_within(module, root, depth)
     if not weights_of_lists:
-        raise ModelError(f"{name}: {type(root).__name__} has no list of {depth} blocks, so it cannot be cut at them")
+        raise ModelError(
+            f"{name}: {type(root).__name__} has no list of {depth} blocks, so it cannot be cut at "
+            "them"
+        )
     return max(weights_of_lists, key=lambda path: weights_of_lists[path])
 
 

@@ -4,48 +4,89 @@ from __future__ import annotations
 
 import contextlib
 from copy import deepcopy
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
+from torch import nn
 from transformer_lens.model_bridge.generalized_components.base import GeneralizedComponent
 
 from thinkalike.config import ModelConfig
 from thinkalike.errors import ModelError
-from thinkalike.models.module_facts import TOLERANCE, embedding_of, first_tensor, relative_error, sample_tokens
+from thinkalike.models.module_facts import (
+    TOLERANCE,
+    embedding_of,
+    first_tensor,
+    relative_error,
+    sample_tokens,
+)
 from thinkalike.models.survey import without_hooks
 from thinkalike.models.tokenizer_reading import read_tokenizer
 
+if TYPE_CHECKING:
+    from transformer_lens.model_bridge import TransformerBridge
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-def unbridged(bridge: Any) -> Any:
-    """Return a copy of the module of a TransformerBridge without TransformerLens's wrappers, as its class makes it.
+
+def unbridged(bridge: TransformerBridge) -> PreTrainedModel:
+    """Return a copy of the module of a TransformerBridge without TransformerLens's wrappers.
+
+    It is as its own class makes it.
 
     Raises:
-        ModelError: the bridge has changed the weights, or hooks, or whatever else, make it give other logits.
+        ModelError: The bridge has changed the weights, or hooks, or whatever else, make it give
+            other logits.
     """
     if bridge.compatibility_mode:
-        raise ModelError("this TransformerBridge is in compatibility mode, which changes weights: give one that is not")
-    copies: dict[int, Any] = {}
-    for part in reversed(list(bridge.original_model.modules())):  # a wrapper becomes a copy of what it wraps
-        if isinstance(part, GeneralizedComponent):
-            copies[id(part)] = deepcopy(part.original_component, copies)
-    module: Any = without_hooks(deepcopy(bridge.original_model, copies)).eval()
-    if hasattr(module, "lm_head") and "lm_head.bias" in module.state_dict():  # the bridge adds one of zeros
-        with torch.device("meta"):
-            is_own = "lm_head.bias" in type(module)(module.config).state_dict()
-        module.lm_head.bias = module.lm_head.bias if is_own else None
-    tokens, training = sample_tokens(len(embedding_of(module)), 16).to(embedding_of(module).device), bridge.training
+        raise ModelError(
+            "this TransformerBridge is in compatibility mode, which changes weights: give one "
+            "that is not"
+        )
+    module = _unwrapped_copy(bridge)
+    embedding = embedding_of(module)
+    tokens = sample_tokens(len(embedding), 16).to(embedding.device)
+    was_training = bridge.training
     with torch.no_grad():
-        error = relative_error(first_tensor(module(tokens)), first_tensor(bridge.eval()(tokens)))
-    bridge.train(training)
-    if not error <= TOLERANCE[embedding_of(module).dtype]:  # NaN fails as well
-        raise ModelError(f"without its hooks the logits of this TransformerBridge differ by {error:.1e}: remove them")
+        actual = first_tensor(module(tokens))
+        expected = first_tensor(bridge.eval()(tokens))
+    bridge.train(was_training)
+    error = relative_error(actual, expected)
+    if not error <= TOLERANCE[embedding.dtype]:  # NaN fails as well
+        raise ModelError(
+            f"without its hooks the logits of this TransformerBridge differ by {error:.1e}: "
+            "remove them"
+        )
     return module
 
 
-def tokenizer_of(tokenizer: Any) -> Any:
-    """Return a bridge's tokenizer as its checkpoint has it, or itself where that cannot be read or has other words."""
+def _unwrapped_copy(bridge: TransformerBridge) -> PreTrainedModel:
+    """Return a copy of the module of a bridge without wrappers."""
+    copies: dict[int, nn.Module] = {}
+    # Each wrapper becomes a copy of what it wraps; inner ones come first.
+    for submodule in reversed(list(bridge.original_model.modules())):
+        if isinstance(submodule, GeneralizedComponent):
+            copies[id(submodule)] = deepcopy(submodule.original_component, copies)
+    module = without_hooks(deepcopy(bridge.original_model, copies)).eval()
+    _remove_added_bias(module)
+    return module
+
+
+def _remove_added_bias(module: PreTrainedModel) -> None:
+    """Remove the bias of zeros that a bridge adds to a head whose class has none."""
+    if not hasattr(module, "lm_head") or "lm_head.bias" not in module.state_dict():
+        return
+    with torch.device("meta"):
+        fresh = type(module)(module.config)
+    if "lm_head.bias" not in fresh.state_dict():
+        module.lm_head.bias = None
+
+
+def tokenizer_of(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
+    """Return a bridge's tokenizer as its checkpoint has it.
+
+    It is the tokenizer itself if that cannot be read, or has other words.
+    """
     with contextlib.suppress(OSError, ValueError, AttributeError, ModelError):
-        own = read_tokenizer(ModelConfig(name="bridge"), tokenizer.name_or_path)
-        if own.get_vocab() == tokenizer.get_vocab():
-            return own
+        tokenizer_read = read_tokenizer(ModelConfig(name="bridge"), tokenizer.name_or_path)
+        if tokenizer_read.get_vocab() == tokenizer.get_vocab():
+            return tokenizer_read
     return tokenizer

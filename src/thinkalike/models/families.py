@@ -1,6 +1,7 @@
 """What is known of a model before its weights are read: its family, its depth, and its device.
 
-A family says what an architecture predicts, where its blocks are, and how its checkpoints are read.
+A family says what an architecture predicts, where its blocks are, and how its checkpoints are
+read.
 Any architecture of transformers has one. The table has those with another reader, and some more;
 for all others, `blocks.blocks_of` finds the blocks.
 """
@@ -11,14 +12,16 @@ import contextlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple, cast
 
 from thinkalike.config import ModelConfig
 from thinkalike.config.in_memory import LoadedModelConfig
 from thinkalike.errors import ConfigError, ModelError, nearest, one_of
-from thinkalike.models.places import base_of, known_shape, named_folder
+from thinkalike.models.checkpoints import base_of, named_folder
+from thinkalike.models.config_json import known_config_json
 
-EMBED: Final = "embed"  # the site before block 0, in the place of a layer's number
+# The site before block 0, in the place of a layer's number.
+EMBED: Final = "embed"
 
 
 class Place(NamedTuple):
@@ -48,9 +51,12 @@ class Place(NamedTuple):
 
 Layer = int | Literal["embed"] | Place
 
-# the next token, hidden tokens, the class of a whole text, or nothing: without a head, states alone
+# What a model outputs logits of: the next token, hidden tokens, the class of a whole text, or
+# nothing: without a head, it has states alone.
 Predicts = Literal["next", "hidden", "class", "states"]
-Reader = Literal["transformers", "legacy", "native"]  # how `thinkalike.models.load` reads a checkpoint
+
+# How `thinkalike.models.load` reads a checkpoint.
+Reader = Literal["transformers", "legacy", "native"]
 
 # The tokens per row of models that can take more.
 LONGEST = 1024
@@ -116,7 +122,11 @@ FAMILIES = {
         Family("mamba", "backbone.layers"),
         Family("bert", "bert.encoder.layer", predicts="hidden"),
         Family(
-            CLASSIFIER, "bert.encoder.layer", "class", model_type="bert", architecture="BertForSequenceClassification"
+            CLASSIFIER,
+            "bert.encoder.layer",
+            "class",
+            model_type="bert",
+            architecture="BertForSequenceClassification",
         ),
     )
 }
@@ -129,24 +139,26 @@ def after(layer: Layer) -> int:
     return int(layer) + 1
 
 
-def family_in(shape: Mapping[str, Any], path: str) -> Family:
+def family_in(config_json: Mapping[str, object], path: str) -> Family:
     """Return the family of a checkpoint.
 
     Args:
-        shape: The contents of its config.json.
+        config_json: The contents of its config.json.
         path: Where that was read.
 
     Raises:
         ModelError: No class of transformers reads the architecture.
     """
-    if "model_type" not in shape and "architecture" in shape:  # as `save_mini` writes it
+    is_mini = "architecture" in config_json and "model_type" not in config_json
+    if is_mini:
         return FAMILIES["native"]
-    class_names = [str(name) for name in shape.get("architectures") or []]
+    stated_classes = cast(Iterable[object], config_json.get("architectures") or [])
+    class_names = [str(name) for name in stated_classes]
     for family in FAMILIES.values():
         if family.architecture and family.architecture in class_names:
             return family
 
-    model_type = str(shape.get("model_type"))
+    model_type = str(config_json.get("model_type"))
     heads = heads_of(model_type)
     head = _first(head for head in heads if head.class_name in class_names)
     if head is None:
@@ -170,8 +182,8 @@ def family_in(shape: Mapping[str, Any], path: str) -> Family:
     if head is None:
         head = _first(head for head in heads if head.predicts != "class")
     if head is None:
-        reason = _why_unknown(shape, model_type)
-        raise ModelError(f"{path} says model_type={shape.get('model_type')}, {reason}")
+        reason = _why_unknown(config_json, model_type)
+        raise ModelError(f"{path} says model_type={config_json.get('model_type')}, {reason}")
     is_usual_class = head.auto_class == AUTO_CLASSES[head.predicts]
     return Family(
         f"{model_type}_classifier" if head.predicts == "class" else model_type,
@@ -207,23 +219,23 @@ def heads_of(model_type: str) -> list[Head]:
     from transformers import AutoConfig
     from transformers.models.auto import modeling_auto as auto
 
-    sequence_to_sequence: Mapping[str, Any] = auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
+    sequence_to_sequence: Mapping[str, object] = auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
     # Language models that also hear are listed as sequence to sequence, and have no encoder of
     # text.
     has_sides = False
     if model_type in sequence_to_sequence:
         has_sides = AutoConfig.for_model(model_type).is_encoder_decoder
     # A classifier of an encoder-decoder reads the text on both sides, so it can be cut on neither.
-    classifiers: Mapping[str, Any] = {}
+    classifiers: Mapping[str, object] = {}
     if not has_sides:
         classifiers = auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES
-    mappings: list[tuple[Predicts, str, Mapping[str, Any]]] = [
+    mappings: list[tuple[Predicts, str, Mapping[str, object]]] = [
         ("class", AUTO_CLASSES["class"], classifiers),
         ("states" if has_sides else "next", AUTO_CLASSES["states"], sequence_to_sequence),
         ("hidden", AUTO_CLASSES["hidden"], auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES),
         ("next", AUTO_CLASSES["next"], auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES),
-        # Models of text and images predict the next token of a text, and transformers lists most of
-        # them only here.
+        # Models of text and images predict the next token of a text, and transformers lists most
+        # of them only here.
         ("next", "AutoModelForMultimodalLM", auto.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES),
     ]
     heads = []
@@ -241,7 +253,9 @@ def is_known(model_type: str, class_names: Collection[str]) -> bool:
     return bool(_class_without_head(model_type, heads, class_names))
 
 
-def _class_without_head(model_type: str, heads: Sequence[Head], class_names: Collection[str]) -> str:
+def _class_without_head(
+    model_type: str, heads: Sequence[Head], class_names: Collection[str]
+) -> str:
     """Return the class of a checkpoint if it predicts neither tokens nor the class of a text.
 
     It is the body alone, an encoder, or a body with a head that is not read: for single tokens,
@@ -275,13 +289,14 @@ def _class_without_head(model_type: str, heads: Sequence[Head], class_names: Col
     return ""
 
 
-def stated_quantization(shape: Mapping[str, Any]) -> str:
+def stated_quantization(config_json: Mapping[str, object]) -> str:
     """Return how config.json says that weights are quantised, such as "gptq 4bit".
 
     "" means that it says nothing.
     """
     # Models of text and images have a section for the text model.
-    sections = [shape, *(value for value in shape.values() if isinstance(value, Mapping))]
+    sections = [config_json]
+    sections += [value for value in config_json.values() if isinstance(value, Mapping)]
     settings = None
     for section in sections:
         if section.get("quantization_config"):
@@ -297,11 +312,12 @@ def stated_quantization(shape: Mapping[str, Any]) -> str:
     return method
 
 
-def _bits_in(settings: Mapping[str, Any]) -> int | None:
+def _bits_in(settings: Mapping[str, object]) -> int | None:
     """Return the bits of a weight that settings of a quantisation state, or a section of them."""
     for name in ("bits", "num_bits", "w_bit", "nbits"):
-        if isinstance(settings.get(name), int):
-            return int(settings[name])
+        number = settings.get(name)
+        if isinstance(number, int):
+            return int(number)
     for bits in (4, 8):  # bitsandbytes has a switch for each
         if settings.get(f"load_in_{bits}bit") is True:
             return bits
@@ -315,17 +331,17 @@ def _bits_in(settings: Mapping[str, Any]) -> int | None:
     return None
 
 
-def _why_unknown(shape: Mapping[str, Any], model_type: str) -> str:
+def _why_unknown(config_json: Mapping[str, object], model_type: str) -> str:
     """Return why an architecture cannot be read, as the rest of a sentence."""
     from transformers import __version__
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
     if model_type in CONFIG_MAPPING_NAMES:
         return "for which transformers has no model that reads text alone; choose a language model"
-    if "auto_map" in shape:
+    if "auto_map" in config_json:
         return "which needs code of its own repository (trust_remote_code), and that is never run"
     remedy = "give the checkpoint's own file"
-    if "model_type" in shape:
+    if "model_type" in config_json:
         remedy = nearest(model_type, CONFIG_MAPPING_NAMES)
     return f"which transformers {__version__} does not know; {remedy}"
 
@@ -341,21 +357,23 @@ class Outline(NamedTuple):
 
 
 def outline(config: ModelConfig) -> Outline:
-    """Return what the configuration says of a model, and its config.json if that is in a folder."""
+    """Return what the configuration of a model says, and its config.json if it is in a folder."""
     if isinstance(config, LoadedModelConfig):
         return Outline(config.loaded.predicts, config.loaded.n_layers)
     config = base_of(config) or config
     folder = named_folder(config)
-    shape = known_shape(folder) if folder else {}
+    config_json = known_config_json(folder) if folder else {}
     family = FAMILIES.get(config.family)
     if family is None:
         with contextlib.suppress(ModelError):
-            family = family_in(shape, "config.json")
+            family = family_in(config_json, "config.json")
     predicts = family.predicts if family else None
-    sizes = shape.get("architecture", shape)
+    # A mini's config.json has its sizes in a section.
+    sizes = cast(Mapping[str, object], config_json.get("architecture", config_json))
     for name in DEPTHS:
-        if isinstance(sizes.get(name), int):
-            return Outline(predicts, sizes[name])
+        depth = sizes.get(name)
+        if isinstance(depth, int):
+            return Outline(predicts, depth)
     return Outline(predicts, None)
 
 
@@ -382,7 +400,9 @@ def pick_device(name: str, key: str = "model.device") -> str:
     if torch.backends.mps.is_available():
         devices.append("mps")
     if name not in devices:
-        raise ConfigError(f"{key}={name} is not on this machine; it has: auto, {', '.join(devices)}")
+        raise ConfigError(
+            f"{key}={name} is not on this machine; it has: auto, {', '.join(devices)}"
+        )
     return name
 
 

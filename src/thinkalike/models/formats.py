@@ -1,6 +1,7 @@
-"""Weights that are not read as they are: pointers of Git LFS, and formats that one command converts.
+"""Weights that are not read: pointers of Git LFS, and formats that one command converts.
 
-A library that looks for its own format says at most that a file is missing or damaged, and not what lies there instead.
+A library that looks for its own format says at most that a file is missing or damaged, and not
+what lies there instead.
 """
 
 from __future__ import annotations
@@ -15,83 +16,124 @@ from thinkalike.digests import read_json
 from thinkalike.errors import ModelError
 from thinkalike.files import is_pointer, what_pulls
 
-WEIGHT_FILES = (  # in the order in which transformers looks for them
+# The files of weights in the order in which transformers looks for them, ...
+WEIGHT_FILES = (
     "model.safetensors",
     "model.safetensors.index.json",
     "pytorch_model.bin",
     "pytorch_model.bin.index.json",
 )
-# and those of peft after them
+# ... with those of peft after them.
 IN_TURN = [*WEIGHT_FILES, "adapter_model.safetensors", "adapter_model.bin"]
+
+# The suffixes of files of weights.
+SUFFIXES_OF_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth")
 
 
 class Format(NamedTuple):
-    """A format of weights, and how to convert it."""
+    """A format of weights, and how to convert it.
+
+    Attributes:
+        name: Its name.
+        signs: Patterns of files; a folder in this format has a file of one of them.
+        command: Returns what makes a folder of safetensors or of PyTorch of such a folder.
+    """
 
     name: str
-    signs: Sequence[str]  # patterns of files in the folder of which one is there
-    command: Callable[[Path], str]  # that makes a folder of safetensors or of PyTorch of it
+    signs: Sequence[str]
+    command: Callable[[Path], str]
 
 
 def conversion(folder: Path) -> str:
-    """Return which weights of another format lie in a folder, and what converts them; "": none."""
-    for known in FORMATS:
-        if any(next(folder.glob(sign), None) for sign in known.signs):
-            command = known.command(folder)
-            return f"{folder} holds weights of {known.name}; convert them: {command}"
+    """Return which weights of another format lie in a folder, and what converts them.
+
+    "" means that there are none.
+    """
+    for weight_format in FORMATS:
+        if any(any(folder.glob(sign)) for sign in weight_format.signs):
+            command = weight_format.command(folder)
+            return f"{folder} holds weights of {weight_format.name}; convert them: {command}"
     return ""
 
 
 def check_no_pointer(files: Sequence[Path]) -> None:
-    """Raise a ModelError for a file that is a pointer of Git LFS, as a clone without it leaves them.
+    """Raise a ModelError for a file that is a pointer of Git LFS.
 
-    Of weights only those that are read count. Where there is a tokenizer.json, no other file of a
-    tokenizer is read.
+    A clone without Git LFS leaves them. Of weights only those that are read count. Where there is
+    a tokenizer.json, no other file of a tokenizer is read.
     """
     by_name = {path.name: path for path in files}
-    first = next((name for name in IN_TURN if name in by_name), None)
-    read = {first} if first else set[str]()
-    if first and first.endswith(".index.json") and not is_pointer(by_name[first]):
-        with contextlib.suppress(ValueError, AttributeError):  # a damaged index is reported where it is read
-            read |= {*map(str, read_json(by_name[first]).get("weight_map", {}).values())}
-    whole_tokenizer = "tokenizer.json" in by_name and not is_pointer(by_name["tokenizer.json"])
+    weights_read = _weights_read(by_name)
+    tokenizer = by_name.get("tokenizer.json")
+    has_whole_tokenizer = tokenizer is not None and not is_pointer(tokenizer)
     for name, path in by_name.items():
-        is_unread_tokenizer = whole_tokenizer and path.suffix != ".json"
-        is_weights = path.suffix in (".safetensors", ".bin", ".pt", ".pth")
-        if (name in read if is_weights else not is_unread_tokenizer) and is_pointer(path):
+        if path.suffix in SUFFIXES_OF_WEIGHTS:
+            is_read = name in weights_read
+        else:
+            is_read = path.suffix == ".json" or not has_whole_tokenizer
+        if is_read and is_pointer(path):
             raise ModelError(what_pulls(path))
 
 
-def _deepspeed(folder: Path) -> str:
-    """Return the call of the script that DeepSpeed puts beside its checkpoints, or of the same in the library.
+def _weights_read(by_name: dict[str, Path]) -> set[str]:
+    """Return the names of the files of weights that a library reads.
 
-    Older versions of the script write a file, and newer ones into a folder.
+    Args:
+        by_name: The files of a folder.
+    """
+    first = None
+    for name in IN_TURN:
+        if name in by_name:
+            first = name
+            break
+    if first is None:
+        return set()
+    names = {first}
+    if first.endswith(".index.json") and not is_pointer(by_name[first]):
+        # A damaged index is reported where it is read.
+        with contextlib.suppress(ValueError, AttributeError):
+            index = read_json(by_name[first])
+            names |= {str(file) for file in index.get("weight_map", {}).values()}
+    return names
+
+
+def _deepspeed(folder: Path) -> str:
+    """Return the call of the script that DeepSpeed puts beside its checkpoints.
+
+    Without the script it is a call of the library. Older versions of the script write a file, and
+    newer ones into a folder.
     """
     is_root = any(folder.glob("global_step*")) or (folder / "zero_to_fp32.py").is_file()
     root = folder if is_root else folder.parent
-    inside = shlex.quote(str(root))
+    quoted_root = shlex.quote(str(root))
     script = root / "zero_to_fp32.py"
     if not script.is_file():
-        return f"cd {inside} && python -m deepspeed.utils.zero_to_fp32 . . --safe_serialization"
-    writes_folder = b"output_dir" in script.read_bytes()
-    arguments = ". . --safe_serialization" if writes_folder else ". pytorch_model.bin"
-    return f"cd {inside} && python zero_to_fp32.py {arguments}"
+        module = "deepspeed.utils.zero_to_fp32"
+        return f"cd {quoted_root} && python -m {module} . . --safe_serialization"
+    arguments = ". pytorch_model.bin"
+    if b"output_dir" in script.read_bytes():
+        arguments = ". . --safe_serialization"
+    return f"cd {quoted_root} && python zero_to_fp32.py {arguments}"
 
 
 def _distributed(folder: Path) -> str:
     """Return the call that joins the shards.
 
-    Accelerate and the Trainer write the weights below one more key, which only Accelerate's removes.
+    Accelerate and the Trainer write the weights below one more key, which only Accelerate's
+    removes.
     """
     shard = next(folder.glob("*.distcp"), None) or next(folder.glob("*/*.distcp"))
     source = shlex.quote(str(shard.parent))
     if shard.parent.name.startswith("pytorch_model_fsdp"):
-        return f"accelerate merge-weights {source} {shlex.quote(str(shard.parent.parent))}"
+        target = shlex.quote(str(shard.parent.parent))
+        return f"accelerate merge-weights {source} {target}"
     file = shlex.quote(str(folder / "pytorch_model.bin"))
-    return f"python -m torch.distributed.checkpoint.format_utils dcp_to_torch {source} {file}"
+    module = "torch.distributed.checkpoint.format_utils"
+    return f"python -m {module} dcp_to_torch {source} {file}"
 
 
 def _megatron(folder: Path) -> str:
+    """Return the call of the script of Megatron-Bridge."""
     source = shlex.quote(str(folder))
     target = shlex.quote(f"{folder}-hf")
     script = "python examples/conversion/convert_checkpoints.py export --hf-model ORG/NAME"
@@ -99,18 +141,30 @@ def _megatron(folder: Path) -> str:
 
 
 def _by_transformers(option: str, library: str) -> Callable[[Path], str]:
-    """Return how a call of transformers 4 reads what another library wrote, and writes safetensors."""
+    """Return how a call of transformers 4 converts what another library wrote.
+
+    Args:
+        option: The option of `from_pretrained` that reads it.
+        library: The library.
+    """
 
     def command(folder: Path) -> str:
-        kind = "AutoModelForCausalLM"
-        with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
-            stated = str(read_json(folder / "config.json")["architectures"][0])
-            kind = stated if stated.isidentifier() else kind  # nothing but a name is put into a command
+        class_name = _stated_class(folder)
         read = f"M.from_pretrained('.', {option}=True)"
-        code = f"from transformers import {kind} as M; {read}.save_pretrained('.')"
-        return f'cd {shlex.quote(str(folder))} && python -c "{code}" (with transformers 4 and {library})'
+        code = f"from transformers import {class_name} as M; {read}.save_pretrained('.')"
+        call = f'cd {shlex.quote(str(folder))} && python -c "{code}"'
+        return f"{call} (with transformers 4 and {library})"
 
     return command
+
+
+def _stated_class(folder: Path) -> str:
+    """Return the class that config.json states, or the class of any language model."""
+    with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
+        stated = str(read_json(folder / "config.json")["architectures"][0])
+        if stated.isidentifier():  # nothing but a name is put into a command
+            return stated
+    return "AutoModelForCausalLM"
 
 
 FORMATS = (
@@ -135,6 +189,8 @@ FORMATS = (
         _megatron,
     ),
     Format("torch.distributed.checkpoint (FSDP)", ("*.distcp", "*/*.distcp"), _distributed),
-    Format("TensorFlow", ("tf_model*.h5", "*.ckpt.index"), _by_transformers("from_tf", "tensorflow")),
+    Format(
+        "TensorFlow", ("tf_model*.h5", "*.ckpt.index"), _by_transformers("from_tf", "tensorflow")
+    ),
     Format("Flax", ("flax_model*.msgpack",), _by_transformers("from_flax", "flax")),
 )

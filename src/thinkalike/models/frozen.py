@@ -1,33 +1,44 @@
-"""A model that is not trained: head, tail and residuals of any family, proved against its full pass.
+"""A model that is not trained: head, tail and residuals of any family, proved by its full pass.
 
-One mechanism serves all families. The model's own forward pass runs, embedding and unembedding included, so positions,
-masks, scales and caps are the model's own. All blocks stay in place: those that are not wanted return their input, a
-state is put in before the first that is, and the pass ends after the last state that is asked for. (A shortened list of
-blocks shifts the indices by which a block finds its kind of attention. `start_at_layer` of TransformerLens 4 runs the
-skipped blocks too, and is wrong for Mamba; `stop_at_layer` returns logits for BERT.) All changes undo themselves.
+One mechanism serves all families. The model's own forward pass runs, embedding and unembedding
+included, so positions, masks, scales and caps are the model's own. All blocks stay in place: those
+that are not wanted return their input, a state is put in before the first that is, and the pass
+ends after the last state that is asked for. (A shortened list of blocks shifts the indices by
+which a block finds its kind of attention. `start_at_layer` of TransformerLens 4 runs the skipped
+blocks too, and is wrong for Mamba; `stop_at_layer` returns logits for BERT.) All changes undo
+themselves.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
-import threading
-from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
-from weakref import WeakKeyDictionary
+from collections import Counter
+from collections.abc import Iterable, Iterator, MutableMapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 from transformers.pytorch_utils import Conv1D
 
 from thinkalike.digests import tokenizer_fingerprint
 from thinkalike.errors import ModelError
 from thinkalike.models.families import EMBED, Family, Layer, Place, Predicts, after
+from thinkalike.models.hooks import (
+    Arguments,
+    NamedArguments,
+    alone,
+    ended_at,
+    one_text_per_row,
+    recomputed_in_backward,
+    replaced_forward,
+    replaced_input,
+    skipped,
+    state_in,
+    without_hooks_on,
+)
 from thinkalike.models.module_facts import (
     Tokens,
     accepted,
@@ -42,57 +53,72 @@ from thinkalike.models.module_facts import (
 from thinkalike.models.proof import prove
 from thinkalike.models.survey import survey
 
-SAMPLED = 4096  # tokens of the vocabulary, of which the mean and the size of embeddings are
-EMBEDDED_AT_ONCE = 2**14  # tokens in a pass that ends before block 0
-_CHANGING = threading.Lock()  # held while the next two change
-_LOCKS: WeakKeyDictionary[nn.Module, Any] = WeakKeyDictionary()  # of each module, see `alone`
-_one_text_per_row: list[Any] = []  # transformers' own function, once for each running pass, see `one_text_per_row`
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from thinkalike.models.sites import Sites
+
+# The most tokens of a vocabulary from which the mean and the size of its embeddings are estimated.
+SAMPLED_TOKENS = 4096
+
+# The most tokens in a pass that ends before block 0.
+EMBEDDED_AT_ONCE = 2**14
 
 
 def sampled_tokens(vocabulary: int) -> Int[Tensor, " sample"]:
     """Return some tokens that stand for a vocabulary of this size, equally far apart."""
-    return torch.linspace(0, vocabulary - 1, min(vocabulary, SAMPLED)).long()
+    count = min(vocabulary, SAMPLED_TOKENS)
+    return torch.linspace(0, vocabulary - 1, count).long()
 
 
-def encoded_text(tokenizer: Any, text: str, bos_each_row: bool) -> tuple[list[int], list[tuple[int, int]]]:
-    """Return the tokens of a text that is read alone, and the characters of each; special tokens have none.
+def encoded_text(
+    tokenizer: PreTrainedTokenizerBase, text: str, bos_each_row: bool
+) -> tuple[list[int], list[tuple[int, int]]]:
+    """Return the tokens of a text that is read alone, and the span of characters of each.
 
-    BOS comes first if rows begin with it, also where a tokenizer does not put it there by itself.
+    Special tokens have an empty span. BOS comes first if rows begin with it, even if the tokenizer
+    does not put it there.
     """
     encoded = tokenizer(text, return_offsets_mapping=True, verbose=False)
-    ids, offsets, bos = encoded["input_ids"], encoded["offset_mapping"], tokenizer.bos_token_id
-    if bos_each_row and bos is not None and ids[:1] != [bos]:
-        return [bos, *ids], [(0, 0), *offsets]
-    return ids, offsets
+    token_ids = encoded["input_ids"]
+    spans = encoded["offset_mapping"]
+    bos = tokenizer.bos_token_id
+    if bos_each_row and bos is not None and token_ids[:1] != [bos]:
+        token_ids = [bos, *token_ids]
+        spans = [(0, 0), *spans]
+    return token_ids, spans
 
 
 class FrozenModel:
-    """A pretrained model without dropout or gradients for its weights; a layer l means the site resid_post[l].
+    """A pretrained model without dropout or gradients for its weights.
 
-    In all methods `mask` is 1 for tokens and 0 for padding, and `types` tells the two texts of a pair apart; None means
-    that there is no padding and one text. Layer l is the stream after block l, which is `hidden_states[l + 1]` of
-    transformers, and EMBED the stream before block 0.
+    Layer l is the residual stream after block l, the site resid_post[l], which is
+    `hidden_states[l + 1]` of transformers. EMBED is the stream before block 0.
+
+    In all methods `mask` is 1 for tokens and 0 for padding, and `types` tells the two texts of a
+    pair apart; None means that there is no padding and one text.
 
     Attributes:
-        name: the everyday name.
-        family: where the blocks of the module are.
-        tokenizer: the Hugging Face tokenizer.
-        n_layers, d_model: the number of blocks and the width of the stream.
-        vocabulary: the number of rows of the embedding.
-        context: the longest row of tokens.
-        bos_each_row: whether the model expects rows to begin with BOS.
-        device: where states and logits are.
-        revision: what was loaded, for the provenance.
-        quantization: how its weights are or were quantised, such as "8bit" or "Q4_1 x 210, F32 x 62"; "": they are not.
-        classes: what a classifier's logits are of, in their order.
-        corpus: the text that suits it, by its name in `data=`; None: nothing is known of it.
-        sites: the `Sites` at which its states are taken; None: after each block.
+        name: The everyday name.
+        family: Where the blocks of the module are.
+        tokenizer: The Hugging Face tokenizer.
+        n_layers, d_model: The number of blocks and the width of the stream.
+        vocabulary: The number of rows of the embedding.
+        context: The longest row of tokens.
+        bos_each_row: Whether the model expects rows to begin with BOS.
+        device: Where states and logits are.
+        revision: What was loaded, for the provenance.
+        quantization: How its weights are or were quantised, such as "8bit" or "Q4_1 x 210, F32 x
+            62"; "" if they are not.
+        classes: What a classifier's logits are of, in their order.
+        corpus: The text that suits it, by its name in `data=`; None if nothing is known of it.
+        sites: The `Sites` at which its states are taken; None: after each block.
 
     Args:
-        is_proved: whether the module is a copy of one that passed, with other weights.
+        is_proved: Whether the module is a copy of one that passed, with other weights.
 
     Raises:
-        ModelError: for a few fixed tokens x, tail(l, head(l, x)) is not the full pass.
+        ModelError: For a few fixed tokens x, tail(l, head(l, x)) is not the full pass.
 
     >>> model = load_model("gelu-3l-mini")
     >>> model.head(torch.zeros(1, 8, dtype=torch.long), 2).shape
@@ -100,13 +126,13 @@ class FrozenModel:
     """
 
     corpus: str | None = None
-    sites: Any = None
+    sites: Sites | None = None
 
     def __init__(
         self,
         module: nn.Module,
         family: Family,
-        tokenizer: Any,
+        tokenizer: PreTrainedTokenizerBase,
         *,
         name: str,
         context: int,
@@ -118,19 +144,35 @@ class FrozenModel:
         is_proved: bool = False,
     ):
         self.module = module.eval().requires_grad_(False)
-        self.family, self.tokenizer, self.name = family, tokenizer, name
-        self.context, self.bos_each_row, self.revision = context, bos_each_row, revision
-        self.classes, self.quantization = tuple(classes), quantization
+        self.family = family
+        self.tokenizer = tokenizer
+        self.name = name
+        self.context = context
+        self.bos_each_row = bos_each_row
+        self.revision = revision
+        self.classes = tuple(classes)
+        self.quantization = quantization
+
         embedding = embedding_of(module)
-        self.vocabulary, self.dtype, self.device = len(embedding), embedding.dtype, device or embedding.device
-        # Tokens that a tokenizer adds may have no row, as long as no text has them.
-        ids = tokenizer.get_vocab().values() if hasattr(tokenizer, "get_vocab") else ()
-        self._has_ids_without_row = max(ids, default=0) >= self.vocabulary
-        self._accepts = accepted(module)
-        self._padding = padding_of_head(module, tokenizer) if family.predicts == "class" else None
+        self.vocabulary = len(embedding)
+        self.dtype = embedding.dtype
+        self.device = device or embedding.device
+
+        # A tokenizer may have ids without a row, as long as no text has them: see `_check_ids`.
+        token_ids: Iterable[int] = ()
+        if hasattr(tokenizer, "get_vocab"):
+            token_ids = tokenizer.get_vocab().values()
+        self._has_ids_without_row = max(token_ids, default=0) >= self.vocabulary
+
+        self._argument_names = accepted(module)
+        self._padding_id = None
+        if family.predicts == "class":
+            self._padding_id = padding_of_head(module, tokenizer)
+
         self.blocks = list(module.get_submodule(family.blocks).children())
         self.n_layers = len(self.blocks)
-        self.d_model, self._forms = survey(self)
+        # The lengths of the tuples that blocks return; None for a block that returns a tensor.
+        self.d_model, self._tuple_lengths = survey(self)
         if not is_proved:
             prove(self)
 
@@ -146,34 +188,52 @@ class FrozenModel:
 
     @property
     def ids_fingerprint(self) -> str:
-        """A digest of all that decides which ids a text becomes, the same for models that cut texts alike."""
+        """A digest of all that decides which ids a text becomes.
+
+        Models that cut texts alike have the same one.
+        """
         return tokenizer_fingerprint(self.tokenizer)
 
     def __repr__(self) -> str:
-        shape = f"{self.n_layers} layers of width {self.d_model}, vocabulary {self.vocabulary}, context {self.context}"
-        return f"FrozenModel({self.name}: {shape}; {self.family.name}, {str(self.dtype)[6:]} on {self.device})"
+        shape = (
+            f"{self.n_layers} layers of width {self.d_model}, vocabulary {self.vocabulary}, "
+            f"context {self.context}"
+        )
+        dtype = str(self.dtype).removeprefix("torch.")
+        return f"FrozenModel({self.name}: {shape}; {self.family.name}, {dtype} on {self.device})"
 
     def check_context(self, asked: int | None) -> None:
-        """Raise a ModelError if rows of this many tokens are longer than what the model can read."""
+        """Raise a ModelError if the model cannot read rows of this many tokens."""
         longest = longest_row(self.module)
         if asked and longest and asked > longest:
-            raise ModelError(f"data.context={asked}: {self.name} reads at most {longest} tokens; choose fewer")
+            raise ModelError(
+                f"data.context={asked}: {self.name} reads at most {longest} tokens; choose fewer"
+            )
 
     @property
     def predicts(self) -> Predicts:
-        """The model outputs logits of the "next" token, of "hidden" tokens or of the "class" of a text, or "states"."""
+        """What the model outputs.
+
+        It is logits of the "next" token, of "hidden" tokens or of the "class" of a text, or
+        "states".
+        """
         return self.family.predicts
 
     def residuals(
-        self, tokens: Tokens, layers: Sequence[Layer], mask: Tokens | None = None, types: Tokens | None = None
+        self,
+        tokens: Tokens,
+        layers: Sequence[Layer],
+        mask: Tokens | None = None,
+        types: Tokens | None = None,
     ) -> list[Float[Tensor, "b t d"]]:
-        """Return the residual stream after each of these blocks in one pass, which ends at the deepest of them.
+        """Return the states of these layers in one pass, which ends at the deepest of them.
 
         Args:
-            layers: numbers of blocks from 0 on; EMBED is the site before block 0; places of the model's `sites`.
+            layers: Numbers of blocks from 0 on; EMBED is the site before block 0; places of the
+                model's `sites`.
 
         Raises:
-            ModelError: a layer is out of range, or the model cannot read these tokens.
+            ModelError: A layer is out of range, or the model cannot read these tokens.
         """
         self.check_layers(layers)
         states: dict[Layer, Tensor] = {}
@@ -188,7 +248,11 @@ class FrozenModel:
         return [states[layer].to(self.device) for layer in layers]
 
     def head(
-        self, tokens: Tokens, layer: Layer, mask: Tokens | None = None, types: Tokens | None = None
+        self,
+        tokens: Tokens,
+        layer: Layer,
+        mask: Tokens | None = None,
+        types: Tokens | None = None,
     ) -> Float[Tensor, "b t d"]:
         """Return the residual stream after block `layer`; later blocks do not run."""
         return self.residuals(tokens, [layer], mask, types)[0]
@@ -196,30 +260,38 @@ class FrozenModel:
     def advance(
         self, residual: Float[Tensor, "b t d"], start: int, stop: int, mask: Tokens | None = None
     ) -> Float[Tensor, "b t d"]:
-        """Return the residual stream after blocks start..stop-1, given the one before block `start`.
+        """Return the residual stream after blocks start..stop-1.
 
-        The result is differentiable with respect to `residual`.
+        It is given before block `start`. The result is differentiable with respect to `residual`.
 
         Raises:
-            ModelError: the model has no such blocks.
+            ModelError: The model has no such blocks.
         """
         if not (0 <= start <= self.n_layers and stop <= self.n_layers):
-            raise ModelError(f"{self.name} has no blocks {start} to {stop - 1}, only 0 to {self.n_layers - 1}")
+            raise ModelError(
+                f"{self.name} has no blocks {start} to {stop - 1}, only 0 to {self.n_layers - 1}"
+            )
         if start >= stop:
             return residual
+        last = stop - 1
         states: dict[Layer, Tensor] = {}
-        with alone(self.module), self._captured(stop - 1, residual.shape[:-1], states), self._ended_after(stop):
+        captured = self._captured(last, residual.shape[:-1], states)
+        with alone(self.module), captured, self._ended_after(stop):
             self._continued(residual, start, mask)
-        return states[stop - 1].to(self.device)
+        return states[last].to(self.device)
 
-    def finish(self, residual: Float[Tensor, "*b d"], mask: Tokens | None = None) -> Float[Tensor, "... v"]:
-        """Return the logits of the last block's residual: final norm and unembedding, or pooler and classes.
+    def finish(
+        self, residual: Float[Tensor, "*b d"], mask: Tokens | None = None
+    ) -> Float[Tensor, "... v"]:
+        """Return the logits of the last block's residual.
 
-        The result is differentiable with respect to `residual`. A language model reads each token by itself, so a row
-        may be longer than the context.
+        It passes through the final norm and the unembedding, or through the pooler and the
+        classes. The result is differentiable with respect to `residual`. A language model reads
+        each token by itself, so a row may be longer than the context.
 
         Raises:
-            ModelError: the model predicts no next token, or single tokens are given to a classifier.
+            ModelError: The model predicts no next token, or single tokens are given to a
+                classifier.
         """
         if self.predicts == "class":
             if residual.dim() != 3:
@@ -234,33 +306,41 @@ class FrozenModel:
     def tail(
         self, residual: Float[Tensor, "b t d"], layer: Layer, mask: Tokens | None = None
     ) -> Float[Tensor, "b ... v"]:
-        """Return the logits, given the residual stream after block `layer`; earlier blocks do not run.
+        """Return the logits, given the residual stream after block `layer`.
 
-        The result is differentiable with respect to `residual`.
+        Earlier blocks do not run. The result is differentiable with respect to `residual`.
 
         Raises:
-            ModelError: the layer is out of range, or see `finish`.
+            ModelError: The layer is out of range, or see `finish`.
         """
         self.check_layers([layer])
-        return self.finish(self.advance(residual, after(layer), self.n_layers, mask), mask)
+        last_residual = self.advance(residual, after(layer), self.n_layers, mask)
+        return self.finish(last_residual, mask)
 
-    def output(self, residual: Float[Tensor, "b t d"], mask: Tokens | None = None) -> Float[Tensor, "b ... v"]:
+    def output(
+        self, residual: Float[Tensor, "b t d"], mask: Tokens | None = None
+    ) -> Float[Tensor, "b ... v"]:
         """Return the model's output for the last block's residual: see `predicts`."""
         return self._continued(residual, self.n_layers, mask)
 
-    def full(self, tokens: Tokens, mask: Tokens | None = None, types: Tokens | None = None) -> Float[Tensor, "b ... v"]:
+    def full(
+        self, tokens: Tokens, mask: Tokens | None = None, types: Tokens | None = None
+    ) -> Float[Tensor, "b ... v"]:
         """Run the model's own full pass."""
         with torch.no_grad():
             return self._run(tokens, mask, types)
 
     def encoded(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """Return the tokens of a text that is read alone, and the characters of each; special tokens have none."""
+        """Return the tokens of a text and the span of characters of each: see `encoded_text`."""
         return encoded_text(self.tokenizer, text, self.bos_each_row)
 
     def embedded(self, vocabulary: Int[Tensor, " v"]) -> Float[Tensor, "v d"]:
-        """Return what enters block 0 for each of these tokens in the first place of a row."""
-        parts = vocabulary[:, None].split(EMBEDDED_AT_ONCE)
-        return torch.cat([self.residuals(part, [EMBED])[0][:, 0] for part in parts])
+        """Return what enters block 0 for each of these tokens as the first of a row."""
+        embeddings = []
+        for rows in vocabulary[:, None].split(EMBEDDED_AT_ONCE):
+            (states,) = self.residuals(rows, [EMBED])  # (b, 1, d)
+            embeddings.append(states[:, 0])
+        return torch.cat(embeddings)
 
     def sampled_vocabulary(self) -> Int[Tensor, " sample"]:
         """Return some tokens that stand for the whole vocabulary."""
@@ -268,81 +348,115 @@ class FrozenModel:
 
     def sites_at(self, layers: Iterable[int]) -> list[Layer]:
         """Return the places at which states are taken in these layers."""
-        return list(self.sites.at(layers)) if self.sites else list(layers)
+        if self.sites is None:
+            return list(layers)
+        return list(self.sites.at(layers))
 
     def width(self, layer: Layer) -> int:
         """Return the width of the states of a layer."""
         if not isinstance(layer, Place):
             return self.d_model
-        return self.residuals(torch.zeros(1, 1, dtype=torch.long), [layer])[0].shape[-1]
+        one_token = torch.zeros(1, 1, dtype=torch.long)
+        (states,) = self.residuals(one_token, [layer])
+        return states.shape[-1]
 
     def check_layers(self, layers: Sequence[Layer]) -> None:
         """Raise a ModelError if the model lacks one of these layers."""
-        for layer in (each for each in layers if not isinstance(each, Place)):
-            is_block = isinstance(layer, int | np.integer) and not isinstance(layer, bool)
-            if layer != EMBED and not (is_block and 0 <= int(layer) < self.n_layers):
-                raise ModelError(f"{self.name} has no layer {layer!r}, only 0 to {self.n_layers - 1} and '{EMBED}'")
+        for layer in layers:
+            if isinstance(layer, Place) or layer == EMBED:
+                continue
+            is_number = isinstance(layer, int | np.integer) and not isinstance(layer, bool)
+            if not (is_number and 0 <= int(layer) < self.n_layers):
+                raise ModelError(
+                    f"{self.name} has no layer {layer!r}, only 0 to {self.n_layers - 1} and "
+                    f"'{EMBED}'"
+                )
 
     def parameters(self) -> int:
         """Return how many weights the model has."""
         return sum(weight.numel() for weight in self.module.parameters())
 
     def compiled(self, wanted: bool = True) -> contextlib.AbstractContextManager[None]:
-        """Compile the forward pass of every block while the context is open: minutes at first; hooks stay outside."""
-        blocks = self.blocks if wanted else []
-        return replaced_forward(blocks, [torch.compile(block.forward) for block in blocks])
+        """Compile the forward pass of every block while the context is open.
+
+        The first pass then takes minutes. Hooks are not compiled.
+        """
+        if not wanted:
+            return contextlib.nullcontext()
+        forwards = [torch.compile(block.forward) for block in self.blocks]
+        return replaced_forward(self.blocks, forwards)
 
     @contextlib.contextmanager
     def cast(self, wanted: bool = True) -> Iterator[None]:
-        """Keep the weights of linear maps in bfloat16 while the context is open, as autocast would.
+        """Keep the weights of linear maps in bfloat16 while the context is open.
 
-        Autocast casts frozen weights again in every product. Values stay the same to the bit under autocast. Embeddings
-        keep their own weights, also those that a linear map shares. The copies take half the memory of float32 maps.
+        Autocast casts frozen weights again in every product. Values stay the same to the bit under
+        autocast. Embeddings keep their float32 weights, even those that a linear map shares. The
+        copies take half the memory of float32 maps.
         """
-        maps = [part for part in self.module.modules() if wanted and isinstance(part, nn.Linear | Conv1D)]
-        own = [(part, name, weight) for part in maps for name, weight in part._parameters.items()
-               if weight is not None and weight.dtype == torch.float32]  # fmt: skip
-        copies = {id(weight): nn.Parameter(weight.to(torch.bfloat16), requires_grad=False) for _, _, weight in own}
+        originals: list[tuple[nn.Module, str, nn.Parameter]] = []
+        copies: dict[int, nn.Parameter] = {}  # one for each weight that maps may share
+        for module in self.module.modules():
+            if not wanted or not isinstance(module, nn.Linear | Conv1D):
+                continue
+            for name, weight in module._parameters.items():
+                if weight is None or weight.dtype != torch.float32:
+                    continue
+                originals.append((module, name, weight))
+                if id(weight) not in copies:
+                    narrow = weight.to(torch.bfloat16)
+                    copies[id(weight)] = nn.Parameter(narrow, requires_grad=False)
         try:
-            for part, name, weight in own:
-                part._parameters[name] = copies[id(weight)]
+            for module, name, weight in originals:
+                module._parameters[name] = copies[id(weight)]
             yield
         finally:
-            for part, name, weight in own:
-                part._parameters[name] = weight
+            for module, name, weight in originals:
+                module._parameters[name] = weight
 
     def recomputed(self, wanted: bool = True) -> contextlib.AbstractContextManager[None]:
-        """Let blocks run again in the backward pass while the context is open, and keep no states; hooks stay outside.
+        """Let blocks run again in the backward pass while the context is open, and keep no states.
 
-        Values and gradients stay the same to the bit, as frozen blocks have no dropout. It takes a third more time and
-        about a twentieth of the memory.
+        Hooks do not run again. Values and gradients stay the same to the bit, as frozen blocks
+        have no dropout. It takes a third more time and about a twentieth of the memory.
         """
-        blocks = self.blocks if wanted else []
-        return replaced_forward(blocks, [_again_in_backward(block.forward) for block in blocks])
+        if not wanted:
+            return contextlib.nullcontext()
+        forwards = [recomputed_in_backward(block.forward) for block in self.blocks]
+        return replaced_forward(self.blocks, forwards)
 
     def fingerprint(self) -> str:
-        """Return the SHA-256 of all parameters and persistent buffers with their names, as 16 hexadecimal digits."""
+        """Return the SHA-256 of all parameters and persistent buffers with their names.
+
+        It has 16 hexadecimal digits.
+        """
         digest = hashlib.sha256()
         for name, tensor in tensors_of(self.module, in_order=True):
             digest.update(name.encode())
-            digest.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
+            octets = tensor.detach().cpu().reshape(-1).view(torch.uint8)
+            digest.update(octets.numpy())  # type: ignore[arg-type]
         return digest.hexdigest()[:16]
 
     def settings(self) -> str:
-        """Return the SHA-256 of the settings that are not the defaults of its class, as 16 hexadecimal digits."""
+        """Return the SHA-256 of the settings that are not the defaults of its class.
+
+        It has 16 hexadecimal digits.
+        """
         chosen = sorted(entries_of(self.module, chosen=True).items())
         return hashlib.sha256(repr(chosen).encode()).hexdigest()[:16]
 
     def marks(self) -> str:
-        """Return which tokens stand around a text that is read alone, and which begins and ends rows of text."""
-        name, ends = self.tokenizer.convert_ids_to_tokens, [self.tokenizer.eos_token, self.tokenizer.sep_token]
-        begin = f"{self.tokenizer.bos_token} " if self.bos_each_row else ""
-        alone = " ".join(name(self.tokenizer("", verbose=False)["input_ids"]))
-        return f"text: {alone or None}; row: {begin}... {next(filter(None, ends), None)}"
+        """Return which special tokens surround a text that is read alone, and a row of text."""
+        tokenizer = self.tokenizer
+        marks_of_empty_text = tokenizer("", verbose=False)["input_ids"]
+        around_text = " ".join(tokenizer.convert_ids_to_tokens(marks_of_empty_text)) or None
+        before_row = f"{tokenizer.bos_token} " if self.bos_each_row else ""
+        after_row = tokenizer.eos_token or tokenizer.sep_token or None
+        return f"text: {around_text}; row: {before_row}... {after_row}"
 
     def describe(self) -> dict[str, str]:
         """Return what the provenance of a result says of the model."""
-        return {
+        description = {
             "name": self.name,
             "family": self.family.name,
             "revision": self.revision,
@@ -353,54 +467,95 @@ class FrozenModel:
             "layers": str(self.n_layers),
             "dtype": str(self.dtype).removeprefix("torch."),
             "device": str(self.device),
-            **({"other_dtypes": self.other_dtypes()} if self.other_dtypes() else {}),
-            **({"quantization": self.quantization} if self.quantization else {}),
         }
+        other_dtypes = self.other_dtypes()
+        if other_dtypes:
+            description["other_dtypes"] = other_dtypes
+        if self.quantization:
+            description["quantization"] = self.quantization
+        return description
 
     def other_dtypes(self) -> str:
-        """Return how many weights are floats of another dtype than `dtype`, such as "float32 x 24"; "": none is."""
-        tensors = [*self.module.parameters(), *persistent_buffers(self.module).values()]
-        dtypes = [tensor.dtype for tensor in tensors if tensor.is_floating_point()]
-        counts = Counter(str(dtype).removeprefix("torch.") for dtype in dtypes if dtype != self.dtype)
+        """Return how many weights have another floating dtype than `dtype`, as "float32 x 24".
+
+        It is "" if there are no such weights.
+        """
+        counts = Counter[str]()
+        buffers = persistent_buffers(self.module).values()
+        for tensor in [*self.module.parameters(), *buffers]:
+            if tensor.is_floating_point() and tensor.dtype != self.dtype:
+                counts[str(tensor.dtype).removeprefix("torch.")] += 1
         return ", ".join(f"{dtype} x {count}" for dtype, count in sorted(counts.items()))
 
-    def _captured(self, layer: Layer, rows: Sequence[int], states: Any) -> contextlib.AbstractContextManager[Any]:
-        """Store the state (*rows, d) of a layer in every pass as `states[layer]` while the context is open."""
+    def _captured(
+        self, layer: Layer, rows: Sequence[int], states: MutableMapping[Layer, Tensor]
+    ) -> contextlib.AbstractContextManager[object]:
+        """Store the states of a layer in every pass while the context is open.
+
+        Args:
+            layer: The layer.
+            rows: The shape of states of shape (*rows, d).
+            states: Gets them as `states[layer]`.
+        """
         if isinstance(layer, Place):
-            return self.sites.captured(layer, layer, rows, states)  # type: ignore[no-any-return]
+            if self.sites is None:
+                raise ModelError(f"{self.name} has no place {layer}: set model.site")
+            return self.sites.captured(layer, layer, rows, states)
         if layer == EMBED:
-            enters = self.blocks[0].register_forward_pre_hook
-            return enters(lambda _, *given: states.update({layer: state_in(*given)}), with_kwargs=True)
-        leaves = self.blocks[int(layer)].register_forward_hook
-        return leaves(lambda _, args, output: states.update({layer: first_tensor(output)}))
+
+            def store_input(_: nn.Module, args: Arguments, kwargs: NamedArguments) -> None:
+                states[layer] = state_in(args, kwargs)
+
+            return self.blocks[0].register_forward_pre_hook(store_input, with_kwargs=True)
+
+        def store_output(_: nn.Module, args: Arguments, output: object) -> None:
+            states[layer] = first_tensor(output)
+
+        return self.blocks[int(layer)].register_forward_hook(store_output)
 
     def _ended_after(self, count: int) -> contextlib.AbstractContextManager[None]:
-        """End the pass that runs inside of the context after so many blocks."""
-        return ended_at(self.blocks[max(count - 1, 0)], entering=not count)
+        """End the pass that runs inside of the context after this many blocks."""
+        if count == 0:
+            return ended_at(self.blocks[0], entering=True)
+        return ended_at(self.blocks[count - 1])
 
-    def _run(self, tokens: Tensor, mask: Tensor | None = None, types: Tensor | None = None) -> Tensor:
-        given = {"attention_mask": mask, "token_type_ids": types}
-        named = {key: each.to(self.device) for key, each in given.items() if each is not None and key in self._accepts}
+    def _run(
+        self, tokens: Tensor, mask: Tensor | None = None, types: Tensor | None = None
+    ) -> Tensor:
+        """Run the model's own pass with those inputs that its forward has arguments for."""
+        named_inputs = {}
+        if mask is not None and "attention_mask" in self._argument_names:
+            named_inputs["attention_mask"] = mask.to(self.device)
+        if types is not None and "token_type_ids" in self._argument_names:
+            named_inputs["token_type_ids"] = types.to(self.device)
         self._check_ids(tokens)
         tokens = self._padded(tokens.to(self.device), mask)
-        first, *_ = self._accepts
+
+        first_argument = self._argument_names[0]
+        takes_tokens_by_name = "input_ids" in self._argument_names
         with alone(self.module), one_text_per_row():
-            if "input_ids" in self._accepts and first != "input_ids":  # but the pixels of an image
-                return first_tensor(self.module(input_ids=tokens, **named))
-            return first_tensor(self.module(tokens, **named))
+            if (
+                takes_tokens_by_name and first_argument != "input_ids"
+            ):  # but the pixels of an image
+                return first_tensor(self.module(input_ids=tokens, **named_inputs))
+            return first_tensor(self.module(tokens, **named_inputs))
 
     def _check_ids(self, tokens: Tensor) -> None:
-        """Raise a ModelError for a token that has no row in the embedding; ids on a device are not waited for."""
+        """Raise a ModelError for a token that has no row in the embedding.
+
+        Ids on a GPU are not checked: that would wait for the device.
+        """
         if not self._has_ids_without_row or tokens.device.type != "cpu" or not tokens.numel():
             return
-        if int(tokens.max()) < self.vocabulary:
-            return
         largest = int(tokens.max())
+        if largest < self.vocabulary:
+            return
         piece = self.tokenizer.convert_ids_to_tokens(largest)
-        found = f"the text has the token {piece!r} (id {largest})"
-        found += f", and the embedding has {self.vocabulary} rows"
-        remedy = "remove it from the text, or give the tokenizer of the checkpoint"
-        raise ModelError(f"{self.name}: {found}; {remedy}")
+        raise ModelError(
+            f"{self.name}: the text has the token {piece!r} (id {largest}), and the embedding has "
+            f"{self.vocabulary} rows; remove it from the text, or give the tokenizer of the "
+            "checkpoint"
+        )
 
     def _padded(self, tokens: Tensor, mask: Tensor | None) -> Tensor:
         """Return the tokens with padding where the mask has none.
@@ -408,121 +563,26 @@ class FrozenModel:
         The head of a decoder that classifies reads the last token of a text, which it finds by the
         id of padding alone.
         """
-        if mask is None or self._padding is None:
+        if mask is None or self._padding_id is None:
             return tokens
-        return tokens.masked_fill(mask.to(tokens.device) == 0, self._padding)
+        return tokens.masked_fill(mask.to(tokens.device) == 0, self._padding_id)
 
     def _continued(self, residual: Tensor, start: int, mask: Tensor | None) -> Tensor:
-        """Run the model with this state before block `start`, or after the last one; earlier blocks are passed over.
+        """Run the model with this state before block `start`, or after the last one.
 
-        The state comes out of the block before, since some models do something between two blocks.
+        Earlier blocks are passed over. The state comes out of the block before, since some models
+        do something between two blocks.
         """
-        token = 1 if self._padding == 0 else 0  # any that is not padding
-        placeholder = torch.full(residual.shape[:2], token, dtype=torch.long, device=self.device)
-        entered, replace = self.blocks[max(start - 1, 0)], functools.partial(_replace_input, residual)
+        placeholder_id = 1 if self._padding_id == 0 else 0  # any that is not padding
+        placeholder = torch.full(
+            residual.shape[:2], placeholder_id, dtype=torch.long, device=self.device
+        )
+        blocks_before = self.blocks[:start]
+        block_that_hands_on = self.blocks[max(start - 1, 0)]
         with (
             alone(self.module),
-            replaced_forward(self.blocks[:start], [functools.partial(_same, form) for form in self._forms[:start]]),
-            without_hooks_on(self.blocks[:start]),  # the state that is put in has passed them
-            entered.register_forward_pre_hook(replace, with_kwargs=True),
+            skipped(blocks_before, self._tuple_lengths[:start]),
+            without_hooks_on(blocks_before),  # the state that is put in has passed them
+            replaced_input(block_that_hands_on, residual),
         ):
             return self._run(placeholder, mask)
-
-
-class _Reached(Exception):
-    """Ends a pass once all wanted states have been captured."""
-
-
-def alone(module: nn.Module) -> contextlib.AbstractContextManager[Any]:
-    """Let no other thread pass through a module while the context is open: its hooks would see both passes."""
-    with _CHANGING:
-        return _LOCKS.setdefault(module, threading.RLock())  # type: ignore[no-any-return]
-
-
-@contextlib.contextmanager
-def replaced_forward(blocks: Sequence[nn.Module], forwards: Sequence[Callable[..., Any]]) -> Iterator[None]:
-    """Give each block another forward pass while the context is open, and then its own, or that of an outer context."""
-    own = [vars(block).get("forward") for block in blocks]
-    try:
-        for block, forward in zip(blocks, forwards, strict=True):
-            vars(block)["forward"] = forward  # a wrapper of TransformerLens would hand on what is assigned
-        yield
-    finally:
-        for block, before in zip(blocks, own, strict=True):
-            vars(block).pop("forward", None)
-            if before is not None:
-                vars(block)["forward"] = before
-
-
-@contextlib.contextmanager
-def without_hooks_on(blocks: Sequence[nn.Module]) -> Iterator[None]:
-    """Let no hook of a block, such as one that adds a steering vector, run inside the context."""
-    kinds = ("_forward_hooks", "_forward_pre_hooks")
-    before = [{kind: vars(block)[kind] for kind in kinds} for block in blocks]
-    try:
-        for block in blocks:
-            vars(block).update({kind: OrderedDict() for kind in kinds})
-        yield
-    finally:
-        for block, hooks in zip(blocks, before, strict=True):
-            vars(block).update(hooks)
-
-
-@contextlib.contextmanager
-def one_text_per_row() -> Iterator[None]:
-    """Let no pass of transformers look for several texts in a row, which waits for the device, while this is open."""
-    from transformers import masking_utils  # imports torch's compiler, which takes a second
-
-    with _CHANGING:
-        _one_text_per_row.append(masking_utils.find_packed_sequence_indices)
-        masking_utils.find_packed_sequence_indices = lambda _: None
-    try:
-        yield
-    finally:
-        with _CHANGING:
-            before = _one_text_per_row.pop()  # the last pass to end takes out what the first one found
-            if not _one_text_per_row:
-                masking_utils.find_packed_sequence_indices = before
-
-
-def _again_in_backward(forward: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(forward)
-    def run(*args: Any, **keywords: Any) -> Any:
-        if not torch.is_grad_enabled():
-            return forward(*args, **keywords)
-        return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, **keywords)
-
-    return run
-
-
-@contextlib.contextmanager
-def ended_at(module: nn.Module, *, entering: bool = False) -> Iterator[None]:
-    """End the pass that runs inside of the context where it leaves or enters a module; what was captured stays."""
-    register = module.register_forward_pre_hook if entering else module.register_forward_hook
-    with contextlib.suppress(_Reached), register(_end):
-        yield
-
-
-def _replace_input(state: Tensor, _: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
-    if args:
-        return (state, *args[1:]), kwargs
-    return args, kwargs | {_name_of_state(kwargs): state}
-
-
-def _end(*_: Any) -> None:
-    raise _Reached
-
-
-def _same(form: int | None, *args: Any, **kwargs: Any) -> Any:
-    """Return the state that a block was given, in the form in which the block returns one."""
-    state = state_in(args, kwargs)
-    return state if form is None else (state, *[None] * (form - 1))
-
-
-def state_in(args: tuple, kwargs: dict[str, Any]) -> Any:
-    return args[0] if args else kwargs[_name_of_state(kwargs)]
-
-
-def _name_of_state(kwargs: dict[str, Any]) -> str:
-    """Return the name by which a block is given the state: the first one, by convention hidden_states."""
-    return "hidden_states" if "hidden_states" in kwargs else next(iter(kwargs))

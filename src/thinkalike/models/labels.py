@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any
 
 from thinkalike.config import ModelConfig
 from thinkalike.config.in_memory import LoadedModelConfig
 from thinkalike.config.recorded import RecordedArrays
 
-# Settings that are never part of a label: no two models are told apart by them, or they say nothing
-# to a reader.
+# Settings that are never part of a label: no two models are told apart by them, or they say
+# nothing to a reader.
 UNNAMED_SETTINGS = ("name", "family", "mini", "corpus", "loaded", "digest")
 
 
@@ -57,14 +56,17 @@ def names_of(sides: Sequence[str | RecordedArrays | ModelConfig]) -> list[str]:
 
 
 def recording_name(recording: str | RecordedArrays) -> str:
-    """Return what tables call recorded states: their file without its ending, or arrays in memory."""
+    """Return what tables call recorded states.
+
+    It is their file without its ending, or the name of arrays in memory.
+    """
     if isinstance(recording, RecordedArrays):
         return recording.name
     return Path(recording).stem
 
 
 def _label_with_settings(config: ModelConfig, namesakes: Sequence[ModelConfig]) -> str:
-    """Return a label with the settings in which a model differs from its namesakes, in brackets."""
+    """Return a label with the settings in brackets in which a model differs from its namesakes."""
     distinguishing = {}
     for name, value in vars(config).items():
         differs = any(_setting(other, name, value) != value for other in namesakes)
@@ -88,7 +90,7 @@ def _label_with_settings(config: ModelConfig, namesakes: Sequence[ModelConfig]) 
     return f"{title}[{settings}]"
 
 
-def _setting(config: ModelConfig, name: str, default: Any) -> Any:
+def _setting(config: ModelConfig, name: str, default: object) -> object:
     """Return a setting of a model, of which one in memory has a digest in place of a path."""
     if name == "path" and isinstance(config, LoadedModelConfig):
         return config.digest

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any
+from collections.abc import Sequence
+from typing import cast
 
 from thinkalike.config import ModelConfig
 from thinkalike.errors import ConfigError, ModelError
 from thinkalike.models.families import outline
 
+# What `layers=` may be: "same", "all", or a list of pairs, or of layers that are paired with
+# themselves.
+LayerChoice = str | Sequence[int | list[int]]
 
-def check_stitchable(source: ModelConfig, target: ModelConfig, layers: Any, asked: str) -> None:
+
+def check_stitchable(
+    source: ModelConfig, target: ModelConfig, layers: LayerChoice, asked: str
+) -> None:
     """Refuse models and layers that cannot be stitched, as far as is known without weights.
 
     Args:
@@ -31,7 +38,7 @@ def check_stitchable(source: ModelConfig, target: ModelConfig, layers: Any, aske
     check_layer_pairs(source, target, layers)
 
 
-def check_layer_pairs(source: ModelConfig, target: ModelConfig, layers: Any) -> None:
+def check_layer_pairs(source: ModelConfig, target: ModelConfig, layers: LayerChoice) -> None:
     """Raise a ConfigError for layers that do not exist, before any weights are loaded.
 
     Models whose configuration does not tell their depth are not checked.
@@ -42,7 +49,9 @@ def check_layer_pairs(source: ModelConfig, target: ModelConfig, layers: Any) -> 
         pairs_of_layers(layers, source_layers, target_layers)
 
 
-def pairs_of_layers(layers: Any, source_layers: int, target_layers: int) -> list[tuple[int, int]]:
+def pairs_of_layers(
+    layers: LayerChoice, source_layers: int, target_layers: int
+) -> list[tuple[int, int]]:
     """Return the pairs (source layer, target layer) that `layers=` means.
 
     Args:
@@ -57,8 +66,11 @@ def pairs_of_layers(layers: Any, source_layers: int, target_layers: int) -> list
     if layers == "all":
         return list(itertools.product(range(source_layers), range(target_layers)))
     pairs = []
-    for choice in layers:
-        source, target = choice if isinstance(choice, list) else (choice, choice)
+    for choice in cast(Sequence[int | list[int]], layers):
+        if isinstance(choice, list):
+            source, target = choice
+        else:
+            source = target = choice
         if not (0 <= source < source_layers and 0 <= target < target_layers):
             raise ConfigError(
                 f"layers: [{source},{target}] is out of range; the source has layers 0 to "
@@ -81,7 +93,9 @@ def layers_at_depths(count: int, source_layers: int, target_layers: int) -> list
     return pairs
 
 
-def layers_of_sides(layers: Any, source_layers: int, target_layers: int, *, itself: bool) -> list[list[int]]:
+def layers_of_sides(
+    layers: LayerChoice, source_layers: int, target_layers: int, *, itself: bool
+) -> list[list[int]]:
     """Return the layers of each side in the pairs of `layers=`.
 
     Args:

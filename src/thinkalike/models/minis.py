@@ -1,25 +1,103 @@
-"""What a mini is made of: its tokenizer and its files."""
+"""What a mini is made of: its module, its tokenizer and its files."""
 
 from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, cast
 
+import torch
 from torch import nn
 
-from thinkalike.models.load import END
+from thinkalike.models.families import FAMILIES
+from thinkalike.models.module_facts import Checkpoint
+from thinkalike.models.survey import without_hooks
 
-SENTENCE = {"pad_token": "[PAD]", "cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+# The only special token of a mini that predicts the next token.
+END = "<|endoftext|>"
+
+# The special tokens of a mini that predicts hidden tokens.
+SENTENCE = {
+    "pad_token": "[PAD]",
+    "cls_token": "[CLS]",
+    "sep_token": "[SEP]",
+    "mask_token": "[MASK]",
+}
 
 
-def train_tokenizer(texts: Iterable[str], vocabulary: int, cls_sep: bool = False) -> Any:
-    """Train a byte-level BPE of `vocabulary` entries; the same texts give the same tokenizer.
+def build_mini(
+    architecture: Mapping[str, object], vocabulary: int, seed: int, family: str = "native"
+) -> nn.Module:
+    """Build a randomly initialised model.
 
-    With `cls_sep` a text becomes [CLS] text [SEP], as BERT wants it, and begins with a space, so that its first word is
-    like any other; else one special token is BOS, EOS and padding.
+    The same seed gives the same weights whatever the activation.
+
+    Args:
+        architecture: Its sizes, in the names of the family's own configuration class.
+        vocabulary: The number of tokens.
+        seed: The seed of its weights.
+        family: Its family.
+    """
+    known_family = FAMILIES[family]
+    if known_family.reader == "transformers":
+        from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM
+
+        torch.manual_seed(seed)
+        auto_class = AutoModelForCausalLM
+        if known_family.predicts == "hidden":
+            auto_class = AutoModelForMaskedLM
+        model_type = known_family.in_config_json
+        config = AutoConfig.for_model(model_type, vocab_size=vocabulary, **architecture)
+        return cast(nn.Module, auto_class.from_config(config))
+    from transformer_lens.model_bridge import TransformerBridge
+
+    settings = {**architecture, "d_vocab": vocabulary, "seed": seed}
+    bridge = TransformerBridge.boot_native(settings, device="cpu", dtype=torch.float32)
+    return without_hooks(bridge.original_model).train().requires_grad_(True)
+
+
+def read_mini(place: str, device: torch.device, dtype: torch.dtype) -> Checkpoint:
+    """Read a folder that `save_mini` wrote for the family `native`."""
+    from safetensors.torch import load_file
+
+    from thinkalike.models.stored_weights import check_dtypes
+
+    config_json = json.loads(Path(place, "config.json").read_text())
+    tokenizer = mini_tokenizer(place)
+    module = build_mini(config_json["architecture"], len(tokenizer), config_json["seed"])
+    weights = load_file(f"{place}/model.safetensors")
+    kinds_of_parameters = {name.rpartition(".")[2] for name, _ in module.named_parameters()}
+    check_dtypes(weights, place, kinds_of_parameters)
+    module.load_state_dict({name: weight.float() for name, weight in weights.items()})
+    longest = module.cfg.n_ctx  # type: ignore[union-attr]
+    return Checkpoint(module.to(device=device, dtype=dtype), tokenizer, cast(int, longest))
+
+
+def mini_tokenizer(place: str) -> PreTrainedTokenizerFast:
+    """Read the tokenizer of a folder that `save_mini` wrote."""
+    from transformers import PreTrainedTokenizerFast
+
+    return PreTrainedTokenizerFast(
+        tokenizer_file=f"{place}/tokenizer.json", bos_token=END, eos_token=END, pad_token=END
+    )
+
+
+def train_tokenizer(
+    texts: Iterable[str], vocabulary: int, cls_sep: bool = False
+) -> PreTrainedTokenizerFast:
+    """Train a byte-level BPE; the same texts give the same tokenizer.
+
+    Args:
+        texts: What it is trained on.
+        vocabulary: The number of its entries.
+        cls_sep: Whether a text becomes [CLS] text [SEP], as BERT wants it, and begins with a
+            space, so that its first word is like any other. Else one special token is BOS, EOS and
+            padding.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
     from transformers import PreTrainedTokenizerFast
@@ -27,34 +105,58 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int, cls_sep: bool = False
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=cls_sep)
     bpe.decoder = decoders.ByteLevel()
-    special = SENTENCE if cls_sep else {"bos_token": END, "eos_token": END, "pad_token": END}
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    own: dict[str, Any] = {"special_tokens": list(dict.fromkeys(special.values())), "initial_alphabet": alphabet}
-    trainer = trainers.BpeTrainer(vocab_size=vocabulary, show_progress=False, **own)
+    special_tokens = {"bos_token": END, "eos_token": END, "pad_token": END}
+    if cls_sep:
+        special_tokens = dict(SENTENCE)
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary,
+        show_progress=False,
+        special_tokens=list(dict.fromkeys(special_tokens.values())),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+    )
     bpe.train_from_iterator(texts, trainer)
     if cls_sep:
-        numbers = [(mark, bpe.token_to_id(mark)) for mark in ("[CLS]", "[SEP]")]
+        ids_of_marks = [(mark, bpe.token_to_id(mark)) for mark in ("[CLS]", "[SEP]")]
         bpe.post_processor = processors.TemplateProcessing(
-            single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=numbers
+            single="[CLS] $A [SEP]",
+            pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+            special_tokens=ids_of_marks,
         )
-        special |= {"bos_token": "[CLS]", "eos_token": "[SEP]"}
-    return PreTrainedTokenizerFast(tokenizer_object=bpe, **special)
+        special_tokens |= {"bos_token": "[CLS]", "eos_token": "[SEP]"}
+    return PreTrainedTokenizerFast(tokenizer_object=bpe, **special_tokens)
 
 
-def save_mini(folder: Path, module: nn.Module, tokenizer: Any, config: dict[str, Any]) -> None:
-    """Write a mini in half precision, with `architecture`, `seed` and what is known of it in its configuration."""
+def save_mini(
+    folder: Path,
+    module: nn.Module,
+    tokenizer: PreTrainedTokenizerFast,
+    config: Mapping[str, object],
+) -> None:
+    """Write a mini in half precision.
+
+    Args:
+        folder: Where it is written.
+        module: The model.
+        tokenizer: Its tokenizer.
+        config: Its `architecture`, its `seed` and what else is known of it, for its config.json.
+    """
     from safetensors.torch import save_file
     from transformers import PreTrainedModel
 
     folder.mkdir(parents=True, exist_ok=True)
     half = copy.deepcopy(module).half()
+    config_json = dict(config)
     if isinstance(half, PreTrainedModel):
         half.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
-        shape = json.loads((folder / "config.json").read_text())  # says the architecture in its own way
-        config = shape | {key: value for key, value in config.items() if key != "architecture"}
+        # transformers states the architecture in its own way.
+        written = json.loads((folder / "config.json").read_text())
+        config_json.pop("architecture", None)
+        config_json = written | config_json
     else:
-        weights = {name: weight.detach().contiguous() for name, weight in half.state_dict().items()}
+        weights = {
+            name: weight.detach().contiguous() for name, weight in half.state_dict().items()
+        }
         save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
         (folder / "tokenizer.json").write_text(tokenizer.backend_tokenizer.to_str())
-    (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
+    (folder / "config.json").write_text(json.dumps(config_json, indent=1) + "\n")

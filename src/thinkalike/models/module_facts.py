@@ -6,7 +6,7 @@ import contextlib
 import inspect
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import torch
 from jaxtyping import Int
@@ -14,6 +14,9 @@ from torch import Tensor, nn
 
 from thinkalike.errors import flat
 from thinkalike.measures.seeds import seeded
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 Tokens = Int[Tensor, "b t"]
 
@@ -56,8 +59,8 @@ class Checkpoint(NamedTuple):
         has_head: Whether it predicts what its family does; else it has states alone.
     """
 
-    module: Any
-    tokenizer: Any
+    module: nn.Module
+    tokenizer: PreTrainedTokenizerBase
     longest: int | None
     quantization: str = ""
     has_head: bool = True
@@ -69,7 +72,7 @@ def sample_tokens(vocabulary: int, context: int, rows: int = 2, at_most: int = 1
     return torch.randint(vocabulary, shape, generator=seeded(0))
 
 
-def puts_bos(tokenizer: Any) -> bool:
+def puts_bos(tokenizer: PreTrainedTokenizerBase) -> bool:
     """Return whether a tokenizer puts BOS before a text by itself.
 
     Llama's and Gemma's do, and GPT-2's does not.
@@ -78,11 +81,11 @@ def puts_bos(tokenizer: Any) -> bool:
     return bos is not None and list(tokenizer("a")["input_ids"][:1]) == [bos]
 
 
-def accepted(module: Any) -> list[str]:
+def accepted(module: nn.Module) -> list[str]:
     """Return the names of the arguments of a module's forward pass, in order.
 
-    Types of tokens are taken only where they tell two texts apart. RoBERTa has the argument and one
-    type, Gemma marks images by it, and GPT-2 adds the embedding of a word.
+    Types of tokens are taken only where they tell two texts apart. RoBERTa has the argument and
+    one type, Gemma marks images by it, and GPT-2 adds the embedding of a word.
     """
     names = list(inspect.signature(module.forward).parameters)
     type_count = getattr(getattr(module, "config", None), "type_vocab_size", 0) or 0
@@ -91,32 +94,37 @@ def accepted(module: Any) -> list[str]:
     return [name for name in names if name != "token_type_ids"]
 
 
-def text_config(module: Any) -> Any:
-    """Return the configuration of a module: of one of transformers, the part that is about text."""
-    shape: Any = getattr(module, "config", None) or getattr(module, "cfg", None)
-    if hasattr(shape, "get_text_config"):
-        return shape.get_text_config()
-    return shape
+def text_config(module: nn.Module) -> PreTrainedConfig:
+    """Return the configuration of a module.
+
+    That of a model of transformers for text and images is the part that is about text. A model of
+    TransformerLens has one of its own class.
+    """
+    config = getattr(module, "config", None) or getattr(module, "cfg", None)
+    if config is not None and hasattr(config, "get_text_config"):
+        return config.get_text_config()
+    return config
 
 
-def padding_of_head(module: Any, tokenizer: Any) -> int | None:
+def padding_of_head(module: nn.Module, tokenizer: PreTrainedTokenizerBase) -> int | None:
     """Return the id of the padding by which a classifier finds where a text ends.
 
     None means that it does so otherwise. Where the configuration has none, it gets that of the
-    tokenizer, or its end of a text, in place: without one, classifiers of transformers that need it
+    tokenizer, or its end of a text, in place: without one, classifiers of transformers that need
+        it
     run on single texts only.
     """
-    shape = text_config(module)
-    if shape.pad_token_id is None:
+    config = text_config(module)
+    if config.pad_token_id is None:
         vocabulary = len(embedding_of(module))
         for token in (tokenizer.pad_token_id, tokenizer.eos_token_id, tokenizer.unk_token_id):
             if token is not None and token < vocabulary:
-                shape.pad_token_id = token
+                config.pad_token_id = token
                 break
-    return shape.pad_token_id  # type: ignore[no-any-return]
+    return cast(int | None, config.pad_token_id)
 
 
-def number_in(config: Any, names: Sequence[str]) -> int | None:
+def number_in(config: object, names: Sequence[str]) -> int | None:
     """Return the first whole number that a configuration has under one of several names."""
     for name in names:
         number = getattr(config, name, None)
@@ -125,23 +133,23 @@ def number_in(config: Any, names: Sequence[str]) -> int | None:
     return None
 
 
-def longest_row(module: Any) -> int | None:
+def longest_row(module: nn.Module) -> int | None:
     """Return how many tokens a row can have by the configuration; None where nothing limits it.
 
     RoBERTa counts positions from one past the number of its padding token, so that the first ones
-    are never used. Some rotary positions are scaled where the longest row of a batch is longer than
-    those of the first training; up to that length a state does not depend on the other rows.
+    are never used. Some rotary positions are scaled where the longest row of a batch is longer
+    than those of the first training; up to that length a state does not depend on the other rows.
     """
-    shape = text_config(module)
+    config = text_config(module)
     longest = None
     for name in LENGTHS:
-        size = getattr(shape, name, None)
+        size = getattr(config, name, None)
         if isinstance(size, int) and size > 0:
             longest = size
             break
     if longest is None:
         return None
-    rope = getattr(shape, "rope_parameters", None) or {}
+    rope = getattr(config, "rope_parameters", None) or {}
     if rope.get("rope_type") == "longrope":
         longest = min(longest, rope.get("original_max_position_embeddings") or longest)
     for path, submodule in module.named_modules():
@@ -151,16 +159,16 @@ def longest_row(module: Any) -> int | None:
     return longest
 
 
-def entries_of(module: Any, chosen: bool = False) -> dict[str, Any]:
+def entries_of(module: nn.Module, chosen: bool = False) -> dict[str, object]:
     """Return the entries of a configuration that a pass may read, inner ones as "outer.inner".
 
     Args:
         module: The module, whose class of configuration knows the entries.
-        chosen: Whether those that have the default of the class are left out; so are all of a class
-            without defaults.
+        chosen: Whether those that have the default of the class are left out; so are all of a
+            class without defaults.
     """
     config = getattr(module, "config", None)
-    entries: dict[str, Any] = {}
+    entries: dict[str, object] = {}
     if config is not None:
         entries = known_entries(config, chosen)
     elif hasattr(module, "cfg") and not chosen:
@@ -168,7 +176,7 @@ def entries_of(module: Any, chosen: bool = False) -> dict[str, Any]:
     return flat({name: value for name, value in entries.items() if not UNREAD.search(name)})
 
 
-def known_entries(config: Any, chosen: bool = False) -> dict[str, Any]:
+def known_entries(config: PreTrainedConfig, chosen: bool = False) -> dict[str, object]:
     """Return the entries of a configuration that its class knows.
 
     Args:
@@ -185,18 +193,19 @@ def known_entries(config: Any, chosen: bool = False) -> dict[str, Any]:
     return entries
 
 
-def embedding_of(module: Any) -> Tensor:
+def embedding_of(module: nn.Module) -> Tensor:
     """Return the token embedding, (vocabulary, width): by convention, or else the first matrix."""
     with contextlib.suppress(AttributeError, NotImplementedError):
-        return module.get_input_embeddings().weight  # type: ignore[no-any-return]
+        model = cast("PreTrainedModel", module)
+        return cast(Tensor, model.get_input_embeddings().weight)
     return next(weight for weight in module.parameters() if weight.dim() == 2)
 
 
-def first_tensor(output: Any) -> Tensor:
+def first_tensor(output: object) -> Tensor:
     """Return the output of a module that returns a tensor, or the first of several."""
     if isinstance(output, Tensor):
         return output
-    return output[0]  # type: ignore[no-any-return]
+    return cast(Sequence[Tensor], output)[0]
 
 
 def relative_error(actual: Tensor, expected: Tensor) -> float:

@@ -1,4 +1,4 @@
-"""The components of a model, such as one block's attention, and changes to them that undo themselves.
+"""The components of a model, such as one block's attention, and changes that undo themselves.
 
 A component is one or several modules, so that it can be exchanged for that of another model of the
 same architecture, whatever its weights are stored in: the module of the other model takes its
@@ -11,7 +11,7 @@ import contextlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,9 @@ from torch import Tensor, nn
 from thinkalike.errors import ModelError
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.module_facts import tensors_of
+
+if TYPE_CHECKING:
+    from peft.utils.other import ModulesToSaveWrapper
 
 # What is looked for in the name of a module of a block, for each kind of component.
 COMPONENTS = {
@@ -131,7 +134,7 @@ def _outermost_wrapper(module: nn.Module, path: str) -> str:
     return path
 
 
-def comparable_name(module: Any, name: str) -> str | None:
+def comparable_name(module: nn.Module, name: str) -> str | None:
     """Return the name that a weight has in a model without PEFT's wrappers.
 
     It is None for a weight that is not in use. The weight that an adapter changes has the name of
@@ -154,20 +157,22 @@ def comparable_name(module: Any, name: str) -> str | None:
         if not is_wrapper(module):
             plain.append(following)
         elif following in ("original_module", "modules_to_save") and has_copies:
-            active = [] if module.disable_adapters else module.active_adapters
-            copies_in_use = [adapter for adapter in active if adapter in module.modules_to_save]
+            wrapper = cast("ModulesToSaveWrapper", module)
+            copies = wrapper.modules_to_save
+            active = [] if wrapper.disable_adapters else wrapper.active_adapters
+            copies_in_use = [adapter for adapter in active if adapter in copies]
             is_copy = following == "modules_to_save"
             if is_copy != bool(copies_in_use):
                 return None
             if is_copy:
                 if remaining[0] not in copies_in_use:
                     return None
-                module = module.modules_to_save
+                module = copies
                 following = remaining.pop(0)
         elif following not in WRAPPED:
             plain.append(following)
         if remaining:
-            module = getattr(module, following, None)
+            module = cast(nn.Module, getattr(module, following, None))
     return ".".join(plain)
 
 
@@ -181,7 +186,9 @@ def _comparable_weights(module: nn.Module) -> dict[str, Tensor]:
     return _by_comparable_name(module, module.named_parameters())
 
 
-def _by_comparable_name(module: nn.Module, tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
+def _by_comparable_name(
+    module: nn.Module, tensors: Iterable[tuple[str, Tensor]]
+) -> dict[str, Tensor]:
     """Return the tensors in use by `comparable_name`."""
     by_name = {}
     for name, tensor in tensors:
@@ -209,19 +216,22 @@ def check_one_basis(base: FrozenModel, changed: FrozenModel) -> None:
         changed_size = getattr(changed, name)
         if base_size != changed_size:
             raise ModelError(
-                f"{base.name} has {name}={base_size} and {changed.name} {changed_size}, so neither "
-                "is a changed copy of the other; measure=cka compares any two models"
+                f"{base.name} has {name}={base_size} and {changed.name} {changed_size}, so "
+                "neither is a changed copy of the other; measure=cka compares any two models"
             )
     if parts_of(base) != parts_of(changed):
-        raise ModelError(f"{base.name} and {changed.name} have different modules; measure=cka compares any two models")
+        raise ModelError(
+            f"{base.name} and {changed.name} have different modules; measure=cka compares any two "
+            "models"
+        )
 
 
 def one_form(base: FrozenModel, changed: FrozenModel) -> list[str]:
     """Bring two models to one form, in place, and return what was done in sentences.
 
-    Predictions stay as they are. Weights that only one model ties are untied in it. Of vocabularies
-    with different numbers of rows, the first rows, which both have, stay; tokens beyond them have
-    no logits then.
+    Predictions stay as they are. Weights that only one model ties are untied in it. Of
+    vocabularies with different numbers of rows, the first rows, which both have, stay; tokens
+    beyond them have no logits then.
     """
     sentences = []
     base_tied = _tied(base.module)
@@ -235,7 +245,8 @@ def one_form(base: FrozenModel, changed: FrozenModel) -> list[str]:
             weight = getattr(module, name).detach().clone()
             setattr(module, name, nn.Parameter(weight, requires_grad=False))
             sentences.append(
-                f"Only {model.name} ties {path}.{name} to another weight; both models are compared untied."
+                f"Only {model.name} ties {path}.{name} to another weight; both models are "
+                "compared untied."
             )
     rows = min(base.vocabulary, changed.vocabulary)
     for model in (base, changed):
@@ -243,13 +254,14 @@ def one_form(base: FrozenModel, changed: FrozenModel) -> list[str]:
         if rows_before > rows:
             _cut_vocabulary(model, rows)
             sentences.append(
-                f"{model.name} has {rows_before:,} rows of tokens; the first {rows:,}, which both have, are compared."
+                f"{model.name} has {rows_before:,} rows of tokens; the first {rows:,}, which "
+                "both have, are compared."
             )
     return sentences
 
 
 def _tied(module: nn.Module) -> set[tuple[str, str]]:
-    """Return the path and name of each weight that another module, earlier in order, has as well."""
+    """Return the path and name of each weight that an earlier module has as well."""
     earlier = set[int]()
     tied = set[tuple[str, str]]()
     for path, submodule in module.named_modules():
@@ -298,7 +310,8 @@ def changed_parts(base: FrozenModel, changed: FrozenModel) -> list[Part]:
     unassigned = sorted(differing - assigned)
     if unassigned:
         raise ModelError(
-            f"{changed.name}: {unassigned[0]} differs or is not in both, and belongs to no module of weights"
+            f"{changed.name}: {unassigned[0]} differs or is not in both, and belongs to no module "
+            "of weights"
         )
     return parts
 
@@ -379,7 +392,9 @@ def moved(
             weight.data = data
 
 
-def common_weights(base: FrozenModel, changed: FrozenModel, paths: Sequence[str]) -> Iterator[tuple[Tensor, Tensor]]:
+def common_weights(
+    base: FrozenModel, changed: FrozenModel, paths: Sequence[str]
+) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield the weights of some modules that both models have as numbers of one shape."""
     for path in paths:
         changed_weights = _comparable_weights(changed.module.get_submodule(path))
@@ -392,7 +407,9 @@ def common_weights(base: FrozenModel, changed: FrozenModel, paths: Sequence[str]
                 yield weight, changed_weight.to(weight)
 
 
-def norms(base: FrozenModel, changed: FrozenModel, paths: Sequence[str] = ("",)) -> tuple[float, float]:
+def norms(
+    base: FrozenModel, changed: FrozenModel, paths: Sequence[str] = ("",)
+) -> tuple[float, float]:
     """Return ‖changed - base‖ and ‖base‖ over the `common_weights`."""
     change_square = 0.0
     base_square = 0.0

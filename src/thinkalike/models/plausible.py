@@ -1,7 +1,4 @@
-"""Gross damage of a model: implausible weights, a configuration of another architecture, a loss.
-
-Every `model` here is a FrozenModel, whose own module imports this one.
-"""
+"""Gross damage of a model: implausible weights, another architecture's configuration, a loss."""
 
 from __future__ import annotations
 
@@ -13,13 +10,18 @@ import re
 import sys
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor, nn
 
 from thinkalike.errors import ModelError, listed, short
 from thinkalike.models.module_facts import UNREAD, tensors_of, text_config
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
+
+    from thinkalike.models.frozen import FrozenModel
 
 log = logging.getLogger(__name__)
 
@@ -35,17 +37,20 @@ READING = re.compile(r"config\.(\w+)|getattr\(\w*\.?config, \"(\w+)\"")
 ACCEPT = "model.implausible=true takes it as it is"
 
 # A sentence that every model of English knows something of.
-TEXT = "The man in the old house near the river walked to the market each day, and came back before it was dark."
+TEXT = (
+    "The man in the old house near the river walked to the market each day, and came back before "
+    "it was dark."
+)
 
 # Models with a smaller vocabulary may know one kind of text, and a vocabulary made of it.
 LARGE_VOCABULARY = 2**13
 
-# The largest loss on the sentence, in units of ln V; architectures with random weights have at most
-# 1.5 of it.
+# The largest loss on the sentence, in units of ln V; architectures with random weights have at
+# most 1.5 of it.
 LARGEST_LOSS = 3.0
 
 
-def check_plausible(model: Any) -> None:
+def check_plausible(model: FrozenModel) -> None:
     """Refuse weights, configurations and losses that no trained model has.
 
     Vectors may be of ones or zeros, as norms and biases begin. New blocks and ablated ones have
@@ -55,8 +60,8 @@ def check_plausible(model: Any) -> None:
         ModelError: A matrix has only whole numbers, or only one number; see also the other checks.
     """
     matrices = set()
-    for path, weight in model.module.named_parameters():
-        if weight.dim() > 1 and weight.numel():
+    for path, parameter in model.module.named_parameters():
+        if parameter.dim() > 1 and parameter.numel():
             matrices.add(path)
     matrices = {path for path in matrices if not _is_of_parametrization(path, matrices)}
     all_zero = []
@@ -81,7 +86,9 @@ def check_plausible(model: Any) -> None:
     if all_zero:
         log.warning("%s: zero everywhere: %s", model.name, listed(all_zero))
     if with_zeros:
-        log.warning("%s: zeros, as after pruning or in a damaged file: %s", model.name, listed(with_zeros))
+        log.warning(
+            "%s: zeros, as after pruning or in a damaged file: %s", model.name, listed(with_zeros)
+        )
     _check_architecture(model)
     _check_loss(model)
 
@@ -108,7 +115,10 @@ def _are_whole_numbers(weight: Tensor) -> bool:
 
 
 def _is_constant(weight: Tensor) -> bool:
-    """Return whether all entries of a matrix are equal; one row or column may be, as scales begin."""
+    """Return whether all entries of a matrix are equal.
+
+    A single row or column may be constant, as scales begin.
+    """
     is_matrix = sum(size > 1 for size in weight.shape) > 1
     if not is_matrix:
         return False
@@ -116,7 +126,7 @@ def _is_constant(weight: Tensor) -> bool:
     return bool((weight[0] == value).all()) and bool((weight == value).all())
 
 
-def _zero_lines(model: Any, path: str, weight: Tensor) -> str:
+def _zero_lines(model: FrozenModel, path: str, weight: Tensor) -> str:
     """Return how many rows and columns of a matrix are zero, in words; "" if none are.
 
     Tables of positions and of types may have empty rows. So may those of tokens: of padding, of
@@ -128,8 +138,8 @@ def _zero_lines(model: Any, path: str, weight: Tensor) -> str:
     owner = model.module.get_submodule(path.rpartition(".")[0])
     if len(table) == model.vocabulary:
         special = {*model.tokenizer.all_special_ids, *model.tokenizer.get_added_vocab().values()}
-        known = len(model.tokenizer)
-        zero_rows = [row for row in zero_rows if row < known and row not in special]
+        token_count = len(model.tokenizer)
+        zero_rows = [row for row in zero_rows if row < token_count and row not in special]
     elif isinstance(owner, nn.Embedding):
         zero_rows = []
     words = []
@@ -140,8 +150,8 @@ def _zero_lines(model: Any, path: str, weight: Tensor) -> str:
     return " and ".join(words)
 
 
-def _check_architecture(model: Any) -> None:
-    """Raise a ModelError if a configuration of transformers is of another architecture than it says.
+def _check_architecture(model: FrozenModel) -> None:
+    """Raise a ModelError if a configuration is of another architecture than it says.
 
     The weights of Granite and of Gemma have the names and shapes of Llama's, and load as a Llama,
     which computes something else. What tells is the class that config.json states, or a setting
@@ -149,39 +159,51 @@ def _check_architecture(model: Any) -> None:
     """
     import transformers
 
-    whole = getattr(model.module, "both", model.module)  # of which one side may be read
-    config: Any = getattr(whole, "config", None)
-    text = text_config(whole)
-    if not hasattr(config, "model_type"):
+    # Of an encoder-decoder one side is read.
+    full_module = getattr(model.module, "both", model.module)
+    config = getattr(full_module, "config", None)
+    text = text_config(full_module)
+    if config is None or not hasattr(config, "model_type"):
         return
     model_types = {str(config.model_type), str(text.model_type)}
     for class_name in config.architectures or ():
         config_class = getattr(getattr(transformers, class_name, None), "config_class", None)
         stated = getattr(config_class, "model_type", None)
-        if stated and not any(stated in known or known in stated for known in model_types):
+        if stated and not _is_among(stated, model_types):
             raise ModelError(
                 f"{model.name}: config.json says architectures={class_name} and "
-                f"model_type={config.model_type}, which differ; give the checkpoint's own; {ACCEPT}"
+                f"model_type={config.model_type}, which differ; give the checkpoint's own; "
+                f"{ACCEPT}"
             )
-    for name, value in _unread_settings(whole, text).items():
-        sentence = f"config.json says {name}={short(str(value))}, which {type(whole).__name__} does not read"
+    for name, value in _unread_settings(full_module, text).items():
+        class_name = type(full_module).__name__
+        sentence = f"config.json says {name}={short(str(value))}, which {class_name} does not read"
         is_number = isinstance(value, int | float)
         is_switch = isinstance(value, bool)  # which is no factor
         is_factor = is_number and not is_switch and FACTORS.search(name)
         is_limit = is_number and LIMITS.search(name)
         if is_factor or is_limit:
-            raise ModelError(f"{model.name}: {sentence}; give the checkpoint's own config.json; {ACCEPT}")
+            raise ModelError(
+                f"{model.name}: {sentence}; give the checkpoint's own config.json; {ACCEPT}"
+            )
         readers = listed(sorted(architectures_that_read()[name]))
-        log.warning("warning: %s: %s, and these architectures do: %s", model.name, sentence, readers)
+        log.warning(
+            "warning: %s: %s, and these architectures do: %s", model.name, sentence, readers
+        )
 
 
-def _unread_settings(module: Any, text: Any) -> dict[str, Any]:
+def _is_among(stated: str, model_types: Collection[str]) -> bool:
+    """Return whether a type of models is one of several, or a variant of one."""
+    return any(stated in model_type or model_type in stated for model_type in model_types)
+
+
+def _unread_settings(module: PreTrainedModel, text: PreTrainedConfig) -> dict[str, object]:
     """Return the settings that an architecture does not read, and others of transformers do.
 
     Neither the class of the configuration nor the code of any module has their names. Settings of
-    texts to be generated are left out, and so are values that change nothing: those that are false,
-    empty or 0, a factor of 1, and a 1 or a text that is the default of an architecture that reads
-    the setting.
+    texts to be generated are left out, and so are values that change nothing: those that are
+    false, empty or 0, a factor of 1, and a 1 or a text that is the default of an architecture
+    that reads the setting.
 
     Args:
         module: The model.
@@ -189,7 +211,7 @@ def _unread_settings(module: Any, text: Any) -> dict[str, Any]:
     """
     from transformers import GenerationConfig
 
-    known = {*type(text)().to_dict(), *dir(type(text)), *GenerationConfig().to_dict()}
+    known_names = {*type(text)().to_dict(), *dir(type(text)), *GenerationConfig().to_dict()}
     python_modules = {type(submodule).__module__ for submodule in module.modules()}
     python_modules.add(type(text).__module__)
     sources = []
@@ -204,7 +226,7 @@ def _unread_settings(module: Any, text: Any) -> dict[str, Any]:
         settings |= rope  # those of other types read further settings
     unread = {}
     for name, value in settings.items():
-        if name in known or UNREAD.search(name) or not value:
+        if name in known_names or UNREAD.search(name) or not value:
             continue
         if re.search(rf"\b{name}\b", source):
             continue
@@ -243,7 +265,7 @@ def architectures_that_read() -> dict[str, set[str]]:
     return architectures
 
 
-def _is_default_of_any(name: str, value: Any) -> bool:
+def _is_default_of_any(name: str, value: object) -> bool:
     """Return whether a configuration of transformers has this default: a text, or the number 1."""
     written = re.escape(f'"{value}"') if isinstance(value, str) else r"1(\.0)?\b"
     pattern = re.compile(rf"\b{name}\b[^=\n,]*= *{written}")
@@ -251,14 +273,15 @@ def _is_default_of_any(name: str, value: Any) -> bool:
     return any(pattern.search(source) for source in sources)
 
 
-def check_rope(shape: Mapping[str, Any], called: str) -> None:
+def check_rope(config_json: Mapping[str, object], called: str) -> None:
     """Raise a ModelError if a setting of rotary positions is stated twice, with different values.
 
     Args:
-        shape: The contents of config.json.
+        config_json: The contents of config.json.
         called: What the error calls the model.
     """
-    sections = [shape, *(value for value in shape.values() if isinstance(value, Mapping))]
+    sections = [config_json]
+    sections += [value for value in config_json.values() if isinstance(value, Mapping)]
     for section in sections:
         settings = section.get("rope_parameters")
         if not isinstance(settings, Mapping):
@@ -266,10 +289,11 @@ def check_rope(shape: Mapping[str, Any], called: str) -> None:
         for name, value in settings.items():
             if section.get(name) not in (None, value):
                 raise ModelError(
-                    f"{called}: config.json says {name}={section[name]} and rope_parameters.{name}="
-                    f"{value}, which differ; leave the wrong one out; {ACCEPT}"
+                    f"{called}: config.json says {name}={section[name]} and "
+                    f"rope_parameters.{name}={value}, which differ; leave the wrong one out; "
+                    f"{ACCEPT}"
                 )
-        scaling = section.get("rope_scaling") or {}
+        scaling = cast(Mapping[str, object], section.get("rope_scaling") or {})
         older = {}  # settings of an older name
         for name, value in scaling.items():
             older["rope_type" if name == "type" else name] = value
@@ -281,7 +305,7 @@ def check_rope(shape: Mapping[str, Any], called: str) -> None:
             )
 
 
-def _check_loss(model: Any) -> None:
+def _check_loss(model: FrozenModel) -> None:
     """Raise a ModelError if the loss on a sentence is far above ln V, that of a guess.
 
     Flipped bits do that; swapped layers are not noticed. Models that predict no tokens, or do not
@@ -304,8 +328,8 @@ def _check_loss(model: Any) -> None:
     if not loss <= LARGEST_LOSS * guess:
         raise ModelError(
             f"{model.name}: its loss on an English sentence is {loss:.3g} nats per token, and a "
-            f"guess has {guess:.3g}; flipped bits or weights of another model do that, and so does "
-            f"training on other text; {ACCEPT}"
+            f"guess has {guess:.3g}; flipped bits or weights of another model do that, and so "
+            f"does training on other text; {ACCEPT}"
         )
     # The head of a model that predicts hidden tokens may be missing, and is drawn at random.
     is_whole = model.predicts == "next"

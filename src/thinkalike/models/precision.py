@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from collections.abc import MutableMapping
+from typing import TYPE_CHECKING, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
-def cast_weights(module: Any, device: torch.device, dtype: torch.dtype) -> Any:
+ModuleT = TypeVar("ModuleT", bound=nn.Module)
+
+
+def cast_weights(module: ModuleT, device: torch.device, dtype: torch.dtype) -> ModuleT:
     """Move a module to a device and its weights to a dtype, in place, and return it.
 
     Weights that transformers keeps in float32 at this dtype, such as routers of experts, become
@@ -17,7 +23,7 @@ def cast_weights(module: Any, device: torch.device, dtype: torch.dtype) -> Any:
     keep their precision: rounded to bfloat16, positions are wrong from the tens on.
     """
     names = precise_names(module, dtype)
-    precise: list[tuple[dict[str, Any], str, Tensor]] = []
+    precise: list[tuple[MutableMapping[str, Tensor | None], str, Tensor]] = []
     for path, submodule in module.named_modules():
         for name, weight in submodule._parameters.items():
             if weight is not None and names.search(f"{path}.{name}"):
@@ -37,10 +43,10 @@ def cast_weights(module: Any, device: torch.device, dtype: torch.dtype) -> Any:
     return module
 
 
-def precise_names(module: Any, dtype: torch.dtype) -> re.Pattern[str]:
+def precise_names(module: nn.Module, dtype: torch.dtype) -> re.Pattern[str]:
     """Return the pattern of names of weights that transformers keeps in float32 at this dtype."""
     if not hasattr(module, "_get_dtype_plan"):
         return re.compile(r"(?!)")  # no name
-    plan = module._get_dtype_plan(dtype)
+    plan = cast("PreTrainedModel", module)._get_dtype_plan(dtype)
     patterns = [name.replace("*", ".*") for name in sorted(plan)]
     return re.compile("|".join(patterns) or r"(?!)")

@@ -1,13 +1,10 @@
-"""The proof at load that a model can be cut: head and tail compose to the full pass.
-
-Every `model` here is a FrozenModel, whose own module imports this one.
-"""
+"""The proof at load that a model can be cut: head and tail compose to the full pass."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +21,9 @@ from thinkalike.models.module_facts import (
     text_config,
 )
 from thinkalike.models.survey import passing
+
+if TYPE_CHECKING:
+    from thinkalike.models.frozen import FrozenModel
 
 # The names that configurations give to the kinds of layers, ...
 LAYER_KINDS = ("layer_types", "layers_block_type", "attention_layers")
@@ -51,14 +51,14 @@ SAMPLED_ENTRIES = 2**12
 ENTRIES_AT_ONCE = 2**22
 
 
-def prove(model: Any) -> None:
+def prove(model: FrozenModel) -> None:
     """Check that weights are ordinary numbers, and that head and tail compose to the full pass.
 
     Reading the weights must not change the model: `state_dict()` repacks those of some quantised
-    modules in place. Cuts are before the first block, after the first, the middle and the last one,
-    and after the first of each kind; the middle one also on a row that is longer than the windows
-    of the layers that attend to one. Where the model predicts the next token, no token may change
-    the logits of earlier ones.
+    modules in place. Cuts are before the first block, after the first, the middle and the last
+    one, and after the first of each kind; the middle one also on a row that is longer than the
+    windows of the layers that attend to one. Where the model predicts the next token, no token may
+    change the logits of earlier ones.
 
     Raises:
         ModelError: Something else is the case.
@@ -70,21 +70,23 @@ def prove(model: Any) -> None:
         _compare(model, tokens, _cuts(model))
         window = _longest_window(model)
         if window and model.predicts != "states":
-            long_row = sample_tokens(model.vocabulary, window + BEYOND_WINDOW, rows=1, at_most=LONGEST_PROOF)
+            long_row = sample_tokens(
+                model.vocabulary, window + BEYOND_WINDOW, rows=1, at_most=LONGEST_PROOF
+            )
             _compare(model, long_row, [(model.n_layers - 1) // 2])
         if model.predicts == "next":
             _check_causal(model, tokens)
 
 
-def _cuts(model: Any) -> list[Layer]:
+def _cuts(model: FrozenModel) -> list[Layer]:
     """Return where a model is cut."""
     last = model.n_layers - 1
     if model.predicts == "states":
         return [last]  # the blocks of a decoder also read what its encoder made of the tokens
-    shape = text_config(model.module)
-    kinds: list[Any] = []
+    config = text_config(model.module)
+    kinds: list[object] = []
     for name in LAYER_KINDS:
-        value = getattr(shape, name, None)
+        value = getattr(config, name, None)
         if isinstance(value, list):
             kinds = value
             break
@@ -93,13 +95,13 @@ def _cuts(model: Any) -> list[Layer]:
     return [EMBED, *sorted(layers)]
 
 
-def _longest_window(model: Any) -> int | None:
+def _longest_window(model: FrozenModel) -> int | None:
     """Return the longest window of attention that a row of the proof can be longer than."""
-    shape = text_config(model.module)
+    config = text_config(model.module)
     most = min(model.context, LONGEST_PROOF)
     windows = []
     for name in WINDOWS:
-        size = getattr(shape, name, None)
+        size = getattr(config, name, None)
         # Rows of the other samples have 16 tokens, which are longer than shorter windows.
         if isinstance(size, int) and 16 < size + BEYOND_WINDOW <= most:
             windows.append(size)
@@ -107,8 +109,10 @@ def _longest_window(model: Any) -> int | None:
 
 
 @contextlib.contextmanager
-def _unchanged_by_reading(model: Any) -> Iterator[None]:
-    """Check that a model gives the same output before and after its weights are read inside of this.
+def _unchanged_by_reading(model: FrozenModel) -> Iterator[None]:
+    """Check that a model gives the same output before and after its weights are read.
+
+    They are read while this context is open.
 
     The outputs must have equal bits, unless two passes in a row differ in theirs, as sums on a GPU
     may.
@@ -162,12 +166,12 @@ def _is_equal(first: Tensor, second: Tensor) -> bool:
     return torch.equal(first.nan_to_num(nan=0.0), second.nan_to_num(nan=0.0))
 
 
-def _states_of_tensors(module: nn.Module) -> dict[str, tuple[Any, ...]]:
+def _states_of_tensors(module: nn.Module) -> dict[str, tuple[object, ...]]:
     """Return for each parameter and buffer what shows that it changed.
 
     `state_dict()` is not called.
     """
-    states: dict[str, tuple[Any, ...]] = {}
+    states: dict[str, tuple[object, ...]] = {}
     for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
         address = None if tensor.is_meta else tensor.data_ptr()
         checksum = 0.0
@@ -197,10 +201,13 @@ def check_values(module: nn.Module, name: str) -> None:
         if wrong_count:  # else it is the sum alone that is too large
             is_too_large = tensor.dtype == torch.float16 and not tensor.isnan().any()
             remedy = "; they may be in float32" if is_too_large else ""
-            raise ModelError(f"{name}: {wrong_count:,} of {tensor.numel():,} values of {path} are not finite{remedy}")
+            raise ModelError(
+                f"{name}: {wrong_count:,} of {tensor.numel():,} values of {path} are not "
+                f"finite{remedy}"
+            )
 
 
-def _compare(model: Any, tokens: Tensor, cuts: list[Layer]) -> None:
+def _compare(model: FrozenModel, tokens: Tensor, cuts: list[Layer]) -> None:
     """Raise a ModelError unless head and tail compose to the full pass at each cut."""
     tokens = _without_padding(model, tokens)
     mask = None
@@ -219,7 +226,9 @@ def _compare(model: Any, tokens: Tensor, cuts: list[Layer]) -> None:
         if not full.isfinite().all():
             remedy = "; load it in float32 or bfloat16" if model.dtype == torch.float16 else ""
             dtype = str(model.dtype).removeprefix("torch.")
-            raise ModelError(f"{model.name}: its output on sample tokens is not finite in {dtype}{remedy}")
+            raise ModelError(
+                f"{model.name}: its output on sample tokens is not finite in {dtype}{remedy}"
+            )
         if not full.any():
             raise ModelError(f"{model.name}: its output on sample tokens is zero everywhere")
         allowed = TOLERANCE[model.dtype]
@@ -232,13 +241,13 @@ def _compare(model: Any, tokens: Tensor, cuts: list[Layer]) -> None:
             error = relative_error(composed, full)
             if not error <= allowed:  # NaN fails as well
                 raise ModelError(
-                    f"{model.name} cannot be cut at its blocks: tail({cut}, head({cut}, x)) differs "
-                    f"from the full pass by {error:.1e} of the largest logit (allowed: "
+                    f"{model.name} cannot be cut at its blocks: tail({cut}, head({cut}, x)) "
+                    f"differs from the full pass by {error:.1e} of the largest logit (allowed: "
                     f"{allowed:.0e}){_hooks_on(model.module)}"
                 )
 
 
-def may_change_states(hook: Any) -> bool:
+def may_change_states(hook: object) -> bool:
     """Return whether a hook may change what its module computes.
 
     Those of some libraries only move or record it.
@@ -259,10 +268,13 @@ def _hooks_on(module: nn.Module) -> str:
             hooked.append(path or type(module).__name__)
     if not hooked:
         return ""
-    return f"; it has forward hooks on {listed(hooked)}, which may do that: call remove() of their handles"
+    return (
+        f"; it has forward hooks on {listed(hooked)}, which may do that: call remove() of their "
+        "handles"
+    )
 
 
-def _without_padding(model: Any, tokens: Tensor) -> Tensor:
+def _without_padding(model: FrozenModel, tokens: Tensor) -> Tensor:
     """Return sample tokens of a real text: a classifier takes its padding for the end of it."""
     if model.predicts != "class":
         return tokens
@@ -272,25 +284,28 @@ def _without_padding(model: Any, tokens: Tensor) -> Tensor:
     return torch.where(tokens == padding, (padding + 1) % model.vocabulary, tokens)
 
 
-def _check_causal(model: Any, tokens: Tokens) -> None:
+def _check_causal(model: FrozenModel, tokens: Tokens) -> None:
     """Raise a ModelError if later tokens change the logits of earlier ones."""
     half = tokens.shape[1] // 2
-    other = tokens.clone()
-    other[:, half:] = (other[:, half:] + 1) % model.vocabulary
-    changed_logits = model.full(other)[:, :half]
+    changed_tokens = tokens.clone()
+    changed_tokens[:, half:] = (tokens[:, half:] + 1) % model.vocabulary
+    changed_logits = model.full(changed_tokens)[:, :half]
     error = relative_error(changed_logits, model.full(tokens)[:, :half])
     # 0 in all architectures, but for experts, whose products round.
     if error <= TOLERANCE[model.dtype] / 10:
         return
 
-    shape = text_config(model.module)
+    config = text_config(model.module)
     body = type(getattr(model.module, "base_model", None)).__name__
-    heads = heads_of(str(getattr(shape, "model_type", "")))
+    heads = heads_of(str(getattr(config, "model_type", "")))
     remedy = f"write {body} under architectures in its config.json, to read its states alone"
     if any(head.predicts == "hidden" for head in heads):
         remedy = "save it with AutoModelForMaskedLM"
-    if hasattr(shape, "is_decoder"):
-        remedy = f"if trained on earlier tokens alone, write is_decoder: true in its config.json; else {remedy}"
+    if hasattr(config, "is_decoder"):
+        remedy = (
+            "if trained on earlier tokens alone, write is_decoder: true in its config.json; else "
+            f"{remedy}"
+        )
     raise ModelError(
         f"{model.name} is to predict the next token, but later tokens change its logits by "
         f"{error:.1e} of the largest one, as in an encoder; {remedy}{_hooks_on(model.module)}"

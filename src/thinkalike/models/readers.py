@@ -12,9 +12,10 @@ import re
 import shutil
 import tempfile
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, cast
 from unittest.mock import patch
 
 import torch
@@ -25,9 +26,11 @@ from thinkalike.errors import ModelError, listed
 from thinkalike.hub import resolved
 from thinkalike.models.adapters import run_adapted, with_adapter
 from thinkalike.models.bounds import check_size
+from thinkalike.models.checkpoints import is_gguf, located
 from thinkalike.models.families import Family, heads_of, stated_quantization
 from thinkalike.models.formats import conversion
-from thinkalike.models.gguf import OWN, gguf_said
+from thinkalike.models.gguf import gguf_config
+from thinkalike.models.gguf_header import OWN
 from thinkalike.models.module_facts import (
     TOLERANCE,
     Checkpoint,
@@ -37,11 +40,11 @@ from thinkalike.models.module_facts import (
     sample_tokens,
     text_config,
 )
-from thinkalike.models.places import is_gguf, located
 from thinkalike.models.proof import check_values
 from thinkalike.models.stored_weights import (
     BUFFERS,
     FLOATING,
+    StoredTensor,
     check_dtypes,
     check_one_set,
     dtype_name,
@@ -49,12 +52,17 @@ from thinkalike.models.stored_weights import (
 from thinkalike.models.survey import without_hooks
 from thinkalike.models.tokenizer_reading import read_tokenizer
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+    from transformers.modeling_utils import LoadStateDictConfig
+
 log = logging.getLogger(__name__)
 
 # Poolers, through which no state passes.
 POOLERS = re.compile(r"(^|\.)pooler\.")
 
-# Heads and poolers of other classes with the same body, which the class that is loaded does not have.
+# Heads and poolers of other classes with the same body, which the class that is loaded does not
+# have.
 HEADS = re.compile(
     r"^(lm_head|embed_out|cls|classifier|score|qa_outputs|v_head|multiple_choice_head|"
     r"seq_relationship)\.|(^|\.)pooler\."
@@ -87,17 +95,22 @@ def read_transformers(
     import transformers
 
     model_class = getattr(transformers, family.reading_class)
-    options: dict[str, Any] = _placement(config, device)
+    options = _placement(config, device)
     quantization: str = config.quantization or ""
     if is_gguf(place):
         if quantization:
-            raise ModelError(f"{config.called} is quantised already; leave out model.quantization={quantization}")
-        shape, quantization = gguf_said(Path(place))
-        options["config"] = shape
+            raise ModelError(
+                f"{config.called} is quantised already; leave out "
+                f"model.quantization={quantization}"
+            )
+        gguf_settings, quantization = gguf_config(Path(place))
+        options["config"] = gguf_settings
         options["quantization_config"] = transformers.GgufConfig(dequantize=True)
     # All below the head must be complete of a model whose head may be missing.
     body = [""] if family.predicts == "hidden" else None
-    read = functools.partial(read_weights, model_class, config, place, body, dtype=dtype, **options)
+    read_model = functools.partial(
+        read_weights, model_class, config, place, body, dtype=dtype, **options
+    )
     rows_of_adapter = 0
     with (
         torch.random.fork_rng(devices=[]),
@@ -106,9 +119,11 @@ def read_transformers(
         # A head that nothing reads may be missing: equal checkpoints give equal modules.
         torch.manual_seed(0)
         if adapter is None:
-            module = read()
+            module = read_model()
         else:
-            module, rows_of_adapter = run_adapted(lambda: with_adapter(read(), adapter), adapter.name, TOLERANCE[dtype])
+            module, rows_of_adapter = run_adapted(
+                lambda: with_adapter(read_model(), adapter), adapter.name, TOLERANCE[dtype]
+            )
 
     tokenizer_place = place
     if adapter and rows_of_adapter and any(adapter.glob("tokenizer*")):
@@ -123,7 +138,9 @@ def read_transformers(
     return Checkpoint(placed, tokenizer, longest, quantization, has_head)
 
 
-def read_legacy(config: ModelConfig, place: str, device: torch.device, dtype: torch.dtype) -> Checkpoint:
+def read_legacy(
+    config: ModelConfig, place: str, device: torch.device, dtype: torch.dtype
+) -> Checkpoint:
     """Read a language model in the layout of TransformerLens 1, with the tokenizer that it names.
 
     Raises:
@@ -140,7 +157,9 @@ def read_legacy(config: ModelConfig, place: str, device: torch.device, dtype: to
         error = relative_error(first_tensor(module(tokens)), hooked)
     if not error <= TOLERANCE[dtype]:  # NaN fails as well
         check_values(module, config.called)
-        raise ModelError(f"{config.called}: without TransformerLens's hooks the logits differ by {error:.1e}")
+        raise ModelError(
+            f"{config.called}: without TransformerLens's hooks the logits differ by {error:.1e}"
+        )
     return Checkpoint(module.to(device=device, dtype=dtype), bridge.tokenizer, bridge.cfg.n_ctx)
 
 
@@ -152,33 +171,36 @@ def _pinned(repository: str, revision: str | None) -> Iterator[None]:
     """
     import huggingface_hub
 
-    download = huggingface_hub.hf_hub_download
+    download: Callable[..., str] = huggingface_hub.hf_hub_download
     commit = resolved("model", repository, revision)
 
-    def pinned(repo_id: str, filename: str, **options: Any) -> str:
+    def pinned(repo_id: str, filename: str, **options: object) -> str:
         if repo_id == repository:
             options["revision"] = commit.sha
         return download(repo_id, filename, **options)
 
     with (
         patch.object(huggingface_hub, "hf_hub_download", pinned),
-        patch.object(huggingface_hub.HfApi, "list_repo_files", lambda *_, **__: list(commit.files)),
+        patch.object(
+            huggingface_hub.HfApi, "list_repo_files", lambda *_, **__: list(commit.files)
+        ),
     ):
         yield
 
 
 def read_weights(
-    model_class: Any,
+    model_class: type[PreTrainedModel],
     config: ModelConfig,
     place: str,
     body: Sequence[str] | None = None,
     /,
-    **options: Any,
-) -> Any:
+    **options: object,
+) -> PreTrainedModel:
     """Read the weights of a checkpoint of transformers, and check that all came.
 
     transformers draws missing ones at random. Buffers, and heads that are not used, may be left
-    over. Where only the body must be complete and the checkpoint has no head, the body is returned.
+    over. Where only the body must be complete and the checkpoint has no head, the body is
+    returned.
 
     Args:
         model_class: The class whose `from_pretrained` reads it, with these options.
@@ -220,7 +242,9 @@ def read_weights(
         needed = tuple(f"{prefix}.{beginning}".lstrip(".") for beginning in body)
     has_no_head = body == [""] and not all(name.startswith(needed) for name in missing)
     stated_classes = [getattr(transformers, name, None) for name in class_names]
-    is_stated_class = any(isinstance(module, stated) for stated in stated_classes if isinstance(stated, type))
+    is_stated_class = any(
+        isinstance(module, stated) for stated in stated_classes if isinstance(stated, type)
+    )
     if has_no_head and not is_stated_class and stated_classes:
         first_stated = stated_classes[0]
         if isinstance(first_stated, type):  # such as the discriminator of ELECTRA
@@ -230,9 +254,13 @@ def read_weights(
         missing = [name for name in missing if not POOLERS.search(name)]
     faults = {
         "missing": {name for name in missing if name.startswith(needed)},
-        "of another shape": {name for name, *_ in loading["mismatched_keys"] if name.startswith(needed)},
+        "of another shape": {
+            name for name, *_ in loading["mismatched_keys"] if name.startswith(needed)
+        },
         "not expected": {
-            name for name in loading["unexpected_keys"] if not BUFFERS.search(name) and not HEADS.search(name)
+            name
+            for name in loading["unexpected_keys"]
+            if not BUFFERS.search(name) and not HEADS.search(name)
         },
     }
     if any(faults.values()):
@@ -249,7 +277,7 @@ def read_weights(
 def _refuse_faults(
     faults: Mapping[str, set[str]],
     missing: Sequence[str],
-    module: Any,
+    module: PreTrainedModel,
     config: ModelConfig,
     place: str,
 ) -> None:
@@ -262,10 +290,10 @@ def _refuse_faults(
         config: Its configuration.
         place: Where it was read.
     """
-    found = []
+    phrases = []
     for fault, names in faults.items():
         if names:
-            found.append(f"{fault}: {listed(sorted(names))}")
+            phrases.append(f"{fault}: {listed(sorted(names))}")
     source = "config.json describes"
     remedy = "give the whole checkpoint with its own config.json"
     if is_gguf(place):
@@ -280,7 +308,7 @@ def _refuse_faults(
     remedy = conversion(Path(place)) or remedy  # DeepSpeed leaves empty weights beside its own
     raise ModelError(
         f"cannot load model={config.called} from {place}: its weights are not those that its "
-        f"{source} ({'; '.join(found)}); {remedy}"
+        f"{source} ({'; '.join(phrases)}); {remedy}"
     )
 
 
@@ -292,7 +320,12 @@ def _checked_while_read(place: str) -> Iterator[None]:
     convert = modeling_utils.convert_and_load_state_dict_in_model
     draw = PreTrainedModel._move_missing_keys_from_meta_to_device
 
-    def checked(model: Any, state_dict: Mapping[str, Any], load_config: Any, **options: Any) -> Any:
+    def checked(
+        model: PreTrainedModel,
+        state_dict: Mapping[str, StoredTensor],
+        load_config: LoadStateDictConfig,
+        **options: object,
+    ) -> object:
         if load_config.hf_quantizer is None:
             kinds = {name.rpartition(".")[2] for name, _ in model.named_parameters()}
             check_dtypes(state_dict, place, kinds)
@@ -300,7 +333,7 @@ def _checked_while_read(place: str) -> Iterator[None]:
             _warn_of_plain_weights(model, state_dict, place)
         return convert(model=model, state_dict=state_dict, load_config=load_config, **options)
 
-    def bounded(model: Any, missing: Any, *options: Any) -> None:
+    def bounded(model: PreTrainedModel, missing: AbstractSet[str], *options: object) -> None:
         names = missing - model.all_tied_weights_keys.keys()
         drawn = [model.get_parameter_or_buffer(name) for name in names]
         drawn += [buffer for _, buffer in model.named_non_persistent_buffers()]
@@ -314,8 +347,10 @@ def _checked_while_read(place: str) -> Iterator[None]:
         yield
 
 
-def _warn_of_plain_weights(model: Any, stored: Mapping[str, Any], place: str) -> None:
-    """Say that no weight is stored as a quantisation leaves it, although the configuration has one."""
+def _warn_of_plain_weights(
+    model: PreTrainedModel, stored: Mapping[str, StoredTensor], place: str
+) -> None:
+    """Warn if a configuration states a quantisation and no weight is stored as one leaves it."""
     dtypes = {dtype_name(tensor) for tensor in stored.values()}
     stated = stated_quantization(model.config.to_dict())
     if stated and dtypes <= set(FLOATING.values()):
@@ -328,8 +363,8 @@ def _warn_of_plain_weights(model: Any, stored: Mapping[str, Any], place: str) ->
         )
 
 
-def _warn_of_two_embeddings(module: Any, called: str) -> None:
-    """Say that a head has other values than the embedding, although the configuration ties them."""
+def _warn_of_two_embeddings(module: PreTrainedModel, called: str) -> None:
+    """Warn if a head has other values than the embedding that its configuration ties it to."""
     if not hasattr(module, "get_output_embeddings"):
         return
     head = module.get_output_embeddings()
@@ -351,14 +386,14 @@ def _warn_of_two_embeddings(module: Any, called: str) -> None:
     )
 
 
-def _placement(config: ModelConfig, device: torch.device) -> dict[str, Any]:
+def _placement(config: ModelConfig, device: torch.device) -> dict[str, object]:
     """Return the options of `from_pretrained` that bring weights to where they are used."""
-    options: dict[str, Any] = {}
+    options: dict[str, object] = {}
     if config.quantization:
         from transformers import BitsAndBytesConfig
 
         in_8bit = config.quantization == "8bit"
-        settings: dict[str, Any] = {"load_in_8bit": in_8bit, "load_in_4bit": not in_8bit}
+        settings: dict[str, object] = {"load_in_8bit": in_8bit, "load_in_4bit": not in_8bit}
         if not in_8bit:
             settings["bnb_4bit_compute_dtype"] = getattr(torch, config.dtype)
         options["quantization_config"] = BitsAndBytesConfig(**settings)
@@ -372,21 +407,21 @@ def _placement(config: ModelConfig, device: torch.device) -> dict[str, Any]:
     return options
 
 
-def _placed(module: Any, options: dict[str, Any], device: torch.device) -> Any:
+def _placed(module: nn.Module, options: Mapping[str, object], device: torch.device) -> nn.Module:
     """Return a module on its device, unless its weights were laid out as `_placement` says.
 
     Every weight keeps the dtype in which transformers read it, since some stay in float32 on
     purpose.
     """
     folder = options.get("offload_folder")
-    if folder:
+    if isinstance(folder, str):
         weakref.finalize(module, shutil.rmtree, folder, ignore_errors=True)
     if folder or getattr(module, "hf_quantizer", None) is not None:
         return module
     return module.to(device)
 
 
-def part_with_states(module: Any, config: ModelConfig, family: Family) -> nn.Module:
+def part_with_states(module: PreTrainedModel, config: ModelConfig, family: Family) -> nn.Module:
     """Return what has the states of a model whose head is not read.
 
     It is the body, or a side of an encoder-decoder: that of `model.side`, which need not be given
@@ -397,36 +432,41 @@ def part_with_states(module: Any, config: ModelConfig, family: Family) -> nn.Mod
     """
     body = module.base_model
     if not family.has_sides:
-        return body  # type: ignore[no-any-return]
+        return cast(nn.Module, body)
     has_decoder = body.get_decoder() is not body
     if config.side == "decoder" and not has_decoder:
-        raise ModelError(f"{config.called} is an encoder without a decoder: remove model.side=decoder")
+        raise ModelError(
+            f"{config.called} is an encoder without a decoder: remove model.side=decoder"
+        )
     if config.side == "encoder" or not has_decoder:
-        return module.get_encoder()  # type: ignore[no-any-return]
+        return cast(nn.Module, module.get_encoder())
     if config.side == "decoder":
         return DecoderSide(module)
-    raise ModelError(f"{config.called} is an encoder-decoder: choose model.side=encoder or model.side=decoder")
+    raise ModelError(
+        f"{config.called} is an encoder-decoder: choose model.side=encoder or model.side=decoder"
+    )
 
 
 class DecoderSide(nn.Module):
     """An encoder-decoder whose encoder and decoder read the same text.
 
-    The states are those of the decoder. Its module and its name are part of the identity of a model
-    in memory, and so of the keys of results.
+    The states are those of the decoder. Its module and its name are part of the identity of a
+    model in memory, and so of the keys of results.
     """
 
-    def __init__(self, module: Any):
+    def __init__(self, module: PreTrainedModel):
         super().__init__()
         self.both = module
         self.config = module.config
 
-    def get_input_embeddings(self) -> Any:
-        return self.both.get_input_embeddings()
+    def get_input_embeddings(self) -> nn.Module:
+        return cast(nn.Module, self.both.get_input_embeddings())
 
     def forward(self, tokens: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        return self.both.base_model(  # type: ignore[no-any-return]
+        output = self.both.base_model(
             input_ids=tokens,
             attention_mask=attention_mask,
             decoder_input_ids=tokens,
             decoder_attention_mask=attention_mask,
-        )[0]
+        )
+        return cast(Tensor, output[0])

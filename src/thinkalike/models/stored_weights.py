@@ -6,7 +6,7 @@ import logging
 import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Protocol, cast, runtime_checkable
 from zipfile import is_zipfile
 
 import torch
@@ -14,23 +14,39 @@ from safetensors import safe_open
 from torch import Tensor
 
 from thinkalike.errors import ModelError, listed
+from thinkalike.models.checkpoints import WEIGHTS, weight_map
 from thinkalike.models.formats import IN_TURN
-from thinkalike.models.places import WEIGHTS, weight_map
 
 log = logging.getLogger(__name__)
 
 # Buffers that older versions saved and newer ones compute.
-BUFFERS = re.compile(r"(^|\.)(position_ids|token_type_ids|inv_freq|masked_bias|attn\.bias|attention\.bias)$")
+BUFFERS = re.compile(
+    r"(^|\.)(position_ids|token_type_ids|inv_freq|masked_bias|attn\.bias|attention\.bias)$"
+)
 
 # The dtypes of weights, as safetensors calls them, by their names in torch.
 FLOATING = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 
 
-def check_dtypes(stored: Mapping[str, Any], place: object, kinds: Collection[str] = ("weight", "bias")) -> None:
+@runtime_checkable
+class TensorSlice(Protocol):
+    """A tensor of a file of safetensors that is not read yet."""
+
+    def get_dtype(self) -> str: ...
+
+
+StoredTensor = Tensor | TensorSlice
+
+
+def check_dtypes(
+    stored: Mapping[str, StoredTensor],
+    place: object,
+    kinds: Collection[str] = ("weight", "bias"),
+) -> None:
     """Raise a ModelError for a weight that is stored as whole numbers, or in 8 bits.
 
-    Without a quantisation, it would be cast to an ordinary number of a floating type, and the model
-    would be another one.
+    Without a quantisation, it would be cast to an ordinary number of a floating type, and the
+    model would be another one.
 
     Args:
         stored: Tensors, or slices of a file of safetensors.
@@ -49,12 +65,12 @@ def check_dtypes(stored: Mapping[str, Any], place: object, kinds: Collection[str
             )
 
 
-def dtype_name(tensor: Any) -> str:
+def dtype_name(tensor: StoredTensor) -> str:
     """Return the dtype of a tensor, or of a slice of a file.
 
     Floating types have the names that safetensors gives them.
     """
-    if hasattr(tensor, "get_dtype"):  # of a slice, which has safetensors' name
+    if isinstance(tensor, TensorSlice):
         return str(tensor.get_dtype())
     name = str(tensor.dtype).removeprefix("torch.")
     return FLOATING.get(name, name)
@@ -79,7 +95,8 @@ def check_one_set(folder: Path) -> None:
     for name, index in other_indices:
         if not _is_same_set(tensors, folder, index):
             raise ModelError(
-                f"{folder} holds two sets of weights that differ, {first_name} and {name}; remove one of them"
+                f"{folder} holds two sets of weights that differ, {first_name} and {name}; remove "
+                "one of them"
             )
     files = set()
     for pattern in (*WEIGHTS, "adapter_model.*"):
@@ -109,7 +126,10 @@ def _tensors_of_index(folder: Path, name: str, index: Mapping[str, str]) -> dict
             )
         for tensor_name in of_file.keys() & tensors.keys():
             if not torch.equal(tensors[tensor_name], of_file[tensor_name]):
-                raise ModelError(f"{folder}: two files of {name} hold {tensor_name} with different values; remove one")
+                raise ModelError(
+                    f"{folder}: two files of {name} hold {tensor_name} with different values; "
+                    "remove one"
+                )
         tensors |= of_file
     return tensors
 
@@ -120,15 +140,15 @@ def _is_same_set(tensors: Mapping[str, Tensor], folder: Path, index: Mapping[str
     Files that cannot be read, such as a pointer of Git LFS, say nothing; what is read is checked
     elsewhere.
     """
-    others: dict[str, Tensor] = {}
+    other_tensors: dict[str, Tensor] = {}
     try:
         for file_name in set(index.values()):
-            others |= tensors_in_file(folder / file_name)
+            other_tensors |= tensors_in_file(folder / file_name)
     except Exception:
         return True
-    for name in tensors.keys() & others.keys():
+    for name in tensors.keys() & other_tensors.keys():
         first = tensors[name]
-        second = others[name]
+        second = other_tensors[name]
         narrower = min(first.dtype, second.dtype, key=lambda dtype: dtype.itemsize)
         if not torch.equal(first.to(narrower), second.to(narrower)):
             return False
@@ -146,11 +166,12 @@ def _file_of_tensors(path: Path) -> dict[str, str]:
 
 
 def tensors_in_file(path: Path) -> Mapping[str, Tensor]:
-    """Return the tensors of a file, which are mapped and not read; nothing in them can run code."""
+    """Return the tensors of a file, which are mapped and not read.
+
+    Nothing in them can run code.
+    """
     if path.suffix == ".safetensors":
         with safe_open(path, framework="pt") as file:
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    is_mapped = is_zipfile(path)
-    return torch.load(  # type: ignore[no-any-return]
-        path, map_location="cpu", weights_only=True, mmap=is_mapped
-    )
+    tensors = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zipfile(path))
+    return cast(Mapping[str, Tensor], tensors)

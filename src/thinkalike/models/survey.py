@@ -1,70 +1,103 @@
-"""How the blocks of a model run: one after the other, what they return, and without wrappers.
-
-Every `model` here is a FrozenModel, whose own module imports this one.
-"""
+"""How the blocks of a model run: one after the other, what they return, and without wrappers."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from thinkalike.errors import ModelError, listed, one_line
+from thinkalike.models.hooks import Arguments
 from thinkalike.models.module_facts import first_tensor, sample_tokens, text_config
+
+if TYPE_CHECKING:
+    from thinkalike.models.frozen import FrozenModel
 
 # The rows and the tokens of the sample.
 ROWS = 2
 TOKENS = 3
 
 
-def survey(model: Any) -> tuple[int, list[int | None]]:
-    """Return the width of the residual stream, and what each block returns.
+class Survey(NamedTuple):
+    """What the blocks of a model return.
 
-    This is the length of the tuple that a block returns, or None for a tensor. Blocks must run one
-    after the other and once each, and return states of one width. From then on no pass keeps keys
-    and values for later tokens; nothing is ever generated.
+    Attributes:
+        width: The width of the residual stream.
+        tuple_lengths: The length of the tuple that each block returns, or None for a tensor.
+    """
+
+    width: int
+    tuple_lengths: list[int | None]
+
+
+def survey(model: FrozenModel) -> Survey:
+    """Return what the blocks of a model return.
+
+    Blocks must run one after the other and once each, and return states of one width. From then on
+    no pass keeps keys and values for later tokens; nothing is ever generated.
 
     Raises:
         ModelError: Blocks do not run so, or return something else.
     """
-    for shape in (getattr(model.module, "config", None), text_config(model.module)):
-        if hasattr(shape, "use_cache"):
-            shape.use_cache = False  # type: ignore[union-attr]
-    ran: list[int] = []
-    outputs: list[Any] = []
+    for config in (getattr(model.module, "config", None), text_config(model.module)):
+        if config is not None and hasattr(config, "use_cache"):
+            config.use_cache = False
+    order, outputs = _outputs_of_blocks(model)
+    _check_order(model, order)
+    unknown = set()
+    for output in outputs:
+        if not isinstance(output, Tensor | tuple | list):
+            unknown.add(type(output).__name__)
+    if unknown:
+        raise ModelError(
+            f"{model.name}: its blocks return {listed(sorted(unknown))}, and no states that can "
+            "be cut"
+        )
+    shapes = {tuple(first_tensor(output).shape) for output in outputs}
+    first_shape = next(iter(shapes))
+    if len(shapes) > 1 or first_shape[:-1] != (ROWS, TOKENS):
+        raise ModelError(
+            f"{model.name}: its blocks return {sorted(shapes)} for {ROWS} rows of {TOKENS} tokens"
+        )
+    tuple_lengths: list[int | None] = []
+    for output in outputs:
+        tuple_lengths.append(len(output) if isinstance(output, tuple | list) else None)
+    return Survey(first_shape[-1], tuple_lengths)
 
-    def record(number: int, output: Any) -> None:
-        ran.append(number)
+
+def _outputs_of_blocks(model: FrozenModel) -> tuple[list[int], list[object]]:
+    """Return the numbers of blocks in the order in which they ran, and what each returned."""
+    order: list[int] = []
+    outputs: list[object] = []
+
+    def record(number: int, block: nn.Module, args: Arguments, output: object) -> None:
+        order.append(number)
         outputs.append(output)
 
     with contextlib.ExitStack() as hooks:
         for number, block in enumerate(model.blocks):
-            hook = block.register_forward_hook(lambda _, __, output, number=number: record(number, output))
-            hooks.enter_context(hook)
+            record_block = functools.partial(record, number)
+            hooks.enter_context(block.register_forward_hook(record_block))
         with passing(model.name):
             model.full(sample_tokens(model.vocabulary, TOKENS, rows=ROWS))
+    return order, outputs
 
+
+def _check_order(model: FrozenModel, order: Sequence[int]) -> None:
+    """Raise a ModelError unless blocks ran one after the other and once each."""
     expected = list(range(model.n_layers))
-    if not ran or ran != expected:
-        idle = sorted(set(expected) - set(ran))
-        which = f" (of these, {listed(idle)} do not run for text alone)" if idle else ""
-        raise ModelError(
-            f"{model.name}: the {model.n_layers} blocks of {model.family.blocks} do not run one "
-            f"after the other and once each{which}, so it has no residual stream to cut"
-        )
-    unknown = {type(output).__name__ for output in outputs if not isinstance(output, Tensor | tuple | list)}
-    if unknown:
-        raise ModelError(f"{model.name}: its blocks return {listed(sorted(unknown))}, and no states that can be cut")
-    shapes = {tuple(first_tensor(output).shape) for output in outputs}
-    first_shape = next(iter(shapes))
-    if len(shapes) > 1 or first_shape[:-1] != (ROWS, TOKENS):
-        raise ModelError(f"{model.name}: its blocks return {sorted(shapes)} for {ROWS} rows of {TOKENS} tokens")
-    lengths = [None if isinstance(output, Tensor) else len(output) for output in outputs]
-    return first_shape[-1], lengths
+    if order and order == expected:
+        return
+    idle = sorted(set(expected) - set(order))
+    which = f" (of these, {listed(idle)} do not run for text alone)" if idle else ""
+    raise ModelError(
+        f"{model.name}: the {model.n_layers} blocks of {model.family.blocks} do not run one "
+        f"after the other and once each{which}, so it has no residual stream to cut"
+    )
 
 
 @contextlib.contextmanager
@@ -105,7 +138,10 @@ def without_hooks(module: nn.Module) -> nn.Module:
         module.set_attn_implementation("sdpa")  # type: ignore[operator]
         return module
     is_plain = isinstance(module, NativeAttention) and module.causal and module.rotary is None
-    if is_plain and module.kv_repeats == 1 and not module.attn_scores_soft_cap > 0:  # type: ignore[operator]
+    if not is_plain:
+        return module
+    has_soft_cap = module.attn_scores_soft_cap > 0  # type: ignore[operator]
+    if module.kv_repeats == 1 and not has_soft_cap:
         module.__class__ = _fused()  # the weights stay where they are
     return module
 
@@ -114,18 +150,23 @@ def without_hooks(module: nn.Module) -> nn.Module:
 def _fused() -> type[nn.Module]:
     """Return the class of a NativeAttention that runs through the fused kernel.
 
-    It is a class, as compiled blocks share a graph only if their code refers to no object of one of
-    them. Its module and its name are part of the identity of a model in memory, and so of the keys
-    of results.
+    It is a class, as compiled blocks share a graph only if their code refers to no object of one
+    of them. Its module and its name are part of the identity of a model in memory, and so of the
+    keys of results.
     """
     from transformer_lens.model_bridge.sources.native.model import NativeAttention
 
     class FusedAttention(NativeAttention):
-        def forward(self, hidden_states: Any, attention_mask: Any = None, **_: Any) -> tuple[Any, Any]:
+        def forward(
+            self, hidden_states: Tensor, attention_mask: Tensor | None = None, **_: object
+        ) -> tuple[Tensor, Tensor | None]:
             if attention_mask is not None:
                 return super().forward(hidden_states, attention_mask=attention_mask)
             shape = (*hidden_states.shape[:2], self.n_heads, self.d_head)
-            q, k, v = (projection(hidden_states).view(shape).transpose(1, 2) for projection in (self.q, self.k, self.v))
+            q, k, v = (
+                projection(hidden_states).view(shape).transpose(1, 2)
+                for projection in (self.q, self.k, self.v)
+            )
             mixed = scaled_dot_product_attention(q, k, v, is_causal=True, scale=1 / self.scale)
             return self.o(mixed.transpose(1, 2).flatten(2)), None
 

@@ -6,22 +6,25 @@ import logging
 import tempfile
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from thinkalike.config import ModelConfig
 from thinkalike.digests import PROBES, read_json
 from thinkalike.errors import ModelError
 from thinkalike.files import is_folder
-from thinkalike.models.bounds import check_growth
+from thinkalike.models.checkpoints import is_gguf, located
 from thinkalike.models.gguf import cut_as_stated
 from thinkalike.models.module_facts import puts_bos
-from thinkalike.models.places import is_gguf, located
 from thinkalike.models.plausible import TEXT
+from thinkalike.models.tokenizer_growth import check_growth
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 log = logging.getLogger(__name__)
 
 
-def read_tokenizer(config: ModelConfig, place: str) -> Any:
+def read_tokenizer(config: ModelConfig, place: str) -> PreTrainedTokenizerBase:
     """Read the tokenizer of a checkpoint.
 
     A checkpoint must have one: transformers would make up one without words.
@@ -39,7 +42,7 @@ def read_tokenizer(config: ModelConfig, place: str) -> Any:
     if is_gguf(place):
         return _tokenizer_of_gguf(Path(place))
     revision = config.revision or "main"
-    optional: dict[str, Any] = {
+    optional: dict[str, object] = {
         "revision": revision,
         "_raise_exceptions_for_missing_entries": False,
     }
@@ -49,8 +52,8 @@ def read_tokenizer(config: ModelConfig, place: str) -> Any:
         check_growth(Path(file))
     tokenizer = None
     try:
-        read = AutoTokenizer.from_pretrained(place, revision=revision)
-        tokenizer = without_dropout(read, config.called)
+        tokenizer = AutoTokenizer.from_pretrained(place, revision=revision)
+        tokenizer = without_dropout(tokenizer, config.called)
     except ValueError as error:
         if "backend tokenizer" not in str(error):
             raise
@@ -66,10 +69,13 @@ def read_tokenizer(config: ModelConfig, place: str) -> Any:
 
     if config.revision and is_folder(place):  # a run may keep its tokenizer beside its checkpoints
         return read_tokenizer(replace(config, revision=None), str(Path(place).parent))
-    raise ModelError(f"{config.called}: {place} has no tokenizer that transformers reads ({', '.join(sorted(names))})")
+    files = ", ".join(sorted(names))
+    raise ModelError(
+        f"{config.called}: {place} has no tokenizer that transformers reads ({files})"
+    )
 
 
-def _tokenizer_of_gguf(file: Path) -> Any:
+def _tokenizer_of_gguf(file: Path) -> PreTrainedTokenizerBase:
     """Return the tokenizer of a GGUF file.
 
     Beside a tokenizer.json, transformers would read that instead.
@@ -83,8 +89,13 @@ def _tokenizer_of_gguf(file: Path) -> Any:
         return cut_as_stated(tokenizer, file)
 
 
-def _as_its_file(tokenizer: Any, file: str, config: ModelConfig, place: str) -> Any:
-    """Return a tokenizer that cuts texts as tokenizer.json says, with a warning if its class does not."""
+def _as_its_file(
+    tokenizer: PreTrainedTokenizerBase, file: str, config: ModelConfig, place: str
+) -> PreTrainedTokenizerBase:
+    """Return a tokenizer that cuts texts as tokenizer.json says.
+
+    If its class does not, a warning says so, and it is read without that class.
+    """
     from transformers import PreTrainedTokenizerFast
 
     if _cuts_as(tokenizer, file):
@@ -103,7 +114,7 @@ def _as_its_file(tokenizer: Any, file: str, config: ModelConfig, place: str) -> 
     return plain
 
 
-def _warn_of_bos(tokenizer: Any, settings: Path, config: ModelConfig) -> None:
+def _warn_of_bos(tokenizer: PreTrainedTokenizerBase, settings: Path, config: ModelConfig) -> None:
     """Say that a setting of BOS has no effect on the tokenizer."""
     stated = read_json(settings).get("add_bos_token")
     if config.bos is None and stated in (True, False) and stated != puts_bos(tokenizer):
@@ -114,7 +125,9 @@ def _warn_of_bos(tokenizer: Any, settings: Path, config: ModelConfig) -> None:
         )
 
 
-def without_dropout(tokenizer: Any, called: str = "") -> Any:
+def without_dropout(
+    tokenizer: PreTrainedTokenizerBase, called: str = ""
+) -> PreTrainedTokenizerBase:
     """Set the dropout of a tokenizer of BPE to none.
 
     With dropout the same text would have different ids at every call.
@@ -128,14 +141,15 @@ def without_dropout(tokenizer: Any, called: str = "") -> Any:
         tokenizer.backend_tokenizer.model.dropout = None
         if called:
             log.warning(
-                "%s: dropout=%g of its tokenizer is left out: with it a text has other ids each time",
+                "%s: dropout=%g of its tokenizer is left out: with it a text has other ids each "
+                "time",
                 called,
                 dropout,
             )
     return tokenizer
 
 
-def dropout_of(tokenizer: Any) -> float | None:
+def dropout_of(tokenizer: PreTrainedTokenizerBase) -> float | None:
     """Return the share of merges that a tokenizer of BPE leaves out at random.
 
     It is None if there is no such setting.
@@ -144,7 +158,7 @@ def dropout_of(tokenizer: Any) -> float | None:
     return getattr(getattr(backend, "model", None), "dropout", None)
 
 
-def _cuts_as(tokenizer: Any, file: str) -> bool:
+def _cuts_as(tokenizer: PreTrainedTokenizerBase, file: str) -> bool:
     """Return whether a tokenizer cuts texts as its file says.
 
     A class of transformers may overrule that.

@@ -23,11 +23,23 @@ from typing import Any
 from thinkalike.catalogue import title_of
 from thinkalike.columns import Columns
 from thinkalike.errors import StoreError, ThinkalikeError, one_line, plain, plain_line
-from thinkalike.listing import Entry, Found, Query, divided, parser, records, search, selected, skipping
+from thinkalike.listing import (
+    Entry,
+    ListRecord,
+    Query,
+    StoreContent,
+    command_parser,
+    records,
+    search,
+    selected,
+    skipping,
+    stores_and_settings,
+)
 from thinkalike.processes import counted
 from thinkalike.report.grids import Grid, grids_of, plain_value, rounded
 from thinkalike.screen import watched
-from thinkalike.store import MOST_LISTED, Result, is_sealed, open_result
+from thinkalike.store import Result, is_sealed, open_result
+from thinkalike.store.manifest import MOST_LISTED_BYTES
 
 PARTS = Path(__file__).parent / "page"
 SCRIPTS = ("elements", "colours", "data", "matrix", "charts", "results", "pair", "profiles", "claims", "main")
@@ -45,11 +57,11 @@ Report = dict[str, Any]
 
 def write_report(arguments: Sequence[str]) -> None:
     """Write the page that a command line asks for."""
-    reads = parser("report", "Write one HTML page of stores and single results, which needs no network and no server.")
+    reads = command_parser("report", "Write one HTML page of stores and results.")
     reads.add_argument("--out", default="report.html", metavar="PAGE", help="the file to write (report.html)")
     reads.add_argument("--title", help="the title of the page (the names of the folders)")
     asked = reads.parse_args(arguments)
-    places, settings = divided(asked.which)
+    places, settings = stores_and_settings(asked.which)
     query = Query.parsed([*places[:1], *settings])  # with one of them, as a store= beside it would be ignored
     places = places or [str(query.store)]
     with watched():
@@ -67,14 +79,14 @@ def write_report(arguments: Sequence[str]) -> None:
     print(f"page: {path}")
 
 
-def gather(places: Sequence[str | Path], query: Query | None = None) -> Found:
+def gather(places: Sequence[str | Path], query: Query | None = None) -> StoreContent:
     """Return the results of stores and of single folders, each once; experiments come after the jobs they rest on.
 
     Damaged results are left out and named in `skipped`.
     """
-    found = Found(Path(", ".join(map(str, places))))
+    found = StoreContent(Path(", ".join(map(str, places))))
     for place in dict.fromkeys(Path(place).expanduser() for place in places):
-        inside = Found(place, [_single(place)]) if is_sealed(place) else search(place, READ)
+        inside = StoreContent(place, [_single(place)]) if is_sealed(place) else search(place, READ)
         found.entries += inside.entries
         found.skipped += inside.skipped
         found.unfinished += inside.unfinished
@@ -133,7 +145,7 @@ def packed_json(content: dict[str, Any]) -> str:
     return base64.b64encode(packed.getbuffer()).decode()
 
 
-def report_of(found: Found) -> Report:
+def report_of(found: StoreContent) -> Report:
     """Return what a page shows of results.
 
     Returns:
@@ -158,7 +170,7 @@ def report_of(found: Found) -> Report:
 def _tables_of(result: Result) -> dict[str, Columns]:
     """Return the tables by name; `details`, which has all columns, stands in the place of `table`."""
     names = [Path(name) for name in result.files if Path(name).suffix == ".csv"]
-    tables = {name.stem: Columns.read(result.folder / name, MOST_LISTED, MOST_COLUMNS) for name in names}
+    tables = {name.stem: Columns.read(result.folder / name, MOST_LISTED_BYTES, MOST_COLUMNS) for name in names}
     if "details" in tables:
         tables["table"] = tables.pop("details")
     return tables
@@ -176,7 +188,7 @@ def _holds_claims(table: Columns) -> bool:
     return table.has("claim", "verdict") and len(table) <= MOST_CLAIMS
 
 
-def shown(entry: Entry, record: dict[str, Any]) -> dict[str, Any]:
+def shown(entry: Entry, record: ListRecord) -> dict[str, Any]:
     """Return the row of one result in the list of results, from its record (`listing.records`).
 
     Its command line is empty unless that of an entry point computed it; a part of an experiment has the experiment's.

@@ -26,8 +26,8 @@ from thinkalike.digests import versions_of
 from thinkalike.errors import DataError
 from thinkalike.measures.massive_rows import massive
 from thinkalike.models.families import pick_device
+from thinkalike.models.fingerprints import checkpoint_fingerprint
 from thinkalike.models.labels import names_of
-from thinkalike.models.places import checkpoint_fingerprint
 from thinkalike.processes import counted
 from thinkalike.states.batches import KEEPS_MASSIVE, say_massive
 from thinkalike.states.folder import load_source

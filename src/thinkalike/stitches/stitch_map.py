@@ -285,7 +285,7 @@ class Site:
         """Return a model as one whose layers are at this site."""
         if self.site == AFTER:
             return model
-        from thinkalike.models.sites import MiddleModel  # which other stitches need not load
+        from thinkalike.models.middle import MiddleModel  # which other stitches need not load
 
         return MiddleModel(model)
 

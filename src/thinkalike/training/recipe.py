@@ -1,9 +1,9 @@
-"""The settings of a stitch and of its training, and the recipes that decide what a command line leaves open."""
+"""The settings of a stitch and of its training, and the recipes that decide what is left open."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from thinkalike.config import RecipeJob, SettingValues, TrainConfig, setting
 from thinkalike.config.parts import TOKENS_AT_ONCE
@@ -13,16 +13,35 @@ from thinkalike.plugins import is_plugin
 from thinkalike.stitches.kinds import CLOSED, MOST_SEEDS, TRAINED
 
 Init = Literal["auto", "identity", "least_squares", "procrustes", "reduced_rank"]
-STARTS = {"orthogonal": "procrustes", "low_rank": "reduced_rank"}  # of stitch.init=auto; else least_squares
-OF_TRAINING = {"init", "loss", "floor", "optimizer", "whiten", "lr", "lr_multiples", "seeds", "momentum",
-               "scale_lr_by_momentum", "weight_decay", "clip", "schedule", "warmup"}  # fmt: skip
-# steps between warm-up and the first average: with fewer, 4 of 15 fits of minis went on to speed up
+# where stitch.init=auto starts a stitch of each kind; all other kinds start at least_squares
+CLOSED_FORM_OF_KIND: dict[str, Init] = {"orthogonal": "procrustes", "low_rank": "reduced_rank"}
+# the settings that only matter if something is trained
+OF_TRAINING = {
+    "init",
+    "loss",
+    "floor",
+    "optimizer",
+    "whiten",
+    "lr",
+    "lr_multiples",
+    "seeds",
+    "momentum",
+    "scale_lr_by_momentum",
+    "weight_decay",
+    "clip",
+    "schedule",
+    "warmup",
+}
+# steps between warm-up and the first average: with fewer, 4 of 15 fits of minis went on to speed
+# up
 SETTLED = 5
-RATES, WHITENED_RATE = {"sgd": 1.0, "adam": 0.18}, 10.0  # stitch.lr where none is given
+# stitch.lr where none is given, by optimiser, and in whitened coordinates
+DEFAULT_RATES = {"sgd": 1.0, "adam": 0.18}
+WHITENED_RATE = 10.0
 
 
 def whole_rows(tokens: int, context: int) -> int:
-    """Return how many tokens the whole rows among so many tokens hold; a training reads no part of a row."""
+    """Return how many of these tokens are in whole rows; a training reads no part of a row."""
     return tokens // context * context
 
 
@@ -36,22 +55,30 @@ class StitchConfig(Checked, part="stitch"):
     rank: int = setting(16, least=1, most=10**6)  # of low_rank and reduced_rank
     # where training starts; auto: at the closed form of the kind
     init: Init = setting("identity", by_recipe=True)
-    # λ of the closed forms least_squares and reduced_rank; null: it is chosen by cross-validation over documents
+    # λ of the closed forms least_squares and reduced_rank; null: it is chosen by cross-validation
+    # over documents
     ridge: float | None = setting(None, least=0)
     # cross_entropy: of the next token | kl: to the target's output | mse: to its state |
-    # penultimate: ‖s - t‖² / ‖t‖² to its state after the last block | alignment: the mean of that from the site on
-    loss: Literal["cross_entropy", "kl", "mse", "penultimate", "alignment"] = setting("cross_entropy", by_recipe=True)
+    # penultimate: ‖s - t‖² / ‖t‖² to its state after the last block | alignment: the mean of that
+    # from the site on
+    loss: Literal["cross_entropy", "kl", "mse", "penultimate", "alignment"] = setting(
+        "cross_entropy", by_recipe=True
+    )
     controls: bool = False  # report closed forms, shuffled and random sources beside φ
-    # also fit the target to itself by the same recipe; null: where the identity is not the optimum of that
+    # also fit the target to itself by the same recipe; null: where the identity is not the optimum
+    # of that
     floor: bool = setting(None, by_recipe=True, not_in_key_as=True)
     both: bool = False  # also fit the target to the source
     # sgd: with Nesterov momentum, as in brown2023 | adam: with decoupled decay
     optimizer: Literal["sgd", "adam"] = setting("sgd", by_recipe=True)
     # steps of sgd in coordinates of unit variance of the source's states; of linear and affine
     whiten: bool = setting(False, by_recipe=True)
-    # peak, for adam times √width; null: 1 for sgd, 10 for sgd in whitened coordinates, 0.18 for adam
+    # peak, for adam times √width; null: 1 for sgd, 10 for sgd in whitened coordinates, 0.18 for
+    # adam
     lr: float | None = setting(None, above=0, most=1e37)
-    lr_multiples: list[float] = setting(list, above=0, most=1e6)  # of further rates, tried in the same pass
+    lr_multiples: list[float] = setting(
+        list, above=0, most=1e6
+    )  # of further rates, tried in the same pass
     # fits whose order of the text differs; the table is of their mean
     seeds: int = setting(1, least=1, most=MOST_SEEDS)
     momentum: float = setting(0.9, least=0, below=1)  # of sgd
@@ -60,10 +87,14 @@ class StitchConfig(Checked, part="stitch"):
     weight_decay: float = setting(1e-3, by_recipe=True, least=0)
     clip: float = setting(1.0, least=0)  # gradient norm per stitch; 0: none
     # of the rate; average: it stays, and φ is the mean over the last half of the steps
-    schedule: Literal["linear", "cosine", "average", "tuned_lens"] = setting("linear", by_recipe=True)
+    schedule: Literal["linear", "cosine", "average", "tuned_lens"] = setting(
+        "linear", by_recipe=True
+    )
     # of training; of closed forms: batches that they read
     steps: int = setting(2000, by_recipe=True, least=0, most=STEPS)
-    warmup: int = setting(200, by_recipe=True, least=0, most=STEPS)  # steps in which the rate rises
+    warmup: int = setting(
+        200, by_recipe=True, least=0, most=STEPS
+    )  # steps in which the rate rises
     # target tokens that a step reads
     tokens_per_step: int = setting(16384, by_recipe=True, least=2, most=TOKENS_AT_ONCE)
 
@@ -71,63 +102,131 @@ class StitchConfig(Checked, part="stitch"):
         super().__post_init__()
         if not is_plugin(self.kind):
             one_of("stitch.kind", self.kind, (*TRAINED, *CLOSED, "identity"))
-        if None not in (self.norm, self.init, self.loss, self.optimizer, self.whiten, self.steps, self.warmup):
+        decided_by_recipe = (
+            self.norm,
+            self.init,
+            self.loss,
+            self.optimizer,
+            self.whiten,
+            self.steps,
+            self.warmup,
+        )
+        if None not in decided_by_recipe:
             self._decide()
 
     def _decide(self) -> None:
-        """Decide, when nothing is left open, what depends on the other settings; refuse what contradicts them."""
+        """Decide what depends on other settings, once these are known; refuse contradictions."""
         if self.kind in CLOSED and self.norm != "none":
-            raise ConfigError(f"stitch.norm={self.norm} does not go with stitch={self.kind}, which has no LayerNorm")
+            raise ConfigError(
+                f"stitch.norm={self.norm} does not go with stitch={self.kind}, "
+                "which has no LayerNorm"
+            )
+        self._decide_init()
+        if self.whiten and not self._may_whiten:
+            raise ConfigError(
+                "stitch.whiten=true is for sgd and stitch=linear and affine without a LayerNorm"
+            )
+        self._decide_floor()
+        self._decide_steps()
+
+    def _decide_init(self) -> None:
+        """Replace auto by the closed form of the kind, or by the identity if it has none."""
         has_closed_form = self.norm == "none" and self.kind in (*TRAINED, *CLOSED)
         if self.init == "auto":
-            start = STARTS.get(self.kind, "least_squares")
-            self.init = start if has_closed_form else "identity"  # type: ignore[assignment]
+            self.init = "identity"
+            if has_closed_form:
+                self.init = CLOSED_FORM_OF_KIND.get(self.kind, "least_squares")
         elif self.init != "identity" and not has_closed_form:
-            raise ConfigError(f"stitch.init={self.init} does not go with stitch={self.kind} and norm={self.norm}")
-        if self.whiten and not self._may_whiten:
-            raise ConfigError("stitch.whiten=true is for sgd and for stitch=linear and affine without a LayerNorm")
-        is_zero = self.norm == "none" and self.kind in TRAINED and self.loss != "cross_entropy"
-        if self.floor and is_zero:
-            raise ConfigError(f"stitch.floor=true needs stitch.loss=cross_entropy: by {self.loss} the identity is best")
-        self.floor = not is_zero if self.floor is None else self.floor
+            raise ConfigError(
+                f"stitch.init={self.init} does not go with stitch={self.kind} and norm={self.norm}"
+            )
+
+    def _decide_floor(self) -> None:
+        """Fit the target to itself where the optimum of that is not known to be the identity."""
+        identity_is_best = (
+            self.norm == "none" and self.kind in TRAINED and self.loss != "cross_entropy"
+        )
+        if self.floor and identity_is_best:
+            raise ConfigError(
+                "stitch.floor=true needs stitch.loss=cross_entropy: "
+                f"by {self.loss} the identity is best"
+            )
+        if self.floor is None:
+            self.floor = not identity_is_best
+
+    def _decide_steps(self) -> None:
         if not self.trained:
             self.warmup = 0
         if self.kind == "identity" and not self.trained:
             self.steps = 0
         elif self.steps < 1:
-            raise ConfigError(f"stitch.steps={self.steps} must be at least 1 for a {self.kind} stitch")
+            raise ConfigError(
+                f"stitch.steps={self.steps} must be at least 1 for a {self.kind} stitch"
+            )
         elif self.warmup >= self.steps:
-            raise ConfigError(f"stitch.warmup={self.warmup} must be less than stitch.steps={self.steps}")
+            raise ConfigError(
+                f"stitch.warmup={self.warmup} must be less than stitch.steps={self.steps}"
+            )
 
     @property
     def _may_whiten(self) -> bool:
-        return self.norm in (None, "none") and self.kind in ("linear", "affine") and self.optimizer in (None, "sgd")
+        """Whether SGD can step in whitened coordinates, as far as the settings are known."""
+        is_plain_map = self.norm in (None, "none") and self.kind in ("linear", "affine")
+        return is_plain_map and self.optimizer in (None, "sgd")
+
+    @property
+    def _is_isometry(self) -> bool:
+        """Whether adam trains the stitch by the project's recipe."""
+        return self.kind in ("orthogonal", "low_rank")
 
     def by_recipe(self, job: RecipeJob) -> SettingValues:
-        """Return the project's recipe, which takes a third of the steps to what they are after, or that of brown2023.
+        """Return the settings of the project's recipe, or of that of brown2023.
 
-        Linear and affine maps are trained by sgd in whitened coordinates and averaged, others by adam. The recipe of
-        brown2023 is sgd on the cross-entropy, with a LayerNorm before φ.
+        The project's recipe takes a third of the steps to where the other one gets. It trains
+        linear and affine maps by sgd in whitened coordinates, and averages them; others it trains
+        by adam. The recipe of brown2023 is sgd on the cross-entropy, with a LayerNorm before φ.
         """
-        mini, isometry = job.is_mini, self.kind in ("orthogonal", "low_rank")
-        if self.kind in CLOSED:
-            return {"steps": 64 if mini else 256, "tokens_per_step": 4096 if mini else 16384}
-        small, rise = (170, 17) if isometry else (300, 30)
-        steps, rise = (small, rise) if mini else (2000, 200)
-        per_step = 4096 if isometry or self.kind == "identity" else 2048
-        values: dict[str, Any] = {
-            "steps": steps,
-            "warmup": min(rise, (steps if self.steps is None else self.steps) // 10),
-            "tokens_per_step": per_step if mini else 16384,
-        }
-        if self.kind == "identity":
+        values = self._amounts(job)
+        if self.kind in CLOSED or self.kind == "identity":
             return values
         if job.recipe == "paper":
-            return values | {"norm": "pre"}
-        own = {"optimizer": "adam", "schedule": "cosine"} if isometry else {"weight_decay": 0.0, "schedule": "average"}
-        return values | {"init": "auto", "loss": "kl", "whiten": self._may_whiten} | own
+            return {**values, "norm": "pre"}
+        shared = {"init": "auto", "loss": "kl", "whiten": self._may_whiten}
+        if self._is_isometry:
+            return {**values, **shared, "optimizer": "adam", "schedule": "cosine"}
+        return {**values, **shared, "weight_decay": 0.0, "schedule": "average"}
+
+    def _amounts(self, job: RecipeJob) -> SettingValues:
+        """Return how much text a recipe reads: the steps, and the tokens of each."""
+        if self.kind in CLOSED:
+            if job.is_mini:
+                return {"steps": 64, "tokens_per_step": 4096}
+            return {"steps": 256, "tokens_per_step": 16384}
+
+        steps = 2000
+        warmup = 200
+        tokens_per_step = 16384
+        if job.is_mini:
+            steps = 300
+            warmup = 30
+            tokens_per_step = 2048
+            if self._is_isometry:
+                steps = 170
+                warmup = 17
+            if self._is_isometry or self.kind == "identity":
+                tokens_per_step = 4096
+
+        asked_steps = steps
+        if self.steps is not None:
+            asked_steps = self.steps
+        return {
+            "steps": steps,
+            "warmup": min(warmup, asked_steps // 10),
+            "tokens_per_step": tokens_per_step,
+        }
 
     def settings_read(self) -> frozenset[str]:
+        """Return the settings that change something with the others as they are."""
         read = super().settings_read()
         if not self.trained:
             read -= OF_TRAINING
@@ -137,17 +236,20 @@ class StitchConfig(Checked, part="stitch"):
             read -= {"steps", "tokens_per_step"}
 
         maps = {self.kind, self.init}  # φ, and the one that training begins with
-        if not maps & {"low_rank", "reduced_rank"}:
+        if maps.isdisjoint({"low_rank", "reduced_rank"}):
             read -= {"rank"}
-        has_ridge = self.controls or maps & {"least_squares", "reduced_rank"}
-        return read if has_ridge else read - {"ridge"}
+        if not self.controls and maps.isdisjoint({"least_squares", "reduced_rank"}):
+            read -= {"ridge"}
+        return read
 
     @property
     def peak(self) -> float:
         """Return `lr`, or the default of the optimiser where it is null."""
         if self.lr is not None:
             return self.lr
-        return WHITENED_RATE if self.whiten else RATES[self.optimizer]
+        if self.whiten:
+            return WHITENED_RATE
+        return DEFAULT_RATES[self.optimizer]
 
     @property
     def is_closed(self) -> bool:
@@ -157,7 +259,9 @@ class StitchConfig(Checked, part="stitch"):
     @property
     def has_closed_forms(self) -> bool:
         """Whether any map is a closed form: φ, its start, its coordinates, or a control."""
-        return self.is_closed or self.controls or self.init != "identity" or bool(self.whiten)
+        if self.is_closed or self.controls:
+            return True
+        return self.init != "identity" or bool(self.whiten)
 
     @property
     def has_settled(self) -> bool:
@@ -171,7 +275,9 @@ class StitchConfig(Checked, part="stitch"):
     @property
     def trained(self) -> bool:
         """Whether there is anything to train; closed forms read `steps` batches, once."""
-        return self.kind in TRAINED or is_plugin(self.kind) or (self.kind == "identity" and self.norm != "none")
+        if self.kind == "identity":
+            return self.norm != "none"
+        return self.kind in TRAINED or is_plugin(self.kind)
 
 
 def fewest_steps(warmup: int | None = None) -> int:

@@ -18,7 +18,7 @@ from thinkalike.measures.seeds import seeded
 from thinkalike.measures.splitmix import splitmix
 from thinkalike.models.families import EMBED
 from thinkalike.models.frozen import FrozenModel
-from thinkalike.models.load import fresh, variant
+from thinkalike.models.variants import fresh, variant
 from thinkalike.training.run import StepData
 
 SCALES, CONDITION = 100.0, 30.0  # the largest over the smallest: of scales of dimensions, of singular values

@@ -27,9 +27,10 @@ from thinkalike.data.rows import Corpus, TokenRows
 from thinkalike.errors import ConfigError, DataError, one_of
 from thinkalike.evaluation.token_means import BigramMeans, TokenMeans
 from thinkalike.job import Instrument, Outcome, Work, fingerprints
+from thinkalike.models.fingerprints import checkpoint_fingerprint
 from thinkalike.models.frozen import FrozenModel
-from thinkalike.models.load import fresh, load_model, randomised, twin
-from thinkalike.models.places import checkpoint_fingerprint
+from thinkalike.models.load import load_model
+from thinkalike.models.variants import fresh, randomised, twin
 from thinkalike.processes import asked, at_boundaries, doing, stop
 from thinkalike.screen import Table, few, number_column, show_table, show_text, text_column
 from thinkalike.store import Result

@@ -25,7 +25,9 @@ from thinkalike.errors import StoreError
 from thinkalike.evaluation.columns import document_counts
 from thinkalike.measures.bootstrap import bootstrap_interval
 from thinkalike.measures.estimates import Estimate, interval_around, jackknife, student_t
-from thinkalike.models.places import explained, located, named_folder, reached
+from thinkalike.models.access import reached
+from thinkalike.models.checkpoints import located, named_folder
+from thinkalike.models.loading_errors import explained
 from thinkalike.screen import number_of_documents
 from thinkalike.store import Result
 

@@ -20,10 +20,12 @@ from thinkalike.contrib.pretraining.instrument import WholeModel, cosine
 from thinkalike.errors import ConfigError, ModelError
 from thinkalike.job import Instrument, Outcome, Work, fingerprints
 from thinkalike.job.setting_groups import OF_STITCHES, left_in_key
+from thinkalike.models.access import reached
+from thinkalike.models.config_json import read_config_json
 from thinkalike.models.families import CLASSIFIER, FAMILIES, pick_device
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_model
-from thinkalike.models.places import explained, reached, read_shape
+from thinkalike.models.loading_errors import explained
 from thinkalike.models.readers import read_weights
 from thinkalike.models.shapes import Passes, Shapes
 from thinkalike.models.tokenizer_reading import read_tokenizer
@@ -154,7 +156,7 @@ def new_classifier(
     import transformers
 
     with explained(config), reached(config) as (place, _):
-        kind, family = read_shape(config, place).get("model_type", config.family), FAMILIES[CLASSIFIER]
+        kind, family = read_config_json(config, place).get("model_type", config.family), FAMILIES[CLASSIFIER]
         if kind != family.model_type:
             raise ModelError(f"task=nli fine-tunes bert; {config.called} is a {kind}: choose model=bert-mini")
         names = dict(enumerate(classes))

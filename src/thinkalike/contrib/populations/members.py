@@ -20,9 +20,9 @@ from thinkalike.contrib.populations.pairs import EncodedPairs, PairBatch, Pairs,
 from thinkalike.errors import DataError, one_of
 from thinkalike.instruments import run_job
 from thinkalike.job import Work
+from thinkalike.models.fingerprints import checkpoint_fingerprint
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_model
-from thinkalike.models.places import checkpoint_fingerprint
 from thinkalike.processes import asked, at_boundaries, counted, doing, stop
 from thinkalike.states.tokens import sites
 from thinkalike.store import Result

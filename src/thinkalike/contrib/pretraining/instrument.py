@@ -29,8 +29,8 @@ from thinkalike.instruments.loss import show_loss
 from thinkalike.job import Instrument, Outcome, Work, fingerprints
 from thinkalike.job.setting_groups import OF_STITCHES, left_in_key
 from thinkalike.models.families import FAMILIES, Family, pick_device
-from thinkalike.models.load import build_mini, load_model
-from thinkalike.models.minis import save_mini, train_tokenizer
+from thinkalike.models.load import load_model
+from thinkalike.models.minis import build_mini, save_mini, train_tokenizer
 from thinkalike.models.shapes import Passes, Shape, Shapes, shape_from
 from thinkalike.store import Result
 from thinkalike.training.optimizers import scheduled

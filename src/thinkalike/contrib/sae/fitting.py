@@ -23,7 +23,7 @@ from thinkalike.evaluation.columns import interval_columns
 from thinkalike.measures.bootstrap import bootstrap_interval, documents_and_seeds_interval
 from thinkalike.measures.estimates import Estimate
 from thinkalike.models.frozen import FrozenModel
-from thinkalike.models.shapes import operations
+from thinkalike.models.operations import operations
 from thinkalike.training.run import Run, fit
 
 log = logging.getLogger(__name__)

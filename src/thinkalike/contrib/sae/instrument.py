@@ -18,7 +18,7 @@ from thinkalike.errors import ModelError
 from thinkalike.evaluation.columns import document_counts
 from thinkalike.job import Instrument, Outcome, Work, fingerprints
 from thinkalike.models.families import outline
-from thinkalike.models.places import checkpoint_fingerprint
+from thinkalike.models.fingerprints import checkpoint_fingerprint
 from thinkalike.models.shapes import Passes, Shapes
 from thinkalike.store import Headline, Result
 from thinkalike.training.run import Run, loggers_of

@@ -37,9 +37,9 @@ from thinkalike.measures.accuracy import Accuracy, balanced_accuracies
 from thinkalike.measures.estimates import interval_around
 from thinkalike.measures.moments import LayerPair
 from thinkalike.measures.seeds import seeded
-from thinkalike.models.load import fresh
 from thinkalike.models.shapes import Passes, Shapes
 from thinkalike.models.sites import ONCE
+from thinkalike.models.variants import fresh
 from thinkalike.processes import counted
 from thinkalike.screen import Column, Table, few, number_column, show_table, show_text, text_column
 from thinkalike.states.stimuli import stimulus_states, stimulus_states_of, with_own_states

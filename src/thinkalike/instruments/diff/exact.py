@@ -14,10 +14,11 @@ from torch import Tensor
 from thinkalike.digests import tokenizer_facts
 from thinkalike.instruments.diff.screen import runs
 from thinkalike.measures.edits import Edit, edit
-from thinkalike.models.behaviour import output_distance, traits_that_differ
 from thinkalike.models.frozen import FrozenModel
+from thinkalike.models.identity import output_distance
 from thinkalike.models.module_facts import HEADS, TOLERANCE, embedding_of, entries_of, number_in, text_config
 from thinkalike.models.parts import comparable_tensors, parts_of
+from thinkalike.models.traits import traits_that_differ
 from thinkalike.processes import counted
 
 MIXTURES = ("linear mixture", "spherical mixture", "weighted sum")

@@ -31,10 +31,10 @@ from thinkalike.job import Instrument, Outcome, Work
 from thinkalike.job.setting_groups import REPORT_TEXT, left_in_key
 from thinkalike.measures.changes import random_signs, signed_permutation
 from thinkalike.measures.seeds import seeded
+from thinkalike.models.fingerprints import checkpoint_fingerprint
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_model, load_models
 from thinkalike.models.parts import Part, changed_parts, check_one_basis, norms, one_form, without_difference
-from thinkalike.models.places import checkpoint_fingerprint
 from thinkalike.models.shapes import Passes, Shapes
 from thinkalike.screen import show_text
 from thinkalike.states.contrasts import CONTRASTS, Contrasts, grammar_contrasts, read_contrasts

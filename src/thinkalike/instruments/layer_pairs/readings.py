@@ -38,7 +38,7 @@ from thinkalike.instruments.ruler import (
 from thinkalike.job import Work
 from thinkalike.measures.estimates import without_parts
 from thinkalike.measures.folds import JACKKNIFE_PARTS
-from thinkalike.memory import hand_back
+from thinkalike.memory import free_cached_memory
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.layer_choice import layers_at_depths, pairs_of_layers
 from thinkalike.models.rounding import can_be_rounded
@@ -70,7 +70,7 @@ def readings(
         return {}, {}
     pairs = pairs_read(config.layers, *(model.n_layers for model in models))
     measure = sampled(config.measure, level)
-    hand_back(models[0].device)
+    free_cached_memory(models[0].device)
     with work.phase("readings"):
         compared = BatchComparison(kind.metric, config.data, measure, models, pairs)
     value, rungs = measured(compared, models, work)

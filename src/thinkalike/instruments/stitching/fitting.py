@@ -33,7 +33,15 @@ from thinkalike.measures.closed_forms import AffineMap
 from thinkalike.measures.halved_moments import HalvedMoments
 from thinkalike.measures.ladder import next_rung
 from thinkalike.measures.moments import LayerPair, PairStatistics
-from thinkalike.memory import AT_ONCE, GAPS, MARGIN, Budget, check_memory, hand_back, in_use
+from thinkalike.memory import (
+    FRAGMENTATION,
+    STATE_BYTES_ON_CPU,
+    USABLE_SHARE,
+    Budget,
+    bytes_in_use,
+    check_memory,
+    free_cached_memory,
+)
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.layer_choice import pairs_of_layers
 from thinkalike.models.load import load_models
@@ -85,7 +93,9 @@ class Setting:
     def budget(self) -> Budget:
         """The memory for states outside of training."""
         place = self.target.device
-        limit = (in_use(place) + GAPS * AT_ONCE) / MARGIN if place.type == "cpu" else None
+        limit = (
+            (bytes_in_use(place) + FRAGMENTATION * STATE_BYTES_ON_CPU) / USABLE_SHARE if place.type == "cpu" else None
+        )
         return Budget.of(place, self.memory or limit)
 
     def reversed(self, data: DataConfig) -> Setting:
@@ -100,7 +110,7 @@ def load_setting(config: StitchJob) -> Setting:
     stitch, memory, both = config.stitch, config.trainer.memory, (config.model, config.target)
     source, target = load_models(*(replace(e, device=own_device(e.device, config.trainer)) for e in both))
     if source.sites or target.sites:
-        from thinkalike.models.sites import MiddleModel  # which jobs at the usual site need not load
+        from thinkalike.models.middle import MiddleModel  # which jobs at the usual site need not load
 
         cut = {id(each): MiddleModel(each) if each.sites else each for each in (source, target)}
         source, target = cut[id(source)], cut[id(target)]
@@ -110,7 +120,7 @@ def load_setting(config: StitchJob) -> Setting:
     pairs = pairs_of_layers(config.layers, source.n_layers, target.n_layers)
     _check_room(stitch, source.d_model, target.d_model, pairs, Budget.of(target.device, memory))
     corpus = shared_text(config.data, source, target, max(stitch.steps * stitch.tokens_per_step, 1))
-    hand_back(target.device)
+    free_cached_memory(target.device)
     return Setting(stitch, config.seed, source, target, pairs, corpus, memory, config.ruler)
 
 
@@ -238,7 +248,7 @@ def statistics_of(setting: Setting) -> Statistics:
         rows_read = len(rows.tokens)
     most_rows = max(MOST_TOKENS // fit.context, 1)
     means.read(target, tokens[rows_read : max(rows_read, most_rows)])
-    hand_back(target.device)
+    free_cached_memory(target.device)
     return Statistics(moments, means)
 
 
@@ -388,7 +398,7 @@ def reported(
         phis = fits.beside.get("random_source") or untrained.maps("least_squares")
         controls["random_source"] = Control(untrained.setting.source, phis, "source")
     rows = setting.corpus.report
-    hand_back(target.device)
+    free_cached_memory(target.device)
     batch = largest_report_batch(*setting.models, rows, setting.budget, has_controls=True)
     sums = document_sums(*setting.models, maps, rows, *batch, controls=controls)
     return sums | {"floor": sums["stitch"]} if is_itself else sums  # the target is stitched into itself anyway

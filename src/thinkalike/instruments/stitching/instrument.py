@@ -19,7 +19,7 @@ from thinkalike.job.budget_ladder import LADDER
 from thinkalike.models.layer_choice import check_stitchable, layers_at_depths, pairs_of_layers
 from thinkalike.processes import check_processes
 from thinkalike.screen import (
-    ROWS,
+    MOST_ROWS,
     Table,
     few,
     number_column,
@@ -382,7 +382,7 @@ class Stitching(
         by_direction = details_of(result).groupby(["source", "target"], sort=False)
         directions = [table for _, table in by_direction]
         for table in directions:
-            _show_direction(table, few(len(table), ROWS if len(directions) == 1 else ROWS_OF_TWO))
+            _show_direction(table, few(len(table), MOST_ROWS if len(directions) == 1 else ROWS_OF_TWO))
         show_text(f"Intervals are over {number_of_documents(result.scalars)}.")
         if sites := _sites(result):
             show_text(f"Layers end before their MLP: {sites}.")

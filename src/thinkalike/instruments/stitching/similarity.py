@@ -27,7 +27,7 @@ from thinkalike.instruments.ruler import (
     shares_more,
 )  # fmt: skip
 from thinkalike.instruments.stitching.fitting import Setting
-from thinkalike.memory import hand_back
+from thinkalike.memory import free_cached_memory
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ def similarity_of(setting: Setting, data: DataConfig) -> dict[str, Any]:
     controls: list[Tensor] = []
     for side, model in enumerate(models):
         controls.append(compared.shared(side, MIXING, compared.read(side, MIXING)))
-        hand_back(model.device)
+        free_cached_memory(model.device)
     found = shared_columns(compared.value(), controls) | {"mixing": most(controls).mean(1)[:, 0]}
     return {PREFIX if name == "value" else f"{PREFIX}_{name}": values.numpy() for name, values in found.items()}
 

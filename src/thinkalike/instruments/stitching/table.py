@@ -33,7 +33,7 @@ from thinkalike.measures.bootstrap import bootstrap_interval, documents_and_seed
 from thinkalike.measures.estimates import Estimate, jackknife, without_parts
 from thinkalike.measures.folds import JACKKNIFE_PARTS
 from thinkalike.measures.ladder import reading_of
-from thinkalike.models.load import randomised
+from thinkalike.models.variants import randomised
 from thinkalike.training.recipe import StitchConfig
 from thinkalike.training.run import Run
 

@@ -25,7 +25,9 @@ from thinkalike.hub import cached, patiently, refused
 from thinkalike.instruments import run_job
 from thinkalike.instruments.trajectory.answers import Reading, outcome, tasks_of_features
 from thinkalike.job import Instrument, Outcome, Work
-from thinkalike.models.places import checkpoint_fingerprint, explained, named_folder, revisions_in
+from thinkalike.models.checkpoints import named_folder, revisions_in
+from thinkalike.models.fingerprints import checkpoint_fingerprint
+from thinkalike.models.loading_errors import explained
 from thinkalike.models.shapes import Passes, Shapes
 from thinkalike.processes import counted
 from thinkalike.screen import Table, number_column, number_of_documents, show_table, show_text

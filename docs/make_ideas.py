@@ -1,0 +1,379 @@
+r"""Draw the five pictures of docs/concepts/ideas.md.
+
+python docs/make_ideas.py [--store results]
+
+Two of the pictures show measured numbers. The store must hold the results of these two commands:
+
+python train.py
+python analyze.py measure=ruler model=./smollm2 model@target=./gemma3-270m 'layers=[[14,8]]' \
+    'measure.rungs=[bits,./smollm2-8bit,./smollm2-6bit]'
+
+docs/make_real_models.py makes the four folders. Two further pictures are diagrams, and the last is a
+simulation.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import itertools
+import json
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from html import escape
+from pathlib import Path
+
+import torch
+
+from thinkalike.measures.bootstrap import bootstrap_interval
+
+IMAGES = Path(__file__).parent / "images"
+
+# All pictures have one width, so that their letters have one size on the page.
+WIDTH = 480
+
+# Colours that can be told apart on white and on black paper, and by readers who do not see red or green.
+INK = "#1f2430"
+GREY = "#6b7280"
+PALE = "#e5e7eb"
+SOURCE = "#0072b2"
+TARGET = "#d55e00"
+STITCH = "#009e73"
+
+SYNTHETIC_DOCUMENTS = 40
+TOKENS_PER_DOCUMENT = 50
+SIMULATED_EXPERIMENTS = 24
+
+
+@dataclass
+class Picture:
+    """Shapes on a white card, WIDTH wide and `height` high, as SVG."""
+
+    title: str
+    height: int
+    shapes: list[str] = field(default_factory=list)
+
+    def text(self, x: float, y: float, words: str, *, colour: str = INK, size: int = 13, anchor: str = "start") -> None:
+        """Write words whose baseline begins, has its middle or ends at (x, y)."""
+        self.shapes.append(
+            f'<text x="{x:.1f}" y="{y:.1f}" fill="{colour}" font-size="{size}" text-anchor="{anchor}">'
+            f"{escape(words)}</text>"
+        )
+
+    def box(self, x: float, y: float, width: float, height: float, *, fill: str, words: str = "") -> None:
+        """Draw a rectangle, with white words in its middle."""
+        self.shapes.append(
+            f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" rx="4" fill="{fill}"/>'
+        )
+        if words:
+            self.text(x + width / 2, y + height / 2 + 4.5, words, colour="#ffffff", anchor="middle")
+
+    def line(
+        self, x0: float, y0: float, x1: float, y1: float, *, colour: str = GREY, width: float = 1.5, dash: str = ""
+    ) -> None:
+        """Draw a line from (x0, y0) to (x1, y1)."""
+        dashes = f' stroke-dasharray="{dash}"' if dash else ""
+        self.shapes.append(
+            f'<line x1="{x0:.1f}" y1="{y0:.1f}" x2="{x1:.1f}" y2="{y1:.1f}" stroke="{colour}"'
+            f' stroke-width="{width}"{dashes}/>'
+        )
+
+    def arrow(self, x0: float, y0: float, x1: float, y1: float, *, colour: str = GREY) -> None:
+        """Draw an arrow from (x0, y0) to (x1, y1)."""
+        self.line(x0, y0, x1, y1, colour=colour)
+        angle = math.atan2(y1 - y0, x1 - x0)
+        for turn in (2.6, -2.6):
+            self.line(x1, y1, x1 + 7 * math.cos(angle + turn), y1 + 7 * math.sin(angle + turn), colour=colour)
+
+    def dot(self, x: float, y: float, *, colour: str, radius: float = 4) -> None:
+        """Draw a filled circle around (x, y)."""
+        self.shapes.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius}" fill="{colour}"/>')
+
+    def save(self, name: str) -> None:
+        """Write the picture to docs/images."""
+        body = "\n".join(self.shapes)
+        (IMAGES / f"{name}.svg").write_text(
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {self.height}" role="img"'
+            f' font-family="Helvetica, Arial, sans-serif">\n<title>{escape(self.title)}</title>\n'
+            f'<rect width="{WIDTH}" height="{self.height}" rx="8" fill="#ffffff"/>\n{body}\n</svg>\n'
+        )
+
+
+def draw_cut() -> None:
+    """Draw how a model is cut at a layer, and the proof that the cut changes nothing."""
+    picture = Picture("A model is cut into a head and a tail, and the cut is proved", 210)
+    picture.text(16, 28, "The whole model", colour=GREY)
+    _draw_blocks(picture, y=40, colours=[SOURCE] * 6)
+    picture.arrow(402, 56, 424, 56)
+    picture.text(430, 61, "logits")
+
+    picture.text(16, 106, "Its head, up to block 2, and its tail", colour=GREY)
+    _draw_blocks(picture, y=118, colours=[SOURCE] * 3, first=0)
+    picture.arrow(210, 134, 250, 134, colour=STITCH)
+    picture.text(230, 126, "h", colour=STITCH, anchor="middle")
+    _draw_blocks(picture, y=118, colours=[SOURCE] * 3, first=3, x=256)
+    picture.arrow(450, 134, 464, 134)
+    picture.text(WIDTH / 2, 188, "Both ways must give the same logits, or the model is refused.", anchor="middle")
+    picture.save("idea-cut")
+
+
+def _draw_blocks(picture: Picture, *, y: float, colours: Sequence[str], first: int = 0, x: float = 16) -> None:
+    for number, colour in enumerate(colours):
+        picture.box(x + number * 65, y, 56, 32, fill=colour, words=f"block {first + number}")
+
+
+@dataclass(frozen=True)
+class StitchLosses:
+    """What a stitch at one layer costs, in nats per token, and what its baselines cost."""
+
+    source: str
+    target: str
+    layer: int
+    target_loss: float
+    stitching_loss: float
+    identity_penalty: float
+    token_mean_penalty: float
+
+
+def draw_stitch(losses: StitchLosses) -> None:
+    """Draw a stitch, and its loss beside its three baselines."""
+    picture = Picture("A stitch joins the head of one model to the tail of another", 320)
+    picture.box(16, 40, 80, 32, fill=SOURCE, words=f"blocks 0-{losses.layer}")
+    picture.text(16, 28, f"{losses.source} (source)", colour=SOURCE)
+    picture.arrow(100, 56, 138, 56)
+    picture.box(142, 40, 60, 32, fill=STITCH, words="map φ")
+    picture.arrow(206, 56, 244, 56)
+    picture.box(248, 40, 120, 32, fill=TARGET, words=f"blocks {losses.layer + 1} and later")
+    picture.text(248, 28, f"{losses.target} (target)", colour=TARGET)
+    picture.arrow(372, 56, 394, 56)
+    picture.text(400, 61, "loss")
+    picture.text(16, 94, "Only φ is trained. Both models stay frozen.", colour=GREY)
+
+    bars = [
+        ("the target alone", losses.target_loss, TARGET),
+        ("stitched, φ trained", losses.stitching_loss, STITCH),
+        ("token-mean baseline", losses.target_loss + losses.token_mean_penalty, GREY),
+        ("identity baseline", losses.target_loss + losses.identity_penalty, GREY),
+    ]
+    longest = max(value for _, value, _ in bars)
+    for number, (label, value, colour) in enumerate(bars):
+        top = 116 + number * 36
+        picture.text(156, top + 17, label, anchor="end")
+        length = 230 * value / longest
+        picture.box(166, top, length, 24, fill=colour)
+        picture.text(166 + length + 6, top + 17, f"{value:.2f}")
+
+    left = 166 + 230 * losses.target_loss / longest
+    right = 166 + 230 * losses.stitching_loss / longest
+    picture.line(left, 108, left, 264, colour=INK, dash="3 3")
+    picture.line(right, 140, right, 264, colour=INK, dash="3 3")
+    penalty = losses.stitching_loss - losses.target_loss
+    picture.text(right, 281, f"penalty {penalty:.2f} nats per token", anchor="middle")
+    picture.text(16, 306, "Next-token loss, nats per token, on held-out documents", colour=GREY, size=12)
+    picture.save("idea-stitch")
+
+
+def draw_residual() -> None:
+    """Draw what is left of a state when token, position and earlier tokens are known."""
+    picture = Picture("What is left of a state when token, position and earlier tokens are known", 250)
+    picture.text(16, 28, "A state of model A at the word “bank”", colour=SOURCE)
+    pieces = [("token", 150, GREY), ("position", 74, GREY), ("earlier tokens", 112, GREY), ("rest", 104, SOURCE)]
+    _draw_pieces(picture, 40, pieces)
+    picture.text(16, 114, "The state of model B at the same word", colour=TARGET)
+    pieces = [("token", 118, GREY), ("position", 60, GREY), ("earlier tokens", 130, GREY), ("rest", 132, TARGET)]
+    _draw_pieces(picture, 126, pieces)
+    picture.arrow(408, 76, 398, 122, colour=STITCH)
+    picture.arrow(392, 122, 402, 76, colour=STITCH)
+    picture.text(384, 103, "linear map: R²", colour=STITCH, anchor="end")
+    for number, words in enumerate(
+        [
+            "Grey: the mean of the token, the mean of the position, and what a linear",
+            "map predicts from averages of the embeddings of earlier tokens.",
+            "Any network that reads the text has these. Only the rest is compared.",
+        ]
+    ):
+        picture.text(16, 192 + 20 * number, words, size=13)
+    picture.save("idea-residual")
+
+
+def _draw_pieces(picture: Picture, y: float, pieces: Sequence[tuple[str, float, str]]) -> None:
+    x = 16.0
+    for words, width, colour in pieces:
+        picture.box(x, y, width - 2, 32, fill=colour, words=words)
+        x += width
+
+
+@dataclass(frozen=True)
+class RulerReading:
+    """R² of a pair of layers, of calibration points of the source, and of the control."""
+
+    source: str
+    target: str
+    source_layer: int
+    target_layer: int
+    value: float
+    bits: float
+    local_mixing: float
+    points: list[tuple[float, float]]  # (bits, R²)
+    untrained: float
+
+
+def draw_ruler(reading: RulerReading) -> None:
+    """Draw R² of a model with copies of itself against their bits, and where a second model falls."""
+    picture = Picture("The ruler: how many bits does a copy have that is as similar?", 350)
+    left = 70.0
+    right = 450.0
+    top = 50.0
+    bottom = 260.0
+
+    def across(bits: float) -> float:
+        return left + (right - left) * (bits - 1.5) / 6.7
+
+    def up(value: float) -> float:
+        return bottom - (bottom - top) * value
+
+    picture.text(16, 28, f"Residual R² of {reading.source}, layer {reading.source_layer}, with …", colour=GREY)
+    for tick in (0, 0.25, 0.5, 0.75, 1):
+        picture.line(left, up(tick), right, up(tick), colour=PALE, width=1)
+        picture.text(left - 8, up(tick) + 4.5, f"{tick:g}", anchor="end", colour=GREY)
+    for bits in range(3, 9):
+        picture.text(across(bits), bottom + 20, f"{bits}", anchor="middle", colour=GREY)
+    picture.text(across(2), bottom + 20, "untrained", anchor="middle", colour=GREY)
+    picture.text((left + right) / 2, bottom + 44, "bits per weight of the copy", anchor="middle", colour=GREY)
+
+    points = sorted(reading.points)
+    for (start, start_value), (end, end_value) in itertools.pairwise(points):
+        picture.line(across(start), up(start_value), across(end), up(end_value), colour=SOURCE, width=2)
+    for copy_bits, value in points:
+        picture.dot(across(copy_bits), up(value), colour=SOURCE)
+    picture.dot(across(2), up(reading.untrained), colour=SOURCE)
+    picture.text(across(6) + 4, up(0.82), "rounded copies of it", colour=SOURCE)
+
+    x = across(reading.bits)
+    y = up(reading.value)
+    picture.line(left, y, x, y, colour=TARGET, dash="4 3")
+    picture.line(x, y, x, bottom, colour=TARGET, dash="4 3")
+    picture.dot(x, y, colour=TARGET, radius=5)
+    picture.text(x + 14, y + 14, f"{reading.target}: {reading.value:.2f},", colour=TARGET)
+    picture.text(x + 14, y + 31, f"as a copy of {reading.bits:.1f} bits", colour=TARGET)
+
+    control = up(reading.local_mixing)
+    words = f"local-mixing control: {reading.local_mixing:.2f}"
+    picture.line(left, control, right, control, colour=GREY, dash="2 4")
+    picture.text(right, control - 6, words, anchor="end", colour=GREY)
+    picture.save("idea-ruler")
+
+
+def draw_intervals() -> None:
+    """Draw intervals over documents and over tokens of the same simulated experiments."""
+    picture = Picture("Intervals over documents hold the truth, and intervals over tokens do not", 300)
+    generator = torch.Generator().manual_seed(0)
+    for column, name in enumerate(["over documents", "over tokens"]):
+        left = 16 + column * 232
+        centre = left + 108
+        picture.line(centre, 50, centre, 262, colour=INK, dash="3 3")
+        picture.text(centre, 22, name, anchor="middle")
+        picture.text(centre, 42, "truth", anchor="middle", colour=GREY, size=12)
+
+    covering = [0, 0]
+    for experiment in range(SIMULATED_EXPERIMENTS):
+        document_effects = torch.randn(SYNTHETIC_DOCUMENTS, 1, generator=generator)
+        noise = torch.randn(SYNTHETIC_DOCUMENTS, TOKENS_PER_DOCUMENT, generator=generator)
+        values = document_effects + noise  # (documents, tokens); the true mean is 0
+        intervals = [_interval(values.mean(1)), _interval(values.flatten())]
+        for column, (low, high) in enumerate(intervals):
+            centre = 16 + column * 232 + 108
+            y = 56 + experiment * 8.6
+            holds_truth = low <= 0 <= high
+            covering[column] += holds_truth
+            colour = STITCH if holds_truth else TARGET
+            picture.line(centre + 160 * low, y, centre + 160 * high, y, colour=colour, width=3)
+    for column, count in enumerate(covering):
+        words = f"{count} of {SIMULATED_EXPERIMENTS} hold the truth"
+        picture.text(16 + column * 232 + 108, 284, words, anchor="middle")
+    picture.save("idea-intervals")
+
+
+def _interval(values: torch.Tensor) -> tuple[float, float]:
+    """Return the 95 % bootstrap interval of the mean of values (n,)."""
+    ones = torch.ones(len(values), dtype=torch.float64)
+    interval = bootstrap_interval(values.double(), ones)
+    return float(interval.low), float(interval.high)
+
+
+def stitch_losses(store: Path) -> StitchLosses:
+    """Return layer 1 of the result of `python train.py`."""
+    folder = _result(store, "stitching", "gelu-3l-mini", "solu-3l-mini")
+    details = _rows(folder / "details.csv")
+    row = next(row for row in details if row["source_layer"] == "1")
+    return StitchLosses(
+        source=row["source"],
+        target=row["target"],
+        layer=1,
+        target_loss=float(row["target_loss"]),
+        stitching_loss=float(row["stitching_loss"]),
+        identity_penalty=float(row["identity_penalty"]),
+        token_mean_penalty=float(row["token_mean_penalty"]),
+    )
+
+
+def ruler_reading(store: Path) -> RulerReading:
+    """Return the middle layer of the ruler of SmolLM2 and Gemma."""
+    folder = _result(store, "ruler", "smollm2", "gemma3-270m")
+    table = _rows(folder / "table.csv")
+    row = table[len(table) // 2]
+    points: list[tuple[float, float]] = []
+    for rung in _rows(folder / "rungs.csv"):
+        if (rung["model"], rung["layer"]) != (row["source"], row["source_layer"]):
+            continue
+        # The folders smollm2-8bit and smollm2-6bit are models, and have no number of bits in the table.
+        copy = re.fullmatch(r"smollm2-(\d)bit", rung["rung"])
+        bits = copy[1] if copy else rung["bits"]
+        if bits:
+            points.append((float(bits), float(rung["value"])))
+    return RulerReading(
+        source="SmolLM2",
+        target="Gemma",
+        source_layer=int(row["source_layer"]),
+        target_layer=int(row["target_layer"]),
+        value=float(row["value"]),
+        bits=float(row["source_bits"]),
+        local_mixing=float(row["source_mixing"]),
+        points=points,
+        untrained=float(row["source_untrained"]),
+    )
+
+
+def _result(store: Path, kind: str, source: str, target: str) -> Path:
+    """Return the newest result of a kind about two models."""
+    folders = sorted((store / kind).glob("*/result.json"), key=lambda path: path.stat().st_mtime, reverse=True)
+    for path in folders:
+        if path.parent.suffix == ".partial":
+            continue
+        first = _rows(path.parent / "table.csv")[0]
+        if (first["source"], first["target"]) == (source, target) and json.loads(path.read_text())["kind"] == kind:
+            return path.parent
+    raise SystemExit(f"{store} has no {kind} of {source} and {target}: run the commands at the top of this script")
+
+
+def _rows(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def main() -> None:
+    """Draw all pictures."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--store", type=Path, default=Path("results"))
+    store = parser.parse_args().store
+    draw_cut()
+    draw_stitch(stitch_losses(store))
+    draw_residual()
+    draw_ruler(ruler_reading(store))
+    draw_intervals()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,139 @@
+"""Reaching a checkpoint for the time that it is read: a folder, a file, or a commit of the hub."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from unittest.mock import patch
+
+from thinkalike.config import ModelConfig
+from thinkalike.errors import ConfigError, ModelError
+from thinkalike.files import is_folder
+from thinkalike.hub import Commit, reading, refused, resolved
+from thinkalike.models.checkpoints import LIGHTNING, check_no_adapter, files_beside, folder_of
+from thinkalike.models.loading_errors import cause_on_hub
+
+log = logging.getLogger(__name__)
+
+
+@contextlib.contextmanager
+def reached(config: ModelConfig) -> Iterator[tuple[str, str]]:
+    """Yield where a checkpoint can be read meanwhile, and its commit.
+
+    It is a folder, a GGUF file or a repository. What is not on the hub has "embedded" or "local"
+    for its commit.
+    """
+    folder = folder_of(config)
+    if folder is None:
+        with _hub_commit(config) as commit:
+            yield str(config.hub_id), commit
+        return
+    resolved_folder = folder.resolve()
+    revision = "embedded" if config.mini else "local"
+    if folder.suffix != LIGHTNING:
+        yield str(resolved_folder), revision
+        return
+    with _unpacked_lightning(resolved_folder) as unpacked:
+        yield unpacked, revision
+
+
+@contextlib.contextmanager
+def _unpacked_lightning(checkpoint: Path) -> Iterator[str]:
+    """Yield a folder as `save_pretrained` would write it of a checkpoint of Lightning."""
+    import torch
+
+    with tempfile.TemporaryDirectory(prefix="thinkalike-lightning-") as unpacked:
+        for path in files_beside(checkpoint):
+            Path(unpacked, path.name).symlink_to(path)
+        find_classes = torch.serialization.get_unsafe_globals_in_checkpoint
+        class_names = find_classes(checkpoint)  # type: ignore[no-untyped-call]
+        stand_ins: list[Callable[..., object] | tuple[Callable[..., object], str]] = []
+        stand_ins += [(_Unread, name) for name in class_names]
+        with torch.serialization.safe_globals(stand_ins):
+            content = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)
+        weights = content["state_dict"]
+        # Where all names begin alike, it is the attribute of Lightning's module that holds the
+        # model.
+        if len({name.partition(".")[0] for name in weights}) == 1:
+            weights = {name.partition(".")[2]: weight for name, weight in weights.items()}
+        torch.save(weights, Path(unpacked, "pytorch_model.bin"))
+        yield unpacked
+
+
+class _Unread:
+    """Takes the place of what a checkpoint of Lightning holds beside tensors, such as settings.
+
+    The classes of these never run.
+    """
+
+    def __init__(self, *args: object):
+        pass
+
+    def __setstate__(self, state: object) -> None:
+        pass
+
+
+def commit_of(config: ModelConfig) -> Commit:
+    """Return the commit of a model of the hub.
+
+    Raises:
+        ConfigError: The model is not on the hub.
+        ModelError: Neither the hub nor its cache has it, or it is an adapter.
+    """
+    if config.hub_id is None:
+        raise ConfigError(
+            f"model={config.called} says nowhere where its weights are; give model.path or "
+            "model.hub_id"
+        )
+    try:
+        commit = resolved("model", str(config.hub_id), config.revision)
+    except Exception as error:
+        if refused(error):
+            raise
+        from huggingface_hub import constants
+
+        raise ModelError(
+            f"model={config.called}: cannot get {config.hub_id}: {cause_on_hub(config, error)} "
+            f"({constants.ENDPOINT}), and {constants.HF_HUB_CACHE} has no copy; set HF_HOME to a "
+            "cache that has it, give a folder (model=local model.path=DIR), or take a mini, such "
+            "as gelu-3l-mini"
+        ) from error
+    check_no_adapter(config, str(config.hub_id), commit.files)
+    return commit
+
+
+@contextlib.contextmanager
+def _hub_commit(config: ModelConfig) -> Iterator[str]:
+    """Reach the hub, or its cache where it does not answer.
+
+    The commit is yielded, of which all files are read.
+    """
+    from huggingface_hub import constants, hf_hub_download
+
+    repository = str(config.hub_id)
+    commit = commit_of(config)
+    if is_folder(repository):
+        raise ModelError(
+            f"model={config.called}: {repository} is also a folder here, which would be read "
+            "instead; call from elsewhere, or give the folder: model=local "
+            f"model.path={repository}"
+        )
+    with contextlib.ExitStack() as contexts:
+        if commit.trouble:
+            cause = cause_on_hub(config, commit.trouble)
+            log.warning("using the cached files of %s: %s", repository, cause)
+            # Else each file would be asked for in vain.
+            contexts.enter_context(patch.object(constants, "HF_HUB_OFFLINE", True))
+        contexts.enter_context(reading("model", repository, commit.sha))
+        try:
+            yield commit.sha
+        except OSError as error:
+            # transformers calls a file missing that the hub does not deliver; the hub's answer
+            # tells the cause.
+            for name in commit.files:
+                if name in str(error):
+                    hf_hub_download(repository, name, revision=commit.sha)
+            raise

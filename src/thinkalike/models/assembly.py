@@ -1,0 +1,128 @@
+"""From what was read of a checkpoint to a FrozenModel, with checks of settings and ids."""
+
+from __future__ import annotations
+
+import logging
+from copy import copy
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from thinkalike.config import ModelConfig
+from thinkalike.config.parts import AFTER
+from thinkalike.errors import ConfigError, ModelError
+from thinkalike.models.families import LONGEST, Family
+from thinkalike.models.frozen import FrozenModel
+from thinkalike.models.module_facts import Checkpoint, puts_bos
+from thinkalike.models.plausible import check_plausible
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+log = logging.getLogger(__name__)
+
+
+def check_settings(config: ModelConfig, family: Family) -> None:
+    """Refuse settings that a family does not read.
+
+    They would change the key of a result and none of its numbers.
+    """
+    settings_read = set()
+    if family.reader == "transformers":
+        settings_read |= {"device_map", "quantization"}
+    if family.has_sides:
+        settings_read.add("side")
+    for name in ("device_map", "quantization", "side"):
+        value = getattr(config, name)
+        if value is not None and name not in settings_read:
+            raise ConfigError(
+                f"model.{name}={value} has no effect for {config.called}, a {family.name}; leave "
+                "it out"
+            )
+    config.check_family(family.name, family.predicts)
+
+
+def frozen_model(
+    config: ModelConfig,
+    family: Family,
+    checkpoint: Checkpoint,
+    *,
+    name: str,
+    device: torch.device,
+    revision: str,
+) -> FrozenModel:
+    """Return what was read as a FrozenModel, after all checks.
+
+    Args:
+        config: The configuration of the model.
+        family: Its family.
+        checkpoint: What was read.
+        name: Its name.
+        device: Where its states and logits are.
+        revision: What was loaded.
+    """
+    module, tokenizer, longest, quantization, has_head = checkpoint
+    if config.context and longest and config.context > longest:
+        log.warning("%s accepts at most %d tokens, so rows are cut to that length", name, longest)
+    if not has_head:
+        family = replace(family, predicts="states", blocks="")
+    if not family.blocks:
+        from thinkalike.models.blocks import blocks_of
+
+        family = replace(family, blocks=blocks_of(module, config.called))
+    frozen = FrozenModel(
+        module,
+        family,
+        tokenizer,
+        name=name,
+        context=min(longest or LONGEST, config.context or LONGEST),
+        bos_each_row=puts_bos(tokenizer) if config.bos is None else config.bos,
+        device=device,
+        revision=revision,
+        classes=_classes(config, module) if family.predicts == "class" else (),
+        quantization=quantization,
+    )
+    frozen.corpus = config.corpus
+    _check_vocabulary(frozen, tokenizer)
+    if not config.implausible:
+        check_plausible(frozen)
+    return frozen
+
+
+def _check_vocabulary(model: FrozenModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raise a ModelError if a piece of the vocabulary has no row in the embedding.
+
+    An added token occurs only in a text that spells it, and may have no row: each pass checks its
+    ids.
+    """
+    vocabulary = tokenizer.get_vocab()  # makes a dictionary of all pieces each time
+    pieces = vocabulary.keys() - tokenizer.get_added_vocab().keys()
+    largest = max((vocabulary[piece] for piece in pieces), default=0)
+    if largest >= model.vocabulary:
+        raise ModelError(
+            f"{model.name}: its tokenizer has ids up to {largest}, but its embedding only "
+            f"{model.vocabulary} rows"
+        )
+
+
+def _classes(config: ModelConfig, module: PreTrainedModel) -> list[str]:
+    """Return the classes of a classifier in the order of its logits."""
+    names = []
+    for number in range(module.config.num_labels):
+        name = module.config.id2label[number].lower().replace("_", "-")
+        names.append(name.replace("not-entailment", "non-entailment"))
+    return config.classes_of(names)
+
+
+def at_sites(model: FrozenModel, config: ModelConfig, name: str) -> FrozenModel:
+    """Return the same model under a name, with its states at the sites of a configuration."""
+    renamed = copy(model)
+    renamed.name = name
+    renamed.sites = None
+    if config.site != AFTER:
+        from thinkalike.models.sites import Sites
+
+        names_of_sites = [config.site] if isinstance(config.site, str) else config.site
+        renamed.sites = Sites(model, names_of_sites, config.head)
+    return renamed

@@ -1,0 +1,355 @@
+"""Where checkpoints are, and whether what lies there is one.
+
+Nothing here imports torch or transformers before a model is read.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Collection
+from dataclasses import replace
+from pathlib import Path
+from typing import cast
+
+from thinkalike.config import ModelConfig, model_named
+from thinkalike.config.parts import HOW_IT_RUNS
+from thinkalike.digests import LARGEST_JSON, read_json, regular
+from thinkalike.errors import ConfigError, ModelError, listed, natural_order, one_line
+from thinkalike.files import is_folder, is_there
+from thinkalike.models.formats import WEIGHT_FILES, check_no_pointer, conversion
+
+# The folder of the minis.
+ASSETS = Path(__file__).resolve().parents[1] / "assets"
+
+# The file that describes an adapter.
+ADAPTER = "adapter_config.json"
+
+# Every checkpoint has one of these files.
+DESCRIPTIONS = ("config.json", ADAPTER)
+
+# A folder with one of these files is read as transformers wrote it.
+WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")
+
+# The names of a run's checkpoints: step64, global_step64, checkpoint-500, step1000-tokens4B.
+STEP = re.compile(r"(?:step|checkpoint)[-_=]?(\d+)")
+
+# The suffixes of files of a configuration and of a tokenizer, ...
+TOKENIZER_SUFFIXES = {".json", ".txt", ".model", ".spm", ".tiktoken", ".codes", ".tokenizer"}
+# ... and of all files that loading may read, with those of weights.
+READ_SUFFIXES = {*TOKENIZER_SUFFIXES, ".safetensors", ".bin", ".pt", ".pth"}
+
+# The suffix of a file with the weights of a module of Lightning, whose config.json and tokenizer
+# are beside it.
+LIGHTNING = ".ckpt"
+
+# Remedies of errors: for an index of weights, and for the model that an adapter changes.
+WHOLE = "take the index and all of its files from one revision"
+GIVE = "give model.base=FOLDER, ORG/NAME or an everyday name"
+
+JsonObject = dict[str, object]
+
+
+def named_folder(config: ModelConfig) -> Path | None:
+    """Return the folder or file that a configuration names, or None if the model is on the hub.
+
+    It need not hold anything. A revision of a folder is a folder in it, such as a run's step64 or
+    checkpoint-500, or a file of Lightning.
+    """
+    if config.path:
+        folder = Path(config.path)
+    elif config.mini:
+        folder = ASSETS / config.name
+    else:
+        return None
+    if config.revision:
+        return folder / config.revision
+    return folder
+
+
+def revisions_in(folder: Path) -> list[Path]:
+    """Return the folders in a folder that hold checkpoints, and the checkpoints of Lightning."""
+    if not is_folder(folder):
+        return []
+    names = []
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.endswith(LIGHTNING) or entry.is_dir():
+                names.append(entry.name)
+    revisions = []
+    for name in sorted(names, key=natural_order):
+        path = folder / name
+        has_description = any((path / file).is_file() for file in DESCRIPTIONS)
+        if path.suffix == LIGHTNING or has_description:
+            revisions.append(path)
+    return revisions
+
+
+def folder_of(config: ModelConfig) -> Path | None:
+    """Return the folder of a checkpoint, or its file, or None if it is on the hub.
+
+    A file is one of GGUF or of Lightning.
+
+    Raises:
+        ConfigError: There is no such revision, or a setting would change a name and no number.
+        ModelError: The folder has no whole checkpoint.
+    """
+    folder = named_folder(config)
+    if folder is None:
+        return None
+    if config.revision and is_there(folder.parent) and not is_there(folder):
+        revisions = listed([path.name for path in revisions_in(folder.parent)]) or "none"
+        raise ConfigError(
+            f"model.revision={config.revision} is not in {folder.parent}, whose revisions are: "
+            f"{revisions}"
+        )
+    gguf_file = gguf_in(folder) if is_there(folder) else None
+    if gguf_file is not None:
+        check_no_pointer([gguf_file])
+        return gguf_file
+
+    if is_folder(folder) and not _has_weights(folder) and not is_adapter(folder):
+        how_to_convert = conversion(folder)
+        if how_to_convert:
+            raise ModelError(f"model={config.called}: {how_to_convert}")
+    folder_of_files = enclosing_folder(folder)
+    file_names = os.listdir(folder_of_files) if is_folder(folder_of_files) else []
+    _check_readable(folder_of_files, file_names)
+    read_names = [name for name in sorted(file_names) if Path(name).suffix in READ_SUFFIXES]
+    check_no_pointer([folder_of_files / name for name in read_names])
+    if folder.suffix == LIGHTNING:
+        check_no_pointer([folder])
+    _check_description(config, folder_of_files, file_names)
+    _check_index(folder)
+    if not is_adapter(folder):
+        check_no_adapter(config, str(folder), file_names)
+    if config.mini and not config.path:
+        _check_mini(config, folder)
+    return folder
+
+
+def is_gguf(place: str | Path) -> bool:
+    return str(place).endswith(".gguf") and Path(place).is_file()
+
+
+def gguf_in(place: Path) -> Path | None:
+    """Return the GGUF file that a path means: itself, or the only one of a folder.
+
+    A folder with other weights means these.
+    """
+    if is_gguf(place):
+        return place
+    if _has_weights(place):
+        return None
+    files = sorted(file for file in place.glob("*.gguf") if file.is_file())
+    if len(files) > 1:
+        names = listed([file.name for file in files])
+        raise ModelError(
+            f"{place} has {len(files)} GGUF files ({names}); name one: model={files[0]}"
+        )
+    return files[0] if files else None
+
+
+def located(place: str) -> dict[str, str]:
+    """Return the arguments by which `from_pretrained` finds a checkpoint.
+
+    Args:
+        place: Its folder, repository or GGUF file.
+    """
+    if not is_gguf(place):
+        return {"pretrained_model_name_or_path": place or "."}
+    folder, file_name = os.path.split(place)
+    return {"pretrained_model_name_or_path": folder or ".", "gguf_file": file_name}
+
+
+def is_adapter(folder: Path) -> bool:
+    """Return whether a folder holds an adapter and no whole model."""
+    return (folder / ADAPTER).is_file() and not _has_weights(folder)
+
+
+def base_of(config: ModelConfig) -> ModelConfig | None:
+    """Return the model that an adapter changes, run as the adapter's settings say.
+
+    It is `model.base`, or what adapter_config.json says; None for a whole model.
+    """
+    folder = Path(config.path or "", config.revision or "")
+    if not config.path or not is_adapter(folder):
+        if config.base:
+            folder_of(config)  # raises the error of its folder if there is one
+            raise ConfigError(
+                f"model.base={config.base}: {config.called} is no adapter; leave it out"
+            )
+        return None
+
+    settings = checkpoint_json(folder / ADAPTER)
+    base_name = config.base or settings.get("base_model_name_or_path")
+    if not base_name or not isinstance(base_name, str):
+        raise ModelError(f"{folder / ADAPTER} names no base_model_name_or_path; {GIVE}")
+    base = _model_or_none(base_name)
+    if base is None or (base.path and not is_there(base.path)):
+        raise ModelError(f"model={config.called}: its base {base_name} is not here; {GIVE}")
+    if base.path and is_adapter(Path(base.path)):
+        raise ModelError(
+            f"model={config.called}: its base {base_name} is an adapter itself; {GIVE}"
+        )
+    stated_revision = settings.get("revision")
+    if not config.base and not base.path and stated_revision:
+        base = replace(base, revision=cast(str, stated_revision))
+    how_it_runs = {name: getattr(config, name) for name in (*HOW_IT_RUNS, "bos", "side")}
+    return replace(base, **how_it_runs)
+
+
+def _model_or_none(name: str) -> ModelConfig | None:
+    """Return the model of a path or name, or None if there is none of the name."""
+    try:
+        return model_named(str(Path(name).absolute()) if is_there(name) else name, {})
+    except ConfigError:
+        return None
+
+
+def _has_weights(folder: Path) -> bool:
+    """Return whether a folder has weights as transformers writes them."""
+    return any(any(folder.glob(pattern)) for pattern in WEIGHTS)
+
+
+def _check_readable(folder: Path, names: Collection[str]) -> None:
+    """Refuse what is no regular file, or may not be read.
+
+    transformers calls such a file missing, and waits for a pipe.
+    """
+    suffixes = READ_SUFFIXES | {LIGHTNING}
+    for name in sorted(names):
+        path = os.path.join(folder, name)
+        if os.path.splitext(name)[1] not in suffixes:
+            continue
+        if os.path.isfile(path) and os.access(path, os.R_OK):
+            continue
+        try:
+            regular(Path(path)).open("rb").close()
+        except OSError as error:
+            raise ModelError(f"{path} cannot be read ({one_line(error)}); replace it") from error
+
+
+def _check_description(config: ModelConfig, folder: Path, file_names: Collection[str]) -> None:
+    """Refuse a folder without a config.json."""
+    if any(name in file_names for name in DESCRIPTIONS):
+        return
+    remedy = "save_pretrained writes one"
+    if config.mini:
+        remedy = "it comes with this package: install that again"
+    if is_folder(folder):
+        fault = "has no config.json"
+    elif is_there(folder):
+        fault = "is a file"
+    else:
+        fault = "is not there"
+    raise ModelError(f"model={config.called}: the folder {folder} {fault}; {remedy}")
+
+
+def _check_index(folder: Path) -> None:
+    """Refuse an index of weights that leads out of the folder.
+
+    No fingerprint covers files outside.
+    The index that is read must also name files that exist; another one may be a leftover.
+    """
+    weight_file = None
+    for name in WEIGHT_FILES:
+        if (folder / name).is_file():
+            weight_file = name
+            break
+    for index in folder.glob("*.index.json"):
+        names = weight_map(index).values()
+        for parent in {os.path.dirname(name) for name in names}:
+            if parent and not (folder / parent).resolve().is_relative_to(folder.resolve()):
+                raise ModelError(f"{index} names weights outside its folder: {parent}")
+            if index.name == weight_file and not (folder / parent).is_dir():
+                raise ModelError(
+                    f"{index} names weights in {parent}, and there is no such folder; {WHOLE}"
+                )
+        if index.name != weight_file:
+            continue
+        for name in dict.fromkeys(names):
+            if not (folder / name).is_file():
+                raise ModelError(f"{index} names {name}, and there is no such file; {WHOLE}")
+
+
+def weight_map(index: Path) -> dict[str, str]:
+    """Return the file of each tensor, as an index of weights says.
+
+    Raises:
+        ModelError: It says something else.
+    """
+    stated = checkpoint_json(index).get("weight_map")
+    fault = f"{index} has no weight_map of tensors and the names of their files; {WHOLE}"
+    if not isinstance(stated, dict):
+        raise ModelError(fault)
+    if not all(isinstance(file, str) and file for file in stated.values()):
+        raise ModelError(fault)
+    return stated
+
+
+def check_no_adapter(config: ModelConfig, place: str, files: Collection[str]) -> None:
+    """Refuse an adapter beside a whole model.
+
+    Args:
+        config: The configuration of the model.
+        place: Its folder or repository, for the error.
+        files: The files there.
+    """
+    if ADAPTER in files:
+        raise ModelError(
+            f"model={config.called}: {place} has an {ADAPTER} beside a model or on the hub; give "
+            "a folder of the adapter alone, with model.base=MODEL, or remove its files to read "
+            "the base model"
+        )
+
+
+def _check_mini(config: ModelConfig, folder: Path) -> None:
+    """Refuse settings that are not those of a bundled model.
+
+    They would change a key and no number.
+    """
+    fixed = config.fixed_by(checkpoint_json(folder / "config.json"))
+    for name, (setting, trained_with) in fixed.items():
+        if setting != trained_with:
+            raise ConfigError(
+                f"model.{name}={setting}: {config.called} is trained already, and has "
+                f"{trained_with}; leave it out"
+            )
+
+
+def enclosing_folder(place: Path) -> Path:
+    """Return the folder of a checkpoint, which is the parent of a file of Lightning."""
+    if place.suffix == LIGHTNING:
+        return place.parent
+    return place
+
+
+def files_beside(place: Path) -> list[Path]:
+    """Return the configuration and the tokenizer beside a checkpoint.
+
+    A GGUF file holds its own.
+    """
+    if place.suffix == ".gguf":
+        return []
+    files = []
+    for path in sorted(place.parent.iterdir()):
+        is_index = "index" in path.name
+        if path.suffix in TOKENIZER_SUFFIXES and path.is_file() and not is_index:
+            files.append(path)
+    return files
+
+
+def checkpoint_json(path: Path, largest: int = LARGEST_JSON) -> JsonObject:
+    """Return a JSON object of a checkpoint; anything else in the file is a ModelError.
+
+    Args:
+        path: The file.
+        largest: The most bytes that it may have.
+    """
+    try:
+        return read_json(path, largest)
+    except ValueError as error:
+        raise ModelError(
+            f"{path} is no JSON object ({error}); replace it by the checkpoint's own"
+        ) from None

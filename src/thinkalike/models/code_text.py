@@ -1,0 +1,114 @@
+"""Code as text that is the same in every process, and whether a library or its user wrote it."""
+
+from __future__ import annotations
+
+import dis
+import functools
+import sys
+import sysconfig
+from pathlib import Path
+from types import BuiltinFunctionType, CellType, CodeType, ModuleType
+
+
+@functools.cache
+def _library_folders() -> tuple[str, ...]:
+    """Return the folders of Python's own library and of installed packages."""
+    paths = sysconfig.get_paths()
+    names = ("stdlib", "platstdlib", "purelib", "platlib")
+    return tuple(str(Path(paths[name]).resolve()) for name in names)
+
+
+def is_installed(module: str | None) -> bool:
+    """Return whether the code of a module is that of an installed package.
+
+    The version of the package then tells what the code does.
+
+    Args:
+        module: The name of the module. Functions that were made from text, as compilers make them,
+            have None.
+    """
+    if module is None:
+        return False
+    this_package = __name__.partition(".")[0]
+    if module.partition(".")[0] == this_package:
+        return True
+    loaded = sys.modules.get(module)
+    if loaded is None or module == "__main__":
+        return False
+    file = getattr(loaded, "__file__", None)
+    return file is None or str(Path(file).resolve()).startswith(_library_folders())
+
+
+def is_of_library(value: object) -> bool:
+    """Return whether a global is a library, or a function or class of one."""
+    if isinstance(value, ModuleType):
+        return is_installed(value.__name__)
+    if isinstance(value, type | BuiltinFunctionType):
+        return is_installed(value.__module__ or "builtins")
+    return False
+
+
+@functools.cache
+def names_in_library(library: str) -> frozenset[str]:
+    """Return the names that the code of a loaded library defines or reads.
+
+    Of a library without such code, they are the names that it has.
+    """
+    loaded = sys.modules[library]
+    loader = getattr(getattr(loaded, "__spec__", None), "loader", None)
+    try:
+        code = loader.get_code(library)  # type: ignore[union-attr]
+    except (
+        AttributeError,
+        ImportError,
+        OSError,
+    ):  # of a library that was not imported from a file
+        code = None
+    if code is None:
+        return frozenset(vars(loaded))
+    return frozenset(_names_used(code))
+
+
+def _names_used(code: CodeType) -> set[str]:
+    """Return the names of globals and attributes in a code object and in all code inside it."""
+    names = set(code.co_names)
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            names |= _names_used(constant)
+    return names
+
+
+def globals_read(code: CodeType) -> set[str]:
+    """Return the names of the globals that a function reads, or that functions inside it read."""
+    names = set()
+    for instruction in dis.get_instructions(code):
+        if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+            names.add(instruction.argval)
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            names |= globals_read(constant)
+    return names
+
+
+def code_text(code: CodeType) -> str:
+    """Return what a code object does, without where it was written."""
+    constants = [_constant_text(constant) for constant in code.co_consts]
+    return (
+        f"{code.co_code.hex()} {constants} {code.co_names} {code.co_freevars} {code.co_argcount}"
+    )
+
+
+def _constant_text(constant: object) -> str:
+    if isinstance(constant, CodeType):
+        return code_text(constant)
+    if isinstance(constant, frozenset):  # whose order is another one in each process
+        return repr(sorted(repr(entry) for entry in constant))
+    return repr(constant)
+
+
+def content_of(cell: CellType) -> object:
+    """Return the value of a variable of a closure, or None if it is not set yet."""
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return None

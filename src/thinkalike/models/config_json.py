@@ -1,0 +1,98 @@
+"""What config.json, or a GGUF file, says of a checkpoint."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from functools import partial
+from pathlib import Path
+
+from thinkalike.config import ModelConfig
+from thinkalike.errors import ModelError
+from thinkalike.models.bounds import check_counts, tensors_held
+from thinkalike.models.checkpoints import (
+    JsonObject,
+    checkpoint_json,
+    enclosing_folder,
+    gguf_in,
+    named_folder,
+)
+
+# The entries of which a config.json has one: without it, a class takes its default size.
+SIZES = re.compile(r"layers?$|blocks?|_config$|^auto_map$")
+
+# The most bytes of a config.json, of which transformers makes many copies.
+LARGEST_CONFIG = 2**24
+
+
+def read_config_json(config: ModelConfig, place: str) -> JsonObject:
+    """Return the config.json of a checkpoint, or what a GGUF file says.
+
+    Args:
+        config: The configuration of the model.
+        place: The folder, GGUF file or repository, which is `reached`.
+
+    Raises:
+        ModelError: It names code of the hub, or no sizes.
+    """
+    import huggingface_hub
+
+    path = Path(place)
+    if named_folder(config) is None:
+        file = huggingface_hub.hf_hub_download(place, "config.json", revision=config.revision)
+        path = Path(file).parent
+    config_json = _config_json_in(path)
+    code = _code_of_the_hub(config_json)
+    if code:
+        raise ModelError(
+            f"config.json of {path} says {code}, which is code of the hub and is never run; "
+            "remove it"
+        )
+    has_sizes = any(SIZES.search(name) for name in config_json)
+    if "model_type" in config_json and not has_sizes:
+        raise ModelError(
+            f"config.json of {path} states no number of blocks, such as num_hidden_layers; add "
+            "its sizes"
+        )
+    return config_json
+
+
+def known_config_json(place: Path) -> JsonObject:
+    """Return what `read_config_json` does of a folder or file.
+
+    It is empty if the file is damaged, which loading reports.
+    """
+    with contextlib.suppress(OSError, ModelError):
+        return _config_json_in(place)
+    return {}
+
+
+def _config_json_in(place: Path) -> JsonObject:
+    """Return what states the sizes of a checkpoint: its GGUF file, or its config.json."""
+    gguf_file = gguf_in(place)
+    if gguf_file is not None:
+        from thinkalike.models.gguf import gguf_config  # which no other checkpoint needs
+
+        config, _ = gguf_config(gguf_file)
+        entries = config.to_dict().items()
+        return {name: value for name, value in entries if value is not None}
+    path = enclosing_folder(place) / "config.json"
+    config_json = checkpoint_json(path, LARGEST_CONFIG)
+    check_counts(config_json, path.parent, partial(tensors_held, path.parent))
+    return config_json
+
+
+def _code_of_the_hub(section: object) -> str:
+    """Return the entry of a config.json, or of a section, that names an implementation ORG/NAME.
+
+    "" means that there is none.
+    """
+    if not isinstance(section, dict):
+        return ""
+    for name, value in section.items():
+        code = _code_of_the_hub(value)
+        if code:
+            return code
+        if "implementation" in str(name) and "/" in str(value):
+            return f"{name}={value}"
+    return ""

@@ -1,0 +1,90 @@
+"""What tells checkpoints apart before they are read."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import replace
+from pathlib import Path
+
+from thinkalike.config import ModelConfig
+from thinkalike.config.in_memory import LoadedModelConfig
+from thinkalike.digests import remembered_digest
+from thinkalike.files import is_folder
+from thinkalike.models.access import commit_of
+from thinkalike.models.checkpoints import (
+    READ_SUFFIXES,
+    STEP,
+    base_of,
+    files_beside,
+    folder_of,
+    revisions_in,
+)
+from thinkalike.models.config_json import read_config_json
+from thinkalike.models.loading_errors import explained
+from thinkalike.shards.index import states_fingerprint
+
+# A commit of the hub, as git names it.
+COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+def checkpoint_fingerprint(config: ModelConfig) -> str:
+    """Return what tells a checkpoint from all others.
+
+    - A model of the hub: its commit, with that of its tokenizer if it is in TransformerLens's old
+      layout.
+    - A folder or a file: 16 digits of the SHA-256 of all files that loading may read.
+    - A folder of states: that of its index, which lists the digests of all its files.
+    - A model in memory: its digest.
+    """
+    if isinstance(config, LoadedModelConfig):
+        return config.digest
+    if config.holds_states:
+        return states_fingerprint(str(config.path))
+    with explained(config):
+        folder = folder_of(config)
+        if folder is None:
+            return _commits(config)
+        digest = hashlib.sha256()
+        for path in _files_read(config, folder):
+            digest.update(path.name.encode())
+            digest.update(bytes.fromhex(remembered_digest(path)))
+        base = base_of(config)
+        if base:
+            digest.update(checkpoint_fingerprint(base).encode())
+        return digest.hexdigest()[:16]
+
+
+def _commits(config: ModelConfig) -> str:
+    """Return the commit of a model of the hub, and that of a tokenizer in another repository."""
+    if COMMIT.fullmatch(config.revision or ""):
+        commit = str(config.revision)
+    else:
+        commit = commit_of(config).sha
+    if config.family != "legacy":
+        return commit
+    config_json = read_config_json(replace(config, revision=commit), str(config.hub_id))
+    tokenizer_name = config_json.get("tokenizer_name")
+    if not tokenizer_name:
+        return commit
+    tokenizer_commit = commit_of(replace(config, hub_id=str(tokenizer_name), revision=None)).sha
+    return f"{commit} {tokenizer_commit}"
+
+
+def _files_read(config: ModelConfig, folder: Path) -> list[Path]:
+    """Return the files that loading a checkpoint may read.
+
+    Checkpoints of later steps in the same folder are not among them.
+    """
+    if not is_folder(folder):
+        return [folder, *files_beside(folder)]
+    steps = [path for path in revisions_in(folder) if STEP.search(path.name)]
+    files = []
+    for path in sorted(folder.rglob("*")):
+        is_of_step = any(path.is_relative_to(step) for step in steps)
+        if path.suffix in READ_SUFFIXES and path.is_file() and not is_of_step:
+            files.append(path)
+    has_tokenizer = (folder / "tokenizer.json").exists()
+    if config.revision and not has_tokenizer:  # a run may keep its tokenizer above
+        files += files_beside(folder)
+    return files

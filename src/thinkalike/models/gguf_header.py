@@ -1,0 +1,213 @@
+"""The header of a GGUF file, read without trust in what it states.
+
+The format is described in docs/gguf.md of github.com/ggml-org/ggml.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import struct
+from pathlib import Path
+from typing import NamedTuple, cast
+
+from thinkalike.errors import ModelError, one_line
+
+Scalar = int | float | bool | str
+
+# A field of a GGUF file.
+Value = Scalar | list[Scalar]
+
+# The remedy for a file that cannot be read.
+OWN = "take the model's own folder or repository"
+
+# The types of numbers by their codes in the format, as `struct` writes them.
+NUMBERS = {
+    0: "B",
+    1: "b",
+    2: "H",
+    3: "h",
+    4: "I",
+    5: "i",
+    6: "f",
+    7: "?",
+    10: "Q",
+    11: "q",
+    12: "d",
+}
+
+# The codes of a text and of an array.
+TEXT = 8
+ARRAY = 9
+
+# The first version counted in 32 bits, and has no files that are still used.
+VERSIONS = (2, 3)
+
+# The fewest bytes of a field, with an empty name and one byte.
+SMALLEST_FIELD = 12
+
+# The bytes of the length of a text, which come before it.
+LENGTH_OF_TEXT = 8
+
+# The most dimensions of a tensor.
+MOST_DIMENSIONS = 4
+
+
+class Header(NamedTuple):
+    """What a GGUF file states of itself.
+
+    Attributes:
+        fields: Its fields of one value.
+        types: The type of each tensor, such as Q4_1.
+    """
+
+    fields: dict[str, Value]
+    types: dict[str, str]
+
+
+def read_header(path: Path) -> Header:
+    """Return what a GGUF file states.
+
+    Raises:
+        ModelError: The file is damaged, or too short for what it states.
+    """
+    try:
+        return _header(path)
+    except (ValueError, OSError) as error:
+        raise ModelError(
+            f"{path}: this GGUF file cannot be read ({one_line(error)}); {OWN}"
+        ) from error
+
+
+def _header(path: Path) -> Header:
+    """Return what a GGUF file states; a ValueError says what is wrong with it."""
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        cursor = _Cursor(content)
+        if cursor.take(4) != b"GGUF":
+            raise ValueError("it does not begin with GGUF")
+        version = cursor.number("I")
+        if version not in VERSIONS:
+            raise ValueError(f"its version is {version}")
+        tensor_count = cursor.count(SMALLEST_FIELD)
+        field_count = cursor.count(SMALLEST_FIELD)
+
+        fields: dict[str, Value] = {}
+        for _ in range(field_count):
+            name = cursor.text()
+            value = cursor.value(cursor.integer("I"))
+            if value is not None:
+                fields[name] = value
+        types: dict[str, str] = {}
+        for _ in range(tensor_count):
+            name, type_name = _tensor(cursor)
+            if name in types:
+                raise ValueError(f"it has two tensors of the name {name}")
+            types[name] = type_name
+    return Header(fields, types)
+
+
+def _tensor(cursor: _Cursor) -> tuple[str, str]:
+    """Read the name and the type of a tensor."""
+    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+
+    name = cursor.text()
+    dimensions = cursor.integer("I")
+    if dimensions > MOST_DIMENSIONS:
+        raise ValueError(f"{name} has {dimensions} dimensions")
+    entries = math.prod(cursor.integer("Q") for _ in range(dimensions))
+    tensor_type = GGMLQuantizationType(cursor.integer("I"))
+    start = cursor.integer("Q")
+    entries_per_block, bytes_per_block = GGML_QUANT_SIZES[tensor_type]
+    stop = start + entries // entries_per_block * bytes_per_block
+    length = len(cursor.content)
+    if stop > length:
+        raise ValueError(f"{name} is stated to end at byte {stop:,} of {length:,}")
+    return name, tensor_type.name
+
+
+class _Cursor:
+    """Reads the header of a GGUF file in order.
+
+    What would go beyond the end of the file is a ValueError. The `gguf` package and transformers
+    believe all lengths, and make room for 2^60 numbers that are not there.
+    """
+
+    def __init__(self, content: mmap.mmap):
+        self.content = content
+        self.position = 0
+
+    def take(self, size: int) -> bytes:
+        """Read bytes."""
+        start = self.position
+        self.skip(size)
+        return self.content[start : self.position]
+
+    def skip(self, size: int) -> None:
+        """Pass over bytes."""
+        if size > self._remaining():
+            raise ValueError(
+                f"it ends within its header: {size:,} bytes are stated at {self.position:,}"
+            )
+        self.position += size
+
+    def _remaining(self) -> int:
+        return len(self.content) - self.position
+
+    def number(self, form: str) -> int | float | bool:
+        """Read a number of a form of `struct`."""
+        little_endian = f"<{form}"
+        (number,) = struct.unpack(little_endian, self.take(struct.calcsize(little_endian)))
+        return cast(int | float | bool, number)
+
+    def integer(self, form: str) -> int:
+        """Read a whole number of a form of `struct`."""
+        return int(self.number(form))
+
+    def count(self, smallest: int) -> int:
+        """Read how many entries follow, of at least so many bytes each."""
+        count = self.integer("Q")
+        if count * smallest > self._remaining():
+            raise ValueError(f"it states {count:,} entries, for which it is too short")
+        return count
+
+    def text(self) -> str:
+        """Read a text."""
+        return self.take(self.count(1)).decode("utf-8", errors="replace")
+
+    def value(self, type_code: int) -> Value | None:
+        """Read a value.
+
+        Of an array only one with a single entry is returned, as a list, and else None.
+        """
+        if type_code in NUMBERS:
+            return self.number(NUMBERS[type_code])
+        if type_code == TEXT:
+            return self.text()
+        if type_code != ARRAY:
+            raise ValueError(f"it has a value of the unknown type {type_code}")
+        entry_code = self.integer("I")
+        if entry_code == TEXT:
+            return self._texts()
+        if entry_code in NUMBERS:
+            return self._numbers(NUMBERS[entry_code])
+        raise ValueError(
+            f"it has an array of values of the type {entry_code}, which no model needs"
+        )
+
+    def _texts(self) -> list[Scalar] | None:
+        """Read an array of texts; see `value`."""
+        count = self.count(LENGTH_OF_TEXT)
+        if count == 1:
+            return [self.text()]
+        for _ in range(count):
+            self.skip(self.count(1))
+        return None
+
+    def _numbers(self, form: str) -> list[Scalar] | None:
+        """Read an array of numbers; see `value`."""
+        size = struct.calcsize(f"<{form}")
+        count = self.count(size)
+        if count == 1:
+            return [self.number(form)]
+        self.skip(size * count)
+        return None

@@ -1,0 +1,334 @@
+"""Loading a model that is in memory: it is copied, and the copy gives what the model gives."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from thinkalike.config import ModelConfig
+from thinkalike.config.parts import model_settings
+from thinkalike.config.schema import declared_of
+from thinkalike.errors import ConfigError, ModelError
+from thinkalike.models.assembly import at_sites, check_settings, frozen_model
+from thinkalike.models.copies import copied
+from thinkalike.models.families import (
+    FAMILIES,
+    LONGEST,
+    Family,
+    family_in,
+    is_known,
+    pick_device,
+    stated_quantization,
+)
+from thinkalike.models.frozen import FrozenModel
+from thinkalike.models.loading_errors import explained
+from thinkalike.models.model_config import configured
+from thinkalike.models.module_facts import (
+    TOLERANCE,
+    Checkpoint,
+    embedding_of,
+    first_tensor,
+    longest_row,
+    relative_error,
+    sample_tokens,
+)
+from thinkalike.models.precision import cast_weights
+from thinkalike.models.survey import passing
+from thinkalike.processes import doing
+
+if TYPE_CHECKING:
+    from transformer_lens.model_bridge import TransformerBridge
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+# The rows of an embedding that no token may have: a share and a number. Models pad theirs by 3 %
+# at most.
+PADDING_SHARE = 0.1
+PADDING_ROWS = 256
+
+# The share of the ids of two tokenizers of one vocabulary that stand for the same token.
+SAME_SHARE = 0.9
+
+
+class _Live(NamedTuple):
+    """A model in memory.
+
+    Attributes:
+        module: The model of transformers, of TransformerLens or of PEFT.
+        tokenizer: Its tokenizer.
+        name: The name that it was given.
+        is_bridge: Whether the module is a copy of what a TransformerBridge wraps.
+        is_adapted: Whether it is a PeftModel.
+    """
+
+    module: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    name: str | None
+    is_bridge: bool
+    is_adapted: bool
+
+
+def load_live(
+    module: PreTrainedModel | TransformerBridge,
+    tokenizer: PreTrainedTokenizerBase | None,
+    name: str | None,
+    settings: Mapping[str, object],
+) -> FrozenModel:
+    """Return a copy of a model in memory as a FrozenModel; see `load_model`.
+
+    Args:
+        module: The model: of transformers, of PEFT, or a bridge.
+        tokenizer: Its tokenizer, which a bridge need not be given.
+        name: Its name.
+        settings: Settings of `model=`.
+    """
+    live = _checked(module, tokenizer, name)
+    _check_applicable(settings)
+    config = _config_of(live, settings)
+    with explained(config), doing(f"model {config.name}"):
+        family = _family_of(live.module.get_base_model() if live.is_adapted else live.module)
+        check_settings(config, family)
+        # What is compared is the output of the whole model: where states are of a part of it,
+        # where a classifier may need padding first, and where another dtype rounds, it is another
+        # one.
+        has_same_output = family.predicts in ("next", "hidden") and "dtype" not in settings
+        expected = None
+        if has_same_output and not live.is_bridge:
+            expected = _outputs_as_given(live.module, config.name)
+
+        device = torch.device(pick_device(config.device))
+        copy = _copy_on_device(live, config, device, casts="dtype" in settings)
+        frozen = _frozen_copy(live, copy, config, family, device)
+        if expected is not None:
+            _check_copy(frozen, expected)
+        return at_sites(frozen, config, config.name)
+
+
+def _checked(
+    module: PreTrainedModel | TransformerBridge,
+    tokenizer: PreTrainedTokenizerBase | None,
+    name: str | None,
+) -> _Live:
+    """Return a model in memory without its bridge, and refuse anything else.
+
+    Raises:
+        TypeError: It is something else.
+        ModelError: Its tokenizer has dropout.
+    """
+    from transformers import PreTrainedModel
+
+    from thinkalike.models.tokenizer_reading import dropout_of
+
+    is_bridge = type(module).__name__ == "TransformerBridge"
+    is_adapted = hasattr(module, "peft_config") and hasattr(module, "get_base_model")
+    if is_bridge:
+        from thinkalike.models.bridges import tokenizer_of, unbridged
+
+        if tokenizer is None:
+            tokenizer = tokenizer_of(module.tokenizer)
+        name = name or Path(module.cfg.model_name).name
+        module = unbridged(module)
+    is_model = is_bridge or is_adapted or isinstance(module, PreTrainedModel)
+    if not is_model or not callable(tokenizer):
+        raise TypeError(
+            "load_model takes a PreTrainedModel of transformers or a TransformerBridge and its "
+            f"tokenizer, not {type(module).__name__} and {type(tokenizer).__name__}"
+        )
+    dropout = dropout_of(tokenizer)
+    if dropout:
+        raise ModelError(
+            f"the tokenizer has dropout={dropout:g}, with which a text has other ids at every "
+            "call: set tokenizer.backend_tokenizer.model.dropout = None"
+        )
+    return _Live(module, tokenizer, name, is_bridge, is_adapted)
+
+
+def _check_applicable(settings: Mapping[str, object]) -> None:
+    """Raise a ConfigError for a setting that says where weights are."""
+    applicable = set()
+    for setting in fields(model_settings()):
+        if declared_of(setting).in_memory:
+            applicable.add(setting.name)
+    for name in settings.keys() - applicable:
+        raise ConfigError(f"model.{name} does not apply to a model passed in memory; leave it out")
+
+
+def _config_of(live: _Live, settings: Mapping[str, object]) -> ModelConfig:
+    """Return the configuration of a model in memory.
+
+    It keeps its dtype and device by default.
+    """
+    embedding = embedding_of(live.module)
+    name = live.name
+    if not name:
+        name = Path(live.module.name_or_path or type(live.module).__name__).name
+    defaults = {
+        "dtype": embedding.dtype,
+        "device": embedding.device,
+        "bos": None,
+        "corpus": None,
+    }
+    return configured(model_settings(name=name), {**defaults, **settings})
+
+
+def _copy_on_device(
+    live: _Live, config: ModelConfig, device: torch.device, casts: bool
+) -> PreTrainedModel:
+    """Return a copy of a model in memory on a device.
+
+    Args:
+        live: The model.
+        config: Its configuration.
+        device: The device.
+        casts: Whether the copy has the dtype of the configuration. Else each weight keeps its own:
+            some may be in float32 on purpose.
+    """
+    if live.is_bridge:
+        copy = live.module  # it is a copy already
+    elif live.is_adapted:
+        from thinkalike.models.adapters import live_adapter
+
+        copy = live_adapter(live.module, config.name)
+    else:
+        copy = copied(live.module)
+    if casts:
+        return cast_weights(copy, device, getattr(torch, config.dtype))
+    return copy.to(device)
+
+
+def _frozen_copy(
+    live: _Live,
+    copy: PreTrainedModel,
+    config: ModelConfig,
+    family: Family,
+    device: torch.device,
+) -> FrozenModel:
+    """Return a copy of a model in memory as a FrozenModel, or of the part that has its states."""
+    from thinkalike.models.readers import part_with_states
+
+    module = copy
+    if family.predicts == "states":
+        module = part_with_states(copy, config, family)
+    config_json = copy.config.to_dict() if hasattr(copy, "config") else {}
+    quantization = stated_quantization(config_json)
+    checkpoint = Checkpoint(module, live.tokenizer, longest_row(copy), quantization)
+    if not config.implausible:
+        check_tokenizer(copy, live.tokenizer, config.name)
+    return frozen_model(
+        config, family, checkpoint, name=config.name, device=device, revision="in memory"
+    )
+
+
+def _outputs_as_given(module: PreTrainedModel, name: str) -> torch.Tensor:
+    """Return what a model in memory gives for sample tokens in evaluation.
+
+    The model stays as it is.
+    """
+    embedding = embedding_of(module)
+    tokens = sample_tokens(len(embedding), longest_row(module) or LONGEST)
+    was_training = {submodule: submodule.training for submodule in module.modules()}
+    try:
+        with torch.no_grad(), passing(name):
+            output = module.eval()(tokens.to(embedding.device))
+            return first_tensor(output).clone()
+    finally:
+        for submodule, training in was_training.items():
+            submodule.training = training
+
+
+def _check_copy(model: FrozenModel, expected: torch.Tensor) -> None:
+    """Raise a ModelError unless the copy of a model in memory gives what the model itself does."""
+    vocabulary = len(embedding_of(model.module))
+    tokens = sample_tokens(vocabulary, longest_row(model.module) or LONGEST)
+    error = relative_error(model.full(tokens).to(expected), expected)
+    if not error <= TOLERANCE[model.dtype]:  # NaN fails as well
+        raise ModelError(
+            f"{model.name}: a copy of it gives other logits (by {error:.1e} of the largest), so "
+            "that it cannot be frozen; save it, and give its folder"
+        )
+
+
+def _family_of(module: PreTrainedModel) -> Family:
+    """Return the family of a model in memory by what its class predicts.
+
+    A class that is not known has the family of its body.
+    """
+    if not hasattr(module, "config"):
+        return FAMILIES["native"]
+    # A subclass predicts what the class of transformers does.
+    class_names = [base.__name__ for base in type(module).__mro__]
+    if not is_known(str(module.config.model_type), class_names):
+        class_names = [type(module.base_model).__name__]
+    config_json = {**module.config.to_dict(), "architectures": class_names}
+    return family_in(config_json, class_names[0])
+
+
+def check_tokenizer(
+    module: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str
+) -> None:
+    """Check, as far as can be known, that a tokenizer is that of a model in memory.
+
+    - Its ids leave no more than a tenth of the embedding's rows unused, and 256.
+    - Where `name_or_path` of the model is a folder, or a repository that was downloaded, the
+      tokenizer there gives nine tenths of their common ids to the same tokens. Added tokens are no
+      difference.
+
+    Raises:
+        ModelError: It is of another vocabulary, for which the embedding would give the states of
+            other words.
+    """
+    vocabulary: Mapping[str, int] = {}
+    if hasattr(tokenizer, "get_vocab"):
+        vocabulary = tokenizer.get_vocab()
+    if not vocabulary:
+        return
+    remedy = (
+        "give the tokenizer that the model was trained with, or load_model(..., implausible=True)"
+    )
+    rows = len(embedding_of(module))
+    used_rows = max(vocabulary.values()) + 1
+    if rows - used_rows > max(PADDING_SHARE * rows, PADDING_ROWS):
+        raise ModelError(
+            f"{name}: its embedding has {rows} rows, and the tokenizer uses {used_rows} of them: "
+            f"{remedy}"
+        )
+
+    place = str(getattr(module, "name_or_path", "") or "")
+    if place in ("", str(getattr(tokenizer, "name_or_path", ""))):
+        return
+    tokenizer_there = _tokenizer_at(place)
+    if tokenizer_there is None:
+        return
+    token_of_id = {token_id: token for token, token_id in tokenizer_there.get_vocab().items()}
+    common_count = 0
+    same_count = 0
+    for token, token_id in vocabulary.items():
+        if token_id in token_of_id:
+            common_count += 1
+            same_count += token_of_id[token_id] == token
+    if same_count < SAME_SHARE * common_count:
+        raise ModelError(
+            f"{name}: the tokenizer is of another vocabulary, {same_count} of {common_count} ids "
+            f"stand for the same tokens as in that of {place}: {remedy}"
+        )
+
+
+def _tokenizer_at(place: str) -> PreTrainedTokenizerBase | None:
+    """Return the tokenizer of a folder, or of a repository that was downloaded.
+
+    None means that it cannot be known.
+    """
+    from transformers import AutoTokenizer
+
+    from thinkalike.models.tokenizer_growth import check_growth
+
+    file = Path(place, "tokenizer.json")
+    try:
+        if file.is_file():
+            check_growth(file)
+        return AutoTokenizer.from_pretrained(place, local_files_only=True)
+    except Exception:  # of a library that reads whatever is there
+        return None

@@ -1,0 +1,68 @@
+"""Why a model cannot be loaded, in one line, whatever a library says of it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+
+from thinkalike.config import ModelConfig
+from thinkalike.errors import ModelError, ResourceError, ThinkalikeError, one_line, panicked
+from thinkalike.hub import cause_of
+from thinkalike.models.checkpoints import named_folder
+
+# The remedy where memory is exhausted.
+LESS = "take a smaller model, model.dtype=bfloat16, or a device with more memory (model.device)"
+
+
+@contextlib.contextmanager
+def explained(config: ModelConfig) -> Iterator[None]:
+    """Turn errors of the libraries that load models into a ModelError or a ResourceError."""
+    _quieten()
+    try:
+        yield
+    except ThinkalikeError:
+        raise
+    except BaseException as error:
+        if not (isinstance(error, Exception) or panicked(error)):
+            raise
+        from thinkalike.memory import out_of_memory_error  # imports torch
+
+        folder = named_folder(config)
+        attempt = f"cannot load model={config.called} from {folder or config.hub_id}"
+        memory_error = out_of_memory_error(error)
+        if memory_error:
+            raise ResourceError(f"{attempt}: {_with_class(memory_error)}; {LESS}") from error
+        cause = _with_class(error) if folder else cause_on_hub(config, error)
+        raise ModelError(f"{attempt}: {cause}") from error
+
+
+def cause_on_hub(config: ModelConfig, error: BaseException) -> str:
+    """Return why a repository of the hub cannot be read."""
+    return cause_of(error, str(config.hub_id), config.revision) or _with_class(error)
+
+
+def _with_class(error: BaseException) -> str:
+    return f"{type(error).__name__}: {one_line(error)}"
+
+
+def _quieten() -> None:
+    """Keep the libraries from writing to the screen: only a job's own output belongs there.
+
+    Variables of the environment that the user has set win.
+    """
+    from huggingface_hub import constants
+    from huggingface_hub.utils import disable_progress_bars
+
+    verbosity = os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    # transformers reads the variable once, when it is imported.
+    loaded = sys.modules.get("transformers.utils.logging")
+    if verbosity == "error" and loaded:
+        loaded.set_verbosity_error()
+        loaded.disable_progress_bar()
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+    # Else transformers asks the hub to convert .bin files.
+    os.environ.setdefault("DISABLE_SAFETENSORS_CONVERSION", "1")
+    if constants.HF_HUB_DISABLE_PROGRESS_BARS is None:
+        disable_progress_bars()

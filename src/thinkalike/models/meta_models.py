@@ -1,0 +1,68 @@
+"""Models on the meta device, which have sizes and no weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple, cast
+
+import torch
+from torch import nn
+
+from thinkalike.models.families import family_in
+from thinkalike.models.module_facts import longest_row
+from thinkalike.models.survey import without_hooks
+
+
+class MetaModel(NamedTuple):
+    """A module without weights.
+
+    Attributes:
+        module: The module.
+        path_of_blocks: The path to its list of blocks.
+        longest: Its longest row; None: any.
+    """
+
+    module: nn.Module
+    path_of_blocks: str
+    longest: int | None
+
+    @property
+    def blocks(self) -> list[nn.Module]:
+        return list(self.module.get_submodule(self.path_of_blocks).children())
+
+
+def meta_model(config_json: Mapping[str, object]) -> MetaModel:
+    """Return the model that a config.json describes.
+
+    Raises:
+        Exception: Whatever the libraries raise for sizes that they do not know.
+    """
+    if "architecture" in config_json:
+        return _meta_native(cast(Mapping[str, object], config_json["architecture"]))
+    import transformers
+
+    from thinkalike.models.blocks import blocks_of
+
+    family = family_in(config_json, "config.json")
+    model_type = str(config_json["model_type"])
+    settings = {name: value for name, value in config_json.items() if name != "model_type"}
+    config = transformers.AutoConfig.for_model(model_type, **settings)
+    reading_class = getattr(transformers, family.reading_class)
+    # An Auto class has `from_config`, and a class itself `_from_config`.
+    build = getattr(reading_class, "from_config", None) or reading_class._from_config
+    with torch.device("meta"):
+        module = build(config)
+    path_of_blocks = family.blocks or blocks_of(module, model_type)
+    return MetaModel(module.eval(), path_of_blocks, longest_row(module))
+
+
+def _meta_native(architecture: Mapping[str, object]) -> MetaModel:
+    """Return a model of TransformerLens's own classes, as a mini's config.json describes it."""
+    from transformer_lens.model_bridge import TransformerBridge
+
+    with torch.device("meta"):
+        bridge = TransformerBridge.boot_native(
+            dict(architecture), device="meta", dtype=torch.float32
+        )
+    module = without_hooks(bridge.original_model)  # as a job reads it
+    return MetaModel(module.eval(), "layers", bridge.original_model.cfg.n_ctx)

@@ -1,0 +1,80 @@
+"""A model that is cut between attention and MLP."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import MutableMapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from thinkalike.config.parts import MIDDLE
+from thinkalike.errors import ModelError
+from thinkalike.models.families import EMBED, Layer, Place
+from thinkalike.models.frozen import FrozenModel
+from thinkalike.models.hooks import Arguments, alone, ended_at
+from thinkalike.models.module_facts import first_tensor
+from thinkalike.models.proof import prove
+from thinkalike.models.sites import Sites, with_first_tensor
+
+
+class MiddleModel(FrozenModel):
+    """A model cut after attention: layer l is resid_mid[l].
+
+    Its tail begins with the MLP of block l. There are as many layers as blocks, since the last MLP
+    is part of `finish`: it reads each token by itself. The MLP of a block is run by giving the
+    block the state, and 0 in place of the output of its attention.
+
+    Raises:
+        ModelError: Blocks add both side by side, or lack one.
+    """
+
+    def __init__(self, model: FrozenModel, is_proved: bool = False):
+        vars(self).update(vars(model))
+        self.middle_sites = Sites(model, [MIDDLE], None)
+        self.sites = self.middle_sites
+        if not self.middle_sites.layers("attn_out"):
+            raise ModelError(
+                f"model.site={MIDDLE} cannot be cut: not every block of {model.name} has attention"
+            )
+        if not is_proved:
+            prove(self)
+
+    def describe(self) -> dict[str, str]:
+        return super().describe() | {"site": MIDDLE}
+
+    def _captured(
+        self, layer: Layer, rows: Sequence[int], states: MutableMapping[Layer, Tensor]
+    ) -> contextlib.AbstractContextManager[object]:
+        if layer == EMBED:
+            return super()._captured(layer, rows, states)
+        place = Place(MIDDLE, int(layer))
+        return self.middle_sites.captured(place, layer, rows, states)
+
+    def _ended_after(self, count: int) -> contextlib.AbstractContextManager[None]:
+        if count == 0:
+            return ended_at(self.blocks[0], entering=True)
+        module, direction = self.middle_sites.modules[MIDDLE, count - 1]
+        return ended_at(module, entering=direction == "input")
+
+    def _continued(self, residual: Tensor, start: int, mask: Tensor | None) -> Tensor:
+        if start == 0:
+            return super()._continued(residual, start, mask)
+        layer = start - 1
+        middle, direction = self.middle_sites.modules[MIDDLE, layer]
+
+        def return_residual(_: nn.Module, args: Arguments, output: object) -> Tensor:
+            return residual
+
+        if direction == "output":
+            changed = middle.register_forward_hook(return_residual)
+        else:
+            attention = self.middle_sites.modules["attn_out", layer].module
+            changed = attention.register_forward_hook(_return_zeros)
+        with alone(self.module), changed:
+            return super()._continued(residual, layer, mask)
+
+
+def _return_zeros(_: nn.Module, args: Arguments, output: object) -> Tensor | tuple[object, ...]:
+    """Return 0 in place of the output of a module."""
+    return with_first_tensor(output, torch.zeros_like(first_tensor(output)))

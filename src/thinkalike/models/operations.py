@@ -1,0 +1,92 @@
+"""The operations of a model's passes, counted in two of them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from thinkalike.models.frozen import FrozenModel
+from thinkalike.models.hooks import one_text_per_row
+
+# The tokens of the shorter of the two rows; the longer has twice as many.
+ROW = 8
+
+
+@dataclass(frozen=True)
+class Operations:
+    """The operations of a model for each token, two for each product, as torch counts them.
+
+    Attributes:
+        blocks: Of each block, whatever the length of the row.
+        attention: Of each block for each token of the row; kernels that skip later tokens need
+            half.
+        output: Of everything outside the blocks, mostly the unembedding.
+    """
+
+    blocks: tuple[float, ...]
+    attention: tuple[float, ...]
+    output: float
+
+    def forward(self, start: int, stop: int, context: int) -> float:
+        """Return the operations for one token of blocks start..stop-1.
+
+        Args:
+            start, stop: The first block, and the one after the last.
+            context: The tokens of the row in which the token stands.
+        """
+        return float(sum(self.blocks[start:stop]) + context * sum(self.attention[start:stop]))
+
+    def full(self, context: int) -> float:
+        """Return the operations of the full pass for one token."""
+        return self.forward(0, len(self.blocks), context) + self.output
+
+
+def operations(model: FrozenModel) -> Operations:
+    """Return the operations of a model."""
+    return counted_operations(model.full, model.blocks, model.device)
+
+
+@torch.no_grad()
+def counted_operations(
+    run: Callable[[Tensor], object], blocks: Sequence[nn.Module], device: torch.device
+) -> Operations:
+    """Count the operations of two rows; what grows with the square of their length is attention.
+
+    Args:
+        run: Runs the model on tokens (b, t).
+        blocks: Its blocks.
+        device: Where the tokens are to be.
+    """
+    counts: list[int] = []  # before and after each block, in the order in which they run
+    with sdpa_kernel(SDPBackend.MATH), one_text_per_row(), contextlib.ExitStack() as hooks:
+        counter = hooks.enter_context(FlopCounterMode(display=False))
+
+        def note_count(*_: object) -> None:
+            counts.append(counter.get_total_flops())
+
+        for block in blocks:
+            hooks.enter_context(block.register_forward_pre_hook(note_count))
+            hooks.enter_context(block.register_forward_hook(note_count))
+        run(torch.zeros(1, ROW, dtype=torch.long, device=device))
+        total_of_short_row = counter.get_total_flops()
+        run(torch.zeros(1, 2 * ROW, dtype=torch.long, device=device))
+
+    of_blocks = [after - before for before, after in zip(counts[::2], counts[1::2], strict=True)]
+    of_short_row = of_blocks[: len(blocks)]
+    of_long_row = of_blocks[len(blocks) :]
+    fixed = []
+    attention = []
+    for short, long in zip(of_short_row, of_long_row, strict=True):
+        # For one token: short / ROW = fixed + attention * ROW, and long / (2 ROW) = fixed +
+        # attention * 2 ROW.
+        per_token_of_row = max(long / (2 * ROW) - short / ROW, 0.0) / ROW
+        attention.append(per_token_of_row)
+        fixed.append(short / ROW - ROW * per_token_of_row)
+    output = (total_of_short_row - sum(of_short_row)) / ROW
+    return Operations(tuple(fixed), tuple(attention), output)

@@ -1,0 +1,190 @@
+"""How long passes take on this machine, found once for a machine without loading weights."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import time
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from thinkalike.digests import remembered
+from thinkalike.measures.losses import compare_outputs
+from thinkalike.models.families import pick_device
+from thinkalike.models.hooks import one_text_per_row
+from thinkalike.models.meta_models import MetaModel, meta_model
+from thinkalike.models.operations import ROW
+from thinkalike.timing import remembered_seconds
+
+if TYPE_CHECKING:
+    from thinkalike.models.shapes import Shape
+
+log = logging.getLogger(__name__)
+
+# The tokens of a pass that is timed; fewer do not fill the machine.
+TIMED_TOKENS = 1024
+
+# The seconds of processor time after which enough blocks were timed.
+TIMED_SECONDS = 0.4
+
+# The most bytes of weights that are made to time a pass; larger models are timed by a product.
+MOST_TIMED = 2.0**31
+
+# The largest width of that product.
+TIMED_WIDTH = 2048
+
+# The tokens whose logits are compared to time what a loss takes.
+TIMED_OUTPUTS = 32
+
+# What weights are filled with, as their values mean nothing.
+FILLED_WITH = 0.01
+
+
+def seconds_per_operation(shape: Shape, row: int) -> float:
+    """Return the time of an operation in the blocks of a model, found once for a machine.
+
+    Blocks of the model's sizes run with weights that mean nothing, so that no weights are loaded.
+
+    Args:
+        shape: The sizes of the model.
+        row: The tokens of a row.
+    """
+    device = pick_device("auto")
+    row = min(row, shape.context)
+    threads = torch.get_num_threads()
+    name = f"blocks of {shape.sizes or shape.width}, rows of {row}, {device}, {threads} threads"
+    find = partial(_timed_operation, shape, row, device)
+    return remembered(f"{name}, torch {torch.__version__}", find)
+
+
+def _timed_operation(shape: Shape, row: int, device: str) -> float:
+    """Return the time of an operation in blocks, or in a product where they cannot be made."""
+    if shape.sizes:
+        try:
+            return _time_of_blocks(shape, row, torch.device(device))
+        except Exception as error:  # whatever architectures raise for weights that mean nothing
+            log.debug("no time of %s: %s", shape, error)
+    width = min(shape.width, TIMED_WIDTH)
+    states = torch.ones(TIMED_TOKENS, width)
+    weight = torch.ones(width, 4 * width)
+    operations = 2.0 * TIMED_TOKENS * weight.numel()
+    seconds = remembered_seconds(f"product of width {width}", lambda: states @ weight)
+    return seconds / operations
+
+
+def _time_of_blocks(shape: Shape, row: int, device: torch.device) -> float:
+    """Return the time of an operation in a pass through blocks of the sizes of a model."""
+    model = meta_model(json.loads(shape.sizes))
+    _fill(model.module, device)
+    return _BlockTimer(model, shape, row, device).seconds_per_operation()
+
+
+class _TimedEnough(Exception):
+    """Ends a pass of which enough was timed."""
+
+
+class _BlockTimer:
+    """Times passes through the blocks of a model, or through the first ones of a large model.
+
+    Args:
+        model: The model, with weights that mean nothing.
+        shape: Its sizes.
+        row: The tokens of a row.
+        device: The device of the weights.
+    """
+
+    def __init__(self, model: MetaModel, shape: Shape, row: int, device: torch.device):
+        self.module = model.module
+        self.blocks = model.blocks
+        self.shape = shape
+        self.device = device
+        rows = max(TIMED_TOKENS // row, 1)
+        self.tokens = torch.zeros(rows, min(row, TIMED_TOKENS), dtype=torch.long, device=device)
+        self.seconds = 0.0
+        self.operations = 0.0
+        self._began = 0.0
+
+    @torch.no_grad()
+    def seconds_per_operation(self) -> float:
+        with one_text_per_row(), contextlib.ExitStack() as hooks:
+            # Libraries are loaded in the first pass, which is not timed.
+            with contextlib.suppress(_TimedEnough):
+                self.module(self.tokens[:1, :ROW])
+            for number, block in enumerate(self.blocks):
+                hooks.enter_context(block.register_forward_pre_hook(self._start))
+                hooks.enter_context(block.register_forward_hook(partial(self._stop, number)))
+            while self._processor_seconds() < TIMED_SECONDS:
+                with contextlib.suppress(_TimedEnough):
+                    self.module(self.tokens)
+        return self.seconds / self.operations
+
+    def _start(self, *_: object) -> None:
+        self._began = self._now()
+
+    def _stop(self, number: int, *_: object) -> None:
+        """Add the time of a block.
+
+        Raises:
+            _TimedEnough: It was the last block, or enough was timed: no logits of a whole batch
+                are made.
+        """
+        self.seconds += self._now() - self._began
+        row = self.tokens.shape[1]
+        per_token = self.shape.operations.forward(number, number + 1, row)
+        self.operations += self.tokens.numel() * per_token
+        if self._processor_seconds() > TIMED_SECONDS or number == len(self.blocks) - 1:
+            raise _TimedEnough
+
+    def _now(self) -> float:
+        """Return the time on the device; on a CPU it is processor time, shared by the threads."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+            return time.perf_counter()
+        return time.process_time() / torch.get_num_threads()
+
+    def _processor_seconds(self) -> float:
+        return self.seconds * torch.get_num_threads()
+
+
+def _fill(module: nn.Module, device: torch.device) -> None:
+    """Give a module on the meta device numbers for weights.
+
+    Weights of one shape share their memory.
+
+    Raises:
+        ValueError: They would still take more than `MOST_TIMED` bytes.
+    """
+    kinds = {(weight.shape, weight.dtype) for weight in module.parameters()}
+    size = sum(shape.numel() * dtype.itemsize for shape, dtype in kinds)
+    if size > MOST_TIMED:
+        raise ValueError(f"its weights of different shapes take {size:,} bytes")
+    filled: dict[tuple[torch.Size, torch.dtype], Tensor] = {}
+    for submodule in module.modules():
+        for name, weight in submodule._parameters.items():
+            if weight is None:
+                continue
+            kind = (weight.shape, weight.dtype)
+            if kind not in filled:
+                filled[kind] = torch.full(
+                    weight.shape, FILLED_WITH, dtype=weight.dtype, device=device
+                )
+            submodule._parameters[name] = nn.Parameter(filled[kind], requires_grad=False)
+        for name, buffer in submodule._buffers.items():
+            if buffer is not None:
+                submodule._buffers[name] = torch.zeros_like(buffer, device=device)
+
+
+def seconds_of_output(vocabulary: int) -> float:
+    """Return how long it takes to compare the logits of a token with others.
+
+    The product that makes the logits is not part of it.
+    """
+    logits = torch.ones(TIMED_OUTPUTS, max(vocabulary, 1))
+    targets = torch.zeros(TIMED_OUTPUTS, dtype=torch.long)
+    compare = partial(compare_outputs, logits[None], nn.Identity(), logits, targets)
+    seconds = remembered_seconds(f"outputs of {vocabulary} entries", compare)
+    return seconds / (2 * TIMED_OUTPUTS)  # both sides are made

@@ -1,0 +1,73 @@
+"""Regular expressions of a checkpoint are tried before a library matches them without end.
+
+A pattern of an adapter can ask for years of matching. Nothing here imports torch or transformers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+from collections.abc import Collection
+
+from thinkalike.errors import ModelError
+
+# The seconds of matching, of which patterns that people write take less than a thousandth.
+SECONDS = 5.0
+
+# The bytes of the process that matches.
+MEMORY = 2**30
+
+# What runs in a process of its own: Python's matching cannot be interrupted from within, but a
+# process can be ended. The limit of processor time holds even if nobody is left to end it. The
+# three forms are those in which peft matches the patterns of its settings.
+MATCHING = f"""
+import json, re, sys
+try:
+    import resource
+    resource.setrlimit(resource.RLIMIT_AS, ({MEMORY}, {MEMORY}))
+    resource.setrlimit(resource.RLIMIT_CPU, ({SECONDS:.0f}, {SECONDS:.0f}))
+except ImportError:
+    pass
+patterns, names = json.load(sys.stdin)
+for pattern in patterns:
+    for form in (pattern, rf"(.*\\.)?({{pattern}})$", rf".*\\.{{pattern}}\\.(\\d+)\\."):
+        try:
+            compiled = re.compile(form)
+        except (re.error, OverflowError):
+            continue
+        for name in names:
+            compiled.fullmatch(name)
+            compiled.match(name)
+"""
+
+
+def check_patterns(patterns: Collection[str], names: Collection[str], stated_in: str) -> None:
+    """Raise a ModelError if patterns cannot be matched within seconds; see `MATCHING`.
+
+    What is no regular expression is left to the library that reads it.
+
+    Args:
+        patterns: The patterns.
+        names: What they are matched against.
+        stated_in: Where they are stated, for the message.
+    """
+    if not patterns:
+        return
+    work = json.dumps([list(patterns), list(names)])
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process = subprocess.run(
+            [sys.executable, "-I", "-S", "-c", MATCHING],
+            input=work,
+            text=True,
+            timeout=SECONDS,
+            capture_output=True,
+        )
+        if process.returncode == 0:
+            return
+    shown = ", ".join(patterns)[:100]
+    raise ModelError(
+        f"{stated_in} has a pattern that cannot be matched within {SECONDS:.0f} seconds "
+        f"({shown}); list the names of modules instead"
+    )

@@ -1,0 +1,372 @@
+"""The modules of a model that read or write its sites: found by what adds up, so proved.
+
+In one pass over a few fixed tokens every module of a block shows its input and its output, and
+sums tell which of them add to the stream. Where a norm follows attention or the MLP, what is added
+comes out of the norm.
+
+    one after the other     resid_pre + attn_out = resid_mid
+                            resid_mid + mlp_out = resid_post
+    the same in BERT        norm(resid_pre + attn_out) = resid_mid
+                            norm(resid_mid + mlp_out) = resid_post
+    side by side            resid_pre + attn_out + mlp_out = resid_post
+
+`z` and `mlp_post` are what the last linear map of attention and of the MLP reads. What does not
+add up is not offered.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from thinkalike.models.frozen import FrozenModel
+from thinkalike.models.hooks import Arguments, NamedArguments, alone, state_in
+from thinkalike.models.module_facts import embedding_of, first_tensor, sample_tokens
+from thinkalike.models.parts import component_of
+from thinkalike.models.survey import ROWS, passing
+
+# The tokens of each row of the sample.
+TOKENS = 8
+
+# By how many units of the dtype, of all that is added, a sum may differ.
+ROUNDING = 8
+
+# Whether a site is the input or the output of a module.
+Direction = Literal["input", "output"]
+
+Choice = TypeVar("Choice", bound=Hashable)
+
+
+class HookPoint(NamedTuple):
+    """The module at which a site is read."""
+
+    module: nn.Module
+    direction: Direction
+
+
+# The hook points of a model by site and layer.
+HookPoints = dict[tuple[str, int], HookPoint]
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """What a module did in the pass.
+
+    Attributes:
+        path: Its path from its block; "" for the block itself.
+        module: The module.
+        entered, exited: The moments at which its pass began and ended, counted over all modules.
+        input, output: Its states as rows (n, d) in float64; None: it had no state for each token.
+    """
+
+    path: str
+    module: nn.Module
+    entered: int
+    exited: int
+    input: Tensor | None
+    output: Tensor | None
+
+    @property
+    def is_norm(self) -> bool:
+        """Whether its name is that of a norm."""
+        return component_of(self.path.rpartition(".")[2]) == "norms"
+
+
+# The runs of the modules of a block by path, short paths first.
+Block = dict[str, Run]
+
+
+class Form(NamedTuple):
+    """The modules of a block that add to the stream, by path; "" stands for one that it lacks.
+
+    Attributes:
+        middle: The module whose input or output is resid_mid; None: the block has no such state.
+        attention: The attention.
+        mlp: The MLP.
+    """
+
+    middle: tuple[str, Direction] | None
+    attention: str
+    mlp: str
+
+
+def hook_points(model: FrozenModel, n_heads: int) -> HookPoints:
+    """Return the hook point of each site that is proved."""
+    blocks, runs_outside = _recorded_runs(model)
+    unit = ROUNDING * torch.finfo(model.dtype).eps
+    forms = _agreed([list(_forms(block, unit)) for block in blocks])
+
+    points: HookPoints = {}
+    for layer, (block, form) in enumerate(zip(blocks, forms, strict=True)):
+        whole_block = block[""].module
+        points["resid_pre", layer] = HookPoint(whole_block, "input")
+        points["resid_post", layer] = HookPoint(whole_block, "output")
+        if form is not None and form.middle is not None:
+            path, direction = form.middle
+            points["resid_mid", layer] = HookPoint(block[path].module, direction)
+
+    attention_paths = ["" if form is None else form.attention for form in forms]
+    points |= _output_points(blocks, attention_paths, "attn_out")
+    projections = _last_projections(blocks, attention_paths)
+    for layer, run in projections.items():
+        if run.input is not None and run.input.shape[-1] % n_heads == 0:
+            points["z", layer] = HookPoint(run.module, "input")
+
+    mlp_paths = ["" if form is None else form.mlp for form in forms]
+    points |= _output_points(blocks, mlp_paths, "mlp_out")
+    for layer, run in _last_projections(blocks, mlp_paths).items():
+        points["mlp_post", layer] = HookPoint(run.module, "input")
+
+    return points | _points_outside(model, runs_outside, blocks)
+
+
+def _output_points(blocks: Sequence[Block], paths: Sequence[str], site: str) -> HookPoints:
+    """Return the output of the module at a path of each block as the hook points of a site."""
+    points: HookPoints = {}
+    for layer, (block, path) in enumerate(zip(blocks, paths, strict=True)):
+        if path:
+            points[site, layer] = HookPoint(block[path].module, "output")
+    return points
+
+
+def _last_projections(blocks: Sequence[Block], paths: Sequence[str]) -> dict[int, Run]:
+    """Return the last linear map within the module at a path of each block, by layer."""
+    candidates = []
+    for block, path in zip(blocks, paths, strict=True):
+        candidates.append(list(_projections(block, path)) if path else [])
+    projections = {}
+    for layer, path_of_map in enumerate(_agreed(candidates)):
+        if path_of_map:
+            projections[layer] = blocks[layer][path_of_map]
+    return projections
+
+
+def _recorded_runs(model: FrozenModel) -> tuple[list[Block], list[Run]]:
+    """Return what the modules of each block, and those outside, did with sample tokens."""
+    tokens = sample_tokens(model.vocabulary, model.context, ROWS, TOKENS)
+    moments = itertools.count()
+    entries: dict[nn.Module, tuple[int, Tensor | None]] = {}
+    runs: dict[str, Run] = {}
+
+    def rows_of(find_state: Callable[[], Tensor]) -> Tensor | None:
+        """Return a state as rows (n, d), or None if it is no state of each token."""
+        with contextlib.suppress(LookupError, StopIteration, TypeError, AttributeError):
+            state = find_state()
+            if state.is_floating_point() and state.shape[:-1].numel() == tokens.numel():
+                return state.reshape(tokens.numel(), -1).to("cpu", torch.float64, copy=True)
+        return None
+
+    def enter(module: nn.Module, args: Arguments, kwargs: NamedArguments) -> None:
+        moment = next(moments)
+        entries[module] = (moment, rows_of(lambda: state_in(args, kwargs)))
+
+    def leave(path: str, module: nn.Module, output: object) -> None:
+        entered, rows_of_input = entries[module]
+        moment = next(moments)
+        rows_of_output = rows_of(lambda: first_tensor(output))
+        runs[path] = Run(path, module, entered, moment, rows_of_input, rows_of_output)
+
+    with contextlib.ExitStack() as hooks, passing(model.name), alone(model.module):
+        for path, module in model.module.named_modules():
+
+            def leave_path(
+                module: nn.Module, _: Arguments, output: object, path: str = path
+            ) -> None:
+                leave(path, module, output)
+
+            hooks.enter_context(module.register_forward_pre_hook(enter, with_kwargs=True))
+            hooks.enter_context(module.register_forward_hook(leave_path))
+        model.full(tokens)
+
+    blocks: list[Block] = [{} for _ in range(model.n_layers)]
+    runs_outside = []
+    prefix = f"{model.family.blocks}."
+    for path in sorted(runs, key=lambda path: (path.count("."), runs[path].exited)):
+        if not path.startswith(prefix):
+            runs_outside.append(runs[path])
+            continue
+        layer, _, path_in_block = path.removeprefix(prefix).partition(".")
+        blocks[int(layer)][path_in_block] = replace(runs[path], path=path_in_block)
+    return blocks, runs_outside
+
+
+def _agreed(options_of_blocks: Sequence[Sequence[Choice]]) -> list[Choice | None]:
+    """Return for each block the option that most blocks have; None for a block without options.
+
+    A block has several where a module adds 0, which fits everywhere.
+    """
+    counts = Counter(itertools.chain.from_iterable(options_of_blocks))
+    choices = []
+    for options in options_of_blocks:
+        choices.append(max(options, key=lambda option: counts[option], default=None))
+    return choices
+
+
+def _forms(block: Block, unit: float) -> Iterator[Form]:
+    """Yield every way in which the modules of a block add up to its output.
+
+    Args:
+        block: The block.
+        unit: By how much of the summands a sum may differ.
+    """
+    resid_pre = block[""].input
+    resid_post = block[""].output
+    if resid_pre is None or resid_post is None:
+        return
+    writers = []
+    readers = []
+    for path, run in block.items():
+        if path and run.output is not None and run.output.shape == resid_post.shape:
+            writers.append(run)
+        if path and run.input is not None and run.input.shape == resid_post.shape:
+            readers.append(run)
+
+    def adding(
+        total: Tensor | None,
+        *summands: Tensor | None,
+        after: int = 0,
+        before: int | float = math.inf,
+    ) -> list[Run]:
+        """Return the modules that ran between two moments and whose output completes a sum."""
+        completing = []
+        for run in writers:
+            is_between = run.entered >= after and run.exited <= before
+            if is_between and _is_sum(total, [*summands, run.output], unit):
+                completing.append(run)
+        return completing
+
+    # One after the other. The MLP adds to resid_mid, which a norm before it reads.
+    for norm in readers:
+        resid_mid = norm.input
+        mlps = adding(resid_post, resid_mid, after=norm.entered)
+        attentions = adding(resid_mid, resid_pre, before=norm.entered) if mlps else []
+        for attention, mlp in _named_pairs(block, attentions, mlps):
+            yield Form((norm.path, "input"), attention, mlp)
+        if not attentions and not _is_sum(resid_mid, [resid_pre], unit):
+            for run in mlps:
+                if not _is_attention(block, run):
+                    yield Form(None, "", run.path)
+
+    # Norms behind. The output of the first norm is resid_mid, that of the last one resid_post.
+    norms = [run for run in readers if run in writers]
+    for first, last in itertools.permutations(norms, 2):
+        if first.exited < last.entered and _is_sum(resid_post, [last.output], unit):
+            mlps = adding(last.input, first.output, after=first.exited, before=last.entered)
+            attentions = adding(first.input, resid_pre, before=first.entered) if mlps else []
+            for attention, mlp in _named_pairs(block, attentions, mlps):
+                yield Form((first.path, "output"), attention, mlp)
+
+    # Side by side, or attention alone.
+    for run in writers:
+        if not _is_attention(block, run):
+            continue
+        if _is_sum(resid_post, [resid_pre, run.output], unit):
+            yield Form(None, run.path, "")
+        for attention, mlp in _named_pairs(
+            block, [run], adding(resid_post, resid_pre, run.output)
+        ):
+            yield Form(None, attention, mlp)
+
+
+def _named_pairs(
+    block: Block, attentions: Sequence[Run], mlps: Sequence[Run]
+) -> Iterator[tuple[str, str]]:
+    """Yield the paths of attention and MLP for each pair of modules that may be these.
+
+    The path of the first is "" if it adds to the stream as attention does and is something else.
+    """
+    for attention, mlp in itertools.product(attentions, mlps):
+        if _is_attention(block, mlp):
+            continue
+        attention_path = attention.path if _is_attention(block, attention) else ""
+        yield attention_path, mlp.path
+
+
+def _is_sum(total: Tensor | None, summands: Sequence[Tensor | None], unit: float) -> bool:
+    """Return whether states add up to a total, as far as rounding lets them."""
+    if total is None:
+        return False
+    sum_of_summands = torch.zeros_like(total)
+    size = total.abs()
+    for summand in summands:
+        if summand is None or summand.shape != total.shape:
+            return False
+        sum_of_summands = sum_of_summands + summand
+        size = size + summand.abs()
+    return bool(((total - sum_of_summands).abs() <= unit * size).all())
+
+
+def _is_attention(block: Block, run: Run) -> bool:
+    """Return whether a module is attention by its name or class, or a norm of its output."""
+    if run.is_norm:
+        for other in block.values():
+            is_normalised = other.path and not other.is_norm and _is_same(other.output, run.input)
+            if is_normalised and _is_attention(block, other):
+                return True
+        return False
+    components = run.path.split(".")
+    names = [run.path]
+    for count in range(1, len(components) + 1):
+        path_of_owner = ".".join(components[:count])
+        if path_of_owner in block:
+            names.append(type(block[path_of_owner].module).__name__)
+    return any("att" in name.lower() for name in names)
+
+
+def _is_same(first: Tensor | None, second: Tensor | None) -> bool:
+    return first is not None and second is not None and torch.equal(first, second)
+
+
+def _projections(block: Block, path: str) -> Iterator[str]:
+    """Yield the paths of linear maps whose output is that of a module.
+
+    If the module is a norm, it is what the norm reads.
+    """
+    output = block[path].input if block[path].is_norm else block[path].output
+    for run in block.values():
+        weight = getattr(run.module, "weight", None)
+        is_linear_map = weight is not None and weight.dim() == 2 and run.input is not None
+        if is_linear_map and _is_same(run.output, output):
+            yield run.path
+
+
+def _points_outside(
+    model: FrozenModel, runs_outside: Sequence[Run], blocks: Sequence[Block]
+) -> HookPoints:
+    """Return the embedding of tokens and the norm after the last block, if the model has them."""
+    first_moment = blocks[0][""].entered
+    resid_post = blocks[-1][""].output
+    embeddings = _embedding_rows(model)
+    tolerance = ROUNDING * torch.finfo(model.dtype).eps
+
+    points: HookPoints = {}
+    for run in runs_outside:
+        is_before = run.exited < first_moment
+        if is_before and run.output is not None and run.output.shape == embeddings.shape:
+            scale = run.output.norm() / embeddings.norm()  # Gemma's has one
+            if torch.allclose(run.output, scale * embeddings, rtol=tolerance):
+                points.setdefault(("embed", -1), HookPoint(run.module, "output"))
+
+        if run.is_norm and _is_same(run.input, resid_post) and _is_read(run, runs_outside):
+            points.setdefault(("ln_final", model.n_layers), HookPoint(run.module, "output"))
+    return points
+
+
+def _embedding_rows(model: FrozenModel) -> Tensor:
+    """Return the rows of the embedding of the sample tokens, (n, d), in float64."""
+    weight = embedding_of(model.module)
+    tokens = sample_tokens(model.vocabulary, model.context, ROWS, TOKENS)
+    return weight[tokens.flatten().to(weight.device)].double().cpu()
+
+
+def _is_read(run: Run, runs: Iterable[Run]) -> bool:
+    """Return whether a later module reads the output of a module."""
+    return any(later.entered > run.exited and _is_same(later.input, run.output) for later in runs)

@@ -1,0 +1,133 @@
+"""What a model computes beyond what its weights and its configuration say.
+
+Two modules with equal weights and settings can still give different logits: rotary frequencies are
+buffers that no checkpoint holds, the scale of attention is an attribute, and anyone can replace an
+activation, a `forward` or a function of a library. Traits are all of this, as text that says why
+two models differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from copy import deepcopy
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+from torch.nn.modules import module as torch_module
+
+from thinkalike.models.code_text import is_installed
+from thinkalike.models.description import NO_VALUES, Description, Trait
+from thinkalike.models.module_facts import entries_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+# Stands for a trait that does not follow from a configuration.
+UNKNOWN = "?"
+
+
+def traits_of(module: nn.Module) -> dict[Trait, str]:
+    """Return what decides the output of a module beside what its checkpoint holds.
+
+    That is its weights, persistent buffers and configuration. Traits of each module inside are its
+    class, attributes, hooks, and buffers that no checkpoint holds. Traits of a library are
+    functions that someone put into it.
+    """
+    return described_traits(module, Description(module))
+
+
+def described_traits(module: nn.Module, describe: Description) -> dict[Trait, str]:
+    """Return the traits of a module as a description has them."""
+    traits: dict[Trait, str] = {}
+    for path, submodule in module.named_modules():
+        describe.owner = path
+        traits[path, ""] = describe.class_text(type(submodule))
+        for name, text in describe.attributes(submodule):
+            traits[path, name] = text
+    describe.owner = "libraries"
+    for name in ("_global_forward_hooks", "_global_forward_pre_hooks"):
+        hooks = getattr(torch_module, name)
+        if hooks:
+            traits["torch", name] = describe(list(hooks.values()), name)
+    return traits | describe.patches() | _attention(module, describe)
+
+
+def _attention(module: nn.Module, describe: Description) -> dict[Trait, str]:
+    """Return the name of the function that computes attention.
+
+    A function that was added to those of transformers comes with its code.
+    """
+    name = getattr(getattr(module, "config", None), "_attn_implementation", None)
+    if not isinstance(name, str):
+        return {}
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    function = ALL_ATTENTION_FUNCTIONS.get(name)
+    text = name
+    if function is not None and not is_installed(getattr(function, "__module__", "")):
+        text = f"{name} {describe(function, 'attention')}"
+    return {("", "attention"): text}
+
+
+def traits_that_differ(first: nn.Module, second: nn.Module) -> dict[Trait, tuple[str, str]]:
+    """Return the traits in which two modules differ, with the text of each of the two.
+
+    Of a module whose class differs only the class is listed, since its attributes mean something
+    else, and of modules that only one of the two has nothing: their weights differ. If
+    configurations differ, what follows from them alone is left out.
+    """
+    first_traits = traits_of(first)
+    second_traits = traits_of(second)
+    first_expected: dict[Trait, str] = {}
+    second_expected: dict[Trait, str] = {}
+    if entries_of(first) != entries_of(second):
+        first_expected = _traits_from_settings(first)
+        second_expected = _traits_from_settings(second)
+
+    first_classes = _classes_in(first_traits)
+    second_classes = _classes_in(second_traits)
+    only_in_one = first_classes.keys() ^ second_classes.keys()
+    of_another_class = set()
+    for path in first_classes.keys() & second_classes.keys():
+        if first_classes[path] != second_classes[path]:
+            of_another_class.add(path)
+
+    differing: dict[Trait, tuple[str, str]] = {}
+    for trait in sorted(first_traits.keys() | second_traits.keys()):
+        path, name = trait
+        is_attribute = name != ""
+        if path in only_in_one or (is_attribute and path in of_another_class):
+            continue
+        first_text = first_traits.get(trait, "none")
+        second_text = second_traits.get(trait, "none")
+        follows_from_settings = _is_expected(first_text, first_expected, trait) and _is_expected(
+            second_text, second_expected, trait
+        )
+        if first_text != second_text and not follows_from_settings:
+            differing[trait] = (first_text, second_text)
+    return differing
+
+
+def _classes_in(traits: Mapping[Trait, str]) -> dict[str, str]:
+    """Return the classes of modules by path."""
+    return {path: text for (path, name), text in traits.items() if not name}
+
+
+def _is_expected(text: str, expected: Mapping[Trait, str], trait: Trait) -> bool:
+    """Return whether a trait is as the configuration alone makes it, as far as that is known."""
+    expected_text = expected.get(trait, UNKNOWN)
+    return text == expected_text or expected_text.endswith(NO_VALUES)
+
+
+def _traits_from_settings(module: PreTrainedModel) -> dict[Trait, str]:
+    """Return the traits that the class of a module gives to it by its configuration.
+
+    It is built without weights or values. Nothing is returned if the class cannot be built from
+    its configuration alone.
+    """
+    try:
+        with torch.device("meta"):
+            return traits_of(type(module)(deepcopy(module.config)).eval())
+    except Exception:  # whatever a class raises that is made in another way
+        return {}

@@ -1,0 +1,87 @@
+"""Other models of an architecture: with new initial weights, or with noise for weights."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+
+import torch
+
+from thinkalike.measures.seeds import seeded
+from thinkalike.memory import page_out
+from thinkalike.models.frozen import FrozenModel
+from thinkalike.models.module_facts import embedding_of
+from thinkalike.models.precision import cast_weights
+
+
+def variant(
+    model: FrozenModel, module: torch.nn.Module, name: str, is_proved: bool = False
+) -> FrozenModel:
+    """Return a module of a model's architecture as a FrozenModel.
+
+    It has the same tokenizer, context and sites.
+
+    Args:
+        model: The model.
+        module: The module.
+        name: The name of the new model.
+        is_proved: Whether the module is a copy of one that passed, with other weights.
+    """
+    new_model = FrozenModel(
+        module,
+        model.family,
+        model.tokenizer,
+        name=name,
+        context=model.context,
+        bos_each_row=model.bos_each_row,
+        device=model.device,
+        classes=model.classes,
+        is_proved=is_proved,
+    )
+    if type(model) is not FrozenModel:  # but one that is cut elsewhere
+        return type(model)(new_model, is_proved=is_proved)  # type: ignore[call-arg, arg-type]
+    if model.sites is not None:
+        new_model.sites = type(model.sites)(new_model, model.sites.chosen, model.sites.head)
+    return new_model
+
+
+def randomised(model: FrozenModel, seed: int) -> FrozenModel:
+    """Return a copy in which every matrix is drawn anew.
+
+    The entries come from a normal distribution of the spread of the matrix.
+    """
+    module = deepcopy(model.module)
+    generator = seeded(seed)
+    with torch.no_grad():
+        for weight in module.parameters():
+            if weight.dim() > 1:
+                noise = torch.randn(weight.shape, generator=generator)
+                weight.copy_(noise * weight.float().std().cpu())
+    return variant(model, module, f"{model.name} (random)", is_proved=True)
+
+
+def fresh(model: FrozenModel, seed: int) -> FrozenModel:
+    """Return the architecture with new initial weights, as its own library draws them."""
+    from transformer_lens.model_bridge.sources.native.init import initialize_native_model
+    from transformer_lens.model_bridge.sources.native.model import NativeModel
+
+    if isinstance(model.module, NativeModel):
+        module: torch.nn.Module = deepcopy(model.module)
+        initialize_native_model(module, model.module.cfg, seed)  # type: ignore[arg-type]
+    else:
+        page_out()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            module = type(model.module)(deepcopy(model.module.config))
+    module = cast_weights(module, model.device, model.dtype)
+    return variant(model, module, f"{model.name} (fresh)", is_proved=True)
+
+
+@torch.no_grad()
+def twin(model: FrozenModel, seed: int) -> FrozenModel:
+    """Return the architecture with new initial weights and the model's own embedding of tokens.
+
+    Both models share the memory of the embedding.
+    """
+    new_model = fresh(model, seed)
+    embedding_of(new_model.module).data = embedding_of(model.module).data
+    return new_model

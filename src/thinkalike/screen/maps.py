@@ -1,0 +1,81 @@
+"""A matrix as a map of shaded cells."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from thinkalike.screen.tables import few
+from thinkalike.screen.text import show_text
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pandas as pd
+
+SHADES = " ░▒▓█"
+UNKNOWN = "?"  # a cell without a number
+MARK = "●"  # of the closest cell of each row
+MOST_ROWS = 18  # lines of the screen that a map has at most
+MOST_WIDTH = 48  # columns of the screen, beside the labels
+NARROWEST_LABEL = 2
+NO_CELL = -1
+
+
+def show_map(values: pd.DataFrame, less_is_closer: bool = False) -> None:
+    """Print a matrix as shaded cells, the darker the closer; the closest of each row has a dot."""
+    import numpy as np
+
+    longest_name = max(len(str(name)) for name in values.columns)
+    cell_width = max(NARROWEST_LABEL, longest_name) + 1
+    rows = few(len(values), MOST_ROWS)
+    columns = few(len(values.columns), MOST_WIDTH // cell_width)
+    cells = values.iloc[rows, columns].to_numpy(float)
+    if not np.isfinite(cells).any():
+        return
+
+    low = float(np.nanmin(cells))
+    high = float(np.nanmax(cells))
+    closeness = cells - low
+    lightest = low
+    darkest = high
+    if less_is_closer:
+        closeness = high - cells
+        lightest = high
+        darkest = low
+    closeness = closeness / ((high - low) or 1)  # 0: furthest, 1: closest
+
+    label_width = max(len(str(name)) for name in values.index) + 2
+    header = "".join(f"{values.columns[column]!s:>{cell_width}}" for column in columns)
+    print(" " * (label_width + 1) + header)
+    for row, row_closeness in zip(rows, closeness, strict=True):
+        label = str(values.index[row])
+        print(f"{label:>{label_width}} {_shaded_row(row_closeness, cell_width)}")
+
+    ends = f"blank {lightest:.3f} to {SHADES[-1]} {darkest:.3f}"
+    scale = f"scale: {ends}; {MARK} the closest in its row"
+    if len(rows) * len(columns) < values.size:
+        scale += "; some layers are left out"
+    show_text(scale, label_width)
+
+
+def _shaded_row(closeness: np.ndarray, cell_width: int) -> str:
+    """Return a row of shaded cells.
+
+    Args:
+        closeness: of each cell, from 0 to 1; NaN for a cell without a number.
+    """
+    import numpy as np
+
+    closest = NO_CELL
+    if not np.isnan(closeness).all():
+        closest = int(np.nanargmax(closeness))
+    cells = []
+    for position, value in enumerate(closeness):
+        shade = UNKNOWN
+        if not np.isnan(value):
+            level = min(int(value * len(SHADES)), len(SHADES) - 1)
+            shade = SHADES[level]
+        end = shade
+        if position == closest:
+            end = MARK
+        cells.append(shade * (cell_width - 1) + end)
+    return "".join(cells)

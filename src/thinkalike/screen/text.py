@@ -1,0 +1,58 @@
+"""Sentences and numbers on the screen."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+
+from rich.console import Console
+from rich.text import Text
+
+from thinkalike.errors import plain
+
+HANGING_INDENT = 2  # columns by which the lines after the first begin further right
+
+
+def screen_width() -> int:
+    """Return the columns of the screen: $COLUMNS, else those of the terminal, else 80."""
+    return shutil.get_terminal_size().columns
+
+
+def wrapped(text: str, width: int) -> list[str]:
+    """Return the lines of a text in this many columns; only a word wider than that is broken."""
+    lines = Text(plain(text)).wrap(Console(), max(width, 1))
+    return [line.plain.rstrip() for line in lines]
+
+
+def show_text(text: str, indent: int = 0) -> None:
+    """Print a text to stdout in lines that fit the screen, with a hanging indent."""
+    first_line, *more_lines = wrapped(text, screen_width() - indent - HANGING_INDENT)
+    print(" " * indent + first_line)
+    for line in more_lines:
+        print(" " * (indent + HANGING_INDENT) + line)
+
+
+def span(value: object, low: object, high: object, spec: str = "+.3f") -> str:
+    """Return a number with its interval, if that is known: "+0.037 [+0.032, +0.043]".
+
+    The numbers may be cells of a table, whose types pandas does not know.
+    """
+    if _is_nan(low) or _is_nan(high):
+        return f"{value:{spec}}"
+    return f"{value:{spec}} [{low:{spec}}, {high:{spec}}]"
+
+
+def _is_nan(number: object) -> bool:
+    return bool(number != number)
+
+
+def number_of_documents(numbers: Mapping[str, float]) -> str:
+    """Return how many documents an interval is over: "58 documents (as 41.3 of equal length)".
+
+    Results of earlier versions have no number of equal length.
+    """
+    text = f"{numbers['documents']:.0f} documents"
+    effective = numbers.get("effective_documents")
+    if effective:
+        text += f" (as {effective:.1f} of equal length)"
+    return text

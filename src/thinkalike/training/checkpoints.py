@@ -1,0 +1,401 @@
+"""The states from which a training resumes: when they are kept, and how one is checked before use.
+
+What a state holds is Lightning's own. Its files are those of all jobs, see `store.checkpoints`.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.callbacks import Checkpoint
+from pytorch_lightning.plugins import CheckpointIO
+from torch import Tensor
+from torch.optim.lr_scheduler import LRScheduler
+
+from thinkalike.errors import StoreError, listed
+from thinkalike.processes import Activity, asked, stop, take_back
+from thinkalike.store import read_state, write_state
+from thinkalike.training.module import SteppedModule
+
+RATE_TOLERANCE = 1e-9  # share of a rate by which two versions of torch may differ
+# A state of more bytes is written only if the last one is as many seconds old.
+LARGE_STATE = 100e6
+PAUSE = 180.0
+SHOWN = 40  # characters of a damaged value that a message shows
+
+
+class StateFiles(CheckpointIO):
+    """Lets Lightning keep its states as all jobs do: with digests, renamed into place, no code.
+
+    Attributes:
+        loaded: what Lightning is resuming from, until the training begins.
+    """
+
+    def __init__(self) -> None:
+        self.loaded: dict[str, Any] = {}
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: str | Path, storage_options: object = None
+    ) -> None:
+        write_state(Path(path).parent, Path(path).name, checkpoint)
+
+    def load_checkpoint(
+        self, path: str | Path, map_location: object = None, weights_only: bool | None = None
+    ) -> dict[str, Any]:
+        self.loaded = read_state(Path(path))
+        return self.loaded
+
+    def remove_checkpoint(self, path: str | Path) -> None:
+        """Do nothing: `write_state` removes a state when the next one is complete."""
+
+
+def invalid_state(path: Path, reason: str) -> StoreError:
+    """Return the error that a file is not a state of this training."""
+    return StoreError(f"{path} is no state of this training ({reason}); remove it")
+
+
+@dataclass(frozen=True)
+class KeptState:
+    """The state of an earlier run, from which a training resumes.
+
+    Attributes:
+        path: its file.
+        step: how many steps were done.
+        has_settings: whether its rates must be those of the settings; a callback of the user may
+            change them.
+    """
+
+    path: Path
+    step: int
+    has_settings: bool
+
+    @classmethod
+    def read(cls, path: Path, steps: int, *, has_settings: bool) -> KeptState:
+        """Return the state of a training of so many steps; a StoreError if it is not one."""
+        step = read_state(path).get("global_step")
+        if type(step) is not int or not 0 < step <= steps:
+            raise invalid_state(
+                path,
+                f"its global_step is {str(step)[:SHOWN]}, "
+                f"and should be a number from 1 to {steps}",
+            )
+        return cls(path, step, has_settings)
+
+    def check(self, state: Mapping[str, object], trainer: pl.Trainer) -> None:
+        """Check that this very training would have written a state, before Lightning takes it up.
+
+        Its entries have the names, types, shapes and dtypes of this training's, and weights and
+        momenta are finite. Optimizers and schedules have the values that they have after these
+        steps, so that no setting differs from the job's. Finite weights and momenta, zeros among
+        them, cannot be told from those that this training would have.
+        """
+        for reason in self._reasons(state, trainer):
+            if reason:
+                raise invalid_state(self.path, reason)
+
+    def _reasons(self, state: Mapping[str, object], trainer: pl.Trainer) -> Iterator[str]:
+        """Yield for each part of a state what is wrong with it, or an empty text."""
+        module = trainer.lightning_module
+        assert module is not None
+        weights = state.get("state_dict")
+        yield _difference(weights, module.state_dict(), "state_dict")
+        yield _weight_not_finite(weights, module)
+
+        with warnings.catch_warnings():
+            warnings.simplefilter(
+                "ignore"
+            )  # torch says that a schedule moved before its optimizer
+            schedules = []
+            for entry in trainer.lr_scheduler_configs:
+                schedules.append(_state_after_steps(entry.scheduler, self.step))
+        # These are read now, as the schedules have set the rates of these steps.
+        expected_groups = [
+            optimizer.state_dict()["param_groups"] for optimizer in trainer.optimizers
+        ]
+        optimizer_states = state.get("optimizer_states")
+        if not isinstance(optimizer_states, list):
+            optimizer_states = []
+        groups = []
+        for optimizer_state in optimizer_states:
+            if isinstance(optimizer_state, dict):
+                groups.append(optimizer_state.get("param_groups"))
+            else:
+                groups.append(optimizer_state)
+        with_values = self.has_settings
+        yield _difference(groups, expected_groups, "param_groups", with_values=with_values)
+        yield _difference(
+            state.get("lr_schedulers"), schedules, "lr_schedulers", with_values=with_values
+        )
+
+        fit_loop = None
+        loops = state.get("loops")
+        if isinstance(loops, dict):
+            fit_loop = loops.get("fit_loop")
+        yield _difference(fit_loop, trainer.fit_loop.state_dict(), "fit_loop")
+        yield _count_beyond(fit_loop, self.step)
+
+        for optimizer_state, optimizer in zip(optimizer_states, trainer.optimizers, strict=False):
+            if isinstance(optimizer_state, dict):
+                yield invalid_momenta(optimizer_state.get("state"), optimizer, self.step)
+
+
+def _state_after_steps(scheduler: LRScheduler, steps: int) -> dict[str, Any]:
+    """Return the state of a schedule after so many steps; its optimizer gets the rate of then."""
+    for _ in range(steps):
+        scheduler.step()
+    return scheduler.state_dict()
+
+
+def _difference(stored: object, expected: object, name: str, *, with_values: bool = False) -> str:
+    """Return how a stored value differs from an expected one; an empty text if it does not.
+
+    Names, types, shapes and dtypes are compared, and numbers only `with_values`.
+    """
+    if isinstance(expected, dict):
+        return _difference_of_mappings(stored, expected, name, with_values)
+    if isinstance(expected, list):
+        return _difference_of_lists(stored, expected, name, with_values)
+    if isinstance(expected, Tensor):
+        return _difference_of_tensors(stored, expected, name)
+    if type(stored) is not type(expected):
+        return f"{name} is {str(stored)[:SHOWN]}, of another type than {str(expected)[:SHOWN]}"
+    if not with_values:
+        return ""
+    is_equal = stored == expected
+    if isinstance(stored, float) and isinstance(expected, float):
+        is_equal = math.isclose(stored, expected, rel_tol=RATE_TOLERANCE)
+    if is_equal:
+        return ""
+    return f"{name} is {str(stored)[:SHOWN]}, and {str(expected)[:SHOWN]} in this training"
+
+
+def _difference_of_mappings(
+    stored: object, expected: Mapping[str, object], name: str, with_values: bool
+) -> str:
+    if not isinstance(stored, dict):
+        return f"{name} is {type(stored).__name__}, and should have {len(expected)} entries"
+    if stored.keys() != expected.keys():
+        unequal_keys = sorted(map(str, stored.keys() ^ expected.keys()))
+        return f"{name} has other entries than this training: {listed(unequal_keys)}"
+    for key, value in expected.items():
+        reason = _difference(stored[key], value, f"{name}.{key}", with_values=with_values)
+        if reason:
+            return reason
+    return ""
+
+
+def _difference_of_lists(
+    stored: object, expected: list[object], name: str, with_values: bool
+) -> str:
+    if not isinstance(stored, list):
+        return f"{name} should have {len(expected)} entries, and has none"
+    if len(stored) != len(expected):
+        return f"{name} should have {len(expected)} entries, and has {len(stored)}"
+    for position, value in enumerate(expected):
+        path = f"{name}[{position}]"
+        reason = _difference(stored[position], value, path, with_values=with_values)
+        if reason:
+            return reason
+    return ""
+
+
+def _difference_of_tensors(stored: object, expected: Tensor, name: str) -> str:
+    if not isinstance(stored, Tensor):
+        return f"{name} is {type(stored).__name__}, and should be a tensor"
+    stored_form = (tuple(stored.shape), stored.dtype)
+    expected_form = (tuple(expected.shape), expected.dtype)
+    if stored_form == expected_form:
+        return ""
+    return f"{name} has shape and dtype {stored_form}, and should have {expected_form}"
+
+
+def _weight_not_finite(weights: object, module: pl.LightningModule) -> str:
+    """Return which weight is not finite; an empty text if none is.
+
+    Buffers, such as curves, have NaN for steps that are yet to come.
+    """
+    if not isinstance(weights, dict):
+        return ""
+    for name, _ in module.named_parameters():
+        weight = weights.get(name)
+        if isinstance(weight, Tensor) and not weight.isfinite().all():
+            return f"state_dict.{name} has values that are not finite"
+    return ""
+
+
+def _count_beyond(progress: object, steps: int, name: str = "fit_loop") -> str:
+    """Return which count of the loops is impossible after so many steps; an empty text if none."""
+    if isinstance(progress, dict):
+        for key, entry in progress.items():
+            reason = _count_beyond(entry, steps, f"{name}.{key}")
+            if reason:
+                return reason
+        return ""
+    if type(progress) is int and not 0 <= progress <= max(steps, 1):
+        return f"{name} is {progress}, and should be a number from 0 to {steps}"
+    return ""
+
+
+def invalid_momenta(state: object, optimizer: torch.optim.Optimizer, steps: int) -> str:
+    """Return which state of a weight this optimizer cannot have after so many steps.
+
+    Each is finite and has the shape and dtype of its weight. Adam's `step` is a count, and so a
+    single number. The text is empty if all are possible.
+    """
+    weights = _weights_of(optimizer)
+    if not isinstance(state, dict):
+        return f"the state of an optimizer is {type(state).__name__}"
+    for number, entries in state.items():
+        is_known = type(number) is int and 0 <= number < len(weights)
+        if not is_known or not isinstance(entries, dict):
+            return (
+                f"the state of an optimizer has the entry {str(number)[:SHOWN]}, "
+                f"and there are {len(weights)} weights"
+            )
+        for name, value in entries.items():
+            subject = f"{str(name)[:SHOWN]} of weight {number}"
+            if name == "step":
+                reason = _invalid_count(value, steps)
+            else:
+                reason = _invalid_momentum(value, weights[number])
+            if reason:
+                return f"{subject} {reason}"
+    return ""
+
+
+def _invalid_count(count: object, steps: int) -> str:
+    is_number = (
+        isinstance(count, Tensor) and count.shape == torch.Size() and count.is_floating_point()
+    )
+    if is_number and 0 < float(count) <= steps:  # type: ignore[arg-type]
+        return ""
+    return f"is {str(count)[:SHOWN]}, and should be a number from 1 to {steps}"
+
+
+def _invalid_momentum(momentum: object, weight: Tensor) -> str:
+    if not isinstance(momentum, Tensor):
+        return f"is {str(momentum)[:SHOWN]}, and should have shape {tuple(weight.shape)}"
+    if momentum.shape != weight.shape:
+        return f"is {tuple(momentum.shape)}, and should have shape {tuple(weight.shape)}"
+    if momentum.dtype != weight.dtype:
+        return f"has dtype {momentum.dtype}, and should have {weight.dtype}"
+    if not momentum.isfinite().all():
+        return "has values that are not finite"
+    return ""
+
+
+def _weights_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    return [weight for group in optimizer.param_groups for weight in group["params"]]
+
+
+class KeepStates(Checkpoint):
+    """Keeps a state every so many steps, and when a signal came; reports the steps done.
+
+    A large state is kept at the first of these steps that comes minutes after the last state.
+    Lightning's `ModelCheckpoint` knows neither signals nor minutes, and a kill can leave its files
+    half written.
+
+    Args:
+        folder: of the states; None keeps none.
+        name: of the state.
+        every: how many steps are between two states.
+        activity: shows the steps done.
+        files: what Lightning reads the states with.
+        resumed: the state of an earlier run.
+
+    Attributes:
+        has_begun: whether the state of an earlier run, if there is one, was taken up without
+            error.
+    """
+
+    def __init__(
+        self,
+        folder: Path | None,
+        name: str,
+        every: int,
+        activity: Activity,
+        files: StateFiles,
+        resumed: KeptState | None = None,
+    ):
+        self.folder = folder
+        self.name = name
+        self.every = every
+        self.activity = activity
+        self.files = files
+        self.resumed = resumed
+        self.has_begun = False
+        self._momenta_at_start: list[list[str]] = []
+        self._time_of_last_state = time.monotonic()
+
+    def on_fit_start(self, trainer: pl.Trainer, *_: object) -> None:
+        if self.resumed:
+            self.resumed.check(self.files.loaded, trainer)
+        self.files.loaded = {}
+
+    def on_train_start(self, trainer: pl.Trainer, *_: object) -> None:
+        take_back()  # Lightning's own handler ends a job with status 0 and without a state
+        self._time_of_last_state = time.monotonic()
+        if self.resumed and trainer.global_step != self.resumed.step:
+            raise invalid_state(
+                self.resumed.path,
+                f"its loops have done {trainer.global_step} steps, "
+                f"and its global_step is {self.resumed.step}",
+            )
+        self._momenta_at_start = _momenta_names(trainer)
+        self.has_begun = True
+        self.activity.begin(trainer.global_step)
+
+    def on_train_batch_end(  # type: ignore[override]
+        self, trainer: pl.Trainer, module: SteppedModule, *_: object
+    ) -> None:
+        step = trainer.global_step
+        # A weight that has no momenta in the state gets them in the first step.
+        is_first_step = self.resumed is not None and step == self.resumed.step + 1
+        if is_first_step and _momenta_names(trainer) != self._momenta_at_start:
+            assert self.resumed is not None
+            raise invalid_state(self.resumed.path, "it lacks the momenta of some weights")
+
+        self.activity.reach(step)
+        self.activity.note = ""
+        if module.last_read is not None:
+            self.activity.note = f"loss {module.last_read:.4f}"
+
+        is_stopping = trainer.strategy.reduce_boolean_decision(asked(), all=False)
+        if is_stopping or (step % self.every == 0 and self._is_due(trainer, module)):
+            for logger in trainer.loggers:
+                logger.save()  # so that the curves have no gap before the state
+            if self.folder is not None:
+                trainer.save_checkpoint(self.folder / self.name)
+            self._time_of_last_state = time.monotonic()
+        if is_stopping:
+            stop(f"at step {step} of {trainer.max_steps}")
+
+    def _is_due(self, trainer: pl.Trainer, module: pl.LightningModule) -> bool:
+        """Return whether a state is small, or the last one is old; all processes agree."""
+        size = sum(weight.nbytes for weight in module.state_dict().values())
+        for optimizer in trainer.optimizers:
+            for entries in optimizer.state.values():
+                for value in entries.values():
+                    if isinstance(value, Tensor):
+                        size += value.nbytes
+        if size < LARGE_STATE:
+            return True
+        is_old = time.monotonic() - self._time_of_last_state >= PAUSE
+        return trainer.strategy.reduce_boolean_decision(is_old, all=False)
+
+
+def _momenta_names(trainer: pl.Trainer) -> list[list[str]]:
+    """Return, for each weight, the names of what its optimizer keeps for it."""
+    names = []
+    for optimizer in trainer.optimizers:
+        for weight in _weights_of(optimizer):
+            names.append(sorted(optimizer.state.get(weight, {})))
+    return names

@@ -1,0 +1,117 @@
+"""The rows of text that each step of a training reads."""
+
+from __future__ import annotations
+
+import logging
+
+import pytorch_lightning as pl
+import torch
+from jaxtyping import Int
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from thinkalike.errors import DataError
+from thinkalike.training.recipe import whole_rows
+
+log = logging.getLogger(__name__)
+
+SEED_STRIDE = 1_000_003  # a prime, so that the epochs of different seeds have different orders
+NO_EPOCH = -1
+
+
+class StepData(pl.LightningDataModule):
+    """The rows that a training reads: epoch after epoch, each in an order that `seed` decides.
+
+    The rows of a step depend on nothing but the step, so a resumed training reads what it would
+    have read. Processes that share a training share the rows of each step.
+
+    A step reads whole rows. Where those hold fewer tokens than were asked for, a warning says how
+    many are read.
+
+    Args:
+        tokens_per_step: of all processes.
+        context: how many tokens of a row count; all, unless a row holds more than tokens; see
+            `PackedLayout`.
+        repeats: how many steps read the same rows.
+        setting: what warnings and errors call the number of tokens.
+
+    Raises:
+        DataError: a step has less than one row.
+    """
+
+    def __init__(
+        self,
+        rows: Int[Tensor, "rows width"],
+        tokens_per_step: int,
+        steps: int,
+        seed: int,
+        context: int | None = None,
+        repeats: int = 1,
+        setting: str = "tokens_per_step",
+    ):
+        super().__init__()
+        self.rows = rows
+        self.steps = steps
+        self.seed = seed
+        self.repeats = repeats
+        self.context = context or rows.shape[1]
+        self.size = tokens_per_step // self.context  # rows of a step
+
+        if self.size == 0:
+            raise DataError(
+                f"{setting}={tokens_per_step} is less than one row of {self.context} tokens"
+            )
+        tokens_read = whole_rows(tokens_per_step, self.context)
+        if tokens_read < tokens_per_step:
+            log.warning(
+                f"warning: {setting}={tokens_per_step:,} is no multiple of the {self.context:,} "
+                f"tokens of a row: each step reads {tokens_read:,}"
+            )
+        # the epoch whose order is known, and that order
+        self._epoch = NO_EPOCH
+        self._order: list[int] = []
+
+    def batch(self, step: int) -> Int[Tensor, "b width"]:
+        """Return the rows that this process reads in a step.
+
+        Raises:
+            DataError: the processes cannot share the rows of a step equally.
+        """
+        rank = 0
+        processes = 1
+        if self.trainer:
+            rank = self.trainer.global_rank
+            processes = self.trainer.world_size
+        if self.size % processes:
+            raise DataError(
+                f"{self.size} rows of {self.context} tokens cannot be shared by "
+                f"{processes} processes"
+            )
+        start = step // self.repeats * self.size
+        positions = range(start + rank, start + self.size, processes)
+        row_numbers = [self._row_number(position) for position in positions]
+        return self.rows[row_numbers].long()
+
+    def _row_number(self, position: int) -> int:
+        """Return which row is read at a position, counted over all epochs."""
+        epoch, position_in_epoch = divmod(position, len(self.rows))
+        if epoch != self._epoch:
+            generator = torch.Generator().manual_seed(self.seed * SEED_STRIDE + epoch)
+            self._order = torch.randperm(len(self.rows), generator=generator).tolist()
+            self._epoch = epoch
+        return self._order[position_in_epoch]
+
+    def train_dataloader(self) -> DataLoader[int]:
+        """Return the loader of the rows of each step, from the first step of this run."""
+        assert self.trainer
+        # Lightning counts the steps from those that the state has done, so there are `steps` more.
+        first_step = self.trainer.global_step
+        steps = range(first_step, first_step + self.steps)
+        # Pinned rows are copied to a GPU while it computes.
+        on_gpu = self.trainer.strategy.root_device.type == "cuda"
+        return DataLoader(
+            steps,  # type: ignore[arg-type]
+            batch_size=None,
+            collate_fn=self.batch,  # type: ignore[arg-type]
+            pin_memory=on_gpu,
+        )

@@ -1,0 +1,239 @@
+"""Microbatches: a step that does not fit into memory runs in pieces, with the same gradients.
+
+Microbatches sum the same gradients in another order, so their size changes a training by rounding
+alone.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from thinkalike.config import TrainerConfig
+from thinkalike.errors import ResourceError
+from thinkalike.memory import (
+    FRAGMENTATION,
+    Budget,
+    LiveBytes,
+    OverLimitError,
+    free_cached_memory,
+    readable,
+)
+
+log = logging.getLogger(__name__)
+
+# Returns the loss of each token, (n), for each chosen stitch, given rows and the stitches'
+# numbers.
+TokenLosses = Callable[[Tensor, Sequence[int]], list[Tensor]]
+Weights = Sequence[Sequence[nn.Parameter]]  # of each stitch
+
+
+class Microbatch(NamedTuple):
+    """The most rows and the most stitches that are in memory at once."""
+
+    rows: int
+    stitches: int
+
+
+SMALLEST = Microbatch(1, 1)
+
+
+@dataclass(frozen=True)
+class SummedLosses:
+    """The losses of some stitches on some rows.
+
+    Attributes:
+        sums: the summed loss of each stitch.
+        count: over how many values each is summed.
+        gradients: of these sums, for all weights of the stitches, one stitch after another.
+    """
+
+    sums: Float[Tensor, " p"]
+    count: int
+    gradients: tuple[Tensor, ...]
+
+
+def _summed_losses(
+    losses: TokenLosses, weights: Weights, rows: Tensor, chosen: Sequence[int]
+) -> SummedLosses:
+    """Return the summed losses of the chosen stitches on some rows, and their gradients."""
+    with torch.enable_grad():
+        values = losses(rows, chosen)
+        sums = torch.stack([token_losses.sum() for token_losses in values])
+    chosen_weights = [weight for number in chosen for weight in weights[number]]
+    with torch.autocast(sums.device.type, enabled=False):  # as in any backward pass
+        gradients = torch.autograd.grad(sums, chosen_weights, torch.ones_like(sums))
+    return SummedLosses(sums.detach(), len(values[0]), gradients)
+
+
+if TYPE_CHECKING:
+
+    class AccumulatedContext(Protocol):
+        """What the forward pass of `_AccumulatedLosses` keeps for the backward pass."""
+
+        gradients: list[list[Tensor]] | None
+        count: int
+
+
+class _AccumulatedLosses(torch.autograd.Function):
+    """Mean losses of a step, whose forward pass computes the gradients too, by microbatches.
+
+    The backward pass multiplies these gradients by the one that comes in. So autocast, several
+    processes and clipping see one forward and one backward pass.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: AccumulatedContext,
+        losses: TokenLosses,
+        weights: Weights,
+        rows: Tensor,
+        size: Microbatch,
+        *all_weights: Tensor,
+    ) -> Float[Tensor, " p"]:
+        sums = torch.zeros(len(weights), device=rows.device)
+        count = 0  # values per stitch; all stitches have as many
+        gradients = []
+        for stitch_weights in weights:
+            gradients.append([torch.zeros_like(weight) for weight in stitch_weights])
+
+        for some_rows in rows.split(size.rows):
+            for start in range(0, len(weights), size.stitches):
+                chosen = range(len(weights))[start : start + size.stitches]
+                summed = _summed_losses(losses, weights, some_rows, chosen)
+                totals = [gradient for number in chosen for gradient in gradients[number]]
+                for total, gradient in zip(totals, summed.gradients, strict=True):
+                    total += gradient
+                sums[chosen.start : chosen.stop] += summed.sums
+                if start == 0:
+                    count += summed.count
+
+        ctx.gradients = gradients
+        ctx.count = count
+        return sums / count
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: AccumulatedContext, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        gradients = ctx.gradients
+        assert gradients is not None
+        ctx.gradients = None  # the parameters take these tensors over, without a copy
+        factors = grad_outputs[0] / ctx.count
+        flat = []
+        for stitch_gradients, factor in zip(gradients, factors, strict=True):
+            for gradient in stitch_gradients:
+                flat.append(gradient.mul_(factor))
+        no_gradient = (None, None, None, None)  # of losses, weights, rows and size
+        return (*no_gradient, *flat)
+
+
+def mean_losses(
+    losses: TokenLosses, weights: Weights, rows: Tensor, size: Microbatch
+) -> Float[Tensor, " p"]:
+    """Return the mean loss of every stitch on a step's rows.
+
+    It can be differentiated once in the weights of each stitch.
+    """
+    if len(rows) <= size.rows and len(weights) <= size.stitches:
+        all_losses = losses(rows, range(len(weights)))
+        return torch.stack([token_losses.mean() for token_losses in all_losses])
+    all_weights = [weight for stitch_weights in weights for weight in stitch_weights]
+    accumulated: Tensor = _AccumulatedLosses.apply(losses, weights, rows, size, *all_weights)
+    return accumulated
+
+
+def largest_microbatch(
+    limits: TrainerConfig,
+    losses: TokenLosses,
+    weights: Weights,
+    rows: Tensor,
+    tails: Sequence[int],
+    momenta: int,
+) -> Microbatch:
+    """Return the largest microbatch of a step that fits into memory.
+
+    Each size is tried once, forward and backward: first fewer rows, then fewer stitches on one
+        row.
+    The stitches with the longest tails are tried, as they need most memory.
+
+    Args:
+        limits: how much memory may be used.
+        rows: those of a step.
+        tails: for each stitch, the number of blocks after it.
+        momenta: how many numbers the optimiser keeps of each weight.
+
+    Raises:
+        ResourceError: not even one row and one stitch fit.
+    """
+    free_cached_memory(rows.device)
+    budget = _budget(limits, rows.device)
+    room = budget.room - _bytes_beside_a_step(limits, weights, momenta)
+    longest_first = sorted(range(len(weights)), key=lambda number: -tails[number])
+
+    whole_step = Microbatch(len(rows), len(weights))
+    size = whole_step
+    while room <= 0 or not _fits(
+        losses, weights, rows[: size.rows], longest_first[: size.stitches], room
+    ):
+        if room <= 0 or size == SMALLEST:
+            raise ResourceError(
+                f"one row of text and {len(weights)} stitches do not fit into memory: "
+                f"{budget.limit}; set trainer.recompute=true, lower data.context, choose fewer or "
+                "later layers, or stitch=low_rank"
+            )
+        size = _half(size)
+        free_cached_memory(rows.device)
+
+    if size != whole_step:
+        sizes = (
+            f"{size.rows} of {whole_step.rows} rows and "
+            f"{size.stitches} of {whole_step.stitches} stitches"
+        )
+        log.info(
+            f"memory: each step runs in microbatches of {sizes}, "
+            f"to fit into {readable(budget.total)}"
+        )
+    return size
+
+
+def _budget(limits: TrainerConfig, device: torch.device) -> Budget:
+    """Return the memory of this process; processes that share a CPU share its memory."""
+    processes = 1
+    if limits.strategy == "ddp" and device.type == "cpu":
+        processes = limits.devices or 1
+    return Budget.of(device, limits.memory, processes)
+
+
+def _bytes_beside_a_step(limits: TrainerConfig, weights: Weights, momenta: int) -> float:
+    """Return the bytes of gradients and momenta, which exist beside the tensors of a step."""
+    copies = 1 + momenta
+    if limits.strategy == "ddp":
+        copies += 1  # the gradients that processes exchange
+    weight_bytes = sum(weight.nbytes for stitch_weights in weights for weight in stitch_weights)
+    return copies * weight_bytes / FRAGMENTATION
+
+
+def _fits(
+    losses: TokenLosses, weights: Weights, rows: Tensor, chosen: Sequence[int], room: float
+) -> bool:
+    """Return whether both passes of the chosen stitches fit into `room` bytes."""
+    try:
+        with LiveBytes(rows.device, room):
+            _summed_losses(losses, weights, rows, chosen)
+    except (OverLimitError, torch.OutOfMemoryError):
+        return False
+    return True
+
+
+def _half(size: Microbatch) -> Microbatch:
+    """Return half the rows and, for one row, half the stitches, rounded up."""
+    if size.rows > 1:
+        return Microbatch((size.rows + 1) // 2, size.stitches)
+    return Microbatch(1, (size.stitches + 1) // 2)

@@ -1,0 +1,93 @@
+"""A Lightning module that is trained for a number of steps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import pytorch_lightning as pl
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from thinkalike.errors import TrainingError
+
+
+class UnreadLosses(NamedTuple):
+    """The losses of a step that are still on the device, and what to do if one is not finite."""
+
+    step: int
+    losses: Float[Tensor, " p"]
+    remedy: str
+
+
+class SteppedModule(pl.LightningModule):
+    """A LightningModule that is trained for some steps, and stops at a loss that is not finite.
+
+    Attributes:
+        latest: the loss of the last step, on the device.
+        last_read: the loss that was last read from the device; None before the first reading.
+    """
+
+    latest: Float[Tensor, ""]
+    last_read: float | None = None
+
+    def __init__(self, steps: int):
+        super().__init__()
+        self.steps = steps
+        self._unread: list[UnreadLosses] = []
+
+    def over_processes(self, losses: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
+        """Return losses, averaged over the processes that share the job, without gradients."""
+        detached = losses.detach().clone()
+        # type: ignore[assignment]
+        mean: Tensor = self.trainer.strategy.reduce(detached, reduce_op="mean")
+        return mean
+
+    def log_losses(
+        self, losses: Float[Tensor, " p"], names: Sequence[str] = (), *, remedy: str
+    ) -> None:
+        """Take the losses of this step; check and log them every `log_every_n_steps` steps.
+
+        They stay on the device until then, so that no step waits for it. Loggers get each loss
+        that has a name, and `loss`, the mean of these or of all. Those of the last step are always
+        read.
+
+        Args:
+            names: of the first losses.
+            remedy: what the user can do where a loss is not finite.
+        """
+        self._unread.append(UnreadLosses(self.global_step, losses, remedy))
+        logged = losses
+        if names:
+            logged = losses[: len(names)]
+        self.latest = logged.mean()
+
+        steps_done = self.global_step + 1
+        log_every = self.trainer.log_every_n_steps  # type: ignore[attr-defined]
+        if steps_done % log_every == 0 or steps_done == self.steps:
+            self.check_losses()
+            self.log_dict({**dict(zip(names, logged, strict=False)), "loss": self.latest})
+
+    def check_losses(self) -> None:
+        """Read the losses of all steps since the last reading, in one copy from the device.
+
+        Raises:
+            TrainingError: a loss is not finite.
+        """
+        unread = self._unread
+        self._unread = []
+        if not unread:
+            return
+        sums = [entry.losses.sum() for entry in unread]
+        *totals, self.last_read = torch.stack([*sums, self.latest]).tolist()
+        for entry, total in zip(unread, totals, strict=True):
+            if not math.isfinite(total):
+                raise TrainingError(
+                    f"the loss is {total} at step {entry.step} of {self.steps}; {entry.remedy}"
+                )
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Keep no state of a training that has failed unnoticed."""
+        self.check_losses()
