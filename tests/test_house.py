@@ -145,7 +145,7 @@ def test_jobs_print_what_fits_the_screen():
         return any(ast.unparse(call.func) == "print" for call in calls)
 
     assert found_in([file for file in FILES if part_of(file) in JOBS], prints) == {}
-    assert prints(SRC / "thinkalike" / "screen.py"), "control"
+    assert prints(SRC / "thinkalike" / "screen" / "text.py"), "control"
 
 
 def test_importing_the_package_is_light():

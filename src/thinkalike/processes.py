@@ -22,7 +22,7 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn, Protocol, TypeVar
+from typing import NoReturn, Protocol, TypeVar, runtime_checkable
 
 from thinkalike.errors import ConfigError, ShareDone, StoreError
 
@@ -276,6 +276,7 @@ class ProcessGroup:
             raise ShareDone
 
 
+@runtime_checkable
 class TrainerSettings(Protocol):
     """The settings of `trainer=` that say which processes share a job."""
 
@@ -292,6 +293,7 @@ class TrainerSettings(Protocol):
         """How many nodes there are."""
 
 
+@runtime_checkable
 class SharedJob(Protocol):
     """A job, or a run of one, that several processes may share."""
 

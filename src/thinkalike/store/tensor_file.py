@@ -6,12 +6,13 @@ import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
+@runtime_checkable
 class TensorReader(Protocol):
     """An open file of tensors: one of safetensors, or a `TensorFile`."""
 

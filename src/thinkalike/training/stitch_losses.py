@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -44,6 +44,7 @@ class StitchedBatch:
         return self.target_states[self.target.n_layers - 1]
 
 
+@runtime_checkable
 class StitchLoss(Protocol):
     """A loss of stitches."""
 
