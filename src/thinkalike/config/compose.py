@@ -59,7 +59,8 @@ from hydra.plugins.config_source import ConfigResult, ConfigSource
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from hydra.types import RunMode
 from hydra.version import VersionBase
-from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+from omegaconf import DictConfig as DictConfig
+from omegaconf import OmegaConf, open_dict, read_write
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 from yaml import YAMLError
 
@@ -1285,7 +1286,9 @@ def called() -> Called:
 
 def hydra_main(name: str, task: Callable[[DictConfig], object]) -> Callable[[], None]:
     """Return what reads the command line of this process, and does the task with each job."""
-    return hydra.main(version_base=None, config_path=str(CONF), config_name=name)(task)
+    decorate = hydra.main(version_base=None, config_path=str(CONF), config_name=name)
+    main: Callable[[], None] = decorate(task)
+    return main
 
 
 def use_folder(composed: DictConfig, folder: str) -> None:

@@ -385,7 +385,7 @@ def _no_truth_value(value: object) -> object:
 def _limited(hint: object, limits: FieldInfo) -> object:
     """Return an annotation whose numbers, also those of a list or dictionary, have limits."""
     if hint in (int, float):
-        return Annotated[hint, limits]  # type: ignore[valid-type]
+        return Annotated[hint, limits]
     inner = tuple(_limited(option, limits) for option in get_args(hint))
     origin = get_origin(hint)
     if origin is list or origin is dict:

@@ -82,5 +82,5 @@ def value_at(config: object, key: str) -> object:
     part, _, name = key.partition(".")
     value: object = getattr(config, part)
     if name and value is not None:
-        return getattr(value, name)  # type: ignore[no-any-return]
+        return getattr(value, name)
     return value
