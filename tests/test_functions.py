@@ -166,7 +166,7 @@ def test_a_keyword_counts_whatever_the_default_of_another_measure_is(measure, ke
         asked.append(config)
         raise DataError("no job is run here")
 
-    monkeypatch.setattr(jobs, "run_job", run_job)
+    monkeypatch.setattr("thinkalike.jobs.running.run_job", run_job)
     for settings in ({keyword: value}, {}):
         with pytest.raises(DataError):
             thinkalike.compare("gpt2-mini", "gpt2-mini-s1", measure=measure, stimuli="crossed", **settings)
@@ -470,7 +470,7 @@ def test_a_result_in_memory_is_in_no_folder_until_it_is_saved(tmp_path):
     result = thinkalike.compare(PAIR[0], texts=[{"text": text} for text in TEXTS], **FEW)
     assert "CKA of the layers of gelu-3l-mini" in result._repr_html_()
     assert (result.is_kept, "not kept" in repr(result)) == (False, True)
-    with pytest.raises(StoreError, match=r"^this result is in memory, and in no folder; keep it by result.save"):
+    with pytest.raises(StoreError, match=r"^this result is in memory and has no folder; save it by result.save"):
         _ = result.folder
     saved = result.save(tmp_path / "mine")
     opened = open_result(tmp_path / "mine")

@@ -269,8 +269,8 @@ class FileNotes:
         drop_texts(self.texts, values)
         beginning = tuple(package.split(".")) if package else ()
         texts: NumberTexts = getattr(loaded, "texts", {})
-        for place, text in texts.items():
-            self.texts[(*beginning, *place)] = text
+        for key_path, text in texts.items():
+            self.texts[(*beginning, *key_path)] = text
 
     def _add_of_user(self, key: str, value: object, file: str, is_of_job: bool) -> None:
         self.settings.setdefault(file, set()).add(key)
@@ -512,7 +512,7 @@ class Loader(ConfigLoaderImpl):
             composed,
             settings,
             texts,
-            lambda place: composed_settings.schema_of_place(place, settings),
+            lambda key_path: composed_settings.schema_of_key_path(key_path, settings),
         )
 
     def _explained_failure(self, error: Exception) -> ConfigError:
@@ -953,14 +953,14 @@ class HydraOptions:
             )
         return sorted(names)
 
-    def settings(self, group: str, name: str, given: SettingValues) -> Settings:
+    def settings(self, group: str, name: str, overrides: SettingValues) -> Settings:
         if name in PACKAGED.names(group) or name not in self.names(group):
-            return PACKAGED.settings(group, name, given)
+            return PACKAGED.settings(group, name, overrides)
         with hydra_ready():
             search_path = GlobalHydra.instance().config_loader().get_search_path().get_path()
             paths = tuple(element.path for element in search_path)
             settings = dict(_option(group, name, paths))
-            for key, value in given.items():
+            for key, value in overrides.items():
                 settings[key] = literal(value)
         resolved = OmegaConf.to_container(OmegaConf.create(settings), resolve=True)
         assert isinstance(resolved, dict)

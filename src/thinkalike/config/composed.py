@@ -22,7 +22,7 @@ from thinkalike.config.groups import (
 from thinkalike.config.jobs import AnalyzeConfig, JobConfig
 from thinkalike.config.parts import MeasureConfig, ModelConfig
 from thinkalike.config.schema import Checked, extended, made, unknown
-from thinkalike.config.written import Place
+from thinkalike.config.written import KeyPath
 from thinkalike.errors import ConfigError, nearest, one_of, short
 
 # settings that stand for other jobs, or for recordings in the place of models
@@ -156,12 +156,12 @@ def _check_name(
         )
 
 
-def schema_of_place(
-    place: Place, settings: Mapping[str, object]
-) -> tuple[type[Checked], Place] | None:
+def schema_of_key_path(
+    key_path: KeyPath, settings: Mapping[str, object]
+) -> tuple[type[Checked], KeyPath] | None:
     """Return the schema of the part that has a setting, and the place of the setting in it."""
-    part = str(place[0])
-    rest = place[1:]
+    part = str(key_path[0])
+    rest = key_path[1:]
     if part == "models" and len(rest) == 2:  # models=[{model: NAME, SETTING: value}]
         name = "name" if rest[1] == "model" else rest[1]
         return extended(ModelConfig), (name,)
@@ -173,4 +173,4 @@ def schema_of_place(
     if part in GROUPS:
         return schema_of_group(part), rest
     chosen = instrument_of_settings(settings)
-    return (AnalyzeConfig if chosen is None else config_schema_of(chosen)), place
+    return (AnalyzeConfig if chosen is None else config_schema_of(chosen)), key_path

@@ -94,13 +94,13 @@ class OptionReader(Protocol):
         """Return the names of the options that are files or measures, sorted."""
         ...
 
-    def settings(self, group: str, name: str, given: SettingValues) -> Settings:
+    def settings(self, group: str, name: str, overrides: SettingValues) -> Settings:
         """Return the settings of an option.
 
         Only texts of the option itself may refer to other settings.
 
         Args:
-            given: Plain values that replace those of the option.
+            overrides: Plain values that replace those of the option.
 
         Raises:
             ConfigError: There is no such option; the message names the nearest one.
@@ -114,14 +114,14 @@ class PackagedOptions:
     def names(self, group: str) -> list[str]:
         return [*_packaged_names(group)]
 
-    def settings(self, group: str, name: str, given: SettingValues) -> Settings:
-        settings = {**_packaged_settings(group, name), **given}
+    def settings(self, group: str, name: str, overrides: SettingValues) -> Settings:
+        settings = {**_packaged_settings(group, name), **overrides}
 
         def value_of(reference: re.Match[str]) -> str:
             return str(settings[reference[1]])
 
         for key, value in settings.items():
-            if key not in given and isinstance(value, str):
+            if key not in overrides and isinstance(value, str):
                 settings[key] = REFERENCE.sub(value_of, value)
         return settings
 
@@ -375,23 +375,27 @@ def config_schema_of(instrument: object) -> type[JobConfig]:
 
 
 @overload
-def part_named(group: Literal["model"], name: str, given: SettingValues) -> ModelConfig: ...
+def part_named(group: Literal["model"], name: str, overrides: SettingValues) -> ModelConfig: ...
 @overload
-def part_named(group: Literal["data"], name: str, given: SettingValues) -> DataConfig: ...
+def part_named(group: Literal["data"], name: str, overrides: SettingValues) -> DataConfig: ...
 @overload
-def part_named(group: Literal["stimuli"], name: str, given: SettingValues) -> StimuliConfig: ...
+def part_named(
+    group: Literal["stimuli"], name: str, overrides: SettingValues
+) -> StimuliConfig: ...
 @overload
-def part_named(group: Literal["measure"], name: str, given: SettingValues) -> MeasureConfig: ...
+def part_named(
+    group: Literal["measure"], name: str, overrides: SettingValues
+) -> MeasureConfig: ...
 @overload
-def part_named(group: str, name: str, given: SettingValues) -> Checked: ...
-def part_named(group: str, name: str, given: SettingValues) -> Checked:
+def part_named(group: str, name: str, overrides: SettingValues) -> Checked: ...
+def part_named(group: str, name: str, overrides: SettingValues) -> Checked:
     """Return the part that an option of a group stands for.
 
     Args:
         name: The option; "schema" leaves open what is left to the recipe.
-        given: Settings that replace those of the option.
+        overrides: Settings that replace those of the option.
     """
-    settings = _reader.get().settings(group, name, given)
+    settings = _reader.get().settings(group, name, overrides)
     schema = measure_schema(name) if group == "measure" else schema_of_group(group)
     return made(schema, settings, f"{group}.")
 

@@ -289,10 +289,10 @@ class DataConfig(Checked, part="data"):
         }
         of_any_source = {"files", "field", "group", "sentences", *of_hub}
         of_this_source = by_source.get(self.source or "", set())
-        read = super().settings_read() - (of_any_source - of_this_source)
+        names = super().settings_read() - (of_any_source - of_this_source)
         if self.source == "states":
-            read -= OF_ROWS
-        return read
+            names -= OF_ROWS
+        return names
 
 
 @dataclass
@@ -336,10 +336,10 @@ class StimuliConfig(Checked, part="stimuli"):
         }
         of_any_kind = {"sentences", "grammar", "path", "columns"}
         of_this_kind = by_kind.get(self.kind, set())
-        read = super().settings_read() - (of_any_kind - of_this_kind)
+        names = super().settings_read() - (of_any_kind - of_this_kind)
         if not self.sample:
-            read -= {"balance"}
-        return read
+            names -= {"balance"}
+        return names
 
 
 @dataclass
@@ -383,10 +383,10 @@ class LoggerConfig(Checked, part="logger"):
     group: str | None = None  # of W&B; null: the sweep, if the job belongs to one
 
     def settings_read(self) -> frozenset[str]:
-        read = super().settings_read()
+        names = super().settings_read()
         if self.kind != "wandb":
-            read -= {"project", "entity", "group"}
-        return read
+            names -= {"project", "entity", "group"}
+        return names
 
 
 @dataclass

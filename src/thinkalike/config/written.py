@@ -25,8 +25,8 @@ import yaml
 from thinkalike.files import YAML_LOADER
 
 # the keys and list positions that lead to a value, such as ("data", "files", 0)
-Place = tuple[str | int, ...]
-NumberTexts = dict[Place, str]
+KeyPath = tuple[str | int, ...]
+NumberTexts = dict[KeyPath, str]
 MERGE_TAG = "tag:yaml.org,2002:merge"
 
 
@@ -67,16 +67,16 @@ def taken_texts(value: object, key: str) -> tuple[object, NumberTexts]:
     return plain, texts
 
 
-def _plain(value: object, place: Place, texts: NumberTexts) -> object:
+def _plain(value: object, key_path: KeyPath, texts: NumberTexts) -> object:
     if isinstance(value, dict):
-        return {name: _plain(inner, (*place, name), texts) for name, inner in value.items()}
+        return {name: _plain(inner, (*key_path, name), texts) for name, inner in value.items()}
     if isinstance(value, list):
-        return [_plain(inner, (*place, index), texts) for index, inner in enumerate(value)]
+        return [_plain(inner, (*key_path, index), texts) for index, inner in enumerate(value)]
     if isinstance(value, WrittenInt):
-        texts[place] = value.text
+        texts[key_path] = value.text
         return int(value)
     if isinstance(value, WrittenFloat):
-        texts[place] = value.text
+        texts[key_path] = value.text
         return float(value)
     return value
 
@@ -90,47 +90,47 @@ def texts_of_yaml(content: bytes, settings: object) -> NumberTexts:
     texts: NumberTexts = {}
     _add_texts(yaml.compose(content, Loader=YAML_LOADER), (), texts)
     written_otherwise = {}
-    for place, text in texts.items():
-        value = _value_at(settings, place)
+    for key_path, text in texts.items():
+        value = _value_at(settings, key_path)
         if _is_number(value) and str(value) != text:
-            written_otherwise[place] = text
+            written_otherwise[key_path] = text
     return written_otherwise
 
 
-def _add_texts(node: yaml.Node | None, place: Place, texts: NumberTexts) -> None:
+def _add_texts(node: yaml.Node | None, key_path: KeyPath, texts: NumberTexts) -> None:
     """Add the texts of the values inside a node of a YAML file."""
     if isinstance(node, yaml.ScalarNode):
-        texts[place] = node.value
+        texts[key_path] = node.value
     elif isinstance(node, yaml.SequenceNode):
         for index, inner in enumerate(node.value):
-            _add_texts(inner, (*place, index), texts)
+            _add_texts(inner, (*key_path, index), texts)
     elif isinstance(node, yaml.MappingNode):
         # The keys of a mapping override what <<: brings in, so that comes first.
         merged_first = sorted(node.value, key=lambda pair: pair[0].tag != MERGE_TAG)
         for key, inner in merged_first:
             if key.tag == MERGE_TAG:
-                _add_merged_texts(inner, place, texts)
+                _add_merged_texts(inner, key_path, texts)
             else:
-                _add_texts(inner, (*place, key.value), texts)
+                _add_texts(inner, (*key_path, key.value), texts)
 
 
-def _add_merged_texts(node: yaml.Node, place: Place, texts: NumberTexts) -> None:
+def _add_merged_texts(node: yaml.Node, key_path: KeyPath, texts: NumberTexts) -> None:
     """Add the texts of what <<: brings in: a mapping, or several, of which the first counts."""
     if not isinstance(node, yaml.SequenceNode):
-        _add_texts(node, place, texts)
+        _add_texts(node, key_path, texts)
         return
     for mapping in reversed(node.value):
-        _add_texts(mapping, place, texts)
+        _add_texts(mapping, key_path, texts)
 
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _value_at(settings: object, place: Place) -> object:
+def _value_at(settings: object, key_path: KeyPath) -> object:
     """Return the value at a place of nested settings, or None if there is no such place."""
     value = settings
-    for step in place:
+    for step in key_path:
         if isinstance(step, int) and isinstance(value, list) and step < len(value):
             value = value[step]
         elif isinstance(step, str) and isinstance(value, Mapping):
@@ -143,17 +143,17 @@ def _value_at(settings: object, place: Place) -> object:
 def drop_texts(texts: NumberTexts, keys: Iterable[str]) -> None:
     """Remove the texts of the settings that have these dotted keys, and of all inside them."""
     overridden = {tuple(key.split(".")) for key in keys}
-    for place in list(texts):
-        beginnings = [place[:length] for length in range(1, len(place) + 1)]
+    for key_path in list(texts):
+        beginnings = [key_path[:length] for length in range(1, len(key_path) + 1)]
         if any(beginning in overridden for beginning in beginnings):
-            del texts[place]
+            del texts[key_path]
 
 
 def restore_texts(
     composed: SettingsTree,
     settings: object,
     texts: NumberTexts,
-    schema_of: Callable[[Place], tuple[object, Place] | None],
+    schema_of: Callable[[KeyPath], tuple[object, KeyPath] | None],
 ) -> None:
     """Put the text of each number into a composed configuration where the setting is a text.
 
@@ -162,28 +162,28 @@ def restore_texts(
         schema_of: Returns for the place of a setting the schema that holds it and its place in
             there, or None.
     """
-    for place, text in texts.items():
+    for key_path, text in texts.items():
         if not _is_number(
-            _value_at(settings, place)
+            _value_at(settings, key_path)
         ):  # a later file or override set another value
             continue
-        schema_and_place = schema_of(place)
-        if schema_and_place is None:
+        schema_and_path = schema_of(key_path)
+        if schema_and_path is None:
             continue
-        types = types_at(*schema_and_place)
+        types = types_at(*schema_and_path)
         if str in types and not {int, float} & types:
-            _set_at(composed, place, text)
+            _set_at(composed, key_path, text)
 
 
-def _set_at(settings: SettingsTree, place: Place, value: object) -> None:
+def _set_at(settings: SettingsTree, key_path: KeyPath, value: object) -> None:
     """Set the value at a place of nested settings."""
     holder: object = settings
-    for step in place[:-1]:
+    for step in key_path[:-1]:
         holder = holder[step]  # type: ignore[index]
-    holder[place[-1]] = value  # type: ignore[index]
+    holder[key_path[-1]] = value  # type: ignore[index]
 
 
-def types_at(hint: object, place: Place) -> set[object]:
+def types_at(hint: object, key_path: KeyPath) -> set[object]:
     """Return the types that a value at a place inside an annotation can have.
 
     Those of `list[str]` at 0 are {str}.
@@ -191,17 +191,17 @@ def types_at(hint: object, place: Place) -> set[object]:
     origin = get_origin(hint)
     arguments = get_args(hint)
     if origin is Annotated:
-        return types_at(arguments[0], place)
+        return types_at(arguments[0], key_path)
     if origin in (Union, UnionType):
         types: set[object] = set()
         for argument in arguments:
-            types |= types_at(argument, place)
+            types |= types_at(argument, key_path)
         return types
-    if not place:
+    if not key_path:
         return {hint}
 
-    step = place[0]
-    rest = place[1:]
+    step = key_path[0]
+    rest = key_path[1:]
     if dataclasses.is_dataclass(hint):
         hints = get_type_hints(hint, include_extras=True)
         return types_at(hints[str(step)], rest) if step in hints else set()
