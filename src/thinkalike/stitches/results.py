@@ -71,7 +71,9 @@ def _is_size(size: Any) -> bool:
 
 def _contents(result: Result, seed: Seed, is_back: bool) -> tuple[_Claims, str]:
     """Return what a result says of its stitches, and the prefix of the tensors of one seed and direction."""
-    seed = checked_numbers(_contents, {"seed": seed})["seed"]
+    checked_seed = checked_numbers(_contents, {"seed": seed})["seed"]
+    assert isinstance(checked_seed, int)
+    seed = checked_seed
     path = _path(result)
     direction = "back." if is_back else ""
     prefix = f"{direction}seed_{seed}." if seed else direction

@@ -19,7 +19,8 @@ from jaxtyping import Float, Int
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from thinkalike.arguments import WHOLE, tensor_of
+from thinkalike.arguments import tensor_of
+from thinkalike.arguments.tensors import WHOLE
 from thinkalike.config.parts import AFTER, MIDDLE
 from thinkalike.digests import read_json, regular, tokenizer_fingerprint
 from thinkalike.errors import StitchError, ThinkalikeError, one_line, plain
