@@ -9,9 +9,9 @@ device of the first tensor.
 
 It also says which numbers: `k: Count` takes neither 5.0 nor True, and a `Level` is between 0 and
 1. Python would take True for 1, and torch ends in an error of its own that names no argument. For
-an array `Annotated[Float[Tensor, "n"], Within(least=0, fewest=1)]` says which values it holds, and at
-least how many; without `Within` it may hold NaN. An annotation that names classes alone, such as
-`str`, `RowGroups | None` or a `Callable`, takes nothing else.
+an array `Annotated[Float[Tensor, "n"], Within(least=0, fewest=1)]` says which values it holds, and
+at least how many; without `Within` it may hold NaN. An annotation that names classes alone, such
+as `str`, `RowGroups | None` or a `Callable`, takes nothing else.
 
 All this is checked in the public functions alone. Code inside calls the functions of the modules
 themselves.

@@ -183,7 +183,7 @@ def _classes(options: Sequence[object]) -> tuple[type, ...]:
         origin = typing.get_origin(option)
         if origin is Callable:
             plain = Callable
-        elif inspect.isclass(origin) and issubclass(origin, typing.Generic):  # type: ignore[arg-type]
+        elif inspect.isclass(origin) and issubclass(origin, typing.Generic):
             plain = origin  # a class of ours with parameters, such as LayerMeasure[Tensor]
         is_nested = typing.get_origin(plain) is not None
         if is_nested or plain in (int, float, bool, Any, object):
