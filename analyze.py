@@ -7,5 +7,5 @@ python analyze.py experiment=brown2023/figure1 scale=mini       a figure and its
 
 from thinkalike.cli import analyze as main
 
-if __name__ == "__main__":
+if __name__ == "__main__":  # @hydra.main, which the completion of some shells looks for in a script
     main()

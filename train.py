@@ -6,5 +6,5 @@ python train.py model=solu-3l stitch=linear         a real model, stitched to it
 
 from thinkalike.cli import train as main
 
-if __name__ == "__main__":
+if __name__ == "__main__":  # @hydra.main, which the completion of some shells looks for in a script
     main()

@@ -21,8 +21,8 @@ import torch
 from scipy.stats import norm
 from torch import Tensor
 
-from thinkalike.contrib.atlas.job import over_models as of_atlas
-from thinkalike.contrib.populations.measures import grouped
+from thinkalike.contrib.atlas.agreement import mean_over_models as of_atlas
+from thinkalike.contrib.populations.group_means import grouped
 from thinkalike.measures import (
     Estimate,
     bootstrap_interval,

@@ -22,7 +22,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from thinkalike.contrib.transfer.measures import effects_of
+from thinkalike.contrib.transfer.steering_vectors import effects_of
 from thinkalike.measures import MLEM, feature_importance, mantel, split_half_reference
 from thinkalike.measures.accuracy import balanced_accuracies
 

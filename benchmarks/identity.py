@@ -16,12 +16,8 @@ from measuring import options_of
 from tail import in_turn
 from transformers import BertConfig, BertForSequenceClassification
 
-from thinkalike.contrib.populations.measures import (
-    IdentityStitches,
-    class_losses,
-    identity_stitches,
-    predicted_classes,
-)
+from thinkalike.contrib.populations.class_losses import class_losses, predicted_classes
+from thinkalike.contrib.populations.identity_stitches import IdentityStitches, identity_stitches
 from thinkalike.models.families import FAMILIES
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.minis import train_tokenizer

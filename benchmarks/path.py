@@ -87,7 +87,7 @@ def watch(out: Path, command: list[str]) -> None:
         def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             own = [f"{file}:{name}" for file, name in stack(sys._getframe())]
             if function.overloadpacket.__name__ in PRODUCTS and own and own[0].startswith("src/thinkalike/measures/"):
-                path = own[own.index("src/thinkalike/cli.py:_done") :: -1]
+                path = own[own.index("src/thinkalike/cli/job.py:do_jobs") :: -1]
                 deepest[:] = max(deepest, path, key=len)
             return function(*args, **(kwargs or {}))
 

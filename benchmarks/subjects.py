@@ -15,7 +15,8 @@ import torch
 from measuring import options_of
 from torch import Tensor
 
-from thinkalike.contrib.subjects.measures import draw, model_scores
+from thinkalike.contrib.subjects.model_scores import model_scores
+from thinkalike.contrib.subjects.resampling import draw
 from thinkalike.measures import COMPARATORS, compare, distance_vectors
 
 try:

@@ -30,7 +30,7 @@ import torch
 from scipy import stats
 
 from thinkalike.config import PretrainConfig, TrainerConfig, compose_job
-from thinkalike.contrib.pretraining.instrument import Keeping, Pretraining
+from thinkalike.contrib.pretraining.training import KeepsCheckpoints, Pretraining
 from thinkalike.data.grammar import lexicon, with_s
 from thinkalike.instruments import run_job
 from thinkalike.models.load import load_model
@@ -106,7 +106,7 @@ def train(folder: Path, at: int, order: int, steps: int = STEPS, every: int = EV
 
     run = Run(folder, torch.device("cpu"), TrainerConfig())
     data = StepData(early, config.tokens_per_step, config.steps, order)
-    fit(planted, data, run, callbacks=[Keeping(range(0, steps + 1, every), keep)])
+    fit(planted, data, run, callbacks=[KeepsCheckpoints(range(0, steps + 1, every), keep)])
     return folder
 
 

@@ -92,7 +92,7 @@ layers, `f` features.
 PARTS = {  # of the Python API, below the names of the package itself
     "Jobs": ("thinkalike.config.compose_job", "thinkalike.instruments.run_job", "thinkalike.instruments.run_jobs",
              "thinkalike.instruments.asked_for", "thinkalike.jobs.Stitch"),
-    "Stitches": ("thinkalike.stitches.results.Stitches", "thinkalike.stitches.stitch_map.StitchedModel"),
+    "Stitches": ("thinkalike.stitches.results.Stitches", "thinkalike.stitches.stitched_model.StitchedModel"),
     "Training": ("thinkalike.training.stitching.StitchTraining", "thinkalike.training.data.StepData",
                  "thinkalike.training.optimizers.WhitenedSGD"),
     "Stimuli and recordings": ("thinkalike.data.stimuli.Stimuli", "thinkalike.data.tables.read_table",

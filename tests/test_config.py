@@ -11,7 +11,8 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from conftest import composed, core_options
 from stores import made
-from thinkalike.cli import _exit_as_asked, own_process
+from thinkalike.cli.job import exit_as_asked
+from thinkalike.cli.process import own_process
 from thinkalike.config import (
     DataConfig,
     LoggerConfig,
@@ -378,16 +379,16 @@ def test_a_user_error_is_one_line_and_exit_status_1(capsys, monkeypatch):
 def test_a_result_asks_for_no_status_that_programs_lack(status):
     """It may come from anywhere, and the same job ends with the status that it asks for."""
     with pytest.raises(StoreError, match=r"asks for the exit status .*, which no job of this program has; do the job"):
-        _exit_as_asked(made(pd.DataFrame(), {"exit_status": status}))
+        exit_as_asked(made(pd.DataFrame(), {"exit_status": status}))
 
 
 @pytest.mark.parametrize(("scalars", "status"), [({"exit_status": 1.0}, 1), ({"exit_status": 2.0}, 2)])
 def test_a_result_decides_the_exit_status(scalars, status):
     with pytest.raises(SystemExit) as ended:
-        _exit_as_asked(made(pd.DataFrame(), scalars))
+        exit_as_asked(made(pd.DataFrame(), scalars))
     assert ended.value.code == status
     for more in ({"exit_status": 0.0}, {"mean": 3.0}):
-        _exit_as_asked(made(pd.DataFrame(), more))
+        exit_as_asked(made(pd.DataFrame(), more))
 
 
 def test_a_folder_with_a_name_of_its_own_is_its_own_target():

@@ -20,7 +20,9 @@ from thinkalike.evaluation.forks import PartMove, beyond_forks, comparable_with_
 from thinkalike.instruments.diff.answers import worst
 from thinkalike.instruments.diff.screen import APART, lines
 from thinkalike.models.load import load_model
+from thinkalike.models.module_facts import TOLERANCE, relative_error
 from thinkalike.models.parts import changed_parts, check_one_basis, exchanged, norms, parts_of
+from thinkalike.models.variants import variant
 from thinkalike.states.contrasts import kind_of_token
 
 TOKENS = torch.randint(200, (8, 16), generator=torch.Generator().manual_seed(0))
@@ -494,3 +496,37 @@ def test_norms_and_embeddings_are_not_compared_with_forks():
 def test_rows_that_no_model_can_read_are_refused_at_once(cli):
     error = cli("analyze.py", "measure=diff", "model=gpt2-mini", "model@target=gpt2-mini-s1", "data.context=999").error
     assert "data.context=999: gpt2-mini reads at most 64 tokens" in error
+
+
+@pytest.mark.parametrize("family", ["native", "gpt2", "llama"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_a_part_of_a_model_of_another_dtype_computes_in_that_dtype(families, family, dtype):
+    """States are cast where they enter it: a part whose weights were cast would be the model's own again."""
+    model = families[family]
+    module = deepcopy(model.module)
+    tiny.jiggled(module, 0.05)
+    other = variant(model, module.to(dtype), "other")
+    before = model.full(TOKENS)
+    tolerance = TOLERANCE[dtype] if dtype != torch.float64 else 1e-5
+    with contextlib.ExitStack() as parts:
+        for part in parts_of(model):
+            parts.enter_context(exchanged(model, other, part))
+        mixed = model.full(TOKENS)
+    expected = other.full(TOKENS)
+    assert relative_error(mixed.double(), expected.double()) < tolerance
+    assert relative_error(mixed.double(), before.double()) > tolerance, "control"
+    assert torch.equal(model.full(TOKENS), before)
+    assert torch.equal(other.full(TOKENS), expected)
+
+
+@pytest.mark.parametrize("is_reversed", [False, True])
+def test_a_cast_copy_in_memory_is_a_change_whichever_is_the_base(is_reversed):
+    model = load_model("gpt2-mini")
+    module = tiny.jiggled(deepcopy(model.module), 1e-3)
+    both = [(module, model.tokenizer), (deepcopy(module).bfloat16(), model.tokenizer)]
+    base, changed = reversed(both) if is_reversed else both
+    result = thinkalike.diff(base, changed, texts="grammar", tokens=512, tokens_per_part=128, outputs=1)
+    assert result.scalars["kl"] > 0
+    assert (result.table["weights"] > 0).all()
+    has_null = "null_low" in result.scalars
+    assert has_null != is_reversed, "weights of bfloat16 hold no change as small as that"

@@ -494,3 +494,45 @@ def test_only_functions_and_commands_compose_the_words_of_a_person():
     files = root.rglob("*.py")
     users = {file.relative_to(root).as_posix() for file in files if "compose_trusted_job(" in file.read_text()}
     assert users == {"config/__init__.py", "config/compose.py"}
+
+
+READ_ENVIRONMENT = {
+    "a setting": {"mine": f"{JOB}store: '${{oc.env:SECRET_OF_TEST}}'"},
+    "inside a text": {"mine": f"{JOB}store: 'x/${{ oc.env:SECRET_OF_TEST }}'"},
+    "with a default": {"mine": f"{JOB}store: '${{oc.env:SECRET_OF_TEST,x}}'"},
+    "decoded": {"mine": f"{JOB}seed: '${{oc.decode:${{oc.env:SECRET_OF_TEST}}}}'"},
+    "an option": {
+        "mine": "defaults: [train, {override model: hub}, _self_]\nmodel: {hub_id: 'a/${oc.env:SECRET_OF_TEST}'}"
+    },
+    "a list of defaults": {"mine": "defaults: [train, {override model: 'a/${oc.env:SECRET_OF_TEST}'}, _self_]"},
+    "a file beside it": {
+        "mine": "defaults: [train, {override stitch: mine}, _self_]",
+        "stitch/mine": "defaults: [linear, _self_]\nkind: ${oc.env:SECRET_OF_TEST}",
+    },
+    "for a job inside": {"mine": f"{JOB}logger: {{kind: '\\${{oc.env:SECRET_OF_TEST}}'}}"},
+    "a key": {"mine": f"{JOB}model: {{device_map: {{'${{oc.env:SECRET_OF_TEST}}': 1}}}}"},
+}
+
+
+@pytest.mark.parametrize("how", READ_ENVIRONMENT)
+def test_a_file_reads_no_environment_variable_by_itself(how, cli, monkeypatch):
+    """It may hold a key, and a setting may go to a logger, to the hub or into a result."""
+    monkeypatch.setenv("SECRET_OF_TEST", "hidden-value")
+    error = folder_of(cli, READ_ENVIRONMENT[how])("train.py", "-cd", "own", "-cn", "mine", "dry_run=true").error
+    assert "reads the environment variable SECRET_OF_TEST" in error
+    assert "own/" in error
+    assert "hidden-value" not in error
+
+
+def test_a_file_reads_what_the_command_line_names(cli, monkeypatch):
+    monkeypatch.setenv("SEED_OF_TEST", "7")
+    folder_of(cli, {"mine": f"{JOB}threads: '${{oc.env:SEED_OF_TEST}}'"})
+    words = ["-cd", "own", "-cn", "mine", "seed=${oc.env:SEED_OF_TEST}", "--cfg", "job", "--resolve"]
+    settings = yaml.safe_load(cli("train.py", *words, is_literal=True).stdout)
+    assert (int(settings["seed"]), int(settings["threads"])) == (7, 7)
+
+
+def test_a_job_inside_a_job_reads_no_environment_variable():
+    """A file may put the word together from parts, none of which reads a variable."""
+    with pytest.raises(ConfigError, match="no environment variable, such as HOME"):
+        compose_inner_job("train", ["seed=${oc.env:HOME}"])

@@ -4,10 +4,13 @@ import copy
 import doctest
 import inspect
 import json
+import logging
 import os
+import pickle
 import shutil
 import subprocess
 import sys
+import threading
 import traceback
 from dataclasses import fields
 from pathlib import Path
@@ -41,6 +44,7 @@ from thinkalike.jobs.configuration import setting_of
 from thinkalike.jobs.plain_values import plain
 from thinkalike.models.checkpoints import ASSETS
 from thinkalike.models.identity import sample_digest
+from thinkalike.models.labels import told_apart
 from thinkalike.store import Result
 from thinkalike.training.recipe import StitchConfig, StitchJob
 
@@ -1023,7 +1027,7 @@ def test_a_feature_that_differs_between_all_stimuli_is_refused_by_name(values):
     states = np.random.default_rng(0).normal(size=(30, 6))
     table = pd.DataFrame({"id": names, "freq": values, "half": ["a", "b"] * 15})
     options = {"columns": {"text": None}, "permutations": 1, "references": 0}
-    with pytest.raises(DataError, match=r"freq has another value in every row.*kinds\.freq=continuous"):
+    with pytest.raises(DataError, match=r"freq has another value in every row.*kinds=\{'freq': 'continuous'\}"):
         thinkalike.mlem(states, stimuli=table, **options)
     by_size = thinkalike.mlem(states, stimuli=table, kinds={"freq": "continuous"}, **options)
     assert set(by_size.table["feature"]) == {"freq", "half"}
@@ -1052,3 +1056,168 @@ def test_a_document_that_fills_the_report_is_told_from_too_little_text():
         thinkalike.compare(PAIR[0], **few)
     assert "report_share" not in str(caught.value)
     assert len(thinkalike.compare(PAIR[0], **few | {"batches": 64}).table)
+
+
+class Incomparable:
+    """An object that equals nothing."""
+
+    __hash__ = None
+
+    def __eq__(self, other):
+        raise ValueError("incomparable")
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: compare(PAIR[0], texts={"a text", "another"}), "^texts is a set, which has no order: give a list"),
+        (lambda: compare(PAIR[0], texts=frozenset(TEXTS)), "^texts is a frozenset, which has no order"),
+        (lambda: compare(PAIR[0], texts={"a": 1}.items()), "^texts is a dict_items, which has no order"),
+        (lambda: thinkalike.diff(PAIR[0], PAIR[0], texts=TEXTS, group="a,b"), "^group=a,b has no effect on strings"),
+        (
+            lambda: thinkalike.diff(PAIR[0], PAIR[0], texts=[{"text": "a"}], group="by"),
+            r"^texts\[0\] has no field by; group= is the name",
+        ),
+        (
+            lambda: thinkalike.diff(PAIR[0], PAIR[0], texts=[{"text": "a"}], field="body"),
+            r"^texts\[0\] has no field body; field= is the name",
+        ),
+        (lambda: compare({"a\nb": STATES}, OTHERS), r"^source\['a\\nb'\]: the name of a layer"),
+        (lambda: compare({"a\r": STATES}, OTHERS), r"^source\['a\\r'\]: the name of a layer"),
+        (lambda: compare({"a\u2028b": STATES}, OTHERS), r"^source\['a\\u2028b'\]: the name of a layer"),
+        (lambda: compare(STATES[:1], OTHERS[:1]), "^source has 1 row, and nothing to compare it with: give at least 4"),
+        (lambda: compare({"low": STATES[:1]}), "^source has 1 row, and nothing to compare it with"),
+        (lambda: compare(np.ones((3, 1, 4))), "^source has 1 row, and nothing to compare it with"),
+        (lambda: compare(STATES, measure=pd.NA), "^measure is NAType: give a name"),
+        (lambda: compare(STATES, measure=Incomparable()), "^measure is Incomparable: give a name"),
+        (lambda: compare(STATES, measure=None), "^measure is NoneType: give a name"),
+        (lambda: compare(PAIR[0], level=Incomparable()), "^level holds Incomparable"),
+        (lambda: inspect.unwrap(thinkalike.rsa)([STATES], site=pd.NA), "^site holds NAType"),
+        (lambda: inspect.unwrap(thinkalike.rsa)([STATES], site=Incomparable()), "^site holds Incomparable"),
+        (lambda: compare(PAIR[0], texts=(1 / number for number in (1, 0))), "^texts holds a float"),
+        (lambda: compare(PAIR[0], texts=(f"{1 / n}" for n in (1, 0))), r"^texts ends in an error after 1 .*ZeroDiv"),
+        (
+            lambda: compare(PAIR[0], texts=["same"] * 50),
+            r"^texts has too little text .* 49 are copies of one before",
+        ),
+    ],
+)
+def test_inputs_that_say_nothing_for_certain_are_refused_by_name(call, said):
+    with pytest.raises((ConfigError, DataError), match=said):
+        call()
+
+
+def test_keys_of_a_dictionary_are_texts_in_order():
+    texts = dict.fromkeys(TEXTS)
+    assert thinkalike.inputs.text_config(texts.keys(), {}).records.rows == [{"text": text} for text in TEXTS]
+
+
+WORDS = {
+    "measure.massive=keep keeps them": 'massive="keep" keeps them',
+    "do the job again with force=true": "do the job again with force=True",
+    "model.implausible=true takes it as it is": "load_model(..., implausible=True) takes it as it is",
+    "take more of the text and model.dtype=float32": 'take more of the text and load_model(..., dtype="float32")',
+    "declare kinds.size=nominal": "declare kinds={'size': 'nominal'}",
+    "give its levels in order: kinds.Word size=['a', 'b']": "give its levels in order: kinds={'Word size': ['a', 'b']}",
+    "raise measure.batches, or data.report_tokens": "raise batches, or report_tokens",
+    "measure.batches=3 are too few": "batches=3 are too few",
+    "data=text has too little text": "texts has too little text",
+    "data text: the report has 15 documents": "texts: the report has 15 documents",
+    "measure.level=tokens|words": "level=tokens|words",
+}
+
+
+@pytest.mark.parametrize("message", WORDS)
+def test_messages_have_settings_as_python_writes_them(message, caplog):
+    job = jobs.Compare(PAIR[0], texts=TEXTS)
+
+    def fail():
+        logging.getLogger("thinkalike.states").warning("warning: %s", message)
+        with jobs.naming(job):
+            logging.getLogger("thinkalike.states").warning("warning: %s", message)
+            raise DataError(message)
+
+    with pytest.raises(DataError) as raised:
+        fail()
+    assert str(raised.value) == WORDS[message]
+    assert caplog.messages == [f"warning: {message}", f"warning: {WORDS[message]}"]
+    logging.getLogger("thinkalike.states").warning("after %s", message)
+    assert caplog.messages[-1] == f"after {message}", "the factory of records is the one before"
+
+
+class Locked:
+    """A callable that cannot be copied."""
+
+    def __init__(self):
+        self.lock = threading.Lock()
+
+    def __call__(self, *_):
+        return None
+
+
+def lock_as_attribute(module):
+    module.transformer.h[1].lock = threading.Lock()
+
+
+def generator_as_attribute(module):
+    module.rows = (row for row in "ab")
+
+
+def lock_in_a_hook(module):
+    module.transformer.h[0].register_forward_hook(Locked())
+
+
+def raise_in_a_hook(module):
+    module.transformer.h[0].register_forward_hook(lambda *_: 1 / 0)
+
+
+def exit_in_a_hook(module):
+    module.transformer.h[0].register_forward_hook(lambda *_: sys.exit("done"))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lock_as_attribute, r"transformer\.h\.1\.lock of the model in memory cannot be copied \(TypeError"),
+        (generator_as_attribute, "rows of the model in memory cannot be copied"),
+        (lock_in_a_hook, r"a hook in transformer\.h\.0\._forward_hooks of the model in memory cannot be copied"),
+        (raise_in_a_hook, "cannot load gpt2-mini, a model in memory: ZeroDivisionError"),
+        (exit_in_a_hook, "cannot load gpt2-mini, a model in memory: SystemExit: done"),
+    ],
+)
+def test_what_is_wrong_with_a_model_in_memory_is_named(change, said):
+    model = load_model("gpt2-mini")
+    module = copy.deepcopy(model.module)
+    module.name_or_path = "gpt2-mini"
+    change(module)
+    with pytest.raises(ModelError, match=said) as raised:
+        thinkalike.compare((module, model.tokenizer), texts=TEXTS)
+    assert "None" not in str(raised.value)
+
+
+def test_a_function_is_no_tokenizer():
+    with pytest.raises(TypeError, match="and its tokenizer, not GPT2LMHeadModel and function"):
+        load_model(load_model("gpt2-mini").module, lambda text: text)
+
+
+def test_a_model_in_memory_beside_its_namesake_is_told_apart_by_where_it_is():
+    model = load_model("gpt2-mini")
+    module = copy.deepcopy(model.module)
+    module.name_or_path = "gpt2-mini"
+    configs = model_configs({"source": (module, model.tokenizer), "target": "gpt2-mini"}, {})
+    assert told_apart(configs) == ["gpt2-mini (in memory)", "gpt2-mini"]
+    turned = model_configs({"source": "gpt2-mini", "target": (module, model.tokenizer)}, {})
+    assert told_apart(turned)[0] == "gpt2-mini"
+
+
+@pytest.mark.parametrize("name", ["arrays", "texts", "stitches"])
+def test_results_in_memory_are_pickled_and_copied(name):
+    calls = {
+        "arrays": lambda: thinkalike.compare(STATES, OTHERS),
+        "texts": lambda: thinkalike.compare(PAIR[0], texts=TEXTS, **FEW),
+        "stitches": lambda: thinkalike.stitch(PAIR[0], layers=[1], steps=2, tokens_per_step=256, report_tokens=2048),
+    }
+    result = calls[name]()
+    for again in (pickle.loads(pickle.dumps(result)), copy.deepcopy(result)):
+        assert again.table.equals(result.table)
+        assert again.scalars == result.scalars

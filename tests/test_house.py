@@ -78,7 +78,7 @@ OWNERS = {
     "pytorch_lightning": "training",
     "matplotlib": "figures",
 }
-# parts whose libraries others use, too; results and jobs name the types of figures
+# Parts whose libraries others use, too: results and jobs name the types of figures.
 BESIDE = {
     "contrib": ("training", "figures", "data"),
     "cli": ("config",),

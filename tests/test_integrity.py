@@ -4,13 +4,16 @@ import contextlib
 import errno
 import hashlib
 import json
+import math
 import os
 import resource
 import shutil
 import subprocess
 import sys
+import time
 import zipfile
 from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +26,7 @@ from stores import finish
 from thinkalike import digests, open_result
 from thinkalike.digests import digest_of, read_json, remembered_digest
 from thinkalike.errors import StoreError, ThinkalikeError
-from thinkalike.listing import results, search
+from thinkalike.listing import Query, StoreContent, results, search, selected
 from thinkalike.report.reports import gather
 from thinkalike.store import Job, damage, newest_state, read_state, seal, write_state
 
@@ -779,3 +782,127 @@ def test_an_error_of_a_store_is_one_line(tmp_path):
     with pytest.raises(StoreError, match="is missing") as refused:
         open_result(folder)
     assert "\n" not in str(refused.value)
+
+
+def restate(folder: Path, **files: tuple[int, str]) -> None:
+    """Write sizes and digests of further files into the manifest of a folder, as a stranger can."""
+    entries = json.loads((folder / "manifest.json").read_text())["files"] | files
+    digest = hashlib.sha256(json.dumps(entries, sort_keys=True).encode()).hexdigest()
+    (folder / "manifest.json").write_text(json.dumps({"files": entries, "digest": digest}))
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("names", [["extra.npz"], ["stitch.safetensors"], [f"t{n}.csv" for n in range(40)]])
+@pytest.mark.parametrize("beginning", [b"", b"some bytes"])
+def test_a_sparse_file_of_a_result_is_not_read(names, beginning, tmp_path):
+    """One of 64 GiB takes no room on the disk, and minutes to read; so do many that are allowed one by one."""
+    folder = result_in(tmp_path)
+    size = 2**36 // len(names)
+    if len(names) > 1:
+        size = 2**24
+    for name in names:
+        (folder / name).write_bytes(beginning)
+        os.truncate(folder / name, size)
+    restate(folder, **{name: [size, "0" * 64] for name in names})
+    before = time.perf_counter()
+    if len(names) == 1:
+        assert "it is a sparse file" in damage(folder)
+        with pytest.raises(StoreError, match="sparse"):
+            open_result(folder)
+    else:
+        assert "is damaged" in damage(folder)
+    assert time.perf_counter() - before < 5
+
+
+@pytest.mark.timeout(20)
+def test_many_sparse_files_count_together(tmp_path, monkeypatch):
+    folder = result_in(tmp_path)
+    names = [f"t{number}.csv" for number in range(4)]
+    for name in names:
+        os.truncate(os.open(folder / name, os.O_CREAT | os.O_WRONLY), 2**20)
+    digest = hashlib.sha256(bytes(2**20)).hexdigest()
+    restate(folder, **{name: [2**20, digest] for name in names})
+    assert damage(folder) is None, "control: few bytes may be holes, as some file systems make them of zeros"
+    monkeypatch.setattr("thinkalike.store.manifest.MOST_BYTES_IN_HOLES", 3 * 2**20)
+    assert "t3.csv is damaged: it is a sparse file" in damage(folder)
+
+
+def test_one_file_of_many_names_is_read_once(tmp_path, monkeypatch):
+    folder = result_in(tmp_path)
+    names = [f"t{number}.csv" for number in range(9)]
+    for name in names:
+        os.link(folder / "table.csv", folder / name)
+    size, digest = (folder / "table.csv").stat().st_size, digest_of(folder / "table.csv")
+    restate(folder, **{name: [size, digest] for name in names})
+    read = []
+    monkeypatch.setattr("thinkalike.store.manifest.digest_of", lambda path: read.append(path.name) or digest_of(path))
+    assert damage(folder) is None
+    assert len({*names, "table.csv"} & {*read}) == 1
+
+
+@pytest.mark.parametrize("error", [errno.EINVAL, errno.ENOTSUP])
+def test_a_file_system_without_holes_has_none(error, tmp_path, monkeypatch):
+    folder = result_in(tmp_path)
+
+    def refuse(*_):
+        raise OSError(error, "no holes here")
+
+    monkeypatch.setattr("thinkalike.files.os.lseek", refuse)
+    assert damage(folder) is None
+
+
+@pytest.mark.timeout(20)
+def test_a_sparse_state_is_not_resumed_from(tmp_path, caplog):
+    write_state(tmp_path, "steps", {"step": 1})
+    sparse = tmp_path / f"steps-2-{'0' * 16}.pt"
+    sparse.touch()
+    os.truncate(sparse, 2**36)
+    assert newest_state(tmp_path, "steps").name.startswith("steps-1-")
+    assert "it is sparse" in caplog.text
+    assert not sparse.exists()
+
+
+@pytest.mark.parametrize("date", ["0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00", "10000-01-01", "soon"])
+def test_a_date_beyond_the_calendar_is_said_with_its_file(date, tmp_path):
+    folder = result_in(tmp_path)
+    record = json.loads((folder / "result.json").read_text())
+    record["provenance"]["date"] = date
+    text = json.dumps(record)
+    (folder / "result.json").write_text(text)
+    restate(folder, **{"result.json": [len(text), hashlib.sha256(text.encode()).hexdigest()]})
+    skipped = search(tmp_path).skipped
+    assert len(skipped) == 1
+    assert f"{folder / 'result.json'}" in skipped[0]
+    assert f"its date {date} is not a date" in skipped[0]
+
+
+def test_a_folder_changed_beyond_the_calendar_is_listed(tmp_path):
+    folder = result_in(tmp_path)
+    record = json.loads((folder / "result.json").read_text())
+    record["provenance"].pop("date", None)
+    text = json.dumps(record)
+    (folder / "result.json").write_text(text)
+    restate(folder, **{"result.json": [len(text), hashlib.sha256(text.encode()).hexdigest()]})
+    os.utime(folder, (0, 10**11 * 4))
+    if folder.stat().st_mtime < 253402300800:
+        pytest.skip("this file system knows no year 10,000")
+    assert len(search(tmp_path).entries) == 1
+
+
+@pytest.mark.parametrize("order", ["penalty", "duration"])
+def test_a_number_that_is_nan_comes_last_in_every_order(order, tmp_path):
+    values = [3.0, math.nan, 1.0, math.nan, 2.0, -math.inf]
+    entries = []
+    for number, value in enumerate(values):
+        entry = search_one(tmp_path / str(number), value)
+        entries.append(replace(entry, seconds=value))
+    ordered = selected(StoreContent(tmp_path, entries), Query(order=order))
+    shown = [entry.seconds for entry in ordered]
+    assert shown[:4] == [-math.inf, 1.0, 2.0, 3.0]
+    assert all(map(math.isnan, shown[4:]))
+
+
+def search_one(store: Path, penalty: float):
+    """The entry of a list for the only result of a store."""
+    result_in(store, penalty=penalty)
+    return search(store).entries[0]

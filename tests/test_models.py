@@ -17,6 +17,7 @@ import tiny
 from conftest import composed
 from thinkalike.config import ModelConfig
 from thinkalike.errors import ConfigError, ModelError
+from thinkalike.inputs import config_of
 from thinkalike.models.families import EMBED, FAMILIES, Family, after
 from thinkalike.models.fingerprints import checkpoint_fingerprint
 from thinkalike.models.frozen import FrozenModel
@@ -461,3 +462,31 @@ def test_a_token_without_a_row_is_refused_where_a_text_has_it(models, checkpoint
     with pytest.raises(ModelError, match=r"the token '<pad>' \(id 300\), and the embedding has 300 rows"):
         model.head(tokens, 1)
     assert torch.equal(model.head(tokens[:, :-1], 1), models["gpt2"].head(tokens[:, :-1], 1))
+
+
+@pytest.mark.parametrize("family", ["gpt2", "bert", "gptj"])
+def test_a_configuration_that_promises_more_positions_than_there_are_is_refused_by_name(family, checkpoints):
+    import transformers as hf
+
+    if family == "gptj":  # whose table of positions is a buffer
+        shape = {"n_embd": 32, "n_layer": 2, "n_head": 4, "rotary_dim": 8, "vocab_size": len(tiny.tokenizer())}
+        module = hf.GPTJForCausalLM(hf.GPTJConfig(**shape, n_positions=64))
+        tiny.enlarge(module)
+    else:
+        kind = hf.AutoModelForMaskedLM if family == "bert" else hf.AutoModelForCausalLM
+        module = kind.from_pretrained(checkpoints[family])
+    entry = "max_position_embeddings" if family == "bert" else "n_positions"
+    setattr(module.config, entry, 32)
+    assert load_model(module, tiny.tokenizer()).context == 32
+    setattr(module.config, entry, 4096)
+    with pytest.raises(ModelError, match=rf"config\.{entry}=4096, and .* has 64 rows"):
+        load_model(module, tiny.tokenizer())
+
+
+def test_a_long_row_that_a_model_cannot_read_is_said_in_one_line(checkpoints):
+    import transformers as hf
+
+    module = hf.AutoModelForCausalLM.from_pretrained(checkpoints["gpt2"])
+    module.transformer.h[1].register_forward_pre_hook(lambda _, args: args[0][:, 40])  # which short rows lack
+    with pytest.raises(ModelError, match="its forward pass fails on sample tokens"):
+        config_of(load_model(module, tiny.tokenizer()))

@@ -237,15 +237,15 @@ def test_rate_and_rest_are_of_this_run(monkeypatch):
     now = 100.0
     monkeypatch.setattr(processes.time, "monotonic", lambda: now)
     activity = Activity("step", 170)
-    assert (activity.rate, activity.left(now)) == (None, None)
+    assert (activity.rate, activity.seconds_left(now)) == (None, None)
     activity.begin(50)  # an earlier run did
     now = 110.0
     activity.reach(70)
     assert activity.rate == 2.0
-    assert activity.left(110.0) == 50.0
-    assert activity.left(115.0) == 45.0, "the rest gets shorter between steps, too"
-    assert activity.left(999.0) == 0.0
-    assert Activity("batch", None, 3).left(now) is None
+    assert activity.seconds_left(110.0) == 50.0
+    assert activity.seconds_left(115.0) == 45.0, "the rest gets shorter between steps, too"
+    assert activity.seconds_left(999.0) == 0.0
+    assert Activity("batch", None, 3).seconds_left(now) is None
 
 
 def test_in_a_pipe_there_is_a_plain_line_now_and_then(monkeypatch):
@@ -266,7 +266,7 @@ def test_a_job_shows_its_phases_and_no_librarys_progress_bar(cli, small_stitchin
             said.append(activity.name)
             super().append(activity)
 
-    monkeypatch.setattr(processes, "_open", Listener())
+    monkeypatch.setattr(processes, "_open_activities", Listener())
     ended = cli("train.py", *small_stitching, "stitch.controls=true", "layers=[[0,0],[1,1]]")
     assert ended.status == 0, ended.stderr
     expected = ["starting", "loading", "statistics", "batch of token means", "fit", "training step", "report"]

@@ -21,7 +21,7 @@ from thinkalike.config import MEASURES
 from thinkalike.instruments import instrument
 from thinkalike.report import grids
 from thinkalike.report.grids import MOST_GRIDS
-from thinkalike.report.reports import ROWS, gather, is_command, page_of, report_of, title_of
+from thinkalike.report.reports import MOST_ROWS, gather, is_command, page_of, report_of, title_of
 from thinkalike.store import seal
 
 TABLE = pd.DataFrame({"note": ["a"], "loss": [0.5]})
@@ -70,7 +70,7 @@ def test_a_grid_has_the_number_and_the_interval_of_every_row():
 
 def test_steps_are_columns_and_layers_or_features_rows():
     table = pd.DataFrame({"step": [0, 0, 8, 8], "layer": [0, 1, 0, 1], "to_last": [0.1, 0.2, 1.0, 1.0]})
-    (grid,) = grids_of(table, run="m")
+    (grid,) = grids_of(table, trained_model="m")
     assert (grid["role"], grid["models"]) == ("steps", ["m"])
     assert (grid["rows"], grid["columns"]) == (["layer 0", "layer 1"], [0, 8])
     assert grid["numbers"][0]["v"] == [0.1, 1.0, 0.2, 1.0]
@@ -194,7 +194,7 @@ def test_a_report_joins_a_pairs_results_and_equal_tables(store):
     (claim,) = report["claims"]
     assert (claim["verdict"], report["results"][claim["result"]]["kind"]) == ("undecided", "paper-figure1")
     (table,) = report["tables"]
-    assert (len(table["rows"]), table["length"]) == (ROWS, 70)
+    assert (len(table["rows"]), table["length"]) == (MOST_ROWS, 70)
     assert next(entry for entry in report["results"] if entry["kind"] == "cka")["headline"] == "distance 1.25 [1, 1.5]"
 
 

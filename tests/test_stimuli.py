@@ -12,12 +12,14 @@ import warnings
 import zipfile
 from collections import Counter
 from dataclasses import replace
+from datetime import date
 from decimal import Decimal
 from itertools import combinations
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pyarrow
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -37,6 +39,7 @@ from thinkalike.data.recordings import read_recording
 from thinkalike.data.stimuli import Stimuli, controlled_stimuli, crossed_stimuli
 from thinkalike.data.tables import read_conllu, read_stimuli, read_table, with_named_index
 from thinkalike.errors import DataError
+from thinkalike.inputs import stimuli_config
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -956,3 +959,161 @@ def test_stimuli_without_features_are_not_called_empty():
         thinkalike.rsa([states, states], stimuli=frame.assign(Number=["a", "b"]), features=[])
     with pytest.raises(DataError, match=r"^stimuli has no stimuli$"):
         Stimuli([], np.array([], dtype=int), [], [], pd.DataFrame({"Number": []}))
+
+
+def numbered_table(**columns) -> pd.DataFrame:
+    """Return stimuli of 32 words with a numeric feature `size`, and these columns."""
+    words = [f"word{number}" for number in range(32)]
+    return pd.DataFrame({"text": words, "size": [1, 2, 3, 4] * 8, **columns})
+
+
+def stimuli_of(frame, **settings) -> Stimuli:
+    return read_stimuli(stimuli_config(frame, settings))
+
+
+def test_a_file_whose_time_of_change_is_set_back_is_read_again(tmp_path):
+    path = tmp_path / "table.csv"
+    frame = numbered_table()
+    frame.to_csv(path, index=False)
+    stamp = path.stat().st_mtime_ns
+    first = stimuli_of(path)
+    frame.assign(size=frame["size"][::-1].to_numpy()).to_csv(path, index=False)
+    os.utime(path, ns=(stamp, stamp))
+    second = stimuli_of(path)
+    assert list(second.features["size"]) == list(first.features["size"])[::-1]
+
+
+@pytest.mark.parametrize("place", ["a relative path", "the home folder"])
+def test_one_path_may_name_another_file_later(place, tmp_path, monkeypatch):
+    sizes = {"first": [1, 2, 3, 4] * 8, "second": [4, 3, 2, 1] * 8}
+    found = {}
+    for folder, size in sizes.items():
+        (tmp_path / folder).mkdir()
+        numbered_table(size=size).to_csv(tmp_path / folder / "table.csv", index=False)
+        os.utime(tmp_path / folder / "table.csv", ns=(10**18, 10**18))
+        monkeypatch.chdir(tmp_path / folder)
+        monkeypatch.setenv("HOME", str(tmp_path / folder))
+        path = "table.csv" if place == "a relative path" else "~/table.csv"
+        found[folder] = list(stimuli_of(path).features["size"])
+    assert found == sizes
+
+
+ARROW_COLUMNS = {
+    "int64[pyarrow]": [1, 2, 3, None] * 8,
+    "double[pyarrow]": [0.5, 1.5, None, 3.0] * 8,
+    "bool[pyarrow]": [True, False, None, True] * 8,
+    "string[pyarrow]": ["a", "b", "", "NaN"] * 8,
+    "date32[pyarrow]": [date(2020, 1, 1), date(2021, 1, 1), None, date(2020, 1, 1)] * 8,
+    "decimal128(5, 2)[pyarrow]": [Decimal("1.10"), Decimal("2.50"), None, Decimal("3.00")] * 8,
+    "timestamp[ns][pyarrow]": [pd.Timestamp("2020"), pd.Timestamp("2021"), None, pd.Timestamp("2020")] * 8,
+}
+
+
+@pytest.mark.parametrize("dtype", ARROW_COLUMNS)
+def test_columns_of_arrow_are_read_as_those_of_pandas(dtype):
+    values = ARROW_COLUMNS[dtype]
+    arrow = pd.Series(values, dtype=object).astype(arrow_type(dtype))
+    plain = pd.Series(values)
+    if dtype == "int64[pyarrow]":
+        plain = plain.astype("Int64")
+    codes, levels = stimuli_of(numbered_table(feature=arrow)).codes()
+    expected_codes, expected_levels = stimuli_of(numbered_table(feature=plain)).codes()
+    assert codes.isnan().any()
+    assert torch.equal(codes.nan_to_num(-1), expected_codes.nan_to_num(-1))
+    assert levels == expected_levels
+
+
+def arrow_type(name):
+    if name.startswith("decimal"):
+        return pd.ArrowDtype(pyarrow.decimal128(5, 2))
+    return pd.ArrowDtype(pyarrow.string()) if name.startswith("string") else name
+
+
+def test_whole_tables_of_arrow_are_read(tmp_path):
+    frame = numbered_table(kind=["a", "b", None, "b"] * 8)
+    arrow = frame.convert_dtypes(dtype_backend="pyarrow")
+    arrow.to_parquet(tmp_path / "arrow.parquet")
+    expected = stimuli_of(frame).fingerprint()
+    assert stimuli_of(arrow).fingerprint() == expected
+    assert stimuli_of(tmp_path / "arrow.parquet").fingerprint() == expected
+
+
+def test_a_feature_that_is_asked_for_twice_is_refused(tmp_path):
+    with pytest.raises(DataError, match="the feature size occurs more than once"):
+        stimuli_of(numbered_table(), features=["size", "size"])
+    conllu = tmp_path / "words.conllu"
+    line = "1\tdogs\t_\tNOUN\t_\tNumber=Plur\t_\t_\t_\t_\n"
+    conllu.write_text(f"{line}\n{line.replace('Plur', 'Sing')}\n")
+    with pytest.raises(DataError, match="the feature Number occurs more than once"):
+        stimuli_of(conllu, features=["Number", "Number"])
+    with pytest.raises(DataError, match="the feature Number occurs more than once"):
+        stimuli_of("crossed", features=["Number", "Number"])
+
+
+@pytest.mark.parametrize("name", ["", "  ", None, float("nan"), "Unnamed: 0", pd.NA])
+def test_columns_without_a_name_are_no_features(name):
+    frame = numbered_table()
+    frame[name] = [5, 6] * 16
+    assert stimuli_of(frame).names == ["size"]
+
+
+@pytest.mark.parametrize("values", [[True, 1, 2, 3], [False, 0.5, 1.5, 0.5], [np.True_, Decimal(2), None, 3]])
+def test_truth_values_among_numbers_are_refused_by_name(values):
+    with pytest.raises(DataError, match="size mixes truth values and numbers"):
+        stimuli_of(numbered_table(size=pd.Series(values * 8, dtype=object))).codes()
+
+
+def test_equal_values_of_two_names_are_two_levels():
+    values = pd.Series([1.5, Decimal("1.50"), "a", "b"] * 8, dtype=object)
+    _, levels = stimuli_of(numbered_table(size=values)).codes()
+    assert levels["size"] == ["1.5", "1.50", "a", "b"]
+
+
+class Named:
+    """A cell whose `repr` does not say what its text is."""
+
+    def __init__(self, text):
+        self.text = text
+
+    def __repr__(self):
+        return "Named"
+
+    def __str__(self):
+        return self.text
+
+
+class NamedText(str):
+    """Text that is read as another text."""
+
+    __slots__ = ("text",)
+
+    def __str__(self):
+        return self.text
+
+
+def named_text(text):
+    cell = NamedText("same")
+    cell.text = text
+    return cell
+
+
+class Size(int):
+    """A number that is read as text."""
+
+    def __str__(self):
+        return self.label
+
+
+def named_size(text):
+    cell = Size(1)
+    cell.label = text
+    return cell
+
+
+@pytest.mark.parametrize("make", [Named, named_text, named_size])
+def test_cells_that_are_read_differently_have_different_digests(make):
+    digests = []
+    for texts in ("abab", "abba"):
+        cells = pd.Series([make(text) for text in texts] * 8, dtype=object)
+        digests.append(stimuli_config(numbered_table(kind=cells), {}).table.digest)
+    assert digests[0] != digests[1]

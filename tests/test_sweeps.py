@@ -6,8 +6,10 @@ import contextlib
 import fcntl
 import os
 import re
+import shlex
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -19,7 +21,8 @@ from hydra.core.global_hydra import GlobalHydra
 
 import wandb_runs
 from conftest import ROOT, results_in
-from thinkalike.cli import DRY_RUN, SHARED
+from thinkalike.cli import DRY_RUN, SHARED, as_analysis
+from thinkalike.completion import readable_line
 from thinkalike.config import compose_job
 from thinkalike.errors import ConfigError
 
@@ -423,3 +426,115 @@ def test_the_number_of_jobs_has_a_bound(params, cli):
     assert run.status == 1
     assert "more than 10,000 jobs" in run.stderr
     assert "Traceback" not in run.stderr
+
+
+@pytest.mark.parametrize("place", ["nowhere", "a/b", "afile"])
+def test_a_folder_of_configurations_that_is_none_is_named(place, cli):
+    (cli.folder / "afile").touch()
+    said = cli("analyze.py", "-cp", f"{cli.folder}/{place}", "-cn", "x").error
+    assert f"--config-path={cli.folder}/{place} is no folder" in said or "is no folder" in said
+
+
+@pytest.mark.parametrize(
+    ("entry", "word", "command"),
+    [
+        ("analyze", "stitch=linear", "train"),
+        ("analyze", "task=stitch", "train"),
+        ("analyze", "stitch.steps=3", "train"),
+        ("train", "measure=cka", "analyze"),
+        ("train", "stimuli=crossed", "analyze"),
+        ("train", "stimuli.path=x.csv", "analyze"),
+    ],
+)
+def test_a_setting_of_the_other_command_is_said_to_be_of_that(entry, word, command, cli):
+    said = cli(f"{entry}.py", word, "dry_run=true").error
+    assert f"is a setting of {command}; leave it out, or run thinkalike {command}" in said
+    assert "append" not in said
+
+
+@pytest.mark.parametrize("place", ["pkg://nope", "file://nope", "nope"])
+@pytest.mark.parametrize("sweep", [["-m", "threads=1,2"], ["threads=1"]])
+def test_a_place_to_search_that_is_not_there_is_one_line(place, sweep, cli):
+    said = cli("analyze.py", *sweep, f"hydra.searchpath=[{place}]", "dry_run=true").error
+    assert "nope is not available; name a folder" in said
+    assert "UserWarning" not in said
+
+
+@pytest.mark.parametrize("word", ["model@target={a:1}", "model@target={path: ./x}"])
+def test_settings_of_the_second_model_have_its_name(word, cli):
+    assert "give target={name: value} for settings" in cli("train.py", word, is_literal=True).error
+
+
+@pytest.mark.parametrize("name", ["{a:1}", "{", "{a}"])
+def test_what_stands_in_braces_is_no_model(name):
+    assert as_analysis([".", name])[2] == f"model@target='{name}'"
+
+
+@pytest.mark.parametrize(
+    ("line", "command", "readable"),
+    [
+        ("thinkalike train stitch=l", "train", "thinkalike stitch=l"),
+        ("python train.py stitch=l", "train", "python train.py stitch=l"),
+        ("/usr/bin/python3 x/analyze.py seed=1 ", "analyze", "/usr/bin/python3 x/analyze.py seed=1 "),
+        ("./train.py train", "train", "./train.py"),
+        ("thinkalike train seed=1 -m -cd mine stitch=l", "train", "thinkalike -cd mine seed=1 stitch=l"),
+        ("thinkalike train --config-dir=mine -c job stitch=l", "train", "thinkalike --config-dir=mine stitch=l"),
+        ("thinkalike train --help stitch=l", "train", "thinkalike stitch=l"),
+        ("thinkalike train --cfg ", "train", None),
+        ("thinkalike train --cfg jo", "train", None),
+        ("thinkalike train seed=1 --nope", "train", None),
+        ("thinkalike train -cd mi", "train", None),
+        ("thinkalike diff a b measure.m", "diff", "thinkalike measure=diff measure.m"),
+        ("thinkalike diff a b", "diff", None),
+        ("thinkalike diff a b ", "diff", "thinkalike measure=diff "),
+    ],
+)
+def test_a_line_that_is_completed_is_read_without_its_options(line, command, readable):
+    assert readable_line(line, command) == readable
+
+
+SHELL = """
+eval "$({command} -sc install=bash)"
+COMP_LINE={line}; COMP_POINT=${{#COMP_LINE}}; words=($COMP_LINE); COMP_CWORD=$(( ${{#words[@]}} - 1 ))
+hydra_bash_completion
+echo "${{COMPREPLY[*]}}"
+"""
+
+
+@pytest.mark.parametrize(
+    ("command", "line", "completed"),
+    [
+        ("thinkalike train", "thinkalike train seed=1 stitch=l", "stitch=least_squares stitch=linear stitch=low_rank"),
+        ("thinkalike", "thinkalike analyze -m measure=mut", "measure=mutual_knn"),
+        ("thinkalike", "thinkalike tr", "train"),
+        ("thinkalike", "thinkalike train --cf", ""),
+        ("python train.py", "python train.py stitch=l", "stitch=least_squares stitch=linear stitch=low_rank"),
+        ("python analyze.py", "python analyze.py seed=1 measure=mut", "measure=mutual_knn"),
+    ],
+)
+def test_bash_completes_words_as_the_function_that_it_installs_says(command, line, completed, tmp_path):
+    for script in ("train.py", "analyze.py"):
+        (tmp_path / script).write_text((ROOT / script).read_text())
+    programs = {
+        "thinkalike": f"#!{sys.executable}\nfrom thinkalike.cli import main\nmain()\n",
+        "python": f'#!/bin/sh\nexec {sys.executable} "$@"\n',
+    }
+    for name, text in programs.items():
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    script = SHELL.format(command=command, line=shlex.quote(line))
+    done = subprocess.run(
+        ["bash", "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert done.stderr == ""
+    assert done.stdout.strip() == completed
+
+
+def test_scripts_have_the_mark_that_shells_look_for():
+    """Fish completes the words of a script only where this is in its text."""
+    assert all("@hydra.main" in (ROOT / script).read_text() for script in ("train.py", "analyze.py"))
+
+
+def test_what_a_shell_asks_is_answered_to_a_shell_alone(cli):
+    assert "with the line in COMP_LINE" in cli("train.py", "-sc", "query=bash").error

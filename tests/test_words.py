@@ -11,7 +11,7 @@ import pytest
 
 import thinkalike
 from stores import finish
-from thinkalike.cli import _options_first
+from thinkalike.cli.words import options_first
 from thinkalike.errors import ConfigError, DataError, ModelError, StoreError
 from thinkalike.files import is_folder, is_there
 
@@ -60,14 +60,14 @@ def test_words_that_name_nothing_are_one_line(what, cli):
     ],
 )
 def test_an_option_may_stand_anywhere(words):
-    ordered = _options_first(words)
+    ordered = options_first(words)
     assert ordered[0] in ("-m", "--multirun")
     assert ordered[1:] == ["stitch=affine", "seed=1,2"]
 
 
 def test_the_value_of_an_option_stays_with_it():
     words = ["seed=1", "--config-dir", "conf", "--config-name", "mine", "data=grammar"]
-    assert _options_first(words) == ["--config-dir", "conf", "--config-name", "mine", "seed=1", "data=grammar"]
+    assert options_first(words) == ["--config-dir", "conf", "--config-name", "mine", "seed=1", "data=grammar"]
 
 
 @pytest.mark.parametrize("ending", ["", ".gguf", ".ckpt", "/x"])

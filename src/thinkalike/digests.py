@@ -192,6 +192,24 @@ def remembered_digest(path: Path) -> str:
     return digest
 
 
+def content_key(path: str | os.PathLike[str] | None) -> str:
+    """Return what a cache knows the content of a file by: its digest or, of a large file, its state.
+
+    The time of its last change would not do, since anybody can set it. Without a file that can be read it is "".
+    """
+    if not path:
+        return ""
+    file = Path(path).expanduser()
+    try:
+        if not file.is_file():
+            return ""
+        if file.stat().st_size < LARGE:
+            return digest_of(file)
+        return _state_of(file)
+    except (OSError, ValueError):  # whoever reads the file says what is wrong with it
+        return ""
+
+
 def _state_of(path: Path) -> str:
     stat = path.stat()
     location = str(path.resolve())

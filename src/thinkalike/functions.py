@@ -27,6 +27,7 @@ from thinkalike.errors import ConfigError
 from thinkalike.global_state import isolated
 from thinkalike.inputs import is_model
 from thinkalike.jobs import Compare, Diff, Job, Mlem, Rsa, Stitch, Trajectory, run
+from thinkalike.jobs.plain_values import checked_plain
 from thinkalike.measures.distances.rsa import rsa_of_models
 from thinkalike.store import Result
 
@@ -138,7 +139,7 @@ def _check_of_arrays(
     for name, value in settings.items():
         if name not in declared:
             raise TypeError(f"rsa() got an unexpected keyword argument '{name}'")
-        if value != declared[name].default:
+        if checked_plain(name, value) != declared[name].default:
             raise ConfigError(f"{name}= has no effect on rsa of arrays without stimuli; leave it out")
 
 

@@ -1,10 +1,11 @@
-"""Leaves the process of a notebook as it was: what a public function changes for its job, it puts back at the end.
+"""The global state of a process: what a public function changes for its job, it restores at the end.
 
     with isolated():
         ...  # seeds torch, sets its threads, silences libraries, fills the environment
 
-Random states, warnings filters and the environment belong to the whole process and not to a thread. So jobs of several
-threads run one after another, which costs little, as torch computes each of them on all cores.
+Random states, warnings filters and the environment belong to the whole process and not to a
+thread. So jobs of several threads run one after another, which costs little: torch computes each
+of them on all cores.
 """
 
 from __future__ import annotations
@@ -18,7 +19,12 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any
+from contextlib import AbstractContextManager
+from typing import NamedTuple
+
+# modules of libraries that announce what they do
+TRANSFORMERS_LOGGING = "transformers.utils.logging"
+PROGRESS_BARS = ("huggingface_hub.utils.tqdm", "datasets.utils.tqdm")
 
 _ALONE = threading.RLock()
 _is_open = False
@@ -26,9 +32,10 @@ _is_open = False
 
 @contextlib.contextmanager
 def isolated() -> Iterator[None]:
-    """Run a job with no other beside it, and restore all global state when it ends, also by an error.
+    """Run a job alone, and restore all global state when it ends, also by an error.
 
-    Inside another `isolated` this does nothing, so that a job that needs another one is not reseeded by it.
+    Inside another `isolated` this does nothing, so that a job that needs the result of another one
+    is not reseeded by it.
     """
     global _is_open
     with _ALONE:
@@ -38,9 +45,10 @@ def isolated() -> Iterator[None]:
         _is_open = True
         try:
             with contextlib.ExitStack() as restored:
-                for library, keep in KINDS_OF_STATE:
-                    if library is None or library in sys.modules:  # a command imports them when it needs them
-                        restored.enter_context(keep())
+                for state in GLOBAL_STATES:
+                    # A library that a command has not imported yet has no state.
+                    if state.library is None or state.library in sys.modules:
+                        restored.enter_context(state.restored())
                 yield
         finally:
             _is_open = False
@@ -48,7 +56,7 @@ def isolated() -> Iterator[None]:
 
 @contextlib.contextmanager
 def same_random_states_of_python() -> Iterator[None]:
-    """Give Python's random numbers the state back that they had, when the context ends."""
+    """Restore the state of Python's random numbers."""
     state = random.getstate()
     try:
         yield
@@ -58,7 +66,7 @@ def same_random_states_of_python() -> Iterator[None]:
 
 @contextlib.contextmanager
 def same_random_states_of_numpy() -> Iterator[None]:
-    """Give NumPy's global random numbers the state back that they had."""
+    """Restore the state of NumPy's global random numbers."""
     import numpy as np
 
     state = np.random.get_state()
@@ -70,32 +78,40 @@ def same_random_states_of_numpy() -> Iterator[None]:
 
 @contextlib.contextmanager
 def same_random_states_of_torch() -> Iterator[None]:
-    """Give torch's random numbers the states back that they had, on the CPU and on all GPUs."""
+    """Restore the states of torch's random numbers, on the CPU and on all GPUs."""
     import torch
 
-    cpu, seed = torch.get_rng_state(), torch.initial_seed()
-    gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
+    cpu_state = torch.get_rng_state()
+    cpu_seed = torch.initial_seed()
+    gpu_states = None
+    if torch.cuda.is_initialized():
+        gpu_states = torch.cuda.get_rng_state_all()
     try:
         yield
     finally:
-        torch.set_rng_state(cpu)
-        if gpus is not None:
-            torch.cuda.set_rng_state_all(gpus)
-        elif torch.cuda.is_available():  # GPUs that nobody had used would have begun with the seed of the CPU
-            torch.cuda.manual_seed_all(seed)
+        torch.set_rng_state(cpu_state)
+        if gpu_states is not None:
+            torch.cuda.set_rng_state_all(gpu_states)
+        elif torch.cuda.is_available():
+            # GPUs that nobody had used would have begun with the seed of the CPU.
+            torch.cuda.manual_seed_all(cpu_seed)
 
 
 @contextlib.contextmanager
 def same_settings_of_torch() -> Iterator[None]:
-    """Give torch's settings back: threads, precision, dtype, gradients, deterministic algorithms and cuDNN."""
+    """Restore torch's settings: threads, precision, dtype, gradients, determinism and cuDNN."""
     import torch
     from torch.backends import cudnn
 
-    threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
-    dtype, gradients = torch.get_default_dtype(), torch.is_grad_enabled()
+    threads = torch.get_num_threads()
+    precision = torch.get_float32_matmul_precision()
+    dtype = torch.get_default_dtype()
+    has_gradients = torch.is_grad_enabled()
     is_deterministic = torch.are_deterministic_algorithms_enabled()
     only_warns = torch.is_deterministic_algorithms_warn_only_enabled()
-    convolutions = cudnn.enabled, cudnn.benchmark, cudnn.deterministic
+    cudnn_is_enabled = cudnn.enabled
+    cudnn_benchmarks = cudnn.benchmark
+    cudnn_is_deterministic = cudnn.deterministic
     try:
         yield
     finally:
@@ -104,22 +120,26 @@ def same_settings_of_torch() -> Iterator[None]:
         if torch.get_float32_matmul_precision() != precision:
             torch.set_float32_matmul_precision(precision)
         torch.set_default_dtype(dtype)
-        torch.set_grad_enabled(gradients)
+        torch.set_grad_enabled(has_gradients)
         torch.use_deterministic_algorithms(is_deterministic, warn_only=only_warns)
-        cudnn.enabled, cudnn.benchmark, cudnn.deterministic = convolutions
+        cudnn.enabled = cudnn_is_enabled
+        cudnn.benchmark = cudnn_benchmarks
+        cudnn.deterministic = cudnn_is_deterministic
 
 
 @contextlib.contextmanager
 def same_environment() -> Iterator[None]:
-    """Give the environment's variables, the path of imports and the working folder back."""
-    variables, path, folder = dict(os.environ), sys.path[:], _working_folder()
+    """Restore the environment's variables, the import path and the working folder."""
+    variables = dict(os.environ)
+    import_path = sys.path[:]
+    folder = _working_folder()
     try:
         yield
     finally:
         for name in os.environ.keys() - variables.keys():
             del os.environ[name]
         os.environ.update(variables)
-        sys.path[:] = path
+        sys.path[:] = import_path
         if folder is not None and _working_folder() != folder:
             os.chdir(folder)
 
@@ -132,100 +152,164 @@ def _working_folder() -> str | None:
         return None
 
 
+class LoggerState(NamedTuple):
+    """The settings of a logger."""
+
+    logger: logging.Logger
+    level: int
+    handlers: list[logging.Handler]
+    filters: list[object]
+    propagate: bool
+
+    def restore(self) -> None:
+        if self.logger.level != self.level:  # setting it empties a cache
+            self.logger.setLevel(self.level)
+        self.logger.handlers[:] = self.handlers
+        self.logger.filters[:] = self.filters  # type: ignore[assignment]
+        self.logger.propagate = self.propagate
+
+
 @contextlib.contextmanager
 def same_logging() -> Iterator[None]:
-    """Restore levels and handlers of the loggers that there are; a library that is imported meanwhile adds its own."""
-    existing = [logging.root, *logging.root.manager.loggerDict.values()]
-    loggers = [each for each in existing if isinstance(each, logging.Logger)]
-    before = [(each, each.level, each.handlers[:], each.filters[:], each.propagate) for each in loggers]
+    """Restore levels and handlers of all existing loggers.
+
+    A library that is imported meanwhile adds loggers of its own.
+    """
+    states = []
+    for logger in [logging.root, *logging.root.manager.loggerDict.values()]:
+        if isinstance(logger, logging.Logger):
+            states.append(
+                LoggerState(
+                    logger,
+                    logger.level,
+                    logger.handlers[:],
+                    [*logger.filters],
+                    logger.propagate,
+                )
+            )
     try:
         yield
     finally:
-        for logger, level, handlers, filters, propagate in before:
-            if logger.level != level:  # setting it empties a cache
-                logger.setLevel(level)
-            logger.handlers[:] = handlers
-            logger.filters[:] = filters
-            logger.propagate = propagate
+        for state in states:
+            state.restore()
 
 
 @contextlib.contextmanager
 def same_signal_handlers() -> Iterator[None]:
-    """Restore the handlers of signals, which only the main thread can set; None is one that was set outside Python."""
-    is_main = threading.current_thread() is threading.main_thread()
-    numbers = signal.valid_signals() if is_main else ()
-    before = {number: handler for number in numbers if (handler := signal.getsignal(number)) is not None}
+    """Restore the handlers of signals, which only the main thread can set."""
+    handlers = {}
+    if threading.current_thread() is threading.main_thread():
+        for number in signal.valid_signals():
+            handler = signal.getsignal(number)
+            if handler is not None:  # None is a handler that was set outside of Python
+                handlers[number] = handler
     try:
         yield
     finally:
-        for number, handler in before.items():
+        for number, handler in handlers.items():
             if signal.getsignal(number) is not handler:
                 signal.signal(number, handler)
 
 
 @contextlib.contextmanager
 def same_announcements() -> Iterator[None]:
-    """Let libraries of Hugging Face say afterwards what they said before: warnings, and bars of downloads."""
-    import huggingface_hub.constants  # noqa: F401 (which reads the user's environment, and not that of a job)
+    """Let libraries of Hugging Face show the same warnings and progress bars after a job as before."""
+    import huggingface_hub.constants  # noqa: F401 (it must read the user's environment, not the job's)
 
-    before = {name: read() for name, (read, _) in ANNOUNCEMENTS.items() if name in sys.modules}
+    verbosity = None
+    if TRANSFORMERS_LOGGING in sys.modules:
+        verbosity = _verbosity()
+    was_silent = {}
+    for library in PROGRESS_BARS:
+        if library in sys.modules:
+            was_silent[library] = _has_no_bars(library)
     try:
         yield
     finally:
-        for name, (_, write) in ANNOUNCEMENTS.items():
-            if name in sys.modules:
-                write(before.get(name))
+        if TRANSFORMERS_LOGGING in sys.modules:
+            _restore_verbosity(verbosity)
+        for library in PROGRESS_BARS:
+            if library in sys.modules:
+                _restore_bars(library, was_silent.get(library, False))
 
 
-def _verbosity() -> tuple[int, bool]:
+class Verbosity(NamedTuple):
+    """What transformers says."""
+
+    level: int
+    has_bars: bool
+
+
+def _verbosity() -> Verbosity:
     from transformers.utils import logging as transformers_logging
 
-    return transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
+    level = transformers_logging.get_verbosity()
+    return Verbosity(level, transformers_logging.is_progress_bar_enabled())
 
 
-def _set_verbosity(before: tuple[int, bool] | None) -> None:
-    """Set what transformers says; None: it was first imported by the job, so that it gets its own defaults."""
+def _restore_verbosity(earlier: Verbosity | None) -> None:
+    """Set what transformers says; None: the job imported it first, so it gets its own defaults."""
     from transformers.utils import logging as transformers_logging
 
-    if before is None and "TRANSFORMERS_VERBOSITY" in os.environ:  # by the user, whom the job obeyed
+    if earlier is None:
+        if "TRANSFORMERS_VERBOSITY" in os.environ:  # set by the user, and the job obeyed it
+            return
+        earlier = Verbosity(transformers_logging.WARNING, has_bars=True)
+    transformers_logging.set_verbosity(earlier.level)
+    if earlier.has_bars == transformers_logging.is_progress_bar_enabled():
         return
-    verbosity, has_bars = before or (transformers_logging.WARNING, True)
-    transformers_logging.set_verbosity(verbosity)
-    if has_bars != transformers_logging.is_progress_bar_enabled():
-        (transformers_logging.enable_progress_bar if has_bars else transformers_logging.disable_progress_bar)()
+    if earlier.has_bars:
+        transformers_logging.enable_progress_bar()
+    else:
+        transformers_logging.disable_progress_bar()
 
 
-def _bars_of(library: str) -> tuple[Callable[[], Any], Callable[[Any], None]]:
-    """Return what reads and what writes whether a library hides the progress bars of its downloads."""
-
-    def is_silent() -> bool:
-        return bool(sys.modules[library].are_progress_bars_disabled())
-
-    def write(was_silent: bool | None) -> None:
-        functions = sys.modules[library]
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what a variable of the user's environment says wins, with a warning
-            if is_silent() and not was_silent:
-                functions.enable_progress_bars()
-            elif was_silent and not is_silent():
-                functions.disable_progress_bars()
-
-    return is_silent, write
+def _has_no_bars(library: str) -> bool:
+    """Return whether a library hides the progress bars of its downloads."""
+    return bool(sys.modules[library].are_progress_bars_disabled())
 
 
-ANNOUNCEMENTS: dict[str, tuple[Callable[[], Any], Callable[[Any], None]]] = {
-    "transformers.utils.logging": (_verbosity, _set_verbosity),
-    "huggingface_hub.utils.tqdm": _bars_of("huggingface_hub.utils.tqdm"),
-    "datasets.utils.tqdm": _bars_of("datasets.utils.tqdm"),
-}
-KINDS_OF_STATE: tuple[tuple[str | None, Callable[[], contextlib.AbstractContextManager[Any]]], ...] = (
-    ("torch", same_announcements),  # the last to end, when the environment is the user's again
-    (None, same_random_states_of_python),
-    ("numpy", same_random_states_of_numpy),
-    ("torch", same_random_states_of_torch),
-    ("torch", same_settings_of_torch),
-    (None, same_environment),
-    (None, same_logging),
-    (None, same_signal_handlers),
-    (None, warnings.catch_warnings),
-)  # beside each the library that it is a state of
+def _restore_bars(library: str, was_silent: bool) -> None:
+    """Let a library show or hide the progress bars of its downloads as before the job."""
+    module = sys.modules[library]
+    is_silent = _has_no_bars(library)
+    with warnings.catch_warnings():
+        # A variable of the user's environment takes precedence, and the library warns of it.
+        warnings.simplefilter("ignore")
+        if is_silent and not was_silent:
+            module.enable_progress_bars()
+        elif was_silent and not is_silent:
+            module.disable_progress_bars()
+
+
+class GlobalState(NamedTuple):
+    """A global state, and what restores it.
+
+    Attributes:
+        restored: opens a context at the end of which the state is restored.
+        library: the library whose state it is; None: it is Python's own.
+    """
+
+    restored: Callable[[], AbstractContextManager[None]]
+    library: str | None = None
+
+
+@contextlib.contextmanager
+def same_warnings() -> Iterator[None]:
+    """Restore the filters of warnings."""
+    with warnings.catch_warnings():
+        yield
+
+
+GLOBAL_STATES = (
+    # This is restored last, when the environment is the user's again.
+    GlobalState(same_announcements, "torch"),
+    GlobalState(same_random_states_of_python),
+    GlobalState(same_random_states_of_numpy, "numpy"),
+    GlobalState(same_random_states_of_torch, "torch"),
+    GlobalState(same_settings_of_torch, "torch"),
+    GlobalState(same_environment),
+    GlobalState(same_logging),
+    GlobalState(same_signal_handlers),
+    GlobalState(same_warnings),
+)

@@ -15,7 +15,17 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+import sys
+from collections.abc import (
+    Callable,
+    Container,
+    Iterable,
+    Iterator,
+    KeysView,
+    Mapping,
+    Sequence,
+    Set,
+)
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeGuard
@@ -48,7 +58,7 @@ from thinkalike.config.schema import made
 from thinkalike.data.recordings import IDS, RUNS, UNNAMED_LAYER
 from thinkalike.data.tables import MARKS, with_named_index
 from thinkalike.digests import tokenizer_fingerprint
-from thinkalike.errors import ConfigError, one_line, plain
+from thinkalike.errors import ConfigError, one_line, plain_line
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.identity import identity_of
 from thinkalike.models.labels import label
@@ -107,16 +117,24 @@ def model_configs(models: Mapping[str, object], settings: SettingValues) -> list
     """
     configs: list[ModelConfig] = []
     loaded: dict[tuple[int, ...], FrozenModel] = {}  # by the identities of module and tokenizer
+    named = {}
     for argument, model in models.items():
         if isinstance(model, ModelConfig | str | os.PathLike):
-            configs.append(_named_model(model, argument))
+            named[argument] = _named_model(model, argument)
+    for argument, model in models.items():
+        if argument in named:
+            configs.append(named[argument])
             continue
         objects = model if isinstance(model, tuple) else (model,)
         identity = tuple(id(part) for part in objects)
         if identity not in loaded:
             loaded[identity] = _loaded(model)
-        config = config_of(loaded[identity])
-        configs.append(_told_apart(config, configs))
+        config = _told_apart(config_of(loaded[identity]), configs)
+        if any(label(other) == config.name for other in named.values()):
+            # A model that is loaded later by this name has settings that one in memory lacks, so
+            # they would tell nobody anything.
+            config = replace(config, name=f"{config.name} (in memory)")
+        configs.append(config)
     return [with_changes(config, settings) for config in configs]
 
 
@@ -241,10 +259,11 @@ def _check_layer_name(name: object, earlier: Container[str], argument: str, plac
     if not is_name or str(name) in ("", *RESERVED) or str(name) in earlier:
         raise ConfigError(f"{place}: a layer has a name or a number of its own, but none of {', '.join(RESERVED)}")
     written = str(name)
-    if plain(written) != written or len(written) > LONGEST_NAME:
+    if plain_line(written) != written or len(written) > LONGEST_NAME:
         raise ConfigError(
             f"{argument}[{written[:LONGEST_IN_MESSAGE]!r}]: the name of a layer has at most "
-            f"{LONGEST_NAME} letters, and no control characters or halves of surrogate pairs"
+            f"{LONGEST_NAME} letters, and no line breaks, control characters or halves of surrogate "
+            "pairs"
         )
 
 
@@ -266,6 +285,8 @@ def numbered_rows(arrays: RecordedArrays) -> pd.DataFrame:
     """Return stimuli that stand for the rows of arrays, whose order alone is known."""
     states = next(iter(arrays.layers.values()))
     count = states.shape[-2]
+    if count < 2:
+        raise ConfigError(f"{arrays.argument} has 1 row, and nothing to compare it with: give at least 4")
     return pd.DataFrame({"text": list(map(str, range(count))), "row": np.arange(count) / count})
 
 
@@ -286,12 +307,28 @@ def text_config(texts: object, settings: SettingValues) -> DataConfig:
         raise ConfigError(f"texts has the parts {', '.join(map(str, texts))}: give one of them")
     if not isinstance(texts, Iterable) or isinstance(texts, bytes | Tensor):
         raise ConfigError(f"texts is {type(texts).__name__}: give the name of a data set, a file or a list of strings")
+    if isinstance(texts, Set) and not isinstance(texts, KeysView):
+        raise ConfigError(f"texts is a {type(texts).__name__}, which has no order: give a list, such as sorted(texts)")
     for setting in ("field", "group"):
         if not isinstance(settings.get(setting, ""), str):
             raise ConfigError(f"{setting}={shown(settings[setting])} must be text, the name of one field of records")
-    rows = [_record(text, f"texts[{number}]", settings) for number, text in enumerate(texts)]
+    rows = []
+    for number, text in enumerate(_texts_in(texts)):
+        rows.append(_record(text, f"texts[{number}]", settings))
     values = {**option("data", "text"), **settings, "records": Records(rows)}
     return made(TextInMemory, values, "data.")
+
+
+def _texts_in(texts: Iterable[object]) -> Iterator[object]:
+    """Yield what an iterable gives; a ConfigError names the argument if it ends in an error."""
+    count = 0
+    try:
+        for text in texts:
+            yield text
+            count += 1
+    except Exception as error:  # of any kind, as code of the user runs here
+        reason = f"{type(error).__name__}: {one_line(error)}"
+        raise ConfigError(f"texts ends in an error after {count} of its items ({reason})") from error
 
 
 def _named_text(texts: str | os.PathLike[str], settings: SettingValues) -> DataConfig:
@@ -315,11 +352,17 @@ def _record(text: object, place: str, settings: SettingValues) -> dict[str, obje
     """
     field = str(settings.get("field", "text"))
     if isinstance(text, Mapping):
+        for setting in ("field", "group"):
+            name = settings.get(setting)
+            if name is not None and name not in text:
+                raise ConfigError(f"{place} has no field {name}; {setting}= is the name of a field of all records")
         return _plain_record(text, {field, settings.get("group")}, place)
     if not isinstance(text, str):
         raise ConfigError(f"texts holds a {type(text).__name__}: give strings, or records with a {field}")
-    if "field" in settings:
-        raise ConfigError(f"field={field} has no effect on strings, which have no fields; leave it out")
+    for setting in ("field", "group"):
+        value = settings.get(setting)
+        if value is not None:
+            raise ConfigError(f"{setting}={value} has no effect on strings, which have no fields; leave it out")
     return {field: text}
 
 
@@ -389,15 +432,41 @@ def _digest(table: pd.DataFrame) -> str:
         categories: list[object] | None = None
         if isinstance(column.dtype, pd.CategoricalDtype):
             categories = [column.cat.categories.tolist(), bool(column.cat.ordered)]
-        columns.append([name, str(column.dtype), categories, column.tolist()])
+        cells = [_as_read(cell) for cell in column.tolist()]
+        columns.append([name, str(column.dtype), categories, cells])
     # With ensure_ascii, half a character would pass.
     content = json.dumps(columns, default=_typed_cell, ensure_ascii=False)
     return hashlib.sha256(content.encode()).hexdigest()
 
 
+def _as_read(cell: object) -> object:
+    """Return a cell for JSON, with its type where JSON would write another text than it has.
+
+    That is so for the members of an Enum.
+    """
+    if type(cell) in (str, int, float, bool):
+        return cell
+    if isinstance(cell, str):
+        written = str.__str__(cell)
+    elif isinstance(cell, int):
+        written = int.__repr__(cell)
+    elif isinstance(cell, float):
+        written = float.__repr__(cell)
+    else:
+        return cell
+    return cell if str(cell) == written else _typed_cell(cell)
+
+
 def _typed_cell(cell: object) -> list[object]:
-    """Return a cell that JSON lacks with its type, since a date and its text are two cells."""
+    """Return a cell that JSON lacks with its type, since a date and its text are two cells.
+
+    Cells are read by `str`. For classes of libraries it says no less than `repr`, but a class of a
+    user may say anything.
+    """
     kind = type(cell).__qualname__
     if isinstance(cell, np.ndarray | np.generic):
         return [kind, str(cell.dtype), cell.tolist()]
-    return [kind, repr(cell)]
+    library = type(cell).__module__.partition(".")[0]
+    if library == "pandas" or library in sys.stdlib_module_names:
+        return [kind, repr(cell)]
+    return [kind, repr(cell), str(cell)]

@@ -42,6 +42,23 @@ _is_postponing = False  # whether `at_boundaries` is open
 _our_signals: list[signal.Signals] = []  # those whose handlers `heeded` has set
 
 
+@runtime_checkable
+class TextStream(Protocol):
+    """Where a process prints: a stream of text, such as stderr, or one in memory."""
+
+    def write(self, text: str, /) -> int:
+        """Write a text; return its length."""
+
+    def flush(self) -> None:
+        """Write everything that is still in memory."""
+
+    def isatty(self) -> bool:
+        """Return whether it is a terminal."""
+
+    def fileno(self) -> int:
+        """Return the number of its file, if it has one."""
+
+
 @dataclass(eq=False)
 class Activity:
     """Something that a thread does, and its progress.

@@ -1,8 +1,11 @@
-"""Functions that write folders of states, which then take the place of a model: `compare("./states-a", "./states-b")`.
+"""Functions that write folders of states, which then take the place of a model.
 
-- `write_states` runs a model here, and keeps what its layers give.
-- `write_prompts` and `index_states` are for a model that runs elsewhere: the first writes the tokens to send to vLLM,
-  the second makes a folder of states of what came back, or of what SAELens or NumPy wrote.
+    compare("./states-a", "./states-b")
+
+- `write_states` runs a model here, and keeps the outputs of its layers.
+- `write_prompts` and `index_states` are for a model that runs elsewhere: the first writes the
+  tokens to send to vLLM, the second makes a folder of states of what came back, or of what SAELens
+  or NumPy wrote.
 """
 
 from __future__ import annotations
@@ -39,23 +42,26 @@ from thinkalike.states.writing import (
     write_prompt_file,
 )
 
-WORDS = 8192  # as measures of words compare where nothing else is asked for
-Place = str | os.PathLike[str]
+DEFAULT_WORDS = 8192  # as many as measures of words compare by default
+FEWEST_CONTEXT = 2  # tokens of a row
+DEFAULT_CORPUS = "pydoc"
+StatesDType = Literal["float64", "float32", "bfloat16", "float16"]
+PathLike = str | os.PathLike[str]
 
 
 @isolated()
 def write_states(
     model: Model,
-    folder: Place,
+    folder: PathLike,
     *,
     texts: Text | None = None,
     stimuli: StimulusTable | None = None,
     layers: Sequence[int] | None = None,
     embed: bool = False,
     site: Site | Sequence[Site] = "resid_post",
-    words: int = WORDS,
+    words: int = DEFAULT_WORDS,
     context: int | None = None,
-    dtype: Literal["float64", "float32", "bfloat16", "float16"] | None = None,
+    dtype: StatesDType | None = None,
     field: str | None = None,
     group: str | None = None,
 ) -> Path:
@@ -64,17 +70,18 @@ def write_states(
     Args:
         model: As other functions take it.
         folder: A folder that does not exist yet, or is empty. It appears when all is written.
-        texts: As other functions take it; by default what suits the model. Another folder of states, so that the two
-            can be compared: all its rows are read.
-        stimuli: A table of stimuli in place of texts, for `mlem` and `rsa`: each of its texts becomes a row.
+        texts: As other functions take it; by default what suits the model. Another folder of
+            states, so that the two can be compared: all its rows are read.
+        stimuli: A table of stimuli in place of texts, for `mlem` and `rsa`: each of its texts
+            becomes a row.
         layers: Numbers of blocks; by default all.
         embed: Whether to write what enters block 0, too.
         site: Where states are taken, by TransformerLens's names.
-        words: How many words of the texts are written at least, drawn from as many documents as there are. A row is a
-            piece of a document of up to 128 words.
+        words: How many words of the texts are written at least, drawn from as many documents as
+            there are. A row is a piece of a document of up to 128 words.
         context: The most tokens of a row; by default what the model reads.
-        dtype: Of the files; by default that of the model. With bfloat16 a folder takes half as much, and numbers move
-            by its rounding.
+        dtype: Of the files; by default that of the model. With bfloat16 a folder takes half as
+            much, and numbers move by its rounding.
 
     Returns:
         The folder.
@@ -89,38 +96,48 @@ def write_states(
         raise ConfigError(f"words={words} must be at least 1")
     source = _loaded(model)
     if site != "resid_post":
-        named_sites = site if isinstance(site, str) else list(site)
+        named_sites: Site | list[Site]
+        if isinstance(site, str):
+            named_sites = site
+        else:
+            named_sites = list(site)
         source = at_sites(source, ModelConfig(name=source.name, site=named_sites), source.name)
-    chosen = sites(source, embed, layers)
-    source.check_layers(chosen)
-    if dtype is not None and dtype not in DTYPES:
-        raise ConfigError(f"dtype={dtype} must be one of {', '.join(DTYPES)}")
-    rows = _rows_of_stimuli(stimuli) if stimuli is not None else _rows(texts, source, words, context, field, group)
-    place = Path(checked_path("folder", folder))
-    write_folder(place, source, rows, chosen, DTYPES[dtype] if dtype else source.dtype)
-    return place
+    hook_points = sites(source, embed, layers)
+    source.check_layers(hook_points)
+    file_dtype = source.dtype
+    if dtype is not None:
+        if dtype not in DTYPES:
+            raise ConfigError(f"dtype={dtype} must be one of {', '.join(DTYPES)}")
+        file_dtype = DTYPES[dtype]
+    if stimuli is None:
+        rows = _rows(texts, source, words, context, field, group)
+    else:
+        rows = _rows_of_stimuli(stimuli)
+    path = Path(checked_path("folder", folder))
+    write_folder(path, source, rows, hook_points, file_dtype)
+    return path
 
 
 @isolated()
 def write_prompts(
     model: Model,
-    path: Place,
+    path: PathLike,
     *,
     texts: Text | None = None,
     stimuli: StimulusTable | None = None,
-    words: int = WORDS,
+    words: int = DEFAULT_WORDS,
     context: int | None = None,
     field: str | None = None,
     group: str | None = None,
 ) -> Path:
     """Write the token ids that a model is to read elsewhere, as lines {"prompt_token_ids": [...], ...}.
 
-    Send each list to vLLM as it is, and give the files that come back, and this one, to `index_states`. Of a model that
-    is named, the tokenizer alone is read.
+    Send each list to vLLM as it is, and give the files that come back, and this one, to
+    `index_states`. Of a model that is named, the tokenizer alone is read.
 
     Args:
-        texts: As other functions take it, or a folder of states, all of whose rows are read; by default Python's
-            reference.
+        texts: As other functions take it, or a folder of states, all of whose rows are read; by
+            default Python's reference.
         stimuli: A table of stimuli in place of texts, for `mlem` and `rsa`.
         words: How many words are written at least, drawn from as many documents as there are.
         context: The most tokens of a prompt.
@@ -132,75 +149,99 @@ def write_prompts(
     if texts is not None and stimuli is not None:
         raise ConfigError("texts and stimuli are compared apart: write prompts of each")
     reader = _reader(model)
-    rows = _rows_of_stimuli(stimuli) if stimuli is not None else _rows(texts, reader, words, context, field, group)
+    if stimuli is None:
+        rows = _rows(texts, reader, words, context, field, group)
+    else:
+        rows = _rows_of_stimuli(stimuli)
     prompts = [SentPrompt(reader.encoded(row.text)[0], row.document, row.text) for row in rows]
-    place = Path(checked_path("path", path))
-    write_prompt_file(place, prompts)
-    return place
+    file = Path(checked_path("path", path))
+    write_prompt_file(file, prompts)
+    return file
 
 
 @isolated()
 def index_states(
-    folder: Place,
+    folder: PathLike,
     *,
     model: str,
     blocks: int,
     tokenizer: str | Tokenizer | None = None,
     revision: str | None = None,
     layers: Sequence[int] | None = None,
-    prompts: Place | None = None,
+    prompts: PathLike | None = None,
     documents: Sequence[int | str] | None = None,
 ) -> Path:
-    """Write the index of a folder with states that another program wrote, after which it can take a model's place.
+    """Write the index of a folder with states that another program wrote.
 
-    Files are those of vLLM's extract_hidden_states, the data set that SAELens's CacheActivationsRunner writes, or
-    .safetensors and .npy files with an array (rows, context, width) for each hook point of TransformerLens, by its
-    name, and `token_ids` (rows, context).
+    After that, the folder can take the place of a model. Files are those of vLLM's
+    extract_hidden_states, the data set that SAELens's CacheActivationsRunner writes, or
+    .safetensors and .npy files with an array (rows, context, width) for each hook point of
+    TransformerLens, by its name, and `token_ids` (rows, context).
 
     Args:
         folder: Where the files are; their digests are written down, so they must be complete.
         model: The name of the model, for the record.
         blocks: How many blocks it has, whether or not there are states of all of them.
-        tokenizer: That of the model, or the name of a model that has it. Without it, states are compared token by
-            token, with a folder of the same tokens alone.
-        layers: Of vLLM: the layers that were asked for, as it counts them: layer i is what enters block i.
-        prompts: Of vLLM: the file of `write_prompts`, which knows the text and the document of each prompt.
+        tokenizer: That of the model, or the name of a model that has it. Without it, states are
+            compared token by token, with a folder of the same tokens alone.
+        layers: Of vLLM: the layers that were asked for, as it counts them: layer i is what enters
+            block i.
+        prompts: Of vLLM: the file of `write_prompts`, which knows the text and the document of
+            each prompt.
         documents: The document that each row is of; by default each is one.
 
     >>> index_states("activations", model="mine", tokenizer="gelu-3l-mini", blocks=3)
     Traceback (most recent call last):
     thinkalike.errors.ConfigError: ...
     """
-    place = Path(checked_path("folder", folder))
-    known = load_tokenizer(tokenizer, beside=place) if isinstance(tokenizer, str) else tokenizer
+    states_folder = Path(checked_path("folder", folder))
+    known_tokenizer: Tokenizer | None
+    if isinstance(tokenizer, str):
+        known_tokenizer = load_tokenizer(tokenizer, beside=states_folder)
+    else:
+        known_tokenizer = tokenizer
+    sent_prompts = None
+    if prompts is not None:
+        sent_prompts = read_prompt_file(Path(checked_path("prompts", prompts)))
     index_folder(
-        place,
+        states_folder,
         model=model,
         blocks=blocks,
-        tokenizer=known,
-        bos=known is not None and puts_bos(known),
+        tokenizer=known_tokenizer,
+        bos=known_tokenizer is not None and puts_bos(known_tokenizer),
         revision=revision or "",
         layers=layers,
-        prompts=None if prompts is None else read_prompt_file(Path(checked_path("prompts", prompts))),
+        prompts=sent_prompts,
         documents=documents,
     )
-    return place
+    return states_folder
 
 
 def _loaded(model: Model) -> FrozenModel:
-    """Return a model as other functions take it: a name, a folder, in memory with its tokenizer, or loaded already."""
+    """Return a model as other functions take it.
+
+    It is a name, a folder, a model in memory with its tokenizer, or one that is loaded already.
+    """
     if isinstance(model, FrozenModel):
         return model
-    return load_model(*model) if isinstance(model, tuple) else load_model(model)
+    if isinstance(model, tuple):
+        return load_model(*model)
+    return load_model(model)
 
 
 def _reader(model: Model) -> Reader | FrozenModel:
-    """Return what decides which tokens of a text a model reads; of a model that is named, no weights are read."""
+    """Return what cuts a text into the tokens of a model; no weights of a named model are read."""
     if not isinstance(model, str | os.PathLike | ModelConfig):
         return _loaded(model)
     config = configured(model, {})
-    tokenizer = load_tokenizer(os.fspath(model) if not isinstance(model, ModelConfig) else model.called, Path())
-    bos = puts_bos(tokenizer) if config.bos is None else config.bos
+    if isinstance(model, ModelConfig):
+        name = model.called
+    else:
+        name = os.fspath(model)
+    tokenizer = load_tokenizer(name, Path())
+    bos = config.bos
+    if bos is None:
+        bos = puts_bos(tokenizer)
     return Reader(config.called, tokenizer, config.context or LONGEST, bos)
 
 
@@ -213,17 +254,30 @@ def _rows(
     group: str | None,
 ) -> list[TextRow]:
     """Return pieces of text of at least so many words, as measures of words draw them."""
-    corpus = (reader.corpus if isinstance(reader, FrozenModel) else None) or "pydoc"
+    corpus = DEFAULT_CORPUS
+    if isinstance(reader, FrozenModel) and reader.corpus:
+        corpus = reader.corpus
     if context is not None:
-        if not 1 < context <= reader.context:
-            raise ConfigError(f"context={context} must be at least 2, and {reader.name} reads {reader.context} tokens")
+        if not FEWEST_CONTEXT <= context <= reader.context:
+            raise ConfigError(
+                f"context={context} must be at least {FEWEST_CONTEXT}, and {reader.name} reads {reader.context} tokens"
+            )
         reader = Reader(reader.name, reader.tokenizer, context, reader.bos_each_row)
-    settings = {name: value for name, value in (("field", field), ("group", group)) if value is not None}
-    data = dataclasses.replace(text_config(corpus if texts is None else texts, settings), same_split=False)
+    settings = {}
+    if field is not None:
+        settings["field"] = field
+    if group is not None:
+        settings["group"] = group
+    if texts is None:
+        texts = corpus
+    data = dataclasses.replace(text_config(texts, settings), same_split=False)
     if data.source == "states":
         return _rows_of_folder(folder_of_rows(data, []), reader)
-    found = drawn_pieces(data, [reader], words)
-    return [TextRow(text, document) for text, document in zip(found.texts, found.documents, strict=True)]
+    pieces = drawn_pieces(data, [reader], words)
+    rows = []
+    for text, document in zip(pieces.texts, pieces.documents, strict=True):
+        rows.append(TextRow(text, document))
+    return rows
 
 
 def _rows_of_folder(folder: StateFolder, reader: Reader | FrozenModel) -> list[TextRow]:
@@ -234,8 +288,8 @@ def _rows_of_folder(folder: StateFolder, reader: Reader | FrozenModel) -> list[T
         tokens = len(reader.encoded(text)[0])
         if tokens > reader.context:
             raise DataError(
-                f"{folder.name} has a row of {tokens} tokens of {reader.name}, which reads {reader.context}: "
-                "write shorter rows by thinkalike.write_states(context=...)"
+                f"{folder.name} has a row of {tokens} tokens of {reader.name}, "
+                f"which reads {reader.context}: write shorter rows by thinkalike.write_states(context=...)"
             )
         rows.append(TextRow(text, row.document))
     return rows

@@ -7,7 +7,8 @@ import torch
 
 import tiny
 from thinkalike.config.parts import model_settings
-from thinkalike.contrib.populations.pairs import HANS, MNLI, Pairs, nli_challenge, nli_training
+from thinkalike.contrib.populations.pair_templates import nli_challenge, nli_training
+from thinkalike.contrib.populations.pairs import HANS, MNLI, Pairs
 from thinkalike.measures import CKA
 from thinkalike.models.minis import train_tokenizer
 

@@ -10,7 +10,8 @@ from scipy.stats import spearmanr
 import tiny
 from conftest import composed, results_in
 from test_one_pass import list_of, results
-from thinkalike.contrib.atlas.job import PLACE, agreement, by_pair, disagreements, mean_agreement, over_models
+from thinkalike.contrib.atlas.agreement import agreement, by_pair, disagreements, mean_agreement, mean_over_models
+from thinkalike.contrib.atlas.inner_jobs import PAIR_COLUMNS as PLACE
 from thinkalike.instruments import asked_for, passes
 
 DEPTH = tiny.ARCHITECTURE["n_layers"]
@@ -135,9 +136,9 @@ def test_the_interval_leaves_out_one_model_at_a_time_and_no_pair():
     pairs = pairs_of("abcde", lambda *_: random.uniform(0, 0.2))
     without = [pairs[(pairs["source"] != name) & (pairs["target"] != name)]["rho"].mean() for name in "abcde"]
     half = 2.7764451 * np.sqrt(4 / 5 * np.sum((np.array(without) - np.mean(without)) ** 2))  # t of 4 degrees of freedom
-    value, low, high = (float(end) for end in over_models(pairs))
+    value, low, high = (float(end) for end in mean_over_models(pairs))
     assert (value, low, high) == pytest.approx((pairs["rho"].mean(), value - half, value + half), abs=1e-7)
-    assert [float(end) for end in over_models(pairs[:1])][1:] == [-np.inf, np.inf], "two models give no interval"
+    assert [float(end) for end in mean_over_models(pairs[:1])][1:] == [-np.inf, np.inf], "two models give no interval"
 
 
 def test_the_largest_disagreement_is_the_planted_cell():

@@ -14,12 +14,13 @@ from conftest import composed, results_in
 from stores import finish
 from thinkalike.config import ModelConfig
 from thinkalike.contrib import papers
-from thinkalike.contrib.papers import brown2023_layers as experiments
+from thinkalike.contrib.papers import brown2023_cka as experiments
 from thinkalike.contrib.papers import experiment as frame
-from thinkalike.contrib.papers.brown2023_population import Population, null_flips_less
+from thinkalike.contrib.papers.brown2023_population import null_flips_less
 from thinkalike.contrib.papers.claims import VERDICTS, claims_table
 from thinkalike.contrib.papers.experiment import Case
-from thinkalike.contrib.populations.pairs import nli_challenge, nli_training
+from thinkalike.contrib.papers.population_result import PopulationResult
+from thinkalike.contrib.populations.pair_templates import nli_challenge, nli_training
 from thinkalike.instruments import run_job
 from thinkalike.store import Result
 
@@ -298,13 +299,13 @@ def test_a_published_cluster_of_other_models_does_not_agree(verdicts):
 
 def test_distances_are_those_of_equation_2(tmp_path):
     config = composed("experiment=brown2023/figure8", "scale=mini", entry="analyze").population
-    found = Population(classified(tmp_path, noise=0), config).distances
+    found = PopulationResult(classified(tmp_path, noise=0), config).distances
     assert found[0, 1].item() == pytest.approx((BLOCKS * np.arccos(0.95) ** 2) ** 0.5)
     assert found[0, -1].item() == pytest.approx((3 * np.arccos(0.95) ** 2 + 3 * np.arccos(0.5) ** 2) ** 0.5)
     assert (found.diagonal() == 0).all()
 
 
-def of_parents(folder, null, strategy, each) -> Population:
+def of_parents(folder, null, strategy, each) -> PopulationResult:
     """The population of a finished job whose stitches flip these shares of the texts between H and H2, and G and H."""
     groups = [group for group in ("G", "H", "H2") for _ in range(each)]
     places = (np.arange(TEXTS) + 0.5) / TEXTS
@@ -317,7 +318,7 @@ def of_parents(folder, null, strategy, each) -> Population:
     table = pd.DataFrame(rows, columns=["source", "target", "group_of_source", "group_of_target"])
     arrays = {"correct": predicted == 0, "predicted": predicted}
     result = finish(folder, "population", "parents", {"table": table}, arrays=arrays)
-    return Population(result, composed("measure=population", "population=planted", entry="analyze").population)
+    return PopulationResult(result, composed("measure=population", "population=planted", entry="analyze").population)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from safetensors.torch import load_file
 
 from conftest import composed
 from test_install import ASSETS, TAUGHT, card, installed, run  # noqa: F401 (a fixture)
-from thinkalike.contrib.populations.finetuning import new_classifier
+from thinkalike.contrib.populations.new_classifier import new_classifier
 
 
 def test_a_body_that_was_taught_says_how_and_makes_classifiers():

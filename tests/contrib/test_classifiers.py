@@ -16,9 +16,10 @@ from torch.nn.functional import cross_entropy
 
 import tiny
 from thinkalike.contrib.populations import finetuning
+from thinkalike.contrib.populations.class_losses import check_labels, class_losses
 from thinkalike.contrib.populations.finetuning import CHECKPOINT
-from thinkalike.contrib.populations.measures import check_labels, class_losses, identity_stitches
-from thinkalike.contrib.populations.pairs import nli_challenge, nli_training
+from thinkalike.contrib.populations.identity_stitches import identity_stitches
+from thinkalike.contrib.populations.pair_templates import nli_challenge, nli_training
 from thinkalike.errors import ModelError
 from thinkalike.models.families import EMBED, after
 from thinkalike.models.frozen import FrozenModel
@@ -300,7 +301,7 @@ def models(tmp_path_factory):
 @pytest.fixture
 def batch():
     tokens, mask, types = pairs(rows=6)
-    return {"tokens": tokens, "labels": torch.randint(3, (6,)), "wanted": THREE, "mask": mask, "types": types}
+    return {"tokens": tokens, "labels": torch.randint(3, (6,)), "data_classes": THREE, "mask": mask, "types": types}
 
 
 def transplanted(source, target, cut):
@@ -320,7 +321,7 @@ def by_hand(models, batch, cuts=CUTS):
             for cut in cuts:
                 module = transplanted(source, target, cut)
                 logits = module(batch["tokens"], attention_mask=batch["mask"], token_type_ids=batch["types"]).logits
-                found.append(class_losses(logits, batch["labels"], target.classes, batch["wanted"]))
+                found.append(class_losses(logits, batch["labels"], target.classes, batch["data_classes"]))
     shape = (len(models), len(models), len(cuts))
     return [torch.stack(parts).unflatten(0, shape) for parts in zip(*found, strict=True)]
 
@@ -352,7 +353,7 @@ def test_the_predicted_class_is_that_of_the_data(models, batch):
     own = {"contradiction": "non-entailment", "entailment": "entailment", "neutral": "non-entailment"}
     for wanted in (THREE, ["neutral", "contradiction", "entailment"], ["entailment", "non-entailment"]):
         labels = batch["labels"] % len(wanted)
-        found = identity_stitches(models, **batch | {"labels": labels, "wanted": wanted}).predicted
+        found = identity_stitches(models, **batch | {"labels": labels, "data_classes": wanted}).predicted
         for number, model in enumerate(models):
             logits = model.full(batch["tokens"], batch["mask"], batch["types"])
             names = [THREE[place] for place in logits.argmax(-1).tolist()]

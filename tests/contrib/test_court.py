@@ -13,19 +13,14 @@ import tiny
 from conftest import composed
 from thinkalike.config import TrainerConfig, compose_job
 from thinkalike.contrib.court import job
-from thinkalike.contrib.court.evidence import KINDS, Bench, Evidence, profile_likeness, token_features
-from thinkalike.contrib.court.job import SOURCES, entries
-from thinkalike.contrib.court.judges import (
-    JUDGES,
-    auc,
-    doses,
-    margin,
-    sentenced,
-    shares,
-    summary,
-    verdicts,
-)
-from thinkalike.contrib.court.source import Setting
+from thinkalike.contrib.court.bench import Bench
+from thinkalike.contrib.court.catalogue import SOURCES, entries
+from thinkalike.contrib.court.evidence import Evidence
+from thinkalike.contrib.court.judges import JUDGES, judge_source
+from thinkalike.contrib.court.materials import Materials
+from thinkalike.contrib.court.ranking import auc, doses, margin, summary
+from thinkalike.contrib.court.token_profile import KINDS, profile_likeness, token_features
+from thinkalike.contrib.court.verdict_tables import shares_by_kind, verdict_table
 from thinkalike.contrib.court.verdicts import COLUMNS
 from thinkalike.contrib.papers import experiment_named
 from thinkalike.contrib.papers.experiment import job_of
@@ -57,14 +52,14 @@ def bench(tmp_path_factory):
 
     siblings = {"other seed": tiny.frozen(4)}
     documents = (torch.arange(len(report))[:, None] // 2).expand_as(report)
-    return Bench(Setting(tiny.frozen(0), LAYER, fit_rows, report, documents, other, 0, train, siblings))
+    return Bench(Materials(tiny.frozen(0), LAYER, fit_rows, report, documents, other, 0, train, siblings))
 
 
 @pytest.fixture(scope="module")
 def heard(bench):
-    table = {entry.name: entry for entry in entries(bench.setting)}
+    table = {entry.name: entry for entry in entries(bench.materials)}
     names = ("rotated", "rescaled and permuted", "affine", "other seed", "token code", "superset")
-    return {name: Evidence(table[name].made(bench.setting), bench) for name in names}
+    return {name: Evidence(table[name].made(bench.materials), bench) for name in names}
 
 
 @pytest.mark.parametrize("name", ["rotated", "rescaled and permuted", "affine"])
@@ -78,7 +73,7 @@ def test_what_is_the_same_loses_nothing(name, heard):
 
 
 def test_penalty_kl_and_distances_are_those_of_other_code(bench, heard):
-    setting, source = bench.setting, bench.setting.siblings["other seed"]
+    setting, source = bench.materials, bench.materials.siblings["other seed"]
     x, y = (model.head(setting.fit, LAYER)[:, 1:-1].flatten(0, 1).double() for model in (source, setting.target))
     apart = x - x.mean(0)
     moments = HalvedMoments([(0, 0)])
@@ -106,15 +101,15 @@ def test_residual_r2_is_that_of_the_ruler(bench, heard):
     for name in ("rescaled and permuted", "affine"):
         assert 0.95 < heard[name].residual_r2 < 1 + 1e-9
     assert abs(heard["token code"].residual_r2) < 0.02
-    rows = bench.setting.report.long()
+    rows = bench.materials.report.long()
     inside = slice(1, -1)
     positions = torch.arange(rows.shape[1]).expand_as(rows)[:, inside].flatten()
-    bags = [each[:, inside].flatten(0, 1) for each in TokenMixing(bench.setting.target).residuals(rows, [*BAGS])]
-    documents = numbered_by_part(bench.setting.documents[:, inside].flatten())
+    bags = [each[:, inside].flatten(0, 1) for each in TokenMixing(bench.materials.target).residuals(rows, [*BAGS])]
+    documents = numbered_by_part(bench.materials.documents[:, inside].flatten())
     residual = ResidualStates(rows[:, inside].flatten(), documents, [positions], bags)
     other, own = (
         residual.predictor(model.residuals(rows, [LAYER])[0][:, inside].flatten(0, 1))
-        for model in (bench.setting.siblings["other seed"], bench.setting.target)
+        for model in (bench.materials.siblings["other seed"], bench.materials.target)
     )
     assert heard["other seed"].residual_r2 == pytest.approx(float(both_ways(other, own)[:, 0].mean()), abs=1e-9)
 
@@ -130,7 +125,7 @@ def test_other_judges_are_the_measures_of_the_same_name(heard):
 
 def test_every_judge_says_a_number_and_the_planted_order(heard):
     """Beyond the token there is nothing in a code of it."""
-    said = {name: verdicts(heard[name]) for name in ("rotated", "token code")}
+    said = {name: judge_source(heard[name]) for name in ("rotated", "token code")}
     assert set(said["rotated"]) >= {*SEEN, *COLUMNS}
     for name, judge in SEEN.items():
         alike, decoy = said["rotated"][name], said["token code"][name]
@@ -149,15 +144,15 @@ def words(text_files, minis, tmp_path):
 
 @pytest.mark.ci_slow
 def test_a_court_goes_on_source_by_source(cli, words, monkeypatch):
-    judged, heard = [], job.verdicts
+    judged, heard = [], job.judge_source
 
-    def verdicts(evidence):
+    def judge(evidence):
         judged.append(evidence.source.name)
         if len(judged) == 2:
             raise ValueError("broken off")
         return heard(evidence)
 
-    monkeypatch.setattr(job, "verdicts", verdicts)
+    monkeypatch.setattr(job, "judge_source", judge)
     words = [*words, "measure.sources=[rotated,next token]"]
     assert "the source 'next token' of a: broken off" in cli("analyze.py", *words).error
     table = cli("analyze.py", *words).result.table
@@ -179,7 +174,7 @@ def test_real_minis_are_told_from_misleading_sources(cli):
     assert residual["rotated"] > 0.99 > residual["noise of 30 %"] > 0.6
     assert residual[["bag of all", "next token"]].max() < 0.1 < residual["other seed"] < 0.9
     said = ["same", "similar", "superset of", "no more than local mixing", "leak", "similar"]
-    assert sentenced(table)["verdict"].tolist() == said
+    assert verdict_table(table)["verdict"].tolist() == said
 
 
 @pytest.mark.parametrize("word", ["measure.layer=3", "measure.fit_tokens=10000000", "measure.siblings=[a]"])
@@ -190,10 +185,10 @@ def test_what_cannot_be_judged_is_refused(word, cli, words):
 def test_no_document_is_both_fitted_on_and_learnt_from():
     documents = torch.tensor([[0, 0], [0, 1], [1, 2], [3, 3], [3, 4], [4, 4]])
     tokens = torch.arange(12).view(6, 2)
-    mine, other = job._apart(TokenRows(tokens, documents), 4, 100)
+    mine, other = job._rows_of_different_documents(TokenRows(tokens, documents), 4, 100)
     assert mine.tolist() == [[0, 1], [2, 3]]
     assert other.tolist() == [[6, 7], [8, 9], [10, 11]]
-    assert job._spread(TokenRows(tokens, documents), 4).tokens.tolist() == [[0, 1], [6, 7]]
+    assert job._spread_rows(TokenRows(tokens, documents), 4).tokens.tolist() == [[0, 1], [6, 7]]
 
 
 def test_features_of_tokens_are_those_of_their_text_and_place():
@@ -319,15 +314,15 @@ def test_a_table_of_earlier_rules_has_no_verdicts(experiment, tmp_path):
 
 def test_verdicts_are_right_only_where_rules_were_followed():
     table = pd.DataFrame(seen_of_kinds())
-    found = sentenced(table).set_index("source")
+    found = verdict_table(table).set_index("source")
     assert found["right"].drop("a real").all()
     assert found.loc["a real", ["right", "verdict"]].tolist() == [None, "similar"]
-    causal = sentenced(table.assign(later=0.0)).set_index("source")
+    causal = verdict_table(table.assign(later=0.0)).set_index("source")
     assert not causal.loc["a leak", "right"], "control: without what later tokens move, a leak is not told"
-    open_ = sentenced(table.assign(later=np.nan))
+    open_ = verdict_table(table.assign(later=np.nan))
     assert set(open_["verdict"]) == {"undecided"}
     assert set(open_["right"]) == {None}
-    kinds = shares(pd.concat([found.reset_index(), open_])).set_index("kind")
+    kinds = shares_by_kind(pd.concat([found.reset_index(), open_])).set_index("kind")
     assert kinds.loc["bag", ["sources", "decided", "right"]].tolist() == [2, 0.5, 1.0]
 
 
@@ -338,7 +333,7 @@ def test_the_court_experiment_has_a_job_per_target_and_seed():
 
     def jobs(*more):
         config = composed(*words, *more, entry="analyze")
-        return [job_of(config, part) for part in experiment.parts(experiment.case(config))]
+        return [job_of(config, part) for part in experiment.inner_jobs(experiment.case(config))]
 
     found = jobs()
     places = [(name, layer) for name, (layers, _) in TARGETS["mini"].items() for layer in layers]

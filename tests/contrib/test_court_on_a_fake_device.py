@@ -3,8 +3,10 @@
 import pytest
 
 from test_fake_device import GPU, OTHER, made, rows, waits
-from thinkalike.contrib.court.evidence import Bench, Evidence
-from thinkalike.contrib.court.source import Setting, Source
+from thinkalike.contrib.court.bench import Bench
+from thinkalike.contrib.court.evidence import Evidence
+from thinkalike.contrib.court.materials import Materials
+from thinkalike.contrib.court.source import Source
 
 
 @pytest.mark.ci_slow
@@ -18,8 +20,8 @@ def judged():
     target = made(2, GPU)
     other = made(1, OTHER)
     texts = [rows(seed).tokens for seed in range(3)]
-    setting = Setting(target, 1, texts[0], texts[1], rows(1).documents, texts[2], 0, lambda *_: None)
+    materials = Materials(target, 1, texts[0], texts[1], rows(1).documents, texts[2], 0, lambda *_: None)
     source = Source("other", "real", lambda tokens: other.residuals(tokens, [1])[0], target)
-    evidence = Evidence(source, Bench(setting))
+    evidence = Evidence(source, Bench(materials))
     assert evidence.columns
     assert len(evidence.course)

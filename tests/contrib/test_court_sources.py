@@ -8,10 +8,13 @@ from sklearn.decomposition import PCA
 
 import tiny
 from thinkalike.config import ModelConfig, TrainerConfig
-from thinkalike.contrib.court import constructions
-from thinkalike.contrib.court.constructions import other_context
-from thinkalike.contrib.court.job import entries
-from thinkalike.contrib.court.source import Setting, normals, prefixes
+from thinkalike.contrib.court.bags_and_shifts import token_vectors
+from thinkalike.contrib.court.catalogue import entries
+from thinkalike.contrib.court.changed_weights import perturbed, reverted
+from thinkalike.contrib.court.invertible_maps import CONDITION, SCALE_RATIO
+from thinkalike.contrib.court.materials import Materials
+from thinkalike.contrib.court.random_codes import normals_by_code, prefix_codes
+from thinkalike.contrib.court.token_means import NGRAM_CODES, TrigramMeans, other_context
 from thinkalike.measures.splitmix import SPLITMIX_STEP, splitmix
 from thinkalike.models.load import load_model
 from thinkalike.models.variants import fresh, twin, variant
@@ -49,7 +52,7 @@ def setting(tmp_path_factory):
 
     siblings = {"other depth": tiny.frozen(3, n_layers=2), "other seed": tiny.frozen(4)}
     report = drawn(8, 2)
-    made = Setting(
+    made = Materials(
         tiny.frozen(0), LAYER, drawn(40, 1), report, torch.zeros_like(report), drawn(40, 3), 0, train, siblings
     )
     made.train.seen = seen
@@ -103,9 +106,9 @@ def test_only_leaks_see_what_comes_later(place, sources, setting):
 
 
 def test_half_of_the_tokens_leak_or_half_of_the_variance(setting, sources):
-    leaking = (states(sources[LEAKS[1]], setting.fit) - setting.own(setting.fit)).abs().amax(-1) > 1e-5
+    leaking = (states(sources[LEAKS[1]], setting.fit) - setting.target_states(setting.fit)).abs().amax(-1) > 1e-5
     assert 0.45 < leaking.double().mean() < 0.55
-    mixed_states, own = flat(sources[LEAKS[2]], setting.fit), flat(setting.itself, setting.fit)
+    mixed_states, own = flat(sources[LEAKS[2]], setting.fit), flat(setting.target_source, setting.fit)
     shares = [np.corrcoef(a, b)[0, 1] ** 2 for a, b in zip(mixed_states.T, own.T, strict=True)]
     assert np.mean(shares) == pytest.approx(0.5, abs=0.05)
     assert (mixed_states.std(0) / own.std(0)).mean() == pytest.approx(1, abs=0.05)
@@ -123,47 +126,49 @@ def through(X, Y):
     [
         ("rotated", 1.0),
         ("rescaled and permuted", None),
-        ("affine", constructions.CONDITION),
+        ("affine", CONDITION),
         ("affine, condition 1000", 1000),
     ],
 )
 def test_other_coordinates_lead_back_to_the_target_without_loss(name, spread, setting, sources):
-    own, other = flat(setting.itself, setting.fit), flat(sources[name], setting.fit)
+    own, other = flat(setting.target_source, setting.fit), flat(sources[name], setting.fit)
     weight, error = through(other, own)
     assert max(error, through(own, other)[1]) < 1e-5
     held_out = flat(sources[name], setting.report) - other.mean(0)
-    expected = flat(setting.itself, setting.report) - own.mean(0)
+    expected = flat(setting.target_source, setting.report) - own.mean(0)
     assert np.abs(held_out @ weight - expected).max() < 1e-4 * np.abs(expected).max()
     singular = np.linalg.svd(weight, compute_uv=False)
     if spread:
         assert singular[0] / singular[-1] == pytest.approx(spread, rel=1e-3)
     else:
-        assert 30 < singular[0] / singular[-1] <= constructions.SCALES * 1.001
+        assert 30 < singular[0] / singular[-1] <= SCALE_RATIO * 1.001
         assert (np.abs(weight) > 1e-3 * np.abs(weight).max(0)).sum() == len(weight), "one dimension each"
 
 
 def test_whitened_states_are_principal_components_of_variance_1(setting, sources):
-    own, found = flat(setting.itself, setting.fit), flat(sources["whitened"], setting.fit)
+    own, found = flat(setting.target_source, setting.fit), flat(sources["whitened"], setting.fit)
     assert np.abs(np.cov(found.T) - np.eye(own.shape[1])).max() < 1e-3
     assert max(through(found, own)[1], through(own, found)[1]) < 1e-4
 
 
 def test_what_is_near_the_target_is_not_it(setting, sources):
     for name in (entry.name for entry in entries(setting) if entry.kind == "near"):
-        assert 1e-3 < through(flat(sources[name], setting.fit), flat(setting.itself, setting.fit))[1] < 0.35, name
+        assert 1e-3 < through(flat(sources[name], setting.fit), flat(setting.target_source, setting.fit))[1] < 0.35, (
+            name
+        )
 
 
 @pytest.mark.parametrize(("name", "share"), NOISE.items())
 def test_noise_on_states_is_a_share_of_each_dimensions_spread(name, share, setting, sources):
-    noise = flat(sources[name], setting.fit) - flat(setting.itself, setting.fit)
-    assert noise.std(0) / flat(setting.itself, setting.fit).std(0) == pytest.approx(share, rel=0.1)
-    distinct = len(prefixes(setting.fit).unique())
+    noise = flat(sources[name], setting.fit) - flat(setting.target_source, setting.fit)
+    assert noise.std(0) / flat(setting.target_source, setting.fit).std(0) == pytest.approx(share, rel=0.1)
+    distinct = len(prefix_codes(setting.fit).unique())
     assert len(np.unique(noise[:, :2].round(4), axis=0)) >= distinct - 2 > 1200, "each prefix has a draw of its own"
 
 
 @pytest.mark.parametrize("bits", [2, 3, 6])
 def test_rounded_states_have_ordered_levels(bits, setting, sources):
-    own, found = flat(setting.itself, setting.fit), flat(sources[f"{bits} bits"], setting.fit)
+    own, found = flat(setting.target_source, setting.fit), flat(sources[f"{bits} bits"], setting.fit)
     for dimension in range(own.shape[1]):
         assert 0.9 * 2**bits < len(np.unique(found[:, dimension])) <= 2**bits
         assert (np.diff(found[own[:, dimension].argsort(), dimension]) >= 0).all()
@@ -176,12 +181,12 @@ def test_rounded_states_have_ordered_levels(bits, setting, sources):
     ("name", "function"), [("tanh", np.tanh), ("power 1.5", lambda x: np.sign(x) * np.abs(x) ** 1.5)]
 )
 def test_distortions_act_on_each_dimension_at_its_scale(name, function, setting, sources):
-    own, found = flat(setting.itself, setting.fit), flat(sources[name], setting.fit)
+    own, found = flat(setting.target_source, setting.fit), flat(sources[name], setting.fit)
     assert np.abs(found - function((own - own.mean(0)) / own.std(0, ddof=1))).max() < 1e-4
 
 
 def test_noise_on_weights_has_its_share_of_every_tensor(setting):
-    noisy = constructions.perturbed(setting.target, 0.02, 1)
+    noisy = perturbed(setting.target, 0.02, 1)
     for (name, own), other in zip(setting.target.module.named_parameters(), noisy.module.parameters(), strict=True):
         if own.numel() > 1000:
             assert float((other - own).std() / own.square().mean().sqrt()) == pytest.approx(0.02, rel=0.1), name
@@ -197,15 +202,15 @@ def test_noise_on_weights_has_its_share_of_every_tensor(setting):
     ],
 )
 def test_components_are_those_of_scikit_learn(name, first, last, setting, sources):
-    own, part = flat(setting.itself, setting.fit), flat(sources[name], setting.fit)
-    reference = PCA(setting.itself.d_model).fit(own).transform(own)[:, first:last]
+    own, part = flat(setting.target_source, setting.fit), flat(sources[name], setting.fit)
+    reference = PCA(setting.width).fit(own).transform(own)[:, first:last]
     assert np.abs(np.abs(part) - np.abs(reference)).max() < 1e-3
     assert through(part, own)[1] > 0.05
 
 
 def test_the_small_direction_decides_more_than_other_small_ones(setting, sources):
     """It is found on other documents, and compared on the report with random directions made in the same way."""
-    own, found = flat(setting.itself, setting.fit), flat(sources["without a small direction"], setting.fit)
+    own, found = flat(setting.target_source, setting.fit), flat(sources["without a small direction"], setting.fit)
     removed = own - found
     assert np.linalg.matrix_rank(removed - removed.mean(0), tol=1e-3 * np.abs(removed).max()) == 1
     assert 0 < removed.var(0).sum() < 0.01 * own.var(0).sum()
@@ -213,7 +218,7 @@ def test_the_small_direction_decides_more_than_other_small_ones(setting, sources
     reference = PCA().fit(own)
     small = reference.explained_variance_ratio_ < 0.01
     axes, scales = reference.components_[small], np.sqrt(reference.explained_variance_[small])[:, None]
-    answers = setting.target.tail(setting.own(setting.report), LAYER).log_softmax(-1)
+    answers = setting.target.tail(setting.target_states(setting.report), LAYER).log_softmax(-1)
 
     def kl(state):
         changed = setting.target.tail(state, LAYER).log_softmax(-1)
@@ -223,7 +228,9 @@ def test_the_small_direction_decides_more_than_other_small_ones(setting, sources
     for direction in np.random.default_rng(0).normal(size=(20, len(axes))):
         unit = direction / np.linalg.norm(direction)
         along = torch.tensor(np.outer(unit @ (axes / scales), unit @ (axes * scales)), dtype=torch.float32)
-        others.append(kl(setting.own(setting.report) - (setting.own(setting.report) - setting.mean) @ along))
+        others.append(
+            kl(setting.target_states(setting.report) - (setting.target_states(setting.report) - setting.mean) @ along)
+        )
     assert kl(states(sources["without a small direction"], setting.report)) > 2 * np.mean(others)
 
 
@@ -233,8 +240,8 @@ def test_another_layer_is_the_targets(name, layer, setting, sources):
 
 
 def test_a_superset_has_the_targets_states_and_larger_noise(setting, sources):
-    found, width = flat(sources["superset"], setting.fit), setting.itself.d_model
-    own = flat(setting.itself, setting.fit)
+    found, width = flat(sources["superset"], setting.fit), setting.width
+    own = flat(setting.target_source, setting.fit)
     assert found.shape[1] == 2 * width
     assert np.abs(found[:, :width] - own).max() < 1e-6
     assert found[:, width:].std() > 2 * own.std(0).mean()
@@ -242,7 +249,7 @@ def test_a_superset_has_the_targets_states_and_larger_noise(setting, sources):
 
 
 def test_a_mixture_has_half_of_both_and_a_superset_all_of_both(setting, sources):
-    own, width = flat(setting.itself, setting.fit), setting.itself.d_model
+    own, width = flat(setting.target_source, setting.fit), setting.width
     half, both = (flat(sources[name], setting.fit) for name in ("half own, half stranger", "beside a stranger"))
     assert (half.shape[1], both.shape[1]) == (width, 2 * width)
     assert through(both, own)[1] < 1e-5 < 0.1 < through(half, own)[1]
@@ -272,7 +279,7 @@ def test_equal_ngrams_have_equal_states(name, count, what, setting, sources):
     kept = (states(source, rows) - states(source, setting.report)).abs().amax((0, 2))
     assert kept[19 + count :].max() < 1e-6
     assert what == "mean" or kept[18 + count] > 1e-2, "control: the one before has a token of its own"
-    codes = constructions.NGRAMS[name](setting.report, setting.itself.vocabulary).flatten()
+    codes = NGRAM_CODES[name](setting.report, setting.target.vocabulary).flatten()
     found = flat(source, setting.report)
     assert len(np.unique(found[:, 0].round(5))) > len(setting.report.unique())
     for code in codes.unique():
@@ -281,7 +288,7 @@ def test_equal_ngrams_have_equal_states(name, count, what, setting, sources):
 
 def test_a_trigram_has_its_own_mean_or_else_that_of_its_bigram():
     fitted, asked = torch.tensor([[3, 1, 2, 5, 1, 2, 6, 1, 2]]), torch.tensor([[3, 1, 2, 7, 1, 2]])
-    found = constructions.TrigramMeans(_Places(), [0], fitted, asked).residuals(asked, [0])[0]
+    found = TrigramMeans(_Places(), [0], fitted, asked).residuals(asked, [0])[0]
     assert found[0, :, 0].tolist() == [0, 1, 2, 4, 4, 5], "three trigrams, the mean of all, a token, a bigram"
 
 
@@ -314,13 +321,13 @@ class _Places:
 
 def test_a_position_mean_is_the_same_whatever_the_tokens_are(setting, sources):
     found = states(sources["position mean"], setting.report)
-    expected = flat(setting.itself, setting.other).reshape(-1, CONTEXT, setting.itself.d_model).mean(0)
+    expected = flat(setting.target_source, setting.other).reshape(-1, CONTEXT, setting.width).mean(0)
     assert np.abs(found.numpy() - expected).max() < 1e-5
     assert np.ptp(expected, axis=0).min() > 1e-2, "control: places differ"
 
 
 def test_token_and_position_means_are_added_in_turn(setting, sources):
-    own, tokens = flat(setting.itself, setting.other), setting.other.flatten().numpy()
+    own, tokens = flat(setting.target_source, setting.other), setting.other.flatten().numpy()
     mean = np.stack([own[tokens == token].mean(0) for token in range(TOKENS)])
     left = (own - mean[tokens]).reshape(-1, CONTEXT, own.shape[1])
     expected = mean[setting.report.numpy()] + left.mean(0)
@@ -334,7 +341,7 @@ def test_token_and_position_means_are_added_in_turn(setting, sources):
 
 @pytest.mark.parametrize("last", [4, 8, 32])
 def test_a_bag_is_a_weighted_sum_of_the_last_token_vectors(last, setting, sources):
-    vectors = constructions.vectors(setting, "embedding").double().numpy()
+    vectors = token_vectors(setting, "embedding").double().numpy()
     seen = vectors[setting.fit.flatten()]
     assert np.abs(seen.mean(0)).max() < 1e-4
     assert seen.std(0) == pytest.approx(1, abs=1e-3)
@@ -342,7 +349,7 @@ def test_a_bag_is_a_weighted_sum_of_the_last_token_vectors(last, setting, source
     found = states(sources[f"bag of the last {last}"], rows)[0, place].double().numpy()
     weights = np.exp(-2 * np.arange(min(last, CONTEXT)) / last)
     total = (weights / np.linalg.norm(weights)) @ vectors[rows[0].flip(0)[: len(weights)]]
-    turn = constructions._orthogonal(setting, "bag").double().numpy()
+    turn = setting.orthogonal_for("bag").double().numpy()
     assert np.abs(found - vectors[rows[0, place]] - total @ turn).max() < 1e-4
     changed = rows.clone()
     changed[0, 3] = (changed[0, 3] + 1) % TOKENS
@@ -360,7 +367,7 @@ def test_a_bag_of_all_tokens_does_not_know_their_order(setting, sources):
 
 @pytest.mark.parametrize(("name", "steps"), [("state of the last token", -1), ("state of the next token", 1)])
 def test_a_shifted_state_is_the_targets_at_another_place(name, steps, setting, sources):
-    found, own = states(sources[name], setting.report), setting.own(setting.report)
+    found, own = states(sources[name], setting.report), setting.target_states(setting.report)
     assert (found.roll(steps, 1) - own)[:, 1:-1].abs().max() == 0
     end = 0 if steps < 0 else -1
     assert (found[:, end] - setting.mean).abs().max() == 0
@@ -368,10 +375,10 @@ def test_a_shifted_state_is_the_targets_at_another_place(name, steps, setting, s
 
 @pytest.mark.parametrize(("name", "share"), WITH_NEXT.items())
 def test_the_next_token_is_added_at_a_share_of_the_spread(name, share, setting, sources):
-    added = states(sources[name], setting.fit) - setting.own(setting.fit)
+    added = states(sources[name], setting.fit) - setting.target_states(setting.fit)
     assert (added[:, -1].abs().max(), added[:, :-1].flatten(0, 1).std(0) / setting.spread) == (
         0,
-        pytest.approx(torch.full((setting.itself.d_model,), share), rel=0.05),
+        pytest.approx(torch.full((setting.width,), share), rel=0.05),
     )
     following = setting.fit[:, 1:].flatten()
     for token in following.unique()[:5]:
@@ -379,7 +386,7 @@ def test_the_next_token_is_added_at_a_share_of_the_spread(name, share, setting, 
 
 
 def test_departures_from_token_means_are_kept_shrunk_or_moved(setting, sources):
-    own, tokens = flat(setting.itself, setting.other), setting.other.flatten().numpy()
+    own, tokens = flat(setting.target_source, setting.other), setting.other.flatten().numpy()
     less, tenth, moved = (
         flat(sources[name], setting.other)
         for name in ("less the token mean", "a tenth of the departure from the token mean", "other tokens' means")
@@ -397,7 +404,7 @@ def test_departures_from_token_means_are_kept_shrunk_or_moved(setting, sources):
 
 def test_another_context_is_a_target_state_of_the_same_token(setting, sources):
     found, tokens = flat(sources["other context"], setting.report), setting.report.flatten().numpy()
-    other, there = flat(setting.itself, setting.other), setting.other.flatten().numpy()
+    other, there = flat(setting.target_source, setting.other), setting.other.flatten().numpy()
     for token, state in zip(tokens, found, strict=True):
         assert np.abs(other[there == token] - state).max(1).min() < 1e-6
     assert len(np.unique(found[tokens == tokens[0]][:, 0].round(6))) > 1, "control: not always the same one"
@@ -412,7 +419,7 @@ def test_a_gaussian_has_mean_and_variance_of_the_token(setting, sources):
     rows = drawn(1500, 9)[:, :3]
     rows[:, -1] = 7
     found = states(sources["Gaussian given the token"], rows)[:, -1].double().numpy()
-    own = flat(setting.itself, setting.other)[setting.other.flatten() == 7]
+    own = flat(setting.target_source, setting.other)[setting.other.flatten() == 7]
     spread = own.std(0)
     assert np.abs(found.mean(0) - own.mean(0)).max() < 5 * spread.max() / 1500**0.5
     assert found.std(0) == pytest.approx(spread, rel=0.12)
@@ -421,7 +428,8 @@ def test_a_gaussian_has_mean_and_variance_of_the_token(setting, sources):
 @pytest.mark.parametrize("share", [0, 20, 40, 60, 80, 100])
 def test_a_dose_has_its_share_of_the_targets_own_variance(share, setting, sources):
     found, own, other = (
-        flat(each, setting.report) for each in (sources[f"{share} % own"], setting.itself, sources["other context"])
+        flat(each, setting.report)
+        for each in (sources[f"{share} % own"], setting.target_source, sources["other context"])
     )
     mean, p = setting.mean.double().numpy(), share / 100
     assert np.abs(found - mean - p**0.5 * (own - mean) - (1 - p) ** 0.5 * (other - mean)).max() < 1e-5
@@ -437,7 +445,7 @@ def test_untrained_models_share_no_matrix_with_the_target(setting, checkpoints):
 
 def test_weights_are_partly_untrained_or_all_but_the_embedding(setting):
     target, new = setting.target, fresh(setting.target, 1)
-    own, mixed_up = twin(target, 1), constructions.reverted(target, 0.1, 1)
+    own, mixed_up = twin(target, 1), reverted(target, 0.1, 1)
     same = [name for name, weight in own.module.named_parameters() if weight.equal(target.module.get_parameter(name))]
     assert [name for name in same if target.module.get_parameter(name).dim() > 1] == ["tok_embed.weight"]
     for name, weight in mixed_up.module.named_parameters():
@@ -471,18 +479,18 @@ def test_the_generator_is_splitmix64():
 
 
 def test_normal_numbers_are_normal_and_independent():
-    found = normals(torch.arange(4000), 33, 0).double()
+    found = normals_by_code(torch.arange(4000), 33, 0).double()
     assert stats.kstest(found.flatten().numpy(), "norm").pvalue > 0.01
     assert (found.T.corrcoef() - torch.eye(33)).abs().max() < 0.08
     assert (found[:-1] * found[1:]).mean().abs() < 0.01
-    assert (normals(torch.arange(4000), 33, 1) - found).abs().mean() > 1
-    assert (normals(torch.tensor([[17, 3], [3, 17]]), 33, 0)[1, 1] == found[17].float()).all()
+    assert (normals_by_code(torch.arange(4000), 33, 1) - found).abs().mean() > 1
+    assert (normals_by_code(torch.tensor([[17, 3], [3, 17]]), 33, 0)[1, 1] == found[17].float()).all()
 
 
 def test_a_prefix_tells_all_tokens_up_to_there_apart():
     rows = drawn(50, 4)
-    codes = prefixes(rows)
+    codes = prefix_codes(rows)
     assert len(codes.unique()) == len({tuple(row[: n + 1]) for row in rows.tolist() for n in range(CONTEXT)})
     changed = rows + torch.eye(CONTEXT, dtype=rows.dtype)[10]
-    assert ((prefixes(changed) == codes) == (torch.arange(CONTEXT) < 10)).all()
-    assert (prefixes(rows, 1) != codes).all()
+    assert ((prefix_codes(changed) == codes) == (torch.arange(CONTEXT) < 10)).all()
+    assert (prefix_codes(rows, 1) != codes).all()

@@ -8,7 +8,7 @@ from classifiers import THREE
 
 from test_weights import DAMAGES, rewrite
 from thinkalike.config.parts import model_settings
-from thinkalike.contrib.populations.finetuning import new_classifier
+from thinkalike.contrib.populations.new_classifier import new_classifier
 from thinkalike.errors import ModelError
 
 

@@ -23,12 +23,15 @@ from classifiers import PAIR_BLOCKS as BLOCKS
 from test_nli_pairs import write
 
 from conftest import CLI, composed, wait_for_state
-from thinkalike.contrib.populations import members as module
+from thinkalike.contrib.populations import all_stitches as module
 from thinkalike.contrib.populations import population
-from thinkalike.contrib.populations.measures import class_losses
-from thinkalike.contrib.populations.members import likeness_of_members, stitched_members
-from thinkalike.contrib.populations.pairs import HANS, MNLI, Pairs, encode, nli_challenge, nli_training
-from thinkalike.contrib.populations.population import PopulationMeasureConfig
+from thinkalike.contrib.populations.all_stitches import stitched_members
+from thinkalike.contrib.populations.class_losses import class_losses
+from thinkalike.contrib.populations.config import PopulationMeasureConfig
+from thinkalike.contrib.populations.encoding import encode
+from thinkalike.contrib.populations.member_likeness import likeness_of_members
+from thinkalike.contrib.populations.pair_templates import nli_challenge, nli_training
+from thinkalike.contrib.populations.pairs import HANS, MNLI, Pairs
 from thinkalike.job import Work
 from thinkalike.job.inputs import key_of
 from thinkalike.models.load import load_model
@@ -253,7 +256,7 @@ def test_what_cka_reads_can_be_chosen(choice, members, models, few, encoded, pla
     assert (expected - plain).abs().max() > 1e-4, "control: it is another value"
     first_only, count = reference.get("first_only", False), reference.get("count", COUNT)
     facts = {"tokens": "cls" if first_only else "all", "pairs": count, "rows_per_batch": reference.get("batch", ROWS)}
-    assert found.facts == facts | {"batches": len(found.hsics)}
+    assert found.read == facts | {"batches": len(found.hsics)}
     assert len(found.hsics) >= (4 if first_only else 1)
 
 

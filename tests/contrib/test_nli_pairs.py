@@ -12,20 +12,11 @@ import torch
 from classifiers import of_the_hub
 
 from thinkalike.contrib.populations.config import PairsConfig
-from thinkalike.contrib.populations.pairs import (
-    HANS,
-    MNLI,
-    OVERLAP,
-    PARTS,
-    Pairs,
-    _fitted,
-    batches,
-    encode,
-    nli_challenge,
-    nli_training,
-    pairs_in,
-    read_pairs,
-)
+from thinkalike.contrib.populations.encoding import batches, encode
+from thinkalike.contrib.populations.pair_files import pairs_in
+from thinkalike.contrib.populations.pair_sets import _fit_pairs, read_pairs
+from thinkalike.contrib.populations.pair_templates import OVERLAP, TEMPLATES, nli_challenge, nli_training
+from thinkalike.contrib.populations.pairs import HANS, MNLI, Pairs
 from thinkalike.data.grammar import Phrase, finite, lexicon, noun
 from thinkalike.errors import DataError
 
@@ -34,7 +25,7 @@ FUNCTION_WORDS = (
     "thought said hoped knew maybe perhaps clearly certainly"
 )
 CHALLENGE, OVERLAPPING, ENTAILED, NEUTRAL, CONTRADICTION = (
-    PARTS[name] for name in ("challenge", "overlapping", "entailed", "neutral", "contradiction")
+    TEMPLATES[name] for name in ("challenge", "overlapping", "entailed", "neutral", "contradiction")
 )
 WORDS = lexicon("large")
 PASTS = {
@@ -99,7 +90,7 @@ class Logic:
 
     def possible(self) -> int:
         """The worlds where nobody is both tall and short."""
-        opposites = dict(pair.split("/") for pair in PARTS["opposites"].split())
+        opposites = dict(pair.split("/") for pair in TEMPLATES["opposites"].split())
         keys = [(key, (key[0], "is", opposites[key[2]], key[3])) for key in list(self.atoms) if key[2] in opposites]
         return reduce(and_, (self.no(self.atom(*key) & self.atom(*other)) for key, other in keys), self.everywhere)
 
@@ -535,10 +526,10 @@ def test_pairs_that_repeat_a_fit_pair_are_dropped_and_counted(change, tmp_path):
 
 
 def test_the_sides_of_the_hub_are_apart(monkeypatch):
-    _fitted.cache_clear()
+    _fit_pairs.cache_clear()
     sets = {("mnli", "train"): FITTED, ("mnli", None): [*FITTED[:5], *OWN], ("hans", None): OWN_HARD}
     monkeypatch.setattr(
-        "thinkalike.contrib.populations.pairs.hub_pairs", lambda name, split=None: pairs_of(sets[name, split])
+        "thinkalike.contrib.populations.pair_sets.hub_pairs", lambda name, split=None: pairs_of(sets[name, split])
     )
     config = PairsConfig(source="hub", fit_pairs=3, report_pairs=None, challenge_pairs=None)
     assert read_pairs(config, "report").premises == [premise for premise, *_ in OWN]

@@ -15,20 +15,20 @@ from conftest import composed
 from pages import script
 from stores import finish
 from thinkalike.config import options
-from thinkalike.contrib.papers import PAPERS, brown2023_layers, experiment_named
-from thinkalike.contrib.papers.brown2023_layers import Direction
+from thinkalike.contrib.papers import PAPERS, brown2023_stitching, experiment_named
+from thinkalike.contrib.papers.brown2023_stitching import Direction
 from thinkalike.contrib.papers.claims import (
     VERDICTS,
     Bound,
     Claim,
+    bonferroni_note,
     claims_table,
-    counted,
     counts_of,
-    joined,
-    judged,
+    exact_claim,
+    judged_claim,
     level_of_each,
-    together,
-    untestable,
+    untestable_claim,
+    verdict_on_all,
 )
 from thinkalike.contrib.papers.experiment import Case, job_of
 from thinkalike.contrib.populations.population import as_chosen
@@ -67,8 +67,8 @@ def claims(monkeypatch, tmp_path):
         for _, source, target, values in directions:
             made[source, target] = stitched(tmp_path, source, target, values)
         known = [Direction("g", ends, source, target) for ends, source, target, _ in directions]
-        monkeypatch.setitem(brown2023_layers.DIRECTIONS, "paper", known)
-        return brown2023_layers._claims(case(made), "g")
+        monkeypatch.setitem(brown2023_stitching.DIRECTIONS, "paper", known)
+        return brown2023_stitching._claims(case(made), "g")
 
     return run
 
@@ -100,9 +100,9 @@ def test_stitches_that_learn_and_that_do_not():
     falling, level = np.linspace(3, 2, 60)[:, None] + noise, 3 + noise
     rising = np.stack([falling[:, 0], level[:, 0] + np.linspace(0, 1, 60)], 1)
     forth, back = Direction("g", ("solu", "gelu"), "a", "b"), Direction("g", ("gelu", "solu"), "b", "a")
-    verdicts = [brown2023_layers._learn({forth: curve}).verdict for curve in (falling, level, rising)]
+    verdicts = [brown2023_stitching._learn({forth: curve}).verdict for curve in (falling, level, rising)]
     assert verdicts == ["holds", "undecided", "does not hold"]
-    claim = brown2023_layers._learn({forth: falling, back: falling})
+    claim = brown2023_stitching._learn({forth: falling, back: falling})
     assert "all 4 together (Bonferroni)" in claim.numbers
     assert claim.units == "10 first and 30 last steps"
 
@@ -114,7 +114,7 @@ def test_directions_on_other_documents_are_not_judged_together(tmp_path):
     a, b, c, d = (Direction("g", ("solu", "gelu"), *each) for each in ends)
     for pairs in ([(a, c)], [(a, b), (c, d)]):
         with pytest.raises(StoreError, match="report on different documents"):
-            brown2023_layers._costs_more(case(made), "", pairs)
+            brown2023_stitching._costs_more(case(made), "", pairs)
 
 
 @pytest.mark.ci_slow
@@ -123,7 +123,7 @@ def test_directions_on_other_documents_are_not_judged_together(tmp_path):
 def test_every_experiments_jobs_compose(name, scale):
     figure, config = experiment_named(name), composed(f"experiment={name}", f"scale={scale}", entry="analyze")
     assert (figure.name, figure.kind, config.experiment) == (name, name.replace("/", "-"), name)
-    jobs = [job_of(config, part) for part in figure.parts(figure.case(config))]
+    jobs = [job_of(config, part) for part in figure.inner_jobs(figure.case(config))]
     assert all(job.store == config.store for job in jobs)
     if figure.measure == "mlem" and jobs:
         assert {job.stimuli.sample for job in jobs} == {1500}
@@ -143,7 +143,7 @@ def test_a_setting_of_a_model_reaches_the_jobs(checkpoints):
     words = ["model=local", f"model.path={checkpoints['gpt2']}", "model@target=mamba-mini", "target.dtype=float64"]
     config = composed("experiment=salle2024/figure2", *words, "scale=mini", entry="analyze")
     figure = experiment_named("salle2024/figure2")
-    jobs = [job_of(config, part) for part in figure.parts(figure.case(config))]
+    jobs = [job_of(config, part) for part in figure.inner_jobs(figure.case(config))]
     assert [job.model.path for job in jobs] == [str(checkpoints["gpt2"]), None, str(checkpoints["gpt2"])]
     assert [job.target.dtype for job in jobs] == ["float32", "float64", "float64"]
 
@@ -152,7 +152,7 @@ def test_a_setting_of_a_model_reaches_the_jobs(checkpoints):
 def test_dtype_and_device_reach_all_models_of_an_experiment(name):
     figure, words = experiment_named(name), [f"experiment={name}", "scale=mini"]
     configs = [composed(*words, *more, entry="analyze") for more in ((), ("model.dtype=float64", "model.device=cpu"))]
-    plain, jobs = ([job_of(each, part) for part in figure.parts(figure.case(each))] for each in configs)
+    plain, jobs = ([job_of(each, part) for part in figure.inner_jobs(figure.case(each))] for each in configs)
     assert [(job.model.dtype, job.target.dtype) for job in jobs] == [("float64", "float64")] * len(plain)
     assert [(job.model.name, job.target.name) for job in jobs] == [(job.model.name, job.target.name) for job in plain]
     if name == "brown2023/figure2":
@@ -223,21 +223,21 @@ def test_ends_of_an_interval_decide(bound, low, high, verdict):
     ],
 )
 def test_of_several_statements_the_worst_decides(verdicts, whole):
-    assert joined(verdicts) == joined(reversed(verdicts)) == whole
+    assert verdict_on_all(verdicts) == verdict_on_all(reversed(verdicts)) == whole
 
 
 def test_a_claim_says_what_it_rests_on():
     parts = [(Bound("above"), estimate((0.1, 0.3), (0.2, 0.8))), (Bound("below", 0.5), estimate((0.0, 0.1)))]
-    claim = judged("it is so", parts, "numbers", "20 models")
+    claim = judged_claim("it is so", parts, "numbers", "20 models")
     said = ("it is so", HOLDS, "numbers", "20 models", "above 0, below 0.5", pytest.approx(0.3))
     assert astuple(claim) == said
 
 
 def test_the_table_and_the_counts_have_all_verdicts():
     ends = [(0.1, 0.2), (-0.2, -0.1), (-0.1, 0.2)]
-    claims = [judged(str(end), [(Bound("above"), estimate(end))], "", "3 sites") for end in ends]
-    claims.append(untestable("none", "why"))
-    assert [counted("", so, "16 of 16", "16 rows").verdict for so in (True, False)] == [HOLDS, FAILS]
+    claims = [judged_claim(str(end), [(Bound("above"), estimate(end))], "", "3 sites") for end in ends]
+    claims.append(untestable_claim("none", "why"))
+    assert [exact_claim("", so, "16 of 16", "16 rows").verdict for so in (True, False)] == [HOLDS, FAILS]
     table = claims_table(claims)
     assert list(table) == ["claim", "verdict", "numbers", "units", "tolerance", "smallest_effect"]
     assert list(table["verdict"]) == list(VERDICTS)
@@ -245,24 +245,24 @@ def test_the_table_and_the_counts_have_all_verdicts():
     assert math.isnan(table["smallest_effect"][3])
     names = ["claims_that_hold", "claims_that_do_not_hold", "claims_undecided", "claims_not_testable"]
     assert counts_of(claims) == {"claims": 4.0, **dict.fromkeys(names, 1.0)}
-    open_ended = judged("", [(Bound("above"), estimate((-math.inf, math.inf)))], "", "")
+    open_ended = judged_claim("", [(Bound("above"), estimate((-math.inf, math.inf)))], "", "")
     assert (open_ended.verdict, open_ended.smallest_effect) == (UNDECIDED, None)
-    assert math.isnan(claims_table([counted("", True, "", "")])["smallest_effect"][0])
+    assert math.isnan(claims_table([exact_claim("", True, "", "")])["smallest_effect"][0])
 
 
 def test_intervals_for_several_numbers_are_wider():
     assert level_of_each(1) == pytest.approx(0.95)
     assert level_of_each(5) == pytest.approx(0.99)
-    assert together(1) == ""
-    assert "all 5 together" in together(5)
+    assert bonferroni_note(1) == ""
+    assert "all 5 together" in bonferroni_note(5)
 
 
 def planted(store, name, verdicts, scale="mini", key="a", **config):
     ends = {HOLDS: (0.1, 0.2), FAILS: (-0.2, -0.1), UNDECIDED: (-0.1, 0.2)}
     claims = [
-        judged(f"{name} {verdict}", [(Bound("above"), estimate(ends[verdict]))], "+1 [0, 2]", "6 models")
+        judged_claim(f"{name} {verdict}", [(Bound("above"), estimate(ends[verdict]))], "+1 [0, 2]", "6 models")
         if verdict in ends
-        else untestable("no", "why")
+        else untestable_claim("no", "why")
         for verdict in verdicts
     ]
     tables = {"table": pd.DataFrame({"a": [1]}), "claims": claims_table(claims)}

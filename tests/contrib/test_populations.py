@@ -9,16 +9,8 @@ from scipy.cluster.hierarchy import fcluster, linkage
 from scipy.spatial.distance import pdist
 from sklearn.metrics import adjusted_rand_score
 
-from thinkalike.contrib.populations.measures import (
-    adjusted_rand_index,
-    adjusted_rand_index_p,
-    cluster,
-    flips,
-    grouped,
-    onset,
-    population_penalties,
-    symmetric,
-)
+from thinkalike.contrib.populations.clusters import adjusted_rand_index, adjusted_rand_index_p, cluster
+from thinkalike.contrib.populations.group_means import flips, grouped, onset, population_penalties, symmetric
 from thinkalike.measures import Estimate
 
 TEN = ["generalizing"] * 10 + ["heuristic"] * 10

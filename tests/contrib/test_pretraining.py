@@ -10,7 +10,8 @@ from safetensors.torch import load_file
 import tiny
 from conftest import step_data
 from thinkalike.config import ModelConfig, TrainerConfig
-from thinkalike.contrib.pretraining.instrument import MaskedPretraining, PretrainConfig, Pretraining, cosine
+from thinkalike.contrib.pretraining.config import PretrainConfig
+from thinkalike.contrib.pretraining.training import MaskedPretraining, Pretraining, cosine
 from thinkalike.evaluation.held_out import masked_losses
 from thinkalike.instruments.trajectory.instrument import steps_of
 from thinkalike.models.fingerprints import checkpoint_fingerprint
@@ -73,7 +74,7 @@ def test_bert_learns_hidden_tokens(run, tokenizer):
     [([3, 1], [3, 1]), ("log2", [0, 1, 2, 4, 8, 10]), ("every=4", [0, 4, 8, 10]), ("every=5", [0, 5, 10]), ([], [])],
 )
 def test_checkpoints_are_kept_at_these_steps(keep, steps):
-    assert PretrainConfig(tokens=1000, tokens_per_step=100, keep=keep).kept == steps
+    assert PretrainConfig(tokens=1000, tokens_per_step=100, keep=keep).kept_steps == steps
 
 
 def test_pretraining_keeps_checkpoints_that_load_by_their_step(cli, text):

@@ -7,17 +7,10 @@ import torch
 
 import tiny
 from conftest import composed
-from thinkalike.contrib.transfer import measures as module
-from thinkalike.contrib.transfer.maps import fitted_maps, models_and_pairs
-from thinkalike.contrib.transfer.measures import (
-    CrossFitted,
-    Probe,
-    best_penalty,
-    cross_fitted,
-    fit_probes,
-    random_rotation,
-    turned_at_random,
-)
+from thinkalike.contrib.transfer import linear_probes as module
+from thinkalike.contrib.transfer.linear_probes import CrossFitted, Probe, best_penalty, cross_fitted, fit_probes
+from thinkalike.contrib.transfer.maps import fitted_maps, load_pair
+from thinkalike.contrib.transfer.random_maps import random_rotation, turned_at_random
 from thinkalike.data.corpus import read_corpus
 from thinkalike.errors import ModelError, ThinkalikeError
 from thinkalike.instruments import instrument_of
@@ -82,7 +75,7 @@ def test_a_level_that_was_never_seen_is_never_answered(states):
 def test_a_fit_that_runs_out_of_steps_says_so(states, monkeypatch):
     rows, labels, sentences = states
     assert fit_probes(rows, labels, 3, [1.0])[0].converged
-    monkeypatch.setattr(module, "STEPS", 2)
+    monkeypatch.setattr(module, "MOST_STEPS", 2)
     assert not fit_probes(rows, labels, 3, [1.0])[0].converged
     assert not cross_fitted(rows, labels, 3, folds_of(labels, sentences), sentences, [1.0], 3, 0).converged
 
@@ -93,7 +86,7 @@ def test_no_probe_judges_what_it_was_fitted_on():
     groups = torch.arange(60)
     found = cross_fitted(rows, labels, 2, folds_of(labels, groups), groups, [1e-3], 3, 0)
     assert (found.probes[0].answers(rows)[found.fold_of != 0] == labels[found.fold_of != 0]).all()
-    assert 0.25 < found.right(rows, labels).float().mean() < 0.75
+    assert 0.25 < found.is_right(rows, labels).float().mean() < 0.75
 
 
 def test_held_out_words_tell_lexical_from_feature_information():
@@ -106,7 +99,7 @@ def test_held_out_words_tell_lexical_from_feature_information():
         rows = of_words[words] + 0.1 * torch.randn(240, 40)
         for split, groups in (("sentence", torch.arange(240) // 8), ("word", words)):
             found = cross_fitted(rows, labels, 2, folds_of(labels, groups), groups, ALPHAS, 3, 0)
-            accuracy[name, split] = float(found.right(rows, labels).float().mean())
+            accuracy[name, split] = float(found.is_right(rows, labels).float().mean())
     assert accuracy["shared", "sentence"] > 0.95
     assert accuracy["shared", "word"] > 0.85
     assert accuracy["lexical", "sentence"] > 0.95
@@ -153,7 +146,7 @@ def test_a_carried_probe_is_the_native_one_of_a_rotated_target(rotated):
     carried: CrossFitted = source.through(maps.psi)
     for probe, own in zip(carried.probes, native.probes, strict=True):
         assert (probe.scores(theirs) - own.scores(theirs)).abs().max() < 1e-4
-    assert native.right(theirs, labels).float().mean() > 0.9
+    assert native.is_right(theirs, labels).float().mean() > 0.9
     back = native.through(maps.phi)
     assert (back.probes[0].scores(mine) - source.probes[0].scores(mine)).abs().max() < 1e-4
 
@@ -163,10 +156,10 @@ def test_through_a_wrong_rotation_it_is_right_by_chance(rotated):
     source, sentences = fitted(mine, labels), torch.arange(len(labels)) // 6
     generator = torch.Generator().manual_seed(0)
     turned = [turned_at_random(maps.psi, theirs.mean(0), generator) for _ in range(20)]
-    right = torch.stack([source.through(each).right(theirs, labels) for each in turned]).float().mean(0)
+    right = torch.stack([source.through(each).is_right(theirs, labels) for each in turned]).float().mean(0)
     (found,) = balanced_accuracies(right[None], labels, sentences, int(labels.max()) + 1)
     assert abs(float(found.value) - found.chance) < 0.1
-    assert source.through(maps.psi).right(theirs, labels).float().mean() > 0.9, "control"
+    assert source.through(maps.psi).is_right(theirs, labels).float().mean() > 0.9, "control"
 
 
 def test_a_random_map_has_the_fitted_maps_spectrum_and_mean(rotated):
@@ -254,7 +247,7 @@ def test_what_cannot_be_carried_is_refused_before_loading(more, message):
 def test_models_of_different_tokenizers_are_refused():
     config = composed("measure=probes", "model=gpt2-mini", "model@target=gelu-3l-mini", entry="analyze")
     with pytest.raises(ModelError, match="gpt2-mini and gelu-3l-mini have different tokenizers"):
-        models_and_pairs(config)
+        load_pair(config)
 
 
 @pytest.mark.slow

@@ -12,16 +12,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import tiny
-from thinkalike.contrib.sae.fitting import Course, savings, savings_table
-from thinkalike.contrib.sae.measures import (
-    Dead,
-    SparseAutoencoder,
-    carried,
-    in_own_units,
-    sae_loss,
-    standardised,
-    with_fitted_decoder,
-)
+from thinkalike.contrib.sae.autoencoder import DeadCandidates, SparseAutoencoder, sae_loss
+from thinkalike.contrib.sae.carrying import carried, in_own_units, standardised, with_fitted_decoder
+from thinkalike.contrib.sae.courses import Course, savings, savings_table
 from thinkalike.contrib.sae.saelens import load_sae, save_sae
 from thinkalike.errors import ModelError
 from thinkalike.measures import AffineMap, Moments
@@ -85,11 +78,11 @@ def test_only_dead_latents_learn_to_explain_the_residual(float64):
     """The gradient is that of the latents that are dead alone, of what the others leave."""
     sae, states = tiny.jiggled(SparseAutoencoder.random(6, 12, k=2).double()), torch.randn(30, 6)
     plain = sae_loss(sae, states)
-    none = Dead(torch.tensor([3, 5, 7]), torch.tensor([False, False, False]))
+    none = DeadCandidates(torch.tensor([3, 5, 7]), torch.tensor([False, False, False]))
     assert sae_loss(sae, states, dead=none).loss == plain.loss
-    found = sae_loss(sae, states, dead=Dead(none.places, torch.tensor([True, False, True])))
+    found = sae_loss(sae, states, dead=DeadCandidates(none.latents, torch.tensor([True, False, True])))
     left = (states - sae(states)).detach()
-    values = sae.before(states)[:, [3, 7]].relu()
+    values = sae.pre_activations(states)[:, [3, 7]].relu()
     expected = (left - values @ sae.W_dec[[3, 7]]).square().mean() / 32
     torch.testing.assert_close(found.loss - plain.loss, expected)
     encoder, decoder = torch.autograd.grad(found.loss - plain.loss, [sae.W_enc, sae.W_dec])
@@ -97,7 +90,7 @@ def test_only_dead_latents_learn_to_explain_the_residual(float64):
         encoder.abs().sum(0).nonzero().flatten().tolist() == decoder.abs().sum(1).nonzero().flatten().tolist() == [3, 7]
     )
     relu = SparseAutoencoder.random(6, 12).double()
-    assert sae_loss(relu, states, dead=Dead(none.places, ~none.are)).loss == sae_loss(relu, states).loss
+    assert sae_loss(relu, states, dead=DeadCandidates(none.latents, ~none.is_dead)).loss == sae_loss(relu, states).loss
 
 
 def test_a_fitted_decoder_is_that_of_least_squares(float64):

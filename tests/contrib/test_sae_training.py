@@ -13,21 +13,21 @@ from conftest import CLI, break_off, composed
 from stores import finish
 from test_screen import counted
 from thinkalike.config import TrainerConfig
-from thinkalike.contrib.sae import fitting as formulas
+from thinkalike.contrib.sae import costs as formulas
+from thinkalike.contrib.sae.autoencoder import DeadCandidates, SparseAutoencoder, sae_loss
+from thinkalike.contrib.sae.carrying import carried, with_fitted_decoder
 from thinkalike.contrib.sae.config import SAEConfig
 from thinkalike.contrib.sae.fitting import Fitted
-from thinkalike.contrib.sae.measures import Dead, SparseAutoencoder, carried, sae_loss, with_fitted_decoder
 from thinkalike.contrib.sae.saelens import load_sae
-from thinkalike.contrib.sae.setting import check_source, source_model, source_result
-from thinkalike.contrib.sae.training import (
-    SAEFit,
-    SAETraining,
+from thinkalike.contrib.sae.site_states import (
     SiteStates,
-    kept_by_document,
+    reconstruction_by_document,
     spliced_losses,
     spread_by_document,
     states_after,
 )
+from thinkalike.contrib.sae.source import check_source, source_model, source_result
+from thinkalike.contrib.sae.training import SAEFit, SAETraining
 from thinkalike.data.rows import TokenRows
 from thinkalike.errors import ConfigError, DataError, ModelError, StoreError
 from thinkalike.evaluation.forward import next_token_losses
@@ -59,7 +59,7 @@ def fits_of(seeds, factors=(1.0,), k=4) -> list[SAEFit]:
 
 def run(module, folder, every=50) -> SAETraining:
     fit(module, module.data(ROWS), Run(folder, torch.device("cpu"), TrainerConfig(checkpoint_every=every)))
-    module.look(len(module.config.looks) - 1)
+    module.evaluate(len(module.config.looks) - 1)
     return module
 
 
@@ -120,12 +120,16 @@ def test_a_step_is_adams_on_a_shuffled_buffer_of_states(tmp_path):
 def test_looks_are_at_the_report_before_their_steps(tmp_path):
     module = training(fits_of([0, 1]))
     assert module.config.looks == [0, 1, 2, 3, 4, 6, 8, 11, 16, 23, 32]
-    begins = SparseAutoencoder.stacked([each.begins for each in fits_of([0, 1])])
+    begins = SparseAutoencoder.stacked([each.start for each in fits_of([0, 1])])
     report = SiteStates(module.report.states * module.scale + module.mean, module.report.documents)
     run(module, tmp_path)
-    torch.testing.assert_close(module.errors[0], kept_by_document(begins, report, 5).errors.float(), rtol=1e-4, atol=0)
+    torch.testing.assert_close(
+        module.errors[0], reconstruction_by_document(begins, report, 5).errors.float(), rtol=1e-4, atol=0
+    )
     ended = SparseAutoencoder.stacked(module.trained())
-    torch.testing.assert_close(module.errors[-1], kept_by_document(ended, report, 5).errors.float(), rtol=1e-4, atol=0)
+    torch.testing.assert_close(
+        module.errors[-1], reconstruction_by_document(ended, report, 5).errors.float(), rtol=1e-4, atol=0
+    )
     assert module.errors.isfinite().all()
     assert (module.errors[-1] != module.errors[0]).all(), "control"
 
@@ -134,7 +138,7 @@ def test_latents_that_are_inactive_for_long_are_given_a_gradient(tmp_path):
     """Those that a bias keeps from being among the largest stay as they are, unless they are revived."""
     (own,) = fits_of([0])
     with torch.no_grad():
-        own.begins.b_enc[:20] -= 1.5
+        own.start.b_enc[:20] -= 1.5
     start = training([own]).stacks[0].W_enc[0]
     changed = {}
     for after in (0, 100):
@@ -144,11 +148,11 @@ def test_latents_that_are_inactive_for_long_are_given_a_gradient(tmp_path):
 
 
 def test_what_is_kept_is_summed_by_document_in_any_batches(monkeypatch):
-    stack = SparseAutoencoder.stacked([each.begins for each in fits_of([0, 1, 2])])
+    stack = SparseAutoencoder.stacked([each.start for each in fits_of([0, 1, 2])])
     own = SiteStates(torch.randn(60, 32), torch.arange(60) // 7)
-    kept = kept_by_document(stack, own, 9)
-    monkeypatch.setattr("thinkalike.contrib.sae.training.LATENTS", 1)
-    for one, other in zip(kept, kept_by_document(stack, own, 9), strict=True):
+    kept = reconstruction_by_document(stack, own, 9)
+    monkeypatch.setattr("thinkalike.contrib.sae.site_states.LATENTS_AT_ONCE", 1)
+    for one, other in zip(kept, reconstruction_by_document(stack, own, 9), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-6, atol=0)
     errors = sae_loss(stack, own.states).errors
     torch.testing.assert_close(kept.errors[:, 2].float(), errors[:, 14:21].sum(-1))
@@ -210,7 +214,7 @@ def test_a_training_token_costs_a_head_pass_and_part_of_a_step(dead_after):
     model, config = tiny.frozen(), SAEConfig(**SIZES, dead_after=dead_after)
     rows, sae = torch.randint(300, (4, CONTEXT)), SparseAutoencoder.random(32, 40, 4)
     states, count = states_after(model, 1, rows, 1), config.revived
-    dead = Dead(torch.arange(count), torch.ones(count, dtype=torch.bool)) if dead_after else None
+    dead = DeadCandidates(torch.arange(count), torch.ones(count, dtype=torch.bool)) if dead_after else None
 
     def step():
         states_after(model, 1, rows, 1)
@@ -303,7 +307,7 @@ def test_an_sae_is_carried_by_maps_and_trained(cli, small, made, minis):
 
 def test_a_source_that_is_a_model_is_trained_by_the_same_recipe(monkeypatch):
     asked = []
-    place = "thinkalike.contrib.sae.setting"
+    place = "thinkalike.contrib.sae.source"
     monkeypatch.setattr(f"{place}.is_stored", lambda kind, job: False)
     monkeypatch.setattr(f"{place}.run_job", lambda job, shown: asked.append(job) or Result(Path()))
     words = ["sae.layer=2", "sae.source_layer=1", "sae.start=transferred", "sae.source=neox-3l-mini", BESIDE]
@@ -325,13 +329,13 @@ def test_a_source_of_other_weights_is_refused(made, minis):
 def test_rates_are_chosen_and_judged_on_different_documents():
     errors = torch.tensor([[3.0, 1, 3, 1], [2, 5, 2, 5]]).view(1, 1, 2, 1, 4)
     ones = torch.ones(1, 1, 2, 1)
-    made = Fitted(errors, torch.arange(4.0), ones, ones, began=[], ended=[])
+    made = Fitted(errors, torch.arange(4.0), ones, ones, starts=[], trained=[])
     assert made.best_rate(0) == 1, "by 3 + 3 and 2 + 2"
     assert made.judged[0][0, 0, :, 0].tolist() == [[1, 1], [5, 5]]
     assert made.judged[1].tolist() == [1, 3]
-    alone = Fitted(errors[:, :, :1], torch.arange(4.0), ones[:, :, :1], ones[:, :, :1], began=[], ended=[])
+    alone = Fitted(errors[:, :, :1], torch.arange(4.0), ones[:, :, :1], ones[:, :, :1], starts=[], trained=[])
     assert alone.judged[1].tolist() == [0, 1, 2, 3], "one rate needs no choice"
-    assert [made.place(0, rate, 0) for rate in (0, 1)] == [0, 1]
+    assert [made.index(0, rate, 0) for rate in (0, 1)] == [0, 1]
 
 
 @pytest.mark.parametrize(("word", "message"), [("sae.layer=4", "no layer 4"), ("sae.lr=1e30", "sae.lr=1e+30")])

@@ -10,11 +10,11 @@ import torch
 
 from conftest import composed
 from stores import finish
-from thinkalike.contrib.figures.studies import Contrast
-from thinkalike.contrib.papers import salle2024
+from thinkalike.contrib.figures.features import Contrast
+from thinkalike.contrib.papers import feature_profiles, salle2024_likeness, salle2024_profiles, salle2024_words
 from thinkalike.contrib.papers.claims import over_models
 from thinkalike.contrib.papers.experiment import Case
-from thinkalike.contrib.papers.salle2024 import printed
+from thinkalike.contrib.papers.salle2024_words import printed
 from thinkalike.data.grammar import derivations
 from thinkalike.data.stimuli import Stimuli, from_sentences
 from thinkalike.errors import DataError
@@ -51,7 +51,7 @@ def test_every_row_of_table_s1_is_derived_exactly(size):
         assert rows_of(" ".join(row[0] for row in rows), size) == rows
 
 
-def planted(folder, name, importances, noise=0.01, score=0.8) -> salle2024.Profiles:
+def planted(folder, name, importances, noise=0.01, score=0.8) -> feature_profiles.Profiles:
     """A finished job whose folds scatter about these importances (l, f) of PoS, Number and word position."""
     importances = torch.as_tensor(importances, dtype=torch.float64)
     scatter = torch.randn(*importances.shape, 5, generator=torch.Generator().manual_seed(1)).double()
@@ -62,7 +62,7 @@ def planted(folder, name, importances, noise=0.01, score=0.8) -> salle2024.Profi
     scores = pd.DataFrame({"model": name, "layer": range(len(importances)), "score": score})
     arrays = {"importances": by_fold, "scores": (score + noise * scatter[:, 0]).numpy()}
     result = finish(folder, "mlem", name, {"table": table, "scores": scores}, [{"name": name}], arrays=arrays)
-    return salle2024.Profiles(name, result)
+    return feature_profiles.Profiles(name, result)
 
 
 STEADY = [[0.5, 0.2, 0.1]] * 6
@@ -75,11 +75,11 @@ ALTERNATING = [[0.5, 0.2, 0.1], [0.1, 0.2, 0.5]] * 3
 
 
 CLAIMS = [
-    (salle2024._part_of_speech_leads, STEADY, TURNING),
-    (salle2024._leads_at_the_ends, TURNING, STEADY),
-    (salle2024._position_rises, TURNING, TURNING[::-1]),
-    (salle2024._number_fades, TURNING, TURNING[::-1]),
-    (salle2024._has_blocks, TURNING, ALTERNATING),
+    (salle2024_profiles._part_of_speech_leads, STEADY, TURNING),
+    (salle2024_profiles._leads_at_the_ends, TURNING, STEADY),
+    (salle2024_profiles._position_rises, TURNING, TURNING[::-1]),
+    (salle2024_profiles._number_fades, TURNING, TURNING[::-1]),
+    (salle2024_likeness._has_blocks, TURNING, ALTERNATING),
 ]
 
 
@@ -90,22 +90,22 @@ def test_a_claim_holds_where_it_was_planted_and_only_there(claim, so, otherwise,
     assert found.smallest_effect > 0
     assert claim(planted(tmp_path, "b", otherwise)).verdict == "does not hold"
     assert claim(planted(tmp_path, "c", so, noise=2.0)).verdict == "undecided"
-    if claim is not salle2024._leads_at_the_ends:
+    if claim is not salle2024_profiles._leads_at_the_ends:
         assert re.search(r" \+\d\.\d{3} \[\+\d\.\d{3}, \+\d\.\d{3}\]$", found.numbers)
 
 
 def test_scores_are_judged_by_the_worst_layer(tmp_path):
     first, second = (planted(tmp_path, name, STEADY) for name in "ab")
-    found = salle2024._predicts([first, second])
+    found = salle2024_profiles._predicts([first, second])
     assert (found.verdict, found.tolerance) == ("holds", "above 0")
     assert "a 0.80, b 0.80" in found.numbers, "of no known reference"
     assert "all 12 together" in found.numbers
     scores = second.result.tables["scores"]
     scores["share"] = [0.4, 0.5, 0.6, 0.5, 0.5, None]
-    assert "b 0.80 (50% of its split-half reference)" in salle2024._predicts([first, second]).numbers
+    assert "b 0.80 (50% of its split-half reference)" in salle2024_profiles._predicts([first, second]).numbers
     second.result.arrays["scores"][3] -= 1.0
-    assert salle2024._predicts([first, second]).verdict == "does not hold"
-    assert salle2024._predicts([first, planted(tmp_path, "d", STEADY, noise=0.5)]).verdict == "undecided"
+    assert salle2024_profiles._predicts([first, second]).verdict == "does not hold"
+    assert salle2024_profiles._predicts([first, planted(tmp_path, "d", STEADY, noise=0.5)]).verdict == "undecided"
 
 
 MODELS_OF_LAYERS = [name for name in "abcd" for _ in range(3)]
@@ -116,23 +116,24 @@ def test_matrices_agree_with_themselves_and_not_with_noise():
     points = torch.randn(12, 3, dtype=torch.float64)
     likeness = 1 - torch.cdist(points, points) / 10
     likeness = (likeness + likeness.T) / 2
-    claim = salle2024._agree(likeness, likeness.square(), MODELS_OF_LAYERS)
+    claim = salle2024_likeness._agree(likeness, likeness.square(), MODELS_OF_LAYERS)
     assert (claim.verdict, claim.units) == ("holds", "4 models")
-    assert salle2024._agree(likeness, 1 - likeness, MODELS_OF_LAYERS).verdict == "does not hold"
+    assert salle2024_likeness._agree(likeness, 1 - likeness, MODELS_OF_LAYERS).verdict == "does not hold"
     noise = torch.rand(12, 12, dtype=torch.float64)
     noise = ((noise + noise.T) / 2).fill_diagonal_(1)
-    assert salle2024._agree(likeness, noise, MODELS_OF_LAYERS).verdict == "undecided"
+    assert salle2024_likeness._agree(likeness, noise, MODELS_OF_LAYERS).verdict == "undecided"
 
 
 def test_seeds_and_architectures_are_told_apart():
     rows = pd.DataFrame({"model": ["a-mini", "b-mini", "a-mini-s1", "b-mini-s1"], "layer": [0] * 4})
     families = torch.tensor([0, 1, 0, 1])
-    found = salle2024.Layers(rows, torch.zeros(5, 4, 3), families[:, None] == families)
+    found = salle2024_likeness.Layers(rows, torch.zeros(5, 4, 3), families[:, None] == families)
     alike = torch.tensor([[1, 0.1, 0.9, 0.1], [0.1, 1, 0.1, 0.9], [0.9, 0.1, 1, 0.1], [0.1, 0.9, 0.1, 1]])
-    assert salle2024._seeds({"A": alike}, found).verdict == "holds"
-    assert salle2024._seeds({"A": 1 - alike}, found).verdict == "does not hold"
+    assert salle2024_likeness._seeds({"A": alike}, found).verdict == "holds"
+    assert salle2024_likeness._seeds({"A": 1 - alike}, found).verdict == "does not hold"
     assert (
-        salle2024._seeds({"A": alike, "B": alike.where(alike != 0.9, torch.rand(4, 4))}, found).verdict == "undecided"
+        salle2024_likeness._seeds({"A": alike, "B": alike.where(alike != 0.9, torch.rand(4, 4))}, found).verdict
+        == "undecided"
     )
 
 
@@ -161,12 +162,14 @@ def test_leaders_of_a_contrast():
     scatter = 0.01 * torch.randn(5, 2, generator=torch.Generator().manual_seed(0)).double()
 
     def shared(*leads, noise=1.0):
-        return salle2024._shared_leader(contrast, torch.tensor(leads, dtype=torch.float64) + noise * scatter).verdict
+        return salle2024_likeness._shared_leader(
+            contrast, torch.tensor(leads, dtype=torch.float64) + noise * scatter
+        ).verdict
 
     assert [shared(0.4, 0.3), shared(0.4, -0.3), shared(0.4, 0.3, noise=100)] == ["holds", "does not hold", "undecided"]
 
     def split(lead, *recurrent, noise=1.0):
-        return salle2024._split_leader(contrast, lead + noise * scatter[:, 0], recurrent).verdict
+        return salle2024_likeness._split_leader(contrast, lead + noise * scatter[:, 0], recurrent).verdict
 
     assert [split(0.4, "mamba"), split(-0.4, "mamba"), split(0.4, "bert-mini")] == ["holds"] + ["does not hold"] * 2
     assert split(0.4, "mamba", noise=100) == "undecided"
@@ -174,10 +177,10 @@ def test_leaders_of_a_contrast():
 
 def test_the_lead_of_pos_is_over_the_strongest_of_the_others():
     importances = torch.tensor([[[0.5, 0.4, 0.1], [0.1, 0.2, 0.6]], [[0.7, 0.2, 0.3], [0.3, 0.0, 0.4]]])
-    found = salle2024.lead_over_others(importances, ["PoS", "Number", "Word position"])
+    found = feature_profiles.lead_over_others(importances, ["PoS", "Number", "Word position"])
     torch.testing.assert_close(found, torch.tensor([[0.1, -0.5], [0.5, -0.1]]))
     with pytest.raises(DataError, match="claims are about PoS, which these stimuli do not have"):
-        salle2024.lead_over_others(importances, ["Tense", "Number", "Word position"])
+        feature_profiles.lead_over_others(importances, ["Tense", "Number", "Word position"])
 
 
 @pytest.mark.parametrize(("share", "verdict"), [(0.0, "holds"), (1.0, "does not hold"), (0.94, "undecided")])
@@ -188,9 +191,9 @@ def test_features_that_are_nearly_the_same_are_found(share, verdict, monkeypatch
     features = pd.DataFrame({"first": first.astype(str), "second": second.astype(str)})
     texts = [f"t{number}" for number in range(60)]
     stimuli = Stimuli(texts, np.arange(60), [(0, len(text)) for text in texts], texts, features)
-    monkeypatch.setattr(salle2024, "read_stimuli", lambda _: stimuli)
+    monkeypatch.setattr(salle2024_words, "read_stimuli", lambda _: stimuli)
     config = composed("experiment=salle2024/figure_s5", entry="analyze")
-    (claim,) = salle2024._figure_s5(Case(config, {})).claims
+    (claim,) = salle2024_words._figure_s5(Case(config, {})).claims
     assert (claim.verdict, claim.units) == (verdict, "10 parts of 60 words")
 
 
@@ -201,7 +204,7 @@ def test_experiments_without_a_model(experiment, cli, words):
 
 
 def test_table_s1_says_how_many_rows_differ(cli, words, monkeypatch):
-    monkeypatch.setattr(salle2024, "printed", lambda value: "NaN" if pd.isna(value) else str(value).lower())
+    monkeypatch.setattr(salle2024_words, "printed", lambda value: "NaN" if pd.isna(value) else str(value).lower())
     claims = cli("analyze.py", "experiment=salle2024/table_s1", *words).result.tables["claims"]
     assert list(claims["verdict"]) == ["does not hold"]
     assert claims["numbers"][0] != "16 of 16 rows"

@@ -24,7 +24,7 @@ from thinkalike.contrib.populations.config import (
     PopulationConfig,
     PopulationJob,
 )
-from thinkalike.contrib.pretraining.instrument import PretrainConfig
+from thinkalike.contrib.pretraining.config import PretrainConfig
 from thinkalike.contrib.pretraining.settings import PretrainedModel
 from thinkalike.contrib.sae.config import SAEConfig
 from thinkalike.errors import ConfigError

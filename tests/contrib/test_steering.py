@@ -15,30 +15,31 @@ from conftest import composed
 from stores import finish
 from test_recipes import rotate, rotation
 from thinkalike.contrib import papers
-from thinkalike.contrib.papers import chen2025
-from thinkalike.contrib.papers.chen2025 import TRANSFERS, Pair
+from thinkalike.contrib.papers import chen2025_probes, chen2025_saes, chen2025_steering
+from thinkalike.contrib.papers.chen2025_saes import TRANSFERS
 from thinkalike.contrib.papers.experiment import Case, job_of
-from thinkalike.contrib.sae.fitting import savings_table
-from thinkalike.contrib.subjects.measures import random_effects
-from thinkalike.contrib.transfer import probes
+from thinkalike.contrib.papers.model_pairs import Pair
+from thinkalike.contrib.sae.courses import savings_table
+from thinkalike.contrib.subjects.random_effects import random_effects
+from thinkalike.contrib.transfer import probing
 from thinkalike.contrib.transfer.maps import PairMap
-from thinkalike.contrib.transfer.measures import (
-    effects_of,
-    held_out_differences,
-    random_directions,
-    turned_at_random,
-    with_norms_of,
-)
-from thinkalike.contrib.transfer.steering import (
+from thinkalike.contrib.transfer.random_maps import turned_at_random
+from thinkalike.contrib.transfer.steering_trial import (
     CARRIED,
     LATER,
     MATCHED,
     NATIVE,
     NEGATED,
     RANDOM,
-    Trial,
+    SteeringTrial,
     states_at_words,
     steered_gaps,
+)
+from thinkalike.contrib.transfer.steering_vectors import (
+    effects_of,
+    held_out_differences,
+    random_directions,
+    with_norms_of,
 )
 from thinkalike.errors import DataError
 from thinkalike.evaluation.moments import state_moments
@@ -249,7 +250,7 @@ def planted():
     rows = torch.randint(source.vocabulary, (32, 64), generator=torch.Generator().manual_seed(1))
     moments = state_moments(source, target, [(0, 0), (1, 1)], tiny.token_rows(rows), Budget(1e9, 0.0))
     maps = {pair: both_directions(moments.of(pair)) for pair in ((0, 0), (1, 1))}
-    return Trial(source, target, contrasts, MEASURE, 0), maps
+    return SteeringTrial(source, target, contrasts, MEASURE, 0), maps
 
 
 MEASURE = SimpleNamespace(folds=5, draws=3, positions=["word", LATER], strengths=[1.0, 3.0])
@@ -257,7 +258,7 @@ MEASURE = SimpleNamespace(folds=5, draws=3, positions=["word", LATER], strengths
 
 def shares(trial, pair, phi, psi):
     pair_map = PairMap(phi, psi, Unexplained(0.0, 0.0, 0.0, 0.0), torch.zeros(128))
-    rows = [row for row, _ in trial.rows(pair, pair_map)]
+    rows = [row for row, _ in trial.conditions(pair, pair_map)]
     return {(row["position"], row["strength"], row["condition"]): row for row in rows}
 
 
@@ -306,18 +307,18 @@ def probed(tmp_path, accuracies):
         replicates.append(accuracy + np.random.default_rng(len(rows)).normal(0, 0.01 / 3, 10))
     table = pd.DataFrame(rows).assign(source_layer=2, target_layer=2, sentences=90, effective_parts=10.0)
     result = finish(tmp_path, "probes", "k", {"table": table}, arrays={"replicates": np.stack(replicates)})
-    return chen2025.Probed("a into b", result, result.table)
+    return chen2025_probes.ProbedLayers("a into b", result, result.table)
 
 
 def accuracies(feature, native=0.95, carried=0.9, refitted=0.95, random=0.25, words=0.9):
-    by_sentence = {probes.NATIVE: native, probes.CARRIED: carried, probes.REFITTED: refitted, probes.RANDOM: random}
+    by_sentence = {probing.NATIVE: native, probing.CARRIED: carried, probing.REFITTED: refitted, probing.RANDOM: random}
     found = {(feature, "sentence", name): each for name, each in by_sentence.items()}
-    return found | {(feature, "word", probes.NATIVE): words}
+    return found | {(feature, "word", probing.NATIVE): words}
 
 
 def test_carried_probes_are_told_from_those_that_are_not(tmp_path):
     planted = accuracies("PoS", carried=0.93) | accuracies("Number", carried=0.6) | accuracies("Question", carried=0.74)
-    claims = list(chen2025._kept(probed(tmp_path, planted | accuracies("Tense", native=0.25))))
+    claims = list(chen2025_probes._carried(probed(tmp_path, planted | accuracies("Tense", native=0.25))))
     assert [claim.verdict for claim in claims] == ["holds", "does not hold", "undecided", "not testable here"]
     assert "share 0.97 [" in claims[0].numbers
     assert claims[3].numbers == "Word position is not among these stimuli's features"
@@ -327,8 +328,8 @@ def test_carried_probes_are_told_from_those_that_are_not(tmp_path):
 def test_features_of_single_words_are_unknown_of_other_words(tmp_path):
     planted = accuracies("Gender", carried=0.3, words=0.27) | accuracies("Person", carried=0.8, words=0.8)
     planted |= accuracies("Tense", native=0.25)
-    del planted["Tense", "word", probes.NATIVE]
-    claims = list(chen2025._lexical(probed(tmp_path, planted)))
+    del planted["Tense", "word", probing.NATIVE]
+    claims = list(chen2025_probes._lexical(probed(tmp_path, planted)))
     verdicts = ["holds", "holds", "does not hold", "does not hold", *["not testable here"] * 4]
     assert [claim.verdict for claim in claims] == verdicts
     assert claims[6].numbers == "Tense is not judged on held-out words"
@@ -338,7 +339,7 @@ def test_features_of_single_words_are_unknown_of_other_words(tmp_path):
 def test_controls_of_all_features_are_judged_together(tmp_path):
     good = probed(tmp_path / "good", accuracies("PoS") | accuracies("Number"))
     bad = probed(tmp_path / "bad", accuracies("PoS") | accuracies("Number", random=0.5, refitted=0.6))
-    for claim in (chen2025._random, chen2025._refitted):
+    for claim in (chen2025_probes._random, chen2025_probes._refitted):
         assert (claim(good).verdict, claim(bad).verdict) == ("holds", "does not hold")
         assert "hold for all 2 together (Bonferroni)" in claim(good).numbers
 
@@ -362,19 +363,19 @@ def steered(tmp_path, **shares):
                 effects.append(10 * share + noise)
     arrays = {"effects": np.stack(effects), "natural": np.full(40, 10.0), "groups": np.arange(40) % 10}
     result = finish(tmp_path, "steering", "k", {"table": pd.DataFrame(rows)}, scalars={"pairs": 40.0}, arrays=arrays)
-    return chen2025.Steered(Pair(*map(model, ("gpt2-mini", "gpt2-mini-s1"))), result)
+    return chen2025_steering.Steered(Pair(*map(model, ("gpt2-mini", "gpt2-mini-s1"))), result)
 
 
 def test_vectors_that_steer_are_told_from_those_that_do_not(tmp_path):
     good = steered(tmp_path / "good", native=0.95, carried=0.93)
     bad = steered(tmp_path / "bad", native=0.2, carried=0.2, random=0.4)
-    number, question = list(chen2025._number(good)), list(chen2025._question(good))
+    number, question = list(chen2025_steering._number(good)), list(chen2025_steering._question(good))
     # the negated direction has the share of the carried one here, whose name it begins with
     assert [claim.verdict for claim in number] == ["holds"] * 4 + ["does not hold", "holds"]
-    assert [claim.verdict for claim in (*question, chen2025._late(good))] == ["holds"] * 5
+    assert [claim.verdict for claim in (*question, chen2025_steering._late(good))] == ["holds"] * 5
     assert "gpt2-mini into gpt2-mini-s1, layer 1 → 1, strength 1: the carried" in number[0].claim
     assert number[0].units == "40 pairs of texts with 10 words"
-    wrong = [claim.verdict for claim in (*chen2025._number(bad), *chen2025._question(bad))]
+    wrong = [claim.verdict for claim in (*chen2025_steering._number(bad), *chen2025_steering._question(bad))]
     assert set(wrong) == {"does not hold"}
 
 
@@ -399,7 +400,7 @@ def concluded(tmp_path, speed):
         tables = {"table": pd.DataFrame({"start": ["random"]}), "savings": table, "curves": table}
         results[transfer.label] = finish(tmp_path, "sae", str(number), tables, arrays={"saved": saved.numpy()})
     config = composed("experiment=chen2025/sae", "scale=mini", entry="analyze")
-    return chen2025._sae(Case(config, {}, results))
+    return chen2025_saes._conclude(Case(config, {}, results))
 
 
 @pytest.mark.parametrize(
@@ -422,7 +423,7 @@ def test_starts_that_save_are_told_from_those_that_do_not(tmp_path, speed, verdi
 def test_it_rests_on_a_job_for_each_transfer():
     config = composed("experiment=chen2025/sae", "scale=mini", entry="analyze")
     experiment = papers.experiment_named("chen2025/sae")
-    jobs = [job_of(config, part) for part in experiment.parts(experiment.case(config))]
+    jobs = [job_of(config, part) for part in experiment.inner_jobs(experiment.case(config))]
     assert [(job.model.name, job.sae.layer, job.sae.source) for job in jobs] == [
         ("gpt2-mini-s1", 2, "gpt2-mini"),
         ("neox-6l-mini", 2, "neox-5l-mini"),

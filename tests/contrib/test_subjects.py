@@ -13,16 +13,11 @@ from safetensors.torch import save_file
 import tiny
 from conftest import composed, results_in
 from measure_tester import THEIRS, every
-from thinkalike.contrib.subjects.instruments import group_tables
-from thinkalike.contrib.subjects.measures import (
-    Draws,
-    draw,
-    dual_variance,
-    model_scores,
-    noise_ceiling,
-    random_effects,
-    two_factor,
-)
+from thinkalike.contrib.subjects.mlem import group_tables
+from thinkalike.contrib.subjects.model_scores import model_scores
+from thinkalike.contrib.subjects.noise_ceiling import noise_ceiling
+from thinkalike.contrib.subjects.random_effects import random_effects
+from thinkalike.contrib.subjects.resampling import Draws, draw, dual_variance, two_factor
 from thinkalike.data.recordings import mean_of_runs, read_recording
 from thinkalike.errors import DataError
 from thinkalike.measures import compare, crossnobis, distance_vectors

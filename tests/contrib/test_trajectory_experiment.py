@@ -55,6 +55,8 @@ def test_runs_of_different_speed_are_alike_at_equal_loss(tmp_path):
 def test_each_seed_of_the_experiment_is_trained_first():
     config = composed("experiment=trajectory/grammar", "scale=mini", entry="analyze")
     figure = experiment_named("trajectory/grammar")
-    jobs = [job_of(config, part) for part in figure.parts(figure.case(config))]
+    jobs = [job_of(config, part) for part in figure.inner_jobs(figure.case(config))]
     assert [job.measure.train[-1] for job in jobs] == [f"model.seed={seed}" for seed in range(5)]
-    assert {tuple(training(job).pretrain.kept) for job in jobs} == {tuple(json.loads(trajectory_grammar.KEPT))}
+    assert {tuple(training(job).pretrain.kept_steps) for job in jobs} == {
+        tuple(json.loads(trajectory_grammar.KEPT_STEPS))
+    }

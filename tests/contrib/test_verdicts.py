@@ -11,10 +11,12 @@ import torch
 
 import tiny
 from conftest import composed
-from thinkalike.contrib.court.evidence import Bench, Evidence
-from thinkalike.contrib.court.judges import sentenced
-from thinkalike.contrib.court.judges import verdicts as judged
-from thinkalike.contrib.court.source import Setting, Source
+from thinkalike.contrib.court.bench import Bench
+from thinkalike.contrib.court.evidence import Evidence
+from thinkalike.contrib.court.judges import judge_source as judged
+from thinkalike.contrib.court.materials import Materials
+from thinkalike.contrib.court.source import Source
+from thinkalike.contrib.court.verdict_tables import verdict_table
 from thinkalike.contrib.court.verdicts import COLUMNS, ESTIMATES, NUMBERS, VERDICTS, verdict
 from thinkalike.measures import Predictor
 from thinkalike.measures.folds import numbered_by_part
@@ -110,12 +112,12 @@ def source_code():
     own, other = (load_model(composed(f"model={name}").model) for name in ("gelu-3l-mini", "gelu-3l-mini-s1"))
     fit_rows, _ = rows_of_source(own.tokenizer, typing)
     report, documents = rows_of_source(own.tokenizer, argparse, inspect, types)
-    setting = Setting(own, 1, fit_rows, report, documents, fit_rows, 0, lambda *_: None, {"other seed": other})
+    setting = Materials(own, 1, fit_rows, report, documents, fit_rows, 0, lambda *_: None, {"other seed": other})
     return Bench(setting)
 
 
 def at_layer_1(bench, states):
-    return Evidence(Source("planted", "real", states, bench.setting.target), bench)
+    return Evidence(Source("planted", "real", states, bench.materials.target), bench)
 
 
 def next_tokens(tokens):
@@ -125,7 +127,7 @@ def next_tokens(tokens):
 def planted_sources(setting):
     """States of the rows by functions of the tokens and of the target's own states, by name."""
     generator = torch.Generator().manual_seed(0)
-    own, width, vocabulary = setting.own, setting.target.d_model, setting.target.vocabulary
+    own, width, vocabulary = setting.target_states, setting.target.d_model, setting.target.vocabulary
     turn = torch.linalg.qr(torch.randn(width, width, generator=generator)).Q
     steep = turn * torch.logspace(0, 3, width) @ turn.flip(0)
     code = torch.randn(vocabulary, width, generator=generator)
@@ -167,7 +169,7 @@ def test_verdicts_of_planted_sources(source_code):
         "other seed": "similar",
     }
     said = {}
-    for name, states in planted_sources(source_code.setting).items():
+    for name, states in planted_sources(source_code.materials).items():
         evidence = at_layer_1(source_code, states)
         said[name] = evidence.columns | {"penalty": evidence.course.penalty}
     assert {name: verdict(columns) for name, columns in said.items()} == words
@@ -181,14 +183,14 @@ def test_verdicts_of_planted_sources(source_code):
 
 def test_massive_tokens_of_a_source_are_left_out(source_code):
     """One rare token of long states would be all that varies in the source."""
-    setting = source_code.setting
+    setting = source_code.materials
     counts = setting.report.flatten().bincount(minlength=setting.target.vocabulary)
     rare = int((counts == 5).nonzero()[0])
     generator = torch.Generator().manual_seed(0)
     direction = 1e3 * torch.randn(setting.target.d_model, generator=generator)
 
     def states(tokens):
-        return setting.own(tokens) + (tokens == rare)[..., None] * direction
+        return setting.target_states(tokens) + (tokens == rare)[..., None] * direction
 
     evidence = at_layer_1(source_code, states)
     assert int((~evidence.is_compared).sum()) == int((setting.report[:, 1:-1] == rare).sum()) > 0
@@ -214,7 +216,7 @@ def bench():
     report = repeated(60, 2)
     documents = (torch.arange(len(report))[:, None] // 2).expand_as(report)
     texts = repeated(120, 1), report, documents, repeated(40, 3)
-    return Bench(Setting(tiny.frozen(0), 1, *texts, 0, lambda *_: None))
+    return Bench(Materials(tiny.frozen(0), 1, *texts, 0, lambda *_: None))
 
 
 def before(values, steps):
@@ -267,18 +269,18 @@ LEAKS = {
 @pytest.mark.parametrize("name", [*COPIES, *LEAKS])
 def test_a_leak_reads_later_tokens_and_a_copy_of_earlier_text_does_not(name, bench):
     """In text that repeats itself copies foresee what comes next, by more than some leaks do."""
-    setting = bench.setting
+    setting = bench.materials
     table = setting.target.residuals(torch.arange(40)[:, None], [EMBED])[0][:, 0]
     scale = float(setting.spread.mean() / table.std())
     added = (COPIES | LEAKS)[name]
 
     def states(rows):
-        own = setting.own(rows)
+        own = setting.target_states(rows)
         return own + added(lambda tokens: scale * table[tokens.long()], own, rows)
 
     evidence = Evidence(Source(name, "real", states, setting.target), bench)
     found = judged(evidence)
-    assert sentenced(pd.DataFrame([found | ABOUT]))["verdict"].eq("leak").item() == (name in LEAKS)
+    assert verdict_table(pd.DataFrame([found | ABOUT]))["verdict"].eq("leak").item() == (name in LEAKS)
     if name in COPIES:
         by_copy, by_target = (foreseen(evidence, side) for side in evidence.states)
         assert by_copy > 0.02 > by_target, "control: it foresees what comes next, which the target does not"
@@ -286,7 +288,7 @@ def test_a_leak_reads_later_tokens_and_a_copy_of_earlier_text_does_not(name, ben
 
 def foreseen(evidence, states):
     """R² of a code of the next token from states, on other documents."""
-    rows = evidence.setting.report
+    rows = evidence.materials.report
     following = torch.randn(40, 16, generator=torch.Generator().manual_seed(0))[rows[:, 2:].flatten()]
-    documents = numbered_by_part(evidence.setting.documents[:, 1:-1].flatten())
+    documents = numbered_by_part(evidence.materials.documents[:, 1:-1].flatten())
     return float(Predictor(states, documents).of(following).shares[0])

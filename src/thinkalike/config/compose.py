@@ -15,6 +15,7 @@ import re
 import shlex
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from functools import cache
@@ -125,6 +126,8 @@ MOST_JOBS = 10_000  # of a sweep; Hydra lists and composes all of them before th
 # of an integer in a file, as no float is larger; Python refuses to print very long ones
 MOST_BITS = 1024
 OF_HYDRA = re.compile(r"hydra\b")
+# inside of ${...}; \${...} may be read by a job inside
+ENVIRONMENT = re.compile(r"oc\.env\s*:\s*(\w+)", re.ASCII)
 
 _COMPOSING = threading.RLock()
 
@@ -238,6 +241,7 @@ class FileNotes:
         texts: Of the numbers in files, see `thinkalike.config.written`.
         sorts: By key whether the package has settings there, or a list.
         of_jobs: By key the file of a user that sets it for a job, and is no option of a group.
+        environment: The environment variables that the overrides name.
     """
 
     settings: dict[str, set[str]] = dataclasses.field(default_factory=dict)
@@ -247,6 +251,7 @@ class FileNotes:
     texts: NumberTexts = dataclasses.field(default_factory=dict)
     sorts: dict[str, str] = dataclasses.field(default_factory=dict)
     of_jobs: dict[str, str] = dataclasses.field(default_factory=dict)
+    environment: set[str] = dataclasses.field(default_factory=set)
 
     def add(self, loaded: ConfigResult, package: str) -> None:
         """Note what a file sets, once its settings are at their final places inside `package`."""
@@ -336,6 +341,7 @@ class FilesOnly(ConfigRepository):
         content = read_bytes(file, LARGEST_FILE)
         try:
             check_yaml(content)
+            self._check_environment(content, file)
             _check_defaults(yaml.load(content, Loader=YAML_LOADER), str(file))
             loaded = super().load_config(config_path)
         except YAMLError as error:
@@ -355,6 +361,18 @@ class FilesOnly(ConfigRepository):
         loaded.file_of_user = str(file)  # type: ignore[attr-defined]
         loaded.texts = texts_of_yaml(content, settings)  # type: ignore[attr-defined]
         return loaded
+
+    def _check_environment(self, content: bytes, file: Path) -> None:
+        """Check that a file reads no environment variable that the command line does not name.
+
+        It may hold a key, and settings go to loggers, to the hub and into results.
+        """
+        for name in _environment_in(yaml.load(content, Loader=YAML_LOADER)):
+            if name not in self.notes.environment:
+                raise ConfigError(
+                    f"{file} reads the environment variable {name}, which may be a secret; give "
+                    f"the setting on the command line, as KEY='${{oc.env:{name}}}'"
+                )
 
     def check_all_are_read(self) -> None:
         """Check that no file of the user has the name of one of the package.
@@ -444,6 +462,7 @@ class Loader(ConfigLoaderImpl):
             self.files.notes = FileNotes()
         self.given_keys = set()
         self.given_texts = {}
+        self.notes.environment |= _environment_in(overrides)
         for override in parsed:
             _check_key(override)
             _check_option(override.key_or_group, override.value())
@@ -452,8 +471,16 @@ class Loader(ConfigLoaderImpl):
             plain, texts = taken_texts(override._value, override.key_or_group)
             override._value = plain  # type: ignore[assignment]
             self.given_texts.update(texts)
+            if override.package and isinstance(override.value(), Mapping):
+                raise ConfigError(
+                    f"{short(override.input_line)} has settings in place of the name of an "
+                    f"option; give {override.package}={{name: value}} for settings"
+                )
         repository = FewLoads(self.files)
-        self._process_config_searchpath(config_name, parsed, repository)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # Hydra's, of what is refused below
+            self._process_config_searchpath(config_name, parsed, repository)
+        _check_search_path(repository)
         return parsed, repository
 
     def _load_single_config(self, default: ResultDefault, repo: IConfigRepository) -> ConfigResult:
@@ -554,6 +581,33 @@ def _gives(override_key: str, key: str) -> bool:
     if override_key == key:
         return True
     return "." in override_key and key.startswith(f"{override_key}.")
+
+
+def _check_search_path(repository: CachingConfigRepository) -> None:
+    """Check that each place that hydra.searchpath names is available.
+
+    Hydra itself warns in two lines of its own code.
+    """
+    for source in repository.get_sources():
+        if source.provider.startswith("hydra.searchpath") and not source.available():
+            address = short(f"{source.scheme()}://{source.path}")
+            raise ConfigError(
+                f"hydra.searchpath={address} is not available; name a folder, as file://DIR"
+            )
+
+
+def _environment_in(value: object) -> set[str]:
+    """Return the names of the environment variables that nested settings or overrides read."""
+    if isinstance(value, Mapping):
+        return _environment_in([*value.keys(), *value.values()])
+    if isinstance(value, list | tuple):
+        names: set[str] = set()
+        for inner in value:
+            names |= _environment_in(inner)
+        return names
+    if isinstance(value, str) and "${" in value:
+        return set(ENVIRONMENT.findall(value))
+    return set()
 
 
 @contextlib.contextmanager
@@ -1014,6 +1068,11 @@ def compose_inner_job(entry_point: str, overrides: Iterable[str], **parts: objec
                 f"{short(word)} is a setting of Hydra's, which a job inside another one does not "
                 "take"
             )
+    for name in _environment_in(words):  # the outer job has replaced those that a person wrote
+        raise ConfigError(
+            f"a job inside another one reads no environment variable, such as {name}; "
+            "give its value"
+        )
     return _decided(compose_open_job(entry_point, words, **parts))
 
 
@@ -1162,8 +1221,16 @@ def explained(error: BaseException) -> str:
     """Return the message of an error of Hydra's in one line, with the nearest existing name."""
     if isinstance(error, MissingConfigException):
         return _explained_missing(error)
+    not_offered = re.match(r"Could not override '(\w+)'", str(error))
+    if not_offered:
+        command = _command_with(not_offered[1])
+        if command:
+            return _setting_of_command(not_offered[1], command)
     cause = error.__cause__
     if isinstance(cause, ConfigAttributeError | ConfigKeyError):
+        command = _command_with(str(cause.full_key or "").partition(".")[0])
+        if command:
+            return _setting_of_command(short(cause.full_key), command)
         key_is_known = bool(cause.full_key) and bool(cause.parent_node)
         if key_is_known:
             return _explained_unknown_key(cause)
@@ -1178,6 +1245,14 @@ def explained(error: BaseException) -> str:
 
 def _explained_missing(error: MissingConfigException) -> str:
     """Return what to say of an option that does not exist."""
+    if error.missing_cfg_file is None:
+        folder = re.search(r"config (?:directory|module) '(?:thinkalike\.)?(.*?)'", str(error))
+        if folder is None:
+            return one_line(error)
+        return (
+            f"--config-path={short(folder[1])} is no folder; "
+            "give the whole path of one, as /home/me/mine"
+        )
     path = str(error.missing_cfg_file)
     if path.startswith("hydra/"):
         group, _, name = path.rpartition("/")
@@ -1211,6 +1286,31 @@ def _explained_unknown_key(error: ConfigAttributeError | ConfigKeyError) -> str:
         if not name.startswith("hydra"):
             known.append(f"{part}.{name}".lstrip("."))
     return unknown(key, known)
+
+
+@cache
+def _settings_of_command(command: str) -> frozenset[str]:
+    """Return the settings and the groups of `train` or `analyze`, as `seed` and `stitch`."""
+    content = yaml.safe_load((CONF / f"{command}.yaml").read_text())
+    names = {*(schema_node(f"{command}_schema") or {})}
+    for item in content["defaults"]:
+        if isinstance(item, dict):
+            names.update(group.partition("@")[0] for group in item)
+    return frozenset(names)
+
+
+def _command_with(name: str) -> str:
+    """Return the command that alone has a setting, `train` or `analyze`; "": both, or none."""
+    of_train = _settings_of_command("train")
+    of_analyze = _settings_of_command("analyze")
+    if name in of_train - of_analyze:
+        return "train"
+    return "analyze" if name in of_analyze - of_train else ""
+
+
+def _setting_of_command(name: str, command: str) -> str:
+    """Return what to say of a setting that the other command has."""
+    return f"{name} is a setting of {command}; leave it out, or run thinkalike {command}"
 
 
 def _first_sentence(error: BaseException) -> str:

@@ -1,5 +1,6 @@
-"""What serves one paper or one kind of study; the core finds it by its registry, and works without it."""
+"""What serves one paper or one kind of study; the core finds it by `registry`."""
 
 from pathlib import Path
 
-CONF = Path(__file__).parent / "conf"  # configuration groups, which Hydra finds beside those of the core
+# Configuration groups, which Hydra finds beside those of the core.
+CONF = Path(__file__).parent / "conf"

@@ -1,4 +1,4 @@
-"""What the studies add to the command line: instruments, settings of models, configuration groups and experiments."""
+"""What contrib adds to the command line: instruments, model settings, groups and experiments."""
 
 from thinkalike.registry import Entry, Place, Registered
 
@@ -16,8 +16,8 @@ STUDIES = Registered(
         Entry("thinkalike.contrib.atlas.job", "Atlas", "atlas"),
     ),
     subjects=(
-        Entry("thinkalike.contrib.subjects.instruments", "SubjectsMLEM", "mlem"),
-        Entry("thinkalike.contrib.subjects.instruments", "SubjectsRSA", "rsa"),
+        Entry("thinkalike.contrib.subjects.mlem", "SubjectsMLEM", "mlem"),
+        Entry("thinkalike.contrib.subjects.rsa", "SubjectsRSA", "rsa"),
     ),
     settings={
         "model.populations": Place("thinkalike.contrib.populations.config", "NumberedModel"),

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from thinkalike.data.sources import read_by_ending
-from thinkalike.data.stimuli import Kinds, Names, Stimuli, select_names
+from thinkalike.data.stimuli import Kinds, Names, Stimuli, check_unique, select_names
 from thinkalike.data.words import Span
 from thinkalike.errors import DataError
 
@@ -69,6 +69,7 @@ def read_conllu(
     morphological = sorted(all_names - {"UPOS", WORD_LENGTH, WORD_POSITION})
     available = ["UPOS", *morphological, WORD_LENGTH, WORD_POSITION]
     names = select_names(path, features, available)
+    check_unique(path, "feature", names)
     table = pd.DataFrame([{name: row.get(name) for name in names} for row in rows])
     words_per_sentence = [len(sentence.words) for sentence in sentences]
     return Stimuli(

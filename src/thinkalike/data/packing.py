@@ -230,9 +230,15 @@ def _check_enough_text(
     if is_fit_empty:
         lack = f"to fit on: not one row of {context} tokens"
     else:
-        repeats = f"{counts['near_duplicates']} more nearly repeat one to fit on"
+        left_out = [f"{counts['near_duplicates']} more nearly repeat one to fit on"]
+        copies = counts.get("duplicate_documents", 0)
+        if copies:
+            left_out.append(f"{copies} are copies of one before")
         documents = counts["report_documents"]
-        lack = f"for the report: {documents} documents ({repeats}), and an interval needs two"
+        lack = (
+            f"for the report: {documents} documents ({', '.join(left_out)}), and an interval "
+            "needs two"
+        )
     remedy = f"data.context={context}"
     if split.report_share < 1:
         remedy = f"data.report_share={split.report_share} or {remedy}"

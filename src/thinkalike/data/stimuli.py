@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
+from numbers import Number
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,7 +19,7 @@ from torch import Tensor
 from thinkalike.data.grammar import Sentence, controlled_sentences, crossed_sentences
 from thinkalike.data.words import Span
 from thinkalike.errors import DataError, natural_order, nearest
-from thinkalike.measures.kinds import KINDS, MOST_FEATURES, NUMBERS, check_levels, kind_of
+from thinkalike.measures.kinds import KINDS, MOST_FEATURES, NUMBER_KINDS, check_levels, kind_of
 
 Kind = str | Sequence[str]
 """One of KINDS, or the levels of an ordinal feature in order."""
@@ -154,7 +155,7 @@ class Stimuli:
         for name in self.names:
             kind = self.kinds.get(name) or kind_of(self.features[name])
             columns[name] = typed(self.features[name], name, kind, self.source)
-            kinds[name] = kind if kind in NUMBERS else kind_of(columns[name])
+            kinds[name] = kind if kind in NUMBER_KINDS else kind_of(columns[name])
         vars(self).update(features=pd.DataFrame(columns), kinds=kinds)
 
     def __len__(self) -> int:
@@ -228,7 +229,7 @@ class Stimuli:
         levels = {}
         for name in self.names:
             column = self.features[name]
-            if self.kinds[name] in NUMBERS:
+            if self.kinds[name] in NUMBER_KINDS:
                 numbers[name] = column
             else:
                 numbers[name] = column.cat.codes
@@ -324,8 +325,8 @@ class Stimuli:
                 "beside their texts and words, or name one or more in features"
             )
         select_names(self.source, list(self.kinds), self.names)
-        self._check_unique("id", self.ids)
-        self._check_unique("feature", self.names)
+        check_unique(self.source, "id", self.ids)
+        check_unique(self.source, "feature", self.names)
         for row, (number, (start, stop)) in enumerate(
             zip(self.sentence, self.span, strict=True), 1
         ):
@@ -340,11 +341,25 @@ class Stimuli:
                     f"{self.source}: {feature} has complex numbers; give their real and imaginary "
                     "parts as two features"
                 )
+            if _mixes_truth_values_and_numbers(column):
+                raise DataError(
+                    f"{self.source}: {feature} mixes truth values and numbers, and True equals 1; "
+                    "write the truth values as text, such as 'yes' and 'no', or all as numbers"
+                )
 
-    def _check_unique(self, label: str, names: Sequence[str]) -> None:
-        repeated = duplicates(names)
-        if repeated:
-            raise DataError(f"{self.source}: the {label} {repeated[0]} occurs more than once")
+
+def _mixes_truth_values_and_numbers(column: pd.Series) -> bool:
+    """Return whether some values are True or False, and others numbers."""
+    if column.dtype != object:
+        return False
+    has_truth_values = False
+    has_numbers = False
+    for value in column.dropna():
+        if isinstance(value, bool | np.bool_):
+            has_truth_values = True
+        elif isinstance(value, Number):
+            has_numbers = True
+    return has_truth_values and has_numbers
 
 
 def _word_overlap(name: str, feature: pd.Series, words: pd.Series) -> WordOverlap:
@@ -403,6 +418,13 @@ def select_names(
     return list(selected)
 
 
+def check_unique(source: str | Path, label: str, names: Sequence[str]) -> None:
+    """Raise a DataError if a name occurs more than once; `label` is what errors call it."""
+    repeated = duplicates(names)
+    if repeated:
+        raise DataError(f"{source}: the {label} {repeated[0]} occurs more than once")
+
+
 def check_kinds(kinds: Any, source: str | Path) -> None:
     """Raise a DataError unless these are kinds by feature.
 
@@ -434,7 +456,7 @@ def typed(column: pd.Series, name: str, kind: Kind | None, source: str) -> pd.Se
     """
     if not kind:
         kind = kind_of(column)
-    if kind in NUMBERS:
+    if kind in NUMBER_KINDS:
         return _as_float64(column, name, source)
     if isinstance(kind, str) and kind not in KINDS:
         raise DataError(f"{source}: kinds.{name}={kind} is not known; {nearest(kind, KINDS)}")
@@ -506,9 +528,10 @@ def _level_name(value: Any) -> str:
 
 def _levels_of(column: pd.Series) -> list[str]:
     """Return the levels of a column: numbers by size, names in natural order."""
-    values = column.dropna().unique()
-    if kind_of(column) in NUMBERS:
-        return [_level_name(value) for value in sorted(values)]
+    values = column.dropna()
+    if kind_of(column) in NUMBER_KINDS:
+        return [_level_name(value) for value in sorted(values.unique())]
+    # Values that are equal may have two names, as the decimal numbers 1.5 and 1.50 have.
     return sorted({_level_name(value) for value in values}, key=natural_order)
 
 

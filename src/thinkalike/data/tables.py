@@ -10,6 +10,7 @@ import contextlib
 import csv
 import json
 import logging
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -31,14 +32,15 @@ from thinkalike.data.stimuli import (
     Names,
     Stimuli,
     check_kinds,
+    check_unique,
     controlled_stimuli,
     crossed_stimuli,
     duplicates,
     select_names,
 )
 from thinkalike.data.words import Span
+from thinkalike.digests import content_key
 from thinkalike.errors import DataError
-from thinkalike.files import is_there
 
 log = logging.getLogger(__name__)
 
@@ -79,19 +81,19 @@ MISSING = ["", "NaN", "nan"]
 def read_stimuli(config: StimuliConfig) -> Stimuli:
     """Return the stimuli that a configuration describes.
 
-    The last ones stay in memory until their file changes.
+    The last ones stay in memory until the content of their file changes.
     """
     table = config.table if isinstance(config, TableInMemory) else None
-    return _stimuli(json.dumps(as_settings(config)), changed_at(config.path), table)
+    return _stimuli(json.dumps(as_settings(config)), content_key(config.path), table)
 
 
 @lru_cache(maxsize=2)
-def _stimuli(settings: str, _: int | None, table: Table | None) -> Stimuli:
+def _stimuli(settings: str, content: str, table: Table | None) -> Stimuli:
     """Return the stimuli of a configuration.
 
     Args:
         settings: The configuration in JSON.
-        _: When its file was changed, so that stimuli are read again then.
+        content: What the content of its file is known by, so that another one is read again.
         table: Its table, if that is in memory.
     """
     if table is None:
@@ -129,13 +131,6 @@ def _of_grammar(stimuli: Stimuli, config: StimuliConfig) -> Stimuli:
     """Return stimuli of a grammar with the features and kinds of a configuration."""
     names = select_names(stimuli.source, config.features, stimuli.names)
     return replace(stimuli, features=stimuli.features[names], kinds=config.kinds or {})
-
-
-def changed_at(path: str | None) -> int | None:
-    """Return when a file was last changed, in ns; None if there is no such file."""
-    if not path or not is_there(path):
-        return None
-    return Path(path).stat().st_mtime_ns
 
 
 def read_table(
@@ -195,6 +190,7 @@ def read_table(
 
     without_role = [name for name in frame.columns if name not in roles.values()]
     names = select_names(path, features, without_role)
+    check_unique(path, "feature", names)
 
     def feature_values(column: pd.Series) -> pd.Series:
         return _feature_values(column, kinds.get(str(column.name)), f"{path}: {column.name}")
@@ -229,7 +225,10 @@ def read_frame(path: Path) -> pd.DataFrame:
 
 
 def checked_frame(frame: pd.DataFrame, path: str | Path) -> pd.DataFrame:
-    """Return a table whose columns have different names; an index with a name becomes one.
+    """Return a table in types of pandas, whose columns have different names.
+
+    An index with a name becomes a column, and columns without a name are left out: they number the
+    rows, or nobody could say which feature they are.
 
     Args:
         path: What errors call the table.
@@ -242,10 +241,31 @@ def checked_frame(frame: pd.DataFrame, path: str | Path) -> pd.DataFrame:
         raise DataError(f"{path} is empty: it has no rows below a header")
     # In a header such as "text, word", a column " word" would have no role.
     frame = frame.rename(columns=lambda name: name.strip() if isinstance(name, str) else name)
-    repeated = duplicates([name for name in frame.columns if str(name)])
+    is_named = [_is_column_name(name) for name in frame.columns]
+    if not all(is_named):
+        log.info("%s: columns without a name are left out; name them if they are read", path)
+        frame = frame.loc[:, is_named]
+    repeated = duplicates(list(frame.columns))
     if repeated:
         raise DataError(f"{path}: the column {repeated[0]} occurs more than once")
+    if any(isinstance(column_type, pd.ArrowDtype) for column_type in frame.dtypes):
+        frame = frame.apply(_in_types_of_pandas)
     return frame
+
+
+def _in_types_of_pandas(column: pd.Series) -> pd.Series:
+    """Return a column of Arrow's types with the same values in types that pandas computes with.
+
+    Arrow compares no values of two types, such as numbers with the text of a missing cell.
+    """
+    if not isinstance(column.dtype, pd.ArrowDtype):
+        return column
+    if column.dtype.kind in "iufb":
+        return column.convert_dtypes(dtype_backend="numpy_nullable")
+    import pyarrow
+
+    values = pyarrow.array(column.array).to_pandas()
+    return pd.Series(values.array, index=column.index, name=column.name)
 
 
 def with_named_index(frame: pd.DataFrame, source: str | Path) -> pd.DataFrame:
@@ -329,17 +349,16 @@ def _read_separated(path: Path) -> pd.DataFrame:
     for number, row in enumerate(rows, 1):
         if len(row) != len(header):
             raise DataError(f"{path} row {number} has {len(row)} cells, the header {len(header)}")
-    is_named = [_is_column_name(name) for name in header]
-    if not all(is_named):
-        log.info(
-            "%s: columns without a name are left out; to_csv(..., index=False) writes none", path
-        )
-    return pd.DataFrame(rows, columns=header, dtype=object).loc[:, is_named]
+    return pd.DataFrame(rows, columns=header, dtype=object)
 
 
-def _is_column_name(name: str) -> bool:
+def _is_column_name(name: object) -> bool:
     """Return whether a column has a name; pandas writes row numbers without one, or reads one."""
-    return bool(name.strip()) and not re.fullmatch(r"Unnamed: [\d.]+", name)
+    if isinstance(name, str):
+        return bool(name.strip()) and not re.fullmatch(r"Unnamed: [\d.]+", name)
+    if isinstance(name, float):
+        return not math.isnan(name)
+    return name is not None and name is not pd.NA and name is not pd.NaT
 
 
 @contextlib.contextmanager

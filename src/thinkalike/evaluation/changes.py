@@ -87,7 +87,8 @@ class BatchStates:
             last = model.head(self.tokens, model.n_layers - 1)
         else:
             last = model.advance(states[start], start, model.n_layers)
-        return divergence(self.base_log_probabilities, log_probabilities(model, last)).cpu()
+        predictions = log_probabilities(model, last).to(self.base_log_probabilities.device)
+        return divergence(self.base_log_probabilities, predictions).cpu()
 
 
 @torch.no_grad()
@@ -109,7 +110,7 @@ def compare_batches(
         base_states = base.residuals(token_ids, layers)
         changed_states = changed.residuals(token_ids, layers)
         base_logs = log_probabilities(base, base_states[-1])
-        changed_logs = log_probabilities(changed, changed_states[-1])
+        changed_logs = log_probabilities(changed, changed_states[-1]).to(base_logs.device)
         following = token_ids[:, 1:].flatten().to(base.device)
         per_token = token_changes(base_logs, changed_logs, following)
         distances = []
@@ -136,7 +137,7 @@ def log_probabilities(model: FrozenModel, states: Float[Tensor, "b t d"]) -> Flo
 def token_distances(x: Float[Tensor, "b t d"], y: Float[Tensor, "b t d"]) -> Float[Tensor, " n"]:
     """Return ‖y - x‖ / ‖x‖ of the states of each token but the last of each row."""
     flat_x = x[:, :-1].flatten(0, 1).double()
-    flat_y = y[:, :-1].flatten(0, 1).double()
+    flat_y = y[:, :-1].flatten(0, 1).to(x.device).double()
     return relative_distance(flat_x, flat_y).cpu()
 
 

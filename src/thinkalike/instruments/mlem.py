@@ -31,7 +31,7 @@ from thinkalike.instruments.of_stimuli import (
 from thinkalike.job import Outcome, Work
 from thinkalike.measures.distances.comparators import weighted_tau
 from thinkalike.measures.estimates import interval_around
-from thinkalike.measures.kinds import NUMBERS
+from thinkalike.measures.kinds import NUMBER_KINDS
 from thinkalike.measures.mlem.encoding_model import FEWEST_PER_FOLD, MLEM
 from thinkalike.measures.mlem.importance import Importance, feature_importance, fewest_groups, fold_interval
 from thinkalike.measures.mlem.split_half import split_half_reference
@@ -211,12 +211,12 @@ def _check_differences(measure: MLEMConfig, stimuli: Stimuli, *, is_folded: bool
     if is_folded and len(stimuli) < fewest:
         raise DataError(f"{stimuli.source} has {len(stimuli)} stimuli, and measure.folds={measure.folds} needs at "
                         f"least {fewest}; give more stimuli, or choose fewer folds")  # fmt: skip
-    by_size = ("ordinal", *NUMBERS) if measure.difference == "scaled" else ("continuous",)
+    by_size = ("ordinal", *NUMBER_KINDS) if measure.difference == "scaled" else ("continuous",)
     for name, column in stimuli.features.items():
         compared = column.dropna() if measure.missing in ("ignore", "drop") else column
         if stimuli.kinds[str(name)] in by_size or compared.duplicated().any():
             continue
-        is_number = stimuli.kinds[str(name)] in NUMBERS
+        is_number = stimuli.kinds[str(name)] in NUMBER_KINDS
         remedy = f"set kinds.{name}=continuous to compare its sizes, or " if is_number else ""
         raise DataError(f"{stimuli.source}: {name} has another value in every row, so that all pairs differ alike and "
                         f"it explains no distance; {remedy}leave it out of features")  # fmt: skip

@@ -267,7 +267,7 @@ class Instrument(ABC, Generic[Config]):
 
     def plot(
         self, result: Result, name: str | None = None, ax: Axes | None = None
-    ) -> tuple[Figure, Axes]:
+    ) -> tuple[Figure, Axes | list[Axes]]:
         """Draw a figure of a result once more, see `thinkalike.plot`."""
         from thinkalike import figures  # imports matplotlib
 

@@ -132,6 +132,15 @@ class Compare(TextJob):
     recipe: str = "honest"
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        is_measure = isinstance(self.measure, str | MeasurePlugin) or callable(self.measure)
+        if not is_measure:
+            raise ConfigError(
+                f"measure is {type(self.measure).__name__}: "
+                "give a name, such as 'cka', or a function"
+            )
+        super().__post_init__()
+
     @property
     def does(self) -> str:
         return self.measure if isinstance(self.measure, str) else kind_of(self.measure)

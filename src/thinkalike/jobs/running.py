@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import re
 import tempfile
 import weakref
-from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from thinkalike.errors import ThinkalikeError
 from thinkalike.global_state import isolated
 from thinkalike.instruments import instrument_of, run_job
 from thinkalike.jobs.base import Folder, Job
 from thinkalike.jobs.configuration import check_measure, configuration, trust_plugins_of
+from thinkalike.jobs.wording import naming
 from thinkalike.screen import watched
 from thinkalike.store import Result
 
@@ -35,7 +33,7 @@ def run(job: Job, store: Folder | None = None, force: bool = False) -> Result:
     trust_plugins_of(job)
     instrument = job.instrument
     check_measure(job, instrument)
-    with isolated(), contextlib.ExitStack() as kept, naming(type(job)), watched():
+    with isolated(), contextlib.ExitStack() as kept, naming(job), watched():
         config = configuration(job, instrument)
         if config.store is None and instrument_of(config).needs_store:
             folder = tempfile.TemporaryDirectory(prefix="thinkalike-")
@@ -44,23 +42,3 @@ def run(job: Job, store: Folder | None = None, force: bool = False) -> Result:
         # The folder of a job that needs one is removed with the result.
         weakref.finalize(result, kept.pop_all().close)
     return result
-
-
-@contextlib.contextmanager
-def naming(job: type[Job]) -> Iterator[None]:
-    """Let errors call the settings of a job by its fields, and not as a command line does."""
-    try:
-        yield
-    except ThinkalikeError as error:
-        error.args = (_in_words_of(job.defaults(), str(error)),)
-        raise
-
-
-def _in_words_of(fields: Iterable[str], message: str) -> str:
-    """Return a message in which the settings of a command line have the names of fields."""
-    names = "|".join(fields)
-    settings = rf"\b(?:(?:stitch|measure|data|stimuli)\.({names})|model\.(site|head))\b"
-    message = re.sub(settings, r"\1\2", message)
-    message = re.sub(r"\bdata=", "texts=", message)
-    message = re.sub(r"\bdata\.files\b", "texts", message)
-    return re.sub(r"\bmodel@target=", "target=", message)

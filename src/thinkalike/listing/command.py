@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from thinkalike.errors import ConfigError, listed, plain_line, refuse_words
 from thinkalike.listing.frames import csv_of, json_of, records
 from thinkalike.listing.query import Query, selected
-from thinkalike.listing.search import StoreContent, search
+from thinkalike.listing.store_content import StoreContent, search
 from thinkalike.listing.tables import show_entries
 
 EXAMPLES = """\

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from thinkalike.errors import flat
-from thinkalike.listing.search import Entry, skipping
+from thinkalike.listing.store_content import Entry, skipping
 
 # Most settings of these parts of a configuration follow from the name of the model or the data.
 NAMED_PARTS = ("model", "target", "data")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypedDict
 
 from thinkalike.errors import ConfigError, checked_path, plain
 from thinkalike.listing.query import Query, selected
-from thinkalike.listing.search import Entry, search
+from thinkalike.listing.store_content import Entry, search
 from thinkalike.store import Headline
 
 if TYPE_CHECKING:

@@ -3,24 +3,33 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
+from datetime import datetime
 from pathlib import Path
 
 from thinkalike.errors import ConfigError, StoreError, nearest, one_of
 from thinkalike.files import is_folder
 from thinkalike.listing.differing import with_differing
-from thinkalike.listing.search import Entry, StoreContent
+from thinkalike.listing.store_content import Entry, StoreContent
 
 KEYS = ("store", "kind", "model", "sort")
 DEFAULT_STORE = "results"
-# the attribute of an entry by which results are sorted
-ORDERS = {
-    "date": attrgetter("date"),
-    "duration": attrgetter("seconds"),
-    "models": attrgetter("models"),
-    "kind": attrgetter("result.kind"),
+
+
+def nan_last(number: float) -> tuple[bool, float]:
+    """Return a sort key that puts NaN last, which is neither less nor more than any number."""
+    if math.isnan(number):
+        return True, 0.0
+    return False, number
+
+
+# the key of an entry by which results are sorted
+ORDERS: dict[str, Callable[[Entry], str | list[str] | datetime | tuple[bool, float]]] = {
+    "date": lambda entry: entry.date,
+    "duration": lambda entry: nan_last(entry.seconds),
+    "models": lambda entry: entry.models,
+    "kind": lambda entry: entry.result.kind,
 }
 
 
@@ -166,7 +175,7 @@ def _nothing_found(content: StoreContent, is_excluded: bool) -> str:
 def _in_order(entries: Sequence[Entry], order: str) -> list[Entry]:
     """Return results by one of `ORDERS`, or by a headline number; those without it come first."""
     if order in ORDERS:
-        return sorted(entries, key=ORDERS[order])
+        return sorted(entries, key=ORDERS[order])  # type: ignore[arg-type]  # one order has keys of one type
     headline_names = {headline.name for entry in entries for headline in entry.headlines}
     one_of("sort", order, {*ORDERS, *headline_names})
-    return sorted(entries, key=lambda entry: entry.numbers.get(order, -math.inf))
+    return sorted(entries, key=lambda entry: nan_last(entry.numbers.get(order, -math.inf)))

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from thinkalike.errors import listed, plain_line
-from thinkalike.listing.search import Entry, skipping
+from thinkalike.listing.store_content import Entry, skipping
 from thinkalike.screen import Column, Table, show_table, text_column
 from thinkalike.store import Result
 

@@ -1,16 +1,17 @@
-"""Measures: torch only, pure functions of tensors and small modules. They know no models, files or configuration.
+"""Measures: pure functions of tensors and small modules, which need torch only.
 
 Code outside imports from here, and each name is loaded when it is first used.
 
-Every function here takes NumPy arrays, DataFrames and lists, too, where it wants a tensor; see `thinkalike.arguments`.
-The modules below have the same functions for tensors alone.
+Every function here takes NumPy arrays, DataFrames and lists, too, where it wants a tensor; see
+`thinkalike.arguments`. The modules below have the same functions for tensors alone.
 """
 
 from importlib import import_module
 from inspect import isfunction
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # what type checkers and editors see; test_install.py compares it with what is loaded
+# what type checkers and editors see; test_install.py compares it with what is loaded
+if TYPE_CHECKING:
     from thinkalike.arguments import takes_arrays
     from thinkalike.measures import (
         bootstrap,
@@ -150,7 +151,14 @@ MODULES: dict[str, tuple[str, ...]] = {  # by module, the names that it has
     "kernel_alignment": ("alignment", "arc_length", "cka", "CKAMeasure"),
     "layer_means": ("LayerMeans",),
     "layer_pair_estimate": ("LayerPairEstimate",),
-    "losses": ("CHUNK", "compare_outputs", "OutputMatch", "token_kl", "token_loss", "unigram_entropy"),
+    "losses": (
+        "CHUNK",
+        "compare_outputs",
+        "OutputMatch",
+        "token_kl",
+        "token_loss",
+        "unigram_entropy",
+    ),
     "metric": ("CKA", "CKAResult"),
     "mlem.differentiable": ("DifferentiableMLEM",),
     "mlem.encoding_model": ("MLEM",),

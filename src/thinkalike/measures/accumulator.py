@@ -1,13 +1,14 @@
 """A metric of torchmetrics that gathers a measure of layer pairs batch by batch.
 
 Each batch adds a few small tensors to lists, so batches may come in any order and from several
-processes. This is not in the modules of the pure measures, as torchmetrics takes a second to import.
+processes. This is not in the modules of the pure measures, as torchmetrics takes a second to
+import.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -22,7 +23,7 @@ from thinkalike.measures.contract import Batch, States
 GIVEN = ("none", "token")
 
 
-def from_everyone(state: Tensor, group: Any = None) -> list[Tensor]:
+def from_everyone(state: Tensor, group: distributed.ProcessGroup | None = None) -> list[Tensor]:
     """Return the states of all processes, of any shapes.
 
     torchmetrics wants the same number of axes of each.
@@ -57,7 +58,9 @@ class Accumulator(Metric):
     documents: list[Tensor] | Tensor
 
     @takes_arrays
-    def __init__(self, source_layers: Count, target_layers: Count, *, given: str = "none", **kwargs: Any):
+    def __init__(
+        self, source_layers: Count, target_layers: Count, *, given: str = "none", **kwargs: Any
+    ):
         check_choice("given", given, GIVEN)
         super().__init__(**{"dist_sync_fn": from_everyone, "compute_with_cache": False, **kwargs})
         self.source_layers = source_layers
@@ -71,7 +74,7 @@ class Accumulator(Metric):
         """Whether there is a batch, which may have come from a `state_dict`."""
         return len(self.numbers) > 0
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, *args: object, **kwargs: object) -> object:
         """Add one batch as `update` does, and return the estimate of this batch alone."""
         lengths_before = {name: len(state) for name, state in self.metric_state.items()}
         self.update(*args, **kwargs)
@@ -80,7 +83,9 @@ class Accumulator(Metric):
             setattr(batch_alone, name, getattr(batch_alone, name)[length:])
         return type(batch_alone).compute(batch_alone)
 
-    def load_state_dict(self, state_dict: Any, strict: bool = True, assign: bool = False) -> Any:
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> object:
         """Take over the batches of a `state_dict`, whose lists stay as they are."""
         copied = dict(state_dict)
         for name in self.metric_state:
@@ -115,10 +120,10 @@ class Accumulator(Metric):
             number: The number of this batch in the whole run; by default the next one. Processes
                 that share a run, and metrics that are merged, need it.
             groups: The token of each state, (b, t) or (n,), for given="token" only.
-            documents: The number of the document of each state, or of whatever else its rows depend
-                on each other in, the same in all batches; by default each row is one. Intervals
-                leave out those of one `number % 10` at a time, see `numbered_by_part`, and nulls
-                move them as blocks.
+            documents: The number of the document of each state, or of whatever else its rows
+                depend on each other in, the same in all batches; by default each row is one.
+                Intervals leave out those of one `number % 10` at a time, see `numbered_by_part`,
+                and nulls move them as blocks.
 
         Raises:
             ValueError: Arguments do not fit, or the measure refuses a layer. Nothing is added.
@@ -148,9 +153,14 @@ class Accumulator(Metric):
                 f"and {announced[1]} layers were announced, as source_layers and target_layers"
             )
         if (groups is None) != (self.given == "none"):
-            raise ValueError(f"groups, the token of each state, come with given=token alone, and this is {self.given}")
+            raise ValueError(
+                "groups, the token of each state, come with given=token alone, and this is "
+                f"{self.given}"
+            )
 
-    def add(self, number: int, documents: Int[Tensor, " n"], **states: Shaped[Tensor, " ..."]) -> None:
+    def add(
+        self, number: int, documents: Int[Tensor, " n"], **states: Shaped[Tensor, " ..."]
+    ) -> None:
         """Add what a batch leaves to the lists.
 
         Args:
@@ -159,12 +169,13 @@ class Accumulator(Metric):
             states: A tensor for each of some of `batch_states`.
         """
         self.documents.append(documents.detach().to(self.device))  # type: ignore[union-attr]
-        self.numbers.append(torch.full((1,), number, device=self.device))  # type: ignore[union-attr]
+        batch_number = torch.full((1,), number, device=self.device)
+        self.numbers.append(batch_number)  # type: ignore[union-attr]
         for name, state in states.items():
             getattr(self, name).append(state.detach()[None].to(self.device))
 
     def gathered(self) -> dict[str, Tensor]:
-        """Return what all batches left, by name: a row for each batch, in the order of their numbers.
+        """Return what all batches left, by name: a row for each batch, in order of number.
 
         "documents" has a number for each row of all batches, and what only some batches left has a
         row for each of these, in the order in which they came.
@@ -174,11 +185,16 @@ class Accumulator(Metric):
         """
         if not self.update_called:
             raise ValueError("there is no mean of no batches: call update first")
-        states = {name: dim_zero_cat(state) for name, state in self.metric_state.items() if len(state)}
+        states = {
+            name: dim_zero_cat(state) for name, state in self.metric_state.items() if len(state)
+        }
         numbers, order = states["numbers"].sort()
         repeated = numbers[1:][numbers.diff() == 0].tolist()
         if repeated:
-            raise ValueError(f"two batches have number {repeated[0]}: number those of one run, update(..., number=)")
+            raise ValueError(
+                f"two batches have number {repeated[0]}: "
+                "number those of one run, update(..., number=)"
+            )
         for name, state in states.items():
             if name != "documents" and len(state) == len(order):
                 states[name] = state[order]

@@ -1,9 +1,9 @@
-"""Intervals that resample whole documents, because the tokens of one document are not independent."""
+"""Intervals that resample whole documents, as tokens of one document are not independent."""
 
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 from jaxtyping import Float, Int
@@ -18,7 +18,8 @@ from thinkalike.measures.sample_size import (
 )
 from thinkalike.measures.seeds import seeded
 
-# The ends of a 95 % interval are the quantiles of 2.5 and 97.5 %, which fewer resamples do not tell.
+# The ends of a 95 % interval are the quantiles of 2.5 and 97.5 %, which fewer resamples do not
+# tell.
 FEWEST_RESAMPLES = 100
 Resamples = Annotated[int, Within(least=FEWEST_RESAMPLES, most=MOST_REPETITIONS)]
 
@@ -42,7 +43,9 @@ def sum_by_document(
         ValueError: A document's number is not below `count`.
     """
     if documents.numel() and int(documents.max()) >= count:
-        raise ValueError(f"documents holds {int(documents.max())}, and count={count}: number documents from 0")
+        raise ValueError(
+            f"documents holds {int(documents.max())}, and count={count}: number documents from 0"
+        )
     sums = values.new_zeros(*values.shape[:-1], count, dtype=torch.float64)
     return sums.index_add_(-1, documents.long(), values.double())
 
@@ -62,9 +65,9 @@ def bootstrap_interval(
     A mean per token is a ratio R = Σ s / Σ n over documents with sums s and counts n, in which a
     document has the weight w = n / Σ n. Its interval is R - q₊ σ to R - q₋ σ:
 
-    - σ² = Σ (s - R n)² / (1 - 2 w + Σ w²) / (Σ n)² is the linearised variance of a ratio, corrected
-      so that it is unbiased if all documents' means have the same variance, whatever their weights
-      (Bell & McCaffrey 2002).
+    - σ² = Σ (s - R n)² / (1 - 2 w + Σ w²) / (Σ n)² is the linearised variance of a ratio,
+      corrected so that it is unbiased if all documents' means have the same variance, whatever
+      their weights (Bell & McCaffrey 2002).
     - q are quantiles of the *studentised* bootstrap (Efron & Tibshirani 1993, section 12.5): each
       resample of documents gives t, the distance of its ratio from R in its own standard errors.
     - Resamples vary too little in the few documents of greatest weight. So q is multiplied by
@@ -80,11 +83,12 @@ def bootstrap_interval(
         level: The probability with which the interval covers the mean.
         resamples: How many resamples are drawn.
         seed: The seed of the resamples.
-        together: Whether the intervals hold for all means simultaneously, with the quantiles of the
-            largest and the smallest t of each resample (max-t; Westfall & Young 1993, section 2.5).
+        together: Whether the intervals hold for all means simultaneously, with the quantiles of
+            the largest and the smallest t of each resample (max-t; Westfall & Young 1993, section
+            2.5).
         bounds: The least and the greatest value that a token can have. With a least value of 0, as
-            of KL, the lower end is that of log R, studentised by σ / R, so that it is above 0 for a
-            mean above 0. An upper end stops at the greatest value.
+            of KL, the lower end is that of log R, studentised by σ / R, so that it is above 0 for
+            a mean above 0. An upper end stops at the greatest value.
 
     Raises:
         ValueError: Fewer than two documents have tokens, `bounds` are not two rising numbers, or a
@@ -172,20 +176,21 @@ def bootstrap_interval(
     return Estimate(value * unit, low, high)
 
 
-def _checked_bounds(bounds: Any) -> tuple[float, float]:
+def _checked_bounds(bounds: object) -> tuple[float, float]:
     """Return the least and the greatest value of a token.
 
     Raises:
         ValueError: The bounds are not two rising numbers.
     """
     try:
-        least, greatest = (float(end) for end in bounds)
+        least, greatest = (float(end) for end in bounds)  # type: ignore[attr-defined]
         is_rising = least < greatest
     except (TypeError, ValueError, OverflowError):
         is_rising = False
     if isinstance(bounds, str) or not is_rising:
         raise ValueError(
-            f"bounds={shown(bounds)} must be two numbers, the least value of a token and then the greatest one"
+            f"bounds={shown(bounds)} must be two numbers, the least value of a token and then the "
+            "greatest one"
         )
     return least, greatest
 
@@ -197,11 +202,13 @@ def _refuse_means_beyond(means: Float[Tensor, "*b"], least: float, greatest: flo
     slack = RELATIVE_ROUNDING * means.abs().max()
     if least > -math.inf and (means < least - slack).any():
         raise ValueError(
-            f"a mean of {float(means.min()):g} is below the least value in bounds, {least:g}: correct them"
+            f"a mean of {float(means.min()):g} is below the least value in bounds, {least:g}: "
+            "correct them"
         )
     if greatest < math.inf and (means > greatest + slack).any():
         raise ValueError(
-            f"a mean of {float(means.max()):g} is above the greatest value in bounds, {greatest:g}: correct them"
+            f"a mean of {float(means.max()):g} is above the greatest value in bounds, "
+            f"{greatest:g}: correct them"
         )
 
 
@@ -210,8 +217,8 @@ def _resampled(
 ) -> tuple[Float[Tensor, "*b r"], Float[Tensor, "*b r"]]:
     """Return the mean in each resample minus that of all documents, and its standard error.
 
-    The error is √(Σ d e²) with e = (s - r n) / Σ d n, where r is the ratio in the resample and d is
-    how often the resample has each document. Products of sums and counts give it without
+    The error is √(Σ d e²) with e = (s - r n) / Σ d n, where r is the ratio in the resample and d
+    is how often the resample has each document. Products of sums and counts give it without
     resamples x documents x entries in memory.
 
     Args:
@@ -248,7 +255,8 @@ def documents_and_seeds_interval(
     documents plus that of the seeds' own effects (Cornfield & Tukey 1956). Both intervals are
     joined by MOVER (Zou & Donner 2008, eq. 4):
 
-        low = R - √((R - low_d)² + h²),  high = R + √((high_d - R)² + h²),  h² = t² max(v / S - u, 0)
+        low = R - √((R - low_d)² + h²),  high = R + √((high_d - R)² + h²),  h² = t² max(v / S - u,
+        0)
 
     with R the mean of the S seeds' means per token, low_d and high_d the ends of its
     `bootstrap_interval` over documents, v the variance of the seeds' means, and t of Student's
@@ -267,7 +275,9 @@ def documents_and_seeds_interval(
     """
     seeds = sums.shape[-2]
     sums = sums.double()
-    over_documents = bootstrap_interval(sums.mean(-2), counts, level=level, resamples=resamples, seed=seed)
+    over_documents = bootstrap_interval(
+        sums.mean(-2), counts, level=level, resamples=resamples, seed=seed
+    )
     if seeds < 2:
         return over_documents
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -25,7 +25,7 @@ from thinkalike.measures.sample_size import (
 from thinkalike.measures.seeds import seeded
 from thinkalike.processes import counted
 
-UserFunction = Callable[[Tensor, Tensor], Any]
+UserFunction = Callable[[Tensor, Tensor], object]
 
 
 class Calibrated(NamedTuple):
@@ -51,7 +51,7 @@ class Calibrated(NamedTuple):
 
 @takes_arrays
 def calibrate(
-    function: Callable[[Tensor, Tensor], Any],
+    function: Callable[[Tensor, Tensor], object],
     X: Annotated[Float[Tensor, "n d"], Within(fewest=1)],
     Y: Float[Tensor, "n e"],
     groups: Int[Tensor, " n"],
@@ -71,8 +71,8 @@ def calibrate(
             returns a finite number that is larger if they are more alike. It gets copies, which it
             may change.
         X, Y: Row i of both belongs to stimulus i.
-        groups: What each row belongs to, such as its document or sentence; rows of one group depend
-            on each other.
+        groups: What each row belongs to, such as its document or sentence; rows of one group
+            depend on each other.
         permutations: How often groups change places.
         seed: The seed of the permutations.
 
@@ -136,7 +136,9 @@ def _with_interval(
         replicates = _values_without_parts(function, X, Y, parts)
         scattered = _values_without_parts(function, X, Y, scattered_parts)
     reference = torch.tensor(scattered, dtype=torch.float64).mean(0)
-    return jackknife(value, torch.tensor(replicates, dtype=torch.float64), reference, is_drawn=True)
+    return jackknife(
+        value, torch.tensor(replicates, dtype=torch.float64), reference, is_drawn=True
+    )
 
 
 def _values_without_parts(
@@ -173,7 +175,11 @@ def _p_of_groups(
     y = Y[rows]
     value = _value_of(function, x, y)
     null = [_value_of(function, x, y[permuted_rows(numbers[rows], seed)]) for seed in seeds]
-    return float(p_value(torch.tensor(null, dtype=torch.float64), torch.tensor([value], dtype=torch.float64)))
+    return float(
+        p_value(
+            torch.tensor(null, dtype=torch.float64), torch.tensor([value], dtype=torch.float64)
+        )
+    )
 
 
 def _value_of(function: UserFunction, X: Float[Tensor, "m d"], Y: Float[Tensor, "m e"]) -> float:
@@ -185,11 +191,15 @@ def _value_of(function: UserFunction, X: Float[Tensor, "m d"], Y: Float[Tensor, 
     value = function(X.clone(), Y.clone())
     number = float("nan")
     try:
-        scalar = value.item() if hasattr(value, "item") else value
+        scalar = value
+        if hasattr(value, "item"):
+            scalar = value.item()
         if not isinstance(scalar, str | bytes):  # float would read a text
-            number = float(scalar)
+            number = float(scalar)  # type: ignore[arg-type]
     except (TypeError, ValueError, RuntimeError, OverflowError):
         pass
     if not math.isfinite(number):
-        raise ValueError(f"function returns {shown(value)} for {len(X)} rows: it must return a finite number")
+        raise ValueError(
+            f"function returns {shown(value)} for {len(X)} rows: it must return a finite number"
+        )
     return number

@@ -57,7 +57,9 @@ def centred(features: Float[Tensor, "n d"], name: str = "features") -> CentredRo
         ValueError: There are no rows or no columns, or see `refuse_flaws`.
     """
     if not features.numel():
-        raise ValueError(f"{name} has shape {tuple(features.shape)}: give one row and one column or more")
+        raise ValueError(
+            f"{name} has shape {tuple(features.shape)}: give one row and one column or more"
+        )
     rows = centre(features.to(common_dtype([features])), name)
     refuse_flaws([rows])
     return rows
@@ -68,7 +70,9 @@ def centre(features: Float[Tensor, "n d"], name: str = "features") -> CentredRow
     return centre_all(features[None], [name])[0]
 
 
-def centre_all(features: Float[Tensor, "l n d"], names: Sequence[str], is_own: bool = False) -> list[CentredRows]:
+def centre_all(
+    features: Float[Tensor, "l n d"], names: Sequence[str], is_own: bool = False
+) -> list[CentredRows]:
     """Return the rows of layers, shifted and scaled.
 
     HSIC does not depend on the shift, so it is chosen for its digits. Under the plain mean one
@@ -81,8 +85,8 @@ def centre_all(features: Float[Tensor, "l n d"], names: Sequence[str], is_own: b
     Args:
         features: The layers.
         names: What errors call them.
-        is_own: Whether the features may be changed in place: new memory costs several times as much
-            as a pass over it.
+        is_own: Whether the features may be changed in place: new memory costs several times as
+            much as a pass over it.
     """
     with torch.no_grad():
         size = size_of(features, (1, 2))
@@ -111,7 +115,9 @@ def centre_all(features: Float[Tensor, "l n d"], names: Sequence[str], is_own: b
 
 
 @torch.no_grad()
-def centre_groups(groups: RowGroups, features: Float[Tensor, "n d"], name: str = "features") -> CentredRows:
+def centre_groups(
+    groups: RowGroups, features: Float[Tensor, "n d"], name: str = "features"
+) -> CentredRows:
     """Return the rows of groups, shifted about the typical point of each group, with one scale.
 
     See `centre_all`. The rows are in the order of the groups.
@@ -143,8 +149,10 @@ def centre_groups(groups: RowGroups, features: Float[Tensor, "n d"], name: str =
     )
 
 
-def flaw_of(spread: Float[Tensor, "*l"], offset: Float[Tensor, "*l"], dtype: torch.dtype) -> Int[Tensor, "*l"]:
-    """Return what is wrong with rows: 0, `NOT_FINITE` or `ALIKE`; for arguments see `all_alike`."""
+def flaw_of(
+    spread: Float[Tensor, "*l"], offset: Float[Tensor, "*l"], dtype: torch.dtype
+) -> Int[Tensor, "*l"]:
+    """Return what is wrong with rows: 0, `NOT_FINITE` or `ALIKE`; see `all_alike`."""
     alike = ALIKE * all_alike(spread, offset, dtype)
     return torch.where(spread.isfinite(), alike, NOT_FINITE)
 

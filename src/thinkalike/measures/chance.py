@@ -1,4 +1,4 @@
-"""What chance gives: layer pairs are compared again after documents of one model changed places."""
+"""What chance gives: layer pairs compared again after documents of one model moved."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ class Chance:
     """The null of the values of l x m layer pairs: documents change places, in one batch.
 
     p and `largest` are of `balanced_rows`; given the token, they are of the similarities of
-    different documents. They are NaN if there are fewer than 8 such documents, or, given the token,
-    if the documents are worth fewer than 15 of equal length.
+    different documents. They are NaN if there are fewer than 8 such documents, or, given the
+    token, if the documents are worth fewer than 15 of equal length.
 
     Attributes:
         null: The mean value of those permutations that leave next to no row in place.
@@ -113,10 +113,10 @@ def chance_of(
 
 
 def p_value(null: Float[Tensor, "p ..."], value: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:
-    """Return the p-value (1 + #{null > value} + u) / (1 + p), with u drawn from 0..#{null = value}.
+    """Return the p-value (1 + #{null > value} + u) / (1 + p), u drawn from 0..#{null = value}.
 
-    u is a pseudo-random number that depends on nothing but the values of the null. Where all values
-    tie, p is 1. It is NaN where a value is not finite.
+    u is a pseudo-random number that depends on nothing but the values of the null. Where all
+    values tie, p is 1. It is NaN where a value is not finite.
     """
     smallest = torch.finfo(null.dtype).tiny
     tie = TIE_SHARE * null.abs().amax(0).clamp(min=smallest)
@@ -176,7 +176,9 @@ class BatchNull:
             owners = documents[self.within.order].cpu()
             groups = self.within
 
-        orders = torch.stack([permuted_within(owners, groups, seed) for seed in range(self.permutations)])
+        orders = torch.stack(
+            [permuted_within(owners, groups, seed) for seed in range(self.permutations)]
+        )
         share_in_place = (orders == torch.arange(len(owners))).double().mean(1)
         # Where every permutation leaves many rows in place, the best ones have to do.
         moves_most_rows = share_in_place <= share_in_place.min().clamp(min=MOST_ROWS_IN_PLACE)
@@ -192,7 +194,10 @@ class BatchNull:
 
         tested, document_count = self._tested(owners, permuted, values)
         moved = torch.tensor(document_count)
-        return {pair: {"null": null[pair], "tested": tested[pair], "moved": moved} for pair in self.blocks.pairs}
+        return {
+            pair: {"null": null[pair], "tested": tested[pair], "moved": moved}
+            for pair in self.blocks.pairs
+        }
 
     def _tested(
         self,
@@ -224,8 +229,12 @@ class BatchNull:
         rows = self.rows.of(rows_of_document.flatten())
         layers = self.measure.prepared(rows.layers, rows.names, rows.order)
         balanced_owners = rows.documents.cpu()
-        orders = torch.stack([permuted_rows(balanced_owners, seed) for seed in range(self.permutations)])
-        balanced_values = self.measure.compare_all(layers, self.blocks._replace(pairs=list(values)))
+        orders = torch.stack(
+            [permuted_rows(balanced_owners, seed) for seed in range(self.permutations)]
+        )
+        balanced_values = self.measure.compare_all(
+            layers, self.blocks._replace(pairs=list(values))
+        )
         return self._permuted(layers, orders, balanced_values), len(rows_of_document)
 
     def _signed(self, owners: Int[Tensor, " kept"], within: RowGroups) -> ValuesByPair:
@@ -236,7 +245,9 @@ class BatchNull:
         signed = {}
         for source, target in self.blocks.pairs:
             sides = (self.blocks.models[source], self.blocks.models[target])
-            signed[source, target] = signed_similarities(similarities, sides, owners_by_size, self.permutations)
+            signed[source, target] = signed_similarities(
+                similarities, sides, owners_by_size, self.permutations
+            )
         return signed
 
     def _permuted(
@@ -268,7 +279,10 @@ class BatchNull:
         for target in targets:
             indices = [target_layers.index(layer) for layer in self.blocks.models[target]]
             models.append(tuple(len(source_layers) + index for index in indices))
-        pairs_across = [(sources.index(source), len(sources) + targets.index(target)) for source, target in pairs]
+        pairs_across = [
+            (sources.index(source), len(sources) + targets.index(target))
+            for source, target in pairs
+        ]
         across = Blocks(models, pairs_across)
 
         by_pair: dict[Pair, list[Tensor]] = {pair: [values[pair].double()] for pair in pairs}
@@ -279,7 +293,8 @@ class BatchNull:
             for pair, pair_across in zip(pairs, pairs_across, strict=True):
                 by_pair[pair].append(compared[pair_across].double())
         return {
-            pair: self._finished(torch.stack(across_models), values, pair) for pair, across_models in by_pair.items()
+            pair: self._finished(torch.stack(across_models), values, pair)
+            for pair, across_models in by_pair.items()
         }
 
     def _layers_of(self, models: Sequence[int]) -> list[int]:

@@ -3,10 +3,11 @@
 A null is a set of models that were changed as much, but at random. There are two of weights: each
 matrix gets the same change with the signs of rows and columns flipped at random, while rows and
 columns are permuted (`signed_permutation`) or stay where they are (`random_signs`). If the
-distribution of a change is invariant under such maps, the change and its nulls are exchangeable, so
-that the rank of the change among them is an exact test. The distribution of Gaussian noise of one
-size is invariant under both. Noise that is proportional to the weights, as that of rounding is, is
-invariant under flipped signs alone: a permutation takes large changes away from large weights.
+distribution of a change is invariant under such maps, the change and its nulls are exchangeable,
+so that the rank of the change among them is an exact test. The distribution of Gaussian noise of
+one size is invariant under both. Noise that is proportional to the weights, as that of rounding
+is, is invariant under flipped signs alone: a permutation takes large changes away from large
+weights.
 """
 
 from __future__ import annotations
@@ -83,10 +84,13 @@ def divergence(p: Float[Tensor, "n v"], q: Float[Tensor, "n v"]) -> Float[Tensor
     return torch.cat(sums).clamp(min=0)  # rounding may take a sum below 0
 
 
-def signed_permutation(change: Float[Tensor, "*s"], generator: torch.Generator) -> Float[Tensor, "*s"]:
+def signed_permutation(
+    change: Float[Tensor, "*s"], generator: torch.Generator
+) -> Float[Tensor, "*s"]:
     """Return a tensor with each axis in random order, and a random sign for each of its indices.
 
-    These maps are orthogonal: the Frobenius norm and, of a matrix, all singular values stay as they
+    These maps are orthogonal: the Frobenius norm and, of a matrix, all singular values stay as
+        they
     are.
     """
     for axis, size in enumerate(change.shape):
@@ -99,8 +103,8 @@ def signed_permutation(change: Float[Tensor, "*s"], generator: torch.Generator) 
 def random_signs(change: Float[Tensor, "*s"], generator: torch.Generator) -> Float[Tensor, "*s"]:
     """Return a tensor with a random sign for each index of each axis.
 
-    Entries stay where they are and keep their size; the Frobenius norm and all singular values stay
-    as they are.
+    Entries stay where they are and keep their size; the Frobenius norm and all singular values
+    stay as they are.
     """
     change = change.clone()
     for axis in range(change.dim()):
@@ -108,7 +112,9 @@ def random_signs(change: Float[Tensor, "*s"], generator: torch.Generator) -> Flo
     return change
 
 
-def _signs_along(change: Float[Tensor, "*s"], axis: int, generator: torch.Generator) -> Float[Tensor, "..."]:
+def _signs_along(
+    change: Float[Tensor, "*s"], axis: int, generator: torch.Generator
+) -> Float[Tensor, "..."]:
     """Return a random sign for each index of an axis, in a shape that multiplies the tensor."""
     signs = torch.randint(2, (change.shape[axis],), generator=generator).to(change) * 2 - 1
     axes_after = change.dim() - axis - 1
@@ -153,13 +159,15 @@ def false_discovery_rates(p: Float[Tensor, " m"]) -> Float[Tensor, " m"]:
     return torch.empty_like(p).scatter_(0, order, rates)
 
 
-def excess(values: Float[Tensor, " g"], null: Float[Tensor, "r g"]) -> tuple[Tensor, Tensor, Tensor]:
+def excess(
+    values: Float[Tensor, " g"], null: Float[Tensor, "r g"]
+) -> tuple[Tensor, Tensor, Tensor]:
     """Return how far each of g groups changed beyond the null and beyond the remaining groups.
 
-    t is (value - mean of the null's runs) / (s √(1 + 1/r)), with r - 1 degrees of freedom and s the
-    standard deviation of the r ≥ 2 runs, at least the median one of all groups. With
-    `FEWEST_GROUPS` groups or more, each run is taken less its median, and t is divided by
-    λ = median |t| / the median of Student's |t|, if that is more than 1 (genomic control, Devlin &
+    t is (value - mean of the null's runs) / (s √(1 + 1/r)), with r - 1 degrees of freedom and s
+    the standard deviation of the r ≥ 2 runs, at least the median one of all groups. With
+    `FEWEST_GROUPS` groups or more, each run is taken less its median, and t is divided by λ =
+    median |t| / the median of Student's |t|, if that is more than 1 (genomic control, Devlin &
     Roeder 1999), so that what happens to most groups is an excess of none.
 
     Args:
@@ -190,9 +198,9 @@ def excess(values: Float[Tensor, " g"], null: Float[Tensor, "r g"]) -> tuple[Ten
 def above_null(values: Float[Tensor, " g"], null: Float[Tensor, "r g"]) -> Float[Tensor, " g"]:
     """Return for each of g groups the one-sided p-value of a value above those of a null.
 
-    As in `excess`, t = (value - mean of the r ≥ 2 runs) / (s √(1 + 1/r)) with s at least the median
-    one of all groups. The remaining groups do not matter, so that a change which moves all of them
-    is above the null in all of them.
+    As in `excess`, t = (value - mean of the r ≥ 2 runs) / (s √(1 + 1/r)) with s at least the
+    median one of all groups. The remaining groups do not matter, so that a change which moves all
+    of them is above the null in all of them.
     """
     runs = null.double()
     spread = runs.std(0).clamp(min=SCORE_ROUNDING) * math.sqrt(1 + 1 / len(runs))
@@ -211,8 +219,8 @@ def beyond_null(
     standard deviation s of the null's runs, s being at least the median one of all groups. With
     `FEWEST_PEERS` groups or more, each run is taken less its median over groups, and each result z
     becomes (z - mean of the remaining groups) / max(their standard deviation, 1): what happens to
-    all groups, or varies as much among all of them, tells none of them apart. The greatest of the k
-    statistics counts.
+    all groups, or varies as much among all of them, tells none of them apart. The greatest of the
+    k statistics counts.
 
     Each run is compared with all remaining runs in this way, and the p-value is the rank of the
     value's maximum over groups among theirs: exact if value and null are exchangeable, whatever
@@ -256,7 +264,9 @@ class Directions(NamedTuple):
     stability: Float[Tensor, " k"]
 
 
-def directions_of_change(change: Float[Tensor, "n d"], half: Bool[Tensor, " n"], k: int = 3) -> Directions:
+def directions_of_change(
+    change: Float[Tensor, "n d"], half: Bool[Tensor, " n"], k: int = 3
+) -> Directions:
     """Return the first k ≤ d right singular vectors of the change y - x of states.
 
     The mean of the change is included. Each vector points to where the change is positive on
@@ -288,7 +298,7 @@ def directions_of_change(change: Float[Tensor, "n d"], half: Bool[Tensor, " n"],
 def _principal_directions(
     rows: Float[Tensor, "m d"],
 ) -> tuple[Float[Tensor, " d"], Float[Tensor, "d d"]]:
-    """Return the squared singular values in falling order, and the right singular vectors as rows."""
+    """Return the squared singular values in falling order, and the right singular vectors."""
     values, vectors = torch.linalg.eigh(rows.T @ rows)
     return values.flip(0).clamp(min=0), vectors.T.flip(0)
 

@@ -16,7 +16,8 @@ from thinkalike.measures.moments import VARIANCE_ROUNDING, LayerPair, Moments, P
 # The penalty of a ridge regression; None: it is chosen by cross-validation over documents.
 Ridge = Annotated[float | None, Within(least=0)]
 
-# Singular values below this share of the largest are rounding, in a matrix that was ever in float32.
+# Singular values below this share of the largest are rounding, in a matrix that was ever in
+# float32.
 SINGULAR_VALUE_ROUNDING = 1e-6
 
 
@@ -66,8 +67,8 @@ def least_squares(
     """Return the W and b that minimise Σᵢ ‖yᵢ - W xᵢ - b‖² + ridge ‖W‖².
 
     W = Y'X (X'X + ridge I)⁺ on centred rows. The penalty stands beside a sum over rows, as in
-    scikit-learn, and does not apply to b. At ridge=0 and a singular X'X (n <= d, or the states of a
-    LayerNorm) W is the solution of least norm: directions with less than 1e-12 of the largest
+    scikit-learn, and does not apply to b. At ridge=0 and a singular X'X (n <= d, or the states of
+    a LayerNorm) W is the solution of least norm: directions with less than 1e-12 of the largest
     variance get none.
 
     Args:
@@ -137,7 +138,9 @@ def procrustes(moments: Moments | HalvedMoments, pair: LayerPair, bias: bool = T
     statistics = _statistics(moments, pair, bias)
     d, e = statistics.xy.shape
     if e < d:
-        raise ValueError(f"no isometry goes from width {d} to {e}: fit the other direction, or use reduced_rank")
+        raise ValueError(
+            f"no isometry goes from width {d} to {e}: fit the other direction, or use reduced_rank"
+        )
     u, _, vh = torch.linalg.svd(statistics.xy.T, full_matrices=False)
     return _through_means(statistics, u @ vh)
 
@@ -157,12 +160,16 @@ def _statistics(moments: Moments | HalvedMoments, pair: LayerPair, bias: bool) -
     return statistics.about_zero()
 
 
-def _penalty(moments: Moments | HalvedMoments, pair: LayerPair, ridge: float | None, bias: bool) -> float:
+def _penalty(
+    moments: Moments | HalvedMoments, pair: LayerPair, ridge: float | None, bias: bool
+) -> float:
     """Return the ridge, or the one that is chosen over halves of the documents if it is None."""
     if ridge is not None:
         return ridge
     if not isinstance(moments, HalvedMoments):
-        raise ValueError("ridge=None is chosen over halves of the documents: give HalvedMoments, or a number")
+        raise ValueError(
+            "ridge=None is chosen over halves of the documents: give HalvedMoments, or a number"
+        )
     return moments.penalty(pair, bias)
 
 

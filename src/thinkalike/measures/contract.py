@@ -1,4 +1,4 @@
-"""The contract of a measure of layer pairs: prepare each layer once, and compare two prepared layers.
+"""The contract of a measure of layer pairs: prepare each layer once, compare two prepared ones.
 
     @dataclass(frozen=True)
     class Overlap(LayerMeasure[Tensor]):
@@ -11,9 +11,9 @@
     Overlap().of(X, Y)                   # (n, d) and (n, e): one number
     Overlap().matrix([X0, X1], [Y0])     # every layer pair, each layer prepared once
 
-`LayerMeasure` has what each author writes, and the facts that make a measure an entry of the package. `FastPaths` has
-what an author may write besides, so that many layers are compared in less time; a measure without them gives the same
-numbers.
+`LayerMeasure` has what each author writes, and the facts that make a measure an entry of the
+package. `FastPaths` has what an author may write besides, so that many layers are compared in less
+time; a measure without them gives the same numbers.
 """
 
 from __future__ import annotations
@@ -36,22 +36,31 @@ from thinkalike.measures.row_groups import RowGroups, common_dtype
 from thinkalike.measures.rows import labels_of_rows, places_of, rows_of
 from thinkalike.ranges import check_within
 
-AT_ONCE = 2**16  # entries of each matrix on a CPU: those of all layers of two models stay in the cache
+# entries of each matrix on a CPU: those of all layers of two models stay in the cache
+ENTRIES_AT_ONCE = 2**16
 Pair = tuple[int, int]  # numbers of two models; a model is with itself, too
 Prepared = TypeVar("Prepared")  # what a measure makes of a layer
 
 Invariance = Literal[
-    "orthogonal", "isotropic_scaling", "translation", "row_permutation", "unit_scaling", "invertible_linear"
+    "orthogonal",
+    "isotropic_scaling",
+    "translation",
+    "row_permutation",
+    "unit_scaling",
+    "invertible_linear",
 ]
 Refusal = Literal["nan", "inf", "few_rows", "unequal_rows", "constant"]
-SAME_SHAPE: frozenset[Invariance] = frozenset({"orthogonal", "isotropic_scaling", "translation", "row_permutation"})
+SAME_SHAPE: frozenset[Invariance] = frozenset(
+    {"orthogonal", "isotropic_scaling", "translation", "row_permutation"}
+)
 BAD_INPUT: frozenset[Refusal] = frozenset({"nan", "inf", "few_rows", "unequal_rows", "constant"})
 
 
 class Blocks(NamedTuple):
-    """The layers of several models, by their places in a list of different layers, and which models are compared.
+    """The layers of several models, and which models are compared.
 
-    Two models are compared in the same steps, with operands of the same shapes, in any company: to the bit the same.
+    Two models are compared in the same steps, with operands of the same shapes, in any company: to
+        the bit the same.
     """
 
     models: Sequence[Sequence[int]]
@@ -71,18 +80,23 @@ def joined(blocks: Mapping[Pair, Tensor], pair: Pair) -> Float[Tensor, "k k"]:
 
 @dataclass(frozen=True)
 class FastPaths(Generic[Prepared]):
-    """The optional half of a measure: what compares many layers in less time, or makes a measure more than a mean.
+    """The optional half of a measure: what compares many layers in less time.
 
     A subclass sets an attribute, or computes it as a property, where it has written the method.
 
     Attributes:
         prepares_together: Whether layers of one shape can be prepared at once, by `prepare_all`.
-        leaves_out_parts: Whether values without a part of the rows follow from sums, by `compare_without_parts`.
-        is_ratio: Whether values are ratios of likenesses, by `finish`; likenesses are summed over batches first.
-        has_units: Whether a likeness grows with the squares of the sizes of both layers, which `finish` divides out.
+        leaves_out_parts: Whether values without a part of the rows follow from sums, by
+            `compare_without_parts`.
+        is_ratio: Whether values are ratios of likenesses, by `finish`; likenesses are summed over
+            batches first.
+        has_units: Whether a likeness grows with the squares of the sizes of both layers, which
+            `finish` divides out.
         has_leverage: Whether a single row can decide a prepared layer, by `leverage`.
-        compares_within_groups: Whether rows of one token can be compared among themselves, by `within`.
-        is_unbiased: Whether the value expected of independent rows is the same however many there are.
+        compares_within_groups: Whether rows of one token can be compared among themselves, by
+            `within`.
+        is_unbiased: Whether the value expected of independent rows is the same however many there
+            are.
         flatten: What a row is, see `rows_of`.
     """
 
@@ -113,17 +127,20 @@ class FastPaths(Generic[Prepared]):
     def flatten(self) -> str:
         return "token"
 
-    def prepare_all(self, layers: Float[Tensor, "l n d"], names: Sequence[str], in_place: bool) -> list[Prepared]:
+    def prepare_all(
+        self, layers: Float[Tensor, "l n d"], names: Sequence[str], in_place: bool
+    ) -> list[Prepared]:
         """Return all layers prepared, in their memory if `in_place`.
 
-        A GPU, where launches cost more than passes over memory, gets all layers of one width at once.
+        A GPU, where launches cost more than passes over memory, gets all layers of one width at
+        once.
         """
         raise NotImplementedError
 
     def compare_without_parts(
         self, layers: Sequence[Prepared], blocks: Blocks, sizes: Sequence[int]
     ) -> dict[Pair, Float[Tensor, "_ l m"]]:
-        """Return what `compare_all` does of all rows, and then without each part, (1 + parts, l, m).
+        """Return what `compare_all` does of all rows, then without each part, (1 + parts, l, m).
 
         The parts follow one another, and `sizes` has the rows of each.
         """
@@ -142,7 +159,7 @@ class FastPaths(Generic[Prepared]):
         raise NotImplementedError
 
     def similarities(self, prepared: Prepared) -> list[Float[Tensor, "_ _ _"]]:
-        """Return the similarities of rows that a measure within groups compares, (g, s, s) for each size of groups."""
+        """Return the similarities of rows within groups, (g, s, s) for each size of groups."""
         raise NotImplementedError
 
 
@@ -150,24 +167,28 @@ class FastPaths(Generic[Prepared]):
 class LayerMeasure(FastPaths[Prepared], ABC):
     """A measure of two layers of the same n rows.
 
-    An author writes `prepare` and `compare`, and `best` and `higher_is_closer` of a distance. Fields of the dataclass
-    are settings, each declared by `thinkalike.ranges.parameter`. A measure of the package has a row in
-    `thinkalike.registry` and says the facts below, which tests prove and pages print.
+    An author writes `prepare` and `compare`, and `best` and `higher_is_closer` of a distance.
+    Fields of the dataclass are settings, each declared by `thinkalike.ranges.parameter`. A measure
+    of the package has a row in `thinkalike.registry` and says the facts below, which tests prove
+    and pages print.
 
     Attributes:
         best: The value of a layer with itself.
         higher_is_closer: False for a distance.
         is_symmetric: Whether both layers may change places.
         fewest: The least number of rows.
-        needed_by: What needs `fewest` rows, such as "k=10 neighbours of a row"; "": any use of the measure.
+        needed_by: What needs `fewest` rows, such as "k=10 neighbours of a row"; "": any use of the
+            measure.
         formula, source: As pages print them.
         value_range: The least and the greatest value.
         scale: The ends of the colours of figures.
-        invariances: Changes of one layer alone that leave the value as it is; "row_permutation" is of both.
+        invariances: Changes of one layer alone that leave the value as it is; "row_permutation" is
+            of both.
         differentiable: In how many layers, from the first, the value has a gradient.
         refuses: Bad input that raises a ValueError.
         version: Raised when its numbers change, see `thinkalike.job.Instrument`.
-        in_atlas, in_benchmarks: Whether `measure=atlas` and the benchmarks of all measures have it.
+        in_atlas, in_benchmarks: Whether `measure=atlas` and the benchmarks of all measures have
+            it.
         smallest: Settings that make a job small, besides those of all measures of layer pairs.
     """
 
@@ -198,7 +219,9 @@ class LayerMeasure(FastPaths[Prepared], ABC):
     def __post_init__(self) -> None:
         for item in self.settings():
             is_whole = isinstance(item.default, int)
-            check_within(item.name, getattr(self, item.name), item.metadata["range"], is_whole=is_whole)
+            check_within(
+                item.name, getattr(self, item.name), item.metadata["range"], is_whole=is_whole
+            )
 
     @abstractmethod
     def prepare(self, layer: Float[Tensor, "n d"], name: str) -> Prepared:
@@ -209,13 +232,16 @@ class LayerMeasure(FastPaths[Prepared], ABC):
         """Return the likeness of two prepared layers."""
 
     def moved(self, prepared: Prepared, order: Int[Tensor, " n"]) -> Prepared:
-        """Return a prepared layer with its rows in another order; by default those of a tensor with a row for each."""
+        """Return a prepared layer with its rows in another order; by default it is a tensor."""
         return prepared[order]  # type: ignore[index,no-any-return]
 
-    def compare_all(self, layers: Sequence[Prepared], blocks: Blocks) -> dict[Pair, Float[Tensor, "l m"]]:
+    def compare_all(
+        self, layers: Sequence[Prepared], blocks: Blocks
+    ) -> dict[Pair, Float[Tensor, "l m"]]:
         """Return the likenesses of the layers of models that are compared, by pair of models.
 
-        By default two layers at a time, and each two of one model once if the measure is symmetric.
+        By default two layers at a time, and each two of one model once if the measure is
+        symmetric.
         """
         return each_pair(self.compare, layers, blocks, self.is_symmetric)
 
@@ -225,9 +251,12 @@ class LayerMeasure(FastPaths[Prepared], ABC):
         return [item for item in dataclasses.fields(cls) if "range" in item.metadata]
 
     def prepared(
-        self, layers: Sequence[Float[Tensor, "_ _"]], names: Sequence[str], order: Int[Tensor, " n"] | None = None
+        self,
+        layers: Sequence[Float[Tensor, "_ _"]],
+        names: Sequence[str],
+        order: Int[Tensor, " n"] | None = None,
     ) -> list[Prepared]:
-        """Return all layers prepared, each tensor once, of all rows or of those in `order`, copied one layer at a time.
+        """Return all layers prepared, each tensor once, of all rows or of those in `order`.
 
         A ValueError says that layers have different or too few rows.
         """
@@ -236,7 +265,10 @@ class LayerMeasure(FastPaths[Prepared], ABC):
         check_same_rows([*map(len, layers)], names)
         if n < self.fewest:
             if self.needed_by:
-                raise ValueError(f"{n} rows are too few to compare: {self.needed_by} need at least {self.fewest}")
+                raise ValueError(
+                    f"{n} rows are too few to compare: "
+                    f"{self.needed_by} need at least {self.fewest}"
+                )
             raise ValueError(f"{n} rows are too few to compare: give at least {self.fewest}")
         different: dict[int, tuple[str, Tensor]] = {}
         for name, layer in zip(names, layers, strict=True):
@@ -244,9 +276,16 @@ class LayerMeasure(FastPaths[Prepared], ABC):
         prepared: dict[int, Prepared] = {}
         with torch.autocast(layers[0].device.type, enabled=False):
             for group in self._prepared_at_once([*different.values()]):
-                rows = [(layer if order is None else layer.index_select(0, order)).to(dtype) for _, layer in group]
+                rows = []
+                for _, layer in group:
+                    ordered = layer
+                    if order is not None:
+                        ordered = layer.index_select(0, order)
+                    rows.append(ordered.to(dtype))
                 if self.prepares_together:
-                    stacked = torch.stack(rows) if len(rows) > 1 else rows[0][None]
+                    stacked = rows[0][None]
+                    if len(rows) > 1:
+                        stacked = torch.stack(rows)
                     is_a_copy = order is not None or len(rows) > 1
                     results = self.prepare_all(stacked, [name for name, _ in group], is_a_copy)
                 else:
@@ -255,7 +294,9 @@ class LayerMeasure(FastPaths[Prepared], ABC):
                     prepared[id(layer)] = result
         return [prepared[id(layer)] for layer in layers]
 
-    def _prepared_at_once(self, layers: list[tuple[str, Tensor]]) -> list[list[tuple[str, Tensor]]]:
+    def _prepared_at_once(
+        self, layers: list[tuple[str, Tensor]]
+    ) -> list[list[tuple[str, Tensor]]]:
         """Return groups of named layers that are prepared at once."""
         if not self.prepares_together or not layers[0][1].is_cuda:
             return [[named_layer] for named_layer in layers]
@@ -270,11 +311,17 @@ class LayerMeasure(FastPaths[Prepared], ABC):
         return self._values([X], [Y], ["X", "Y"])[0, 0]
 
     @takes_arrays
-    def matrix(self, sources: Sequence[Float[Tensor, "_ _"]], targets: Sequence[Float[Tensor, "_ _"]]) -> Tensor:
+    def matrix(
+        self, sources: Sequence[Float[Tensor, "_ _"]], targets: Sequence[Float[Tensor, "_ _"]]
+    ) -> Tensor:
         """Return the likeness of every source layer with every target layer, (l, m)."""
-        return self._values(sources, targets, [f"layer {index}" for index in range(len(sources) + len(targets))])
+        return self._values(
+            sources, targets, [f"layer {index}" for index in range(len(sources) + len(targets))]
+        )
 
-    def _values(self, sources: Sequence[Tensor], targets: Sequence[Tensor], names: Sequence[str]) -> Tensor:
+    def _values(
+        self, sources: Sequence[Tensor], targets: Sequence[Tensor], names: Sequence[str]
+    ) -> Tensor:
         for name, side in {"sources": sources, "targets": targets}.items():
             if not len(side):
                 raise ValueError(f"{name} is empty: give the states of one layer or more")
@@ -287,7 +334,9 @@ class LayerMeasure(FastPaths[Prepared], ABC):
         places = [first_place[id(layer)] for layer in layers]
         pairs = [(0, 0), (0, 1), (1, 1)] if self.is_ratio else [(0, 1)]
         with torch.autocast(layers[0].device.type, enabled=False):
-            likenesses = self.compare_all(prepared, Blocks([places[:depth], places[depth:]], pairs))
+            likenesses = self.compare_all(
+                prepared, Blocks([places[:depth], places[depth:]], pairs)
+            )
         if self.is_ratio:
             return self.finish(joined(likenesses, (0, 1)))[:depth, depth:]
         return likenesses[0, 1]
@@ -297,12 +346,16 @@ AnyMeasure = LayerMeasure[Any]  # whatever it prepares
 
 
 def each_pair(
-    compare: Callable[[Prepared, Prepared], Tensor], layers: Sequence[Prepared], blocks: Blocks, is_symmetric: bool
+    compare: Callable[[Prepared, Prepared], Tensor],
+    layers: Sequence[Prepared],
+    blocks: Blocks,
+    is_symmetric: bool,
 ) -> dict[Pair, Float[Tensor, "l m *k"]]:
-    """Return the values of every two layers, one by one; if they are symmetric, each two of one model once."""
+    """Return the values of every two layers, one by one."""
     values: dict[Pair, Tensor] = {}
     for a, b in blocks.pairs:
-        known: dict[Pair, Tensor] = {}  # of this pair of models alone, which is so compared alike in any company
+        # of this pair of models alone, which is so compared alike in any company
+        known: dict[Pair, Tensor] = {}
         for i, j in product(blocks.models[a], blocks.models[b]):
             if is_symmetric and (j, i) in known:
                 known[i, j] = known[j, i]
@@ -316,20 +369,33 @@ def each_pair(
 def products(
     layers: Sequence[Float[Tensor, "n k"]], blocks: Blocks, is_symmetric: bool = False
 ) -> dict[Pair, Float[Tensor, "l m"]]:
-    """Return the sums of the products of all entries of every two matrices; symmetric ones need about half of these."""
-    found: dict[Pair, Tensor] = {}
-    rows = len(layers[0]) if layers[0].is_cuda else max(AT_ONCE // max(layers[0].shape[1], 1), 1)
-    for start in range(0, max(len(layers[0]), 1), rows):  # a part of few documents may have no rows
-        strips, end = [layer[start : start + rows] for layer in layers], start + rows
-        sides = [(1, slice(start, end)), (2, slice(end, None))] if is_symmetric else [(1, slice(None))]
-        for times, columns in sides:
-            flat = [each.flatten(1) for each in blocks.by_model([strip[:, columns] for strip in strips])]
+    """Return the sums of the products of all entries of every two matrices.
+
+    They are summed by strips of rows, which stay in the cache of a CPU. Of symmetric matrices each
+    strip is only read from the diagonal on, and what is right of the diagonal counts twice.
+    """
+    sums: dict[Pair, Tensor] = {}
+    row_count = len(layers[0])
+    rows_at_once = max(ENTRIES_AT_ONCE // max(layers[0].shape[1], 1), 1)
+    if layers[0].is_cuda:
+        rows_at_once = max(row_count, 1)
+    for start in range(0, max(row_count, 1), rows_at_once):  # a part may have no rows
+        end = start + rows_at_once
+        strips = [layer[start:end] for layer in layers]
+        weighted_columns = [(1, slice(None))]
+        if is_symmetric:
+            weighted_columns = [(1, slice(start, end)), (2, slice(end, None))]
+        for weight, columns in weighted_columns:
+            by_model = blocks.by_model([strip[:, columns] for strip in strips])
+            flat = [entries.flatten(1) for entries in by_model]
             for a, b in blocks.pairs:
-                found[a, b] = found.get((a, b), 0) + times * (flat[a] @ flat[b].T)
-    return found
+                sums[a, b] = sums.get((a, b), 0) + weight * (flat[a] @ flat[b].T)
+    return sums
 
 
-def both_in_order(prepared: Shaped[Tensor, "n n"], order: Int[Tensor, " n"]) -> Shaped[Tensor, "n n"]:
+def both_in_order(
+    prepared: Shaped[Tensor, "n n"], order: Int[Tensor, " n"]
+) -> Shaped[Tensor, "n n"]:
     """Return a prepared matrix of pairs of rows, with the rows in another order."""
     return prepared[order[:, None], order]
 
@@ -337,7 +403,10 @@ def both_in_order(prepared: Shaped[Tensor, "n n"], order: Int[Tensor, " n"]) -> 
 def check_same_rows(counts: Sequence[int], names: Sequence[str]) -> None:
     for count, name in zip(counts, names, strict=True):
         if count != counts[0]:
-            raise ValueError(f"all layers need the same rows, but {names[0]} has {counts[0]} and {name} has {count}")
+            raise ValueError(
+                f"all layers need the same rows, but {names[0]} has {counts[0]} and {name} has "
+                f"{count}"
+            )
 
 
 # ---- a batch of the states of models
@@ -347,9 +416,10 @@ States = Sequence[Float[Tensor, "... _ _"]]
 
 
 class BatchRows(NamedTuple):
-    """The rows of the different layers of a batch, those of one part of the documents side by side."""
+    """The rows of the different layers of a batch, with those of a part of documents together."""
 
-    layers: Sequence[Float[Tensor, "r _"]]  # as they came: nothing is copied before a layer is prepared
+    # as they came: nothing is copied before a layer is prepared
+    layers: Sequence[Float[Tensor, "r _"]]
     names: Sequence[str]
     order: Int[Tensor, " n"]  # the rows that are compared
     documents: Int[Tensor, " n"]
@@ -357,10 +427,12 @@ class BatchRows(NamedTuple):
 
     def of(self, chosen: Int[Tensor, " m"]) -> BatchRows:
         tokens = None if self.tokens is None else self.tokens[chosen]
-        return self._replace(order=self.order[chosen], documents=self.documents[chosen], tokens=tokens)
+        return self._replace(
+            order=self.order[chosen], documents=self.documents[chosen], tokens=tokens
+        )
 
     def in_units(self) -> tuple[BatchRows, list[Float[Tensor, ""]]]:
-        """Divide float64 layers by powers of two, and return these; 1 of float32, which needs none."""
+        """Divide float64 layers by powers of two, and return these; 1 for float32 layers."""
         if self.layers[0].dtype != torch.float64:
             return self, [self.layers[0].new_ones((), dtype=torch.float64)] * len(self.layers)
         units = [size_of(layer) for layer in self.layers]
@@ -377,32 +449,64 @@ class Batch(NamedTuple):
     groups: Int[Tensor, " ..."] | None = None
     documents: Int[Tensor, " ..."] | None = None
 
-    def rows(self, sides: Sequence[Pair], flatten: str) -> tuple[BatchRows, dict[int, tuple[int, ...]]]:
-        """Return the rows of the different layers, and where the layers of each model stand among them."""
-        called = {model: f"model {model}" for side in sides for model in side}
-        if len(sides) == 1:
-            called |= dict(zip(reversed(sides[0]), ("target", "source"), strict=True))
-        different: dict[int, tuple[Tensor, str]] = {}
-        for model, name in called.items():
-            for index, layer in enumerate(self.states[model]):
-                different.setdefault(id(layer), (layer, f"{name} layer {index}"))
-        numbers = {key: place for place, key in enumerate(different)}
-        places = {model: tuple(numbers[id(layer)] for layer in self.states[model]) for model in called}
-        layers, names = zip(*different.values(), strict=True)
-        dtype, kept = common_dtype(layers), None if self.mask is None else places_of(self.mask)
-        rows = [rows_of(layer.to(dtype), flatten, self.mask, kept) for layer in layers]
-        documents, tokens = self._documents(layers[0], flatten), None
+    def rows(
+        self, sides: Sequence[Pair], flatten: str
+    ) -> tuple[BatchRows, dict[int, tuple[int, ...]]]:
+        """Return the rows of the different layers, and the positions of each model's layers.
+
+        Args:
+            sides: the pairs of models that are compared.
+            flatten: what a row is, see `rows_of`.
+        """
+        layers, names, positions = self._different_layers(sides)
+        dtype = common_dtype(layers)
+        places = None
+        if self.mask is not None:
+            places = places_of(self.mask)
+        rows = [rows_of(layer.to(dtype), flatten, self.mask, places) for layer in layers]
+        documents = self._documents(layers[0], flatten)
+        tokens = None
         if self.groups is not None:
             tokens = labels_of_rows(self.groups, self.mask, layers[0], "groups")
-        check_same_rows([*map(len, rows), len(documents)], [*names, "documents"])
+        row_counts = [*map(len, rows), len(documents)]
+        check_same_rows(row_counts, [*names, "documents"])
+
         order = (documents % JACKKNIFE_PARTS).argsort(stable=True)
-        return BatchRows(rows, names, order, documents[order], None if tokens is None else tokens[order]), places
+        if tokens is not None:
+            tokens = tokens[order]
+        return BatchRows(rows, names, order, documents[order], tokens), positions
+
+    def _different_layers(
+        self, sides: Sequence[Pair]
+    ) -> tuple[list[Tensor], list[str], dict[int, tuple[int, ...]]]:
+        """Return each tensor of the compared models once, its name, and where models have it."""
+        model_names = {model: f"model {model}" for side in sides for model in side}
+        if len(sides) == 1:
+            source, target = sides[0]
+            # A model that is compared with itself is called the source.
+            model_names[target] = "target"
+            model_names[source] = "source"
+        numbers: dict[int, int] = {}  # by the identity of a tensor
+        layers: list[Tensor] = []
+        names = []
+        for model, model_name in model_names.items():
+            for index, layer in enumerate(self.states[model]):
+                if id(layer) not in numbers:
+                    numbers[id(layer)] = len(layers)
+                    layers.append(layer)
+                    names.append(f"{model_name} layer {index}")
+        positions = {}
+        for model in model_names:
+            positions[model] = tuple(numbers[id(layer)] for layer in self.states[model])
+        return layers, names, positions
 
     def _documents(self, first: Tensor, flatten: str) -> Int[Tensor, " n"]:
-        """Return the document of each row; where a sequence is one row, that of its first token."""
+        """Return the document of each row; if a sequence is a row, that of its first token."""
         documents = self.documents
         if documents is None:
-            documents = torch.arange(first[..., 0].numel(), device=first.device).view(first.shape[:-1])
+            documents = torch.arange(first[..., 0].numel(), device=first.device).view(
+                first.shape[:-1]
+            )
             documents = documents + self.number * APART
         if flatten == "token" or first.ndim == 2:
             return labels_of_rows(documents, self.mask, first, "documents")

@@ -1,4 +1,4 @@
-"""Whether documents that follow each other in a source are alike, so that they are not independent."""
+"""Whether documents that follow each other in a source are alike, and so dependent."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """What was done to a tensor: which of its rows or columns differ, and by which operation.
 
-This is read off the entries; the two tensors are all that is looked at. An operation is named where
-it gives the changed entries up to the rounding of the dtype that they were stored in. A change that
-is no such operation has its size and rank.
+This is read off the entries; the two tensors are all that is looked at. An operation is named
+where it gives the changed entries up to the rounding of the dtype that they were stored in. A
+change that is no such operation has its size and rank.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ MOST_ENTRY_ERROR = 0.2
 # Two tensors are multiples of each other if the squared sine of their angle is below this.
 LEAST_SQUARED_SINE = 1e-12
 
-# A third model counts for something in a mixture above this share of its norm, and the weights of a
-# linear or spherical mixture miss their equation by less.
+# A third model counts for something in a mixture above this share of its norm, and the weights of
+# a linear or spherical mixture miss their equation by less.
 MIXTURE_TOLERANCE = 1e-3
 
 # The rounding of subnormal numbers in float16.
@@ -96,8 +96,8 @@ class Edit:
     Attributes:
         operation: What was done.
         size: ‖changed - base‖ / ‖base‖ over common entries, in [0, ∞).
-        spread: The root mean square of the change over the rows or columns that differ, in standard
-            deviations of the base; NaN for a constant base.
+        spread: The root mean square of the change over the rows or columns that differ, in
+            standard deviations of the base; NaN for a constant base.
         axis: The axis of which only some indices differ; None if all do.
         places: These indices, in rising order.
         amount: The factor, the bits of rounding, the rank, the share of zeros, or that of another
@@ -119,8 +119,8 @@ def edit(
 ) -> Edit | None:
     """Return what was done to a tensor; None if all entries are equal.
 
-    Where tensors differ in the length of one axis, `Edit.places` are the indices that were added or
-    removed.
+    Where tensors differ in the length of one axis, `Edit.places` are the indices that were added
+    or removed.
 
     Args:
         base: The tensor before.
@@ -280,7 +280,9 @@ def _is_permuted(x: Tensor, y: Tensor, axis: int | None) -> bool:
     return False
 
 
-def _matching_rows(rows: Float[Tensor, "n d"], changed_rows: Float[Tensor, "m d"]) -> Int[Tensor, " m"] | None:
+def _matching_rows(
+    rows: Float[Tensor, "n d"], changed_rows: Float[Tensor, "m d"]
+) -> Int[Tensor, " m"] | None:
     """Return for each of m rows the number of the equal row of n; None if one has no equal."""
     if not len(changed_rows) or not (rows == changed_rows[0]).all(1).any():
         return None
@@ -318,7 +320,9 @@ def _factor(x: Tensor, y: Tensor, summed_axis: int | None, eps: float) -> Tensor
     return None
 
 
-def mixture(x: Float[Tensor, "..."], y: Float[Tensor, "..."], z: Float[Tensor, "..."]) -> Edit | None:
+def mixture(
+    x: Float[Tensor, "..."], y: Float[Tensor, "..."], z: Float[Tensor, "..."]
+) -> Edit | None:
     """Return the mixture y = a x + b z, if it is one up to rounding, with the share t of z.
 
     A linear one has a + b = 1. A spherical one (Shoemake 1985) has a = sin((1 - t) Ω) / sin Ω and
@@ -405,7 +409,9 @@ def rounded_to(x: Float[Tensor, "..."], y: Float[Tensor, "..."], eps: float) -> 
     return None
 
 
-def _steps(rows: Float[Tensor, "n d"], eps: float) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
+def _steps(
+    rows: Float[Tensor, "n d"], eps: float
+) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
     """Return the least distance between two values of each row, and how many levels it makes.
 
     The levels are ∞ where some distances are no whole number of such steps.
@@ -450,7 +456,9 @@ def _spectrum(x: Tensor, y: Tensor, eps: float) -> tuple[Operation, float]:
     return "changed", math.nan
 
 
-def _sketched_singular_values(change: Float[Tensor, "n m"], iterations: int) -> Float[Tensor, " k"]:
+def _sketched_singular_values(
+    change: Float[Tensor, "n m"], iterations: int
+) -> Float[Tensor, " k"]:
     """Return the largest singular values, in falling order, by subspace iteration.
 
     See Halko et al. (2011).

@@ -32,7 +32,9 @@ class Estimate:
         uncorrected: The value with its bias, where a bias is known and was removed; else None.
     """
 
-    def __init__(self, value: Tensor, low: Tensor, high: Tensor, *, uncorrected: Tensor | None = None):
+    def __init__(
+        self, value: Tensor, low: Tensor, high: Tensor, *, uncorrected: Tensor | None = None
+    ):
         self.value = value
         self.low = low
         self.high = high
@@ -49,7 +51,9 @@ class Estimate:
         uncorrected = None
         if self.uncorrected is not None:
             uncorrected = self.uncorrected[index]
-        return Estimate(self.value[index], self.low[index], self.high[index], uncorrected=uncorrected)
+        return Estimate(
+            self.value[index], self.low[index], self.high[index], uncorrected=uncorrected
+        )
 
     @property
     def as_found(self) -> Tensor:
@@ -89,7 +93,10 @@ def student_t(level: Level, freedom: Annotated[float | int, Within(above=0)]) ->
 
     share_below = (1 + level) / 2
     if share_below in (0.5, 1):
-        raise ValueError(f"level={level} is closer to {round(level)} than float64 distinguishes: give one such as 0.95")
+        raise ValueError(
+            f"level={level} is closer to {round(level)} than float64 distinguishes: "
+            "give one such as 0.95"
+        )
     return float(stdtrit(freedom, share_below))
 
 
@@ -147,7 +154,9 @@ def jackknife(
     return Estimate(corrected, low, high, uncorrected=value)
 
 
-def without_parts(sums: Float[Tensor, " parts *s"], documents: Int[Tensor, " n"]) -> Float[Tensor, " r *s"]:
+def without_parts(
+    sums: Float[Tensor, " parts *s"], documents: Int[Tensor, " n"]
+) -> Float[Tensor, " r *s"]:
     """Return the total of all parts without each part in turn that has rows.
 
     There are no such totals if the documents are too few for an interval.

@@ -38,7 +38,8 @@ def stimulus_folds(
         unit_name = "stimuli"
     if not 2 <= folds <= len(units):
         raise ValueError(
-            f"{folds} folds of {len(units)} {unit_name}: choose 2 folds or more, and at least as many {unit_name}"
+            f"{folds} folds of {len(units)} {unit_name}: "
+            f"choose 2 folds or more, and at least as many {unit_name}"
         )
 
     order = torch.randperm(len(units), generator=seeded(seed))
@@ -87,7 +88,7 @@ def check_groups(groups: Tensor, n: int) -> None:
 def splits(
     fold_of: Annotated[Int[Tensor, " n"], Within(fewest=1)],
 ) -> Iterator[tuple[Int[Tensor, " train"], Int[Tensor, " test"]]]:
-    """Yield the training and the test stimuli of each fold in turn, in the order of their numbers."""
+    """Yield the training and the test stimuli of each fold in turn, in order of number."""
     for fold in fold_of.unique():
         is_test = fold_of == fold
         yield (~is_test).nonzero()[:, 0], is_test.nonzero()[:, 0]

@@ -1,4 +1,4 @@
-"""What HSIC needs of the Gram matrices of many layers; that of a linear kernel is never held whole."""
+"""What HSIC needs of the Gram matrices of many layers."""
 
 from __future__ import annotations
 
@@ -47,7 +47,9 @@ class GramStatistics(NamedTuple):
             [diagonal[0] for diagonal in self.diagonals],
         )
 
-    def rounding(self, blocks: Blocks, dtype: torch.dtype, groups: int = 1) -> dict[int, Float[Tensor, " l"]]:
+    def rounding(
+        self, blocks: Blocks, dtype: torch.dtype, groups: int = 1
+    ) -> dict[int, Float[Tensor, " l"]]:
         """Return what rounding may leave of the unbiased HSIC of each layer with itself.
 
         Its terms cancel, so this is the formula with the sign of one term reversed.
@@ -101,7 +103,9 @@ def all_hsics(
             (source, target): of_pair + diagonals[source] @ diagonals[target].mT
             for (source, target), of_pair in products.items()
         }
-        sums = [off_diagonal + diagonal for off_diagonal, diagonal in zip(sums, diagonals, strict=True)]
+        sums = [
+            off_diagonal + diagonal for off_diagonal, diagonal in zip(sums, diagonals, strict=True)
+        ]
     totals = [of_model.unflatten(-1, (groups, -1)).sum(-1) for of_model in sums]
     n = sums[0].shape[-1] // groups if rows is None else rows
     products_of_sums = {
@@ -203,9 +207,10 @@ def gram_products(
     """Return Σ_{i≠j} K_ij L_ij over i of one part and j of another, of every two layers compared.
 
     They come from products of features where these cost less, else tile by tile. The product over
-    pairs of layers is limited by memory bandwidth, so tiles of all layers are written side by side,
-    and small products for each two models read them out of the cache. The tiles of each model have
-    memory of their own that begins at an aligned address, as bits may depend on the alignment.
+    pairs of layers is limited by memory bandwidth, so tiles of all layers are written side by
+    side, and small products for each two models read them out of the cache. The tiles of each
+    model have memory of their own that begins at an aligned address, as bits may depend on the
+    alignment.
 
     Args:
         rows: The rows X of each layer, with K = X X'; they are about centred.
@@ -218,7 +223,9 @@ def gram_products(
 
     depths = [len(layers) for layers in blocks.models]
     totals = {
-        (source, target): rows[0].new_zeros(len(sizes), len(sizes), depths[source], depths[target], dtype=torch.float64)
+        (source, target): rows[0].new_zeros(
+            len(sizes), len(sizes), depths[source], depths[target], dtype=torch.float64
+        )
         for source, target in blocks.pairs
     }
     is_in_part = part_indicators(sizes, rows[0], torch.float64)  # (p, n)
@@ -275,8 +282,10 @@ def _tiles_of_models(
     return grams
 
 
-def part_indicators(sizes: Sequence[int], rows: Float[Tensor, "n _"], dtype: torch.dtype) -> Float[Tensor, "p n"]:
-    """Return 1 where a row is of a part, else 0, for parts of these sizes that follow one another."""
+def part_indicators(
+    sizes: Sequence[int], rows: Float[Tensor, "n _"], dtype: torch.dtype
+) -> Float[Tensor, "p n"]:
+    """Return 1 where a row is of a part, else 0, for consecutive parts of these sizes."""
     indicators = rows.new_zeros(len(sizes), len(rows), dtype=dtype)
     start = 0
     for indicator, size in zip(indicators, sizes, strict=True):
@@ -337,7 +346,9 @@ def linear_statistics(rows: Sequence[Float[Tensor, "n _"]], blocks: Blocks) -> G
 
 
 @torch.no_grad()
-def block_statistics(rows: Sequence[Float[Tensor, "n _"]], blocks: Blocks, groups: int) -> GramStatistics:
+def block_statistics(
+    rows: Sequence[Float[Tensor, "n _"]], blocks: Blocks, groups: int
+) -> GramStatistics:
     """Return the statistics of the blocks of K = X X' of groups of one size.
 
     Args:
@@ -408,5 +419,8 @@ def rbf_gram(rows: Float[Tensor, "n d"]) -> Float[Tensor, "n n"]:
     i, j = torch.triu_indices(len(rows), len(rows), 1, device=rows.device)
     median = squared[i, j].median()
     if median <= 0:
-        raise ValueError("the median distance between rows is 0, so the rbf kernel has no bandwidth: use kernel=linear")
+        raise ValueError(
+            "the median distance between rows is 0, so the rbf kernel has no bandwidth: "
+            "use kernel=linear"
+        )
     return torch.exp(-squared / (2 * median))

@@ -1,4 +1,4 @@
-"""Moments of both halves of the documents, from which the penalty of a ridge regression is chosen."""
+"""Moments of both halves of the documents, by which the ridge penalty is chosen."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ class HalvedMoments:
         self.pairs = different_pairs(pairs)
         self.halves = [Moments(self.pairs, both), Moments(self.pairs, both)]
 
-    def update(self, sources: LayerStates, targets: LayerStates, halves: Int[Tensor, " n"]) -> None:
+    def update(
+        self, sources: LayerStates, targets: LayerStates, halves: Int[Tensor, " n"]
+    ) -> None:
         """Add rows, see `Moments.update`.
 
         Args:
@@ -53,7 +55,9 @@ class HalvedMoments:
             ValueError: A half has fewer than two rows.
         """
         if any(half.n < 2 for half in self.halves):
-            raise ValueError("each half of the documents to fit on needs two rows, or give a ridge")
+            raise ValueError(
+                "each half of the documents to fit on needs two rows, or give a ridge"
+            )
         return [half.of(pair) for half in self.halves]
 
     def penalty(self, pair: LayerPair, bias: bool = True) -> float:

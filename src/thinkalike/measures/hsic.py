@@ -16,9 +16,10 @@ def hsic1(
 ) -> Float[Tensor, ""]:
     """Return the unbiased HSIC of two Gram matrices (Song et al. 2012, eq. 5).
 
-    It is [tr(K̃L̃) + 1'K̃1 1'L̃1 / ((n-1)(n-2)) - 2/(n-2) 1'K̃L̃1] / (n(n-3)), where K̃ is K with a
-    zero diagonal: any real number, in the unit of K times that of L, differentiable. Uncentred Gram
-    matrices of large offsets leave float32 no digits: centre the features first, or use `cka`.
+    It is [tr(K̃L̃) + 1'K̃1 1'L̃1 / ((n-1)(n-2)) - 2/(n-2) 1'K̃L̃1] / (n(n-3)), where K̃ is K with
+    a zero diagonal: any real number, in the unit of K times that of L, differentiable. Uncentred
+    Gram matrices of large offsets leave float32 no digits: centre the features first, or use
+    `cka`.
 
     Raises:
         ValueError: There are fewer than 4 rows.
@@ -31,7 +32,9 @@ def hsic1(
         raise ValueError(f"HSIC needs at least {FEWEST_HSIC_ROWS} rows, not {len(K)}")
     K = K - K.diagonal().diag()
     L = L - L.diagonal().diag()
-    return unbiased_from_sums(len(K), (K * L.T).sum(), (K.sum(0) * L.sum(1)).sum(), K.sum() * L.sum())
+    return unbiased_from_sums(
+        len(K), (K * L.T).sum(), (K.sum(0) * L.sum(1)).sum(), K.sum() * L.sum()
+    )
 
 
 def hsic0(
@@ -50,10 +53,14 @@ def hsic0(
     """
     if len(K) < 2:
         raise ValueError(f"the biased HSIC needs at least 2 rows, not {len(K)}")
-    return biased_from_sums(len(K), (K * L.T).sum(), (K.sum(0) * L.sum(1)).sum(), K.sum() * L.sum())
+    return biased_from_sums(
+        len(K), (K * L.T).sum(), (K.sum(0) * L.sum(1)).sum(), K.sum() * L.sum()
+    )
 
 
-def unbiased_from_sums(n: int | Tensor, products: Tensor, of_sums: Tensor, of_totals: Tensor) -> Tensor:
+def unbiased_from_sums(
+    n: int | Tensor, products: Tensor, of_sums: Tensor, of_totals: Tensor
+) -> Tensor:
     """Return `hsic1` of n rows from sums over K̃ and L̃, which have zero diagonals.
 
     Args:
@@ -66,6 +73,8 @@ def unbiased_from_sums(n: int | Tensor, products: Tensor, of_sums: Tensor, of_to
     return centred / (n * (n - 3))
 
 
-def biased_from_sums(n: int | Tensor, products: Tensor, of_sums: Tensor, of_totals: Tensor) -> Tensor:
+def biased_from_sums(
+    n: int | Tensor, products: Tensor, of_sums: Tensor, of_totals: Tensor
+) -> Tensor:
     """Return `hsic0` of n rows from the same sums as `unbiased_from_sums`, but over K and L."""
     return (products - of_sums * 2 / n + of_totals / n**2) / (n - 1) ** 2

@@ -1,4 +1,4 @@
-"""Centred kernel alignment, CKA, within batches and within groups of rows (Kornblith et al. 2019)."""
+"""Centred kernel alignment (CKA) of batches or groups of rows (Kornblith et al. 2019)."""
 
 from __future__ import annotations
 
@@ -137,7 +137,9 @@ class CKAMeasure(LayerMeasure[CentredRows]):
             return centre(layer, name)
         return centre_groups(self.groups, layer, name)
 
-    def prepare_all(self, layers: Float[Tensor, "l n d"], names: Sequence[str], in_place: bool) -> list[CentredRows]:
+    def prepare_all(
+        self, layers: Float[Tensor, "l n d"], names: Sequence[str], in_place: bool
+    ) -> list[CentredRows]:
         """Return all layers with centred rows, in their memory if `in_place`."""
         return centre_all(layers, names, in_place)
 
@@ -150,11 +152,19 @@ class CKAMeasure(LayerMeasure[CentredRows]):
         """Return a layer with its rows in another order."""
         return prepared._replace(rows=prepared.rows[order])
 
-    def compare_all(self, layers: Sequence[CentredRows], blocks: Blocks) -> dict[Pair, Float[Tensor, "l m"]]:
+    def compare_all(
+        self, layers: Sequence[CentredRows], blocks: Blocks
+    ) -> dict[Pair, Float[Tensor, "l m"]]:
         """Return the HSIC of every two layers of models that are compared."""
         if self.groups is not None:
             return hsics_within(layers, blocks, groups=self.groups, estimator=self.estimator)
-        return layer_hsics(layers, blocks, kernel=self.kernel, estimator=self.estimator, is_relative=self.is_relative)
+        return layer_hsics(
+            layers,
+            blocks,
+            kernel=self.kernel,
+            estimator=self.estimator,
+            is_relative=self.is_relative,
+        )
 
     def compare_without_parts(
         self, layers: Sequence[CentredRows], blocks: Blocks, sizes: Sequence[int]
@@ -175,9 +185,11 @@ class CKAMeasure(LayerMeasure[CentredRows]):
         return CKAMeasure(self.estimator, self.kernel, groups)
 
     def similarities(self, prepared: CentredRows) -> list[Float[Tensor, "_ _ _"]]:
-        """Return the Gram matrices of groups, weighted by the rows of a group as HSICs within are."""
+        """Return the Gram matrices of groups, weighted by the rows of a group, as in HSIC."""
         assert self.groups is not None
-        return [block @ block.mT / block.shape[1] ** 0.5 for block in self.groups.blocks(prepared.rows)]
+        return [
+            block @ block.mT / block.shape[1] ** 0.5 for block in self.groups.blocks(prepared.rows)
+        ]
 
 
 def alignment(hsics: Annotated[Float[Tensor, "*b l l"], Within()]) -> Float[Tensor, "*b l l"]:
@@ -305,7 +317,9 @@ def _in_feature_units(
     }
 
 
-def _refuse_flawed_layers(layers: Sequence[CentredRows], blocks: Blocks, alike: str = "all rows are the same") -> None:
+def _refuse_flawed_layers(
+    layers: Sequence[CentredRows], blocks: Blocks, alike: str = "all rows are the same"
+) -> None:
     """Raise a ValueError for a flawed layer, see `refuse_flaws`.
 
     Where no model is compared with itself, rows are being permuted, and layers were looked at.
@@ -321,7 +335,7 @@ def _refuse_flat(
     blocks: Blocks,
     message: str = "no variance but in one row, which the unbiased estimator cannot see",
 ) -> None:
-    """Raise a ValueError for the first layer whose HSIC with itself may be nothing but rounding."""
+    """Raise a ValueError for the first layer whose HSIC with itself may be only rounding."""
     for model, of_model in rounding.items():
         is_flat = (hsics[model, model].diagonal() <= of_model).tolist()
         for layer, layer_is_flat in zip(blocks.models[model], is_flat, strict=True):

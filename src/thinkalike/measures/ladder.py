@@ -54,7 +54,9 @@ def next_rung(values: Sequence[float], known: Mapping[int, Sequence[float]]) -> 
     return None
 
 
-def reading_of(value: Float[Tensor, " r"], marks: Sequence[int], rungs: Float[Tensor, "k r"]) -> Float[Tensor, " r"]:
+def reading_of(
+    value: Float[Tensor, " r"], marks: Sequence[int], rungs: Float[Tensor, "k r"]
+) -> Float[Tensor, " r"]:
     """Return where a value stands among the rungs, in the unit of their marks.
 
     Values between two rungs are interpolated linearly. The rungs are first made to rise with
@@ -77,12 +79,15 @@ def reading_of(value: Float[Tensor, " r"], marks: Sequence[int], rungs: Float[Te
     return reading
 
 
-def reading_interval(value: Float[Tensor, " r"], marks: Sequence[int], rungs: Float[Tensor, "k r"]) -> Estimate:
+def reading_interval(
+    value: Float[Tensor, " r"], marks: Sequence[int], rungs: Float[Tensor, "k r"]
+) -> Estimate:
     """Return the reading of a value, with the readings at which it does not differ from the rungs.
 
     The interval holds the marks at which the interval of the difference of value and rungs holds 0
-    (Fieller 1954), so that it is right where rungs lie close to each other, or the value lies below
-    all of them. Rungs are interpolated linearly, and beyond the outer marks they are extrapolated.
+    (Fieller 1954), so that it is right where rungs lie close to each other, or the value lies
+    below all of them. Rungs are interpolated linearly, and beyond the outer marks they are
+    extrapolated.
 
     Args:
         value, marks, rungs: See `reading_of`.

@@ -43,15 +43,15 @@ class LayerMeans(Accumulator):
     Each batch is compared with all its rows, and without the documents of each tenth in turn; the
     means over batches give the jackknife. Rows of one document depend on each other, which biases
     most measures. Where the number of rows matters as well, every fourth batch is also compared
-    without tenths of its rows drawn at random, which tells how large that bias is; see `jackknife`.
-    The null is that of the first batch, see `BatchNull`.
+    without tenths of its rows drawn at random, which tells how large that bias is; see
+    `jackknife`. The null is that of the first batch, see `BatchNull`.
 
     Args:
         source_layers, target_layers, given, kwargs: See `Accumulator`.
         measure: The measure; where it is a ratio, such as CKA, means over batches are taken before
             the ratio.
-        permutations: How often documents of the target are permuted for a null, see `Chance`. 0: no
-            null.
+        permutations: How often documents of the target are permuted for a null, see `Chance`. 0:
+            no null.
         after_ratio: Whether to take the mean of each batch's ratio instead.
     """
 
@@ -81,7 +81,10 @@ class LayerMeans(Accumulator):
     ):
         super().__init__(source_layers, target_layers, given=given, **kwargs)
         if given == "token" and not measure.compares_within_groups:
-            raise ValueError(f"given=token: {type(measure).__name__} compares all rows; leave given out, or take CKA")
+            raise ValueError(
+                f"given=token: {type(measure).__name__} compares all rows; "
+                "leave given out, or take CKA"
+            )
         self.measure = measure
         self.permutations = permutations
         self.after_ratio = after_ratio
@@ -163,7 +166,10 @@ class LayerMeans(Accumulator):
             return measure.compare_without_parts(layers, blocks, sizes_of_parts(parts))
         whole = measure.compare_all(layers, blocks)
         without = without_each(self.measure, parts, rows, blocks, whole)
-        return {pair: torch.stack([whole[pair], *(of_part[pair] for of_part in without)]) for pair in blocks.pairs}
+        return {
+            pair: torch.stack([whole[pair], *(of_part[pair] for of_part in without)])
+            for pair in blocks.pairs
+        }
 
     def _is_first(self, number: int) -> bool:
         """Return whether a batch has a lower number than all that have left a null so far."""
@@ -265,7 +271,9 @@ class LayerMeans(Accumulator):
             estimate.value = torch.minimum(estimate.value, most)
         return estimate
 
-    def _reference(self, values: Float[Tensor, "a k k"], states: Mapping[str, Tensor]) -> Float[Tensor, "k k"] | None:
+    def _reference(
+        self, values: Float[Tensor, "a k k"], states: Mapping[str, Tensor]
+    ) -> Float[Tensor, "k k"] | None:
         """Return what values without document parts would average if rows were independent.
 
         None if it is not known.
@@ -289,7 +297,9 @@ class LayerMeans(Accumulator):
         return self.measure.is_unbiased and not self.after_ratio
 
 
-def _joined_parts(values: Mapping[Pair, Float[Tensor, "a _ _"]], pair: Pair) -> Float[Tensor, "a k k"]:
+def _joined_parts(
+    values: Mapping[Pair, Float[Tensor, "a _ _"]], pair: Pair
+) -> Float[Tensor, "a k k"]:
     """Return the values of all layers of two models, of all rows and without each part."""
     joint = []
     for part in range(1 + JACKKNIFE_PARTS):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from jaxtyping import Int
 from torch import Tensor
@@ -84,7 +84,7 @@ class LayerPairEstimate(Estimate):
         return max(widths)
 
 
-def document_counts(documents: Int[Tensor, " n"]) -> dict[str, Any]:
+def document_counts(documents: Int[Tensor, " n"]) -> dict[str, int | float]:
     """Return "rows", "documents" and "effective" of a `LayerPairEstimate`.
 
     Args:

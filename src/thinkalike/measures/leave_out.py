@@ -99,5 +99,7 @@ def bias_of_documents(
     else:
         whole = {pair: of_pair[0] for pair, of_pair in values.items()}
         of_parts = without_each(measure, random_parts, rows, blocks, whole)
-        without_rows = {pair: torch.stack([of_part[pair] for of_part in of_parts]) for pair in values}
+        without_rows = {
+            pair: torch.stack([of_part[pair] for of_part in of_parts]) for pair in values
+        }
     return {pair: (of_pair[1:] - without_rows[pair]).mean(0) for pair, of_pair in values.items()}

@@ -1,14 +1,14 @@
 """Losses of next-token distributions through a frozen unembedding, without all logits in memory.
 
-At 2^14 tokens and 48,262 entries the logits alone are 3.2 GB in float32, and their gradient as much
-again. Each token's loss depends on its own state only, so the logits of a chunk are dropped as soon
-as its losses and gradients are known.
+At 2^14 tokens and 48,262 entries the logits alone are 3.2 GB in float32, and their gradient as
+much again. Each token's loss depends on its own state only, so the logits of a chunk are dropped
+as soon as its losses and gradients are known.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Annotated, Any, NamedTuple
 
 import torch
@@ -95,7 +95,8 @@ def _refuse_beyond_vocabulary(targets: Int[Tensor, "*n"], vocabulary: int) -> No
         return
     wrong_id = lowest if lowest < 0 else highest
     raise ValueError(
-        f"targets holds {wrong_id}, and `finish` gives logits of {vocabulary} tokens: 0 to {vocabulary - 1}"
+        f"targets holds {wrong_id}, and `finish` gives logits of {vocabulary} tokens: "
+        f"0 to {vocabulary - 1}"
     )
 
 
@@ -154,14 +155,18 @@ def _checked_logits(states: Float[Tensor, "*k n d"], finish: Finish) -> Float[Te
     except (RuntimeError, TypeError, ValueError) as error:
         if "memory" in str(error):
             raise
-        raise ValueError(f"finish does not take states, {states.dtype} of shape {shape}: {one_line(error)}") from error
+        raise ValueError(
+            f"finish does not take states, {states.dtype} of shape {shape}: {one_line(error)}"
+        ) from error
 
     is_tensor = isinstance(logits, Tensor) and logits.is_floating_point()
     if not is_tensor or logits.shape[:-1] != states.shape[:-1] or not logits.shape[-1]:
         returned = type(logits).__name__
         if isinstance(logits, Tensor):
             returned = f"{logits.dtype} of shape {tuple(logits.shape)}"
-        raise ValueError(f"finish gives {returned} for states of shape {shape}: it must give their logits")
+        raise ValueError(
+            f"finish gives {returned} for states of shape {shape}: it must give their logits"
+        )
     return logits
 
 
@@ -178,7 +183,9 @@ def bytes_of_logits(vocabulary: int) -> float:
     return 8.0 * min(CHUNK * vocabulary, CHUNK_LOGITS)
 
 
-def _in_chunks(states: Tensor, finish: Finish, loss_of_chunk: _LossOfChunk, chunk: int | None) -> Tensor:
+def _in_chunks(
+    states: Tensor, finish: Finish, loss_of_chunk: _LossOfChunk, chunk: int | None
+) -> Tensor:
     """Return the loss of each state, (*k, n) for states (*k, n, d), differentiable once."""
     chunk = chunk or rows_of_logits(states, finish)
     stacked = states.reshape(math.prod(states.shape[:-2]), *states.shape[-2:])  # (k, n, d)
@@ -197,14 +204,18 @@ class _ChunkedLoss(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, states: Tensor, finish: Finish, loss_of_chunk: _LossOfChunk, chunk: int) -> Tensor:
-        values, gradient = _losses(states.detach(), finish, loss_of_chunk, chunk, needs_gradient=True)
+    def forward(
+        ctx: Any, states: Tensor, finish: Finish, loss_of_chunk: _LossOfChunk, chunk: int
+    ) -> Tensor:
+        values, gradient = _losses(
+            states.detach(), finish, loss_of_chunk, chunk, needs_gradient=True
+        )
         ctx.save_for_backward(gradient)
         return values
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *outer: Any) -> Any:
+    def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor | None, ...]:
         (gradient,) = ctx.saved_tensors
         return gradient * outer[0][..., None].to(gradient.dtype), None, None, None
 
@@ -224,7 +235,8 @@ def _losses(
     gradient = torch.empty_like(states) if needs_gradient else None
     memory = states.new_empty(0)
     losses_of_chunks = []
-    starts: Any = range(0, max(states.shape[1], 1), chunk)  # no tokens are one empty chunk
+    # no tokens are one empty chunk
+    starts: Iterable[int] = range(0, max(states.shape[1], 1), chunk)
     if not needs_gradient:  # a training counts its steps
         starts = counted(starts, CHUNK_NAME)
     for start in starts:
@@ -303,7 +315,9 @@ def _compare_outputs(
     chunk: int | None,
 ) -> OutputMatch:
     chunk = chunk or rows_of_logits(reference, finish)
-    chunks = list(zip(states.split(chunk, 1), reference.split(chunk), targets.split(chunk), strict=True))
+    chunks = list(
+        zip(states.split(chunk, 1), reference.split(chunk), targets.split(chunk), strict=True)
+    )
     matches = []
     for states_of_chunk, reference_of_chunk, target_ids in counted(chunks, CHUNK_NAME):
         reference_top, log_p = _top_and_log_probabilities(reference_of_chunk, finish)
@@ -319,7 +333,9 @@ def _compare_outputs(
             divergences.append(difference.mul_(log_p.exp()).sum(-1))
             has_same_top.append(top == reference_top)
             del log_q, difference
-        matches.append(OutputMatch(torch.stack(losses), torch.stack(divergences), torch.stack(has_same_top)))
+        matches.append(
+            OutputMatch(torch.stack(losses), torch.stack(divergences), torch.stack(has_same_top))
+        )
     return OutputMatch(
         torch.cat([match.loss for match in matches], 1),
         torch.cat([match.kl for match in matches], 1),

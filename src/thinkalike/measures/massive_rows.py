@@ -35,9 +35,9 @@ def massive(
 ) -> Bool[Tensor, " n"] | None:
     """Return which rows are massive at some layer; None if no row is.
 
-    A row is massive if its norm is more than `LONG_NORM` times the median of the layer, and all such
-    rows of the layer carry more than `DECISIVE_VARIANCE` of its variance about the mean of all
-    others, and more than `DECISIVE_CONCENTRATION` times their share of the rows.
+    A row is massive if its norm is more than `LONG_NORM` times the median of the layer, and all
+    such rows of the layer carry more than `DECISIVE_VARIANCE` of its variance about the mean of
+    all others, and more than `DECISIVE_CONCENTRATION` times their share of the rows.
 
     Rows that begin their text, each of which attention may rest on, are judged by themselves. They
     are massive where they carry more than `DECISIVE_VARIANCE_AT_BEGINNING` of the variance,
@@ -77,7 +77,8 @@ def massive(
     share_inside = float(inside.float().mean())
     if share_inside > 1 / DECISIVE_CONCENTRATION:
         log.warning(
-            f"warning: {share_inside:.0%} of the rows are more than {LONG_NORM} times as long as the "
+            f"warning: {share_inside:.0%} of the rows are more than {LONG_NORM} times as long as "
+            "the "
             "median at some layer or head; as these are not few, none of them is left out"
         )
         return at_beginning

@@ -1,4 +1,4 @@
-"""CKA of all layer pairs of two models, gathered batch by batch: a metric of torchmetrics, and what it returns."""
+"""CKA of all layer pairs of two models, gathered batch by batch, as a torchmetrics metric."""
 
 from __future__ import annotations
 
@@ -67,18 +67,21 @@ class CKAResult(LayerPairEstimate):
         without = self.without[..., a, b] - self.without[..., c, d]
         return self._interval(value, without)
 
-    def _check_layer_pair(self, name: str, pair: Any) -> None:
+    def _check_layer_pair(self, name: str, pair: object) -> None:
         """Raise a ValueError unless this is a pair of layers of these models."""
         sources, targets = self.value.shape
-        is_pair = isinstance(pair, list | tuple) and len(pair) == 2
-        if not is_pair or pair[0] not in range(sources) or pair[1] not in range(targets):
+        is_known = False
+        if isinstance(pair, list | tuple) and len(pair) == 2:
+            is_known = pair[0] in range(sources) and pair[1] in range(targets)
+        if not is_known:
             raise ValueError(
-                f"{name}={shown(pair)} must be a source layer below {sources} and a target layer below {targets}"
+                f"{name}={shown(pair)} must be a source layer below {sources} and a target layer "
+                f"below {targets}"
             )
 
     @property
     def clipped(self) -> int:
-        """How many corresponding layers have a CKA outside [-1, 1], which only rounding can give."""
+        """How many corresponding layers have a CKA outside [-1, 1], by rounding alone."""
         return int((self.as_found.diagonal().abs() > 1).sum())
 
     def distance(self) -> Estimate:
@@ -89,7 +92,10 @@ class CKAResult(LayerPairEstimate):
         """
         depths = self.value.shape
         if depths[0] != depths[1]:
-            raise ValueError(f"the distance pairs up layers of equally deep models, not of {tuple(depths)} layers")
+            raise ValueError(
+                f"the distance pairs up layers of equally deep models, not of {tuple(depths)} "
+                "layers"
+            )
         value = self.as_found.diagonal(dim1=-2, dim2=-1)
         without = self.without.diagonal(dim1=-2, dim2=-1)
         return self._interval(arc_length(value), arc_length(without))
@@ -156,7 +162,9 @@ class CKA(LayerMeans):
         options = {"estimator": estimator, "kernel": kernel, "flatten": flatten}
         measure = CKAMeasure(estimator, kernel, flatten=flatten)
         if given == "token" and not measure.compares_within_groups:
-            raise ValueError(f"given=token compares single tokens by kernel=linear: leave {options} out")
+            raise ValueError(
+                f"given=token compares single tokens by kernel=linear: leave {options} out"
+            )
         super().__init__(
             source_layers,
             target_layers,
@@ -189,5 +197,7 @@ class CKA(LayerMeans):
             ValueError: It has other options.
         """
         if isinstance(incoming_state, CKA) and incoming_state.options != self.options:
-            raise ValueError(f"batches of {incoming_state.options} cannot be added to those of {self.options}")
+            raise ValueError(
+                f"batches of {incoming_state.options} cannot be added to those of {self.options}"
+            )
         super().merge_state(incoming_state)

@@ -77,7 +77,7 @@ class PairStatistics(NamedTuple):
         )
 
     def about_zero(self) -> PairStatistics:
-        """Return the statistics with products about 0 in place of the means, for a map without b."""
+        """Return the statistics with products about 0, and not the means, for a map without b."""
         return self._replace(
             mean_x=torch.zeros_like(self.mean_x),
             mean_y=torch.zeros_like(self.mean_y),
@@ -86,27 +86,29 @@ class PairStatistics(NamedTuple):
         )
 
 
-def different_pairs(pairs: Any) -> list[LayerPair]:
+def different_pairs(pairs: object) -> list[LayerPair]:
     """Return the different pairs of layers, in their order.
 
     Raises:
         ValueError: Something is not a pair, or there is none.
     """
     try:
-        different = list(dict.fromkeys(pairs))
+        different = list(dict.fromkeys(pairs))  # type: ignore[call-overload]
     except TypeError:
         different = []
     are_pairs = all(isinstance(pair, tuple) and len(pair) == 2 for pair in different)
     if not different or not are_pairs:
-        raise ValueError(f"pairs={shown(pairs)} must be pairs of a source layer and a target layer, as [(0, 0)]")
+        raise ValueError(
+            f"pairs={shown(pairs)} must be pairs of a source layer and a target layer, as [(0, 0)]"
+        )
     return different
 
 
 class Moments:
     """The count, means and centred products of layer pairs (l, m), gathered batch by batch.
 
-    All are in float64. Products are kept about the running mean, so a large offset costs no digits;
-    see `PairStatistics.joined` for the update.
+    All are in float64. Products are kept about the running mean, so a large offset costs no
+    digits; see `PairStatistics.joined` for the update.
 
     Args:
         pairs: The layer pairs.
@@ -160,7 +162,9 @@ class Moments:
                 self._scatter[first, second].add_(added)
             else:
                 self._scatter[first, second] = added
-        self._means = {layer: means_before[layer] + delta[layer] * (n / total) for layer in self._layers}
+        self._means = {
+            layer: means_before[layer] + delta[layer] * (n / total) for layer in self._layers
+        }
         self.n = total
 
     def _rows(self, sources: LayerStates, targets: LayerStates) -> dict[ModelLayer, Tensor]:
@@ -174,11 +178,15 @@ class Moments:
             states = sides[side]
             layers = states if isinstance(states, Mapping) else range(len(states))
             if layer not in layers:
-                raise ValueError(f"{side}s lacks layer {layer!r}, which is in pairs: give its states")
+                raise ValueError(
+                    f"{side}s lacks layer {layer!r}, which is in pairs: give its states"
+                )
         rows = {(side, layer): sides[side][layer].double() for side, layer in self._layers}
         counts = {layer: len(states) for layer, states in rows.items()}
         if len(set(counts.values())) > 1:
-            raise ValueError(f"every layer needs the same tokens, but the numbers of rows are {counts}")
+            raise ValueError(
+                f"every layer needs the same tokens, but the numbers of rows are {counts}"
+            )
         return rows
 
     def of(self, pair: LayerPair) -> PairStatistics:
@@ -188,9 +196,13 @@ class Moments:
             ValueError: There are fewer than two rows, the pair is unknown, or products overflow.
         """
         if not isinstance(pair, tuple) or pair not in self.pairs:
-            raise ValueError(f"pair={shown(pair)} is not one of the layer pairs {shown(self.pairs)}")
+            raise ValueError(
+                f"pair={shown(pair)} is not one of the layer pairs {shown(self.pairs)}"
+            )
         if self.n < 2:
-            raise ValueError(f"a map needs the states of two tokens, not {self.n}: call update first")
+            raise ValueError(
+                f"a map needs the states of two tokens, not {self.n}: call update first"
+            )
         x = ("source", pair[0])
         y = ("target", pair[1])
         xx = self._scatter[x, x]
@@ -199,11 +211,16 @@ class Moments:
         if yy is None:
             yy = xy.new_zeros(xy.shape[1], xy.shape[1])
         if not all(products.isfinite().all() for products in (xx, xy, yy)):
-            raise ValueError(f"sources or targets of {pair} are too large for float64: divide them by a large number")
+            raise ValueError(
+                f"sources or targets of {pair} are too large for float64: "
+                "divide them by a large number"
+            )
         return PairStatistics(self.n, self._means[x], self._means[y], xx, yy, xy)
 
 
-def _check_means(means: Mapping[ModelLayer, Tensor], means_before: Mapping[ModelLayer, Tensor]) -> None:
+def _check_means(
+    means: Mapping[ModelLayer, Tensor], means_before: Mapping[ModelLayer, Tensor]
+) -> None:
     """Raise a ValueError if a mean is not finite, or its width is not that of earlier batches."""
     # A single copy from the device, as each makes a GPU wait.
     are_finite = torch.stack([mean.isfinite().all() for mean in means.values()]).tolist()
@@ -212,4 +229,6 @@ def _check_means(means: Mapping[ModelLayer, Tensor], means_before: Mapping[Model
         if not is_finite:
             raise ValueError(f"{side} layer {layer} is not finite; run the model in a wider dtype")
         if mean.shape != before.shape:
-            raise ValueError(f"{side} layer {layer} has width {len(mean)}, but {len(before)} so far")
+            raise ValueError(
+                f"{side} layer {layer} has width {len(mean)}, but {len(before)} so far"
+            )

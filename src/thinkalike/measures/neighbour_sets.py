@@ -1,4 +1,4 @@
-"""How alike are the neighbours of each row in two layers: the Jaccard index of their sets, and their similarities?"""
+"""How alike the neighbours of each row are in two layers: their sets and similarities."""
 
 from __future__ import annotations
 
@@ -21,21 +21,27 @@ from thinkalike.measures.neighbours import (
 from thinkalike.measures.row_groups import RowGroups
 
 
-def jaccard(X: Float[Tensor, "n d"], Y: Float[Tensor, "m e"], k: int = NEIGHBOURS) -> Float[Tensor, ""]:
+def jaccard(
+    X: Float[Tensor, "n d"], Y: Float[Tensor, "m e"], k: int = NEIGHBOURS
+) -> Float[Tensor, ""]:
     """Return the mean Jaccard index of the k nearest neighbours of each row, in [0, 1].
 
-    1/n Σᵢ |S_X(i) ∩ S_Y(i)| / |S_X(i) ∪ S_Y(i)|, S(i) as in `mutual_knn`, whose errors it has (Klabunde et al. 2024,
-    ReSi). Features with nothing in common give about k / (2n). It has no gradient.
+    1/n Σᵢ |S_X(i) ∩ S_Y(i)| / |S_X(i) ∪ S_Y(i)|, S(i) as in `mutual_knn`, whose errors it has
+    (Klabunde et al. 2024, ReSi). Features with nothing in common give about k / (2n). It has no
+    gradient.
     """
     return Jaccard(k).of(X, Y)
 
 
-def second_order_cosine(X: Float[Tensor, "n d"], Y: Float[Tensor, "m e"], k: int = NEIGHBOURS) -> Float[Tensor, ""]:
-    """Return the mean cosine of two layers' similarities of each row with its neighbours in either, in [-1, 1].
+def second_order_cosine(
+    X: Float[Tensor, "n d"], Y: Float[Tensor, "m e"], k: int = NEIGHBOURS
+) -> Float[Tensor, ""]:
+    """Return the mean cosine of two layers' similarities of rows to neighbours, in [-1, 1].
 
-    1/n Σᵢ cos(s_X(i), s_Y(i)), s(i) the cosine similarities of row i with the rows of S_X(i) ∪ S_Y(i), see `mutual_knn`
-    (Hamilton et al. 2016). ReSi's code takes cosine *distances* in their place. Similarities are mostly above 0,
-    so chance lies far above 0 where states share a direction: compare it with its null. It has no gradient here.
+    1/n Σᵢ cos(s_X(i), s_Y(i)), s(i) the cosine similarities of row i with the rows of S_X(i) ∪
+    S_Y(i), see `mutual_knn` (Hamilton et al. 2016). ReSi's code takes cosine *distances* in their
+    place. Similarities are mostly above 0, so chance lies far above 0 where states share a
+    direction: compare it with its null. It has no gradient here.
     """
     return SecondOrderCosine(k).of(X, Y)
 
@@ -89,7 +95,9 @@ class SecondOrderCosine(OfNeighbours[Neighbours]):
         return torch.nn.functional.cosine_similarity(in_first, in_second, dim=1).mean()
 
     def moved(self, prepared: Neighbours, order: Int[Tensor, " n"]) -> Neighbours:
-        member, cosine = (both_in_order(pairs, order) for pairs in (prepared.member, prepared.cosine))
+        member, cosine = (
+            both_in_order(pairs, order) for pairs in (prepared.member, prepared.cosine)
+        )
         return Neighbours(in_order(prepared.numbers, order), member, cosine)
 
 

@@ -32,8 +32,8 @@ SIMILARITIES_AT_ONCE = 2**22
 # All pairs of so many rows of a group take a CPU ten to thirty seconds; more are refused there.
 MOST_ROWS = 2**15
 
-# Directions must be apart by this many roundings of a cosine, in the mean square of their distance;
-# else cosines are computed in float64.
+# Directions must be apart by this many roundings of a cosine, in the mean square of their
+# distance; else cosines are computed in float64.
 ROUNDINGS_APART = 100
 
 
@@ -43,13 +43,13 @@ def mutual_knn(
     k: Count = NEIGHBOURS,
     groups: Int[Tensor, " n"] | None = None,
 ) -> Float[Tensor, ""]:
-    """Return the mean share of a stimulus's k nearest neighbours in X that are also among those in Y.
+    """Return the mean share of a stimulus's k nearest neighbours in X that are also such in Y.
 
-    m = 1/n Σᵢ |S_X(i) ∩ S_Y(i)| / k, with S(i) the k rows of greatest cosine similarity with row i,
-    without i itself (Huh et al. 2024, "The Platonic Representation Hypothesis", appendix A). It is
-    in [0, 1]; features that have nothing in common give k / (n - 1) on average. It has no gradient.
-    Cosines have the precision of the states, at least float32, or float64 where all rows point
-    nearly the same way.
+    m = 1/n Σᵢ |S_X(i) ∩ S_Y(i)| / k, with S(i) the k rows of greatest cosine similarity with row
+    i, without i itself (Huh et al. 2024, "The Platonic Representation Hypothesis", appendix A). It
+    is in [0, 1]; features that have nothing in common give k / (n - 1) on average. It has no
+    gradient. Cosines have the precision of the states, at least float32, or float64 where all rows
+    point nearly the same way.
 
     Args:
         X, Y: Row i of both belongs to stimulus i; widths and dtypes may differ.
@@ -67,7 +67,9 @@ def mutual_knn(
     1.0
     """
     if len(X) < k + 2:
-        raise ValueError(f"{neighbours(k)} need {k + 2} rows, and X has {len(X)}: choose a smaller k")
+        raise ValueError(
+            f"{neighbours(k)} need {k + 2} rows, and X has {len(X)}: choose a smaller k"
+        )
     if groups is None:
         return MutualKNN(k).of(X, Y)
 
@@ -75,7 +77,8 @@ def mutual_knn(
     largest = int(counts.max())
     if largest < k + 2:
         raise ValueError(
-            f"{neighbours(k)} need {k + 2} rows of its group, and the largest group has {largest}: "
+            f"{neighbours(k)} need {k + 2} rows of its group, and the largest group has "
+            f"{largest}: "
             "choose a smaller k, or give larger groups"
         )
     return MutualKNN(k, RowGroups.of(groups, k + 2)).of(X, Y)
@@ -86,7 +89,9 @@ def neighbours(k: int) -> str:
     return f"k={k} neighbours of a row"
 
 
-def directions(features: Float[Tensor, "n d"], groups: RowGroups, name: str) -> Float[Tensor, "kept d"]:
+def directions(
+    features: Float[Tensor, "n d"], groups: RowGroups, name: str
+) -> Float[Tensor, "kept d"]:
     """Return the rows in the order of their groups, each of length 1.
 
     They are in float64 where cosines need its digits.
@@ -102,7 +107,9 @@ def directions(features: Float[Tensor, "n d"], groups: RowGroups, name: str) -> 
     units = rows[order].div_(norms[order])
 
     # The mean squared distance of directions from the mean of their group is 1 - ‖mean‖².
-    squared_means = [block.shape[1] * block.mean(1).square().sum() for block in groups.blocks(units)]
+    squared_means = [
+        block.shape[1] * block.mean(1).square().sum() for block in groups.blocks(units)
+    ]
     spread = 1 - torch.stack(squared_means).sum() / len(units)
     # A single copy from the device, as each makes a GPU wait.
     checks = torch.stack([norms.isfinite().all(), (norms == 0).any(), spread])
@@ -116,7 +123,9 @@ def directions(features: Float[Tensor, "n d"], groups: RowGroups, name: str) -> 
     if spread_on_host <= ROUNDINGS_APART * eps and units.dtype == torch.float32:
         return directions(features.double(), groups, name)
     if spread_on_host <= SUM_ROUNDING * eps:
-        raise ValueError(f"{name}: all rows, or all of each token, are the same, so none is nearer than another")
+        raise ValueError(
+            f"{name}: all rows, or all of each token, are the same, so none is nearer than another"
+        )
     return units
 
 
@@ -253,23 +262,30 @@ class MutualKNN(OfNeighbours[Tensor]):
         smallest = min((size for _, size in self.groups.shapes), default=0)
         if smallest < self.fewest:
             raise ValueError(
-                f"{self.needed_by} need {self.fewest} rows of its group, and one has {smallest}: choose a smaller k"
+                f"{self.needed_by} need {self.fewest} rows of its group, and one has {smallest}: "
+                "choose a smaller k"
             )
 
     def prepare(self, layer: Float[Tensor, "n d"], name: str) -> Int[Tensor, "kept k"]:
         """Return the k nearest neighbours of each row, by their numbers in its group."""
         return neighbour_numbers_of(layer, name, self.neighbours, self.groups)
 
-    def compare(self, first: Int[Tensor, "kept k"], second: Int[Tensor, "kept k"]) -> Float[Tensor, ""]:
+    def compare(
+        self, first: Int[Tensor, "kept k"], second: Int[Tensor, "kept k"]
+    ) -> Float[Tensor, ""]:
         """Return the share of neighbours that two layers have in common."""
         shares = self.compare_all([first, second], Blocks([[0], [1]], [(0, 1)]))
         return shares[0, 1][0, 0]
 
-    def moved(self, prepared: Int[Tensor, "kept k"], order: Int[Tensor, " n"]) -> Int[Tensor, "kept k"]:
+    def moved(
+        self, prepared: Int[Tensor, "kept k"], order: Int[Tensor, " n"]
+    ) -> Int[Tensor, "kept k"]:
         """Return the neighbours of rows in another order; rows stay within their group."""
         return in_order(prepared, order, self.groups)
 
-    def compare_all(self, layers: Sequence[Int[Tensor, "kept k"]], blocks: Blocks) -> dict[Pair, Float[Tensor, "l m"]]:
+    def compare_all(
+        self, layers: Sequence[Int[Tensor, "kept k"]], blocks: Blocks
+    ) -> dict[Pair, Float[Tensor, "l m"]]:
         """Return the share of neighbours that any two layers have in common.
 
         Args:
@@ -303,7 +319,7 @@ class MutualKNN(OfNeighbours[Tensor]):
         return MutualKNN(self.neighbours, groups)
 
     def similarities(self, prepared: Int[Tensor, "kept k"]) -> list[Float[Tensor, "_ _ _"]]:
-        """Return for each size of groups how often, 0, ½ or 1, two rows are neighbours, (g, s, s)."""
+        """Return for each group size how often, 0, ½ or 1, two rows are neighbours, (g, s, s)."""
         assert self.groups is not None
         adjacency = []
         for block in self.groups.blocks(prepared):

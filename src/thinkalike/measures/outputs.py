@@ -1,4 +1,4 @@
-"""How alike are the logits of two models for the same tokens: Jensen-Shannon divergence, and disagreement."""
+"""How alike the logits of two models are for the same tokens."""
 
 from __future__ import annotations
 
@@ -15,22 +15,26 @@ from torch import Tensor
 
 from thinkalike.measures.contract import BAD_INPUT, Blocks, LayerMeasure, Pair, each_pair
 
-AT_ONCE = 2**17  # logits that are compared at a time: they stay in the cache; on a GPU 64 times as many
-LEAST = -80  # is the logarithm of the least share of the largest one: 0 times -inf would be NaN
+# logits that are compared at a time: on a CPU they stay in the cache
+AT_ONCE = 2**17
+AT_ONCE_ON_GPU = 64 * AT_ONCE
+# the least logarithm of a probability, as a share of the largest one: 0 times -inf would be NaN
+LEAST_LOG = -80
 
 
 def jensen_shannon(X: Float[Tensor, "n v"], Y: Float[Tensor, "m w"]) -> Float[Tensor, ""]:
-    """Return the mean Jensen-Shannon divergence of softmax(X) and softmax(Y) row by row, in nats, in [0, ln 2].
+    """Return the mean Jensen-Shannon divergence of softmax(X) and softmax(Y), in [0, ln 2] nats.
 
-    ½ KL(p ‖ m) + ½ KL(q ‖ m), m = (p + q) / 2 (Lin 1991), of the logits of two models with one vocabulary. A logit of
-    -∞ has a probability of 0. It is differentiable, and computed in float32, or what is wider. A ValueError says that
-    n or the vocabulary differs, or that a logit is NaN or +∞, or all of a row are -∞.
+    ½ KL(p ‖ m) + ½ KL(q ‖ m), m = (p + q) / 2 (Lin 1991), of the logits of two models with one
+    vocabulary. A logit of -∞ has a probability of 0. It is differentiable, and computed in
+    float32, or what is wider. A ValueError says that n or the vocabulary differs, or that a logit
+    is NaN or +∞, or all of a row are -∞.
     """
     return JensenShannon().of(X, Y)
 
 
 def disagreement(X: Float[Tensor, "n v"], Y: Float[Tensor, "m w"]) -> Float[Tensor, ""]:
-    """Return the share of rows whose largest logit, the first of equal ones, differs, in [0, 1]; it has no gradient.
+    """Return the share of rows whose largest logit differs, in [0, 1]; it has no gradient.
 
     See Klabunde et al. (2024) and Madani et al. (2004, "prediction disagreement").
     """
@@ -38,9 +42,17 @@ def disagreement(X: Float[Tensor, "n v"], Y: Float[Tensor, "m w"]) -> Float[Tens
 
 
 class _Outputs(NamedTuple):
-    values: Shaped[Tensor, "n ..."]  # logits, or the place of the largest
+    """The outputs of a model for n tokens.
+
+    Attributes:
+        values: the logits, or the position of the largest.
+        vocabulary: how many logits a token has.
+        name: what an error calls them.
+    """
+
+    values: Shaped[Tensor, "n ..."]
     vocabulary: int
-    name: str  # what an error calls them
+    name: str
 
 
 def _refuse_flawed(largest: Float[Tensor, "..."], name: str) -> None:
@@ -49,36 +61,69 @@ def _refuse_flawed(largest: Float[Tensor, "..."], name: str) -> None:
 
 
 def _check_vocabulary(source: _Outputs, target: _Outputs) -> None:
-    if (own := source.vocabulary) != (other := target.vocabulary):
-        raise ValueError(f"outputs over {own} and {other} entries are not of one vocabulary: choose such models")
+    if source.vocabulary != target.vocabulary:
+        raise ValueError(
+            f"outputs over {source.vocabulary} and {target.vocabulary} entries are not of one "
+            "vocabulary: choose such models"
+        )
 
 
 def _divergences(source: _Outputs, target: _Outputs) -> Float[Tensor, " n"]:
-    """Return the divergence of each row from exponentials P and Q of the logits, which no pass makes into shares.
+    """Return the divergence of each row from the exponentials P and Q of the logits.
 
-    With sums S and T, w = S / (S + T) and M = log((1 - w) P + w Q) it is ½ Σ P (log P - M) / S + ½ Σ Q (log Q - M) / T
-    + log((1 - w) S + w T) - ½ log S T. It is least for this w, whose rounding so adds next to nothing.
+    With sums S and T, w = S / (S + T) and M = log((1 - w) P + w Q) it is
+
+        ½ Σ P (log P - M) / S + ½ Σ Q (log Q - M) / T + log((1 - w) S + w T) - ½ log S T.
+
+    It is least for this w, so the rounding of w adds next to nothing.
     """
     _check_vocabulary(source, target)
-    (n, width), first, found = source.values.shape, source.values, []
+    first = source.values
+    n, width = first.shape
     if source is target:
         _refuse_flawed(first.amax(1), source.name)
         return first.new_zeros(n, dtype=torch.float64)
-    rows = max(min(n, AT_ONCE * (64 if first.is_cuda else 1) // width), 1)
-    memory = first.new_empty(5, rows, width).unbind()
-    for x, y in zip(first.split(rows), target.values.split(rows), strict=True):
-        made = [None if x.requires_grad or y.requires_grad else each[: len(x)] for each in memory]
-        logs = [torch.sub(z, z.amax(1, keepdim=True), out=own) for z, own in zip((x, y), made[:2], strict=True)]
-        p, q = (torch.exp(z.clamp_(min=LEAST), out=own) for z, own in zip(logs, made[2:4], strict=True))
-        p_sum, q_sum = p.sum(1), q.sum(1)
-        weight = 1 / (1 + q_sum / p_sum)
-        middle = torch.lerp(p, q, weight[:, None], out=made[4]).log_()
-        apart = logs[0].sub_(middle).mul_(p).sum(1) / p_sum + logs[1].sub_(middle).mul_(q).sum(1) / q_sum
-        found.append((apart, p_sum, q_sum, weight))
-    apart, p_sum, q_sum, weight = (torch.cat(each).double() for each in zip(*found, strict=True))
-    for side, each in ((source, p_sum), (target, q_sum)):
-        _refuse_flawed(each, side.name)  # is NaN also where all are -inf
-    return apart / 2 + (torch.lerp(p_sum, q_sum, weight) / (p_sum * q_sum).sqrt()).log()
+
+    logits_at_once = AT_ONCE
+    if first.is_cuda:
+        logits_at_once = AT_ONCE_ON_GPU
+    rows_at_once = max(min(n, logits_at_once // width), 1)
+    memory = first.new_empty(5, rows_at_once, width)
+    strips = []
+    for x, y in zip(first.split(rows_at_once), target.values.split(rows_at_once), strict=True):
+        strips.append(_strip(x, y, memory[:, : len(x)]))
+    apart, p_sums, q_sums, weights = (
+        torch.cat(values).double() for values in zip(*strips, strict=True)
+    )
+    _refuse_flawed(p_sums, source.name)  # a sum is also NaN if all logits are -inf
+    _refuse_flawed(q_sums, target.name)
+    return apart / 2 + (torch.lerp(p_sums, q_sums, weights) / (p_sums * q_sums).sqrt()).log()
+
+
+def _strip(
+    x: Float[Tensor, "r v"], y: Float[Tensor, "r v"], memory: Float[Tensor, "5 r v"]
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return for each row Σ P (log P - M) / S + Σ Q (log Q - M) / T, and S, T and w.
+
+    Args:
+        x: the logits of the source.
+        y: the logits of the target.
+        memory: what is computed is written there, unless it needs gradients.
+    """
+    out: list[Tensor | None] = [None] * len(memory)
+    if not x.requires_grad and not y.requires_grad:
+        out = list(memory)
+    log_p = torch.sub(x, x.amax(1, keepdim=True), out=out[0])
+    log_q = torch.sub(y, y.amax(1, keepdim=True), out=out[1])
+    p = torch.exp(log_p.clamp_(min=LEAST_LOG), out=out[2])
+    q = torch.exp(log_q.clamp_(min=LEAST_LOG), out=out[3])
+    p_sum = p.sum(1)
+    q_sum = q.sum(1)
+    weight = 1 / (1 + q_sum / p_sum)
+    log_middle = torch.lerp(p, q, weight[:, None], out=out[4]).log_()
+    from_p = log_p.sub_(log_middle).mul_(p).sum(1) / p_sum
+    from_q = log_q.sub_(log_middle).mul_(q).sum(1) / q_sum
+    return from_p + from_q, p_sum, q_sum, weight
 
 
 @dataclass(frozen=True)
@@ -108,15 +153,22 @@ class MeanOfRows(LayerMeasure[_Outputs]):
     def compare_without_parts(
         self, layers: Sequence[_Outputs], blocks: Blocks, sizes: Sequence[int]
     ) -> dict[Pair, Float[Tensor, "_ l m"]]:
-        """Return the means of all rows and without each part, from the sums of the parts; NaN where no row is left."""
+        """Return the means of all rows and without each part; NaN if no row remains."""
 
         def sums_without_parts(first: _Outputs, second: _Outputs) -> Float[Tensor, " _"]:
-            sums = torch.stack([part.sum() for part in self.of_rows(first, second).split([*sizes])])
-            return torch.stack([sums.sum(), *(sums.sum() - sums)])
+            values_by_part = self.of_rows(first, second).split([*sizes])
+            part_sums = torch.stack([values.sum() for values in values_by_part])
+            total = part_sums.sum()
+            return torch.stack([total, *(total - part_sums)])
 
         sums = each_pair(sums_without_parts, layers, blocks, self.is_symmetric)
-        rows = [sum(sizes), *(sum(sizes) - size for size in sizes)]
-        return {pair: each.movedim(-1, 0) / each.new_tensor(rows)[:, None, None] for pair, each in sums.items()}
+        row_count = sum(sizes)
+        counts = [row_count, *(row_count - size for size in sizes)]
+        means = {}
+        for pair, pair_sums in sums.items():  # (l, m, 1 + parts)
+            divisors = pair_sums.new_tensor(counts)[:, None, None]
+            means[pair] = pair_sums.movedim(-1, 0) / divisors
+        return means
 
 
 @dataclass(frozen=True)
@@ -145,10 +197,14 @@ class Disagreement(MeanOfRows):
     invariances = frozenset({"row_permutation", "isotropic_scaling"})
 
     def prepare(self, layer: Float[Tensor, "n v"], name: str) -> _Outputs:
-        # NumPy compares with vector instructions, in a fifth of the time
-        places = torch.from_numpy(np.argmax(layer.detach().numpy(), 1)) if layer.is_cpu else layer.argmax(1)
-        _refuse_flawed(layer.gather(1, places[:, None]), name)  # also NaN, which is larger than all numbers
-        return _Outputs(places, layer.shape[1], name)
+        if layer.is_cpu:
+            # NumPy compares with vector instructions, in a fifth of the time
+            largest = torch.from_numpy(np.argmax(layer.detach().numpy(), 1))
+        else:
+            largest = layer.argmax(1)
+        # NaN is found, too: it counts as larger than all numbers
+        _refuse_flawed(layer.gather(1, largest[:, None]), name)
+        return _Outputs(largest, layer.shape[1], name)
 
     def of_rows(self, first: _Outputs, second: _Outputs) -> Float[Tensor, " n"]:
         _check_vocabulary(first, second)

@@ -14,7 +14,9 @@ from thinkalike.measures.sample_size import FEWEST_GROUPS
 from thinkalike.measures.splitmix import random_codes
 
 
-def permuted_rows(documents: Annotated[Int[Tensor, " n"], Within(fewest=1)], seed: Seed) -> Int[Tensor, " n"]:
+def permuted_rows(
+    documents: Annotated[Int[Tensor, " n"], Within(fewest=1)], seed: Seed
+) -> Int[Tensor, " n"]:
     """Return an order of rows in which whole documents changed places, at random.
 
     If two models have nothing in common, documents are exchangeable and their rows are not, so
@@ -38,7 +40,9 @@ def permuted_rows(documents: Annotated[Int[Tensor, " n"], Within(fewest=1)], see
     return order
 
 
-def permuted_within(documents: Int[Tensor, " kept"], groups: RowGroups, seed: int) -> Int[Tensor, " kept"]:
+def permuted_within(
+    documents: Int[Tensor, " kept"], groups: RowGroups, seed: int
+) -> Int[Tensor, " kept"]:
     """Return an order of rows in which documents changed places within each group.
 
     Args:

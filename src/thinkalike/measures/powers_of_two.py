@@ -1,4 +1,4 @@
-"""Powers of two as units: division by one is exact, so it brings numbers into range without rounding."""
+"""Powers of two as units: dividing by one brings numbers into range without rounding."""
 
 from __future__ import annotations
 

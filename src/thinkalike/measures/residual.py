@@ -1,4 +1,4 @@
-"""What is left of states when the word, its position and linear mixing of the earlier tokens are known.
+"""What remains of states when the word, its position and the earlier tokens are known.
 
 All that follows is fitted on other documents than those that are judged. States of the same words
 lose, in this order,
@@ -66,8 +66,8 @@ class ResidualStates:
         is_compared: Which rows are compared; None: all.
 
     Attributes:
-        rows: Which rows are compared, in the order of all that is returned: those whose word stands
-            `FEWEST_REPETITIONS` times within their fold.
+        rows: Which rows are compared, in the order of all that is returned: those whose word
+            stands `FEWEST_REPETITIONS` times within their fold.
         documents: The number of the document of each of these.
         covariates: How many covariates each row has.
 
@@ -98,7 +98,9 @@ class ResidualStates:
         for fold in range(FOLDS):
             rows = (is_compared & (folds == fold)).nonzero()[:, 0]
             self._folds.append((rows, RowGroups.of(words[rows], FEWEST_REPETITIONS)))
-        self.rows: Int[Tensor, " kept"] = torch.cat([rows[groups.order] for rows, groups in self._folds])
+        self.rows: Int[Tensor, " kept"] = torch.cat(
+            [rows[groups.order] for rows, groups in self._folds]
+        )
         self.documents: Int[Tensor, " kept"] = documents[self.rows]
         covariates = [principal_components(self._without_means(states)) for states in mixing]
         for position in positions[1:]:

@@ -1,4 +1,4 @@
-"""How well the states of one layer predict those of another on held-out documents, by ridge regression.
+"""How well one layer predicts another on held-out documents, by ridge regression.
 
 Whole documents are held out, both to choose the penalty and to judge the map; see
 `thinkalike.measures.ridge_penalty`.
@@ -111,7 +111,8 @@ class Predictor:
         states: x in float64, less its mean, in units of its largest entry.
 
     Raises:
-        ValueError: A state is not finite, there are too few documents, or their numbers do not fit.
+        ValueError: A state is not finite, there are too few documents, or their numbers do not
+            fit.
     """
 
     @takes_arrays
@@ -119,10 +120,16 @@ class Predictor:
         self.documents = documents.long()
         self.states = _of_unit_size(x)
         if len(self.documents) != len(x):
-            raise ValueError(f"documents has {len(documents)} numbers for {len(x)} rows: give the document of each row")
+            raise ValueError(
+                f"documents has {len(documents)} numbers for {len(x)} rows: "
+                "give the document of each row"
+            )
         fold_count = len(fold_of(self.documents).unique())
         if fold_count < FEWEST_FOLDS:
-            raise ValueError(f"documents are of {fold_count} folds, and R² needs {FEWEST_FOLDS}: give more documents")
+            raise ValueError(
+                f"documents are of {fold_count} folds, and R² needs {FEWEST_FOLDS}: "
+                "give more documents"
+            )
         self._folds = [self._fold_states(fold) for fold in range(FOLDS)]
 
     def _fold_states(self, fold: int) -> _FoldStates:
@@ -160,7 +167,10 @@ class Predictor:
     def _residuals(self, y: Float[Tensor, "n e"]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Yield for each fold its rows, y - ŷ and y - ȳ, by maps and means of the rows outside."""
         if len(y) != len(self.states):
-            raise ValueError(f"y has {len(y)} rows, but x has {len(self.states)}: give both states of the same rows")
+            raise ValueError(
+                f"y has {len(y)} rows, but x has {len(self.states)}: "
+                "give both states of the same rows"
+            )
         fits = self._fits(y)
         for index, (fold, fit) in enumerate(zip(self._folds, fits, strict=True)):
             other_fits = [*fits[:index], *fits[index + 1 :]]
@@ -184,13 +194,15 @@ class Predictor:
             across = products - products_inside - torch.outer(fold.mean, sum_outside)
             fitted = fold.basis.vectors.T @ across
             penalties = PENALTIES.to(y) * fold.basis.unit
-            gains = gained(fold.basis.values, penalties, fitted, fold.states.T @ targets, fold.products)
+            gains = gained(
+                fold.basis.values, penalties, fitted, fold.states.T @ targets, fold.products
+            )
             fits.append(_FoldFit(fitted, targets, penalties, gains))
         return fits
 
 
 def both_ways(first: Predictor, second: Predictor) -> Float[Tensor, "2 replicates"]:
-    """Return the held-out R² of the second states from the first, and of the first from the second."""
+    """Return the held-out R² of the second states from the first, and in reverse."""
     return torch.stack([first.of(second.states).shares, second.of(first.states).shares])
 
 

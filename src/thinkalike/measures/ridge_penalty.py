@@ -1,8 +1,8 @@
 """The penalty of a ridge regression, chosen by cross-validation over documents.
 
-Least squares on few rows overfits, and its R² on other rows falls far below 0. Rows of one document
-depend on each other, so that the penalty is judged on other documents than the map is fitted on. A
-penalty may grow without bound, to the map 0 of R² 0.
+Least squares on few rows overfits, and its R² on other rows falls far below 0. Rows of one
+document depend on each other, so that the penalty is judged on other documents than the map is
+fitted on. A penalty may grow without bound, to the map 0 of R² 0.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ def gained(
     """Return Σ ‖y‖² - Σ ‖y - W x‖² over rows that W was not fitted on, for the W of each penalty.
 
     Args:
-        values: The eigenvalues of Σ x x' over the rows to fit on. All else is in the basis V of its
-            eigenvectors.
+        values: The eigenvalues of Σ x x' over the rows to fit on. All else is in the basis V of
+            its eigenvectors.
         penalties: The penalties.
         fitted: V' Σ x y' over the rows to fit on.
         across: V' Σ x y' over the other rows.
@@ -77,8 +77,8 @@ def gained(
 def best_penalty(gains: Float[Tensor, "k p"], penalties: Float[Tensor, " p"]) -> Float[Tensor, ""]:
     """Return the penalty that predicts k parts of the documents best.
 
-    It is ∞, which gives the map 0, where the best predicts better than the mean by less than `SURE`
-    standard errors over the parts.
+    It is ∞, which gives the map 0, where the best predicts better than the mean by less than
+    `SURE` standard errors over the parts.
 
     Args:
         gains: What the maps of each penalty gain on each part, see `gained`.
@@ -122,7 +122,9 @@ def bases_of(parts: Sequence[PairStatistics]) -> tuple[Basis, list[HalfBasis]]:
     return whole, halves
 
 
-def penalty_of(parts: Sequence[PairStatistics], whole: Basis, halves: Sequence[HalfBasis]) -> Float[Tensor, ""]:
+def penalty_of(
+    parts: Sequence[PairStatistics], whole: Basis, halves: Sequence[HalfBasis]
+) -> Float[Tensor, ""]:
     """Return the λ with which maps of each half of the documents predict the other half best.
 
     As λ stands beside a sum over rows, it is right for the map of all rows, too. It is ∞ where no

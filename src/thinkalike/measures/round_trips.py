@@ -1,4 +1,4 @@
-"""Linear maps between two sites in both directions, and what they and their round trips leave unexplained."""
+"""Linear maps between two sites in both directions, and what they leave unexplained."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ from typing import NamedTuple
 from thinkalike.measures.closed_forms import AffineMap, least_squares_of
 from thinkalike.measures.moments import PairStatistics
 
-RIDGE = 1e-9  # of the mean variance of the states that predict: below what counts, and above float64's rounding
+# of the mean variance of the states that predict: below what counts, and above float64's rounding
+RIDGE = 1e-9
 
 
 class Unexplained(NamedTuple):
-    """Shares of variance that maps leave unexplained: Σ‖y - ŷ‖² / Σ‖y - ȳ‖², 0 for a perfect map, 1 for the mean.
+    """Shares of variance that maps leave unexplained: Σ‖y - ŷ‖² / Σ‖y - ȳ‖².
 
-    ȳ is the mean of the rows at hand, so a map that was fitted on other rows may exceed 1.
+    They are 0 for a perfect map and 1 for the mean. ȳ is the mean of the rows at hand, so a map
+    that was fitted on other rows may exceed 1.
     """
 
     phi: float  # of y, by φ(x)
@@ -29,7 +31,7 @@ class BothDirections(NamedTuple):
     psi: AffineMap
 
     def unexplained(self, there: PairStatistics) -> Unexplained:
-        """Return what both maps and their round trips leave unexplained of rows with these statistics."""
+        """Return what both maps and their round trips leave unexplained of these rows."""
         back = there.reversed
         return Unexplained(
             unexplained_by(self.phi, there),
@@ -45,21 +47,26 @@ def _with_itself(side: PairStatistics) -> PairStatistics:
 
 
 def both_directions(there: PairStatistics, ridge: float = RIDGE) -> BothDirections:
-    """Return φ: x → y and ψ: y → x, each by ridge regression with a bias, from `Moments.of` a pair.
+    """Return φ: x → y and ψ: y → x, by ridge regression with a bias, from `Moments.of` a pair.
 
-    φ minimises Σ‖yᵢ - W xᵢ - b‖² + λ‖W‖², with λ the ridge times the mean of the diagonal of Σ(x - x̄)(x - x̄)', so
-    that a change of either side's scale changes nothing but that of W; ψ likewise with x and y exchanged. ψ is not the
-    inverse of φ: what φ does not explain of y shrinks both, and the inverse would blow it up.
+    φ minimises Σ‖yᵢ - W xᵢ - b‖² + λ‖W‖², with λ the ridge times the mean of the diagonal of Σ(x -
+    x̄)(x - x̄)', so that a change of either side's scale changes nothing but that of W; ψ likewise
+    with x and y exchanged. ψ is not the inverse of φ: what φ does not explain of y shrinks both,
+    and the inverse would blow it up.
     """
     sides = there, there.reversed
-    return BothDirections(*(least_squares_of(side, ridge * float(side.xx.diagonal().mean())) for side in sides))
+    return BothDirections(
+        *(least_squares_of(side, ridge * float(side.xx.diagonal().mean())) for side in sides)
+    )
 
 
 def unexplained_by(fit: AffineMap, statistics: PairStatistics) -> float:
-    """Return the share of the target's variance that a map leaves unexplained; a ValueError if there is no variance."""
+    """Return the share of the target's variance, which must not be 0, that a map leaves."""
     whole = statistics.yy.trace()
     if statistics.reversed.is_constant:
-        raise ValueError("a side whose states do not vary has no variance to explain: leave this pair out")
+        raise ValueError(
+            "a side whose states do not vary has no variance to explain: leave this pair out"
+        )
     weight, offset = fit.weight.to(whole), statistics.mean_y - fit(statistics.mean_x)
     left = whole - 2 * (weight * statistics.xy.T).sum() + (weight @ statistics.xx * weight).sum()
     return float((left + statistics.n * offset.square().sum()) / whole)

@@ -1,4 +1,4 @@
-"""Groups of rows, such as those of one token: within a group, all that the token alone decides is constant."""
+"""Groups of rows, such as those of one token, in which all that the token decides is constant."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ def common_dtype(features: Iterable[Tensor]) -> torch.dtype:
     return reduce(torch.promote_types, (tensor.dtype for tensor in features), torch.float32)
 
 
-def all_alike(spread: Float[Tensor, "*b"], offset: Float[Tensor, "*b"], dtype: torch.dtype) -> Bool[Tensor, "*b"]:
+def all_alike(
+    spread: Float[Tensor, "*b"], offset: Float[Tensor, "*b"], dtype: torch.dtype
+) -> Bool[Tensor, "*b"]:
     """Return whether rows differ from their mean by no more than rounding.
 
     Args:
@@ -62,8 +64,8 @@ class RowGroups:
     """Which rows of a batch belong together.
 
     Attributes:
-        order: The rows that are in a group. Those of one group stand side by side, and the smallest
-            groups come first.
+        order: The rows that are in a group. Those of one group stand side by side, and the
+            smallest groups come first.
         shapes: For each size of groups, in rising order, the number of such groups and this size.
         rows: How many rows the batch has, including those without a group.
     """
@@ -76,7 +78,9 @@ class RowGroups:
 
     @classmethod
     @takes_arrays
-    def of(cls, tokens: Annotated[Int[Tensor, " n"], Within(fewest=1)], fewest: Count) -> RowGroups:
+    def of(
+        cls, tokens: Annotated[Int[Tensor, " n"], Within(fewest=1)], fewest: Count
+    ) -> RowGroups:
         """Group rows by their token.
 
         Args:
@@ -125,9 +129,10 @@ class RowGroups:
         """Return the rows in `order`, less the mean of their group and of their position.
 
         With positions these are the residuals of least squares on the indicators of both. They are
-        computed by Frisch-Waugh-Lovell: what the groups leave of the positions' indicators explains
-        part of what the groups leave of the rows, and is subtracted. What remains of a row may be
-        nothing but rounding, as where the token decides the state; such a row is set to 0.
+        computed by Frisch-Waugh-Lovell: what the groups leave of the positions' indicators
+        explains part of what the groups leave of the rows, and is subtracted. What remains of a
+        row may be nothing but rounding, as where the token decides the state; such a row is set to
+        0.
 
         Args:
             rows: The rows of the batch.
@@ -146,8 +151,8 @@ class RowGroups:
 
         spread = residuals.square().sum(1, keepdim=True)
         offset = whole.sub_(residuals).square().sum(1, keepdim=True)
-        # Without positions the digits of the rows decide what is rounding. The pseudo-inverse loses
-        # some of these, so with positions only float32's count.
+        # Without positions the digits of the rows decide what is rounding. The pseudo-inverse
+        # loses some of these, so with positions only float32's count.
         precision = common_dtype([rows]) if positions is None else torch.float32
         return residuals.masked_fill_(all_alike(spread, offset, precision), 0)
 
@@ -162,7 +167,9 @@ class RowGroups:
         groups = torch.arange(len(sizes), device=indices.device).repeat_interleave(sizes)
 
         # how often each group has each position, (groups, p)
-        counts = torch.zeros(len(sizes), position_count, dtype=torch.float64, device=indices.device)
+        counts = torch.zeros(
+            len(sizes), position_count, dtype=torch.float64, device=indices.device
+        )
         counts.index_put_((groups, indices), counts.new_ones(()), accumulate=True)
         products = counts.sum(0).diag() - counts.T @ (counts / sizes[:, None])
         inverse = torch.linalg.pinv(products, rtol=EIGENVALUE_ROUNDING, hermitian=True)

@@ -34,7 +34,10 @@ def rows_of(
     check_choice("flatten", flatten, FLATTEN)
     if mask is not None:
         if mask.shape != states.shape[:-1]:
-            raise ValueError(f"a mask of shape {tuple(mask.shape)} does not fit states of shape {tuple(states.shape)}")
+            raise ValueError(
+                f"a mask of shape {tuple(mask.shape)} does not fit states of shape "
+                f"{tuple(states.shape)}"
+            )
         if places is None:
             places = places_of(mask)
 
@@ -45,11 +48,15 @@ def rows_of(
         try:
             return rows.index_select(0, places)
         except (IndexError, RuntimeError) as error:
-            raise ValueError(f"places holds numbers that are not below {len(rows)}, the number of tokens") from error
+            raise ValueError(
+                f"places holds numbers that are not below {len(rows)}, the number of tokens"
+            ) from error
 
     if flatten == "sample":
         if mask is not None and places is not None and len(places) < mask.numel():
-            raise ValueError("flatten=sample takes whole sequences: use flatten=mean where a mask drops tokens")
+            raise ValueError(
+                "flatten=sample takes whole sequences: use flatten=mean where a mask drops tokens"
+            )
         return states.flatten(1)
 
     tokens = states.flatten(1, -2)  # (b, t, d)
@@ -69,7 +76,8 @@ def places_of(mask: Shaped[Tensor, " ..."]) -> Int[Tensor, " kept"]:
     """
     if mask.dtype != torch.bool:
         raise ValueError(
-            f"mask holds {mask.dtype}, which would choose rows by number: give True and False, as mask > 0"
+            f"mask holds {mask.dtype}, which would choose rows by number: "
+            "give True and False, as mask > 0"
         )
     return mask.flatten().nonzero().squeeze(1)
 
@@ -86,5 +94,8 @@ def labels_of_rows(
         ValueError: Labels do not fit the states; `name` is what the error calls them.
     """
     if labels.shape != states.shape[:-1]:
-        raise ValueError(f"{name} of shape {tuple(labels.shape)} do not fit states of shape {tuple(states.shape)}")
+        raise ValueError(
+            f"{name} of shape {tuple(labels.shape)} do not fit states of shape "
+            f"{tuple(states.shape)}"
+        )
     return rows_of(labels.to(states.device)[..., None], "token", mask).squeeze(1)

@@ -49,9 +49,14 @@ def has_interval(worth: float | int, fewest: int = FEWEST_GROUPS) -> bool:
     return worth >= fewest * (1 - RELATIVE_ROUNDING)
 
 
-def why_no_interval(worth: float | int, count: int, unit: str = "documents", fewest: int = FEWEST_GROUPS) -> str:
+def why_no_interval(
+    worth: float | int, count: int, unit: str = "documents", fewest: int = FEWEST_GROUPS
+) -> str:
     """Return why `count` documents, worth `worth` of equal length, have no interval."""
-    return f"no intervals: effective sample size {worth:.1f} {unit} (of {count:,}); intervals need {fewest}"
+    return (
+        f"no intervals: effective sample size {worth:.1f} {unit} (of {count:,}); "
+        f"intervals need {fewest}"
+    )
 
 
 def freedom_of_groups(counts: Shaped[Tensor, " groups"]) -> float:

@@ -1,4 +1,4 @@
-"""Angular Procrustes distance: the angle that is left when one set of features is rotated onto the other."""
+"""Angular Procrustes distance: the angle that remains after the best rotation."""
 
 from __future__ import annotations
 
@@ -16,13 +16,15 @@ from thinkalike.measures.contract import LayerMeasure
 def procrustes_distance(X: Float[Tensor, "n d"], Y: Float[Tensor, "m e"]) -> Float[Tensor, ""]:
     """Return arccos(‖X'Y‖_* / (‖X‖ ‖Y‖)) of centred features, in radians, in [0, π/2].
 
-    ‖X'Y‖_*, the sum of the singular values, is the largest tr(Q'X'Y) of any rotation or reflection Q, so 0 is the same
-    up to rotation, reflection, shift and scale (Williams et al. 2021, "Generalized shape metrics on neural
-    representations", the angular metric). It is a metric, is computed in float64 and differentiable where it is
-    above 0. With n rows in d ≥ n dimensions even noise is near: compare it with its null.
+    ‖X'Y‖_*, the sum of the singular values, is the largest tr(Q'X'Y) of any rotation or reflection
+    Q, so 0 is the same up to rotation, reflection, shift and scale (Williams et al. 2021,
+    "Generalized shape metrics on neural representations", the angular metric). It is a metric, is
+    computed in float64 and differentiable where it is above 0. With n rows in d ≥ n dimensions
+    even noise is near: compare it with its null.
 
     Raises:
-        ValueError: n differs between the sides or is 1, a value is not finite, or all rows of a side are the same.
+        ValueError: n differs between the sides or is 1, a value is not finite, or all rows of a
+            side are the same.
     """
     return Procrustes().of(X, Y)
 
@@ -50,11 +52,13 @@ class Procrustes(LayerMeasure[Tensor]):
     in_benchmarks = True
 
     def prepare(self, layer: Float[Tensor, "n d"], name: str) -> Float[Tensor, "n _"]:
-        """Return centred rows of Frobenius norm 1; where d > n, their coordinates in n dimensions."""
+        """Return centred rows of Frobenius norm 1; if d > n, their coordinates in n dimensions."""
         rows = centred_rows(layer, name)
         if rows.shape[1] > len(rows) and not rows.requires_grad:
             rows = torch.linalg.qr(rows.T).R.T
         return rows / rows.norm()
 
-    def compare(self, first: Float[Tensor, "n d"], second: Float[Tensor, "n e"]) -> Float[Tensor, ""]:
+    def compare(
+        self, first: Float[Tensor, "n d"], second: Float[Tensor, "n e"]
+    ) -> Float[Tensor, ""]:
         return torch.linalg.svdvals(first.T @ second).sum().clamp(max=1).arccos()

@@ -1,4 +1,4 @@
-"""How far the states of a changed model are from those of the model that it was made of, layer by layer."""
+"""How far the states of a changed model are from those of its base, layer by layer."""
 
 from __future__ import annotations
 
@@ -18,52 +18,80 @@ from thinkalike.measures.rows import labels_of_rows, rows_of
 
 
 class ShiftEstimate(LayerPairEstimate):
-    """The mean of ‖x - y‖ / ‖x‖ over tokens, on the diagonal of (l, l); layers that differ are NaN."""
+    """The mean of ‖x - y‖ / ‖x‖ over tokens, on the diagonal of (l, l); elsewhere NaN."""
 
     def __init__(self, cosine: Tensor, norm_source: Tensor, norm_target: Tensor, **estimates: Any):
         super().__init__(**estimates)
-        self.cosine, self.norm_source, self.norm_target = cosine, norm_source, norm_target  # (l, l) each
+        self.cosine = cosine  # (l, l), as the norms
+        self.norm_source = norm_source
+        self.norm_target = norm_target
 
 
 def _means(sums: Float[Tensor, "*b l 5"]) -> Float[Tensor, "*b 4 l"]:
+    """Return the means of four values from their sums and, as the last of each, the count."""
     return (sums[..., :-1] / sums[..., -1:]).movedim(-1, -2)
 
 
 def _on_diagonal(values: Float[Tensor, " l"]) -> Float[Tensor, "l l"]:
+    """Return a matrix with these values on its diagonal and NaN elsewhere."""
     return values.new_full((len(values), len(values)), torch.nan).diagonal_scatter(values)
 
 
 class LayerShifts(Accumulator):
-    """Gathers how far each layer's states y are from those x of the same layer in another model: ‖x - y‖ / ‖x‖.
+    """Gathers ‖x - y‖ / ‖x‖ for the states x and y of each layer in two models.
 
-    It means something between models of one basis alone, such as a model and its copy that was changed.
+    It means something between models of one basis alone, such as a model and its copy that was
+    changed.
     """
 
     batch_states: ClassVar[tuple[str, ...]] = ("sums",)
 
     def gather(self, batch: Batch) -> None:
-        (source, target), mask = batch.states, batch.mask
+        source, target = batch.states
         self.check(source, target, batch.groups)
         assert batch.documents is not None
-        sums, owners = [], labels_of_rows(batch.documents, mask, source[0], "documents")
-        belongs = torch.nn.functional.one_hot(owners.long() % JACKKNIFE_PARTS, JACKKNIFE_PARTS).double().T
-        for layer, sides in enumerate(zip(source, target, strict=True)):
-            x, y = (rows_of(side, "token", mask).double() for side in sides)
+        owners = labels_of_rows(batch.documents, batch.mask, source[0], "documents")
+        parts = owners.long() % JACKKNIFE_PARTS
+        is_of_part = torch.nn.functional.one_hot(parts, JACKKNIFE_PARTS).double().T  # (parts, n)
+
+        sums = []
+        for layer, (source_states, target_states) in enumerate(zip(source, target, strict=True)):
+            x = rows_of(source_states, "token", batch.mask).double()
+            y = rows_of(target_states, "token", batch.mask).double()
             if x.shape != y.shape:
-                raise ValueError(f"layer {layer} has states of {tuple(x.shape)} and {tuple(y.shape)}: no distances")
-            norms, distance = [torch.linalg.vector_norm(side, dim=1) for side in (x, y)], relative_distance(x, y)
+                raise ValueError(
+                    f"layer {layer} has states of {tuple(x.shape)} and {tuple(y.shape)}: "
+                    "no distances"
+                )
+            distance = relative_distance(x, y)
             cosine = torch.nn.functional.cosine_similarity(x, y)
-            sums.append(belongs @ torch.stack([distance, cosine, *norms, torch.ones_like(distance)], 1))
+            x_norm = torch.linalg.vector_norm(x, dim=1)
+            y_norm = torch.linalg.vector_norm(y, dim=1)
+            one = torch.ones_like(distance)
+            sums.append(is_of_part @ torch.stack([distance, cosine, x_norm, y_norm, one], 1))
         self.add(batch.number, owners, sums=torch.stack(sums, 1))
 
     def compute(self) -> ShiftEstimate:
-        """Return the means over all batches so far, with intervals; a ValueError of no batch."""
-        found = self.gathered()
-        sums, documents = found["sums"].sum(0), found["documents"]
-        means, rest = _means(sums.sum(0)), _means(without_parts(sums, documents))
-        value, low, high = jackknife(means[0], rest[:, 0])
+        """Return the means over all batches so far, with intervals.
+
+        Raises:
+            ValueError: there is no batch.
+        """
+        gathered = self.gathered()
+        batch_sums = gathered["sums"]
+        sums = batch_sums.sum(0)  # (parts, l, 5)
+        documents = gathered["documents"]
+        means = _means(sums.sum(0))  # (4, l)
+        means_without = _means(without_parts(sums, documents))  # (r, 4, l)
+        value, low, high = jackknife(means[0], means_without[:, 0])
         low = torch.where(low.isfinite(), low.clamp(min=0), low)
-        distance = Estimate(*map(_on_diagonal, (value, low, high)))
+        distance = Estimate(_on_diagonal(value), _on_diagonal(low), _on_diagonal(high))
+        cosine, norm_source, norm_target = means[1:]
         return ShiftEstimate(
-            *map(_on_diagonal, means[1:]), across=distance, batches=len(found["sums"]), **document_counts(documents)
+            _on_diagonal(cosine),
+            _on_diagonal(norm_source),
+            _on_diagonal(norm_target),
+            across=distance,
+            batches=len(batch_sums),
+            **document_counts(documents),
         )

@@ -1,4 +1,4 @@
-"""Singular vector canonical correlation (SVCCA): how far do the main directions of two layers coincide?"""
+"""Singular vector canonical correlation (SVCCA) of the main directions of two layers."""
 
 from __future__ import annotations
 
@@ -16,12 +16,15 @@ from thinkalike.ranges import parameter
 KEPT = 0.99  # of the variance
 
 
-def svcca(X: Float[Tensor, "n d"], Y: Float[Tensor, "m e"], kept: float = KEPT) -> Float[Tensor, ""]:
+def svcca(
+    X: Float[Tensor, "n d"], Y: Float[Tensor, "m e"], kept: float = KEPT
+) -> Float[Tensor, ""]:
     """Return the mean canonical correlation of the top principal components, in [0, 1].
 
-    1/k Σᵢ σᵢ(U_X' U_Y), U the left singular vectors of centred features that hold at least a share `kept` of their
-    variance, k the smaller count of these (Raghu et al. 2017). It has no gradient here. Where both counts together
-    exceed n - 1, some correlations are 1 whatever the features are: compare the value with its null.
+    1/k Σᵢ σᵢ(U_X' U_Y), U the left singular vectors of centred features that hold at least a share
+    `kept` of their variance, k the smaller count of these (Raghu et al. 2017). It has no gradient
+    here. Where both counts together exceed n - 1, some correlations are 1 whatever the features
+    are: compare the value with its null.
     """
     if not 0 < kept <= 1:
         raise ValueError(f"kept={kept} is no share of the variance: it must lie in (0, 1]")
@@ -34,7 +37,10 @@ class SVCCA(LayerMeasure[Tensor]):
 
     kept: float = parameter(KEPT, above=0, most=1)  # share of the variance that components hold
 
-    formula = "mean canonical correlation of the principal components that hold `measure.kept`=99 % of the variance"
+    formula = (
+        "mean canonical correlation of the principal components that hold `measure.kept`=99 % of "
+        "the variance"
+    )
     source = "Raghu et al. 2017"
     fewest = 2
     version = 13
@@ -43,7 +49,7 @@ class SVCCA(LayerMeasure[Tensor]):
 
     @torch.no_grad()
     def prepare(self, layer: Float[Tensor, "n d"], name: str) -> Float[Tensor, "n r"]:
-        """Return the left singular vectors of the largest singular values, in float64, from the smaller Gram matrix."""
+        """Return the left singular vectors of the largest singular values, in float64."""
         rows = centred_rows(layer, name)
         is_wide = rows.shape[1] >= len(rows)
         values, vectors = torch.linalg.eigh(rows @ rows.T if is_wide else rows.T @ rows)
@@ -51,11 +57,16 @@ class SVCCA(LayerMeasure[Tensor]):
         vectors = vectors.flip(1)
         shares = values.cumsum(0) / values.sum()
         rounding = max(
-            max(rows.shape) * torch.finfo(rows.dtype).eps, (SUM_ROUNDING * torch.finfo(layer.dtype).eps) ** 2
+            max(rows.shape) * torch.finfo(rows.dtype).eps,
+            (SUM_ROUNDING * torch.finfo(layer.dtype).eps) ** 2,
         )
-        count = min(int((shares < self.kept).sum()) + 1, int((values > rounding * values[0]).sum()))
+        count = min(
+            int((shares < self.kept).sum()) + 1, int((values > rounding * values[0]).sum())
+        )
         top = vectors[:, :count]
         return top if is_wide else rows @ top / values[:count].sqrt()
 
-    def compare(self, first: Float[Tensor, "n r"], second: Float[Tensor, "n s"]) -> Float[Tensor, ""]:
+    def compare(
+        self, first: Float[Tensor, "n r"], second: Float[Tensor, "n s"]
+    ) -> Float[Tensor, ""]:
         return torch.linalg.svdvals(first.T @ second).mean()

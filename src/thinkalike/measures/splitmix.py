@@ -1,4 +1,4 @@
-"""Pseudo-random codes of whole numbers, the same on every device (splitmix64; Steele, Lea, Flood 2014)."""
+"""Pseudo-random codes of whole numbers, the same on every device (splitmix64, 2014)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def splitmix(codes: Int[Tensor, "*b"]) -> Int[Tensor, "*b"]:
 
 
 def shift_right(codes: Int[Tensor, "*b"], bits: int) -> Int[Tensor, "*b"]:
-    """Return 64-bit codes shifted to the right, filled with zeros; torch would fill in the sign."""
+    """Return 64-bit codes shifted right, filled with zeros; torch would fill in the sign."""
     return (codes >> bits) & ((1 << (64 - bits)) - 1)
 
 

@@ -1,4 +1,4 @@
-"""Soft matching: how alike are single units, matched one to one or, between different widths, in shares?"""
+"""Soft matching: how alike single units are, matched one to one or in shares."""
 
 from __future__ import annotations
 
@@ -20,19 +20,20 @@ CONSTANT = 1e-12  # share of the widest unit's norm below which a unit does not 
 def soft_matching(X: Float[Tensor, "n d"], Y: Float[Tensor, "m e"]) -> Float[Tensor, ""]:
     """Return the mean correlation of matched units, in [-1, 1]: max_P Σᵢⱼ Pᵢⱼ corr(xᵢ, yⱼ).
 
-    P is a transport plan between units of weight 1/d and units of weight 1/e; of equal widths the best one is a
-    permutation (Khosla & Williams 2024, "Soft matching distance"; their distance of standardised units is
-    √(2 - 2 s)). It is exact, not regularised. A unit that does not vary correlates with nothing: 0. Rotations change
-    the value, as they should; scales of single units do not. It is differentiable where the plan is unique.
+    P is a transport plan between units of weight 1/d and units of weight 1/e; of equal widths the
+    best one is a permutation (Khosla & Williams 2024, "Soft matching distance"; their distance of
+    standardised units is √(2 - 2 s)). It is exact, not regularised. A unit that does not vary
+    correlates with nothing: 0. Rotations change the value, as they should; scales of single units
+    do not. It is differentiable where the plan is unique.
     """
     return SoftMatching().of(X, Y)
 
 
 def transport_plan(likeness: Float[Tensor, "d e"]) -> Float[Tensor, "d e"]:
-    """Return the plan P ≥ 0 with rows that sum to 1/d and columns to 1/e and the largest Σ P likeness, in float64.
+    """Return the P ≥ 0 of largest Σ P likeness whose rows sum to 1/d and columns to 1/e.
 
-    An assignment of copies of units where widths have a common multiple of at most `COPIES`; else a linear program,
-    which takes minutes for some hundred units.
+    An assignment of copies of units where widths have a common multiple of at most `COPIES`; else
+    a linear program, which takes minutes for some hundred units.
     """
     from scipy.optimize import linear_sum_assignment
 
@@ -52,9 +53,13 @@ def _transported(scores: np.ndarray) -> np.ndarray:
     from scipy.sparse import eye_array, kron, vstack
 
     d, e = scores.shape
-    sums = vstack([kron(eye_array(d), np.ones((1, e))), kron(np.ones((1, d)), eye_array(e))]).tocsr()
+    sums = vstack(
+        [kron(eye_array(d), np.ones((1, e))), kron(np.ones((1, d)), eye_array(e))]
+    ).tocsr()
     weights = np.concatenate([np.full(d, 1 / d), np.full(e, 1 / e)])
-    return linprog(-scores.ravel(), A_eq=sums, b_eq=weights, method="highs").x.reshape(d, e)  # type: ignore[no-any-return]
+    solution = linprog(-scores.ravel(), A_eq=sums, b_eq=weights, method="highs")
+    plan: np.ndarray = solution.x.reshape(d, e)
+    return plan
 
 
 @dataclass(frozen=True)
@@ -78,6 +83,8 @@ class SoftMatching(LayerMeasure[Tensor]):
         varies = norms > CONSTANT * norms.max()
         return torch.where(varies, rows, 0) / torch.where(varies, norms, 1)
 
-    def compare(self, first: Float[Tensor, "n d"], second: Float[Tensor, "n e"]) -> Float[Tensor, ""]:
+    def compare(
+        self, first: Float[Tensor, "n d"], second: Float[Tensor, "n e"]
+    ) -> Float[Tensor, ""]:
         correlations = first.T @ second
         return (transport_plan(correlations) * correlations).sum()

@@ -24,8 +24,8 @@ def signed_similarities(
     different documents, where K and L are the similarities in the two layers, each less what its
     two rows have on average. If it were due to chance alone, so would be Σ s_i s_j K_ij L_ij, with
     a random sign s_i for the document of row i: this is the wild bootstrap of a degenerate
-    U-statistic over documents (Dehling & Mikosch 1994; for HSIC Chwialkowski et al. 2014). Centring
-    reduces the variance of signed sums, for which they are scaled up.
+    U-statistic over documents (Dehling & Mikosch 1994; for HSIC Chwialkowski et al. 2014).
+    Centring reduces the variance of signed sums, for which they are scaled up.
 
     Args:
         similarities: For each layer and each size of groups, the similarities (g, s, s) of the s
@@ -38,14 +38,19 @@ def signed_similarities(
         The correlation and then those with random signs, (1 + permutations, l, m).
     """
     source_layers, target_layers = sides
-    totals = torch.zeros(permutations + 1, len(source_layers), len(target_layers), dtype=torch.float64)
+    totals = torch.zeros(
+        permutations + 1, len(source_layers), len(target_layers), dtype=torch.float64
+    )
     squares = torch.zeros(len(similarities), dtype=torch.float64)
     for size_index, owners in enumerate(documents):
         is_between = (owners[:, :, None] != owners[:, None, :]).double()  # (g, s, s)
         # The row effects a solve Σ_j (K_ij - a_i - a_j) = 0 over the rows j of other documents.
         system = is_between.sum(2).diag_embed() + is_between
         solution = torch.linalg.pinv(system, hermitian=True)
-        centred = [_without_row_effects(layer[size_index].double(), is_between, solution) for layer in similarities]
+        centred = [
+            _without_row_effects(layer[size_index].double(), is_between, solution)
+            for layer in similarities
+        ]
         squares += torch.stack([similarity.square().sum() for similarity in centred]).cpu()
 
         draws = [1 - 2 * (random_codes(owners, seed) & 1) for seed in range(permutations)]
@@ -59,7 +64,9 @@ def signed_similarities(
     return totals / torch.outer(norms[list(source_layers)], norms[list(target_layers)])
 
 
-def _scales_of_signed_sums(is_between: Float[Tensor, "g s s"], permutations: int) -> Float[Tensor, "g a"]:
+def _scales_of_signed_sums(
+    is_between: Float[Tensor, "g s s"], permutations: int
+) -> Float[Tensor, "g a"]:
     """Return the factors that restore the variance of signed sums; the first, without signs, is 1.
 
     U-centring n documents takes the share 2 / (n - 1) of that variance.
@@ -67,7 +74,9 @@ def _scales_of_signed_sums(is_between: Float[Tensor, "g s s"], permutations: int
     group_count, size, _ = is_between.shape
     rows_of_same_document = size - is_between.sum(2)
     document_count = (1 / rows_of_same_document).sum(1).round()[:, None]  # (g, 1)
-    scales = torch.ones(group_count, permutations + 1, dtype=torch.float64, device=is_between.device)
+    scales = torch.ones(
+        group_count, permutations + 1, dtype=torch.float64, device=is_between.device
+    )
     ratio = (document_count - 1) / (document_count - 3)
     scales[:, 1:] = torch.where(document_count > 3, ratio, 1).sqrt()
     return scales

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from thinkalike.errors import ModelError, check_extra, listed, one_line
 from thinkalike.models.bounds import check_adapter
-from thinkalike.models.checkpoints import GIVE
+from thinkalike.models.checkpoints import GIVE_BASE
 from thinkalike.models.module_facts import (
     TOLERANCE,
     embedding_of,
@@ -96,7 +96,7 @@ def with_adapter(module: PreTrainedModel, folder: Path) -> Adapted:
         ) as error:
             raise ModelError(
                 f"{folder.name}: the adapter cannot be put on its base ({one_line(error)}); check "
-                f"its adapter_config.json, or {GIVE}"
+                f"its adapter_config.json, or {GIVE_BASE}"
             ) from error
         settings = peft_model.active_peft_config
         _check_mergeable(settings, folder.name)
@@ -116,7 +116,7 @@ def with_adapter(module: PreTrainedModel, folder: Path) -> Adapted:
         if differing:
             raise ModelError(
                 f"{folder.name}: the adapter and its base do not have the same weights "
-                f"({listed(sorted(differing))}); {GIVE}"
+                f"({listed(sorted(differing))}); {GIVE_BASE}"
             )
     return Adapted(peft_model, rows, outputs)
 

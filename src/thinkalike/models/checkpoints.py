@@ -43,9 +43,9 @@ READ_SUFFIXES = {*TOKENIZER_SUFFIXES, ".safetensors", ".bin", ".pt", ".pth"}
 # are beside it.
 LIGHTNING = ".ckpt"
 
-# Remedies of errors: for an index of weights, and for the model that an adapter changes.
-WHOLE = "take the index and all of its files from one revision"
-GIVE = "give model.base=FOLDER, ORG/NAME or an everyday name"
+# The remedies of errors: for an index of weights, and for the model that an adapter changes.
+GIVE_ONE_REVISION = "take the index and all of its files from one revision"
+GIVE_BASE = "give model.base=FOLDER, ORG/NAME or an everyday name"
 
 JsonObject = dict[str, object]
 
@@ -184,13 +184,13 @@ def base_of(config: ModelConfig) -> ModelConfig | None:
     settings = checkpoint_json(folder / ADAPTER)
     base_name = config.base or settings.get("base_model_name_or_path")
     if not base_name or not isinstance(base_name, str):
-        raise ModelError(f"{folder / ADAPTER} names no base_model_name_or_path; {GIVE}")
+        raise ModelError(f"{folder / ADAPTER} names no base_model_name_or_path; {GIVE_BASE}")
     base = _model_or_none(base_name)
     if base is None or (base.path and not is_there(base.path)):
-        raise ModelError(f"model={config.called}: its base {base_name} is not here; {GIVE}")
+        raise ModelError(f"model={config.called}: its base {base_name} is not here; {GIVE_BASE}")
     if base.path and is_adapter(Path(base.path)):
         raise ModelError(
-            f"model={config.called}: its base {base_name} is an adapter itself; {GIVE}"
+            f"model={config.called}: its base {base_name} is an adapter itself; {GIVE_BASE}"
         )
     stated_revision = settings.get("revision")
     if not config.base and not base.path and stated_revision:
@@ -264,13 +264,16 @@ def _check_index(folder: Path) -> None:
                 raise ModelError(f"{index} names weights outside its folder: {parent}")
             if index.name == weight_file and not (folder / parent).is_dir():
                 raise ModelError(
-                    f"{index} names weights in {parent}, and there is no such folder; {WHOLE}"
+                    f"{index} names weights in {parent}, and there is no such folder; "
+                    f"{GIVE_ONE_REVISION}"
                 )
         if index.name != weight_file:
             continue
         for name in dict.fromkeys(names):
             if not (folder / name).is_file():
-                raise ModelError(f"{index} names {name}, and there is no such file; {WHOLE}")
+                raise ModelError(
+                    f"{index} names {name}, and there is no such file; {GIVE_ONE_REVISION}"
+                )
 
 
 def weight_map(index: Path) -> dict[str, str]:
@@ -280,7 +283,9 @@ def weight_map(index: Path) -> dict[str, str]:
         ModelError: It says something else.
     """
     stated = checkpoint_json(index).get("weight_map")
-    fault = f"{index} has no weight_map of tensors and the names of their files; {WHOLE}"
+    fault = (
+        f"{index} has no weight_map of tensors and the names of their files; {GIVE_ONE_REVISION}"
+    )
     if not isinstance(stated, dict):
         raise ModelError(fault)
     if not all(isinstance(file, str) and file for file in stated.values()):

@@ -10,6 +10,7 @@ from typing import TypeVar, cast
 
 from torch import Tensor, nn
 
+from thinkalike.errors import ModelError, one_line
 from thinkalike.models.code_text import content_of
 from thinkalike.models.description import HOOKS
 
@@ -21,9 +22,17 @@ def copied(module: ModuleT) -> ModuleT:
 
     `deepcopy` hands on a function as it is, and with it the modules in its closure, so that a copy
     would still compute with the weights of the original.
+
+    Raises:
+        ModelError: An attribute cannot be copied.
     """
     copies: dict[int, object] = {}
-    copy = deepcopy(module, copies)
+    try:
+        copy = deepcopy(module, copies)
+    except Exception as error:  # whatever an object raises that is copied
+        _name_what_cannot_be_copied(module)
+        reason = f"{type(error).__name__}: {one_line(error)}"
+        raise ModelError(f"the model cannot be copied ({reason})") from error
     for submodule in copy.modules():
         holders = [vars(submodule), *(getattr(submodule, name) for name in HOOKS)]
         for holder in holders:
@@ -31,6 +40,25 @@ def copied(module: ModuleT) -> ModuleT:
                 if isinstance(value, FunctionType | MethodType | functools.partial):
                     holder[name] = _with_copies(value, copies)
     return copy
+
+
+def _name_what_cannot_be_copied(module: nn.Module) -> None:
+    """Raise a ModelError for the first attribute, also of a module inside, that has no copy."""
+    for path, submodule in module.named_modules():
+        for name, value in vars(submodule).items():
+            if name in ("_modules", "_parameters", "_buffers"):
+                continue
+            try:
+                deepcopy(value)
+            except Exception as error:  # whatever an object raises that is copied
+                attribute = f"{path}.{name}".lstrip(".")
+                if name in HOOKS:
+                    attribute = f"a hook in {attribute}"
+                reason = f"{type(error).__name__}: {one_line(error)}"
+                raise ModelError(
+                    f"{attribute} of the model in memory cannot be copied ({reason}); remove it "
+                    "from the model, or save the model and give its folder"
+                ) from error
 
 
 def _with_copies(value: object, copies: Mapping[int, object]) -> object:

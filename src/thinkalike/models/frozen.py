@@ -25,6 +25,7 @@ from transformers.pytorch_utils import Conv1D
 
 from thinkalike.digests import tokenizer_fingerprint
 from thinkalike.errors import ModelError
+from thinkalike.models.cut_model import StateSites
 from thinkalike.models.families import EMBED, Family, Layer, Place, Predicts, after
 from thinkalike.models.hooks import (
     Arguments,
@@ -55,8 +56,6 @@ from thinkalike.models.survey import survey
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-    from thinkalike.models.sites import Sites
 
 # The most tokens of a vocabulary from which the mean and the size of its embeddings are estimated.
 SAMPLED_TOKENS = 4096
@@ -126,7 +125,7 @@ class FrozenModel:
     """
 
     corpus: str | None = None
-    sites: Sites | None = None
+    sites: StateSites | None = None
 
     def __init__(
         self,
@@ -275,8 +274,13 @@ class FrozenModel:
             return residual
         last = stop - 1
         states: dict[Layer, Tensor] = {}
-        captured = self._captured(last, residual.shape[:-1], states)
-        with alone(self.module), captured, self._ended_after(stop):
+        rows = residual.shape[:-1]
+        # Hooks are registered only once no other thread can run into them.
+        with (
+            alone(self.module),
+            self._captured(last, rows, states),
+            self._ended_after(stop),
+        ):
             self._continued(residual, start, mask)
         return states[last].to(self.device)
 

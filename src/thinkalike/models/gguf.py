@@ -10,9 +10,10 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, cast
 
+from thinkalike.digests import content_key
 from thinkalike.errors import ModelError, check_extra, listed, one_line
 from thinkalike.models.bounds import check_counts
-from thinkalike.models.gguf_header import OWN, Header, Value, read_header
+from thinkalike.models.gguf_header import TAKE_ORIGINAL, Header, Value, read_header
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedTokenizerFast
@@ -56,7 +57,7 @@ def gguf_config(path: Path) -> tuple[PreTrainedConfig, str]:
         ModelError: transformers cannot read the file, or would read it wrongly.
     """
     check_extra("gguf", ("gguf", "accelerate"), f"{path} is a GGUF file")
-    reading = _read_gguf(path, path.stat().st_mtime_ns)
+    reading = _read_gguf(path, content_key(path))
     return copy.deepcopy(reading.config), reading.types
 
 
@@ -71,7 +72,7 @@ def cut_as_stated(tokenizer: PreTrainedTokenizerFast, path: Path) -> PreTrainedT
     from tokenizers import pre_tokenizers
     from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
 
-    fields = _read_gguf(path, path.stat().st_mtime_ns).fields
+    fields = _read_gguf(path, content_key(path)).fields
     cut = fields.get("tokenizer.ggml.pre", "default")
     if cut in DIGITS_ALONE:
         steps = [
@@ -84,18 +85,18 @@ def cut_as_stated(tokenizer: PreTrainedTokenizerFast, path: Path) -> PreTrainedT
     if fields.get("tokenizer.ggml.model") == "gpt2" and cut not in known_cuts:
         raise ModelError(
             f"{path} cuts texts by tokenizer.ggml.pre={cut}, which transformers does not know; "
-            f"{OWN}"
+            f"{TAKE_ORIGINAL}"
         )
     return tokenizer
 
 
 @cache
-def _read_gguf(path: Path, _changed: int) -> _Reading:
+def _read_gguf(path: Path, _content: str) -> _Reading:
     """Read a GGUF file, which takes seconds.
 
     Args:
         path: The file.
-        _changed: When it changed, so that a changed file is read again.
+        _content: What its content is known by, so that a changed file is read again.
     """
     from transformers import AutoConfig
 
@@ -103,13 +104,13 @@ def _read_gguf(path: Path, _changed: int) -> _Reading:
     fields = header.fields
     architecture = fields.get("general.architecture")
     if not isinstance(architecture, str):
-        raise ModelError(f"{path} states no general.architecture; {OWN}")
+        raise ModelError(f"{path} states no general.architecture; {TAKE_ORIGINAL}")
     check_counts(fields, path, lambda: len(header.types))
     try:
         config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
     except Exception as error:  # of any kind, for fields of other types than llama.cpp writes
         raise ModelError(
-            f"{path}: transformers cannot read this GGUF file ({one_line(error)}); {OWN}"
+            f"{path}: transformers cannot read this GGUF file ({one_line(error)}); {TAKE_ORIGINAL}"
         ) from error
 
     file_count = cast(int, fields.get("split.count", 1))
@@ -122,20 +123,20 @@ def _read_gguf(path: Path, _changed: int) -> _Reading:
     if scales and architecture not in KEEPS_SCALES:
         raise ModelError(
             f"{path} scales its rotary positions ({listed(scales)}), which transformers does not "
-            f"read from GGUF files; {OWN}"
+            f"read from GGUF files; {TAKE_ORIGINAL}"
         )
     unread = _fill_in(config, fields, f"{architecture}.")
     if unread:
         raise ModelError(
             f"{path} states {listed(unread)}, which transformers does not read from GGUF files; "
-            f"{OWN}"
+            f"{TAKE_ORIGINAL}"
         )
     # Gemma 2 of 27 billion weights divides by another number than the width of its heads.
     scale_of_attention = getattr(config, "query_pre_attn_scalar", None)
     if scale_of_attention not in (None, getattr(config, "head_dim", None)):
         raise ModelError(
             f"{path} does not state the scale of its attention, which transformers would guess; "
-            f"{OWN}"
+            f"{TAKE_ORIGINAL}"
         )
     counts = Counter(header.types.values()).most_common()
     return _Reading(config, ", ".join(f"{name} x {count}" for name, count in counts), fields)

@@ -19,7 +19,7 @@ Scalar = int | float | bool | str
 Value = Scalar | list[Scalar]
 
 # The remedy for a file that cannot be read.
-OWN = "take the model's own folder or repository"
+TAKE_ORIGINAL = "take the model's own folder or repository"
 
 # The types of numbers by their codes in the format, as `struct` writes them.
 NUMBERS = {
@@ -75,7 +75,7 @@ def read_header(path: Path) -> Header:
         return _header(path)
     except (ValueError, OSError) as error:
         raise ModelError(
-            f"{path}: this GGUF file cannot be read ({one_line(error)}); {OWN}"
+            f"{path}: this GGUF file cannot be read ({one_line(error)}); {TAKE_ORIGINAL}"
         ) from error
 
 

@@ -132,7 +132,8 @@ def _checked(
         name = name or Path(module.cfg.model_name).name
         module = unbridged(module)
     is_model = is_bridge or is_adapted or isinstance(module, PreTrainedModel)
-    if not is_model or not callable(tokenizer):
+    is_tokenizer = callable(tokenizer) and hasattr(tokenizer, "get_vocab")
+    if not is_model or not is_tokenizer:
         raise TypeError(
             "load_model takes a PreTrainedModel of transformers or a TransformerBridge and its "
             f"tokenizer, not {type(module).__name__} and {type(tokenizer).__name__}"

@@ -13,7 +13,9 @@ from thinkalike.hub import cause_of
 from thinkalike.models.checkpoints import named_folder
 
 # The remedy where memory is exhausted.
-LESS = "take a smaller model, model.dtype=bfloat16, or a device with more memory (model.device)"
+TAKE_LESS = (
+    "take a smaller model, model.dtype=bfloat16, or a device with more memory (model.device)"
+)
 
 
 @contextlib.contextmanager
@@ -25,15 +27,19 @@ def explained(config: ModelConfig) -> Iterator[None]:
     except ThinkalikeError:
         raise
     except BaseException as error:
-        if not (isinstance(error, Exception) or panicked(error)):
+        # A hook of a model in memory may raise SystemExit, which is no reason to end the process.
+        if not (isinstance(error, Exception | SystemExit) or panicked(error)):
             raise
         from thinkalike.memory import out_of_memory_error  # imports torch
 
         folder = named_folder(config)
-        attempt = f"cannot load model={config.called} from {folder or config.hub_id}"
+        place = folder or config.hub_id
+        attempt = f"cannot load model={config.called} from {place}"
+        if place is None:
+            attempt = f"cannot load {config.called}, a model in memory"
         memory_error = out_of_memory_error(error)
         if memory_error:
-            raise ResourceError(f"{attempt}: {_with_class(memory_error)}; {LESS}") from error
+            raise ResourceError(f"{attempt}: {_with_class(memory_error)}; {TAKE_LESS}") from error
         cause = _with_class(error) if folder else cause_on_hub(config, error)
         raise ModelError(f"{attempt}: {cause}") from error
 

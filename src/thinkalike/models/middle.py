@@ -66,12 +66,12 @@ class MiddleModel(FrozenModel):
         def return_residual(_: nn.Module, args: Arguments, output: object) -> Tensor:
             return residual
 
-        if direction == "output":
-            changed = middle.register_forward_hook(return_residual)
-        else:
-            attention = self.middle_sites.modules["attn_out", layer].module
-            changed = attention.register_forward_hook(_return_zeros)
-        with alone(self.module), changed:
+        with alone(self.module), contextlib.ExitStack() as hooks:
+            if direction == "output":
+                hooks.enter_context(middle.register_forward_hook(return_residual))
+            else:
+                attention = self.middle_sites.modules["attn_out", layer].module
+                hooks.enter_context(attention.register_forward_hook(_return_zeros))
             return super()._continued(residual, layer, mask)
 
 

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from thinkalike.errors import flat
+from thinkalike.errors import ModelError, flat
 from thinkalike.measures.seeds import seeded
 
 if TYPE_CHECKING:
@@ -37,7 +37,9 @@ LENGTHS = (
     "max_sequence_length",
     "seq_length",
 )
-# ... and to the number of heads.
+# The names that modules give to a table with a row for each position, ...
+POSITIONS = ("wpe", "position_embeddings", "embed_positions", "position_embedding", "pos")
+# ... and that configurations give to the number of heads.
 HEADS = ("num_attention_heads", "n_heads", "n_head", "num_heads")
 
 # Entries of a configuration that no pass of an evaluated model reads.
@@ -139,6 +141,9 @@ def longest_row(module: nn.Module) -> int | None:
     RoBERTa counts positions from one past the number of its padding token, so that the first ones
     are never used. Some rotary positions are scaled where the longest row of a batch is longer
     than those of the first training; up to that length a state does not depend on the other rows.
+
+    Raises:
+        ModelError: A table of positions has fewer rows than the configuration says.
     """
     config = text_config(module)
     longest = None
@@ -146,6 +151,7 @@ def longest_row(module: nn.Module) -> int | None:
         size = getattr(config, name, None)
         if isinstance(size, int) and size > 0:
             longest = size
+            _check_positions(module, name, size)
             break
     if longest is None:
         return None
@@ -157,6 +163,34 @@ def longest_row(module: nn.Module) -> int | None:
         if path.endswith("embeddings.position_embeddings") and padding is not None:
             return longest - (padding + 1)
     return longest
+
+
+def _check_positions(module: nn.Module, name: str, size: int) -> None:
+    """Raise a ModelError if a table of positions has fewer rows than the configuration says.
+
+    Tables of a model with images beside its text may be of the parts of an image.
+
+    Args:
+        module: The module.
+        name: The entry of the configuration that has the longest row.
+        size: What it says.
+    """
+    config = text_config(module)
+    if config is not (getattr(module, "config", None) or getattr(module, "cfg", None)):
+        return
+    # The configuration's own class may call the entry otherwise.
+    name = getattr(config, "attribute_map", {}).get(name, name)
+    tables: list[tuple[str, Tensor]] = list(module.named_buffers())
+    for path, submodule in module.named_modules():
+        if isinstance(submodule, nn.Embedding):
+            tables.append((path, submodule.weight))
+    for path, table in tables:
+        is_of_positions = path.rpartition(".")[2] in POSITIONS and table.dim() == 2
+        if is_of_positions and len(table) < size:
+            raise ModelError(
+                f"config.{name}={size}, and {path} has {len(table)} rows, one for each position: "
+                f"set config.{name}={len(table)}, or a smaller number"
+            )
 
 
 def entries_of(module: nn.Module, chosen: bool = False) -> dict[str, object]:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from thinkalike.errors import ModelError
 from thinkalike.models.frozen import FrozenModel
@@ -69,18 +70,41 @@ def parts_of(model: FrozenModel) -> list[Part]:
     Each module with weights is in one part. An unembedding that is tied to the embedding is in the
     same part as the embedding.
     """
-    paths_of_part: dict[tuple[int, str], list[str]] = {}
+    paths_by_part = _paths_by_part(model)
+    embedding = (-1, "embedding")
+    unembedding = (model.n_layers, "unembedding")
+    embedding_weights = _weight_ids(model.module, paths_by_part.get(embedding, ()))
+    unembedding_weights = _weight_ids(model.module, paths_by_part.get(unembedding, ()))
+    are_tied = bool(embedding_weights & unembedding_weights)
+    if are_tied:
+        paths_by_part[embedding] += paths_by_part.pop(unembedding)
+
+    def position(key: tuple[int, str]) -> tuple[int, int, str]:
+        layer, component = key
+        position_in_block = (*BLOCK_ORDER, component).index(component)
+        return layer, position_in_block, component
+
+    parts = []
+    for layer, component in sorted(paths_by_part, key=position):
+        parts.append(Part(component, layer, tuple(paths_by_part[layer, component])))
+    return parts
+
+
+def _paths_by_part(model: FrozenModel) -> dict[tuple[int, str], list[str]]:
+    """Return the paths of the modules of each part, by its layer and component."""
     blocks = model.family.blocks
+    module_of_block = re.compile(rf"{re.escape(blocks)}\.(\d+)\.([^.]+)$")
+    paths_by_part: dict[tuple[int, str], list[str]] = {}
     is_before_blocks = True
     for path, module in model.module.named_modules():
         if path.startswith(f"{blocks}."):
             is_before_blocks = False
-            in_block = re.match(rf"{re.escape(blocks)}\.(\d+)\.([^.]+)$", path)
-            if in_block and next(module.parameters(), None) is not None:
-                layer = int(in_block[1])
-                component = component_of(in_block[2])
-                paths_of_part.setdefault((layer, component), []).append(path)
-        elif path and next(module.parameters(recurse=False), None) is not None:
+            match = module_of_block.match(path)
+            if match and _has_weights(module):
+                layer = int(match[1])
+                component = component_of(match[2])
+                paths_by_part.setdefault((layer, component), []).append(path)
+        elif path and _has_weights(module, recurse=False):
             path = _outermost_wrapper(model.module, path)
             layer = model.n_layers
             component = "unembedding"
@@ -89,25 +113,15 @@ def parts_of(model: FrozenModel) -> list[Part]:
                 component = "embedding"
             elif component_of(path.rpartition(".")[2]) == "norms":
                 component = "norms"
-            paths = paths_of_part.setdefault((layer, component), [])
+            paths = paths_by_part.setdefault((layer, component), [])
             if path not in paths:
                 paths.append(path)
+    return paths_by_part
 
-    embedding = (-1, "embedding")
-    unembedding = (model.n_layers, "unembedding")
-    embedding_weights = _weight_ids(model.module, paths_of_part.get(embedding, ()))
-    unembedding_weights = _weight_ids(model.module, paths_of_part.get(unembedding, ()))
-    if embedding_weights & unembedding_weights:
-        paths_of_part[embedding] += paths_of_part.pop(unembedding)
 
-    def position(key: tuple[int, str]) -> tuple[int, int, str]:
-        layer, component = key
-        return layer, (*BLOCK_ORDER, component).index(component), component
-
-    parts = []
-    for layer, component in sorted(paths_of_part, key=position):
-        parts.append(Part(component, layer, tuple(paths_of_part[layer, component])))
-    return parts
+def _has_weights(module: nn.Module, recurse: bool = True) -> bool:
+    """Return whether a module has weights, or one inside it if `recurse`."""
+    return next(module.parameters(recurse=recurse), None) is not None
 
 
 def _weight_ids(module: nn.Module, paths: Iterable[str]) -> set[int]:
@@ -296,8 +310,7 @@ def changed_parts(base: FrozenModel, changed: FrozenModel) -> list[Part]:
     changed_tensors = comparable_tensors(changed.module)
     differing = base_tensors.keys() ^ changed_tensors.keys()
     for name in base_tensors.keys() & changed_tensors.keys():
-        tensor = base_tensors[name]
-        if not torch.equal(tensor, changed_tensors[name].to(tensor)):
+        if not _are_equal(base_tensors[name], changed_tensors[name]):
             differing.add(name)
 
     parts = []
@@ -316,10 +329,19 @@ def changed_parts(base: FrozenModel, changed: FrozenModel) -> list[Part]:
     return parts
 
 
+def _are_equal(tensor: Tensor, other: Tensor) -> bool:
+    """Return whether two tensors have equal numbers, none of them rounded to the other's dtype."""
+    if tensor.shape != other.shape:
+        return False
+    dtype = torch.promote_types(tensor.dtype, other.dtype)
+    return torch.equal(tensor.to(dtype), other.to(tensor.device, dtype))
+
+
 def without_difference(base: FrozenModel, changed: FrozenModel) -> str:
     """Return the name of a weight that has no difference, or "" if all have one.
 
-    It is packed, of two shapes, or in one model alone, as those of an adapter are.
+    It is packed, of two shapes, in one model alone, as those of an adapter are, or of a dtype that
+    cannot hold what the changed weight has beyond it.
     """
     base_weights = _comparable_weights(base.module)
     changed_weights = _comparable_weights(changed.module)
@@ -331,6 +353,8 @@ def without_difference(base: FrozenModel, changed: FrozenModel) -> str:
         are_numbers = weight.is_floating_point() and changed_weight.is_floating_point()
         if weight.shape != changed_weight.shape or not are_numbers:
             return name
+        if torch.promote_types(weight.dtype, changed_weight.dtype) != weight.dtype:
+            return name
     return ""
 
 
@@ -338,19 +362,71 @@ def without_difference(base: FrozenModel, changed: FrozenModel) -> str:
 def exchanged(model: FrozenModel, other: FrozenModel, part: Part) -> Iterator[None]:
     """Let a part of another model take the place of the model's own while this is open.
 
+    States that enter the part are cast to the dtype and device of its own model, and back where
+    they leave it: weights that were cast instead would no longer be those of the other model.
+
     Args:
         model: The model that is changed.
         other: A model of the same architecture.
         part: The part.
     """
     original = {path: model.module.get_submodule(path) for path in part.paths}
+    hooks: list[RemovableHandle] = []
     try:
         for path in part.paths:
-            _set_submodule(model.module, path, other.module.get_submodule(path))
+            module = other.module.get_submodule(path)
+            _set_submodule(model.module, path, module)
+            if (model.dtype, model.device) != (other.dtype, other.device):
+                hooks += _casting_hooks(module, outside=model, inside=other)
         yield
     finally:
+        for hook in hooks:
+            hook.remove()
         for path, module in original.items():
             _set_submodule(model.module, path, module)
+
+
+def _casting_hooks(
+    module: nn.Module, outside: FrozenModel, inside: FrozenModel
+) -> list[RemovableHandle]:
+    """Let a module take states of one model, and give states of that model, as if it were its own.
+
+    Args:
+        module: The module, which hands on what it is given as arguments with or without names.
+        outside: The model whose states enter the module.
+        inside: The model whose states the module computes with.
+    """
+
+    def cast_arguments(
+        _: nn.Module, arguments: tuple[object, ...], named: dict[str, object]
+    ) -> tuple[object, dict[str, object]]:
+        cast_named = {name: _as_in(inside, value) for name, value in named.items()}
+        return _as_in(inside, arguments), cast_named
+
+    def cast_output(_: nn.Module, arguments: tuple[object, ...], output: object) -> object:
+        return _as_in(outside, output)
+
+    entering = module.register_forward_pre_hook(cast_arguments, with_kwargs=True, prepend=True)
+    leaving = module.register_forward_hook(cast_output)
+    return [entering, leaving]
+
+
+def _as_in(model: FrozenModel, value: object) -> object:
+    """Return a tensor on the device of a model, and one of floats in its dtype.
+
+    Of lists and dictionaries all that they hold is.
+    """
+    if isinstance(value, Tensor):
+        if value.is_floating_point():
+            return value.to(model.device, model.dtype)
+        return value.to(model.device)
+    if type(value) is list:
+        return [_as_in(model, member) for member in value]
+    if type(value) is tuple:
+        return tuple(_as_in(model, member) for member in value)
+    if type(value) is dict:
+        return {name: _as_in(model, member) for name, member in value.items()}
+    return value
 
 
 def _set_submodule(root: nn.Module, path: str, module: nn.Module) -> None:
@@ -404,7 +480,8 @@ def common_weights(
             if changed_weight is None or changed_weight.shape != weight.shape:
                 continue
             if changed_weight.is_floating_point():
-                yield weight, changed_weight.to(weight)
+                dtype = torch.promote_types(weight.dtype, changed_weight.dtype)
+                yield weight.to(dtype), changed_weight.to(weight.device, dtype)
 
 
 def norms(

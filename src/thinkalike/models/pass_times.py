@@ -7,7 +7,7 @@ import json
 import logging
 import time
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -17,11 +17,8 @@ from thinkalike.measures.losses import compare_outputs
 from thinkalike.models.families import pick_device
 from thinkalike.models.hooks import one_text_per_row
 from thinkalike.models.meta_models import MetaModel, meta_model
-from thinkalike.models.operations import ROW
+from thinkalike.models.operations import ROW, Operations
 from thinkalike.timing import remembered_seconds
-
-if TYPE_CHECKING:
-    from thinkalike.models.shapes import Shape
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +41,24 @@ TIMED_OUTPUTS = 32
 FILLED_WITH = 0.01
 
 
-def seconds_per_operation(shape: Shape, row: int) -> float:
+@runtime_checkable
+class TimedShape(Protocol):
+    """What timing needs to know of a model; see `Shape`."""
+
+    @property
+    def width(self) -> int: ...
+
+    @property
+    def context(self) -> int: ...
+
+    @property
+    def operations(self) -> Operations: ...
+
+    @property
+    def sizes(self) -> str: ...
+
+
+def seconds_per_operation(shape: TimedShape, row: int) -> float:
     """Return the time of an operation in the blocks of a model, found once for a machine.
 
     Blocks of the model's sizes run with weights that mean nothing, so that no weights are loaded.
@@ -61,7 +75,7 @@ def seconds_per_operation(shape: Shape, row: int) -> float:
     return remembered(f"{name}, torch {torch.__version__}", find)
 
 
-def _timed_operation(shape: Shape, row: int, device: str) -> float:
+def _timed_operation(shape: TimedShape, row: int, device: str) -> float:
     """Return the time of an operation in blocks, or in a product where they cannot be made."""
     if shape.sizes:
         try:
@@ -76,7 +90,7 @@ def _timed_operation(shape: Shape, row: int, device: str) -> float:
     return seconds / operations
 
 
-def _time_of_blocks(shape: Shape, row: int, device: torch.device) -> float:
+def _time_of_blocks(shape: TimedShape, row: int, device: torch.device) -> float:
     """Return the time of an operation in a pass through blocks of the sizes of a model."""
     model = meta_model(json.loads(shape.sizes))
     _fill(model.module, device)
@@ -97,7 +111,7 @@ class _BlockTimer:
         device: The device of the weights.
     """
 
-    def __init__(self, model: MetaModel, shape: Shape, row: int, device: torch.device):
+    def __init__(self, model: MetaModel, shape: TimedShape, row: int, device: torch.device):
         self.module = model.module
         self.blocks = model.blocks
         self.shape = shape

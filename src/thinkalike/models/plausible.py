@@ -16,12 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from thinkalike.errors import ModelError, listed, short
+from thinkalike.models.cut_model import CutModel
 from thinkalike.models.module_facts import UNREAD, tensors_of, text_config
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
-    from thinkalike.models.frozen import FrozenModel
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ LIMITS = re.compile(r"softcap|clip|clamp|alibi|sliding_window|rotary")
 READING = re.compile(r"config\.(\w+)|getattr\(\w*\.?config, \"(\w+)\"")
 
 # How an error says that a model can be taken nonetheless.
-ACCEPT = "model.implausible=true takes it as it is"
+ACCEPT_AS_IT_IS = "model.implausible=true takes it as it is"
 
 # A sentence that every model of English knows something of.
 TEXT = (
@@ -50,7 +50,7 @@ LARGE_VOCABULARY = 2**13
 LARGEST_LOSS = 3.0
 
 
-def check_plausible(model: FrozenModel) -> None:
+def check_plausible(model: CutModel) -> None:
     """Refuse weights, configurations and losses that no trained model has.
 
     Vectors may be of ones or zeros, as norms and biases begin. New blocks and ablated ones have
@@ -73,13 +73,13 @@ def check_plausible(model: FrozenModel) -> None:
             if weight.any():
                 raise ModelError(
                     f"{model.name}: {path} holds whole numbers alone, as rounded weights without "
-                    f"their scale do; {ACCEPT}"
+                    f"their scale do; {ACCEPT_AS_IT_IS}"
                 )
             all_zero.append(path)
             continue
         if _is_constant(weight):
             value = weight.flatten()[0].item()
-            raise ModelError(f"{model.name}: {path} holds {value:.3g} alone; {ACCEPT}")
+            raise ModelError(f"{model.name}: {path} holds {value:.3g} alone; {ACCEPT_AS_IT_IS}")
         zero_lines = _zero_lines(model, path, weight)
         if zero_lines:
             with_zeros.append(f"{zero_lines} of {path}")
@@ -126,7 +126,7 @@ def _is_constant(weight: Tensor) -> bool:
     return bool((weight[0] == value).all()) and bool((weight == value).all())
 
 
-def _zero_lines(model: FrozenModel, path: str, weight: Tensor) -> str:
+def _zero_lines(model: CutModel, path: str, weight: Tensor) -> str:
     """Return how many rows and columns of a matrix are zero, in words; "" if none are.
 
     Tables of positions and of types may have empty rows. So may those of tokens: of padding, of
@@ -150,7 +150,7 @@ def _zero_lines(model: FrozenModel, path: str, weight: Tensor) -> str:
     return " and ".join(words)
 
 
-def _check_architecture(model: FrozenModel) -> None:
+def _check_architecture(model: CutModel) -> None:
     """Raise a ModelError if a configuration is of another architecture than it says.
 
     The weights of Granite and of Gemma have the names and shapes of Llama's, and load as a Llama,
@@ -173,7 +173,7 @@ def _check_architecture(model: FrozenModel) -> None:
             raise ModelError(
                 f"{model.name}: config.json says architectures={class_name} and "
                 f"model_type={config.model_type}, which differ; give the checkpoint's own; "
-                f"{ACCEPT}"
+                f"{ACCEPT_AS_IT_IS}"
             )
     for name, value in _unread_settings(full_module, text).items():
         class_name = type(full_module).__name__
@@ -184,7 +184,8 @@ def _check_architecture(model: FrozenModel) -> None:
         is_limit = is_number and LIMITS.search(name)
         if is_factor or is_limit:
             raise ModelError(
-                f"{model.name}: {sentence}; give the checkpoint's own config.json; {ACCEPT}"
+                f"{model.name}: {sentence}; give the checkpoint's own config.json; "
+                f"{ACCEPT_AS_IT_IS}"
             )
         readers = listed(sorted(architectures_that_read()[name]))
         log.warning(
@@ -291,7 +292,7 @@ def check_rope(config_json: Mapping[str, object], called: str) -> None:
                 raise ModelError(
                     f"{called}: config.json says {name}={section[name]} and "
                     f"rope_parameters.{name}={value}, which differ; leave the wrong one out; "
-                    f"{ACCEPT}"
+                    f"{ACCEPT_AS_IT_IS}"
                 )
         scaling = cast(Mapping[str, object], section.get("rope_scaling") or {})
         older = {}  # settings of an older name
@@ -301,11 +302,11 @@ def check_rope(config_json: Mapping[str, object], called: str) -> None:
             raise ModelError(
                 f"{called}: config.json says rope_scaling={short(str(scaling))} and "
                 f"rope_parameters={short(str(dict(settings)))}, which differ; leave the wrong one "
-                f"out; {ACCEPT}"
+                f"out; {ACCEPT_AS_IT_IS}"
             )
 
 
-def _check_loss(model: FrozenModel) -> None:
+def _check_loss(model: CutModel) -> None:
     """Raise a ModelError if the loss on a sentence is far above ln V, that of a guess.
 
     Flipped bits do that; swapped layers are not noticed. Models that predict no tokens, or do not
@@ -329,7 +330,7 @@ def _check_loss(model: FrozenModel) -> None:
         raise ModelError(
             f"{model.name}: its loss on an English sentence is {loss:.3g} nats per token, and a "
             f"guess has {guess:.3g}; flipped bits or weights of another model do that, and so "
-            f"does training on other text; {ACCEPT}"
+            f"does training on other text; {ACCEPT_AS_IT_IS}"
         )
     # The head of a model that predicts hidden tokens may be missing, and is drawn at random.
     is_whole = model.predicts == "next"

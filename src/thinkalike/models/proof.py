@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from thinkalike.errors import ModelError, listed
+from thinkalike.models.cut_model import CutModel
 from thinkalike.models.families import EMBED, Layer, after, heads_of
 from thinkalike.models.module_facts import (
     TOLERANCE,
@@ -21,9 +21,6 @@ from thinkalike.models.module_facts import (
     text_config,
 )
 from thinkalike.models.survey import passing
-
-if TYPE_CHECKING:
-    from thinkalike.models.frozen import FrozenModel
 
 # The names that configurations give to the kinds of layers, ...
 LAYER_KINDS = ("layer_types", "layers_block_type", "attention_layers")
@@ -51,7 +48,7 @@ SAMPLED_ENTRIES = 2**12
 ENTRIES_AT_ONCE = 2**22
 
 
-def prove(model: FrozenModel) -> None:
+def prove(model: CutModel) -> None:
     """Check that weights are ordinary numbers, and that head and tail compose to the full pass.
 
     Reading the weights must not change the model: `state_dict()` repacks those of some quantised
@@ -78,7 +75,7 @@ def prove(model: FrozenModel) -> None:
             _check_causal(model, tokens)
 
 
-def _cuts(model: FrozenModel) -> list[Layer]:
+def _cuts(model: CutModel) -> list[Layer]:
     """Return where a model is cut."""
     last = model.n_layers - 1
     if model.predicts == "states":
@@ -95,7 +92,7 @@ def _cuts(model: FrozenModel) -> list[Layer]:
     return [EMBED, *sorted(layers)]
 
 
-def _longest_window(model: FrozenModel) -> int | None:
+def _longest_window(model: CutModel) -> int | None:
     """Return the longest window of attention that a row of the proof can be longer than."""
     config = text_config(model.module)
     most = min(model.context, LONGEST_PROOF)
@@ -109,7 +106,7 @@ def _longest_window(model: FrozenModel) -> int | None:
 
 
 @contextlib.contextmanager
-def _unchanged_by_reading(model: FrozenModel) -> Iterator[None]:
+def _unchanged_by_reading(model: CutModel) -> Iterator[None]:
     """Check that a model gives the same output before and after its weights are read.
 
     They are read while this context is open.
@@ -207,7 +204,7 @@ def check_values(module: nn.Module, name: str) -> None:
             )
 
 
-def _compare(model: FrozenModel, tokens: Tensor, cuts: list[Layer]) -> None:
+def _compare(model: CutModel, tokens: Tensor, cuts: list[Layer]) -> None:
     """Raise a ModelError unless head and tail compose to the full pass at each cut."""
     tokens = _without_padding(model, tokens)
     mask = None
@@ -274,7 +271,7 @@ def _hooks_on(module: nn.Module) -> str:
     )
 
 
-def _without_padding(model: FrozenModel, tokens: Tensor) -> Tensor:
+def _without_padding(model: CutModel, tokens: Tensor) -> Tensor:
     """Return sample tokens of a real text: a classifier takes its padding for the end of it."""
     if model.predicts != "class":
         return tokens
@@ -284,7 +281,7 @@ def _without_padding(model: FrozenModel, tokens: Tensor) -> Tensor:
     return torch.where(tokens == padding, (padding + 1) % model.vocabulary, tokens)
 
 
-def _check_causal(model: FrozenModel, tokens: Tokens) -> None:
+def _check_causal(model: CutModel, tokens: Tokens) -> None:
     """Raise a ModelError if later tokens change the logits of earlier ones."""
     half = tokens.shape[1] // 2
     changed_tokens = tokens.clone()

@@ -12,10 +12,10 @@ import re
 import shutil
 import tempfile
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, TypedDict, cast
 from unittest.mock import patch
 
 import torch
@@ -30,7 +30,7 @@ from thinkalike.models.checkpoints import is_gguf, located
 from thinkalike.models.families import Family, heads_of, stated_quantization
 from thinkalike.models.formats import conversion
 from thinkalike.models.gguf import gguf_config
-from thinkalike.models.gguf_header import OWN
+from thinkalike.models.gguf_header import TAKE_ORIGINAL
 from thinkalike.models.module_facts import (
     TOLERANCE,
     Checkpoint,
@@ -67,6 +67,17 @@ HEADS = re.compile(
     r"^(lm_head|embed_out|cls|classifier|score|qa_outputs|v_head|multiple_choice_head|"
     r"seq_relationship)\.|(^|\.)pooler\."
 )
+
+
+class LoadingInfo(TypedDict):
+    """What `from_pretrained` says of the weights that it read, by their names.
+
+    Mismatched weights come with two shapes.
+    """
+
+    missing_keys: Collection[str]
+    unexpected_keys: Collection[str]
+    mismatched_keys: Collection[tuple[str, torch.Size, torch.Size]]
 
 
 def read_transformers(
@@ -212,27 +223,9 @@ def read_weights(
     Raises:
         ModelError: Weights are missing, left over or of another shape.
     """
-    import transformers
-
-    with _checked_while_read(place):
-        module, loading = model_class.from_pretrained(
-            **located(place),
-            revision=config.revision or "main",
-            output_loading_info=True,
-            trust_remote_code=False,  # else transformers asks on the screen
-            ignore_mismatched_sizes=True,  # they are reported, and refused with the others
-            **options,
-        )
+    module, loading = _loaded(model_class, config, place, options)
     check_one_set(Path(place))
-    class_names = module.config.architectures or ()
-    for name in class_names:
-        if not hasattr(transformers, name):
-            log.warning(
-                "%s is a %s, which transformers lacks, and runs as a %s",
-                config.called,
-                name,
-                type(module).__name__,
-            )
+    _warn_of_unknown_classes(module, config.called)
     _warn_of_two_embeddings(module, config.called)
 
     missing = [name for name in loading["missing_keys"] if not BUFFERS.search(name)]
@@ -240,38 +233,88 @@ def read_weights(
     if body is not None:
         prefix = module.base_model_prefix
         needed = tuple(f"{prefix}.{beginning}".lstrip(".") for beginning in body)
-    has_no_head = body == [""] and not all(name.startswith(needed) for name in missing)
-    stated_classes = [getattr(transformers, name, None) for name in class_names]
-    is_stated_class = any(
-        isinstance(module, stated) for stated in stated_classes if isinstance(stated, type)
-    )
-    if has_no_head and not is_stated_class and stated_classes:
-        first_stated = stated_classes[0]
-        if isinstance(first_stated, type):  # such as the discriminator of ELECTRA
-            return read_weights(first_stated, config, place, **options).base_model
+    may_lack_head = body == [""]
+    lacks_head = may_lack_head and not all(name.startswith(needed) for name in missing)
+    if lacks_head:
+        stated_class = _stated_class_of_another_head(module)
+        if stated_class is not None:  # such as the discriminator of ELECTRA
+            return read_weights(stated_class, config, place, **options).base_model
 
-    if module.base_model is module:  # a body
+    is_body = module.base_model is module
+    if is_body:
         missing = [name for name in missing if not POOLERS.search(name)]
+    unexpected = set()
+    for name in loading["unexpected_keys"]:
+        if not BUFFERS.search(name) and not HEADS.search(name):
+            unexpected.add(name)
     faults = {
         "missing": {name for name in missing if name.startswith(needed)},
         "of another shape": {
             name for name, *_ in loading["mismatched_keys"] if name.startswith(needed)
         },
-        "not expected": {
-            name
-            for name in loading["unexpected_keys"]
-            if not BUFFERS.search(name) and not HEADS.search(name)
-        },
+        "not expected": unexpected,
     }
     if any(faults.values()):
         _refuse_faults(faults, missing, module, config, place)
-    if has_no_head:
+    if lacks_head:
         log.warning(
             "%s has no weights of a head, so it predicts no tokens, and has states alone",
             config.called,
         )
         return module.base_model
     return module
+
+
+def _loaded(
+    model_class: type[PreTrainedModel],
+    config: ModelConfig,
+    place: str,
+    options: Mapping[str, object],
+) -> tuple[PreTrainedModel, LoadingInfo]:
+    """Return a model as `from_pretrained` reads it, and which weights it found amiss.
+
+    Args:
+        model_class, config, place, options: See `read_weights`.
+    """
+    with _checked_while_read(place):
+        return model_class.from_pretrained(
+            **located(place),
+            revision=config.revision or "main",
+            output_loading_info=True,
+            trust_remote_code=False,  # else transformers asks on the screen
+            ignore_mismatched_sizes=True,  # they are reported, and refused with the others
+            **options,
+        )
+
+
+def _warn_of_unknown_classes(module: PreTrainedModel, called: str) -> None:
+    """Warn of a class that config.json states and transformers lacks."""
+    import transformers
+
+    for name in module.config.architectures or ():
+        if not hasattr(transformers, name):
+            log.warning(
+                "%s is a %s, which transformers lacks, and runs as a %s",
+                called,
+                name,
+                type(module).__name__,
+            )
+
+
+def _stated_class_of_another_head(module: PreTrainedModel) -> type[PreTrainedModel] | None:
+    """Return the first class that config.json states, if a model is of none of these.
+
+    None means that it is of one of them, or that transformers lacks the first.
+    """
+    import transformers
+
+    class_names = module.config.architectures or ()
+    stated_classes = [getattr(transformers, name, None) for name in class_names]
+    known_classes = tuple(stated for stated in stated_classes if isinstance(stated, type))
+    if isinstance(module, known_classes) or not stated_classes:
+        return None
+    first_class = stated_classes[0]
+    return first_class if isinstance(first_class, type) else None
 
 
 def _refuse_faults(
@@ -298,7 +341,7 @@ def _refuse_faults(
     remedy = "give the whole checkpoint with its own config.json"
     if is_gguf(place):
         source = "fields describe"
-        remedy = OWN
+        remedy = TAKE_ORIGINAL
     prefix = f"{module.base_model_prefix}."
     lacks_head_alone = not any(name.startswith(prefix) for name in missing)
     has_head = module.base_model is not module

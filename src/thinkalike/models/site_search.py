@@ -221,15 +221,41 @@ def _forms(block: Block, unit: float) -> Iterator[Form]:
     resid_post = block[""].output
     if resid_pre is None or resid_post is None:
         return
-    writers = []
-    readers = []
-    for path, run in block.items():
-        if path and run.output is not None and run.output.shape == resid_post.shape:
-            writers.append(run)
-        if path and run.input is not None and run.input.shape == resid_post.shape:
-            readers.append(run)
+    sums = _Sums(block, resid_pre, resid_post, unit)
+    yield from _forms_in_turn(sums)
+    yield from _forms_with_norms_behind(sums)
+    yield from _forms_side_by_side(sums)
+
+
+class _Sums:
+    """Which modules of a block add up to what.
+
+    Attributes:
+        block: The block.
+        resid_pre, resid_post: Its input and its output.
+        writers: The modules inside it with outputs of the shape of the stream.
+        readers: Those with such inputs.
+    """
+
+    def __init__(self, block: Block, resid_pre: Tensor, resid_post: Tensor, unit: float):
+        self.block = block
+        self.resid_pre = resid_pre
+        self.resid_post = resid_post
+        self.unit = unit
+        self.writers: list[Run] = []
+        self.readers: list[Run] = []
+        for path, run in block.items():
+            if path and run.output is not None and run.output.shape == resid_post.shape:
+                self.writers.append(run)
+            if path and run.input is not None and run.input.shape == resid_post.shape:
+                self.readers.append(run)
+
+    def equal(self, total: Tensor | None, *summands: Tensor | None) -> bool:
+        """Return whether states add up to a total."""
+        return _is_sum(total, summands, self.unit)
 
     def adding(
+        self,
         total: Tensor | None,
         *summands: Tensor | None,
         after: int = 0,
@@ -237,42 +263,60 @@ def _forms(block: Block, unit: float) -> Iterator[Form]:
     ) -> list[Run]:
         """Return the modules that ran between two moments and whose output completes a sum."""
         completing = []
-        for run in writers:
+        for run in self.writers:
             is_between = run.entered >= after and run.exited <= before
-            if is_between and _is_sum(total, [*summands, run.output], unit):
+            if is_between and self.equal(total, *summands, run.output):
                 completing.append(run)
         return completing
 
-    # One after the other. The MLP adds to resid_mid, which a norm before it reads.
-    for norm in readers:
+
+def _forms_in_turn(sums: _Sums) -> Iterator[Form]:
+    """Yield the forms in which attention adds to the stream, and the MLP after it.
+
+    The MLP adds to resid_mid, which a norm before it reads.
+    """
+    for norm in sums.readers:
         resid_mid = norm.input
-        mlps = adding(resid_post, resid_mid, after=norm.entered)
-        attentions = adding(resid_mid, resid_pre, before=norm.entered) if mlps else []
-        for attention, mlp in _named_pairs(block, attentions, mlps):
+        mlps = sums.adding(sums.resid_post, resid_mid, after=norm.entered)
+        attentions = []
+        if mlps:
+            attentions = sums.adding(resid_mid, sums.resid_pre, before=norm.entered)
+        for attention, mlp in _named_pairs(sums.block, attentions, mlps):
             yield Form((norm.path, "input"), attention, mlp)
-        if not attentions and not _is_sum(resid_mid, [resid_pre], unit):
+
+        # Something else changes the stream before the MLP adds to it.
+        if not attentions and not sums.equal(resid_mid, sums.resid_pre):
             for run in mlps:
-                if not _is_attention(block, run):
+                if not _is_attention(sums.block, run):
                     yield Form(None, "", run.path)
 
-    # Norms behind. The output of the first norm is resid_mid, that of the last one resid_post.
-    norms = [run for run in readers if run in writers]
-    for first, last in itertools.permutations(norms, 2):
-        if first.exited < last.entered and _is_sum(resid_post, [last.output], unit):
-            mlps = adding(last.input, first.output, after=first.exited, before=last.entered)
-            attentions = adding(first.input, resid_pre, before=first.entered) if mlps else []
-            for attention, mlp in _named_pairs(block, attentions, mlps):
-                yield Form((first.path, "output"), attention, mlp)
 
-    # Side by side, or attention alone.
-    for run in writers:
-        if not _is_attention(block, run):
+def _forms_with_norms_behind(sums: _Sums) -> Iterator[Form]:
+    """Yield the forms in which a norm follows each addition, as in BERT.
+
+    The output of the first norm is resid_mid, and that of the last one resid_post.
+    """
+    norms = [run for run in sums.readers if run in sums.writers]
+    for first, last in itertools.permutations(norms, 2):
+        if first.exited >= last.entered or not sums.equal(sums.resid_post, last.output):
             continue
-        if _is_sum(resid_post, [resid_pre, run.output], unit):
+        mlps = sums.adding(last.input, first.output, after=first.exited, before=last.entered)
+        attentions = []
+        if mlps:
+            attentions = sums.adding(first.input, sums.resid_pre, before=first.entered)
+        for attention, mlp in _named_pairs(sums.block, attentions, mlps):
+            yield Form((first.path, "output"), attention, mlp)
+
+
+def _forms_side_by_side(sums: _Sums) -> Iterator[Form]:
+    """Yield the forms in which attention and the MLP add to one state, or attention alone adds."""
+    for run in sums.writers:
+        if not _is_attention(sums.block, run):
+            continue
+        if sums.equal(sums.resid_post, sums.resid_pre, run.output):
             yield Form(None, run.path, "")
-        for attention, mlp in _named_pairs(
-            block, [run], adding(resid_post, resid_pre, run.output)
-        ):
+        mlps = sums.adding(sums.resid_post, sums.resid_pre, run.output)
+        for attention, mlp in _named_pairs(sums.block, [run], mlps):
             yield Form(None, attention, mlp)
 
 

@@ -5,17 +5,15 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from thinkalike.errors import ModelError, listed, one_line
+from thinkalike.models.cut_model import CutModel
 from thinkalike.models.hooks import Arguments
 from thinkalike.models.module_facts import first_tensor, sample_tokens, text_config
-
-if TYPE_CHECKING:
-    from thinkalike.models.frozen import FrozenModel
 
 # The rows and the tokens of the sample.
 ROWS = 2
@@ -34,7 +32,7 @@ class Survey(NamedTuple):
     tuple_lengths: list[int | None]
 
 
-def survey(model: FrozenModel) -> Survey:
+def survey(model: CutModel) -> Survey:
     """Return what the blocks of a model return.
 
     Blocks must run one after the other and once each, and return states of one width. From then on
@@ -69,7 +67,7 @@ def survey(model: FrozenModel) -> Survey:
     return Survey(first_shape[-1], tuple_lengths)
 
 
-def _outputs_of_blocks(model: FrozenModel) -> tuple[list[int], list[object]]:
+def _outputs_of_blocks(model: CutModel) -> tuple[list[int], list[object]]:
     """Return the numbers of blocks in the order in which they ran, and what each returned."""
     order: list[int] = []
     outputs: list[object] = []
@@ -87,7 +85,7 @@ def _outputs_of_blocks(model: FrozenModel) -> tuple[list[int], list[object]]:
     return order, outputs
 
 
-def _check_order(model: FrozenModel, order: Sequence[int]) -> None:
+def _check_order(model: CutModel, order: Sequence[int]) -> None:
     """Raise a ModelError unless blocks ran one after the other and once each."""
     expected = list(range(model.n_layers))
     if order and order == expected:

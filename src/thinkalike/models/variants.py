@@ -40,7 +40,9 @@ def variant(
     if type(model) is not FrozenModel:  # but one that is cut elsewhere
         return type(model)(new_model, is_proved=is_proved)  # type: ignore[call-arg, arg-type]
     if model.sites is not None:
-        new_model.sites = type(model.sites)(new_model, model.sites.chosen, model.sites.head)
+        from thinkalike.models.sites import Sites
+
+        new_model.sites = Sites(new_model, model.sites.chosen, model.sites.head)
     return new_model
 
 

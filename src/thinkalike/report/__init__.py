@@ -1,1 +1,1 @@
-"""One HTML page of a store: every result, and for two models the matrices of all measures side by side."""
+"""One HTML page of a store, with every result and the matrices of all measures side by side."""

@@ -1,4 +1,12 @@
-"""Tables of results as a page draws them: the grids of a table."""
+"""Tables of results as a page draws them: grids, which are recognised by their columns.
+
+A grid never depends on the kind of its result. There are four roles:
+
+- *pair*: rows are the layers of a source, columns those of a target.
+- *profile*: rows are the features of one model, columns its layers.
+- *layers*: one row; columns are the layers of one model.
+- *steps*: rows are features or layers, columns the steps of a training.
+"""
 
 from __future__ import annotations
 
@@ -6,267 +14,449 @@ import math
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import islice
-from typing import Any
+from typing import Literal, NamedTuple, NotRequired, TypedDict
 
 from thinkalike.columns import Columns
 
-Grid = dict[str, Any]
-
 MOST_GRIDS = 1000  # of a table; one with more of them, or with larger ones, is shown as rows
 MOST_LABELS = 2000  # rows or columns of a grid
-# All crossings of the rows and columns of a grid, so that a table of 2,000 layer pairs can stand for four million;
-# two models of a hundred layers have 10,000.
+# All crossings of the rows and columns of a grid count, as a table of 2,000 layer pairs can stand
+# for four million cells; two models of a hundred layers have 10,000.
 MOST_CELLS = 100_000
-NUMBERS = (int, float)
 
-# Grids: tables that the page can draw, told apart by their columns and never by the kind of their result.
-#
-# A *pair* grid has the layers of a source as rows and those of a target as columns. A *profile* grid has the features
-# of one model as rows and its layers as columns. A *layers* grid has one row; its columns are the layers of one model.
-# A *steps* grid has features or layers as rows and the steps of a training as columns.
-
-PAIR = ["source", "target", "source_layer", "target_layer"]
-PLACES = [*PAIR, "model", "layer", "step", "feature"]
-COMPARED = ["measure", "other"]  # two measures, of whose values a row has both
-MAIN = ("value", "penalty", "importance", "score", "asymmetry")  # what a grid shows first, where it has one of these
-WITH_ENDS = ("value", "importance", "score", "share", "effect", "accuracy", "mean", "rho")  # whose are low and high
-LOW_IS_ALIKE = (
-    "penalty", "unexplained", "loss", "distance", "kl", "bits_per_byte", "flips", "procrustes", "jsd", "disagreement",
-)  # fmt: skip
-SIGNED = ("asymmetry", "gap", "difference", "gain")  # of which 0 is the middle
-DIGITS = 6  # significant ones that a page holds
-MOST_TELLING = 8  # columns that tell the grids of two models apart; rows alike in these are numbered
+# columns that say where a number belongs
+PAIR = ("source", "target", "source_layer", "target_layer")
+LOCATIONS = (*PAIR, "model", "layer", "step", "feature")
+COMPARED_MEASURES = ("measure", "other")  # in tables whose rows have the values of two measures
+REPETITION = "repetition"  # the column that numbers rows with the same location
+# what a grid shows first, if it has one of these
+MAIN_COLUMNS = ("value", "penalty", "importance", "score", "asymmetry")
+# the columns that `low` and `high` may belong to
+WITH_INTERVAL = (
+    "value",
+    "importance",
+    "score",
+    "share",
+    "effect",
+    "accuracy",
+    "mean",
+    "rho",
+)
+# columns whose lower values mean more similar
+LOW_IS_SIMILAR = (
+    "penalty",
+    "unexplained",
+    "loss",
+    "distance",
+    "kl",
+    "bits_per_byte",
+    "flips",
+    "procrustes",
+    "jsd",
+    "disagreement",
+)
+SIGNED = ("asymmetry", "gap", "difference", "gain")  # columns whose middle is 0
+DIGITS = 6  # significant digits of a number on a page
+# columns that tell the grids of two models apart; rows that are alike in these are numbered
+MOST_DISTINGUISHING = 8
 BLANK_NAME = "(blank)"  # the name on a page of a model whose cell in the table is blank
-MOST_MODELS = 12  # in a table of one layer per row: those of populations have more, and are shown as tables
+# models in a table of one layer per row; those of populations have more, and are shown as tables
+MOST_MODELS = 12
+MOST_CACHED_NAMES = 10_000  # a thousand grids may have the same thousand columns
+
+Cell = str | int | float | None
+Key = tuple[object, ...]
+Role = Literal["pair", "profile", "layers", "steps"]
+Colours = Literal["rising", "falling", "signed"]
 
 
-def grids_of(table: Columns, is_distance: bool = False, run: str = "") -> list[Grid]:
-    """Return the grids of a table, or none if a page shows its rows instead.
+class GridNumbers(TypedDict):
+    """A column of numbers of a grid.
 
-    So it does where the columns are not those of a grid, where the table sets two measures side by side, and where the
+    Attributes:
+        v: the numbers, in the order of the cells; None for one that is not finite.
+        colours: how its colours run.
+        low: the lower ends of its intervals.
+        high: the upper ends.
+    """
+
+    name: str
+    v: list[Cell]
+    colours: Colours
+    low: NotRequired[list[Cell]]
+    high: NotRequired[list[Cell]]
+
+
+class GridWords(TypedDict):
+    """A column of texts of a grid, in the order of the cells."""
+
+    name: str
+    v: list[Cell]
+
+
+class Grid(TypedDict):
+    """A table that a page can draw.
+
+    Attributes:
+        role: see this module.
+        models: the source and the target, or one model.
+        variant: what tells it from other grids of the same models.
+        rows: the labels of the rows.
+        columns: the labels of the columns.
+        cells: for each number, row * number of columns + column; None if all are there in order.
+        main: the position of the column of numbers that is shown first.
+        numbers: its columns of numbers.
+        words: its columns of texts.
+        title: what the page calls it.
+        results: the numbers of the results that have it.
+    """
+
+    role: Role
+    models: list[str]
+    variant: str
+    rows: list[Cell]
+    columns: list[Cell]
+    cells: list[int] | None
+    main: int
+    numbers: list[GridNumbers]
+    words: list[GridWords]
+    title: NotRequired[str]
+    results: NotRequired[list[int]]
+
+
+class Ends(NamedTuple):
+    """The columns of an interval."""
+
+    low: str
+    high: str
+
+
+def grids_of(table: Columns, is_distance: bool = False, trained_model: str = "") -> list[Grid]:
+    """Return the grids of a table; none if a page shows its rows instead.
+
+    It does so if the columns are not those of a grid, if the rows compare two measures, and if the
     grids are more or larger than a page can draw.
-
-    Each grid has `role` (pair, profile, layers or steps), `models` (source and target, or one), `variant` (what tells
-    it from other grids of the same models), `rows`, `columns` (the labels of both axes), `cells` (row * columns +
-    column of each number, or None where all are there in order), `main` (which number is shown first) and `numbers`.
-    Each of the numbers has `name`, `v`, `colours` (rising, falling or signed), and, if they are there, `low` and
-    `high`; what is not finite is None.
 
     Args:
         is_distance: whether less is closer in the column `value`.
-        run: the model whose training has the steps of a table with these.
+        trained_model: the model whose training has the steps of a table with steps.
     """
-    table = _with_layer_pairs(table)
-    found: Iterator[Grid] = iter(())
-    if table.has(*PAIR) and not table.has(*COMPARED):
-        found = _pair_grids(table)
-    elif table.has("model", "layer") and _numbers(table) and not table.has(*COMPARED):
-        found = _layer_grids(table)
-    elif table.has("step") and not table.has("other"):
-        found = _step_grids(table, run)
-    grids = list(islice(found, MOST_GRIDS + 1))
+    grids = list(islice(_all_grids(_with_layer_pairs(table), trained_model), MOST_GRIDS + 1))
     if len(grids) > MOST_GRIDS or any(map(_is_too_large, grids)):
         return []
-    for number in (number for grid in grids for number in grid["numbers"] if number["name"] == "value"):
-        number["colours"] = "falling" if is_distance else number["colours"]
+    if is_distance:
+        for grid in grids:
+            for numbers in grid["numbers"]:
+                if numbers["name"] == "value":
+                    numbers["colours"] = "falling"
     return grids
 
 
+def _all_grids(table: Columns, trained_model: str) -> Iterator[Grid]:
+    """Return the grids of a table, of any number and size."""
+    compares_measures = table.has(*COMPARED_MEASURES)
+    if table.has(*PAIR) and not compares_measures:
+        return _pair_grids(table)
+    if table.has("model", "layer") and _number_columns(table) and not compares_measures:
+        return _layer_grids(table)
+    if table.has("step") and not table.has("other"):
+        return _step_grids(table, trained_model)
+    return iter(())
+
+
 def _is_too_large(grid: Grid) -> bool:
-    rows, columns = len(grid["rows"]), len(grid["columns"])
+    rows = len(grid["rows"])
+    columns = len(grid["columns"])
     return max(rows, columns) > MOST_LABELS or rows * columns > MOST_CELLS
 
 
-def rounded(values: Sequence[Any]) -> list[Any]:
-    """Return numbers with `DIGITS` significant digits, None for what is not finite, and all else as text."""
+def rounded(values: Sequence[object]) -> list[Cell]:
+    """Return values as a page holds them, see `plain_value`."""
     return [plain_value(value) for value in values]
 
 
-def plain_value(value: Any) -> Any:
-    """Return a value as a page holds it, see `rounded`."""
+def plain_value(value: object) -> Cell:
+    """Return a value as a page holds it.
+
+    Numbers have `DIGITS` significant digits. What is blank or not finite is None, and all else is
+    text.
+    """
+    if value is None:
+        return None
     if isinstance(value, float):
-        return float(f"{value:.{DIGITS}g}") if math.isfinite(value) else None
+        if math.isfinite(value):
+            return float(f"{value:.{DIGITS}g}")
+        return None
     if isinstance(value, int) and not isinstance(value, bool):
         return value
-    return None if value is None else str(value)
+    return str(value)
 
 
 def _with_layer_pairs(table: Columns) -> Columns:
     """Return a table of one layer of two models as one of layer pairs, each layer with itself."""
     if not table.has("source", "target", "layer") or table.has("source_layer"):
         return table
-    if len(set(table.values["source"]) - {None}) > MOST_MODELS:
+    sources = set(table.values["source"]) - {None}
+    if len(sources) > MOST_MODELS:
         return table
-    layers, kind = table.values["layer"], table.kinds["layer"]
-    names = {"layer": "source_layer"}
-    renamed = {names.get(name, name): column for name, column in table.values.items()}
-    kinds = {names.get(name, name): kind for name, kind in table.kinds.items()}
-    return Columns(renamed, kinds).with_column("target_layer", kind, layers)
+
+    values = {}
+    kinds = {}
+    for name in table.names:
+        column = name
+        if name == "layer":
+            column = "source_layer"
+        values[column] = table.values[name]
+        kinds[column] = table.kinds[name]
+    layers = table.values["layer"]
+    return Columns(values, kinds).with_column("target_layer", table.kinds["layer"], layers)
 
 
 def _pair_grids(table: Columns) -> Iterator[Grid]:
-    if not _numbers(table):
+    if not _number_columns(table):
         return
     for (source, target), rows in table.groups(["source", "target"]).items():
-        for variant, cells in _variants(rows, PAIR[2:]):
-            axes = cells.values["source_layer"], cells.values["target_layer"]
-            yield _grid("pair", [_model_name(source), _model_name(target)], variant, cells, axes)
+        models = [_model_name(source), _model_name(target)]
+        for variant, cells in _variants(rows, ["source_layer", "target_layer"]):
+            yield _grid("pair", models, variant, cells, "source_layer", "target_layer")
 
 
 def _layer_grids(table: Columns) -> Iterator[Grid]:
     for (model,), rows in table.groups(["model"]).items():
-        labels = [name for name in _texts(rows, PLACES) if rows.kinds[name] != "truth"]
-        if rows.has("feature"):  # also where the features are numbers
-            labels = [name for name in rows.names if name in {*labels, "feature"}]
-        features = [" × ".join(map(_label, key)) for key in rows.keys(labels)]  # one empty word where there is no label
-        keyed = rows.without(labels).with_column("feature", "text", features)
-        for variant, cells in _variants(keyed, ["feature", "layer"]):
-            role = "profile" if labels else "layers"
-            axes = cells.values["feature"], cells.values["layer"]
-            yield _grid(role, [_model_name(model)], variant, cells, axes)
+        label_columns = [
+            name for name in _text_columns(rows, LOCATIONS) if rows.kinds[name] != "truth"
+        ]
+        if rows.has("feature"):  # also if the features are numbers
+            label_columns = [name for name in rows.names if name in {*label_columns, "feature"}]
+        role: Role = "layers"
+        if label_columns:
+            role = "profile"
+
+        # Without label columns, all rows have the same empty label.
+        features = [" × ".join(map(_label, key)) for key in rows.keys(label_columns)]
+        labelled = rows.without(label_columns).with_column("feature", "text", features)
+        for variant, cells in _variants(labelled, ["feature", "layer"]):
+            yield _grid(role, [_model_name(model)], variant, cells, "feature", "layer")
 
 
-def _step_grids(table: Columns, run: str) -> Iterator[Grid]:
-    layers = [f"layer {_label(layer)}" for layer in table.values["layer"]] if table.has("layer") else [""] * len(table)
-    named = table.with_column("layer", "text", layers)
-    if "feature" not in table.values:
+def _step_grids(table: Columns, trained_model: str) -> Iterator[Grid]:
+    layer_names = [""] * len(table)
+    if table.has("layer"):
+        layer_names = [f"layer {_label(layer)}" for layer in table.values["layer"]]
+    named = table.with_column("layer", "text", layer_names)
+    if not table.has("feature"):
         for variant, cells in _variants(named, ["layer", "step"]):
-            axes = cells.values["layer"], cells.values["step"]
-            yield _grid("steps", [run], variant, cells, axes)
+            yield _grid("steps", [trained_model], variant, cells, "layer", "step")
         return
-    for (layer,), rows in sorted(named.groups(["layer"]).items()):  # each layer has a grid of its own
+
+    # Each layer has a grid of its own.
+    for (layer_name,), rows in sorted(named.groups(["layer"]).items()):
         for variant, cells in _variants(rows, ["feature", "step"]):
-            name = ", ".join(filter(None, [str(layer), variant]))
-            yield _grid("steps", [run], name, cells, (cells.values["feature"], cells.values["step"]))
+            full_variant = ", ".join(text for text in (str(layer_name), variant) if text)
+            yield _grid("steps", [trained_model], full_variant, cells, "feature", "step")
 
 
-def _label(value: Any) -> str:
-    return "nan" if value is None else str(value)
+def _label(value: object) -> str:
+    if value is None:
+        return "nan"
+    return str(value)
 
 
-def _model_name(value: Any) -> str:
-    return BLANK_NAME if value is None else str(value)
+def _model_name(value: object) -> str:
+    if value is None:
+        return BLANK_NAME
+    return str(value)
 
 
-def _variants(rows: Columns, places: list[str]) -> Iterator[tuple[str, Columns]]:
-    """Yield the parts of rows in which each place comes once, named by the columns that tell them apart."""
-    # The number of a row's group stands for its values in `places` and in `by`: a key of all these values would grow
-    # with every column, and the time with their square.
-    groups = _numbered(rows.keys(places))
-    by: list[str] = []
+def _variants(rows: Columns, locations: Sequence[str]) -> Iterator[tuple[str, Columns]]:
+    """Yield parts of rows in which each location occurs once.
+
+    Each part is named by the columns that tell it from the others.
+    """
+    # The number of a row's group stands for its values in `locations` and in the columns found so
+    # far: a key of all these values would grow with every column, and the time with its square.
+    groups = _numbered(rows.keys(locations))
+    distinguishing: list[str] = []
     for name in rows.names:
-        count = len(set(groups))
-        if count == len(rows) or len(by) == MOST_TELLING:
+        group_count = len(set(groups))
+        if group_count == len(rows) or len(distinguishing) == MOST_DISTINGUISHING:
             break
-        if name in PLACES or not _has_few_values(rows, name):
+        if name in LOCATIONS or not _has_few_values(rows, name):
             continue
-        finer = _numbered(list(zip(groups, rows.values[name], strict=True)))
-        if len(set(finer)) > count:
-            by.append(name)
-            groups = finer
+        finer_groups = _numbered(list(zip(groups, rows.values[name], strict=True)))
+        if len(set(finer_groups)) > group_count:
+            distinguishing.append(name)
+            groups = finer_groups
+
     if len(set(groups)) < len(rows):
-        counts: dict[int, int] = {}
-        repetitions = []
-        for group in groups:
-            counts[group] = counts.get(group, 0) + 1
-            repetitions.append(counts[group])
-        rows = rows.with_column("repetition", "number", repetitions)
-        by.append("repetition")
-    for values, part in rows.groups(by).items():
-        yield ", ".join(f"{name} {_label(value)}" for name, value in zip(by, values, strict=True)), part
+        rows = rows.with_column(REPETITION, "number", _repetitions(groups))
+        distinguishing.append(REPETITION)
+    for values, cells in rows.groups(distinguishing).items():
+        names = []
+        for name, value in zip(distinguishing, values, strict=True):
+            names.append(f"{name} {_label(value)}")
+        yield ", ".join(names), cells
 
 
-def _numbered(keys: Sequence[tuple[Any, ...]]) -> list[int]:
+def _numbered(keys: Sequence[Key]) -> list[int]:
     """Return for each key the number of the first one that is equal to it."""
-    numbers: dict[tuple[Any, ...], int] = {}
+    numbers: dict[Key, int] = {}
     return [numbers.setdefault(key, len(numbers)) for key in keys]
+
+
+def _repetitions(groups: Sequence[int]) -> list[int]:
+    """Return for each row how many rows of its group there are up to it."""
+    counts: dict[int, int] = {}
+    repetitions = []
+    for group in groups:
+        counts[group] = counts.get(group, 0) + 1
+        repetitions.append(counts[group])
+    return repetitions
 
 
 def _has_few_values(rows: Columns, name: str) -> bool:
     """Return whether a column of words, truths or whole numbers has two values or a few more."""
-    return rows.kinds[name] != "float" and 1 < len(set(rows.values[name]) - {None}) <= MOST_MODELS
+    if rows.kinds[name] == "float":
+        return False
+    distinct_values = set(rows.values[name]) - {None}
+    return 1 < len(distinct_values) <= MOST_MODELS
 
 
 def _grid(
-    role: str, models: list[str], variant: str, cells: Columns, axes: tuple[Sequence[Any], Sequence[Any]]
+    role: Role,
+    models: list[str],
+    variant: str,
+    cells: Columns,
+    row_column: str,
+    column_column: str,
 ) -> Grid:
-    first, second = (list(dict.fromkeys(axis)) for axis in axes)
-    for labels in (first, second):  # layers from the first to the last, and features as they come
-        if all(isinstance(label, NUMBERS) for label in labels):
-            labels.sort()
-    width = len(second)
-    row, column = ({label: i for i, label in enumerate(labels)} for labels in (first, second))
-    place = [row[above] * width + column[beside] for above, beside in zip(*axes, strict=True)]
-    order = sorted(range(len(place)), key=place.__getitem__)
-    if order != list(range(len(place))):
+    """Return the grid of some cells.
+
+    Args:
+        row_column: the column whose values are the rows of the grid.
+        column_column: the column whose values are its columns.
+    """
+    row_values = cells.values[row_column]
+    column_values = cells.values[column_column]
+    row_labels = _sorted_labels(row_values)
+    column_labels = _sorted_labels(column_values)
+    row_numbers = {label: number for number, label in enumerate(row_labels)}
+    column_numbers = {label: number for number, label in enumerate(column_labels)}
+
+    width = len(column_labels)
+    positions = []
+    for row, column in zip(row_values, column_values, strict=True):
+        positions.append(row_numbers[row] * width + column_numbers[column])
+    order = sorted(range(len(positions)), key=positions.__getitem__)
+    if order != list(range(len(positions))):
         cells = cells.at(order)
-        place.sort()
-    ends = _ends(cells.names)
-    names = _numbers(cells)
-    mains = [name for name in MAIN if name in names] or names
-    words = [name for name in _texts(cells, PLACES) if name != "repetition"]
-    return {
-        "role": role,
-        "models": models,
-        "variant": variant,
-        "rows": _axis(first),
-        "columns": _axis(second),
-        "cells": None if place == list(range(len(first) * width)) else place,
-        "main": names.index(mains[0]) if mains else 0,
-        "numbers": [_number(cells, name, ends.get(name)) for name in names],
-        "words": [{"name": name, "v": rounded(cells.values[name])} for name in words],
-    }
+        positions.sort()
+    is_complete = positions == list(range(len(row_labels) * width))
+
+    ends_of_column = _ends(cells.names)
+    number_names = _number_columns(cells)
+    numbers = []
+    for name in number_names:
+        numbers.append(_numbers_of(cells, name, ends_of_column.get(name)))
+    words = []
+    for name in _text_columns(cells, LOCATIONS):
+        if name != REPETITION:
+            words.append(GridWords(name=name, v=rounded(cells.values[name])))
+    main = 0
+    for name in MAIN_COLUMNS:
+        if name in number_names:
+            main = number_names.index(name)
+            break
+    return Grid(
+        role=role,
+        models=models,
+        variant=variant,
+        rows=_axis(row_labels),
+        columns=_axis(column_labels),
+        cells=None if is_complete else positions,
+        main=main,
+        numbers=numbers,
+        words=words,
+    )
 
 
-def _axis(labels: Sequence[Any]) -> list[Any]:
-    """Return the labels of the rows or columns of a grid, rounded only where they stay different."""
+def _sorted_labels(values: Sequence[Cell]) -> list[Cell]:
+    """Return the labels of an axis, each once: numbers in order, and texts as they come."""
+    labels = list(dict.fromkeys(values))
+    numbers = [label for label in labels if isinstance(label, int | float)]
+    if len(numbers) == len(labels):
+        return list[Cell](sorted(numbers))
+    return labels
+
+
+def _axis(labels: Sequence[Cell]) -> list[Cell]:
+    """Return the labels of the rows or columns of a grid, rounded if they stay different."""
     short = rounded(labels)
-    return short if len(set(short)) == len(labels) else [_label(label) for label in labels]
+    if len(set(short)) == len(labels):
+        return short
+    return [_label(label) for label in labels]
 
 
-def _number(cells: Columns, name: str, ends: tuple[str, str] | None) -> dict[str, Any]:
-    """Return a column with its interval, and how its colours run."""
-    number: dict[str, Any] = {"name": name, "v": rounded(cells.values[name]), "colours": _colours(name)}
+def _numbers_of(cells: Columns, name: str, ends: Ends | None) -> GridNumbers:
+    """Return a column of numbers with its interval, and how its colours run."""
+    numbers = GridNumbers(name=name, v=rounded(cells.values[name]), colours=_colours(name))
     if ends:
-        number |= {"low": rounded(cells.values[ends[0]]), "high": rounded(cells.values[ends[1]])}
-    return number
+        numbers["low"] = rounded(cells.values[ends.low])
+        numbers["high"] = rounded(cells.values[ends.high])
+    return numbers
 
 
-@lru_cache(maxsize=10_000)  # as a thousand grids may have the same thousand columns
-def _colours(name: str) -> str:
-    """Return how the colours of a column run: rising, falling (low is alike), or signed."""
-    if _says(name, SIGNED):
+@lru_cache(maxsize=MOST_CACHED_NAMES)
+def _colours(name: str) -> Colours:
+    """Return how the colours of a column run: rising, falling (low is similar), or signed."""
+    if _has_word(name, SIGNED):
         return "signed"
-    return "falling" if _says(name, LOW_IS_ALIKE) else "rising"
+    if _has_word(name, LOW_IS_SIMILAR):
+        return "falling"
+    return "rising"
 
 
-def _says(name: str, words: Sequence[str]) -> bool:
+def _has_word(name: str, words: Sequence[str]) -> bool:
     return any(f"_{word}_" in f"_{name.lower()}_" for word in words)
 
 
-def _ends(columns: Sequence[str]) -> dict[str, tuple[str, str]]:
-    """Return by column the two of its interval: NAME_low and NAME_high, or low and high of the one these belong to."""
+def _ends(columns: Sequence[str]) -> dict[str, Ends]:
+    """Return the columns of the interval of each column that has one.
+
+    These are NAME_low and NAME_high, or low and high, which belong to one of `WITH_INTERVAL` or to
+    the column before them.
+    """
     known = set(columns)
     ends = {}
-    if {"low", "high"} <= known:
-        before = columns[: columns.index("low")][-1:]
-        measured = next((name for name in (*WITH_ENDS, *before) if name in known), None)
-        if measured is not None:
-            ends[measured] = ("low", "high")
+    if "low" in known and "high" in known:
+        column_before = columns[: columns.index("low")][-1:]
+        for name in (*WITH_INTERVAL, *column_before):
+            if name in known:
+                ends[name] = Ends("low", "high")
+                break
     for name in columns:
-        if {f"{name}_low", f"{name}_high"} <= known:
-            ends[name] = (f"{name}_low", f"{name}_high")
+        own_ends = Ends(f"{name}_low", f"{name}_high")
+        if known.issuperset(own_ends):
+            ends[name] = own_ends
     return ends
 
 
-def _numbers(table: Columns) -> list[str]:
-    """Return the columns of numbers that are neither places nor ends of intervals."""
-    left_out = {*PLACES, "repetition"}
+def _number_columns(table: Columns) -> list[str]:
+    """Return the columns of numbers that are neither locations nor ends of intervals."""
+    excluded = {*LOCATIONS, REPETITION}
     for ends in _ends(table.names).values():
-        left_out.update(ends)
-    return [name for name in table.names if table.kinds[name] in ("number", "float") and name not in left_out]
+        excluded.update(ends)
+    names = []
+    for name in table.names:
+        if table.kinds[name] in ("number", "float") and name not in excluded:
+            names.append(name)
+    return names
 
 
-def _texts(table: Columns, places: Sequence[str]) -> list[str]:
-    """Return the columns of texts and truths, without those that name a place."""
-    return [name for name in table.names if table.kinds[name] in ("text", "truth") and name not in places]
+def _text_columns(table: Columns, locations: Sequence[str]) -> list[str]:
+    """Return the columns of texts and truths, without those that name a location."""
+    names = []
+    for name in table.names:
+        if table.kinds[name] in ("text", "truth") and name not in locations:
+            names.append(name)
+    return names

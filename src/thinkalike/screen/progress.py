@@ -12,14 +12,14 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
-from typing import TextIO
+from typing import TextIO, cast
 
 from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.spinner import Spinner
 
 from thinkalike.errors import ConfigError, plain, short
-from thinkalike.processes import RANKS, Activity, under_way
+from thinkalike.processes import RANKS, Activity, TextStream, under_way
 from thinkalike.screen.text import wrapped
 
 # environment variable: seconds between lines where there is no terminal; 0: silence
@@ -64,7 +64,7 @@ def watched() -> Iterator[None]:
             yield
 
 
-def _is_own_terminal(stream: TextIO) -> bool:
+def _is_own_terminal(stream: TextStream) -> bool:
     """Return whether a stream is a terminal that no other process of the same job writes to."""
     is_terminal = stream.isatty() and os.environ.get("TERM") != "dumb"
     return is_terminal and multiprocessing.current_process().name == MAIN_PROCESS
@@ -85,10 +85,10 @@ def aside() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _on_terminal(stream: TextIO) -> Iterator[None]:
+def _on_terminal(stream: TextStream) -> Iterator[None]:
     """Show a line that changes; log messages and what is printed to stderr appear above it."""
     global _live
-    console = Console(file=stream)
+    console = Console(file=cast(TextIO, stream))
     began = time.monotonic()
     spinner = Spinner("dots")
 
@@ -114,7 +114,7 @@ def _on_terminal(stream: TextIO) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _in_lines(stream: TextIO, seconds: float) -> Iterator[None]:
+def _in_lines(stream: TextStream, seconds: float) -> Iterator[None]:
     """Write a line about what is being done every so many seconds."""
     has_ended = threading.Event()
     began = time.monotonic()

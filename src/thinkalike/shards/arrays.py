@@ -1,4 +1,7 @@
-"""The rows and the arrays of a folder of states. Arrays stay on the disk: each row is read when it is asked for."""
+"""The rows and the arrays of a folder of states.
+
+Arrays stay on the disk: each row is read when it is asked for.
+"""
 
 from __future__ import annotations
 
@@ -32,6 +35,7 @@ if TYPE_CHECKING:
 
 OPEN_SHARDS = 32  # that stay open for further rows; a mapped file takes no memory of its own
 LARGEST_UNPACKED = 2**34  # bytes of a compressed file, which is of one prompt
+MOST_TOKENS = 2**31  # of a vocabulary whose size is not known
 LARGEST_LINE = 2**24  # bytes of a row's text
 DTYPES = {
     "float64": torch.float64,
@@ -63,8 +67,8 @@ class _OfSafetensors(StoredArray):
         self.shape = self._slice.get_shape()
 
     def part(self, start: int, stop: int) -> Tensor:
-        part: Tensor = self._slice[start:stop]
-        return part
+        rows: Tensor = self._slice[start:stop]
+        return rows
 
 
 class _InMemory(StoredArray):
@@ -83,31 +87,35 @@ class _OfNumpy(StoredArray):
         self.shape = array.shape
 
     def part(self, start: int, stop: int) -> Tensor:
-        rows = np.array(self._array[start:stop])  # a copy: torch has no tensors that cannot be written
+        rows = np.array(
+            self._array[start:stop]
+        )  # a copy: torch has no tensors that cannot be written
         if self._is_bfloat16:  # which NumPy lacks, so that its files hold the bits
             return torch.from_numpy(rows.view(np.int16)).view(torch.bfloat16)
         return torch.from_numpy(rows.astype(rows.dtype.newbyteorder("="), copy=False))
 
 
 class _OfArrow(StoredArray):
-    """A column of lists, or of lists of lists, of equal lengths: one array for each batch of records."""
+    """A column of nested lists of equal lengths: an array for each batch of records."""
 
     def __init__(self, column: pyarrow.ChunkedArray, place: str):
-        parts = [_unnested(chunk, place) for chunk in column.chunks if len(chunk)]
-        inner = {part.shape[1:] for part in parts}
-        if len(inner) != 1:
-            raise DataError(f"{place} has no rows, or rows of different lengths: write rows of one length")
-        self._parts = parts
-        self._ends = np.cumsum([len(part) for part in parts])
-        self.shape = (int(self._ends[-1]), *inner.pop())
+        blocks = [_unnested(chunk, place) for chunk in column.chunks if len(chunk)]
+        row_shapes = {block.shape[1:] for block in blocks}
+        if len(row_shapes) != 1:
+            raise DataError(
+                f"{place} has no rows, or rows of different lengths: write rows of one length"
+            )
+        self._blocks = blocks
+        self._ends = np.cumsum([len(block) for block in blocks])  # in rows of the column
+        self.shape = (int(self._ends[-1]), *row_shapes.pop())
 
     def part(self, start: int, stop: int) -> Tensor:
-        chosen = []
-        for part, end in zip(self._parts, self._ends.tolist(), strict=True):
-            first = end - len(part)
+        pieces = []
+        for block, end in zip(self._blocks, self._ends.tolist(), strict=True):
+            first = end - len(block)
             if start < end and first < stop:
-                chosen.append(part[max(start - first, 0) : stop - first])
-        return torch.from_numpy(np.concatenate(chosen))
+                pieces.append(block[max(start - first, 0) : stop - first])
+        return torch.from_numpy(np.concatenate(pieces))
 
 
 def _unnested(chunk: pyarrow.Array, place: str) -> NDArray[np.generic]:
@@ -117,7 +125,9 @@ def _unnested(chunk: pyarrow.Array, place: str) -> NDArray[np.generic]:
     sizes: list[int] = [len(chunk)]
     values = chunk
     while True:
-        if isinstance(values, pyarrow.ExtensionArray):  # of `datasets`, for arrays of a fixed shape
+        if isinstance(
+            values, pyarrow.ExtensionArray
+        ):  # of `datasets`, for arrays of a fixed shape
             values = values.storage
         if values.null_count:
             raise DataError(f"{place} has empty cells: write a value into each")
@@ -129,7 +139,9 @@ def _unnested(chunk: pyarrow.Array, place: str) -> NDArray[np.generic]:
     try:
         return values.to_numpy(zero_copy_only=True).reshape(sizes)  # type: ignore[no-any-return]
     except (ValueError, NotImplementedError, pyarrow.ArrowInvalid) as error:
-        raise DataError(f"{place} holds no numbers in rows of one length ({one_line(error)})") from error
+        raise DataError(
+            f"{place} holds no numbers in rows of one length ({one_line(error)})"
+        ) from error
 
 
 class RowLayout(ABC):
@@ -151,7 +163,9 @@ class RowLayout(ABC):
         """
 
     @abstractmethod
-    def starts(self, rows: int, lengths: Sequence[int | None], size: Sequence[int]) -> list[tuple[int, int]]:
+    def starts(
+        self, rows: int, lengths: Sequence[int | None], size: Sequence[int]
+    ) -> list[tuple[int, int]]:
         """Return where each row begins and how long it is, given the shape of the states.
 
         Raises:
@@ -163,7 +177,9 @@ class RowLayout(ABC):
         """Return the token ids of a row."""
 
     @abstractmethod
-    def read(self, arrays: Mapping[str, StoredArray], start: int, length: int, hooks: Sequence[str]) -> list[Tensor]:
+    def read(
+        self, arrays: Mapping[str, StoredArray], start: int, length: int, hooks: Sequence[str]
+    ) -> list[Tensor]:
         """Return the states of a row at some hook points, each (tokens, width)."""
 
 
@@ -171,22 +187,31 @@ class _Flat(RowLayout):
     """Rows one after another."""
 
     def shapes(self, rows: int, ids: Sequence[int] | None) -> dict[str, Sequence[int | None]]:
-        tokens = None if ids is None else ids[0]
-        return {TOKEN_IDS: (None,)} | {hook: (tokens, width) for hook, width in self.index.hooks.items()}
+        tokens = None
+        if ids is not None:
+            tokens = ids[0]
+        return {TOKEN_IDS: (None,)} | {
+            hook: (tokens, width) for hook, width in self.index.hooks.items()
+        }
 
-    def starts(self, rows: int, lengths: Sequence[int | None], size: Sequence[int]) -> list[tuple[int, int]]:
-        known = [length for length in lengths if length is not None]
-        if len(known) < rows:
+    def starts(
+        self, rows: int, lengths: Sequence[int | None], size: Sequence[int]
+    ) -> list[tuple[int, int]]:
+        known_lengths = [length for length in lengths if length is not None]
+        if len(known_lengths) < rows:
             raise ValueError("no length of each row: give tokens in the lines of rows.jsonl")
-        if sum(known) != size[0]:
-            raise ValueError(f"{sum(known)} tokens in rows.jsonl, and {size[0]} in the shard")
-        begins = np.cumsum([0, *known[:-1]]).tolist()
-        return list(zip(begins, known, strict=True))
+        tokens = sum(known_lengths)
+        if tokens != size[0]:
+            raise ValueError(f"{tokens} tokens in rows.jsonl, and {size[0]} in the shard")
+        starts = np.cumsum([0, *known_lengths[:-1]]).tolist()
+        return list(zip(starts, known_lengths, strict=True))
 
     def of_row(self, array: Tensor, start: int, length: int) -> Tensor:
         return array[start : start + length]
 
-    def read(self, arrays: Mapping[str, StoredArray], start: int, length: int, hooks: Sequence[str]) -> list[Tensor]:
+    def read(
+        self, arrays: Mapping[str, StoredArray], start: int, length: int, hooks: Sequence[str]
+    ) -> list[Tensor]:
         return [arrays[hook].part(start, start + length) for hook in hooks]
 
 
@@ -194,22 +219,35 @@ class _Padded(RowLayout):
     """Rows of one length, the end of which may be padding."""
 
     def shapes(self, rows: int, ids: Sequence[int] | None) -> dict[str, Sequence[int | None]]:
-        context = None if ids is None or len(ids) != 2 else ids[1]
+        context = None
+        if ids is not None and len(ids) == 2:
+            context = ids[1]
         expected: dict[str, Sequence[int | None]] = {TOKEN_IDS: (rows, None)}
         for hook, width in self.index.hooks.items():
             expected[hook] = (rows, context, width)
         return expected
 
-    def starts(self, rows: int, lengths: Sequence[int | None], size: Sequence[int]) -> list[tuple[int, int]]:
-        known = [size[1] if length is None else length for length in lengths]
-        if max(known) > size[1]:
-            raise ValueError(f"a row of {max(known)} tokens, and the shard has {size[1]} in a row")
-        return list(enumerate(known))
+    def starts(
+        self, rows: int, lengths: Sequence[int | None], size: Sequence[int]
+    ) -> list[tuple[int, int]]:
+        context = size[1]
+        known_lengths = []
+        for length in lengths:
+            if length is None:
+                known_lengths.append(context)
+            else:
+                known_lengths.append(length)
+        longest = max(known_lengths)
+        if longest > context:
+            raise ValueError(f"a row of {longest} tokens, and the shard has {context} in a row")
+        return list(enumerate(known_lengths))
 
     def of_row(self, array: Tensor, start: int, length: int) -> Tensor:
         return array[start, :length]
 
-    def read(self, arrays: Mapping[str, StoredArray], start: int, length: int, hooks: Sequence[str]) -> list[Tensor]:
+    def read(
+        self, arrays: Mapping[str, StoredArray], start: int, length: int, hooks: Sequence[str]
+    ) -> list[Tensor]:
         return [arrays[hook].part(start, start + 1)[0, :length] for hook in hooks]
 
 
@@ -220,15 +258,27 @@ class _OfPrompts(RowLayout):
     def needed(self) -> Sequence[str]:
         return [TOKEN_IDS, HIDDEN_STATES]
 
+    @property
+    def _has_tokens_first(self) -> bool:
+        """Whether tokens are the first axis, and hook points the second."""
+        return self.index.layout == "vllm"
+
     def shapes(self, rows: int, ids: Sequence[int] | None) -> dict[str, Sequence[int | None]]:
-        tokens = None if ids is None else ids[0]
+        tokens = None
+        if ids is not None:
+            tokens = ids[0]
         count, width = len(self.index.hooks), next(iter(self.index.hooks.values()))
-        is_usual = self.index.layout == "vllm"
-        states = (tokens, count, width) if is_usual else (count, tokens, width)
+        states: tuple[int | None, ...] = (count, tokens, width)
+        if self._has_tokens_first:
+            states = (tokens, count, width)
         return {TOKEN_IDS: (None,), HIDDEN_STATES: states}
 
-    def starts(self, rows: int, lengths: Sequence[int | None], size: Sequence[int]) -> list[tuple[int, int]]:
-        tokens = size[0] if self.index.layout == "vllm" else size[1]
+    def starts(
+        self, rows: int, lengths: Sequence[int | None], size: Sequence[int]
+    ) -> list[tuple[int, int]]:
+        tokens = size[1]
+        if self._has_tokens_first:
+            tokens = size[0]
         (length,) = lengths
         if length not in (None, tokens):
             raise ValueError(f"a row of {length} tokens, and the file has {tokens}")
@@ -237,11 +287,15 @@ class _OfPrompts(RowLayout):
     def of_row(self, array: Tensor, start: int, length: int) -> Tensor:
         return array
 
-    def read(self, arrays: Mapping[str, StoredArray], start: int, length: int, hooks: Sequence[str]) -> list[Tensor]:
+    def read(
+        self, arrays: Mapping[str, StoredArray], start: int, length: int, hooks: Sequence[str]
+    ) -> list[Tensor]:
         stacked = arrays[HIDDEN_STATES].whole()
-        axis = 1 if self.index.layout == "vllm" else 0
-        places = [list(self.index.hooks).index(hook) for hook in hooks]
-        return [stacked.select(axis, place) for place in places]
+        hook_axis = 0
+        if self._has_tokens_first:
+            hook_axis = 1
+        known_hooks = list(self.index.hooks)
+        return [stacked.select(hook_axis, known_hooks.index(hook)) for hook in hooks]
 
 
 LAYOUTS: Mapping[Layout, type[RowLayout]] = {
@@ -263,13 +317,15 @@ class Row(NamedTuple):
 
 
 class StoredRows:
-    """The rows of text of a folder of states, with the token ids, the document and the states of each.
+    """The rows of text of a folder of states: the token ids, the document and the states of each.
 
     Attributes:
         index: What `states.json` says.
         rows: The rows, in the order of the shards.
-        has_token_ids: Whether the files have token ids; without them, tokens are numbered through all rows.
-        has_documents: Whether it is known which document a row is of; without that, each row is one.
+        has_token_ids: Whether the files have token ids; without them, tokens are numbered through
+            all rows.
+        has_documents: Whether it is known which document a row is of; without that, each row is
+            one.
     """
 
     def __init__(self, folder: str | Path):
@@ -277,7 +333,8 @@ class StoredRows:
         self._layout = LAYOUTS[self.index.layout](self.index)
         self._open: OrderedDict[int, Mapping[str, StoredArray]] = OrderedDict()
         self._paths = [
-            [checked_file(self.index, file) for file in shard.files] for shard in counted(self.index.shards, "shard")
+            [checked_file(self.index, file) for file in shard.files]
+            for shard in counted(self.index.shards, "shard")
         ]
         self.rows: list[Row] = []
         self._ids: list[NDArray[np.int64]] = []
@@ -286,13 +343,18 @@ class StoredRows:
         self.has_documents = bool(described)
         expected = sum(shard.rows for shard in self.index.shards)
         if described and len(described) != expected:
-            raise self._wrong("rows", f"{len(described)} lines, and the shards have {expected} rows")
+            raise self._wrong(
+                "rows", f"{len(described)} lines, and the shards have {expected} rows"
+            )
         numbers: dict[str, int] = {}
         for shard, listed_shard in enumerate(self.index.shards):
             first = len(self.rows)
             lines = described[first : first + listed_shard.rows]
             if not lines:
-                lines = [_Described(str(first + place), None, None) for place in range(listed_shard.rows)]
+                lines = [
+                    _Described(str(first + place), None, None)
+                    for place in range(listed_shard.rows)
+                ]
             self._add_rows(shard, lines, numbers)
 
     def __len__(self) -> int:
@@ -313,13 +375,14 @@ class StoredRows:
             if not state.isfinite().all():
                 token, channel = (~state.isfinite()).nonzero()[0].tolist()
                 raise DataError(
-                    f"{self._name(shard)}: {hook} is {float(state[token, channel])} in row {row}, token {token}, "
+                    f"{self._name(shard)}: {hook} is {float(state[token, channel])} in row {row}, "
+                    f"token {token}, "
                     f"channel {channel}: compute the states in a wider dtype, or leave the row out"
                 )
         return states
 
     def embedding(self) -> tuple[Tensor, Tensor] | None:
-        """Return tokens, (v,), and what enters block 0 for each of them alone, (v, width); None: it is not known."""
+        """Return tokens, (v,), and what enters block 0 for each alone, (v, width), or None."""
         if self.index.embedding is None:
             return None
         path = checked_file(self.index, self.index.embedding)
@@ -343,59 +406,83 @@ class StoredRows:
         ids = self._ids_in(shard, arrays)
         for line, (start, length) in zip(lines, places, strict=True):
             document = numbers.setdefault(line.document, len(numbers))
-            if ids is None:  # tokens are numbered, so that those of another such folder are in the same places
-                before = int(self._ids[-1][-1]) + 1 if self._ids else 0
-                own = np.arange(before, before + length)
+            if (
+                ids is None
+            ):  # tokens are numbered, so that those of another such folder are in the same places
+                first_id = 0
+                if self._ids:
+                    first_id = int(self._ids[-1][-1]) + 1
+                row_ids = np.arange(first_id, first_id + length)
             else:
-                own = self._layout.of_row(ids, start, length).numpy()
+                row_ids = self._layout.of_row(ids, start, length).numpy()
             self.rows.append(Row(shard, start, length, document, line.text))
-            self._ids.append(own)
+            self._ids.append(row_ids)
 
     def _ids_in(self, shard: int, arrays: Mapping[str, StoredArray]) -> Tensor | None:
-        """Return the token ids of a shard, which must be ids of a vocabulary; None: it has none."""
+        """Return the token ids of a shard, checked against the vocabulary; None: it has none."""
         if TOKEN_IDS not in arrays:
             return None
         ids = arrays[TOKEN_IDS].whole()
         if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
-            raise DataError(f"{self._name(shard)}: {TOKEN_IDS} is {_called(ids.dtype)}: write whole numbers")
-        low, high = (int(end) for end in ids.aminmax())
-        most = self.index.vocabulary or 2**31
-        if low < 0 or high >= most:
-            wrong = low if low < 0 else high
-            raise DataError(f"{self._name(shard)}: {TOKEN_IDS} has {wrong}, which is no id from 0 to {most - 1}")
+            raise DataError(
+                f"{self._name(shard)}: {TOKEN_IDS} is {_called(ids.dtype)}: write whole numbers"
+            )
+        last_id = (self.index.vocabulary or MOST_TOKENS) - 1
+        for token_id in (int(ids.min()), int(ids.max())):
+            if not 0 <= token_id <= last_id:
+                raise DataError(
+                    f"{self._name(shard)}: {TOKEN_IDS} has {token_id}, "
+                    f"which is no id from 0 to {last_id}"
+                )
         return ids.to(torch.int64)
 
     def _check_arrays(self, shard: int, rows: int, arrays: Mapping[str, StoredArray]) -> None:
-        """Check that a shard has what the index says: each array, its shape, and the dtype of states."""
+        """Check that a shard has what the index says: the arrays, their shapes and dtypes."""
         needed = self._layout.needed
-        if missing := [name for name in needed if name not in arrays]:
-            has = f"has {listed(sorted(arrays))}" if arrays else "is empty"
-            raise DataError(f"{self._name(shard)} {has}, and lacks {listed(missing)}, which {INDEX} lists; {REWRITE}")
-        ids = arrays[TOKEN_IDS].shape if TOKEN_IDS in arrays else None
+        missing = [name for name in needed if name not in arrays]
+        if missing:
+            content = "is empty"
+            if arrays:
+                content = f"has {listed(sorted(arrays))}"
+            raise DataError(
+                f"{self._name(shard)} {content}, and lacks {listed(missing)}, "
+                f"which {INDEX} lists; {REWRITE}"
+            )
+        ids = None
+        if TOKEN_IDS in arrays:
+            ids = arrays[TOKEN_IDS].shape
         for name, expected in self._layout.shapes(rows, ids).items():
             if name not in arrays:  # token ids, which may be missing
                 continue
             shape = arrays[name].shape
             if not _fits(shape, expected):
-                asked = " x ".join("any" if size is None else str(size) for size in expected)
-                found = " x ".join(map(str, shape))
-                raise DataError(f"{self._name(shard)}: {name} has the shape {found}, not {asked} as {INDEX} says")
+                raise DataError(
+                    f"{self._name(shard)}: {name} has the shape {_as_text(shape)}, "
+                    f"not {_as_text(expected)} as {INDEX} says"
+                )
             if name == TOKEN_IDS:
                 continue
             dtype = arrays[name].part(0, 1).dtype
             if dtype != DTYPES[self.index.dtype]:
                 raise DataError(
-                    f"{self._name(shard)}: {name} is {_called(dtype)}, and {INDEX} says {self.index.dtype}; {REWRITE}"
+                    f"{self._name(shard)}: {name} is {_called(dtype)}, and {INDEX} says "
+                    f"{self.index.dtype}; {REWRITE}"
                 )
 
     def _arrays(self, shard: int) -> Mapping[str, StoredArray]:
-        """Return the arrays of a shard, which stays open for a while; of unpacked ones, no more than one does."""
+        """Return the arrays of a shard, which stays open for further rows.
+
+        Of compressed shards, which are unpacked into memory, only one stays open.
+        """
         if shard in self._open:
             self._open.move_to_end(shard)
             return self._open[shard]
         arrays = _opened(self._paths[shard], self.index)
         is_unpacked = any(path.suffix == ".zst" for path in self._paths[shard])
-        while len(self._open) >= (1 if is_unpacked else OPEN_SHARDS):
+        most_open = OPEN_SHARDS
+        if is_unpacked:
+            most_open = 1
+        while len(self._open) >= most_open:
             self._open.popitem(last=False)
         self._open[shard] = arrays
         return arrays
@@ -420,7 +507,16 @@ def _fits(shape: Sequence[int], expected: Sequence[int | None]) -> bool:
     """Return whether a shape is as expected, where None stands for any size."""
     if len(shape) != len(expected):
         return False
-    return all(asked in (None, size) for size, asked in zip(shape, expected, strict=True))
+    for size, expected_size in zip(shape, expected, strict=True):
+        if expected_size is not None and size != expected_size:
+            return False
+    return True
+
+
+def _as_text(shape: Sequence[int | None]) -> str:
+    """Return a shape as a message has it: "any x 3 x 768"."""
+    sizes = ["any" if size is None else str(size) for size in shape]
+    return " x ".join(sizes)
 
 
 class _Described(NamedTuple):
@@ -445,7 +541,9 @@ def _described(line: bytes, place: str) -> _Described:
     text = record.get("text")
     if not isinstance(document, str | int) or isinstance(document, bool):
         raise DataError(f"{place}: document={short(document)} must be a text or a whole number")
-    if tokens is not None and (not isinstance(tokens, int) or isinstance(tokens, bool) or tokens < 1):
+    if tokens is not None and (
+        not isinstance(tokens, int) or isinstance(tokens, bool) or tokens < 1
+    ):
         raise DataError(f"{place}: tokens={short(tokens)} must be a whole number of at least 1")
     if text is not None and not isinstance(text, str):
         raise DataError(f"{place}: text={short(text)} must be a text")
@@ -458,7 +556,10 @@ def _opened(paths: Sequence[Path], index: Index) -> dict[str, StoredArray]:
     for path in paths:
         for name, array in arrays_of(path, is_bfloat16=index.dtype == "bfloat16").items():
             if name in arrays:
-                raise DataError(f"{path} has the array {name}, and so has a file beside it: leave one of them out")
+                raise DataError(
+                    f"{path} has the array {name}, and so has a file beside it: "
+                    "leave one of them out"
+                )
             arrays[name] = array
     return arrays
 
@@ -467,7 +568,8 @@ def arrays_of(path: Path, is_bfloat16: bool = False) -> dict[str, StoredArray]:
     """Return the arrays of a file by their names.
 
     Args:
-        is_bfloat16: Whether 16 bits in a .npy file are those of a bfloat16, which NumPy does not know.
+        is_bfloat16: Whether 16 bits in a .npy file are those of a bfloat16, which NumPy does not
+            know.
 
     Raises:
         DataError: The file is damaged, or holds something else than arrays of numbers.
@@ -491,7 +593,9 @@ def arrays_of(path: Path, is_bfloat16: bool = False) -> dict[str, StoredArray]:
     except ThinkalikeError:
         raise
     except Exception as error:  # whatever the libraries raise for damaged files
-        raise DataError(f"cannot read {path}: {type(error).__name__}: {one_line(error)}") from error
+        raise DataError(
+            f"cannot read {path}: {type(error).__name__}: {one_line(error)}"
+        ) from error
 
 
 def _unpacked(path: Path) -> dict[str, Tensor]:
@@ -501,7 +605,10 @@ def _unpacked(path: Path) -> dict[str, Tensor]:
     with pyarrow.input_stream(str(path), compression="zstd") as stream:
         content = stream.read(LARGEST_UNPACKED + 1)
     if len(content) > LARGEST_UNPACKED:
-        raise DataError(f"{path} has more than {LARGEST_UNPACKED:,} bytes when it is unpacked: send shorter prompts")
+        raise DataError(
+            f"{path} has more than {LARGEST_UNPACKED:,} bytes when it is unpacked: "
+            "send shorter prompts"
+        )
     return load(content)
 
 

@@ -1,28 +1,29 @@
-"""The index of a folder of states, `states.json`: whose states they are, where they were taken, and what was written.
+"""The index of a folder of states, `states.json`: whose states they are and where they lie.
 
     {
-      "format": 1,
-      "model": "meta-llama/Llama-3.1-70B", "revision": "main", "blocks": 80,
-      "tokenizer": ".", "tokenizer_fingerprint": "0123456789abcdef", "vocabulary": 128256, "bos": true,
-      "dtype": "bfloat16", "layout": "flat",
-      "hooks": {"blocks.20.hook_resid_post": 8192, "blocks.40.hook_resid_post": 8192},
-      "rows": {"file": "rows.jsonl", "sha256": "..."},
+      "format": 1, "model": "meta-llama/Llama-3.1-70B", "revision": "main", "blocks": 80,
+      "tokenizer": ".", "tokenizer_fingerprint": "0123456789abcdef", "vocabulary": 128256, "bos":
+      true, "dtype": "bfloat16", "layout": "flat", "hooks": {"blocks.20.hook_resid_post": 8192,
+      "blocks.40.hook_resid_post": 8192}, "rows": {"file": "rows.jsonl", "sha256": "..."},
       "shards": [{"rows": 500, "files": {"states-00000.safetensors": "<SHA-256>"}}]
     }
 
-Hook points have the names of TransformerLens, which say where a state was taken: `blocks.5.hook_resid_post` is the
-stream after block 5, `blocks.0.hook_resid_pre` that before the first block, and `ln_final.hook_normalized` what the
-last norm gives. Numbers beside them are widths. The arrays of a shard are those of all its files together: tensors of a
-.safetensors file, columns of an .arrow file, and a .npy file by its name. A layout says how rows of text lie in them:
+Hook points have the names of TransformerLens, which say where a state was taken:
+    `blocks.5.hook_resid_post` is the
+stream after block 5, `blocks.0.hook_resid_pre` that before the first block, and
+`ln_final.hook_normalized` what the last norm gives. Numbers beside them are widths. The arrays of
+a shard are those of all its files together: tensors of a .safetensors file, columns of an .arrow
+file, and a .npy file by its name. A layout says how rows of text lie in them:
 
 - padded: `token_ids` (rows, context), and each hook point (rows, context, width).
 - flat: the rows one after another, `token_ids` (tokens,), and each hook point (tokens, width).
-- vllm: one row a shard, `token_ids` (tokens,), and `hidden_states` (tokens, hook points, width), in the order of
-  `hooks`. In vllm_layers_first the axes of hook points and tokens are exchanged.
+- vllm: one row a shard, `token_ids` (tokens,), and `hidden_states` (tokens, hook points, width),
+  in the order of `hooks`. In vllm_layers_first the axes of hook points and tokens are exchanged.
 
-`rows.jsonl` has a line for each row: {"document": ..., "tokens": ..., "text": ...}. Rows of one document belong
-together in intervals. `tokens` is the length of the row, which the layout flat needs, and `text` is what was tokenised.
-Everything but format, model, blocks, dtype, layout, hooks and shards may be left out.
+`rows.jsonl` has a line for each row: {"document": ..., "tokens": ..., "text": ...}. Rows of one
+document belong together in intervals. `tokens` is the length of the row, which the layout flat
+needs, and `text` is what was tokenised. Everything but format, model, blocks, dtype, layout, hooks
+and shards may be left out.
 """
 
 from __future__ import annotations
@@ -81,8 +82,8 @@ class Index:
         blocks: The number of blocks of the model, whether or not states of all of them are here.
         hooks: The width at each hook point, by its name.
         bos: Whether the model expects rows to begin with BOS.
-        embedding: A file with `token_ids` (v,) and `embedding` (v, width): what enters block 0 for each of these tokens
-            alone.
+        embedding: A file with `token_ids` (v,) and `embedding` (v, width): what enters block 0 for
+            each of these tokens alone.
     """
 
     folder: Path
@@ -117,7 +118,7 @@ def holds_states(path: str | Path | None) -> bool:
 
 
 def states_fingerprint(folder: str | Path) -> str:
-    """Return 16 digits of a digest of everything that decides the states of a folder: its index lists all digests."""
+    """Return 16 digits of a digest of everything that decides the states of a folder."""
     return read_index(folder).digest[:16]
 
 
@@ -130,8 +131,13 @@ def read_index(folder: str | Path) -> Index:
     path = Path(folder) / INDEX
     if not path.is_file():
         is_empty = path.parent.is_dir() and not any(path.parent.iterdir())
-        found = "is empty" if is_empty else f"has no {INDEX}"
-        raise DataError(f"{folder} {found}: write states into it by thinkalike.write_states or thinkalike.index_states")
+        problem = f"has no {INDEX}"
+        if is_empty:
+            problem = "is empty"
+        raise DataError(
+            f"{folder} {problem}: write states into it by thinkalike.write_states or "
+            "thinkalike.index_states"
+        )
     try:
         content = read_json(path, LARGEST_INDEX, unique=True)
     except (ValueError, OSError) as error:
@@ -148,9 +154,16 @@ class _Reader:
 
     def index(self) -> Index:
         if self.content.get("format") != FORMAT:
-            raise self.wrong("format", self.content.get("format"), f"must be {FORMAT}, the only one that is known")
+            raise self.wrong(
+                "format",
+                self.content.get("format"),
+                f"must be {FORMAT}, the only one that is known",
+            )
         layout = self.choice("layout", get_args(Layout))
         hooks = self.hooks(layout)
+        vocabulary = 0
+        if "vocabulary" in self.content:
+            vocabulary = self.count("vocabulary", least=1)
         written = json.dumps(self.content, sort_keys=True)
         return Index(
             folder=self.path.parent,
@@ -163,7 +176,7 @@ class _Reader:
             revision=self.text("revision", is_needed=False),
             tokenizer=self.text("tokenizer", is_needed=False),
             tokenizer_fingerprint=self.text("tokenizer_fingerprint", is_needed=False),
-            vocabulary=self.count("vocabulary", least=1) if "vocabulary" in self.content else 0,
+            vocabulary=vocabulary,
             bos=self.content.get("bos") is True,
             rows=self.file("rows"),
             embedding=self.file("embedding"),
@@ -201,11 +214,17 @@ class _Reader:
         for name, width in hooks.items():
             match = HOOK.fullmatch(name)
             if match is None:
-                raise self.wrong("hooks", name, "is no hook point of the residual stream, as blocks.5.hook_resid_post")
+                raise self.wrong(
+                    "hooks",
+                    name,
+                    "is no hook point of the residual stream, as blocks.5.hook_resid_post",
+                )
             if match["layer"] and int(match["layer"]) >= blocks:
                 raise self.wrong("hooks", name, f"is beyond the last of {blocks} blocks")
             if not _is_count(width, least=1):
-                raise self.wrong(f"hooks[{name}]", width, "must be a width, a whole number of at least 1")
+                raise self.wrong(
+                    f"hooks[{name}]", width, "must be a width, a whole number of at least 1"
+                )
         if layout.startswith("vllm") and len(set(hooks.values())) > 1:
             raise self.wrong("hooks", hooks, "must have one width in files of vLLM")
         return hooks
@@ -222,21 +241,35 @@ class _Reader:
         if not isinstance(name, str) or not _is_inside(name):
             raise self.wrong(entry, name, "must be the name of a file inside the folder")
         if not isinstance(digest, str) or not SHA256.fullmatch(digest):
-            raise self.wrong(f"{entry}: {name}", digest, "must be a SHA-256, 64 digits of 0-9 and a-f")
+            raise self.wrong(
+                f"{entry}: {name}", digest, "must be a SHA-256, 64 digits of 0-9 and a-f"
+            )
         return ListedFile(name, digest)
 
     def shards(self, layout: Layout) -> list[ListedShard]:
         entries = self.content.get("shards")
         if not isinstance(entries, list) or not entries:
-            raise self.wrong("shards", entries, 'must list [{"rows": COUNT, "files": {NAME: SHA-256}}]')
+            raise self.wrong(
+                "shards", entries, 'must list [{"rows": COUNT, "files": {NAME: SHA-256}}]'
+            )
         shards = []
         for number, entry in enumerate(entries):
             place = f"shards[{number}]"
-            files = entry.get("files") if isinstance(entry, dict) else None
-            if not isinstance(files, dict) or not files or not _is_count(entry.get("rows"), least=1):
+            files = None
+            if isinstance(entry, dict):
+                files = entry.get("files")
+            if (
+                not isinstance(files, dict)
+                or not files
+                or not _is_count(entry.get("rows"), least=1)
+            ):
                 raise self.wrong(place, entry, 'must be {"rows": COUNT, "files": {NAME: SHA-256}}')
             if layout.startswith("vllm") and entry["rows"] != 1:
-                raise self.wrong(f"{place}.rows", entry["rows"], "must be 1, as vLLM writes a file for each prompt")
+                raise self.wrong(
+                    f"{place}.rows",
+                    entry["rows"],
+                    "must be 1, as vLLM writes a file for each prompt",
+                )
             listed = [self.listed_file(place, name, digest) for name, digest in files.items()]
             for file in listed:
                 if not file.name.endswith(ENDINGS):
@@ -274,14 +307,15 @@ def checked_file(index: Index, file: ListedFile) -> Path:
         raise DataError(f"{path} cannot be read ({one_line(error)})") from error
     if digest != file.sha256:
         raise DataError(
-            f"{path} is not the file that {INDEX} lists (SHA-256 {digest[:8]}..., not {file.sha256[:8]}...): "
+            f"{path} is not the file that {INDEX} lists (SHA-256 {digest[:8]}..., not "
+            f"{file.sha256[:8]}...): "
             f"it was cut, changed or not fully copied; copy it again, or {REWRITE}"
         )
     return path
 
 
 def is_being_written(path: Path) -> bool:
-    """Return whether another process still holds the lock of a file, as vLLM does until the file is whole."""
+    """Return whether another process holds the lock of a file, as vLLM does while it writes."""
     lock = path.with_name(f"{path.name}.lock")
     if not lock.is_file():
         return False

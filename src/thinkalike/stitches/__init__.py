@@ -1,1 +1,1 @@
-"""Stitches as objects: the maps of a finished result, or of a folder or the hub, to call, compose, invert and share."""
+"""Stitches as objects: the maps of a finished result, or of a folder or the hub."""

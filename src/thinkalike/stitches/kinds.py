@@ -1,4 +1,4 @@
-"""The kinds of stitches, which a configuration and the file of a result name; it imports nothing, and so no torch."""
+"""The kinds of stitches, by name. This module imports nothing, and so no torch."""
 
 TRAINED = ("linear", "affine", "low_rank", "orthogonal")
 CLOSED = ("least_squares", "procrustes", "reduced_rank", "bias")

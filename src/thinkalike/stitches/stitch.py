@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -18,30 +17,8 @@ from thinkalike.measures.closed_forms import AffineMap
 from thinkalike.measures.moments import LayerPair
 from thinkalike.stitches.kinds import KINDS, NORMS
 
-NAME = "stitch.safetensors"  # of the stitches of a result
-
-
-def _plugged(kind: str, width_in: int, width_out: int) -> nn.Module:
-    """Return the module that a plugin makes; a PluginError if it has no weights, or leads to another width."""
-    function: Any = plugins.load(kind)
-    with plugins.blaming(f"stitch {kind}"):
-        made: Any = function(width_in, width_out)
-    try:
-        with torch.no_grad():
-            shape = tuple(made(torch.zeros(2, 3, width_in)).shape)
-    except Exception as error:  # whatever the user's code raises
-        raise PluginError(f"stitch {kind} does not take (2, 3, {width_in}): {one_line(error)}") from error
-    if not isinstance(made, nn.Module) or next(made.parameters(), None) is None or shape != (2, 3, width_out):
-        wanted = f"an nn.Module with weights, from (2, 3, {width_in}) to (2, 3, {width_out})"
-        raise PluginError(f"stitch {kind} must make {wanted}; it makes a {type(made).__name__} to {shape}")
-    return made
-
-
-def _start(linear: nn.Linear, *, zero: bool) -> None:
-    with torch.no_grad():
-        nn.init.zeros_(linear.weight) if zero else nn.init.orthogonal_(linear.weight)
-        if linear.bias is not None:
-            linear.bias.zero_()
+NAME = "stitch.safetensors"  # the file of the stitches of a result
+PROBE_SHAPE = (2, 3)  # rows and tokens of the states by which the module of a plugin is tried
 
 
 class Stitch(nn.Module):
@@ -56,13 +33,13 @@ class Stitch(nn.Module):
     | orthogonal | Q h + b, QᵀQ = 1 | d² + d |
     | one of a plugin | what its module gives | its own |
 
-    W and b start at zero, so that weight decay pulls to the identity (as in tuned-lens). Between different widths the
-    term h is left out, and W starts orthogonal. `norm` puts a LayerNorm before or after the map; the paper has one, but
-    does not say where.
+    W and b start at zero, so that weight decay pulls to the identity (as in tuned-lens). Between
+    different widths the term h is left out, and W starts orthogonal. `norm` puts a LayerNorm
+    before or after the map; the paper has one, but does not say where.
 
     Raises:
-        ValueError: The kind or norm is unknown, an identity or orthogonal map is to go between different widths, or the
-            rank of low_rank is more than a width.
+        ValueError: The kind or norm is unknown, an identity or orthogonal map is to go between
+            different widths, or the rank of low_rank is more than a width.
 
     >>> phi, states = Stitch("linear", 4, 4), torch.randn(2, 4)
     >>> torch.equal(phi(states), states)  # it starts at the identity
@@ -71,100 +48,213 @@ class Stitch(nn.Module):
 
     @takes_arrays
     def __init__(
-        self, kind: str, width_in: Count, width_out: Count, norm: str = "none", rank: Count = 16, seed: Seed = 0
+        self,
+        kind: str,
+        width_in: Count,
+        width_out: Count,
+        norm: str = "none",
+        rank: Count = 16,
+        seed: Seed = 0,
     ):
         super().__init__()
-        own = plugins.is_plugin(kind)
-        plugins.trust(plugins.named_in(kind))  # an argument that a person gives
-        if not (kind in KINDS or own):
-            raise ValueError(f"kind={shown(kind)} is unknown; kinds are {', '.join(KINDS)}")
-        if norm not in NORMS:
-            raise ValueError(f"norm={shown(norm)} is unknown; norms are {', '.join(NORMS)}")
-        if kind in ("identity", "orthogonal") and width_in != width_out:
-            raise ValueError(f"an {kind} stitch needs equal widths, not {width_in} and {width_out}")
-        if kind == "low_rank" and rank > min(width_in, width_out):
-            raise ValueError(
-                f"rank={rank} is more than the smaller width of {width_in} and {width_out}: choose a lower one"
-            )
-        self.kind, self.residual = kind, width_in == width_out and kind != "orthogonal" and not own
-        self.norm, self.widths = norm, (width_in, width_out)
-        self.pre = nn.LayerNorm(width_in) if norm == "pre" else nn.Identity()
-        self.post = nn.LayerNorm(width_out) if norm == "post" else nn.Identity()
+        is_plugin = plugins.is_plugin(kind)
+        plugins.trust(plugins.named_in(kind))  # a person gives this argument
+        _check_arguments(kind, width_in, width_out, norm, rank)
+
+        self.kind = kind
+        self.norm = norm
+        self.widths = (width_in, width_out)
+        # whether φ(h) has the term h
+        self.residual = width_in == width_out and kind != "orthogonal" and not is_plugin
+        self.pre: nn.Module = nn.Identity()
+        self.post: nn.Module = nn.Identity()
+        if norm == "pre":
+            self.pre = nn.LayerNorm(width_in)
+        if norm == "post":
+            self.post = nn.LayerNorm(width_out)
+
+        self.map: nn.Module | None
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            self.map = _plugged(kind, *self.widths) if own else self._new_map(kind, *self.widths, rank)
+            if is_plugin:
+                self.map = _map_of_plugin(kind, width_in, width_out)
+            else:
+                self.map = self._new_map(rank)
 
-    def _new_map(self, kind: str, width_in: int, width_out: int, rank: int) -> nn.Module | None:
-        if kind == "identity":
+    def _new_map(self, rank: int) -> nn.Module | None:
+        """Return a new map of a kind of this package; None for the identity."""
+        width_in, width_out = self.widths
+        if self.kind == "identity":
             return None
-        if kind == "low_rank":
-            inner, outer = nn.Linear(width_in, rank, bias=False), nn.Linear(rank, width_out)
+        if self.kind == "low_rank":
+            inner = nn.Linear(width_in, rank, bias=False)
+            outer = nn.Linear(rank, width_out)
             nn.init.orthogonal_(inner.weight)
-            _start(outer, zero=self.residual)
+            _initialise(outer, to_zero=self.residual)
             return nn.Sequential(inner, outer)
-        linear = nn.Linear(width_in, width_out, bias=kind != "linear")
-        _start(linear, zero=self.residual)
-        if kind == "orthogonal":
-            with torch.no_grad():
-                linear.weight.copy_(torch.eye(width_in))
-            return orthogonal(linear)
-        return linear
+
+        has_bias = self.kind != "linear"
+        linear = nn.Linear(width_in, width_out, bias=has_bias)
+        _initialise(linear, to_zero=self.residual)
+        if self.kind != "orthogonal":
+            return linear
+        with torch.no_grad():
+            linear.weight.copy_(torch.eye(width_in))
+        return orthogonal(linear)
 
     def extra_repr(self) -> str:
-        return f"{self.kind}, {self.widths[0]} -> {self.widths[1]}"
+        width_in, width_out = self.widths
+        return f"{self.kind}, {width_in} -> {width_out}"
 
     def forward(self, residual: Float[Tensor, "*b d"]) -> Float[Tensor, "*b e"]:
-        weight = next(self.parameters(), None)  # φ computes in its own precision, whatever that of the models
-        state = self.pre(residual if weight is None else residual.to(weight.dtype))
+        """Return φ of states; φ computes in its own precision, whatever that of the models."""
+        weight = next(self.parameters(), None)
+        if weight is not None:
+            residual = residual.to(weight.dtype)
+        state = self.pre(residual)
         if self.map is not None:
-            state = state + self.map(state) if self.residual else self.map(state)
-        return self.post(state)
+            mapped = self.map(state)
+            if self.residual:
+                mapped = state + mapped
+            state = mapped
+        result: Tensor = self.post(state)
+        return result
 
     @torch.no_grad()
     def start_from(self, weight: Float[Tensor, "e d"], bias: Float[Tensor, " e"]) -> None:
-        """Make φ(h) = weight h + bias; linear drops the bias, and low_rank takes the nearest map of its rank."""
-        departure = weight - torch.eye(len(weight)).to(weight) if self.residual else weight
+        """Make φ(h) = weight h + bias.
+
+        A linear φ drops the bias, and one of low rank takes the nearest map of its rank.
+        """
+        map_weight = weight
+        if self.residual:
+            map_weight = weight - torch.eye(len(weight)).to(weight)
+
         if isinstance(self.map, nn.Sequential):
-            inner, outer = (part for part in self.map if isinstance(part, nn.Linear))
-            left, singular, right = torch.linalg.svd(departure, full_matrices=False)
+            inner, outer = self.map
+            assert isinstance(inner, nn.Linear)
+            assert isinstance(outer, nn.Linear)
+            left, singular_values, right = torch.linalg.svd(map_weight, full_matrices=False)
             rank = len(inner.weight)
             inner.weight.copy_(right[:rank])
-            outer.weight.copy_(left[:, :rank] * singular[:rank])
+            outer.weight.copy_(left[:, :rank] * singular_values[:rank])
             outer.bias.copy_(bias)
             return
+
         assert isinstance(self.map, nn.Linear)
         if self.kind == "orthogonal":
-            self.map.weight = departure.to(self.map.weight.dtype)
+            # the parametrization takes the nearest orthogonal matrix
+            self.map.weight = map_weight.to(self.map.weight.dtype)
         else:
-            self.map.weight.copy_(departure)
+            self.map.weight.copy_(map_weight)
         if self.map.bias is not None:
             self.map.bias.copy_(bias)
 
     @torch.no_grad()
     def affine(self) -> AffineMap:
-        """Return φ as one map W h + b in float64, with the identity and both factors of a low rank folded in.
+        """Return φ as one map W h + b in float64, with the identity and both factors folded in.
 
         Raises:
-            ValueError: There is a LayerNorm, so that φ is no affine map, or φ is a plugin's and may be none.
+            ValueError: There is a LayerNorm, so that φ is not an affine map, or φ is a plugin's
+                and may not be one.
         """
         if self.kind not in KINDS or self.norm != "none":
-            raise ValueError(f"kind={self.kind}, norm={self.norm}: a plugin or a LayerNorm may be no affine map")
-        linear = [part for part in self.modules() if isinstance(part, nn.Linear)]  # one, or the two of a low rank
-        if not linear:
-            return AffineMap(torch.eye(self.widths[0]).double(), torch.zeros(self.widths[1]).double())
-        weight, bias = linear[-1].weight.double(), linear[-1].bias
-        if len(linear) > 1:
-            weight = weight @ linear[0].weight.double()
+            raise ValueError(
+                f"kind={self.kind}, norm={self.norm}: a plugin or a LayerNorm may be no affine map"
+            )
+        # one linear map, or the two factors of a low rank
+        linear_maps = [module for module in self.modules() if isinstance(module, nn.Linear)]
+        if not linear_maps:
+            identity = torch.eye(self.widths[0], dtype=torch.float64)
+            return AffineMap(identity, identity.new_zeros(self.widths[1]))
+
+        last = linear_maps[-1]
+        weight = last.weight.double()
+        if len(linear_maps) > 1:
+            weight = weight @ linear_maps[0].weight.double()
         if self.residual:
             weight = weight + torch.eye(len(weight)).to(weight)
-        return AffineMap(weight, weight.new_zeros(len(weight)) if bias is None else bias.to(weight))
+        bias = weight.new_zeros(len(weight))
+        if last.bias is not None:
+            bias = last.bias.to(weight)
+        return AffineMap(weight, bias)
 
 
-def facts_of_stitches(pairs: Sequence[LayerPair], kind: str, norm: str = "none", **more: Any) -> dict[str, str]:
-    """Return what the file of a result's stitches says of them, with `more`: the widths and the rank of a `Stitch`.
+def _check_arguments(kind: str, width_in: int, width_out: int, norm: str, rank: int) -> None:
+    if kind not in KINDS and not plugins.is_plugin(kind):
+        raise ValueError(f"kind={shown(kind)} is unknown; kinds are {', '.join(KINDS)}")
+    if norm not in NORMS:
+        raise ValueError(f"norm={shown(norm)} is unknown; norms are {', '.join(NORMS)}")
+    if kind in ("identity", "orthogonal") and width_in != width_out:
+        raise ValueError(f"an {kind} stitch needs equal widths, not {width_in} and {width_out}")
+    if kind == "low_rank" and rank > min(width_in, width_out):
+        raise ValueError(
+            f"rank={rank} is more than the smaller width of {width_in} and {width_out}: "
+            "choose a lower one"
+        )
 
-    Tensors are called by the number of the layer pair and the part, as in "0.map.weight"; those of a further seed begin
-    with "seed_1.", and those from the target to the source with "back.", as in "back.seed_1.0.map.weight".
+
+def _map_of_plugin(kind: str, width_in: int, width_out: int) -> nn.Module:
+    """Return the module that a plugin makes.
+
+    Raises:
+        PluginError: it has no weights, or leads to another width.
     """
-    # one entry: the order of several is not kept
-    return {"stitch": json.dumps({"pairs": pairs, "kind": kind, "norm": norm, **more})}
+    function = plugins.load(kind)
+    with plugins.blaming(f"stitch {kind}"):
+        assert callable(function), "it is neither a class nor a function"
+        module = function(width_in, width_out)
+    try:
+        with torch.no_grad():
+            shape = tuple(module(torch.zeros(*PROBE_SHAPE, width_in)).shape)
+    except Exception as error:  # whatever the user's code raises
+        taken = (*PROBE_SHAPE, width_in)
+        raise PluginError(f"stitch {kind} does not take {taken}: {one_line(error)}") from error
+
+    expected_shape = (*PROBE_SHAPE, width_out)
+    is_trainable = isinstance(module, nn.Module) and any(True for _ in module.parameters())
+    if not is_trainable or shape != expected_shape:
+        raise PluginError(
+            f"stitch {kind} must make an nn.Module with weights, from "
+            f"{(*PROBE_SHAPE, width_in)} to {expected_shape}; "
+            f"it makes a {type(module).__name__} to {shape}"
+        )
+    return module
+
+
+def _initialise(linear: nn.Linear, *, to_zero: bool) -> None:
+    """Set a linear map to zero, or to an orthogonal one; its bias becomes zero."""
+    with torch.no_grad():
+        if to_zero:
+            nn.init.zeros_(linear.weight)
+        else:
+            nn.init.orthogonal_(linear.weight)
+        if linear.bias is not None:
+            linear.bias.zero_()
+
+
+def facts_of_stitches(
+    pairs: Sequence[LayerPair],
+    kind: str,
+    norm: str = "none",
+    *,
+    widths: Sequence[int] | None = None,
+    rank: int | None = None,
+) -> dict[str, str]:
+    """Return what the file of a result's stitches says of them.
+
+    Tensors are called by the number of the layer pair and the parameter, as in "0.map.weight";
+    those of a further seed begin with "seed_1.", and those from the target to the source with
+    "back.", as in "back.seed_1.0.map.weight".
+
+    Args:
+        widths: of the source and the target, for trained stitches.
+        rank: of low_rank.
+    """
+    facts: dict[str, object] = {"pairs": pairs, "kind": kind, "norm": norm}
+    if widths is not None:
+        facts["widths"] = widths
+    if rank is not None:
+        facts["rank"] = rank
+    # It is one entry, as safetensors does not keep the order of several.
+    return {"stitch": json.dumps(facts)}

@@ -17,8 +17,8 @@ from typing import Any
 
 from thinkalike.digests import digest_of
 from thinkalike.errors import StoreError, one_line
-from thinkalike.files import open_regular
-from thinkalike.store.manifest import sync_to_disk
+from thinkalike.files import bytes_in_holes, open_regular
+from thinkalike.store.manifest import MOST_BYTES_IN_HOLES, sync_to_disk
 
 log = logging.getLogger(__name__)
 
@@ -33,12 +33,15 @@ def newest_state(folder: Path, name: str) -> Path | None:
     A damaged state is renamed, with a warning.
     """
     for _, path in sorted(_states(folder, name).items(), reverse=True):
-        digest = digest_of(path)[:DIGEST_LENGTH]
-        if path.stem.endswith(f"-{digest}"):
+        # A sparse state is not read, because that may take minutes.
+        is_sparse = bytes_in_holes(path, MOST_BYTES_IN_HOLES) > MOST_BYTES_IN_HOLES
+        if not is_sparse and path.stem.endswith(f"-{digest_of(path)[:DIGEST_LENGTH]}"):
             return path
         with contextlib.suppress(FileNotFoundError):  # another process of the job renamed it first
             os.replace(path, path.with_suffix(".damaged"))
-        log.warning("the state %s is damaged (its checksum differs) and is not used", path)
+        log.warning(
+            "the state %s is damaged (it is sparse, or its checksum differs) and is not used", path
+        )
     return None
 
 

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from thinkalike.digests import digest_of
 from thinkalike.errors import StoreError, one_line
+from thinkalike.files import bytes_in_holes
 from thinkalike.store.record import MOST_JSON_BYTES, read_json_of_result
 
 MANIFEST = "manifest.json"
@@ -21,6 +22,8 @@ RECORD = "result.json"
 # refuses these by their size.
 MOST_LISTED_BYTES = 2**24
 MOST_TABLE_BYTES = 2**33  # a table in memory needs several times as much
+# Bytes of sparse files that are read. Some file systems make holes of zeros that a job wrote.
+MOST_BYTES_IN_HOLES = 2**28
 LONGEST_NAME = 1000  # characters of a file name in a manifest
 DEEPEST_NAME = 8  # folders in a file name of a manifest; files of results have one
 
@@ -139,6 +142,10 @@ def damage(folder: Path, endings: Collection[str] | None = None) -> str | None:
         if os.path.islink(f"{prefix}{inner_folder}"):
             linked_folders.append(f"{prefix}{inner_folder}/")
 
+    total_in_holes = 0
+    # By device and inode, because one file may have thousands of names.
+    digests: dict[tuple[int, int], str] = {}
+
     for name, entry in entries.items():
         path = f"{prefix}{name}"
         try:
@@ -151,14 +158,25 @@ def damage(folder: Path, endings: Collection[str] | None = None) -> str | None:
             sizes = f"it has {status.st_size:,} bytes and should have {entry.size:,}"
             return f"{path} is damaged: {sizes}"
 
-        # The size is checked before the digest: a sparse file of 200 GB takes no room on the disk,
-        # and minutes to read.
         most = _most_bytes_of(name)
         if most is not None and entry.size > most:
             sizes = f"it has {entry.size:,} bytes, and such a file has at most {most:,}"
             return f"{path} is damaged: {sizes}"
-        is_compared = _is_digest_compared(name, entry.size, endings)
-        if is_compared and digest_of(Path(path)) != entry.digest:
+        if not _is_digest_compared(name, entry.size, endings):
+            continue
+
+        # Holes are counted before the digest: a sparse file of 200 GB takes no room on the disk,
+        # and minutes to read.
+        total_in_holes += bytes_in_holes(Path(path), MOST_BYTES_IN_HOLES)
+        if total_in_holes > MOST_BYTES_IN_HOLES:
+            return (
+                f"{path} is damaged: it is a sparse file of {entry.size:,} bytes, most of which "
+                "are not on the disk"
+            )
+        inode = (status.st_dev, status.st_ino)
+        if inode not in digests:
+            digests[inode] = digest_of(Path(path))
+        if digests[inode] != entry.digest:
             return f"{path} is damaged: its checksum is not that of what was written"
     return None
 

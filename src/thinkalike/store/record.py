@@ -9,12 +9,12 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterator, Mapping
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict, TypeGuard, cast
 
 from thinkalike.digests import read_json
-from thinkalike.errors import StoreError, flat, one_line
+from thinkalike.errors import StoreError, flat, one_line, short
 from thinkalike.files import ForeignFileError
 
 # of a manifest, a record or a configuration; those of large jobs have 2**17
@@ -196,7 +196,7 @@ def _check_provenance(provenance: Mapping[str, object]) -> None:
     if not isinstance(warnings, list) or not all(isinstance(text, str) for text in warnings):
         raise ForeignFileError("its warnings are not a list of texts")
     if "date" in provenance and not _is_date(provenance["date"]):
-        raise ForeignFileError("its date is not a date")
+        raise ForeignFileError(f"its date {short(provenance['date'])} is not a date")
 
 
 def _has_name(model: object) -> bool:
@@ -223,8 +223,10 @@ def _is_date(value: object) -> bool:
     if not isinstance(value, str):
         return False
     try:
-        datetime.fromisoformat(value)
-    except ValueError:
+        date = datetime.fromisoformat(value)
+        if date.tzinfo is not None:
+            date.astimezone(UTC)  # fails at the end of the calendar
+    except (ValueError, OverflowError):
         return False
     return True
 

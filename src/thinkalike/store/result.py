@@ -66,7 +66,7 @@ class ResultInstrument(Protocol):
 
     def plot(
         self, result: Result, name: str | None = None, ax: Axes | None = None
-    ) -> tuple[Figure, Axes]:
+    ) -> tuple[Figure, Axes | list[Axes]]:
         """Draw a figure of a result again; return it and its axes."""
 
     def said(self, result: Result) -> str:
@@ -248,7 +248,7 @@ class Result:
         return instrument
 
     @isolated()
-    def plot(self, ax: Axes | None = None, name: str | None = None) -> Axes:
+    def plot(self, ax: Axes | None = None, name: str | None = None) -> Axes | list[Axes]:
         """Draw the figure of the command again, or another one by name; return its axes.
 
         It is drawn into a new figure, or in the place of `ax`. See `thinkalike.plot`.

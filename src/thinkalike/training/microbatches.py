@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -73,15 +73,6 @@ def _summed_losses(
     return SummedLosses(sums.detach(), len(values[0]), gradients)
 
 
-if TYPE_CHECKING:
-
-    class AccumulatedContext(Protocol):
-        """What the forward pass of `_AccumulatedLosses` keeps for the backward pass."""
-
-        gradients: list[list[Tensor]] | None
-        count: int
-
-
 class _AccumulatedLosses(torch.autograd.Function):
     """Mean losses of a step, whose forward pass computes the gradients too, by microbatches.
 
@@ -91,7 +82,7 @@ class _AccumulatedLosses(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: AccumulatedContext,
+        ctx: Any,
         losses: TokenLosses,
         weights: Weights,
         rows: Tensor,
@@ -121,9 +112,8 @@ class _AccumulatedLosses(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: AccumulatedContext, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        gradients = ctx.gradients
-        assert gradients is not None
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        gradients: list[list[Tensor]] = ctx.gradients
         ctx.gradients = None  # the parameters take these tensors over, without a copy
         factors = grad_outputs[0] / ctx.count
         flat = []

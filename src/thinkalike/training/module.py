@@ -41,8 +41,8 @@ class SteppedModule(pl.LightningModule):
     def over_processes(self, losses: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
         """Return losses, averaged over the processes that share the job, without gradients."""
         detached = losses.detach().clone()
-        # type: ignore[assignment]
-        mean: Tensor = self.trainer.strategy.reduce(detached, reduce_op="mean")
+        mean = self.trainer.strategy.reduce(detached, reduce_op="mean")
+        assert isinstance(mean, Tensor)
         return mean
 
     def log_losses(

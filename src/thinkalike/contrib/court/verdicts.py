@@ -1,18 +1,20 @@
-"""A verdict on a source: a word that follows from R², from local mixing and from what later tokens move.
+"""A verdict on a source: a word that follows from R², from local mixing and from later tokens.
 
-R² is that of cross-fitted linear maps between the states of source and target, in both directions. It is measured of
-the states as they are, and of what is left of them beyond the token, its position and linear mixing of the earlier
-tokens, as `measure=ruler` has it. R² adds up variance: *same* means that neither side lacks more than 5 % of what
-varies in the other one, and says nothing about a direction of less variance, unless the penalty shows it.
+R² is that of cross-fitted linear maps between the states of source and target, in both
+directions. It is measured of the states as they are, and of what is left of them beyond the
+token, its position and linear mixing of the earlier tokens, as in `measure=ruler`. R² adds up
+variance: *same* means that neither side lacks more than 5 % of what varies in the other one. It
+says nothing about a direction of less variance, unless the penalty shows it.
 
-The rules were tried on models of up to width 128 and on no real model, so no instrument of the core prints a verdict.
+The rules were tested on models of up to width 128 and on no published model, so no instrument of
+the core prints a verdict.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Hashable, Mapping
+from typing import SupportsFloat
 
 LEAK = "leak"
 SAME = "same"
@@ -24,78 +26,109 @@ MIXING = "no more than local mixing"
 UNDECIDED = "undecided"
 VERDICTS = (LEAK, SAME, SUPERSET, PART, BEYOND, SIMILAR, MIXING, UNDECIDED)
 
-MOVES = 1e-4  # share of the states' variance: rounding moves the states of a causal source by less
-WHOLE = 0.95  # R² from which one side is said to hold what varies in the other one
-CHEAP = 0.05  # nats per token: a penalty that is further from 0 contradicts "same"
+# Share of the states' variance that later tokens move. Rounding moves a causal source by less.
+LEAK_SHARE = 1e-4
+# R² from which one side is said to hold what varies in the other one.
+WHOLE_R2 = 0.95
+# Nats per token. A penalty that is further from 0 contradicts "same".
+SMALL_PENALTY = 0.05
 
 NUMBERS = ("later", "penalty")
-ESTIMATES = ("r2", "r2_back", "residual_r2", "residual_r2_back", "beyond_mixing")  # each with `_low` and `_high`
+ESTIMATES = ("r2", "r2_back", "residual_r2", "residual_r2_back", "beyond_mixing")
 COLUMNS = (*NUMBERS, *(f"{name}{end}" for name in ESTIMATES for end in ("", "_low", "_high")))
 
+Row = Mapping[Hashable, object]
+"""A row of a court's table, with numbers in `COLUMNS`."""
 
-def above(row: Mapping[Any, Any], name: str, threshold: float) -> bool | None:
-    """Return whether an interval lies above a threshold; None: it holds the threshold."""
-    low = float(row[f"{name}_low"])
-    high = float(row[f"{name}_high"])
+
+def _number(row: Row, column: str) -> float:
+    value = row[column]
+    assert isinstance(value, SupportsFloat), f"{column}={value} is no number"
+    return float(value)
+
+
+def is_above(row: Row, name: str, threshold: float) -> bool | None:
+    """Return whether an interval lies above a threshold; None: it contains the threshold."""
+    low = _number(row, f"{name}_low")
+    high = _number(row, f"{name}_high")
     if low < threshold <= high:
         return None
     return low >= threshold
 
 
-def _all(*holds: bool | None) -> bool | None:
-    """Return whether all rules hold; None: none fails, and one is not decided."""
-    if False in holds:
+def _all_hold(*rules: bool | None) -> bool | None:
+    """Return whether all rules hold; None: none fails, and one is undecided."""
+    if False in rules:
         return False
-    return None if None in holds else True
-
-
-def is_leak(row: Mapping[Any, Any]) -> bool | None:
-    """Return whether a source's states move where later tokens are replaced; None: nobody tried.
-
-    Only a source that reads later tokens can do that. A source that copies earlier text predicts later text as well
-    wherever the text repeats itself, and its stitch may lose less than the target. So neither is evidence of a leak.
-    """
-    if math.isnan(row["later"]):
+    if None in rules:
         return None
-    return bool(row["later"] > MOVES)
+    return True
 
 
-def _shares_more_than_mixing(row: Mapping[Any, Any]) -> bool | None:
-    """Return whether source and target share clearly more than the target and local mixing; None: no interval."""
-    if row["beyond_mixing_low"] > 0:
+def is_leak(row: Row) -> bool | None:
+    """Return whether a source's states move when later tokens are replaced; None: nobody tried.
+
+    Only a source that reads later tokens can do that. A source that copies earlier text also
+    predicts later text, wherever the text repeats itself, and its stitch may lose less than the
+    target. So neither is evidence of a leak.
+    """
+    share = _number(row, "later")
+    if math.isnan(share):
+        return None
+    return share > LEAK_SHARE
+
+
+def _shares_more_than_mixing(row: Row) -> bool | None:
+    """Return whether source and target share clearly more than local mixing and the target do.
+
+    None: there is no interval.
+    """
+    if _number(row, "beyond_mixing_low") > 0:
         return True
-    return None if row["beyond_mixing_high"] == math.inf else False
+    if _number(row, "beyond_mixing_high") == math.inf:
+        return None
+    return False
 
 
-def verdict(row: Mapping[Any, Any]) -> str:
+def verdict(row: Row) -> str:
     """Return what one row of a court's table says of source and target, one of `VERDICTS`.
 
-    The first rule that holds decides, and a rule holds if it does at both ends of the interval; where the two ends
-    disagree, nothing is decided.
+    The first rule that holds decides. A rule holds if it holds at both ends of the interval; where
+    the two ends disagree, nothing is decided.
 
-    1. leak: the source's states move where later tokens are replaced, see `is_leak`.
-    2. same, superset of, or part of (the target predicts the source, and not the reverse): R² is at least `WHOLE`, in
-       both directions or in one, of the states as they are and beyond token, position and mixing. "Same" is not decided
-       where the penalty contradicts it: what is missing has little variance, and the target needs it.
-    3. same beyond the token: R² is at least `WHOLE` in both directions beyond token, position and mixing, but not of
-       the states as they are, so what differs is what the token alone decides.
-    4. similar: beyond token, position and mixing, source and target share more than 1.25 times what the target shares
-       with any network that only mixes neighbouring tokens.
+    1. leak: the source's states move when later tokens are replaced, see `is_leak`.
+    2. same, superset of, or part of (the target predicts the source, and not the reverse): R² is
+       at least `WHOLE_R2`, in both directions or in one, of the states as they are and beyond
+       token, position and mixing. "Same" is undecided where the penalty contradicts it: what is
+       missing has little variance, and the target needs it.
+    3. same beyond the token: R² is at least `WHOLE_R2` in both directions beyond token, position
+       and mixing, but not of the states as they are. What differs is what the token alone decides.
+    4. similar: beyond token, position and mixing, source and target share more than 1.25 times
+       what the target shares with any network that only mixes neighbouring tokens.
     5. no more than local mixing: they do not.
 
     Args:
         row: `COLUMNS`; see `thinkalike.contrib.court.evidence.Evidence.columns`.
     """
-    onward = _all(above(row, "r2", WHOLE), above(row, "residual_r2", WHOLE))
-    back = _all(above(row, "r2_back", WHOLE), above(row, "residual_r2_back", WHOLE))
-    beyond = _all(above(row, "residual_r2", WHOLE), above(row, "residual_r2_back", WHOLE))
-    is_cheap = True if abs(row["penalty"]) <= CHEAP else None
+    predicts_target = _all_hold(
+        is_above(row, "r2", WHOLE_R2), is_above(row, "residual_r2", WHOLE_R2)
+    )
+    predicted_by_target = _all_hold(
+        is_above(row, "r2_back", WHOLE_R2), is_above(row, "residual_r2_back", WHOLE_R2)
+    )
+    same_beyond_token = _all_hold(
+        is_above(row, "residual_r2", WHOLE_R2), is_above(row, "residual_r2_back", WHOLE_R2)
+    )
+    is_penalty_small: bool | None = None
+    if abs(_number(row, "penalty")) <= SMALL_PENALTY:
+        is_penalty_small = True
+
     rules = (
         (LEAK, is_leak(row)),
-        (SAME, _all(onward, back, is_cheap)),
-        (SUPERSET, onward),
-        (PART, back),
-        (BEYOND, beyond),
+        (SAME, _all_hold(predicts_target, predicted_by_target, is_penalty_small)),
+        (SUPERSET, predicts_target),
+        (PART, predicted_by_target),
+        (BEYOND, same_beyond_token),
         (SIMILAR, _shares_more_than_mixing(row)),
     )
     for name, holds in rules:

@@ -8,22 +8,34 @@ from thinkalike.config import options
 from thinkalike.contrib.papers.experiment import Experiment
 from thinkalike.errors import one_of
 
-PAPERS = {  # the modules of each paper's experiments
-    "brown2023": ("brown2023_layers", "brown2023_population"),
-    "salle2024": ("salle2024",),
+# The modules with the experiments of each paper.
+PAPERS = {
+    "brown2023": ("brown2023_stitching", "brown2023_cka", "brown2023_population"),
+    "salle2024": ("salle2024_profiles", "salle2024_likeness", "salle2024_words"),
     "validity": ("validity_court",),
     "trajectory": ("trajectory_grammar",),
-    "chen2025": ("chen2025",),
+    "chen2025": ("chen2025_probes", "chen2025_steering", "chen2025_saes"),
 }
 
 
 def experiment_named(name: str) -> Experiment:
-    """Return an experiment by its name, such as brown2023/figure1; an unknown name is a ConfigError."""
+    """Return an experiment by its name, such as brown2023/figure1.
+
+    Raises:
+        ConfigError: There is no such experiment.
+    """
     paper = name.partition("/")[0]
     for module in PAPERS.get(paper, ()):
-        for experiment in import_module(f"{__name__}.{module}").EXPERIMENTS:
+        experiments: list[Experiment] = import_module(f"{__name__}.{module}").EXPERIMENTS
+        for experiment in experiments:
             if experiment.name == name:
-                return experiment  # type: ignore[no-any-return]
-    ours = [option for option in options("experiment") if option.partition("/")[0] in PAPERS and option != name]
-    one_of("experiment", name, ours)  # a file experiment/mine.yaml of a user is an option, and no experiment
+                return experiment
+
+    # A user's own file experiment/mine.yaml is an option, and no experiment.
+    experiment_names = [
+        option
+        for option in options("experiment")
+        if option.partition("/")[0] in PAPERS and option != name
+    ]
+    one_of("experiment", name, experiment_names)
     raise AssertionError(name)

@@ -1,346 +1,451 @@
-"""Where classifiers that generalize part from those that do not: figures 2, 7 and 8 of Brown et al. 2023.
+"""Where groups of classifiers part: figures 2, 7 and 8 of Brown et al. 2023.
 
-At mini scale the answer is planted: forks of two parents, taught apart from one block on, and the null that the paper
-lacks, forks of two parents that differ in nothing but the seed.
+One group generalizes, the other one uses a heuristic.
+At mini scale the answer is planted: children of two parents, taught apart from one block on.
+    Beside
+them is the null that the paper lacks, children of two parents that differ in nothing but the seed.
 
-A cut is the last layer of the source in an identity stitch, -1 its embedding. Early are the cuts with at most half of
-the source's blocks; late those with more than three quarters, but not all of them: at the last cut only pooler and
-classes are the target's.
+A cut is the last layer of the source in an identity stitch, -1 its embedding. Early are the cuts
+with at most half of the source's blocks. Late are those with more than three quarters, but not all
+of them: at the last cut only pooler and classes are the target's.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property, partial
-from typing import Any
+from collections.abc import Hashable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Literal
 
 import pandas as pd
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from thinkalike.config.compose import compose_inner_job
-from thinkalike.contrib import figures
-from thinkalike.contrib.papers.claims import Bound, Claim, judged, level_of_each, over_models, together, untestable
-from thinkalike.contrib.papers.experiment import Case, Conclusion, Experiment, Part
-from thinkalike.contrib.populations import measures as populations
-from thinkalike.contrib.populations.config import PopulationConfig, PopulationJob
+from thinkalike.contrib.figures.populations import draw_distances, draw_groups_by_depth
+from thinkalike.contrib.papers.claims import (
+    Bound,
+    Claim,
+    bonferroni_note,
+    judged_claim,
+    level_of_each,
+    over_models,
+    untestable_claim,
+)
+from thinkalike.contrib.papers.experiment import Case, Conclusion, Experiment, InnerJob
+from thinkalike.contrib.papers.population_result import PopulationResult, Side, population_parts
+from thinkalike.contrib.populations.clusters import (
+    adjusted_rand_index,
+    adjusted_rand_index_p,
+    cluster,
+)
+from thinkalike.contrib.populations.group_means import Grouped, grouped, onset, symmetric
 from thinkalike.measures.estimates import Estimate, interval_around, student_t
-from thinkalike.measures.kernel_alignment import arc_length
-from thinkalike.store import Result
 
-SMALL = 0.02  # of an accuracy: what "almost no penalty" may cost
-ALIKE = 0.02  # of CKA: by how much it may tell groups apart where it should not
-PARTED = 0.02  # of CKA or accuracy: by how much groups differ that have parted, and not only begun to
-THIRD = 1 / 3  # of the flips between strategies: fewer than that are flips of chance
-LEAST_GAP = 0.1  # of an accuracy: by how much the groups differ at least
-LEAST_INDEX = 0.5  # of the adjusted Rand index: from there on clusters are the groups
+# Of an accuracy: "almost no penalty" is at most this.
+SMALL_PENALTY = 0.02
+# Of CKA: by how much it may tell groups apart where it should not.
+SMALL_CKA_GAP = 0.02
+# Of CKA or accuracy: groups that differ by more have parted, and not only begun to.
+PARTED = 0.02
+# Of the flips between strategies: fewer than this share of them are flips of chance.
+CHANCE_SHARE = 1 / 3
+# Of an accuracy: by how much the groups differ at least.
+LEAST_ACCURACY_GAP = 0.1
+# Of the adjusted Rand index: above it, clusters are the groups.
+LEAST_RAND_INDEX = 0.5
+
+# Shares of the blocks.
+EARLY_SHARE = 0.5
+LATE_SHARE = 0.75
+
+FIRST_CUT = -1
+FIRST_LAYER = 0
 
 
-def _parts(case: Case, side: str) -> list[Part]:
-    return [Part(side, changes=changes_of(case, side))]
+def _job(case: Case, side: Side) -> list[InnerJob]:
+    return [InnerJob(side, changes={**population_parts(case, side)})]
+
+
+# ---- Figures.
 
 
 def _figure2(case: Case) -> Conclusion:
-    """Identity stitches and CKA within and between the groups, on the pairs that classifiers were made for."""
-    population = Population.of(case, "report")
-    claims = [*stitching_claims(population, "on held-out pairs"), late_layers_part(population)]
+    """Identity stitches and CKA within and between the groups, on held-out pairs."""
+    population = PopulationResult.of(case, "report")
+    claims = stitching_claims(population, "on held-out pairs")
+    claims.append(late_layers_part(population))
     claims += cluster_claims(population)
-    tables = _stitches(population, "") | _likeness(population, "")
+    tables = {**_stitch_panels(population, ""), **_cka_panel(population, "")}
     if population.config.null:
         null = population.null
-        tables |= _stitches(null, ", null") | _likeness(null, ", null")
-        last = null.grouped(null.likeness[..., -1:]).difference
-        claim = "the null: CKA in the last layer does not tell two parents of one strategy apart"
-        numbers = f"within minus between {last[0]:+.3f}; {_parting(null.likeness, null, 'layer', 0)}"
-        claims.append(judged(claim, [(Bound("within", ALIKE), last)], numbers, null.units))
+        tables |= {**_stitch_panels(null, ", null"), **_cka_panel(null, ", null")}
+        claims.append(_null_is_not_told_apart(null))
     return _by_depth(tables, claims)
 
 
 def _figure7(case: Case) -> Conclusion:
     """The same identity stitches on the challenge."""
-    population = Population.of(case, "challenge")
+    population = PopulationResult.of(case, "challenge")
     claims = [gap_claim(population), *stitching_claims(population, "on the challenge")]
-    tables = _stitches(population, ", challenge")
+    tables = _stitch_panels(population, ", challenge")
     if population.config.null:
-        tables |= _stitches(population.null, ", challenge, null")
+        tables |= _stitch_panels(population.null, ", challenge, null")
         claims.append(null_flips_less(population))
     return _by_depth(tables, claims)
 
 
-def _by_depth(tables: dict[str, pd.DataFrame], claims: list[Claim]) -> Conclusion:
-    table = pd.concat([part.assign(panel=title) for title, part in tables.items()], ignore_index=True)
-    return Conclusion(table, claims, partial(figures.groups_by_depth, tables))
+def _figure8(case: Case) -> Conclusion:
+    """Distances between the models from CKA of all layers."""
+    population = PopulationResult.of(case, "report")
+    rows = []
+    for source, target in itertools.product(population.group_of.items(), repeat=2):
+        source_name, source_group = source
+        target_name, target_group = target
+        pair = " and ".join(sorted((source_group, target_group)))
+        rows.append((source_name, target_name, source_group, target_group, pair))
+    columns = ["source", "target", "group_of_source", "group_of_target", "pair"]
+    table = pd.DataFrame(rows, columns=columns)
+    table = table.assign(value=population.distances.flatten().numpy())
+
+    difference = population.grouped(population.distances[..., None]).difference
+    nearer = judged_claim(
+        "models of one group are nearer to each other than models of two",
+        [(Bound("below"), difference)],
+        f"mean distance within minus between {difference[0]:+.3f}",
+        population.units,
+    )
+    claims = [nearer, *cluster_claims(population)]
+    return Conclusion(table, claims, partial(draw_distances, table))
 
 
-def _stitches(population: Population, ending: str) -> dict[str, pd.DataFrame]:
-    """Return what identity stitches cost and flip, by title of a panel."""
-    penalties, flips = (population.grouped(each, examples=True) for each in (population.penalties, population.flips))
+def _by_depth(panels: dict[str, pd.DataFrame], claims: list[Claim]) -> Conclusion:
+    with_titles = [table.assign(panel=title) for title, table in panels.items()]
+    table = pd.concat(with_titles, ignore_index=True)
+    return Conclusion(table, claims, partial(draw_groups_by_depth, panels))
+
+
+def _stitch_panels(population: PopulationResult, ending: str) -> dict[str, pd.DataFrame]:
+    """Return what identity stitches cost and flip, by the title of a panel."""
+    penalties = population.grouped(population.penalties, examples=True)
+    flips = population.grouped(population.flips, examples=True)
     axis = "last layer of the source"
     return {
-        f"identity stitches{ending}": _by_pair(penalties, population, -1, "accuracy_penalty", axis),
-        f"flipped predictions{ending}": _by_pair(flips, population, -1, "flips", axis),
+        f"identity stitches{ending}": _panel(
+            penalties, population, FIRST_CUT, "accuracy_penalty", axis
+        ),
+        f"flipped predictions{ending}": _panel(flips, population, FIRST_CUT, "flips", axis),
     }
 
 
-def _likeness(population: Population, ending: str) -> dict[str, pd.DataFrame]:
+def _cka_panel(population: PopulationResult, ending: str) -> dict[str, pd.DataFrame]:
     means = population.grouped(population.likeness)
-    return {f"CKA{ending}": _by_pair(means, population, 0, "value", "layer")}
+    return {f"CKA{ending}": _panel(means, population, FIRST_LAYER, "value", "layer")}
 
 
-def _figure8(case: Case) -> Conclusion:
-    """Distances between the models from CKA of all layers."""
-    population = Population.of(case, "report")
-    ends = itertools.product(population.groups.items(), repeat=2)
-    rows = [(source, target, a, b, " and ".join(sorted((a, b)))) for (source, a), (target, b) in ends]
-    table = pd.DataFrame(rows, columns=["source", "target", "group_of_source", "group_of_target", "pair"])
-    table = table.assign(value=population.distances.flatten().numpy())
-    apart = population.grouped(population.distances[..., None]).difference
-    numbers = f"mean distance within minus between {apart[0]:+.3f}"
-    bounds = [(Bound("below"), apart)]
-    claim = judged("models of one group are nearer to each other than models of two", bounds, numbers, population.units)
-    return Conclusion(table, [claim, *cluster_claims(population)], partial(figures.distances, table))
-
-
-def _by_pair(means: populations.Grouped, population: Population, first: int, column: str, axis: str) -> pd.DataFrame:
+def _panel(
+    means: Grouped, population: PopulationResult, first: int, column: str, axis: str
+) -> pd.DataFrame:
+    """Return the means of each pair of groups at each depth, where the first depth is `first`."""
     rows = []
-    for (a, source), (b, target) in itertools.product(enumerate(population.names), repeat=2):
-        for place in range(means.cells.value.shape[-1]):
-            rows.append((f"{source} into {target}", place + first, *map(float, means.cells[a, b, place])))
+    groups = list(enumerate(population.group_names))
+    n_depths = means.cells.value.shape[-1]
+    for (source, source_name), (target, target_name) in itertools.product(groups, repeat=2):
+        for index in range(n_depths):
+            mean, low, high = (float(end) for end in means.cells[source, target, index])
+            rows.append((f"{source_name} into {target_name}", index + first, mean, low, high))
     table = pd.DataFrame(rows, columns=["pair", "place", "mean", "low", "high"])
     return table.assign(column=column, axis=axis)
 
 
-MODELS: dict[str, list[str]] = {"paper": [], "mini": []}  # a population names them
-EXPERIMENTS = [
-    Experiment("brown2023/figure2", _figure2, MODELS, partial(_parts, side="report"), "population"),
-    Experiment("brown2023/figure7", _figure7, MODELS, partial(_parts, side="challenge"), "population"),
-    Experiment("brown2023/figure8", _figure8, MODELS, partial(_parts, side="report"), "population"),
-]
+# ---- Claims about identity stitches.
+
+Kind = Literal["cells", "directed"]
+LateClaim = tuple[str, Bound, Tensor, Kind, list[tuple[int, int]]]
+"""The claim, its bound, its values, the kind of means, and directions between groups."""
 
 
-def changes_of(case: Case, side: str) -> dict[str, Any]:
-    """Return what a population's job takes: at the paper's scale the defaults give way to the paper's own.
+def stitching_claims(population: PopulationResult, where: str) -> list[Claim]:
+    """Return the claims about stitches.
 
-    At mini scale CKA is of [CLS] unless a word says otherwise: of the last block nobody reads the other tokens.
+    Each direction is judged by itself, as signed accuracies may cancel.
     """
-    config: Any = case.config
-    measure: Any = replace(config.measure, side=side)  # type: ignore[call-arg]
-    if config.scale == "mini" and measure.tokens is None:
-        measure = replace(measure, tokens="cls")
-    changes: dict[str, Any] = {"measure": measure}
-    if config.scale != "mini":
-        paper = compose_inner_job("analyze", ["measure=population", "pairs=mnli", "population=feather-berts"])
-        assert isinstance(paper, PopulationJob)
-        changes["pairs"] = paper.pairs if config.pairs.source == "templates" else config.pairs
-        changes["population"] = paper.population if config.population.name == "planted" else config.population
-    return changes
+    n_blocks = population.penalties.shape[2] - 1
+    cuts = range(n_blocks + 1)
+    early = [cut for cut in cuts if cut <= EARLY_SHARE * n_blocks]
+    late = [cut for cut in cuts if LATE_SHARE * n_blocks < cut < n_blocks]
 
+    groups = range(len(population.group_names))
+    directions = [(source, target) for source in groups for target in groups]
+    within = [direction for direction in directions if direction[0] == direction[1]]
+    between = [direction for direction in directions if direction[0] != direction[1]]
+    is_small = Bound("below", SMALL_PENALTY)
+    is_positive = Bound("above")
+    penalties = population.penalties
 
-@dataclass(frozen=True)
-class Population:
-    """The result of a job on a population, as tensors over those of its models whose groups are wanted."""
-
-    result: Result
-    config: PopulationConfig
-    wanted: tuple[str, ...] = ()
-
-    @classmethod
-    def of(cls, case: Case, side: str) -> Population:
-        """Return the population of a case, without the second group of a null."""
-        job: Any = case.config
-        config = changes_of(case, side).get("population") or job.population
-        whole = cls(case.results[side], config)
-        left_out = config.null[1:] if config.null else []
-        return replace(whole, wanted=tuple(name for name in whole.names if name not in left_out))
-
-    @property
-    def null(self) -> Population:
-        return replace(self, wanted=tuple(self.config.null or ()))
-
-    @cached_property
-    def _all(self) -> dict[str, str]:
-        rows = self.result.table.drop_duplicates("source")
-        return dict(zip(rows["source"], rows["group_of_source"], strict=True))
-
-    @cached_property
-    def groups(self) -> dict[str, str]:
-        return {name: group for name, group in self._all.items() if not self.wanted or group in self.wanted}
-
-    @property
-    def names(self) -> list[str]:
-        return list(dict.fromkeys(self.groups.values()))
-
-    @property
-    def units(self) -> str:
-        sizes = [list(self.groups.values()).count(group) for group in self.names]
-        return f"{len(self.groups)} models in groups of {' and '.join(map(str, sizes))}"
-
-    @property
-    def examples(self) -> str:
-        return f"{self.units}, {self.penalties.shape[-1]} pairs of texts"
-
-    def _array(self, name: str) -> Tensor:
-        places = torch.tensor([place for place, model in enumerate(self._all) if model in self.groups])
-        return torch.from_numpy(self.result.arrays[name])[places[:, None], places]
-
-    @cached_property
-    def own(self) -> Float[Tensor, "m n"]:
-        """Which pairs of texts each model gets right by itself."""
-        correct = self._array("correct").double()
-        return correct.diagonal()[0].T
-
-    @cached_property
-    def penalties(self) -> Float[Tensor, "m m c n"]:
-        """Accuracy of the target minus that of the stitched model, of each pair of texts: -1, 0 or 1."""
-        return populations.population_penalties(self._array("correct").double())
-
-    @cached_property
-    def flips(self) -> Float[Tensor, "m m c n"]:
-        """Whether the stitched model predicts another class than the target, of each pair of texts."""
-        return populations.flips(self._array("predicted"))
-
-    @cached_property
-    def likeness(self) -> Float[Tensor, "m m l"]:
-        return self._array("cka")
-
-    @cached_property
-    def distances(self) -> Float[Tensor, "m m"]:
-        """√Σ arccos²(CKA) over layers (equation 2)."""
-        return populations.symmetric(arc_length(self.likeness)).fill_diagonal_(0)
-
-    def grouped(self, values: Float[Tensor, "m m *s"], **options: Any) -> populations.Grouped:
-        return populations.grouped(values, list(self.groups.values()), **options)
-
-
-def gap_claim(population: Population) -> Claim:
-    """Say whether one group is right more often, by an interval over models and pairs of texts (Welch's)."""
-    kinds = list(population.groups.values())
-    parts = [population.own[[kind == name for kind in kinds]] for name in population.names]
-    spread = sum(part.mean(1).var() / len(part) for part in parts)
-    spread = spread + (parts[0].mean(0) - parts[1].mean(0)).var() / parts[0].shape[1]
-    half = student_t(0.95, min(map(len, parts)) - 1) * spread.sqrt()
-    gap = interval_around(parts[0].mean() - parts[1].mean(), half)
-    means = " and ".join(f"{float(part.mean()):.3f}" for part in parts)
-    numbers = f"mean accuracy {means}, difference {gap:+.3f}"
-    bound = Bound("above", LEAST_GAP)
-    return judged("the two groups differ on the challenge", [(bound, gap)], numbers, population.examples)
-
-
-def stitching_claims(population: Population, where: str) -> list[Claim]:
-    """Return the claims about stitches; each direction is judged by itself, as signed accuracies may cancel."""
-    blocks, count = population.penalties.shape[2] - 1, len(population.names)
-    early = [cut for cut in range(blocks + 1) if cut <= blocks / 2]
-    late = [cut for cut in range(blocks + 1) if 0.75 * blocks < cut < blocks]
-    squares = [(group, other) for group in range(count) for other in range(count)]
-    own, apart = ([pair for pair in squares if len(set(pair)) == number] for number in (1, 2))
-    small, above, penalties, flips = Bound("below", SMALL), Bound("above"), population.penalties, population.flips
-    cheap = f"stitches at early cuts cost almost nothing {where}"
-    claims = [_by_direction(cheap, population, small, penalties, "cells", squares, early)]
-    for claim, bound, values, kind, directions in (
-        ("late stitches between the groups cost more than within", above, penalties, "directed", apart),
-        ("late stitches between the groups flip more predictions than within", above, flips, "directed", apart),
-        ("late stitches within a group cost almost nothing", small, penalties, "cells", own),
-    ):
-        name = f"{claim} {where}"
+    claims = [
+        _by_direction(
+            f"stitches at early cuts cost almost nothing {where}",
+            population,
+            is_small,
+            penalties,
+            "cells",
+            directions,
+            early,
+        )
+    ]
+    late_claims: tuple[LateClaim, ...] = (
+        (
+            "late stitches between the groups cost more than within",
+            is_positive,
+            penalties,
+            "directed",
+            between,
+        ),
+        (
+            "late stitches between the groups flip more predictions than within",
+            is_positive,
+            population.flips,
+            "directed",
+            between,
+        ),
+        (
+            "late stitches within a group cost almost nothing",
+            is_small,
+            penalties,
+            "cells",
+            within,
+        ),
+    )
+    for claim, bound, values, kind, some_directions in late_claims:
         if late:
-            claims.append(_by_direction(name, population, bound, values, kind, directions, late))
+            claims.append(
+                _by_direction(
+                    f"{claim} {where}", population, bound, values, kind, some_directions, late
+                )
+            )
         else:
-            claims.append(untestable(name, "no cut is late in models of fewer than 5 blocks"))
+            reason = "no cut is late in models of fewer than 5 blocks"
+            claims.append(untestable_claim(f"{claim} {where}", reason))
     return claims
 
 
 def _by_direction(
     claim: str,
-    population: Population,
+    population: PopulationResult,
     bound: Bound,
     values: Float[Tensor, "m m c n"],
-    kind: str,
+    kind: Kind,
     directions: Sequence[tuple[int, int]],
     cuts: Sequence[int],
 ) -> Claim:
-    """Return a claim about the means, or the differences from the targets' own group, of some directions at cuts."""
-    count, names = len(directions) * len(cuts), population.names
-    means = getattr(population.grouped(values, examples=True, level=level_of_each(count)), kind)
-    numbers = "; ".join(f"{names[a]} into {names[b]} {_places(means[a, b], cuts, -1)}" for a, b in directions)
+    """Return a claim about some directions between groups at some cuts.
+
+    Args:
+        kind: "cells": about the means; "directed": about differences from the target's own group.
+    """
+    count = len(directions) * len(cuts)
+    names = population.group_names
+    all_means = population.grouped(values, examples=True, level=level_of_each(count))
+    means = all_means.cells if kind == "cells" else all_means.directed
+    listed = []
+    for source, target in directions:
+        by_cut = _listed_depths(means[source, target], cuts, FIRST_CUT)
+        listed.append(f"{names[source]} into {names[target]} {by_cut}")
+    numbers = "; ".join(listed)
     if kind == "directed":
-        numbers += f"; {_parting(-values.mean(-1), population, 'cut', -1)}"
-    estimates = [(bound, means[a, b][list(cuts)]) for a, b in directions]
-    return judged(claim, estimates, f"{numbers}{together(count)}", population.examples)
+        numbers += f"; {_where_groups_part(-values.mean(-1), population, 'cut', FIRST_CUT)}"
+    bounded = [(bound, means[source, target][list(cuts)]) for source, target in directions]
+    return judged_claim(
+        claim, bounded, f"{numbers}{bonferroni_note(count)}", population.units_with_examples
+    )
 
 
-def null_flips_less(population: Population) -> Claim:
-    """Say whether parents of one strategy flip less than a third of what two strategies do, at the last cut but one."""
-    whole = replace(population, wanted=())
-    flipped, kinds = whole.flips[:, :, -2].mean(-1), list(whole.groups.values())
-    claim = "the null: parents of one strategy flip under a third of what two strategies flip on the challenge"
-    if min(Counter(kinds).values()) < 3:
-        return untestable(claim, "an interval leaves out a model at a time, so groups must have three")
-    first, second = population.names[0], list(population.config.null or [])
+def gap_claim(population: PopulationResult) -> Claim:
+    """Return the claim that one group is right more often.
 
-    def excess(kept: list[int]) -> float:
-        groups = [kinds[model] for model in kept]
-        means = populations.grouped(flipped[kept][:, kept, None], groups).cells.value[..., 0]
+    The interval is Welch's, over models and pairs of texts.
+    """
+    group_of = list(population.group_of.values())
+    correct = []
+    for name in population.group_names:
+        is_member = [group == name for group in group_of]
+        correct.append(population.correct_alone[is_member])
+    first, second = correct[:2]
+
+    over_models_variance = sum(group.mean(1).var() / len(group) for group in correct)
+    over_texts_variance = (first.mean(0) - second.mean(0)).var() / first.shape[1]
+    freedom = min(len(group) for group in correct) - 1
+    half = student_t(0.95, freedom) * (over_models_variance + over_texts_variance).sqrt()
+    gap = interval_around(first.mean() - second.mean(), half)
+    means = " and ".join(f"{float(group.mean()):.3f}" for group in correct)
+    return judged_claim(
+        "the two groups differ on the challenge",
+        [(Bound("above", LEAST_ACCURACY_GAP), gap)],
+        f"mean accuracy {means}, difference {gap:+.3f}",
+        population.units_with_examples,
+    )
+
+
+def null_flips_less(population: PopulationResult) -> Claim:
+    """Return the claim that the null flips less than a third of what two strategies flip.
+
+    It is about the last cut but one.
+    """
+    claim = (
+        "the null: parents of one strategy flip under a third of what two strategies flip on the "
+        "challenge"
+    )
+    all_groups = replace(population, chosen_groups=())
+    group_of = list(all_groups.group_of.values())
+    if min(Counter(group_of).values()) < 3:
+        reason = "an interval leaves out a model at a time, so groups must have three"
+        return untestable_claim(claim, reason)
+
+    strategy = population.group_names[0]
+    null_groups = list(population.config.null or [])
+    flips = all_groups.flips[:, :, -2].mean(-1)  # (m, m)
+
+    def excess(models: list[int]) -> float:
+        groups = [group_of[model] for model in models]
+        cells = grouped(flips[models][:, models, None], groups).cells.value[..., 0]
+        means = symmetric(cells)
         names = list(dict.fromkeys(groups))
-        one, other, strategy = (names.index(name) for name in [*second, first])
-        return float(populations.symmetric(means)[one, other] - THIRD * populations.symmetric(means)[strategy, one])
+        first, second = (names.index(name) for name in null_groups)
+        of_null = means[first, second]
+        of_strategies = means[names.index(strategy), first]
+        return float(of_null - CHANCE_SHARE * of_strategies)
 
-    value = over_models(excess, range(len(kinds)))
-    numbers = f"flips between {' and '.join(second)} minus a third of those between {first} and {second[0]}"
-    return judged(claim, [(Bound("below"), value)], f"{numbers}: {value:+.3f}", whole.examples)
+    value = over_models(excess, range(len(group_of)))
+    numbers = (
+        f"flips between {' and '.join(null_groups)} minus a third of those between {strategy} and "
+        f"{null_groups[0]}: {value:+.3f}"
+    )
+    return judged_claim(claim, [(Bound("below"), value)], numbers, all_groups.units_with_examples)
 
 
-def _places(estimate: Estimate, places: Sequence[int], first: int) -> str:
-    """Return the numbers at some places of the last axis, which begins with the cut or layer `first`."""
-    return ", ".join(f"{place + first}: {estimate[place]:+.3f}" for place in places)
+# ---- Claims about CKA.
 
 
-def late_layers_part(population: Population) -> Claim:
-    """Say whether CKA tells the groups apart in the last quarter of the layers, and not in the first half."""
-    layers = population.likeness.shape[-1]
-    early, late = list(range(layers // 2)), list(range(layers - max(layers // 4, 1), layers))
+def late_layers_part(population: PopulationResult) -> Claim:
+    """Return the claim that CKA tells groups apart late, and not early.
+
+    Late is the last quarter of the layers, early the first half.
+    """
+    n_layers = population.likeness.shape[-1]
+    n_late = max(n_layers // 4, 1)
+    early = list(range(n_layers // 2))
+    late = list(range(n_layers - n_late, n_layers))
     count = len(early) + len(late)
-    apart = population.grouped(population.likeness, level=level_of_each(count)).difference
-    numbers = f"within minus between {_places(apart, range(layers), 0)}{together(count)}"
-    numbers += f"; {_parting(population.likeness, population, 'layer', 0)}"
-    bounds = [(Bound("above"), apart[late]), (Bound("within", ALIKE), apart[early])]
-    return judged("CKA tells the groups apart in late layers, and not in early ones", bounds, numbers, population.units)
+    gap = population.grouped(population.likeness, level=level_of_each(count)).difference
+    by_layer = _listed_depths(gap, range(n_layers), FIRST_LAYER)
+    parting = _where_groups_part(population.likeness, population, "layer", FIRST_LAYER)
+    return judged_claim(
+        "CKA tells the groups apart in late layers, and not in early ones",
+        [(Bound("above"), gap[late]), (Bound("within", SMALL_CKA_GAP), gap[early])],
+        f"within minus between {by_layer}{bonferroni_note(count)}; {parting}",
+        population.units,
+    )
 
 
-def _parting(values: Float[Tensor, "m m l"], population: Population, place: str, first: int) -> str:
-    """Return where groups part: the first place that shows it, and the first of more than a little."""
-    apart = population.grouped(values, level=level_of_each(values.shape[-1])).difference
-    onsets = populations.onset(apart), populations.onset(apart, PARTED)
-    begins = ["none" if at is None else str(at + first) for at in onsets]
-    return f"the first {place} that shows a difference is {begins[0]}, one of more than {PARTED} {begins[1]}"
+def _null_is_not_told_apart(null: PopulationResult) -> Claim:
+    gap = null.grouped(null.likeness[..., -1:]).difference
+    parting = _where_groups_part(null.likeness, null, "layer", FIRST_LAYER)
+    return judged_claim(
+        "the null: CKA in the last layer does not tell two parents of one strategy apart",
+        [(Bound("within", SMALL_CKA_GAP), gap)],
+        f"within minus between {gap[0]:+.3f}; {parting}",
+        null.units,
+    )
 
 
-def cluster_claims(population: Population) -> list[Claim]:
-    """Return what the paper left undone: groups from flips alone, and from distances alone."""
-    flipped, config = population.flips.mean(-1), population.config
-    late = max(int(0.75 * (flipped.shape[-1] - 1)), 0)
-    costs = populations.symmetric(flipped[..., late:-1].mean(-1)).fill_diagonal_(0)
-    known: dict[str, list[Any]] = {"the groups": list(population.groups.values())}
-    if config.cluster:
-        before = "" if config.members == "local" else f"{config.members}-"
-        inside = {f"{before}{number}" for number in config.cluster}
-        known["the published cluster"] = [name in inside for name in population.groups]
-    claims, count = [], len(population.names)
-    for what, matrix in (("flipped predictions", costs), ("CKA distances", population.distances)):
+def _listed_depths(estimate: Estimate, indices: Sequence[int], first: int) -> str:
+    """Return the numbers at some indices of the last axis, which begins with depth `first`."""
+    return ", ".join(f"{index + first}: {estimate[index]:+.3f}" for index in indices)
 
-        def index(kept: list[int], groups: Sequence[Any], matrix: Tensor = matrix) -> float:
-            clusters = populations.cluster(matrix[kept][:, kept], count)
-            return populations.adjusted_rand_index(clusters, [groups[model] for model in kept])
 
-        clusters, numbers = populations.cluster(matrix, count), []
-        found = {name: over_models(partial(index, groups=each), range(len(each))) for name, each in known.items()}
-        for name, value in found.items():
-            p = populations.adjusted_rand_index_p(clusters, known[name])
-            numbers.append(f"adjusted Rand index with {name} {value:.2f}, p = {p:.4f}")
-        bounds = [(Bound("above", LEAST_INDEX), found["the groups"])]
-        claim = f"clusters from {what} alone are the groups"
-        claims.append(judged(claim, bounds, ", ".join(numbers), population.units))
-    return claims
+def _where_groups_part(
+    values: Float[Tensor, "m m l"], population: PopulationResult, depth: str, first: int
+) -> str:
+    """Return the first depth that shows a difference, and the first that shows a clear one.
+
+    Args:
+        depth: "cut" or "layer".
+        first: The number of the first one.
+    """
+    n_depths = values.shape[-1]
+    gap = population.grouped(values, level=level_of_each(n_depths)).difference
+    names = []
+    for index in (onset(gap), onset(gap, PARTED)):
+        names.append("none" if index is None else str(index + first))
+    any_difference, clear_difference = names
+    return (
+        f"the first {depth} that shows a difference is {any_difference}, "
+        f"one of more than {PARTED} {clear_difference}"
+    )
+
+
+# ---- Claims about clusters, which the paper left undone.
+
+
+def cluster_claims(population: PopulationResult) -> list[Claim]:
+    """Return the claims that flips alone, and distances alone, cluster models by their groups."""
+    flips = population.flips.mean(-1)  # (m, m, cuts)
+    n_blocks = flips.shape[-1] - 1
+    first_late_cut = max(int(LATE_SHARE * n_blocks), 0)
+    late_flips = symmetric(flips[..., first_late_cut:-1].mean(-1)).fill_diagonal_(0)
+    return [
+        _cluster_claim(population, "flipped predictions", late_flips),
+        _cluster_claim(population, "CKA distances", population.distances),
+    ]
+
+
+def _cluster_claim(
+    population: PopulationResult, source: str, distances: Float[Tensor, "m m"]
+) -> Claim:
+    """Return the claim that clusters by some distances are the groups."""
+    partitions: dict[str, list[Hashable]] = {"the groups": list(population.group_of.values())}
+    if population.config.cluster:
+        prefix = "" if population.config.members == "local" else f"{population.config.members}-"
+        in_cluster = {f"{prefix}{number}" for number in population.config.cluster}
+        partitions["the published cluster"] = [name in in_cluster for name in population.group_of]
+
+    n_clusters = len(population.group_names)
+    labels = cluster(distances, n_clusters)
+    indices = {}
+    listed = []
+    for name, partition in partitions.items():
+        index = over_models(
+            partial(_rand_index, distances, n_clusters, partition), range(len(partition))
+        )
+        p = adjusted_rand_index_p(labels, partition)
+        listed.append(f"adjusted Rand index with {name} {index:.2f}, p = {p:.4f}")
+        indices[name] = index
+    return judged_claim(
+        f"clusters from {source} alone are the groups",
+        [(Bound("above", LEAST_RAND_INDEX), indices["the groups"])],
+        ", ".join(listed),
+        population.units,
+    )
+
+
+def _rand_index(
+    distances: Float[Tensor, "m m"],
+    n_clusters: int,
+    partition: Sequence[Hashable],
+    models: list[int],
+) -> float:
+    """Return how well clusters of some models agree with a partition."""
+    labels = cluster(distances[models][:, models], n_clusters)
+    return adjusted_rand_index(labels, [partition[model] for model in models])
+
+
+MODELS: dict[str, list[str]] = {"paper": [], "mini": []}  # a population names its own
+EXPERIMENTS = [
+    Experiment("brown2023/figure2", _figure2, MODELS, partial(_job, side="report"), "population"),
+    Experiment(
+        "brown2023/figure7", _figure7, MODELS, partial(_job, side="challenge"), "population"
+    ),
+    Experiment("brown2023/figure8", _figure8, MODELS, partial(_job, side="report"), "population"),
+]

@@ -1,8 +1,9 @@
-"""What a paper claims, and how it is judged: by the ends of intervals, never by points.
+"""What a paper claims, and how a claim is judged: by the ends of intervals, never by points.
 
-A claim says where some numbers should be, such as above 0. It holds if their whole intervals are there, it does not
-hold if one of them is wholly elsewhere, and it is undecided as long as an interval has a part on either side. Where a
-claim is about several numbers, their intervals hold for all of them together.
+A claim says where some numbers should be, such as above 0. It holds if their whole intervals are
+there. It does not hold if one of them is wholly elsewhere. It is undecided as long as an interval
+has a part on either side. Where a claim is about several numbers, their intervals hold for all of
+them together.
 """
 
 from __future__ import annotations
@@ -22,83 +23,118 @@ from thinkalike.measures.estimates import Estimate, jackknife
 Verdict = Literal["holds", "does not hold", "undecided", "not testable here"]
 VERDICTS: tuple[Verdict, ...] = ("holds", "does not hold", "undecided", "not testable here")
 HOLDS, FAILS, UNDECIDED, UNTESTABLE = VERDICTS
-ROUNDING = 1e-9  # nats, shares or correlations: what is nearer to a limit than that is at it
+
+# Nats, shares or correlations: a number that is closer to a limit than this counts as at the
+# limit.
+LIMIT_ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
 class Claim:
-    """What a paper says, the verdict, and what it rests on."""
+    """What a paper says, the verdict, and what the verdict rests on.
+
+    Attributes:
+        numbers: What was found, with intervals.
+        units: What the intervals are over, such as "58 documents (as 41.3 of equal length)".
+        tolerance: Where the numbers must be for the claim to hold, such as "above 0".
+        smallest_effect: The smallest effect that could have been seen: half the widest interval;
+            None if it is unbounded or there is none.
+    """
 
     claim: str
     verdict: Verdict
-    numbers: str  # what was found, with intervals
-    units: str  # over how many of what the intervals are, such as "58 documents (as 41.3 of equal length)"
-    tolerance: str  # where numbers must be for the claim to hold, such as "above 0"
-    smallest_effect: float | None = None  # that could have been seen: half the widest interval; None: it has no ends
+    numbers: str
+    units: str
+    tolerance: str
+    smallest_effect: float | None = None
 
 
 @dataclass(frozen=True)
 class Bound:
-    """Where a number must be for a claim to hold: above a limit, below it, or within so much of 0."""
+    """Where a number must be for a claim to hold: above a limit, below it, or that close to 0."""
 
     kind: Literal["above", "below", "within"]
     limit: float = 0.0
 
     def __str__(self) -> str:
-        return f"within {self.limit:g} of 0" if self.kind == "within" else f"{self.kind} {self.limit:g}"
+        if self.kind == "within":
+            return f"within {self.limit:g} of 0"
+        return f"{self.kind} {self.limit:g}"
 
     def verdict(self, low: float, high: float) -> Verdict:
         """Return the verdict on a number with an interval from low to high."""
         if self.kind == "within":
-            both = (Bound("above", -self.limit), Bound("below", self.limit))
-            return joined(bound.verdict(low, high) for bound in both)
+            above = Bound("above", -self.limit).verdict(low, high)
+            below = Bound("below", self.limit).verdict(low, high)
+            return verdict_on_all([above, below])
         if self.kind == "below":
-            low, high = -high, -low
-        limit = self.limit if self.kind == "above" else -self.limit
-        return HOLDS if low > limit + ROUNDING else FAILS if high < limit - ROUNDING else UNDECIDED
+            return Bound("above", -self.limit).verdict(-high, -low)
+        if low > self.limit + LIMIT_ROUNDING:
+            return HOLDS
+        if high < self.limit - LIMIT_ROUNDING:
+            return FAILS
+        return UNDECIDED
 
 
-def joined(verdicts: Iterable[Verdict]) -> Verdict:
-    """Return the verdict on all of several statements: one that fails decides, and then the least certain one."""
-    given = set(verdicts)
-    return next((verdict for verdict in (FAILS, UNTESTABLE, UNDECIDED) if verdict in given), HOLDS)
+def verdict_on_all(verdicts: Iterable[Verdict]) -> Verdict:
+    """Return the verdict on all of several statements.
+
+    One that fails decides; otherwise the least certain one does.
+    """
+    distinct = set(verdicts)
+    for verdict in (FAILS, UNTESTABLE, UNDECIDED):
+        if verdict in distinct:
+            return verdict
+    return HOLDS
 
 
-def judged(claim: str, parts: Sequence[tuple[Bound, Estimate]], numbers: str, units: str) -> Claim:
-    """Return a claim that all numbers of some estimates are in the bound beside them, with its verdict."""
-    ends = [
-        (bound, low, high)
-        for bound, estimate in parts
-        for low, high in zip(estimate.low.flatten().tolist(), estimate.high.flatten().tolist(), strict=True)
-    ]
-    widest = max(((high - low) / 2 for _, low, high in ends), default=math.inf)
+def judged_claim(
+    claim: str, bounded: Sequence[tuple[Bound, Estimate]], numbers: str, units: str
+) -> Claim:
+    """Return the claim that all numbers of some estimates are in the bound beside them."""
+    verdicts: list[Verdict] = []
+    half_widths: list[float] = []
+    for bound, estimate in bounded:
+        lows = estimate.low.flatten().tolist()
+        highs = estimate.high.flatten().tolist()
+        for low, high in zip(lows, highs, strict=True):
+            verdicts.append(bound.verdict(low, high))
+            half_widths.append((high - low) / 2)
+
+    smallest_effect = None
+    if half_widths and math.isfinite(max(half_widths)):
+        smallest_effect = max(half_widths)
+    tolerances = dict.fromkeys(str(bound) for bound, _ in bounded)
     return Claim(
         claim,
-        joined(bound.verdict(low, high) for bound, low, high in ends) if ends else UNTESTABLE,
+        verdict_on_all(verdicts) if verdicts else UNTESTABLE,
         numbers,
         units,
-        ", ".join(dict.fromkeys(str(bound) for bound, _ in parts)),
-        widest if math.isfinite(widest) else None,
+        ", ".join(tolerances),
+        smallest_effect,
     )
 
 
-def counted(claim: str, so: bool, numbers: str, units: str) -> Claim:
+def exact_claim(claim: str, holds: bool, numbers: str, units: str) -> Claim:
     """Return a claim that can be counted out, and has no interval: it holds or it does not."""
-    return Claim(claim, HOLDS if so else FAILS, numbers, units, "exact")
+    return Claim(claim, HOLDS if holds else FAILS, numbers, units, "exact")
 
 
-def untestable(claim: str, reason: str) -> Claim:
+def untestable_claim(claim: str, reason: str) -> Claim:
+    """Return a claim that these models or these data cannot test."""
     return Claim(claim, UNTESTABLE, reason, "none", "none")
 
 
 def level_of_each(count: int, level: float = 0.95) -> float:
-    """Return the level of each of `count` intervals at which they all hold together at `level` (Bonferroni)."""
+    """Return the level of each of `count` intervals that hold together at `level` (Bonferroni)."""
     return 1 - (1 - level) / max(count, 1)
 
 
-def together(count: int) -> str:
+def bonferroni_note(count: int) -> str:
     """Return what numbers say of intervals at `level_of_each`."""
-    return f"; intervals hold for all {count} together (Bonferroni)" if count > 1 else ""
+    if count <= 1:
+        return ""
+    return f"; intervals hold for all {count} together (Bonferroni)"
 
 
 def claims_table(claims: Sequence[Claim]) -> pd.DataFrame:
@@ -108,25 +144,41 @@ def claims_table(claims: Sequence[Claim]) -> pd.DataFrame:
 
 def counts_of(claims: Sequence[Claim]) -> dict[str, float]:
     """Return how many claims there are, and how many have each verdict, as headline numbers."""
-    names = ("claims_that_hold", "claims_that_do_not_hold", "claims_undecided", "claims_not_testable")
-    numbers = [float(sum(claim.verdict == verdict for claim in claims)) for verdict in VERDICTS]
-    return {"claims": float(len(claims)), **dict(zip(names, numbers, strict=True))}
+    verdicts = [claim.verdict for claim in claims]
+    return {
+        "claims": float(len(claims)),
+        "claims_that_hold": float(verdicts.count(HOLDS)),
+        "claims_that_do_not_hold": float(verdicts.count(FAILS)),
+        "claims_undecided": float(verdicts.count(UNDECIDED)),
+        "claims_not_testable": float(verdicts.count(UNTESTABLE)),
+    }
 
 
 def over_models(
-    statistic: Callable[[list[int]], Float[Tensor, "*s"] | float], models: Sequence[Hashable], level: float = 0.95
+    statistic: Callable[[list[int]], Float[Tensor, "*s"] | float],
+    models: Sequence[Hashable],
+    level: float = 0.95,
 ) -> Estimate:
-    """Return a statistic of some layers or models, given by their places, with a jackknife interval over the models.
+    """Return a statistic of some layers or models, with a jackknife interval over the models.
 
-    `models` has the model at each place, and the layers of one model are left out together. Where the statistic does
-    not exist without one of the models, the interval is (-∞, ∞).
+    Args:
+        statistic: Takes the indices of layers or models. It may raise a ValueError where these are
+            too few; the interval is then (-∞, ∞).
+        models: The model at each index. The layers of one model are left out together.
     """
-    every = list(range(len(models)))
-    without = [[place for place in every if models[place] != name] for name in dict.fromkeys(models)]
-    whole = torch.as_tensor(statistic(every)).double()
+    indices = list(range(len(models)))
+    all_models = torch.as_tensor(statistic(indices)).double()
+    n_distinct = len(set(models))
     try:
-        replicates = torch.stack([torch.as_tensor(statistic(places)).double() for places in without])
-    except ValueError:  # too few layers are left
-        replicates = whole[None].expand(len(without), *whole.shape) * torch.nan
-    _, low, high = jackknife(whole, replicates, level=level)
-    return Estimate(whole, low.where(~low.isnan(), -torch.inf), high.where(~high.isnan(), torch.inf))
+        without_each = []
+        for model in dict.fromkeys(models):
+            remaining = [index for index in indices if models[index] != model]
+            without_each.append(torch.as_tensor(statistic(remaining)).double())
+        replicates = torch.stack(without_each)
+    except ValueError:
+        replicates = all_models[None].expand(n_distinct, *all_models.shape) * torch.nan
+
+    _, low, high = jackknife(all_models, replicates, level=level)
+    low = low.where(~low.isnan(), -torch.inf)
+    high = high.where(~high.isnan(), torch.inf)
+    return Estimate(all_models, low, high)

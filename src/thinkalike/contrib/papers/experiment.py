@@ -1,6 +1,7 @@
-"""A paper's figure or table as data: its models at each scale, the jobs that it rests on, and its claims.
+"""A paper's figure or table as data: its models at each scale, its inner jobs, and its claims.
 
-Its jobs run if the store lacks them. The conclusion from their results is itself a job, of its own kind.
+The inner jobs run if the store lacks them. The conclusion from their results is itself a job, of
+its own kind.
 """
 
 from __future__ import annotations
@@ -9,11 +10,19 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
-from thinkalike.config import RUNS, AnalyzeConfig, JobConfig, ModelConfig, SettingValues, model_named, settings_of
+from thinkalike.config import (
+    RUNS,
+    AnalyzeConfig,
+    JobConfig,
+    MeasureConfig,
+    ModelConfig,
+    SettingValues,
+    model_named,
+    settings_of,
+)
 from thinkalike.config.completing import completed, completed_for_instrument
 from thinkalike.config.compose import compose_inner_job
 from thinkalike.config.values import with_settings
@@ -29,26 +38,54 @@ from thinkalike.store import Headline, Result
 
 log = logging.getLogger(__name__)
 
-FORWARDED = ("measure", "stimuli", "pairs", "population", "recipe", "seed", "store", "threads", "force", "wait")
+# Parts of the experiment's configuration that its inner jobs of analyze.py have as well.
+PARTS_OF_ANALYSES = (
+    "measure",
+    "stimuli",
+    "pairs",
+    "population",
+    "recipe",
+    "seed",
+    "store",
+    "threads",
+    "force",
+    "wait",
+)
+PARTS_OF_TRAININGS = ("store", "seed", "force", "threads")
+
+Job = JobConfig
 
 
 @dataclass(frozen=True)
-class Part:
-    """A job that an experiment rests on."""
+class InnerJob:
+    """A job that an experiment rests on.
 
-    label: str  # the name of its result
-    models: Sequence[ModelConfig | str] = ()  # its source and its target, or one that is both; none: it reads no models
-    words: tuple[str, ...] = ()  # its further overrides
+    Attributes:
+        label: The name of its result.
+        models: Its source and its target, or one model that is both; empty: it reads no models.
+        words: Further words of its command line.
+        entry_point: "analyze" or "train".
+        changes: Parts of its configuration, which replace those that the words make.
+    """
+
+    label: str
+    models: Sequence[ModelConfig | str] = ()
+    words: tuple[str, ...] = ()
     entry_point: str = "analyze"
-    changes: Mapping[str, Any] = field(default_factory=dict)  # parts of its configuration, in place of these
+    changes: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Case:
-    """An experiment with its configuration, its models, and the results of its parts by their labels."""
+    """An experiment with its configuration and its models.
+
+    Attributes:
+        models: By what results call them.
+        results: The results of the inner jobs, by their labels.
+    """
 
     config: AnalyzeConfig
-    models: Mapping[str, ModelConfig]  # by what results call them
+    models: Mapping[str, ModelConfig]
     results: Mapping[str, Result] = field(default_factory=dict)
 
     @property
@@ -66,32 +103,38 @@ class Case:
 
 @dataclass(frozen=True)
 class Conclusion:
-    """The conclusion from the results: a table, further tables, the claims, and a function that draws into a folder."""
+    """The conclusion from the results.
+
+    Attributes:
+        draw: Draws the figure into a folder.
+        tables: Further tables by name.
+        blank: Columns of the tables whose cells may be empty.
+    """
 
     table: pd.DataFrame
     claims: Sequence[Claim]
-    draw: Callable[[Path], Any] = lambda folder: None
+    draw: Callable[[Path], object] = lambda folder: None
     tables: dict[str, pd.DataFrame] = field(default_factory=dict)
-    blank: Sequence[str] = ()  # columns of the tables whose cells may be empty
+    blank: Sequence[str] = ()
 
 
 class Experiment(
     Instrument[AnalyzeConfig],
     kind="experiment",
     version=4,
-    config=PopulationJob,  # if it is about a population
+    config=PopulationJob,  # some experiments are about a population
     reads=("experiment", "scale", "recipe", "seed", "measure", "stimuli", "population"),
 ):
     """A figure or table of a paper.
 
     Args:
         name: paper/figure; the folder of its results is called paper-figure.
-        conclude: what follows from the results of the parts.
-        models: names of the models that it is about, by scale.
-        parts: the jobs that it rests on, given configuration and models; None: it rests on none.
-        measure: the kind of measure whose settings its jobs take; None: it has none.
-        tabulates: whether its table is short enough to be printed above the claims.
-        takes: how many models `model=` and `model@target=` may put in the place of its own.
+        conclude: Returns what follows from the results of the inner jobs.
+        models: The names of the models that it is about, by scale.
+        inner_jobs: Returns the jobs that it rests on; None: it rests on none.
+        measure: The kind of measure whose settings its jobs take; None: it has none.
+        takes: How many models `model=` and `model@target=` may put in place of its own.
+        tabulates: Whether its table is short enough to be printed above the claims.
     """
 
     def __init__(
@@ -99,69 +142,100 @@ class Experiment(
         name: str,
         conclude: Callable[[Case], Conclusion],
         models: Mapping[str, Sequence[str]],
-        parts: Callable[[Case], Sequence[Part]] | None = None,
+        inner_jobs: Callable[[Case], Sequence[InnerJob]] | None = None,
         measure: str | None = None,
         takes: Sequence[int] = (),
         tabulates: bool = False,
     ):
-        self.name, self.kind, self.conclude = name, name.replace("/", "-"), conclude
-        self.models, self.measure, self.takes, self.tabulates = models, measure, takes, tabulates
-        self.parts, self.measures = parts or (lambda case: ()), bool(parts and measure)
+        self.name = name
+        self.kind = name.replace("/", "-")
+        self.conclude = conclude
+        self.models = models
+        self.inner_jobs = inner_jobs or (lambda case: ())
+        self.measure = measure
+        self.takes = takes
+        self.tabulates = tabulates
+        self.measures = inner_jobs is not None and measure is not None
 
-    def jobs(self, config: AnalyzeConfig) -> tuple[Case, list[tuple[str, Any]]]:
-        """Return the case without results, and the jobs that it rests on with their labels."""
-        if config.measure.kind != (self.measure or "loss"):
-            only = f"is about measure={self.measure}" if self.measure else "has no measure"
-            raise ConfigError(f"experiment={config.experiment} {only}; leave measure= out")
-        case = self.case(config := self.completed(config))
-        return case, [(part.label, job_of(config, part)) for part in self.parts(case)]
+    def jobs(self, config: AnalyzeConfig) -> tuple[Case, dict[str, Job]]:
+        """Return the case without results, and the jobs that it rests on by their labels."""
+        if config.measure.kind != (self.measure or "loss"):  # loss: the default of analyze.py
+            fact = "has no measure"
+            if self.measure:
+                fact = f"is about measure={self.measure}"
+            raise ConfigError(f"experiment={config.experiment} {fact}; leave measure= out")
+        config = self.completed(config)
+        case = self.case(config)
+        return case, {job.label: job_of(config, job) for job in self.inner_jobs(case)}
 
-    def labelled_jobs(self, config: AnalyzeConfig) -> list[tuple[str, JobConfig]]:
-        return self.jobs(config)[1]
+    def labelled_jobs(self, config: AnalyzeConfig) -> list[tuple[str, Job]]:
+        return list(self.jobs(config)[1].items())
 
     def case(self, config: AnalyzeConfig) -> Case:
-        """Return the configuration and the models: those of the command line if given, else its own."""
-        own = self.models["mini" if config.scale == "mini" else "paper"]
-        given = [each for each in (config.model, config.target) if each.name is not None]
-        given = given[:1] if given[0:1] == given[1:] else given
-        if not given and not {*settings_of(config.model), *settings_of(config.target)} - {*RUNS}:
-            given = [model_named(name, {}) for name in own]
-        elif len(given) not in self.takes:
+        """Return the configuration with its models.
+
+        They are those of the command line if it names any, else the experiment's own.
+        """
+        own_names = self.models["mini" if config.scale == "mini" else "paper"]
+        models = [model for model in (config.model, config.target) if model.name is not None]
+        if len(models) == 2 and models[0] == models[1]:
+            models = models[:1]
+
+        # Settings of how models run do not choose a model.
+        set_by_user = {*settings_of(config.model), *settings_of(config.target)}
+        if not models and set_by_user <= set(RUNS):
+            models = [model_named(name, {}) for name in own_names]
+        elif len(models) not in self.takes:
+            own = ", ".join(own_names) or "the models of population="
             counts = " or ".join(str(count) for count in self.takes)
-            instead = f"it takes {counts} by model= and model@target=" if counts else "it takes no others"
-            about = ", ".join(own) or "the models of population="
-            raise ConfigError(f"experiment={config.experiment} is about {about}; {instead}")
-        return Case(config, {label(each): each for each in given})
+            instead = "it takes no others"
+            if counts:
+                instead = f"it takes {counts} by model= and model@target="
+            raise ConfigError(f"experiment={config.experiment} is about {own}; {instead}")
+        return Case(config, {label(model): model for model in models})
 
     def completed(self, config: AnalyzeConfig) -> AnalyzeConfig:
-        return completed(config, ("stimuli", "population"))  # what is left open of a measure is up to its jobs
+        # What is left open of a measure is up to the inner jobs.
+        with_defaults: AnalyzeConfig = completed(config, ("stimuli", "population"))
+        return with_defaults
 
     def unread(self, config: AnalyzeConfig) -> SettingValues:
         """Return the measure and the population, unless the experiment is about them."""
-        unread: dict[str, Any] = {} if self.measures else {"measure": None}
-        return unread if self.measure == "population" else unread | {"population": None}
+        unread: dict[str, None] = {}
+        if not self.measures:
+            unread["measure"] = None
+        if self.measure != "population":
+            unread["population"] = None
+        return unread
 
     def as_read(self, config: AnalyzeConfig) -> AnalyzeConfig:
-        """Return what the conclusion depends on: everything is decided, and the population is that of the jobs."""
+        """Return what the conclusion depends on.
+
+        Every setting is decided, and the population is that of the inner jobs.
+        """
         read = super().as_read(completed(config, self.reads))
         if self.measure != "population":
             return read
-        compared = job_of(config, self.parts(self.case(config))[0])
-        return with_settings(read, {"population": compared.population})
+        first_job = job_of(config, self.inner_jobs(self.case(config))[0])
+        assert isinstance(first_job, PopulationJob)
+        return with_settings(read, {"population": first_job.population})
 
-    def inputs(self, config: AnalyzeConfig) -> Mapping[str, Any]:
+    def inputs(self, config: AnalyzeConfig) -> Mapping[str, str]:
         return {}
 
-    def prepare(self, config: AnalyzeConfig) -> Mapping[str, Any]:
-        case, labelled = self.jobs(config)
-        labels, jobs = [label for label, _ in labelled], [job for _, job in labelled]
-        found: dict[str, Result] = {}
-        for places in passes(jobs):
-            names, done = [labels[place] for place in places], len(found) + len(places)
-            with doing(f"{listed(names)}, up to job {done} of {len(jobs)}"):
-                found |= zip(names, _results([jobs[place] for place in places]), strict=True)
-        results = {label: found[label] for label in labels}
-        return {"case": replace(case, results=results)}
+    def prepare(self, config: AnalyzeConfig) -> Mapping[str, Case]:
+        case, jobs = self.jobs(config)
+        labels = list(jobs)
+        configs = list(jobs.values())
+        results: dict[str, Result] = {}
+        for indices in passes(configs):
+            labels_of_pass = [labels[index] for index in indices]
+            n_done = len(results) + len(indices)
+            with doing(f"{listed(labels_of_pass)}, up to job {n_done} of {len(jobs)}"):
+                results_of_pass = _results([configs[index] for index in indices])
+            results.update(zip(labels_of_pass, results_of_pass, strict=True))
+        in_order = {label: results[label] for label in labels}
+        return {"case": replace(case, results=in_order)}
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
         case = work.input("case", Case)
@@ -176,46 +250,68 @@ class Experiment(
         )
 
     def headlines(self, result: Result) -> list[Headline]:
-        return [Headline("claims_that_hold", result.scalars["claims_that_hold"], of=int(result.scalars["claims"]))]
+        n_holding = result.scalars["claims_that_hold"]
+        n_claims = int(result.scalars["claims"])
+        return [Headline("claims_that_hold", n_holding, of=n_claims)]
 
     def show(self, result: Result) -> None:
         if self.tabulates:
-            show_table(Table(self.name, [_column(result.table[name]) for name in result.table]))
+            columns = [_column(result.table[name]) for name in result.table]
+            show_table(Table(self.name, columns))
         claims = result.tables["claims"]
-        columns = [text_column(name, claims[name]) for name in ("claim", "verdict", "numbers", "units")]
-        show_table(Table(f"{result.config['experiment']}, scale {result.config['scale']}", columns, ruled=True))
+        columns = [
+            text_column(name, claims[name]) for name in ("claim", "verdict", "numbers", "units")
+        ]
+        title = f"{result.config['experiment']}, scale {result.config['scale']}"
+        show_table(Table(title, columns, ruled=True))
 
 
 def _column(cells: pd.Series) -> Column:
+    """Return the column of a printed table, with empty cells for missing values."""
+    name = str(cells.name)
     if pd.api.types.is_numeric_dtype(cells):
-        return number_column(str(cells.name), ["" if pd.isna(cell) else f"{cell:.12g}" for cell in cells])
-    return text_column(str(cells.name), ["" if pd.isna(cell) else cell for cell in cells])
+        return number_column(name, ["" if pd.isna(cell) else f"{cell:.12g}" for cell in cells])
+    return text_column(name, ["" if pd.isna(cell) else cell for cell in cells])
 
 
-def _results(jobs: Sequence[Any]) -> list[Result]:
-    """Do jobs in one pass; where their models do not fit together, one after the other."""
+def _results(jobs: Sequence[Job]) -> list[Result]:
+    """Run jobs in one pass; one after the other where their models do not fit together."""
     try:
         return run_jobs(jobs, shown=False)
     except ResourceError as error:
         if len(jobs) == 1:
             raise
         log.warning("warning: %s; the %d jobs now run one after the other", error, len(jobs))
-    # not above, where the error would still hold what the models did not fit beside
+    # Not inside the `except`, where the error would still hold the models that did not fit.
     return [run_jobs([job], shown=False)[0] for job in jobs]
 
 
-def job_of(config: AnalyzeConfig, part: Part) -> Any:
-    """Return the configuration of a part's job, with what the experiment's own configuration says of it."""
-    words, runs = [*part.words, f"scale={Case(config, {}).scale}"], dict[str, Any]()
+def job_of(config: AnalyzeConfig, inner: InnerJob) -> Job:
+    """Return the configuration of an inner job, with what the experiment's own says of it."""
+    words = [*inner.words, f"scale={Case(config, {}).scale}"]
+    run_settings = {}
     if not config.model.name:
-        runs = {key: value for key in RUNS if (value := getattr(config.model, key)) is not None}
-    models = [model_named(each, runs) for each in part.models]
-    chosen = {"model": models[0], "target": models[-1]} if models else {"model": config.model, "target": config.model}
-    if part.entry_point == "train":
-        own = {name: getattr(config, name) for name in ("store", "seed", "force", "threads")}
-        job = compose_inner_job("train", [*words, "logger=none", f"recipe={config.recipe}"], **chosen, **own)
+        for key in RUNS:
+            value = getattr(config.model, key)
+            if value is not None:
+                run_settings[key] = value
+    models = [model_named(model, run_settings) for model in inner.models]
+    source = models[0] if models else config.model
+    target = models[-1] if models else config.model
+
+    parts: dict[str, object] = {"model": source, "target": target}
+    if inner.entry_point == "train":
+        parts |= {name: getattr(config, name) for name in PARTS_OF_TRAININGS}
+        words += ["logger=none", f"recipe={config.recipe}"]
+        job: Job = compose_inner_job("train", words, **parts)
     else:
-        own = {name: getattr(config, name) for name in FORWARDED if hasattr(config, name)}
-        kind = part.changes.get("measure", config.measure).kind
-        job = compose_inner_job("analyze", [f"measure={kind}", *words], **chosen, **own | dict(part.changes))
-    return job if config.data.name is None else completed_for_instrument(replace(job, data=config.data))
+        for name in PARTS_OF_ANALYSES:
+            if hasattr(config, name):
+                parts[name] = getattr(config, name)
+        parts |= inner.changes
+        measure = parts["measure"]
+        assert isinstance(measure, MeasureConfig)
+        job = compose_inner_job("analyze", [f"measure={measure.kind}", *words], **parts)
+    if config.data.name is None:
+        return job
+    return completed_for_instrument(replace(job, data=config.data))

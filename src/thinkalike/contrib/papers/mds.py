@@ -1,4 +1,4 @@
-"""Layers and words in a plane, by their dissimilarities."""
+"""Multidimensional scaling: layers or words as points in a plane, by their dissimilarities."""
 
 from __future__ import annotations
 
@@ -6,36 +6,64 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-LIMIT, SETTLED = 3000, 1e-14  # steps of SMACOF, and the relative gain at which it stops
+MOST_STEPS = 3000  # of SMACOF
+SMALLEST_GAIN = 1e-14  # relative; with less SMACOF stops
 
 
-def mds(dissimilarity: Float[Tensor, "l l"], dimensions: int = 2) -> tuple[Float[Tensor, "l k"], Float[Tensor, ""]]:
-    """Return points whose Euclidean distances d_ij approximate dissimilarities δ_ij: metric multidimensional scaling.
+def mds(
+    dissimilarity: Float[Tensor, "l l"], dimensions: int = 2
+) -> tuple[Float[Tensor, "l k"], Float[Tensor, ""]]:
+    """Return points whose Euclidean distances d_ij approximate dissimilarities δ_ij, and a stress.
 
-    It minimises Σ_{i<j} (d_ij - δ_ij)² by SMACOF (de Leeuw 1977) from the classical solution (Torgerson 1952), so it is
-    deterministic. It returns the points, about 0 on principal axes, with the largest coordinate of each axis positive,
-    and Kruskal's stress-1, sqrt(Σ (d - δ)² / Σ d²), at least 0.
+    Metric multidimensional scaling minimises Σ_{i<j} (d_ij - δ_ij)² by SMACOF (de Leeuw 1977) from
+    the classical solution (Torgerson 1952), so it is deterministic. The points are centred, on
+    principal axes, with the largest coordinate of each axis positive. The stress is Kruskal's
+    stress-1, sqrt(Σ (d - δ)² / Σ d²), at least 0.
 
     >>> points, stress = mds(torch.tensor([[0.0, 3.0, 4.0], [3.0, 0.0, 5.0], [4.0, 5.0, 0.0]]))
     >>> points.shape, round(stress.item(), 3)
     (torch.Size([3, 2]), 0.0)
-    """
-    given = dissimilarity.double()
-    if not torch.equal(given, given.T) or (given < 0).any() or given.diagonal().any() or not given.any():
-        raise ValueError("dissimilarities must be symmetric, not negative, 0 on the diagonal, and not all 0")
-    from sklearn.manifold import smacof  # takes a second to import
 
-    squared = given.square()
-    product = -(squared - squared.mean(0) - squared.mean(1, keepdim=True) + squared.mean()) / 2
-    values, vectors = torch.linalg.eigh(product)
-    classical = (vectors * values.clamp(min=0).sqrt())[:, -dimensions:]
-    found, _ = smacof(
-        given.cpu().numpy(), n_components=dimensions, init=classical.cpu().numpy(), n_init=1,
-        max_iter=LIMIT, eps=SETTLED, normalized_stress=False
-    )  # fmt: skip
-    points = torch.from_numpy(found).to(given.device)
+    Raises:
+        ValueError: Dissimilarities are not symmetric, negative, not 0 on the diagonal, or all 0.
+    """
+    delta = dissimilarity.double()
+    is_symmetric = torch.equal(delta, delta.T)
+    if not is_symmetric or (delta < 0).any() or delta.diagonal().any() or not delta.any():
+        raise ValueError(
+            "dissimilarities must be symmetric, not negative, 0 on the diagonal, and not all 0"
+        )
+    from sklearn.manifold import smacof  # the import takes a second
+
+    initial = _classical_solution(delta, dimensions)
+    coordinates, _ = smacof(
+        delta.cpu().numpy(),
+        n_components=dimensions,
+        init=initial.cpu().numpy(),
+        n_init=1,
+        max_iter=MOST_STEPS,
+        eps=SMALLEST_GAIN,
+        normalized_stress=False,
+    )
+    points = torch.from_numpy(coordinates).to(delta.device)
     distances = torch.cdist(points, points, compute_mode="donot_use_mm_for_euclid_dist")
-    stress = ((distances - given).square().sum() / distances.square().sum()).sqrt()
-    about_0 = points - points.mean(0)
-    turned = about_0 @ torch.linalg.svd(about_0, full_matrices=False).Vh.T
-    return turned * turned.gather(0, turned.abs().argmax(0, keepdim=True)).sign(), stress
+    stress = ((distances - delta).square().sum() / distances.square().sum()).sqrt()
+    return _on_principal_axes(points), stress
+
+
+def _classical_solution(delta: Float[Tensor, "l l"], dimensions: int) -> Float[Tensor, "l k"]:
+    """Return the leading components of the double-centred squared dissimilarities."""
+    squared = delta.square()
+    row_means = squared.mean(0)
+    column_means = squared.mean(1, keepdim=True)
+    inner_products = -(squared - row_means - column_means + squared.mean()) / 2
+    values, vectors = torch.linalg.eigh(inner_products)
+    return (vectors * values.clamp(min=0).sqrt())[:, -dimensions:]
+
+
+def _on_principal_axes(points: Float[Tensor, "l k"]) -> Float[Tensor, "l k"]:
+    """Return centred points on principal axes, each axis with its largest coordinate positive."""
+    centred = points - points.mean(0)
+    rotated = centred @ torch.linalg.svd(centred, full_matrices=False).Vh.T
+    largest = rotated.abs().argmax(0, keepdim=True)
+    return rotated * rotated.gather(0, largest).sign()

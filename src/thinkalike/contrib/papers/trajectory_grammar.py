@@ -1,96 +1,163 @@
-"""How representations form in five seeds of one model: what settles first, and when features are there."""
+"""How representations form in five seeds: what settles first, and when features appear."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
 
-from thinkalike.contrib import figures
-from thinkalike.contrib.papers.claims import Bound, Claim, judged, untestable
-from thinkalike.contrib.papers.experiment import Case, Conclusion, Experiment, Part
-from thinkalike.contrib.subjects.measures import random_effects
+from thinkalike.contrib.figures.trajectories import draw_settling
+from thinkalike.contrib.papers.claims import Bound, Claim, judged_claim, untestable_claim
+from thinkalike.contrib.papers.experiment import Case, Conclusion, Experiment, InnerJob
+from thinkalike.contrib.subjects.random_effects import random_effects
 from thinkalike.instruments.trajectory.answers import settling
+from thinkalike.instruments.trajectory.instrument import TrajectoryConfig
 from thinkalike.measures.estimates import Estimate
 from thinkalike.store import Result
 
-SEEDS = 5
-MODELS = {"paper": [f"EleutherAI/pythia-70m-seed{seed}" for seed in range(1, SEEDS + 1)], "mini": ["gpt2-mini"]}
-KEPT = "[0,4,16,32,48,64,96,128,192,256,384,512,600]"
-TRAINED = ("pretrain.tokens=307200", "pretrain.tokens_per_step=512", f"pretrain.keep={KEPT}")  # minutes for each seed
+N_SEEDS = 5
+MODELS = {
+    "paper": [f"EleutherAI/pythia-70m-seed{seed}" for seed in range(1, N_SEEDS + 1)],
+    "mini": ["gpt2-mini"],
+}
+KEPT_STEPS = "[0,4,16,32,48,64,96,128,192,256,384,512,600]"
+# Each seed takes minutes.
+MINI_TRAINING = (
+    "pretrain.tokens=307200",
+    "pretrain.tokens_per_step=512",
+    f"pretrain.keep={KEPT_STEPS}",
+)
+MINI_TOKENS = 2048  # that the checkpoints of a mini are compared on
 
 
-def _parts(case: Case) -> list[Part]:
-    """Return a trajectory for each seed; at the scale of minis each is trained first, unless `measure.train` is set."""
-    measure: Any = case.config.measure
+def _trajectories(case: Case) -> list[InnerJob]:
+    """Return a trajectory for each seed.
+
+    At mini scale each seed is trained first, by `measure.train` if that is set.
+    """
     if case.scale == "paper":
-        return [Part(name, (model,)) for name, model in case.models.items()]
-    ((name, model),), parts = case.models.items(), []
-    for seed in range(SEEDS):
-        train = [*(measure.train or TRAINED), f"model.seed={seed}"]
-        own = replace(measure, importance=False, tokens=2048, train=train)
-        parts.append(Part(f"{name}, seed {seed}", (model,), changes={"measure": own}))
-    return parts
+        return [InnerJob(name, (model,)) for name, model in case.models.items()]
+    measure = case.config.measure_as(TrajectoryConfig)
+    ((name, model),) = case.models.items()
+    jobs = []
+    for seed in range(N_SEEDS):
+        training = [*(measure.train or MINI_TRAINING), f"model.seed={seed}"]
+        settings = replace(measure, importance=False, tokens=MINI_TOKENS, train=training)
+        jobs.append(InnerJob(f"{name}, seed {seed}", (model,), changes={"measure": settings}))
+    return jobs
 
 
 def _conclude(case: Case) -> Conclusion:
     results = case.results
-    table = pd.concat([_settled(result).assign(run=run) for run, result in results.items()], ignore_index=True)
-    onsets = pd.concat([result.tables["onsets"].assign(run=run) for run, result in results.items()], ignore_index=True)
+    settled_by_run = [_settled(result).assign(run=run) for run, result in results.items()]
+    table = pd.concat(settled_by_run, ignore_index=True)
+    onsets_by_run = [result.tables["onsets"].assign(run=run) for run, result in results.items()]
+    onsets = pd.concat(onsets_by_run, ignore_index=True)
+
     units = f"{len(results)} seeds"
-    settled = table.pivot(index="run", columns="what", values="doublings")
-    loss, likeness, low, *_, high = table["what"].unique()
+    doublings = table.pivot(index="run", columns="what", values="doublings")
+    loss, likeness, lowest_layer, *_, highest_layer = table["what"].unique()
     claims = [
-        _before("the loss settles before likeness to the end does", settled[likeness] - settled[loss], units),
-        _before(f"{low} settles before {high}", settled[high] - settled[low], units),
+        _earlier(
+            "the loss settles before likeness to the end does",
+            doublings[likeness] - doublings[loss],
+            units,
+        ),
+        _earlier(
+            f"{lowest_layer} settles before {highest_layer}",
+            doublings[highest_layer] - doublings[lowest_layer],
+            units,
+        ),
         _aligned(results, units),
-        *(_there(onsets, feature, units) for feature in dict.fromkeys(onsets["feature"])),
     ]
-    draw = partial(figures.settling, {run: result.table for run, result in results.items()}, onsets)
-    return Conclusion(table, claims, draw, {"onsets": onsets}, blank=["onset", "earliest", "latest"])
+    for feature in dict.fromkeys(onsets["feature"]):
+        claims.append(_appears(onsets, feature, units))
+    draw = partial(draw_settling, {run: result.table for run, result in results.items()}, onsets)
+    return Conclusion(
+        table, claims, draw, {"onsets": onsets}, blank=["onset", "earliest", "latest"]
+    )
 
 
 def _settled(result: Result) -> pd.DataFrame:
-    found = pd.DataFrame(settling(result.table, result.tables["losses"]).items(), columns=["what", "step"])
-    return found.assign(doublings=np.log2(1 + found["step"]))
+    """Return when loss, likeness to the end, and each layer settle in one run."""
+    steps = settling(result.table, result.tables["losses"])
+    table = pd.DataFrame(steps.items(), columns=["what", "step"])
+    return table.assign(doublings=np.log2(1 + table["step"]))
 
 
-def _over(values: Any) -> Estimate:
-    return random_effects(torch.tensor([float(each) for each in values], dtype=torch.float64))
+def _over_seeds(values: Iterable[float]) -> Estimate:
+    """Return the mean of one value per seed, with its interval over seeds."""
+    return random_effects(torch.tensor([float(value) for value in values], dtype=torch.float64))
 
 
-def _before(claim: str, gap: Any, units: str) -> Claim:
-    return judged(claim, [(Bound("above"), _over(gap))], f"doublings of the step between them {_over(gap):+.2f}", units)
+def _earlier(claim: str, gap: pd.Series, units: str) -> Claim:
+    """Return the claim that a gap, in doublings of the step, is above 0."""
+    mean = _over_seeds(gap)
+    numbers = f"doublings of the step between them {mean:+.2f}"
+    return judged_claim(claim, [(Bound("above"), mean)], numbers, units)
 
 
 def _aligned(results: Mapping[str, Result], units: str) -> Claim:
-    alike = [each.table.pivot(index="step", columns="layer", values="to_last") for each in results.values()]
-    runs = [each.tables["losses"].merge(own, on="step") for each, own in zip(results.values(), alike, strict=True)]
-    gains = [[_apart(own, its, "step") - _apart(own, its, "loss") for its in runs if its is not own] for own in runs]
-    less = _over(map(np.mean, gains))
+    """Return the claim that runs differ less at the same loss than at the same step."""
+    runs = []
+    for result in results.values():
+        likeness = result.table.pivot(index="step", columns="layer", values="to_last")
+        runs.append(result.tables["losses"].merge(likeness, on="step"))
+
+    mean_gains = []
+    for run in runs:
+        gains = []
+        for other in runs:
+            if other is not run:
+                at_step = _mean_distance(run, other, "step")
+                at_loss = _mean_distance(run, other, "loss")
+                gains.append(at_step - at_loss)
+        mean_gains.append(float(np.mean(gains)))
+    gain = _over_seeds(mean_gains)
     claim = "seeds are nearer to each other at the same loss than at the same step"
-    return judged(claim, [(Bound("above"), less)], f"difference of CKA less by {less:+.4f}", units)
+    numbers = f"difference of CKA less by {gain:+.4f}"
+    return judged_claim(claim, [(Bound("above"), gain)], numbers, units)
 
 
-def _apart(run: pd.DataFrame, other: pd.DataFrame, at: str) -> float:
-    """Return the mean distance of two runs' curves by layer, at the steps or the losses of the first."""
-    there, layers = other.sort_values(at), [name for name in run if not isinstance(name, str)]
-    return float(np.mean([np.abs(run[layer] - np.interp(run[at], there[at], there[layer])) for layer in layers]))
+def _mean_distance(run: pd.DataFrame, other: pd.DataFrame, at: str) -> float:
+    """Return the mean distance of two runs' curves by layer, at the steps or losses of the first.
+
+    Args:
+        at: "step" or "loss".
+    """
+    other = other.sort_values(at)
+    layers = [name for name in run if not isinstance(name, str)]
+    distances = []
+    for layer in layers:
+        interpolated = np.interp(run[at], other[at], other[layer])
+        distances.append(np.abs(run[layer] - interpolated))
+    return float(np.mean(distances))
 
 
-def _there(onsets: pd.DataFrame, feature: str, units: str) -> Claim:
+def _appears(onsets: pd.DataFrame, feature: str, units: str) -> Claim:
+    """Return the claim that a feature is absent at first, and appears in most seeds."""
     claim = f"{feature} is not there at the first checkpoint, and comes for good"
-    earliest = onsets[onsets["feature"] == feature].groupby("run")["onset"].min()
+    of_feature = onsets[onsets["feature"] == feature]
+    earliest = of_feature.groupby("run")["onset"].min()
     if earliest.isna().all():
-        return untestable(claim, "it is not there at the end in any layer or seed")
+        return untestable_claim(claim, "it is not there at the end in any layer or seed")
     steps = ", ".join("never" if pd.isna(step) else f"{step:.0f}" for step in earliest)
-    came = _over(earliest.gt(0).astype(float))
-    return judged(claim, [(Bound("above", 0.5), came)], f"onset in the first layer that has it: {steps}", units)
+    share_of_seeds = _over_seeds(earliest.gt(0).astype(float))
+    numbers = f"onset in the first layer that has it: {steps}"
+    return judged_claim(claim, [(Bound("above", 0.5), share_of_seeds)], numbers, units)
 
 
-EXPERIMENTS = [Experiment("trajectory/grammar", _conclude, MODELS, _parts, measure="trajectory", tabulates=True)]
+EXPERIMENTS = [
+    Experiment(
+        "trajectory/grammar",
+        _conclude,
+        MODELS,
+        _trajectories,
+        measure="trajectory",
+        tabulates=True,
+    )
+]

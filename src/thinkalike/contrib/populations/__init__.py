@@ -1,1 +1,1 @@
-"""Populations of fine-tuned classifiers (Brown et al. 2023, section 4): pairs of sentences, fine-tuning, members."""
+"""Populations of fine-tuned classifiers of sentence pairs (Brown et al. 2023, section 4)."""

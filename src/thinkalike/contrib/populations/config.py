@@ -1,54 +1,72 @@
-"""The settings of classifiers of pairs of sentences: what they read, how they are fine-tuned, populations of them."""
+"""Settings of sentence-pair classifiers: their pairs, their fine-tuning, their populations."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from thinkalike.config import AnalyzeConfig, ModelConfig, RecipeJob, SettingValues, TrainConfig, setting
-from thinkalike.config.parts import CONTEXT, COUNTS
+from thinkalike.config import (
+    AnalyzeConfig,
+    MeasureConfig,
+    ModelConfig,
+    RecipeJob,
+    SettingValues,
+    TrainConfig,
+    setting,
+)
+from thinkalike.config.parts import CONTEXT, COUNTS, TOKENS_AT_ONCE
 from thinkalike.config.schema import SEEDS, Checked, FilePath
 from thinkalike.errors import ConfigError, ModelError
 
-Number = Annotated[int, Field(ge=0, strict=True)]  # of a model of a population
-Folder = Annotated[str, Field(strict=True)]  # or its checkpoint
-Group = Annotated[list[Number | Folder], Field(min_length=2)]
+MemberNumber = Annotated[int, Field(ge=0, strict=True)]
+CheckpointFolder = Annotated[str, Field(strict=True)]
+Group = Annotated[list[MemberNumber | CheckpointFolder], Field(min_length=2)]
 
 
 @dataclass
 class NumberedModel(ModelConfig):
-    """A model that may be one of a numbered population, and a classifier whose files may not name its classes."""
+    """A numbered model of a population, or a classifier whose files do not name its classes."""
 
-    index: int = setting(0, least=0, most=SEEDS)  # which of a numbered population
-    members: int | None = setting(None, least=1, most=SEEDS, in_key=False)  # how many it has, numbered from 0
-    # of a classifier, in the order of its logits; null: as config.json has them
+    # which member of a numbered population
+    index: int = setting(0, least=0, most=SEEDS)
+    # how many members the population has, numbered from 0
+    members: int | None = setting(None, least=1, most=SEEDS, in_key=False)
+    # classes of a classifier, in the order of its logits; null: as config.json has them
     classes: list[str] | None = setting(None, in_memory=True)
 
     def settings_read(self) -> frozenset[str]:
-        # as a number of its own, as in feather_berts_3, and not as the 3 of gelu-3l
+        # The index counts where a name has it as a number of its own, as in feather_berts_3, and
+        # not as the 3 of gelu-3l.
         number = re.compile(rf"(?<![A-Za-z0-9]){self.index}(?![A-Za-z0-9])")
         names = (self.name, self.hub_id, self.path)
         is_in_name = any(number.search(name) for name in names if name is not None)
         read = super().settings_read()
-        return read if self.members or is_in_name else read - {"index"}
+        if self.members or is_in_name:
+            return read
+        return read - {"index"}
 
     def check_family(self, family: str, predicts: str) -> None:
         super().check_family(family, predicts)
         if self.classes is not None and predicts != "class":
-            raise ConfigError(f"model.classes={self.classes} has no effect for {self.called}, a {family}; leave it out")
+            raise ConfigError(
+                f"model.classes={self.classes} has no effect for {self.called}, a {family}; "
+                "leave it out"
+            )
 
     def classes_of(self, stated: Sequence[str]) -> list[str]:
-        in_files = super().classes_of(stated)
+        classes_in_files = super().classes_of(stated)
         if self.classes is None:
-            return in_files
-        is_other_order = sorted(self.classes) == sorted(in_files) and self.classes != in_files
-        if is_other_order or len(self.classes) != len(in_files):
+            return classes_in_files
+        has_same_names = sorted(self.classes) == sorted(classes_in_files)
+        is_reordered = has_same_names and self.classes != classes_in_files
+        if is_reordered or len(self.classes) != len(classes_in_files):
             raise ModelError(
-                f"{self.called}: model.classes={self.classes}, but its config.json says {in_files}; leave it out"
+                f"{self.called}: model.classes={self.classes}, but its config.json says "
+                f"{classes_in_files}; leave it out"
             )
         return self.classes
 
@@ -57,101 +75,150 @@ class NumberedModel(ModelConfig):
 class PairsConfig(Checked, part="pairs"):
     """Pairs of a premise and a hypothesis: to fit on, to report on, and a challenge."""
 
-    source: Literal["templates", "hub", "files"] = "templates"  # templates: made offline | hub: MNLI and HANS
+    # templates: made offline | hub: MNLI and HANS | files: MNLI and HANS from files
+    source: Literal["templates", "hub", "files"] = "templates"
     # source=files: MNLI to fine-tune on, .jsonl .tsv .txt .parquet
     fit: FilePath | None = setting(None, in_key=False)
-    report: FilePath | None = setting(None, in_key=False)  # source=files: MNLI that is reported on
-    challenge: FilePath | None = setting(None, in_key=False)  # source=files: HANS
-    # how many of each; null: all that there are
+    # source=files: MNLI to report on
+    report: FilePath | None = setting(None, in_key=False)
+    # source=files: HANS
+    challenge: FilePath | None = setting(None, in_key=False)
+    # pairs to fine-tune on; null: all
     fit_pairs: int | None = setting(4000, least=1, most=COUNTS)
-    report_pairs: int | None = setting(1000, least=1, most=COUNTS)  # held out, in distribution
-    challenge_pairs: int | None = setting(6000, least=1, most=COUNTS)  # of HANS, or of its kind
-    heuristic: str | None = "lexical_overlap"  # which part of the challenge is reported on; null: all
-    label: str | None = "non-entailment"  # the class of these pairs; null: both
-    counterexamples: float = setting(0.02, least=0, most=1)  # source=templates: share of fit pairs
-    lexical: float = setting(0.0, least=0, most=1)  # source=templates: share of fit pairs with lexical overlap
-    # of templates, and of which pairs of a set are taken
+    # held-out pairs of the same distribution; null: all
+    report_pairs: int | None = setting(1000, least=1, most=COUNTS)
+    # pairs of HANS, or of templates like HANS; null: all
+    challenge_pairs: int | None = setting(6000, least=1, most=COUNTS)
+    # the heuristic of the challenge pairs that are reported on; null: all
+    heuristic: str | None = "lexical_overlap"
+    # the class of the challenge pairs that are reported on; null: both
+    label: str | None = "non-entailment"
+    # source=templates: share of counterexamples among the overlapping pairs to fit on
+    counterexamples: float = setting(0.02, least=0, most=1)
+    # source=templates: share of pairs to fit on that are made like the lexical-overlap challenge
+    lexical: float = setting(0.0, least=0, most=1)
+    # seed of the templates, and of the sample of a set
     seed: int = setting(0, least=0, most=SEEDS)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.source == "templates" and None in (self.fit_pairs, self.report_pairs, self.challenge_pairs):
-            raise ConfigError("pairs.fit_pairs, .report_pairs and .challenge_pairs must be numbers: templates are made")
+        counts = (self.fit_pairs, self.report_pairs, self.challenge_pairs)
+        if self.source == "templates" and None in counts:
+            raise ConfigError(
+                "pairs.fit_pairs, .report_pairs and .challenge_pairs must be numbers: "
+                "templates are made"
+            )
 
     def settings_read(self) -> frozenset[str]:
         read = super().settings_read()
         if self.source != "files":
             read -= {"fit", "report", "challenge"}
-        return read if self.source == "templates" else read - {"counterexamples", "lexical"}
+        if self.source != "templates":
+            read -= {"counterexamples", "lexical"}
+        return read
 
 
 @dataclass
 class PopulationConfig(Checked, part="population"):
-    """Classifiers of one architecture, in groups: those of a name each, of a parent each, or the best and the worst."""
+    """Classifiers of one architecture, grouped by number, by parent, or by accuracy."""
 
     usual_option: ClassVar[str] = "planted"
     elsewhere: ClassVar[tuple[str, ...]] = ("base", "members", "parents")
 
     # what results call it; null: planted
     name: str = setting(None, by_recipe=True, not_in_key_as="bert-mini")
-    base: str | None = None  # the model that task=nli fine-tunes `size` times, where they are not there yet
-    members: str | None = None  # or the model of which they are numbers; local: they are folders
-    size: int | None = setting(None, least=2, most=10**5)  # of fine-tunings of base without parents
-    # where groups are not named: best and worst on the challenge
+    # the model that task=nli fine-tunes `size` times, where the store lacks these jobs
+    base: str | None = None
+    # or the model that the numbers of members belong to; local: members are folders
+    members: str | None = None
+    # how many fine-tunings of base there are, where there are no parents
+    size: int | None = setting(None, least=2, most=10**5)
+    # members of each group: of a parent, or the best and the worst on the challenge
     per_group: int = setting(6, least=1, most=10**5)
-    generalizing: Group | None = None  # numbers of members, or folders: one group
-    heuristic: Group | None = None  # the other group
-    parents: dict[str, list[str]] | None = None  # {group: [words of task=nli]} of base; members are forks
-    parent_options: list[str] = field(default_factory=list)  # words of task=nli that all parents share
-    options: list[str] = field(default_factory=list)  # words of task=nli for each member's own fine-tuning
-    null: list[str] | None = None  # two of the groups, whose parents differ in nothing but the seed
-    cluster: list[Any] | None = None  # a published grouping: these against all others
+    # numbers of members, or folders: one group
+    generalizing: Group | None = None
+    # numbers of members, or folders: the other group
+    heuristic: Group | None = None
+    # {group: [words of task=nli]}: how each parent is made from base; members are its children
+    parents: dict[str, list[str]] | None = None
+    # words of task=nli that all parents share
+    parent_options: list[str] = field(default_factory=list)
+    # words of task=nli for each member's own fine-tuning
+    options: list[str] = field(default_factory=list)
+    # two of the groups, whose parents differ in nothing but the seed
+    null: list[str] | None = None
+    # numbers of members that a paper found to be a cluster, against all others
+    cluster: list[int | str] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.members and not (self.generalizing and self.heuristic):
-            raise ConfigError(f"population.generalizing= and .heuristic= must name models of {self.members}")
+            raise ConfigError(
+                f"population.generalizing= and .heuristic= must name models of {self.members}"
+            )
         if self.parents is not None:
-            if self.null is not None and (len(self.null) != 2 or not {*self.null} < {*self.parents}):
-                raise ConfigError(
-                    f"population.null={self.null} must name two of more groups: {', '.join(self.parents)}"
-                )
-            if len(self.parents) < 2 or not self.base or self.per_group < 2:
-                raise ConfigError(f"population.parents={self.parents} needs two groups, .base, and .per_group from 2")
+            self._check_parents(self.parents)
         elif self.base and not 2 <= self.per_group <= (self.size or 0) // 2:
-            raise ConfigError(f"population.per_group={self.per_group} must be from 2 to half of size={self.size}")
+            raise ConfigError(
+                f"population.per_group={self.per_group} must be from 2 to half of size={self.size}"
+            )
+
+    def _check_parents(self, parents: dict[str, list[str]]) -> None:
+        if self.null is not None and (len(self.null) != 2 or not set(self.null) < set(parents)):
+            raise ConfigError(
+                f"population.null={self.null} must name two of more groups: {', '.join(parents)}"
+            )
+        if len(parents) < 2 or not self.base or self.per_group < 2:
+            raise ConfigError(
+                f"population.parents={parents} needs two groups, .base, and .per_group from 2"
+            )
 
     def settings_read(self) -> frozenset[str]:
         read = super().settings_read()
         if self.members:
             return read - {"size", "per_group", "parents", "parent_options", "options", "null"}
-        return read - {"size"} if self.parents else read - {"parent_options", "null"}
+        if self.parents:
+            return read - {"size"}
+        return read - {"parent_options", "null"}
 
 
 @dataclass
 class NLIConfig(Checked, part="nli"):
     """How task=nli fine-tunes a classifier: AdamW, warm-up and cosine."""
 
-    index: int = setting(0, least=0, most=SEEDS)  # of a population; it decides head and order
-    epochs: int = setting(3, by_recipe=True, least=1, most=10**4)  # how often it sees each pair
-    pairs_per_step: int = setting(32, least=1, most=10**6)  # pairs that a step reads
-    lr: float = setting(2e-5, by_recipe=True, above=0)  # peak
-    weight_decay: float = setting(0.01, least=0)  # decoupled, of all weights
-    warmup: float = setting(0.1, least=0, below=1)  # share of the steps
-    clip: float = setting(1.0, least=0)  # gradient norm; 0: none
-    # tokens of a pair: one of each text, and three marks
+    # number of the member; it decides the initial weights of the head and the order of the pairs
+    index: int = setting(0, least=0, most=SEEDS)
+    # how often the training sees each pair
+    epochs: int = setting(3, by_recipe=True, least=1, most=10**4)
+    # pairs that a step reads
+    pairs_per_step: int = setting(32, least=1, most=10**6)
+    # peak learning rate
+    lr: float = setting(2e-5, by_recipe=True, above=0)
+    # decoupled weight decay of all weights
+    weight_decay: float = setting(0.01, least=0)
+    # share of the steps in which the learning rate rises
+    warmup: float = setting(0.1, least=0, below=1)
+    # largest norm of the gradient; 0: no clipping
+    clip: float = setting(1.0, least=0)
+    # tokens of a pair: at least one of each text, and three special tokens
     context: int = setting(128, by_recipe=True, least=5, most=CONTEXT)
-    head_lr: float | None = setting(None, above=0)  # of the new classes; null: lr
-    # of their weights; null: the model's initializer_range
+    # peak learning rate of the new head; null: lr
+    head_lr: float | None = setting(None, above=0)
+    # standard deviation of the initial weights of the head; null: the model's initializer_range
     head_std: float | None = setting(None, above=0)
-    freeze: int = setting(0, least=0, most=10**4)  # blocks that are not trained, with the embeddings; 0: all is trained
-    # the first block drawn anew, with all later ones
+    # blocks that are not trained, with the embeddings; 0: all is trained
+    freeze: int = setting(0, least=0, most=10**4)
+    # the first block whose weights are drawn anew, with all later ones; null: none
     redraw: int | None = setting(None, least=0, most=10**4)
 
     def by_recipe(self, job: RecipeJob) -> SettingValues:
         """Return what suits a mini, whatever the machine: its rate ruins a pretrained BERT."""
-        is_small = job.model.mini if job.scale == "auto" else job.is_mini
-        return {"lr": 5e-4, "epochs": 4, "context": 64} if is_small else {}
+        is_small = job.is_mini
+        if job.scale == "auto":
+            is_small = job.model.mini
+        if is_small:
+            return {"lr": 5e-4, "epochs": 4, "context": 64}
+        return {}
 
 
 @dataclass
@@ -160,6 +227,25 @@ class NLIJob(TrainConfig):
 
     nli: NLIConfig = field(default_factory=NLIConfig)
     pairs: PairsConfig = field(default_factory=PairsConfig)
+
+
+@dataclass
+class PopulationMeasureConfig(MeasureConfig):
+    """The settings of the comparison of a population."""
+
+    kind: str = "population"
+    # the pairs that stitches and CKA read
+    side: Literal["report", "challenge"] = "report"
+    # tokens that CKA compares; cls: the first one, which the classifier reads
+    tokens: Literal["all", "cls"] = setting("all", by_recipe=True)
+    # how many pairs, drawn at random, CKA reads (about 1000 in brown2023); null: all
+    cka_pairs: int | None = setting(None, least=1, most=COUNTS)
+    # tokens of a batch of CKA; with tokens=cls at most a quarter of the pairs: four batches
+    tokens_per_batch: int = setting(1024, least=1, most=TOKENS_AT_ONCE)
+    # pairs that run at once
+    batch: int = setting(64, least=1, most=10**5)
+    # sources that run through a target's blocks together
+    at_once: int = setting(4, least=1, most=10**5)
 
 
 @dataclass

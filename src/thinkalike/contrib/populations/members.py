@@ -1,33 +1,26 @@
-"""Members of a population: fine-tuned models and how alike they are, two by two."""
+"""The members of a population: fine-tuned classifiers, published or made here."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
-
-import torch
-from jaxtyping import Float
-from torch import Tensor
+from typing import NamedTuple
 
 from thinkalike.config import ModelConfig, model_named, options
 from thinkalike.config.compose import compose_inner_job
 from thinkalike.contrib.populations.config import NLIJob, PopulationJob
 from thinkalike.contrib.populations.finetuning import CHECKPOINT, accuracy_on
-from thinkalike.contrib.populations.measures import IdentityStitches, identity_stitches
-from thinkalike.contrib.populations.pairs import EncodedPairs, PairBatch, Pairs, batches, read_pairs
-from thinkalike.errors import DataError, one_of
+from thinkalike.contrib.populations.pair_sets import read_pairs
+from thinkalike.contrib.populations.pairs import Pairs
+from thinkalike.errors import one_of
 from thinkalike.instruments import run_job
-from thinkalike.job import Work
 from thinkalike.models.fingerprints import checkpoint_fingerprint
-from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_model
-from thinkalike.processes import asked, at_boundaries, counted, doing, stop
-from thinkalike.states.tokens import sites
+from thinkalike.processes import doing
 from thinkalike.store import Result
 
 GROUPS = ("generalizing", "heuristic")
+PAIRS_PREFIX = "pairs."  # of words of a command line that set something of the pairs
 
 
 class Member(NamedTuple):
@@ -42,213 +35,157 @@ class Member(NamedTuple):
 
 
 def members_of(config: PopulationJob) -> list[Member]:
-    """Return the members group by group, fine-tuned where they are not there yet."""
-    chosen = config.population
-    if chosen.parents:
-        return _forked(config)
-    if chosen.base:
-        return _finetuned(config)
-    return [
-        Member(made.name, group, made)
-        for group in GROUPS
-        for number in getattr(chosen, group)
-        for made in [_published(str(chosen.members), number)]
-    ]
+    """Return the members group by group, after fine-tuning those that the store lacks."""
+    population = config.population
+    if population.parents:
+        return _children_of_parents(config)
+    if population.base:
+        return _best_and_worst(config)
 
-
-def a_member(config: PopulationJob) -> ModelConfig:
-    """Return the configuration of one of the members, or of the model that they are fine-tunings of."""
-    chosen = config.population
-    return _base(config) if chosen.base else _published(str(chosen.members), (chosen.generalizing or [0])[0])
-
-
-def members_in(config: PopulationJob) -> int:
-    """Return how many members a population has, none of them made."""
-    chosen = config.population
-    if chosen.base:
-        return chosen.per_group * len(chosen.parents or GROUPS)
-    return sum(len(getattr(chosen, group) or ()) for group in GROUPS)
-
-
-def _published(name: str, number: Any) -> ModelConfig:
-    if name == "local":
-        return ModelConfig(name=str(number), path=str(number))
-    return _composed("population.members", name, index=number)
-
-
-def _base(config: PopulationJob) -> ModelConfig:
-    return _composed("population.base", str(config.population.base))
-
-
-def _composed(setting: str, name: str, **settings: Any) -> ModelConfig:
-    one_of(setting, name, options("model"))
-    return model_named(name, settings)
-
-
-def _forked(config: PopulationJob) -> list[Member]:
-    """Fine-tune `per_group` children of each parent on a smaller sample of its pairs; they are its group."""
-    chosen = config.population
-    challenge = read_pairs(config.pairs, "challenge")
-    challenge.select(config.pairs.label, config.pairs.heuristic)  # an empty part is refused now, not at the end
     members = []
-    for group, words in (chosen.parents or {}).items():
-        with doing(f"parent of {group}"):
-            parent = _made(config, [f"model={chosen.base}"], [*chosen.parent_options, *words])
-        body = ["model=local", f"model.path={parent.folder / CHECKPOINT}", f"model.name={chosen.name}-{group}"]
-        kind = [word for word in words if word.startswith("pairs.")]
-        for index in range(chosen.per_group):
-            with doing(f"member {index + 1} of {chosen.per_group} of {group}"):
-                fork = _made(config, body, [*kind, *chosen.options, f"nli.index={index}"])
-            members.append(_member(f"{chosen.name}-{group}-{index}", group, fork))
+    for group in GROUPS:
+        for number in getattr(population, group):
+            model = _published(str(population.members), number)
+            members.append(Member(model.name, group, model))
     return members
 
 
-def _finetuned(config: PopulationJob) -> list[Member]:
-    """Return the most and the least accurate on the challenge of as many fine-tunings as the population has.
-
-    Accuracy is that on the half of the challenge by which groups are chosen, see `halves`.
-    """
-    chosen = config.population
-    pairs, _ = halves(config, read_pairs(config.pairs, "challenge"))
-    made = []
-    for index in range(chosen.size or 0):
-        with doing(f"member {index + 1} of {chosen.size}"):
-            result = _made(config, [f"model={chosen.base}"], [*chosen.options, f"nli.index={index}"])
-        member = _member(f"{chosen.base}-nli-{index}", "", result)
-        made.append((accuracy_on(load_model(member.config), pairs), member))
-    ranked = [member for _, member in sorted(made, key=lambda each: -each[0])]
-    groups = zip(GROUPS, (ranked[: chosen.per_group], ranked[: -chosen.per_group - 1 : -1]), strict=True)
-    return [member._replace(group=group) for group, best in groups for member in best]
+def member_shape(config: PopulationJob) -> ModelConfig:
+    """Return a model with the shape of all members: one of them, or the model they start from."""
+    population = config.population
+    if population.base:
+        return _base(config)
+    number = (population.generalizing or [0])[0]
+    return _published(str(population.members), number)
 
 
-def _made(config: PopulationJob, body: Sequence[str], words: Sequence[str]) -> Result:
-    """Return a fine-tuning by these words of task=nli, on the population's pairs but for what words say of them."""
-    scale = f"scale={'mini' if _base(config).mini else 'paper'}"  # forks are in folders, which have none
-    job = compose_inner_job("train", ["task=nli", *body, scale, *words, "logger=none"])
-    assert isinstance(job, NLIJob)
-    own = {word.partition("=")[0].removeprefix("pairs.") for word in words if word.startswith("pairs.")}
-    job.pairs = replace(config.pairs, **{name: getattr(job.pairs, name) for name in own})
-    job.store, job.threads = config.store, config.threads
-    return run_job(job)
-
-
-def _member(name: str, group: str, made: Result) -> Member:
-    context = made.config["nli"]["context"]
-    return Member(name, group, ModelConfig(name=name, path=str(made.folder / CHECKPOINT), context=context))
+def count_members(config: PopulationJob) -> int:
+    """Return how many members the population has, without making any."""
+    population = config.population
+    if population.base:
+        return population.per_group * len(population.parents or GROUPS)
+    return sum(len(getattr(population, group) or ()) for group in GROUPS)
 
 
 def halves(config: PopulationJob, challenge: Pairs) -> tuple[Pairs, Pairs]:
-    """Return the pairs of the challenge by which groups are chosen, and those that judge them, which are others."""
-    part = challenge.select(config.pairs.label, config.pairs.heuristic)
-    if config.population.base is None or config.population.parents:
-        return part, part
-    return part.take(range(0, len(part), 2)), part.take(range(1, len(part), 2))
+    """Return the challenge pairs that choose the groups, and the pairs that judge the groups.
 
-
-KEPT_EVERY = 10  # batches of stitches
-LEAST_BATCHES = 4  # of CKA where a pair is one row, so that there is an interval
-STITCHES = "stitches"  # the checkpoint of a job
-
-
-class PopulationCKA(NamedTuple):
-    """CKA of every two models at each layer, and what it comes from."""
-
-    value: Float[Tensor, "m m l"]
-    hsics: Float[Tensor, "b m m l"]  # of each batch
-    facts: dict[str, Any]  # how many pairs and rows
-
-
-def stitched_members(
-    models: Sequence[FrozenModel], encoded: EncodedPairs, pairs: Pairs, measure: Any, work: Work
-) -> IdentityStitches:
-    """Return losses and predicted classes of all stitches (source, target, cut, pair), `measure.batch` pairs at once.
-
-    A checkpoint is kept every few batches, from which an interrupted job resumes. Processes share the batches.
+    Where members are ranked on the challenge, the two are disjoint; otherwise both are all pairs.
     """
-    if (kept := work.resume(STITCHES)) is not None:
-        found, first = IdentityStitches(kept["losses"], kept["predicted"]), int(kept["batches"])
-    else:
-        shape, first = (len(models), len(models), models[0].n_layers + 1, len(pairs)), 0
-        found = IdentityStitches(torch.zeros(shape, dtype=torch.float64), torch.zeros(shape, dtype=torch.int8))
-    parts, new = list(batches(encoded, measure.batch)), list[tuple[Any, IdentityStitches]]()
-    processes = work.processes
-
-    def add(batch: PairBatch) -> None:
-        labels, mask = pairs.labels[batch.rows], batch.mask.long()
-        part = identity_stitches(
-            models, batch.tokens, labels, pairs.classes, mask=mask, types=batch.types, at_once=measure.at_once
-        )
-        new.append((batch.rows, part))
-
-    def gather() -> None:
-        for rows, part in itertools.chain.from_iterable(processes.everyone(new)):
-            for whole, own in zip(found, part, strict=True):
-                whole[..., rows] = own
-        new.clear()
-
-    with at_boundaries(), doing("batch of stitches", len(parts), first) as activity:
-        for before in range(first, len(parts), processes.size):
-            if before + processes.rank < len(parts):
-                add(parts[before + processes.rank])
-            done = min(before + processes.size, len(parts))
-            activity.reach(done)
-            is_asked = any(processes.everyone(asked()))
-            if is_asked or done // KEPT_EVERY > before // KEPT_EVERY:
-                gather()
-                if not processes.rank:
-                    work.keep(STITCHES, {**found._asdict(), "batches": done})
-            if is_asked:
-                stop(f"at batch {done} of {len(parts)}")
-        gather()
-    processes.end_of_share()
-    return found
+    pairs = challenge.select(config.pairs.label, config.pairs.heuristic)
+    is_ranked = config.population.base is not None and not config.population.parents
+    if not is_ranked:
+        return pairs, pairs
+    choosing = pairs.take(range(0, len(pairs), 2))
+    judging = pairs.take(range(1, len(pairs), 2))
+    return choosing, judging
 
 
-def likeness_of_members(models: Sequence[FrozenModel], encoded: EncodedPairs, measure: Any) -> PopulationCKA:
-    """Return CKA of every two models at each layer; a DataError says that there are too few pairs, or states have none.
+# ---- Published members.
 
-    The settings are those of `population.PopulationMeasureConfig`.
+
+def _published(name: str, number: int | str) -> ModelConfig:
+    """Return a numbered model, or the model in a folder if the name is "local"."""
+    if name == "local":
+        return ModelConfig(name=str(number), path=str(number))
+    one_of("population.members", name, options("model"))
+    return model_named(name, {"index": number})
+
+
+def _base(config: PopulationJob) -> ModelConfig:
+    name = str(config.population.base)
+    one_of("population.base", name, options("model"))
+    return model_named(name, {})
+
+
+# ---- Members that are fine-tuned here.
+
+
+def _children_of_parents(config: PopulationJob) -> list[Member]:
+    """Return `per_group` children of each parent, which are its group.
+
+    A child is the parent, fine-tuned once more on a smaller sample of the parent's kind of pairs.
     """
-    from thinkalike.measures.metric import CKA
+    population = config.population
+    challenge = read_pairs(config.pairs, "challenge")
+    challenge.select(
+        config.pairs.label, config.pairs.heuristic
+    )  # refuse an empty set before hours
 
-    count, rows = min(measure.cka_pairs or len(encoded), len(encoded)), measure.tokens_per_batch
-    rows = min(rows, count // LEAST_BATCHES) if measure.tokens == "cls" else rows
-    m = len(models)
-    metrics = [CKA(m, m) for _ in range(models[0].n_layers)]
-    for states in counted(_states(models, encoded, measure, rows, count), "batch of CKA"):
-        for number, (metric, layer) in enumerate(zip(metrics, zip(*states, strict=True), strict=True)):
-            try:
-                metric.update(layer, layer)
-            except ValueError as error:  # what it calls layers are models
-                raise DataError(f"block {number} of {', '.join(model.name for model in models)}: {error}") from error
-    if not metrics[0].update_called:
-        raise DataError("too few pairs for measure.tokens_per_batch; lower it, or let CKA read more")
-    results = [metric.compute() for metric in metrics]
-    hsics = torch.stack([each.hsics[:, :m, :m] for each in results], -1)
-    value = torch.stack([each.as_found for each in results], -1)  # with its bias: no interval stands beside it
-    facts = {"tokens": measure.tokens, "pairs": count, "rows_per_batch": rows, "batches": len(hsics)}
-    return PopulationCKA(value, hsics, facts)
+    members = []
+    for group, words in (population.parents or {}).items():
+        with doing(f"parent of {group}"):
+            parent = _finetuned(
+                config, [f"model={population.base}"], [*population.parent_options, *words]
+            )
+        start = [
+            "model=local",
+            f"model.path={parent.folder / CHECKPOINT}",
+            f"model.name={population.name}-{group}",
+        ]
+        words_of_pairs = [word for word in words if word.startswith(PAIRS_PREFIX)]
+        for index in range(population.per_group):
+            with doing(f"member {index + 1} of {population.per_group} of {group}"):
+                child = _finetuned(
+                    config, start, [*words_of_pairs, *population.options, f"nli.index={index}"]
+                )
+            members.append(_member(f"{population.name}-{group}-{index}", group, child))
+    return members
 
 
-def _states(
-    models: Sequence[FrozenModel], encoded: EncodedPairs, measure: Any, rows: int, pairs: int
-) -> Iterator[list[list[Float[Tensor, "n d"]]]]:
-    """Yield states by model and layer, of `rows` tokens of pairs at a time; the rest at the end is dropped.
+def _best_and_worst(config: PopulationJob) -> list[Member]:
+    """Return the most and the least accurate of `size` fine-tunings of the base.
 
-    Pairs come in random order, so that batches differ by chance alone; the first `pairs` of them are read.
+    Accuracy is that on the half of the challenge that chooses the groups, see `halves`.
     """
-    order = torch.randperm(len(encoded), generator=torch.Generator().manual_seed(0)).tolist()[:pairs]
-    waiting: list[list[list[Tensor]]] = []
-    for start in range(0, len(order), measure.batch):
-        batch, found = encoded.batch(order[start : start + measure.batch]), {}
-        chosen = batch.mask.clone()
-        if measure.tokens == "cls":
-            chosen[:, 1:] = False
-        for model in dict.fromkeys(models):  # the whole states of one at a time
-            layers = model.residuals(batch.tokens.long(), sites(model), batch.mask.long(), batch.types)
-            found[model] = [layer[chosen.to(layer.device)].cpu() for layer in layers]
-        waiting.append([found[model] for model in models])
-        while sum(len(part[0][0]) for part in waiting) >= rows:
-            whole = [[torch.cat(parts) for parts in zip(*own, strict=True)] for own in zip(*waiting, strict=True)]
-            yield [[layer[:rows] for layer in own] for own in whole]
-            waiting = [[[layer[rows:] for layer in own] for own in whole]]
+    population = config.population
+    choosing, _ = halves(config, read_pairs(config.pairs, "challenge"))
+    members = []
+    accuracies = {}
+    for index in range(population.size or 0):
+        with doing(f"member {index + 1} of {population.size}"):
+            result = _finetuned(
+                config, [f"model={population.base}"], [*population.options, f"nli.index={index}"]
+            )
+        member = _member(f"{population.base}-nli-{index}", "", result)
+        members.append(member)
+        accuracies[member.name] = accuracy_on(load_model(member.config), choosing)
+
+    ranked = sorted(members, key=lambda member: -accuracies[member.name])
+    best = ranked[: population.per_group]
+    worst = ranked[: -population.per_group - 1 : -1]  # the worst one first
+    generalizing, heuristic = GROUPS
+    return [
+        *(member._replace(group=generalizing) for member in best),
+        *(member._replace(group=heuristic) for member in worst),
+    ]
+
+
+def _finetuned(config: PopulationJob, start: Sequence[str], words: Sequence[str]) -> Result:
+    """Return the fine-tuning of a model, by task=nli, on the population's pairs.
+
+    Args:
+        start: Words of a command line that name the model it starts from.
+        words: Further words of task=nli. Settings of pairs among them win over the population's.
+    """
+    # A child starts from a folder, which does not say whether its model is a mini.
+    scale = "mini" if _base(config).mini else "paper"
+    overrides = ["task=nli", *start, f"scale={scale}", *words, "logger=none"]
+    job = compose_inner_job("train", overrides)
+    assert isinstance(job, NLIJob)
+
+    set_by_words = {}
+    for word in words:
+        if word.startswith(PAIRS_PREFIX):
+            name = word.partition("=")[0].removeprefix(PAIRS_PREFIX)
+            set_by_words[name] = getattr(job.pairs, name)
+    job.pairs = replace(config.pairs, **set_by_words)
+    job.store = config.store
+    job.threads = config.threads
+    return run_job(job)
+
+
+def _member(name: str, group: str, finetuned: Result) -> Member:
+    path = str(finetuned.folder / CHECKPOINT)
+    context = finetuned.config["nli"]["context"]
+    return Member(name, group, ModelConfig(name=name, path=path, context=context))

@@ -1,34 +1,48 @@
-"""measure=population: identity stitches and CKA of all pairs of classifiers (Brown et al. 2023, section 4)."""
+"""measure=population: identity stitches and CKA of all pairs of classifiers.
+
+Source: Brown et al. 2023, section 4.
+"""
 
 from __future__ import annotations
 
 import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Optional
+from typing import ClassVar
 
 import pandas as pd
 import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from thinkalike.config import RUNS, MeasureConfig, ModelConfig, setting, settings_of
+from thinkalike.config import RUNS, ModelConfig, settings_of
 from thinkalike.config.groups import with_changes
-from thinkalike.config.parts import COUNTS, TOKENS_AT_ONCE
-from thinkalike.contrib.populations import members as joint
-from thinkalike.contrib.populations.config import PopulationJob
-from thinkalike.contrib.populations.measures import (
+from thinkalike.contrib.populations.all_stitches import stitched_members
+from thinkalike.contrib.populations.class_losses import check_labels
+from thinkalike.contrib.populations.config import PopulationJob, PopulationMeasureConfig
+from thinkalike.contrib.populations.encoding import EncodedPairs, batches, encode
+from thinkalike.contrib.populations.group_means import (
     Grouped,
-    IdentityStitches,
-    check_alike,
-    check_labels,
     flips,
     grouped,
     population_penalties,
 )
-from thinkalike.contrib.populations.members import Member
-from thinkalike.contrib.populations.pairs import MNLI, PAIR, EncodedPairs, Pairs, batches, encode, read_pairs, tokens_of
+from thinkalike.contrib.populations.identity_stitches import IdentityStitches, check_alike
+from thinkalike.contrib.populations.member_likeness import likeness_of_members
+from thinkalike.contrib.populations.members import (
+    Member,
+    count_members,
+    halves,
+    member_shape,
+    members_of,
+)
+from thinkalike.contrib.populations.pair_sets import (
+    TOKENS_PER_PAIR,
+    Side,
+    count_tokens,
+    read_pairs,
+)
+from thinkalike.contrib.populations.pairs import MNLI, Pairs
 from thinkalike.data.alignment import check_same_tokenizer
 from thinkalike.errors import ConfigError, ModelError
 from thinkalike.job import Instrument, Outcome, Work
@@ -39,25 +53,7 @@ from thinkalike.models.shapes import Passes, Shapes
 from thinkalike.screen import Column, Table, few, number_column, show_table, show_text, span
 from thinkalike.store import Headline, Result
 
-CHECKED = 300  # pairs that labels are checked on
-
-
-# ruff: noqa: UP045
-@dataclass
-class PopulationMeasureConfig(MeasureConfig):
-    """The settings of the comparison of a population."""
-
-    kind: str = "population"
-    side: Literal["report", "challenge"] = "report"  # of the pairs
-    # that CKA compares; cls: the first, which the classifier reads
-    tokens: Literal["all", "cls"] = setting("all", by_recipe=True)
-    cka_pairs: Optional[int] = setting(None, least=1, most=COUNTS)  # how many, at random, CKA reads, in brown2023 about
-    # 1000; null: all
-    tokens_per_batch: int = setting(1024, least=1, most=TOKENS_AT_ONCE)  # of CKA; of tokens=cls at most a quarter of
-    # what it reads, so that there are four batches
-    batch: int = setting(64, least=1, most=10**5)  # pairs that run at once
-    # sources that run through a target's blocks together
-    at_once: int = setting(4, least=1, most=10**5)
+PAIRS_CHECKED = 300  # that the order of each model's classes is checked on
 
 
 class Population(
@@ -67,180 +63,249 @@ class Population(
     config=PopulationJob,
     reads=("measure", "pairs", "population", "seed"),
 ):
-    """Stitches every two members at every cut, and compares every two by layer, on the pairs of `measure.side`.
+    """Stitches every two members at every cut, and compares every two at every layer.
 
-    Its arrays are by example or batch: losses in nats, the predicted class and whether it is right (source, target,
-    cut, pair), CKA (source, target, layer) and its HSICs.
+    It reads the pairs of `measure.side`. Its arrays are by example or batch: losses in nats, the
+    predicted class and whether it is right (source, target, cut, pair), CKA (source, target,
+    layer) and its HSICs.
     """
 
-    needs_store: ClassVar[bool] = True  # of the jobs that fine-tune members
+    needs_store: ClassVar[bool] = True  # for the jobs that fine-tune members
     is_shared: ClassVar[bool] = True
 
     def settings_read(self, config: PopulationJob) -> frozenset[str]:
         """Return what the comparison reads, and how its members run."""
         return super().settings_read(config) | {f"model.{name}" for name in RUNS}
 
-    def inputs(self, config: PopulationJob) -> Mapping[str, Any]:
-        check_models({"model": config.model})  # a device that is not there is refused before members are fine-tuned
+    def inputs(self, config: PopulationJob) -> Mapping[str, Pairs]:
+        # A device that does not exist is refused before members are fine-tuned.
+        check_models({"model": config.model})
         side = config.measure_as(PopulationMeasureConfig).side
         pairs = read_pairs(config.pairs, side)
-        return {"pairs": joint.halves(config, pairs)[1] if side == "challenge" else pairs}
+        if side == "challenge":
+            _, pairs = halves(config, pairs)
+        return {"pairs": pairs}
 
-    def prepare(self, config: PopulationJob) -> Mapping[str, Any]:
+    def prepare(self, config: PopulationJob) -> Mapping[str, Member | str]:
         """Return the members, which are fine-tuned first where the store lacks them."""
-        stated = joint.members_of(config)
-        members = [each._replace(config=as_chosen(each.config, config)) for each in stated]
-        if twice := [name for name, count in Counter(each.name for each in members).items() if count > 1]:
-            raise ConfigError(f"population={config.population.name} names {twice[0]} twice")
-        changed = {  # what the key has to know of how members run, where it is not as stated
-            f"{key}={getattr(now.config, key)}"
-            for before, now in zip(stated, members, strict=True)
-            for key in ("dtype", "context")
-            if getattr(now.config, key) != getattr(before.config, key)
-        }
-        known: dict[str, Any] = {"members run with": ", ".join(sorted(changed))} if changed else {}
-        return known | {each.name: each for each in members}
+        stated = members_of(config)
+        members = [member._replace(config=as_chosen(member.config, config)) for member in stated]
+        for name, count in Counter(member.name for member in members).items():
+            if count > 1:
+                raise ConfigError(f"population={config.population.name} names {name} twice")
+
+        # The key has to know how members run, where that is not as stated.
+        changes = set()
+        for before, now in zip(stated, members, strict=True):
+            for setting in ("dtype", "context"):
+                value = getattr(now.config, setting)
+                if value != getattr(before.config, setting):
+                    changes.add(f"{setting}={value}")
+        prepared: dict[str, Member | str] = {}
+        if changes:
+            prepared["members run with"] = ", ".join(sorted(changes))
+        for member in members:
+            prepared[member.name] = member
+        return prepared
 
     def models_of(self, config: PopulationJob) -> dict[str, ModelConfig]:
         """Return one model for all members, which have the same shape."""
-        return {"member": as_chosen(joint.a_member(config), config)}
+        return {"member": as_chosen(member_shape(config), config)}
 
     def passes(self, config: PopulationJob, shapes: Shapes) -> list[Passes]:
-        """Return the passes of all stitches and those of CKA, without fine-tunings that are missing.
+        """Return the passes of all stitches and of CKA, without fine-tunings that are missing.
 
-        From each cut on, each of m · m pairs of members runs the target's blocks: m² (L + 1) / 2 passes, and m of the
-        sources.
+        From each cut on, each of m · m pairs of members runs the target's blocks: m² (L + 1) / 2
+        passes, and m of the sources.
         """
-        measure: Any = config.measure
-        shape, members, read = shapes["member"], joint.members_in(config), tokens_of(config.pairs, measure.side)
-        alike = min(PAIR * float(measure.cka_pairs or read), read)
-        stitches = members**2 * (shape.layers + 1) / 2 + members
+        measure = config.measure_as(PopulationMeasureConfig)
+        shape = shapes["member"]
+        n_members = count_members(config)
+        stitch_tokens = count_tokens(config.pairs, measure.side)
+        cka_tokens = stitch_tokens
+        if measure.cka_pairs is not None:
+            cka_tokens = min(TOKENS_PER_PAIR * float(measure.cka_pairs), stitch_tokens)
+        n_stitch_passes = n_members**2 * (shape.layers + 1) / 2 + n_members
         return [
-            shape.passes("stitches", read, PAIR, stitches, full=False),
-            shape.passes("CKA", alike, PAIR, members, full=False),
+            shape.passes("stitches", stitch_tokens, TOKENS_PER_PAIR, n_stitch_passes, full=False),
+            shape.passes("CKA", cka_tokens, TOKENS_PER_PAIR, n_members, full=False),
         ]
 
     def holds(self, config: PopulationJob, shapes: Shapes) -> float:
-        """Return the bytes of the weights of all members but one, which is counted as the model."""
-        return (joint.members_in(config) - 1) * shapes["member"].bytes
+        """Return the bytes of the weights of all members but one, which counts as the model."""
+        return (count_members(config) - 1) * shapes["member"].bytes
 
     def run(self, config: PopulationJob, work: Work) -> Outcome:
         measure = config.measure_as(PopulationMeasureConfig)
-        pairs: Pairs = work.input("pairs", Pairs)
-        members = [each for each in work.inputs.values() if isinstance(each, Member)]
+        pairs = work.input("pairs", Pairs)
+        members = [item for item in work.inputs.values() if isinstance(item, Member)]
         with work.phase("loading"):
-            models = _load(members, config, pairs)
-        encoded = _encode(pairs, models, config)
-        if not work.processes.rank:  # first, as it is quick, and may be refused
-            likeness = joint.likeness_of_members(models, encoded, measure)
-        stitched = joint.stitched_members(models, encoded, pairs, measure, work)
-        correct = stitched.predicted == pairs.labels
-        table = _table(members, stitched, correct)
-        itself = table[table["source"] == table["target"]]
-        own = itself.groupby("group_of_source")["accuracy"].mean()
-        read = {name: each if isinstance(each, str) else each.fingerprint() for name, each in work.inputs.items()}
-        facts = {"source": pairs.source, "count": len(pairs), "truncated": encoded.truncated, **read}
-        arrays = {"losses": stitched.losses.float(), "predicted": stitched.predicted, "correct": correct}
-        arrays |= {"cka": likeness.value, "hsics": likeness.hsics}
+            models = _load_members(members, config, pairs)
+        encoded = _encode(pairs, models)
+
+        # CKA comes first, as it is quick and may be refused. One process computes it.
+        if work.processes.rank == 0:
+            likeness = likeness_of_members(models, encoded, measure)
+        stitches = stitched_members(models, encoded, pairs, measure, work)
+        correct = stitches.predicted == pairs.labels
+
+        table = _stitch_table(members, stitches, correct)
+        alone = table[table["source"] == table["target"]]
+        accuracy_of_group = alone.groupby("group_of_source")["accuracy"].mean()
+        groups = dict.fromkeys(member.group for member in members)
+        arrays = {
+            "losses": stitches.losses.float(),
+            "predicted": stitches.predicted,
+            "correct": correct,
+            "cka": likeness.value,
+            "hsics": likeness.hsics,
+        }
+        inputs = {}
+        for name, item in work.inputs.items():
+            inputs[name] = item if isinstance(item, str) else item.fingerprint()
+        facts_of_pairs = {
+            "source": pairs.source,
+            "count": len(pairs),
+            "truncated": encoded.truncated,
+            **inputs,
+        }
+        layers = range(models[0].n_layers)
         return Outcome(
             table,
-            {f"accuracy_{group}": float(own[group]) for group in dict.fromkeys(each.group for each in members)},
+            {f"accuracy_{group}": float(accuracy_of_group[group]) for group in groups},
             {name: values.numpy() for name, values in arrays.items()},
-            {"cka": _long(members, range(models[0].n_layers), "layer", {"value": likeness.value})},
+            {"cka": _long_table(members, layers, "layer", {"value": likeness.value})},
             models=[model.describe() for model in models],
-            facts={"pairs": facts, "cka": likeness.facts},
+            facts={"pairs": facts_of_pairs, "cka": likeness.read},
         )
 
     def headlines(self, result: Result) -> list[Headline]:
-        """Return the mean share of flips between groups at the cut where it is greatest, and that within them there."""
-        flipped = _means(result)["flips"]
+        """Return the mean share of flips between and within groups.
+
+        Both are at the cut where the share between groups is largest.
+        """
+        flipped = _means_by_quantity(result)["flips"]
         cut = int(flipped.between.value.argmax())
-        both = {"flips_between_groups": flipped.between, "flips_within_groups": flipped.within}
-        return [Headline.with_ends(name, *map(float, each[cut])) for name, each in both.items()]
+        headlines = []
+        for kind, estimate in (("between", flipped.between), ("within", flipped.within)):
+            value, low, high = (float(end) for end in estimate[cut])
+            headlines.append(Headline.with_ends(f"flips_{kind}_groups", value, low, high))
+        return headlines
 
     def show(self, result: Result) -> None:
-        means = _means(result)
-        cuts = len(means["flips"].between.value)
-        rows, columns = few(cuts), []
-        for name, found in means.items():
-            for which, each in (("within", found.within), ("between", found.between)):
-                # there are no layers at cut -1
-                cells = [""] * (cuts - len(each.value)) + [f"{value:.2f}" for value in each.value]
-                columns.append(Column(f"{name} {which}", [cells[row] for row in rows]))
+        means = _means_by_quantity(result)
+        n_cuts = len(means["flips"].between.value)
+        rows = few(n_cuts)
+        columns = []
+        for name, quantity in means.items():
+            for kind, estimate in (("within", quantity.within), ("between", quantity.between)):
+                # The first cut is -1, where there is no layer and no CKA.
+                n_empty = n_cuts - len(estimate.value)
+                cells = [""] * n_empty + [f"{value:.2f}" for value in estimate.value]
+                columns.append(Column(f"{name} {kind}", [cells[row] for row in rows]))
+        cut_column = number_column("cut", [row - 1 for row in rows])
         title = "mean over pairs of models within a group, and between groups"
-        show_table(Table(title, [number_column("cut", [row - 1 for row in rows]), *columns]))
-        cut = int(means["flips"].between.value.argmax())
-        both = means["flips"].between, means["flips"].within
-        ends = [span(each.value[cut], each.low[cut], each.high[cut], ".2f") for each in both]
-        show_text(f"Stitches flip most labels at cut {cut - 1}: {ends[0]} between groups, {ends[1]} within.")
+        show_table(Table(title, [cut_column, *columns]))
+
+        flipped = means["flips"]
+        cut = int(flipped.between.value.argmax())
+        between, within = (
+            span(estimate.value[cut], estimate.low[cut], estimate.high[cut], ".2f")
+            for estimate in (flipped.between, flipped.within)
+        )
+        show_text(
+            f"Stitches flip most labels at cut {cut - 1}: "
+            f"{between} between groups, {within} within."
+        )
 
 
-def _means(result: Result) -> dict[str, Grouped]:
+def _means_by_quantity(result: Result) -> dict[str, Grouped]:
     """Return penalties, flips and CKA within and between groups, by cut or layer."""
     groups = list(result.table.drop_duplicates("source")["group_of_source"])
-    arrays = {name: torch.from_numpy(result.arrays[name]) for name in ("correct", "predicted", "cka")}
+    correct = torch.from_numpy(result.arrays["correct"])
+    predicted = torch.from_numpy(result.arrays["predicted"])
     values = {
-        "accuracy penalty": population_penalties(arrays["correct"].double().mean(-1)),
-        "flips": flips(arrays["predicted"]).mean(-1),
-        "CKA": arrays["cka"],
+        "accuracy penalty": population_penalties(correct.double().mean(-1)),
+        "flips": flips(predicted).mean(-1),
+        "CKA": torch.from_numpy(result.arrays["cka"]),
     }
-    return {name: grouped(each, groups) for name, each in values.items()}
+    return {name: grouped(of_quantity, groups) for name, of_quantity in values.items()}
 
 
 def as_chosen(member: ModelConfig, config: PopulationJob) -> ModelConfig:
-    """Return a member that runs in the dtype, on the device and with the context that a command line gives `model`.
+    """Return a member that runs as a command line says of `model`: dtype, device and context.
 
     Only settings that the command line names count, and not those that model=NAME brings along.
     """
-    given = {} if config.model.name else settings_of(config.model)
-    return with_changes(member, {key: value for key, value in given.items() if key in RUNS})
+    if config.model.name:
+        return member
+    chosen = {key: value for key, value in settings_of(config.model).items() if key in RUNS}
+    return with_changes(member, chosen)
 
 
-def _load(members: Sequence[Member], config: PopulationJob, pairs: Pairs) -> list[FrozenModel]:
-    """Return the models, whose labels are checked on pairs that they should get right."""
-    models = [load_model(each.config) for each in members]
+def _load_members(
+    members: Sequence[Member], config: PopulationJob, pairs: Pairs
+) -> list[FrozenModel]:
+    """Return the models, after a check of their labels on pairs that they should get right."""
+    models = [load_model(member.config) for member in members]
     for model in models:
         if not model.classes:
-            raise ModelError(f"{model.name} is no classifier; a population is of classifiers of pairs")
+            raise ModelError(
+                f"{model.name} is no classifier; a population is of classifiers of pairs"
+            )
         check_same_tokenizer(models[0], model)
     check_alike(models)
-    own = "report" if len(models[0].classes) == len(MNLI) else "challenge"
-    known = pairs if pairs.classes == MNLI else read_pairs(config.pairs, own)
-    part = known.sample(min(CHECKED, len(known)), config.seed)
-    read = list(batches(_encode(part, models, config), config.measure_as(PopulationMeasureConfig).batch))
+
+    # Pairs with the classes of MNLI tell most; models that do not have these know the challenge.
+    if pairs.classes != MNLI:
+        side: Side = "challenge"
+        if len(models[0].classes) == len(MNLI):
+            side = "report"
+        pairs = read_pairs(config.pairs, side)
+    sample = pairs.sample(min(PAIRS_CHECKED, len(pairs)), config.seed)
+    batch_size = config.measure_as(PopulationMeasureConfig).batch
+    sample_batches = list(batches(_encode(sample, models), batch_size))
     for model in models:
-        logits = torch.empty(len(part), len(model.classes), dtype=torch.float64)
-        for batch in read:
-            logits[batch.rows] = model.full(batch.tokens, batch.mask.long(), batch.types).double().cpu()
-        check_labels(logits, part.labels, model.classes, part.classes, name=model.name)
+        logits = torch.empty(len(sample), len(model.classes), dtype=torch.float64)
+        for batch in sample_batches:
+            of_batch = model.full(batch.tokens, batch.mask.long(), batch.types)
+            logits[batch.rows] = of_batch.double().cpu()
+        check_labels(logits, sample.labels, model.classes, sample.classes, name=model.name)
     return models
 
 
-def _encode(pairs: Pairs, models: Sequence[FrozenModel], config: PopulationJob) -> EncodedPairs:
+def _encode(pairs: Pairs, models: Sequence[FrozenModel]) -> EncodedPairs:
     return encode(pairs, models[0].tokenizer, min(model.context for model in models))
 
 
-def _table(members: Sequence[Member], stitched: IdentityStitches, correct: Bool[Tensor, "m m c n"]) -> pd.DataFrame:
-    """Return one row per source, target and cut.
+def _stitch_table(
+    members: Sequence[Member], stitches: IdentityStitches, correct: Bool[Tensor, "m m c n"]
+) -> pd.DataFrame:
+    """Return one row for each source, target and cut.
 
-    A penalty is what the target loses of its own accuracy and loss; flips are the share of predictions, in [0, 1], that
-    are not the target's own.
+    A penalty is what the target loses of its own accuracy and loss; flips are the share of
+    predictions, in [0, 1], that differ from the target's own.
     """
-    accuracy, loss = correct.double().mean(-1), stitched.losses.mean(-1)
+    accuracy = correct.double().mean(-1)
+    loss = stitches.losses.mean(-1)
     values = {
         "accuracy": accuracy,
         "loss": loss,
         "accuracy_penalty": population_penalties(accuracy),
         "loss_penalty": -population_penalties(loss),
-        "flips": flips(stitched.predicted).mean(-1),
+        "flips": flips(stitches.predicted).mean(-1),
     }
-    return _long(members, range(-1, correct.shape[2] - 1), "cut", values)
+    n_cuts = correct.shape[2]
+    return _long_table(members, range(-1, n_cuts - 1), "cut", values)
 
 
-def _long(members: Sequence[Member], places: range, place: str, values: dict[str, Tensor]) -> pd.DataFrame:
-    rows = itertools.product(members, members, places)
-    table = pd.DataFrame(
-        [(a.name, b.name, a.group, b.group, at) for a, b, at in rows],
-        columns=["source", "target", "group_of_source", "group_of_target", place],
-    )
+def _long_table(
+    members: Sequence[Member], depths: range, depth_column: str, values: dict[str, Tensor]
+) -> pd.DataFrame:
+    """Return one row for each source, target and depth, which is a cut or a layer."""
+    rows = []
+    for source, target, depth in itertools.product(members, members, depths):
+        rows.append((source.name, target.name, source.group, target.group, depth))
+    columns = ["source", "target", "group_of_source", "group_of_target", depth_column]
+    table = pd.DataFrame(rows, columns=columns)
     return table.assign(**{name: value.flatten().numpy() for name, value in values.items()})

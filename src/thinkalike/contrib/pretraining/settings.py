@@ -1,4 +1,4 @@
-"""The settings of a model that say how it is pretrained; the recipes of the bundled ones are in conf/pretraining/."""
+"""Settings of a model that say how it is pretrained; conf/pretraining/ has the bundled recipes."""
 
 from __future__ import annotations
 
@@ -15,17 +15,21 @@ from thinkalike.config.schema import SEEDS
 class PretrainedModel(ModelConfig):
     """A model, and how task=pretrain makes it."""
 
-    # what task=pretrain builds
+    # sizes of the model that task=pretrain builds
     architecture: dict[str, Any] = setting(dict, only_for="pretraining")
-    seed: int = setting(0, least=0, most=SEEDS)  # of the initial weights and of the order of the training data
+    # seed of the initial weights and of the order of the training data
+    seed: int = setting(0, least=0, most=SEEDS)
     # task=pretrain: the tokenizer puts [CLS] before a text and [SEP] after it
     cls_sep: bool = setting(False, only_for="pretraining")
-    # of a mini: pretrain.tokens where nothing is said
+    # the default of pretrain.tokens
     pretrain_tokens: int = setting(0, least=0, most=COUNTS, only_for="pretraining")
-    # likewise
-    pretrain_tokens_per_step: int = setting(2048, least=2, most=TOKENS_AT_ONCE, only_for="pretraining")
-    pretrain_lr: float = setting(2e-3, above=0, only_for="pretraining")  # likewise
-    # likewise
+    # the default of pretrain.tokens_per_step
+    pretrain_tokens_per_step: int = setting(
+        2048, least=2, most=TOKENS_AT_ONCE, only_for="pretraining"
+    )
+    # the default of pretrain.lr
+    pretrain_lr: float = setting(2e-3, above=0, only_for="pretraining")
+    # the default of pretrain.vocabulary
     pretrain_vocabulary: int = setting(1024, least=260, most=10**6, only_for="pretraining")
 
     def fixed_by(self, shape: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:

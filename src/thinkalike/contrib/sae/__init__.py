@@ -1,1 +1,1 @@
-"""task=sae: sparse autoencoders, from whatever start, and what one that comes from another model saves."""
+"""task=sae: sparse autoencoders from several starts, and what a start from another model saves."""

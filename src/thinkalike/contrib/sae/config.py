@@ -12,59 +12,88 @@ from thinkalike.errors import ConfigError
 
 Start = Literal["random", "least_squares", "transferred"]
 WIDEST = 10**7
-LOOKS = 13  # at the report, after the one at the start
+EVALUATIONS = 13  # of the report, after the one at the start
+MOST_REVIVED = 32  # dead latents that get a gradient in a step
 
 
 @dataclass
 class SAEConfig(Checked, part="sae"):
     """A sparse autoencoder of one site, and its training: Adam at a constant rate."""
 
-    layer: int = setting(0, least=0, most=10**4)  # the site: the residual stream after this block
-    width: int = setting(256, by_recipe=True, least=1, most=WIDEST)  # latents
+    # the site: the residual stream after this block
+    layer: int = setting(0, least=0, most=10**4)
+    # number of latents
+    width: int = setting(256, by_recipe=True, least=1, most=WIDEST)
+    # topk: the k largest latents | relu: all that are positive
     activation: Literal["topk", "relu"] = "topk"
-    # of topk: latents that are active at once
+    # activation=topk: latents that are active at once
     k: int = setting(8, by_recipe=True, least=1, most=WIDEST)
-    sparsity: float = setting(0.1, least=0)  # of relu: weight of Σ z ‖direction‖ / d in the loss
-    start: Start = "random"  # least_squares: with a fitted decoder | transferred: from the SAE of another model
-    source: str | None = None  # transferred: a result of task=sae, or a model whose SAE is trained by this recipe
-    source_layer: int | None = setting(None, least=0, most=10**4)  # of a source that is a model; null: layer
-    # that maps, a decoder and the scale of states come from
+    # activation=relu: weight of Σ z ‖direction‖ / d in the loss
+    sparsity: float = setting(0.1, least=0)
+    # random | least_squares: with a fitted decoder | transferred: from the SAE of another model
+    start: Start = "random"
+    # transferred: a result of task=sae, or a model whose SAE is trained by this recipe
+    source: str | None = None
+    # layer of a source that is a model; null: layer
+    source_layer: int | None = setting(None, least=0, most=10**4)
+    # tokens that maps, decoders and the scale of states are fitted on
     map_tokens: int = setting(4096, by_recipe=True, least=2, most=COUNTS)
-    beside: list[Start] = field(default_factory=list)  # other starts that are trained in the same pass
-    # that the model reads for training; 0: the start as it is
+    # further starts that are trained in the same pass
+    beside: list[Start] = field(default_factory=list)
+    # tokens that the model reads for training; 0: the start as it is
     tokens: int = setting(327680, by_recipe=True, least=0, most=COUNTS)
     # tokens that a step reads
     tokens_per_step: int = setting(256, by_recipe=True, least=1, most=TOKENS_AT_ONCE)
-    # whose states are shuffled among each other
+    # steps whose states are shuffled among each other
     steps_per_buffer: int = setting(16, least=1, most=STEPS)
-    # of states of variance 1; a source that is a model has this rate alone
+    # learning rate, for states of variance 1; a source that is a model has this rate alone
     lr: float = setting(4e-3, by_recipe=True, above=0)
-    # of further rates, tried in the same pass
+    # multiples of lr: further rates that are trained in the same pass
     lr_multiples: list[float] = setting(list, above=0, most=1e6)
-    seeds: int = setting(1, least=1, most=1000)  # of the start, and of the order of states
-    # states; topk gives such latents a gradient; 0: none
+    # seeds of the start, and of the order of states
+    seeds: int = setting(1, least=1, most=1000)
+    # activation=topk: states after which an inactive latent gets a gradient; 0: never
     dead_after: int = setting(4096, by_recipe=True, least=0, most=COUNTS)
-    skip_first_tokens: int = setting(1, least=0, most=10**6)  # of each row: attention rests there, on outsized states
-    # of the report that is looked at during training
+    # tokens of each row that are left out: attention rests there, on outsized states
+    skip_first_tokens: int = setting(1, least=0, most=10**6)
+    # tokens of the report that are evaluated during training
     curve_tokens: int = setting(8192, by_recipe=True, least=2, most=COUNTS)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.tokens and self.tokens_per_step and self.tokens < self.buffer:
-            raise ConfigError(f"sae.tokens={self.tokens} must be at least sae.tokens_per_step × sae.steps_per_buffer")
+            raise ConfigError(
+                f"sae.tokens={self.tokens} must be at least sae.tokens_per_step × "
+                "sae.steps_per_buffer"
+            )
         if "transferred" in self.starts and self.source is None:
-            raise ConfigError("sae.start=transferred needs sae.source=<a result of task=sae, or a model>")
+            raise ConfigError(
+                "sae.start=transferred needs sae.source=<a result of task=sae, or a model>"
+            )
 
     def by_recipe(self, job: RecipeJob) -> SettingValues:
         if job.is_mini:
             return {}
-        sizes = {"width": 8192, "k": 32, "tokens": 20 * 2**20, "tokens_per_step": 2048, "lr": 4e-4}
-        return sizes | {"map_tokens": 2**16, "dead_after": 2**18, "curve_tokens": 2**16}
+        return {
+            "width": 8192,
+            "k": 32,
+            "tokens": 20 * 2**20,
+            "tokens_per_step": 2048,
+            "lr": 4e-4,
+            "map_tokens": 2**16,
+            "dead_after": 2**18,
+            "curve_tokens": 2**16,
+        }
 
     def settings_read(self) -> frozenset[str]:
-        of_other_activation = {"sparsity"} if self.activation == "topk" else {"k", "dead_after"}
-        read = super().settings_read() - of_other_activation
-        return read if "transferred" in self.starts else read - {"source", "source_layer"}
+        read = super().settings_read()
+        if self.activation == "topk":
+            read -= {"sparsity"}
+        else:
+            read -= {"k", "dead_after"}
+        if "transferred" not in self.starts:
+            read -= {"source", "source_layer"}
+        return read
 
     @property
     def starts(self) -> list[str]:
@@ -79,25 +108,34 @@ class SAEConfig(Checked, part="sae"):
     @property
     def active(self) -> int | None:
         """How many latents are active at once; None: a ReLU."""
-        return self.k if self.activation == "topk" else None
+        if self.activation == "topk":
+            return self.k
+        return None
 
     @property
     def revived(self) -> int:
-        return min(32, self.width)
+        """How many dead latents get a gradient in a step at most."""
+        return min(MOST_REVIVED, self.width)
 
     @property
     def buffer(self) -> int:
+        """How many tokens a buffer has."""
         return self.tokens_per_step * self.steps_per_buffer
 
     @property
     def steps(self) -> int:
         """The steps of training, of whole buffers."""
-        return self.tokens // self.buffer * self.steps_per_buffer
+        n_buffers = self.tokens // self.buffer
+        return n_buffers * self.steps_per_buffer
 
     @property
     def looks(self) -> list[int]:
-        """The steps before which the report is looked at: 0, the end, and between them half an octave apart."""
-        return sorted({0, *(round(self.steps * 2 ** (-place / 2)) for place in range(LOOKS))})
+        """The steps before which the report is evaluated.
+
+        They are 0, the end, and steps half an octave apart between them.
+        """
+        between = [round(self.steps * 2 ** (-number / 2)) for number in range(EVALUATIONS)]
+        return sorted({0, *between})
 
 
 @dataclass
@@ -109,4 +147,6 @@ class SAEJob(TrainConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.trainer.strategy == "ddp":
-            raise ConfigError("task=sae trains all its autoencoders in one process; leave trainer=ddp out")
+            raise ConfigError(
+                "task=sae trains all its autoencoders in one process; leave trainer=ddp out"
+            )

@@ -1,139 +1,200 @@
-"""task=sae: sparse autoencoders of one site, from several starts, and what those explain, recover and cost."""
+"""task=sae: sparse autoencoders of a site, from several starts: what they explain and cost."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from math import isnan
 from pathlib import Path
-from typing import Any
 
-from thinkalike import screen
+from torch import Tensor
+
 from thinkalike.config import ModelConfig
-from thinkalike.contrib import figures
 from thinkalike.contrib.sae.config import SAEJob
-from thinkalike.contrib.sae.fitting import BLANK, courses_of, curves, fitted, savings_table, table_of
+from thinkalike.contrib.sae.courses import savings_table
+from thinkalike.contrib.sae.fitting import fit_all
+from thinkalike.contrib.sae.materials import SAEMaterials
 from thinkalike.contrib.sae.saelens import save_sae
-from thinkalike.contrib.sae.setting import Setting, seed_folder, source_jobs, source_model, source_result
+from thinkalike.contrib.sae.source import seed_folder, source_jobs, source_model, source_result
+from thinkalike.contrib.sae.tables import BLANK, courses_of, curves, table_of
 from thinkalike.errors import ModelError
 from thinkalike.evaluation.columns import document_counts
 from thinkalike.job import Instrument, Outcome, Work, fingerprints
 from thinkalike.models.families import outline
 from thinkalike.models.fingerprints import checkpoint_fingerprint
 from thinkalike.models.shapes import Passes, Shapes
+from thinkalike.screen import (
+    Column,
+    Table,
+    few,
+    number_column,
+    number_of_documents,
+    show_table,
+    show_text,
+    span,
+    text_column,
+)
 from thinkalike.store import Headline, Result
 from thinkalike.training.run import Run, loggers_of
 
-NUMBERS = ("explained_variance", "loss_recovered", "dead_latents", "active_latents")
+SCALARS = ("explained_variance", "loss_recovered", "dead_latents", "active_latents")
 
 
 class SparseAutoencoders(
-    Instrument[SAEJob], kind="sae", version=2, config=SAEJob, reads=("model", "data", "sae", "trainer", "seed")
+    Instrument[SAEJob],
+    kind="sae",
+    version=2,
+    config=SAEJob,
+    reads=("model", "data", "sae", "trainer", "seed"),
 ):
-    """Trains autoencoders of `model` at `sae.layer`; leaves them in the format of SAELens, tables, curves and figure.
+    """Trains autoencoders of `model` at `sae.layer`; leaves them in the format of SAELens.
 
-    The folder of the result is what SAELens opens: the autoencoder of `sae.start` at its best rate, and in `seed-1`,
-    ... those of further seeds.
+    SAELens opens the folder of the result: the autoencoder of `sae.start` at its best rate. Those
+    of further seeds are in `seed-1`, and so on.
     """
 
-    def inputs(self, config: SAEJob) -> Mapping[str, Any]:
+    def inputs(self, config: SAEJob) -> Mapping[str, str]:
         if outline(config.model).predicts not in (None, "next"):
-            raise ModelError(f"{config.model.called} predicts no next token, and task=sae reports the loss of the next")
-        source = {"source_model": checkpoint_fingerprint(source_model(config))} if config.sae.source else {}
-        return {**fingerprints(config, ("model", "data")), **source}
+            raise ModelError(
+                f"{config.model.called} predicts no next token, and task=sae reports the loss of "
+                "the next"
+            )
+        inputs = dict(fingerprints(config, ("model", "data")))
+        if config.sae.source:
+            inputs["source_model"] = checkpoint_fingerprint(source_model(config))
+        return inputs
 
-    def prepare(self, config: SAEJob) -> Mapping[str, Any]:
-        """Return the result that has the autoencoders of the source, which are trained first if the store lacks it."""
-        return {"source": source_result(config)} if config.sae.source else {}
+    def prepare(self, config: SAEJob) -> Mapping[str, Result]:
+        """Return the result with the source's autoencoders, trained if the store lacks it."""
+        if not config.sae.source:
+            return {}
+        return {"source": source_result(config)}
 
     def prepared(self, config: SAEJob) -> list[SAEJob]:
         return source_jobs(config)
 
     def models_of(self, config: SAEJob) -> dict[str, ModelConfig]:
-        return {"model": config.model} | ({"source": source_model(config)} if config.sae.source else {})
+        models = {"model": config.model}
+        if config.sae.source:
+            models["source"] = source_model(config)
+        return models
 
     def passes(self, config: SAEJob, shapes: Shapes) -> list[Passes]:
-        """Return the passes of the model and the source; the products of the autoencoders are left out."""
-        sae, model = config.sae, shapes["model"]
+        """Return the passes of model and source; products of autoencoders are left out."""
+        sae = config.sae
+        model = shapes["model"]
         row = config.data.context or min(shape.context for shape in shapes.values())
-        tokens, report = float(sae.steps * sae.tokens_per_step), float(config.data.report_tokens or 0)
-        starts = [] if set(sae.starts) <= {"random"} else shapes.values()
-        return [
-            *(shape.passes("starts", float(sae.map_tokens), row, full=False) for shape in starts),
-            model.passes("training", tokens, row, full=False),
-            model.passes("report", report, row, times=2 + 2 * len(sae.starts) * sae.seeds),
-        ]
+        passes = []
+        if set(sae.starts) != {"random"}:
+            for shape in shapes.values():
+                passes.append(shape.passes("starts", float(sae.map_tokens), row, full=False))
+        training_tokens = float(sae.steps * sae.tokens_per_step)
+        passes.append(model.passes("training", training_tokens, row, full=False))
+        # The report is read by the clean and the ablated model, and with each autoencoder.
+        n_report_passes = 2 + 2 * len(sae.starts) * sae.seeds
+        report_tokens = float(config.data.report_tokens or 0)
+        passes.append(model.passes("report", report_tokens, row, times=n_report_passes))
+        return passes
 
     def run(self, config: SAEJob, work: Work) -> Outcome:
         with work.phase("loading"):
-            setting = Setting.of(config, work.inputs)
-        run = Run(work.job.partial, setting.model.device, config.trainer, work.tracker)
+            materials = SAEMaterials.of(config, work.optional_input("source", Result))
+        run = Run(work.job.partial, materials.model.device, config.trainer, work.tracker)
         with work.phase("fit"):
-            made = fitted(setting, run, loggers_of(run, config.logger.kind))
+            fitted = fit_all(materials, run, loggers_of(run, config.logger.kind))
         with work.phase("report"):
-            table, courses = table_of(setting, made), courses_of(setting, made)
+            table = table_of(materials, fitted)
+            courses = courses_of(materials, fitted)
+        best_rate = fitted.best_rate(0)
         for seed in range(config.sae.seeds):
             save_sae(
-                made.ended[made.place(0, made.best_rate(0), seed)].cpu(),
+                fitted.trained[fitted.index(0, best_rate, seed)].cpu(),
                 work.job.aside / seed_folder(seed),
-                model_name=setting.model.name,
+                model_name=materials.model.name,
                 hook_name=f"blocks.{config.sae.layer}.hook_resid_post",
-                context_size=setting.corpus.fit.context,
-                prepend_bos=setting.model.bos_each_row,
+                context_size=materials.corpus.fit.context,
+                prepend_bos=materials.model.bos_each_row,
             )
-        arrays = {"errors": made.errors.float(), "spread": made.spread}
-        tables = {"curves": curves(setting, made)}
+
+        arrays: dict[str, Tensor] = {"errors": fitted.errors.float(), "spread": fitted.spread}
+        tables = {"curves": curves(materials, fitted)}
         if len(courses) > 1:
             tables["savings"], arrays["saved"] = savings_table(courses)
         last = table[table["start"] == config.sae.start].iloc[-1]
-        numbers = [name for name in NUMBERS if not isnan(last[name])]
+        scalars = {name: float(last[name]) for name in SCALARS if not isnan(last[name])}
+        _, judged_spread = fitted.judged
+        models = [materials.model]
+        if materials.source is not None:
+            models.append(materials.source.model)
         return Outcome(
             table,
-            {name: float(last[name]) for name in numbers} | document_counts(made.judged[1]),
-            {name: each.numpy() for name, each in arrays.items()},
+            scalars | document_counts(judged_spread),
+            {name: values.numpy() for name, values in arrays.items()},
             tables,
-            models=[each.describe() for each in (setting.model, setting.source) if each],
-            facts={"data": {"name": config.data.name, **setting.corpus.facts()}},
+            models=[model.describe() for model in models],
+            facts={"data": {"name": config.data.name, **materials.corpus.facts()}},
             blank=BLANK,
         )
 
     def draw(self, result: Result, folder: Path) -> None:
-        if len(result.tables["curves"]["tokens"].unique()) > 1:
-            figures.sae_curves(result.tables["curves"], folder)
+        from thinkalike.contrib.figures.saes import draw_sae_curves  # imports matplotlib
+
+        table = result.tables["curves"]
+        if len(table["tokens"].unique()) > 1:
+            draw_sae_curves(table, folder)
 
     def headlines(self, result: Result) -> list[Headline]:
-        """Return what the autoencoder of `sae.start` explains and recovers, with intervals, and its dead latents."""
-        last = result.table[result.table["start"] == result.config["sae"]["start"]].iloc[-1]
-        ends = [
-            Headline.with_ends(name, last[name], last[f"{name}_low"], last[f"{name}_high"])
-            for name in ("explained_variance", "loss_recovered")
-            if not isnan(last[name])
-        ]
-        return [*ends, Headline("dead_latents", float(last["dead_latents"]))]
+        """Return what the autoencoder of `sae.start` explains and recovers, and its dead share."""
+        table = result.table
+        last = table[table["start"] == result.config["sae"]["start"]].iloc[-1]
+        headlines = []
+        for name in ("explained_variance", "loss_recovered"):
+            if not isnan(last[name]):
+                low = last[f"{name}_low"]
+                high = last[f"{name}_high"]
+                headlines.append(Headline.with_ends(name, last[name], low, high))
+        headlines.append(Headline("dead_latents", float(last["dead_latents"])))
+        return headlines
 
     def show(self, result: Result) -> None:
-        table, sae = result.table, result.config["sae"]
-        first, rows = table.iloc[0], table.iloc[screen.few(len(table))]
-        kind = f"Top{sae['k']}" if sae["activation"] == "topk" else "ReLU"
-        title = f"{first['model']}, layer {first['layer']}: {kind} of {sae['width']} latents, {sae['seeds']} seed(s), "
-        title += f"95 % intervals over {screen.number_of_documents(result.scalars)} and seeds"
-        ends = rows[["explained_variance", "explained_variance_low", "explained_variance_high"]].to_numpy(float)
-        explained = [screen.span(value, low, high, ".3f") for value, low, high in ends]
-        columns = [
-            screen.text_column("start", rows["start"]),
-            screen.number_column("tokens", rows["tokens"], ","),
-            screen.Column("explained variance", explained),
-            screen.number_column("extra loss", rows["penalty"], "+.3f"),
-            screen.number_column("active", rows["active_latents"], ".1f"),
-            screen.number_column("dead", rows["dead_latents"], ".1%"),
-        ]
-        screen.show_table(screen.Table(title, columns, keys=2))
-        last = table[table["start"] == sae["start"]].iloc[-1]
-        screen.show_text(
-            f"After {last['tokens']:,} tokens the autoencoder explains {last['explained_variance']:.1%} of the "
-            f"variance, and the model loses {last['penalty']:+.3f} nats per token with its output in place of states."
+        table = result.table
+        sae = result.config["sae"]
+        first = table.iloc[0]
+        activation = "ReLU"
+        if sae["activation"] == "topk":
+            activation = f"Top{sae['k']}"
+        title = (
+            f"{first['model']}, layer {first['layer']}: {activation} of {sae['width']} latents, "
+            f"{sae['seeds']} seed(s), 95 % intervals over {number_of_documents(result.scalars)} "
+            "and seeds"
         )
-        if (savings := result.tables.get("savings")) is None:
-            return
-        for row in savings[savings["tokens"] == last["tokens"]].itertuples():
-            saved = f"{row.start} saves {screen.span(row.saved, row.saved_low, row.saved_high, '.1%')} of all FLOPs"
-            screen.show_text(f"To explain what {row.against} does after {row.tokens:,} tokens, {saved}.")
+        rows = table.iloc[few(len(table))]
+        ends = zip(
+            rows["explained_variance"],
+            rows["explained_variance_low"],
+            rows["explained_variance_high"],
+            strict=True,
+        )
+        explained = [span(value, low, high, ".3f") for value, low, high in ends]
+        columns = [
+            text_column("start", rows["start"]),
+            number_column("tokens", rows["tokens"], ","),
+            Column("explained variance", explained),
+            number_column("extra loss", rows["penalty"], "+.3f"),
+            number_column("active", rows["active_latents"], ".1f"),
+            number_column("dead", rows["dead_latents"], ".1%"),
+        ]
+        show_table(Table(title, columns, keys=2))
+        last = table[table["start"] == sae["start"]].iloc[-1]
+        show_text(
+            f"After {last['tokens']:,} tokens the autoencoder explains "
+            f"{last['explained_variance']:.1%} of the variance, and the model loses "
+            f"{last['penalty']:+.3f} nats per token with its output in place of states."
+        )
+        if "savings" in result.tables:
+            savings = result.tables["savings"]
+            for _, row in savings[savings["tokens"] == last["tokens"]].iterrows():
+                saved = span(row["saved"], row["saved_low"], row["saved_high"], ".1%")
+                show_text(
+                    f"To explain what {row['against']} does after {row['tokens']:,} tokens, "
+                    f"{row['start']} saves {saved} of all FLOPs."
+                )

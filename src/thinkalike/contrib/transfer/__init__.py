@@ -1,1 +1,1 @@
-"""What maps that are fitted on text carry from one model to another: probes and steering vectors."""
+"""Probes and steering vectors that maps, fitted on text, carry from one model to another."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar, NamedTuple, TypedDict
 
 import pandas as pd
 import torch
@@ -18,6 +18,7 @@ from thinkalike.data.rows import Corpus
 from thinkalike.errors import ModelError
 from thinkalike.evaluation.moments import state_moments
 from thinkalike.job import Instrument, fingerprints
+from thinkalike.job.inputs import Inputs
 from thinkalike.measures.closed_forms import AffineMap
 from thinkalike.measures.moments import LayerPair
 from thinkalike.measures.round_trips import RIDGE, Unexplained, both_directions
@@ -33,8 +34,9 @@ from thinkalike.states.tokens import sites
 class TransferConfig(MeasureConfig):
     """The settings of maps that are fitted on text."""
 
-    fit_tokens: int = setting(2**17, least=2, most=COUNTS)  # of text that both models read
-    # of least squares, in units of the mean variance of the states
+    # tokens of text that both models read
+    fit_tokens: int = setting(2**17, least=2, most=COUNTS)
+    # ridge of least squares, in units of the mean variance of the states
     ridge: float = setting(RIDGE, least=0, most=1e6)
 
 
@@ -43,21 +45,30 @@ class OfMaps(Instrument[AnalyzeConfig]):
 
     of_models: ClassVar[str] = "pairs"
 
-    def inputs(self, config: AnalyzeConfig) -> Mapping[str, Any]:
+    def inputs(self, config: AnalyzeConfig) -> Inputs:
         check_layer_pairs(config.model, config.target, config.layers)
         return fingerprints(config, ("model", "target", "data"))
 
     def passes(self, config: AnalyzeConfig, shapes: Shapes) -> Sequence[Passes]:
-        """Return the passes of both models over the text that maps are fitted on, and over held-out text."""
-        fitted = config.data.fit_tokens or config.measure.fit_tokens  # type: ignore[attr-defined]
-        tokens = float(fitted + min(config.data.report_tokens or 0, fitted))
+        """Return the passes of both models over the text to fit on, and over held-out text."""
+        fit_tokens = config.data.fit_tokens or config.measure_as(TransferConfig).fit_tokens
+        held_out_tokens = min(config.data.report_tokens or 0, fit_tokens)
+        tokens = float(fit_tokens + held_out_tokens)
         row = config.data.context or min(shape.context for shape in shapes.values())
-        return [each.passes("text", tokens, row, full=False) for each in dict.fromkeys(shapes.values())]
+        distinct = dict.fromkeys(shapes.values())
+        return [shape.passes("text", tokens, row, full=False) for shape in distinct]
 
 
 @dataclass(frozen=True, eq=False)
 class PairMap:
-    """φ from a layer of the source to one of the target, ψ back, and the variance of held-out text that they miss."""
+    """The maps between a layer of the source and one of the target.
+
+    Attributes:
+        phi: From the source to the target.
+        psi: Back.
+        unexplained: The share of the variance of held-out text that they miss.
+        target_mean: The mean of the target's states.
+    """
 
     phi: AffineMap
     psi: AffineMap
@@ -65,41 +76,94 @@ class PairMap:
     target_mean: Float[Tensor, " e"]
 
 
-def models_and_pairs(config: AnalyzeConfig) -> tuple[FrozenModel, FrozenModel, list[LayerPair]]:
-    """Return both models, which must have one tokenizer, and their layer pairs."""
+class ModelPair(NamedTuple):
+    """A source and a target with one tokenizer, and the layers that are compared."""
+
+    source: FrozenModel
+    target: FrozenModel
+    layer_pairs: list[LayerPair]
+
+
+class LayerPairColumns(TypedDict):
+    """The first columns of a table of layer pairs."""
+
+    source: str
+    target: str
+    source_layer: int
+    target_layer: int
+
+
+def load_pair(config: AnalyzeConfig) -> ModelPair:
+    """Return both models and their layer pairs.
+
+    Raises:
+        ModelError: They have different tokenizers.
+    """
     source, target = load_models(config.model, config.target)
     check_same_tokenizer(source, target)
-    return source, target, pairs_of_layers(config.layers, source.n_layers, target.n_layers)
+    layer_pairs = pairs_of_layers(config.layers, source.n_layers, target.n_layers)
+    return ModelPair(source, target, layer_pairs)
 
 
-def named(source: FrozenModel, target: FrozenModel, pair: LayerPair) -> dict[str, Any]:
-    return {"source": source.name, "target": target.name, "source_layer": pair[0], "target_layer": pair[1]}
+def layer_pair_columns(
+    source: FrozenModel, target: FrozenModel, pair: LayerPair
+) -> LayerPairColumns:
+    source_layer, target_layer = pair
+    return LayerPairColumns(
+        source=source.name,
+        target=target.name,
+        source_layer=source_layer,
+        target_layer=target_layer,
+    )
 
 
-def unexplained_table(source: FrozenModel, target: FrozenModel, maps: Mapping[LayerPair, PairMap]) -> pd.DataFrame:
-    return pd.DataFrame([named(source, target, pair) | each.unexplained._asdict() for pair, each in maps.items()])
+def unexplained_table(
+    source: FrozenModel, target: FrozenModel, maps: Mapping[LayerPair, PairMap]
+) -> pd.DataFrame:
+    """Return a row for each layer pair: what its maps miss of held-out text."""
+    rows = []
+    for pair, pair_map in maps.items():
+        columns = layer_pair_columns(source, target, pair)
+        rows.append({**columns, **pair_map.unexplained._asdict()})
+    return pd.DataFrame(rows)
 
 
 @torch.no_grad()
 def fitted_maps(
-    source: FrozenModel, target: FrozenModel, pairs: Sequence[LayerPair], corpus: Corpus, ridge: float
+    source: FrozenModel,
+    target: FrozenModel,
+    pairs: Sequence[LayerPair],
+    corpus: Corpus,
+    ridge: float,
 ) -> dict[LayerPair, PairMap]:
     """Return the maps of each layer pair, from one pass of both models over the text.
 
     The unexplained variance is of at most as many rows of the report as the maps are fitted on.
     """
-    at = [(sites(source, layers=[layer])[0], sites(target, layers=[depth])[0]) for layer, depth in pairs]
-    texts = corpus.fit, corpus.report.select(slice(len(corpus.fit)))
-    fit, held_out = (state_moments(source, target, at, rows, Budget.of(target.device)) for rows in texts)
-    found = {}
-    for pair, places in zip(pairs, at, strict=True):
-        seen = fit.of(places)
-        maps = both_directions(seen, ridge)
+    site_of_pair = {}
+    for source_layer, target_layer in pairs:
+        (source_site,) = sites(source, layers=[source_layer])
+        (target_site,) = sites(target, layers=[target_layer])
+        site_of_pair[source_layer, target_layer] = (source_site, target_site)
+    site_pairs = list(site_of_pair.values())
+    held_out_rows = corpus.report.select(slice(len(corpus.fit)))
+    fit = state_moments(source, target, site_pairs, corpus.fit, Budget.of(target.device))
+    held_out = state_moments(source, target, site_pairs, held_out_rows, Budget.of(target.device))
+
+    maps = {}
+    for pair, site_pair in site_of_pair.items():
+        statistics = fit.of(site_pair)
+        both_maps = both_directions(statistics, ridge)
         try:
-            left = maps.unexplained(held_out.of(places))
+            unexplained = both_maps.unexplained(held_out.of(site_pair))
         except ValueError as error:
-            sides = f"layer {pair[0]} of {source.name} and layer {pair[1]} of {target.name}"
-            raise ModelError(f"{sides}: {error}") from None
-        phi, psi = (AffineMap(each.weight.cpu(), each.bias.cpu()) for each in maps)
-        found[pair] = PairMap(phi, psi, left, seen.mean_y.cpu())
-    return found
+            raise ModelError(
+                f"layer {pair[0]} of {source.name} and layer {pair[1]} of {target.name}: {error}"
+            ) from None
+        maps[pair] = PairMap(
+            AffineMap(both_maps.phi.weight.cpu(), both_maps.phi.bias.cpu()),
+            AffineMap(both_maps.psi.weight.cpu(), both_maps.psi.bias.cpu()),
+            unexplained,
+            statistics.mean_y.cpu(),
+        )
+    return maps

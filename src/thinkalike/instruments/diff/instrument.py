@@ -160,7 +160,8 @@ class Diff(Instrument[AnalyzeConfig], kind="diff", version=7, reads=("model", "t
             if bool(answers.kl()[: len(answers.documents(first))].any()):
                 answers.outputs = exchange_outputs(base, changed, batches, measure.outputs)
         if name := without_difference(base, changed):
-            log.warning("%s is packed, of two shapes or in one model alone: so it has no null", name)
+            reasons = "is packed, of two shapes, in one model alone or less precise in the base"
+            log.warning("%s %s: so it has no null", name, reasons)
         elif parts:
             with work.phase("null"):
                 answers.beside(*_null(measure, base, changed, parts, text), batches, work)

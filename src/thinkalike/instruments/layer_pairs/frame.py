@@ -437,8 +437,9 @@ class LayerPairs(LayerMatrix):
     def draw(self, result: Result, folder: Path) -> None:
         super().draw(result, folder)
         if "readings" in result.tables:
-            tables = (result.tables[name] for name in ("readings", "rungs"))
-            figures.ruler(*tables, result.scalars["documents_read"], folder, self.label(result))
+            readings = result.tables["readings"]
+            rungs = result.tables["rungs"]
+            figures.ruler(readings, rungs, result.scalars["documents_read"], folder, self.label(result))
 
     def show(self, result: Result) -> None:
         super().show(result)

@@ -339,8 +339,12 @@ class Stitching(
             for way, direction in done.items():
                 direction.details = with_similarity(direction.details, similarity, is_back=way == "back")
         if weights := joined({way: each.weights for way, each in done.items()}, "."):
-            shape = {"widths": (source.d_model, target.d_model), "rank": stitch.rank} if stitch.trained else {}
-            facts = facts_of_stitches(setting.layer_pairs, stitch.kind, stitch.norm, **shape)
+            widths = None
+            rank = None
+            if stitch.trained:
+                widths = (source.d_model, target.d_model)
+                rank = stitch.rank
+            facts = facts_of_stitches(setting.layer_pairs, stitch.kind, stitch.norm, widths=widths, rank=rank)
             work.job.add_tensors(NAME, weights, facts)
         details = pd.concat([each.details for each in done.values()], ignore_index=True)
         penalty = details["penalty"]

@@ -1,1 +1,1 @@
-"""Distances between the states of stimuli, and their rank correlations: RSA, and likeness of importance profiles."""
+"""Distances between the states of stimuli, and their rank correlations (RSA)."""

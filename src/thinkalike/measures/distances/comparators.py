@@ -44,7 +44,7 @@ def compare(
     | comparator | value |
     |---|---|
     | spearman | Pearson's r of ranks, ties at mid-ranks |
-    | tau_a | (concordant - discordant) / (m (m - 1) / 2) over the pairs of m distances (Kendall 1938) |
+    | tau_a | (concordant - discordant) / (m (m - 1) / 2), m the distances (Kendall 1938) |
     | corr | Pearson's r |
     | cosine | x·y / (‖x‖ ‖y‖) |
     | cosine_cov | xᵀ V⁻¹ y / √(xᵀ V⁻¹ x · yᵀ V⁻¹ y) |
@@ -57,8 +57,9 @@ def compare(
     Args:
         x, y: Vectors of squared distances.
         comparator: How they are compared.
-        counts: In each of r resamples, how often each stimulus is drawn; two copies of one stimulus
-            are no pair. The value is NaN where a vector is constant (or zero) in a resample.
+        counts: In each of r resamples, how often each stimulus is drawn; two copies of one
+            stimulus are no pair. The value is NaN where a vector is constant (or zero) in a
+            resample.
 
     Raises:
         ValueError: A vector is not finite, has not n (n - 1) / 2 > 1 distances, or is constant
@@ -93,12 +94,18 @@ def _check_counts(counts: Float[Tensor, "r _"], stimuli: int) -> None:
     """Raise a ValueError unless counts are whole numbers, and each resample has two stimuli."""
     if counts.shape[1] != stimuli or (counts != counts.round()).any():
         shape = tuple(counts.shape)
-        raise ValueError(f"counts has shape {shape}: give whole numbers for each of the {stimuli} stimuli")
+        raise ValueError(
+            f"counts has shape {shape}: give whole numbers for each of the {stimuli} stimuli"
+        )
     if ((counts > 0).sum(1) < 2).any():
-        raise ValueError("counts has a resample of fewer than two stimuli, which has no pairs: draw more")
+        raise ValueError(
+            "counts has a resample of fewer than two stimuli, which has no pairs: draw more"
+        )
 
 
-def _unit_vectors(vectors: Tensor, comparator: str, counts: Float[Tensor, " n"]) -> Float[Tensor, "k q"]:
+def _unit_vectors(
+    vectors: Tensor, comparator: str, counts: Float[Tensor, " n"]
+) -> Float[Tensor, "k q"]:
     """Return vectors of norm 1 whose products are the comparator's values.
 
     They are NaN for constant (or zero) vectors.
@@ -129,7 +136,9 @@ def stimuli_of(pairs: int, name: str = "vectors") -> int:
     """
     n = (1 + isqrt(1 + 8 * pairs)) // 2
     if n * (n - 1) // 2 != pairs or n < 3:
-        raise ValueError(f"{name}: {pairs} distances are not those of all pairs of three stimuli or more")
+        raise ValueError(
+            f"{name}: {pairs} distances are not those of all pairs of three stimuli or more"
+        )
     return n
 
 
@@ -156,7 +165,10 @@ def comparable(
     check_choice("comparator", comparator, COMPARATORS)
     stimuli_of(vectors.shape[1])
     if not isinstance(names, list | tuple) or len(names) not in (0, len(vectors)):
-        raise ValueError(f"names={shown(names)} must be a list of one name for each of the {len(vectors)} vectors")
+        raise ValueError(
+            f"names={shown(names)} must be a list of one name for each of the {len(vectors)} "
+            "vectors"
+        )
     vectors = vectors.detach().double()
     if not names:
         names = [f"layer {index}" for index in range(len(vectors))]
@@ -179,7 +191,9 @@ def _refuse_constant(vector: Float[Tensor, " p"], comparator: str, name: str) ->
     if comparator in (*RANKED, *CENTRED):
         is_constant = high - low <= TIED * high.abs()
     if is_constant:
-        raise ValueError(f"the distances of {name} are constant over {len(vector)} pairs: leave it out")
+        raise ValueError(
+            f"the distances of {name} are constant over {len(vector)} pairs: leave it out"
+        )
 
 
 def _normed(vectors: Float[Tensor, "k q"], weights: Float[Tensor, " q"]) -> Float[Tensor, "k q"]:
@@ -191,8 +205,8 @@ def _normed(vectors: Float[Tensor, "k q"], weights: Float[Tensor, " q"]) -> Floa
 def _whitened(vectors: Float[Tensor, "k p"], counts: Float[Tensor, " n"]) -> Float[Tensor, "k q"]:
     """Return the matrices G = -½ D + a 1ᵀ + 1 aᵀ, with the a of least Σ W G², as unit vectors.
 
-    W_ij = c_i c_j counts copies of pairs, and W_ii = c_i copies of stimuli: this is double centring
-    where all counts are 1.
+    W_ij = c_i c_j counts copies of pairs, and W_ii = c_i copies of stimuli: this is double
+    centring where all counts are 1.
 
     Args:
         vectors: Squared distances D.
@@ -216,7 +230,9 @@ def _whitened(vectors: Float[Tensor, "k p"], counts: Float[Tensor, " n"]) -> Flo
     return _normed(gram.flatten(1), weights.flatten())
 
 
-def _tau_a(x: Int[Tensor, "a p"], y: Int[Tensor, "b p"], weights: Float[Tensor, " p"]) -> Float[Tensor, "a b"]:
+def _tau_a(
+    x: Int[Tensor, "a p"], y: Int[Tensor, "b p"], weights: Float[Tensor, " p"]
+) -> Float[Tensor, "a b"]:
     """Return Kendall's τ_a, where a tied pair counts, so that a model gains nothing by ties.
 
     It comes from τ_b, which leaves tied pairs out.
@@ -228,7 +244,10 @@ def _tau_a(x: Int[Tensor, "a p"], y: Int[Tensor, "b p"], weights: Float[Tensor, 
     from scipy.stats import kendalltau  # the import takes half a second
 
     if weights.sum() > MOST_COPIES:
-        raise ValueError(f"counts make {float(weights.sum()):g} pairs: comparator=tau_a takes {MOST_COPIES:,} at most")
+        raise ValueError(
+            f"counts make {float(weights.sum()):g} pairs: "
+            f"comparator=tau_a takes {MOST_COPIES:,} at most"
+        )
     copies = weights.cpu().long().numpy()
     x_copies = [np.repeat(row, copies) for row in x.cpu().numpy()]
     y_copies = [np.repeat(row, copies) for row in y.cpu().numpy()]
@@ -249,7 +268,9 @@ def _root_untied(levels: np.ndarray) -> float:
     return float(1 - tied / (len(levels) * (len(levels) - 1))) ** 0.5
 
 
-def weighted_tau(profiles: Float[Tensor, "l f"], others: Float[Tensor, "m f"] | None = None) -> Float[Tensor, "l m"]:
+def weighted_tau(
+    profiles: Float[Tensor, "l f"], others: Float[Tensor, "m f"] | None = None
+) -> Float[Tensor, "l m"]:
     """Return the weighted Kendall τ of every two profiles, in [-1, 1]: `scipy.stats.weightedtau`.
 
     τ = <x, y> / (‖x‖ ‖y‖), <x, y> = Σ_{i<j} w_ij sgn(x_i - x_j) sgn(y_i - y_j),

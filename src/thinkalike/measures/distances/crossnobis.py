@@ -21,9 +21,10 @@ def crossnobis(
 ) -> Float[Tensor, "n n"]:
     """Return the crossnobis distance of every two stimuli, squared and per unit.
 
-    d²_ij = 1 / (m (m - 1) d) Σ_{a≠b} (x_ai - x_aj)ᵀ Σ⁻¹ (x_bi - x_bj), over pairs of different runs
-    a and b (Walther et al. 2016, eq. 6). The noise of two runs is independent and adds nothing on
-    average, so values can be negative, and 0 on average means that two stimuli are equal.
+    d²_ij = 1 / (m (m - 1) d) Σ_{a≠b} (x_ai - x_aj)ᵀ Σ⁻¹ (x_bi - x_bj), over pairs of different
+    runs a and b (Walther et al. 2016, eq. 6). The noise of two runs is independent and adds
+    nothing on average, so values can be negative, and 0 on average means that two stimuli are
+    equal.
 
     Σ is the covariance of units in the residuals of all runs from each stimulus's mean, with
     ν = n (m - 1) degrees of freedom; see `noise_covariance`. As it comes from the same runs, it
@@ -66,7 +67,9 @@ def crossnobis(
     return _products_in_units(distances, units[0], units[0], "runs")
 
 
-def _whitened_runs(runs: Float[Tensor, "m n d"], size: Float[Tensor, " d"], noise: str) -> Float[Tensor, "m n d"]:
+def _whitened_runs(
+    runs: Float[Tensor, "m n d"], size: Float[Tensor, " d"], noise: str
+) -> Float[Tensor, "m n d"]:
     """Return runs in which the noise of units is independent and of variance 1.
 
     Args:
@@ -79,7 +82,9 @@ def _whitened_runs(runs: Float[Tensor, "m n d"], size: Float[Tensor, " d"], nois
     is_constant = all_alike(residuals.square().mean((0, 1)), size, torch.float64)
     if is_constant.any():
         unit = int(is_constant.nonzero()[0])
-        raise ValueError(f"unit {unit} is the same in all runs: leave it out, or choose noise=none")
+        raise ValueError(
+            f"unit {unit} is the same in all runs: leave it out, or choose noise=none"
+        )
     covariance = noise_covariance(residuals.reshape(m * n, d), n * (m - 1))
     if noise == "diagonal":
         return runs / covariance.diagonal().sqrt()
@@ -88,7 +93,9 @@ def _whitened_runs(runs: Float[Tensor, "m n d"], size: Float[Tensor, " d"], nois
     return torch.linalg.solve_triangular(factor, flat.T, upper=False).T.reshape(m, n, d)
 
 
-def noise_covariance(residuals: Annotated[Float[Tensor, "k d"], Within()], freedom: Count) -> Float[Tensor, "d d"]:
+def noise_covariance(
+    residuals: Annotated[Float[Tensor, "k d"], Within()], freedom: Count
+) -> Float[Tensor, "d d"]:
     """Return the covariance of d units in k residuals, with shrunk covariances.
 
     Covariances are multiplied by 1 - λ, λ = Σ_{i≠j} Var(r_ij) / Σ_{i≠j} r_ij², cut to [0, 1]
@@ -108,7 +115,9 @@ def noise_covariance(residuals: Annotated[Float[Tensor, "k d"], Within()], freed
     if k < 2:
         raise ValueError(f"residuals has shape {(k, d)}: give two rows or more")
     if freedom > k:
-        raise ValueError(f"freedom={freedom} is more than the {k} residuals: give their degrees of freedom")
+        raise ValueError(
+            f"freedom={freedom} is more than the {k} residuals: give their degrees of freedom"
+        )
     units = power_of_two_below(residuals.abs().amax(0))
     residuals = residuals / units
     covariance = residuals.T @ residuals / freedom

@@ -56,7 +56,7 @@ class NeuralDistances:
     |---|---|
     | euclidean | ‖x - y‖² |
     | cosine | ‖x/‖x‖ - y/‖y‖‖² = 2 (1 - cos) |
-    | correlation | ‖z(x) - z(y)‖² = 2 (1 - r), z(x) = (x - mean of x) / ‖x - mean of x‖, Pearson's r |
+    | correlation | ‖z(x) - z(y)‖² = 2 (1 - r), z(x) = (x - mean) / ‖x - mean‖, Pearson's r |
     | norm_difference | (‖x‖ - ‖y‖)² |
     | manhattan | (Σ abs(x - y))² |
     | precomputed | the square of the given distance |
@@ -79,7 +79,9 @@ class NeuralDistances:
 
     @classmethod
     @takes_arrays
-    def of(cls, states: Float[Tensor, "n d"], distance: str = "euclidean", name: str = "layer") -> NeuralDistances:
+    def of(
+        cls, states: Float[Tensor, "n d"], distance: str = "euclidean", name: str = "layer"
+    ) -> NeuralDistances:
         """Check and prepare the states of one layer.
 
         Args:
@@ -88,8 +90,8 @@ class NeuralDistances:
             name: What errors call the layer.
 
         Raises:
-            ValueError: A state is not finite, zero under cosine or constant under correlation, or a
-                precomputed matrix is not symmetric and non-negative with a zero diagonal.
+            ValueError: A state is not finite, zero under cosine or constant under correlation, or
+                a precomputed matrix is not symmetric and non-negative with a zero diagonal.
         """
         check_choice("distance", distance, DISTANCES)
         precision = STATE_ROUNDING
@@ -99,7 +101,8 @@ class NeuralDistances:
         sizes = states.abs().amax(1, keepdim=True)
         if not sizes.isfinite().all():
             raise ValueError(
-                f"states of {name} are not finite: correct them, or, if a model computed them, run it in a wider dtype"
+                f"states of {name} are not finite: "
+                "correct them, or, if a model computed them, run it in a wider dtype"
             )
         if distance in ("cosine", "correlation"):
             # These ignore the size of each state, whose squares may leave the range of float64.
@@ -134,7 +137,9 @@ class NeuralDistances:
         """
         is_symmetric = torch.equal(squared, squared.T)
         if not squared.isfinite().all() or squared.diagonal().any() or not is_symmetric:
-            raise ValueError("squared distances must be finite and symmetric, with a zero diagonal")
+            raise ValueError(
+                "squared distances must be finite and symmetric, with a zero diagonal"
+            )
         return cls(squared.double(), GIVEN)
 
     @property
@@ -158,7 +163,9 @@ class NeuralDistances:
         error = None if self.error is None else self.error[index]
         return NeuralDistances(states, self.distance, self.whole, error)
 
-    def block(self, rows: Index, columns: Index, out: Float[Tensor, "a b"] | None = None) -> Float[Tensor, "a b"]:
+    def block(
+        self, rows: Index, columns: Index, out: Float[Tensor, "a b"] | None = None
+    ) -> Float[Tensor, "a b"]:
         """Return (D^N)² between two sets of stimuli, in float64.
 
         Args:
@@ -201,7 +208,7 @@ class NeuralDistances:
         return squared[first_copy][:, first_copy]
 
     def vector(self) -> Float[Tensor, " p"]:
-        """Return (D^N)² of all pairs i < j, in the order of `upper`; equal ones are exactly equal."""
+        """Return (D^N)² of all pairs i < j, in the order of `upper`."""
         return self.at(upper(len(self), self.states.device))
 
     def at(self, pairs: Int[Tensor, " p"]) -> Float[Tensor, " p"]:
@@ -212,11 +219,13 @@ class NeuralDistances:
         squared = self.squared().flatten()[pairs]
         return with_ties(squared, self.rounding(pairs, squared))
 
-    def rounding(self, pairs: Int[Tensor, " p"], squared: Float[Tensor, " p"]) -> Float[Tensor, " p"]:
+    def rounding(
+        self, pairs: Int[Tensor, " p"], squared: Float[Tensor, " p"]
+    ) -> Float[Tensor, " p"]:
         """Return by how much rounding may have changed the (D^N)² of pairs.
 
-        States x and y that are off by e and f give D off by e + f and D² by 2 D (e + f) + (e + f)²,
-        however small D is.
+        States x and y that are off by e and f give D off by e + f and D² by 2 D (e + f) + (e +
+        f)², however small D is.
 
         Args:
             pairs: Flat indices in an n x n matrix.
@@ -283,7 +292,9 @@ def _subtracted_sizes(states: Float[Tensor, "n d"], distance: str) -> Float[Tens
     return norms
 
 
-def _euclidean_states(states: Float[Tensor, "n d"], distance: str, name: str) -> Float[Tensor, "n _"]:
+def _euclidean_states(
+    states: Float[Tensor, "n d"], distance: str, name: str
+) -> Float[Tensor, "n _"]:
     """Return states whose Euclidean distances are the distances of these states."""
     if distance == "norm_difference":
         return states.norm(dim=1, keepdim=True)

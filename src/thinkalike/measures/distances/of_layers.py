@@ -1,4 +1,4 @@
-"""Distance correlation and RSA of two layers' distances of the same rows, as measures of layer pairs.
+"""Distance correlation and RSA of two layers' distances, as measures of layer pairs.
 
 What they are without a part of the rows comes from the distances of all rows, which are computed
 once.
@@ -21,7 +21,8 @@ from thinkalike.measures.distances.ranks import mid_ranks, ranks_of_levels
 from thinkalike.measures.hsic import unbiased_from_sums
 from thinkalike.measures.row_groups import SUM_ROUNDING
 
-# Where centring leaves less than this share of a matrix in float64, it leaves nothing but rounding.
+# Where centring leaves less than this share of a matrix in float64, it leaves nothing but
+# rounding.
 CENTRING_ROUNDING = 1e-12
 
 # Fewer rows have no two distances that could be ranked.
@@ -32,13 +33,13 @@ def distance_correlation(X: Float[Tensor, "n d"], Y: Float[Tensor, "m e"]) -> Fl
     """Return the bias-corrected distance correlation R* = <A, B> / √(<A, A> <B, B>), in [-1, 1].
 
     A and B are the U-centred Euclidean distances of the rows (Székely & Rizzo 2013; in this form
-    2014). It estimates the *square* of the distance correlation of Székely, Rizzo & Bakirov (2007):
-    about 0 for independent features of any width, and a positive limit for any kind of dependence.
-    It has no gradient.
+    2014). It estimates the *square* of the distance correlation of Székely, Rizzo & Bakirov
+    (2007): about 0 for independent features of any width, and a positive limit for any kind of
+    dependence. It has no gradient.
 
     Raises:
-        ValueError: n < 4 or n differs between the sides, a value is not finite, or all distances of
-            a side are equal.
+        ValueError: n < 4 or n differs between the sides, a value is not finite, or all distances
+            of a side are equal.
     """
     return DistanceCorrelation().of(X, Y)
 
@@ -48,7 +49,8 @@ def u_centred(squared: Float[Tensor, "n n"], name: str, rounding: float) -> Floa
     """Replace squared distances, in place, by U-centred distances of norm 1.
 
     Aᵢⱼ = aᵢⱼ - aᵢ./(n-2) - a.ⱼ/(n-2) + a../((n-1)(n-2)) off the diagonal, and 0 on it. Products of
-    two such matrices are unbiased. Some rows at a time stay in the cache from one step to the next.
+    two such matrices are unbiased. Some rows at a time stay in the cache from one step to the
+    next.
 
     Args:
         squared: A symmetric matrix of squared distances.
@@ -80,7 +82,10 @@ def u_centred(squared: Float[Tensor, "n n"], name: str, rounding: float) -> Floa
 
     norm = torch.stack(norms).norm()
     if not norm > rounding * torch.stack(norms_before).norm():
-        raise ValueError(f"{name}: all distances are equal, or all but those of one row, so none can be compared")
+        raise ValueError(
+            f"{name}: all distances are equal, or all but those of one row, so none can be "
+            "compared"
+        )
     return squared.div_(norm)
 
 
@@ -88,7 +93,10 @@ def u_centred(squared: Float[Tensor, "n n"], name: str, rounding: float) -> Floa
 class DistanceCorrelation(LayerMeasure[Tensor]):
     """Bias-corrected distance correlation, see `distance_correlation`."""
 
-    formula = "<A, B> / √(<A, A> <B, B>), A and B the U-centred distances; estimates the squared distance correlation"
+    formula = (
+        "<A, B> / √(<A, A> <B, B>), A and B the U-centred distances; "
+        "estimates the squared distance correlation"
+    )
     source = "Székely et al. 2007, Székely & Rizzo 2013"
     value_range = (-1.0, 1.0)
     version = 13
@@ -103,15 +111,21 @@ class DistanceCorrelation(LayerMeasure[Tensor]):
         rounding = max(CENTRING_ROUNDING, SUM_ROUNDING * torch.finfo(rows.dtype).eps)
         return u_centred(NeuralDistances.of(rows, name=name).squared(), name, rounding)
 
-    def compare(self, first: Float[Tensor, "n n"], second: Float[Tensor, "n n"]) -> Float[Tensor, ""]:
+    def compare(
+        self, first: Float[Tensor, "n n"], second: Float[Tensor, "n n"]
+    ) -> Float[Tensor, ""]:
         """Return the distance correlation of two prepared layers."""
         return (first * second).sum()
 
-    def moved(self, prepared: Float[Tensor, "n n"], order: Int[Tensor, " n"]) -> Float[Tensor, "n n"]:
+    def moved(
+        self, prepared: Float[Tensor, "n n"], order: Int[Tensor, " n"]
+    ) -> Float[Tensor, "n n"]:
         """Return the distances of rows in another order."""
         return both_in_order(prepared, order)
 
-    def compare_all(self, layers: Sequence[Float[Tensor, "n n"]], blocks: Blocks) -> dict[Pair, Float[Tensor, "l m"]]:
+    def compare_all(
+        self, layers: Sequence[Float[Tensor, "n n"]], blocks: Blocks
+    ) -> dict[Pair, Float[Tensor, "l m"]]:
         """Return the distance correlation of every two layers that are compared."""
         return products(layers, blocks, is_symmetric=True)
 
@@ -221,7 +235,9 @@ class TokenRSA(LayerMeasure[_Ranks]):
         doubled = ranks.mul_(2).sub_(len(pairs) + 1)
         norm = doubled.norm() * 2**0.5  # of both triangles
         if norm == 0:
-            raise ValueError(f"the distances of {name}: all {len(doubled)} values are equal and have no ranks")
+            raise ValueError(
+                f"the distances of {name}: all {len(doubled)} values are equal and have no ranks"
+            )
         matrix = torch.zeros_like(squared)
         matrix.view(-1)[pairs] = doubled
         return _Ranks(matrix.add_(matrix.T.contiguous()), norm)
@@ -234,10 +250,14 @@ class TokenRSA(LayerMeasure[_Ranks]):
         """Return the ranks with rows in another order."""
         return prepared._replace(doubled=both_in_order(prepared.doubled, order))
 
-    def compare_all(self, layers: Sequence[_Ranks], blocks: Blocks) -> dict[Pair, Float[Tensor, "l m"]]:
+    def compare_all(
+        self, layers: Sequence[_Ranks], blocks: Blocks
+    ) -> dict[Pair, Float[Tensor, "l m"]]:
         """Return Spearman's ρ of the distances of every two layers that are compared."""
         norms = blocks.by_model([layer.norm for layer in layers])
-        products_of_ranks = products([layer.doubled for layer in layers], blocks, is_symmetric=True)
+        products_of_ranks = products(
+            [layer.doubled for layer in layers], blocks, is_symmetric=True
+        )
         return {
             (source, target): of_pair / torch.outer(norms[source], norms[target])
             for (source, target), of_pair in products_of_ranks.items()

@@ -13,7 +13,9 @@ from torch import Tensor
 from thinkalike.arguments import Within, refuse_nan
 
 
-def levels_of(values: Float[Tensor, "*b n"], rounding: float | Float[Tensor, "*b n"] = 0.0) -> Int[Tensor, "*b n"]:
+def levels_of(
+    values: Float[Tensor, "*b n"], rounding: float | Float[Tensor, "*b n"] = 0.0
+) -> Int[Tensor, "*b n"]:
     """Return the level of each value: 0 for the least, 1 for the next different one, and so on.
 
     Values that rounding alone may have taken apart have one level.
@@ -21,8 +23,8 @@ def levels_of(values: Float[Tensor, "*b n"], rounding: float | Float[Tensor, "*b
     Args:
         values: The values, along the last axis.
         rounding: By how much rounding may have changed each value, or, as a number, the share of
-            the larger of two neighbours. Where values are close to the next one, and so forth, over
-            more than twice their rounding, they are a continuum and stay apart.
+            the larger of two neighbours. Where values are close to the next one, and so forth,
+            over more than twice their rounding, they are a continuum and stay apart.
     """
     if not values.shape[-1]:
         return torch.zeros_like(values, dtype=torch.long)
@@ -36,7 +38,9 @@ def levels_of(values: Float[Tensor, "*b n"], rounding: float | Float[Tensor, "*b
     return torch.zeros_like(order).scatter_(-1, order[..., 1:], levels)
 
 
-def _level_beginnings(ordered: Float[Tensor, "*b n"], rounding: Float[Tensor, "*b n"]) -> Bool[Tensor, "*b m"]:
+def _level_beginnings(
+    ordered: Float[Tensor, "*b n"], rounding: Float[Tensor, "*b n"]
+) -> Bool[Tensor, "*b m"]:
     """Return for every value but the first whether it begins a new level.
 
     Args:

@@ -82,8 +82,8 @@ def rsa_estimate(
 
     One fold, with all its pairs, is left out at a time. The stimuli of a group, such as the words
     of a sentence, are left out together. Groups that are worth fewer than `FEWEST_GROUPS` of equal
-    size have the interval (-∞, ∞), and a warning says why. A fold with one group that outweighs the
-    others says as little about the spread as that group alone, so Student's t has at most
+    size have the interval (-∞, ∞), and a warning says why. A fold with one group that outweighs
+    the others says as little about the spread as that group alone, so Student's t has at most
     `freedom_of_groups` degrees of freedom.
 
     Args:
@@ -112,7 +112,10 @@ def rsa_estimate(
     counts = torch.stack([torch.ones_like(fold_of), *without_folds]).double()
     similarities = compare(vectors, other_vectors, comparator, counts)  # (1 + folds, l, m)
     if similarities.isnan().any():
-        raise ValueError("all distances of a layer are equal without one fold of stimuli: use more folds, or stimuli")
+        raise ValueError(
+            "all distances of a layer are equal without one fold of stimuli: "
+            "use more folds, or stimuli"
+        )
     t = student_t(0.95, min(folds - 1, freedom_of_groups(sizes)))
     return jackknife(similarities[0], similarities[1:], t=t)
 
@@ -122,10 +125,10 @@ class Mantel(NamedTuple):
 
     Attributes:
         value: `rsa` of each layer pair.
-        p: (1 + #{value of permuted stimuli ≥ value}) / (1 + permutations), one-sided, of each layer
-            pair.
-        p_of_largest: The same against the largest value of all layer pairs in each permutation, for
-            a pair that was chosen because it is the largest (Westfall & Young 1993).
+        p: (1 + #{value of permuted stimuli ≥ value}) / (1 + permutations), one-sided, of each
+            layer pair.
+        p_of_largest: The same against the largest value of all layer pairs in each permutation,
+            for a pair that was chosen because it is the largest (Westfall & Young 1993).
     """
 
     value: Float[Tensor, "l m"]
@@ -174,7 +177,8 @@ def mantel(
         group_count = len(groups.unique())
         if group_count < FEWEST_GROUPS:
             warnings.warn(
-                f"{group_count} groups have too few orders for p-values: give {FEWEST_GROUPS} or more",
+                f"{group_count} groups have too few orders for p-values: "
+                f"give {FEWEST_GROUPS} or more",
                 stacklevel=2,
             )
             return Mantel(value, value * torch.nan, value * torch.nan)
@@ -248,7 +252,10 @@ def distance_vectors(
     for index, layer in enumerate(layers):
         layer_name = f"{name}[{index}]"
         if len(layer) != n:
-            raise ValueError(f"{layer_name} has {len(layer)} stimuli, and {reason}: give states of the same stimuli")
+            raise ValueError(
+                f"{layer_name} has {len(layer)} stimuli, and {reason}: "
+                "give states of the same stimuli"
+            )
         if not isinstance(layer, NeuralDistances):
             layer = NeuralDistances.of(layer, distance, layer_name)
         vectors.append(layer.vector())
@@ -256,7 +263,10 @@ def distance_vectors(
     is_finite = distances.isfinite().all(1)
     if not is_finite.all():  # once, as it waits for the device
         index = int((~is_finite).nonzero()[0])
-        raise ValueError(f"the distances of {name}[{index}] are beyond float64: divide its states by a large number")
+        raise ValueError(
+            f"the distances of {name}[{index}] are beyond float64: "
+            "divide its states by a large number"
+        )
     return distances
 
 

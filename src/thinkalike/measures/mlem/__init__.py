@@ -1,1 +1,1 @@
-"""Metric-learning encoding models: which features of the stimuli explain the distances between their states."""
+"""Metric-learning encoding models: which features explain the distances between states."""

@@ -28,8 +28,8 @@ def nnls(gram: Float[Tensor, "*b f f"], target: Float[Tensor, "*b f"]) -> Float[
     """Return the w ≥ 0 with least w'Gw / 2 - t'w, exactly.
 
     Block principal pivoting (Kim & Park 2011) solves nearly every system in a few rounds, and
-    active sets the remaining ones (Lawson & Hanson 1974, algorithm NNLS). A column that is zero, or
-    depends on columns in use, gets weight exactly 0.
+    active sets the remaining ones (Lawson & Hanson 1974, algorithm NNLS). A column that is zero,
+    or depends on columns in use, gets weight exactly 0.
 
     Args:
         gram: G, X'X of the columns X.
@@ -80,9 +80,12 @@ def _by_block_pivots(
             break
 
         has_progress = wrong_count < fewest_wrong[active]
-        full_exchanges_left[active] = torch.where(has_progress, MOST_FULL_EXCHANGES, full_exchanges_left[active] - 1)
+        full_exchanges_left[active] = torch.where(
+            has_progress, MOST_FULL_EXCHANGES, full_exchanges_left[active] - 1
+        )
         fewest_wrong[active] = torch.minimum(wrong_count, fewest_wrong[active])
-        # Without progress the last wrong column alone is exchanged, which cannot cycle (Murty 1974).
+        # Without progress the last wrong column alone is exchanged, which cannot cycle (Murty
+        # 1974).
         wrong_from_here = is_wrong.flip(1).cumsum(1).flip(1)
         is_last_wrong = is_wrong & (wrong_from_here == 1)
         exchanges_all = (full_exchanges_left[active] >= 0)[:, None]
@@ -93,7 +96,7 @@ def _by_block_pivots(
 def _unconstrained(
     gram: Float[Tensor, "b f f"], target: Float[Tensor, "b f"], is_used: Bool[Tensor, "b f"]
 ) -> tuple[Float[Tensor, "b f"], Bool[Tensor, " b"]]:
-    """Return the least-squares solutions on the used columns, and whether these are independent."""
+    """Return the least-squares solutions on the used columns; whether these are independent."""
     factor, has_failed = torch.linalg.cholesky_ex(_system_of_used(gram, is_used))
     smallest_share = factor.diagonal(dim1=1, dim2=2).square().amin(1)
     is_independent = (has_failed == 0) & (smallest_share > LEAST_INDEPENDENT_SHARE)
@@ -103,7 +106,9 @@ def _unconstrained(
     return weights.where(is_used, 0), is_independent
 
 
-def _by_active_sets(gram: Float[Tensor, "b f f"], target: Float[Tensor, "b f"]) -> Float[Tensor, "b f"]:
+def _by_active_sets(
+    gram: Float[Tensor, "b f f"], target: Float[Tensor, "b f"]
+) -> Float[Tensor, "b f"]:
     """Return solutions by taking in one column at a time, that of the greatest slope."""
     weights = torch.zeros_like(target)
     is_used = torch.zeros_like(target, dtype=torch.bool)
@@ -150,7 +155,9 @@ def _solved_on_used(
     return torch.linalg.solve(_system_of_used(gram, is_used), target * is_used).where(is_used, 0)
 
 
-def _system_of_used(gram: Float[Tensor, "b f f"], is_used: Bool[Tensor, "b f"]) -> Float[Tensor, "b f f"]:
+def _system_of_used(
+    gram: Float[Tensor, "b f f"], is_used: Bool[Tensor, "b f"]
+) -> Float[Tensor, "b f f"]:
     """Return Gram matrices with the identity in place of the columns that are not used."""
     used = is_used.to(gram.dtype)
     return gram * used[:, :, None] * used[:, None] + torch.diag_embed(1 - used)
@@ -178,7 +185,9 @@ def to_entries(matrix: Float[Tensor, "*b f f"]) -> Float[Tensor, "*b r"]:
     return torch.cat([diagonal, matrix[..., rows, columns] * 2**0.5], -1)
 
 
-def psd_least_squares(gram: Float[Tensor, "*b r r"], target: Float[Tensor, "*b r"]) -> Float[Tensor, "*b r"]:
+def psd_least_squares(
+    gram: Float[Tensor, "*b r r"], target: Float[Tensor, "*b r"]
+) -> Float[Tensor, "*b r"]:
     """Return the entries w of the W ⪰ 0 with least w'Gw / 2 - t'w.
 
     It is found by accelerated projected gradient (Beck & Teboulle 2009), which starts from the
@@ -222,5 +231,6 @@ def psd_least_squares(gram: Float[Tensor, "*b r r"], target: Float[Tensor, "*b r
         momentum = next_momentum[goes_on]
         active = active[goes_on]
     raise ValueError(
-        f"no optimum within {MOST_PSD_STEPS} steps: features are too much alike; a ridge (alpha > 0) helps"
+        f"no optimum within {MOST_PSD_STEPS} steps: features are too much alike; "
+        "a ridge (alpha > 0) helps"
     )

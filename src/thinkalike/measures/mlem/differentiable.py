@@ -91,7 +91,9 @@ class DifferentiableMLEM(nn.Module):
                 equal.
         """
         if len(states) != len(features):
-            raise ValueError(f"there are {len(states)} states of {len(features)} stimuli: give one for each")
+            raise ValueError(
+                f"there are {len(states)} states of {len(features)} stimuli: give one for each"
+            )
         if pairs is None:
             pairs = torch.triu_indices(len(states), len(states), 1, device=states.device)
         if self.kind != "squared_error":

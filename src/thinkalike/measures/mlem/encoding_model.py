@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -94,8 +94,9 @@ class MLEM(BaseEstimator):
         folds, seed: The number and the seed of the folds that choose alpha.
 
     Attributes:
-        weights_: W, (f) if diagonal, else (f, f); it and the next three have a first axis of layers
-            if Y has one. With levels it is the mean weight of each feature's pairs of levels.
+        weights_: W, (f) if diagonal, else (f, f); it and the next three have a first axis of
+            layers if Y has one. With levels it is the mean weight of each feature's pairs of
+            levels.
         level_weights_: With levels, those of each nominal feature, see `LevelWeights`.
         intercept_, alpha_: b and α.
         range_: The squared distances that become 0 and 1 in the scale of the fit.
@@ -114,7 +115,9 @@ class MLEM(BaseEstimator):
         *,
         weights: str = "diagonal",
         distance: str = "euclidean",
-        alpha: Annotated[float, Within(least=0, is_finite=False)] | Sequence[float] | np.ndarray = ALPHAS,
+        alpha: Annotated[float, Within(least=0, is_finite=False)]
+        | Sequence[float]
+        | np.ndarray = ALPHAS,
         kinds: Kinds = "auto",
         difference: str = "indicator",
         missing: str = "own_level",
@@ -136,7 +139,7 @@ class MLEM(BaseEstimator):
         self.folds = folds
         self.seed = seed
 
-    def fit(self, X: Any, Y: Any, groups: Any = None) -> MLEM:
+    def fit(self, X: object, Y: object, groups: object = None) -> MLEM:
         """Fit all layers.
 
         Features that are constant, taken for continuous, or much the same have a warning.
@@ -154,7 +157,9 @@ class MLEM(BaseEstimator):
                 layer, are constant.
         """
         table = self.read(X, Y, groups)
-        self.encoder_ = FeatureEncoder.of(table.values, table.columns, self.difference, self.missing)
+        self.encoder_ = FeatureEncoder.of(
+            table.values, table.columns, self.difference, self.missing
+        )
         features = self.encoder_.encode_values(table.values)
         pairs = table.stimulus_pairs
         fitted = self.fit_weights(features, pairs, self.divide(pairs, table.groups))
@@ -163,7 +168,7 @@ class MLEM(BaseEstimator):
         self.level_weights_ = level_weights(self._fitted, self.encoder_, features, table.single)
         return self
 
-    def predict(self, X: Any) -> Float[Tensor, "*l p"]:
+    def predict(self, X: object) -> Float[Tensor, "*l p"]:
         """Return the squared distances of all pairs i < j of stimuli, in the scale of the fit.
 
         They are in the order of `pdist`. Under missing="drop" stimuli that lack a value are left
@@ -188,7 +193,7 @@ class MLEM(BaseEstimator):
             return predicted[0]
         return predicted
 
-    def score(self, X: Any, Y: Any) -> float | Float[Tensor, " l"]:
+    def score(self, X: object, Y: object) -> float | Float[Tensor, " l"]:
         """Return Spearman's ρ of predicted and neural distances over all pairs.
 
         It is one number, or one per layer.
@@ -203,18 +208,24 @@ class MLEM(BaseEstimator):
         pairs = table.stimulus_pairs
         fitted = self._fitted
         if len(pairs.layers) != len(fitted.weights):
-            raise ValueError(f"{len(pairs.layers)} layers, but the model was fitted on {len(fitted.weights)}")
+            raise ValueError(
+                f"{len(pairs.layers)} layers, but the model was fitted on {len(fitted.weights)}"
+            )
         differences = pairs.differences(self.encoder_.encode_values(table.values))
         scores = pairs.score([differences], fitted.terms, fitted.weights)[0]
         is_constant = scores.isnan()
         if is_constant.any():
             layer = int(is_constant.nonzero()[0])
-            raise ValueError(f"the prediction of layer {layer} is constant: no feature explains its distances")
+            raise ValueError(
+                f"the prediction of layer {layer} is constant: no feature explains its distances"
+            )
         if table.single:
             return float(scores[0])
         return scores
 
-    def read(self, X: Any, Y: Any, groups: Any = None, columns: Columns | None = None) -> StimulusTable:
+    def read(
+        self, X: object, Y: object, groups: object = None, columns: Columns | None = None
+    ) -> StimulusTable:
         """Check this model's choices, and the data of a `fit`.
 
         Args:
@@ -231,7 +242,9 @@ class MLEM(BaseEstimator):
         if columns is None:
             columns = Columns.of(X, self.kinds)
         if divides_pairs and groups is not None:
-            raise ValueError("recipe='paper' divides pairs into folds and cannot keep groups together")
+            raise ValueError(
+                "recipe='paper' divides pairs into folds and cannot keep groups together"
+            )
         check_rows([("X", X), ("Y", Y), ("groups", groups)])
         layers, is_single = _layers_in(Y)
         states = []
@@ -241,9 +254,14 @@ class MLEM(BaseEstimator):
         for index, layer in enumerate(states):
             if layer.dim() != 2 or len(layer) != len(values):
                 shape = tuple(layer.shape)
-                raise ValueError(f"Y, layer {index} has shape {shape}; X has {len(values)} stimuli: give as many rows")
+                raise ValueError(
+                    f"Y, layer {index} has shape {shape}; X has {len(values)} stimuli: "
+                    "give as many rows"
+                )
         if len(values) < 2:
-            raise ValueError(f"X has {len(values)} stimuli: give two or more, as distances are of pairs")
+            raise ValueError(
+                f"X has {len(values)} stimuli: give two or more, as distances are of pairs"
+            )
 
         rows = complete_rows(values, self.missing == "drop")
         distances = []
@@ -262,7 +280,7 @@ class MLEM(BaseEstimator):
         return StimulusTable(values[rows], levels, columns, pairs, owners, is_single)
 
     def divide(self, pairs: StimulusPairs, groups: Tensor | None) -> Division:
-        """Return the folds that choose alpha; a single fold without parts if there is one alpha."""
+        """Return the folds that choose alpha; one fold without parts if there is one alpha."""
         units = pairs.index if pairs.chosen is None else pairs.chosen
         if len(self._alphas()) == 1:
             return Division(torch.zeros_like(units), [])
@@ -270,7 +288,9 @@ class MLEM(BaseEstimator):
         parts = (pairs.part((cells == fold).nonzero()[:, 0]) for fold in range(self.folds))
         return Division(cells, parts)
 
-    def folds_of(self, pairs: StimulusPairs, folds: int, seed: int, groups: Tensor | None) -> Int[Tensor, " n"]:
+    def folds_of(
+        self, pairs: StimulusPairs, folds: int, seed: int, groups: Tensor | None
+    ) -> Int[Tensor, " n"]:
         """Return the fold of each stimulus, or of each pair.
 
         Raises:
@@ -283,21 +303,27 @@ class MLEM(BaseEstimator):
             fewest = FEWEST_PAIRS_PER_FOLD
         most_folds = len(pairs) // fewest
         if most_folds < 2:
-            raise ValueError(f"{len(pairs)} {unit} are too few for two folds: give {2 * fewest} or more")
+            raise ValueError(
+                f"{len(pairs)} {unit} are too few for two folds: give {2 * fewest} or more"
+            )
         if folds > most_folds:
             raise ValueError(
-                f"folds={folds} leaves a fold with fewer than {fewest} {unit}: choose at most {most_folds}"
+                f"folds={folds} leaves a fold with fewer than {fewest} {unit}: "
+                f"choose at most {most_folds}"
             )
         fold_of = stimulus_folds(len(pairs), folds, seed, groups)
         smallest = int(fold_of.bincount().min())
         if smallest < fewest:
             raise ValueError(
-                f"folds={folds} of whole groups leaves a fold with {smallest} {unit}, and it needs "
+                f"folds={folds} of whole groups leaves a fold with {smallest} {unit}, and it "
+                "needs "
                 f"{fewest}: choose fewer folds, or smaller groups"
             )
         return fold_of
 
-    def fit_weights(self, features: Features, stimulus_pairs: StimulusPairs, division: Division) -> FittedWeights:
+    def fit_weights(
+        self, features: Features, stimulus_pairs: StimulusPairs, division: Division
+    ) -> FittedWeights:
         """Return the weights for encoded features, see `solver.fit_weights`."""
         interactions = self.weights == "full"
         return fit_weights(features, stimulus_pairs, division, self._alphas(), interactions)
@@ -356,7 +382,7 @@ class MLEM(BaseEstimator):
         return ends
 
 
-def _layers_in(Y: Any) -> tuple[Sequence[Any], bool]:
+def _layers_in(Y: object) -> tuple[Sequence[object], bool]:
     """Return the layers that states are, and whether they are a single layer.
 
     A single layer is an array or a list of lists of numbers.
@@ -364,17 +390,19 @@ def _layers_in(Y: Any) -> tuple[Sequence[Any], bool]:
     Raises:
         ValueError: There are no layers.
     """
-    is_list = isinstance(Y, list | tuple)
-    is_array = hasattr(Y, "ndim") and Y.ndim in (2, 3)
-    if not is_array and not (is_list and len(Y)):
-        raise ValueError(f"Y has no layers: give states of shape (stimuli, width) or a list of them, not {shown(Y)}")
-    if is_array:
-        is_single = Y.ndim == 2
-    else:
-        first_row = Y[0]
-        is_row = isinstance(first_row, list | tuple) and len(first_row) > 0
-        is_single = is_row and np.ndim(first_row[0]) == 0
-    if is_single:
+    dimensions = getattr(Y, "ndim", None)  # of an array
+    if dimensions == 2:
+        return [Y], True
+    if dimensions == 3:
+        return cast(Sequence[object], Y), False
+    if not isinstance(Y, list | tuple) or not Y:
+        raise ValueError(
+            "Y has no layers: give states of shape (stimuli, width) or a list of them, not "
+            f"{shown(Y)}"
+        )
+    first_row = Y[0]
+    is_row = isinstance(first_row, list | tuple) and len(first_row) > 0
+    if is_row and np.ndim(first_row[0]) == 0:
         return [Y], True
     return Y, False
 

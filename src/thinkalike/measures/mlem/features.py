@@ -1,10 +1,9 @@
 """Feature tables, the differences Δ of their stimuli, and the terms of a model of these.
 
 See Salle et al. (2024, appendix B). The term (f, g) is the entry W_fg, with the regressor Δ_f Δ_g;
-the term (f, a, b) the weight of the levels a and b of feature f, with the regressor
-1[one stimulus has a, the other b]; the term () is the intercept. Terms of the levels of one feature
-are in the order of their codes, see `pair_codes`; the last, (f, k, k), is any pair with a new
-level.
+the term (f, a, b) the weight of the levels a and b of feature f, with the regressor 1[one stimulus
+has a, the other b]; the term () is the intercept. Terms of the levels of one feature are in the
+order of their codes, see `pair_codes`; the last, (f, k, k), is any pair with a new level.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, groupby
-from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -20,7 +18,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from thinkalike.arguments import check_choice
-from thinkalike.measures.kinds import NUMBERS, Columns, Kinds, Level, level_of
+from thinkalike.measures.kinds import NUMBER_KINDS, Columns, Kinds, Level, level_of
 
 DIFFERENCES = ("indicator", "scaled", "levels")
 MISSING = ("own_level", "ignore", "drop", "error")
@@ -43,15 +41,15 @@ MOST_LEVEL_PAIRS = 1000
 class Features:
     """An encoded table of the f features of n stimuli.
 
-    Δ_f(i, j) = 0 where the levels are equal, or where either is ignored (a negative level); else 1,
-    or for a scaled feature the distance of the two positions, or the code of two levels with a
+    Δ_f(i, j) = 0 where the levels are equal, or where either is ignored (a negative level); else
+    1, or for a scaled feature the distance of the two positions, or the code of two levels with a
     weight of their own, see `pair_codes`.
 
     Attributes:
         levels: The level of each feature.
         positions: The position of each scaled feature; NaN where there is none.
-        ranges: How far apart positions of Δ = 1 are. They are divided by this last, so that equal Δ
-            have equal bits.
+        ranges: How far apart positions of Δ = 1 are. They are divided by this last, so that equal
+            Δ have equal bits.
         scaled: Which features are scaled.
         known: The number of levels whose pairs have weights; 0 for a feature with one weight.
         labels: The names of the features in messages; by default their numbers.
@@ -146,10 +144,10 @@ class FeatureEncoder:
     """The levels of each feature in the training stimuli, and how two levels differ.
 
     A nominal feature has Δ = 1[f_i ≠ f_j], and in the paper every feature does
-    (difference="indicator"); the indicator of a continuous feature would be constant, so
-    Δ = |f_i - f_j| / range of it under any difference. With "scaled", a numeric feature has that Δ,
-    too, and an ordinal one the same of the ranks of its levels; a value that is new to training
-    lies between its neighbours' ranks, and Δ can exceed 1. With "levels", each pair of levels of a
+    (difference="indicator"); the indicator of a continuous feature would be constant, so Δ = |f_i
+    - f_j| / range of it under any difference. With "scaled", a numeric feature has that Δ, too,
+    and an ordinal one the same of the ranks of its levels; a value that is new to training lies
+    between its neighbours' ranks, and Δ can exceed 1. With "levels", each pair of levels of a
     nominal feature has a Δ of its own; ordinal and numeric features have Δ = 1[f_i ≠ f_j].
 
     A missing value (NaN, None, pd.NA) is, with "own_level", equal to a missing one and at distance
@@ -172,7 +170,7 @@ class FeatureEncoder:
     @classmethod
     def fit(
         cls,
-        X: Any,
+        X: object,
         kinds: Kinds = "auto",
         difference: str = "indicator",
         missing: str = "own_level",
@@ -187,7 +185,9 @@ class FeatureEncoder:
         return cls.of(values, columns, difference, missing)
 
     @classmethod
-    def of(cls, values: Float[Tensor, "n f"], columns: Columns, difference: str, missing: str) -> FeatureEncoder:
+    def of(
+        cls, values: Float[Tensor, "n f"], columns: Columns, difference: str, missing: str
+    ) -> FeatureEncoder:
         """Return the encoder that `fit` does, from the numbers that `Columns.read` gives."""
         check_choice("difference", difference, DIFFERENCES)
         check_choice("missing", missing, MISSING)
@@ -195,7 +195,7 @@ class FeatureEncoder:
         lacks = tuple(values.isnan().any(0).tolist())
         return cls(columns, difference, missing, known, lacks)
 
-    def encode(self, X: Any) -> Features:
+    def encode(self, X: object) -> Features:
         """Return a table in terms of the known levels.
 
         Raises:
@@ -238,7 +238,9 @@ class FeatureEncoder:
             labels=tuple(self.columns.label(feature) for feature in range(feature_count)),
         )
 
-    def refuse_new(self, values: Float[Tensor, "n f"], levels: Sequence[Sequence[Level] | None]) -> None:
+    def refuse_new(
+        self, values: Float[Tensor, "n f"], levels: Sequence[Sequence[Level] | None]
+    ) -> None:
         """Raise a ValueError if these stimuli have a level that is new to training.
 
         Under "own_level" a missing value is such a level. New numbers of ordinal, numeric and
@@ -268,7 +270,7 @@ class FeatureEncoder:
                 )
 
     def size(self, feature: int) -> int:
-        """Return the number of levels whose pairs have weights; 0 for a feature with one weight."""
+        """Return the number of levels whose pairs have weights; 0 for features with one weight."""
         if self.difference == "levels" and self.columns.kinds[feature] == "nominal":
             return 1 + len(self.known[feature])
         return 0
@@ -288,13 +290,15 @@ class FeatureEncoder:
         is_known = torch.isin(column, known)
         return torch.where(is_known, known_level, len(known) + level_in_column)
 
-    def _positions(self, feature: int, column: Float[Tensor, " n"]) -> tuple[Float[Tensor, " n"], float]:
+    def _positions(
+        self, feature: int, column: Float[Tensor, " n"]
+    ) -> tuple[Float[Tensor, " n"], float]:
         """Return numbers, or the ranks of ordinal levels from 0, and their range in training."""
         known = self.known[feature]
         column = column.contiguous()
         if len(known) < 2:  # constant in training: there is no scale to measure by
             return torch.where(column.isnan(), torch.nan, 0.0), 1.0
-        if self.columns.kinds[feature] in NUMBERS:
+        if self.columns.kinds[feature] in NUMBER_KINDS:
             return column, float(known[-1] - known[0])
         below = torch.searchsorted(known, column)
         up_to = torch.searchsorted(known, column, right=True)
@@ -302,7 +306,9 @@ class FeatureEncoder:
         return torch.where(column.isnan(), torch.nan, ranks), len(known) - 1.0
 
 
-def pair_codes(first: Int[Tensor, "*a"], second: Int[Tensor, "*b"], known: int) -> Int[Tensor, "*c"]:
+def pair_codes(
+    first: Int[Tensor, "*a"], second: Int[Tensor, "*b"], known: int
+) -> Int[Tensor, "*c"]:
     """Return the codes of pairs of levels, which are broadcast.
 
     Two stimuli of one level, or with an ignored, negative one, have code 0; those of the known
@@ -339,7 +345,9 @@ def terms_of(known: Sequence[int], interactions: bool, labels: Sequence[str] = (
         ValueError: There are too many pairs of levels, or interactions beside levels.
     """
     if any(known) and interactions:
-        raise ValueError("weights='full' has no levels: difference='levels' needs weights='diagonal'")
+        raise ValueError(
+            "weights='full' has no levels: difference='levels' needs weights='diagonal'"
+        )
     level_pairs = sum(size * (size - 1) // 2 for size in known)
     if level_pairs > MOST_LEVEL_PAIRS:
         largest = max(range(len(known)), key=lambda feature: known[feature])

@@ -1,4 +1,4 @@
-"""Feature importance: the drop of held-out Spearman's ρ when a feature is permuted (Salle et al. 2024, section 4)."""
+"""Feature importance: the drop of held-out ρ when a feature is permuted (Salle et al. 2024)."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ FeatureSet = tuple[int, ...]
 
 
 def fewest_groups(folds: int) -> int:
-    """Return how many groups, such as sentences, importance needs for an interval over these folds."""
+    """Return how many groups, such as sentences, an interval over these folds needs."""
     return max(FEWEST_GROUPS, GROUPS_PER_FOLD * folds)
 
 
@@ -135,7 +135,10 @@ class Importance:
     def _share_of_null(self, *, largest: bool) -> Float[Tensor, "l f"]:
         """Return the p-value of each feature, against itself or the largest of all."""
         if self.null is None:
-            raise ValueError("there are no null draws to compare with: give feature_importance some, as null=199")
+            raise ValueError(
+                "there are no null draws to compare with: "
+                "give feature_importance some, as null=199"
+            )
         null = self.null
         if largest:
             null = null.amax((1, 2), keepdim=True).expand_as(null)
@@ -215,10 +218,14 @@ def feature_importance(
     if given is not None:
         given_feature = table.columns.place(given, "given")
         if table.stimulus_pairs.chosen is not None:
-            raise ValueError("recipe='paper' permutes pairs, which have no strata: given needs recipe='stimuli'")
+            raise ValueError(
+                "recipe='paper' permutes pairs, which have no strata: given needs recipe='stimuli'"
+            )
         strata = table.values[:, given_feature].nan_to_num(torch.inf)
     generator = seeded(seed)
-    plan: Iterable[_HeldOutFold] = _plan(model, table, folds, permutations, strata, generator, seed)
+    plan: Iterable[_HeldOutFold] = _plan(
+        model, table, folds, permutations, strata, generator, seed
+    )
     if null:  # the ranks of held-out pairs are used many times
         plan = [_with_listed_parts(fold) for fold in plan]
 
@@ -291,20 +298,30 @@ def _pairs_of_features(interactions: Any, columns: Columns) -> list[FeatureSet]:
     Raises:
         ValueError: Something is not a pair of different features, or is given twice.
     """
-    message = f"interactions={shown(interactions)} must be a list of pairs of features, by number or name, as [(0, 1)]"
+    message = (
+        f"interactions={shown(interactions)} must be a list of pairs of features, by number or "
+        "name, as [(0, 1)]"
+    )
     if not isinstance(interactions, list | tuple):
         raise ValueError(message)
     pairs: list[FeatureSet] = []
     for pair in interactions:
         names = tuple(pair) if isinstance(pair, Iterable) and not isinstance(pair, str) else ()
-        is_named = all(isinstance(name, Integral | str) and not isinstance(name, bool) for name in names)
+        is_named = all(
+            isinstance(name, Integral | str) and not isinstance(name, bool) for name in names
+        )
         if len(names) != 2 or not is_named:
             raise ValueError(message)
         first, second = (columns.place(name, "interactions") for name in names)
         if first == second:
-            raise ValueError(f"interactions has {shown(pair)}, which is one feature with itself: give two features")
+            raise ValueError(
+                f"interactions has {shown(pair)}, which is one feature with itself: "
+                "give two features"
+            )
         if {first, second} in map(set, pairs):
-            raise ValueError(f"interactions has {shown(pair)} twice: give each pair of features once")
+            raise ValueError(
+                f"interactions has {shown(pair)} twice: give each pair of features once"
+            )
         pairs.append((first, second))
     return pairs
 
@@ -368,12 +385,14 @@ def _shuffled_within(strata: Float[Tensor, " n"], generator: torch.Generator) ->
     return order
 
 
-def regrouped(strata: Float[Tensor, " n"], groups: Int[Tensor, " n"], generator: torch.Generator) -> Int[Tensor, " n"]:
+def regrouped(
+    strata: Float[Tensor, " n"], groups: Int[Tensor, " n"], generator: torch.Generator
+) -> Int[Tensor, " n"]:
     """Return for each stimulus the one whose value it takes: groups take those of other groups.
 
-    So values stay as alike within groups as they were. Groups change places at random with those of
-    about their size, `FEWEST_GROUPS` or more at a time, as far as there are; one takes some of the
-    values of a larger one, and those of a smaller one more than once. Strata, such as parts of
+    So values stay as alike within groups as they were. Groups change places at random with those
+    of about their size, `FEWEST_GROUPS` or more at a time, as far as there are; one takes some of
+    the values of a larger one, and those of a smaller one more than once. Strata, such as parts of
     speech, are treated each by itself.
     """
     n = len(strata)

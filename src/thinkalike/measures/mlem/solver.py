@@ -1,12 +1,12 @@
 """The weights of a metric-learning encoding model, and its ridge, from sums over pairs.
 
 See Salle et al. (2024, appendix B). With weights of pairs of levels, a distance for every two
-levels of a nominal feature, a fit minimises
-Σ_{i<j} (b + Σ_f w^f_{f_i f_j} - (D^N_ij)²)² + α Σ_f Σ_{a<b} (n_a + n_b) (w^f_ab - w^f)², w ≥ 0,
-with n_a the number of stimuli of level a, and w^f the mean of the w^f_ab with weights n_a + n_b.
-α = ∞ is the model with one weight per feature, and α = 0 the free one. As the mean squared distance
-of two levels has a variance near 1 / n_a + 1 / n_b, all pairs of levels shrink by their precision:
-by half at 1 / α = 1 / n_a + 1 / n_b, in numbers of stimuli.
+levels of a nominal feature, a fit minimises Σ_{i<j} (b + Σ_f w^f_{f_i f_j} - (D^N_ij)²)² + α Σ_f
+Σ_{a<b} (n_a + n_b) (w^f_ab - w^f)², w ≥ 0, with n_a the number of stimuli of level a, and w^f the
+mean of the w^f_ab with weights n_a + n_b. α = ∞ is the model with one weight per feature, and α =
+0 the free one. As the mean squared distance of two levels has a variance near 1 / n_a + 1 / n_b,
+all pairs of levels shrink by their precision: by half at 1 / α = 1 / n_a + 1 / n_b, in numbers of
+stimuli.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ def fit_weights(
 
 
 def _entry_norms(terms: Sequence[Term]) -> Float[Tensor, " r"]:
-    """Return 1 for W_ff and √2 for W_fg: in coordinates √2 W_fg, ‖W‖² is a plain sum of squares."""
+    """Return 1 for W_ff and √2 for W_fg: in these coordinates ‖W‖² is a sum of squares."""
     norms = [1.0 if f == g else 2**0.5 for f, g in terms[1:]]
     return torch.tensor(norms, dtype=torch.float64)
 
@@ -209,7 +209,8 @@ def describe(fitted: FittedWeights, labels: Sequence[str]) -> tuple[Float[Tensor
     if constant:
         names = ", ".join(labels[feature] for feature in constant)
         warnings.warn(
-            f"features [{names}] are equal in all pairs of stimuli, or differ in all of them, and get weight 0",
+            f"features [{names}] are equal in all pairs of stimuli, or differ in all of them, and "
+            "get weight 0",
             stacklevel=3,
         )
     correlated = (correlation.abs().triu(1) >= HIGH_CORRELATION).nonzero().tolist()
@@ -269,7 +270,9 @@ def level_path(
     return torch.stack(path)
 
 
-def _nnls_of_layers(gram: Float[Tensor, "s q q"], target: Float[Tensor, "s l q"]) -> Float[Tensor, "s l q"]:
+def _nnls_of_layers(
+    gram: Float[Tensor, "s q q"], target: Float[Tensor, "s l q"]
+) -> Float[Tensor, "s l q"]:
     """Return `nnls` of layers that share the Gram matrix of a set of pairs."""
     return nnls(gram[:, None].expand(*target.shape, target.shape[2]), target)
 
@@ -291,7 +294,9 @@ def level_ridge(sizes: Float[Tensor, "s r"], terms: Sequence[Term]) -> Float[Ten
     return ridge
 
 
-def pair_sizes(counts: Sequence[Float[Tensor, "s _"]], terms: Sequence[Term]) -> Float[Tensor, "s r"]:
+def pair_sizes(
+    counts: Sequence[Float[Tensor, "s _"]], terms: Sequence[Term]
+) -> Float[Tensor, "s r"]:
     """Return n_a + n_b of each pair of levels in each set; 0 for another term.
 
     Args:

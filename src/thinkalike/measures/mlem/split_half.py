@@ -1,11 +1,11 @@
-"""How well any model of some features could do: cells of one half of the stimuli predict the other."""
+"""How well any model of some features could do: one half of the stimuli predicts the other."""
 
 from __future__ import annotations
 
 import math
 import warnings
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -26,11 +26,11 @@ MOST_STIMULI = 1000
 
 
 def split_half_reference(
-    cells: Any,
+    cells: object,
     layers: Sequence[Float[Tensor, "n _"]],
     distance: str = "euclidean",
     *,
-    groups: Any = None,
+    groups: object = None,
     splits: Repetitions = 5,
     seed: Seed = 0,
 ) -> Estimate:
@@ -53,8 +53,8 @@ def split_half_reference(
         cells: (n), the cell of each stimulus, or (n, f), a table of features as `MLEM.fit` takes.
         layers: States (n, d) of each layer; a random 1,000 of more stimuli are used.
         distance: See `NeuralDistances`.
-        groups: (n), such as sentences; the stimuli of a group are in the same half. By default each
-            is its own group.
+        groups: (n), such as sentences; the stimuli of a group are in the same half. By default
+            each is its own group.
         splits: How many divisions into halves there are.
         seed: Their seed.
 
@@ -71,7 +71,10 @@ def split_half_reference(
         owners = tensor_of(groups, Int, "groups").cpu()
     for name, numbers in {"cells": cell_of, "groups": owners}.items():
         if numbers.shape != (stimulus_count,):
-            raise ValueError(f"{name} has shape {tuple(numbers.shape)}: give one for each of {stimulus_count} stimuli")
+            raise ValueError(
+                f"{name} has shape {tuple(numbers.shape)}: "
+                f"give one for each of {stimulus_count} stimuli"
+            )
 
     generator = seeded(seed)
     stimuli = torch.randperm(stimulus_count, generator=generator)[:MOST_STIMULI].sort().values
@@ -114,7 +117,8 @@ def split_half_reference(
         unknown = (~is_known).nonzero()[:, 0].tolist()
         names = ", ".join(f"layers[{index}]" for index in unknown)
         warnings.warn(
-            f"no intervals of {names}: without some tenth of the stimuli no pairs of cells in both "
+            f"no intervals of {names}: without some tenth of the stimuli no pairs of cells in "
+            "both "
             "halves have reliable distances; give more stimuli of each cell",
             stacklevel=2,
         )
@@ -124,13 +128,15 @@ def split_half_reference(
 
 
 def _why_no_reference(distances: NeuralDistances, cells: Int[Tensor, " n"]) -> str:
-    """Return why the distances of a layer have no split-half reference, and what to give instead."""
+    """Return why the distances of a layer have no split-half reference, and the remedy."""
     squared = distances.vector()
     if squared.max() <= squared.min():
         return "all distances are equal, so no cell is nearer than another; leave the layer out"
     if len(cells.unique()) < 2:
         return "all stimuli are of one cell, so there is no pair of cells; give features that vary"
-    return "no pairs of cells in both halves have reliable distances; give more stimuli of each cell"
+    return (
+        "no pairs of cells in both halves have reliable distances; give more stimuli of each cell"
+    )
 
 
 class _HalfPairs(NamedTuple):
@@ -179,7 +185,9 @@ def _references_of_layer(
     return torch.stack(references)
 
 
-def _reference(halves: Sequence[_HalfPairs], set_number: int, cell_pair_count: int) -> Float[Tensor, ""]:
+def _reference(
+    halves: Sequence[_HalfPairs], set_number: int, cell_pair_count: int
+) -> Float[Tensor, ""]:
     """Return the mean of ρ(B, A) / √r over both directions for one set of stimuli.
 
     It is NaN if r is not above 0.
@@ -193,8 +201,12 @@ def _reference(halves: Sequence[_HalfPairs], set_number: int, cell_pair_count: i
     sums_of_halves = []
     for half in halves:
         counted_pairs = half.is_remaining[set_number]
-        counts_of_halves.append(torch.bincount(half.cell_pairs, counted_pairs.double(), cell_pair_count))
-        sums_of_halves.append(torch.bincount(half.cell_pairs, counted_pairs * half.squared, cell_pair_count))
+        counts_of_halves.append(
+            torch.bincount(half.cell_pairs, counted_pairs.double(), cell_pair_count)
+        )
+        sums_of_halves.append(
+            torch.bincount(half.cell_pairs, counted_pairs * half.squared, cell_pair_count)
+        )
     counts = torch.stack(counts_of_halves)
     is_in_both = (counts > 0).all(0)
     means = (torch.stack(sums_of_halves) / counts)[:, is_in_both]

@@ -110,13 +110,17 @@ class StimulusPairs:
             permuted[feature] = of_stimuli.difference(feature).flatten()[self.flat]
         return permuted
 
-    def sums(self, features: Features, terms: Sequence[Term], cells: Int[Tensor, " k"]) -> Float[Tensor, "s t u"]:
+    def sums(
+        self, features: Features, terms: Sequence[Term], cells: Int[Tensor, " k"]
+    ) -> Float[Tensor, "s t u"]:
         """Return `normal_equations` of all pairs, and without each cell of stimuli or pairs."""
         if self.chosen is None:
             return normal_equations(features.take(self.index), self.layers, terms, cells)
         return sums_of_given_pairs(self.differences(features), self.targets(), terms, cells)
 
-    def level_counts(self, features: Features, cells: Int[Tensor, " k"]) -> list[Float[Tensor, "s _"]]:
+    def level_counts(
+        self, features: Features, cells: Int[Tensor, " k"]
+    ) -> list[Float[Tensor, "s _"]]:
         """Return `level_counts` for each set of `sums`.
 
         With folds of pairs every set has all stimuli.
@@ -156,7 +160,9 @@ class StimulusPairs:
             rows = weights.flatten(0, -2)  # (b l, r)
             layer_of_row = torch.arange(len(rows), device=rows.device) % len(rank_sums)
             rows_at_once = max(1, PREDICTIONS_AT_ONCE // len(counts))
-            for weights_of_rows, layers in zip(rows.split(rows_at_once), layer_of_row.split(rows_at_once), strict=True):
+            for weights_of_rows, layers in zip(
+                rows.split(rows_at_once), layer_of_row.split(rows_at_once), strict=True
+            ):
                 predictions = predict(patterns, terms, weights_of_rows)
                 scores.append(spearman_of_patterns(predictions, counts, rank_sums[layers]))
         return torch.cat(scores).view(-1, *weights.shape[:-1])

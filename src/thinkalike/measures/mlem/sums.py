@@ -57,8 +57,8 @@ def normal_equations(
     """Return sums of products over the pairs i < j of each set of stimuli.
 
     Indicators, pairs of levels, Δ² of scaled features, and squared Euclidean distances have a
-    closed form that needs no pairs; products of scaled features and other distances are summed over
-    chunks of pairs.
+    closed form that needs no pairs; products of scaled features and other distances are summed
+    over chunks of pairs.
 
     Args:
         features: The features of the stimuli.
@@ -161,7 +161,9 @@ class _Blocks:
         self.counts = cache(self._counts)
         self.pairs = cache(self._pairs)
 
-    def differing(self, union: Term, within: Callable[[Term, Term], Tensor]) -> Float[Tensor, " s"]:
+    def differing(
+        self, union: Term, within: Callable[[Term, Term], Tensor]
+    ) -> Float[Tensor, " s"]:
         """Return the sum over pairs that differ in all of some features.
 
         Args:
@@ -201,7 +203,9 @@ class _Blocks:
         counts = self.counts(agree, needed)
         return (counts * (counts - 1)).sum(-1) / 2
 
-    def squares_of(self, states: Float[Tensor, "n d"]) -> Callable[[Term, Term], Float[Tensor, " s"]]:
+    def squares_of(
+        self, states: Float[Tensor, "n d"]
+    ) -> Callable[[Term, Term], Float[Tensor, " s"]]:
         """Return a function that sums the squared distances of states over pairs within blocks."""
         norms = torch.cat([panel.square().sum(1, keepdim=True) for panel in states.split(PANEL)])
 
@@ -299,7 +303,9 @@ class _FeatureForms(NamedTuple):
         first, second = self.level_pairs
         return product[:, first, second]
 
-    def times(self, other: _FeatureForms, shared: Float[Tensor, "s c d"]) -> Float[Tensor, "s k m"]:
+    def times(
+        self, other: _FeatureForms, shared: Float[Tensor, "s c d"]
+    ) -> Float[Tensor, "s k m"]:
         """Return the sums of these terms times those of another feature, from M."""
         if other.level_pairs is None:
             product = shared @ shared.new_tensor(SCALED_FORM) @ shared.mT
@@ -451,7 +457,9 @@ def sums_of_given_pairs(
     """
     sums_of_cells = []
     for pairs_of_cell in stimuli_of_cells(cells):
-        sums = torch.zeros(len(terms), len(terms) + len(targets), dtype=torch.float64, device=cells.device)
+        sums = torch.zeros(
+            len(terms), len(terms) + len(targets), dtype=torch.float64, device=cells.device
+        )
         for pairs in pairs_of_cell.split(_pairs_at_once(terms)):
             of_terms = regressors([column[pairs] for column in differences], terms)
             sums += _products(of_terms, list(targets[:, pairs]))

@@ -1,0 +1,152 @@
+"""How far measures agree about pairs of layers: rank correlations, and where ranks differ most.
+
+Tables have a row for each layer pair and a column for each measure, and `measures` says of each
+column whether it is a distance.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pandas as pd
+import torch
+
+from thinkalike.contrib.atlas.inner_jobs import MODEL_COLUMNS, PAIR_COLUMNS
+from thinkalike.errors import DataError
+from thinkalike.measures.estimates import Estimate, interval_around, jackknife
+
+FEWEST_LAYER_PAIRS = 3  # that a rank correlation is over
+
+
+def oriented(table: pd.DataFrame, measures: Mapping[str, bool]) -> pd.DataFrame:
+    """Return the table with distances negated, so that more is closer in every column."""
+    negated = {name: -table[name] for name, is_distance in measures.items() if is_distance}
+    return table.assign(**negated)
+
+
+def by_pair(table: pd.DataFrame, measures: Mapping[str, bool]) -> pd.DataFrame:
+    """Return Spearman's ρ of each two measures over the layer pairs of each pair of models.
+
+    ρ, in [-1, 1], is blank where a measure has the same value for all layer pairs, or where fewer
+    than three have both.
+
+    Raises:
+        DataError: All are blank.
+    """
+    rows = []
+    by_models = oriented(table, measures).groupby(MODEL_COLUMNS, sort=False)
+    for (source, target), cells in by_models:
+        rhos = cells[list(measures)].corr("spearman", min_periods=FEWEST_LAYER_PAIRS)
+        for measure, other in itertools.combinations(measures, 2):
+            has_both = cells[[measure, other]].notna().all(axis=1)
+            rho = rhos.at[measure, other]
+            rows.append((source, target, measure, other, rho, int(has_both.sum())))
+    columns = [*MODEL_COLUMNS, "measure", "other", "rho", "layer_pairs"]
+    correlations = pd.DataFrame(rows, columns=columns)
+    if correlations["rho"].isna().all():
+        raise DataError(
+            f"no two measures rank {FEWEST_LAYER_PAIRS} or more different layer pairs: "
+            "take models of more layers"
+        )
+    return correlations
+
+
+def agreement(correlations: pd.DataFrame) -> pd.DataFrame:
+    """Return for each two measures the mean ρ, its interval, and the models of the least ρ.
+
+    Args:
+        correlations: The table of `by_pair`.
+    """
+    rows = []
+    known = correlations.dropna(subset="rho")
+    for (measure, other), of_measures in known.groupby(["measure", "other"], sort=False):
+        least = of_measures.iloc[int(of_measures["rho"].argmin())]
+        rho, low, high = (float(end) for end in mean_over_models(of_measures))
+        rows.append(
+            {
+                "measure": measure,
+                "other": other,
+                "rho": rho,
+                "low": low,
+                "high": high,
+                "pairs": len(of_measures),
+                "least": least["rho"],
+                "least_source": least["source"],
+                "least_target": least["target"],
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def mean_agreement(correlations: pd.DataFrame) -> Estimate:
+    """Return the mean ρ over all two measures and all pairs of models; see `mean_over_models`."""
+    known = correlations.dropna(subset="rho")
+    by_models = known.groupby(MODEL_COLUMNS, sort=False)["rho"].mean()
+    return mean_over_models(by_models.reset_index())
+
+
+def mean_over_models(correlations: pd.DataFrame) -> Estimate:
+    """Return the mean of `rho` over pairs of models, with a 95 % interval over models.
+
+    Layer pairs depend on each other, and so do pairs that share a model: what was drawn are the
+    models. A replicate is the mean over the pairs without one model. The interval is Student's t
+    with one degree of freedom less than there are models, cut at -1 and 1. It is right where what
+    differs between pairs is a model's own, and up to √2 too wide where it is the pair's own. It
+    does not include what other text would change. With two models, or with one that is in every
+    pair, it is unbounded.
+    """
+    value = torch.tensor(correlations["rho"].mean(), dtype=torch.float64)
+    models = pd.unique(correlations[MODEL_COLUMNS].to_numpy().ravel())
+    without_each = []
+    for model in models:
+        is_without = (correlations[MODEL_COLUMNS] != model).all(axis=1)
+        if not is_without.any():
+            return interval_around(value, torch.inf)
+        without_each.append(correlations[is_without]["rho"].mean())
+    estimate = jackknife(value, torch.tensor(without_each, dtype=torch.float64))
+    return Estimate(value, estimate.low.clamp(min=-1), estimate.high.clamp(max=1))
+
+
+def relative_ranks(table: pd.DataFrame, measures: Sequence[str]) -> pd.DataFrame:
+    """Return the rank of each layer pair among those of its models, from 0, far, to 1, close.
+
+    Blank cells stay blank, and so does a measure of fewer than three layer pairs.
+
+    Args:
+        table: A table of `oriented`.
+    """
+    by_models = table.groupby(MODEL_COLUMNS, sort=False)[list(measures)]
+    counts = by_models.transform("count")
+    ranks = (by_models.rank() - 1) / (counts - 1)
+    return ranks.where(counts >= FEWEST_LAYER_PAIRS)
+
+
+def disagreements(table: pd.DataFrame, measures: Mapping[str, bool]) -> pd.DataFrame:
+    """Return for each two measures the layer pair whose ranks differ most.
+
+    The largest difference comes first.
+    """
+    ranks = relative_ranks(oriented(table, measures), list(measures))
+    rows = []
+    for measure, other in itertools.combinations(measures, 2):
+        difference = (ranks[measure] - ranks[other]).dropna()
+        if difference.empty:
+            continue
+        index = difference.index[int(np.argmax(difference.abs().to_numpy()))]
+        layer_pair = table.loc[index]
+        row = {"measure": measure, "other": other}
+        row |= {name: layer_pair[name] for name in PAIR_COLUMNS}
+        row |= {
+            "value": layer_pair[measure],
+            "other_value": layer_pair[other],
+            "rank": ranks.loc[index, measure],
+            "other_rank": ranks.loc[index, other],
+            "difference": abs(difference[index]),
+        }
+        rows.append(row)
+    identifiers = ["measure", "other", *PAIR_COLUMNS]
+    columns = [*identifiers, "value", "other_value", "rank", "other_rank", "difference"]
+    unsorted = pd.DataFrame(rows, columns=columns)
+    return unsorted.sort_values("difference", ascending=False, kind="stable", ignore_index=True)

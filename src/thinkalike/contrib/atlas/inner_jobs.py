@@ -1,0 +1,145 @@
+"""The jobs of an atlas: every measure of every pair of models, and their results as one table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from typing import NamedTuple
+
+import pandas as pd
+
+from thinkalike.config import MEASURES, AnalyzeConfig, measure_schema
+from thinkalike.contrib.atlas.config import AtlasConfig
+from thinkalike.instruments import asked_for, instrument
+from thinkalike.models.labels import told_apart
+from thinkalike.store import Result
+
+MODEL_COLUMNS = ["source", "target"]
+LAYER_COLUMNS = ["source_layer", "target_layer"]
+PAIR_COLUMNS = [*MODEL_COLUMNS, *LAYER_COLUMNS]
+
+# A measure with two values for each layer pair: as asked for, and with source and target
+# exchanged.
+DIRECTED = "r2"
+BACK = "_back"
+
+
+class MeasureJob(NamedTuple):
+    """A job of an atlas.
+
+    Attributes:
+        measure: The kind of its measure.
+        source, target: What the atlas calls the models.
+    """
+
+    measure: str
+    source: str
+    target: str
+    config: AnalyzeConfig
+
+    @property
+    def label(self) -> str:
+        return f"{self.measure} of {self.source} and {self.target}"
+
+
+class FinishedJobs(NamedTuple):
+    """The jobs of an atlas with their results, whose keys are its fingerprint."""
+
+    jobs: Sequence[MeasureJob]
+    results: Sequence[Result]
+
+    def fingerprint(self) -> str:
+        pairs = zip(self.jobs, self.results, strict=True)
+        return repr([(job.label, result.key) for job, result in pairs])
+
+
+def inner_jobs(config: AnalyzeConfig) -> list[MeasureJob]:
+    """Return the jobs of an atlas, by measure and then by pair of models."""
+    measure = config.measure_as(AtlasConfig)
+    any_measure = measure_schema("cka")()  # pairs are the same for all measures
+    pairs: list[AnalyzeConfig] = []
+    models = {}
+    for pair in asked_for(replace(config, models=config.models or [], measure=any_measure)):
+        assert isinstance(pair, AnalyzeConfig)
+        pairs.append(pair)
+        for model in (pair.model, pair.target):
+            models[repr(model)] = model
+    # No two of all models share a name.
+    name_of = dict(zip(models, told_apart(list(models.values())), strict=True))
+
+    atlas_settings = {field.name for field in fields(measure)} - {"kind"}
+    jobs = []
+    for kind in measure.measures:
+        schema = measure_schema(kind)
+        shared = atlas_settings & {field.name for field in fields(schema)}
+        settings = schema(**{name: getattr(measure, name) for name in shared})
+        for pair in pairs:
+            source = name_of[repr(pair.model)]
+            target = name_of[repr(pair.target)]
+            jobs.append(MeasureJob(kind, source, target, replace(pair, measure=settings)))
+    return jobs
+
+
+def model_names(jobs: Sequence[MeasureJob]) -> list[str]:
+    names: dict[str, None] = {}
+    for job in jobs:
+        names |= dict.fromkeys((job.source, job.target))
+    return list(names)
+
+
+def joined_table(jobs: Sequence[MeasureJob], results: Sequence[Result]) -> pd.DataFrame:
+    """Return the table source, target, source_layer, target_layer, cka, ..., in job order.
+
+    A measure of predictions has a value only for the last layers, which make the predictions; its
+    other cells are blank.
+    """
+    tables_of_measure: dict[str, list[pd.DataFrame]] = {}
+    for job, result in zip(jobs, results, strict=True):
+        tables_of_measure.setdefault(job.measure, []).append(_values(job, result))
+    of_measure = {name: pd.concat(tables) for name, tables in tables_of_measure.items()}
+
+    of_outputs = []
+    of_states = []
+    columns = []
+    for values in of_measure.values():
+        columns += [column for column in values if column not in PAIR_COLUMNS]
+        if values["source_layer"].iloc[0] == "logits":
+            of_outputs.append(values)
+        else:
+            of_states.append(values)
+    table = of_states[0]
+    for values in of_states[1:]:
+        table = table.merge(values, how="left", on=PAIR_COLUMNS)
+    last_layers = table.groupby(MODEL_COLUMNS, sort=False)[LAYER_COLUMNS].max().reset_index()
+    for values in of_outputs:
+        at_last_layers = values.drop(columns=LAYER_COLUMNS).merge(last_layers, on=MODEL_COLUMNS)
+        table = table.merge(at_last_layers, how="left", on=PAIR_COLUMNS)
+    return table[[*PAIR_COLUMNS, *columns]]
+
+
+def _values(job: MeasureJob, result: Result) -> pd.DataFrame:
+    """Return the values between the two models, which come first in a result of layer pairs."""
+    table = result.table
+    first_pair = table[MODEL_COLUMNS].iloc[0]
+    between = table[(table[MODEL_COLUMNS] == first_pair).all(axis=1)]
+    values = between[PAIR_COLUMNS].assign(source=job.source, target=job.target)
+    values[job.measure] = between["value"]
+    if "back" in between:
+        values[f"{job.measure}{BACK}"] = between["back"]
+    return values
+
+
+def columns_of(jobs: Sequence[MeasureJob]) -> dict[str, bool]:
+    """Return the columns of values in the table of these jobs, and whether each is a distance."""
+    columns = []
+    for kind in dict.fromkeys(job.measure for job in jobs):
+        columns.append(kind)
+        if kind == DIRECTED:
+            columns.append(f"{kind}{BACK}")
+    return {column: is_distance(column) for column in columns}
+
+
+def is_distance(column: str) -> bool:
+    """Return whether more is farther, for a column of values."""
+    kind = column.removesuffix(BACK)
+    return bool(instrument(MEASURES[kind]).is_distance)  # type: ignore[attr-defined]

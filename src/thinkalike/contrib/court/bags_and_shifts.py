@@ -1,0 +1,73 @@
+"""Sources that move or add up vectors of neighbouring tokens, without looking ahead."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from thinkalike.contrib.court.materials import Materials
+from thinkalike.contrib.court.random_codes import normals_by_code
+from thinkalike.contrib.court.source import States, Tokens, stage
+from thinkalike.evaluation.batch_sizes import BATCH_TOKENS
+from thinkalike.models.families import EMBED
+
+DECAY = 2.0  # the weights of a bag fall from 1 to exp(-2) over its tokens
+
+
+def token_vectors(materials: Materials, of: str) -> Float[Tensor, "v_plus_1 d"]:
+    """Return a vector for each token, and zeros in a last row, for no token.
+
+    The mean of each dimension is 0 and its standard deviation 1 over the fit tokens.
+
+    Args:
+        of: "embedding", the target's, or "code", random.
+    """
+    tokens = torch.arange(materials.target.vocabulary)
+    if of == "code":
+        vectors = normals_by_code(tokens, materials.width, materials.seed_for("vectors"))
+        vectors = vectors.to(materials.device, materials.dtype)
+    else:
+        embeddings = []
+        for batch in tokens.split(BATCH_TOKENS):
+            embeddings.append(stage(materials.target, EMBED, batch[:, None])[:, 0])
+        vectors = torch.cat(embeddings)
+    on_fit_tokens = vectors[materials.fit.long().flatten().to(vectors.device)]
+    standardised = (vectors - on_fit_tokens.mean(0)) / on_fit_tokens.std(0)
+    return torch.cat([standardised, torch.zeros_like(vectors[:1])])
+
+
+def bag(materials: Materials, last: float, of: str = "embedding") -> States:
+    """Return the current token's vector plus a random map of a sum over the last tokens.
+
+    The sum includes the current token. Its weights fall from 1 to exp(-2) over the last tokens,
+    and are equal over infinitely many. They are scaled so that a sum of independent vectors is as
+    large as one of them.
+    """
+    vectors = token_vectors(materials, of)
+    rotation = materials.orthogonal_for("bag")
+
+    def states(rows: Tokens) -> Float[Tensor, "b t d"]:
+        positions = torch.arange(rows.shape[1])
+        lag = positions[:, None] - positions
+        is_in_bag = (lag >= 0) & (lag < last)
+        weights = torch.where(is_in_bag, torch.exp(-DECAY * lag / last), 0).to(vectors)
+        normalised = weights / weights.norm(dim=1, keepdim=True)
+        vector = vectors[rows.long().to(vectors.device)]
+        return vector + normalised @ vector @ rotation
+
+    return states
+
+
+def shifted(materials: Materials, steps: int) -> States:
+    """Return the target's state at the last token (-1) or at the next one (1).
+
+    Where a row has no such token, it is the mean state.
+    """
+
+    def states(rows: Tokens) -> Float[Tensor, "b t d"]:
+        mean = materials.mean.expand(len(rows), 1, -1)
+        padded = torch.cat([mean, materials.target_states(rows), mean], 1)
+        return padded[:, 1 + steps :][:, : rows.shape[1]]
+
+    return states

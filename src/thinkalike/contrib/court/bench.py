@@ -1,0 +1,203 @@
+"""All that is the same for every source of a court: the target's side of each comparison."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int, Shaped
+from torch import Tensor
+
+from thinkalike.contrib.court.materials import Materials
+from thinkalike.contrib.court.source import Source
+from thinkalike.contrib.court.token_profile import token_features
+from thinkalike.evaluation.batch_sizes import BATCH_TOKENS
+from thinkalike.evaluation.forward import next_token_losses, states_onwards
+from thinkalike.instruments.ruler import most
+from thinkalike.measures.folds import numbered_by_part
+from thinkalike.measures.losses import token_kl
+from thinkalike.measures.residual import ResidualStates
+from thinkalike.measures.ridge import Predictor, both_ways
+from thinkalike.states.mixing import BAGS, CONTROLS, TokenMixing
+
+# Networks that only mix neighbouring tokens. Bags are among them, as states lose only their
+# leading components: of a whole bag of decay .9, .054 is left in source code, where the other
+# networks leave .049 at most.
+MIXING = (*BAGS, *CONTROLS)
+
+StateMap = Callable[[Tensor], Tensor]
+
+
+class TargetCourse(NamedTuple):
+    """The target's own course through one batch of the report.
+
+    Attributes:
+        states: At the cut and after each later block, (b, t, d) each.
+        losses: Of the next tokens, in nats.
+    """
+
+    states: list[Float[Tensor, "b t d"]]
+    losses: Float[Tensor, "b s"]
+
+
+class StitchedCourse(NamedTuple):
+    """What becomes of the target when it resumes from mapped states: means over the report.
+
+    Attributes:
+        penalty: The loss minus the target's own, in nats.
+        kl: The KL divergence of the target's own output from the stitched one's, in nats.
+        distances: |h - t| / |t| at the cut and after each later block, where t is the target's own
+            state.
+    """
+
+    penalty: float
+    kl: float
+    distances: list[float]
+
+
+class TargetSide(NamedTuple):
+    """The target's side of R² at the inner tokens of the report that are compared.
+
+    Attributes:
+        residual: Takes token, position and linear mixing out of states.
+        beyond: Predicts what is left of the target's states.
+        plain: Predicts the target's states as they are, on the same rows.
+        mixing: R² of the target and the network of local mixing that shares most with it, in both
+            directions.
+    """
+
+    residual: ResidualStates
+    beyond: Predictor
+    plain: Predictor
+    mixing: Float[Tensor, "1 2 r"]
+
+
+def row_batches(rows: Int[Tensor, "rows t"]) -> Sequence[Int[Tensor, "b t"]]:
+    """Return the rows in batches that a model reads at once."""
+    return rows.long().split(max(BATCH_TOKENS // rows.shape[1], 1))
+
+
+def inner(states: Shaped[Tensor, "b t ..."]) -> Shaped[Tensor, " n ..."]:
+    """Drop the first token of each row, which has no context, and the last, which has no next."""
+    return states[:, 1:-1].flatten(0, 1)
+
+
+def inner_states(
+    states_of: Callable[[Tensor], Sequence[Tensor]], rows: Int[Tensor, "rows t"]
+) -> list[Float[Tensor, "n d"]]:
+    """Return the states that a function gives of rows, at the inner tokens."""
+    by_batch = []
+    for batch in row_batches(rows):
+        by_batch.append([inner(states).cpu() for states in states_of(batch)])
+    return [torch.cat(batches) for batches in zip(*by_batch, strict=True)]
+
+
+@dataclass(frozen=True, eq=False)
+class Bench:
+    """The materials of a court, with everything that is computed once for all sources."""
+
+    materials: Materials
+    _target_sides: dict[bytes, TargetSide] = field(default_factory=dict)
+
+    @cached_property
+    def report_states(self) -> Float[Tensor, "n d"]:
+        """The target's states at the inner tokens of the report."""
+        return self._target_states(self.materials.report)
+
+    @cached_property
+    def fit_states(self) -> Float[Tensor, "m d"]:
+        """The target's states at the inner tokens of the rows to fit on."""
+        return self._target_states(self.materials.fit)
+
+    def _target_states(self, rows: Int[Tensor, "rows t"]) -> Float[Tensor, "n d"]:
+        (states,) = inner_states(lambda batch: [self.materials.target_states(batch)], rows)
+        return states
+
+    @cached_property
+    def _mixing_states(self) -> dict[str, Float[Tensor, "n d"]]:
+        """The states of networks of local mixing, at the inner tokens of the report."""
+        mixing = TokenMixing(self.materials.target)
+        states = inner_states(lambda rows: mixing.residuals(rows, MIXING), self.materials.report)
+        return dict(zip(MIXING, states, strict=True))
+
+    @torch.no_grad()
+    def target_side(self, is_compared: Bool[Tensor, " n"]) -> TargetSide:
+        """Return the target's side of R² at these inner tokens, the same for most sources."""
+        key = is_compared.numpy().tobytes()
+        if key not in self._target_sides:
+            self._target_sides[key] = self._compute_target_side(is_compared)
+        return self._target_sides[key]
+
+    def _compute_target_side(self, is_compared: Bool[Tensor, " n"]) -> TargetSide:
+        rows = self.materials.report.long()
+        positions = torch.arange(rows.shape[1]).expand_as(rows)
+        documents = numbered_by_part(inner(self.materials.documents))
+        bags = [self._mixing_states[name] for name in BAGS]
+        residual = ResidualStates(inner(rows), documents, [inner(positions)], bags, is_compared)
+        beyond = residual.predictor(self.report_states)
+        controls = []
+        for states in self._mixing_states.values():
+            controls.append(both_ways(residual.predictor(states), beyond)[None])
+        plain = residual.plain_predictor(self.report_states)
+        return TargetSide(residual, beyond, plain, most(controls))
+
+    @cached_property
+    def target_courses(self) -> list[TargetCourse]:
+        """The target's own course, batch by batch of the report."""
+        target = self.materials.target
+        layers = range(self.materials.layer, target.n_layers)
+        courses = []
+        for rows in row_batches(self.materials.report):
+            states = target.residuals(rows, layers)
+            losses = next_token_losses(target, [states[-1]], rows)[0]
+            courses.append(TargetCourse(states, losses))
+        return courses
+
+    @cached_property
+    def token_features(self) -> Float[Tensor, "n f"]:
+        """The features of the inner tokens of the report that an MLEM profile is about."""
+        rows = self.materials.report.long()
+        tokenizer = self.materials.target.tokenizer
+        text_of_token = {token: tokenizer.decode([token]) for token in rows.unique().tolist()}
+        other_tokens = self.materials.other.long().flatten()
+        counts = other_tokens.bincount(minlength=max(text_of_token) + 1)
+        return token_features(rows, text_of_token, counts)
+
+    @torch.no_grad()
+    def course(self, source: Source, stitch: StateMap) -> StitchedCourse:
+        """Return the course of the target when it resumes from the mapped states of a source.
+
+        The first token of each row keeps the target's own state, as maps are fitted on tokens with
+        context.
+        """
+        target = self.materials.target
+        n_later = target.n_layers - self.materials.layer
+        penalty = torch.zeros((), dtype=torch.float64, device=target.device)
+        kl = torch.zeros_like(penalty)
+        distances = torch.zeros(n_later, dtype=torch.float64, device=target.device)
+        batches = row_batches(self.materials.report)
+        for rows, target_course in zip(batches, self.target_courses, strict=True):
+            mapped = stitch(source.residuals(rows, [0])[0]).to(target.device, target.dtype)
+            entering = torch.cat([target_course.states[0][:, :1], mapped[:, 1:]], 1)
+            (states,) = states_onwards(target, [(self.materials.layer, entering)])
+
+            losses = next_token_losses(target, states[-1:], rows)[0]
+            penalty += (losses - target_course.losses).double().sum()
+            last = states[-1][:, :-1].flatten(0, 1)
+            own_last = target_course.states[-1][:, :-1].flatten(0, 1)
+            kl += token_kl(last, target.finish, own_last).double().sum()
+            for depth, (state, own_state) in enumerate(
+                zip(states, target_course.states, strict=True)
+            ):
+                distance = (state - own_state).norm(dim=-1) / own_state.norm(dim=-1)
+                distances[depth] += distance[:, :-1].double().sum()
+
+        n_predicted = self.materials.report[:, 1:].numel()
+        return StitchedCourse(
+            penalty=float(penalty) / n_predicted,
+            kl=float(kl) / n_predicted,
+            distances=[total / n_predicted for total in distances.tolist()],
+        )

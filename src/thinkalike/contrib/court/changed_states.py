@@ -1,0 +1,146 @@
+"""Sources that are the target's states with something lost, added or distorted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from thinkalike.contrib.court.changed_weights import at_layer
+from thinkalike.contrib.court.materials import Materials
+from thinkalike.contrib.court.random_codes import noise_for
+from thinkalike.contrib.court.source import CachedStates, States, Tokens, stage
+from thinkalike.evaluation.batch_sizes import BATCH_TOKENS
+from thinkalike.measures.losses import CHUNK, token_loss
+from thinkalike.models.variants import fresh
+
+ADDED_SPREAD = 3.0  # standard deviation of added dimensions, in those of the target's states
+SMALL_VARIANCE = 0.01  # share of the variance that a small principal component has at most
+
+
+def with_noisy_states(materials: Materials, share: float) -> States:
+    """Return the target's states with noise of this share of each dimension's spread."""
+    noise = noise_for(materials, "noisy states")
+    size = share * materials.spread
+    return lambda rows: materials.target_states(rows) + size * noise(rows)
+
+
+def rounded(materials: Materials, bits: int) -> States:
+    """Return the target's states, with each dimension rounded to 2^bits levels.
+
+    The levels lie between the 1st and the 99th percentile of the dimension.
+    """
+    n_steps = 2**bits - 1
+    states = materials.target_states(materials.fit).flatten(0, 1).sort(0).values
+    low = states[len(states) // 100]
+    high = states[-1 - len(states) // 100]
+
+    def level(rows: Tokens) -> Tensor:
+        relative = (materials.target_states(rows) - low) / (high - low)
+        return relative.clamp(0, 1).mul(n_steps).round()
+
+    return level
+
+
+def distorted(materials: Materials, function: Callable[[Tensor], Tensor]) -> States:
+    """Return a function of each standardised dimension of the target's states."""
+    return lambda rows: function(materials.centred_states(rows) / materials.spread)
+
+
+def components(materials: Materials, first: float, last: float) -> States:
+    """Return some principal components of the target's states on the fit rows.
+
+    Args:
+        first, last: The shares of the components, largest first, between which they lie.
+    """
+    start = round(first * materials.width)
+    stop = round(last * materials.width)
+    _, covariance = materials.moments
+    largest_first = torch.linalg.eigh(covariance).eigenvectors.flip(1)
+    chosen = largest_first[:, start:stop].to(materials.dtype)
+    return lambda rows: materials.centred_states(rows) @ chosen
+
+
+def without_small_direction(materials: Materials) -> States:
+    """Return the target's states without one direction of little variance that matters most.
+
+    The principal components with less than 1 % of the variance each are scaled to variance 1.
+    Among them, the direction is the top eigenvector of the second moment of the gradients of the
+    loss, an empirical Fisher information. It is uncorrelated with what remains, so no linear map
+    restores it.
+    """
+    target = materials.target
+    rows_at_once = max(BATCH_TOKENS // materials.other.shape[1], 1)
+    rows = materials.other[:rows_at_once].long()
+    with torch.enable_grad():
+        state = materials.target_states(rows).to(target.dtype).requires_grad_()
+        last = target.advance(state, materials.layer + 1, target.n_layers)[:, :-1].flatten(0, 1)
+        next_tokens = rows[:, 1:].flatten().to(last.device)
+        loss = token_loss(last, target.finish, next_tokens).sum()
+        (gradient,) = torch.autograd.grad(loss, state)
+    gradients = gradient.flatten(0, 1).double()  # (n, d)
+
+    _, covariance = materials.moments
+    variances, axes = torch.linalg.eigh(covariance)
+    is_small = variances < SMALL_VARIANCE * variances.sum()
+    axes = axes[:, is_small]
+    scales = variances[is_small].sqrt()
+    direction = torch.linalg.svd(gradients @ (axes * scales), full_matrices=False).Vh[0]
+
+    # The projection on the direction in whitened coordinates, as a matrix of the plain ones.
+    to_whitened = axes / scales @ direction
+    from_whitened = axes * scales @ direction
+    projection = torch.outer(to_whitened, from_whitened).to(materials.dtype)
+    return lambda rows: materials.target_states(rows) - materials.centred_states(rows) @ projection
+
+
+def superset(materials: Materials) -> States:
+    """Return the target's states beside as many dimensions of large noise."""
+    noise = noise_for(materials, "superset")
+    size = ADDED_SPREAD * materials.spread.square().mean().sqrt()
+    return lambda rows: torch.cat([materials.target_states(rows), size * noise(rows)], -1)
+
+
+def beside_stranger(materials: Materials, share: float) -> States:
+    """Return random dimensions of the target's states beside as many of an untrained model's.
+
+    The untrained model's states are scaled to the total variance of the target's.
+
+    Args:
+        share: How many dimensions of each, as a share of the width.
+    """
+    n_dimensions = round(share * materials.width)
+    of_target = materials.orthogonal_for("own, beside")[:, :n_dimensions]
+    of_stranger = materials.orthogonal_for("stranger, beside")[:, :n_dimensions]
+    untrained = fresh(materials.target, materials.seed_for("stranger"))
+    stranger_states = CachedStates(at_layer(materials, untrained))
+    stranger_spread = stranger_states(materials.fit).flatten(0, 1).std(0)
+    size = materials.spread.norm() / stranger_spread.norm()
+
+    def states(rows: Tokens) -> Tensor:
+        target_part = materials.target_states(rows) @ of_target
+        stranger_part = size * stranger_states(rows) @ of_stranger
+        return torch.cat([target_part, stranger_part], -1)
+
+    return states
+
+
+def log_probabilities(materials: Materials) -> States:
+    """Return a random projection of the target's log-probabilities of the next token.
+
+    These are the target's answers, not its states.
+    """
+    target = materials.target
+    shape = (target.vocabulary, materials.width)
+    weight = materials.normals_for("log-probabilities", *shape) / target.vocabulary**0.5
+
+    def states(rows: Tokens) -> Tensor:
+        last = stage(target, target.n_layers - 1, rows).flatten(0, 1)
+        projected = []
+        for chunk in last.split(CHUNK):
+            logits = target.finish(chunk.to(target.dtype)).to(weight)
+            projected.append(logits.log_softmax(-1) @ weight)
+        return torch.cat(projected).view(*rows.shape, materials.width)
+
+    return states

@@ -1,0 +1,124 @@
+"""Sources that are the states of a model: the target with changed weights, or another model."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from thinkalike.contrib.court.materials import Materials
+from thinkalike.contrib.court.source import States, stage
+from thinkalike.contrib.pretraining.config import PretrainConfig
+from thinkalike.contrib.pretraining.training import Pretraining
+from thinkalike.evaluation.batch_sizes import BATCH_TOKENS
+from thinkalike.measures.seeds import seeded
+from thinkalike.models.families import EMBED
+from thinkalike.models.frozen import FrozenModel
+from thinkalike.models.variants import fresh, variant
+from thinkalike.training.run import StepData
+
+WEIGHT_NOISE = 0.02  # of the root mean square of each tensor
+REVERTED_SHARE = 0.1  # of the way back to untrained weights
+
+# Short trainings from the target's own weights: at a twentieth of the rate that minis are trained
+# at, and at three times as much.
+SHORT_TRAINING = PretrainConfig(tokens=50 * 2048, tokens_per_step=2048, lr=1e-4, warmup=10)
+TUNING = PretrainConfig(tokens=100 * 2048, tokens_per_step=2048, lr=3e-4, warmup=10)
+# Of each pair of tokens, only the second is predicted: half of the tokens.
+TOKEN_ALONE = PretrainConfig(tokens=100 * 2048, tokens_per_step=2048, lr=1e-3, warmup=10)
+
+
+def at_layer(materials: Materials, model: FrozenModel) -> States:
+    """Return the states of a model at the layer of the target."""
+    return lambda rows: stage(model, materials.layer, rows)
+
+
+def changed(change: Callable[..., FrozenModel], purpose: str) -> Callable[[Materials], States]:
+    """Return what makes the states of the target after a random change of its weights.
+
+    Args:
+        change: Takes the target and a `seed`.
+    """
+
+    def states(materials: Materials) -> States:
+        model = change(materials.target, seed=materials.seed_for(purpose))
+        return at_layer(materials, model)
+
+    return states
+
+
+def perturbed(model: FrozenModel, share: float, seed: int) -> FrozenModel:
+    """Return a copy with normal noise on every weight.
+
+    Args:
+        share: The standard deviation of the noise, in root mean squares of the weight's tensor.
+    """
+    module = copy.deepcopy(model.module)
+    generator = seeded(seed)
+    with torch.no_grad():
+        for weight in module.parameters():
+            noise = torch.randn(weight.shape, generator=generator)
+            root_mean_square = weight.float().square().mean().sqrt().cpu()
+            weight.add_((noise * (share * root_mean_square)).to(weight))
+    return variant(model, module, f"{model.name} (noisy)")
+
+
+@torch.no_grad()
+def reverted(model: FrozenModel, share: float, seed: int) -> FrozenModel:
+    """Return a copy whose weights lie this share of the way back to untrained ones."""
+    untrained = fresh(model, seed)
+    parameters = zip(untrained.module.parameters(), model.module.parameters(), strict=True)
+    for weight, trained_weight in parameters:
+        weight.lerp_(trained_weight, 1 - share)
+    return untrained
+
+
+def trained_on(materials: Materials, config: PretrainConfig, name: str) -> States:
+    """Return the states of the target after some more steps of training on other documents."""
+    return at_layer(materials, _trained(materials, materials.other, config, name))
+
+
+def _trained(
+    materials: Materials, rows: Int[Tensor, "rows t"], config: PretrainConfig, name: str
+) -> FrozenModel:
+    """Return a copy of the target that was trained on these rows."""
+    module = copy.deepcopy(materials.target.module).train().requires_grad_(True)
+    data = StepData(rows, config.tokens_per_step, config.steps, materials.seed_for(name))
+    materials.train(Pretraining(module, config), data, name)
+    module = module.to(materials.target.device)
+    return variant(materials.target, module, f"{materials.target.name} ({name})")
+
+
+def token_alone(materials: Materials) -> States:
+    """Return the states of a copy of the target trained to predict from the current token alone.
+
+    Each pair of tokens is a row, so there is nothing else to attend to, in whatever architecture.
+    The copy begins with the target's weights, which makes it harder to tell from the target.
+    """
+    rows = materials.other
+    pairs = torch.stack([rows[:, :-1], rows[:, 1:]], -1).flatten(0, 1)
+    model = _trained(materials, pairs, TOKEN_ALONE, "token alone")
+
+    tokens = torch.arange(model.vocabulary)[:, None]
+    states = [stage(model, materials.layer, batch)[:, 0] for batch in tokens.split(BATCH_TOKENS)]
+    state_of_token = torch.cat(states)  # (vocabulary, d)
+    return lambda rows: state_of_token[rows.to(state_of_token.device)]
+
+
+def other_layer(materials: Materials, steps: int) -> States:
+    """Return the target's states some blocks later or earlier; before block 0 is the embedding."""
+    layer = materials.layer + steps
+    if layer < 0:
+        return lambda rows: stage(materials.target, EMBED, rows)
+    return lambda rows: stage(materials.target, layer, rows)
+
+
+def sibling(materials: Materials, name: str) -> States:
+    """Return the states of a separately trained model, at the block of the same relative depth."""
+    model = materials.siblings[name]
+    relative_depth = (materials.layer + 1) / materials.target.n_layers
+    n_blocks = max(round(relative_depth * model.n_layers), 1)
+    return lambda rows: stage(model, n_blocks - 1, rows)

@@ -1,0 +1,47 @@
+"""Whether a source reads later tokens, which no causal model does."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from thinkalike.contrib.court.source import Source
+from thinkalike.measures.seeds import seeded
+
+ROWS_TRIED = 64
+
+
+@torch.no_grad()
+def later_share(source: Source, rows: Int[Tensor, "rows t"]) -> float:
+    """Return the share of a source's states that moves when later tokens are replaced.
+
+    In each of some rows, all tokens from a random position on are replaced by different ones. The
+    share is the mean squared movement of the states before that position, minus that of a second
+    run on the same tokens, over the median squared distance of states from their mean. It is the
+    largest over distances to the position; exactly 0 for a deterministic causal source.
+    """
+    tokens = rows[:ROWS_TRIED].long()
+    length = tokens.shape[1]
+    vocabulary, indices = tokens.unique(return_inverse=True)
+    different = vocabulary[(indices + 1) % len(vocabulary)]
+
+    # A source may leak at few positions or after few tokens, so the position differs by row.
+    first_replaced = torch.randint(1, length, (len(tokens), 1), generator=seeded(0))
+    distance = first_replaced - torch.arange(length)
+    is_before = distance > 0
+    replaced = torch.where(is_before, tokens, different)
+
+    def states_before(tokens: Int[Tensor, "b t"]) -> Float[Tensor, "n d"]:
+        return source.residuals(tokens, [0])[0].cpu().double()[is_before]
+
+    states = states_before(tokens)
+    by_chance = (states_before(tokens) - states).square().sum(-1)
+    movement = (states_before(replaced) - states).square().sum(-1) - by_chance
+
+    distances = distance[is_before]
+    sums = torch.zeros(length, dtype=movement.dtype).index_add(0, distances, movement)
+    mean_by_distance = sums / distances.bincount(minlength=length).clamp(min=1)
+    size = (states - states.mean(0)).square().sum(-1).median()
+    share = mean_by_distance.max() / size.clamp(min=torch.finfo(size.dtype).tiny)
+    return max(float(share), 0.0)

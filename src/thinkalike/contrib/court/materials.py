@@ -1,0 +1,104 @@
+"""What the sources of a court are made from: a layer of a target, and text."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from thinkalike.contrib.court.source import CachedStates, Source, Tokens, stage
+from thinkalike.models.frozen import FrozenModel
+from thinkalike.training.run import StepData, SteppedModule
+
+Train = Callable[[SteppedModule, StepData, str], None]
+"""Trains a module to the end, under a name."""
+
+
+@dataclass(frozen=True, eq=False)
+class Materials:
+    """What sources are made from.
+
+    Attributes:
+        target: The model that sources are more or less similar to.
+        layer: The number of its block after which its states are taken.
+        fit: Rows of tokens that maps are fitted on.
+        report: Rows of tokens that scores are computed on. A source learns nothing from them but
+            which tokens occur.
+        documents: The document of each token of the report.
+        other: Rows of further documents, from which a source itself learns.
+        seed: The seed of all random numbers.
+        train: Trains a module.
+        siblings: Models that were trained differently, by what is different.
+    """
+
+    target: FrozenModel
+    layer: int
+    fit: Int[Tensor, "rows t"]
+    report: Int[Tensor, "some t"]
+    documents: Int[Tensor, "some t"]
+    other: Int[Tensor, "more t"]
+    seed: int
+    train: Train
+    siblings: Mapping[str, FrozenModel] = field(default_factory=dict)
+
+    @cached_property
+    def target_source(self) -> Source:
+        """The target's own states as a source."""
+        states = CachedStates(lambda rows: stage(self.target, self.layer, rows))
+        return Source("itself", "same", states, self.target)
+
+    def target_states(self, rows: Tokens) -> Float[Tensor, "b t d"]:
+        return self.target_source.residuals(rows, [0])[0]
+
+    @property
+    def width(self) -> int:
+        """The width of the target's states."""
+        return int(self.target_source.d_model)
+
+    @property
+    def device(self) -> torch.device:
+        return self.target_source.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.target_source.dtype
+
+    @cached_property
+    def moments(self) -> tuple[Float[Tensor, " d"], Float[Tensor, "d d"]]:
+        """Mean and covariance of the target's states on the fit rows, in float64."""
+        states = self.target_states(self.fit).flatten(0, 1).double()
+        return states.mean(0), states.T.cov()
+
+    @property
+    def mean(self) -> Float[Tensor, " d"]:
+        mean, _ = self.moments
+        return mean.to(self.dtype)
+
+    @property
+    def spread(self) -> Float[Tensor, " d"]:
+        """The standard deviation of each dimension of the target's states on the fit rows."""
+        _, covariance = self.moments
+        return covariance.diagonal().sqrt().to(self.dtype)
+
+    def centred_states(self, rows: Tokens) -> Float[Tensor, "b t d"]:
+        """Return the target's states minus their mean on the fit rows."""
+        return self.target_states(rows) - self.mean
+
+    def seed_for(self, purpose: str) -> int:
+        """Return a seed that depends on nothing but the purpose and the seed of the whole."""
+        return zlib.crc32(f"{self.seed} {purpose}".encode())
+
+    def normals_for(self, purpose: str, *shape: int) -> Float[Tensor, "*shape"]:
+        """Return standard normal numbers for one purpose, on the device of the states."""
+        generator = torch.Generator().manual_seed(self.seed_for(purpose))
+        return torch.randn(shape, generator=generator).to(self.device, self.dtype)
+
+    def orthogonal_for(self, purpose: str) -> Float[Tensor, "d d"]:
+        """Return a random orthogonal matrix for one purpose, uniform but for column signs."""
+        square = self.normals_for(purpose, self.width, self.width)
+        return torch.linalg.qr(square.double()).Q.to(self.dtype)

@@ -1,0 +1,68 @@
+"""How often verdicts on the sources of a court are right."""
+
+from __future__ import annotations
+
+import math
+
+import pandas as pd
+
+from thinkalike.contrib.court import verdicts
+from thinkalike.contrib.court.ranking import COURT
+
+# The verdicts that are right for a kind. For separately trained models it is an open question.
+RIGHT_VERDICTS = {
+    "same": (verdicts.SAME,),
+    "near": (verdicts.SAME, verdicts.SIMILAR),
+    "part": (verdicts.PART,),
+    # Beside large noise, ridge finds less than 95 % of the target's states.
+    "superset": (verdicts.SUPERSET, verdicts.SIMILAR),
+    "leak": (verdicts.LEAK,),
+    "distorted": (verdicts.SIMILAR,),
+    "answers": (verdicts.SIMILAR,),
+    "layer": (verdicts.PART, verdicts.SIMILAR),
+    "mixture": (verdicts.PART, verdicts.SIMILAR),
+    "scaled": (verdicts.BEYOND,),
+    "wrong tokens": (verdicts.BEYOND,),
+    "n-gram": (verdicts.MIXING, verdicts.SIMILAR),
+    "delay": (verdicts.MIXING, verdicts.SIMILAR),
+    "token": (verdicts.MIXING,),
+    "position": (verdicts.MIXING,),
+    "bag": (verdicts.MIXING,),
+    "untrained": (verdicts.MIXING,),
+    "shortcut": (verdicts.MIXING,),
+}
+
+
+def verdict_table(table: pd.DataFrame) -> pd.DataFrame:
+    """Return a row for each source of each court, with its verdict and whether that is right.
+
+    `right` is None for a kind whose right verdict is an open question, and for "undecided".
+    """
+    rows = []
+    for row in table.to_dict("records"):
+        verdict = verdicts.verdict(row)
+        right = None
+        if row["kind"] in RIGHT_VERDICTS and verdict != verdicts.UNDECIDED:
+            right = verdict in RIGHT_VERDICTS[row["kind"]]
+        identifiers = {name: row[name] for name in (*COURT, "source", "kind")}
+        rows.append({**identifiers, "verdict": verdict, "right": right})
+    return pd.DataFrame(rows)
+
+
+def shares_by_kind(with_verdicts: pd.DataFrame) -> pd.DataFrame:
+    """Return for each kind how many sources were judged, decided and right, and their verdicts.
+
+    Args:
+        with_verdicts: The table of `verdict_table`.
+    """
+    rows = []
+    with_right_verdict = with_verdicts[with_verdicts["kind"].isin(RIGHT_VERDICTS)]
+    for kind, sources in with_right_verdict.groupby("kind", sort=False):
+        decided = sources[sources["verdict"] != verdicts.UNDECIDED]
+        share_right = math.nan
+        if len(decided):
+            share_right = float(decided["right"].astype(float).mean())
+        counts = sources["verdict"].value_counts()
+        listed = ", ".join(f"{verdict} {count}" for verdict, count in counts.items())
+        rows.append((kind, len(sources), len(decided) / len(sources), share_right, listed))
+    return pd.DataFrame(rows, columns=["kind", "sources", "decided", "right", "verdicts"])

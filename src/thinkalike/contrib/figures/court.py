@@ -1,0 +1,57 @@
+"""What the judges of courts say of sources of known similarity."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from thinkalike.figures.style import canvas, colour_of, save
+
+PANELS_ACROSS = 4
+JITTER = 0.25  # of the distance of two kinds
+
+
+def draw_court(table: pd.DataFrame, judges: Sequence[str], folder: Path) -> None:
+    """Draw a panel for each judge: a row for each kind of source, a point for each source."""
+    kinds = list(dict.fromkeys(table["kind"]))
+    from_below = kinds[::-1]  # so that the first kind is on top
+    down = -(-len(judges) // PANELS_ACROSS)
+    size = (3.0 * PANELS_ACROSS, 2.4 * down)
+    grid = (down, PANELS_ACROSS)
+    with canvas(*size, *grid, squeeze=False, sharey=True) as (figure, panels):
+        for axes, judge in zip(panels.flat, judges, strict=False):
+            for position, kind in enumerate(from_below):
+                values = table[table["kind"] == kind][judge].to_numpy()
+                jitter = np.zeros(1)
+                if len(values) > 1:
+                    jitter = np.linspace(-JITTER, JITTER, len(values))
+                colour = colour_of(kinds.index(kind))
+                axes.plot(values, position + jitter, ".", color=colour, markersize=4, alpha=0.7)
+            axes.set_title(judge)
+        panels[0][0].set_yticks(range(len(kinds)), from_below)
+        for axes in panels.flat[len(judges) :]:
+            axes.set_axis_off()
+        save(figure, folder, "court")
+
+
+def draw_doses(curves: Mapping[str, pd.DataFrame], folder: Path) -> None:
+    """Draw each judge's value against the share of the target's own variance.
+
+    Args:
+        curves: own_share and value, by judge.
+    """
+    down = -(-len(curves) // PANELS_ACROSS)
+    size = (3.0 * PANELS_ACROSS, 2.2 * down)
+    grid = (down, PANELS_ACROSS)
+    with canvas(*size, *grid, squeeze=False, sharex=True) as (figure, panels):
+        for axes, (judge, curve) in zip(panels.flat, curves.items(), strict=False):
+            axes.plot(curve["own_share"], curve["value"], "o-", color=colour_of(0), markersize=3)
+            axes.set_title(judge)
+        for axes in panels[-1]:
+            axes.set_xlabel("share of the target's own variance")
+        for axes in panels.flat[len(curves) :]:
+            axes.set_axis_off()
+        save(figure, folder, "doses")

@@ -1,0 +1,107 @@
+"""Populations of classifiers: figures 2, 7 and 8 of Brown et al. 2023."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.image import AxesImage
+
+from thinkalike.figures.style import COLOURS, canvas, line, save, ticks
+
+LABELS = {
+    "accuracy_penalty": "accuracy penalty",
+    "flips": "share of flipped predictions",
+    "value": "CKA",
+}
+MOST_ACROSS = 3  # panels
+MARGIN = 0.05  # of the height of a panel, above and below its values
+
+
+def draw_groups_by_depth(panels_by_title: Mapping[str, pd.DataFrame], folder: Path) -> None:
+    """Draw means over pairs of models by kind of pair, against depth, with intervals over models.
+
+    Panels of one quantity have one scale, so that a null looks as small as it is.
+
+    Args:
+        panels_by_title: Tables with pair, place, mean, low and high, and column, the quantity.
+    """
+    n_panels = len(panels_by_title)
+    across = min(n_panels, 2)
+    if n_panels % MOST_ACROSS == 0:
+        across = min(n_panels, MOST_ACROSS)
+    down = -(-n_panels // across)
+    all_rows = pd.concat(list(panels_by_title.values()))
+    values = all_rows.set_index("column")[["mean", "low", "high"]]
+    finite = values.replace([np.inf, -np.inf], np.nan)  # an interval may be unbounded
+    with canvas(4.1 * across, 3.3 * down, down, across, squeeze=False) as (figure, panels):
+        for axes in panels.flat[n_panels:]:
+            axes.set_axis_off()
+        for axes, (title, table) in zip(panels.flat, panels_by_title.items(), strict=False):
+            quantity = str(table["column"].iloc[0])
+            lowest = np.nanmin(finite.loc[quantity])
+            highest = np.nanmax(finite.loc[quantity])
+            margin = MARGIN * (highest - lowest or 1)
+            _draw_means(axes, table)
+            axes.set_ylim(lowest - margin, highest + margin)
+            axes.set(ylabel=LABELS[quantity], title=title)
+            axes.legend(fontsize=7)
+        save(figure, folder, "groups")
+
+
+def _draw_means(axes: Axes, table: pd.DataFrame) -> None:
+    """Draw a line for each kind of pair of models."""
+    for number, (pair, rows) in enumerate(table.groupby("pair", sort=False)):
+        colour = COLOURS[number % len(COLOURS)]
+        line(axes, rows, "mean", ("low", "high"), str(pair), colour, "o-")
+    depths = sorted(table["place"].unique())
+    ticks(axes.xaxis, depths, len(depths))
+    axes.set_xlabel(str(table["axis"].iloc[0]))
+
+
+def draw_distances(table: pd.DataFrame, folder: Path) -> None:
+    """Draw the distances of all pairs of models: a matrix by groups, and by the kind of pair."""
+    with canvas(8.4, 3.6, 1, 2) as (figure, (matrix_axes, kinds_axes)):
+        image = _draw_distance_matrix(matrix_axes, table)
+        figure.colorbar(image, ax=matrix_axes, label="distance (equation 2)", shrink=0.85)
+        _draw_kinds(kinds_axes, table)
+        save(figure, folder, "distances")
+
+
+def _draw_distance_matrix(axes: Axes, table: pd.DataFrame) -> AxesImage:
+    """Draw the matrix of distances in the order of the groups, with lines between groups."""
+    names = list(dict.fromkeys(table["source"]))
+    cells = table.pivot(index="source", columns="target", values="value").loc[names, names]
+    image = axes.imshow(cells.to_numpy(), origin="lower", cmap="viridis")
+    groups = table.drop_duplicates("source")["group_of_source"].tolist()
+    for index in range(1, len(groups)):
+        if groups[index] != groups[index - 1]:
+            axes.axhline(index - 0.5, color="white", linewidth=1)
+            axes.axvline(index - 0.5, color="white", linewidth=1)
+    order = f"model: {', then '.join(dict.fromkeys(groups))}"
+    axes.set(xlabel=order, ylabel=order)
+    return image
+
+
+def _draw_kinds(axes: Axes, table: pd.DataFrame) -> None:
+    """Draw a box for each kind of pair, and a point for each pair of models."""
+    pairs = table[table["source"] < table["target"]]
+    values_of_kind = {str(kind): rows["value"] for kind, rows in pairs.groupby("pair")}
+    axes.boxplot(
+        list(values_of_kind.values()),
+        widths=0.5,
+        showfliers=False,
+        medianprops={"color": "0.2"},
+    )
+    random = np.random.default_rng(0)
+    for number, values in enumerate(values_of_kind.values()):
+        position = number + 1  # of the box
+        jitter = random.uniform(-0.15, 0.15, len(values))
+        colour = COLOURS[number % len(COLOURS)]
+        axes.plot(position + jitter, values, "o", color=colour, markersize=2.5, alpha=0.6)
+    names = [kind.replace(" and ", "\nand ") for kind in values_of_kind]
+    axes.set_xticks(range(1, len(names) + 1), names)
+    axes.set_ylabel("distance (equation 2)")

@@ -1,0 +1,66 @@
+"""Sparse autoencoders with different starts: explained variance against FLOPs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+from matplotlib.axes import Axes
+
+from thinkalike.figures.style import COLOURS, canvas, save
+
+STARTS = {
+    "random": "random",
+    "least_squares": "random, fitted decoder",
+    "transferred": "transferred",
+}
+
+
+def draw_sae_curves(curves: pd.DataFrame, folder: Path) -> None:
+    """Draw explained variance against all FLOPs, a panel for each transfer.
+
+    Lines are means over seeds, points single seeds. Each start has the learning rate that is best
+    at each evaluation.
+    """
+    panels_of = [("", curves)]
+    if "transfer" in curves:
+        panels_of = [(str(name), rows) for name, rows in curves.groupby("transfer", sort=False)]
+    n_panels = len(panels_of)
+    size = (4.4, 3.2) if n_panels == 1 else (3.2 * n_panels, 3.1)
+    with canvas(*size, 1, n_panels, squeeze=False) as (figure, panels):
+        for axes, (title, rows) in zip(panels[0], panels_of, strict=True):
+            _draw_starts(axes, rows)
+            axes.set_title(title, fontsize=8)
+        panels[0][0].legend(fontsize=7)
+        save(figure, folder, "explained_variance")
+
+
+def _draw_starts(axes: Axes, table: pd.DataFrame) -> None:
+    for number, (start, rows) in enumerate(table.groupby("start", sort=False)):
+        at_best_rate = _at_best_rate(rows)
+        means = at_best_rate.groupby("tokens")[["flops", "explained_variance"]].mean()
+        colour = COLOURS[number % len(COLOURS)]
+        axes.scatter(
+            at_best_rate["flops"],
+            at_best_rate["explained_variance"],
+            s=4,
+            color=colour,
+            alpha=0.4,
+            linewidths=0,
+        )
+        axes.plot(
+            means["flops"],
+            means["explained_variance"],
+            color=colour,
+            label=STARTS.get(str(start), str(start)),
+        )
+    axes.set(xlabel="FLOPs, all counted", ylabel="explained variance")
+    first_flops = table.loc[table["tokens"] > 0, "flops"].min()
+    axes.set_xscale("symlog", linthresh=max(first_flops, 1.0))
+
+
+def _at_best_rate(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of the learning rate that is best, in the mean over seeds, at each time."""
+    means = rows.groupby(["tokens", "rate"])["explained_variance"].mean()
+    best = list(means.groupby("tokens").idxmax())  # (tokens, rate) at each number of tokens
+    return rows.set_index(["tokens", "rate"]).loc[best].reset_index()

@@ -1,0 +1,79 @@
+"""Stitches in several directions: penalties by layer, and learning curves (Brown et al. 2023)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from jaxtyping import Float
+from matplotlib.axes import Axes
+
+from thinkalike.figures.style import COLOURS, canvas, line, save
+
+LINE_STYLES = ("o-", "s--")
+SMOOTHED_STEPS = 10  # of a running mean
+
+
+def draw_directions(table: pd.DataFrame, folder: Path) -> None:
+    """Draw the penalty against the layer, a panel for each group, a line for each direction."""
+    groups = list(dict.fromkeys(table["group"]))
+    width = 3.1 * len(groups)
+    with canvas(width, 3.3, 1, len(groups), sharey=True, squeeze=False) as (figure, panels):
+        for axes, group in zip(panels[0], groups, strict=True):
+            of_group = table[table["group"] == group]
+            directions = of_group.groupby(["source", "target"], sort=True)
+            for number, ((source, target), rows) in enumerate(directions):
+                line(
+                    axes,
+                    rows.reset_index(),
+                    "penalty",
+                    ("penalty_low", "penalty_high"),
+                    f"{source} → {target}",
+                    COLOURS[number % len(COLOURS)],
+                    LINE_STYLES[number // len(COLOURS)],
+                )
+            axes.axhline(0, color="0.6", linewidth=0.8, zorder=0)
+            axes.set_xticks(range(of_group["source_layer"].nunique()))
+            axes.set(xlabel="layer of the stitch", title=group)
+            axes.legend(fontsize=7)
+        panels[0][0].set_ylabel("penalty [nats per token]")
+        save(figure, folder, "penalties")
+
+
+def draw_learning_curves(
+    curves: Mapping[tuple[str, str], Float[np.ndarray, "steps layers"]], folder: Path
+) -> None:
+    """Draw smoothed losses against the step, a row of panels for each group, a panel a layer.
+
+    Args:
+        curves: By group and direction.
+    """
+    groups = list(dict.fromkeys(group for group, _ in curves))
+    most_layers = max(curve.shape[1] for curve in curves.values())
+    size = (2.3 * most_layers, 2.3 * len(groups))
+    grid = (len(groups), most_layers)
+    with canvas(*size, *grid, sharey=True, squeeze=False) as (figure, panels):
+        for row, group in zip(panels, groups, strict=True):
+            of_group = {label: curve for (name, label), curve in curves.items() if name == group}
+            n_layers = next(iter(of_group.values())).shape[1]
+            for layer, axes in enumerate(row):
+                if layer >= n_layers:
+                    axes.set_axis_off()
+                    continue
+                _draw_losses(axes, of_group, layer)
+                axes.set_title(f"{group}, layer {layer}", fontsize=8)
+                axes.set_xlabel("step")
+            row[0].set_ylabel("loss [nats per token]")
+            row[0].legend(fontsize=6)
+        save(figure, folder, "learning_curves")
+
+
+def _draw_losses(
+    axes: Axes, curves: Mapping[str, Float[np.ndarray, "steps layers"]], layer: int
+) -> None:
+    for number, (label, curve) in enumerate(sorted(curves.items())):
+        losses = pd.Series(curve[:, layer])
+        smooth = losses.rolling(SMOOTHED_STEPS, min_periods=1).mean()
+        axes.plot(smooth, color=COLOURS[number % len(COLOURS)], label=label, linewidth=1)

@@ -1,0 +1,39 @@
+"""Models beside several recorded subjects: scores by layer, with the noise ceiling."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+
+from thinkalike.figures.layers import band
+from thinkalike.figures.style import canvas, colour_of, save, ticks
+
+
+def draw_subject_scores(
+    table: pd.DataFrame, ceilings: pd.DataFrame, folder: Path, comparator: str
+) -> None:
+    """Draw the mean score of each layer of each model, a panel for each recorded layer.
+
+    A grey band is the noise ceiling, from `lower` to `upper` of `ceilings`.
+    """
+    recorded = list(ceilings["recorded"])
+    n_panels = len(recorded)
+    width = 3.4 * n_panels + 1.2
+    with canvas(width, 3.4, 1, n_panels, squeeze=False, sharey=True) as (figure, panels):
+        for axes, name in zip(panels[0], recorded, strict=True):
+            ceiling = ceilings[ceilings["recorded"] == name].iloc[0]
+            axes.axhspan(
+                ceiling["lower"], ceiling["upper"], color="0.85", label="noise ceiling", zorder=0
+            )
+            of_recorded = table[table["recorded"] == name]
+            by_model = of_recorded.groupby("model", sort=False)
+            for number, (model, rows) in enumerate(by_model):
+                band(axes, rows, "value", str(model), color=colour_of(number), marker="o")
+                ticks(axes.xaxis, list(rows["layer"]))
+            axes.axhline(0, color="0.6", linewidth=0.8, zorder=0)
+            axes.set(title=str(name), xlabel="layer")
+        panels[0, 0].set_ylabel(f"{comparator.replace('_', ' ')}, mean over subjects")
+        handles, labels = panels[0, 0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside right upper", fontsize=8)
+        save(figure, folder, "subjects")

@@ -1,0 +1,123 @@
+"""Probes and steering vectors that are carried from one model to another."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+
+from thinkalike.figures.style import canvas, colour_of, save
+
+MARKERS = "osD^vP*Xph"
+FEATURE_WIDTH = 0.7  # of the distance of two features, which its conditions share
+
+
+def draw_probes(table: pd.DataFrame, folder: Path, name: str = "probes") -> None:
+    """Draw the balanced accuracy of each condition by feature, with its interval.
+
+    There is a panel for each split and layer pair.
+    """
+    layer_pairs = list(table.groupby(["source_layer", "target_layer"], sort=False))
+    splits = list(dict.fromkeys(table["split"]))
+    features = list(dict.fromkeys(table["feature"]))
+    width = max(1.1 * len(features), 4) * len(layer_pairs) + 1.6
+    height = 2.8 * len(splits)
+    grid = (len(splits), len(layer_pairs))
+    with canvas(width, height, *grid, squeeze=False, sharey=True) as (figure, panels):
+        for (row, column), axes in np.ndenumerate(panels):
+            (source_layer, target_layer), rows = layer_pairs[column]
+            split = splits[row]
+            _draw_conditions(axes, rows[rows["split"] == split], features)
+            axes.set_title(f"layer {source_layer} → {target_layer}, held-out {split}s")
+            if column == 0:
+                axes.set_ylabel("balanced accuracy")
+        handles, labels = panels[0, 0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside right upper", fontsize=7)
+        first = table.iloc[0]
+        figure.suptitle(f"probes of {first['source']} in {first['target']}", fontsize=10)
+        save(figure, folder, name)
+
+
+def _draw_conditions(axes: Axes, table: pd.DataFrame, features: list[str]) -> None:
+    """Draw the accuracies of all conditions side by side at each feature, with chance."""
+    conditions = list(dict.fromkeys(table["condition"]))
+    positions = np.arange(len(features))
+    for number, condition in enumerate(conditions):
+        of_condition = table[table["condition"] == condition]
+        rows = of_condition.set_index("feature").reindex(features)
+        shift = FEATURE_WIDTH * ((number + 0.5) / len(conditions) - 0.5)
+        axes.errorbar(
+            positions + shift,
+            rows["accuracy"],
+            yerr=_error_bars(rows["accuracy"], rows["low"], rows["high"]),
+            label=condition,
+            fmt=MARKERS[number % len(MARKERS)],
+            color=colour_of(number),
+            markersize=4,
+            capsize=2,
+        )
+    chance = table.drop_duplicates("feature").set_index("feature")["chance"].reindex(features)
+    for position, value in enumerate(chance):
+        axes.hlines(
+            value,
+            position - FEATURE_WIDTH / 2,
+            position + FEATURE_WIDTH / 2,
+            color="0.6",
+            linestyles="--",
+            linewidth=1,
+        )
+    axes.set_xticks(range(len(features)), features, rotation=30, ha="right")
+    axes.set_ylim(0, 1.03)
+
+
+def draw_steering(table: pd.DataFrame, folder: Path, name: str = "steering") -> None:
+    """Draw the share of the natural effect against the layer pair.
+
+    There is a panel for each position and strength. Without any natural effect, effects are drawn.
+    """
+    has_shares = bool(table["share"].notna().any())
+    panels_of = list(table.groupby(["position", "strength"], sort=False))
+    n_panels = len(panels_of)
+    width = 3.6 * n_panels + 1.6
+    with canvas(width, 3.0, 1, n_panels, squeeze=False, sharey=True) as (figure, panels):
+        for axes, ((position, strength), rows) in zip(panels[0], panels_of, strict=True):
+            _draw_effects(axes, rows, has_shares)
+            axes.set(xlabel="layers", title=f"{position}, strength {strength:g}")
+        panels[0, 0].set_ylabel("share of the natural effect" if has_shares else "effect [nats]")
+        handles, labels = panels[0, 0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside right upper", fontsize=8)
+        save(figure, folder, name)
+
+
+def _draw_effects(axes: Axes, table: pd.DataFrame, has_shares: bool) -> None:
+    """Draw a line for each condition against the layer pair."""
+    columns = ["effect", "effect_low", "effect_high"]
+    if has_shares:
+        columns = ["share", "low", "high"]
+    for number, (condition, rows) in enumerate(table.groupby("condition", sort=False)):
+        value, low, high = (rows[column] for column in columns)
+        axes.errorbar(
+            range(len(rows)),
+            value,
+            yerr=_error_bars(value, low, high),
+            fmt=f"{MARKERS[number]}-",
+            color=colour_of(number),
+            label=condition,
+            markersize=4,
+            capsize=2,
+        )
+    layer_pairs = table.drop_duplicates(["source_layer", "target_layer"])
+    names = []
+    for source, target in zip(
+        layer_pairs["source_layer"], layer_pairs["target_layer"], strict=True
+    ):
+        names.append(f"{source}→{target}")
+    axes.set_xticks(range(len(names)), names)
+    axes.axhline(0, color="0.6", linewidth=0.8, zorder=0)
+
+
+def _error_bars(value: pd.Series, low: pd.Series, high: pd.Series) -> list[pd.Series]:
+    """Return how far the interval reaches below and above the value."""
+    return [(value - low).clip(lower=0), (high - value).clip(lower=0)]

@@ -1,0 +1,218 @@
+"""Probes that are carried from one model to another.
+
+Source: Chen, Merullo, Stolfo & Pavlick, "Transferring linear features across language models with
+model stitching" (NeurIPS 2025, arXiv 2506.06609). Where the paper gives no number, the claims name
+thresholds of this project.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+
+import pandas as pd
+import torch
+
+from thinkalike.contrib.figures.transfer import draw_probes
+from thinkalike.contrib.papers.claims import (
+    Bound,
+    Claim,
+    bonferroni_note,
+    judged_claim,
+    level_of_each,
+    untestable_claim,
+)
+from thinkalike.contrib.papers.experiment import Case, Conclusion, Experiment, InnerJob
+from thinkalike.contrib.papers.model_pairs import MODELS, layers_word, pairs_of
+from thinkalike.contrib.transfer import probing
+from thinkalike.contrib.transfer.probes import BLANK
+from thinkalike.measures.accuracy import Accuracy
+from thinkalike.measures.estimates import Estimate
+from thinkalike.store import Result
+
+PROBED_DEPTH = Fraction(1, 2)  # of the blocks
+
+# The share of native accuracy above chance that carried probes keep at least.
+LEAST_SHARE = {"PoS": 0.9, "Number": 0.9, "Question": 0.7, "Word position": 0.7}
+
+# Features of single words, which a probe of other words does not know.
+LEXICAL = ("Gender", "Person", "Word length", "Tense")
+NEAR_CHANCE = 0.1  # in balanced accuracy
+HALF_OF_NATIVE = 0.5  # of native accuracy above chance
+REFITTED_SHARE = 0.9
+
+
+@dataclass(frozen=True)
+class ProbedLayers:
+    """The accuracies of one layer pair, from the result of its job."""
+
+    label: str
+    result: Result
+    rows: pd.DataFrame
+
+    def accuracy(self, feature: str, condition: str, split: str = "sentence") -> Accuracy | None:
+        """Return the accuracy of a condition, or None if it was not measured."""
+        selection = pd.Series({"feature": feature, "condition": condition, "split": split})
+        matches = self.rows[(self.rows[list(selection.index)] == selection).all(axis=1)]
+        if matches.empty:
+            return None
+        row = matches.iloc[0]
+        replicates = torch.from_numpy(self.result.arrays["replicates"][matches.index[0]])
+        return Accuracy(
+            torch.tensor(float(row["accuracy"])).double(),
+            replicates[~replicates.isnan()],
+            float(row["effective_parts"]),
+            int(row["levels"]),
+        )
+
+    def share(self, feature: str, condition: str, level: float = 0.95) -> Estimate | None:
+        """Return what share of the native accuracy above chance a condition has.
+
+        None: one of them was not measured, or native accuracy is not above chance.
+        """
+        accuracy = self.accuracy(feature, condition)
+        native = self.accuracy(feature, probing.NATIVE)
+        if accuracy is None or native is None:
+            return None
+        share = accuracy.share_of(native, above=native.chance, level=level)
+        if share.value.isnan():
+            return None
+        return share
+
+    @property
+    def features(self) -> list[str]:
+        return list(dict.fromkeys(self.rows["feature"]))
+
+    @property
+    def units(self) -> str:
+        return f"{self.rows['sentences'].max()} sentences"
+
+
+def _jobs(case: Case) -> list[InnerJob]:
+    return [
+        InnerJob(pair.label, pair, (layers_word(case, pair, [PROBED_DEPTH]),))
+        for pair in pairs_of(case)
+    ]
+
+
+def _conclude(case: Case) -> Conclusion:
+    claims: list[Claim] = []
+    for label, result in case.results.items():
+        by_layers = result.table.groupby(["source_layer", "target_layer"], sort=False)
+        for (source_layer, target_layer), rows in by_layers:
+            probed = ProbedLayers(f"{label}, layer {source_layer} → {target_layer}", result, rows)
+            claims += [*_carried(probed), *_lexical(probed), _random(probed), _refitted(probed)]
+    table = pd.concat([result.table for result in case.results.values()], ignore_index=True)
+
+    def draw(folder: Path) -> None:
+        for label, result in case.results.items():
+            name = "probes" if len(case.results) == 1 else label.replace(" ", "-")
+            draw_probes(result.table, folder, name)
+
+    return Conclusion(table, claims, draw, blank=BLANK)
+
+
+def _carried(probed: ProbedLayers) -> Iterator[Claim]:
+    """Yield what is claimed of carried probes of features of words in context."""
+    for feature, least in LEAST_SHARE.items():
+        claim = (
+            f"{probed.label}: a carried probe of {feature} keeps {least:g} of what a native one "
+            "has above chance"
+        )
+        yield _share_claim(probed, claim, feature, Bound("above", least))
+
+
+def _lexical(probed: ProbedLayers) -> Iterator[Claim]:
+    """Yield what is claimed of features of single words."""
+    for feature in LEXICAL:
+        claim = (
+            f"{probed.label}: {feature} is a matter of single words, unknown to a native probe of "
+            "others"
+        )
+        native = probed.accuracy(feature, probing.NATIVE, "word")
+        if native is None:
+            yield untestable_claim(claim, f"{feature} is not judged on held-out words")
+        else:
+            excess = _above_chance(native)
+            numbers = f"native accuracy on held-out words minus chance {excess:+.3f}"
+            bounded = [(Bound("within", NEAR_CHANCE), excess)]
+            yield judged_claim(claim, bounded, numbers, probed.units)
+        claim = (
+            f"{probed.label}: a carried probe of {feature} keeps less than half of what a native "
+            "one has"
+        )
+        yield _share_claim(probed, claim, feature, Bound("below", HALF_OF_NATIVE))
+
+
+def _share_claim(probed: ProbedLayers, claim: str, feature: str, bound: Bound) -> Claim:
+    share = probed.share(feature, probing.CARRIED)
+    if share is None:
+        reason = "is not among these stimuli's features"
+        if feature in probed.features:
+            reason = "is not above chance"
+        return untestable_claim(claim, f"{feature} {reason}")
+    return judged_claim(claim, [(bound, share)], f"share {share:.2f}", probed.units)
+
+
+def _random(probed: ProbedLayers) -> Claim:
+    """Return the claim that a map with random directions carries no probe."""
+    level = level_of_each(len(probed.features))
+    excesses = {}
+    for feature in probed.features:
+        accuracy = probed.accuracy(feature, probing.RANDOM)
+        if accuracy is not None:
+            excesses[feature] = _above_chance(accuracy, level)
+    claim = "through random maps of the same spectrum probes are near chance"
+    numbers = ", ".join(f"{name} {excess:+.2f}" for name, excess in excesses.items())
+    return _claim_about_all(
+        probed,
+        claim,
+        Bound("within", NEAR_CHANCE),
+        excesses,
+        f"accuracy minus chance: {numbers}",
+    )
+
+
+def _refitted(probed: ProbedLayers) -> Claim:
+    """Return the claim that mapped states still have the information."""
+    level = level_of_each(len(probed.features))
+    shares = {}
+    for feature in probed.features:
+        share = probed.share(feature, probing.REFITTED, level)
+        if share is not None:
+            shares[feature] = share
+    claim = (
+        "maps lose directions, not information: probes refitted on what ψ makes have 0.9 of native"
+    )
+    numbers = ", ".join(f"{name} {share:.2f}" for name, share in shares.items())
+    return _claim_about_all(
+        probed, claim, Bound("above", REFITTED_SHARE), shares, f"share: {numbers}"
+    )
+
+
+def _claim_about_all(
+    probed: ProbedLayers,
+    claim: str,
+    bound: Bound,
+    estimates: Mapping[str, Estimate],
+    numbers: str,
+) -> Claim:
+    """Return a claim about all features together."""
+    return judged_claim(
+        f"{probed.label}: {claim}",
+        [(bound, estimate) for estimate in estimates.values()],
+        f"{numbers}{bonferroni_note(len(estimates))}",
+        probed.units,
+    )
+
+
+def _above_chance(accuracy: Accuracy, level: float = 0.95) -> Estimate:
+    interval = accuracy.interval(level)
+    return Estimate(*(end - accuracy.chance for end in interval))
+
+
+EXPERIMENTS = [
+    Experiment("chen2025/probes", _conclude, MODELS, _jobs, "probes", takes=(2,)),
+]

@@ -1,0 +1,195 @@
+"""Sparse autoencoders that begin as those of another model: what that saves, all FLOPs counted.
+
+Beside a random start stands a stronger one that needs no second model: random, with the decoder of
+least squares on as many tokens as the maps are fitted on.
+
+Source: Chen, Merullo, Stolfo & Pavlick 2025 (arXiv 2506.06609). Where the paper gives no number,
+the claims name thresholds of this project.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import NamedTuple
+
+import pandas as pd
+import torch
+
+from thinkalike.contrib.figures.saes import draw_sae_curves
+from thinkalike.contrib.papers.claims import (
+    Bound,
+    Claim,
+    bonferroni_note,
+    judged_claim,
+    level_of_each,
+)
+from thinkalike.contrib.papers.experiment import Case, Conclusion, Experiment, InnerJob
+from thinkalike.contrib.sae.tables import BLANK
+from thinkalike.contrib.subjects.random_effects import random_effects
+
+N_SEEDS = 5
+WORDS = (
+    "task=sae",
+    "sae.start=transferred",
+    "sae.beside=[random,least_squares]",
+    "sae.lr_multiples=[2,4]",
+    f"sae.seeds={N_SEEDS}",
+)
+MINI_WORDS = ("data.report_tokens=16384",)  # three jobs and their sources within minutes
+FEWER_TOKENS = "sae.tokens=163840"
+SHARES_OF_TOKENS = (1 / 2, 1)  # of a job, at which claims are judged
+
+
+class Transfer(NamedTuple):
+    """A source and a target, their layers, and what is claimed.
+
+    Attributes:
+        settings: Further words of task=sae, for both models.
+        bound: Of the share of FLOPs that is saved against a random start.
+    """
+
+    source: str
+    source_layer: int
+    target: str
+    layer: int
+    settings: tuple[str, ...]
+    claim: str
+    bound: Bound
+
+    @property
+    def label(self) -> str:
+        return f"{self.source}:{self.source_layer} → {self.target}:{self.layer}"
+
+
+SAVES = "a transferred start saves more than {limit:.0%} of the FLOPs of a random one"
+SAVES_LESS = (
+    "a source of a quarter of the width saves less than {limit:.0%} of the FLOPs of a random start"
+)
+
+TRANSFERS = {
+    "mini": [
+        Transfer(
+            "gpt2-mini",
+            2,
+            "gpt2-mini-s1",
+            2,
+            ("sae.map_tokens=2048",),
+            SAVES,
+            Bound("above", 0.35),
+        ),
+        Transfer(
+            "neox-5l-mini",
+            2,
+            "neox-6l-mini",
+            2,
+            ("sae.k=16", FEWER_TOKENS),
+            SAVES,
+            Bound("above", 0.15),
+        ),
+        Transfer(
+            "neox-3l-mini",
+            1,
+            "neox-6l-mini",
+            2,
+            ("sae.k=16", FEWER_TOKENS),
+            SAVES_LESS,
+            Bound("below", 0.15),
+        ),
+    ],
+    "paper": [
+        Transfer(
+            "pythia-70m-deduped", 3, "pythia-160m-deduped", 6, (), SAVES, Bound("above", 0.30)
+        ),
+        Transfer("gpt2", 6, "gpt2-medium", 12, (), SAVES, Bound("above", 0.30)),
+    ],
+}
+
+
+def _names_in(transfers: list[Transfer]) -> list[str]:
+    names: dict[str, None] = {}
+    for transfer in transfers:
+        names |= dict.fromkeys((transfer.source, transfer.target))
+    return list(names)
+
+
+MODELS = {scale: _names_in(transfers) for scale, transfers in TRANSFERS.items()}
+
+
+def _jobs(case: Case) -> list[InnerJob]:
+    """Return a job for each transfer, with all starts in it.
+
+    The autoencoders of its source are trained on the way.
+    """
+    jobs = []
+    for transfer in TRANSFERS[case.scale]:
+        words = [
+            f"sae.layer={transfer.layer}",
+            f"sae.source={transfer.source}",
+            f"sae.source_layer={transfer.source_layer}",
+            *transfer.settings,
+            *WORDS,
+        ]
+        if case.scale == "mini":
+            words += MINI_WORDS
+        jobs.append(InnerJob(transfer.label, (transfer.target,), tuple(words), "train"))
+    return jobs
+
+
+def _conclude(case: Case) -> Conclusion:
+    transfers = TRANSFERS[case.scale]
+    joined = {}
+    for name in ("table", "savings", "curves"):
+        tables = []
+        for transfer in transfers:
+            table = case.results[transfer.label].tables[name]
+            tables.append(table.assign(transfer=transfer.label))
+        joined[name] = pd.concat(tables, ignore_index=True)
+
+    claims = []
+    for transfer in transfers:
+        claim = transfer.claim.format(limit=transfer.bound.limit)
+        claims.append(_saves(case, transfer, "random", claim, transfer.bound))
+        claim = "it saves FLOPs of a random start with a fitted decoder"
+        claims.append(_saves(case, transfer, "least_squares", claim, Bound("above")))
+    return Conclusion(
+        joined["table"],
+        claims,
+        partial(draw_sae_curves, joined["curves"]),
+        {"savings": joined["savings"], "curves": joined["curves"]},
+        blank=BLANK,
+    )
+
+
+def _saves(case: Case, transfer: Transfer, against: str, claim: str, bound: Bound) -> Claim:
+    """Return the claim that a transferred start saves FLOPs of another start.
+
+    It is judged after each of `SHARES_OF_TOKENS`, with intervals over seeds.
+    """
+    result = case.results[transfer.label]
+    table = result.tables["savings"].reset_index()
+    is_compared = (table["start"] == "transferred") & (table["against"] == against)
+    rows = table[is_compared]
+    budgets = [rows["tokens"].max() * share for share in SHARES_OF_TOKENS]
+    rows = rows[rows["tokens"].isin(budgets)]
+    count = len(rows)
+
+    saved_by_seed = torch.from_numpy(result.arrays["saved"])[rows["index"].tolist()]
+    saved = random_effects(saved_by_seed, level=level_of_each(count))
+    listed = []
+    for index, tokens in enumerate(rows["tokens"]):
+        value, low, high = (100 * float(end) for end in saved[index])
+        listed.append(f"{value:+.1f} [{low:+.1f}, {high:+.1f}] % at {tokens:,} tokens")
+    numbers = "; ".join(listed)
+    if (rows["reached"] < 1).any():
+        numbers += " (some seeds never get there)"
+    return judged_claim(
+        f"{transfer.label}: {claim}",
+        [(bound, saved)],
+        f"{numbers}{bonferroni_note(count)}",
+        f"{N_SEEDS} seeds",
+    )
+
+
+EXPERIMENTS = [
+    Experiment("chen2025/sae", _conclude, MODELS, _jobs),
+]

@@ -1,0 +1,278 @@
+"""Steering vectors of number and of questions that are carried from one model to another.
+
+Source: Chen, Merullo, Stolfo & Pavlick 2025 (arXiv 2506.06609). Where the paper gives no number,
+the claims name thresholds of this project.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from pathlib import Path
+from typing import NamedTuple
+
+import pandas as pd
+import torch
+
+from thinkalike.contrib.figures.transfer import draw_steering
+from thinkalike.contrib.papers.claims import (
+    Bound,
+    Claim,
+    bonferroni_note,
+    judged_claim,
+    level_of_each,
+    untestable_claim,
+)
+from thinkalike.contrib.papers.experiment import Case, Conclusion, Experiment, InnerJob
+from thinkalike.contrib.papers.model_pairs import MODELS, Pair, layers_word, pairs_of
+from thinkalike.contrib.transfer.steering import BLANK, SteeringConfig
+from thinkalike.contrib.transfer.steering_trial import (
+    CARRIED,
+    LATER,
+    MATCHED,
+    NATIVE,
+    NEGATED,
+    RANDOM,
+)
+from thinkalike.contrib.transfer.steering_vectors import effects_of
+from thinkalike.measures.accuracy import Jackknifed
+from thinkalike.measures.estimates import Estimate
+from thinkalike.store import Result
+
+# Relative depths after which the two contrasts are steered.
+NUMBER_DEPTH = Fraction(1, 3)
+QUESTION_DEPTH = Fraction(1, 2)
+QUESTION_STRENGTH = 4.0
+
+# By how much the carried direction, with the norm of the native one, does more than a random one.
+BEYOND_RANDOM = "beyond random"
+
+NEXT_TO_NOTHING = 0.1  # share of the natural effect
+NOTHING = Bound("within", NEXT_TO_NOTHING)
+
+
+class Effects(NamedTuple):
+    """Effects with their jackknife replicates.
+
+    Attributes:
+        steered: Of the vector in each condition.
+        natural: Of the contrast itself.
+    """
+
+    steered: Jackknifed
+    natural: Jackknifed
+
+
+@dataclass(frozen=True)
+class Steered:
+    """The effects of one contrast between two models, from the result of its job."""
+
+    pair: Pair
+    result: Result
+
+    def effects(self, layers: Sequence[int], position: str, strength: float) -> Effects | None:
+        """Return the effects of all conditions at a layer pair, or None if one is missing."""
+        source_layer, target_layer = layers
+        selection = {
+            "source_layer": source_layer,
+            "target_layer": target_layer,
+            "position": position,
+            "strength": strength,
+        }
+        table = self.result.table
+        rows = table[(table[list(selection)] == pd.Series(selection)).all(axis=1)]
+        if rows.empty or rows["share"].isna().any():
+            return None
+        arrays = self.result.arrays
+        steered, natural = effects_of(
+            torch.from_numpy(arrays["effects"])[rows.index.tolist()],
+            torch.from_numpy(arrays["natural"]),
+            torch.from_numpy(arrays["groups"]),
+        )
+        return Effects(steered, natural)
+
+    def shares(self, effects: Effects, level: float = 0.95) -> dict[str, Estimate]:
+        """Return the shares of the natural effect by condition, and `BEYOND_RANDOM`."""
+        conditions = list(self.result.table["condition"].unique())
+        matched = conditions.index(MATCHED)
+        random = conditions.index(RANDOM)
+        value = effects.steered.value
+        replicates = effects.steered.replicates
+        with_difference = Jackknifed(
+            torch.cat([value, value[[matched]] - value[[random]]]),
+            torch.cat([replicates, replicates[[matched]] - replicates[[random]]]),
+            effects.steered.worth,
+        )
+        shares = with_difference.share_of(effects.natural, level=level)
+        names = [*conditions, BEYOND_RANDOM]
+        return {name: shares[index] for index, name in enumerate(names)}
+
+    @property
+    def units(self) -> str:
+        n_words = len(set(self.result.arrays["groups"].tolist()))
+        return f"{self.result.scalars['pairs']:.0f} pairs of texts with {n_words} words"
+
+
+def _jobs(case: Case) -> list[InnerJob]:
+    number = case.config.measure_as(SteeringConfig)
+    question = replace(
+        number,
+        contrast="question",
+        positions=[LATER],
+        strengths=[*number.strengths, QUESTION_STRENGTH],
+    )
+    jobs = []
+    for pair in pairs_of(case):
+        for name, measure in (("number", number), ("question", question)):
+            jobs.append(
+                InnerJob(
+                    f"{name}, {pair.label}",
+                    pair,
+                    (layers_word(case, pair),),
+                    changes={"measure": measure},
+                )
+            )
+    return jobs
+
+
+def _conclude(case: Case) -> Conclusion:
+    claims: list[Claim] = []
+    for pair in pairs_of(case):
+        number = Steered(pair, case.results[f"number, {pair.label}"])
+        question = Steered(pair, case.results[f"question, {pair.label}"])
+        claims += [*_number(number), _late(number), *_question(question)]
+    tables = []
+    for label, result in case.results.items():
+        contrast = label.partition(",")[0]
+        tables.append(result.table.assign(contrast=contrast))
+
+    def draw(folder: Path) -> None:
+        for label, result in case.results.items():
+            name = label.replace(", ", "-").replace(" ", "-")
+            draw_steering(result.table, folder, name)
+
+    table = pd.concat(tables, ignore_index=True)
+    return Conclusion(table, claims, draw, blank=BLANK)
+
+
+def _number(steered: Steered) -> Iterator[Claim]:
+    """Yield what is claimed of the direction from singular to plural, at the noun."""
+    for text, strength, condition, bound in (
+        (
+            "the carried direction of number does .65 of what the plural does",
+            1.0,
+            CARRIED,
+            Bound("above", 0.65),
+        ),
+        (
+            "twice the carried direction of number does .9 of what the plural does",
+            2.0,
+            CARRIED,
+            Bound("above", 0.9),
+        ),
+        (
+            "a random vector of the same norm does next to nothing",
+            1.0,
+            RANDOM,
+            NOTHING,
+        ),
+        ("twice a random vector does next to nothing", 2.0, RANDOM, NOTHING),
+        (
+            "the negated carried direction does next to nothing",
+            1.0,
+            NEGATED,
+            NOTHING,
+        ),
+        (
+            "of one norm the carried direction does more than a random one",
+            1.0,
+            BEYOND_RANDOM,
+            Bound("above"),
+        ),
+    ):
+        yield _claim(steered, text, NUMBER_DEPTH, "word", strength, condition, bound)
+
+
+def _question(steered: Steered) -> Iterator[Claim]:
+    """Yield what is claimed of the direction from statement to question, at all later tokens."""
+    for text, condition, bound in (
+        (
+            "the native direction of questions does half of what the question does",
+            NATIVE,
+            Bound("above", 0.5),
+        ),
+        (
+            "the carried direction of questions does half of what the question does",
+            CARRIED,
+            Bound("above", 0.5),
+        ),
+        ("a random vector of the same norm does next to nothing", RANDOM, NOTHING),
+        (
+            "of one norm the carried direction does more than a random one",
+            BEYOND_RANDOM,
+            Bound("above"),
+        ),
+    ):
+        yield _claim(steered, text, QUESTION_DEPTH, LATER, QUESTION_STRENGTH, condition, bound)
+
+
+def _claim(
+    steered: Steered,
+    text: str,
+    depth: Fraction,
+    position: str,
+    strength: float,
+    condition: str,
+    bound: Bound,
+) -> Claim:
+    """Return a claim about the share of the natural effect that one condition has."""
+    where = f"strength {strength:g}"
+    effects = None
+    layer_pairs = steered.pair.layers([depth])
+    if layer_pairs:
+        (layers,) = layer_pairs
+        where = f"layer {layers[0]} → {layers[1]}, {where}"
+        effects = steered.effects(layers, position, strength)
+    claim = f"{steered.pair.label}, {where}: {text}"
+    if effects is None:
+        reason = "these layers, this strength or a natural effect are not there"
+        return untestable_claim(claim, reason)
+    share = steered.shares(effects)[condition]
+    numbers = f"share of the natural effect {share:.2f}"
+    return judged_claim(claim, [(bound, share)], numbers, steered.units)
+
+
+def _late(steered: Steered) -> Claim:
+    """Return the claim that in late layers not even the native direction works at the noun.
+
+    So the site matters more than the map: later tokens have read the noun by then.
+    """
+    claim = (
+        f"{steered.pair.label}: beyond half of the blocks not even the native direction does a "
+        "tenth at the noun"
+    )
+    layer_pairs = steered.pair.layers()
+    effects_of_pair = {}
+    for layers in layer_pairs[len(layer_pairs) // 2 :]:
+        effects = steered.effects(layers, "word", 1.0)
+        if effects is not None:
+            effects_of_pair[tuple(layers)] = effects
+    if not effects_of_pair:
+        return untestable_claim(claim, "these layers are not there")
+
+    count = len(effects_of_pair)
+    level = level_of_each(count)
+    bounded = []
+    listed = []
+    for (source_layer, target_layer), effects in effects_of_pair.items():
+        share = steered.shares(effects, level)[NATIVE]
+        bounded.append((Bound("below", NEXT_TO_NOTHING), share))
+        listed.append(f"{source_layer}→{target_layer} {share:.2f}")
+    numbers = f"share: {', '.join(listed)}{bonferroni_note(count)}"
+    return judged_claim(claim, bounded, numbers, steered.units)
+
+
+EXPERIMENTS = [
+    Experiment("chen2025/steering", _conclude, MODELS, _jobs, "steering", takes=(2,)),
+]

@@ -1,0 +1,166 @@
+"""The result of a job on a population of classifiers, as tensors over its models."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal, TypedDict
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from thinkalike.config.compose import compose_inner_job
+from thinkalike.contrib.papers.experiment import Case
+from thinkalike.contrib.populations.config import (
+    PairsConfig,
+    PopulationConfig,
+    PopulationJob,
+    PopulationMeasureConfig,
+)
+from thinkalike.contrib.populations.group_means import (
+    Grouped,
+    flips,
+    grouped,
+    population_penalties,
+    symmetric,
+)
+from thinkalike.measures.kernel_alignment import arc_length
+from thinkalike.store import Result
+
+Side = Literal["report", "challenge"]
+
+
+class PopulationParts(TypedDict, total=False):
+    """Parts of the configuration of a population's job that differ from the experiment's."""
+
+    measure: PopulationMeasureConfig
+    pairs: PairsConfig
+    population: PopulationConfig
+
+
+def population_parts(case: Case, side: Side) -> PopulationParts:
+    """Return the parts of a population's job that differ from the experiment's.
+
+    At the paper's scale the defaults give way to the paper's own. At mini scale CKA is of [CLS]
+    unless a word says otherwise: nobody reads the other tokens of the last block.
+    """
+    config = _population_job(case)
+    measure = replace(config.measure_as(PopulationMeasureConfig), side=side)
+    if config.scale == "mini":
+        if measure.tokens is None:  # left open by the command line
+            measure = replace(measure, tokens="cls")
+        return PopulationParts(measure=measure)
+
+    paper = compose_inner_job(
+        "analyze", ["measure=population", "pairs=mnli", "population=feather-berts"]
+    )
+    assert isinstance(paper, PopulationJob)
+    pairs = config.pairs
+    if pairs.source == "templates":
+        pairs = paper.pairs
+    population = config.population
+    if population.name == "planted":
+        population = paper.population
+    return PopulationParts(measure=measure, pairs=pairs, population=population)
+
+
+def _population_job(case: Case) -> PopulationJob:
+    assert isinstance(case.config, PopulationJob)
+    return case.config
+
+
+@dataclass(frozen=True)
+class PopulationResult:
+    """The result of a job on a population, as tensors over the models of some groups.
+
+    Attributes:
+        chosen_groups: The groups of these models; empty: all groups.
+    """
+
+    result: Result
+    config: PopulationConfig
+    chosen_groups: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, case: Case, side: Side) -> PopulationResult:
+        """Return the population of a case, without the second group of a null."""
+        config = population_parts(case, side).get("population", _population_job(case).population)
+        all_groups = cls(case.results[side], config)
+        left_out = config.null[1:] if config.null else []
+        chosen = [name for name in all_groups.group_names if name not in left_out]
+        return replace(all_groups, chosen_groups=tuple(chosen))
+
+    @property
+    def null(self) -> PopulationResult:
+        """The population of the two groups of the null."""
+        return replace(self, chosen_groups=tuple(self.config.null or ()))
+
+    @cached_property
+    def _group_of_all(self) -> dict[str, str]:
+        rows = self.result.table.drop_duplicates("source")
+        return dict(zip(rows["source"], rows["group_of_source"], strict=True))
+
+    @cached_property
+    def group_of(self) -> dict[str, str]:
+        """The group of each model, by the model's name."""
+        if not self.chosen_groups:
+            return self._group_of_all
+        return {
+            name: group
+            for name, group in self._group_of_all.items()
+            if group in self.chosen_groups
+        }
+
+    @property
+    def group_names(self) -> list[str]:
+        return list(dict.fromkeys(self.group_of.values()))
+
+    @property
+    def units(self) -> str:
+        groups = list(self.group_of.values())
+        sizes = [str(groups.count(group)) for group in self.group_names]
+        return f"{len(groups)} models in groups of {' and '.join(sizes)}"
+
+    @property
+    def units_with_examples(self) -> str:
+        return f"{self.units}, {self.penalties.shape[-1]} pairs of texts"
+
+    def _array(self, name: str) -> Tensor:
+        """Return an array (source, target, ...) of the result for the chosen models."""
+        chosen = [model in self.group_of for model in self._group_of_all]
+        indices = torch.tensor(chosen).nonzero()[:, 0]
+        return torch.from_numpy(self.result.arrays[name])[indices[:, None], indices]
+
+    @cached_property
+    def correct_alone(self) -> Float[Tensor, "m n"]:
+        """Which pairs of texts each model gets right by itself."""
+        correct = self._array("correct").double()  # (m, m, cuts, n)
+        return correct.diagonal()[0].T
+
+    @cached_property
+    def penalties(self) -> Float[Tensor, "m m c n"]:
+        """Accuracy of the target minus that of the stitched model: -1, 0 or 1 for each pair."""
+        return population_penalties(self._array("correct").double())
+
+    @cached_property
+    def flips(self) -> Float[Tensor, "m m c n"]:
+        """Whether the stitched model and the target predict different classes, for each pair."""
+        return flips(self._array("predicted"))
+
+    @cached_property
+    def likeness(self) -> Float[Tensor, "m m l"]:
+        """CKA of every two models at each layer."""
+        return self._array("cka")
+
+    @cached_property
+    def distances(self) -> Float[Tensor, "m m"]:
+        """√Σ arccos²(CKA) over layers (equation 2)."""
+        return symmetric(arc_length(self.likeness)).fill_diagonal_(0)
+
+    def grouped(
+        self, values: Float[Tensor, "m m *s"], *, examples: bool = False, level: float = 0.95
+    ) -> Grouped:
+        """Return means within and between groups, see `group_means.grouped`."""
+        groups = list(self.group_of.values())
+        return grouped(values, groups, examples=examples, level=level)

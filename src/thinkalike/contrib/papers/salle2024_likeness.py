@@ -1,0 +1,391 @@
+"""Similarity of layers by feature profiles and by distances: figures 2 and 4 of Salle et al. 2024.
+
+Mamba's change is looked for at 0.4 of its depth, layer 10 of 24 in the paper.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import Bool, Float
+from matplotlib.axes import Axes
+from torch import Tensor
+
+from thinkalike.contrib.figures.features import Contrast, draw_contrasts, draw_plane
+from thinkalike.contrib.papers.claims import (
+    FAILS,
+    Bound,
+    Claim,
+    bonferroni_note,
+    judged_claim,
+    level_of_each,
+    over_models,
+)
+from thinkalike.contrib.papers.experiment import Case, Conclusion, Experiment, InnerJob
+from thinkalike.contrib.papers.feature_profiles import (
+    MODELS,
+    RECURRENT,
+    Profiles,
+    claim_over_folds,
+    lead_over_others,
+    profile_jobs,
+    profiles_of,
+    units_of_folds,
+)
+from thinkalike.contrib.papers.mds import mds
+from thinkalike.contrib.papers.salle2024_words import printed
+from thinkalike.data.stimuli import Stimuli
+from thinkalike.data.tables import read_stimuli
+from thinkalike.errors import ConfigError
+from thinkalike.figures.layers import similarity as draw_similarity
+from thinkalike.instruments import rsa
+from thinkalike.instruments.mlem import MLEMConfig
+from thinkalike.measures.distances.comparators import weighted_tau
+from thinkalike.measures.distances.ranks import spearman
+from thinkalike.measures.distances.rsa import mantel
+from thinkalike.measures.mlem.importance import fold_interval
+from thinkalike.models.load import load_model
+from thinkalike.states.stimuli import stimulus_states
+from thinkalike.tables import matrix_rows
+
+PAPER_AGREEMENT = 0.69  # Spearman's ρ of the two matrices of figure 2
+WORDS_SHOWN = 300
+
+
+@dataclass(frozen=True)
+class Layers:
+    """All layers of all models of a case, with their profiles.
+
+    Attributes:
+        rows: model, layer.
+        by_fold: The importance of each feature.
+        one_family: Which two layers are of models of one architecture.
+    """
+
+    rows: pd.DataFrame
+    by_fold: Float[Tensor, "k l f"]
+    one_family: Bool[Tensor, "l l"]
+
+    @classmethod
+    def of(cls, profiles: Sequence[Profiles]) -> Layers:
+        tables = [model.result.tables["scores"][["model", "layer"]] for model in profiles]
+        families = np.concatenate([[model.family] * model.n_layers for model in profiles])
+        return cls(
+            rows=pd.concat(tables, ignore_index=True),
+            by_fold=torch.cat([model.importances for model in profiles], 1),
+            one_family=torch.from_numpy(families[:, None] == families),
+        )
+
+    @property
+    def profiles(self) -> Float[Tensor, "l f"]:
+        return self.by_fold.mean(0)
+
+
+class LayerOfModel(NamedTuple):
+    """A layer of a model, by the model's name."""
+
+    model: str
+    layer: int
+
+    def __str__(self) -> str:
+        return f"{self.model} layer {self.layer}"
+
+
+# ---- Figure 2.
+
+
+def _jobs_with_distances(case: Case) -> list[InnerJob]:
+    measure = case.config.measure_as(MLEMConfig)
+    rsa_settings = rsa.RSAConfig(
+        distance=measure.distance,
+        embed=measure.embed,
+        massive="keep",
+        skip_first=measure.skip_first,
+    )
+    jobs = profile_jobs(case)
+    for source, target in itertools.combinations(case.models.items(), 2):
+        source_name, source_model = source
+        target_name, target_model = target
+        jobs.append(
+            InnerJob(
+                f"{source_name}, {target_name}",
+                (source_model, target_model),
+                changes={"measure": rsa_settings},
+            )
+        )
+    return jobs
+
+
+def _figure2(case: Case) -> Conclusion:
+    """Similarity of all layers by feature profiles (A) and by distances (B)."""
+    profiles = profiles_of(case)
+    layers = Layers.of(profiles)
+    feature_based = weighted_tau(layers.profiles)
+    agnostic = _rsa_of_all_layers(case, layers.rows)
+    matrices = {
+        "A: weighted τ of feature profiles": feature_based,
+        "B: Spearman's ρ of distances": agnostic,
+    }
+    tables = {
+        title: matrix_rows(layers.rows, layers.rows, value=values)
+        for title, values in matrices.items()
+    }
+    planes = {title: _in_plane(values, layers.rows) for title, values in matrices.items()}
+
+    claims = [_agree(feature_based, agnostic, layers.rows["model"].tolist())]
+    claims += [_has_blocks(model) for model in profiles if model.family == RECURRENT]
+    n_families = len({model.family for model in profiles})
+    if 1 < n_families < len(profiles):
+        claims.append(_seeds(matrices, layers))
+
+    def draw_below(axes: Axes, title: str) -> None:
+        draw_plane(axes, planes[title])
+
+    with_letters = [table.assign(matrix=title[0]) for title, table in tables.items()]
+    table = pd.concat(with_letters, ignore_index=True)
+    return Conclusion(table, claims, partial(draw_similarity, tables, below=draw_below))
+
+
+def _in_plane(likeness: Float[Tensor, "l l"], rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the layers as points of a plane, by 1 - likeness."""
+    points, stress = mds(_dissimilarity((likeness + likeness.T) / 2))
+    return rows.assign(x=points[:, 0].numpy(), y=points[:, 1].numpy(), stress=float(stress))
+
+
+def _dissimilarity(likeness: Float[Tensor, "l l"]) -> Float[Tensor, "l l"]:
+    """Return 1 - likeness, with zeros on the diagonal."""
+    return (1 - likeness).clamp(min=0).fill_diagonal_(0)
+
+
+def _rsa_of_all_layers(case: Case, rows: pd.DataFrame) -> Float[Tensor, "l l"]:
+    """Return RSA of all layers with all, from the results of all pairs of models."""
+    index_of = {
+        layer: index for index, layer in enumerate(rows.itertuples(index=False, name=None))
+    }
+    values = torch.full((len(rows), len(rows)), torch.nan, dtype=torch.float64)
+    for source, target in itertools.combinations(case.models, 2):
+        for cell in case.results[f"{source}, {target}"].table.to_dict("records"):
+            row = index_of[cell["source"], cell["source_layer"]]
+            column = index_of[cell["target"], cell["target_layer"]]
+            values[row, column] = cell["value"]
+    return values
+
+
+def _agree(
+    feature_based: Float[Tensor, "l l"], agnostic: Float[Tensor, "l l"], models: Sequence[str]
+) -> Claim:
+    """Return the claim that the two matrices rank pairs of layers alike."""
+
+    def agreement(layers: list[int]) -> Tensor:
+        rows, columns = torch.triu_indices(len(layers), len(layers), 1)
+        cells_of = [matrix[layers][:, layers] for matrix in (feature_based, agnostic)]
+        return spearman(cells_of[0][rows, columns], cells_of[1][rows, columns])
+
+    rho = over_models(agreement, models)
+    distances = _dissimilarity(feature_based)
+    agnostic_distances = _dissimilarity((agnostic + agnostic.T) / 2)
+    p = mantel([distances], [agnostic_distances], "precomputed")[1]
+    return judged_claim(
+        "feature-based and feature-agnostic likeness agree",
+        [(Bound("above"), rho)],
+        f"Spearman's ρ of the two matrices {rho:.2f} (paper: {PAPER_AGREEMENT}), "
+        f"p {float(p):.3f} by Mantel's test of layers",
+        f"{len(set(models))} models",
+    )
+
+
+def _has_blocks(model: Profiles) -> Claim:
+    """Return the claim that layers before and after the turn form two blocks."""
+    is_late = torch.arange(model.n_layers) >= model.turn
+    is_one_block = is_late[:, None] == is_late
+    is_different = ~torch.eye(model.n_layers, dtype=torch.bool)
+    taus = torch.stack([weighted_tau(fold) for fold in model.importances])  # (k, l, l)
+    within = taus[:, is_one_block & is_different].mean(1)
+    across = taus[:, ~is_one_block].mean(1)
+    claim = f"low and high layers of {model.name} are two blocks"
+    words = f"mean τ of two layers on one side of layer {model.turn} minus that across it"
+    return claim_over_folds(claim, within - across, words)
+
+
+def _seeds(matrices: dict[str, Float[Tensor, "l l"]], layers: Layers) -> Claim:
+    """Return the claim that architectures differ more than seeds, which only minis can test."""
+    models = np.array(layers.rows["model"].tolist())
+    is_other_model = torch.from_numpy(models[:, None] != models)
+    is_other_seed = layers.one_family & is_other_model
+    is_other_family = ~layers.one_family
+
+    def gain(indices: list[int]) -> Tensor:
+        other_seed = is_other_seed[indices][:, indices]
+        other_family = is_other_family[indices][:, indices]
+        gains = []
+        for matrix in matrices.values():
+            cells = matrix[indices][:, indices]
+            gains.append(cells[other_seed].mean() - cells[other_family].mean())
+        return torch.stack(gains)
+
+    gains = over_models(gain, models.tolist(), level_of_each(len(matrices)))
+    listed = ", ".join(
+        f"{title[0]}: {gains[number]:+.2f}" for number, title in enumerate(matrices)
+    )
+    return judged_claim(
+        "two seeds of one architecture are more alike than two architectures",
+        [(Bound("above"), gains)],
+        f"mean likeness of their layers, one architecture minus two: {listed}"
+        f"{bonferroni_note(len(matrices))}",
+        f"{len(set(models))} models",
+    )
+
+
+# ---- Figure 4.
+
+
+def _figure4(case: Case) -> Conclusion:
+    """The two layers of different architectures that are most alike, and the two least alike."""
+    profiles = profiles_of(case)
+    layers = Layers.of(profiles)
+    if layers.one_family.all():
+        names = " and ".join(model.name for model in profiles)
+        raise ConfigError(
+            f"experiment=salle2024/figure4 needs two architectures, and {names} are "
+            f"{profiles[0].family}"
+        )
+    stimuli = read_stimuli(case.config.stimuli)
+    likeness = weighted_tau(layers.profiles)
+    is_eligible = ~layers.one_family & torch.ones_like(layers.one_family).triu()
+    most_alike = likeness.where(is_eligible, -torch.inf).argmax()
+    least_alike = likeness.where(is_eligible, torch.inf).argmin()
+    n_layers = len(layers.rows)
+    alike_pair = divmod(int(most_alike), n_layers)
+    unlike_pair = divmod(int(least_alike), n_layers)
+
+    # What decides is the feature that is important in both layers, or whose importance differs
+    # most.
+    profile_of = layers.profiles
+    alike = _contrast(
+        case,
+        stimuli,
+        f"most alike, τ = {float(likeness[alike_pair]):+.2f}",
+        alike_pair,
+        layers,
+        profile_of[alike_pair[0]] + profile_of[alike_pair[1]],
+    )
+    unlike = _contrast(
+        case,
+        stimuli,
+        f"least alike, τ = {float(likeness[unlike_pair]):+.2f}",
+        unlike_pair,
+        layers,
+        (profile_of[unlike_pair[0]] - profile_of[unlike_pair[1]]).abs(),
+    )
+    tables = []
+    for pair, contrast in (("most alike", alike), ("least alike", unlike)):
+        first, second = contrast.names
+        tables.append(contrast.importance.assign(pair=pair, first=first, second=second))
+
+    difference = layers.by_fold[:, list(unlike_pair)].diff(dim=1)[:, 0]  # (k, f)
+    # The sign of the mean, and not the size on each fold, to which noise would add.
+    signed_difference = difference * difference.mean(0).sign()
+    recurrent = [model.name for model in profiles if model.family == RECURRENT]
+    claims = [
+        _shared_leader(
+            alike, lead_over_others(layers.by_fold[:, list(alike_pair)], stimuli.names)
+        ),
+        _split_leader(unlike, lead_over_others(signed_difference, stimuli.names), recurrent),
+    ]
+    table = pd.concat(tables, ignore_index=True)
+    return Conclusion(table, claims, partial(draw_contrasts, [alike, unlike]))
+
+
+def _contrast(
+    case: Case,
+    stimuli: Stimuli,
+    title: str,
+    pair: tuple[int, int],
+    layers: Layers,
+    decisive: Float[Tensor, " f"],
+) -> Contrast:
+    """Return two layers side by side; the most decisive feature colours their words."""
+    feature = stimuli.names[int(decisive.argmax())]
+    first, second = (
+        LayerOfModel(str(layers.rows["model"][index]), int(layers.rows["layer"][index]))
+        for index in pair
+    )
+    importance = pd.DataFrame(
+        {
+            "feature": stimuli.names,
+            "x": layers.profiles[pair[0]].numpy(),
+            "y": layers.profiles[pair[1]].numpy(),
+        }
+    )
+    words = (
+        _words_in_plane(case, stimuli, first, feature),
+        _words_in_plane(case, stimuli, second, feature),
+    )
+    return Contrast(title, (str(first), str(second)), importance, words, feature)
+
+
+def _words_in_plane(
+    case: Case, stimuli: Stimuli, where: LayerOfModel, feature: str
+) -> pd.DataFrame:
+    """Return some words of a layer as points of a plane, with the levels of a feature."""
+    sample = stimuli.sample(min(WORDS_SHOWN, len(stimuli)), case.config.seed)
+    model = load_model(case.models[where.model])
+    states = stimulus_states(model, sample)[where.layer].double()
+    distances = torch.cdist(states, states, compute_mode="donot_use_mm_for_euclid_dist")
+    points, stress = mds(distances.fill_diagonal_(0))
+    levels = sample.features[feature].astype(object).map(printed)
+    return pd.DataFrame(
+        {"x": points[:, 0], "y": points[:, 1], "level": levels, "stress": float(stress)}
+    )
+
+
+def _tau_in(contrast: Contrast) -> str:
+    """Return the second half of a title such as "most alike, τ = +0.77"."""
+    return contrast.title.split(", ")[1]
+
+
+def _shared_leader(contrast: Contrast, leads: Float[Tensor, "k 2"]) -> Claim:
+    importance = contrast.importance.set_index("feature")
+    first = str(importance["x"].idxmax())
+    second = str(importance["y"].idxmax())
+    lead = fold_interval(leads.T, level_of_each(2))
+    return judged_claim(
+        "the most alike layers of two models share their most important feature, PoS",
+        [(Bound("above"), lead)],
+        f"{' and '.join(contrast.names)}, {_tau_in(contrast)} (paper: GPT-2 layer 8 and BERT "
+        f"layer 4, 0.77): {first} and {second}; PoS leads the next by {lead[0]:+.3f} and "
+        f"{lead[1]:+.3f}{bonferroni_note(2)}",
+        units_of_folds(leads),
+    )
+
+
+def _split_leader(
+    contrast: Contrast, lead: Float[Tensor, " k"], recurrent: Sequence[str]
+) -> Claim:
+    importance = contrast.importance.set_index("feature").loc[contrast.feature]
+    mean_lead = fold_interval(lead)
+    claim = judged_claim(
+        "the least alike layers differ most in PoS, and one is of Mamba",
+        [(Bound("above"), mean_lead)],
+        f"{' and '.join(contrast.names)}, {_tau_in(contrast)} (paper: Mamba layer 8 and BERT "
+        f"layer 4, -0.24): {contrast.feature} {importance['x']:.3f} and {importance['y']:.3f}; "
+        f"they differ in PoS by more than in the next by {mean_lead:+.3f}",
+        units_of_folds(lead),
+    )
+    models = [name.rpartition(" layer ")[0] for name in contrast.names]
+    if any(model in recurrent for model in models):
+        return claim
+    return replace(claim, verdict=FAILS)
+
+
+EXPERIMENTS = [
+    Experiment("salle2024/figure2", _figure2, MODELS, _jobs_with_distances, "mlem", takes=(2,)),
+    Experiment("salle2024/figure4", _figure4, MODELS, profile_jobs, "mlem", takes=(2,)),
+]

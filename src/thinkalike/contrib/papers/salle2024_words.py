@@ -1,0 +1,88 @@
+"""The probing words of Salle et al. 2024: table S1 and figure S5."""
+
+from __future__ import annotations
+
+from functools import partial
+from importlib import resources
+
+import pandas as pd
+import torch
+
+from thinkalike.contrib.figures.features import draw_correlation
+from thinkalike.contrib.papers.claims import Bound, exact_claim, judged_claim
+from thinkalike.contrib.papers.experiment import Case, Conclusion, Experiment
+from thinkalike.data.grammar import derivations
+from thinkalike.data.stimuli import from_sentences
+from thinkalike.data.tables import read_stimuli
+from thinkalike.measures.estimates import jackknife
+from thinkalike.measures.folds import stimulus_folds
+
+NEARLY_THE_SAME = 0.9  # a correlation of features
+MOST_FOLDS = 10  # of the stimuli, which an interval leaves out in turn
+PAIRS_LISTED = 5
+
+
+def _table_s1(case: Case) -> Conclusion:
+    """The sentences of table S1, as the grammar derives them, beside the table."""
+    with resources.as_file(resources.files("thinkalike.contrib.papers") / "table_s1.csv") as path:
+        published = pd.read_csv(path, dtype=str, keep_default_na=False)
+    sentences = []
+    for _, rows in published.groupby("sentence", sort=False):
+        sentences.append(" ".join(rows["word"]))
+    stimuli = from_sentences([derivations(sentence)[0] for sentence in sentences])
+    derived = stimuli.features.astype(object).map(printed)
+    derived.insert(0, "word", stimuli.words)
+
+    is_same = (derived == published[derived.columns]).all(axis=1)
+    n_same = int(is_same.sum())
+    n_rows = len(published)
+    claim = exact_claim(
+        "the grammar makes every row of table S1",
+        n_same == n_rows,
+        f"{n_same} of {n_rows} rows",
+        f"{n_rows} rows",
+    )
+    return Conclusion(derived, [claim])
+
+
+def printed(value: str | float | bool | None) -> str:
+    """Return the value of a feature as table S1 prints it."""
+    if pd.isna(value):
+        return "NaN"
+    if isinstance(value, float):
+        return str(int(value))
+    return str(value)
+
+
+def _figure_s5(case: Case) -> Conclusion:
+    """Correlations of all features with all over pairs of probing words."""
+    stimuli = read_stimuli(case.config.stimuli)
+    correlation = stimuli.correlation()
+    strongest = correlation.strongest(PAIRS_LISTED)
+    listed = ", ".join(f"{first} and {second} {value:+.2f}" for first, second, value in strongest)
+    first, second, _ = strongest[0]
+
+    # The words of one sentence are in one fold.
+    n_folds = min(MOST_FOLDS, len(stimuli.groups.unique()))
+    fold_of = stimulus_folds(len(stimuli), n_folds, groups=stimuli.groups)
+    value = torch.tensor(correlation.table.loc[first, second])
+    without_each = []
+    for fold in range(n_folds):
+        remaining = stimuli.take((fold_of != fold).numpy())
+        without_each.append(remaining.correlation().table.loc[first, second])
+    estimate = jackknife(value, torch.tensor(without_each))
+    claim = judged_claim(
+        "no two features of the probing words are nearly the same",
+        [(Bound("within", NEARLY_THE_SAME), estimate)],
+        f"strongest correlations: {listed}; the first {estimate:+.2f}",
+        f"{n_folds} parts of {len(stimuli)} words",
+    )
+    table = correlation.table.rename_axis("feature").reset_index()
+    return Conclusion(table, [claim], partial(draw_correlation, correlation.table))
+
+
+NO_MODELS: dict[str, list[str]] = {"paper": [], "mini": []}  # these are about words alone
+EXPERIMENTS = [
+    Experiment("salle2024/figure_s5", _figure_s5, NO_MODELS, measure="mlem"),
+    Experiment("salle2024/table_s1", _table_s1, NO_MODELS, measure="mlem", tabulates=True),
+]

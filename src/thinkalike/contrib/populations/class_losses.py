@@ -1,0 +1,131 @@
+"""Losses and predictions of classifiers, on labels that may be coarser than their classes."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from thinkalike.errors import ModelError
+
+COARSE_CLASS = "non-entailment"  # the class of HANS that stands for the next two of MNLI
+CLASSES_IN_COARSE = ("neutral", "contradiction")
+MOST_STANDARD_ERRORS = 3  # by which another order of the classes may be right more often
+
+
+class ClassLosses(NamedTuple):
+    """The losses of classifiers, and where they are right.
+
+    Attributes:
+        losses: The cross-entropy of each example in nats, in float64.
+        correct: Whether the likeliest class is the label.
+    """
+
+    losses: Float[Tensor, "*s n"]
+    correct: Bool[Tensor, "*s n"]
+
+
+def predicted_classes(
+    logits: Float[Tensor, "*s n c"], classes: Sequence[str], data_classes: Sequence[str]
+) -> Int[Tensor, "*s n"]:
+    """Return the likeliest class of each example, as its index in `data_classes`, in int8."""
+    data_class_of = _data_class_indices(classes, data_classes)
+    return data_class_of.to(logits.device, torch.int8)[logits.argmax(-1)]
+
+
+def class_losses(
+    logits: Float[Tensor, "*s n c"],
+    labels: Int[Tensor, " n"],
+    classes: Sequence[str],
+    data_classes: Sequence[str],
+) -> ClassLosses:
+    """Return the cross-entropy and the correctness of each example.
+
+    Where the data only distinguishes entailment from non-entailment, the prediction is still the
+    likeliest of the model's own classes, and the probabilities of neutral and contradiction are
+    added: the loss is -log Σ p(c) over the classes c that the label stands for.
+
+    Args:
+        logits: One logit for each of the model's classes.
+        labels: Indices in `data_classes`.
+        classes: The model's classes in the order of its logits.
+        data_classes: The classes of the data.
+
+    Raises:
+        ModelError: The model has different classes, or a logit is not finite.
+    """
+    data_class_of = _data_class_indices(classes, data_classes).to(logits.device)
+    if not logits.isfinite().all():
+        raise ModelError("a classifier's logits are not finite; run it in a wider dtype")
+
+    labels = labels.to(logits.device)
+    data_class_indices = torch.arange(len(data_classes), device=logits.device)
+    belongs_to = data_class_of[:, None] == data_class_indices  # (c, data classes)
+
+    log_probabilities = logits.double().log_softmax(-1).unsqueeze(-1)  # (*s, n, c, 1)
+    of_data_class = log_probabilities.where(belongs_to, -torch.inf).logsumexp(-2)
+    label_of_each = labels.expand(of_data_class.shape[:-1]).unsqueeze(-1)
+    losses = -of_data_class.gather(-1, label_of_each).squeeze(-1)
+
+    correct = predicted_classes(logits, classes, data_classes) == labels
+    return ClassLosses(losses, correct)
+
+
+def _data_class_indices(classes: Sequence[str], data_classes: Sequence[str]) -> Int[Tensor, " c"]:
+    """Return, for each class of a model, the index of the class of the data that it belongs to.
+
+    Raises:
+        ModelError: The two sets of classes differ.
+    """
+    names = list(classes)
+    if COARSE_CLASS in data_classes:
+        names = [COARSE_CLASS if name in CLASSES_IN_COARSE else name for name in classes]
+    if set(names) != set(data_classes):
+        raise ModelError(
+            f"a model of the classes {list(classes)} cannot be asked for {list(data_classes)}; "
+            "name its classes in the order of its logits: "
+            "model.classes=[entailment,neutral,contradiction]"
+        )
+    return torch.tensor([list(data_classes).index(name) for name in names])
+
+
+def check_labels(
+    logits: Float[Tensor, "n c"],
+    labels: Int[Tensor, " n"],
+    classes: Sequence[str],
+    data_classes: Sequence[str],
+    name: str = "the classifier",
+) -> float:
+    """Return the accuracy on a few hundred examples, after a check that the classes are in order.
+
+    A good model with two of its three classes exchanged is about at chance. So no other order of
+    the classes may be right more often by three standard errors of the difference (McNemar 1947).
+
+    Raises:
+        ModelError: Another order of the classes is clearly right more often.
+    """
+    orders = list(itertools.permutations(classes))  # the first one is the stated order
+    correct = torch.stack(
+        [class_losses(logits, labels, order, data_classes).correct for order in orders]
+    )
+    accuracies = correct.double().mean(1)
+    best = int(accuracies.argmax())
+
+    gained = (correct[best] & ~correct[0]).sum()
+    lost = (correct[0] & ~correct[best]).sum()
+    is_another_order_better = gained - lost > MOST_STANDARD_ERRORS * (gained + lost).sqrt()
+
+    accuracy = float(accuracies[0])
+    chance = 1 / len(data_classes)
+    if accuracy < chance or is_another_order_better:
+        raise ModelError(
+            f"{name} is right on {accuracy:.3f} of {len(labels)} examples "
+            f"(at least {chance:.3f} is expected) with the classes {', '.join(classes)}; "
+            f"in the order {', '.join(orders[best])} it would be right on "
+            f"{accuracies[best]:.3f}: check model.classes and the labels of the data"
+        )
+    return accuracy

@@ -1,0 +1,122 @@
+"""Pairs of sentences as tokens, in padded batches."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from thinkalike.contrib.populations.pairs import Pairs
+from thinkalike.errors import DataError
+
+log = logging.getLogger(__name__)
+
+
+@runtime_checkable
+class PairTokenizer(Protocol):
+    """What is used of a tokenizer of transformers."""
+
+    cls_token_id: int | None
+    sep_token_id: int | None
+    pad_token_id: int | None
+
+    def __call__(
+        self, text: list[str], text_pair: list[str], **options: object
+    ) -> Mapping[str, list[list[int]]]: ...
+
+
+@dataclass(frozen=True)
+class PairBatch:
+    """Some pairs, padded to one length.
+
+    Attributes:
+        mask: True where there is no padding.
+        types: 0 in the premise, 1 in the hypothesis.
+        rows: Which of all pairs these are.
+    """
+
+    tokens: Int[Tensor, "b t"]
+    mask: Bool[Tensor, "b t"]
+    types: Int[Tensor, "b t"]
+    rows: Int[Tensor, " b"]
+
+
+@dataclass(frozen=True)
+class EncodedPairs:
+    """The tokens of pairs, without padding.
+
+    Attributes:
+        types: 0 for a token of the premise, 1 for one of the hypothesis.
+        padding: The id of the token that fills a row.
+        truncated: How many pairs were cut.
+    """
+
+    tokens: list[list[int]]
+    types: list[list[int]]
+    padding: int
+    truncated: int
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def batch(self, rows: Sequence[int]) -> PairBatch:
+        """Return these pairs, in this order, padded to the longest of them."""
+        lengths = [len(self.tokens[row]) for row in rows]
+        width = max(lengths)
+        tokens = []
+        types = []
+        for row, length in zip(rows, lengths, strict=True):
+            n_padding = width - length
+            tokens.append(self.tokens[row] + [self.padding] * n_padding)
+            types.append(self.types[row] + [0] * n_padding)
+        mask = torch.arange(width) < torch.tensor(lengths)[:, None]
+        return PairBatch(torch.tensor(tokens), mask, torch.tensor(types), torch.tensor(rows))
+
+
+def encode(pairs: Pairs, tokenizer: PairTokenizer, context: int) -> EncodedPairs:
+    """Encode pairs as the tokenizer writes them: [CLS] premise [SEP] hypothesis [SEP].
+
+    A pair has at most `context` tokens: in a longer one the longer text loses its end, token by
+    token. The number of cut pairs is logged.
+
+    Raises:
+        DataError: The tokenizer writes pairs in a different form.
+    """
+
+    def encoded_as(**options: object) -> Mapping[str, list[list[int]]]:
+        return tokenizer(
+            pairs.premises, pairs.hypotheses, return_token_type_ids=True, verbose=False, **options
+        )
+
+    encoded = encoded_as()
+    first_row = encoded["input_ids"][0]
+    ends = (first_row[0], first_row[-1])
+    if tokenizer.cls_token_id is None or ends != (tokenizer.cls_token_id, tokenizer.sep_token_id):
+        raise DataError(
+            "the tokenizer does not write pairs as [CLS] premise [SEP] hypothesis [SEP]; "
+            "use one of BERT's"
+        )
+
+    n_long = sum(len(tokens) > context for tokens in encoded["input_ids"])
+    if n_long:
+        encoded = encoded_as(truncation="longest_first", max_length=context)
+        log.warning(
+            "%s: cut %s of %s pairs to %s tokens", pairs.source, n_long, len(pairs), context
+        )
+    padding = tokenizer.pad_token_id or 0  # without a padding token any id will do: it is masked
+    return EncodedPairs(encoded["input_ids"], encoded["token_type_ids"], padding, n_long)
+
+
+def batches(encoded: EncodedPairs, size: int) -> Iterator[PairBatch]:
+    """Yield all pairs, the longest first: these need most memory, and little is padded.
+
+    `values[batch.rows] = ...` puts results back in the order of the pairs.
+    """
+    order = sorted(range(len(encoded)), key=lambda row: -len(encoded.tokens[row]))
+    for start in range(0, len(order), size):
+        yield encoded.batch(order[start : start + size])

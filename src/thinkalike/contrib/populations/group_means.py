@@ -1,0 +1,204 @@
+"""Means over pairs of models within and between groups, with intervals over models, and onsets.
+
+Values of pairs of models may be directed: the row is the source, the column the target. A model is
+never paired with itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from torch.nn.functional import one_hot
+
+from thinkalike.arguments import refuse_nan
+from thinkalike.measures.estimates import Estimate, interval_around, student_t
+
+FEWEST_MODELS = 4  # of a group; the jackknife over fewer covers too little
+MEAN_ROUNDING = 1e-12  # a difference of means that is this close to 0 counts as 0
+
+# Within groups, between groups, and their difference stand before the cells in a table of means.
+N_SUMMARIES = 3
+
+
+class Grouped(NamedTuple):
+    """Means over pairs of models, see `grouped`; values of one pair have the shape (*s).
+
+    Attributes:
+        within: Both models are of one group, (*s).
+        between: The models are of two groups, in both directions, (*s).
+        difference: within - between, (*s).
+        cells: The source is of one group and the target of another, (g, g, *s). Groups are in the
+            order of their first models.
+        directed: Cell (a, b) minus cell (b, b): the same targets under sources of a different
+            group, (g, g, *s).
+    """
+
+    within: Estimate
+    between: Estimate
+    difference: Estimate
+    cells: Estimate
+    directed: Estimate
+
+
+def population_penalties(values: Float[Tensor, "m m *s"]) -> Float[Tensor, "m m *s"]:
+    """Return how much lower each value (source, target) is than the target's value with itself."""
+    models = torch.arange(len(values))
+    with_itself = values[models, models][None]
+    return with_itself - values
+
+
+def flips(predicted: Int[Tensor, "m m c n"]) -> Float[Tensor, "m m c n"]:
+    """Return 1 where a stitched model and its target alone predict different classes, else 0.
+
+    Signed penalties of accuracy may cancel between two directions; the share of flips, in [0, 1],
+    counts both. It is 0 for a target with itself.
+    """
+    models = torch.arange(len(predicted))
+    by_target_alone = predicted[models, models][None]
+    return (predicted != by_target_alone).double()
+
+
+def symmetric(penalties: Float[Tensor, "m m *s"]) -> Float[Tensor, "m m *s"]:
+    """Return (P + Pᵀ) / 2: penalties are directed, and distances are not."""
+    return (penalties + penalties.transpose(0, 1)) / 2
+
+
+def grouped(
+    values: Float[Tensor, "m m *s"],
+    groups: Sequence[Hashable],
+    *,
+    examples: bool = False,
+    level: float = 0.95,
+) -> Grouped:
+    """Return means over pairs within and between groups, with jackknife intervals over models.
+
+    Pairs that share a model are not independent, so one model and all its pairs are left out at a
+    time (Arvesen 1969). The squared errors Σ_g (n_g - 1) / n_g Σ (replicate - mean)² over models
+    and var / n over examples add up, and t is Student's with one degree of freedom less than there
+    are models in the smallest group.
+
+    A group of two models has one pair and no spread: `directed` that compares with it has the
+    interval (-∞, ∞). Within groups of fewer than `FEWEST_MODELS` models the jackknife covers too
+    little, and the interval is (-∞, ∞). `difference` averages both directions, in which signed
+    values may cancel; `directed` keeps them apart.
+
+    Args:
+        groups: The group of each model. There are at least two groups of at least two models.
+        examples: Whether the last axis of the values holds examples, which means and intervals are
+            then over as well.
+    """
+    is_member = one_hot(group_numbers(groups)).bool()  # (m, g)
+    group_sizes = is_member.sum(0)
+    n_models, n_groups = is_member.shape
+
+    # The first row of weights has all models; each further row leaves out one of them.
+    weights = torch.cat([torch.ones(1, n_models), 1 - torch.eye(n_models)])
+    values_of_pairs = values.mean(-1) if examples else values
+    means = _table_of_means(values_of_pairs, is_member, weights)  # (1 + m, k, *s)
+    all_models = means[0]
+    replicates = means[1:]
+
+    variance = torch.zeros_like(all_models)
+    for members, size in zip(is_member.T, group_sizes, strict=True):
+        variance = variance + (size - 1) * replicates[members].var(0, correction=0)
+    if examples:
+        by_example = _table_of_means(values, is_member, weights[:1])[0]
+        variance = variance + by_example.var(-1) / values.shape[-1]
+    t = student_t(level, int(group_sizes.min()) - 1)
+    half_width = t * variance.sqrt().nan_to_num(torch.inf)
+
+    is_small = group_sizes < FEWEST_MODELS
+    if is_small.any():
+        half_width[0] = torch.inf
+    first_cell = N_SUMMARIES
+    first_directed = first_cell + n_groups**2
+    within_one_group = half_width[first_cell:first_directed][:: n_groups + 1]  # a view
+    within_one_group[is_small] = torch.inf
+
+    estimates = interval_around(all_models, half_width)
+    return Grouped(
+        within=estimates[0],
+        between=estimates[1],
+        difference=estimates[2],
+        cells=_by_group(estimates[first_cell:first_directed], n_groups),
+        directed=_by_group(estimates[first_directed:], n_groups),
+    )
+
+
+def _by_group(cells: Estimate, n_groups: int) -> Estimate:
+    """Give estimates of all pairs of groups the shape (g, g, *s)."""
+    return Estimate(*(tensor.unflatten(0, (n_groups, n_groups)) for tensor in cells))
+
+
+def group_numbers(groups: Sequence[Hashable]) -> Int[Tensor, " m"]:
+    """Return the number of each model's group, in the order of the groups' first models."""
+    names = list(dict.fromkeys(groups))
+    return torch.tensor([names.index(group) for group in groups])
+
+
+def _table_of_means(
+    values: Float[Tensor, "m m *s"], is_member: Bool[Tensor, "m g"], weights: Float[Tensor, "r m"]
+) -> Float[Tensor, "r k *s"]:
+    """Return the numbers of `Grouped` for r weightings of the models: k = 3 + 2 g² of g groups."""
+    n_groups = is_member.shape[1]
+    values = values.double().clone()
+    values.diagonal().fill_(0)  # a model with itself is no pair, and may be NaN
+    kinds = _kinds_of_pairs(is_member).to(values.device)
+    weights = weights.to(values)
+
+    pair_weights = torch.einsum("ri,rj,kij->rkij", weights, weights, kinds)
+    sums = torch.einsum("rkij,ij...->rk...", pair_weights, values)
+    total_weights = pair_weights.sum((2, 3))  # (r, kinds)
+    means = sums / total_weights.view(*sums.shape[:2], *[1] * (sums.ndim - 2))
+    within = means[:, :1]
+    between = means[:, 1:2]
+    cells = means[:, 2:]  # (r, g², *s)
+
+    by_group = cells.unflatten(1, (n_groups, n_groups))
+    own_group = torch.arange(n_groups)
+    directed = by_group - by_group[:, own_group, own_group][:, None]
+    directed[:, own_group, own_group] = 0  # even where a group of two, less one, has no pair
+    return torch.cat([within, between, within - between, cells, directed.flatten(1, 2)], 1)
+
+
+def _kinds_of_pairs(is_member: Bool[Tensor, "m g"]) -> Float[Tensor, "k m m"]:
+    """Return masks of pairs: within a group, between groups, and in each cell of two groups.
+
+    Raises:
+        ValueError: There are fewer than two groups, or fewer than two models in one.
+    """
+    group_sizes = is_member.sum(0)
+    if len(group_sizes) < 2 or group_sizes.min() < 2:
+        raise ValueError(
+            f"groups of {group_sizes.tolist()} models: give two groups or more, "
+            "with two models or more in each"
+        )
+    within = (is_member[:, None] & is_member).any(-1)
+    cells = is_member.T[:, None, :, None] & is_member.T[None, :, None, :]  # (g, g, m, m)
+    masks = torch.cat([within[None], ~within[None], cells.flatten(0, 1)])
+    is_pair = 1 - torch.eye(len(is_member))
+    return masks.double() * is_pair
+
+
+def onset(curve: Estimate, least: float = 0.0) -> int | None:
+    """Return the first index of a curve of differences whose interval excludes 0, or None.
+
+    The intervals must hold for all l indices together, such as those of `grouped(..., level=1 -
+    0.05 / l)` (Bonferroni); a curve of pure noise then has an onset in at most 5 % of draws.
+    More models or examples make smaller differences visible, so an onset depends on their
+    number, unless the interval must exclude all values from -least to least.
+
+    Raises:
+        ValueError: An end of an interval is NaN.
+    """
+    refuse_nan(torch.stack([curve.low, curve.high]), "the interval")
+    is_above = curve.low > least + MEAN_ROUNDING
+    is_below = curve.high < -least - MEAN_ROUNDING
+    indices = (is_above | is_below).nonzero()
+    if len(indices) == 0:
+        return None
+    return int(indices[0])

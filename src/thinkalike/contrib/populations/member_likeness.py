@@ -1,0 +1,129 @@
+"""CKA of every two members of a population at each layer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, TypedDict
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from thinkalike.contrib.populations.config import PopulationMeasureConfig
+from thinkalike.contrib.populations.encoding import EncodedPairs
+from thinkalike.errors import DataError
+from thinkalike.models.frozen import FrozenModel
+from thinkalike.processes import counted
+from thinkalike.states.tokens import sites
+
+LEAST_BATCHES = 4  # where a pair of sentences is one row, so that there is an interval
+
+
+class ReadPairs(TypedDict):
+    """How much text the CKA of a population reads, as the provenance of a result says it."""
+
+    tokens: str
+    pairs: int
+    rows_per_batch: int
+    batches: int
+
+
+class PopulationCKA(NamedTuple):
+    """CKA of every two models at each layer.
+
+    Attributes:
+        value: CKA with its bias, as no interval stands beside it.
+        hsics: The HSICs of each batch.
+        read: How many pairs of sentences and rows it comes from.
+    """
+
+    value: Float[Tensor, "m m l"]
+    hsics: Float[Tensor, "b m m l"]
+    read: ReadPairs
+
+
+def likeness_of_members(
+    models: Sequence[FrozenModel], encoded: EncodedPairs, measure: PopulationMeasureConfig
+) -> PopulationCKA:
+    """Return CKA of every two models at each layer.
+
+    Raises:
+        DataError: There are too few pairs for one batch, or CKA is not defined for some states.
+    """
+    from thinkalike.measures.metric import CKA
+
+    n_pairs = min(measure.cka_pairs or len(encoded), len(encoded))
+    rows_per_batch = measure.tokens_per_batch
+    if measure.tokens == "cls":
+        rows_per_batch = min(rows_per_batch, n_pairs // LEAST_BATCHES)
+
+    # What the metric takes for layers are models here: it compares all of them with all.
+    n_models = len(models)
+    metrics = [CKA(n_models, n_models) for _ in range(models[0].n_layers)]
+    batches = _state_batches(models, encoded, measure, rows_per_batch, n_pairs)
+    for states_by_model in counted(batches, "batch of CKA"):
+        for layer, metric in enumerate(metrics):
+            states = [states_by_layer[layer] for states_by_layer in states_by_model]
+            try:
+                metric.update(states, states)
+            except ValueError as error:
+                names = ", ".join(model.name for model in models)
+                raise DataError(f"block {layer} of {names}: {error}") from error
+    if not metrics[0].update_called:
+        raise DataError(
+            "too few pairs for measure.tokens_per_batch; lower it, or let CKA read more"
+        )
+
+    results = [metric.compute() for metric in metrics]
+    value = torch.stack([result.as_found for result in results], -1)
+    hsics = torch.stack([result.hsics[:, :n_models, :n_models] for result in results], -1)
+    read = ReadPairs(
+        tokens=measure.tokens, pairs=n_pairs, rows_per_batch=rows_per_batch, batches=len(hsics)
+    )
+    return PopulationCKA(value, hsics, read)
+
+
+def _state_batches(
+    models: Sequence[FrozenModel],
+    encoded: EncodedPairs,
+    measure: PopulationMeasureConfig,
+    rows_per_batch: int,
+    n_pairs: int,
+) -> Iterator[list[list[Float[Tensor, "n d"]]]]:
+    """Yield the states by model and layer of `rows_per_batch` tokens at a time.
+
+    Pairs come in random order, so that batches differ by chance alone; the first `n_pairs` of them
+    are read. Tokens that do not fill a last batch are dropped.
+    """
+    generator = torch.Generator().manual_seed(0)
+    order = torch.randperm(len(encoded), generator=generator).tolist()[:n_pairs]
+    waiting: list[list[list[Tensor]]] = []  # states by batch of pairs, model and layer
+    n_waiting = 0
+    for start in range(0, len(order), measure.batch):
+        states = _states_of(models, encoded, order[start : start + measure.batch], measure.tokens)
+        waiting.append(states)
+        n_waiting += len(states[0][0])
+        while n_waiting >= rows_per_batch:
+            joined = [
+                [torch.cat(of_layer) for of_layer in zip(*of_model, strict=True)]
+                for of_model in zip(*waiting, strict=True)
+            ]
+            yield [[layer[:rows_per_batch] for layer in of_model] for of_model in joined]
+            waiting = [[[layer[rows_per_batch:] for layer in of_model] for of_model in joined]]
+            n_waiting -= rows_per_batch
+
+
+def _states_of(
+    models: Sequence[FrozenModel], encoded: EncodedPairs, rows: Sequence[int], tokens: str
+) -> list[list[Float[Tensor, "n d"]]]:
+    """Return states of some pairs by model and layer, at all tokens or at the first ("cls")."""
+    batch = encoded.batch(rows)
+    is_chosen = batch.mask.clone()
+    if tokens == "cls":
+        is_chosen[:, 1:] = False
+
+    states = {}
+    for model in dict.fromkeys(models):  # a model that is listed twice runs once
+        layers = model.residuals(batch.tokens.long(), sites(model), batch.mask.long(), batch.types)
+        states[model] = [layer[is_chosen.to(layer.device)].cpu() for layer in layers]
+    return [states[model] for model in models]

@@ -1,0 +1,178 @@
+"""Reads MNLI and HANS from files, as they are published, or from the Hugging Face hub."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from thinkalike.contrib.populations.pairs import HANS, MNLI, Pairs
+from thinkalike.data.sources import (
+    Record,
+    json_lines,
+    parquet_rows,
+    read_by_ending,
+    stream_records,
+)
+from thinkalike.data.stimuli import select_names
+from thinkalike.errors import DataError
+
+log = logging.getLogger(__name__)
+
+PUBLISHED_COLUMNS = ("sentence1", "sentence2", "gold_label")
+HUB_COLUMNS = ("premise", "hypothesis", "label")  # labels are indices of classes there
+
+# In MNLI, as published and on the hub: its annotators did not agree on a label.
+NO_LABEL = ("-", "-1")
+
+CLASSES = {"mnli": MNLI, "hans": HANS}
+
+
+class HubSet(NamedTuple):
+    """A data set of the hub.
+
+    Attributes:
+        split: The split that results are reported on.
+        revision: The revision that is read; None: the main branch.
+    """
+
+    repository: str
+    split: str
+    revision: str | None
+
+
+HUB = {
+    "mnli": HubSet("nyu-mll/multi_nli", "validation_matched", None),
+    # The main branch of HANS is a script, which newer versions of `datasets` do not run.
+    "hans": HubSet("jhu-cogsci/hans", "validation", "refs/convert/parquet"),
+}
+
+
+def pairs_in(path: str | Path, name: str) -> Pairs:
+    """Read the pairs of MNLI ("mnli") or HANS ("hans") from a file.
+
+    The formats are `.jsonl` and `.txt` as published, `.tsv` as in GLUE, and `.parquet`.
+    """
+
+    def records_by(
+        read: Callable[[Path], Iterable[tuple[str, Record]]],
+    ) -> Callable[[Path], list[Record]]:
+        return lambda file: [record for _, record in read(file)]
+
+    readers = {
+        ".jsonl": records_by(json_lines),
+        ".parquet": records_by(parquet_rows),
+        ".tsv": records_by(_tab_separated),
+        ".txt": records_by(_tab_separated),
+    }
+    records = read_by_ending(Path(path), readers)
+    return _pairs_from(records, CLASSES[name], str(path))
+
+
+def hub_pairs(name: str, split: str | None = None) -> Pairs:
+    """Return MNLI ("mnli") or HANS ("hans") from the hub.
+
+    Args:
+        split: The split; None: the one that results are reported on.
+    """
+    hub_set = HUB[name]
+    split = split or hub_set.split
+    records = list(
+        stream_records(
+            name,
+            hub_set.repository,
+            split=split,
+            revision=hub_set.revision,
+            remedy="use files (pairs=files) or the templates (pairs=templates)",
+        )
+    )
+    return _pairs_from(records, CLASSES[name], f"{hub_set.repository} {split}")
+
+
+def _tab_separated(path: Path) -> Iterator[tuple[str, Record]]:
+    """Yield the rows of a file whose cells are separated by tabs, each with what errors call it.
+
+    A quotation mark is a character like any other: GLUE has some that are never closed.
+    """
+    # `splitlines` would also cut at U+2028.
+    lines = path.read_text(encoding="utf-8-sig").split("\n")
+    header = lines[0].split("\t")
+    for number, line in enumerate(lines[1:], 2):
+        if line == "":
+            continue
+        cells = line.split("\t")
+        if len(cells) != len(header):
+            raise DataError(
+                f"{path} line {number} has {len(cells)} cells, the header {len(header)}"
+            )
+        yield f"{path} line {number}", dict(zip(header, cells, strict=True))
+
+
+def _pairs_from(records: Sequence[Record], classes: tuple[str, ...], source: str) -> Pairs:
+    """Return the pairs of a table, without those whose annotators did not agree."""
+    if not records:
+        raise DataError(f"{source} is empty: it has no rows")
+
+    names = max(
+        (PUBLISHED_COLUMNS, HUB_COLUMNS), key=lambda columns: len(set(columns) & set(records[0]))
+    )
+    premise_column, hypothesis_column, label_column = names
+    premises = _column(records, premise_column, source)
+    hypotheses = _column(records, hypothesis_column, source)
+    labels = _column(records, label_column, source)
+    heuristics: list[str] = []
+    subcases: list[str] = []
+    if classes == HANS:
+        heuristics = _column(records, "heuristic", source)
+        subcases = _column(records, "subcase", source)
+
+    # A label is the name of a class, or its number.
+    class_number = {name: number for number, name in enumerate(classes)}
+    class_number |= {str(number): number for number in range(len(classes))}
+    without_label = NO_LABEL if classes == MNLI else ()
+    for row_number, label in enumerate(labels, 1):
+        if label not in class_number and label not in without_label:
+            raise DataError(
+                f"{source} row {row_number}: the label {label!r} is not one of "
+                f"{', '.join(classes)}"
+            )
+
+    labelled = [row for row, label in enumerate(labels) if label in class_number]
+    n_unlabelled = len(records) - len(labelled)
+    if n_unlabelled:
+        log.info(
+            "%s: left out %s of %s pairs, which have no agreed label",
+            source,
+            f"{n_unlabelled:,}",
+            f"{len(records):,}",
+        )
+    return Pairs(
+        premises=[premises[row] for row in labelled],
+        hypotheses=[hypotheses[row] for row in labelled],
+        labels=torch.tensor([class_number[labels[row]] for row in labelled], dtype=torch.long),
+        classes=classes,
+        heuristics=heuristics,
+        subcases=subcases,
+        source=source,
+    )
+
+
+def _column(records: Sequence[Record], name: str, source: str) -> list[str]:
+    """Return the cells of a column as text; the hub has numbers for labels.
+
+    Raises:
+        DataError: There is no such column, or a cell of it is empty.
+    """
+    select_names(source, [name], list(records[0]), "column")
+    cells = []
+    for row_number, record in enumerate(records, 1):
+        cell = record.get(name)
+        if not isinstance(cell, str | int):
+            raise DataError(
+                f"{source} row {row_number} has no text in column {name}, but {cell!r}"
+            )
+        cells.append(str(cell))
+    return cells

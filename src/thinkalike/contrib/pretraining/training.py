@@ -1,0 +1,138 @@
+"""How a mini is trained: AdamW with linear warm-up and a cosine."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection
+from typing import Any, Protocol, runtime_checkable
+
+import pytorch_lightning as pl
+import torch
+import transformers
+from jaxtyping import Float, Int
+from pytorch_lightning.callbacks import Callback
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from thinkalike.contrib.pretraining.config import PretrainConfig
+from thinkalike.evaluation.held_out import masked_losses
+from thinkalike.training.module import SteppedModule
+from thinkalike.training.optimizers import scheduled
+
+BETAS = (0.9, 0.95)  # of AdamW
+SEED_STRIDE = 1_000_003  # a prime beyond any number of steps, so that no two seeds share a step's
+
+
+def cosine(step: int, steps: int, warmup: int, floor: float = 0.1) -> float:
+    """Return the learning rate at a step, as a share of the peak.
+
+    It is (step + 1) / warmup at first, then half a cosine down to `floor`.
+    """
+    if step < warmup:
+        return (step + 1) / warmup
+    progress = (step - warmup) / max(steps - warmup, 1)
+    return floor + (1 - floor) * (1 + math.cos(math.pi * progress)) / 2
+
+
+class KeepsCheckpoints(Callback):
+    """Calls a function with the number of steps done, after some steps; 0 is before the first."""
+
+    def __init__(self, steps: Collection[int], keep: Callable[[int], object]):
+        self.steps = steps
+        self.keep = keep
+
+    def on_train_start(self, trainer: pl.Trainer, *_: object) -> None:
+        if trainer.global_step in self.steps and trainer.is_global_zero:
+            self.keep(trainer.global_step)
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *_: object) -> None:  # type: ignore[override]
+        self.on_train_start(trainer)
+
+
+@runtime_checkable
+class ClippedRecipe(Protocol):
+    """The settings of a training of all weights."""
+
+    lr: float
+    clip: float
+
+
+class WholeModel(SteppedModule):
+    """Trains all weights of a model, clipped together by `config.clip`."""
+
+    model: nn.Module
+    config: ClippedRecipe
+
+    def configure_gradient_clipping(self, *_: object, **__: object) -> None:
+        if self.config.clip > 0:
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip)
+
+    def step_loss(self, loss: Tensor, setting: str) -> Tensor:
+        """Log the loss of a step, and return it.
+
+        Args:
+            setting: What is too large where the loss is not finite.
+        """
+        remedy = f"lower {setting}={self.config.lr}"
+        self.log_losses(self.over_processes(loss)[None], remedy=remedy)
+        return loss
+
+
+class Pretraining(WholeModel):
+    """Trains a language model on rows of tokens to predict the next one.
+
+    The learning rate falls to a tenth.
+    """
+
+    config: PretrainConfig
+
+    def __init__(self, model: nn.Module, config: PretrainConfig):
+        super().__init__(config.steps)
+        self.model = model
+        self.config = config
+
+    def training_step(self, tokens: Int[Tensor, "b t"], _: int) -> Tensor:
+        return self.step_loss(self.loss(tokens), "pretrain.lr")
+
+    def loss(self, tokens: Int[Tensor, "b t"]) -> Float[Tensor, ""]:
+        output = self.model(tokens[:, :-1])
+        logits = output
+        if not isinstance(output, Tensor):
+            logits = output.logits
+        return cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+
+    def configure_optimizers(self) -> Any:
+        matrices = []
+        vectors = []
+        for weight in self.model.parameters():
+            if weight.dim() > 1:
+                matrices.append(weight)
+            else:
+                vectors.append(weight)
+        groups = [
+            {"params": matrices, "weight_decay": self.config.weight_decay},
+            {"params": vectors, "weight_decay": 0.0},
+        ]
+        optimizer = torch.optim.AdamW(groups, lr=self.config.lr, betas=BETAS)
+        n_warmup = min(self.config.warmup, self.steps)
+        return scheduled(optimizer, lambda step: cosine(step, self.steps, n_warmup))
+
+
+class MaskedPretraining(Pretraining):
+    """Trains a language model to predict hidden tokens (Devlin et al. 2019, section 3.1)."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        config: PretrainConfig,
+        seed: int,
+        tokenizer: transformers.PreTrainedTokenizerBase,
+    ):
+        super().__init__(model, config)
+        self.tokenizer = tokenizer
+        self.seed = seed
+
+    def loss(self, tokens: Int[Tensor, "b t"]) -> Float[Tensor, ""]:
+        seed = self.seed * SEED_STRIDE + self.global_step
+        generator = torch.Generator().manual_seed(seed)
+        return masked_losses(self.model, tokens, self.tokenizer, generator)[0].mean()

@@ -1,0 +1,177 @@
+"""Sparse autoencoders of residual states, one or many in one module, and their loss."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from thinkalike.measures.seeds import seeded
+
+DEAD_LATENT_WEIGHT = 1 / 32  # of the loss that revives dead latents, as in Gao et al. 2024
+
+
+class SparseAutoencoder(nn.Module):
+    """z = σ(h W_enc + b_enc), ĥ = z W_dec + b_dec: a state h as a sparse sum of f directions.
+
+    With k, σ keeps the positive ones of the k largest entries (TopK; Gao et al. 2024, arXiv
+    2406.04093). Without k it keeps all positive entries (ReLU; Bricken et al. 2023). b_dec is not
+    subtracted from h.
+
+    Weights with a leading axis s are s independent autoencoders. They read the same states (n, d),
+    or one set each, (s, n, d), and compute the same bits as each alone.
+
+    Args:
+        W_enc: (d, f).
+        b_enc: (f).
+        W_dec: (f, d), one direction a row.
+        b_dec: (d).
+        k: In 1..f.
+    """
+
+    def __init__(
+        self, W_enc: Tensor, b_enc: Tensor, W_dec: Tensor, b_dec: Tensor, k: int | None = None
+    ):
+        super().__init__()
+        self.d, self.f = W_enc.shape[-2:]
+        self.k = k
+        self.W_enc = nn.Parameter(W_enc)
+        self.b_enc = nn.Parameter(b_enc)
+        self.W_dec = nn.Parameter(W_dec)
+        self.b_dec = nn.Parameter(b_dec)
+
+    @classmethod
+    def random(cls, d: int, f: int, k: int | None = None, seed: int = 0) -> SparseAutoencoder:
+        """Return an autoencoder with random directions of norm 1, W_enc = W_dec', no biases."""
+        directions = torch.randn(f, d, generator=seeded(seed))
+        W_dec = nn.functional.normalize(directions, dim=-1)
+        return cls(W_dec.T.clone(), torch.zeros(f), W_dec, torch.zeros(d), k)
+
+    @classmethod
+    def stacked(cls, saes: Sequence[SparseAutoencoder]) -> SparseAutoencoder:
+        """Return several autoencoders of one shape as one module with a leading axis.
+
+        Raises:
+            ValueError: They differ in k.
+        """
+        ks = {sae.k for sae in saes}
+        if len(ks) > 1:
+            listed = ", ".join(sorted(str(k) for k in ks))
+            raise ValueError(f"autoencoders of one stack must have the same k, not {listed}")
+        return cls(
+            torch.stack([sae.W_enc for sae in saes]),
+            torch.stack([sae.b_enc for sae in saes]),
+            torch.stack([sae.W_dec for sae in saes]),
+            torch.stack([sae.b_dec for sae in saes]),
+            saes[0].k,
+        )
+
+    def unstacked(self) -> list[SparseAutoencoder]:
+        """Return the autoencoders of a stack, with copies of their weights."""
+        weights = zip(self.W_enc, self.b_enc, self.W_dec, self.b_dec, strict=True)
+        saes = []
+        for W_enc, b_enc, W_dec, b_dec in weights:
+            copies = [weight.detach().clone() for weight in (W_enc, b_enc, W_dec, b_dec)]
+            saes.append(SparseAutoencoder(copies[0], copies[1], copies[2], copies[3], self.k))
+        return saes
+
+    def pre_activations(self, states: Float[Tensor, "*b n d"]) -> Float[Tensor, "*c n f"]:
+        """Return h W_enc + b_enc, the latents before σ."""
+        return states.to(self.W_enc.dtype) @ self.W_enc + self.b_enc.unsqueeze(-2)
+
+    def activate(self, pre_activations: Float[Tensor, "*c n f"]) -> Float[Tensor, "*c n f"]:
+        """Return σ of the latents before it."""
+        if self.k is None:
+            return pre_activations.relu()
+        values, indices = pre_activations.topk(self.k, sorted=False)
+        return torch.zeros_like(pre_activations).scatter(-1, indices, values.relu())
+
+    def encode(self, states: Float[Tensor, "*b n d"]) -> Float[Tensor, "*c n f"]:
+        """Return the latents z of each state, at least 0."""
+        return self.activate(self.pre_activations(states))
+
+    def decode(self, latents: Float[Tensor, "*c n f"]) -> Float[Tensor, "*c n d"]:
+        """Return the states ĥ that these latents stand for."""
+        return latents @ self.W_dec + self.b_dec.unsqueeze(-2)
+
+    def forward(self, states: Float[Tensor, "*b n d"]) -> Float[Tensor, "*c n d"]:
+        return self.decode(self.encode(states))
+
+
+class DeadCandidates(NamedTuple):
+    """m latents of each autoencoder that may have died.
+
+    Attributes:
+        latents: Their numbers.
+        is_dead: Which of them have died.
+    """
+
+    latents: Int[Tensor, "*s m"]
+    is_dead: Bool[Tensor, "*s m"]
+
+
+class SAELoss(NamedTuple):
+    """The loss of each autoencoder of a stack, and statistics of the same states.
+
+    Attributes:
+        loss: The only part with a gradient.
+        errors: ‖h - ĥ‖² of each state.
+        active: How many states each latent is active for.
+    """
+
+    loss: Float[Tensor, "*s"]
+    errors: Float[Tensor, "*s n"]
+    active: Int[Tensor, "*s f"]
+
+
+def sae_loss(
+    sae: SparseAutoencoder,
+    states: Float[Tensor, "*b n d"],
+    sparsity: float = 0.0,
+    dead: DeadCandidates | None = None,
+) -> SAELoss:
+    """Return the mean of (h - ĥ)², plus a term that keeps latents sparse or alive.
+
+    A ReLU adds sparsity times the mean over states of Σ z ‖direction‖ / d. That penalty, unlike
+    Σ z alone, is the same for any scale of the directions, so they need no constraint (Conerly et
+    al. 2024).
+
+    TopK adds `DEAD_LATENT_WEIGHT` times the mean squared error that remains if dead latents
+    reconstruct h - ĥ. Otherwise a latent that is never among the k largest gets no gradient again
+    (Gao et al. 2024, section 2.4).
+    """
+    pre_activations = sae.pre_activations(states)
+    latents = sae.activate(pre_activations)
+    residual = states - sae.decode(latents)
+    loss = residual.square().mean((-2, -1))
+    if sae.k is None:
+        # Not latents @ norms, whose bits differ between one autoencoder and a stack on some
+        # processors.
+        sizes = latents * sae.W_dec.norm(dim=-1).unsqueeze(-2)
+        loss = loss + sparsity / sae.d * sizes.sum(-1).mean(-1)
+    elif dead is not None:
+        loss = loss + DEAD_LATENT_WEIGHT * _dead_latent_loss(
+            sae, pre_activations, residual.detach(), dead
+        )
+    errors = residual.detach().square().sum(-1)
+    active = latents.detach().count_nonzero(-2)
+    return SAELoss(loss, errors, active)
+
+
+def _dead_latent_loss(
+    sae: SparseAutoencoder,
+    pre_activations: Float[Tensor, "*c n f"],
+    residual: Float[Tensor, "*c n d"],
+    dead: DeadCandidates,
+) -> Float[Tensor, "*s"]:
+    """Return the mean squared error if dead latents reconstruct the residual, or 0."""
+    n_candidates = dead.latents.shape[-1]
+    of_states = dead.latents.unsqueeze(-2).expand(*pre_activations.shape[:-1], n_candidates)
+    values = pre_activations.gather(-1, of_states).relu() * dead.is_dead.unsqueeze(-2)
+    of_directions = dead.latents.unsqueeze(-1).expand(*dead.latents.shape, sae.d)
+    directions = sae.W_dec.gather(-2, of_directions)
+    error = (values @ directions - residual).square().mean((-2, -1))
+    return error * dead.is_dead.any(-1)

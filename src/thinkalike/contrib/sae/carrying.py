@@ -1,0 +1,94 @@
+"""Autoencoders of other states, from those of some states and maps between the two.
+
+An autoencoder of states h, with maps g ↦ D g + v to them and h ↦ U h + u from them, gives an
+autoencoder of states g without any training (Chen et al. 2025, arXiv 2506.06609):
+
+    z = σ((D g + v) W_enc + b_enc),    ĝ = U ĥ(z) + u
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from thinkalike.contrib.sae.autoencoder import SparseAutoencoder
+from thinkalike.measures.closed_forms import AffineMap, least_squares_of
+from thinkalike.measures.moments import Moments
+from thinkalike.measures.round_trips import RIDGE
+
+LAYER_PAIR = (0, 0)  # the only one of the moments here
+
+
+@torch.no_grad()
+def carried(sae: SparseAutoencoder, up: AffineMap, down: AffineMap) -> SparseAutoencoder:
+    """Return an autoencoder of other states, with the latents of `sae`; products are in float64.
+
+    Directions keep the norms that `up` gives them. Scaling each to 1, and its latent with it,
+    would change which latents are the k largest.
+
+    Args:
+        up: Leads from the states of `sae` to the others.
+        down: Leads back. It is fitted separately, as the inverse of `up` would not do, see
+            `both_directions`.
+    """
+    W_enc, b_enc, W_dec, b_dec = (weight.double() for weight in sae.parameters())
+    U = up.weight.to(W_enc)
+    u = up.bias.to(W_enc)
+    D = down.weight.to(W_enc)
+    v = down.bias.to(W_enc)
+    other = SparseAutoencoder(D.T @ W_enc, b_enc + v @ W_enc, W_dec @ U.T, b_dec @ U.T + u, sae.k)
+    return other.to(sae.W_enc.dtype)
+
+
+def standardised(
+    sae: SparseAutoencoder, mean: Float[Tensor, " d"], scale: float
+) -> SparseAutoencoder:
+    """Return an autoencoder of (h - mean) / scale with the latents of `sae` for h."""
+    return carried(sae, up=_to_units(mean, scale), down=_from_units(mean, scale))
+
+
+def in_own_units(
+    sae: SparseAutoencoder, mean: Float[Tensor, " d"], scale: float
+) -> SparseAutoencoder:
+    """Return an autoencoder of h with the latents of `sae` for (h - mean) / scale.
+
+    It is the inverse of `standardised`.
+    """
+    return carried(sae, up=_from_units(mean, scale), down=_to_units(mean, scale))
+
+
+def _to_units(mean: Float[Tensor, " d"], scale: float) -> AffineMap:
+    """Return h ↦ (h - mean) / scale."""
+    identity = torch.eye(len(mean), dtype=torch.float64, device=mean.device)
+    return AffineMap(identity / scale, -mean.double() / scale)
+
+
+def _from_units(mean: Float[Tensor, " d"], scale: float) -> AffineMap:
+    """Return x ↦ x scale + mean."""
+    identity = torch.eye(len(mean), dtype=torch.float64, device=mean.device)
+    return AffineMap(identity * scale, mean.double())
+
+
+@torch.no_grad()
+def with_fitted_decoder(
+    sae: SparseAutoencoder, states: Float[Tensor, "n d"], ridge: float = RIDGE
+) -> SparseAutoencoder:
+    """Return an autoencoder with the encoder of `sae` and the decoder of least squares.
+
+    Args:
+        states: What the decoder is fitted on.
+        ridge: In units of the mean variance of the latents.
+    """
+    moments = Moments([LAYER_PAIR])
+    moments.update([sae.encode(states)], [states])
+    latents_to_states = moments.of(LAYER_PAIR)
+    mean_variance = float(latents_to_states.xx.diagonal().mean())
+    decoder = least_squares_of(latents_to_states, ridge * mean_variance)
+    return SparseAutoencoder(
+        sae.W_enc.detach(),
+        sae.b_enc.detach(),
+        decoder.weight.T.to(sae.W_dec),
+        decoder.bias.to(sae.W_dec),
+        sae.k,
+    )

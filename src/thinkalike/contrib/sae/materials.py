@@ -1,0 +1,161 @@
+"""What a job of task=sae works with: the models, the text, states of the site, and the starts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from thinkalike.contrib.sae.autoencoder import SparseAutoencoder
+from thinkalike.contrib.sae.carrying import carried, in_own_units, with_fitted_decoder
+from thinkalike.contrib.sae.config import SAEConfig, SAEJob
+from thinkalike.contrib.sae.saelens import load_sae
+from thinkalike.contrib.sae.site_states import SiteStates, states_after
+from thinkalike.contrib.sae.source import check_source, seed_folder, source_model
+from thinkalike.data.alignment import check_same_tokenizer
+from thinkalike.data.corpus import read_corpus
+from thinkalike.data.rows import Corpus
+from thinkalike.measures.closed_forms import AffineMap
+from thinkalike.measures.moments import Moments
+from thinkalike.measures.round_trips import both_directions
+from thinkalike.models.frozen import FrozenModel
+from thinkalike.models.load import load_models
+from thinkalike.store import Result
+from thinkalike.training.recipe import whole_rows
+from thinkalike.training.run import StepData
+
+LAYER_PAIR = (0, 0)  # the only one of the moments here
+
+
+@dataclass(frozen=True)
+class SAESource:
+    """The model whose autoencoders are carried over, and the result that has them."""
+
+    model: FrozenModel
+    result: Result
+
+    @property
+    def layer(self) -> int:
+        return int(self.result.config["sae"]["layer"])
+
+    @cached_property
+    def saes(self) -> list[SparseAutoencoder]:
+        """One autoencoder for each seed of the source's job."""
+        n_seeds = self.result.config["sae"]["seeds"]
+        return [load_sae(self.result.folder / seed_folder(seed)) for seed in range(n_seeds)]
+
+
+@dataclass(frozen=True)
+class SAEMaterials:
+    """What a job of task=sae works with.
+
+    Attributes:
+        opening: The rows that training reads first. States are scaled by them, and maps and
+            decoders are fitted on them.
+        source: Where a transferred start comes from, or None.
+    """
+
+    config: SAEConfig
+    seed: int
+    model: FrozenModel
+    corpus: Corpus
+    opening: Int[Tensor, "rows t"]
+    source: SAESource | None = None
+
+    @classmethod
+    def of(cls, config: SAEJob, source_result: Result | None) -> SAEMaterials:
+        """Load models and text, and check that they go together."""
+        sae = config.sae
+        source = None
+        if source_result is None:
+            (model,) = load_models(config.model)
+        else:
+            model, loaded_source = load_models(config.model, source_model(config))
+            source = SAESource(loaded_source, source_result)
+        model.check_layers([sae.layer])
+        context = model.context
+        if source is not None:
+            check_source(source.result, source.model)
+            check_same_tokenizer(source.model, model)
+            context = min(context, source.model.context)
+
+        corpus = read_corpus(
+            config.data,
+            model.tokenizer,
+            context,
+            bos=model.bos_each_row,
+            fit_tokens=max(sae.tokens, sae.map_tokens),
+        )
+        opening = StepData(corpus.fit.tokens, sae.map_tokens, 1, 0, setting="sae.map_tokens")
+        return cls(sae, config.seed, model, corpus, opening.batch(0), source)
+
+    @property
+    def seeds(self) -> range:
+        return range(self.seed, self.seed + self.config.seeds)
+
+    @property
+    def tokens_read(self) -> list[int]:
+        """How many tokens were read before each evaluation; several steps share a buffer."""
+        tokens_in_buffer = whole_rows(self.config.buffer, self.corpus.fit.context)
+        steps = self.config.looks
+        return [step * tokens_in_buffer // self.config.steps_per_buffer for step in steps]
+
+    @cached_property
+    def states(self) -> Float[Tensor, "n d"]:
+        """The model's states of the opening."""
+        return self._states_of(self.model, self.config.layer, self.opening)
+
+    def _states_of(
+        self, model: FrozenModel, layer: int, rows: Int[Tensor, "rows t"]
+    ) -> Float[Tensor, "n d"]:
+        return states_after(model, layer, rows, self.config.skip_first_tokens)
+
+    @cached_property
+    def mean(self) -> Float[Tensor, " d"]:
+        return self.states.mean(0)
+
+    @cached_property
+    def scale(self) -> float:
+        return float((self.states - self.mean).square().mean().sqrt())
+
+    @cached_property
+    def report(self) -> SiteStates:
+        """States of rows from all over the report, `sae.curve_tokens` in all.
+
+        They are evaluated during training.
+        """
+        rows = self.corpus.report
+        step = max(-(-rows.tokens.numel() // self.config.curve_tokens), 1)
+        states = self._states_of(self.model, self.config.layer, rows.tokens[::step])
+        documents = rows.documents[::step, self.config.skip_first_tokens :]
+        return SiteStates(states, documents.flatten())
+
+    def start(self, start: str, seed: int) -> SparseAutoencoder:
+        """Return the autoencoder that a training starts from, in the model's own units."""
+        if start == "transferred":
+            return self._transferred(seed)
+        random = SparseAutoencoder.random(
+            self.model.d_model, self.config.width, self.config.active, seed
+        )
+        sae = in_own_units(random.to(self.mean.device), self.mean, self.scale)
+        if start == "least_squares":
+            return with_fitted_decoder(sae, self.states)
+        return sae
+
+    def _transferred(self, seed: int) -> SparseAutoencoder:
+        assert self.source is not None
+        saes = self.source.saes
+        up, down = self._maps_from_source
+        return carried(saes[seed % len(saes)].to(self.mean.device), up, down)
+
+    @cached_property
+    def _maps_from_source(self) -> tuple[AffineMap, AffineMap]:
+        """The maps of least squares from the source's site to the model's, and back."""
+        assert self.source is not None
+        source_states = self._states_of(self.source.model, self.source.layer, self.opening)
+        moments = Moments([LAYER_PAIR])
+        moments.update([source_states.to(self.states.device)], [self.states])
+        maps = both_directions(moments.of(LAYER_PAIR))
+        return maps.phi, maps.psi

@@ -1,0 +1,114 @@
+"""Where a transferred start comes from: another model's autoencoders, in a result of task=sae."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+
+from thinkalike.config import LoggerConfig, ModelConfig, model_named, options
+from thinkalike.contrib.sae.config import SAEJob
+from thinkalike.data.alignment import check_same_tokenizer
+from thinkalike.errors import ConfigError, ModelError
+from thinkalike.instruments import instrument_of, run_job
+from thinkalike.job.planning import is_stored
+from thinkalike.models.frozen import FrozenModel
+from thinkalike.models.load import load_models
+from thinkalike.store import Result, open_result
+
+
+def source_model(config: SAEJob) -> ModelConfig:
+    """Return the model whose autoencoders are carried over, without training anything."""
+    name = str(config.sae.source)
+    if name in options("model"):
+        settings = {"dtype": config.model.dtype, "device": config.model.device}
+        return model_named(name, settings)
+    stored = _open_sae_result(name).config["model"]
+    names = {field.name for field in fields(ModelConfig)} & set(stored)
+    return replace(
+        ModelConfig(**{name: stored[name] for name in names}), device=config.model.device
+    )
+
+
+def source_jobs(config: SAEJob) -> list[SAEJob]:
+    """Return the job that trains the autoencoders of a source that is a model, alone in a list."""
+    if config.sae.source not in options("model"):
+        return []
+    layer = config.sae.source_layer
+    if layer is None:
+        layer = config.sae.layer
+    settings = replace(
+        config.sae,
+        layer=layer,
+        start="random",
+        beside=[],
+        lr_multiples=[],
+        source=None,
+        source_layer=None,
+    )
+    logger = LoggerConfig(kind="none")
+    return [replace(config, model=source_model(config), sae=settings, logger=logger)]
+
+
+def source_result(config: SAEJob) -> Result:
+    """Return the result that `sae.source` names.
+
+    That of a model is made by the same recipe where the store lacks it.
+
+    Raises:
+        ConfigError: The result is of another kind, layer or size.
+    """
+    for job in source_jobs(config):
+        if not is_stored(instrument_of(job), job):
+            # A source that is of no use is not trained.
+            check_same_tokenizer(*load_models(job.model, config.model))
+        return run_job(job, shown=False)
+
+    name = str(config.sae.source)
+    result = _open_sae_result(name)
+    asked_for = {
+        "layer": config.sae.source_layer,
+        "width": config.sae.width,
+        "activation": config.sae.activation,
+        "k": config.sae.active,
+    }
+    for key, expected in asked_for.items():
+        stored = result.config["sae"][key]
+        if expected is not None and expected != stored:
+            raise ConfigError(
+                f"sae.source={name} has sae.{key}={stored}, not {expected}; "
+                "take that, or another source"
+            )
+    return result
+
+
+def _open_sae_result(name: str) -> Result:
+    result = open_result(name)
+    if result.kind != "sae":
+        raise ConfigError(
+            f"sae.source={name} is a result of {result.kind}; give one of task=sae, or a model"
+        )
+    return result
+
+
+def seed_folder(seed: int) -> str:
+    """Return the folder in a result of the autoencoder of a seed, counted from 0.
+
+    The first is in the folder of the result itself.
+    """
+    if seed == 0:
+        return "."
+    return f"seed-{seed}"
+
+
+def check_source(result: Result, model: FrozenModel) -> None:
+    """Check that a result's autoencoders are of a model with these weights.
+
+    Raises:
+        ModelError: The weights differ.
+    """
+    weights = model.fingerprint()
+    stated = result.provenance["models"][0]["weights"]
+    if weights != stated:
+        raise ModelError(
+            f"{result.folder} holds autoencoders of {model.name} with the weights {stated}, "
+            f"not {weights}"
+        )

@@ -1,0 +1,169 @@
+"""The tables of task=sae: what autoencoders explain as they read, and recover at the end."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pandas as pd
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from thinkalike.contrib.sae.costs import Site, of_start, of_token
+from thinkalike.contrib.sae.courses import Course
+from thinkalike.contrib.sae.fitting import Fitted
+from thinkalike.contrib.sae.materials import SAEMaterials
+from thinkalike.contrib.sae.site_states import SplicedLosses, spliced_losses
+from thinkalike.evaluation.columns import interval_columns
+from thinkalike.measures.bootstrap import bootstrap_interval, documents_and_seeds_interval
+from thinkalike.measures.estimates import Estimate
+from thinkalike.models.frozen import FrozenModel
+from thinkalike.models.operations import operations
+
+# Columns whose cells are empty where there is no loss to recover.
+BLANK = ["loss_recovered", "loss_recovered_low", "loss_recovered_high"]
+NOTHING_TO_RECOVER = Estimate(*(torch.tensor(math.nan),) * 3)
+
+# Those that are compared with come first.
+STARTS_IN_ORDER = ("random", "least_squares", "transferred")
+
+
+def courses_of(materials: SAEMaterials, fitted: Fitted) -> list[Course]:
+    """Return what each start explains as it reads, those that are compared with first."""
+    config = materials.config
+    errors, spread = fitted.judged
+    explained = 1 - errors.sum(-1) / spread.sum()  # (looks, starts, rates, seeds)
+    context = materials.corpus.fit.context
+    share_read = 1 - config.skip_first_tokens / context
+
+    target = _site(materials.model, config.layer, context)
+    source = None
+    if materials.source is not None:
+        source = _site(materials.source.model, materials.source.layer, context)
+
+    courses = []
+    for start in STARTS_IN_ORDER:
+        if start not in config.starts:
+            continue
+        number = config.starts.index(start)
+        at_best_rate = []
+        for look, of_look in enumerate(explained):
+            at_best_rate.append(of_look[number, fitted.best_rate(number, look)])
+        courses.append(
+            Course(
+                start,
+                materials.tokens_read,
+                torch.stack(at_best_rate),
+                of_start(start, config, share_read, target, source),
+                of_token(config, share_read, target),
+            )
+        )
+    return courses
+
+
+def _site(model: FrozenModel, layer: int, context: int) -> Site:
+    return Site(model.d_model, operations(model).forward(0, layer + 1, context))
+
+
+def curves(materials: SAEMaterials, fitted: Fitted) -> pd.DataFrame:
+    """Return what every autoencoder explains at each evaluation, with intervals over documents."""
+    config = materials.config
+    errors, spread = fitted.judged
+    explained = _explained(bootstrap_interval(errors, spread))
+    course_of = {course.start: course for course in courses_of(materials, fitted)}
+    rates = [config.lr * factor for factor in config.factors]
+    rows = itertools.product(materials.tokens_read, config.starts, rates, materials.seeds)
+    table = pd.DataFrame(list(rows), columns=["tokens", "start", "rate", "seed"])
+    table["flops"] = [
+        course_of[start].spent(tokens)
+        for tokens, start in zip(table["tokens"], table["start"], strict=True)
+    ]
+    flat = Estimate(*(end.flatten() for end in explained))
+    return table.assign(
+        **interval_columns("explained_variance", flat),
+        active_latents=fitted.active.flatten().tolist(),
+        dead_latents=fitted.dead.flatten().tolist(),
+    )
+
+
+def table_of(materials: SAEMaterials, fitted: Fitted) -> pd.DataFrame:
+    """Return one row for each start before training, and one after it at its best rate.
+
+    Intervals are of 95 %, over documents and seeds. Those of `loss_recovered` are of the spliced
+    loss alone: what the ablation costs is taken as known.
+    """
+    config = materials.config
+    looks = [0]
+    if config.steps:
+        looks.append(len(config.looks) - 1)
+    cases = []
+    saes = []
+    for start, look in itertools.product(range(len(config.starts)), looks):
+        rate = fitted.best_rate(start, look)
+        cases.append((start, look, rate))
+        is_before_training = look == 0 and config.steps > 0
+        candidates = fitted.starts if is_before_training else fitted.trained
+        for seed in range(config.seeds):
+            saes.append(candidates[fitted.index(start, rate, seed)])
+    losses = spliced_losses(
+        materials.model,
+        config.layer,
+        saes,
+        materials.mean,
+        materials.corpus.report,
+        config.skip_first_tokens,
+    )
+    spliced_by_case = losses.spliced.unflatten(0, (len(cases), config.seeds))
+
+    errors, spread = fitted.judged
+    course_of = {course.start: course for course in courses_of(materials, fitted)}
+    rows = []
+    for (start, look, rate), spliced in zip(cases, spliced_by_case, strict=True):
+        name = config.starts[start]
+        tokens = materials.tokens_read[look]
+        explained = _explained(documents_and_seeds_interval(errors[look, start, rate], spread))
+        rows.append(
+            {
+                "model": materials.model.name,
+                "layer": config.layer,
+                "start": name,
+                "rate": config.lr * config.factors[rate] if look else 0.0,
+                "tokens": tokens,
+                "flops": course_of[name].spent(tokens),
+                **interval_columns("explained_variance", explained),
+                **_loss_columns(losses, spliced),
+                "active_latents": float(fitted.active[look, start, rate].mean()),
+                "dead_latents": float(fitted.dead[look, start, rate].mean()),
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def _loss_columns(
+    losses: SplicedLosses, spliced: Float[Tensor, "seeds documents"]
+) -> dict[str, object]:
+    """Return the model's loss, what the ablation costs, the penalty, and the share recovered.
+
+    Where the ablation costs the model nothing there is nothing to recover, and the cells are
+    blank.
+    """
+    n_tokens = losses.tokens.sum()
+    clean = losses.clean.sum() / n_tokens
+    ablated = losses.ablated.sum() / n_tokens
+    penalty = documents_and_seeds_interval(spliced - losses.clean, losses.tokens)
+    recovered = NOTHING_TO_RECOVER
+    if ablated > clean:
+        value, low, high = ((ablated - (clean + end)) / (ablated - clean) for end in penalty)
+        recovered = Estimate(value, high, low)  # it falls as the penalty rises
+    return {
+        "clean_loss": float(clean),
+        "ablated_loss": float(ablated),
+        **interval_columns("penalty", penalty),
+        **interval_columns("loss_recovered", recovered),
+    }
+
+
+def _explained(unexplained: Estimate) -> Estimate:
+    value, low, high = unexplained
+    return Estimate(1 - value, 1 - high, 1 - low)

@@ -1,0 +1,130 @@
+"""measure=mlem of several subjects: the profile of the group, and scores beside the ceiling."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pandas as pd
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from thinkalike.config import AnalyzeConfig
+from thinkalike.contrib.subjects.model_scores import Scored
+from thinkalike.contrib.subjects.noise_ceiling import noise_ceiling
+from thinkalike.contrib.subjects.score_columns import score_columns
+from thinkalike.data.stimuli import Stimuli
+from thinkalike.errors import DataError
+from thinkalike.instruments.mlem import FeatureProfiles, MLEMConfig
+from thinkalike.instruments.rsa import layer_distances
+from thinkalike.measures.distances.rsa import distance_vectors
+from thinkalike.measures.folds import splits, stimulus_folds
+from thinkalike.states.stimuli import StimulusStates
+from thinkalike.store import Result
+
+
+class SubjectsMLEM(
+    FeatureProfiles, kind="mlem", version=FeatureProfiles.version, reads=FeatureProfiles.reads
+):
+    """Finds the feature profiles of all recorded layers, of the group, and of all models."""
+
+    def beside(
+        self,
+        config: AnalyzeConfig,
+        stimuli: Stimuli,
+        sides: Sequence[StimulusStates],
+        profiles: pd.DataFrame,
+        scores: pd.DataFrame,
+    ) -> dict[str, pd.DataFrame]:
+        subjects = sides[: len(config.subjects)]
+        return group_tables(config, stimuli, subjects, profiles, scores)
+
+    def shown(self, result: Result) -> tuple[pd.DataFrame, pd.DataFrame]:
+        """Return the profiles and the scores of all sides; subjects are one side, the group."""
+        profiles = result.table
+        scores = result.tables["scores"]
+        if "group" not in result.tables:
+            return profiles, scores
+        subjects = result.provenance["subjects"]
+        name = f"{len(subjects)} subjects"
+        group_profiles = result.tables["group"].assign(model=name)
+        group_scores = result.tables["group_scores"].assign(model=name)
+        model_profiles = profiles[~profiles["model"].isin(subjects)]
+        model_scores = scores[~scores["model"].isin(subjects)]
+        return (
+            pd.concat([group_profiles, model_profiles], ignore_index=True),
+            pd.concat([group_scores, model_scores], ignore_index=True),
+        )
+
+
+def group_tables(
+    config: AnalyzeConfig,
+    stimuli: Stimuli,
+    subjects: Sequence[StimulusStates],
+    profiles: pd.DataFrame,
+    scores: pd.DataFrame,
+) -> dict[str, pd.DataFrame]:
+    """Return the group's profile and scores: means over subjects, with random-effects intervals.
+
+    Beside the mean score of each layer stand lower and upper, the noise ceiling of Spearman's ρ
+    over the same held-out pairs.
+
+    Raises:
+        DataError: The distances of a fold are all equal.
+    """
+    names = [side.name for side in subjects]
+    measure = config.measure_as(MLEMConfig)
+    distances = [layer_distances(side, measure) for side in subjects]
+    held_out = _held_out_stimuli(config, stimuli)
+    lower = []
+    upper = []
+    try:
+        for of_layer in zip(*distances, strict=True):
+            ceilings = []
+            for rows in held_out:
+                vectors = distance_vectors([of_subject.take(rows) for of_subject in of_layer])
+                ceilings.append(noise_ceiling(vectors))
+            lower.append(_mean([float(ceiling.lower.mean()) for ceiling in ceilings]))
+            upper.append(_mean([float(ceiling.upper.mean()) for ceiling in ceilings]))
+    except ValueError as error:
+        raise DataError(
+            f"{stimuli.source}: the noise ceiling of held-out stimuli: {error}"
+        ) from error
+    group_scores = _group_means(scores, names, ["layer"], "score")
+    return {
+        "group": _group_means(profiles, names, ["layer", "feature"], "importance"),
+        "group_scores": group_scores.assign(lower=lower, upper=upper),
+    }
+
+
+def _mean(values: Sequence[float]) -> float:
+    return float(torch.tensor(values, dtype=torch.float64).mean())
+
+
+def _group_means(
+    table: pd.DataFrame, subjects: Sequence[str], by: list[str], value: str
+) -> pd.DataFrame:
+    """Return the mean over subjects of a column, with its interval and the p-value of 0."""
+    keys = []
+    scored = []
+    of_subjects = table[table["model"].isin(subjects)]
+    for key, values in of_subjects.groupby(by, sort=False)[value]:
+        keys.append(key)
+        no_replicates = torch.empty(0, len(values))
+        scored.append(Scored(torch.tensor(values.to_numpy(float)), no_replicates))
+    return pd.DataFrame(keys, columns=by).join(score_columns(scored, value=value))
+
+
+def _held_out_stimuli(config: AnalyzeConfig, stimuli: Stimuli) -> list[Int[Tensor, " k"]]:
+    """Return the stimuli that each fold holds out; all of them, where folds are of pairs."""
+    measure = config.measure_as(MLEMConfig)
+    has_all_features = ~stimuli.codes().table.isnan().any(1)
+    is_used = has_all_features | (measure.missing != "drop")
+    rows = is_used.nonzero()[:, 0]
+    if config.recipe == "paper":
+        return [rows]
+    groups = None
+    if measure.together == "sentence":
+        groups = stimuli.groups[rows]
+    fold_of = stimulus_folds(len(rows), measure.folds, config.seed, groups)
+    return [rows[test] for _, test in splits(fold_of)]

@@ -1,0 +1,132 @@
+"""The scores of models in subjects: of all stimuli, in resamples, and of the best model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from thinkalike.contrib.subjects.noise_ceiling import NoiseCeiling, noise_ceiling
+from thinkalike.contrib.subjects.resampling import Draws, draw
+from thinkalike.measures.distances.comparators import compare, stimuli_of
+from thinkalike.processes import counted
+
+RESAMPLES_AT_ONCE = 16
+
+
+class Scored(NamedTuple):
+    """The scores of one model in s subjects: of all stimuli, and in r resamples of them."""
+
+    values: Float[Tensor, " s"]
+    replicates: Float[Tensor, "r s"]
+
+    def minus(self, other: Scored) -> Scored:
+        """Return the paired difference from another model in the same subjects and resamples."""
+        return Scored(self.values - other.values, self.replicates - other.replicates)
+
+
+@dataclass(frozen=True, eq=False)
+class ModelScores:
+    """The scores of m models in s subjects, and in r resamples of stimuli, on the CPU.
+
+    Attributes:
+        lower: The lower noise ceiling in the resamples.
+    """
+
+    values: Float[Tensor, "m s"]
+    replicates: Float[Tensor, "r m s"]
+    ceiling: NoiseCeiling
+    lower: Float[Tensor, "r s"]
+    draws: Draws
+
+    def of(self, model: int) -> Scored:
+        return Scored(self.values[model], self.replicates[:, model])
+
+    def of_ceiling(self) -> Scored:
+        """Return the lower noise ceiling as the scores of a model.
+
+        Each subject is compared with the others' mean.
+        """
+        return Scored(self.ceiling.lower, self.lower)
+
+    def best(self, models: Sequence[int]) -> tuple[Scored, Int[Tensor, " s"]]:
+        """Return the scores of the best of some models, chosen for each subject on all others.
+
+        Beside them are the numbers of the chosen models. The highest of many scores is biased
+        upwards; a choice that does not see the subject is not.
+        """
+        values = self.values[list(models)]
+        sums_over_others = values.sum(1, keepdim=True) - values
+        best = sums_over_others.argmax(0).cpu()
+        chosen = torch.tensor(list(models))[best]
+        subjects = torch.arange(len(chosen))
+        scored = Scored(self.values[chosen, subjects], self.replicates[:, chosen, subjects])
+        return scored, chosen
+
+
+def model_scores(
+    models: Float[Tensor, "m p"],
+    subjects: Float[Tensor, "s p"],
+    comparator: str = "spearman",
+    *,
+    resamples: int = 1000,
+    seed: int = 0,
+    groups: Int[Tensor, " n"] | None = None,
+) -> ModelScores:
+    """Compare squared distances of m models with those of s subjects.
+
+    A stimulus that is drawn twice in a resample counts as two stimuli, without their own pair,
+    whose distance is 0 in all models. Resamples in which a vector is constant are left out.
+
+    Args:
+        resamples: May be 0.
+        groups: See `draw`.
+
+    Raises:
+        ValueError: A vector is constant in more than half of the resamples.
+    """
+    values = compare(models, subjects, comparator).cpu()
+    ceiling = noise_ceiling(subjects, comparator)
+    ceiling_on_cpu = NoiseCeiling(*(tensor.cpu() for tensor in ceiling))
+    n_models, n_subjects = values.shape
+    n_stimuli = stimuli_of(models.shape[1])
+    if resamples == 0:
+        no_draws = Draws(
+            values.new_zeros(0, n_subjects), values.new_zeros(0, n_stimuli), n_stimuli
+        )
+        return ModelScores(
+            values,
+            values.new_zeros(0, n_models, n_subjects),
+            ceiling_on_cpu,
+            values.new_zeros(0, n_subjects),
+            no_draws,
+        )
+
+    draws = draw(n_subjects, n_stimuli, resamples, seed, groups)
+    # The means without each subject are compared like models; the diagonal is the lower ceiling.
+    compared = torch.cat([models.double(), ceiling.without.to(models.device)])
+    scores = []
+    batches = draws.stimuli.to(models.device).split(RESAMPLES_AT_ONCE)
+    for stimulus_counts in counted(batches, "part of the resamples"):
+        scores.append(compare(compared, subjects, comparator, stimulus_counts))
+    replicates = torch.cat(scores).cpu()  # (r, m + s, s)
+
+    is_finite = replicates.isfinite().flatten(1).all(1)
+    n_lost = resamples - int(is_finite.sum())
+    if 2 * n_lost > resamples:
+        raise ValueError(
+            f"the distances of a layer are constant in {n_lost} of {resamples} resamples: "
+            "use more stimuli"
+        )
+    replicates = replicates[is_finite]
+    return ModelScores(
+        values,
+        replicates[:, :n_models],
+        ceiling_on_cpu,
+        replicates[:, n_models:].diagonal(dim1=1, dim2=2),
+        Draws(draws.subjects[is_finite], draws.stimuli[is_finite], draws.units),
+    )

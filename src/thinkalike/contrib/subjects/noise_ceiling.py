@@ -1,0 +1,66 @@
+"""How well the best possible model could explain the distances of noisy subjects."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from thinkalike.measures.distances.comparators import CENTRED, RANKED, comparable, compare
+from thinkalike.measures.distances.ranks import mid_ranks
+
+
+class NoiseCeiling(NamedTuple):
+    """The score of the subjects' mean distances in each subject.
+
+    A perfect model is expected to score above the mean of `lower`, and not much above that of
+    `upper`.
+
+    Attributes:
+        lower: The mean is computed without that subject.
+        upper: The mean is computed with that subject.
+        without: The mean distances of the other subjects, which give `lower`.
+    """
+
+    lower: Float[Tensor, " s"]
+    upper: Float[Tensor, " s"]
+    without: Float[Tensor, "s p"]
+
+
+def noise_ceiling(subjects: Float[Tensor, "s p"], comparator: str = "spearman") -> NoiseCeiling:
+    """Return the noise ceiling of the distances of s ≥ 2 subjects.
+
+    It is that of rsatoolbox's `boot_noise_ceiling`. The mean is over ranks (spearman and tau_a),
+    z-scores (corr, corr_cov), or vectors of norm 1 (cosine, cosine_cov). The lower end compares
+    each subject with the mean of the others, the upper end with that of all subjects.
+
+    Raises:
+        ValueError: A mean is constant or, of no others, not finite.
+    """
+    n_subjects = len(subjects)
+    comparable(subjects, comparator)
+    normalised = _normalised(subjects.double(), comparator)
+    of_all = normalised.mean(0, keepdim=True)
+    without = (n_subjects * of_all - normalised) / (n_subjects - 1)
+    names = ["the mean of all subjects"]
+    names += [f"the mean of all subjects but {number}" for number in range(n_subjects)]
+    comparable(torch.cat([of_all, without]), comparator, names)
+
+    lower = []
+    for number in range(n_subjects):
+        of_others = without[number : number + 1]
+        subject = subjects[number : number + 1]
+        lower.append(compare(of_others, subject, comparator)[0, 0])
+    upper = compare(of_all, subjects, comparator)[0]
+    return NoiseCeiling(torch.stack(lower), upper, without)
+
+
+def _normalised(vectors: Float[Tensor, "s p"], comparator: str) -> Float[Tensor, "s p"]:
+    """Return each subject's distances in the unit in which subjects are averaged."""
+    if comparator in RANKED:
+        return mid_ranks(vectors)
+    if comparator in CENTRED:
+        vectors = vectors - vectors.mean(1, keepdim=True)
+    return vectors / vectors.square().mean(1, keepdim=True).sqrt()

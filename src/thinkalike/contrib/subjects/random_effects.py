@@ -1,0 +1,25 @@
+"""A mean over subjects, with an interval over all subjects that these are a sample of."""
+
+from __future__ import annotations
+
+import math
+
+from jaxtyping import Float
+from torch import Tensor
+
+from thinkalike.measures.estimates import Estimate, interval_around, student_t
+
+
+def random_effects(values: Float[Tensor, "*b s"], *, level: float = 0.95) -> Estimate:
+    """Return the mean over s subjects, (*b), ± t √(Σ (v - mean)² / (s - 1) / s).
+
+    t has s - 1 degrees of freedom. The subjects are a sample of all subjects (Holmes & Friston
+    1998), and each one's own noise is in the variance between them. Stimuli are fixed; see
+    `two_factor` for both. Of one subject the interval is (-∞, ∞).
+    """
+    n_subjects = values.shape[-1]
+    half: Tensor | float = math.inf
+    if n_subjects > 1:
+        t = student_t(level, n_subjects - 1)
+        half = t * values.std(-1) / math.sqrt(n_subjects)
+    return interval_around(values.mean(-1), half)

@@ -1,0 +1,133 @@
+"""Resamples of subjects and stimuli together, and intervals over both (the dual bootstrap)."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from thinkalike.measures.bootstrap import drawn_counts
+from thinkalike.measures.changes import two_sided
+from thinkalike.measures.estimates import Estimate, interval_around, student_t
+from thinkalike.measures.seeds import seeded
+
+# Different stimuli, or groups of them, in a resample: fewer have no distances to compare.
+FEWEST_UNITS = 3
+
+
+class Draws(NamedTuple):
+    """How often each subject and each stimulus is drawn in each of r resamples.
+
+    Attributes:
+        units: The number of stimuli, or groups of them, that a resample is drawn from.
+    """
+
+    subjects: Float[Tensor, "r s"]
+    stimuli: Float[Tensor, "r n"]
+    units: int
+
+
+def draw(
+    n_subjects: int,
+    n_stimuli: int,
+    resamples: int,
+    seed: int = 0,
+    groups: Int[Tensor, " n"] | None = None,
+) -> Draws:
+    """Draw subjects and stimuli with replacement, as many as there are.
+
+    A resample has at least three different stimuli.
+
+    Args:
+        groups: The stimuli of a group, such as the words of a sentence, are drawn together.
+
+    Raises:
+        ValueError: There are fewer than three stimuli or groups.
+    """
+    unit_of_stimulus = torch.arange(n_stimuli)
+    if groups is not None:
+        unit_of_stimulus = groups.unique(return_inverse=True)[1].cpu()
+    n_units = int(unit_of_stimulus.max()) + 1
+    if n_units < FEWEST_UNITS:
+        raise ValueError(
+            f"{n_units} stimuli or groups of them are too few to resample: give three or more"
+        )
+    generator = seeded(seed)
+    unit_counts = torch.empty(0, n_units, dtype=torch.float64)
+    while len(unit_counts) < resamples:
+        drawn = drawn_counts(n_units, resamples, generator)
+        has_enough = (drawn > 0).sum(1) >= FEWEST_UNITS
+        unit_counts = torch.cat([unit_counts, drawn[has_enough]])
+    subject_counts = drawn_counts(n_subjects, resamples, generator)
+    return Draws(subject_counts, unit_counts[:resamples][:, unit_of_stimulus], n_units)
+
+
+class TwoFactors(NamedTuple):
+    """A mean over subjects with its interval over subjects and stimuli.
+
+    Attributes:
+        p: The p-value of 0.
+        error: The standard error.
+    """
+
+    estimate: Estimate
+    p: Float[Tensor, "*b"]
+    error: Float[Tensor, "*b"]
+
+
+def two_factor(
+    values: Float[Tensor, "*b s"],
+    replicates: Float[Tensor, "r *b s"],
+    draws: Draws,
+    *,
+    level: float = 0.95,
+) -> TwoFactors:
+    """Return the mean over s ≥ 2 subjects, (*b), with an interval over them and stimuli.
+
+    As resampling both together counts the noise of single measurements three times, the variance
+    comes from three bootstraps with the same draws: V_s of subjects alone, V_n of stimuli alone,
+    V of both (Schütt et al. 2023, eq. 11; rsatoolbox's `eval_dual_bootstrap`, with its
+    correction for few),
+
+        V_s' + V_n' - s n / ((s - 1) (n - 1)) (V - V_s - V_n),
+        V_s' = s / (s - 1) V_s,    V_n' = n / (n - 1) V_n,
+
+    not below V_s' and V_n', nor above V. The interval is ± t of min(s, n) - 1 degrees of freedom.
+    For two models with the same subjects and draws give the difference of their scores.
+
+    Args:
+        replicates: The values of all subjects in each resample of the stimuli.
+    """
+    n_subjects = values.shape[-1]
+    values = values.double()
+    replicates = replicates.double()
+    weights = draws.subjects / n_subjects
+    over_both = torch.einsum("r...s,rs->r...", replicates, weights).var(0)
+    over_subjects = torch.einsum("...s,rs->r...", values, weights).var(0)
+    over_stimuli = replicates.mean(-1).var(0)
+    variance = dual_variance(over_both, over_subjects, over_stimuli, n_subjects, draws.units)
+    mean = values.mean(-1)
+    error = variance.sqrt()
+    freedom = min(n_subjects, draws.units) - 1
+    estimate = interval_around(mean, student_t(level, freedom) * error)
+    return TwoFactors(estimate, two_sided(mean, error, freedom), error)
+
+
+def dual_variance(
+    both: Float[Tensor, "*b"],
+    subjects: Float[Tensor, "*b"],
+    stimuli: Float[Tensor, "*b"],
+    s: int,
+    n: int,
+) -> Float[Tensor, "*b"]:
+    """Return the variance of a mean over s subjects and n stimuli from those of three bootstraps.
+
+    See `two_factor`.
+    """
+    of_subjects = s / (s - 1) * subjects
+    of_stimuli = n / (n - 1) * stimuli
+    interaction = s * n / ((s - 1) * (n - 1)) * (both - subjects - stimuli)
+    variance = of_subjects + of_stimuli - interaction
+    return torch.minimum(variance.maximum(of_subjects).maximum(of_stimuli), both)

@@ -1,0 +1,247 @@
+"""measure=rsa of several subjects, beside models.
+
+It says how well layers of models explain the subjects, how near to the noise ceiling, and which
+model does best.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from itertools import combinations
+from pathlib import Path
+
+import pandas as pd
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from thinkalike.config import AnalyzeConfig
+from thinkalike.contrib.subjects.model_scores import ModelScores, Scored, model_scores
+from thinkalike.contrib.subjects.noise_ceiling import NoiseCeiling, noise_ceiling
+from thinkalike.contrib.subjects.random_effects import random_effects
+from thinkalike.contrib.subjects.score_columns import score_columns
+from thinkalike.data.stimuli import Stimuli
+from thinkalike.errors import DataError
+from thinkalike.instruments import of_stimuli
+from thinkalike.instruments.rsa import RSA, RSAConfig, layer_distances
+from thinkalike.job import Outcome, Work
+from thinkalike.measures.distances.comparators import comparable
+from thinkalike.measures.distances.rsa import distance_vectors
+from thinkalike.screen import show_text, span
+from thinkalike.states.stimuli import StimulusStates
+from thinkalike.store import Headline, Result
+from thinkalike.tables import repeated_rows
+
+CEILING = "noise ceiling"  # what comparisons call its lower end
+
+LayerVectors = Sequence[Float[Tensor, "layers p"]]
+"""The distances in each layer, of each side."""
+
+
+class SubjectsRSA(RSA, kind="rsa", version=RSA.version, reads=RSA.reads):
+    """Compares all layers of the models with all recorded layers of all subjects."""
+
+    def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
+        measure = config.measure_as(RSAConfig)
+        stimuli = work.input("stimuli", Stimuli)
+        (stimuli, sides), _ = of_stimuli.states_of_sides(config, stimuli)
+        n_subjects = len(config.subjects)
+        recorded_layers = sides[0].layers
+        try:
+            vectors = [distance_vectors(layer_distances(side, measure)) for side in sides]
+            for of_side, side in zip(vectors, sides, strict=True):
+                names = [f"{side.name} {layer}" for layer in side.layers]
+                comparable(of_side, measure.comparator, names)
+            tables_of_layers = []
+            for number in range(len(recorded_layers)):
+                tables_of_layers.append(_tables_of_layer(number, sides, vectors, config, stimuli))
+        except ValueError as error:
+            raise DataError(f"{stimuli.source}: {error}") from error
+
+        tables = {}
+        for name in tables_of_layers[0]:
+            of_layers = [tables_of_layer[name] for tables_of_layer in tables_of_layers]
+            tables[name] = pd.concat(of_layers, ignore_index=True)
+        ceilings = _mean_ceilings(tables["ceilings"])
+        scalars = {
+            "subjects": float(n_subjects),
+            "stimuli": float(len(stimuli)),
+            "ceiling": float(ceilings["lower"].max()),
+        }
+        if "table" in tables:
+            scalars["best"] = float(tables["table"]["value"].max())
+        return Outcome(
+            tables.pop("table", ceilings),
+            scalars,
+            tables=tables,
+            models=[side.origin for side in sides],
+            facts=of_stimuli.stimuli_facts(stimuli, sides[:n_subjects]),
+        )
+
+    def draw(self, result: Result, folder: Path) -> None:
+        from thinkalike.contrib.figures.subjects import draw_subject_scores  # imports matplotlib
+
+        if "models" in result.tables:
+            ceilings = _mean_ceilings(result.tables["ceilings"])
+            comparator = result.config["measure"]["comparator"]
+            draw_subject_scores(result.table, ceilings, folder, comparator)
+
+    def headlines(self, result: Result) -> list[Headline]:
+        """Return the mean score of a model's best layer, if there is one, and the ceiling."""
+        ceiling = Headline("ceiling", result.scalars["ceiling"])
+        if "models" not in result.tables:
+            return [ceiling]
+        best = result.table.iloc[int(result.table["value"].argmax())]
+        low_column, high_column = _widest_interval(best)
+        headline = Headline.with_ends("best", best["value"], best[low_column], best[high_column])
+        return [headline, ceiling]
+
+    def show(self, result: Result) -> None:
+        measure = result.config["measure"]
+        stimuli = result.provenance["stimuli"]
+        n_subjects = len(result.provenance["subjects"])
+        show_text(
+            f"{n_subjects} subjects, {stimuli['count']} stimuli of {stimuli['source']}; "
+            f"{measure['comparator']} of {measure['distance']} distances, mean over subjects; "
+            "best layers are chosen on the other subjects."
+        )
+        for recorded, ceilings in result.tables["ceilings"].groupby("recorded", sort=False):
+            _show_ceiling(str(recorded), ceilings)
+            if "models" in result.tables:
+                best = result.tables["models"]
+                comparisons = result.tables["comparisons"]
+                _show_models(
+                    best[best["recorded"] == recorded],
+                    comparisons[comparisons["recorded"] == recorded],
+                    float(ceilings["lower"].mean()),
+                )
+
+
+def _show_ceiling(recorded: str, ceilings: pd.DataFrame) -> None:
+    """Print the noise ceiling of a recorded layer, and whether it is above 0."""
+    lower = torch.tensor(ceilings["lower"].to_numpy(float))
+    doubt = ""
+    if float(random_effects(lower).low) <= 0:
+        doubt = "; subjects share too little to judge a model by"
+    ends = f"{ceilings['lower'].mean():.3f} to {ceilings['upper'].mean():.3f}"
+    show_text(f"{recorded}: noise ceiling {ends}{doubt}", indent=2)
+
+
+def _show_models(best: pd.DataFrame, comparisons: pd.DataFrame, ceiling: float) -> None:
+    """Print the best layer of each model, and the comparisons of models."""
+    for _, row in best.iterrows():
+        share = ""
+        if ceiling > 0:
+            share = f", {row['value'] / ceiling:.0%} of the ceiling's lower end"
+        show_text(
+            f"{row['model']}, best layer {row['layers']}: {_with_interval(row, 'value')}{share}",
+            indent=4,
+        )
+    for _, row in comparisons.iterrows():
+        subtrahend = row["other"]
+        if subtrahend == CEILING:
+            subtrahend = "the ceiling's lower end"
+        show_text(
+            f"{row['model']} minus {subtrahend}: {_with_interval(row, 'difference')}, "
+            f"p = {row['p']:.2g}",
+            indent=4,
+        )
+
+
+def _with_interval(row: pd.Series, column: str) -> str:
+    """Return a value with its widest interval."""
+    low_column, high_column = _widest_interval(row)
+    return span(row[column], row[low_column], row[high_column])
+
+
+def _widest_interval(row: pd.Series) -> tuple[str, str]:
+    """Return the columns of the interval over subjects and stimuli, or else over subjects."""
+    if "both_low" in row.index:
+        return "both_low", "both_high"
+    return "low", "high"
+
+
+def _mean_ceilings(ceilings: pd.DataFrame) -> pd.DataFrame:
+    return ceilings.groupby("recorded", sort=False)[["lower", "upper"]].mean().reset_index()
+
+
+def _tables_of_layer(
+    number: int,
+    sides: Sequence[StimulusStates],
+    vectors: LayerVectors,
+    config: AnalyzeConfig,
+    stimuli: Stimuli,
+) -> dict[str, pd.DataFrame]:
+    """Return the tables of one recorded layer, by name."""
+    measure = config.measure_as(RSAConfig)
+    n_subjects = len(config.subjects)
+    names = [side.name for side in sides[:n_subjects]]
+    recorded = sides[0].layers[number]
+    subjects = torch.stack([of_side[number] for of_side in vectors[:n_subjects]])
+    if len(sides) == n_subjects:
+        ceiling = noise_ceiling(subjects, measure.comparator)
+        return {"ceilings": ceiling_rows(ceiling, names, recorded)}
+
+    layers = of_stimuli.rows_of_sides(sides[n_subjects:])
+    scores = model_scores(
+        torch.cat(list(vectors[n_subjects:])),
+        subjects,
+        measure.comparator,
+        resamples=measure.resamples,
+        seed=config.seed,
+        groups=of_stimuli.sentence_groups(stimuli),
+    )
+    ceilings = ceiling_rows(scores.ceiling, names, recorded)
+    columns = score_columns([scores.of(row) for row in range(len(layers))], scores.draws)
+    table = layers.join(columns)
+    table = table.assign(lower=ceilings["lower"].mean(), upper=ceilings["upper"].mean())
+    tables = {
+        "table": table,
+        "by_subject": repeated_rows(layers, "subject", names, value=scores.values),
+        "models": best_layers(scores, layers),
+        "comparisons": comparisons_of_models(scores, layers),
+    }
+    for of_name in tables.values():
+        of_name.insert(0, "recorded", recorded)
+    return {**tables, "ceilings": ceilings}
+
+
+def ceiling_rows(
+    ceiling: NoiseCeiling, subjects: Sequence[str], recorded: str | int
+) -> pd.DataFrame:
+    """Return one row per subject: recorded, subject, lower, upper."""
+    return pd.DataFrame(
+        {
+            "recorded": recorded,
+            "subject": list(subjects),
+            "lower": ceiling.lower.cpu().numpy(),
+            "upper": ceiling.upper.cpu().numpy(),
+        }
+    )
+
+
+def best_layers(scores: ModelScores, layers: pd.DataFrame) -> pd.DataFrame:
+    """Return a row for each model: its best layers, the most frequent first, and their score."""
+    rows = []
+    scored = []
+    for model, of_model in layers.groupby("model", sort=False):
+        best, chosen = scores.best(of_model.index.tolist())
+        scored.append(best)
+        frequencies = Counter(str(layers["layer"][row]) for row in chosen.tolist())
+        names = [name for name, _ in frequencies.most_common()]
+        rows.append({"model": model, "layers": ", ".join(names)})
+    return pd.DataFrame(rows).join(score_columns(scored, scores.draws))
+
+
+def comparisons_of_models(scores: ModelScores, layers: pd.DataFrame) -> pd.DataFrame:
+    """Return the differences of every model's best layer from the ceiling and other models."""
+    best_of: dict[str, Scored] = {}
+    for model, of_model in layers.groupby("model", sort=False):
+        best_of[str(model)], _ = scores.best(of_model.index.tolist())
+    candidates = {**best_of, CEILING: scores.of_ceiling()}
+    pairs = [(model, CEILING) for model in best_of]
+    pairs += list(combinations(best_of, 2))
+    differences = [candidates[model].minus(candidates[other]) for model, other in pairs]
+    columns = score_columns(differences, scores.draws, "difference")
+    return pd.DataFrame(pairs, columns=["model", "other"]).join(columns)

@@ -1,0 +1,203 @@
+"""Linear probes of states, in one model and through a map in another.
+
+A probe gives every level of a feature a score, p·h + c, and answers with the level of the
+highest. With ψ(g) = D g + v from the states of model B to those of model A, a probe of A reads
+the states of B (Chen, Merullo, Stolfo & Pavlick 2025, arXiv 2506.06609):
+
+    p·ψ(g) + c = (p D)·g + (p·v + c)
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Bool, Float, Int
+from threadpoolctl import threadpool_limits
+from torch import Tensor
+
+from thinkalike.measures.accuracy import balanced_folds
+from thinkalike.measures.closed_forms import AffineMap
+from thinkalike.measures.folds import splits
+
+# The largest entry of the gradient of the mean loss at which a fit has converged.
+TOLERANCE = 1e-6
+# Of fits that only choose a penalty.
+ROUGH_TOLERANCE = 1e-4
+MOST_STEPS = 5000  # of L-BFGS
+
+
+@dataclass(frozen=True, eq=False)
+class Probe:
+    """A score for each of k levels of a feature, linear in states, in float64.
+
+    Attributes:
+        weight: p of each level.
+        bias: c of each level; -∞ of a level that the probe never saw.
+        converged: Whether the fit reached its tolerance.
+    """
+
+    weight: Float[Tensor, "k d"]
+    bias: Float[Tensor, " k"]
+    converged: bool = True
+
+    def scores(self, states: Float[Tensor, "n d"]) -> Float[Tensor, "n k"]:
+        return states.to(self.weight) @ self.weight.T + self.bias
+
+    def answers(self, states: Float[Tensor, "n d"]) -> Int[Tensor, " n"]:
+        """Return the level of the highest score for each state."""
+        return self.scores(states).argmax(1)
+
+    def through(self, mapping: AffineMap) -> Probe:
+        """Return the probe whose scores for states g are those of this one for D g + v."""
+        map_weight = mapping.weight.to(self.weight)
+        map_bias = mapping.bias.to(self.weight)
+        return replace(
+            self, weight=self.weight @ map_weight, bias=self.weight @ map_bias + self.bias
+        )
+
+
+def fit_probes(
+    states: Float[Tensor, "n d"],
+    labels: Int[Tensor, " n"],
+    n_levels: int,
+    alphas: Sequence[float],
+    tolerance: float = TOLERANCE,
+) -> list[Probe]:
+    """Return a logistic regression for each ridge penalty, each started from the one before.
+
+    It minimises Σᵢ wᵢ (-log softmax(P xᵢ + c))_yᵢ + α ‖P‖² / 2, with weights w that give all
+    levels the same total, and x the centred states over the root of their mean variance. As all
+    dimensions share one scale, rotated states have the rotated probe. It is fastest from the
+    largest penalty α to the smallest.
+
+    Raises:
+        ValueError: By scikit-learn, for labels of one level and states that do not vary.
+    """
+    from sklearn.linear_model import LogisticRegression
+
+    rows = states.double()
+    mean = rows.mean(0)
+    scale = rows.var(0, correction=0).mean().sqrt()
+    standardised = ((rows - mean) / scale).numpy()
+    model = LogisticRegression(
+        class_weight="balanced", tol=tolerance, max_iter=MOST_STEPS, warm_start=True
+    )
+    probes = []
+    for alpha in alphas:
+        model.set_params(C=1 / alpha)
+        # A second thread makes the small products of a step up to five times slower.
+        with warnings.catch_warnings(record=True) as caught, threadpool_limits(1):
+            warnings.simplefilter("always")
+            model.fit(standardised, labels.numpy())
+        messages = [str(warning.message).lower() for warning in caught]
+        converged = not any("converge" in message for message in messages)
+
+        weights = torch.from_numpy(model.coef_)
+        biases = torch.from_numpy(model.intercept_)
+        if len(model.classes_) == 2:  # one row, for the second level against the first
+            weights = torch.cat([-weights, weights]) / 2
+            biases = torch.cat([-biases, biases]) / 2
+        seen_levels = torch.from_numpy(model.classes_)
+        weight = mean.new_zeros(n_levels, len(mean))
+        bias = mean.new_full((n_levels,), -torch.inf)
+        weight = weight.index_copy_(0, seen_levels, weights / scale)
+        bias = bias.index_copy_(0, seen_levels, biases - weights @ mean / scale)
+        probes.append(Probe(weight, bias, converged))
+    return probes
+
+
+@dataclass(frozen=True, eq=False)
+class CrossFitted:
+    """A probe for each fold of the stimuli, fitted on all other folds.
+
+    Attributes:
+        alphas: The ridge penalty of each probe.
+    """
+
+    probes: Sequence[Probe]
+    alphas: Sequence[float]
+    fold_of: Int[Tensor, " n"]
+
+    @property
+    def converged(self) -> bool:
+        return all(probe.converged for probe in self.probes)
+
+    def through(self, mapping: AffineMap) -> CrossFitted:
+        """Return the probes of the states that the map reads; see `Probe.through`."""
+        return replace(self, probes=[probe.through(mapping) for probe in self.probes])
+
+    def is_right(
+        self, states: Float[Tensor, "n d"], labels: Int[Tensor, " n"]
+    ) -> Bool[Tensor, " n"]:
+        """Return whether each stimulus gets its label from the probe of its fold."""
+        is_right = torch.zeros(len(labels), dtype=torch.bool)
+        for fold, probe in enumerate(self.probes):
+            in_fold = self.fold_of == fold
+            is_right[in_fold] = probe.answers(states[in_fold]) == labels[in_fold]
+        return is_right
+
+
+def cross_fitted(
+    states: Float[Tensor, "n d"],
+    labels: Int[Tensor, " n"],
+    n_levels: int,
+    fold_of: Int[Tensor, " n"],
+    groups: Int[Tensor, " n"],
+    alphas: Sequence[float],
+    inner_folds: int,
+    seed: int,
+) -> CrossFitted:
+    """Fit a probe for each fold on all other folds.
+
+    Args:
+        groups: What inner folds keep together.
+        alphas: Ridge penalties; the one that does best on inner folds of the other folds is taken.
+    """
+    probes = []
+    chosen_alphas = []
+    for train, _ in splits(fold_of):
+        alpha = alphas[0]
+        if len(alphas) > 1:
+            alpha = best_penalty(
+                states[train], labels[train], n_levels, groups[train], alphas, inner_folds, seed
+            )
+        probes += fit_probes(states[train], labels[train], n_levels, [alpha])
+        chosen_alphas.append(alpha)
+    return CrossFitted(probes, chosen_alphas, fold_of)
+
+
+def best_penalty(
+    states: Float[Tensor, "n d"],
+    labels: Int[Tensor, " n"],
+    n_levels: int,
+    groups: Int[Tensor, " n"],
+    alphas: Sequence[float],
+    n_folds: int,
+    seed: int,
+) -> float:
+    """Return the largest ridge penalty that is about as good as the best.
+
+    Its held-out balanced accuracy is within a standard error of the best one's. Of penalties that
+    do equally well up to chance, a weak one leans on directions of little variance, which no map
+    carries well (rule of one standard error; Hastie, Tibshirani & Friedman 2009, section 7.10).
+    """
+    strongest_first = sorted(alphas, reverse=True)
+    is_right = torch.zeros(len(alphas), len(labels), dtype=torch.float64)
+    for train, test in splits(balanced_folds(labels, groups, n_folds, seed)):
+        probes = fit_probes(
+            states[train], labels[train], n_levels, strongest_first, ROUGH_TOLERANCE
+        )
+        for number, probe in enumerate(probes):
+            is_right[number, test] = (probe.answers(states[test]) == labels[test]).double()
+
+    levels, counts = labels.unique(return_counts=True)
+    recalls = torch.stack([is_right[:, labels == level].mean(1) for level in levels])
+    accuracies = recalls.mean(0)  # of each penalty
+    best_recalls = recalls[:, accuracies.argmax()]
+    variance = (best_recalls * (1 - best_recalls) / counts).sum()
+    standard_error = variance.sqrt() / len(best_recalls)
+    is_good_enough = accuracies >= accuracies.max() - standard_error
+    return strongest_first[int(is_good_enough.nonzero()[0])]

@@ -1,0 +1,63 @@
+"""Steering vectors: the difference that a feature makes to mean states, and its effect.
+
+With φ(h) = U h + u from model A to model B, a vector s that is added to states of A becomes U s in
+B (Chen, Merullo, Stolfo & Pavlick 2025, arXiv 2506.06609).
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from thinkalike.measures.accuracy import Jackknifed, without_each_part
+from thinkalike.measures.sample_size import effective_number
+
+
+def held_out_differences(
+    before: Float[Tensor, "n d"], after: Float[Tensor, "n d"], fold_of: Int[Tensor, " n"]
+) -> Float[Tensor, "n d"]:
+    """Return for each pair of states the mean of after - before over all pairs of other folds."""
+    difference = after.double() - before.double()
+    vectors = torch.empty(before.shape, dtype=torch.float64)
+    for fold in fold_of.unique():
+        vectors[fold_of == fold] = difference[fold_of != fold].mean(0)
+    return vectors
+
+
+def with_norms_of(
+    vectors: Float[Tensor, "*n d"], others: Float[Tensor, "n e"]
+) -> Float[Tensor, "*n d"]:
+    """Return the directions of some vectors with the norms of others; a zero vector stays one."""
+    directions = torch.nn.functional.normalize(vectors, dim=-1)
+    return directions * others.norm(dim=-1, keepdim=True)
+
+
+def random_directions(
+    draws: int, vectors: Float[Tensor, "n d"], generator: torch.Generator
+) -> Float[Tensor, "draws n d"]:
+    """Return random directions, each the same for all n, with the norms of the given vectors."""
+    n_vectors, width = vectors.shape
+    directions = torch.randn(draws, 1, width, dtype=vectors.dtype, generator=generator)
+    return with_norms_of(directions.expand(-1, n_vectors, -1), vectors)
+
+
+def effects_of(
+    steered: Float[Tensor, "c n"], natural: Float[Tensor, " n"], groups: Int[Tensor, " n"]
+) -> tuple[Jackknifed, Jackknifed]:
+    """Return the mean effects of c conditions over texts, and the natural one.
+
+    An effect is how far the log-probability gap of a text moves, in nats; the natural one is that
+    of its counterpart. Both are jackknifed over groups, such as the texts of one word.
+    """
+    ones = torch.ones(1, len(natural), dtype=torch.float64)
+    rows = torch.cat([steered.double(), natural.double()[None], ones])
+    sums = without_each_part(rows, groups)  # all texts, then without each part of the groups
+    counts = sums[-1]
+    means = sums[:-1] / counts
+    part_sizes = counts[0] - counts[1:]
+    worth = effective_number(part_sizes)
+    return (
+        Jackknifed(means[:-1, 0], means[:-1, 1:], worth),
+        Jackknifed(means[-1, 0], means[-1, 1:], worth),
+    )

@@ -1,0 +1,111 @@
+"""The sites between which a stitch maps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from thinkalike.config.parts import AFTER, MIDDLE
+from thinkalike.errors import StitchError
+from thinkalike.models.frozen import FrozenModel
+
+
+@dataclass(frozen=True)
+class Site:
+    """The residual stream of a model after one of its blocks, or between attention and MLP of one.
+
+    Attributes:
+        model: the name of the model.
+        revision: the revision that was loaded.
+        layer: the number of the block.
+        fingerprint: that of the weights, see `FrozenModel.fingerprint`; it identifies the model.
+        dtype: that of the weights; the fingerprint depends on it.
+        settings: a digest of the configuration, see `FrozenModel.settings`; older sites have none.
+        site: AFTER or MIDDLE.
+        layers: how many blocks the model has; 0 for older sites, which do not say it.
+    """
+
+    model: str
+    revision: str
+    layer: int
+    fingerprint: str
+    dtype: str
+    settings: str = ""
+    site: str = AFTER
+    layers: int = 0
+
+    def __post_init__(self) -> None:
+        texts = (self.model, self.revision, self.fingerprint, self.dtype, self.settings)
+        has_texts = all(isinstance(text, str) for text in texts)
+        has_numbers = _is_count(self.layer) and _is_count(self.layers)
+        if not has_texts or not has_numbers or self.site not in (AFTER, MIDDLE):
+            raise StitchError(
+                f"{self!r} is no site: its layer must be a number from 0 on, and all else text"
+            )
+        if self.layers:
+            self.check_layer(self.model, self.layers)
+
+    @classmethod
+    def of(cls, model: Mapping[str, object], layer: int) -> Site:
+        """Return the site of a model.
+
+        Args:
+            model: what `FrozenModel.describe` says of it, as the provenance of results does.
+        """
+        return cls(
+            model=str(model["name"]),
+            revision=str(model["revision"]),
+            layer=layer,
+            fingerprint=str(model["weights"]),
+            dtype=str(model["dtype"]),
+            settings=str(model.get("settings", "")),
+            site=str(model.get("site", AFTER)),
+            layers=int(str(model.get("layers", 0))),
+        )
+
+    def __str__(self) -> str:
+        if self.site == AFTER:
+            return f"{self.model}:{self.layer}"
+        return f"{self.model}:{self.layer}.{self.site}"
+
+    def is_same_as(self, other: Site) -> bool:
+        """Return whether two sites are those of the same weights; models may be renamed."""
+        if self.fingerprint != other.fingerprint:
+            return False
+        return self.layer == other.layer and self.site == other.site
+
+    def cut(self, model: FrozenModel) -> FrozenModel:
+        """Return a model as one whose layers are at this site."""
+        if self.site == AFTER:
+            return model
+        from thinkalike.models.middle import MiddleModel  # which most stitches need not load
+
+        return MiddleModel(model)
+
+    def check_layer(self, name: str, layers: int) -> None:
+        """Check that a model of this name, with so many blocks, has the block of this site."""
+        if self.layer >= layers:
+            raise StitchError(
+                f"the stitch has layer {self.layer} of {name}, which has layers 0 to {layers - 1}"
+            )
+
+    def check_model(self, model: FrozenModel) -> None:
+        """Check that a model has the weights of this site."""
+        fingerprint = model.fingerprint()
+        dtype = str(model.dtype).removeprefix("torch.")
+        if fingerprint != self.fingerprint:
+            raise StitchError(
+                f"{model.name} has the weights {fingerprint} in {dtype}, but the stitch was made "
+                f"with {self.model} of {self.fingerprint} in {self.dtype}: "
+                "load that model, or give check=False"
+            )
+        if self.settings not in ("", model.settings()):
+            raise StitchError(
+                f"{model.name} has the weights of {self.model}, with which the stitch was made, "
+                "but other settings in its config.json: load that model, or give check=False"
+            )
+
+
+def _is_count(number: object) -> bool:
+    """Return whether a value, which may come from any file, is a number from 0 on."""
+    return type(number) is int and number >= 0
