@@ -66,7 +66,13 @@ PAIRS = code_of_pairs()
 BENCHMARKS = {
     "stitching": Benchmark(
         "Stitching: all stitches at once",
-        ("training/stitching.py", "stitches/stitch_map.py", "measures/losses.py"),
+        (
+            "measures/losses.py",
+            "stitches/stitch_map.py",
+            "training/microbatches.py",
+            "training/stitch_losses.py",
+            "training/stitching.py",
+        ),
         on_gpu=True,
         prints_tables=False,
     ),

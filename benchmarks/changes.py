@@ -45,8 +45,12 @@ from thinkalike.data.rows import TokenRows
 from thinkalike.evaluation.changes import compare_batches, perturbed
 from thinkalike.evaluation.document_means import mean_over_documents
 from thinkalike.evaluation.forks import PartMove, beyond_forks, fork, part_moves, rate_for, with_module
-from thinkalike.instruments.diff.answers import Answers
-from thinkalike.instruments.diff.instrument import FORKED, NULLS, read_rows
+from thinkalike.instruments.diff.instrument import FORK_TOKENS
+from thinkalike.instruments.diff.null import FORKS, RUNS
+from thinkalike.instruments.diff.null_runs import NullRuns
+from thinkalike.instruments.diff.observations import Observations
+from thinkalike.instruments.diff.outcome import outcome_of_diff
+from thinkalike.instruments.random_rows import read_random_rows
 from thinkalike.measures.changes import equivalence, rank_p, signed_permutation
 from thinkalike.measures.seeds import seeded
 from thinkalike.models.frozen import FrozenModel
@@ -55,7 +59,7 @@ from thinkalike.models.parts import Part, parts_of
 from thinkalike.states.contrasts import grammar_contrasts
 
 TOKENS, NORM, DRAWS = 512, 0.7, 400
-POOL, FURTHER = [*range(NULLS), *range(100, 141)], range(100, 120)  # seeds of forks
+POOL, FURTHER = [*range(RUNS), *range(100, 141)], range(100, 120)  # seeds of forks
 STEPS = (40, 20, 80)  # of forks that are tried beside forks of 40
 DOSES = (2.0, 1.0, 0.5, 0.25)  # of parts
 SHARES = (0.1, 0.05, 0.03, 0.01)  # of sentences
@@ -74,7 +78,7 @@ class Court:
         self.out.mkdir(parents=True, exist_ok=True)
         config = compose_job("analyze", ["measure=diff", "measure.null=drift", f"model={name}"])
         self.base = load_model(config.model)
-        self.every, self.text, _ = read_rows(config, self.base, FORKED)
+        self.every, self.text, _ = read_random_rows(config, config.measure.tokens, self.base, FORK_TOKENS)
         self.first = TOKENS // self.every.context
         self.rows = TokenRows(self.every.tokens[: self.first], self.every.documents[: self.first])
         self.before = {key: weight.detach() for key, weight in self.base.module.named_parameters()}
@@ -121,7 +125,7 @@ class Court:
 
     @cached_property
     def forks(self) -> list[list[PartMove]]:
-        return [self.moves(self.fork(seed)) for seed in range(NULLS)]
+        return [self.moves(self.fork(seed)) for seed in range(RUNS)]
 
     def beyond(self, changed: FrozenModel, norm: float) -> tuple[torch.Tensor, float]:
         """Return how far each part is beyond the forks, scaled to a norm, and p."""
@@ -135,24 +139,24 @@ class Court:
         )
 
     @cached_property
-    def answers(self) -> Answers:
+    def observed(self) -> Observations:
         """The diff of the base beside the forks; `diff` sets its changed model."""
         pairs = grammar_contrasts("number", self.base.tokenizer, 2048, size="large")
-        answers, path = Answers(self.base, self.base, self.rows, self.first, {}, pairs), self.out / "null.pt"
+        observed, path = Observations(self.base, self.base, self.rows, self.first, {}, pairs), self.out / "null.pt"
         if not path.exists():
-            forks = [(1, self.fork(seed)) for seed in range(NULLS)]
-            effects = [answers.effects(self.model(each)) for each in forks]
+            forks = [(1, self.fork(seed)) for seed in range(RUNS)]
+            effects = [observed.effects(self.model(each)) for each in forks]
             torch.save({"kl": [self.kl(each) for each in forks], "effects": effects, "moves": []}, path)
-        answers.null = torch.load(path)
-        return answers
+        observed.null = NullRuns(**{"kind": [FORKS] * RUNS, **torch.load(path)})
+        return observed
 
     def diff(self, *changes: tuple[float, Delta], **wanted: str) -> dict[str, float]:
         """Return how many words and tokens a diff names, and the rank and q of the `word` or `token` that is wanted."""
-        self.answers.changed = self.model(*changes)
-        self.answers.changes = [
-            each for _, each in compare_batches(self.base, self.answers.changed, self.rows, self.first)
+        self.observed.changed = self.model(*changes)
+        self.observed.changes = [
+            each for _, each in compare_batches(self.base, self.observed.changed, self.rows, self.first)
         ]
-        outcome = self.answers.outcome()
+        outcome = outcome_of_diff(self.observed)
         found = {"kl": outcome.scalars["kl"], "kl_p": outcome.scalars["null_p"]}
         for kind in ("word", "token"):
             table = outcome.tables[f"{kind}s"]
@@ -198,7 +202,7 @@ def alarms(court: Court) -> None:
         kl, others = torch.tensor([kl_of(seed, **recipe) for seed in own]), torch.tensor([kl_of(seed) for seed in POOL])
         found = torch.zeros(DRAWS, 2)
         for draw in range(DRAWS):
-            place, *null = torch.randperm(len(POOL), generator=seeded(draw))[: NULLS + 1].tolist()
+            place, *null = torch.randperm(len(POOL), generator=seeded(draw))[: RUNS + 1].tolist()
             mine = draw % len(own) if recipe else place
             found[draw, 0] = rank_p(kl[mine], others[null]) <= FALSE
             found[draw, 1] = beyond_forks(forked[mine], [every[other] for other in null])[1] <= FALSE
@@ -210,7 +214,7 @@ def alarms(court: Court) -> None:
     def perturbation(seed: int) -> float:
         changed, null = court.model((1, permuted(court.fork(seed), seed))), []
         batches, changes = zip(*compare_batches(court.base, changed, court.rows, court.first), strict=True)
-        for number in range(NULLS):
+        for number in range(RUNS):
             with perturbed(court.base, changed, number) as model:
                 null.append(torch.cat([own.kl(model, -1, own.base) for own in batches]).mean())
         return float(rank_p(torch.cat([each.tokens.kl for each in changes]).mean(), torch.stack(null)))
@@ -280,7 +284,7 @@ def nouns(court: Court) -> None:
     doses = [*((share, True) for share in SHARES), (0.1, False)]
     for share, flip in doses:
         say(f"{'wrong' if flip else 'right'} {share}", [noun_of(court, noun, share, flip) for noun in NOUNS])
-    norms = torch.tensor([court.number(f"norm of fork {seed}", partial(free, seed)) for seed in range(NULLS)])
+    norms = torch.tensor([court.number(f"norm of fork {seed}", partial(free, seed)) for seed in range(RUNS)])
     for share, flip in doses:
         p = [float(rank_p(torch.tensor(total(about(court, noun, share, flip))), norms)) for noun in NOUNS]
         print(f"{'wrong' if flip else 'right'} {share}: by the norm of weights {sum(each <= FALSE for each in p)}")

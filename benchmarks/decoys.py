@@ -40,7 +40,8 @@ from torch import Tensor
 
 from thinkalike.config import compose_job
 from thinkalike.data.splits import training_texts
-from thinkalike.instruments.ruler import Words, alike, apart, most
+from thinkalike.instruments.ruler.rungs import difference_interval, greatest_by_layer
+from thinkalike.instruments.ruler.words import Words, r2_of_layers
 from thinkalike.measures import CKAMeasure, MutualKNN
 from thinkalike.measures.contract import AnyMeasure, Blocks, LayerMeasure, joined
 from thinkalike.measures.folds import numbered_by_part
@@ -369,12 +370,12 @@ class RulerBesideTarget:
             self._known = {key: self._prepared(embeddings, is_massive)}  # the last one, as they are large
         residual, word_alone, targets, targets_alone, controls, of_target = self._known[key]
         sources = once_for_each(source.states, partial(self._predictor, residual))
-        value = alike(sources, targets)
+        value = r2_of_layers(sources, targets)
         of_source = [alike_with_one(sources, control) for control in controls[source.embedding]]
-        source_mixing = most(of_source)
-        target_mixing = most(of_target)
+        source_mixing = greatest_by_layer(of_source)
+        target_mixing = greatest_by_layer(of_target)
         mixing = {
-            "": most([source_mixing, target_mixing]),
+            "": greatest_by_layer([source_mixing, target_mixing]),
             " target": target_mixing,
             " least": least([source_mixing, target_mixing]),
         }
@@ -385,10 +386,10 @@ class RulerBesideTarget:
             plain = once_for_each(source.states, partial(self._predictor, word_alone))
             if not targets_alone:
                 targets_alone += once_for_each(self.target.states, partial(self._predictor, word_alone))
-            for pair, of_pair in zip(pairs, alike(plain, targets_alone), strict=True):
+            for pair, of_pair in zip(pairs, r2_of_layers(plain, targets_alone), strict=True):
                 pair["r2 beyond word and position"] = float(of_pair[:, 0].mean())
         for name, shared in mixing.items():
-            beyond = apart((value - shared).mean(1))
+            beyond = difference_interval((value - shared).mean(1))
             for layer, pair in enumerate(pairs):
                 pair[f"mixing{name}"] = float(shared[layer, :, 0].mean())
                 pair[f"beyond{name}"] = float(beyond.value[layer])
@@ -418,7 +419,7 @@ class RulerBesideTarget:
 
 def least(values: Sequence[Float[Tensor, "l 2 r"]]) -> Float[Tensor, "l 2 r"]:
     """Return at each layer the smallest of several values, by the mean of both ways."""
-    return -most([-value for value in values])
+    return -greatest_by_layer([-value for value in values])
 
 
 def once_for_each(layers: States, call: Callable[[Tensor], Any]) -> list[Any]:
@@ -430,7 +431,7 @@ def once_for_each(layers: States, call: Callable[[Tensor], Any]) -> list[Any]:
 def alike_with_one(predictors: Sequence[Predictor], control: Predictor) -> Tensor:
     """Return what each layer shares with one control; the same layer is compared once."""
     different = list(dict.fromkeys(predictors))
-    values = dict(zip(different, alike(different, [control] * len(different)), strict=True))
+    values = dict(zip(different, r2_of_layers(different, [control] * len(different)), strict=True))
     return torch.stack([values[predictor] for predictor in predictors])
 
 

@@ -22,7 +22,7 @@ import torch
 from dependence import LATENT, LENGTHS, NOISE, Records
 from torch import Tensor
 
-from thinkalike.instruments.ruler import apart, most
+from thinkalike.instruments.ruler.rungs import difference_interval, greatest_by_layer
 from thinkalike.measures import CKA
 from thinkalike.measures.folds import numbered_by_part
 from thinkalike.measures.ladder import INTERVAL_STEP, reading_interval, reading_of
@@ -82,8 +82,8 @@ def simulated(key: dict[str, Any], seed: int) -> list[list[float]]:
         own = compared(model, states(shared(first, common), 0))
         other = compared(target, states(shared(second, common), 1))
         both = torch.stack([compared(model, target)] * 2)
-        control = most([torch.stack([own] * 2)[None], torch.stack([other] * 2)[None]])
-        beyond.append(float(apart((both - control[0]).mean(0)[None]).low))
+        control = greatest_by_layer([torch.stack([own] * 2)[None], torch.stack([other] * 2)[None]])
+        beyond.append(float(difference_interval((both - control[0]).mean(0)[None]).low))
     ends = [[float(each.low), float(each.high)] for each in readings]
     return [[float(each[0]) for each in pairs], rungs[:, 0].tolist(), *ends, beyond]
 

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from thinkalike.instruments.ruler import MIXING, WordComparison, Words, apart, most
+from thinkalike.instruments.ruler.rungs import MIXING, difference_interval, greatest_by_layer
+from thinkalike.instruments.ruler.words import WordComparison, Words
 from thinkalike.models.load import load_model
 
 SOURCE, TARGET = "solu-3l-mini", "gelu-3l-mini"
@@ -32,8 +33,8 @@ def test_trained_pairs_are_compared_as_the_ruler_does(decoys, text):
     values = decoys.RulerBesideTarget(text, target).compare(source)
     ruler = WordComparison(text.words, [text.models[SOURCE], text.models[TARGET]], [layers, layers])
     value = ruler.value()
-    mixing = most([ruler.shared(side, MIXING, ruler.read(side, MIXING)) for side in (0, 1)])
-    beyond = apart((value - mixing).mean(1))
+    mixing = greatest_by_layer([ruler.shared(side, MIXING, ruler.read(side, MIXING)) for side in (0, 1)])
+    beyond = difference_interval((value - mixing).mean(1))
     assert [pair["r2"] for pair in values] == pytest.approx(value[..., 0].mean(1).tolist())
     assert [pair["mixing"] for pair in values] == pytest.approx(mixing[..., 0].mean(1).tolist())
     assert [pair["beyond low"] for pair in values] == pytest.approx(beyond.low.tolist(), nan_ok=True)

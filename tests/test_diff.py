@@ -17,7 +17,7 @@ from thinkalike.errors import ConfigError, ModelError
 from thinkalike.evaluation.changes import compare_batches, perturbed
 from thinkalike.evaluation.exchanges import exchange_outputs, exchange_parts
 from thinkalike.evaluation.forks import PartMove, beyond_forks, comparable_with_forks, fork, part_moves, rate_for
-from thinkalike.instruments.diff.answers import worst
+from thinkalike.instruments.diff.outcome import worst
 from thinkalike.instruments.diff.screen import APART, lines
 from thinkalike.models.load import load_model
 from thinkalike.models.module_facts import TOLERANCE, relative_error

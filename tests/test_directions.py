@@ -11,9 +11,9 @@ from conftest import composed, kill_and_resume, untrained
 from stores import finish
 from thinkalike.data.rows import TokenRows
 from thinkalike.evaluation.moments import state_moments
-from thinkalike.instruments.stitching.directions import residual_sums
-from thinkalike.instruments.stitching.fitting import load_setting
+from thinkalike.instruments.stitching.asymmetry import residual_sums
 from thinkalike.instruments.stitching.instrument import Stitching
+from thinkalike.instruments.stitching.setting import load_setting
 from thinkalike.instruments.stitching.table import COLUMNS, left_to_gain
 from thinkalike.measures.round_trips import both_directions
 from thinkalike.memory import Budget

@@ -17,7 +17,7 @@ import pages
 from conftest import ROOT, composed
 from pages import script
 from thinkalike.catalogue import conf_folders
-from thinkalike.cli import as_analysis
+from thinkalike.cli import NAMES_OF_MODELS, as_analysis
 from thinkalike.config import CONF, MEASURES, TASKS, TrainConfig, instrument, measure_schema, options
 from thinkalike.config.compose import _keys
 from thinkalike.config.groups import GROUPS, folder_node, schema_node, unset_settings
@@ -65,8 +65,8 @@ def check(command):
     """Check a command line as far as that goes in no time: what it names is there; `compose` checks values, too."""
     if "--config-dir" in command.words:
         return  # its options are in a folder of its own; tests/test_docs_run.py runs it
-    if command.entry == "diff":
-        check_names("analyze", as_analysis(command.words))
+    if command.entry in NAMES_OF_MODELS:
+        check_names("analyze", as_analysis(command.words, command.entry))
     elif command.entry in DOORS:
         check_names(command.entry, command.overrides)
     elif command.entry in ("results", "report"):

@@ -10,8 +10,9 @@ from safetensors.torch import load_file, save_file
 import tiny
 from conftest import results_in
 from thinkalike.errors import StitchError
-from thinkalike.instruments.diff.exact import edits_of, settings_that_differ
-from thinkalike.instruments.diff.screen import weights_in_words
+from thinkalike.instruments.diff.differing_settings import settings_that_differ
+from thinkalike.instruments.diff.edits import edits_of
+from thinkalike.instruments.diff.weights_screen import weights_in_words
 from thinkalike.models.load import load_model
 from thinkalike.models.parts import one_form
 from thinkalike.stitches.stitch_map import Site

@@ -22,7 +22,7 @@ from thinkalike.data.stimuli import Stimuli
 from thinkalike.evaluation.changes import compare_batches, perturbed
 from thinkalike.evaluation.exchanges import exchange_parts
 from thinkalike.evaluation.forks import part_moves
-from thinkalike.instruments.ruler import alike
+from thinkalike.instruments.ruler.words import r2_of_layers
 from thinkalike.measures.mlem.differentiable import DifferentiableMLEM
 from thinkalike.measures.ridge import Predictor
 from thinkalike.models.parts import changed_parts, parts_of
@@ -104,7 +104,7 @@ def distances(_, layers, dtype=torch.float32):
 
 def ruled(_, layers, dtype=torch.float32):
     documents = torch.arange(ROWS) // 4
-    alike(*([Predictor(each, documents) for each in states(layers, seed, dtype)] for seed in range(2)))
+    r2_of_layers(*([Predictor(each, documents) for each in states(layers, seed, dtype)] for seed in range(2)))
 
 
 def iterated(batches, layers, dtype=torch.float32):

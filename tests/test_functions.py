@@ -70,6 +70,7 @@ SETTINGS = {  # small sizes, by their names on a command line, of which a keywor
     "trajectory": {"measure.tokens": 256, "measure.folds": 2, "measure.permutations": 19, "measure.least": 2,
                    "measure.importance": False, "stimuli.sample": 60},
     "loss": {"data.report_tokens": 2048},
+    "lineage": {"measure.likeness": False},
     "ruler": {"measure.words": 8000},
 }  # fmt: skip
 ALIKE = [kind for kind in of_core(MEASURES) if kind not in SETTINGS]  # measures of layer pairs, all in the same way
@@ -94,7 +95,8 @@ def called(kind, store, models):
     """The result of a function, of small sizes."""
     keywords = {name.rpartition(".")[2]: value for name, value in SETTINGS[kind].items()}
     keywords |= {} if kind in JOBS else {"measure": kind}
-    keywords |= {"stimuli": FRAME} if kind in ("mlem", "rsa") else {"texts": TEXTS}
+    if kind != "lineage":  # which reads weights alone
+        keywords |= {"stimuli": FRAME} if kind in ("mlem", "rsa") else {"texts": TEXTS}
     given = [models] if kind == "rsa" else models
     return getattr(thinkalike, "compare" if "measure" in keywords else kind)(*given, store=store, **keywords)
 
@@ -103,7 +105,7 @@ def words_of(kind, names, files):
     """The same on a command line."""
     own = [f"{name}={value}" for name, value in SETTINGS[kind].items()]
     models = [f"{part}={name}" for part, name in zip(("model", "model@target"), names, strict=False)]
-    read = files["words" if kind in ("mlem", "rsa") else "text"]
+    read = [] if kind == "lineage" else files["words" if kind in ("mlem", "rsa") else "text"]
     return [*([] if kind == "stitch" else [f"measure={kind}"]), *models, *read, *own]
 
 
@@ -126,7 +128,8 @@ def test_a_function_gives_the_table_of_its_command(kind, files, cli, tmp_path):
 
 JOBS = {"stitch": ["stitch"], "compare": ["cka", "r2", "ruler", "mutual_knn", "svcca", "distance", "jsd", "rsa", "mlem",
                                            "diff"],
-        "mlem": ["mlem"], "rsa": ["rsa"], "diff": ["diff"], "trajectory": ["trajectory"]}  # fmt: skip
+        "mlem": ["mlem"], "rsa": ["rsa"], "diff": ["diff"], "lineage": ["lineage"],
+        "trajectory": ["trajectory"]}  # fmt: skip
 COMMON = {each.name for part in (DataConfig, StimuliConfig, AnalyzeConfig) for each in fields(part)} | {"site", "head"}
 
 

@@ -64,6 +64,7 @@ LEVELS = {
     "forecast": 6,
     "budget": 6.5,  # knows forecast
     "report": 7,
+    "completion": 7,
     "cli": 8,
     "__main__": 9,
     "contrib": 10,  # imports the core, which finds its registry by name and never imports it

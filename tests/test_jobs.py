@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 import tiny
 from conftest import composed, kill_and_resume, untrained
 from thinkalike.config.values import key_settings
-from thinkalike.instruments.stitching.instrument import sentence
+from thinkalike.instruments.stitching.screen import sentence_of_direction
 from thinkalike.instruments.stitching.table import bytes_by_document
 from thinkalike.models.layer_choice import pairs_of_layers
 
@@ -234,12 +234,12 @@ SENTENCES = {  # parts of a sentence that depend on the table
 @pytest.mark.parametrize("what", SENTENCES)
 def test_one_sentence_says_what_was_found(what):
     rows, parts = SENTENCES[what]
-    assert all(part in sentence(rows) for part in parts), sentence(rows)
+    assert all(part in sentence_of_direction(rows) for part in parts), sentence_of_direction(rows)
 
 
 @pytest.mark.ci_slow
 def test_a_job_prints_its_sentence_for_each_direction(cli, small_stitching):
     done = cli("train.py", "layers=[[0,0],[1,1]]", "stitch.both=true", *small_stitching)
     details = done.result.tables["details"]
-    ways = [sentence(rows) for _, rows in details.groupby(["source", "target"], sort=False)]
+    ways = [sentence_of_direction(rows) for _, rows in details.groupby(["source", "target"], sort=False)]
     assert all(way in " ".join(done.stdout.split()) for way in ways)

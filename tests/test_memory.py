@@ -403,16 +403,3 @@ def test_the_report_takes_what_fits_and_pairs_give_way_first(rows):
     assert share(1e3) == (1, 1), "it is tried"
     assert rows_of_moments(*module.models, PAIRS, tiny.token_rows(rows), Budget(1e9, 0.0)) == 64, "of 32 tokens"
     assert rows_of_moments(*module.models, PAIRS, tiny.token_rows(rows), Budget(1e6, 0.0)) == 4
-
-
-def test_pages_of_files_leave_memory_and_keep_what_was_written(tmp_path):
-    np.arange(2**23, dtype=np.float32).tofile(tmp_path / "weights")
-    mapped = torch.from_file(str(tmp_path / "weights"), size=2**23)  # 32 MB, of which writes stay in this process
-    mapped[5] = -1.0
-    expected, before = mapped.sum(), bytes_in_use(CPU)
-    places.page_out()
-    assert not places.Path("/proc/self/maps").exists() or bytes_in_use(CPU) <= before - 2**24, (
-        "on a file system on disk"
-    )
-    assert mapped[5] == -1
-    assert mapped.sum() == expected

@@ -16,8 +16,9 @@ from conftest import composed, results_in, with_slow
 from thinkalike.data.stimuli import controlled_stimuli
 from thinkalike.data.tables import read_stimuli, read_table
 from thinkalike.errors import ConfigError, DataError
-from thinkalike.instruments import instrument_of, mlem, of_stimuli
-from thinkalike.instruments.mlem import FeatureProfiles
+from thinkalike.instruments import instrument_of, of_stimuli
+from thinkalike.instruments.mlem.instrument import FeatureProfiles
+from thinkalike.instruments.mlem.table import with_share
 from thinkalike.job.inputs import contents_of
 from thinkalike.measures import MLEM, feature_importance, split_half_reference, weighted_tau
 from thinkalike.models.load import load_model
@@ -239,7 +240,7 @@ def test_p_values_of_single_words_of_sentences_are_refused(word):
 
 
 def test_a_score_is_no_share_of_a_reference_that_is_not_above_0():
-    beside = mlem._share(pd.DataFrame({"score": [0.3, 0.2, 0.1], "reference": [0.6, -0.1, np.nan]}))
+    beside = with_share(pd.DataFrame({"score": [0.3, 0.2, 0.1], "reference": [0.6, -0.1, np.nan]}))
     assert beside["share"].tolist()[0] == 0.5
     assert beside["share"].isna().tolist() == [False, True, True]
 

@@ -22,7 +22,8 @@ from thinkalike.data.paired import AlignedRows, PairedReader, SourceTokenizer
 from thinkalike.data.rows import PairedRows, TokenRows
 from thinkalike.errors import DataError, ModelError
 from thinkalike.evaluation.stitched_losses import document_sums
-from thinkalike.instruments.stitching.fitting import ClosedForms, load_setting
+from thinkalike.instruments.stitching.closed_forms import ClosedForms
+from thinkalike.instruments.stitching.setting import load_setting
 from thinkalike.models.families import FAMILIES
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.training.run import StepData
@@ -254,7 +255,7 @@ def test_widths_bos_and_closed_forms_go_with_other_tokenizers(words):
     maps = forms.maps("least_squares")
     shifted = [lambda state, phi=phi: phi(state.roll(1, 1)) for phi in maps]
     rows, named = setting.corpus.report, {"stitch": maps, "shifted": shifted}
-    sums = document_sums(*setting.models, named, rows, len(rows))
+    sums = document_sums(setting.source, setting.target, setting.layer_pairs, named, rows, len(rows))
     assert sums["stitch"].sum() != sums["shifted"].sum()
     assert sums["distance"].sum() / 2 / sums["tokens"].sum() < 1
 

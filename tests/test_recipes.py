@@ -15,7 +15,9 @@ from thinkalike.evaluation.forward import states_onwards
 from thinkalike.evaluation.moments import state_moments
 from thinkalike.evaluation.stitched_losses import Control, document_sums
 from thinkalike.evaluation.token_means import BigramMeans
-from thinkalike.instruments.stitching.fitting import ClosedForms, Setting, fitted
+from thinkalike.instruments.stitching.closed_forms import ClosedForms
+from thinkalike.instruments.stitching.fitting import fitted
+from thinkalike.instruments.stitching.setting import StitchSetting
 from thinkalike.measures import Moments, least_squares, procrustes, reduced_rank
 from thinkalike.measures.closed_forms import AffineMap
 from thinkalike.measures.round_trips import both_directions
@@ -348,7 +350,7 @@ def test_the_default_recipe_finds_the_rotation(planted, tmp_path):
     recipe = config.stitch
     fit_tokens = recipe.steps * recipe.tokens_per_step
     corpus = read_corpus(config.data, source.tokenizer, 256, bos=False, fit_tokens=fit_tokens)
-    setting = Setting(recipe, 0, source, target, SAME_DEPTH, corpus)
+    setting = StitchSetting(recipe, 0, source, target, SAME_DEPTH, corpus)
     run = Run(tmp_path, torch.device("cpu"), TrainerConfig())
     maps = fitted(ClosedForms(setting), run).maps
     assert penalty(source, target, maps, corpus.report.tokens[:128]).abs().max() < 0.005

@@ -11,11 +11,14 @@ from sklearn.linear_model import Ridge
 import tiny
 from conftest import composed, with_slow
 from thinkalike.errors import DataError, ModelError
-from thinkalike.instruments import r2, ruler, run_job
+from thinkalike.instruments import r2, run_job
 from thinkalike.instruments.layer_pairs.readings import pairs_read
-from thinkalike.instruments.ruler import RulerConfig, WordComparison, fisher_z
-from thinkalike.instruments.stitching.instrument import in_bits
-from thinkalike.instruments.stitching.table import readings
+from thinkalike.instruments.ruler import words as words_of_ruler
+from thinkalike.instruments.ruler.instrument import RulerConfig
+from thinkalike.instruments.ruler.table import fisher_z
+from thinkalike.instruments.ruler.words import WordComparison
+from thinkalike.instruments.stitching.screen import in_bits
+from thinkalike.instruments.stitching.table import penalty_readings
 from thinkalike.measures.closed_forms import least_squares
 from thinkalike.measures.folds import JACKKNIFE_PARTS, numbered_by_part
 from thinkalike.measures.halved_moments import HalvedMoments
@@ -269,12 +272,12 @@ def test_models_that_share_their_text_alone_have_plain_r2_and_no_more(read):
 
 
 def test_states_that_are_not_finite_are_refused(read, monkeypatch):
-    word_states = ruler.word_states
+    word_states = words_of_ruler.word_states
 
     def overflowing(*arguments):
         return [states.index_fill(-1, torch.tensor(0), torch.inf) for states in word_states(*arguments)]
 
-    monkeypatch.setattr(ruler, "word_states", overflowing)
+    monkeypatch.setattr(words_of_ruler, "word_states", overflowing)
     with pytest.raises(DataError, match="is not finite: run it in a wider dtype"):
         read("base", "other", "force=true", measure=R2)
 
@@ -301,7 +304,7 @@ def test_layer_pairs_are_the_same_however_many_predictors_fit_in_memory(monkeypa
     torch.testing.assert_close(whole[1, 2, 0], alone[1].of(layers[2]).shares)
     torch.testing.assert_close(whole[1, 2, 1], alone[2].of(layers[1]).shares)
     torch.testing.assert_close(found(layers), whole, rtol=0, atol=1e-12)
-    monkeypatch.setattr(r2, "PREDICTORS", 1)
+    monkeypatch.setattr(r2, "PREDICTOR_BYTES", 1)
     assert torch.equal(found(list(layers)), whole)
     torch.testing.assert_close(found(layers), whole, rtol=0, atol=1e-12)
 
@@ -355,19 +358,19 @@ def losses(costs, rungs, documents=24):
 
 def test_penalties_read_where_the_target_loses_as_much():
     rungs = {2: 8.0, 3: 4.0, 4: 1.0, 5: 0.25, 6: 0.06, 8: 0.004}
-    found = readings(losses([1.0, 0.5, 6.0, 20.0, 0.001, -0.1], rungs))
+    found = penalty_readings(losses([1.0, 0.5, 6.0, 20.0, 0.001, -0.1], rungs))
     between = 2 + np.log(8 / 6) / np.log(8 / 4)
     assert found["reading"] == pytest.approx([4, 4.5, between, 2, 8, 8])
     assert found["reading_low"] == pytest.approx(found["reading"], abs=1e-6), "φ and rungs share their documents"
     said = ["4.5", "2.4", "below 2", "8 or more"]
     assert [in_bits(each) for each in found["reading"][1:5]] == said
-    assert readings(losses([1.0], {})) == {}
+    assert penalty_readings(losses([1.0], {})) == {}
 
 
 def test_a_reading_has_an_interval_where_documents_differ():
     sums = losses([0.5], {4: 1.0, 5: 0.25})
     sums["stitch"] = sums["stitch"] + torch.randn(1, 24, generator=torch.Generator().manual_seed(1)).double() * 10
-    found = readings(sums)
+    found = penalty_readings(sums)
     assert found["reading_low"][0] < found["reading"][0] < found["reading_high"][0]
 
 

@@ -33,7 +33,7 @@ from thinkalike.forecast import (
     summary,
 )
 from thinkalike.instruments import instrument
-from thinkalike.instruments.stitching.table import BESIDE, table_of
+from thinkalike.instruments.stitching.table import BASELINES_AND_CONTROLS, short_table
 from thinkalike.models.load import load_model
 from thinkalike.models.operations import Operations, operations
 from thinkalike.models.shapes import Shape, shape_of
@@ -65,7 +65,7 @@ def stitched(aligned: bool) -> Result:
     rows["stitch"] = "affine"
     columns = ["stitching_loss", "target_loss", "source_loss", "penalty", "penalty_low", "penalty_high"]
     columns += ["distance", "reading", "left_to_gain"]
-    columns += [f"{name}_penalty" for name in BESIDE]
+    columns += [f"{name}_penalty" for name in BASELINES_AND_CONTROLS]
     if aligned:
         bits = ["target", "source", "penalty"]
         columns += [f"{name}_bits_per_byte" for name in bits]
@@ -74,7 +74,7 @@ def stitched(aligned: bool) -> Result:
     scalars = {f"aligned_{name}": 1 / 3 for name in ("exactly", "earlier", "nowhere")}
     models = [{"name": NAMES[0], "site": "resid_mid"}, {"name": NAMES[1]}]
     provenance = {"data": {"report_tokens": 98816}, "models": models}
-    return made(table_of(details), scalars | DOCUMENTS, provenance, details=details)
+    return made(short_table(details), scalars | DOCUMENTS, provenance, details=details)
 
 
 def compared() -> Result:

@@ -22,7 +22,7 @@ import tiny
 from conftest import ROOT
 from thinkalike.config import ModelConfig
 from thinkalike.errors import ConfigError, DataError, ModelError, ThinkalikeError
-from thinkalike.instruments.layer_pairs.screen import at_equal_depth
+from thinkalike.instruments.layer_pairs.equal_depth import at_equal_depth
 from thinkalike.models.families import EMBED
 from thinkalike.models.load import load_model
 from thinkalike.shards import arrays

@@ -27,7 +27,7 @@ from thinkalike.evaluation.forward import next_token_losses
 from thinkalike.evaluation.held_out import masked_losses
 from thinkalike.evaluation.moments import state_moments
 from thinkalike.evaluation.stitched_losses import document_sums
-from thinkalike.instruments.stitching.fitting import _warn_of_overfitting
+from thinkalike.instruments.stitching.fitting import warn_of_overfitting
 from thinkalike.measures import least_squares
 from thinkalike.memory import Budget
 from thinkalike.models.load import load_model
@@ -365,7 +365,7 @@ def test_a_stitch_of_few_tokens_is_warned_of(rows, caplog, steps, tokens, count)
     """A map of 32 by 32 wants 20 tokens for each of its 1,024 numbers; 60 steps read the 5,000 tokens 1.5 times."""
     module = training(PAIRS[:1], replace(CONFIG, steps=steps))
     with caplog.at_level("WARNING", logger="thinkalike"):
-        _warn_of_overfitting(module, tokens, context=rows.shape[1])
+        warn_of_overfitting(module, tokens, context=rows.shape[1])
     assert len(caplog.records) == count
 
 

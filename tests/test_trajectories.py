@@ -16,8 +16,8 @@ import tiny
 from conftest import kill_and_resume
 from thinkalike.config import ModelConfig
 from thinkalike.errors import ConfigError, ModelError
-from thinkalike.instruments.trajectory import answers
-from thinkalike.instruments.trajectory.answers import (
+from thinkalike.instruments.trajectory import reader
+from thinkalike.instruments.trajectory.accuracies import (
     balanced,
     curve_of,
     held_out_right,
@@ -26,7 +26,8 @@ from thinkalike.instruments.trajectory.answers import (
     permuted_labels,
     simultaneous_t,
 )
-from thinkalike.instruments.trajectory.instrument import TrajectoryConfig, checkpoints_of, steps_of
+from thinkalike.instruments.trajectory.checkpoints import checkpoints_of, steps_of
+from thinkalike.instruments.trajectory.settings import TrajectoryConfig
 from thinkalike.measures.estimates import jackknife, student_t
 from thinkalike.measures.mlem.importance import fold_interval
 from thinkalike.models.fingerprints import checkpoint_fingerprint
@@ -261,8 +262,8 @@ def run_of_a_trainer(tmp_path_factory):
 @pytest.fixture
 def loads(monkeypatch):
     """The names of the models that are loaded."""
-    names, own = [], answers.load_model
-    monkeypatch.setattr(answers, "load_model", lambda model: names.append(model.revision) or own(model))
+    names, own = [], reader.load_model
+    monkeypatch.setattr(reader, "load_model", lambda model: names.append(model.revision) or own(model))
     return names
 
 

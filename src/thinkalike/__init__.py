@@ -6,6 +6,7 @@
     mlem(a, stimuli=frame)         which features of words explain the distances in each layer?
     rsa([a, b], stimuli=frame)     how alike are their distances of words?
     diff(base, tuned)              what did a change do?
+    lineage(a, b)                  does b derive from a, and which of its blocks?
     trajectory("./run")            how do representations form over checkpoints?
 
 Each is `run` of a job, an object such as `Compare(a, b, measure="cka")`; `thinkalike.jobs.Stitch` is that of a stitch.
@@ -22,6 +23,7 @@ if TYPE_CHECKING:  # what type checkers and editors see; test_install.py compare
     from thinkalike.arguments import takes_arrays
     from thinkalike.functions import compare as compare
     from thinkalike.functions import diff as diff
+    from thinkalike.functions import lineage as lineage
     from thinkalike.functions import mlem as mlem
     from thinkalike.functions import rsa as rsa
     from thinkalike.functions import stitch as stitch
@@ -30,6 +32,7 @@ if TYPE_CHECKING:  # what type checkers and editors see; test_install.py compare
     from thinkalike.jobs import Compare as Compare
     from thinkalike.jobs import Diff as Diff
     from thinkalike.jobs import Job as Job
+    from thinkalike.jobs import Lineage as Lineage
     from thinkalike.jobs import Loss as Loss
     from thinkalike.jobs import Mlem as Mlem
     from thinkalike.jobs import Rsa as Rsa
@@ -68,8 +71,8 @@ if TYPE_CHECKING:  # what type checkers and editors see; test_install.py compare
     __version__: str
 
 _NAMES = {  # in the order of their documentation
-    "functions": ["stitch", "compare", "mlem", "rsa", "diff", "trajectory"],
-    "jobs": ["run", "Job", "Compare", "Mlem", "Rsa", "Diff", "Loss", "Trajectory"],
+    "functions": ["stitch", "compare", "mlem", "rsa", "diff", "lineage", "trajectory"],
+    "jobs": ["run", "Job", "Compare", "Mlem", "Rsa", "Diff", "Lineage", "Loss", "Trajectory"],
     "writing": ["write_states", "write_prompts", "index_states"],
     "store": ["Result", "open_result"],
     "listing": ["results"],

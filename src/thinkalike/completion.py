@@ -84,10 +84,10 @@ def readable_line(line: str, command: str) -> str | None:
     ends_with_option = bool(rest) and not is_new_word and rest[-1] not in overrides
     if ends_with_option or expects_value or drops_value:
         return None
-    if command == "diff":  # BASE and CHANGED are folders, which the shell completes
+    if command in ("diff", "lineage"):  # whose two models are folders, which the shell completes
         models_typed = [word for word in overrides if "=" not in word]
         if overrides and not is_new_word and overrides[-1] in models_typed[:2]:
             return None
-        overrides = ["measure=diff", *(word for word in overrides if word not in models_typed[:2])]
+        overrides = [f"measure={command}", *(word for word in overrides if word not in models_typed[:2])]
     end = " " if is_new_word else ""
     return " ".join([*program, *options, *overrides]) + end

@@ -26,7 +26,7 @@ from thinkalike.arguments import takes_arrays
 from thinkalike.errors import ConfigError
 from thinkalike.global_state import isolated
 from thinkalike.inputs import is_model
-from thinkalike.jobs import Compare, Diff, Job, Mlem, Rsa, Stitch, Trajectory, run
+from thinkalike.jobs import Compare, Diff, Job, Lineage, Mlem, Rsa, Stitch, Trajectory, run
 from thinkalike.jobs.plain_values import checked_plain
 from thinkalike.measures.distances.rsa import rsa_of_models
 from thinkalike.store import Result
@@ -71,6 +71,8 @@ mlem = function_of(Mlem)
 """Run a job of `thinkalike.jobs.Mlem`, which declares the arguments."""
 diff = function_of(Diff)
 """Run a job of `thinkalike.jobs.Diff`, which declares the arguments."""
+lineage = function_of(Lineage)
+"""Run a job of `thinkalike.jobs.Lineage`, which declares the arguments."""
 trajectory = function_of(Trajectory)
 """Run a job of `thinkalike.jobs.Trajectory`, which declares the arguments."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,8 +22,6 @@ from thinkalike.errors import ResourceError, chain
 PROCESS_GROUP = Path("/proc/self/cgroup")
 GROUPS_FOLDER = Path("/sys/fs/cgroup")
 CPU = torch.device("cpu")
-MADV_PAGEOUT = 21  # of madvise: take pages out of memory, and keep what was written to them
-LARGE_MAPPING = 2**24  # bytes; the mappings of program libraries are smaller
 # bytes of states that a stitching job holds on a CPU outside of training, whatever is free
 STATE_BYTES_ON_CPU = 2**31
 UNITS = {"TB": 1e12, "GB": 1e9, "MB": 1e6}
@@ -153,22 +150,9 @@ def _free_in_control_group(folder: Path) -> int:
 
 
 def free_cached_memory(device: torch.device) -> None:
-    """Give freed memory, which allocators keep for later tensors, back to the device."""
+    """Give freed memory, which torch keeps for later tensors, back to a GPU."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
-    elif device.type == "cpu":
-        with contextlib.suppress(OSError, AttributeError):  # only glibc has this function
-            ctypes.CDLL(None).malloc_trim(0)
-
-
-def page_out() -> None:
-    """Drop weights that are mapped from files out of memory until they are read (Linux only)."""
-    with contextlib.suppress(OSError, AttributeError):
-        for line in Path("/proc/self/maps").read_text().splitlines():
-            start, stop = (int(end, 16) for end in line.split()[0].split("-"))
-            if " rw-p " in line and "/" in line and stop - start > LARGE_MAPPING:
-                address = ctypes.c_void_p(start)
-                ctypes.CDLL(None).madvise(address, ctypes.c_size_t(stop - start), MADV_PAGEOUT)
 
 
 def readable(size: float) -> str:

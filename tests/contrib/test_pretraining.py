@@ -13,7 +13,7 @@ from thinkalike.config import ModelConfig, TrainerConfig
 from thinkalike.contrib.pretraining.config import PretrainConfig
 from thinkalike.contrib.pretraining.training import MaskedPretraining, Pretraining, cosine
 from thinkalike.evaluation.held_out import masked_losses
-from thinkalike.instruments.trajectory.instrument import steps_of
+from thinkalike.instruments.trajectory.checkpoints import steps_of
 from thinkalike.models.fingerprints import checkpoint_fingerprint
 from thinkalike.models.load import load_model
 from thinkalike.models.minis import build_mini, train_tokenizer

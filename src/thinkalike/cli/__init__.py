@@ -1,6 +1,7 @@
-"""The entry points, as scripts and as commands: `thinkalike diff|train|analyze|results|report`.
+"""The entry points, as scripts and as commands.
 
-Hydra reads the command lines of train and analyze.
+The commands are `thinkalike diff|lineage|train|analyze|results|report`. Hydra reads the command
+lines of train and analyze.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ import sys
 from collections.abc import Sequence
 
 import thinkalike
-from thinkalike.cli.diff_words import as_analysis as as_analysis
 from thinkalike.cli.job import entry_point
+from thinkalike.cli.pair_words import NAMES_OF_MODELS as NAMES_OF_MODELS
+from thinkalike.cli.pair_words import as_analysis as as_analysis
 from thinkalike.cli.process import COMMAND, own_process
 from thinkalike.cli.sweep import DRY_RUN as DRY_RUN
 from thinkalike.cli.sweep import SHARED as SHARED
@@ -20,7 +22,7 @@ from thinkalike.completion import commands_that_begin, completed_command, is_que
 from thinkalike.errors import nearest, plain, short
 
 USAGE = (
-    "usage: thinkalike diff|train|analyze|results|report [key=value ...]; "
+    "usage: thinkalike diff|lineage|train|analyze|results|report [key=value ...]; "
     "thinkalike train --help says more"
 )
 
@@ -46,15 +48,26 @@ def report() -> None:
 
 def diff() -> None:
     """Say what a change did, as `thinkalike analyze measure=diff`."""
+    analyze_two_models("diff")
+
+
+def lineage() -> None:
+    """Say which blocks derive from another model, as `thinkalike analyze measure=lineage`."""
+    analyze_two_models("lineage")
+
+
+def analyze_two_models(command: str) -> None:
+    """Run the analysis that a command of two models stands for."""
     if not is_query(sys.argv[1:]):
         with own_process():
-            sys.argv[1:] = as_analysis(sys.argv[1:])
+            sys.argv[1:] = as_analysis(sys.argv[1:], command)
         os.environ[COMMAND] = "analyze"
     analyze()
 
 
 COMMANDS = {
     "diff": diff,
+    "lineage": lineage,
     "train": train,
     "analyze": analyze,
     "results": results,

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from thinkalike.figures.layers import ruler as ruler
     from thinkalike.figures.layers import shifts as shifts
     from thinkalike.figures.layers import similarity as similarity
+    from thinkalike.figures.lineage import family as family
     from thinkalike.figures.stitching import penalties as penalties
     from thinkalike.figures.stitching import penalty_map as penalty_map
     from thinkalike.figures.style import COLOURS as COLOURS
@@ -35,6 +36,7 @@ MODULE_OF_NAME = {
     "ruler": "layers",
     "shifts": "layers",
     "similarity": "layers",
+    "family": "lineage",
     "penalties": "stitching",
     "penalty_map": "stitching",
     "COLOURS": "style",

@@ -1,12 +1,13 @@
-"""Instruments: one file each, with its settings, its run, its table, its figure and what it prints.
+"""Instruments: a file or a folder each, with settings, run, table, figure and screen.
 
-`thinkalike.registry` lists them. A module here holds the settings of a measure, such as `CKAConfig`, and one
-subclass of `Instrument`. Lists of results import it, so that of stitches imports Lightning inside its functions.
+`thinkalike.registry` lists them. A module here holds the settings of a measure, such as
+`CKAConfig`, and one subclass of `Instrument`. Lists of results import it, so that of stitches
+imports Lightning inside its functions.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, cast
 
 from thinkalike import figures
 from thinkalike.catalogue import instrument
@@ -18,20 +19,30 @@ from thinkalike.job.performing import passes, run_job, run_jobs
 from thinkalike.job.unread_settings import check_read
 from thinkalike.store import Result
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from thinkalike.measures.layer_pair_estimate import LayerPairEstimate
+
 
 @isolated()
-def plot(what: Any, name: str | None = None, ax: Any = None) -> tuple[Any, Any]:
-    """Draw a figure of a `Result` once more, or the matrix of all layer pairs that a metric computed.
+def plot(
+    what: Result | LayerPairEstimate, name: str | None = None, ax: Axes | None = None
+) -> tuple[Figure, Axes | list[Axes]]:
+    """Draw a figure of a `Result`, or the matrix of all layer pairs that a metric computed.
 
     Args:
-        name: of a figure of the result, as its files are called, such as "penalty"; by default the first.
-        ax: where to draw; by default into a new figure.
+        what: The result, or what the metric computed.
+        name: The name of a figure of the result, as its files are called, such as "penalty"; by
+            default the first.
+        ax: Where to draw; by default into a new figure.
 
     Returns:
         The figure and its axes, a list where there are several.
 
     Raises:
-        ResultError: the kind draws no figures, or none of that name; or it is no result.
+        ResultError: The kind draws no figures, or none of that name; or `what` is no result.
 
     >>> metric = CKA(1, 1)
     >>> metric.update([torch.randn(9, 4)], [torch.randn(9, 4)])
@@ -40,14 +51,36 @@ def plot(what: Any, name: str | None = None, ax: Any = None) -> tuple[Any, Any]:
     'target, layer'
     """
     if not isinstance(what, Result):
-        from torch import Tensor  # which the help of a command need not load
+        drawn = _plot_estimate(what, ax)
+    elif what.instrument is None:
+        folder = what.folder / "figures"
+        raise ResultError(
+            f"{what.kind} is drawn from several results; its figures are in {folder}"
+        )
+    else:
+        drawn = what.instrument.plot(what, name, ax)
+    return cast("tuple[Figure, Axes | list[Axes]]", drawn)
 
-        if not isinstance(getattr(what, "value", None), Tensor) or not hasattr(what, "label"):
-            raise ResultError(f"plot takes a Result, as open_result gives, or what a metric computed, and not {what!r}")
-        return figures.layer_pairs(what.value.cpu().numpy(), what.label, ax=ax)  # type: ignore[no-any-return]
-    if what.instrument is None:
-        raise ResultError(f"{what.kind} is drawn from several results; its figures are in {what.folder / 'figures'}")
-    return what.instrument.plot(what, name, ax)  # type: ignore[no-any-return]
+
+def _plot_estimate(estimate: LayerPairEstimate, ax: Axes | None) -> object:
+    from torch import Tensor  # the help of a command need not load it
+
+    is_estimate = isinstance(getattr(estimate, "value", None), Tensor)
+    if not is_estimate or not hasattr(estimate, "label"):
+        raise ResultError(
+            "plot takes a Result, as open_result gives, or what a metric computed, and not "
+            f"{estimate!r}"
+        )
+    return figures.layer_pairs(estimate.value.cpu().numpy(), estimate.label, ax=ax)
 
 
-__all__ = ["asked_for", "check_read", "instrument", "instrument_of", "passes", "plot", "run_job", "run_jobs"]
+__all__ = [
+    "asked_for",
+    "check_read",
+    "instrument",
+    "instrument_of",
+    "passes",
+    "plot",
+    "run_job",
+    "run_jobs",
+]

@@ -1,21 +1,27 @@
-"""measure=cka: unbiased CKA of every layer pair of two models, batch by batch (Brown et al. 2023, appendix C.1)."""
+"""measure=cka: CKA of every layer pair of two models, batch by batch.
+
+It is the unbiased CKA of Brown et al. (2023), appendix C.1.
+"""
 
 from __future__ import annotations
 
 import logging
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import pandas as pd
-import torch
+from torch import Tensor
 
 from thinkalike.config import AnalyzeConfig, RecipeJob, SettingValues
 from thinkalike.errors import ConfigError, DataError, listed
-from thinkalike.instruments.layer_pairs.frame import BATCHES, OF_STATES, LayerPairs, WithNull
+from thinkalike.instruments.layer_pairs.instrument import LayerPairs
+from thinkalike.instruments.layer_pairs.settings import BATCHES, OF_STATES, WithNull
 from thinkalike.measures.kernel_alignment import CKAMeasure
-from thinkalike.measures.metric import CKA
+from thinkalike.measures.layer_pair_estimate import LayerPairEstimate
+from thinkalike.measures.metric import CKA, CKAResult
 from thinkalike.screen import show_text, span
 from thinkalike.states.batches import ModelRuns, StateBatches
 from thinkalike.states.source import StateSource
@@ -23,7 +29,14 @@ from thinkalike.store import Result
 
 log = logging.getLogger(__name__)
 
-LEVERAGE = 0.2  # share of one row in a layer's variance that is warned of
+LARGE_LEVERAGE = 0.2
+"""A row that carries a larger share of a layer's variance is warned of."""
+
+BATCHES_OF_PAPER = 1000
+"""The batches of Brown et al. (2023)."""
+
+FEWEST_ROWS = 4
+"""The unbiased estimator divides by n - 3."""
 
 
 @dataclass
@@ -33,72 +46,128 @@ class CKAConfig(WithNull):
     compares_within_groups: ClassVar[bool] = True
     kind: str = "cka"
     estimator: Literal["unbiased", "biased"] = "unbiased"  # of HSIC
-    aggregate: Literal["ratio_of_means", "mean_of_ratios"] = "ratio_of_means"  # brown2023: the second
+    # brown2023: the second
+    aggregate: Literal["ratio_of_means", "mean_of_ratios"] = "ratio_of_means"
     kernel: Literal["linear", "rbf"] = "linear"  # rbf has the median distance as bandwidth
-    flatten: Literal["token", "sample", "mean"] = "token"  # what a row is; mean: over the tokens of a row of text
+    # what a row is; mean: over the tokens of a row of text
+    flatten: Literal["token", "sample", "mean"] = "token"
 
     def by_recipe(self, job: RecipeJob) -> SettingValues:
-        return {"batches": BATCHES if job.is_mini else 1000}
+        if job.is_mini:
+            return {"batches": BATCHES}
+        return {"batches": BATCHES_OF_PAPER}
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.given != "none" and (self.kernel, self.flatten) != ("linear", "token"):
-            others = f"measure.kernel={self.kernel} and measure.flatten={self.flatten}"
-            found = f"measure.given={self.given} compares single tokens by the linear kernel"
-            raise ConfigError(f"{found}: leave out {others}, or measure.given")
+        compares_tokens_linearly = self.kernel == "linear" and self.flatten == "token"
+        if self.given != "none" and not compares_tokens_linearly:
+            raise ConfigError(
+                f"measure.given={self.given} compares single tokens by the linear kernel: leave "
+                f"out measure.kernel={self.kernel} and measure.flatten={self.flatten}, or "
+                "measure.given"
+            )
 
 
-class LayerCKA(LayerPairs, kind="cka", version=14, reads=OF_STATES):
-    """Compares all layers of `model` with all of `model@target`, and those of each with each other."""
+class LayerCKA(LayerPairs[CKAConfig], kind="cka", version=14, reads=OF_STATES):
+    """Compares all layers of `model` with all of `model@target`, and within each model."""
 
     measure_class = CKAMeasure
     in_atlas = True
-    for_stimuli: ClassVar[Mapping[str, Any]] = {**LayerPairs.for_stimuli, "flatten": "token"}
+    for_stimuli: ClassVar[Mapping[str, object]] = {**LayerPairs.for_stimuli, "flatten": "token"}
 
-    def fewest(self, measure: Any) -> int:
-        return 4  # the unbiased estimator divides by n - 3
+    def fewest(self, measure: CKAConfig) -> int:
+        return FEWEST_ROWS
 
-    def metric(self, measure: Any, source_layers: int, target_layers: int) -> Any:
-        options = {key: getattr(measure, key) for key in ("estimator", "aggregate", "kernel", "flatten", "given")}
-        options["permutations"] = measure.permutations if measure.null else 0
-        return CKA(source_layers, target_layers, **options)
+    def metric(self, measure: CKAConfig, source_layers: int, target_layers: int) -> CKA:
+        permutations = 0
+        if measure.null:
+            permutations = measure.permutations
+        return CKA(
+            source_layers,
+            target_layers,
+            estimator=measure.estimator,
+            aggregate=measure.aggregate,
+            kernel=measure.kernel,
+            flatten=measure.flatten,
+            given=measure.given,
+            permutations=permutations,
+        )
 
     def batches(
-        self, measure: Any, config: AnalyzeConfig, models: Sequence[StateSource], runs: ModelRuns
+        self,
+        measure: CKAConfig,
+        config: AnalyzeConfig,
+        models: Sequence[StateSource],
+        runs: ModelRuns,
     ) -> StateBatches:
         batches = super().batches(measure, config, models, runs)
         if batches.level == "word" and measure.flatten != "token":
-            raise DataError(f"words are compared one by one, so measure.flatten={measure.flatten} is for tokens only")
+            raise DataError(
+                f"words are compared one by one, so measure.flatten={measure.flatten} is for "
+                "tokens only"
+            )
         return batches
 
-    def arrays(self, estimates: Any) -> dict[str, torch.Tensor]:
-        return {"hsics": estimates.hsics, "without": estimates.without, "convergence": estimates.convergence()}
+    def arrays(self, estimate: LayerPairEstimate) -> dict[str, Tensor]:
+        assert isinstance(estimate, CKAResult)
+        return {
+            "hsics": estimate.hsics,
+            "without": estimate.without,
+            "convergence": estimate.convergence(),
+        }
 
-    def scalars(self, estimates: Any) -> dict[str, float]:
-        chance = super().scalars(estimates)
-        if estimates.value.shape[0] != estimates.value.shape[1]:
-            return chance
-        ends = zip(("distance", "distance_low", "distance_high"), estimates.distance(), strict=True)
-        finite = {name: float(end) for name, end in ends if end.isfinite()}  # of few documents there is no interval
-        return finite | {"clipped": float(estimates.clipped)} | chance
+    def scalars(self, estimate: LayerPairEstimate) -> dict[str, float]:
+        assert isinstance(estimate, CKAResult)
+        source_layers, target_layers = estimate.value.shape
+        if source_layers != target_layers:
+            return super().scalars(estimate)
 
-    def warn(self, estimates: Any, rows: pd.DataFrame, columns: pd.DataFrame, level: str) -> None:
-        super().warn(estimates, rows, columns, level)
-        sides = [(rows, estimates.leverage_source), (columns, estimates.leverage_target)]
-        found: dict[str, dict[Any, float]] = {}
+        scalars = {}
+        distance = estimate.distance()
+        ends = {
+            "distance": distance.value,
+            "distance_low": distance.low,
+            "distance_high": distance.high,
+        }
+        for name, end in ends.items():
+            if end.isfinite():  # few documents have no interval
+                scalars[name] = float(end)
+        scalars["clipped"] = float(estimate.clipped)
+        return scalars | super().scalars(estimate)
+
+    def warn(
+        self,
+        estimate: LayerPairEstimate,
+        source: pd.DataFrame,
+        target: pd.DataFrame,
+        level: str,
+    ) -> None:
+        super().warn(estimate, source, target, level)
+        assert isinstance(estimate, CKAResult)
+        leverages_of_model: defaultdict[str, dict[object, float]] = defaultdict(dict)
+        sides = [(source, estimate.leverage_source), (target, estimate.leverage_target)]
         for layers, leverages in sides:
-            for layer, value in zip(layers.itertuples(), leverages.tolist(), strict=True):
-                if value > LEVERAGE:
-                    found.setdefault(str(layer.model), {})[layer.layer] = value
-        if found:
-            where = " and ".join(f"{listed(own)} of {model}" for model, own in found.items())
-            most = 100 * max(value for own in found.values() for value in own.values())
-            carries = f"in some batch one {level} carries up to {most:.0f} % of the variance, which decides CKA"
-            log.warning(f"warning: layers {where}: {carries}")
+            for row, leverage in zip(layers.itertuples(), leverages.tolist(), strict=True):
+                if leverage > LARGE_LEVERAGE:
+                    leverages_of_model[str(row.model)][row.layer] = leverage
+        if not leverages_of_model:
+            return
+
+        layers_in_words = []
+        largest = 0.0
+        for model, leverage_of_layer in leverages_of_model.items():
+            layers_in_words.append(f"{listed(leverage_of_layer)} of {model}")
+            largest = max(largest, *leverage_of_layer.values())
+        log.warning(
+            f"warning: layers {' and '.join(layers_in_words)}: in some batch one {level} carries "
+            f"up to {100 * largest:.0f} % of the variance, which decides CKA"
+        )
 
     def show(self, result: Result) -> None:
         super().show(result)
-        if "distance" in result.scalars:
-            low, high = (result.scalars.get(f"distance_{end}", math.nan) for end in ("low", "high"))
-            distance = span(result.scalars["distance"], low, high, ".4f")
+        scalars = result.scalars
+        if "distance" in scalars:
+            low = scalars.get("distance_low", math.nan)
+            high = scalars.get("distance_high", math.nan)
+            distance = span(scalars["distance"], low, high, ".4f")
             show_text(f"distance between the models (equation 2): {distance}", indent=2)

@@ -1,4 +1,4 @@
-"""measure=loss: a model's own loss on held-out text, beside the unigram entropy of the same tokens.
+"""measure=loss: a model's own loss on held-out text, beside the unigram entropy of its tokens.
 
 It is the measure that --help composes, so it imports torch only to run.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from thinkalike.config import AnalyzeConfig, MeasureConfig, SettingValues
 from thinkalike.job import Instrument, Outcome, Work
@@ -30,7 +30,7 @@ class Loss(Instrument[AnalyzeConfig], kind="loss", version=2, reads=("model", "d
     """Measures the next-token loss of `model` on `data`, in nats per token."""
 
     of_models: ClassVar[str] = "each"
-    smallest: ClassVar[Mapping[str, Any]] = {"data.report_tokens": 4096}
+    smallest: ClassVar[Mapping[str, object]] = {"data.report_tokens": 4096}
 
     def unread(self, config: AnalyzeConfig) -> SettingValues:
         return left_in_key(config, FIT_TEXT)
@@ -52,12 +52,21 @@ class Loss(Instrument[AnalyzeConfig], kind="loss", version=2, reads=("model", "d
             model = load_model(config.model)
             model.check_context(config.data.context)
             # A model may have been trained on the other documents of the same text.
-            data = replace(config.data, report_share=config.data.report_share or REPORT_SHARE)
-            corpus = read_corpus(data, model.tokenizer, model.context, bos=model.bos_each_row, fit_tokens=0)
+            report_share = config.data.report_share or REPORT_SHARE
+            corpus = read_corpus(
+                replace(config.data, report_share=report_share),
+                model.tokenizer,
+                model.context,
+                bos=model.bos_each_row,
+                fit_tokens=0,
+            )
         numbers = held_out_loss(model, corpus)
-        table = pd.DataFrame([{"model": model.name, **numbers}])
-        facts = {"data": {"name": config.data.name, **corpus.facts()}}
-        return Outcome(table, numbers, models=[model.describe()], facts=facts)
+        return Outcome(
+            pd.DataFrame([{"model": model.name, **numbers}]),
+            numbers,
+            models=[model.describe()],
+            facts={"data": {"name": config.data.name, **corpus.facts()}},
+        )
 
     def show(self, result: Result) -> None:
         show_loss(result)
@@ -67,7 +76,8 @@ def show_loss(result: Result) -> None:
     """Print the loss of a model beside what the frequencies of tokens alone give."""
     numbers = result.scalars
     loss = span(numbers["loss"], numbers["loss_low"], numbers["loss_high"], ".4f")
+    model = result.provenance["models"][0]["name"]
     show_text(
-        f"The loss of {result.provenance['models'][0]['name']} on {result.config['data']['name']} is {loss} nats per "
-        f"token over {number_of_documents(numbers)}; unigram entropy {numbers['unigram_entropy']:.4f}."
+        f"The loss of {model} on {result.config['data']['name']} is {loss} nats per token over "
+        f"{number_of_documents(numbers)}; unigram entropy {numbers['unigram_entropy']:.4f}."
     )

@@ -1,4 +1,4 @@
-"""What measures of stimuli have in common: words in sentences, in models or in a recording."""
+"""What measures of stimuli have in common: words in sentences, in models or in recordings."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import pandas as pd
 import torch
+from jaxtyping import Int
 from torch import Tensor
 
 from thinkalike.config import AnalyzeConfig, MeasureConfig, ModelConfig, SettingValues, setting
@@ -20,12 +21,19 @@ from thinkalike.data.recordings import recording_fingerprint
 from thinkalike.data.stimuli import Stimuli
 from thinkalike.data.tables import read_stimuli
 from thinkalike.errors import DataError
-from thinkalike.instruments.layer_pairs.comparison import Comparison, Side
+from thinkalike.instruments.layer_pairs.comparison import ComparedSide, LayerPairComparison
+from thinkalike.instruments.layer_pairs.measure import AnyPairMeasure
 from thinkalike.job import Instrument, Work, fingerprints
 from thinkalike.models.labels import names_of, recording_name
 from thinkalike.models.layer_choice import layers_of_sides
 from thinkalike.states.batches import StateBatches, array_batches
-from thinkalike.states.stimuli import Compared, StimulusStates, sides_of, stimulus_states_of, without_massive
+from thinkalike.states.stimuli import (
+    Compared,
+    StimulusStates,
+    sides_of,
+    stimulus_states_of,
+    without_massive,
+)
 from thinkalike.tables import layer_rows
 from thinkalike.timing import seconds_of_rows
 
@@ -34,115 +42,177 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-TIMED_STIMULI = 2048  # that a forecast compares at most; the time of more is extrapolated
-FEW = 10  # sentences, below which stimuli are left out and drawn one by one
-WORDS = 8  # tokens of a sentence of the grammars, about
+TIMED_STIMULI = 2048
+"""A forecast compares at most so many stimuli; the time of more is extrapolated."""
+
+FEWEST_SENTENCES = 10
+"""With fewer sentences, folds and resamples are of stimuli instead of sentences."""
+
+TOKENS_PER_SENTENCE = 8
+"""About how many tokens a sentence of the grammars has."""
+
+BYTES_PER_NUMBER = 12
+"""The bytes of a number of a state, which is in memory in float32 and in float64."""
+
+DIGITS_OF_IDS = 16
+"""So many digits of the hash of the names of stimuli enter the key of a job."""
+
+EMBEDDING = -1
+"""The number of the site before block 0."""
+
 DistanceName = Literal["euclidean", "cosine", "correlation", "manhattan", "norm_difference"]
 
 
+@dataclass
+class StimulusDistanceConfig(MeasureConfig):
+    """The settings that measures of the distances between stimuli have in common."""
+
+    distance: DistanceName = "euclidean"
+    embed: bool = False  # also the site before block 0
+    # the stimuli whose long states decide some layer
+    massive: Literal["drop", "keep"] = "drop"
+    # words of every text that are left out
+    skip_first: int = setting(0, least=0, most=CONTEXT)
+
+
 class OfStimuli(Instrument[AnalyzeConfig]):
-    """What measures of stimuli have in common: `activations` takes the place of `model`."""
+    """An instrument of stimuli; `activations` takes the place of `model`."""
 
     takes_activations: ClassVar[bool] = True
     takes_sites: ClassVar[bool] = True
+
+    @abstractmethod
+    def compare(
+        self, config: AnalyzeConfig, stimuli: Stimuli, sides: Sequence[StimulusStates]
+    ) -> object:
+        """Compute the numbers of all layers of all sides: most of what a job does with states."""
 
     def inputs(self, config: AnalyzeConfig) -> Mapping[str, Any]:
         return stimuli_inputs(config)
 
     def unread(self, config: AnalyzeConfig) -> SettingValues:
-        return config.unread_beside_recordings() if config.activations else {}
+        if config.activations:
+            return config.unread_beside_recordings()
+        return {}
 
     def passes(self, config: AnalyzeConfig, shapes: Shapes) -> Sequence[Passes]:
         return sentence_passes(config, shapes)
 
     def seconds(self, config: AnalyzeConfig, shapes: Shapes) -> float:
-        """Return what comparing takes, from the time of random states of two and of four layers."""
+        """Return the time that comparing takes, from that of random states of 2 and 4 layers."""
         models = set(shapes.values())
         if not models:
             return 0.0
         stimuli = read_stimuli(config.stimuli)
         width = max(shape.width for shape in models)
-        embed = config.measure_as(DistanceConfig).embed
+        embed = config.measure_as(StimulusDistanceConfig).embed
         layers = sum(shape.layers + embed for shape in models)
-
-        def timed(count: int) -> float:
-            def compare(rows: int) -> None:
-                some = stimuli.take(torch.linspace(0, len(stimuli) - 1, rows).long().numpy())
-                generator = torch.Generator().manual_seed(0)
-                states = [torch.randn(rows, width, generator=generator) for _ in range(count)]
-                side = StimulusStates("random states", list(range(count)), states, {})
-                self.compare(config, some, [side])
-
-            name = f"{config.measure} of {stimuli.fingerprint()}, {config.recipe}, width {width}, {count} layers"
-            return seconds_of_rows(name, compare, len(stimuli), TIMED_STIMULI)
-
         try:
-            two = timed(2)
-            of_layer = max(timed(4) - two, 0.0) / 2
-        except DataError as error:  # which the job itself says of all stimuli
+            of_two = self._time_layers(config, stimuli, 2, width)
+            of_four = self._time_layers(config, stimuli, 4, width)
+        except DataError as error:  # the job itself will raise it for all stimuli
             log.debug("no time of %s: %s", stimuli.source, error)
             return 0.0
-        return two + of_layer * (layers - 2)
+        of_layer = max(of_four - of_two, 0.0) / 2
+        return of_two + of_layer * (layers - 2)
 
-    @abstractmethod
-    def compare(self, config: AnalyzeConfig, stimuli: Stimuli, sides: Sequence[StimulusStates]) -> Any:
-        """Compute the numbers of all layers of all sides: most of what a job does with states."""
+    def _time_layers(
+        self, config: AnalyzeConfig, stimuli: Stimuli, layers: int, width: int
+    ) -> float:
+        """Return the seconds of comparing random states of a model with so many layers."""
+
+        def compare(count: int) -> None:
+            evenly_spaced = torch.linspace(0, len(stimuli) - 1, count).long().numpy()
+            generator = torch.Generator().manual_seed(0)
+            states = [torch.randn(count, width, generator=generator) for _ in range(layers)]
+            side = StimulusStates("random states", list(range(layers)), states, {})
+            self.compare(config, stimuli.take(evenly_spaced), [side])
+
+        name = (
+            f"{config.measure} of {stimuli.fingerprint()}, {config.recipe}, width {width}, "
+            f"{layers} layers"
+        )
+        return seconds_of_rows(name, compare, len(stimuli), TIMED_STIMULI)
 
     def holds(self, config: AnalyzeConfig, shapes: Shapes) -> float:
         """Return the bytes of the states of all stimuli, as they are and in float64."""
-        count, embed = len(read_stimuli(config.stimuli)), config.measure.embed  # type: ignore[attr-defined]
-        return 12.0 * count * sum((each.layers + embed) * each.width for each in set(shapes.values()))
+        embed = config.measure_as(StimulusDistanceConfig).embed
+        numbers_per_stimulus = 0
+        for shape in set(shapes.values()):
+            numbers_per_stimulus += (shape.layers + embed) * shape.width
+        stimuli = len(read_stimuli(config.stimuli))
+        return float(BYTES_PER_NUMBER * stimuli * numbers_per_stimulus)
 
 
 def sentence_passes(config: AnalyzeConfig, shapes: Shapes) -> list[Passes]:
     """Return one pass of each model over the sentences of the stimuli."""
-    tokens = float(WORDS * len(read_stimuli(config.stimuli).groups.unique()))
-    return [shape.passes("states", tokens, WORDS, full=False) for shape in dict.fromkeys(shapes.values())]
+    sentences = len(read_stimuli(config.stimuli).groups.unique())
+    tokens = float(TOKENS_PER_SENTENCE * sentences)
+    passes = []
+    for shape in dict.fromkeys(shapes.values()):
+        passes.append(shape.passes("states", tokens, TOKENS_PER_SENTENCE, full=False))
+    return passes
 
 
 def stimuli_inputs(config: AnalyzeConfig) -> dict[str, Any]:
-    """Return what decides the numbers of a measure of stimuli: them, and models or recordings."""
+    """Return what decides the numbers of a measure of stimuli: these, and models or recordings."""
     if not config.activations:
-        return {"stimuli": read_stimuli(config.stimuli), **fingerprints(config, ("model", "target"))}
-    stimuli = read_stimuli(config.without_model().stimuli)
-    recordings = ", ".join(recording_fingerprint(path) for path in config.recordings)
-    ids = hashlib.sha256(repr(stimuli.ids).encode()).hexdigest()[:16]  # they decide which row is whose
-    read = {"stimuli": stimuli, "ids": ids, "activations": recordings}
+        stimuli = read_stimuli(config.stimuli)
+        return {"stimuli": stimuli, **fingerprints(config, ("model", "target"))}
+
+    without_model = config.without_model()
+    stimuli = read_stimuli(without_model.stimuli)
+    # The names of stimuli decide which row of a recording belongs to which of them.
+    digest = hashlib.sha256(repr(stimuli.ids).encode()).hexdigest()
+    recordings = [recording_fingerprint(recording) for recording in config.recordings]
+    inputs = {
+        "stimuli": stimuli,
+        "ids": digest[:DIGITS_OF_IDS],
+        "activations": ", ".join(recordings),
+    }
+
     sides = sides_of(config)
     names = names_of(sides)
-    recorded = [name for side, name in zip(sides, names, strict=True) if not isinstance(side, ModelConfig)]
-    if recorded != [recording_name(each) for each in config.recordings]:
-        read["names"] = ", ".join(names)
-    return {**read, **fingerprints(config.without_model(), ("model", "target"))}
+    names_of_recordings = []
+    for side, name in zip(sides, names, strict=True):
+        if not isinstance(side, ModelConfig):
+            names_of_recordings.append(name)
+    if names_of_recordings != [recording_name(recording) for recording in config.recordings]:
+        inputs["names"] = ", ".join(names)
+    return {**inputs, **fingerprints(without_model, ("model", "target"))}
 
 
-@dataclass
-class DistanceConfig(MeasureConfig):
-    """The settings that measures of the distances between stimuli have in common."""
+def sentence_groups(stimuli: Stimuli) -> Int[Tensor, " n"] | None:
+    """Return the sentence of each stimulus; None if there are few sentences.
 
-    distance: DistanceName = "euclidean"
-    embed: bool = False  # also the site before block 0
-    massive: Literal["drop", "keep"] = "drop"  # the stimuli whose long states decide some layer
-    skip_first: int = setting(0, least=0, most=CONTEXT)  # words of every text that are left out
-
-
-def sentence_groups(stimuli: Stimuli) -> Tensor | None:
-    """Return what folds and resamples keep together: the stimuli of a sentence, unless there are few sentences."""
-    groups = stimuli.groups
-    return groups if len(groups.unique()) >= FEW else None
+    Folds and resamples keep the stimuli of a sentence together. Where there are few sentences,
+    they are of single stimuli.
+    """
+    if len(stimuli.groups.unique()) < FEWEST_SENTENCES:
+        return None
+    return stimuli.groups
 
 
 def rows_of_sides(sides: Sequence[StimulusStates]) -> pd.DataFrame:
     """Return model and layer of all layers of all sides."""
-    return pd.concat([layer_rows(side.name, side.layers) for side in sides], ignore_index=True)
+    rows = [layer_rows(side.name, side.layers) for side in sides]
+    return pd.concat(rows, ignore_index=True)
 
 
-def stimuli_facts(stimuli: Stimuli, subjects: Sequence[StimulusStates] = ()) -> dict[str, Any]:
-    """Return what the provenance of a result says of its stimuli, and of its subjects if it has any."""
-    facts: dict[str, Any] = {"source": stimuli.source, "count": len(stimuli), "fingerprint": stimuli.fingerprint()}
-    if confounded := [str(overlap) for overlap in stimuli.confounded_with_words()]:
-        facts["confounded_with_words"] = confounded
-    return {"stimuli": facts} | ({"subjects": [side.name for side in subjects]} if subjects else {})
+def stimuli_facts(stimuli: Stimuli, subjects: Sequence[StimulusStates] = ()) -> dict[str, object]:
+    """Return what the provenance of a result says of its stimuli, and of its subjects if any."""
+    facts_of_stimuli: dict[str, object] = {
+        "source": stimuli.source,
+        "count": len(stimuli),
+        "fingerprint": stimuli.fingerprint(),
+    }
+    confounded = [str(overlap) for overlap in stimuli.confounded_with_words()]
+    if confounded:
+        facts_of_stimuli["confounded_with_words"] = confounded
+    facts: dict[str, object] = {"stimuli": facts_of_stimuli}
+    if subjects:
+        facts["subjects"] = [subject.name for subject in subjects]
+    return facts
 
 
 def warn_of_words(stimuli: Stimuli) -> None:
@@ -152,59 +222,123 @@ def warn_of_words(stimuli: Stimuli) -> None:
 
 
 def states_of_sides(config: AnalyzeConfig, stimuli: Stimuli) -> tuple[Compared, Compared | None]:
-    """Return the stimuli that are compared, and their states on each side, and all of them, see `without_massive`.
+    """Return the stimuli that are compared with their states on each side, and all of them.
 
-    Subjects come first, and are different recordings with the same layers; a DataError says where they are not.
+    See `without_massive`. Subjects come first.
+
+    Raises:
+        DataError: Subjects differ in their layers, or are the same recording.
     """
-    sides = stimulus_states_of(config, stimuli, config.measure.embed)  # type: ignore[attr-defined]
-    contents = dict[str, str]()
-    for each in sides[: len(config.subjects)]:
-        if missing := set(sides[0].layers) ^ set(each.layers):
-            raise DataError(f"{each.name} and {sides[0].name} differ in the layers {', '.join(sorted(missing))}")
-        content = each.origin["fingerprint"].split()[-1]
-        if content in contents:
-            raise DataError(f"{each.name} and {contents[content]} hold the same; give each subject once")
-        contents[content] = each.name
+    embed = config.measure_as(StimulusDistanceConfig).embed
+    sides = stimulus_states_of(config, stimuli, embed)
+    _check_subjects(sides[: len(config.subjects)])
     return without_massive(config, stimuli, _with_layers(config, sides))
 
 
+def _check_subjects(subjects: Sequence[StimulusStates]) -> None:
+    """Raise a DataError unless subjects are different recordings with the same layers."""
+    subject_of_content: dict[str, str] = {}
+    for subject in subjects:
+        different_layers = set(subjects[0].layers) ^ set(subject.layers)
+        if different_layers:
+            raise DataError(
+                f"{subject.name} and {subjects[0].name} differ in the layers "
+                f"{', '.join(sorted(different_layers))}"
+            )
+        content = subject.origin["fingerprint"].split()[-1]
+        if content in subject_of_content:
+            raise DataError(
+                f"{subject.name} and {subject_of_content[content]} hold the same; give each "
+                "subject once"
+            )
+        subject_of_content[content] = subject.name
+
+
 def _with_layers(config: AnalyzeConfig, sides: list[StimulusStates]) -> list[StimulusStates]:
-    """Return the sides with the layers of models that `layers=` names, and all layers of recordings."""
+    """Return the sides with the layers of models that `layers=` names.
+
+    Recordings have all their layers.
+    """
     models = [side for side in sides if not side.runs]
     if config.layers in ("same", "all") or not models:
         return sides
-    ends = models[0], models[-1]
-    chosen = layers_of_sides(config.layers, *(max(side.numbers) + 1 for side in ends), itself=len(models) == 1)
-    wanted = {side.name: {-1, *layers} for side, layers in zip(ends, chosen, strict=True)}
-    for place, side in enumerate(sides):
-        if side.name in wanted:
-            lacking = sorted(wanted[side.name] - {-1, *side.numbers})
-            if lacking:
-                has = ", ".join(map(str, side.layers))
-                raise DataError(f"layers: {side.name} has no states of layer {lacking[0]}, only of {has}")
-            at = [place for place, number in enumerate(side.numbers) if number in wanted[side.name]]
-            sides[place] = side._replace(layers=[side.layers[n] for n in at], states=[side.states[n] for n in at])
-    return sides
+
+    source = models[0]
+    target = models[-1]
+    layers_by_side = layers_of_sides(
+        config.layers,
+        max(source.numbers) + 1,
+        max(target.numbers) + 1,
+        itself=len(models) == 1,
+    )
+    layers_of_model = {
+        source.name: layers_by_side[0],
+        target.name: layers_by_side[1],
+    }
+    chosen = []
+    for side in sides:
+        if side.name in layers_of_model:
+            side = _only_layers(side, layers_of_model[side.name])
+        chosen.append(side)
+    return chosen
 
 
-def comparison_of_stimuli(kind: Any, config: AnalyzeConfig, work: Work) -> Comparison:
-    """Return the comparison of recordings, or of one with a model, on the same stimuli, by an instrument of a kind."""
-    measure: Any = replace(config.measure, **kind.for_stimuli)
+def _only_layers(side: StimulusStates, layers: Sequence[int]) -> StimulusStates:
+    """Return a side with the embedding, if it has it, and these layers.
+
+    Raises:
+        DataError: The side lacks one of the layers.
+    """
+    missing = sorted(set(layers) - set(side.numbers))
+    if missing:
+        available = ", ".join(str(layer) for layer in side.layers)
+        raise DataError(
+            f"layers: {side.name} has no states of layer {missing[0]}, only of {available}"
+        )
+    numbers_kept = {EMBEDDING, *layers}
+    indices = [index for index, number in enumerate(side.numbers) if number in numbers_kept]
+    return side._replace(
+        layers=[side.layers[index] for index in indices],
+        states=[side.states[index] for index in indices],
+    )
+
+
+def comparison_of_stimuli(
+    instrument: AnyPairMeasure, config: AnalyzeConfig, work: Work
+) -> LayerPairComparison:
+    """Return the comparison of two recordings, or of one with a model, on the same stimuli.
+
+    Args:
+        instrument: An instrument of layer pairs.
+        config: The job.
+        work: The context of the running job.
+    """
+    measure = replace(instrument.measure_settings(config), **instrument.for_stimuli)
     stimuli = work.input("stimuli", Stimuli)
-    left, every = without_massive(config, stimuli, stimulus_states_of(config, stimuli, measure.embed))
+    states_by_side = stimulus_states_of(config, stimuli, measure.embed)
+    compared, with_massive = without_massive(config, stimuli, states_by_side)
 
-    def batches_of(compared: Compared) -> StateBatches:
-        states, groups = [compared.sides[0].states, compared.sides[-1].states], compared.stimuli.groups
+    needed_by = ""
+    if hasattr(measure, "neighbours"):
+        needed_by = f"measure.neighbours={measure.neighbours}"
+
+    def batches_of(stimuli: Compared) -> StateBatches:
         return array_batches(
-            states,
-            groups,
+            [stimuli.sides[0].states, stimuli.sides[-1].states],
+            stimuli.stimuli.groups,
             rows_per_batch=measure.tokens_per_batch,
-            fewest=kind.fewest(measure),
-            needed_by=f"measure.neighbours={measure.neighbours}" if hasattr(measure, "neighbours") else "",
+            fewest=instrument.fewest(measure),
+            needed_by=needed_by,
         )
 
-    batches = batches_of(left).beside(batches_of(every)) if every else batches_of(left)
-    batches = replace(batches, facts={**batches.facts, **stimuli_facts(left.stimuli)})
-    sides = [Side(each.name, each.layers, partial(dict, each.origin)) for each in left.sides]
+    batches = batches_of(compared)
+    if with_massive:
+        batches = batches.beside(batches_of(with_massive))
+    batches = replace(batches, facts={**batches.facts, **stimuli_facts(compared.stimuli)})
+
+    # A recording that is compared with itself is one object on both sides.
+    sides = []
+    for side in compared.sides:
+        sides.append(ComparedSide(side.name, side.layers, partial(dict, side.origin)))
     measure = replace(measure, batches=batches.batches)
-    return kind.comparison(measure, [sides[0], sides[-1]], batches, work)  # type: ignore[no-any-return]
+    return instrument.comparison(measure, (sides[0], sides[-1]), batches, work)

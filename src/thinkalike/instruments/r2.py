@@ -1,7 +1,8 @@
-"""measure=r2: what a linear map of each layer of one model predicts of each layer of the other, in both directions.
+"""measure=r2: what a linear map of each layer of one model predicts of each layer of the other.
 
-R² is that of states less the word, its position and linear mixing of the earlier tokens, as `measure=ruler` has it for
-a few layer pairs, and beside it that of the states as they are.
+R² is measured in both directions, for states less the word, its position and linear mixing of the
+earlier tokens, as `measure=ruler` has it for a few layer pairs. The R² of the states as they are
+stands beside it.
 """
 
 from __future__ import annotations
@@ -9,25 +10,29 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from thinkalike.config import AnalyzeConfig, MeasureConfig, setting
-from thinkalike.instruments.layer_pairs import screen
-from thinkalike.instruments.layer_pairs.frame import LayerMatrix, fewer_layers, layers_compared
-from thinkalike.instruments.ruler import (
+from thinkalike.instruments.layer_pairs.components import components_of
+from thinkalike.instruments.layer_pairs.equal_depth import at_equal_depth
+from thinkalike.instruments.layer_pairs.forecast import both_shapes, count_layers, fewer_layers
+from thinkalike.instruments.layer_pairs.matrix import LayerMatrix
+from thinkalike.instruments.ruler.instrument import TOKENS_PER_PIECE
+from thinkalike.instruments.ruler.words import (
     LEAST_WORDS,
     WORDS,
+    WordComparison,
     compare_words,
     facts_of_words,
     fewest_words,
     say_left_out,
     seconds_of_maps,
     tokens_of_words,
-)  # fmt: skip
+)
 from thinkalike.job import Outcome, Work
 from thinkalike.job.budget_ladder import LADDER
 from thinkalike.measures.contract import SAME_SHAPE
@@ -39,7 +44,11 @@ from thinkalike.states.folder import load_sources
 from thinkalike.store import Result
 from thinkalike.tables import layer_rows, matrix_rows
 
-PREDICTORS = 2**31  # bytes of predictors of source layers in memory at once
+PREDICTOR_BYTES = 2**31
+"""The predictors of source layers that are in memory at once take at most so many bytes."""
+
+Values = Float[Tensor, "l m 2 replicates"]
+"""The R² of each layer pair, there and back, of all documents and without each part of them."""
 
 
 @dataclass
@@ -53,134 +62,206 @@ class R2Config(MeasureConfig):
     massive: Literal["drop", "keep"] = "drop"  # the few words whose long states decide some layer
 
 
-class LayerR2(LayerMatrix, kind="r2", version=12, reads=("model", "target", "layers", "data", "measure")):
+class LayerR2(
+    LayerMatrix,
+    kind="r2",
+    version=12,
+    reads=("model", "target", "layers", "data", "measure"),
+):
     """Predicts all layers of `model@target` from all of `model`, and back."""
 
     formula = (
-        "[residual R²](layer-pairs.md#a-changed-copy-and-linear-maps): held-out R² of ridge regression, both ways, "
-        "beyond word, position and linear mixing of tokens"
+        "[residual R²](layer-pairs.md#a-changed-copy-and-linear-maps): held-out R² of ridge "
+        "regression, both ways, beyond word, position and linear mixing of tokens"
     )
     value_range = (-math.inf, 1.0)
     best = 1.0
     source = ""
     invariances = SAME_SHAPE
     in_atlas = True
-    smallest: ClassVar[Mapping[str, Any]] = {"measure.words": 8192}
+    smallest: ClassVar[Mapping[str, object]] = {"measure.words": 8192}
+
+    def has_embedding(self, config: AnalyzeConfig) -> bool:
+        return config.measure_as(R2Config).embed
 
     def passes(self, config: AnalyzeConfig, shapes: Shapes) -> list[Passes]:
-        tokens = tokens_of_words(config.measure.words)  # type: ignore[attr-defined]
-        return [each.passes("models", tokens, 128, full=False) for each in dict.fromkeys(shapes.values())]
+        tokens = tokens_of_words(config.measure_as(R2Config).words)
+        passes = []
+        for shape in dict.fromkeys(shapes.values()):
+            passes.append(shape.passes("models", tokens, TOKENS_PER_PIECE, full=False))
+        return passes
 
     def seconds(self, config: AnalyzeConfig, shapes: Shapes) -> float:
-        """Return what the maps take, of residuals and of the states as they are."""
-        compared = layers_compared(config, shapes)
-        source = shapes["model"]
-        target = shapes.get("target", source)
-        words = config.measure_as(R2Config).words
-        of_layer, of_pair = seconds_of_maps(words, max(source.width, target.width))
-        return 2 * (of_layer * sum(compared.values()) + of_pair * compared[source] * compared[target])
+        """Return the time of the maps, of residuals and of the states as they are."""
+        measure = config.measure_as(R2Config)
+        layer_counts = count_layers(config, shapes, has_embedding=measure.embed)
+        source, target = both_shapes(shapes)
+        of_layer, of_pair = seconds_of_maps(measure.words, max(source.width, target.width))
+        layers = sum(layer_counts.values())
+        pairs = layer_counts[source] * layer_counts[target]
+        return 2 * (of_layer * layers + of_pair * pairs)
 
-    def smaller(self, config: AnalyzeConfig, shapes: Shapes, chosen: Collection[str]) -> Iterator[dict[str, Any]]:
-        """Yield fewer layers of equal relative depth, and then fewer words, as many as a number needs at least."""
-        words = config.measure.words  # type: ignore[attr-defined]
-        least = min(fewest_words(shape.width for shape in shapes.values()), words)
+    def smaller(
+        self, config: AnalyzeConfig, shapes: Shapes, chosen: Collection[str]
+    ) -> Iterator[dict[str, object]]:
+        """Yield fewer layers of equal relative depth, and then fewer words.
+
+        There are never fewer words than R² needs.
+        """
+        words = config.measure_as(R2Config).words
+        fewest = min(fewest_words(shape.width for shape in shapes.values()), words)
         for layers, share in LADDER:
-            fewer = fewer_layers(layers, shapes)
+            settings = fewer_layers(layers, shapes)
             if share > 1:
-                fewer["measure.words"] = max(words // share, least)
-            yield fewer
+                settings["measure.words"] = max(words // share, fewest)
+            yield settings
 
     def holds(self, config: AnalyzeConfig, shapes: Shapes) -> float:
-        """Return the bytes of the states of all words at all layers, and of the maps that are made at once."""
-        layers = layers_compared(config, shapes)
-        floats = sum(count * each.width for each, count in layers.items())
-        return 4.0 * config.measure.words * floats + PREDICTORS  # type: ignore[attr-defined]
+        """Return the bytes of the states of all words in all layers, and of the predictors."""
+        measure = config.measure_as(R2Config)
+        layer_counts = count_layers(config, shapes, has_embedding=measure.embed)
+        numbers_per_word = sum(count * shape.width for shape, count in layer_counts.items())
+        return 4.0 * measure.words * numbers_per_word + PREDICTOR_BYTES
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
         measure = config.measure_as(R2Config)
         with work.phase("loading"):
             models = load_sources(config.model, config.target)
+        source, target = models
         sites = self.sites(config, models)
         with work.phase("models"):
-            keeps_massive = measure.massive == "keep"
-            compared = compare_words(config.data, models, sites, measure.words, keeps_massive=keeps_massive)
-        say_left_out(compared)
+            comparison = compare_words(
+                config.data,
+                models,
+                sites,
+                measure.words,
+                keeps_massive=measure.massive == "keep",
+            )
+        say_left_out(comparison)
         described = [model.describe() for model in models]
-        names = [model.name for model in models]
-        layers = [layer_rows(name, self.named(own)) for name, own in zip(names, sites, strict=True)]
-        sources, targets = compared.states
-        if models[0] is models[1]:
-            targets = sources
         with work.phase("maps"):
-            residual = all_pairs(sources, targets, compared.residual.predictor, "layer pair")
-            plain = all_pairs(sources, targets, compared.residual.plain_predictor, "layer pair as it is")
-        ways = {
+            residual, plain = _r2_of_all_pairs(comparison, is_itself=source is target)
+
+        values = {
             "value": residual[:, :, 0],
             "back": residual[:, :, 1],
             "plain": plain[:, :, 0],
             "plain_back": plain[:, :, 1],
         }
         columns: dict[str, Tensor] = {}
-        for column, shares in ways.items():
-            columns |= _with_ends(column, shares)
-        table = matrix_rows(layers[0], layers[1], **columns)
-        arrays = {column: columns[column].numpy() for column in ways}
-        components = screen.components_of(table, self.is_distance) if names[0] != names[1] else {}
-        facts = facts_of_words(config.data)
-        return Outcome(table, compared.numbers(), arrays, tables=components, models=described, facts=facts)
+        for name, replicates in values.items():
+            columns |= _interval_columns(name, replicates)
+        source_rows = layer_rows(source.name, self.named(sites[0]))
+        target_rows = layer_rows(target.name, self.named(sites[1]))
+        table = matrix_rows(source_rows, target_rows, **columns)
+        tables = {}
+        if source.name != target.name:
+            tables = components_of(table, self.is_distance)
+        return Outcome(
+            table,
+            comparison.numbers(),
+            {name: columns[name].numpy() for name in values},
+            tables=tables,
+            models=described,
+            facts=facts_of_words(config.data),
+        )
 
     def label(self, result: Result) -> str:
-        """Return what tables and figures call the measure; results of earlier versions are of states as they are."""
+        """Return what tables and figures call the measure.
+
+        Results of earlier versions are of the states as they are.
+        """
         label = super().label(result)
-        return label if "plain" in result.table else label.replace(self.name, "R²")
+        if "plain" in result.table:
+            return label
+        return label.replace(self.name, "R²")
 
     def show(self, result: Result) -> None:
         super().show(result)
         if "plain" in result.table:
-            compared = screen.at_equal_depth(result.table)
-            ends = [f"{value:.2f}" for value in (compared["plain"].min(), compared["plain"].max())]
-            span = " to ".join(dict.fromkeys(ends))
-            show_text(f"With words, positions and neighbours left in, R² is {span} at these layers.")
+            plain = at_equal_depth(result.table)["plain"]
+            least = f"{plain.min():.2f}"
+            greatest = f"{plain.max():.2f}"
+            values = least if least == greatest else f"{least} to {greatest}"
+            show_text(
+                f"With words, positions and neighbours left in, R² is {values} at these layers."
+            )
+
+
+def _r2_of_all_pairs(comparison: WordComparison, *, is_itself: bool) -> tuple[Values, Values]:
+    """Return the R² of all layer pairs, of residuals and of the states as they are.
+
+    Args:
+        comparison: The words of two models.
+        is_itself: Whether a model is compared with itself.
+    """
+    sources, targets = comparison.states
+    if is_itself:
+        targets = sources
+    residual = all_pairs(sources, targets, comparison.residual.predictor, "layer pair")
+    plain = all_pairs(sources, targets, comparison.residual.plain_predictor, "layer pair as it is")
+    return residual, plain
 
 
 def all_pairs(
-    sources: Sequence[Tensor], targets: Sequence[Tensor], predictor: Callable[[Tensor], Predictor], counted: str
-) -> Float[Tensor, "l m 2 replicates"]:
-    """Return the R² of each target layer from each source layer, and back, and those without each part of documents.
+    sources: Sequence[Float[Tensor, "n _"]],
+    targets: Sequence[Float[Tensor, "n _"]],
+    predictor: Callable[[Tensor], Predictor],
+    counted: str,
+) -> Values:
+    """Return the R² of each target layer from each source layer, and back.
 
-    Predictors of as many source layers as fit into `PREDICTORS` bytes are in memory at once, and those of target layers
-    are made again for the next.
+    As many predictors of source layers as fit into `PREDICTOR_BYTES` are in memory at once. Those
+    of target layers are made again for each such block.
 
     Args:
-        targets: The same list as the sources if a model is compared with itself: each pair is then fitted once.
+        sources: The states of the source by layer.
+        targets: Those of the target. They are the same list if a model is compared with itself:
+            each pair is then fitted once.
         predictor: Makes the predictor of a layer's states.
         counted: What the progress calls a pair of layers.
     """
     is_itself = targets is sources
-    values: dict[tuple[int, int], Tensor] = {}
-    held = bytes_of_predictor(len(sources[0]), max(states.shape[1] for states in sources))
-    at_once = max(int(PREDICTORS / held), 1)
+    widest = max(states.shape[1] for states in sources)
+    bytes_of_each = bytes_of_predictor(len(sources[0]), widest)
+    block_size = max(int(PREDICTOR_BYTES / bytes_of_each), 1)
+
+    values: dict[tuple[int, int], Float[Tensor, "2 replicates"]] = {}
     with doing(counted, len(sources) * len(targets)) as activity:
-        for first in range(0, len(sources), at_once):
-            block = [predictor(states) for states in sources[first : first + at_once]]
-            for depth, states in enumerate(targets):
-                if is_itself and depth < first:
-                    continue
-                in_block = is_itself and depth < first + len(block)
-                target = block[depth - first] if in_block else predictor(states)
-                for layer, source in enumerate(block, first):
-                    if is_itself and layer > depth:
-                        continue
-                    values[layer, depth] = both_ways(source, target)
+        for first in range(0, len(sources), block_size):
+            block = [predictor(states) for states in sources[first : first + block_size]]
+            for target_layer, states in enumerate(targets):
+                if is_itself and target_layer < first:
+                    continue  # an earlier block has fitted its pairs
+                if is_itself and target_layer < first + len(block):
+                    target = block[target_layer - first]
+                else:
+                    target = predictor(states)
+
+                for source_layer, source in enumerate(block, first):
+                    if is_itself and source_layer > target_layer:
+                        continue  # the pair is fitted in the other direction
+                    of_pair = both_ways(source, target)
+                    values[source_layer, target_layer] = of_pair
                     if is_itself:
-                        values[depth, layer] = values[layer, depth].flip(0)
+                        values[target_layer, source_layer] = of_pair.flip(0)
                     activity.reach(len(values))
-    rows = [torch.stack([values[layer, depth] for depth in range(len(targets))]) for layer in range(len(sources))]
+
+    rows = []
+    for source_layer in range(len(sources)):
+        row = [values[source_layer, target_layer] for target_layer in range(len(targets))]
+        rows.append(torch.stack(row))
     return torch.stack(rows)
 
 
-def _with_ends(name: str, shares: Float[Tensor, "l m r"]) -> dict[str, Float[Tensor, "l m"]]:
+def _interval_columns(
+    name: str, values: Float[Tensor, "l m replicates"]
+) -> dict[str, Float[Tensor, "l m"]]:
     """Return the columns of a value and of the ends of its interval."""
     prefix = "" if name == "value" else f"{name}_"
-    found = with_interval(shares)
-    return {name: found.value, f"{prefix}low": found.low, f"{prefix}high": found.high}
+    estimate = with_interval(values)
+    return {
+        name: estimate.value,
+        f"{prefix}low": estimate.low,
+        f"{prefix}high": estimate.high,
+    }

@@ -11,7 +11,18 @@ by name or as objects, see `thinkalike.inputs`.
 """
 
 from thinkalike.jobs.base import Job
-from thinkalike.jobs.kinds import Compare, Diff, Loss, Mlem, Rsa, Stitch, Trajectory
+from thinkalike.jobs.kinds import Compare, Diff, Lineage, Loss, Mlem, Rsa, Stitch, Trajectory
 from thinkalike.jobs.running import run
 
-__all__ = ["Compare", "Diff", "Job", "Loss", "Mlem", "Rsa", "Stitch", "Trajectory", "run"]
+__all__ = [
+    "Compare",
+    "Diff",
+    "Job",
+    "Lineage",
+    "Loss",
+    "Mlem",
+    "Rsa",
+    "Stitch",
+    "Trajectory",
+    "run",
+]

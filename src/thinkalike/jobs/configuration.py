@@ -167,7 +167,7 @@ def check_measure(job: Job, instrument: AnyInstrument) -> None:
         raise ConfigError(
             "measure is a function in memory, which has no key: with store= give FILE.py:NAME"
         )
-    if instrument.of_models == "all" or "model" not in instrument.reads:
+    if "model" not in instrument.reads:
         raise ConfigError(
             f"measure={job.does} is of more than two models: "
             f"use python analyze.py measure={job.does}"

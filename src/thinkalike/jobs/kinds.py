@@ -299,6 +299,28 @@ class Loss(TextJob):
 
 
 @dataclass(frozen=True, eq=False)
+class Lineage(Job):
+    """Does the target derive from the source, and which of its blocks?
+
+    An exact test of weights, which reads no text. The table has the hidden units in common
+    positions for every two blocks, with p-values under independent training. `tables["origins"]`
+    has the origin of each block of the target. With likeness=False copies whose units were
+    reordered are not looked for.
+
+    >>> result = lineage("bert-mini", "bert-mini-nli")
+    >>> result.scalars["blocks_with_origin"]
+    6.0
+    """
+
+    SIDES: ClassVar[tuple[str, ...]] = ("source", "target")
+
+    source: Model
+    target: Model
+    _: KW_ONLY
+    likeness: bool = True
+
+
+@dataclass(frozen=True, eq=False)
 class Trajectory(TextJob):
     """How do representations form over the checkpoints of a run, a folder or a model of the hub?
 

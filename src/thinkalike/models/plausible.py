@@ -16,11 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from thinkalike.errors import ModelError, listed, short
-from thinkalike.models.cut_model import CutModel
 from thinkalike.models.module_facts import UNREAD, tensors_of, text_config
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
+
+    from thinkalike.models.cut_model import CutModel
 
 
 log = logging.getLogger(__name__)

@@ -22,7 +22,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from thinkalike.errors import ModelError
-from thinkalike.memory import page_out
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.stream_basis import SMALLEST, stream_basis
 from thinkalike.models.variants import variant
@@ -69,9 +68,7 @@ def rounded(model: FrozenModel, bits: int | float) -> FrozenModel:
         )
     basis = stream_basis(model)
     steps = 2 ** (bits - 1) - 1
-    page_out()
     module = deepcopy(model.module)
-    page_out()
     for name, weight in module.named_parameters():
         if weight.dim() < 2:
             continue

@@ -18,7 +18,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from thinkalike.memory import page_out
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.module_facts import embedding_of
 from thinkalike.models.variants import variant
@@ -229,7 +228,6 @@ def _normalised(states: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
 def _is_proved(model: FrozenModel, basis: StreamBasis, tokens: Int[Tensor, "b t"]) -> bool:
     """Return whether a copy of a model that is expressed in a basis has rotated states."""
     layers = list(range(model.n_layers))
-    page_out()
     module = deepcopy(model.module)
     for name, weight in module.named_parameters():
         if weight.dim() == 2:

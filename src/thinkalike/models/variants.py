@@ -7,7 +7,6 @@ from copy import deepcopy
 import torch
 
 from thinkalike.measures.seeds import seeded
-from thinkalike.memory import page_out
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.module_facts import embedding_of
 from thinkalike.models.precision import cast_weights
@@ -70,7 +69,6 @@ def fresh(model: FrozenModel, seed: int) -> FrozenModel:
         module: torch.nn.Module = deepcopy(model.module)
         initialize_native_model(module, model.module.cfg, seed)  # type: ignore[arg-type]
     else:
-        page_out()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             module = type(model.module)(deepcopy(model.module.config))

@@ -9,8 +9,8 @@ from thinkalike.config import setting
 from thinkalike.config.parts import TOKENS_AT_ONCE
 from thinkalike.errors import ConfigError, one_of
 from thinkalike.instruments import instrument
-from thinkalike.instruments.layer_pairs.frame import LayerPairsConfig
-from thinkalike.instruments.ruler import LEAST_WORDS, WORDS
+from thinkalike.instruments.layer_pairs.settings import LayerPairsConfig
+from thinkalike.instruments.ruler.words import LEAST_WORDS, WORDS
 from thinkalike.registry import CORE, OF_OUTPUTS, layer_measures
 
 

@@ -15,7 +15,7 @@ from thinkalike.contrib.court.bench import Bench, StitchedCourse, inner_states
 from thinkalike.contrib.court.later_tokens import later_share
 from thinkalike.contrib.court.source import Source
 from thinkalike.evaluation.columns import interval_columns
-from thinkalike.instruments.ruler import apart
+from thinkalike.instruments.ruler.rungs import difference_interval
 from thinkalike.measures.closed_forms import least_squares
 from thinkalike.measures.halved_moments import HalvedMoments, halves_of
 from thinkalike.measures.massive_rows import massive
@@ -96,12 +96,13 @@ class Evidence:
         plain = both_ways(target.residual.plain_predictor(self._report_states), target.plain)
         residual = both_ways(target.residual.predictor(self._report_states), target.beyond)
         mixing = target.mixing.mean(1)
+        beyond_mixing = residual.mean(0)[None] - MORE_THAN_MIXING * mixing
         estimates = {
             "r2": with_interval(plain[:1]),
             "r2_back": with_interval(plain[1:]),
             "residual_r2": with_interval(residual[:1]),
             "residual_r2_back": with_interval(residual[1:]),
-            "beyond_mixing": apart(residual.mean(0)[None] - MORE_THAN_MIXING * mixing),
+            "beyond_mixing": difference_interval(beyond_mixing),
         }
         columns = {"later": self.later, "mixing": float(mixing[0, 0])}
         for name, estimate in estimates.items():

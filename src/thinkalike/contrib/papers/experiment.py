@@ -157,8 +157,8 @@ class Experiment(
         self.tabulates = tabulates
         self.measures = inner_jobs is not None and measure is not None
 
-    def jobs(self, config: AnalyzeConfig) -> tuple[Case, dict[str, Job]]:
-        """Return the case without results, and the jobs that it rests on by their labels."""
+    def jobs(self, config: AnalyzeConfig) -> tuple[Case, list[tuple[str, Job]]]:
+        """Return the case without results, and the jobs that it rests on with their labels."""
         if config.measure.kind != (self.measure or "loss"):  # loss: the default of analyze.py
             fact = "has no measure"
             if self.measure:
@@ -166,10 +166,11 @@ class Experiment(
             raise ConfigError(f"experiment={config.experiment} {fact}; leave measure= out")
         config = self.completed(config)
         case = self.case(config)
-        return case, {job.label: job_of(config, job) for job in self.inner_jobs(case)}
+        labelled_jobs = [(inner.label, job_of(config, inner)) for inner in self.inner_jobs(case)]
+        return case, labelled_jobs
 
     def labelled_jobs(self, config: AnalyzeConfig) -> list[tuple[str, Job]]:
-        return list(self.jobs(config)[1].items())
+        return self.jobs(config)[1]
 
     def case(self, config: AnalyzeConfig) -> Case:
         """Return the configuration with its models.
@@ -224,15 +225,15 @@ class Experiment(
         return {}
 
     def prepare(self, config: AnalyzeConfig) -> Mapping[str, Case]:
-        case, jobs = self.jobs(config)
-        labels = list(jobs)
-        configs = list(jobs.values())
+        case, labelled_jobs = self.jobs(config)
+        labels = [label for label, _ in labelled_jobs]
+        jobs = [job for _, job in labelled_jobs]
         results: dict[str, Result] = {}
-        for indices in passes(configs):
+        for indices in passes(jobs):
             labels_of_pass = [labels[index] for index in indices]
             n_done = len(results) + len(indices)
             with doing(f"{listed(labels_of_pass)}, up to job {n_done} of {len(jobs)}"):
-                results_of_pass = _results([configs[index] for index in indices])
+                results_of_pass = _results([jobs[index] for index in indices])
             results.update(zip(labels_of_pass, results_of_pass, strict=True))
         in_order = {label: results[label] for label in labels}
         return {"case": replace(case, results=in_order)}

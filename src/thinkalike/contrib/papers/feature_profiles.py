@@ -13,7 +13,7 @@ from torch import Tensor
 from thinkalike.contrib.papers.claims import Bound, Claim, judged_claim
 from thinkalike.contrib.papers.experiment import Case, InnerJob
 from thinkalike.errors import DataError
-from thinkalike.instruments.mlem import MLEMConfig
+from thinkalike.instruments.mlem.settings import MLEMConfig
 from thinkalike.measures.mlem.importance import fold_interval
 from thinkalike.store import Result
 

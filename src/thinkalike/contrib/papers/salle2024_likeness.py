@@ -45,8 +45,8 @@ from thinkalike.data.stimuli import Stimuli
 from thinkalike.data.tables import read_stimuli
 from thinkalike.errors import ConfigError
 from thinkalike.figures.layers import similarity as draw_similarity
-from thinkalike.instruments import rsa
-from thinkalike.instruments.mlem import MLEMConfig
+from thinkalike.instruments.mlem.settings import MLEMConfig
+from thinkalike.instruments.rsa.distances import RSAConfig
 from thinkalike.measures.distances.comparators import weighted_tau
 from thinkalike.measures.distances.ranks import spearman
 from thinkalike.measures.distances.rsa import mantel
@@ -103,7 +103,7 @@ class LayerOfModel(NamedTuple):
 
 def _jobs_with_distances(case: Case) -> list[InnerJob]:
     measure = case.config.measure_as(MLEMConfig)
-    rsa_settings = rsa.RSAConfig(
+    rsa_settings = RSAConfig(
         distance=measure.distance,
         embed=measure.embed,
         massive="keep",

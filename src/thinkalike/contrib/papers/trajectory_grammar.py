@@ -14,8 +14,8 @@ from thinkalike.contrib.figures.trajectories import draw_settling
 from thinkalike.contrib.papers.claims import Bound, Claim, judged_claim, untestable_claim
 from thinkalike.contrib.papers.experiment import Case, Conclusion, Experiment, InnerJob
 from thinkalike.contrib.subjects.random_effects import random_effects
-from thinkalike.instruments.trajectory.answers import settling
-from thinkalike.instruments.trajectory.instrument import TrajectoryConfig
+from thinkalike.instruments.trajectory.settings import TrajectoryConfig
+from thinkalike.instruments.trajectory.tables import settling
 from thinkalike.measures.estimates import Estimate
 from thinkalike.store import Result
 

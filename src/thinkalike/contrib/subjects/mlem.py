@@ -15,8 +15,9 @@ from thinkalike.contrib.subjects.noise_ceiling import noise_ceiling
 from thinkalike.contrib.subjects.score_columns import score_columns
 from thinkalike.data.stimuli import Stimuli
 from thinkalike.errors import DataError
-from thinkalike.instruments.mlem import FeatureProfiles, MLEMConfig
-from thinkalike.instruments.rsa import layer_distances
+from thinkalike.instruments.mlem.instrument import FeatureProfiles
+from thinkalike.instruments.mlem.settings import MLEMConfig
+from thinkalike.instruments.rsa.distances import layer_distances
 from thinkalike.measures.distances.rsa import distance_vectors
 from thinkalike.measures.folds import splits, stimulus_folds
 from thinkalike.states.stimuli import StimulusStates

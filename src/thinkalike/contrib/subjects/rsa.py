@@ -24,7 +24,8 @@ from thinkalike.contrib.subjects.score_columns import score_columns
 from thinkalike.data.stimuli import Stimuli
 from thinkalike.errors import DataError
 from thinkalike.instruments import of_stimuli
-from thinkalike.instruments.rsa import RSA, RSAConfig, layer_distances
+from thinkalike.instruments.rsa.distances import RSAConfig, layer_distances
+from thinkalike.instruments.rsa.instrument import RSA
 from thinkalike.job import Outcome, Work
 from thinkalike.measures.distances.comparators import comparable
 from thinkalike.measures.distances.rsa import distance_vectors

@@ -46,7 +46,7 @@ from thinkalike.errors import ConfigError, DataError, one_of
 from thinkalike.evaluation.columns import interval_columns
 from thinkalike.instruments.of_stimuli import sentence_passes, stimuli_facts
 from thinkalike.instruments.probing_tasks import SPLITS, Task, tasks_of
-from thinkalike.instruments.stitching.fitting import shared_text
+from thinkalike.instruments.stitching.setting import shared_text
 from thinkalike.job import Outcome, Work
 from thinkalike.job.inputs import Inputs
 from thinkalike.measures.accuracy import Accuracy

@@ -36,7 +36,7 @@ from thinkalike.contrib.transfer.steering_trial import (
     SteeringTrial,
 )
 from thinkalike.errors import ConfigError, one_of
-from thinkalike.instruments.stitching.fitting import shared_text
+from thinkalike.instruments.stitching.setting import shared_text
 from thinkalike.job import Outcome, Work
 from thinkalike.job.inputs import Input, Inputs
 from thinkalike.models.layer_choice import pairs_of_layers

@@ -1,1 +1,1 @@
-"""What a change did to a model: whether it changed, where, on what, in which directions, and within which margins."""
+"""What a change did to a model: whether, where, on what, in which directions, and how much."""

@@ -1,40 +1,50 @@
-"""measure=diff: what a change did to a model: whether, where, on what, in which directions, and within which margin."""
+"""measure=diff: what a change did to a model.
+
+It says whether predictions changed, where the change enters, on what text, in which directions,
+and within which margin.
+"""
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Optional
+from typing import Any, ClassVar, NamedTuple
 
-import torch
+import pandas as pd
+from jaxtyping import Int
 from torch import Tensor
 
 from thinkalike import figures
-from thinkalike.config import AnalyzeConfig, MeasureConfig, ModelConfig, SettingValues, model_named, setting
+from thinkalike.config import AnalyzeConfig, ModelConfig, SettingValues, model_named
 from thinkalike.data.alignment import check_same_tokens
-from thinkalike.data.corpus import read_corpus
-from thinkalike.data.rows import TokenRows
-from thinkalike.errors import ConfigError
-from thinkalike.evaluation.changes import perturbed
 from thinkalike.evaluation.exchanges import exchange_outputs, exchange_parts
-from thinkalike.evaluation.forks import fork, rate_for
 from thinkalike.files import is_there
-from thinkalike.instruments.diff.answers import NULLS, SIGNS, Answers, unchanged
-from thinkalike.instruments.diff.exact import edits_of, pass_that_differs, settings_that_differ
+from thinkalike.instruments.diff.differing_settings import pass_that_differs, settings_that_differ
+from thinkalike.instruments.diff.directions import directions_at
+from thinkalike.instruments.diff.edits import edits_of
+from thinkalike.instruments.diff.null import RUNS, null_models, run_null
+from thinkalike.instruments.diff.observations import Observations
+from thinkalike.instruments.diff.outcome import outcome_of_diff, unchanged
 from thinkalike.instruments.diff.screen import lines
+from thinkalike.instruments.diff.settings import DiffConfig
+from thinkalike.instruments.diff.unread_tokens import unread_numbers
+from thinkalike.instruments.random_rows import TOKENS_PER_ROW, read_random_rows
 from thinkalike.job import Instrument, Outcome, Work
 from thinkalike.job.setting_groups import REPORT_TEXT, left_in_key
-from thinkalike.measures.changes import random_signs, signed_permutation
-from thinkalike.measures.seeds import seeded
 from thinkalike.models.fingerprints import checkpoint_fingerprint
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_model, load_models
-from thinkalike.models.parts import Part, changed_parts, check_one_basis, norms, one_form, without_difference
+from thinkalike.models.parts import (
+    Part,
+    changed_parts,
+    check_one_basis,
+    one_form,
+    without_difference,
+)
 from thinkalike.models.shapes import Passes, Shapes
 from thinkalike.screen import show_text
 from thinkalike.states.contrasts import CONTRASTS, Contrasts, grammar_contrasts, read_contrasts
@@ -42,133 +52,126 @@ from thinkalike.store import Headline, Result
 
 log = logging.getLogger(__name__)
 
-ROW = 64  # tokens of a row of text, unless `data.context` says otherwise
-SPREAD, LEAST = 8, 2**13  # times as much text is read as is used, and tokens at least: rows are of many documents
-FORKED = 2**18  # tokens of text that forks are trained on, at most
-EXCHANGED = 16  # parts of blocks, at most
-MARGINS = ("kl", "flips", "loss", "class", "word")
-LENGTH = 8  # tokens of a text of a pair, about
+FORK_TOKENS = 2**18
+"""Forks are trained on at most so many tokens."""
+
+MOST_PARTS_EXCHANGED = 16
+"""At most so many parts of blocks are exchanged."""
+
+TOKENS_OF_CONTRAST = 8
+"""About how many tokens a text of a pair has."""
 
 
-# ruff: noqa: UP045
-@dataclass
-class DiffConfig(MeasureConfig):
-    """The settings of a diff."""
+class Differences(NamedTuple):
+    """What differs between two models before any text is read."""
 
-    kind: str = "diff"
-    tokens: int = setting(2048, least=64, most=10**9)  # of text that both models read
-    tokens_per_part: int = setting(512, least=64, most=10**9)  # of them, that parts are exchanged and nulls run on
-    # of attention and MLPs, and as many of heads, that are exchanged
-    outputs: int = setting(4, least=0, most=10**6)
-    null: Literal["perturbation", "drift"] = "perturbation"  # random changes, or forks by training on `data`
-    # of a fork, by AdamW at a rate by which it moves as far
-    steps: int = setting(40, least=1, most=10**7)
-    contrast: Optional[Literal["number", "question", "table"]] = None  # pairs of the grammar, or of your own
-    path: Optional[str] = setting(None, in_key=False)  # contrast=table: .csv .tsv .parquet
-    pairs: int = setting(2048, least=2, most=10**7)  # of the grammar
-    # a model that may have been mixed in: a folder, ORG/NAME or a name
-    other: Optional[str] = setting(None, in_key=False)
-    margin: dict[str, float | None] = setting(partial(dict.fromkeys, MARGINS), above=0)  # of equivalence, null: none;
-    # kl, class (kl of every token class), loss and word (contrast of every word), up or down, in nats; flips: a share
+    parts: list[Part]
+    """The parts whose weights differ."""
 
-    paths: ClassVar[tuple[str, ...]] = ("path",)
+    weights: pd.DataFrame
+    settings: pd.DataFrame
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if (self.contrast == "table") != bool(self.path):
-            raise ConfigError("pairs of your own need measure.contrast=table measure.path=FILE")
-        if self.margin.get("word") is not None and self.contrast is None:
-            raise ConfigError("measure.margin.word= is of a contrast: add measure.contrast=number, question or table")
-
-    def settings_read(self) -> frozenset[str]:
-        read = super().settings_read()
-        if self.null != "drift":
-            read -= {"steps"}
-        is_of_grammar = self.contrast in ("number", "question")
-        return read if is_of_grammar else read - {"pairs"}
+    tokens: Sequence[int]
+    """The tokens whose row of the embedding differs."""
 
 
-class Diff(Instrument[AnalyzeConfig], kind="diff", version=7, reads=("model", "target", "data", "measure")):
+class Diff(
+    Instrument[AnalyzeConfig],
+    kind="diff",
+    version=7,
+    reads=("model", "target", "data", "measure"),
+):
     """Says what the change from `model` to `model@target` did."""
 
     of_models: ClassVar[str] = "pairs"
-    smallest: ClassVar[Mapping[str, Any]] = {"measure.tokens": 4096}
+    smallest: ClassVar[Mapping[str, object]] = {"measure.tokens": 4096}
 
     def unread(self, config: AnalyzeConfig) -> SettingValues:
-        """Only forks of the base are fitted on text."""
+        """Return the settings that a job ignores: only forks are fitted on text."""
         unread = left_in_key(config, REPORT_TEXT)
-        is_fitted = config.measure_as(DiffConfig).null == "drift"
-        return unread if is_fitted else unread | {"data.fit_tokens": None}
+        if config.measure_as(DiffConfig).null != "drift":
+            unread["data.fit_tokens"] = None
+        return unread
 
     def inputs(self, config: AnalyzeConfig) -> Mapping[str, Any]:
         measure = config.measure_as(DiffConfig)
-        own: dict[str, Any] = {"contrasts": read_contrasts(measure.path)} if measure.path else {}
+        inputs: dict[str, Any] = {}
+        if measure.path:
+            inputs["contrasts"] = read_contrasts(measure.path)
         if measure.other:
-            own["other"] = checkpoint_fingerprint(_other(measure.other))
-        return {**own, **super().inputs(config)}
+            inputs["other"] = checkpoint_fingerprint(_other_model(measure.other))
+        return {**inputs, **super().inputs(config)}
 
     def passes(self, config: AnalyzeConfig, shapes: Shapes) -> Sequence[Passes]:
-        """Return the passes of both models, and those of parts and nulls, as if each began at the first block."""
-        measure: Any = config.measure
-        own, row = shapes["model"], config.data.context or ROW
-        nulls = NULLS * (2 if measure.null == "perturbation" else 1)
-        exchanges = min(2 * own.layers, EXCHANGED) + 2 * min(measure.outputs, 2 * own.layers)
-        again = float(measure.tokens_per_part * (2 * exchanges + nulls))
-        again += 2 * LENGTH * (measure.pairs if measure.contrast else 0) * (NULLS + 2)
-        both = [each.passes("both models", float(measure.tokens), row) for each in dict.fromkeys(shapes.values())]
-        return [*both, own.passes("parts and null", again, row)]
+        """Return the passes of both models, and those of parts and nulls.
+
+        These are counted as if each pass began at the first block.
+        """
+        measure = config.measure_as(DiffConfig)
+        base = shapes["model"]
+        row = config.data.context or TOKENS_PER_ROW
+        passes = []
+        for shape in dict.fromkeys(shapes.values()):
+            passes.append(shape.passes("both models", float(measure.tokens), row))
+
+        runs = RUNS
+        if measure.null == "perturbation":
+            runs = 2 * RUNS  # two kinds
+        attention_and_mlps = 2 * base.layers
+        parts_exchanged = min(attention_and_mlps, MOST_PARTS_EXCHANGED)
+        outputs_and_heads = 2 * min(measure.outputs, attention_and_mlps)
+        passes_of_parts = 2 * (parts_exchanged + outputs_and_heads) + runs
+        tokens = float(measure.tokens_per_part * passes_of_parts)
+        if measure.contrast:
+            texts = 2 * measure.pairs
+            tokens += TOKENS_OF_CONTRAST * texts * (RUNS + 2)
+        passes.append(base.passes("parts and null", tokens, row))
+        return passes
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
         measure = config.measure_as(DiffConfig)
         with work.phase("loading"):
             base, changed = load_models(config.model, config.target)
-            models = [base.describe(), changed.describe()]
-            for done in one_form(base, changed):
-                log.warning(done)
+            described = [base.describe(), changed.describe()]
+            for sentence in one_form(base, changed):
+                log.warning(sentence)
             check_one_basis(base, changed)
-            for model in (base, changed):
-                model.check_context(config.data.context)
+            base.check_context(config.data.context)
+            changed.check_context(config.data.context)
         with work.phase("weights"):
-            settings = settings_that_differ(base, changed)
-            third = load_model(replace(_other(measure.other), dtype=config.model.dtype)) if measure.other else None
-            edits, tokens = edits_of(base, changed, third)
-            del third
-            parts = changed_parts(base, changed)
-            if not parts and settings.empty:  # as far as can be read, so the models themselves decide
-                settings = pass_that_differs(base, changed)
-        exact = {"weights": edits, "settings": settings}
-        if not parts and settings.empty:
-            return replace(unchanged(base, measure.margin), models=models)
+            differences = _differences(config, base, changed)
+        if not differences.parts and differences.settings.empty:
+            return replace(unchanged(base, measure.margin), models=described)
+
         with work.phase("text"):
-            rows, text, facts = read_rows(config, measure.tokens, base, FORKED if measure.null == "drift" else 0)
-            check_same_tokens(base, changed, rows.tokens)
-        pairs = work.optional_input("contrasts", Contrasts)
+            fit_tokens = FORK_TOKENS if measure.null == "drift" else 0
+            text = read_random_rows(config, measure.tokens, base, fit_tokens)
+            check_same_tokens(base, changed, text.rows.tokens)
+        contrasts: Contrasts | None = work.optional_input("contrasts", Contrasts)
         if measure.contrast in CONTRASTS:
-            pairs = grammar_contrasts(measure.contrast, base.tokenizer, measure.pairs, size="large")
-        first = min(max(measure.tokens_per_part // rows.context, 1), len(rows))
-        answers = Answers(base, changed, rows, first, measure.margin, pairs, exact, tokens)
-        with work.phase("both models"):
-            batches = answers.read()
-        with work.phase("changed tokens"):
-            answers.read_unread()
-        if parts:
-            with work.phase("parts"):
-                most, keep = EXCHANGED if measure.null == "perturbation" else len(parts), partial(work.keep, "parts")
-                answers.parts = exchange_parts(base, changed, parts, batches, most, work.resume("parts"), keep)
-                answers.directions_at(batches)
-        with work.phase("outputs"):
-            if bool(answers.kl()[: len(answers.documents(first))].any()):
-                answers.outputs = exchange_outputs(base, changed, batches, measure.outputs)
-        if name := without_difference(base, changed):
-            reasons = "is packed, of two shapes, in one model alone or less precise in the base"
-            log.warning("%s %s: so it has no null", name, reasons)
-        elif parts:
-            with work.phase("null"):
-                answers.beside(*_null(measure, base, changed, parts, text), batches, work)
-        facts = {"data": facts}
-        if pairs:
-            facts["contrasts"] = {"source": pairs.source, "fingerprint": pairs.fingerprint()}
-        return replace(answers.outcome(), models=models, facts=facts)
+            contrasts = grammar_contrasts(
+                measure.contrast, base.tokenizer, measure.pairs, size="large"
+            )
+        rows_per_part = max(measure.tokens_per_part // text.rows.context, 1)
+        observed = Observations(
+            base,
+            changed,
+            text.rows,
+            min(rows_per_part, len(text.rows)),
+            measure.margin,
+            contrasts=contrasts,
+            exact={"weights": differences.weights, "settings": differences.settings},
+            changed_tokens=differences.tokens,
+        )
+        _observe(observed, measure, differences.parts, text.fit, work)
+
+        facts: dict[str, object] = {"data": text.facts}
+        if contrasts:
+            facts["contrasts"] = {
+                "source": contrasts.source,
+                "fingerprint": contrasts.fingerprint(),
+            }
+        return replace(outcome_of_diff(observed), models=described, facts=facts)
 
     def draw(self, result: Result, folder: Path) -> None:
         if "layers" in result.tables:
@@ -177,46 +180,88 @@ class Diff(Instrument[AnalyzeConfig], kind="diff", version=7, reads=("model", "t
             figures.changes(result.table, result.tables["layers"], folder, about)
 
     def headlines(self, result: Result) -> Sequence[Headline]:
-        found = result.scalars
-        names = ("kl", "flips", "loss_change")
-        return [
-            Headline.with_ends(name, *(found.get(f"{name}{end}", math.nan) for end in ("", "_low", "_high")))
-            for name in names
-        ]
+        scalars = result.scalars
+        headlines = []
+        for name in ("kl", "flips", "loss_change"):
+            value = scalars.get(name, math.nan)
+            low = scalars.get(f"{name}_low", math.nan)
+            high = scalars.get(f"{name}_high", math.nan)
+            headlines.append(Headline.with_ends(name, value, low, high))
+        return headlines
 
     def show(self, result: Result) -> None:
         for line in lines(result):
             show_text(line)
 
 
-def _other(named: str) -> ModelConfig:
-    return model_named(str(Path(named).absolute()) if is_there(named) else named, {})
+def _other_model(name: str) -> ModelConfig:
+    """Return the configuration of a model that may have been mixed in: a folder or a name."""
+    if is_there(name):
+        name = str(Path(name).absolute())
+    return model_named(name, {})
 
 
-Opened = dict[str, Callable[[int], AbstractContextManager[FrozenModel]]]  # a model of a null by its number
+def _differences(config: AnalyzeConfig, base: FrozenModel, changed: FrozenModel) -> Differences:
+    """Return what differs between two models before any text is read."""
+    measure = config.measure_as(DiffConfig)
+    settings = settings_that_differ(base, changed)
+    mixed_in = None
+    if measure.other:
+        mixed_in = load_model(replace(_other_model(measure.other), dtype=config.model.dtype))
+    weights, tokens = edits_of(base, changed, mixed_in)
+    parts = changed_parts(base, changed)
+    if not parts and settings.empty:
+        # Nothing differs as far as can be read, so the outputs of the models decide.
+        settings = pass_that_differs(base, changed)
+    return Differences(parts, weights, settings, tokens)
 
 
-def _null(
-    measure: DiffConfig, base: FrozenModel, changed: FrozenModel, parts: Sequence[Part], text: Tensor
-) -> tuple[Opened, int]:
-    """Return what opens a model of each kind of null by its number, and the block before which it is as the base."""
-    if measure.null == "perturbation":
-        at_random = partial(perturbed, base, changed, parts)
-        kinds = {"permuted": signed_permutation, SIGNS: random_signs}
-        opened: Opened = {kind: partial(at_random, random_change=change) for kind, change in kinds.items()}
-        return opened, parts[0].layer
-    norm, steps = norms(base, changed)[0], measure.steps
-    forked = partial(fork, base, text, norm, rate=rate_for(base, text, norm, steps), steps=steps)
-    return {"forks": lambda seed: nullcontext(forked(seed))}, -1
+def _observe(
+    observed: Observations,
+    measure: DiffConfig,
+    parts: Sequence[Part],
+    fit: Int[Tensor, "rows t"],
+    work: Work,
+) -> None:
+    """Run both models, exchange parts and outputs, and run the null.
 
+    Args:
+        observed: Where the observations go.
+        measure: The settings.
+        parts: The parts whose weights differ.
+        fit: What forks are trained on.
+        work: The context of the running job, which keeps what was done when it stops.
+    """
+    base = observed.base
+    changed = observed.changed
+    with work.phase("both models"):
+        batches = observed.read()
+    with work.phase("changed tokens"):
+        observed.unread = unread_numbers(base, changed, observed.rows, observed.changed_tokens)
+    if parts:
+        with work.phase("parts"):
+            most_parts = MOST_PARTS_EXCHANGED
+            if measure.null == "drift":
+                most_parts = len(parts)
+            observed.parts = exchange_parts(
+                base,
+                changed,
+                parts,
+                batches,
+                most_parts,
+                work.resume("parts"),
+                partial(work.keep, "parts"),
+            )
+            observed.directions = directions_at(observed, batches)
+    with work.phase("outputs"):
+        if observed.kl_of_first_rows().any():
+            observed.outputs = exchange_outputs(base, changed, batches, measure.outputs)
 
-def read_rows(
-    config: AnalyzeConfig, tokens: int, base: FrozenModel, fit_tokens: int = 0
-) -> tuple[TokenRows, Tensor, dict[str, Any]]:
-    """Return so many tokens of the report's text in random rows, those to fit on, and what provenance says of them."""
-    context = config.data.context or min(ROW, base.context)
-    wanted = max(tokens // context, 2)
-    data = replace(config.data, report_tokens=max(SPREAD * wanted * context, LEAST))
-    corpus = read_corpus(data, base.tokenizer, context, bos=base.bos_each_row, fit_tokens=fit_tokens)
-    chosen = torch.randperm(len(corpus.report), generator=seeded(0))[:wanted]
-    return corpus.report.select(chosen), corpus.fit.tokens, {"name": config.data.name, **corpus.facts()}
+    packed_weight = without_difference(base, changed)
+    if packed_weight:
+        reasons = "is packed, of two shapes, in one model alone or less precise in the base"
+        log.warning("%s %s: so it has no null", packed_weight, reasons)
+    elif parts:
+        with work.phase("null"):
+            models = null_models(measure, base, changed, parts, fit)
+            run_null(observed, models, batches, work)

@@ -1,71 +1,104 @@
-"""What a job of layer pairs compares: two sides in batches, the metric that gathers them, and how far it has come.
-
-Several jobs of one pass go through their batches in step, so that each model runs once for each different input, and
-pairs of models share their products.
-"""
+"""The running comparison of a job of layer pairs: two sides in batches, gathered by a metric."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
 import re
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypedDict
 
+import torch
 from torch import Tensor
-from torchmetrics import Metric
 
-from thinkalike.config import AnalyzeConfig
-from thinkalike.errors import DataError, ThinkalikeError
-from thinkalike.job import Outcome, Work
-from thinkalike.job.work import phase_of_all
-from thinkalike.measures.contract import Batch
-from thinkalike.measures.layer_means import LayerMeans
-from thinkalike.models.load import load_groups
+from thinkalike.errors import DataError
+from thinkalike.instruments.layer_pairs.equal_depth import LayerName
+from thinkalike.instruments.layer_pairs.settings import LayerPairsConfig
+from thinkalike.job import Work
+from thinkalike.measures.accumulator import Accumulator
+from thinkalike.measures.layer_pair_estimate import LayerPairEstimate
 from thinkalike.processes import asked, at_boundaries, doing, stop
 from thinkalike.states.batches import ModelRuns, StateBatch, StateBatches
-from thinkalike.states.folder import load_source
 
 log = logging.getLogger(__name__)
-KEPT_EVERY = 2  # pools
+
+KEPT_EVERY = 2
+"""After so many pools the state of a job is kept."""
 
 
-class Side(NamedTuple):
-    """A model or a recording: its name, its layers, and how the provenance describes it."""
+@dataclass(frozen=True, eq=False)
+class ComparedSide:
+    """One side of a comparison: a model or a recording.
+
+    Attributes:
+        name: What tables call it.
+        layers: What tables call its layers.
+        describe: Returns what the provenance of a result says of it.
+    """
 
     name: str
-    layers: list[Any]
+    layers: Sequence[LayerName]
     describe: Callable[[], dict[str, str]]
 
 
-class Comparison:
-    """A job's comparison of two sides, which are one object where a model is compared with itself.
+class BatchLabels(TypedDict, total=False):
+    """What `Accumulator.update` needs to know of the rows of a batch besides their states."""
 
-    Resumes from the state that an earlier run left; `new` makes a metric without any batch.
+    number: int
+    mask: Tensor | None
+    documents: Tensor | None
+    groups: Tensor | None
+
+
+class LayerPairComparison:
+    """The comparison of two sides, which are one object where a model is compared with itself.
+
+    It resumes from the state that an earlier run kept.
+
+    Args:
+        new_metric: Makes a metric without any batch.
+        measure: The settings of the measure.
+        sides: The source and the target.
+        batches: The batches of states of both sides.
+        work: The context of the running job.
 
     Attributes:
-        metric, with_massive: of the batches, and of those with massive tokens that stand beside some of them.
-        first: how many pools of batches an earlier run has gathered.
-        error: why a batch could not be read or compared; the comparison has ended, and no other of its pass.
+        metric: Gathers the batches.
+        with_massive: Gathers the counterparts of some batches that include massive tokens.
+        pools_kept: How many pools of batches an earlier run has gathered.
+        error: Why a batch could not be read or compared. The comparison has then ended; the other
+            comparisons of the same pass go on.
     """
 
     def __init__(
-        self, new: Callable[[], Metric], measure: Any, sides: tuple[Side, Side], batches: StateBatches, work: Work
+        self,
+        new_metric: Callable[[], Accumulator],
+        measure: LayerPairsConfig,
+        sides: tuple[ComparedSide, ComparedSide],
+        batches: StateBatches,
+        work: Work,
     ):
-        self.measure, self.batches, self.work = measure, batches, work
+        self.measure = measure
         self.source, self.target = sides
-        self.metric, self.with_massive = new(), new()
+        self.batches = batches
+        self.work = work
+        self.metric = new_metric()
+        self.with_massive = new_metric()
         self.error: DataError | None = None
-        self.first = 0
-        if kept := work.resume("metrics"):
-            self.first = int(kept["pools"])
-            if not work.processes.rank:
-                self.metric.load_state_dict(kept["metric"])
-                self.with_massive.load_state_dict(kept["with_massive"])
+        self.pools_kept = 0
 
-    def wants(self, number: int) -> bool:
+        state = work.resume("metrics")
+        if state:
+            self.pools_kept = int(state["pools"])
+            # The states of all processes are joined, so only the first one takes them over.
+            if work.processes.rank == 0:
+                self.metric.load_state_dict(state["metric"])
+                self.with_massive.load_state_dict(state["with_massive"])
+
+    def needs_pool(self, number: int) -> bool:
         """Return whether a pool is still to be gathered."""
-        return self.error is None and self.first <= number < self.batches.total
+        return self.error is None and self.pools_kept <= number < self.batches.total
 
     def pool(self, number: int) -> Iterator[StateBatch]:
         """Yield the batches of a pool, until one cannot be read or compared."""
@@ -74,140 +107,146 @@ class Comparison:
             try:
                 batch = next(batches, None)
             except DataError as error:
-                self.error, batch = error, None
+                self.error = error
+                return
             if batch is None:
                 return
             yield batch
 
-    def parts(self, batch: StateBatch) -> Iterator[tuple[Metric, StateBatch]]:
-        """Yield a batch, and that with massive tokens if there is one, each with the metric that it is for."""
+    def metrics_of(self, batch: StateBatch) -> Iterator[tuple[Accumulator, StateBatch]]:
+        """Yield each metric with what it gathers of a batch.
+
+        These are the batch itself, and its counterpart with massive tokens if it has one.
+        """
         yield self.metric, batch
         if batch.with_massive:
             yield self.with_massive, batch.with_massive
 
-    def rows(self, batch: StateBatch) -> dict[str, Any]:
-        """Return which rows of a batch count, what groups them, and their documents, where its source is."""
-        wanted: dict[str, Tensor | None] = {"mask": batch.mask, "documents": batch.groups}
+    def labels(self, batch: StateBatch) -> BatchLabels:
+        """Return the labels of the rows of a batch, on the device of the source's states."""
+        device = batch.states[0][0].device
+        labels: BatchLabels = {
+            "number": batch.number,
+            "mask": _moved(batch.mask, device),
+            "documents": _moved(batch.groups, device),
+        }
         if self.measure.given != "none":
-            wanted["groups"] = batch.tokens
-        place = batch.states[0][0].device
-        moved = {name: None if rows is None else rows.to(place) for name, rows in wanted.items()}
-        return {"number": batch.number, **moved}
+            labels["groups"] = _moved(batch.tokens, device)
+        return labels
 
-    def update(self, metric: Metric, batch: StateBatch) -> None:
+    def update(self, metric: Accumulator, batch: StateBatch) -> None:
         """Add a batch to a metric, or remember why it cannot be compared."""
-        mine, theirs = batch.states
-        theirs = mine if theirs is mine else [layer.to(mine[0].device) for layer in theirs]
+        source, target = batch.states
+        if target is not source:
+            target = [layer.to(source[0].device) for layer in target]
         try:
-            metric.update(source=mine, target=theirs, **self.rows(batch))
+            metric.update(source=source, target=target, **self.labels(batch))
         except ValueError as error:
-            where = f"batch {batch.number} of {self.source.name} (source) and {self.target.name} (target)"
-            sides = {"source": self.source.layers, "target": self.target.layers}
-            numbered = re.compile(r"\b(source|target) layer (\d+)")
-            said = numbered.sub(lambda found: f"{found[1]} layer {sides[found[1]][int(found[2])]}", str(error))
-            self.error = DataError(f"{where}: {said}")
-            self.error.__cause__ = error
+            self.error = self._explained(batch, error)
 
-    def keep(self, done: int) -> None:
-        """Keep a state after so many pools, from which an interrupted run resumes to the same bits."""
+    def _explained(self, batch: StateBatch, error: ValueError) -> DataError:
+        """Return the error of a batch with the names of the models and of their layers."""
+        layers_by_side = {"source": self.source.layers, "target": self.target.layers}
+
+        def name_layer(match: re.Match[str]) -> str:
+            side, index = match.groups()
+            return f"{side} layer {layers_by_side[side][int(index)]}"
+
+        reason = re.sub(r"\b(source|target) layer (\d+)", name_layer, str(error))
+        explained = DataError(
+            f"batch {batch.number} of {self.source.name} (source) and {self.target.name} "
+            f"(target): {reason}"
+        )
+        explained.__cause__ = error
+        return explained
+
+    def keep(self, pools: int) -> None:
+        """Keep the state after so many pools.
+
+        An interrupted run resumes from it to the same bits.
+        """
         metrics = {"metric": self.metric, "with_massive": self.with_massive}
         with contextlib.ExitStack() as synced:
             for metric in metrics.values():
                 synced.enter_context(metric.sync_context(dist_sync_fn=metric.dist_sync_fn))
-            if not self.work.processes.rank and self.error is None and done > self.first:
+            is_first_process = self.work.processes.rank == 0
+            if is_first_process and self.error is None and pools > self.pools_kept:
                 states = {name: dict(metric.state_dict()) for name, metric in metrics.items()}
-                self.work.keep("metrics", {"pools": done, **states})
+                self.work.keep("metrics", {"pools": pools, **states})
 
-    def estimates(self) -> tuple[Any, Any]:
-        """Return the estimates of all batches of all processes, and those with massive tokens, None without any."""
-        everyone, metrics = self.work.processes.everyone, (self.metric, self.with_massive)
-        for error in filter(None, everyone(self.error)):
-            raise error
-        has_batch, has_massive = (any(everyone(metric.update_called)) for metric in metrics)
+    def estimates(self) -> tuple[LayerPairEstimate, LayerPairEstimate | None]:
+        """Return the estimates of all batches of all processes.
+
+        The second estimate is that with massive tokens; None: no batch has any.
+
+        Raises:
+            DataError: A batch could not be read or compared, or there is none.
+        """
+        everyone = self.work.processes.everyone
+        for error in everyone(self.error):
+            if error is not None:
+                raise error
+        has_batch = any(everyone(self.metric.update_called))
+        has_massive = any(everyone(self.with_massive.update_called))
         if not has_batch:
-            what = f"{self.measure.tokens_per_batch} {self.batches.level}s"
-            raise DataError(f"there is too little text for one batch of {what}; lower measure.tokens_per_batch")
-        found = self.metric.compute()
-        if found.batches < self.measure.batches:
-            log.warning("%d batches of the %d asked for: there is no more text", found.batches, self.measure.batches)
-        return found, self.with_massive.compute() if has_massive else None
+            raise DataError(
+                "there is too little text for one batch of "
+                f"{self.measure.tokens_per_batch} {self.batches.level}s; lower "
+                "measure.tokens_per_batch"
+            )
+
+        estimate: LayerPairEstimate = self.metric.compute()
+        if estimate.batches < self.measure.batches:
+            log.warning(
+                "%d batches of the %d asked for: there is no more text",
+                estimate.batches,
+                self.measure.batches,
+            )
+        if not has_massive:
+            return estimate, None
+        return estimate, self.with_massive.compute()
 
 
-def rounds(jobs: Sequence[Comparison], runs: ModelRuns) -> Iterator[int]:
-    """Yield the numbers of the pools that this process is to gather for some jobs, from where earlier runs ended.
+def _moved(labels: Tensor | None, device: torch.device) -> Tensor | None:
+    """Return labels on a device, if there are any."""
+    if labels is None:
+        return None
+    return labels.to(device)
 
-    Processes that share the jobs take turns, and end together. A job that had come further waits for the others.
+
+def rounds(comparisons: Sequence[LayerPairComparison], runs: ModelRuns) -> Iterator[int]:
+    """Yield the numbers of the pools that this process gathers for some comparisons.
+
+    They begin where earlier runs ended; a comparison that had come further waits for the others.
+    Processes that share the jobs take turns, and end together.
+
+    Args:
+        comparisons: The comparisons of one pass.
+        runs: The states that the comparisons share, which are forgotten after each pool.
     """
-    processes, total = jobs[0].work.processes, max(each.batches.total for each in jobs)
-    first = min(each.first for each in jobs)
+    processes = comparisons[0].work.processes
+    total = max(comparison.batches.total for comparison in comparisons)
+    first = min(comparison.pools_kept for comparison in comparisons)
     with at_boundaries(), doing("pool", total or None, first) as activity:
-        for before in range(first, total, processes.size):
-            if before + processes.rank < total:
-                yield before + processes.rank
+        for start in range(first, total, processes.size):
+            number = start + processes.rank
+            if number < total:
+                yield number
                 runs.forget()
-            done = min(before + processes.size, total)
+            done = min(start + processes.size, total)
             activity.reach(done)
-            is_asked = any(processes.everyone(asked()))
-            if is_asked or done // KEPT_EVERY > before // KEPT_EVERY:
-                for each in jobs:
-                    each.keep(done)
-            if is_asked:
+
+            is_asked_to_stop = any(processes.everyone(asked()))
+            if is_asked_to_stop or done // KEPT_EVERY > start // KEPT_EVERY:
+                for comparison in comparisons:
+                    comparison.keep(done)
+            if is_asked_to_stop:
                 stop(f"at pool {done} of {total}")
-            ended = not any(each.wants(number) for each in jobs for number in range(done, total))
-            if any(processes.everyone(ended)):
+
+            has_ended = not any(
+                comparison.needs_pool(pool)
+                for comparison in comparisons
+                for pool in range(done, total)
+            )
+            if any(processes.everyone(has_ended)):
                 return
-
-
-def run_together(jobs: Sequence[tuple[Any, AnalyzeConfig, Work]]) -> list[Outcome | ThinkalikeError]:
-    """Compute the numbers of several jobs of layer pairs; the error of one leaves the others alone.
-
-    Each reads the batches that it would read alone, and its numbers are the same to the bit.
-    """
-    runs = ModelRuns()
-    with phase_of_all([work for _, _, work in jobs], "loading"):
-        pairs = load_groups([(config.model, config.target) for _, config, _ in jobs], load_source)
-        each_job = zip(jobs, pairs, strict=True)
-        comparisons = [kind.of_text(config, work, models, runs) for (kind, config, work), models in each_job]
-    for number in rounds(comparisons, runs):
-        pools = [(each, each.pool(number)) for each in comparisons if each.wants(number)]
-        while read := [(each, batch) for each, pool in pools if (batch := next(pool, None))]:
-            _update_together([(each, metric, part) for each, batch in read for metric, part in each.parts(batch)])
-            runs.forget(of_batch=True)
-    outcomes: list[Outcome | ThinkalikeError] = []
-    for (kind, _, _), each in zip(jobs, comparisons, strict=True):
-        try:
-            outcomes.append(kind.outcome(each))
-        except DataError as error:
-            outcomes.append(error)
-    comparisons[0].work.processes.end_of_share()
-    for number, ((kind, config, work), models, each) in enumerate(zip(jobs, pairs, comparisons, strict=True)):
-        if kind.is_read(config) and isinstance(found := outcomes[number], Outcome):
-            outcomes[number] = kind.with_readings(found, config, models, each.batches.level, work)
-    return outcomes
-
-
-def _update_together(read: Sequence[tuple[Comparison, Metric, StateBatch]]) -> None:
-    """Add batches that jobs read at once: those of the same rows, in the same place and way, by one product."""
-    alike: dict[Hashable, list[tuple[Comparison, Metric, StateBatch]]] = {}
-    for comparison, metric, batch in read:
-        is_alone = batch.content is None or not isinstance(metric, LayerMeans)
-        device, alone = batch.states[0][0].device, id(metric) if is_alone else None
-        key = repr(comparison.measure), batch.number, device, batch.content, alone
-        alike.setdefault(key, []).append((comparison, metric, batch))
-    for group in alike.values():
-        if len(group) == 1 or not _by_one_product(*zip(*group, strict=True)):
-            for comparison, metric, batch in group:
-                comparison.update(metric, batch)
-
-
-def _by_one_product(comparisons: Sequence[Comparison], metrics: Sequence[Any], batches: Sequence[StateBatch]) -> bool:
-    """Add the same batch to several metrics; returns False, and adds it to none, where one cannot be compared."""
-    states = {id(side): side for batch in batches for side in batch.states}
-    numbered = {key: index for index, key in enumerate(states)}
-    sides = [(numbered[id(batch.states[0])], numbered[id(batch.states[1])]) for batch in batches]
-    moved = [[layer.to(batches[0].states[0][0].device) for layer in side] for side in states.values()]
-    try:
-        metrics[0].gather(Batch(moved, **comparisons[0].rows(batches[0])), metrics, sides)
-    except ValueError:
-        return False
-    return True

@@ -1,7 +1,8 @@
-"""Measures of layer pairs of a user: a function, a class or a `MeasurePlugin`, in a file or in memory.
+"""A user's measures of layer pairs: a function, a class or a `MeasurePlugin`.
+
+They are in a file, FILE.py:NAME, or in memory.
 
 python analyze.py measure=mine.py:my_measure model=gelu-3l-mini model@target=solu-3l-mini
-ta.compare("gelu-3l-mini", "solu-3l-mini", measure=my_measure)
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass, make_dataclass
 from functools import cache
-from typing import Any, TypeGuard
+from typing import Any, TypeGuard, cast
 
 import torch
 from jaxtyping import Float
@@ -29,19 +30,20 @@ from thinkalike.instruments.layer_pairs.by_measure import (
 from thinkalike.measures.contract import AnyMeasure, LayerMeasure
 from thinkalike.plugins import MeasurePlugin
 
-VERSION = 12  # of the results of all measures of users
+VERSION = 12
+"""The version of the results of all measures of users."""
 
 
 @dataclass(frozen=True, eq=False)
 class OfFunction(LayerMeasure[Tensor]):
-    """The likeness that a user's function of two layers is; 1 is the best.
+    """A likeness that a user's function computes from two layers; 1 is the best.
 
     Attributes:
         kind: What errors call the function.
     """
 
     kind: str
-    function: Callable[[Tensor, Tensor], Any]
+    function: Callable[[Tensor, Tensor], object]
 
     fewest = 2
     is_symmetric = False
@@ -49,7 +51,9 @@ class OfFunction(LayerMeasure[Tensor]):
     def prepare(self, layer: Float[Tensor, "n d"], name: str) -> Float[Tensor, "n d"]:
         return layer.to(torch.promote_types(layer.dtype, torch.float32))
 
-    def compare(self, first: Float[Tensor, "n d"], second: Float[Tensor, "n e"]) -> Float[Tensor, ""]:
+    def compare(
+        self, first: Float[Tensor, "n d"], second: Float[Tensor, "n e"]
+    ) -> Float[Tensor, ""]:
         with plugins.blaming(f"measure {self.kind}"):
             value = self.function(first, second)
         try:
@@ -60,7 +64,7 @@ class OfFunction(LayerMeasure[Tensor]):
 
 @dataclass(frozen=True, eq=False)
 class OfDistanceFunction(OfFunction):
-    """The distance that a user's function of two layers is; 0 is the best."""
+    """A distance that a user's function computes from two layers; 0 is the best."""
 
     best = 0.0
     higher_is_closer = False
@@ -72,13 +76,15 @@ class StatesByUser(StatesByMeasure):
     Args:
         measure: A function, a class of measures, a measure, or a `MeasurePlugin`.
         kind: The kind of the results.
-        name: FILE.py:NAME, by which configurations name it; None: it is an object in memory.
+        name: Where the measure is, FILE.py:NAME; None: it is an object in memory.
     """
 
     def __init__(self, measure: object, kind: str, name: str | None = None):
         self.kind = kind
-        if self.kind in MEASURES:
-            raise PluginError(f"{name or kind} has the name of a measure of the package; choose another name")
+        if kind in MEASURES:
+            raise PluginError(
+                f"{name or kind} has the name of a measure of the package; choose another name"
+            )
         self.plugin = measure if isinstance(measure, MeasurePlugin) else MeasurePlugin(measure)
         low, high = self.plugin.scale
         self.scale = (float(low), float(high))
@@ -95,7 +101,7 @@ class StatesByUser(StatesByMeasure):
     def settings(self) -> type[MeasureConfig]:
         return self._settings
 
-    def measure_of(self, settings: MeasureConfig) -> AnyMeasure:
+    def measure_of(self, settings: ComparedAgain) -> AnyMeasure:
         measure: Any = self.plugin.measure
         with plugins.blaming(f"measure {self.kind}"):
             if is_measure_class(measure):
@@ -104,29 +110,38 @@ class StatesByUser(StatesByMeasure):
                 measure = measure(settings)
         if isinstance(measure, LayerMeasure):
             return measure
-        of_function = OfDistanceFunction if self.is_distance else OfFunction
-        return of_function(self.kind, measure)
+        if self.is_distance:
+            return OfDistanceFunction(self.kind, measure)
+        return OfFunction(self.kind, measure)
 
     def _schema(self, name: str | None) -> type[MeasureConfig]:
-        """Return the settings of the measure, which are those of all measures and its own."""
-        common = {item.name for item in dataclasses.fields(ComparedAgain)}
-        of_plugin = dict(self.plugin.settings)
-        content: dict[str, Any] = {"__doc__": f"The settings of {self.name}."}
-        if is_measure_class(self.plugin.measure):
-            of_plugin |= parameters_of(self.plugin.measure)
-            content["measure_class"] = self.plugin.measure
-            content["compares_within_groups"] = self.plugin.measure.compares_within_groups is True
+        """Return the settings of the measure: those of all measures, and those of its own."""
+        settings_of_plugin: dict[str, object] = dict(self.plugin.settings)
+        namespace: dict[str, object] = {"__doc__": f"The settings of {self.name}."}
+        measure = self.plugin.measure
+        if is_measure_class(measure):
+            settings_of_plugin |= parameters_of(measure)
+            namespace["measure_class"] = measure
+            namespace["compares_within_groups"] = measure.compares_within_groups is True
+
+        common_names = {item.name for item in dataclasses.fields(ComparedAgain)}
         if name is None:
-            content["instrument_in_memory"] = self
-        fields: list[tuple[str, Any, Any]] = [("kind", str, name or self.kind)]
-        for parameter_name, default in of_plugin.items():
-            item: Any = default if isinstance(default, dataclasses.Field) else dataclasses.field(default=default)
-            if parameter_name in common or not isinstance(item.default, bool | int | float | str):
+            namespace["instrument_in_memory"] = self
+        fields: list[tuple[str, object, object]] = [("kind", str, name or self.kind)]
+        for setting_name, default in settings_of_plugin.items():
+            item = default
+            if not isinstance(item, dataclasses.Field):
+                item = cast("dataclasses.Field[object]", dataclasses.field(default=default))
+            has_plain_default = isinstance(item.default, bool | int | float | str)
+            if setting_name in common_names or not has_plain_default:
                 raise PluginError(
-                    f"measure {self.kind}: {parameter_name} needs a name of its own, and a number or text as default"
+                    f"measure {self.kind}: {setting_name} needs a name of its own, and a number "
+                    "or text as default"
                 )
-            fields.append((parameter_name, type(item.default), item))
-        return make_dataclass(f"{self.kind}_config", fields, bases=(ComparedAgain,), namespace=content)
+            fields.append((setting_name, type(item.default), item))
+        return make_dataclass(
+            f"{self.kind}_config", fields, bases=(ComparedAgain,), namespace=namespace
+        )
 
 
 def is_measure_class(measure: object) -> TypeGuard[type[AnyMeasure]]:

@@ -5,14 +5,18 @@ python analyze.py measure=jsd model=gelu-3l-mini model@target=solu-3l-mini
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import ClassVar
+
+from torch import Tensor
 
 from thinkalike.config import AnalyzeConfig
 from thinkalike.errors import ConfigError
 from thinkalike.instruments.layer_pairs.by_measure import ByMeasure, ComparedAgain
+from thinkalike.instruments.layer_pairs.equal_depth import LayerName
 from thinkalike.models.families import Layer
+from thinkalike.models.frozen import FrozenModel
 from thinkalike.states.batches import ModelRuns, StateBatch, StateBatches
 from thinkalike.states.source import StateSource, with_weights
 
@@ -26,9 +30,16 @@ class OutputConfig(ComparedAgain):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.level == "word" or self.embed:
-            wrong = "level=word" if self.level == "word" else "embed=true"
-            raise ConfigError(f"measure={self.kind} compares predictions of the next token: leave measure.{wrong} out")
+        unusable = None
+        if self.level == "word":
+            unusable = "level=word"
+        elif self.embed:
+            unusable = "embed=true"
+        if unusable:
+            raise ConfigError(
+                f"measure={self.kind} compares predictions of the next token: leave "
+                f"measure.{unusable} out"
+            )
 
 
 class OutputsByMeasure(ByMeasure):
@@ -39,19 +50,45 @@ class OutputsByMeasure(ByMeasure):
     takes_activations: ClassVar[bool] = False
     takes_sites: ClassVar[bool] = False
 
-    def named(self, sites: Sequence[Layer]) -> list[Any]:
+    def named(self, sites: Sequence[Layer]) -> list[LayerName]:
         return ["logits"]
 
     def batches(
-        self, measure: Any, config: AnalyzeConfig, models: Sequence[StateSource], runs: ModelRuns
+        self,
+        measure: ComparedAgain,
+        config: AnalyzeConfig,
+        models: Sequence[StateSource],
+        runs: ModelRuns,
     ) -> StateBatches:
-        with_weights(models, f"measure={self.kind} compares what models predict")
-        measure = replace(measure, level="token", massive="keep")  # outputs have no massive states
+        frozen_models = with_weights(models, f"measure={self.kind} compares what models predict")
+        # Outputs have no massive states.
+        measure = replace(measure, level="token", massive="keep")
         batches = super().batches(measure, config, models, runs)
 
-        def logits_of(batch: StateBatch) -> StateBatch:
-            last = {model: own[-1] for model, own in zip(models, batch.states, strict=True)}
-            key, run = (batch.content, "logits"), lambda model: [model.finish(last[model])]
-            return batch._replace(states=[runs.once(model, key, run, of_batch=True) for model in models])
+        def pool(number: int) -> Iterator[StateBatch]:
+            for batch in batches.pool(number):
+                yield _batch_of_logits(batch, frozen_models, runs)
 
-        return replace(batches, pool=lambda number: map(logits_of, batches.pool(number)))
+        return replace(batches, pool=pool)
+
+
+def _batch_of_logits(
+    batch: StateBatch, models: Sequence[FrozenModel], runs: ModelRuns
+) -> StateBatch:
+    """Return a batch with the logits of each model in place of its states.
+
+    Args:
+        batch: The states of each model; the last layer is that after the last block.
+        models: The models.
+        runs: Where logits are kept for other jobs.
+    """
+    logits: list[list[Tensor]] = []
+    for model, states in zip(models, batch.states, strict=True):
+        last = states[-1]
+
+        def finish(model: FrozenModel, last: Tensor = last) -> list[Tensor]:
+            return [model.finish(last)]
+
+        content = (batch.content, "logits")
+        logits.append(runs.once(model, content, finish, of_batch=True))
+    return batch._replace(states=logits)

@@ -1,6 +1,8 @@
-"""What values of layer pairs are in bits of both models, by the ruler of `thinkalike.instruments.ruler`: `ruler=bits`.
+"""Readings of layer pairs in bits of both models, for `ruler=bits`.
 
-Both models and their changed copies read the same rows of text, `READ` batches at most, at five layer pairs at most.
+The ruler of `thinkalike.instruments.ruler` says what the values of any measure are in bits: the
+models and their rounded copies read the same rows of text, of `READING_BATCHES` batches at most,
+and are compared at five layer pairs at most.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pandas as pd
 import torch
@@ -20,210 +22,369 @@ from torch.nn.functional import pad
 
 from thinkalike.config import AnalyzeConfig, DataConfig
 from thinkalike.errors import listed
-from thinkalike.instruments.ruler import (
-    DEPTHS,
+from thinkalike.instruments.layer_pairs.measure import AnyPairMeasure
+from thinkalike.instruments.layer_pairs.settings import LayerPairsConfig
+from thinkalike.instruments.ruler.instrument import DEPTHS
+from thinkalike.instruments.ruler.rungs import (
     MIXING,
-    Comparison,
+    RulerComparison,
     States,
+    Values,
     changed,
+    greatest_by_layer,
+    measure_rungs,
+)
+from thinkalike.instruments.ruler.screen import (
     copies_in_words,
     local_mixing,
-    measured,
-    most,
-    rungs_table,
     shares_more,
     show_readings,
-    table_of,
-)  # fmt: skip
-from thinkalike.job import Work
+)
+from thinkalike.instruments.ruler.table import BLANK, ruler_table, rungs_table
+from thinkalike.job import Outcome, Work
 from thinkalike.measures.estimates import without_parts
 from thinkalike.measures.folds import JACKKNIFE_PARTS
+from thinkalike.measures.layer_means import LayerMeans
 from thinkalike.memory import free_cached_memory
 from thinkalike.models.frozen import FrozenModel
-from thinkalike.models.layer_choice import layers_at_depths, pairs_of_layers
+from thinkalike.models.layer_choice import LayerChoice, layers_at_depths, pairs_of_layers
 from thinkalike.models.rounding import can_be_rounded
 from thinkalike.processes import counted
 from thinkalike.screen import show_text
-from thinkalike.states.batches import ModelRuns, StateBatch, StateBatches, sampled, text_batches
+from thinkalike.states.batches import (
+    ModelRuns,
+    StateBatch,
+    StateBatches,
+    StateReader,
+    sampled,
+    text_batches,
+)
 from thinkalike.states.mixing import CONTROLS, TokenMixing
 from thinkalike.states.source import StateSource
 from thinkalike.store import Result
 
 log = logging.getLogger(__name__)
 
+ROW_DIMENSIONS = 2
+"""States of rows are (n, d); those of whole sequences have one axis more."""
 
-def pairs_read(layers: Any, source: int, target: int) -> list[tuple[int, int]]:
-    """Return the layer pairs that have a reading: some of `layers=`, or of equal relative depth."""
+
+def pairs_read(
+    layers: LayerChoice, source_layers: int, target_layers: int
+) -> list[tuple[int, int]]:
+    """Return the layer pairs that have a reading.
+
+    They are some of the pairs of `layers=`, or pairs of equal relative depth.
+
+    Args:
+        layers: The setting `layers=`.
+        source_layers, target_layers: How many layers the models have.
+    """
     if layers in ("same", "all"):
-        return layers_at_depths(DEPTHS, source, target)
-    pairs = pairs_of_layers(layers, source, target)
-    return [pairs[place] for place, _ in layers_at_depths(DEPTHS, len(pairs), len(pairs))]
+        return layers_at_depths(DEPTHS, source_layers, target_layers)
+    pairs = pairs_of_layers(layers, source_layers, target_layers)
+    evenly_spaced = layers_at_depths(DEPTHS, len(pairs), len(pairs))
+    return [pairs[index] for index, _ in evenly_spaced]
 
 
-def readings(
-    kind: Any, config: AnalyzeConfig, models: Sequence[StateSource], level: str, work: Work
+def with_readings(
+    instrument: AnyPairMeasure,
+    outcome: Outcome,
+    config: AnalyzeConfig,
+    models: Sequence[StateSource],
+    level: str,
+    work: Work,
+) -> Outcome:
+    """Return an outcome with readings of its values in bits of both models.
+
+    Args:
+        instrument: The instrument.
+        outcome: The outcome without readings.
+        config: The job.
+        models: The source and the target.
+        level: What a row of a batch is: a token or a word.
+        work: The context of the running job.
+    """
+    tables, scalars = readings_of_layer_pairs(instrument, config, models, level, work)
+    return replace(
+        outcome,
+        tables=outcome.tables | tables,
+        scalars=outcome.scalars | scalars,
+        blank=(*outcome.blank, *BLANK),
+    )
+
+
+def readings_of_layer_pairs(
+    instrument: AnyPairMeasure,
+    config: AnalyzeConfig,
+    models: Sequence[StateSource],
+    level: str,
+    work: Work,
 ) -> tuple[dict[str, pd.DataFrame], dict[str, float]]:
-    """Return a table of some layer pairs with their readings and one of both models' rungs, and numbers of the text."""
-    fit = [model for model in models if isinstance(model, FrozenModel) and can_be_rounded(model)]
-    if unfit := [model.name for model in models if model not in fit]:
-        log.warning("warning: there are no readings in bits, as %s cannot be rounded", listed(unfit))
+    """Return the tables `readings` and `rungs`, and how much text they are of.
+
+    Both are empty where a model cannot be rounded.
+
+    Args:
+        instrument: The instrument, which makes the metrics.
+        config: The job.
+        models: The source and the target.
+        level: What a row of a batch is: a token or a word.
+        work: The context of the running job.
+    """
+    not_rounded = []
+    for model in models:
+        if not (isinstance(model, FrozenModel) and can_be_rounded(model)):
+            not_rounded.append(model.name)
+    if not_rounded:
+        log.warning(
+            "warning: there are no readings in bits, as %s cannot be rounded",
+            listed(not_rounded),
+        )
         return {}, {}
-    pairs = pairs_read(config.layers, *(model.n_layers for model in models))
-    measure = sampled(config.measure, level)
-    free_cached_memory(models[0].device)
+
+    source, target = models
+    pairs = pairs_read(config.layers, source.n_layers, target.n_layers)
+    measure = sampled(instrument.measure_settings(config), level)
+    free_cached_memory(source.device)
     with work.phase("readings"):
-        compared = BatchComparison(kind.metric, config.data, measure, models, pairs)
-    value, rungs = measured(compared, models, work)
-    names = [model.name for model in models]
-    layers = [[pair[side] for pair in pairs] for side in (0, 1)]
-    documents = torch.cat([batch.documents for batch in compared.batches])
-    tables = {"readings": table_of(names, pairs, value, rungs), "rungs": rungs_table(names, layers, rungs)}
-    return tables, {"rows_read": float(len(documents)), "documents_read": float(len(documents.unique()))}
+        comparison = BatchComparison(instrument, config.data, measure, models, pairs)
+    values = measure_rungs(comparison, models, work)
+
+    names = [source.name, target.name]
+    tables = {
+        "readings": ruler_table(names, pairs, values),
+        "rungs": rungs_table(names, comparison.layers, values.rungs),
+    }
+    documents = comparison.documents
+    scalars = {
+        "rows_read": float(len(documents)),
+        "documents_read": float(len(documents.unique())),
+    }
+    return tables, scalars
 
 
-class Labels(NamedTuple):
-    """What is known of the rows of a batch."""
+class RowLabels(NamedTuple):
+    """What is known of the rows of a batch, or of its sequences."""
 
     number: int
+    """The number of the batch."""
+
     documents: Int[Tensor, " n"]
-    tokens: Int[Tensor, " n"] | None  # of a measure given the token
-    mask: Bool[Tensor, "b t"] | None  # of a measure of whole sequences
+
+    tokens: Int[Tensor, " n"] | None
+    """The token of each row, where rows are compared given the token."""
+
+    mask: Bool[Tensor, "b t"] | None
+    """The tokens that count, where whole sequences are compared."""
 
 
-class BatchComparison(Comparison):
-    """Compares two models, and the points of their rulers, by a measure of layer pairs on batches of text.
+class BatchComparison(RulerComparison):
+    """Compares two models, and the rungs of their rulers, by a measure on batches of text.
 
-    States of a point are those of all batches, one after the other, at each layer pair.
+    States are those of all batches, one after the other, at each layer pair.
+
+    Args:
+        instrument: The instrument, which makes the metrics.
+        data: The text.
+        measure: The settings of the measure.
+        models: The source and the target.
+        pairs: The layer pairs.
     """
 
     def __init__(
         self,
-        metric: Any,
+        instrument: AnyPairMeasure,
         data: DataConfig,
-        measure: Any,
+        measure: LayerPairsConfig,
         models: Sequence[StateSource],
         pairs: Sequence[tuple[int, int]],
     ):
         self.models = list(models)
-        self.layers = [[pair[side] for pair in pairs] for side in (0, 1)]
+        self.layers = [
+            [source_layer for source_layer, _ in pairs],
+            [target_layer for _, target_layer in pairs],
+        ]
         self.measure = measure
-        # Positions are out of the states of text_batches already.
-        given = "none" if measure.given == "none" else "token"
-        self._new_metric = partial(metric, replace(measure, given=given), 1, 1)
-        sites = [self._sites(side) for side in (0, 1)]
-        self._text = text_batches(models, sites, data, measure, ModelRuns(), is_spread=True)
-        self.batches: list[Labels] = []
-        batches_by_side: tuple[list[list[Tensor]], list[list[Tensor]]] = ([], [])
-        for batch in _each(self._text):
-            tokens = None if measure.given == "none" else batch.tokens
-            self.batches.append(Labels(batch.number, batch.groups, tokens, batch.mask))
+        of_metric = measure
+        if measure.given != "none":
+            # The means of positions have been removed from the states of the batches already.
+            of_metric = replace(measure, given="token")
+        self._new_metric = partial(instrument.metric, of_metric, 1, 1)
+
+        layers_of_models = [self._layers_of_model(side) for side in (0, 1)]
+        self._text = text_batches(
+            models, layers_of_models, data, measure, ModelRuns(), is_spread=True
+        )
+        self.batches: list[RowLabels] = []
+        batches_by_side: tuple[list[States], list[States]] = ([], [])
+        for batch in _all_batches(self._text):
+            tokens = batch.tokens
+            if measure.given == "none":
+                tokens = None
+            self.batches.append(RowLabels(batch.number, batch.groups, tokens, batch.mask))
             for side in (0, 1):
-                batches_by_side[side].append(self._at_layers(side, batch.states[side], sites[side]))
+                states = self._by_pair(side, batch.states[side], layers_of_models[side])
+                batches_by_side[side].append(states)
+
         self.states = [_joined(batches) for batches in batches_by_side]
-        self.is_massive = torch.zeros(len(self.states[0][0]), dtype=torch.bool)
-        is_of_sequences = self.states[0][0].dim() > 2
-        self.keeps_massive = measure.massive == "keep" or is_of_sequences
+        first_layer = self.states[0][0]
+        self.is_massive = torch.zeros(len(first_layer), dtype=torch.bool)
+        compares_sequences = first_layer.dim() > ROW_DIMENSIONS
+        self.keeps_massive = measure.massive == "keep" or compares_sequences
 
-    def _sites(self, side: int) -> list[int]:
-        """Return the layers of a side at which its model is read, also where it is both sides."""
-        same = [other for other in (0, 1) if self.models[other] is self.models[side]]
-        return sorted({layer for other in same for layer in self.layers[other]})
+    @property
+    def documents(self) -> Int[Tensor, " rows"]:
+        """The document of each row of all batches."""
+        return torch.cat([batch.documents for batch in self.batches])
 
-    def _at_layers(self, side: int, states: list[Tensor], sites: Sequence[int]) -> list[Tensor]:
-        return [states[sites.index(layer)] for layer in self.layers[side]]
+    def _layers_of_model(self, side: int) -> list[int]:
+        """Return the layers at which the model of a side is read.
 
-    def read(self, side: int, point: str) -> States:
+        Where a model is compared with itself, these are the layers of both sides.
+        """
+        layers = set()
+        for other_side in (0, 1):
+            if self.models[other_side] is self.models[side]:
+                layers |= set(self.layers[other_side])
+        return sorted(layers)
+
+    def _by_pair(self, side: int, states: States, layers: Sequence[int]) -> States:
+        """Return states by layer pair, given those of some layers."""
+        return [states[layers.index(layer)] for layer in self.layers[side]]
+
+    def read(self, side: int, rung: str) -> States:
         model = self.models[side]
-        if point == MIXING:
-            return _joined([batch.states[0] for batch in self._read_as(TokenMixing(model), CONTROLS)])
-        sites = sorted(set(self.layers[side]))
-        batches = self._read_as(changed(model, point), sites)
-        return _joined([self._at_layers(side, batch.states[0], sites) for batch in batches])
+        if rung == MIXING:
+            batches = self._batches_of(TokenMixing(model), CONTROLS)
+            return _joined([batch.states[0] for batch in batches])
+        layers = sorted(set(self.layers[side]))
+        states_of_batches = []
+        for batch in self._batches_of(changed(model, rung), layers):
+            states_of_batches.append(self._by_pair(side, batch.states[0], layers))
+        return _joined(states_of_batches)
 
-    def _read_as(self, model: Any, sites: Sequence[Any]) -> list[StateBatch]:
+    def _batches_of(self, model: StateReader, layers: Sequence[int | str]) -> list[StateBatch]:
+        """Return the batches of the same rows as another model reads them."""
         assert self._text.of is not None
-        return list(_each(self._text.of(model, sites)))
+        return list(_all_batches(self._text.of(model, layers)))
 
     def prepare(self) -> None:
-        """Nothing: a metric is given the rows that are compared when it is asked for."""
+        """Do nothing: a metric gets the rows that are compared each time a value is computed."""
 
-    def value(self) -> Float[Tensor, "l 2 r"]:
-        return self._alike(self.states[0], self.states[1])
+    def value(self) -> Values:
+        source_states, target_states = self.states
+        return self._likeness(source_states, target_states)
 
-    def shared(self, side: int, point: str, states: States) -> Float[Tensor, "l 2 r"]:
-        own = self.states[side]
-        if point == MIXING:
-            return most([self._alike(own, [control] * len(own)) for control in states])
-        return self._alike(own, states)
-
-    def _alike(self, ours: States, theirs: States) -> Float[Tensor, "l 2 r"]:
-        """Return the measure at each layer pair, of all documents and without each part, the same both ways.
-
-        States of a copy that cannot be compared, as they are all alike, share nothing.
-        """
+    def shared(self, side: int, rung: str, states: States) -> Values:
+        states_of_model = self.states[side]
+        if rung != MIXING:
+            return self._likeness(states_of_model, states)
         values = []
-        for x, y in zip(ours, theirs, strict=True):
+        for control in states:
+            same_at_each_layer = [control] * len(states_of_model)
+            values.append(self._likeness(states_of_model, same_at_each_layer))
+        return greatest_by_layer(values)
+
+    def _likeness(self, sources: States, targets: States) -> Values:
+        """Return the measure at each layer pair, of all documents and without each part of them.
+
+        A measure is the same there and back. States of a copy that cannot be compared, because
+        they are all alike, share nothing.
+        """
+        by_layer = []
+        for source, target in zip(sources, targets, strict=True):
             metric = self._new_metric()
+            assert isinstance(metric, LayerMeans)
             try:
-                self._update(metric, x, y)
-                values.append(metric.replicates()[:, 0, 0].cpu())
+                self._update(metric, source, target)
+                values = metric.replicates()[:, 0, 0].cpu()
             except ValueError:
-                values.append(torch.zeros(1, dtype=torch.float64))
-        padded = [pad(shares, (0, self._replicates - len(shares)), value=math.nan) for shares in values]
-        return torch.stack(padded)[:, None].expand(-1, 2, -1)
+                values = torch.zeros(1, dtype=torch.float64)
+            missing = self._replicates - len(values)
+            by_layer.append(pad(values, (0, missing), value=math.nan))
+        one_way = torch.stack(by_layer)  # (l, replicates)
+        return one_way[:, None].expand(-1, 2, -1)
 
     @cached_property
     def _replicates(self) -> int:
-        """How many values a layer pair has: that of all documents, and those without each part where there are enough.
+        """How many values a layer pair has.
 
-        States of a copy that cannot be compared have one value alone, and NaN in the place of the others.
+        These are the value of all documents and those without each part, if these are enough.
+        States of a copy that cannot be compared have one value, and NaN in place of the others.
         """
         documents = torch.cat([batch.documents.flatten() for batch in self.batches])
-        parts = torch.zeros(JACKKNIFE_PARTS, dtype=torch.float64)
-        return 1 + len(without_parts(parts, documents))
+        sums_of_parts = torch.zeros(JACKKNIFE_PARTS, dtype=torch.float64)
+        return 1 + len(without_parts(sums_of_parts, documents))
 
-    def _update(self, metric: Any, x: Tensor, y: Tensor) -> None:
-        """Give a metric the batches of two layers, without the rows that are left out."""
+    def _update(
+        self,
+        metric: LayerMeans,
+        source: Float[Tensor, "rows ..."],
+        target: Float[Tensor, "rows ..."],
+    ) -> None:
+        """Add the batches of two layers to a metric, without the rows that are left out."""
         start = 0
         for batch in self.batches:
-            rows = slice(start, start + len(batch.documents))
-            start = rows.stop
-            kept = (~self.is_massive[rows]).nonzero()[:, 0]
-            if not len(kept):
-                continue
-            labels: dict[str, Any] = {"number": batch.number, "documents": batch.documents[kept]}
-            if batch.tokens is not None:
-                labels["groups"] = batch.tokens[kept]
-            if batch.mask is not None:
-                labels["mask"] = batch.mask[kept]
-            on_device = {
-                name: label.to(x.device) if isinstance(label, Tensor) else label for name, label in labels.items()
-            }
-            places = kept.to(x.device)
-            metric.update([x[rows][places]], [y[rows].to(x.device)[places]], **on_device)
+            stop = start + len(batch.documents)
+            is_compared = ~self.is_massive[start:stop]
+            rows = is_compared.nonzero()[:, 0]
+            if len(rows):
+                rows_on_device = rows.to(source.device)
+                metric.update(
+                    [source[start:stop][rows_on_device]],
+                    [target[start:stop].to(source.device)[rows_on_device]],
+                    number=batch.number,
+                    documents=_labels_of(batch.documents, rows, source.device),
+                    groups=_labels_of(batch.tokens, rows, source.device),
+                    mask=_labels_of(batch.mask, rows, source.device),
+                )
+            start = stop
 
 
-def _joined(batches: Sequence[Sequence[Tensor]]) -> States:
+def _labels_of(labels: Tensor | None, rows: Tensor, device: torch.device) -> Tensor | None:
+    """Return the labels of some rows on a device, if there are any."""
+    if labels is None:
+        return None
+    return labels[rows].to(device)
+
+
+def _joined(batches: Sequence[States]) -> States:
     """Return the states of all batches together, by layer."""
-    return [torch.cat(list(layer)) for layer in zip(*batches, strict=True)]
+    return [torch.cat(layer) for layer in zip(*batches, strict=True)]
 
 
-def _each(batches: StateBatches) -> Iterator[StateBatch]:
+def _all_batches(batches: StateBatches) -> Iterator[StateBatch]:
     """Yield the batches of all pools."""
     for number in counted(range(batches.total), "pool"):
         yield from batches.pool(number)
 
 
 def show_read(result: Result, label: str) -> None:
-    """Print the readings of a measure, and in words that of the middle layer pair."""
+    """Print the readings of a measure, and in words that of the middle layer pair.
+
+    Args:
+        result: The result.
+        label: What figures call the measure.
+    """
     table = result.tables["readings"]
-    rows, documents = (result.scalars[f"{name}_read"] for name in ("rows", "documents"))
-    show_readings(table, f"{label} on {rows:,.0f} rows of {documents:.0f} documents, as bits of a copy", label)
+    rows = result.scalars["rows_read"]
+    documents = result.scalars["documents_read"]
+    title = f"{label} on {rows:,.0f} rows of {documents:.0f} documents, as bits of a copy"
+    show_readings(table, title, label)
+
     row = table.iloc[len(table) // 2]
-    layers = f"{row['source_layer']} → {row['target_layer']}"
-    mixing = float(local_mixing(row))
+    value = (
+        f"At layers {row['source_layer']} → {row['target_layer']}, {label} is {row['value']:.2f}"
+    )
+    mixing = f"{float(local_mixing(row)):.2f}"
     if shares_more(row):
-        beside = f"as {copies_in_words(row, 'has')}; a network that only mixes neighbouring tokens has {mixing:.2f}"
+        show_text(
+            f"{value}, as {copies_in_words(row, 'has')}; a network that only mixes neighbouring "
+            f"tokens has {mixing}."
+        )
     else:
-        beside = f"no more than that of a network that only mixes neighbouring tokens, {mixing:.2f}"
-    show_text(f"At layers {layers}, {label} is {row['value']:.2f}, {beside}.")
+        show_text(
+            f"{value}, no more than that of a network that only mixes neighbouring tokens, "
+            f"{mixing}."
+        )

@@ -1,38 +1,36 @@
-"""similarity=true: whether the states of stitched layers are similar, which the cost of a stitch does not say.
+"""similarity=true: whether the states of stitched layers are similar.
 
-A tail may find what it needs in states that are mostly different. So a stitch is cheap where states are similar, and
-also where they are not. Similar is what a linear map predicts beyond the word, its position and linear mixing of the
-earlier tokens, as `measure=ruler` has it.
+The cost of a stitch does not say that. A tail may find what it needs in states that are mostly
+different, so a stitch is cheap where states are similar, and also in places where they are not.
+States are similar if a linear map predicts them beyond the word, its position and linear mixing of
+the earlier tokens, as `measure=ruler` has it.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
-from typing import Any
 
+import numpy as np
 import pandas as pd
-from torch import Tensor
+from jaxtyping import Float
 
 from thinkalike.config import DataConfig
 from thinkalike.errors import DataError
-from thinkalike.instruments.ruler import (
-    MIXING,
-    WORDS,
-    compare_words,
-    fewest_words,
-    most,
-    say_left_out,
-    shared_columns,
-    shares_more,
-)  # fmt: skip
-from thinkalike.instruments.stitching.fitting import Setting
+from thinkalike.instruments.ruler.rungs import MIXING, greatest_by_layer
+from thinkalike.instruments.ruler.screen import shares_more
+from thinkalike.instruments.ruler.table import shared_columns
+from thinkalike.instruments.ruler.words import WORDS, compare_words, fewest_words, say_left_out
+from thinkalike.instruments.stitching.setting import StitchSetting
 from thinkalike.memory import free_cached_memory
 
 log = logging.getLogger(__name__)
 
 PREFIX = "similarity"
+"""The column of what states share, and what the names of the columns beside it begin with."""
+
 SWAPPED = {f"{PREFIX}_there": f"{PREFIX}_back", f"{PREFIX}_back": f"{PREFIX}_there"}
+"""What the columns of single directions are called in the table of the opposite direction."""
 
 
 def words_read(widths: Iterable[int]) -> int:
@@ -40,39 +38,63 @@ def words_read(widths: Iterable[int]) -> int:
     return max(WORDS, fewest_words(widths))
 
 
-def similarity_of(setting: Setting, data: DataConfig) -> dict[str, Any]:
-    """Return columns, for each layer pair, of what both models' states share and what local mixing shares with them.
+def similarity_of(
+    setting: StitchSetting, data: DataConfig
+) -> dict[str, Float[np.ndarray, " pairs"]]:
+    """Return columns of what both models' states share, and of what local mixing shares with them.
 
-    If the text has too few words for a number, there are no columns, and a warning says so.
+    If the text has too few words for that, there are no columns, and a warning says so.
+
+    Args:
+        setting: The models and their layer pairs.
+        data: The text.
     """
     models = [setting.source, setting.target]
     words = words_read(model.d_model for model in models)
-    layers = [[pair[side] for pair in setting.layer_pairs] for side in (0, 1)]
+    layers = [setting.source_layers, setting.target_layers]
     try:
-        compared = compare_words(data, models, layers, words, remedy="give more text")
+        comparison = compare_words(data, models, layers, words, remedy="give more text")
     except DataError as error:
         log.warning("warning: the result does not say whether states are similar, as %s", error)
         return {}
-    say_left_out(compared, remedy="")
-    controls: list[Tensor] = []
+    say_left_out(comparison, remedy="")
+
+    controls = []
     for side, model in enumerate(models):
-        controls.append(compared.shared(side, MIXING, compared.read(side, MIXING)))
+        states = comparison.read(side, MIXING)
+        controls.append(comparison.shared(side, MIXING, states))
         free_cached_memory(model.device)
-    found = shared_columns(compared.value(), controls) | {"mixing": most(controls).mean(1)[:, 0]}
-    return {PREFIX if name == "value" else f"{PREFIX}_{name}": values.numpy() for name, values in found.items()}
+    shared = shared_columns(comparison.value(), controls)
+    columns = {PREFIX: shared.pop("value").numpy()}
+    for name, values in shared.items():
+        columns[f"{PREFIX}_{name}"] = values.numpy()
+    columns[f"{PREFIX}_mixing"] = greatest_by_layer(controls).mean(1)[:, 0].numpy()
+    return columns
 
 
-def with_similarity(details: pd.DataFrame, columns: Mapping[str, Any], *, is_back: bool = False) -> pd.DataFrame:
-    """Return the details of one direction with these columns; the directions of maps are swapped in those of `back`."""
-    named = {SWAPPED.get(name, name) if is_back else name: values for name, values in columns.items()}
-    return details.assign(**named)
+def with_similarity(
+    details: pd.DataFrame,
+    columns: Mapping[str, Float[np.ndarray, " pairs"]],
+    *,
+    is_back: bool = False,
+) -> pd.DataFrame:
+    """Return the details of one direction with the columns of `similarity_of`.
+
+    Args:
+        details: The details of the direction.
+        columns: The columns.
+        is_back: Whether the direction is from the target to the source. Maps there are then those
+            back, and conversely.
+    """
+    if not is_back:
+        return details.assign(**columns)
+    swapped = {SWAPPED.get(name, name): values for name, values in columns.items()}
+    return details.assign(**swapped)
 
 
-def sentence(details: pd.DataFrame) -> str:
-    """Return whether states are similar, given the details of one direction that have these columns."""
+def sentence_of_similarity(details: pd.DataFrame) -> str:
+    """Return whether states are similar, given the details of one direction."""
     first = details.iloc[0]
-    shared = _percent(details[PREFIX])
-    mixing = _percent(details[f"{PREFIX}_mixing"])
     is_more = shares_more(details, f"{PREFIX}_")
     if is_more.all():
         verdict = "more"
@@ -81,12 +103,17 @@ def sentence(details: pd.DataFrame) -> str:
     else:
         verdict = f"more at {is_more.sum()} of {len(details)} layer pairs"
     return (
-        f"Beyond the word, its position and its neighbours, the stitched layers of {first['source']} and "
-        f"{first['target']} share {shared} of what varies, {verdict} than a network that only mixes neighbouring "
-        f"words does ({mixing})."
+        "Beyond the word, its position and its neighbours, the stitched layers of "
+        f"{first['source']} and {first['target']} share {_percent(details[PREFIX])} of what "
+        f"varies, {verdict} than a network that only mixes neighbouring words does "
+        f"({_percent(details[f'{PREFIX}_mixing'])})."
     )
 
 
 def _percent(shares: pd.Series) -> str:
-    ends = dict.fromkeys(f"{100 * share:.0f}" for share in (shares.min(), shares.max()))
-    return f"{' to '.join(ends)} %"
+    """Return the smallest and the largest share in percent, once if they round to the same."""
+    least = f"{100 * shares.min():.0f}"
+    most = f"{100 * shares.max():.0f}"
+    if least == most:
+        return f"{least} %"
+    return f"{least} to {most} %"

@@ -1,212 +1,293 @@
 """The tables of a stitching job: what each stitch costs in at most fifteen columns, and details.
 
-`table.csv` has the columns of `COLUMNS`. `details.csv` has the same rows with these and all further
-columns.
+`table.csv` has the columns of `COLUMNS`. `details.csv` has the same rows with these and all
+further columns.
 """
 
 from __future__ import annotations
 
-import logging
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Protocol, runtime_checkable
 
 import pandas as pd
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from thinkalike.data.rows import PairedRows
 from thinkalike.evaluation.columns import interval_columns, mean_columns
-from thinkalike.instruments.stitching.fitting import (
-    LEAST,
-    ClosedForms,
-    Setting,
-    fitted,
-    reported,
-    rungs,
-    statistics_of,
-)
-from thinkalike.job import Work
+from thinkalike.instruments.stitching.reporting import LEAST_COST
+from thinkalike.instruments.stitching.setting import StitchSetting
 from thinkalike.measures.bootstrap import bootstrap_interval, documents_and_seeds_interval
 from thinkalike.measures.estimates import Estimate, jackknife, without_parts
 from thinkalike.measures.folds import JACKKNIFE_PARTS
 from thinkalike.measures.ladder import reading_of
-from thinkalike.models.variants import randomised
 from thinkalike.training.recipe import StitchConfig
-from thinkalike.training.run import Run
 
-log = logging.getLogger(__name__)
+Columns = dict[str, Any]
+"""Columns of a table by name: a list with a value for each layer pair, or one value for all."""
 
-BITS = 1 / math.log(2)  # per nat; a document has at least one byte, so that one whose end alone is predicted counts
-HALVES = 4  # of the steps, that three times as many are more
-NOTHING = 1e-3  # nats
-BESIDE = (
-    "identity", "floor", "token_mean", "bigram_mean",
-    "least_squares", "procrustes", "bias", "shuffled", "random_source",
-)  # fmt: skip
+
+@runtime_checkable
+class BatchDecoder(Protocol):
+    """What is needed of a tokenizer of transformers here."""
+
+    def batch_decode(
+        self, sequences: list[list[int]], skip_special_tokens: bool = False
+    ) -> list[str]: ...
+
+
+BITS_PER_NAT = 1 / math.log(2)
+
+FEWEST_BYTES = 1
+"""A document counts as so many bytes at least, also if its end alone is predicted."""
+
+HALVES_LEFT = 4
+"""Three times the steps are so many halves of the steps more."""
+
+NEGLIGIBLE_COST = 1e-3
+"""A stitch that costs fewer nats per token costs nothing."""
+
+BASELINES_AND_CONTROLS = (
+    "identity",
+    "floor",
+    "token_mean",
+    "bigram_mean",
+    "least_squares",
+    "procrustes",
+    "bias",
+    "shuffled",
+    "random_source",
+)
+"""What has a penalty beside that of φ."""
+
 SPREADS = {
-    "kl": "kl", "top1": "top1_agreement", "distance": "distance",
-    "penultimate": "penultimate_distance", "norm": "norm_ratio",
-}  # fmt: skip
+    "kl": "kl",
+    "top1": "top1_agreement",
+    "distance": "distance",
+    "penultimate": "penultimate_distance",
+    "norm": "norm_ratio",
+}
+"""The columns of the means of `document_sums` other than losses."""
 
-# Of the table: what a stitch costs, its baselines, its worth, and whether training has converged.
 COLUMNS = (
-    "source", "target", "source_layer", "target_layer", "stitch",
-    "stitching_loss", "penalty", "penalty_low", "penalty_high",
-    "identity_penalty", "token_mean_penalty",
-    "reading", "reading_low", "reading_high", "left_to_gain",
-)  # fmt: skip
+    # what a stitch is
+    "source",
+    "target",
+    "source_layer",
+    "target_layer",
+    "stitch",
+    # what it costs
+    "stitching_loss",
+    "penalty",
+    "penalty_low",
+    "penalty_high",
+    # its baselines
+    "identity_penalty",
+    "token_mean_penalty",
+    # what its cost is worth
+    "reading",
+    "reading_low",
+    "reading_high",
+    # whether training has converged
+    "left_to_gain",
+)
+"""The columns of the table."""
 
 
-def table_of(details: pd.DataFrame) -> pd.DataFrame:
+def short_table(details: pd.DataFrame) -> pd.DataFrame:
     """Return the columns of the table that the details of a job have."""
     return details[[name for name in COLUMNS if name in details]]
 
 
 def bytes_by_document(
-    tokenizer: Any, rows: Int[Tensor, "rows context"], documents: Int[Tensor, "rows context"]
+    tokenizer: BatchDecoder,
+    rows: Int[Tensor, "rows context"],
+    documents: Int[Tensor, "rows context"],
 ) -> Int[Tensor, " documents"]:
-    """Return the bytes in UTF-8 of each document's predicted tokens, to within a character per document and row."""
-    runs, owners = [], []
-    for row, numbers in zip(rows[:, 1:], documents[:, 1:], strict=True):
-        values, lengths = torch.unique_consecutive(numbers, return_counts=True)
-        runs += [part.tolist() for part in row.split(lengths.tolist())]
-        owners += values.tolist()
-    sizes = [len(text.encode()) for text in tokenizer.batch_decode(runs, skip_special_tokens=True)]
+    """Return the bytes in UTF-8 of each document's predicted tokens.
+
+    A character that is cut by the ends of a document or row may be counted differently.
+
+    Args:
+        tokenizer: The tokenizer of the rows.
+        rows: The tokens, of which the first of each row is not predicted.
+        documents: The number of the document of each token.
+    """
+    stretches = []
+    documents_of_stretches = []
+    for tokens, owners in zip(rows[:, 1:], documents[:, 1:], strict=True):
+        numbers, lengths = torch.unique_consecutive(owners, return_counts=True)
+        stretches += [stretch.tolist() for stretch in tokens.split(lengths.tolist())]
+        documents_of_stretches += numbers.tolist()
+    texts = tokenizer.batch_decode(stretches, skip_special_tokens=True)
+    sizes = [len(text.encode()) for text in texts]
     total = torch.zeros(int(documents.max()) + 1, dtype=torch.long)
-    return total.index_add_(0, torch.tensor(owners), torch.tensor(sizes))
+    return total.index_add_(0, torch.tensor(documents_of_stretches), torch.tensor(sizes))
 
 
 def losses_of_seeds(sums: Mapping[str, Tensor]) -> Float[Tensor, "pairs seeds documents"]:
-    """Return the losses of φ of every seed."""
-    return torch.stack([each for name, each in sums.items() if name == "stitch" or name.startswith("seed_")], 1)
+    """Return the sums by document of the losses of φ of every seed."""
+    losses = []
+    for name, loss in sums.items():
+        if name == "stitch" or name.startswith("seed_"):
+            losses.append(loss)
+    return torch.stack(losses, 1)
 
 
-def penalties(setting: Setting, sums: Mapping[str, Tensor]) -> pd.DataFrame:
-    """Return one row per layer pair: losses and penalties in nats per token, and the other means of `document_sums`.
+def bytes_as_counts(sizes: Int[Tensor, " documents"]) -> Float[Tensor, " documents"]:
+    """Return the bytes of documents as what means are taken over."""
+    return sizes.clamp(min=FEWEST_BYTES).double()
 
-    Each has `_low` and `_high`, the ends of its 95 % interval over documents, and, for φ with several seeds, over
-    seeds.
+
+def penalties(setting: StitchSetting, sums: Mapping[str, Tensor]) -> pd.DataFrame:
+    """Return one row for each layer pair: losses and penalties, and the other means.
+
+    Losses and penalties are in nats per token. Each column has `_low` and `_high` beside it, the
+    ends of its 95 % interval over documents, and, for φ with several seeds, over seeds.
 
     Args:
-        sums: of `document_sums` and, where tokenizers differ, the bytes of both models' text.
+        setting: The models and their layer pairs.
+        sums: The sums by document of `document_sums` and, where tokenizers differ, the bytes of
+            both models' text.
     """
-    counts, seeds = sums["tokens"], losses_of_seeds(sums)
-    layers, depths = map(list, zip(*setting.layer_pairs, strict=True))
-    columns: dict[str, Any] = {"source": setting.source.name, "target": setting.target.name}
-    columns |= {"source_layer": layers, "target_layer": depths, "stitch": setting.config.kind}
-    columns |= interval_columns("stitching_loss", documents_and_seeds_interval(seeds, counts))
-    columns |= mean_columns("target_loss", sums["target"], counts)
-    columns |= mean_columns("source_loss", sums["source"], sums.get("source_tokens", counts))
-    columns |= interval_columns("penalty", documents_and_seeds_interval(seeds - sums["target"], counts))
-    for name in (*BESIDE, *(each for each in sums if each.startswith("lr_x"))):
+    tokens = sums["tokens"]
+    target_loss = sums["target"]
+    losses = losses_of_seeds(sums)
+    columns: Columns = {
+        "source": setting.source.name,
+        "target": setting.target.name,
+        "source_layer": setting.source_layers,
+        "target_layer": setting.target_layers,
+        "stitch": setting.config.kind,
+    }
+    loss = documents_and_seeds_interval(losses, tokens)
+    columns |= interval_columns("stitching_loss", loss)
+    columns |= mean_columns("target_loss", target_loss, tokens)
+    source_tokens = sums.get("source_tokens", tokens)
+    columns |= mean_columns("source_loss", sums["source"], source_tokens)
+    penalty = documents_and_seeds_interval(losses - target_loss, tokens)
+    columns |= interval_columns("penalty", penalty)
+
+    rates = [name for name in sums if name.startswith("lr_x")]
+    for name in (*BASELINES_AND_CONTROLS, *rates):
         if name in sums:
-            columns |= mean_columns(f"{name}_penalty", sums[name] - sums["target"], counts)
-    rows, text = setting.corpus.report, sums.get("target_bytes")
-    if text is None:
-        text = bytes_by_document(setting.source.tokenizer, rows.tokens, rows.documents)
-    columns |= interval_columns("bits_per_byte", documents_and_seeds_interval(seeds * BITS, text.clamp(min=1).double()))
+            columns |= mean_columns(f"{name}_penalty", sums[name] - target_loss, tokens)
+    columns |= interval_columns("bits_per_byte", _bits_per_byte(setting, sums))
     for name, column in SPREADS.items():
-        spread = bootstrap_interval(sums[name].double(), counts.double())
-        most = 1.0 if name == "top1" else math.inf
-        columns |= interval_columns(
-            column, Estimate(spread.value, spread.low.clamp(min=0.0), spread.high.clamp(max=most))
-        )
+        columns |= interval_columns(column, _spread(name, sums))
     if "half" in sums:
-        columns |= mean_columns("left_to_gain", left_to_gain(setting.config, sums), counts)
+        gain = left_to_gain(setting.config, sums)
+        columns |= mean_columns("left_to_gain", gain, tokens)
     if "target_bytes" in sums:  # the tokenizers differ
-        target, source = (sums[f"{side}_bytes"].clamp(min=1) for side in ("target", "source"))
-        columns |= mean_columns("target_bits_per_byte", sums["target"] * BITS, target)
-        columns |= mean_columns("source_bits_per_byte", sums["source"] * BITS, source)
-        columns |= mean_columns("penalty_bits_per_byte", (sums["stitch"] - sums["target"]) * BITS, target)
+        columns |= _columns_per_byte(sums)
     return pd.DataFrame(columns)
 
 
-def readings(sums: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Return columns of the bits to which the target is rounded where it loses as much as each φ costs.
+def _bits_per_byte(setting: StitchSetting, sums: Mapping[str, Tensor]) -> Estimate:
+    """Return the loss of φ in bits per byte of the target's text."""
+    sizes = sums.get("target_bytes")
+    if sizes is None:
+        rows = setting.corpus.report
+        sizes = bytes_by_document(setting.source.tokenizer, rows.tokens, rows.documents)
+    bits = losses_of_seeds(sums) * BITS_PER_NAT
+    return documents_and_seeds_interval(bits, bytes_as_counts(sizes))
 
-    Between two rungs the logarithm of what is lost is linear in bits, as the squares of rounding errors are. Intervals
-    are over documents, whose parts are left out of φ and rungs alike. There are no columns without rungs.
+
+def _spread(name: str, sums: Mapping[str, Tensor]) -> Estimate:
+    """Return a mean other than a loss, whose interval does not leave the range of its values."""
+    spread = bootstrap_interval(sums[name].double(), sums["tokens"].double())
+    most = 1.0 if name == "top1" else math.inf
+    return Estimate(spread.value, spread.low.clamp(min=0.0), spread.high.clamp(max=most))
+
+
+def _columns_per_byte(sums: Mapping[str, Tensor]) -> Columns:
+    """Return the losses of both models and the penalty in bits per byte of each one's own text."""
+    target_bytes = sums["target_bytes"].clamp(min=FEWEST_BYTES)
+    source_bytes = sums["source_bytes"].clamp(min=FEWEST_BYTES)
+    target_bits = sums["target"] * BITS_PER_NAT
+    source_bits = sums["source"] * BITS_PER_NAT
+    penalty_bits = (sums["stitch"] - sums["target"]) * BITS_PER_NAT
+    return {
+        **mean_columns("target_bits_per_byte", target_bits, target_bytes),
+        **mean_columns("source_bits_per_byte", source_bits, source_bytes),
+        **mean_columns("penalty_bits_per_byte", penalty_bits, target_bytes),
+    }
+
+
+def penalty_readings(sums: Mapping[str, Tensor]) -> Columns:
+    """Return columns of readings: the bits of a copy of the target that loses as much as φ costs.
+
+    Between two rungs the logarithm of what is lost is linear in bits, as the squares of rounding
+    errors are. Intervals are over documents, whose parts are left out of φ and rungs alike. There
+    are no columns without rungs.
+
+    Args:
+        sums: The sums by document of φ, the target and the rungs.
     """
-    marks = sorted(int(name.removeprefix("rung_")) for name in sums if name.startswith("rung_"))
-    if not marks:
-        return {}
-    counts = sums["tokens"].double()
-    numbers = torch.arange(len(counts))
-    lost = torch.cat([losses_of_seeds(sums).mean(1), torch.stack([sums[f"rung_{each}"] for each in marks])])
-    both = torch.stack([lost - sums["target"], counts.expand_as(lost)], -1).transpose(0, 1)
-    parts = torch.zeros(JACKKNIFE_PARTS, *both.shape[1:], dtype=both.dtype).index_add_(
-        0, numbers % JACKKNIFE_PARTS, both
+    bits_of_rungs = sorted(
+        int(name.removeprefix("rung_")) for name in sums if name.startswith("rung_")
     )
-    whole = torch.cat([parts.sum(0)[None], without_parts(parts, numbers.repeat_interleave(counts.long()))])
-    cost, count = (whole[..., 0] / whole[..., 1]).T, len(lost) - len(marks)
-    steps = -cost[count:].clamp(min=LEAST).log()
-    found = [reading_of(each, marks, steps) for each in -cost[:count].clamp(min=LEAST / 2).log()]
-    return interval_columns("reading", jackknife(*(torch.stack(found, 1)[part] for part in (0, slice(1, None)))))
+    if not bits_of_rungs:
+        return {}
+    losses = losses_of_seeds(sums).mean(1)  # (pairs, documents)
+    rung_losses = torch.stack([sums[f"rung_{bits}"] for bits in bits_of_rungs])
+    tokens = sums["tokens"]
+    costs = _costs_without_parts(losses - sums["target"], tokens)
+    rung_costs = _costs_without_parts(rung_losses - sums["target"], tokens)
+
+    # A ladder rises with the bits, so it is one of gains. A stitch that costs nothing is above
+    # every rung.
+    rungs = -rung_costs.clamp(min=LEAST_COST).log()
+    values = -costs.clamp(min=LEAST_COST / 2).log()
+    replicates = torch.stack([reading_of(value, bits_of_rungs, rungs) for value in values], 1)
+    return interval_columns("reading", jackknife(replicates[0], replicates[1:]))
 
 
-def left_to_gain(config: StitchConfig, sums: Mapping[str, Tensor]) -> Float[Tensor, "pairs documents"]:
-    """Return a bound, by document, on what three times the steps gain, NaN where there is none.
+def _costs_without_parts(
+    costs: Float[Tensor, "k documents"], tokens: Float[Tensor, " documents"]
+) -> Float[Tensor, "k replicates"]:
+    """Return costs per token, of all documents and then without each part of them.
 
-    It is `HALVES` times what the second half of the steps gained, as long as no half gains more than the one before. In
-    the first steps gains grow: there is no bound before the fit `has_settled`. Nor is there one for
-    a φ that was returned to where it began, unless it costs nothing.
+    Args:
+        costs: The sums of costs by document.
+        tokens: How many tokens each document has.
     """
-    gained, cost = sums["half"] - sums["stitch"], (sums["stitch"] - sums["target"]).sum(-1) / sums["tokens"].sum()
-    is_open = (gained == 0).all(-1) & (cost.abs() > NOTHING)
+    counts = tokens.double()
+    costs_and_counts = torch.stack([costs, counts.expand_as(costs)], -1).transpose(
+        0, 1
+    )  # (documents, k, 2)
+    documents = torch.arange(len(counts))
+    sums_of_parts = torch.zeros(
+        JACKKNIFE_PARTS, *costs_and_counts.shape[1:], dtype=costs_and_counts.dtype
+    )
+    sums_of_parts.index_add_(0, documents % JACKKNIFE_PARTS, costs_and_counts)
+
+    document_of_token = documents.repeat_interleave(counts.long())
+    all_documents = sums_of_parts.sum(0)[None]
+    totals = torch.cat([all_documents, without_parts(sums_of_parts, document_of_token)])
+    return (totals[..., 0] / totals[..., 1]).T
+
+
+def left_to_gain(
+    config: StitchConfig, sums: Mapping[str, Tensor]
+) -> Float[Tensor, "pairs documents"]:
+    """Return a bound, by document, on what three times the steps would gain; NaN: there is none.
+
+    It is `HALVES_LEFT` times what the second half of the steps gained, as long as no half gains
+    more than the one before. In the first steps gains grow: there is no bound before the fit
+    `has_settled`. Nor is there one for a φ that was returned to where it began, unless it costs
+    nothing.
+
+    Args:
+        config: The map φ and its training.
+        sums: The sums by document of φ, of φ after half of the steps, and of the target.
+    """
+    gained = sums["half"] - sums["stitch"]
+    cost = (sums["stitch"] - sums["target"]).sum(-1) / sums["tokens"].sum()
+    costs_something = cost.abs() > NEGLIGIBLE_COST
+    was_returned = (gained == 0).all(-1)
+    has_no_bound = was_returned & costs_something
     if not config.has_settled:
-        is_open |= cost.abs() > NOTHING
-    return HALVES * gained.masked_fill(is_open[:, None], math.nan)
-
-
-@dataclass
-class Direction:
-    """One direction of a job: its details, and the stitches and sums that the result keeps."""
-
-    forms: ClosedForms
-    details: pd.DataFrame
-    weights: dict[str, Tensor]
-    arrays: dict[str, Any]
-    sums: dict[str, Tensor]  # by document, among the arrays
-
-
-def joined(parts: Mapping[str, Mapping[str, Any]], mark: str) -> dict[str, Any]:
-    """Return the entries of all parts, with the name of the part and the mark before their own name."""
-    return {f"{part}{mark}{key}" if part else key: each for part, own in parts.items() for key, each in own.items()}
-
-
-def stitched(setting: Setting, run: Run, loggers: Sequence[Any], work: Work) -> Direction:
-    """Fit the stitches of one direction with every seed, and report on them."""
-    config = setting.config
-    report = setting.corpus.report
-    with work.phase("statistics"):
-        statistics = statistics_of(setting)
-    with work.phase("controls"):
-        source = randomised(setting.source, setting.seed) if config.controls else None
-        untrained = ClosedForms(replace(setting, source=source)) if source else None
-    forms = ClosedForms(setting, statistics.moments)
-    further_seeds = {}
-    with work.phase("fit"):
-        first = fitted(forms, run, loggers, untrained)
-        alone = replace(setting, config=replace(config, floor=False, lr_multiples=[]))
-        for more in range(1, config.seeds if config.trained else 1):
-            part = f"{run.part}-seed-{more}" if run.part else f"seed-{more}"
-            of_seed = replace(alone, seed=setting.seed + more)
-            forms_of_seed = ClosedForms(of_seed, statistics.moments)
-            further_seeds[f"seed_{more}"] = fitted(forms_of_seed, replace(run, part=part))
-    with work.phase("report"):
-        maps_of_seeds = {name: each.maps for name, each in further_seeds.items()}
-        sums = reported(forms, first, untrained, maps_of_seeds, statistics.means)
-        if isinstance(report, PairedRows):
-            sums |= {"target_bytes": report.target_bytes, "source_bytes": report.source_bytes}
-            sums |= {"documents": report.document_hashes}
-    source = untrained = None  # makes room for the copies
-    with work.phase("ruler"):
-        sums |= rungs(setting, sums)
-    details = penalties(setting, sums).assign(**readings(sums))
-    weights_of_seeds = {name: each.weights for name, each in further_seeds.items()}
-    weights = joined({"": first.weights, **weights_of_seeds}, ".")
-    arrays = first.arrays | {name: values.numpy() for name, values in sums.items()}
-    return Direction(forms, details, weights, arrays, sums)
+        has_no_bound |= costs_something
+    return HALVES_LEFT * gained.masked_fill(has_no_bound[:, None], math.nan)

@@ -1,4 +1,4 @@
-"""The command line of `thinkalike diff BASE CHANGED [key=value ...]`."""
+"""The command lines of two models, such as `thinkalike diff BASE CHANGED [key=value ...]`."""
 
 from __future__ import annotations
 
@@ -12,39 +12,50 @@ from thinkalike.files import is_folder, is_there
 CHECKPOINT = ".ckpt"
 OVERRIDE_SIGNS = "+~-"  # how options, and overrides of Hydra that are not settings, begin
 HELP_FLAGS = ("-h", "--help")
-# settings of the measure that may stand without "measure." before them
-SHORT_SETTINGS = (
-    "margin",
-    "null",
-    "tokens",
-    "tokens_per_part",
-    "contrast",
-    "path",
-    "pairs",
-    "steps",
-    "other",
-)
+# what the commands of two models call them
+NAMES_OF_MODELS = {"diff": "BASE CHANGED", "lineage": "A B"}
+# settings of their measures that may stand without "measure." before them
+SHORT_SETTINGS = {
+    "diff": (
+        "margin",
+        "null",
+        "tokens",
+        "tokens_per_part",
+        "contrast",
+        "path",
+        "pairs",
+        "steps",
+        "other",
+    ),
+    "lineage": ("likeness",),
+}
 
 
-def as_analysis(words: Sequence[str]) -> list[str]:
-    """Return the command line of analyze.py that the words of `thinkalike diff` stand for."""
+def as_analysis(words: Sequence[str], command: str = "diff") -> list[str]:
+    """Return the command line of analyze.py that the words of a command of two models stand for.
+
+    Args:
+        words: The words after the command.
+        command: "diff" or "lineage", which is also the name of the measure.
+    """
     if any(word in HELP_FLAGS for word in words):
-        return ["measure=diff", "--help"]
+        return [f"measure={command}", "--help"]
     models = list(itertools.takewhile(_is_model, words))
     if len(models) != 2:
         raise ConfigError(
-            "thinkalike diff BASE CHANGED [key=value ...] takes two models, by name or folder"
+            f"thinkalike {command} {NAMES_OF_MODELS[command]} [key=value ...] takes two models, "
+            "by name or folder"
         )
     base, changed = models
     settings = []
     for word in words[2:]:
         name = re.split("[.=]", word)[0]
-        if name in SHORT_SETTINGS:
+        if name in SHORT_SETTINGS[command]:
             settings.append(f"measure.{word}")
         else:
             settings.append(word)
     return [
-        "measure=diff",
+        f"measure={command}",
         f"model={_as_value(base)}",
         f"model@target={_as_value(changed)}",
         *settings,

@@ -1,0 +1,80 @@
+"""Figures of families of models: how much every two share, and the tree of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.colors import Normalize
+from scipy.cluster.hierarchy import dendrogram, linkage
+from scipy.spatial.distance import squareform
+
+from thinkalike.figures.style import canvas, save, write_values
+
+# Up to so many models, the matrix has the values written into it.
+FEW_MODELS = 8
+
+# Inches of a model in the figure.
+PER_MODEL = 0.32
+
+
+def family(relations: pd.DataFrame, folder: Path) -> None:
+    """Draw the share of units that every two models have in place, and the tree of the shares.
+
+    Each joint of the tree has the smallest p-value between the models on both sides of it.
+
+    Args:
+        relations: A row for each pair of models, with source, target, shared and least_p.
+        folder: Where the figure is written.
+    """
+    names = list(dict.fromkeys([*relations["source"], *relations["target"]]))
+    shared = square_matrix(relations, names, "shared", diagonal=1.0)
+    p_values = square_matrix(relations, names, "least_p", diagonal=0.0)
+    size = PER_MODEL * len(names) + 1.6
+    with canvas(2 * size + 1, size, 1, 2) as (figure, (left, right)):
+        image = left.imshow(shared, cmap="magma", norm=Normalize(0, 1))
+        if len(names) <= FEW_MODELS:
+            write_values(left, shared, image)
+        left.set_xticks(range(len(names)), names, rotation=90, fontsize=7)
+        left.set_yticks(range(len(names)), names, fontsize=7)
+        figure.colorbar(image, ax=left, label="share of units in place", shrink=0.8)
+        draw_tree(right, shared, p_values, names)
+        save(figure, folder, "family")
+
+
+def square_matrix(
+    relations: pd.DataFrame,
+    names: list[str],
+    column: str,
+    diagonal: float,
+) -> np.ndarray:
+    """Return a column of pairs of models as a symmetric matrix (m, m)."""
+    number = {name: place for place, name in enumerate(names)}
+    matrix = np.full((len(names), len(names)), diagonal)
+    for source, target, value in relations[["source", "target", column]].to_numpy():
+        matrix[number[source], number[target]] = value
+        matrix[number[target], number[source]] = value
+    return matrix
+
+
+def draw_tree(axes: Axes, shared: np.ndarray, p_values: np.ndarray, names: list[str]) -> None:
+    """Draw the average-linkage tree of 1 - share, with a p-value at each joint below 1."""
+    joints = linkage(squareform(1 - shared, checks=False), "average")
+    tree = dendrogram(joints, labels=names, orientation="right", ax=axes, color_threshold=0)
+    axes.tick_params(axis="y", labelsize=7)
+    axes.set(xlabel="1 - share of units in place", xlim=(1.05, -0.02))
+
+    members = [[number] for number in range(len(names))]
+    p_of_height: dict[float, list[float]] = {}
+    for first, second, height, _ in joints:
+        between = p_values[np.ix_(members[int(first)], members[int(second)])]
+        members.append([*members[int(first)], *members[int(second)]])
+        p_of_height.setdefault(float(height), []).append(float(between.min()))
+    for heights, places in zip(tree["dcoord"], tree["icoord"], strict=True):
+        height = float(heights[1])
+        p = min(p_of_height.get(height, [1.0]))
+        if height < 1:
+            middle = (places[1] + places[2]) / 2
+            axes.text(height, middle, f"p ≤ {p:.0e} ", fontsize=6, ha="right", va="bottom")

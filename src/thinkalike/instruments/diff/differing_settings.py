@@ -1,0 +1,110 @@
+"""What differs between two models besides their weights, before any text is read."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+
+import pandas as pd
+
+from thinkalike.digests import tokenizer_facts
+from thinkalike.instruments.diff.ranges import blocks_in_words
+from thinkalike.models.frozen import FrozenModel
+from thinkalike.models.identity import output_distance
+from thinkalike.models.module_facts import TOLERANCE, entries_of
+from thinkalike.models.traits import traits_that_differ
+
+LONGEST_VALUE = 80
+"""Of a list or table with a longer text its length and digest are shown."""
+
+DIGITS_OF_DIGEST = 6
+
+COLUMNS = ["setting", "base", "changed"]
+
+
+def settings_that_differ(base: FrozenModel, changed: FrozenModel) -> pd.DataFrame:
+    """Return, as text, what differs besides the weights.
+
+    These are entries of configurations, parts of tokenizers, and marks, and also what no
+    checkpoint holds, such as the class of a module, its attributes and its buffers.
+    """
+    settings_of_base = _settings_of(base)
+    settings_of_changed = _settings_of(changed)
+    rows = []
+    for name in sorted(settings_of_base.keys() | settings_of_changed.keys()):
+        before = settings_of_base.get(name)
+        after = settings_of_changed.get(name)
+        if before != after:
+            rows.append({"setting": name, "base": _brief(before), "changed": _brief(after)})
+    rows += _traits_by_block(base, changed)
+    return pd.DataFrame(rows, columns=COLUMNS)
+
+
+def _settings_of(model: FrozenModel) -> Mapping[str, object]:
+    """Return the entries of a model's configuration, the parts of its tokenizer, and its marks."""
+    settings = {**entries_of(model.module), "marks": model.marks()}
+    for name, fact in tokenizer_facts(model.tokenizer).items():
+        settings[f"tokenizer.{name}"] = fact
+    return settings
+
+
+def pass_that_differs(base: FrozenModel, changed: FrozenModel) -> pd.DataFrame:
+    """Return a row for the forward pass if outputs differ for fixed tokens, and else no row."""
+    error = output_distance(base, changed)
+    # Weights that lie elsewhere in memory are summed in another order.
+    rounding = TOLERANCE[base.dtype] / 10
+    is_same = error <= rounding
+    rows = []
+    if not is_same:
+        rows.append(
+            {
+                "setting": "forward pass",
+                "base": "0",
+                "changed": f"{error:.1e} of the largest logit",
+            }
+        )
+    return pd.DataFrame(rows, columns=COLUMNS)
+
+
+def _traits_by_block(base: FrozenModel, changed: FrozenModel) -> list[dict[str, str]]:
+    """Return the traits of modules that differ.
+
+    Traits that differ in the same way in several blocks are one row. A trait that follows from
+    settings that differ is left out, as these say it already.
+    """
+    path_in_block = re.compile(rf"{re.escape(base.family.blocks)}\.(\d+)\.?(.*)")
+    layers_of_trait: dict[tuple[str, str, str], list[int]] = {}
+    rows: list[dict[str, str]] = []
+    for (path, name), values in traits_that_differ(base.module, changed.module).items():
+        before, after = values
+        match = path_in_block.fullmatch(path)
+        if match:
+            trait = _trait_name(match[2], name)
+            layers_of_trait.setdefault((trait, before, after), []).append(int(match[1]))
+        else:
+            rows.append({"setting": _trait_name(path, name), "base": before, "changed": after})
+    for (trait, before, after), layers in layers_of_trait.items():
+        setting = f"{trait} of {blocks_in_words(layers)}"
+        rows.append({"setting": setting, "base": before, "changed": after})
+    return rows
+
+
+def _trait_name(path: str, name: str) -> str:
+    """Return the path of a trait; that of the module itself, without a name, is its class."""
+    names = [text for text in (path, name) if text]
+    return ".".join(names) or "class"
+
+
+def _brief(value: object) -> str:
+    """Return a value as text; of a long list or table its length and digest.
+
+    "none" is what the result is read back with.
+    """
+    if value is None:
+        return "none"
+    text = repr(value)
+    if len(text) > LONGEST_VALUE and isinstance(value, list | dict):
+        digest = hashlib.sha256(text.encode()).hexdigest()
+        return f"{len(value)} entries ({digest[:DIGITS_OF_DIGEST]})"
+    return text

@@ -1,0 +1,111 @@
+"""The null of a diff: random changes of the same size, or forks by further training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from thinkalike.evaluation.changes import BatchStates, perturbed
+from thinkalike.evaluation.forks import fork, part_moves, rate_for
+from thinkalike.instruments.diff.null_runs import SIGNS, NullRuns
+from thinkalike.instruments.diff.observations import Observations
+from thinkalike.instruments.diff.settings import DiffConfig
+from thinkalike.job import Work
+from thinkalike.measures.changes import random_signs, signed_permutation
+from thinkalike.models.frozen import FrozenModel
+from thinkalike.models.parts import Part, norms
+from thinkalike.processes import counted
+
+RUNS = 19
+"""The runs of each kind of null: the fewest that can be exceeded with p = .05."""
+
+PERMUTED = "permuted"
+"""The kind of null whose changes move to random rows and columns."""
+
+FORKS = "forks"
+
+OpenModel = Callable[[int], AbstractContextManager[FrozenModel]]
+"""Opens a model of a null by its number."""
+
+
+class NullModels(NamedTuple):
+    """The models of a null."""
+
+    open_by_kind: Mapping[str, OpenModel]
+    """By the kind of null, what opens a model by its number."""
+
+    first_block: int
+    """The first block whose output differs from the base's; -1 if the embedding may differ."""
+
+
+def null_models(
+    measure: DiffConfig,
+    base: FrozenModel,
+    changed: FrozenModel,
+    parts: Sequence[Part],
+    text: Int[Tensor, "rows t"],
+) -> NullModels:
+    """Return the models of a null.
+
+    Args:
+        measure: The settings.
+        base, changed: The models.
+        parts: The parts that differ.
+        text: What forks are trained on.
+    """
+    if measure.null == "perturbation":
+        perturb = partial(perturbed, base, changed, parts)
+        open_by_kind: dict[str, OpenModel] = {
+            PERMUTED: partial(perturb, random_change=signed_permutation),
+            SIGNS: partial(perturb, random_change=random_signs),
+        }
+        return NullModels(open_by_kind, parts[0].layer)
+
+    norm_of_change, _ = norms(base, changed)
+    rate = rate_for(base, text, norm_of_change, measure.steps)
+
+    def open_fork(seed: int) -> AbstractContextManager[FrozenModel]:
+        return nullcontext(fork(base, text, norm_of_change, seed, rate=rate, steps=measure.steps))
+
+    return NullModels({FORKS: open_fork}, -1)
+
+
+def run_null(
+    observed: Observations, models: NullModels, batches: Sequence[BatchStates], work: Work
+) -> None:
+    """Run all models of a null on the first rows, and add what they do to the observations.
+
+    Args:
+        observed: The observations of the two models.
+        models: The models of the null.
+        batches: The batches of the first rows.
+        work: The context of the running job, which keeps the runs when it stops.
+    """
+    state = work.resume("null")
+    if state:
+        observed.null = NullRuns(**state)
+    null = observed.null
+    runs = []
+    for kind in models.open_by_kind:
+        runs += [(kind, number) for number in range(RUNS)]
+    runs_done = len(null.kl)
+    for kind, number in counted(runs[runs_done:], "model of the null"):
+        with models.open_by_kind[kind](number) as model:
+            kl = [batch.kl(model, models.first_block, batch.base) for batch in batches]
+            effects = torch.zeros(0)
+            if kind != SIGNS:
+                effects = observed.effects(model)
+            null.kind.append(kind)
+            null.kl.append(torch.cat(kl))
+            null.effects.append(effects)
+            if model is not observed.base:
+                parts = observed.parts_compared_with_forks
+                moves = part_moves(observed.base, model, parts)
+                null.moves.append([(move.weights, move.largest) for move in moves])
+        work.keep("null", dict(vars(null)))

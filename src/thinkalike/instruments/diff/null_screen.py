@@ -1,0 +1,101 @@
+"""Whether a change does more than chance, in words: random changes of its size, or forks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+AS_MUCH = "as much"
+MORE = "more"
+LESS = "less"
+
+BESIDE_RANDOM = {
+    (MORE, MORE): "More than random changes of the same size.",
+    (LESS, LESS): "Less than random changes of the same size.",
+    (AS_MUCH, AS_MUCH): "Not distinguishable from random changes of the same size.",
+    (LESS, AS_MUCH): (
+        "As much as random changes of the same entries, and less than random changes elsewhere: "
+        "entries changed most where it does least, as by casts, rounding and noise in proportion "
+        "to the weights."
+    ),
+    (MORE, AS_MUCH): (
+        "As much as random changes of the same entries, and more than random changes elsewhere: "
+        "what matters is which entries changed."
+    ),
+    (AS_MUCH, MORE): (
+        "More than random changes of the same entries, and as much as random changes elsewhere."
+    ),
+    (AS_MUCH, LESS): (
+        "Less than random changes of the same entries, and as much as random changes elsewhere."
+    ),
+    (MORE, LESS): (
+        "Less than random changes of the same entries, and more than random changes elsewhere."
+    ),
+    (LESS, MORE): (
+        "More than random changes of the same entries, and less than random changes elsewhere."
+    ),
+}
+"""What a change does beside random changes of its size: moved to random places, and with random
+signs at its entries."""
+
+BESIDE_FORKS = {
+    MORE: "More than drift on this text.",
+    LESS: "Less than drift on this text.",
+    AS_MUCH: "Not distinguishable from drift on this text.",
+}
+
+
+class BesideRuns(NamedTuple):
+    """The KL of a change beside those of the runs of a null."""
+
+    comparison: str
+    """`MORE`, `LESS` or `AS_MUCH`."""
+
+    runs: str
+    """The range of the runs, with the p-value."""
+
+
+def beside_null(numbers: Mapping[str, float], null: str) -> str:
+    """Return whether the change is more than that of the null, of its size.
+
+    Args:
+        numbers: The headline numbers of the result.
+        null: The setting `measure.null`.
+    """
+    own_kl = (
+        f"On the {numbers['tokens_of_part']:,.0f} of these tokens that all of these models read, "
+        f"KL is {numbers['kl_of_part']:.4g};"
+    )
+    beside = _beside_runs(numbers, "null")
+    if null == "drift":
+        return (
+            f"{BESIDE_FORKS[beside.comparison]} {own_kl} {numbers['nulls']:.0f} forks by further "
+            f"training on this text, with changes of equal norm, make {beside.runs}."
+        )
+    beside_signs = _beside_runs(numbers, "signs")
+    verdict = BESIDE_RANDOM[beside.comparison, beside_signs.comparison]
+    return (
+        f"{verdict} {own_kl} changes of equal norms and singular values, "
+        f"{numbers['nulls'] / 2:.0f} of each kind, make {beside.runs} in random rows and columns, "
+        f"and {beside_signs.runs} with random signs at the same entries."
+    )
+
+
+def _beside_runs(numbers: Mapping[str, float], name: str) -> BesideRuns:
+    """Return whether KL is above, below or within the range of a null's runs.
+
+    Args:
+        numbers: The headline numbers of the result.
+        name: What the numbers of the null are called.
+    """
+    kl = numbers["kl_of_part"]
+    low = numbers[f"{name}_low"]
+    high = numbers[f"{name}_high"]
+    p = numbers[f"{name}_p"]
+    comparison = AS_MUCH
+    if kl > high:
+        comparison = MORE
+    elif kl < low:
+        comparison = LESS
+        p = numbers[f"{name}_p_less"]
+    return BesideRuns(comparison, f"{low:.4g} to {high:.4g} (p = {p:.2g})")

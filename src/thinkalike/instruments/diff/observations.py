@@ -1,0 +1,126 @@
+"""What is observed of two models: their predictions of a text, exchanges of parts, and nulls."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import pandas as pd
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from thinkalike.data.rows import TokenRows
+from thinkalike.evaluation.changes import BatchStates, Change, compare_batches
+from thinkalike.evaluation.exchanges import PartChanges
+from thinkalike.evaluation.forks import PartMove, beyond_forks, comparable_with_forks, part_moves
+from thinkalike.instruments.diff.null_runs import NullRuns
+from thinkalike.models.families import Place
+from thinkalike.models.frozen import FrozenModel
+from thinkalike.models.parts import Part
+from thinkalike.states.contrasts import Contrasts, EncodedPrompts, encode_prompts, gaps
+
+
+@dataclass
+class Observations:
+    """What is observed of two models.
+
+    Attributes:
+        base, changed: The models.
+        rows: The text that both read.
+        first: How many rows, the first ones, parts and nulls run on.
+        margin: The margins of equivalence.
+        contrasts: The pairs of texts, if there are any.
+        exact: The tables of the weights and settings that differ.
+        changed_tokens: The tokens whose row of the embedding differs.
+        parts: What each part that differs does.
+        outputs: What the exchange of each output alone does.
+        null: What random changes or forks do.
+        changes: What the change does at each token, by batch.
+        unread: What follows changed tokens that the text lacks, by the name of a headline number.
+        directions: The rows of the table of principal directions.
+    """
+
+    base: FrozenModel
+    changed: FrozenModel
+    rows: TokenRows
+    first: int
+    margin: Mapping[str, float | None]
+    contrasts: Contrasts | None = None
+    exact: Mapping[str, pd.DataFrame] = field(default_factory=dict)
+    changed_tokens: Sequence[int] = ()
+    parts: dict[Part, PartChanges] = field(default_factory=dict)
+    outputs: dict[Place, PartChanges] = field(default_factory=dict)
+    null: NullRuns = field(default_factory=NullRuns)
+    changes: list[Change] = field(default_factory=list)
+    unread: dict[str, float] = field(default_factory=dict)
+    directions: list[dict[str, object]] = field(default_factory=list)
+
+    def read(self) -> list[BatchStates]:
+        """Run both models over all rows, and return the batches of the first rows."""
+        first_batches: list[BatchStates] = []
+        rows_kept = 0
+        for batch, change in compare_batches(self.base, self.changed, self.rows, self.first):
+            self.changes.append(change)
+            if rows_kept < self.first:
+                first_batches.append(batch)
+                rows_kept += len(batch.tokens)
+        return first_batches
+
+    def documents(self, rows: int | None = None) -> Int[Tensor, " n"]:
+        """Return the number of the document of each token but the last of each row.
+
+        Args:
+            rows: How many rows, the first ones; None: all.
+        """
+        documents = self.rows.documents[:rows, :-1].flatten().long()
+        _, numbers = documents.unique(return_inverse=True)
+        return numbers
+
+    def kl(self) -> Float[Tensor, " n"]:
+        """Return KL(base ‖ changed) of each token."""
+        return torch.cat([change.tokens.kl for change in self.changes])
+
+    def kl_of_first_rows(self) -> Float[Tensor, " n"]:
+        """Return KL(base ‖ changed) of each token of the rows that parts and nulls run on."""
+        return self.kl()[: len(self.documents(self.first))]
+
+    def effects(self, model: FrozenModel) -> Float[Tensor, " p"]:
+        """Return how far the counterpart of each pair moves the log-odds of its continuations.
+
+        Args:
+            model: A model with the tokenizer of the base.
+
+        Returns:
+            The effects in nats; none if there are no pairs.
+        """
+        if self.contrasts is None:
+            return torch.zeros(0)
+        texts, counterparts = self._prompts
+        return gaps(model, counterparts) - gaps(model, texts)
+
+    @cached_property
+    def _prompts(self) -> tuple[EncodedPrompts, EncodedPrompts]:
+        """The pairs as all models read them, as their tokenizers are the same."""
+        assert self.contrasts is not None
+        return encode_prompts(self.base, self.contrasts)
+
+    @cached_property
+    def parts_compared_with_forks(self) -> list[Part]:
+        """The parts that differ, and whose movement can be compared with that of forks."""
+        return comparable_with_forks(self.base, list(self.parts))
+
+    @property
+    def has_forks(self) -> bool:
+        """Whether there are forks, and parts to compare with theirs."""
+        return bool(self.null.moves and self.parts_compared_with_forks)
+
+    @cached_property
+    def beyond_drift(self) -> tuple[Float[Tensor, " parts"], float]:
+        """How far each part is beyond the forks, and the p-value of the farthest one."""
+        forks = []
+        for moves in self.null.moves:
+            forks.append([PartMove(weights, largest) for weights, largest in moves])
+        own_moves = part_moves(self.base, self.changed, self.parts_compared_with_forks)
+        return beyond_forks(own_moves, forks)

@@ -1,0 +1,231 @@
+"""The outcome of a diff: its tables, its headline numbers and its verdicts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+
+import pandas as pd
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from thinkalike.evaluation.columns import document_counts, interval_columns
+from thinkalike.evaluation.document_means import mean_over_documents
+from thinkalike.instruments.diff.null_runs import SIGNS
+from thinkalike.instruments.diff.observations import Observations
+from thinkalike.instruments.diff.tables import (
+    BOUNDS,
+    table_of_classes,
+    table_of_contexts,
+    table_of_layers,
+    table_of_modules,
+    table_of_nulls,
+    table_of_outputs,
+    table_of_tokens,
+    table_of_words,
+)
+from thinkalike.job import Outcome
+from thinkalike.measures.changes import Verdict, equivalence, rank_p
+from thinkalike.models.frozen import FrozenModel
+from thinkalike.models.parts import parts_of
+
+EXIT_STATUS: Mapping[Verdict, int] = {"equivalent": 0, "not equivalent": 1, "undecided": 3}
+
+FROM_BEST_TO_WORST: tuple[Verdict, ...] = ("equivalent", "undecided", "not equivalent")
+
+BLANK = ("amount", "spread", "size", "head")
+"""Columns that may have empty cells: some operations have no amount, and some outputs no head."""
+
+UNBOUNDED = (-math.inf, math.inf)
+
+COLUMN_OF_MARGIN = {"loss": "loss_change", "class": "kl", "word": "change"}
+"""The column whose interval is compared with a margin, where it has a different name."""
+
+
+def outcome_of_diff(observed: Observations) -> Outcome:
+    """Return all tables and headline numbers."""
+    modules = table_of_modules(observed)
+    classes = table_of_classes(observed)
+    words = table_of_words(observed)
+    tables = {
+        "layers": table_of_layers(observed),
+        "nulls": table_of_nulls(observed),
+        "tokens": table_of_tokens(observed),
+        "classes": classes,
+        "words": words,
+        "contexts": table_of_contexts(observed),
+        "directions": pd.DataFrame(observed.directions),
+        "outputs": table_of_outputs(observed),
+        **observed.exact,
+    }
+    return Outcome(
+        modules,
+        _scalars(observed, classes, words),
+        tables={name: table for name, table in tables.items() if len(table)},
+        blank=[*modules.columns, *BLANK],
+    )
+
+
+def unchanged(base: FrozenModel, margin: Mapping[str, float | None]) -> Outcome:
+    """Return the outcome for two models with equal weights and settings, which need no text.
+
+    Args:
+        base: The model.
+        margin: The margins of equivalence.
+    """
+    rows = []
+    for part in parts_of(base):
+        rows.append(
+            {
+                "component": part.component,
+                "layer": part.layer,
+                "weights": 0.0,
+                "entering": 0.0,
+                "goes": 0.0,
+                "comes": 0.0,
+                "share": 0.0,
+            }
+        )
+    names = ["parts", "settings", "tokens"]
+    for name in ("kl", "flips", "loss_change"):
+        names += [name, f"{name}_low", f"{name}_high"]
+    margins = [name for name, value in margin.items() if value is not None]
+    names += [f"exit_status_{name}" for name in margins]
+    if margins:
+        names.append("exit_status")
+    return Outcome(pd.DataFrame(rows), dict.fromkeys(names, 0.0))
+
+
+def _scalars(
+    observed: Observations, classes: pd.DataFrame, words: pd.DataFrame
+) -> dict[str, float]:
+    """Return the headline numbers.
+
+    Args:
+        observed: The observations of the two models.
+        classes: The table of the kinds of tokens.
+        words: The table of words.
+    """
+    documents = observed.documents()
+    kl = observed.kl().double()
+    scalars = {
+        **document_counts(torch.bincount(documents)),
+        "tokens": float(len(kl)),
+        "parts": float(len(observed.parts)),
+        "settings": float(len(observed.exact.get("settings", ()))),
+        "nulls": float(len(observed.null.kl)),
+    }
+    scalars |= _only_finite(observed.unread)
+    for name, values in _values_of_tokens(observed).items():
+        bounds = BOUNDS.get(name, UNBOUNDED)
+        mean = mean_over_documents(values, documents, bounds=bounds)
+        scalars |= _only_finite(interval_columns(name, mean))
+
+    tokens_of_part = observed.rows.tokens[: observed.first, :-1].numel()
+    kl_of_part = kl[:tokens_of_part].mean()
+    if observed.parts or observed.outputs:
+        scalars["kl_of_part"] = float(kl_of_part)
+        scalars["tokens_of_part"] = float(tokens_of_part)
+    for kind in observed.null.kinds:
+        name = "signs" if kind == SIGNS else "null"
+        runs = observed.null.kl_of_kind(kind).double().mean(1)
+        scalars |= _range_of_null(name, kl_of_part, runs)
+    if len(words):
+        scalars["contrast_base"] = words["before"].mean()
+        scalars["contrast_change"] = words["change"].mean()
+    if observed.has_forks:
+        _, p = observed.beyond_drift
+        scalars["part_p"] = p
+    return scalars | _verdicts(observed.margin, scalars, {"class": classes, "word": words})
+
+
+def _values_of_tokens(observed: Observations) -> dict[str, Float[Tensor, " n"]]:
+    """Return what the change does at each token, by the name of a headline number."""
+    tokens = [change.tokens for change in observed.changes]
+    loss_base = torch.cat([batch.loss_base for batch in tokens]).double()
+    loss_changed = torch.cat([batch.loss_changed for batch in tokens]).double()
+    return {
+        "kl": torch.cat([batch.kl for batch in tokens]).double(),
+        "flips": torch.cat([batch.flip for batch in tokens]).double(),
+        "loss_change": loss_changed - loss_base,
+        "reverse_kl": torch.cat([batch.reverse for batch in tokens]).double(),
+        "loss_base": loss_base,
+        "loss_changed": loss_changed,
+    }
+
+
+def _only_finite(numbers: Mapping[str, float]) -> dict[str, float]:
+    """Return the numbers that are finite; those of few documents have no ends of intervals."""
+    return {name: value for name, value in numbers.items() if math.isfinite(value)}
+
+
+def _range_of_null(
+    name: str, value: Float[Tensor, ""], runs: Float[Tensor, " r"]
+) -> dict[str, float]:
+    """Return the range of the runs of a null, and the p-values of a value above or below them."""
+    return {
+        f"{name}_low": float(runs.min()),
+        f"{name}_high": float(runs.max()),
+        f"{name}_p": float(rank_p(value, runs)),
+        f"{name}_p_less": float(rank_p(-value, -runs)),
+    }
+
+
+def _verdicts(
+    margins: Mapping[str, float | None],
+    numbers: Mapping[str, float],
+    tables: Mapping[str, pd.DataFrame],
+) -> dict[str, float]:
+    """Return the exit status of each margin that is given, and of all together.
+
+    Each token class and each word must be within its margin, by intervals that hold for all of
+    them at once. So must what follows changed tokens that the text lacks.
+
+    Args:
+        margins: The margins.
+        numbers: The headline numbers.
+        tables: The tables of the margins that are of each row of a table.
+    """
+    verdicts: dict[str, Verdict] = {}
+    for name, margin in margins.items():
+        if margin is None:
+            continue
+        column = COLUMN_OF_MARGIN.get(name, name)
+        if name in tables:
+            intervals = _intervals_of_rows(tables[name], column)
+        else:
+            intervals = [_interval(numbers, column)]
+        if f"unread_{name}" in numbers:
+            intervals.append(_interval(numbers, f"unread_{name}"))
+        verdicts_of_intervals: list[Verdict] = [
+            equivalence(low, high, margin) for low, high in intervals
+        ]
+        verdicts[name] = worst(verdicts_of_intervals or ["undecided"])
+    if not verdicts:
+        return {}
+    statuses = {}
+    for name, verdict in verdicts.items():
+        statuses[f"exit_status_{name}"] = float(EXIT_STATUS[verdict])
+    statuses["exit_status"] = float(EXIT_STATUS[worst(verdicts.values())])
+    return statuses
+
+
+def _interval(numbers: Mapping[str, float], name: str) -> tuple[float, float]:
+    """Return the ends of the interval of a number; unbounded if it has none."""
+    return numbers.get(f"{name}_low", -math.inf), numbers.get(f"{name}_high", math.inf)
+
+
+def _intervals_of_rows(table: pd.DataFrame, column: str) -> list[tuple[float, float]]:
+    """Return the ends of the interval in each row of a table."""
+    if table.empty:
+        return []
+    return list(zip(table[f"{column}_low"], table[f"{column}_high"], strict=True))
+
+
+def worst(verdicts: Iterable[Verdict]) -> Verdict:
+    """Return the verdict of several tests together.
+
+    It is *not equivalent* if one of them is, else *undecided* if one is, else *equivalent*.
+    """
+    return max(verdicts, key=FROM_BEST_TO_WORST.index)

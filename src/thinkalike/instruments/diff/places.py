@@ -1,0 +1,165 @@
+"""What the rows and columns of a weight are, in words: heads, neurons, experts or tokens."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from thinkalike.instruments.diff.ranges import ranges_in_words
+from thinkalike.measures.edits import Edit
+from thinkalike.models.frozen import FrozenModel
+from thinkalike.models.module_facts import HEADS, number_in, text_config
+
+MOST_NAMED = 4
+"""At most so many tokens, neurons and the like are named."""
+
+WRITES_TO_STREAM = re.compile(
+    r"o_proj|out_proj|c_proj|down_proj|fc_out|dense_4h_to_h|(^|\.)o$|output\.dense|"
+    r"attention\.dense|wo$|w2$"
+)
+"""Matches the paths of modules that write to the residual stream. Their inputs are neurons."""
+
+INSIDE_MLP = re.compile(r"mlp|ffn|feed_forward")
+
+READS_FOR = {
+    "query": r"(^|\.)(q|q_proj|query|q_lin|wq)$",
+    "key": r"(^|\.)(k|k_proj|key|k_lin|wk)$",
+    "value": r"(^|\.)(v|v_proj|value|v_lin|wv)$",
+}
+"""The paths of modules that make only queries, keys or values."""
+
+KEYS_IN_TURN = re.compile(r"c_attn|qkv_proj|Wqkv")
+"""Matches the paths of modules that make all queries, then all keys, then all values."""
+
+NAMES_OF_KEY_HEADS = ("num_key_value_heads", "n_key_value_heads")
+NAMES_OF_HEAD_WIDTH = ("head_dim", "d_head")
+
+
+def places_in_words(model: FrozenModel, name: str, tensor: Tensor, change: Edit) -> str:
+    """Return in words which indices of a tensor an edit changed; "" if all of them.
+
+    Args:
+        model: The model.
+        name: The name of the tensor.
+        tensor: The tensor.
+        change: The edit.
+    """
+    if change.axis is None or not change.places:
+        return ""
+    indices = change.places
+    is_of_vocabulary = len(tensor) == model.vocabulary and model.family.blocks not in name
+    if change.axis == 0 and is_of_vocabulary:
+        tokens = [repr(model.tokenizer.decode([token])) for token in indices]
+        return _first_few("token", tokens, len(tokens))
+    if change.axis == 0 and tensor.dim() == 3:
+        return _first_few("expert", [str(expert) for expert in indices], len(indices))
+
+    path, _, _ = name.rpartition(".")
+    is_of_outputs = change.axis == _output_axis(model, path, tensor)
+    heads = _heads_in_words(model, path, tensor.shape[change.axis], indices, is_of_outputs)
+    if heads:
+        return heads
+    unit = "row" if change.axis == 0 else "column"
+    # The neurons of an MLP are the inputs of its last map and the outputs of the others.
+    is_of_neurons = is_of_outputs != bool(WRITES_TO_STREAM.search(path))
+    if INSIDE_MLP.search(path) and is_of_neurons:
+        unit = "neuron"
+    return _first_few(unit, ranges_in_words(indices), len(indices))
+
+
+def _output_axis(model: FrozenModel, path: str, tensor: Tensor) -> int:
+    """Return the axis of the outputs of a module's weight.
+
+    The Conv1D of GPT-2 has a transposed weight.
+    """
+    module = model.module.get_submodule(path)
+    if type(module).__name__ == "Conv1D" and tensor.dim() == 2:
+        return 1
+    return 0
+
+
+def _first_few(unit: str, names: Sequence[str], count: int) -> str:
+    """Return the first names in words: "neurons 3 to 5, 8 and 2 more".
+
+    Args:
+        unit: What is named.
+        names: The names, of which one may stand for several.
+        count: How many are named by all names.
+    """
+    plural = "" if count == 1 else "s"
+    in_words = f"{unit}{plural} {', '.join(names[:MOST_NAMED])}"
+    if len(names) > MOST_NAMED:
+        in_words += f" and {len(names) - MOST_NAMED} more"
+    return in_words
+
+
+def _heads_in_words(
+    model: FrozenModel, path: str, length: int, indices: Sequence[int], is_of_outputs: bool
+) -> str:
+    """Return whole heads of attention in words.
+
+    It is "" where the places are not whole heads, or not of heads.
+
+    Args:
+        model: The model.
+        path: The path of the module.
+        length: How many indices the axis has.
+        indices: The indices that differ.
+        is_of_outputs: Whether they are of the outputs of the module.
+    """
+    config = text_config(model.module)
+    query_heads = number_in(config, HEADS) or 0
+    if not query_heads or "att" not in path:
+        return ""
+    key_heads = number_in(config, NAMES_OF_KEY_HEADS) or query_heads
+    head_width = number_in(config, NAMES_OF_HEAD_WIDTH) or model.d_model // query_heads
+    if length % head_width:
+        return ""
+
+    heads = _heads_in_order(path, length // head_width, query_heads, key_heads, is_of_outputs)
+    changed_heads = sorted({index // head_width for index in indices})
+    are_whole_heads = len(indices) == len(changed_heads) * head_width
+    if length != len(heads) * head_width or not are_whole_heads:
+        return ""
+    numbers_by_kind: dict[str, list[int]] = {}
+    for head in changed_heads:
+        kind, number = heads[head]
+        numbers_by_kind.setdefault(kind, []).append(number)
+    in_words = []
+    for kind, numbers in numbers_by_kind.items():
+        in_words.append(_first_few(kind, ranges_in_words(numbers), len(numbers)))
+    return " and ".join(in_words)
+
+
+def _heads_in_order(
+    path: str, count: int, query_heads: int, key_heads: int, is_of_outputs: bool
+) -> list[tuple[str, int]]:
+    """Return the kind and the number of each head along an axis; none if they are not known.
+
+    Args:
+        path: The path of the module.
+        count: How many heads the axis has.
+        query_heads, key_heads: How many heads of queries and of keys the model has.
+        is_of_outputs: Whether the axis is of the outputs of the module.
+    """
+    if not is_of_outputs:
+        return [("head", number) for number in range(query_heads)]
+
+    if KEYS_IN_TURN.search(path):
+        heads = [("query head", number) for number in range(query_heads)]
+        heads += [("key head", number) for number in range(key_heads)]
+        heads += [("value head", number) for number in range(key_heads)]
+        return heads
+
+    if "query_key_value" in path and query_heads == key_heads:
+        heads = []
+        for number in range(query_heads):
+            heads += [("query head", number), ("key head", number), ("value head", number)]
+        return heads
+
+    for kind, pattern in READS_FOR.items():
+        if re.search(pattern, path):
+            return [(f"{kind} head", number) for number in range(count)]
+    return []

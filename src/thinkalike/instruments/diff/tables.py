@@ -1,0 +1,338 @@
+"""The tables of a diff, with intervals over documents."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import Bool, Float, Int
+from scipy.special import stdtrit
+from torch import Tensor
+
+from thinkalike.evaluation.columns import interval_columns
+from thinkalike.evaluation.document_means import mean_over_documents
+from thinkalike.evaluation.exchanges import PartChanges
+from thinkalike.instruments.diff.observations import Observations
+from thinkalike.measures.bootstrap import bootstrap_interval, sum_by_document
+from thinkalike.measures.changes import above_null, excess, false_discovery_rates
+from thinkalike.measures.estimates import SCORE_ROUNDING, Estimate, interval_around
+from thinkalike.measures.sample_size import FEWEST_GROUPS
+from thinkalike.models.frozen import FrozenModel
+from thinkalike.models.parts import norms, parts_of
+from thinkalike.states.contrasts import kind_of_token
+
+FEWEST_OCCURRENCES = 3
+"""Tokens that occur less often are not tested."""
+
+LEVEL = 0.05
+"""The level of all tests."""
+
+MOST_CONTEXTS = 10
+"""At most so many places are listed, each of a different document."""
+
+TOKENS_OF_CONTEXT = 12
+"""At most so many tokens before a place are shown."""
+
+BOUNDS = {
+    "kl": (0.0, math.inf),
+    "reverse_kl": (0.0, math.inf),
+    "flips": (0.0, 1.0),
+    "distance": (0.0, math.inf),
+}
+"""The least and the greatest value at a token."""
+
+
+def table_of_modules(observed: Observations) -> pd.DataFrame:
+    """Return one row for each part of the base: what differs and enters, and shares of KL."""
+    documents = observed.documents(observed.first)
+    kl = observed.kl_of_first_rows().double()
+    parts = parts_of(observed.base)
+    rows = []
+    for part in parts:
+        row: dict[str, object] = {
+            "component": part.component,
+            "layer": part.layer,
+            "weights": 0.0,
+            "entering": 0.0,
+            "goes": 0.0,
+            "comes": 0.0,
+            "share": 0.0,
+        }
+        if part in observed.parts:
+            row |= dict.fromkeys(("entering", "goes", "comes", "share"), math.nan)
+            row["weights"] = _relative_change(observed, part.paths)
+            row |= _changes_of_part(observed.parts[part], kl, documents)
+        rows.append(row)
+    table = pd.DataFrame(rows)
+    if observed.has_forks:
+        beyond, _ = observed.beyond_drift
+        is_compared = [part in observed.parts_compared_with_forks for part in parts]
+        table.loc[is_compared, "beyond"] = beyond.numpy()
+    return table
+
+
+def _relative_change(observed: Observations, paths: tuple[str, ...]) -> float:
+    """Return ‖changed - base‖ / ‖base‖ of the weights of some modules.
+
+    It is NaN if no common weight differs. The weights of an adapter have none in the base from
+    which they could differ.
+    """
+    change, base_norm = norms(observed.base, observed.changed, paths)
+    if not change:
+        return math.nan
+    return change / (base_norm or 1.0)
+
+
+def _changes_of_part(
+    changes: PartChanges, kl: Float[Tensor, " n"], documents: Int[Tensor, " n"]
+) -> dict[str, float]:
+    """Return what enters at a part, and the shares of KL that go, that come, and their mean.
+
+    The mean is over the two orders in which this part and all others change (Shapley 1953, of two
+    players).
+
+    Args:
+        changes: What the part does at each token.
+        kl: The KL of the whole change at each token.
+        documents: The document of each token.
+    """
+    row: dict[str, float] = {}
+    if changes.entering is not None:
+        entering = mean_over_documents(changes.entering, documents, bounds=BOUNDS["distance"])
+        row |= interval_columns("entering", entering)
+    total = kl.sum()
+    if changes.without is None or changes.alone is None or not total:
+        return row
+    without = changes.without.double()
+    alone = changes.alone.double()
+    row["goes"] = float(1 - without.sum() / total)
+    row["comes"] = float(alone.sum() / total)
+    of_part = (kl - without + alone) / 2
+    row |= interval_columns("share", _share(of_part, kl, documents))
+    return row
+
+
+def _share(
+    kl_of_part: Float[Tensor, " n"], kl: Float[Tensor, " n"], documents: Int[Tensor, " n"]
+) -> Estimate:
+    """Return the share of a part in the KL of the whole change, with its interval over documents.
+
+    The interval is (-∞, ∞) where few documents have any KL.
+    """
+    document_count = int(documents.max()) + 1
+    part_sums, kl_sums = sum_by_document(torch.stack([kl_of_part, kl]), documents, document_count)
+    documents_with_any = int((kl_sums > 0).sum())
+    if document_count < FEWEST_GROUPS or documents_with_any < 2:
+        return interval_around(part_sums.sum() / kl_sums.sum(), math.inf)
+    return bootstrap_interval(part_sums, kl_sums)
+
+
+def table_of_layers(observed: Observations) -> pd.DataFrame:
+    """Return one row for the embedding, -1, and each layer: how far states moved."""
+    distance = torch.cat([change.distance for change in observed.changes], 1)  # (layers, n)
+    layers = list(range(-1, len(distance) - 1))
+    means = mean_over_documents(distance, observed.documents(), bounds=BOUNDS["distance"])
+    return pd.DataFrame({"layer": layers, **interval_columns("distance", means)})
+
+
+def table_of_outputs(observed: Observations) -> pd.DataFrame:
+    """Return the share of KL of each output that was exchanged, the greatest first."""
+    documents = observed.documents(observed.first)
+    kl = observed.kl_of_first_rows().double()
+    rows = []
+    for hook_point, changes in observed.outputs.items():
+        head = math.nan
+        if hook_point.head is not None:
+            head = hook_point.head
+        shares = _changes_of_part(changes, kl, documents)
+        rows.append({"output": hook_point.site, "layer": int(hook_point), "head": head, **shares})
+    if not rows:
+        return pd.DataFrame()
+    table = pd.DataFrame(rows)
+    return table.sort_values("share", ascending=False, kind="stable", ignore_index=True)
+
+
+def table_of_nulls(observed: Observations) -> pd.DataFrame:
+    """Return the mean KL of each run of the null."""
+    null = observed.null
+    mean_kl = [float(kl.mean()) for kl in null.kl]
+    return pd.DataFrame({"number": range(len(mean_kl)), "kind": null.kind, "kl": mean_kl})
+
+
+def table_of_tokens(observed: Observations) -> pd.DataFrame:
+    """Return the tokens that occur often, with the change of the prediction after them.
+
+    `p_random` and `q_random` test whether it changed more than by random changes, and `p` and `q`
+    whether it did so by more than after the remaining tokens. The most certain come first.
+    """
+    tokens = observed.rows.tokens[: observed.first, :-1].flatten().long()
+    token_ids, groups, counts = tokens.unique(return_inverse=True, return_counts=True)
+    is_frequent = counts >= FEWEST_OCCURRENCES
+    if not observed.null.kl or not is_frequent.any():
+        return pd.DataFrame()
+
+    kl = means_of_groups(observed.kl()[None, : len(tokens)], groups)[0, is_frequent]
+    null = means_of_groups(observed.null.moved_kl(), groups)[:, is_frequent]  # (runs, tokens)
+    log_kl = kl.clamp(min=SCORE_ROUNDING).log()
+    log_null = null.clamp(min=SCORE_ROUNDING).log()
+    p_random = above_null(log_kl, log_null)
+    beyond, _, two_sided_p = excess(log_kl, log_null)
+    p = torch.where(beyond > 0, two_sided_p / 2, 1 - two_sided_p / 2)
+    written = []
+    for token in token_ids[is_frequent].tolist():
+        written.append(written_token(observed.base, token))
+    table = pd.DataFrame(
+        {
+            "token": written,
+            "count": counts[is_frequent],
+            "kl": kl.cpu().numpy(),
+            "null": null.mean(0).cpu().numpy(),
+            "p_random": p_random.cpu().numpy(),
+            "q_random": false_discovery_rates(p_random).cpu().numpy(),
+            "factor": beyond.exp().cpu().numpy(),
+            "p": p.cpu().numpy(),
+            "q": false_discovery_rates(p).cpu().numpy(),
+        }
+    )
+    return table.sort_values(["q", "p"], kind="stable", ignore_index=True)
+
+
+def table_of_classes(observed: Observations) -> pd.DataFrame:
+    """Return KL after the tokens of each kind that enough documents have, the greatest first.
+
+    The intervals hold for all kinds at once.
+    """
+    documents = observed.documents()
+    kl = observed.kl()
+    tokens_of_kinds = {}
+    for kind, is_of_kind in _tokens_by_kind(observed).items():
+        if len(documents[is_of_kind].unique()) >= FEWEST_GROUPS:
+            tokens_of_kinds[kind] = is_of_kind
+    rows = []
+    for kind, is_of_kind in tokens_of_kinds.items():
+        _, documents_of_kind = documents[is_of_kind].unique(return_inverse=True)
+        level = 1 - LEVEL / len(tokens_of_kinds)
+        mean = mean_over_documents(kl[is_of_kind], documents_of_kind, level, bounds=BOUNDS["kl"])
+        tokens = int(is_of_kind.sum())
+        rows.append({"class": kind, "tokens": tokens, **interval_columns("kl", mean)})
+    if not rows:
+        return pd.DataFrame()
+    table = pd.DataFrame(rows)
+    return table.sort_values("kl", ascending=False, kind="stable", ignore_index=True)
+
+
+def _tokens_by_kind(observed: Observations) -> dict[str, Bool[Tensor, " n"]]:
+    """Return which tokens of the text are of each kind, in alphabetical order of the kinds."""
+    tokens = observed.rows.tokens[:, :-1].flatten().long()
+    token_ids, index_of_token = tokens.unique(return_inverse=True)
+    kind_of_id = [kind_of_token(observed.base.tokenizer, token) for token in token_ids.tolist()]
+    kinds = np.array(kind_of_id)[index_of_token.numpy()]
+    by_kind = {}
+    for kind in sorted(set(kinds.tolist())):
+        by_kind[kind] = torch.from_numpy(kinds == kind)
+    return by_kind
+
+
+def table_of_words(observed: Observations) -> pd.DataFrame:
+    """Return how far the contrast of each word changed, beside the null and other words.
+
+    The most certain come first.
+    """
+    contrasts = observed.contrasts
+    if contrasts is None:
+        return pd.DataFrame()
+    words = list(dict.fromkeys(prompt.word for prompt in contrasts.texts))
+    groups = contrasts.groups
+    counts = torch.bincount(groups)
+    before = observed.effects(observed.base)
+    change = observed.effects(observed.changed) - before
+    mean_before, mean_change = means_of_groups(torch.stack([before, change]), groups)
+    half = _half_width(change, mean_change, groups, counts)
+    columns = {
+        "before": mean_before,
+        "change": mean_change,
+        "change_low": mean_change - half,
+        "change_high": mean_change + half,
+    }
+    sorted_by = "change"
+    if observed.null.effects:
+        null = means_of_groups(observed.null.moved_effects() - before, groups)
+        beyond, t, p = excess(mean_change, null)
+        columns |= {"beyond": beyond, "t": t, "p": p, "q": false_discovery_rates(p)}
+        sorted_by = "p"
+    arrays = {name: values.cpu().numpy() for name, values in columns.items()}
+    table = pd.DataFrame({"word": words, "pairs": counts, **arrays})
+    return table.sort_values(sorted_by, kind="stable", ignore_index=True)
+
+
+def _half_width(
+    change: Float[Tensor, " p"],
+    mean_change: Float[Tensor, " words"],
+    groups: Int[Tensor, " p"],
+    counts: Int[Tensor, " words"],
+) -> Float[Tensor, " words"]:
+    """Return half the widths of intervals of the mean changes of words.
+
+    The intervals are Student's, over pairs, and hold for all words at once. Those of words with
+    one pair are unbounded.
+
+    Args:
+        change: The change of each pair.
+        mean_change: The mean change of each word.
+        groups: The word of each pair.
+        counts: How many pairs each word has.
+    """
+    squares = (change - mean_change[groups]).square()
+    variance_of_mean = means_of_groups(squares[None], groups)[0] / (counts - 1)
+    freedom = counts.clamp(min=2).numpy() - 1
+    t = torch.from_numpy(stdtrit(freedom, 1 - LEVEL / 2 / len(counts)))
+    return torch.where(counts > 1, t * variance_of_mean.sqrt(), math.inf)
+
+
+def table_of_contexts(observed: Observations) -> pd.DataFrame:
+    """Return the places where the prediction changed most, the greatest of each document."""
+    base = observed.base
+    token_rows = observed.rows.tokens
+    kl = observed.kl()
+    documents = observed.documents()
+    positions_per_row = observed.rows.context - 1
+    tops = torch.cat([change.tops for change in observed.changes], 1)  # (2, n)
+    row_of_document: dict[int, dict[str, object]] = {}
+    for index in kl.argsort(descending=True).tolist():
+        if len(row_of_document) == MOST_CONTEXTS or kl[index] == 0:
+            break
+        document = int(documents[index])
+        if document in row_of_document:
+            continue
+        row, position = divmod(index, positions_per_row)
+        first = max(position + 1 - TOKENS_OF_CONTEXT, 0)
+        context = token_rows[row, first : position + 1].tolist()
+        row_of_document[document] = {
+            "kl": float(kl[index]),
+            "position": position,
+            "context": repr(base.tokenizer.decode(context)),
+            "before": written_token(base, int(tops[0, index])),
+            "after": written_token(base, int(tops[1, index])),
+            "next": written_token(base, int(token_rows[row, position + 1])),
+        }
+    return pd.DataFrame(list(row_of_document.values()))
+
+
+def written_token(model: FrozenModel, token: int) -> str:
+    """Return a token in writing, in quotes."""
+    return repr(model.tokenizer.decode([token]))
+
+
+def means_of_groups(
+    values: Float[Tensor, "r n"], groups: Int[Tensor, " n"]
+) -> Float[Tensor, "r g"]:
+    """Return the mean of each group.
+
+    Args:
+        values: The values.
+        groups: The number of the group of each value.
+    """
+    group_count = int(groups.max()) + 1
+    return sum_by_document(values, groups, group_count) / torch.bincount(groups)

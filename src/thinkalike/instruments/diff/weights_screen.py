@@ -1,0 +1,133 @@
+"""Which weights differ, in words: tensors to which the same was done together."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import pandas as pd
+
+from thinkalike.instruments.diff.ranges import blocks_in_words
+
+MOST_OPERATIONS = 4
+"""At most so many operations are named."""
+
+MOST_NAMES = 3
+"""At most so many names of tensors are named for each operation."""
+
+FAR = 3
+"""Blocks are named whose weights moved more than so many times as far as the median block's."""
+
+MOST_FAR_BLOCKS = 2
+
+WITHOUT_NAME = ("noise", "changed")
+"""The operations of tensors whose change no simple edit gives."""
+
+TRIED = (
+    " Noise and other changes are none of: zeros, a mask, a swap, a permutation, a cast, a "
+    "scaling, a rounding, low rank. A mixture is tried with a model that measure.other= names."
+)
+"""What is said of such tensors."""
+
+
+class EditedTensor(NamedTuple):
+    """A row of the table of weights."""
+
+    tensor: str
+    layer: int
+    operation: str
+    spread: float
+    amount: float
+    places: str
+
+
+def weights_in_words(table: pd.DataFrame) -> str:
+    """Return what was done to weights, the most widespread operation first."""
+    tensors_by_operation: dict[str, list[EditedTensor]] = {}
+    for row in table[list(EditedTensor._fields)].itertuples(index=False):
+        tensor = EditedTensor(*row)
+        if not isinstance(tensor.places, str):  # NaN, in a table that was read from a file
+            tensor = tensor._replace(places="")
+        tensors_by_operation.setdefault(_operation_in_words(tensor), []).append(tensor)
+
+    most_widespread_first = sorted(
+        tensors_by_operation, key=lambda operation: -len(tensors_by_operation[operation])
+    )
+    clauses = []
+    for operation in most_widespread_first[:MOST_OPERATIONS]:
+        tensors = tensors_by_operation[operation]
+        clauses.append(f"{_tensors_in_words(tensors)} {operation}")
+    in_words = "; ".join(clauses)
+    remaining = 0
+    for operation in most_widespread_first[MOST_OPERATIONS:]:
+        remaining += len(tensors_by_operation[operation])
+    if remaining:
+        in_words += f"; {remaining} more in weights.csv"
+    in_words += "."
+    if table["operation"].isin(WITHOUT_NAME).any():
+        in_words += TRIED
+    return in_words
+
+
+def _operation_in_words(tensor: EditedTensor) -> str:
+    """Return what was done to a tensor, and where, without its name and size."""
+    amount = tensor.amount
+    words = {
+        "low rank": f"changed by a matrix of rank {amount:.0f}",
+        "rounded": f"rounded to {amount:.0f} bits",
+        "scaled": f"scaled by {amount:.4g}",
+        "masked": f"about {round(amount, 1):.0%} zeroed",
+        "cast": f"rounded to {amount:.0f}-bit floats",
+        "scaled by row": "scaled row by row",
+        "scaled by column": "scaled column by column",
+        "noise": "changed by noise",
+        "linear mixture": f"mixed in linearly, {amount:.4g} of it",
+        "weighted sum": f"added {amount:.4g} times",
+        "spherical mixture": f"mixed in spherically, {amount:.4g} of it",
+    }
+    operation = words.get(tensor.operation, tensor.operation)
+    if tensor.places:
+        return f"({tensor.places} {operation})"
+    return f"({operation})"
+
+
+def _tensors_in_words(tensors: Sequence[EditedTensor]) -> str:
+    """Return the names of tensors, those of several blocks together, and how far they moved."""
+    layers_by_name: dict[str, list[int]] = {}
+    for tensor in tensors:
+        name_in_block = re.sub(r"^.*?\.(\d+)\.", "*.", tensor.tensor)
+        layers_by_name.setdefault(name_in_block, []).append(tensor.layer)
+    names = []
+    for name, layers in layers_by_name.items():
+        if name.startswith("*"):
+            names.append(f"{name.removeprefix('*.')} of {blocks_in_words(layers)}")
+        else:
+            names.append(name)
+    in_words = ", ".join(names[:MOST_NAMES])
+    if len(names) > MOST_NAMES:
+        in_words += f" and {len(names) - MOST_NAMES} more names"
+    if tensors[0].operation in WITHOUT_NAME:
+        in_words += _distance_in_words(tensors)
+    return in_words
+
+
+def _distance_in_words(tensors: Sequence[EditedTensor]) -> str:
+    """Return how far noise and other changes moved tensors, and the blocks that moved farthest."""
+    spreads = pd.DataFrame(
+        {
+            "layer": [tensor.layer for tensor in tensors],
+            "spread": [tensor.spread for tensor in tensors],
+        }
+    )
+    by_layer = spreads.groupby("layer")["spread"].median().dropna()
+    if by_layer.empty:
+        return ""
+    median = by_layer.median()
+    in_words = f", by {median:.2g} of the spread"
+    if len(by_layer) > 1:
+        in_words += " in the median block"
+    far = by_layer[by_layer > FAR * median].sort_values(ascending=False)
+    for layer, spread in far[:MOST_FAR_BLOCKS].items():
+        in_words += f"; block {layer} {spread:.2g}, {spread / median:.1f} times that"
+    return in_words

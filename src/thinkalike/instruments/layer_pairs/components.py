@@ -1,0 +1,117 @@
+"""The table `components`: a measure at each component of each layer, such as a head or an MLP."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import pandas as pd
+
+from thinkalike.config.parts import Site
+from thinkalike.screen import show_map, show_text, span
+from thinkalike.store import Result
+
+ACCUMULATES = (
+    "Distances accumulate: each place reads what already differs before it, so the greatest is "
+    "rarely the cause. `thinkalike diff` exchanges single outputs and heads between the two "
+    "models."
+)
+
+ROUNDING = 1e-5
+"""States are the same if their likeness or distance is that of a layer with itself, up to this."""
+
+HOOK_POINT = rf"-?\d+\.(?:{'|'.join(get_args(Site))})(?:\.\d+)?$"
+"""Matches the names of hook points, LAYER.SITE or LAYER.z.HEAD."""
+
+
+def components_of(across: pd.DataFrame, is_distance: bool) -> dict[str, pd.DataFrame]:
+    """Return the table `components`, if the layers of both models are named for hook points.
+
+    Models with the same hook points, such as a model and a changed copy, are compared point by
+    point. Where models differ, each hook point stands beside the closest one of the same site, in
+    whatever layer and head. There is no table where no site is the same.
+
+    Args:
+        across: The rows across the two models of a table of layer pairs.
+        is_distance: Whether smaller values are closer.
+    """
+    sources = across["source_layer"]
+    targets = across["target_layer"]
+    if across.empty or not (_are_hook_points(sources) and _are_hook_points(targets)):
+        return {}
+
+    # The columns are 0, the layer, and 1, the component.
+    source_parts = sources.str.split(".", n=1, expand=True)
+    target_parts = targets.str.split(".", n=1, expand=True)
+    rows = across[["source", "target"]].assign(
+        layer=source_parts[0].astype(int),
+        component=source_parts[1],
+        target_layer=target_parts[0].astype(int),
+        target_component=target_parts[1],
+        value=across["value"],
+        low=across["low"],
+        high=across["high"],
+    )
+
+    if set(sources) == set(targets):
+        rows = rows[sources == targets]
+    else:
+        source_sites = source_parts[1].str.split(".").str[0]
+        target_sites = target_parts[1].str.split(".").str[0]
+        rows = rows[source_sites == target_sites]
+        values = rows.groupby(["layer", "component"], sort=False)["value"]
+        closest = values.idxmin() if is_distance else values.idxmax()
+        rows = rows.loc[closest]
+    if rows.empty:
+        return {}
+    return {"components": rows.reset_index(drop=True)}
+
+
+def _are_hook_points(layers: pd.Series) -> bool:
+    return bool(layers.astype(str).str.match(HOOK_POINT).all())
+
+
+def as_matrix(components: pd.DataFrame) -> pd.DataFrame:
+    """Return the values by layer and component."""
+    names = components["component"].unique()
+    return components.pivot(index="layer", columns="component", values="value")[names]
+
+
+def show_components(label: str, result: Result, is_distance: bool) -> None:
+    """Print a map of layers and components, and the component where the models are least alike."""
+    table = result.tables["components"]
+    source, target = table[["source", "target"]].iloc[0]
+    are_same_components = bool((table["layer"] == table["target_layer"]).all())
+    title = f"{label} of {source} and {target}, layers (rows) by component (columns)"
+    if not are_same_components:
+        title += "; of each place with the closest of its site"
+    show_text(title)
+    matrix = as_matrix(table)
+    if len(matrix):
+        show_map(matrix, is_distance)
+
+    least_alike = table["value"].argmax() if is_distance else table["value"].argmin()
+    row = table.iloc[int(least_alike)]
+    value = span(row["value"], row["low"], row["high"], ".3f")
+    show_text(
+        f"The models are least alike at {row['component']} of layer {row['layer']}: {value}."
+    )
+    if is_distance and are_same_components:
+        show_text(ACCUMULATES)
+    if are_same_components:
+        _show_where_copy_differs(label, table, is_distance)
+
+
+def _show_where_copy_differs(label: str, table: pd.DataFrame, is_distance: bool) -> None:
+    """Say where a changed copy begins to differ from its model.
+
+    Models that differ at the first component already are not taken for a model and its copy.
+    """
+    difference = table["value"] if is_distance else 1 - table["value"]
+    is_same = difference < ROUNDING
+    if not is_same.iloc[0]:
+        return
+    if not is_same.all():
+        first = table[~is_same].iloc[0]
+        show_text(f"They begin to differ at {first['component']} of layer {first['layer']}.")
+    if not is_distance:
+        show_text(f"{label} may not see that a component grew; measure=distance does.")

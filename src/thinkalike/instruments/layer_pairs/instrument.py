@@ -1,0 +1,148 @@
+"""The instrument of all measures of layer pairs: the loop from batches of states to a table.
+
+A measure says which metric gathers its batches: an `Accumulator`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from thinkalike import figures
+from thinkalike.config import AnalyzeConfig
+from thinkalike.instruments.layer_pairs import forecast
+from thinkalike.instruments.layer_pairs.comparison import rounds
+from thinkalike.instruments.layer_pairs.measure import PairMeasure, Settings
+from thinkalike.instruments.layer_pairs.one_pass import run_together
+from thinkalike.instruments.layer_pairs.table import outcome_of_comparison
+from thinkalike.job import Outcome, Work
+from thinkalike.job.budget_ladder import LADDER
+from thinkalike.states.batches import ModelRuns
+from thinkalike.states.folder import load_sources
+from thinkalike.states.source import StateSource
+from thinkalike.store import Result
+
+if TYPE_CHECKING:
+    from thinkalike.models.shapes import Passes, Shape, Shapes
+
+log = logging.getLogger(__name__)
+
+
+class LayerPairs(PairMeasure[Settings]):
+    """A measure of every layer of `model` with every layer of `model@target`, and within each.
+
+    `activations` takes the place of `model`. Then stimuli are compared instead of tokens of text.
+    """
+
+    run_all = staticmethod(run_together)  # type: ignore[assignment]  # for measures of pairs
+
+    def inputs(self, config: AnalyzeConfig) -> Mapping[str, Any]:
+        if not config.activations:
+            return super().inputs(config)
+        from thinkalike.instruments.of_stimuli import stimuli_inputs
+
+        return stimuli_inputs(config)
+
+    # ---- what a job will take
+
+    def passes(self, config: AnalyzeConfig, shapes: Shapes) -> list[Passes]:
+        """Return the passes of both models over all batches, which jobs of one pass share."""
+        measure = self.measure_settings(config)
+        has_readings = self.has_readings(config)
+        return forecast.passes_over_batches(config, measure, shapes, has_readings=has_readings)
+
+    def seconds(self, config: AnalyzeConfig, shapes: Shapes) -> float:
+        """Return the time that comparing takes, from that of a batch of one and of two layers."""
+        measure = self.measure_settings(config)
+        layer_counts = self._layer_counts(config, shapes)
+        width = max(shape.width for shape in layer_counts)
+
+        def seconds_of_batch(layers: int) -> float:
+            return forecast.time_batch(measure, self.metric, layers, width)
+
+        return forecast.seconds_of_comparing(
+            measure,
+            layer_counts,
+            seconds_of_batch,
+            same_layers=self.same_layers,
+            has_readings=self.has_readings(config),
+        )
+
+    def smaller(
+        self, config: AnalyzeConfig, shapes: Shapes, chosen: Collection[str]
+    ) -> Iterator[dict[str, object]]:
+        """Yield fewer layers of equal relative depth, and then fewer batches."""
+        batches = self.measure_settings(config).batches
+        for layers, share in LADDER:
+            settings = forecast.fewer_layers(layers, shapes)
+            if share > 1:
+                settings["measure.batches"] = max(batches // share, 1)
+            if "ruler" in self.reads:
+                settings["ruler"] = "bits"
+            yield settings
+
+    def holds(self, config: AnalyzeConfig, shapes: Shapes) -> float:
+        """Return the bytes of the states of a pool and of a batch in all layers of both models."""
+        return forecast.bytes_of_states(
+            config,
+            self.measure_settings(config),
+            self._layer_counts(config, shapes),
+            has_readings=self.has_readings(config),
+        )
+
+    def _layer_counts(self, config: AnalyzeConfig, shapes: Shapes) -> dict[Shape, int]:
+        return forecast.count_layers(config, shapes, has_embedding=self.has_embedding(config))
+
+    # ---- the run
+
+    def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
+        runs = ModelRuns()
+        models: Sequence[StateSource] = ()
+        with work.phase("loading"):
+            if config.activations:
+                from thinkalike.instruments.of_stimuli import comparison_of_stimuli
+
+                comparison = comparison_of_stimuli(self, config, work)
+            else:
+                models = load_sources(config.model, config.target)
+                comparison = self.of_text(config, work, models, runs)
+
+        for number in rounds([comparison], runs):
+            for batch in comparison.pool(number):
+                for metric, batch_of_metric in comparison.metrics_of(batch):
+                    comparison.update(metric, batch_of_metric)
+                runs.forget(of_batch=True)
+        outcome = outcome_of_comparison(self, comparison)
+        level = comparison.batches.level
+        work.processes.end_of_share()
+        if not self.has_readings(config):
+            return outcome
+
+        # The states and metrics make room for copies of the models.
+        runs.forget()
+        del comparison
+        from thinkalike.instruments.layer_pairs.readings import with_readings
+
+        return with_readings(self, outcome, config, models, level, work)
+
+    # ---- figures and screen
+
+    def draw(self, result: Result, folder: Path) -> None:
+        super().draw(result, folder)
+        if "readings" in result.tables:
+            figures.ruler(
+                result.tables["readings"],
+                result.tables["rungs"],
+                result.scalars["documents_read"],
+                folder,
+                self.label(result),
+            )
+
+    def show(self, result: Result) -> None:
+        super().show(result)
+        if "readings" in result.tables:
+            from thinkalike.instruments.layer_pairs.readings import show_read
+
+            show_read(result, self.label(result))

@@ -1,0 +1,120 @@
+"""What all instruments have in common whose table has a value for every pair of layers."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+from typing import ClassVar
+
+from thinkalike import figures
+from thinkalike.catalogue import title_of
+from thinkalike.config import AnalyzeConfig, SettingValues
+from thinkalike.config.parts import AFTER
+from thinkalike.instruments.layer_pairs import screen
+from thinkalike.instruments.layer_pairs.components import as_matrix, show_components
+from thinkalike.instruments.layer_pairs.equal_depth import LayerName
+from thinkalike.job import Instrument
+from thinkalike.job.setting_groups import FIT_TEXT, REPORT_TEXT, left_in_key
+from thinkalike.models.families import Layer
+from thinkalike.models.layer_choice import layers_of_sides
+from thinkalike.states.source import StateSource
+from thinkalike.states.tokens import site_numbers, sites
+from thinkalike.store import Headline, Result
+
+
+class LayerMatrix(Instrument[AnalyzeConfig]):
+    """A job whose table has a value for each layer of `model` with each of `model@target`."""
+
+    scale: tuple[float, float] = (0.0, 1.0)
+    """The ends of the scale of colours."""
+
+    is_distance: bool = False
+    """Whether smaller values are closer."""
+
+    in_atlas: bool = False
+    """Whether `measure=atlas` has it where nobody chooses."""
+
+    takes_sites: ClassVar[bool] = True
+    of_models: ClassVar[str] = "pairs"
+
+    @property
+    def name(self) -> str:
+        """The title of the measure in tables and figures."""
+        return title_of(self.kind)
+
+    @abstractmethod
+    def has_embedding(self, config: AnalyzeConfig) -> bool:
+        """Return whether the site before block 0 is compared, too."""
+
+    def unread(self, config: AnalyzeConfig) -> SettingValues:
+        return left_in_key(config, FIT_TEXT | REPORT_TEXT)
+
+    def sites(self, config: AnalyzeConfig, models: Sequence[StateSource]) -> list[list[Layer]]:
+        """Return the layers of both models that are compared.
+
+        They are those of the pairs of `layers=`, and by default all layers.
+        """
+        has_embedding = self.has_embedding(config)
+        if config.layers in ("same", "all"):
+            return [sites(model, has_embedding) for model in models]
+        source, target = models
+        layers_by_side = layers_of_sides(
+            config.layers, source.n_layers, target.n_layers, itself=source is target
+        )
+        return [
+            sites(source, has_embedding, layers_by_side[0]),
+            sites(target, has_embedding, layers_by_side[1]),
+        ]
+
+    def named(self, sites: Sequence[Layer]) -> list[LayerName]:
+        """Return what tables call these layers of a model."""
+        return site_numbers(sites)
+
+    def draw(self, result: Result, folder: Path) -> None:
+        about = screen.rows_of(result)
+        if "components" not in result.tables:
+            label = self.label(result)
+            figures.layer_heatmaps(result.table, folder, self.kind, label, self.scale, about=about)
+            return
+
+        components = result.tables["components"]
+        scale = self.scale
+        if self.is_distance:
+            scale = (0.0, float(components["value"].max()))
+            about += "; differences accumulate from layer to layer"
+        cells = as_matrix(components)
+        figures.components(cells, folder, self.kind, self.label(result), scale, about)
+
+    def label(self, result: Result) -> str:
+        """Return what tables and figures call the measure."""
+        label = self.name
+        site = _site_of_all(result)
+        if site and "components" not in result.tables:
+            label += f" at {site}"
+        if "given" in result.table:
+            label += f" given the {result.table['given'].iloc[0]}"
+        return label
+
+    def headlines(self, result: Result) -> Sequence[Headline]:
+        headlines = screen.headlines_of(self.kind, result, self.is_distance)
+        return headlines or super().headlines(result)
+
+    def show(self, result: Result) -> None:
+        if "components" in result.tables:
+            show_components(self.label(result), result, self.is_distance)
+        else:
+            screen.show_layer_pairs(self.label(result), result, self.is_distance)
+
+
+def _site_of_all(result: Result) -> str:
+    """Return the site of the states of all models; "" after blocks, or where models differ."""
+    sites = set()
+    for side in ("model", "target"):
+        model = result.config.get(side)
+        if model:
+            sites.add(str(model.get("site", AFTER)))
+    sites -= {AFTER}
+    if len(sites) == 1:
+        return sites.pop()
+    return ""

@@ -1,0 +1,1 @@
+"""Lineage: does one model derive from another, and which of its blocks?"""

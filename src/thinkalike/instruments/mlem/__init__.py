@@ -1,0 +1,1 @@
+"""measure=mlem: which features explain the distances of stimuli in each layer."""

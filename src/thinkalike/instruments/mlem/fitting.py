@@ -1,0 +1,286 @@
+"""The fits of MLEM: encoding models with importances, importances given the word, references."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Sequence
+from dataclasses import replace
+from math import ceil, nan
+from typing import TypeAlias
+
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from thinkalike.config import AnalyzeConfig
+from thinkalike.data.stimuli import Stimuli
+from thinkalike.errors import DataError
+from thinkalike.instruments.mlem.settings import MLEMConfig
+from thinkalike.measures.kinds import NUMBER_KINDS
+from thinkalike.measures.mlem.encoding_model import FEWEST_PER_FOLD, MLEM
+from thinkalike.measures.mlem.importance import (
+    Importance,
+    feature_importance,
+    fewest_groups,
+)
+from thinkalike.measures.mlem.split_half import split_half_reference
+from thinkalike.measures.sample_size import FEWEST_GROUPS
+from thinkalike.states.stimuli import StimulusStates, numbered
+
+log = logging.getLogger(__name__)
+
+REFERENCE = "reference"
+"""The column of the split-half reference of all features together."""
+
+REFERENCE_OF_WORDS = "reference_of_words"
+"""The column of the split-half reference of words."""
+
+GIVEN_WORD = ("given_word", "given_word_low", "given_word_high")
+"""The columns of importance beyond the identity of words, with the ends of its interval."""
+
+Columns: TypeAlias = dict[str, np.ndarray | float]
+"""Columns of a table by name: an array with a value for each row, or one value for all."""
+
+
+def sentences_kept_together(config: AnalyzeConfig, stimuli: Stimuli) -> Int[Tensor, " n"] | None:
+    """Return the sentence of each stimulus, which folds keep together.
+
+    None: folds divide stimuli, or pairs of them.
+    """
+    if config.recipe == "paper" or config.measure_as(MLEMConfig).together == "stimulus":
+        return None
+    return stimuli.groups
+
+
+def check_features(measure: MLEMConfig, stimuli: Stimuli, *, is_folded: bool) -> None:
+    """Check that stimuli are enough for folds, and that each feature can explain distances.
+
+    Args:
+        measure: The settings.
+        stimuli: The stimuli.
+        is_folded: Whether folds are of stimuli; those of the paper are of pairs.
+
+    Raises:
+        DataError: There are too few stimuli, or all pairs of stimuli differ alike in a feature.
+    """
+    fewest = FEWEST_PER_FOLD * measure.folds
+    if len(measure.alphas) > 1:
+        # α is chosen by folds of the stimuli that are not held out.
+        fewest = ceil(fewest * measure.folds / (measure.folds - 1))
+    if is_folded and len(stimuli) < fewest:
+        raise DataError(
+            f"{stimuli.source} has {len(stimuli)} stimuli, and measure.folds={measure.folds} "
+            f"needs at least {fewest}; give more stimuli, or choose fewer folds"
+        )
+
+    kinds_compared_by_size: tuple[str, ...] = ("continuous",)
+    if measure.difference == "scaled":
+        kinds_compared_by_size = ("ordinal", *NUMBER_KINDS)
+    for name, column in stimuli.features.items():
+        kind = stimuli.kinds[str(name)]
+        values = column
+        if measure.missing in ("ignore", "drop"):
+            values = column.dropna()
+        if kind in kinds_compared_by_size or values.duplicated().any():
+            continue
+        remedy = "leave it out of features"
+        if kind in NUMBER_KINDS:
+            remedy = f"set kinds.{name}=continuous to compare its sizes, or {remedy}"
+        raise DataError(
+            f"{stimuli.source}: {name} has another value in every row, so that all pairs differ "
+            f"alike and it explains no distance; {remedy}"
+        )
+
+
+def fit_profiles(
+    config: AnalyzeConfig, stimuli: Stimuli, sides: Sequence[StimulusStates]
+) -> tuple[MLEM, Importance]:
+    """Return an encoding model of all layers of all sides, and the importance of each feature.
+
+    Args:
+        config: The job.
+        stimuli: The stimuli.
+        sides: Their states.
+
+    Raises:
+        DataError: The model cannot be fitted to these stimuli.
+    """
+    measure = config.measure_as(MLEMConfig)
+    names = stimuli.names
+    groups = sentences_kept_together(config, stimuli)
+    model = MLEM(
+        alpha=measure.alphas,
+        kinds=[str(stimuli.kinds[name]) for name in names],
+        recipe="paper" if config.recipe == "paper" else "stimuli",
+        seed=config.seed,
+        weights=measure.weights,
+        distance=measure.distance,
+        difference=measure.difference,
+        missing=measure.missing,
+        scale=measure.scale,
+        folds=measure.folds,
+    )
+    features = pd.DataFrame(stimuli.codes().table.numpy(), columns=names)
+    layers = all_layers(sides)
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            model.fit(features, layers, groups)
+        for warning in caught:
+            log.warning("warning: %s", warning.message)
+        with warnings.catch_warnings():
+            # The fits on folds have the same warnings again.
+            warnings.simplefilter("ignore")
+            importance = feature_importance(
+                model,
+                features,
+                layers,
+                folds=measure.folds,
+                permutations=measure.permutations,
+                groups=groups,
+                given=measure.given,
+                interactions=[(first, second) for first, second in measure.interactions],
+                null=measure.null,
+                seed=config.seed,
+            )
+    except ValueError as error:
+        reason = str(error)
+        if "groups" in reason:
+            reason += "; measure.together=stimulus lets folds divide a text"
+        reason += numbered(sides, str(error))
+        raise DataError(f"{stimuli.source}: {reason}") from error
+    _warn_of_few_sentences(measure, stimuli, importance)
+    return model, importance
+
+
+def all_layers(sides: Sequence[StimulusStates]) -> list[Float[Tensor, "n _"]]:
+    """Return the states of all layers of all sides."""
+    layers = []
+    for side in sides:
+        layers += side.states
+    return layers
+
+
+def _warn_of_few_sentences(measure: MLEMConfig, stimuli: Stimuli, importance: Importance) -> None:
+    """Warn if there are too few sentences for intervals or for p-values."""
+    fewest = fewest_groups(measure.folds)
+    if importance.groups >= fewest:
+        return
+    missing = "no intervals"
+    if importance.groups < FEWEST_GROUPS:
+        missing = "no intervals and no p"
+    log.warning("warning: %s has fewer than %d sentences: %s", stimuli.source, fewest, missing)
+
+
+def importance_given_word(
+    config: AnalyzeConfig, stimuli: Stimuli, sides: Sequence[StimulusStates]
+) -> Columns:
+    """Return columns of the importance, given the word, of features that go with words.
+
+    The identity of words is a feature of the model beside the others, and values move between
+    stimuli of one word. Nothing is left of a feature that the word determines. Other features have
+    NaN. There are no columns if no feature goes with words, or with recipe=paper, which permutes
+    pairs.
+
+    Args:
+        config: The job.
+        stimuli: The stimuli.
+        sides: Their states.
+    """
+    overlaps = stimuli.confounded_with_words()
+    if not overlaps or config.recipe == "paper":
+        return {}
+    layers = len(all_layers(sides))
+    values = np.full((len(GIVEN_WORD), layers, len(stimuli.names)), nan)
+    for overlap in overlaps:
+        values[:, :, stimuli.names.index(overlap.feature)] = 0.0
+
+    varying = [overlap.feature for overlap in overlaps if overlap.differing > 0]
+    if varying:
+        stimuli_with_words, word = _with_words_as_feature(stimuli)
+        measure = replace(config.measure_as(MLEMConfig), given=word, null=0, interactions=[])
+        config_given_word = replace(config, measure=measure)
+        _, importance = fit_profiles(config_given_word, stimuli_with_words, sides)
+        profile = importance.profile()
+        ends = torch.stack([profile.value, profile.low, profile.high])  # (3, layers, features)
+        for feature in varying:
+            index = stimuli.names.index(feature)
+            values[:, :, index] = ends[:, :, index].numpy()
+    return {name: column.flatten() for name, column in zip(GIVEN_WORD, values, strict=True)}
+
+
+def _with_words_as_feature(stimuli: Stimuli) -> tuple[Stimuli, str]:
+    """Return stimuli with the identity of words as a further feature, and the name of it."""
+    name = "word"
+    while name in stimuli.names:
+        name += "_"
+    identities = pd.Categorical(pd.Series(stimuli.words).str.casefold())
+    features = stimuli.features.assign(**{name: identities})
+    kinds = {**stimuli.kinds, name: "nominal"}
+    return replace(stimuli, features=features, kinds=kinds), name
+
+
+def references(
+    config: AnalyzeConfig, stimuli: Stimuli, sides: Sequence[StimulusStates]
+) -> Columns:
+    """Return the split-half references of all features together, and of words, with intervals.
+
+    They are NaN where they are not known.
+
+    Args:
+        config: The job.
+        stimuli: The stimuli.
+        sides: Their states.
+    """
+    if not config.measure_as(MLEMConfig).references:
+        return {}
+    combinations = [repr(row) for row in stimuli.features.itertuples(index=False)]
+    return {
+        **_reference(REFERENCE, combinations, config, stimuli, sides),
+        **_reference(REFERENCE_OF_WORDS, stimuli.words, config, stimuli, sides),
+    }
+
+
+def _reference(
+    name: str,
+    cells: Sequence[str],
+    config: AnalyzeConfig,
+    stimuli: Stimuli,
+    sides: Sequence[StimulusStates],
+) -> Columns:
+    """Return the columns of one split-half reference.
+
+    Args:
+        name: The name of the first column.
+        cells: The cell of each stimulus; stimuli of one cell are not distinguished.
+        config: The job.
+        stimuli: The stimuli.
+        sides: Their states.
+    """
+    measure = config.measure_as(MLEMConfig)
+    groups = sentences_kept_together(config, stimuli)
+    title = name.replace("_", " ")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            reference = split_half_reference(
+                cells,
+                all_layers(sides),
+                measure.distance,
+                groups=None if groups is None else groups.tolist(),
+                splits=measure.references,
+                seed=config.seed,
+            )
+        except ValueError as error:
+            log.warning("warning: %s is left out: %s", title, error)
+            return {name: nan, f"{name}_low": nan, f"{name}_high": nan}
+    for warning in caught:
+        log.warning("warning: %s: %s", title, warning.message)
+    return {
+        name: reference.value.numpy(),
+        f"{name}_low": reference.low.numpy(),
+        f"{name}_high": reference.high.numpy(),
+    }

@@ -1,0 +1,190 @@
+"""measure=mlem: which features explain the distances of stimuli in each layer.
+
+The method is that of Salle et al. (2024).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from math import inf, isfinite
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pandas as pd
+import torch
+
+from thinkalike import figures
+from thinkalike.config import AnalyzeConfig
+from thinkalike.data.stimuli import Stimuli
+from thinkalike.errors import ConfigError, DataError, nearest
+from thinkalike.instruments.mlem.fitting import (
+    check_features,
+    fit_profiles,
+    importance_given_word,
+    references,
+    sentences_kept_together,
+)
+from thinkalike.instruments.mlem.screen import show_scores
+from thinkalike.instruments.mlem.settings import MLEMConfig
+from thinkalike.instruments.mlem.table import (
+    BLANK,
+    interaction_table,
+    level_table,
+    profile_table,
+    score_table,
+    similarity_table,
+    with_share,
+)
+from thinkalike.instruments.of_stimuli import (
+    OfStimuli,
+    rows_of_sides,
+    states_of_sides,
+    stimuli_facts,
+    warn_of_words,
+)
+from thinkalike.job import Outcome, Work
+from thinkalike.measures.estimates import interval_around
+from thinkalike.measures.mlem.importance import fold_interval
+from thinkalike.screen import show_text
+from thinkalike.states.stimuli import StimulusStates
+from thinkalike.store import Headline, Result
+
+
+class FeatureProfiles(
+    OfStimuli,
+    kind="mlem",
+    version=8,
+    reads=("model", "target", "layers", "measure", "stimuli", "recipe", "seed"),
+):
+    """Finds the feature profiles of all layers of `model`, and of `model@target` if it differs.
+
+    Beside them stand held-out scores and split-half references in scores.csv, the likeness of
+    layers in similarity.csv, pair effects in interactions.csv, and weights of pairs of levels in
+    levels.csv.
+    """
+
+    of_models: ClassVar[str] = "each"
+    smallest: ClassVar[Mapping[str, object]] = {
+        "measure.folds": 2,
+        "measure.permutations": 1,
+        "measure.references": 0,
+        "stimuli.sentences": 40,
+    }
+
+    def inputs(self, config: AnalyzeConfig) -> Mapping[str, Any]:
+        inputs = super().inputs(config)
+        measure = config.measure_as(MLEMConfig)
+        stimuli: Stimuli = inputs["stimuli"]
+        for name in measure.features_named:
+            if name not in stimuli.names:
+                raise DataError(
+                    f"{stimuli.source} has no feature {name}; {nearest(name, stimuli.names)}"
+                )
+        check_features(measure, stimuli, is_folded=config.recipe != "paper")
+
+        has_sentences = len(stimuli.groups.unique()) < len(stimuli)
+        divides_sentences = sentences_kept_together(config, stimuli) is None
+        if measure.null and has_sentences and divides_sentences:
+            raise ConfigError(
+                "measure.null moves whole sentences: it needs measure.together=sentence, "
+                "recipe=stimuli"
+            )
+        return inputs
+
+    def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
+        measure = config.measure_as(MLEMConfig)
+        with work.phase("states"):
+            compared, with_massive = states_of_sides(config, work.input("stimuli", Stimuli))
+        stimuli = compared.stimuli
+        sides = compared.sides
+        warn_of_words(stimuli)
+        model, importance = fit_profiles(config, stimuli, sides)
+
+        rows = rows_of_sides(sides)
+        profiles = profile_table(model, importance, stimuli, rows)
+        scores = score_table(model, importance, rows)
+        scores = with_share(scores.assign(**references(config, stimuli, sides)))
+        tables = {"similarity": similarity_table(importance, rows)}
+        if measure.interactions:
+            tables["interactions"] = interaction_table(measure, importance, rows)
+        tables["levels"] = level_table(model, stimuli, rows)
+        profiles = profiles.assign(**importance_given_word(config, stimuli, sides))
+        if with_massive:
+            brief = replace(measure, permutations=1, null=0, interactions=[])
+            _, importance_with_massive = fit_profiles(
+                replace(config, measure=brief), with_massive.stimuli, with_massive.sides
+            )
+            profile = importance_with_massive.profile().value
+            profiles["with_massive"] = profile.flatten().numpy()
+            scores["with_massive"] = importance_with_massive.score().value.numpy()
+        tables = {"scores": scores, **tables}
+        tables |= self.beside(config, stimuli, sides, profiles, scores)
+        return Outcome(
+            profiles,
+            {"mean_score": float(scores["score"].mean()), "stimuli": float(len(stimuli))},
+            {
+                "weights": model.weights_.numpy(),
+                "correlation": model.correlation_.numpy(),
+                "scores": importance.scores.numpy(),
+                "importances": importance.by_fold().numpy(),
+            },
+            {name: table for name, table in tables.items() if len(table)},
+            models=[side.origin for side in sides],
+            facts=stimuli_facts(stimuli, sides[: len(config.subjects)]),
+            blank=BLANK,
+        )
+
+    def compare(
+        self, config: AnalyzeConfig, stimuli: Stimuli, sides: Sequence[StimulusStates]
+    ) -> None:
+        fit_profiles(config, stimuli, sides)
+        references(config, stimuli, sides)
+        importance_given_word(config, stimuli, sides)
+
+    def beside(
+        self,
+        config: AnalyzeConfig,
+        stimuli: Stimuli,
+        sides: Sequence[StimulusStates],
+        profiles: pd.DataFrame,
+        scores: pd.DataFrame,
+    ) -> dict[str, pd.DataFrame]:
+        """Return further tables by name, from the profiles and the scores of all sides."""
+        return {}
+
+    def shown(self, result: Result) -> tuple[pd.DataFrame, pd.DataFrame]:
+        """Return the profiles and the scores that the screen and the figure show."""
+        return result.table, result.tables["scores"]
+
+    def draw(self, result: Result, folder: Path) -> None:
+        about = f"{result.provenance['stimuli']['count']:,} stimuli"
+        profiles, scores = self.shown(result)
+        figures.profiles(profiles, scores, folder, about=about)
+        if "similarity" in result.tables:
+            by_title = {"weighted τ of profiles": result.tables["similarity"]}
+            figures.similarity(by_title, folder, about=about)
+
+    def headlines(self, result: Result) -> list[Headline]:
+        """Return the held-out ρ, as the mean over layers and of the best layer.
+
+        Intervals are over folds.
+        """
+        scores = result.tables["scores"]
+        best = scores.iloc[int(scores["score"].argmax())]
+        scores_of_folds = torch.from_numpy(result.arrays["scores"])  # (layers, folds)
+        mean = fold_interval(scores_of_folds.mean(0))
+        if not isfinite(best["low"]):  # there are too few sentences for an interval
+            mean = interval_around(mean.value, inf)
+        return [
+            Headline.with_ends("mean_score", float(mean.value), float(mean.low), float(mean.high)),
+            Headline.with_ends("best_score", best["score"], best["low"], best["high"]),
+        ]
+
+    def show(self, result: Result) -> None:
+        stimuli = result.provenance["stimuli"]
+        show_text(f"{stimuli['count']} stimuli of {stimuli['source']}")
+        profiles, scores = self.shown(result)
+        show_scores(profiles, scores)
+        for sentence in stimuli.get("confounded_with_words", ()):
+            show_text(f"{sentence}.")

@@ -1,0 +1,147 @@
+"""The tables of MLEM: profiles, scores, the likeness of layers, pairs of features and levels."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import pandas as pd
+import torch
+
+from thinkalike.data.stimuli import Stimuli
+from thinkalike.instruments.mlem.fitting import GIVEN_WORD, REFERENCE, REFERENCE_OF_WORDS
+from thinkalike.instruments.mlem.settings import MLEMConfig
+from thinkalike.measures.distances.comparators import weighted_tau
+from thinkalike.measures.mlem.encoding_model import MLEM
+from thinkalike.measures.mlem.importance import Importance
+from thinkalike.tables import matrix_rows, repeated_rows
+
+log = logging.getLogger(__name__)
+
+SHARE = "share"
+"""The column of the share of the split-half reference that a score is."""
+
+
+def _names_with_ends(name: str) -> tuple[str, str, str]:
+    return name, f"{name}_low", f"{name}_high"
+
+
+BLANK = (
+    "alpha",
+    SHARE,
+    *_names_with_ends(REFERENCE),
+    *_names_with_ends(REFERENCE_OF_WORDS),
+    "p",
+    "p_of_largest",
+    *GIVEN_WORD,
+)
+"""Columns that may have empty cells."""
+
+
+def profile_table(
+    model: MLEM, importance: Importance, stimuli: Stimuli, rows: pd.DataFrame
+) -> pd.DataFrame:
+    """Return one row for each layer and feature: importance with its interval, weight, and p.
+
+    Args:
+        model: The encoding model of all layers.
+        importance: The importance of each feature.
+        stimuli: The stimuli.
+        rows: The layers.
+    """
+    weights = model.weights_
+    has_interactions = weights.dim() == 3  # (l, f, f)
+    if has_interactions:
+        weights = weights.diagonal(dim1=1, dim2=2)
+    profile = importance.profile()
+    columns = {
+        "importance": profile.value,
+        "low": profile.low,
+        "high": profile.high,
+        "weight": weights,
+    }
+    if importance.null is not None:
+        columns["p"] = importance.p_values()
+        columns["p_of_largest"] = importance.p_of_largest()
+    return repeated_rows(rows, "feature", stimuli.names, **columns)
+
+
+def score_table(model: MLEM, importance: Importance, rows: pd.DataFrame) -> pd.DataFrame:
+    """Return one row for each layer: held-out Spearman's ρ with its interval, and α of the fit.
+
+    Args:
+        model: The encoding model of all layers.
+        importance: The scores on folds.
+        rows: The layers.
+    """
+    score = importance.score()
+    # Levels with one weight for each feature have α = ∞.
+    alpha = model.alpha_.where(model.alpha_.isfinite(), torch.nan)
+    return rows.assign(
+        score=score.value.numpy(),
+        low=score.low.numpy(),
+        high=score.high.numpy(),
+        alpha=alpha.numpy(),
+    )
+
+
+def with_share(scores: pd.DataFrame) -> pd.DataFrame:
+    """Return the scores with the share of the split-half reference that they are.
+
+    The share is NaN where the reference is not above 0.
+    """
+    if REFERENCE not in scores:
+        return scores
+    reference = scores[REFERENCE]
+    share = scores["score"] / reference.where(reference > 0)
+    return scores.assign(**{SHARE: share})
+
+
+def similarity_table(importance: Importance, rows: pd.DataFrame) -> pd.DataFrame:
+    """Return weighted Kendall's τ of the profiles of every two layers.
+
+    The table is empty if a profile ranks no feature.
+    """
+    try:
+        similarity = weighted_tau(importance.profile().value)
+    except ValueError as error:
+        log.warning("warning: layers are not compared by their profiles: %s", error)
+        return pd.DataFrame()
+    return matrix_rows(rows, rows, value=similarity)
+
+
+def interaction_table(
+    measure: MLEMConfig, importance: Importance, rows: pd.DataFrame
+) -> pd.DataFrame:
+    """Return one row for each layer and pair of features that is permuted together."""
+    effects = importance.pair_effects()
+    names = [" x ".join(pair) for pair in measure.interactions]
+    return repeated_rows(
+        rows, "features", names, effect=effects.value, low=effects.low, high=effects.high
+    )
+
+
+def level_table(model: MLEM, stimuli: Stimuli, rows: pd.DataFrame) -> pd.DataFrame:
+    """Return one row for each layer and pair of levels of a feature, for difference=levels.
+
+    The table is empty where features have no weights for levels.
+    """
+    levels_of_features = stimuli.codes().levels
+    tables = []
+    for feature, values, weights, _ in model.level_weights_:
+        name = stimuli.names[feature]
+        levels = []
+        for value in values.tolist():
+            if np.isnan(value):
+                levels.append("missing")
+            else:
+                levels.append(levels_of_features[name][int(value)])
+        first, second = np.triu_indices(len(levels), 1)
+        first_levels = [levels[index] for index in first]
+        second_levels = [levels[index] for index in second]
+        table = repeated_rows(rows, "level", first_levels, weight=weights[:, first, second])
+        tables.append(table.assign(feature=name, other=second_levels * len(rows)))
+    if not tables:
+        return pd.DataFrame()
+    columns = ["model", "layer", "feature", "level", "other", "weight"]
+    return pd.concat(tables, ignore_index=True)[columns]

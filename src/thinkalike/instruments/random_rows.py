@@ -1,0 +1,61 @@
+"""Held-out text in rows that are drawn at random over many documents."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from thinkalike.config import AnalyzeConfig
+from thinkalike.data.corpus import read_corpus
+from thinkalike.data.rows import TokenRows
+from thinkalike.measures.seeds import seeded
+from thinkalike.models.frozen import FrozenModel
+
+TOKENS_PER_ROW = 64
+"""The tokens of a row of text, unless `data.context` says otherwise."""
+
+TIMES_AS_MUCH_TEXT = 8
+"""So many times as much text is read as is used, so that rows are of many documents."""
+
+FEWEST_TOKENS_READ = 2**13
+FEWEST_ROWS = 2
+
+
+class RandomRows(NamedTuple):
+    """Text of random rows."""
+
+    rows: TokenRows
+    """The rows that are drawn of the report's text."""
+
+    fit: Int[Tensor, "rows t"]
+    """The text to fit on."""
+
+    facts: dict[str, object]
+    """What the provenance of a result says of the text."""
+
+
+def read_random_rows(
+    config: AnalyzeConfig, tokens: int, model: FrozenModel, fit_tokens: int = 0
+) -> RandomRows:
+    """Return so many tokens of the report's text in random rows, and text to fit on.
+
+    Args:
+        config: The job.
+        tokens: How many tokens are drawn.
+        model: The model whose tokenizer reads the text.
+        fit_tokens: How many tokens there are to fit on.
+    """
+    context = config.data.context or min(TOKENS_PER_ROW, model.context)
+    row_count = max(tokens // context, FEWEST_ROWS)
+    tokens_read = max(TIMES_AS_MUCH_TEXT * row_count * context, FEWEST_TOKENS_READ)
+    data = replace(config.data, report_tokens=tokens_read)
+    corpus = read_corpus(
+        data, model.tokenizer, context, bos=model.bos_each_row, fit_tokens=fit_tokens
+    )
+    drawn = torch.randperm(len(corpus.report), generator=seeded(0))[:row_count]
+    facts = {"name": config.data.name, **corpus.facts()}
+    return RandomRows(corpus.report.select(drawn), corpus.fit.tokens, facts)

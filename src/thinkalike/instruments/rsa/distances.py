@@ -1,0 +1,102 @@
+"""The distances of stimuli in each layer, and the settings of measure=rsa."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from thinkalike.config import setting
+from thinkalike.errors import ConfigError, DataError
+from thinkalike.instruments.of_stimuli import DistanceName, StimulusDistanceConfig
+from thinkalike.measures.distances.comparators import WHITENED
+from thinkalike.measures.distances.crossnobis import crossnobis
+from thinkalike.measures.distances.neural import NeuralDistances
+from thinkalike.states.stimuli import StimulusStates
+
+FEWEST_RUNS = 2
+"""Crossnobis distances multiply the differences of two runs or more."""
+
+
+@dataclass
+class RSAConfig(StimulusDistanceConfig):
+    """The settings of representational similarity analysis."""
+
+    kind: str = "rsa"
+    distance: Literal[DistanceName, "crossnobis"] = "euclidean"  # type: ignore[assignment]
+    # of sentences, in Mantel's test; 0: no p-values
+    permutations: int = setting(0, least=0, most=10**6)
+    comparator: Literal["spearman", "tau_a", "corr", "cosine", "corr_cov", "cosine_cov"] = (
+        "spearman"
+    )
+    noise: Literal["shrinkage", "diagonal", "none"] = "shrinkage"  # of distance=crossnobis
+    # of subjects and stimuli; 0: intervals are over subjects alone
+    resamples: int = setting(1000, least=0, most=10**6)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.comparator in WHITENED and self.distance == "manhattan":
+            raise ConfigError(
+                f"measure.comparator={self.comparator} compares squared Euclidean distances, not "
+                "manhattan ones; choose measure.comparator=corr or another distance"
+            )
+
+    def settings_read(self) -> frozenset[str]:
+        settings = super().settings_read()
+        if self.distance == "crossnobis":
+            return settings
+        return settings - {"noise"}
+
+
+def layer_distances(
+    side: StimulusStates, measure: StimulusDistanceConfig
+) -> list[NeuralDistances]:
+    """Return the distances of stimuli in each layer.
+
+    A model has no runs, and so no noise: where crossnobis distances are asked for, it has
+    Euclidean ones.
+
+    Args:
+        side: A model or a recording.
+        measure: The settings of the measure.
+
+    Raises:
+        DataError: Crossnobis distances are asked for, and a recording has one run, or its noise
+            has no inverse.
+        ValueError: See `NeuralDistances`.
+    """
+    if not isinstance(measure, RSAConfig) or measure.distance != "crossnobis":
+        return _distances_of_states(side, measure.distance)
+    if not side.runs:
+        return _distances_of_states(side, "euclidean")
+
+    recording = side.origin["name"]
+    distances = []
+    for layer, runs in zip(side.layers, side.runs, strict=True):
+        if len(runs) < FEWEST_RUNS:
+            raise DataError(
+                f"{recording} has one run, and measure.distance=crossnobis needs two or more"
+            )
+        try:
+            distances.append(NeuralDistances.given(crossnobis(runs, measure.noise)))
+        except ValueError as error:
+            reason = str(error).replace("noise=", "measure.noise=")
+            raise DataError(f"{recording}: {layer}: {reason}") from error
+    return distances
+
+
+def _distances_of_states(side: StimulusStates, distance: str) -> list[NeuralDistances]:
+    distances = []
+    for layer, states in zip(side.layers, side.states, strict=True):
+        distances.append(NeuralDistances.of(states, distance, f"{side.name} {layer}"))
+    return distances
+
+
+def distances_of_sides(
+    sides: Sequence[StimulusStates], measure: RSAConfig
+) -> list[NeuralDistances]:
+    """Return the distances of stimuli in each layer of all sides."""
+    distances = []
+    for side in sides:
+        distances += layer_distances(side, measure)
+    return distances

@@ -1,0 +1,202 @@
+"""measure=rsa: how alike the distances of stimuli are in every two layers.
+
+The method is that of Salle et al. (2024), section 4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import pandas as pd
+from torch import Tensor
+
+from thinkalike import figures
+from thinkalike.config import AnalyzeConfig, SettingValues
+from thinkalike.data.stimuli import Stimuli
+from thinkalike.errors import ConfigError, DataError
+from thinkalike.instruments.of_stimuli import (
+    OfStimuli,
+    rows_of_sides,
+    states_of_sides,
+    stimuli_facts,
+    warn_of_words,
+)
+from thinkalike.instruments.rsa.distances import RSAConfig, distances_of_sides
+from thinkalike.instruments.rsa.similarity import (
+    p_values,
+    similarity_estimate,
+    similarity_given_word,
+)
+from thinkalike.job import Outcome, Work
+from thinkalike.measures.distances.rsa import rsa
+from thinkalike.measures.estimates import Estimate
+from thinkalike.screen import show_text, span
+from thinkalike.states.stimuli import Compared, StimulusStates, numbered
+from thinkalike.store import Headline, Result
+from thinkalike.tables import matrix_rows
+
+SIGNS = {
+    "spearman": "Spearman's ρ",
+    "tau_a": "Kendall's τ_a",
+    "corr": "Pearson's r",
+    "cosine": "cosine",
+    "corr_cov": "whitened Pearson's r",
+    "cosine_cov": "whitened cosine",
+}
+"""What screens and figures call each comparator."""
+
+BLANK = ("p", "p_of_largest", "given_word")
+"""Columns that may have empty cells: few sentences have no p, and a word may determine states."""
+
+
+class RSA(
+    OfStimuli,
+    kind="rsa",
+    version=6,
+    reads=("model", "target", "layers", "measure", "stimuli", "seed"),
+):
+    """Compares all layers of `model`, and of `model@target` if it differs, with all of them."""
+
+    of_models: ClassVar[str] = "pairs"
+    smallest: ClassVar[Mapping[str, object]] = {"stimuli.sentences": 40}
+
+    def completed(self, config: AnalyzeConfig) -> AnalyzeConfig:
+        measure = config.measure_as(RSAConfig)
+        if measure.distance == "crossnobis" and not config.activations:
+            raise ConfigError(
+                "measure.distance=crossnobis needs runs of a recording; give activations=FILE"
+            )
+        return super().completed(config)
+
+    def unread(self, config: AnalyzeConfig) -> SettingValues:
+        """Return the settings that a job ignores.
+
+        Resamples are of subjects. Where there are subjects, p-values come from these resamples and
+        not from permutations.
+        """
+        unread = dict(super().unread(config))
+        if config.subjects:
+            unread["measure.permutations"] = 0
+        else:
+            unread["measure.resamples"] = RSAConfig.resamples
+        return unread
+
+    def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
+        with work.phase("states"):
+            compared, with_massive = states_of_sides(config, work.input("stimuli", Stimuli))
+        stimuli = compared.stimuli
+        warn_of_words(stimuli)
+        try:
+            similarity, columns = _similarity(config, compared, with_massive)
+        except ValueError as error:
+            layers = numbered(compared.sides, str(error))
+            raise DataError(f"{stimuli.source}: {error}{layers}") from error
+
+        rows = rows_of_sides(compared.sides)
+        value = similarity.value.numpy()
+        scalars = {"stimuli": float(len(stimuli))}
+        is_pair_of_layers = ~np.eye(len(rows), dtype=bool)
+        if is_pair_of_layers.any():
+            scalars["mean_similarity"] = float(value[is_pair_of_layers].mean())
+        return Outcome(
+            matrix_rows(rows, rows, value=similarity.value, **columns),
+            scalars,
+            {"value": value},
+            models=[side.origin for side in compared.sides],
+            facts=stimuli_facts(stimuli),
+            blank=BLANK,
+        )
+
+    def compare(
+        self, config: AnalyzeConfig, stimuli: Stimuli, sides: Sequence[StimulusStates]
+    ) -> None:
+        _similarity(config, Compared(stimuli, list(sides)), None)
+
+    def draw(self, result: Result, folder: Path) -> None:
+        sign = SIGNS[result.config["measure"]["comparator"]]
+        about = f"{result.scalars['stimuli']:,.0f} stimuli"
+        figures.similarity({f"{sign} of distances": result.table}, folder, about=about)
+
+    def headlines(self, result: Result) -> Sequence[Headline]:
+        pairs = _different_layers(result.table)
+        if pairs.empty:
+            return super().headlines(result)
+        most = pairs.iloc[int(pairs["value"].argmax())]
+        return [
+            Headline("mean_similarity", result.scalars["mean_similarity"]),
+            Headline.with_ends("greatest_similarity", most["value"], most["low"], most["high"]),
+        ]
+
+    def show(self, result: Result) -> None:
+        pairs = _different_layers(result.table)
+        if pairs.empty:
+            return
+        stimuli = result.provenance["stimuli"]
+        show_text(
+            f"{stimuli['count']} stimuli of {stimuli['source']}, 95 % intervals over their groups"
+        )
+        sign = SIGNS[result.config["measure"]["comparator"]].removeprefix("Spearman's ")
+        most_alike = pairs.iloc[int(pairs["value"].argmax())]
+        least_alike = pairs.iloc[int(pairs["value"].argmin())]
+        show_text(f"Most alike: {_layers_and_similarity(most_alike, sign)}.")
+        show_text(f"Least alike: {_layers_and_similarity(least_alike, sign)}.")
+        for sentence in stimuli.get("confounded_with_words", ()):
+            show_text(f"{sentence}.")
+        if "given_word" in pairs:
+            show_text(f"Over pairs of one word: {_given_word_in_words(pairs['given_word'])}.")
+
+
+def _similarity(
+    config: AnalyzeConfig, compared: Compared, with_massive: Compared | None
+) -> tuple[Estimate, dict[str, Tensor]]:
+    """Return the similarity of every two layers, and further columns of the table.
+
+    Args:
+        config: The job.
+        compared: The stimuli that are compared, with their states.
+        with_massive: All stimuli, if some are left out because of their long states.
+    """
+    measure = config.measure_as(RSAConfig)
+    columns: dict[str, Tensor] = {}
+    if with_massive:
+        all_distances = distances_of_sides(with_massive.sides, measure)
+        columns["with_massive"] = rsa(all_distances, comparator=measure.comparator)
+
+    stimuli = compared.stimuli
+    layers = distances_of_sides(compared.sides, measure)
+    similarity = similarity_estimate(layers, measure, config.seed, stimuli)
+    columns["low"] = similarity.low
+    columns["high"] = similarity.high
+    if stimuli.confounded_with_words():
+        columns["given_word"] = similarity_given_word(layers, stimuli)
+    if measure.permutations:
+        columns |= p_values(layers, measure, config.seed, stimuli)
+    return similarity, columns
+
+
+def _layers_and_similarity(row: pd.Series, sign: str) -> str:
+    """Return the layers of a row in words, and their similarity."""
+    similarity = span(row["value"], row["low"], row["high"])
+    return (
+        f"{row['source']} layer {row['source_layer']} and {row['target']} layer "
+        f"{row['target_layer']}, {sign} {similarity}"
+    )
+
+
+def _given_word_in_words(similarities: pd.Series) -> str:
+    """Return the range of similarities over pairs of one word."""
+    finite = similarities.dropna()
+    if finite.empty:
+        return "nothing is left to compare"
+    return f"ρ {finite.min():.3f} to {finite.max():.3f}"
+
+
+def _different_layers(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows that compare layers of two models, or two layers if there is one model."""
+    is_across = table["source"] != table["target"]
+    if is_across.any():
+        return table[is_across]
+    return table[table["source_layer"] != table["target_layer"]]

@@ -1,0 +1,240 @@
+"""measure=ruler: how alike the layers of two models are, in bits.
+
+Two layers that read 4 bits are as alike as a model and its copy that is rounded to 4 bits.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar, Literal
+
+from thinkalike import figures
+from thinkalike.config import AnalyzeConfig, MeasureConfig, SettingValues, setting
+from thinkalike.instruments.ruler.rungs import (
+    BLOCKS_AWAY,
+    TEXT,
+    check_has_ruler,
+    measure_rungs,
+)
+from thinkalike.instruments.ruler.screen import (
+    sentence_of_ruler,
+    show_further_rungs,
+    show_readings,
+    sides_with_readings,
+)
+from thinkalike.instruments.ruler.table import blank_columns, ruler_table, rungs_table
+from thinkalike.instruments.ruler.words import (
+    LEAST_WORDS,
+    WORDS,
+    compare_words,
+    facts_of_words,
+    fewest_words,
+    say_left_out,
+    seconds_of_maps,
+    tokens_of_words,
+)
+from thinkalike.job import Instrument, Outcome, Work
+from thinkalike.job.inputs import Inputs
+from thinkalike.job.setting_groups import FIT_TEXT, REPORT_TEXT, left_in_key
+from thinkalike.measures.ladder import RUNGS
+from thinkalike.measures.sample_size import has_interval, why_no_interval
+from thinkalike.models.fingerprints import checkpoint_fingerprint
+from thinkalike.models.layer_choice import LayerChoice, layers_at_depths, pairs_of_layers
+from thinkalike.models.load import load_model
+from thinkalike.models.model_config import configured
+from thinkalike.models.shapes import Passes, Shapes
+from thinkalike.screen import show_text
+from thinkalike.states.folder import load_sources
+from thinkalike.states.source import StateSource, pairs_of_sources, reader_of
+from thinkalike.store import Headline, Result
+
+log = logging.getLogger(__name__)
+
+DEPTHS = 5
+"""So many layer pairs of equal relative depth are compared, unless `layers=` names some."""
+
+OWN_RUNGS: Mapping[str, Sequence[str]] = {
+    "bits": (),
+    "layers": tuple(BLOCKS_AWAY),
+    "text": (TEXT,),
+}
+"""The rungs that the words of the setting `rungs` stand for; any other word names a model. Copies
+of fewer bits are always there."""
+
+TOKENS_PER_PIECE = 128
+"""Models read text in pieces of so many tokens at most."""
+
+MOST_HALVINGS = 4
+"""A budget halves the words at most so many times."""
+
+
+@dataclass
+class RulerConfig(MeasureConfig):
+    """The settings of the ruler."""
+
+    kind: str = "ruler"
+    # of held-out text, in pieces of up to 128
+    words: int = setting(WORDS, least=LEAST_WORDS, most=10**8)
+    massive: Literal["drop", "keep"] = "drop"  # the few words whose long states decide some layer
+    # layers: the own layers 1, 2 and 4 blocks away; text: states of other text; names and
+    # folders of further models
+    rungs: list[str] = field(default_factory=lambda: ["bits"])
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        # Copies of fewer bits are always rungs, and a rung is measured once. So other spellings
+        # of the same list are the same job.
+        self.rungs = list(dict.fromkeys(["bits", *self.rungs]))
+
+    @property
+    def further_models(self) -> list[str]:
+        """The names and folders of the models that are rungs."""
+        return [name for name in self.rungs if name not in OWN_RUNGS]
+
+    def further_of(self, model: StateSource) -> list[str]:
+        """Return the names of a model's rungs that are not copies of fewer bits.
+
+        Layers are so many blocks away only if the model has at least twice as many blocks, so that
+        each of its layers has such a one.
+        """
+        rungs = []
+        for name in self.rungs:
+            for rung in OWN_RUNGS.get(name, (name,)):
+                if 2 * BLOCKS_AWAY.get(rung, 0) <= model.n_layers:
+                    rungs.append(rung)
+        return rungs
+
+
+class Ruler(
+    Instrument[AnalyzeConfig],
+    kind="ruler",
+    version=10,
+    reads=("model", "target", "layers", "data", "measure"),
+):
+    """Says how alike two models are at pairs of layers, in bits of each of them."""
+
+    of_models: ClassVar[str] = "pairs"
+    smallest: ClassVar[Mapping[str, object]] = {"measure.words": 8192, "layers": "[[2,2]]"}
+
+    def unread(self, config: AnalyzeConfig) -> SettingValues:
+        return left_in_key(config, FIT_TEXT | REPORT_TEXT)
+
+    def inputs(self, config: AnalyzeConfig) -> Inputs:
+        inputs = dict(super().inputs(config))
+        for name in config.measure_as(RulerConfig).further_models:
+            model = configured(name, {})
+            inputs[f"rung {model.called}"] = checkpoint_fingerprint(model)
+        return inputs
+
+    def passes(self, config: AnalyzeConfig, shapes: Shapes) -> Sequence[Passes]:
+        """Return the passes of both models and of all their copies."""
+        models_and_copies = 2 + len(RUNGS)
+        tokens = tokens_of_words(config.measure_as(RulerConfig).words) * models_and_copies
+        passes = []
+        for shape in dict.fromkeys(shapes.values()):
+            passes.append(shape.passes("models and rungs", tokens, TOKENS_PER_PIECE, full=False))
+        return passes
+
+    def seconds(self, config: AnalyzeConfig, shapes: Shapes) -> float:
+        """Return the time of the maps between the models, and between each and its copies."""
+        layer_pairs = DEPTHS
+        if config.layers not in ("same", "all"):
+            layer_pairs = len(config.layers)
+        width = max(shape.width for shape in shapes.values())
+        of_layer, of_pair = seconds_of_maps(config.measure_as(RulerConfig).words, width)
+        copies = 2 * len(RUNGS)
+        return layer_pairs * ((2 + copies) * of_layer + (1 + copies) * of_pair)
+
+    def smaller(
+        self, config: AnalyzeConfig, shapes: Shapes, chosen: Collection[str]
+    ) -> Iterator[dict[str, object]]:
+        """Yield fewer words."""
+        words = config.measure_as(RulerConfig).words
+        fewest = fewest_words(shape.width for shape in shapes.values())
+        fewest = min(fewest, words)
+        numbers = [max(words // 2**halvings, fewest) for halvings in range(MOST_HALVINGS + 1)]
+        for number in dict.fromkeys(numbers):
+            yield {"measure.words": number}
+
+    def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
+        measure = config.measure_as(RulerConfig)
+        with work.phase("loading"):
+            models = load_sources(config.model, config.target)
+            check_has_ruler(models)
+            # A rung that cannot be loaded, or reads shorter texts, must show before the other
+            # rungs are made.
+            readers = [reader_of(load_model(name)) for name in measure.further_models]
+
+        pairs = _layer_pairs(config.layers, models)
+        source_layers = [source_layer for source_layer, _ in pairs]
+        target_layers = [target_layer for _, target_layer in pairs]
+        names = [model.name for model in models]
+        described = [model.describe() for model in models]
+        with work.phase("models"):
+            comparison = compare_words(
+                config.data,
+                models,
+                [source_layers, target_layers],
+                measure.words,
+                readers=readers,
+                keeps_massive=measure.massive == "keep",
+            )
+        values = measure_rungs(comparison, models, work, measure.further_of)
+        say_left_out(comparison)
+
+        scalars = comparison.numbers()
+        effective_documents = scalars["effective_documents"]
+        if not has_interval(effective_documents):
+            reason = why_no_interval(effective_documents, int(scalars["documents"]))
+            log.warning("warning: %s", reason)
+        table = ruler_table(names, pairs, values)
+        rungs = rungs_table(names, [source_layers, target_layers], values.rungs)
+        return Outcome(
+            table,
+            scalars,
+            tables={"rungs": rungs},
+            models=described,
+            facts=facts_of_words(config.data),
+            blank=blank_columns(table),
+        )
+
+    def draw(self, result: Result, folder: Path) -> None:
+        label = "share of what varies beyond word, position and neighbours"
+        documents = result.scalars["documents"]
+        figures.ruler(result.table, result.tables["rungs"], documents, folder, label)
+
+    def headlines(self, result: Result) -> Sequence[Headline]:
+        """Return what the middle layer pair shares, and its reading in bits of each side."""
+        row = result.table.iloc[len(result.table) // 2]
+        shared = Headline.with_ends("shared", row["value"], row["low"], row["high"])
+        headlines = [shared]
+        for side, _ in sides_with_readings(row):
+            bits, low, high = row[[f"{side}_bits", f"{side}_bits_low", f"{side}_bits_high"]]
+            headlines.append(Headline.with_ends(f"bits_of_{side}", bits, low, high))
+        return headlines
+
+    def show(self, result: Result) -> None:
+        table = result.table
+        source = table["source"].iloc[0]
+        target = table["target"].iloc[0]
+        title = (
+            f"What {source} and {target} share beyond the word, its position and its neighbours, "
+            "as bits of a copy"
+        )
+        show_readings(table, title, "shared")
+        show_text(sentence_of_ruler(table, result.scalars))
+        show_further_rungs(result.tables["rungs"])
+
+
+def _layer_pairs(layers: LayerChoice, models: Sequence[StateSource]) -> list[tuple[int, int]]:
+    """Return the pairs of `layers=`; by default some of equal relative depth with states."""
+    source, target = models
+    if layers != "same":
+        return pairs_of_layers(layers, source.n_layers, target.n_layers)
+    have_all_layers = all(len(model.layers) == model.n_layers for model in models)
+    if have_all_layers:
+        return layers_at_depths(DEPTHS, source.n_layers, target.n_layers)
+    return pairs_of_sources(DEPTHS, source, target)

@@ -1,0 +1,291 @@
+"""The rungs of a model's ruler: known changes of the model itself, and how alike it they are.
+
+Both models are rounded to fewer and fewer bits, in memory, and read the same text. Networks that
+only mix neighbouring tokens (`thinkalike.states.mixing`) say what is shared without training.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, cast
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from thinkalike.errors import DataError
+from thinkalike.job import Work
+from thinkalike.measures.estimates import Estimate, jackknife
+from thinkalike.measures.ladder import next_rung
+from thinkalike.measures.massive_rows import massive
+from thinkalike.memory import free_cached_memory
+from thinkalike.models.frozen import FrozenModel
+from thinkalike.models.rounding import rounded
+from thinkalike.models.variants import twin
+from thinkalike.states.source import StateSource
+
+log = logging.getLogger(__name__)
+
+States = list[Tensor]
+"""The states of rows of text, at each layer that is compared."""
+
+Values = Float[Tensor, "l 2 replicates"]
+"""The likeness of layer pairs, there and back, of all documents and without each part of them."""
+
+UNTRAINED = "untrained"
+"""The rung of the same architecture with new initial weights and the model's own embedding."""
+
+TEXT = "other text"
+"""The rung of the model's own states of other text."""
+
+MIXING = "local mixing"
+"""The rung of networks that only mix neighbouring tokens."""
+
+BLOCKS_AWAY = {"1 block away": 1, "2 blocks away": 2, "4 blocks away": 4}
+"""The rungs of the model's own layers that are so many blocks away."""
+
+TWIN_SEED = 65537
+"""The seed of the untrained twin. No model of a user's is likely to have it."""
+
+DIFFERENCE_LEVEL = 0.9
+"""Of equal values, 5 % have a difference whose 90 % interval lies above 0."""
+
+DIGITS_OF_NAME = 12
+"""Kept states are named by so many digits of the hash of their rung."""
+
+
+class RulerComparison(ABC):
+    """The same rows of text as two models have them, and as changed copies of each have them.
+
+    A side is 0 for the source and 1 for the target. A rung is called by its name; that of a copy
+    of 4 bits is "4". States of a rung are those of all rows that were read, and values are of the
+    rows that are still compared.
+
+    Attributes:
+        is_massive: Which of the rows that were read are left out, as their long states decide some
+            layer.
+        keeps_massive: Whether such rows stay.
+    """
+
+    is_massive: Bool[Tensor, " rows"]
+    keeps_massive: bool
+
+    @abstractmethod
+    def read(self, side: int, rung: str) -> States:
+        """Return the states of a rung of one side."""
+
+    @abstractmethod
+    def prepare(self) -> None:
+        """Prepare what depends on which rows are compared."""
+
+    @abstractmethod
+    def value(self) -> Values:
+        """Return the likeness of both models."""
+
+    @abstractmethod
+    def shared(self, side: int, rung: str, states: States) -> Values:
+        """Return the likeness of one side's model and a rung.
+
+        Args:
+            side: The side.
+            rung: The name of the rung.
+            states: The states of the rung, see `read`.
+        """
+
+    def leave_out_massive(self, states: States) -> bool:
+        """Leave out the rows whose long states decide some layer.
+
+        Args:
+            states: The states of a rung.
+
+        Returns:
+            Whether rows are left out that were compared so far.
+        """
+        if self.keeps_massive:
+            return False
+        outliers = massive(states)
+        if outliers is None or not (outliers & ~self.is_massive).any():
+            return False
+        self.is_massive |= outliers
+        self.prepare()
+        return True
+
+
+def changed(model: StateSource, rung: str) -> FrozenModel:
+    """Return the copy of a model that is rounded to so many bits, or its untrained twin."""
+    # A folder of states has no such rungs, see `_next_rung`.
+    assert isinstance(model, FrozenModel)
+    if rung == UNTRAINED:
+        return twin(model, TWIN_SEED)
+    return rounded(model, int(rung))
+
+
+def in_words(rung: str) -> str:
+    """Return what tables call a rung."""
+    if rung.isdigit():
+        return f"{rung} bits"
+    return rung
+
+
+class RulerValues(NamedTuple):
+    """The values of a comparison and of its rulers."""
+
+    value: Values
+    """The likeness of both models."""
+
+    rungs: list[dict[str, Values]]
+    """For each side, the likeness of its model and each of its rungs, by name."""
+
+
+def _no_further_rungs(model: StateSource) -> Sequence[str]:
+    return ()
+
+
+def measure_rungs(
+    comparison: RulerComparison,
+    models: Sequence[StateSource],
+    work: Work,
+    further: Callable[[StateSource], Sequence[str]] = _no_further_rungs,
+) -> RulerValues:
+    """Return the likeness of two models, and the rungs of both models' rulers around it.
+
+    A model that is compared with itself has one ruler. A folder of states has no weights that
+    could be rounded, so that local mixing is the only rung of its side.
+
+    Rows that decide some layer of one rung are left out of all rungs. So states of rungs are kept,
+    and all values are computed once more at the end if rows were left out on the way. What was
+    read is also kept when the job stops.
+
+    Args:
+        comparison: The comparison.
+        models: The source and the target.
+        work: The context of the running job.
+        further: Returns the rungs of a model that are neither copies of fewer bits nor local
+            mixing.
+    """
+    states: list[dict[str, States]] = [{}, {}]
+    rungs: list[dict[str, Values]] = [{}, {}]
+    value = comparison.value()
+    is_outdated = False
+    sides = range(len(dict.fromkeys(models)))
+    for side in sorted(sides, key=lambda number: models[number].parameters()):
+        model = models[side]
+        with work.phase(f"rungs of {model.name}"):
+            rung = _next_rung(model, value.mean(1), rungs[side], further(model))
+            while rung:
+                log.info("%s beside %s", model.name, in_words(rung))
+                states[side][rung] = _read_or_resumed(comparison, side, rung, work)
+                free_cached_memory(model.device)
+                if rung != MIXING and comparison.leave_out_massive(states[side][rung]):
+                    is_outdated = True
+                rungs[side][rung] = comparison.shared(side, rung, states[side][rung])
+                rung = _next_rung(model, value.mean(1), rungs[side], further(model))
+
+    if is_outdated:
+        value = comparison.value()
+        for side, states_by_rung in enumerate(states):
+            for rung, states_of_rung in states_by_rung.items():
+                rungs[side][rung] = comparison.shared(side, rung, states_of_rung)
+    source_rungs, target_rungs = rungs
+    return RulerValues(value, [source_rungs, target_rungs or source_rungs])
+
+
+def _read_or_resumed(comparison: RulerComparison, side: int, rung: str, work: Work) -> States:
+    """Return the states of a rung, which an earlier run of the job may have kept."""
+    digest = hashlib.sha256(rung.encode()).hexdigest()
+    name = f"rung-{side}-{digest[:DIGITS_OF_NAME]}"
+    resumed = work.resume(name)
+    if resumed is not None:
+        return cast(States, resumed["states"])
+    states = comparison.read(side, rung)
+    work.keep(name, {"states": states})
+    return states
+
+
+def _next_rung(
+    model: StateSource,
+    value: Float[Tensor, "l replicates"],
+    rungs: Mapping[str, Values],
+    further: Sequence[str],
+) -> str | None:
+    """Return the rung to measure next; None: there are enough.
+
+    There are enough copies once each layer that shares more than local mixing does lies between
+    two of them.
+
+    Args:
+        model: The model of the side.
+        value: The likeness of both models, the mean of there and back.
+        rungs: The rungs that are measured already.
+        further: Rungs that are neither copies of fewer bits nor local mixing.
+    """
+    if MIXING not in rungs:
+        return MIXING
+    if not isinstance(model, FrozenModel):
+        return None
+
+    beyond = is_beyond(difference_interval(value - rungs[MIXING].mean(1)))
+    known_bits = {}
+    for rung, shared in rungs.items():
+        if rung.isdigit():
+            known_bits[int(rung)] = shared.mean(1)[beyond, 0].tolist()
+    bits = next_rung(value[beyond, 0].tolist(), known_bits)
+    if bits:
+        return str(bits)
+    for rung in (UNTRAINED, *further):
+        if rung not in rungs:
+            return rung
+    return None
+
+
+def check_has_ruler(models: Sequence[StateSource]) -> None:
+    """Warn if one side has no weights, and so no copies.
+
+    Raises:
+        DataError: No side has weights.
+    """
+    without_weights = []
+    for model in dict.fromkeys(models):
+        if not isinstance(model, FrozenModel):
+            without_weights.append(model.name)
+    with_weights = [model.name for model in models if isinstance(model, FrozenModel)]
+    if not without_weights:
+        return
+    if not with_weights:
+        raise DataError(
+            "the ruler needs a model, as its points are copies of one, and "
+            f"{' and '.join(without_weights)} have no weights: give one side as a model, or take "
+            "measure=r2"
+        )
+    log.warning(
+        f"warning: {without_weights[0]} is a folder of states, which has no weights: values are "
+        f"read in bits of {with_weights[0]} alone"
+    )
+
+
+def greatest_by_layer(values: Sequence[Values]) -> Values:
+    """Return at each layer the greatest of several values, by the mean of both ways."""
+    stacked = torch.stack(list(values))
+    greatest = stacked[..., 0].mean(-1).argmax(0)
+    layers = torch.arange(stacked.shape[1])
+    return stacked[greatest, layers]
+
+
+def difference_interval(difference: Float[Tensor, "l replicates"]) -> Estimate:
+    """Return differences of values of the same rows with their 90 % intervals.
+
+    The interval of a difference that is 0 ends above 0 in 5 % of the cases.
+
+    Args:
+        difference: The differences of all rows, and then without each part of the documents.
+    """
+    return jackknife(difference[:, 0], difference[:, 1:].T, level=DIFFERENCE_LEVEL)
+
+
+def is_beyond(difference: Estimate) -> Bool[Tensor, " l"]:
+    """Return whether a difference is above 0: by its interval where there is one."""
+    has_interval = difference.low.isfinite()
+    return torch.where(has_interval, difference.low, difference.value) > 0

@@ -1,0 +1,180 @@
+"""The tables of a ruler: what layer pairs share, their readings in bits, and the rungs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import pandas as pd
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from thinkalike.instruments.ruler.rungs import (
+    MIXING,
+    UNTRAINED,
+    RulerValues,
+    Values,
+    difference_interval,
+    greatest_by_layer,
+    in_words,
+    is_beyond,
+)
+from thinkalike.measures.estimates import Estimate
+from thinkalike.measures.ladder import RUNGS, reading_interval
+from thinkalike.measures.ridge import with_interval
+
+EXACT = 1e-12
+"""A similarity that is closer to 1 than this counts as that of the very same states."""
+
+COLUMNS_OF_COPIES = ("untrained", "bits", "bits_low", "bits_high")
+"""The columns that a side without copies has empty, after the name of the side."""
+
+BLANK = ("bits", "source_bits_high", "target_bits_high")
+"""Columns that may have empty cells: an untrained twin has no bits, and a value above all rungs
+has no upper end."""
+
+
+def blank_columns(table: pd.DataFrame) -> tuple[str, ...]:
+    """Return the columns of a ruler's table that may have empty cells.
+
+    Among them are those of a side without copies.
+    """
+    columns = list(BLANK)
+    for side in ("source", "target"):
+        if table[f"{side}_bits"].isna().all():
+            columns += [f"{side}_{name}" for name in COLUMNS_OF_COPIES]
+    return tuple(columns)
+
+
+def ruler_table(
+    names: Sequence[str], pairs: Sequence[tuple[int, int]], values: RulerValues
+) -> pd.DataFrame:
+    """Return one row for each layer pair: what it shares, and its readings in bits of each side.
+
+    Args:
+        names: The names of the source and of the target.
+        pairs: The layer pairs.
+        values: What they share, and what the rungs of both sides share with their models.
+    """
+    columns: dict[str, object] = {
+        "source": names[0],
+        "target": names[1],
+        "source_layer": [source_layer for source_layer, _ in pairs],
+        "target_layer": [target_layer for _, target_layer in pairs],
+    }
+    shared = shared_columns(values.value, [rungs[MIXING] for rungs in values.rungs])
+    columns |= {name: column.numpy() for name, column in shared.items()}
+    difference = Estimate(shared["beyond"], shared["beyond_low"], shared["beyond_high"])
+    beyond = is_beyond(difference).tolist()
+
+    both_ways = values.value.mean(1)
+    for side, rungs in zip(("source", "target"), values.rungs, strict=True):
+        columns[f"{side}_mixing"] = rungs[MIXING].mean(1)[:, 0].numpy()
+        if UNTRAINED not in rungs:  # a folder of states has no copies
+            for name in COLUMNS_OF_COPIES:
+                columns[f"{side}_{name}"] = math.nan
+            continue
+
+        columns[f"{side}_untrained"] = rungs[UNTRAINED].mean(1)[:, 0].numpy()
+        readings = []
+        for layer in range(len(pairs)):
+            readings.append(_reading(both_ways[layer], rungs, layer, is_beyond=beyond[layer]))
+        columns[f"{side}_bits"] = [float(reading.value) for reading in readings]
+        columns[f"{side}_bits_low"] = [float(reading.low) for reading in readings]
+        columns[f"{side}_bits_high"] = [float(reading.high) for reading in readings]
+    return pd.DataFrame(columns)
+
+
+def shared_columns(value: Values, mixing: Sequence[Values]) -> dict[str, Float[Tensor, " l"]]:
+    """Return columns of what layer pairs share, and of how much more that is than mixing shares.
+
+    Args:
+        value: What layer pairs share, there and back.
+        mixing: What local mixing shares with each of the models.
+    """
+    both_ways = value.mean(1)
+    interval = with_interval(both_ways)
+    beyond = difference_interval(both_ways - greatest_by_layer(mixing).mean(1))
+    return {
+        "value": interval.value,
+        "low": interval.low,
+        "high": interval.high,
+        "there": value[:, 0, 0],
+        "back": value[:, 1, 0],
+        "beyond": beyond.value,
+        "beyond_low": beyond.low,
+        "beyond_high": beyond.high,
+    }
+
+
+def _reading(
+    value: Float[Tensor, " replicates"],
+    rungs: Mapping[str, Values],
+    layer: int,
+    *,
+    is_beyond: bool,
+) -> Estimate:
+    """Return the reading of a layer pair in bits, with its interval.
+
+    Args:
+        value: What the layer pair shares, the mean of there and back.
+        rungs: What the rungs of one side share with their model, by name.
+        layer: The index of the layer pair.
+        is_beyond: Whether the pair shares more than local mixing does. Otherwise its reading is
+            the lowest.
+    """
+    lowest = torch.tensor(float(RUNGS[0]), dtype=torch.float64)
+    bits = sorted(int(rung) for rung in rungs if rung.isdigit())
+    if not bits:
+        return Estimate(lowest, lowest, lowest * math.nan)
+    of_copies = torch.stack([rungs[str(count)].mean(1)[layer] for count in bits])
+    reading = reading_interval(fisher_z(value), bits, fisher_z(of_copies))
+    if not is_beyond:
+        return Estimate(lowest, lowest, reading.high)
+    return reading
+
+
+def fisher_z(similarity: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
+    """Return the Fisher transform, artanh(R), of a similarity R² between 0 and 1.
+
+    Values below 0 count as 0. The transform rises by nearly the same amount with every half bit of
+    a copy, where the similarity itself falls ever faster towards few bits. Interpolated between
+    copies of whole bits, it reads copies of 2.5 to 4.5 bits within a tenth of a bit, by R², CKA
+    and mutual neighbours alike.
+    """
+    correlation = similarity.clamp(0, 1 - EXACT).sqrt()
+    return correlation.atanh()
+
+
+def rungs_table(
+    names: Sequence[str],
+    layers: Sequence[Sequence[int]],
+    rungs: Sequence[Mapping[str, Values]],
+) -> pd.DataFrame:
+    """Return one row for each rung and layer of each model.
+
+    Args:
+        names: The names of the source and of the target.
+        layers: The layers of each, pair by pair.
+        rungs: What the rungs of each share with their model, by name.
+    """
+    rows = []
+    for name, layers_of_model, values_by_rung in zip(names, layers, rungs, strict=True):
+        for rung, values in values_by_rung.items():
+            for layer, value in zip(layers_of_model, values, strict=True):
+                interval = with_interval(value.mean(0))
+                rows.append(
+                    {
+                        "model": name,
+                        "layer": layer,
+                        "rung": in_words(rung),
+                        "bits": float(rung) if rung.isdigit() else math.nan,
+                        "value": float(interval.value),
+                        "low": float(interval.low),
+                        "high": float(interval.high),
+                        "there": float(value[0, 0]),
+                        "back": float(value[1, 0]),
+                    }
+                )
+    return pd.DataFrame(rows).drop_duplicates(ignore_index=True)

@@ -1,0 +1,230 @@
+"""Both directions of a stitching job: what each costs beyond the other, and what maps leave."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from thinkalike.data.rows import TokenRows
+from thinkalike.evaluation.columns import interval_columns
+from thinkalike.evaluation.document_sums import DocumentSums
+from thinkalike.evaluation.forward import states_of_both
+from thinkalike.evaluation.moments import rows_of_moments
+from thinkalike.instruments.stitching.direction import Direction
+from thinkalike.instruments.stitching.table import (
+    BITS_PER_NAT,
+    bytes_as_counts,
+    losses_of_seeds,
+)
+from thinkalike.measures.bootstrap import bootstrap_interval, documents_and_seeds_interval
+from thinkalike.measures.closed_forms import AffineMap
+from thinkalike.measures.estimates import Estimate
+from thinkalike.measures.halved_moments import HalvedMoments
+from thinkalike.measures.moments import LayerPair
+from thinkalike.models.frozen import FrozenModel
+
+log = logging.getLogger(__name__)
+
+MAP = 0
+MAP_BACK = 1
+ROUND_TRIP = 2
+ROUND_TRIP_BACK = 3
+"""The numbers of the maps of a layer pair in `residual_sums`."""
+
+
+def asymmetries(onward: Mapping[str, Tensor], back: Mapping[str, Tensor]) -> dict[str, Estimate]:
+    """Return the penalty of each φ minus that of the φ back, by the name of a column.
+
+    It is in nats per token, over documents and seeds. Where the tokenizers differ, it is in bits
+    per byte of each direction's own text. Nothing is returned where the directions report on
+    different tokens of one tokenizer, because the models begin their rows differently.
+
+    Args:
+        onward, back: The sums by document of both directions, see `penalties`. Their layer pairs
+            are in the same order.
+    """
+    penalty = losses_of_seeds(onward) - onward["target"]
+    penalty_back = losses_of_seeds(back) - back["target"]
+    if "target_bytes" in onward:
+        bits = documents_and_seeds_interval(
+            penalty * BITS_PER_NAT, bytes_as_counts(onward["target_bytes"])
+        )
+        bits_back = documents_and_seeds_interval(
+            penalty_back * BITS_PER_NAT, bytes_as_counts(back["target_bytes"])
+        )
+        return {"asymmetry_bits_per_byte": _independent_difference(bits, bits_back)}
+    if not torch.equal(onward["tokens"], back["tokens"]):
+        return {}
+    asymmetry = documents_and_seeds_interval(penalty - penalty_back, onward["tokens"])
+    return {"asymmetry": asymmetry}
+
+
+def _independent_difference(first: Estimate, second: Estimate) -> Estimate:
+    """Return the difference of two estimates, with its interval as if they were independent.
+
+    The interval joins both intervals by MOVER (Zou & Donner 2008, eq. 4). With R = R₁ - R₂,
+
+        low = R - √((R₁ - low₁)² + (high₂ - R₂)²),    high = R + √((high₁ - R₁)² + (R₂ - low₂)²)
+    """
+    value = first.value - second.value
+    below = (first.value - first.low).hypot(second.high - second.value)
+    above = (first.high - first.value).hypot(second.value - second.low)
+    return Estimate(value, value - below, value + above)
+
+
+def add_asymmetries(onward: Direction, back: Direction) -> None:
+    """Add to the details of both directions how much more each costs than the other."""
+    columns = asymmetries(onward.sums, back.sums)
+    if not columns:
+        log.warning(
+            "warning: there is no asymmetry, as the two directions report on different tokens"
+        )
+    for name, estimate in columns.items():
+        reversed_estimate = Estimate(-estimate.value, -estimate.high, -estimate.low)
+        onward.details = onward.details.assign(**interval_columns(name, estimate))
+        back.details = back.details.assign(**interval_columns(name, reversed_estimate))
+
+
+def add_unexplained(onward: Direction, back: Direction) -> None:
+    """Add to both details the shares of the variance of the report's states that maps leave.
+
+    `unexplained` is of the target's states and the map, and `round_trip_unexplained` of the
+    source's states and the map with the map back after it. Variance is about the mean of the rows
+    that were fitted on.
+    """
+    setting = onward.forms.setting
+    rows = setting.corpus.report
+    device = setting.target.device
+    maps = []
+    for number in range(len(setting.layer_pairs)):
+        phi = _affine_map(onward.weights, number, device)
+        phi_back = _affine_map(back.weights, number, device)
+        maps.append((phi, phi_back))
+    batch_rows = rows_of_moments(
+        setting.source, setting.target, setting.layer_pairs, rows, setting.budget
+    )
+    sums = residual_sums(
+        setting.source,
+        setting.target,
+        setting.layer_pairs,
+        maps,
+        onward.forms.moments,
+        rows,
+        batch_rows,
+    )
+
+    columns = [
+        (onward, "unexplained", MAP),
+        (back, "unexplained", MAP_BACK),
+        (onward, "round_trip_unexplained", ROUND_TRIP),
+        (back, "round_trip_unexplained", ROUND_TRIP_BACK),
+    ]
+    for direction, name, number in columns:
+        share = _shares(sums["left"][:, number], sums["whole"][:, number])
+        direction.details = direction.details.assign(**interval_columns(name, share))
+
+
+def _affine_map(weights: Mapping[str, Tensor], number: int, device: torch.device) -> AffineMap:
+    """Return the map of a layer pair from the weights of a direction, in float64."""
+    weight = weights[f"{number}.map.weight"]
+    bias = weights[f"{number}.map.bias"]
+    return AffineMap(weight.to(device).double(), bias.to(device).double())
+
+
+def _shares(
+    unexplained: Float[Tensor, "pairs documents"], total: Float[Tensor, "pairs documents"]
+) -> Estimate:
+    """Return the share of the total that is unexplained for each layer pair, over documents."""
+    estimates = []
+    for unexplained_of_pair, total_of_pair in zip(unexplained, total, strict=True):
+        estimates.append(bootstrap_interval(unexplained_of_pair, total_of_pair))
+    return Estimate(
+        torch.stack([estimate.value for estimate in estimates]),
+        torch.stack([estimate.low for estimate in estimates]),
+        torch.stack([estimate.high for estimate in estimates]),
+    )
+
+
+@torch.no_grad()
+def residual_sums(
+    source: FrozenModel,
+    target: FrozenModel,
+    layer_pairs: Sequence[LayerPair],
+    maps: Sequence[tuple[AffineMap, AffineMap]],
+    moments: HalvedMoments,
+    rows: TokenRows,
+    batch_rows: int,
+) -> DocumentSums:
+    """Run rows through both models, and sum by document the squares that maps leave.
+
+    Args:
+        source, target: The models.
+        layer_pairs: Their layer pairs.
+        maps: The map and the map back of each layer pair.
+        moments: The moments of the rows that the maps were fitted on. Variance is about the means
+            of these rows.
+        rows: The rows.
+        batch_rows: How many rows are read together.
+
+    Returns:
+        `left` and `whole`, (pairs, maps, documents), with the maps `MAP` to `ROUND_TRIP_BACK`.
+    """
+    sums = DocumentSums(rows.documents)
+    source_layers = [layer for layer, _ in layer_pairs]
+    target_layers = [layer for _, layer in layer_pairs]
+    for batch in rows.batches(batch_rows):
+        source_states, target_states = states_of_both(
+            source, target, batch, source_layers, target_layers
+        )
+        states_of_pairs = zip(
+            layer_pairs, maps, batch.align(source_states), target_states, strict=True
+        )
+        residual_squares = []
+        state_squares = []
+        for pair, maps_of_pair, source_state, target_state in states_of_pairs:
+            statistics = moments.of(pair)
+            x = source_state.flatten(0, 1).to(target.device).double() - statistics.mean_x
+            y = target_state.flatten(0, 1).double() - statistics.mean_y
+            residuals, states = _squares(maps_of_pair, x, y)
+            residual_squares.append(residuals.cpu())
+            state_squares.append(states.cpu())
+        totals = {"left": torch.stack(residual_squares), "whole": torch.stack(state_squares)}
+        sums.add(batch.documents.flatten(), totals)
+    return sums
+
+
+def _squares(
+    maps: tuple[AffineMap, AffineMap], x: Float[Tensor, "n d"], y: Float[Tensor, "n e"]
+) -> tuple[Float[Tensor, "maps n"], Float[Tensor, "maps n"]]:
+    """Return the squares that maps leave of states, and the squares of the states.
+
+    Biases only lead from one mean to the other, so that they have no part in this.
+
+    Args:
+        maps: The map and the map back.
+        x, y: The states of the source and of the target, about the fitted means.
+    """
+    phi, phi_back = maps
+    mapped = x @ phi.weight.T
+    mapped_back = y @ phi_back.weight.T
+    x_squares = _row_squares(x)
+    y_squares = _row_squares(y)
+    # in the order of MAP, MAP_BACK, ROUND_TRIP and ROUND_TRIP_BACK
+    residual_squares = torch.stack(
+        [
+            _row_squares(y - mapped),
+            _row_squares(x - mapped_back),
+            _row_squares(x - mapped @ phi_back.weight.T),
+            _row_squares(y - mapped_back @ phi.weight.T),
+        ]
+    )
+    state_squares = torch.stack([y_squares, x_squares, x_squares, y_squares])
+    return residual_squares, state_squares
+
+
+def _row_squares(states: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
+    return states.square().sum(1)

@@ -1,0 +1,121 @@
+"""The closed forms of a stitching job: maps from the moments of both models' states."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import NamedTuple
+
+from thinkalike.evaluation.moments import state_moments
+from thinkalike.evaluation.token_means import MOST_TOKENS, BigramMeans, TokenMeans
+from thinkalike.instruments.stitching.setting import StitchSetting
+from thinkalike.measures import closed_forms
+from thinkalike.measures.closed_forms import AffineMap
+from thinkalike.measures.halved_moments import HalvedMoments
+from thinkalike.measures.moments import PairStatistics
+from thinkalike.memory import free_cached_memory
+from thinkalike.processes import counted
+from thinkalike.training.stitching import Fit
+
+
+class ClosedForms:
+    """The affine maps of all layer pairs of a setting in closed form.
+
+    Args:
+        setting: The models and their layer pairs.
+        moments: The moments of both models' states, if another pass has gathered them. Otherwise
+            they are gathered when a map is first asked for.
+    """
+
+    def __init__(self, setting: StitchSetting, moments: HalvedMoments | None = None):
+        self.setting = setting
+        self._known_moments = moments
+
+    @cached_property
+    def moments(self) -> HalvedMoments:
+        """The moments of both models' states."""
+        if self._known_moments:
+            return self._known_moments
+        setting = self.setting
+        return state_moments(
+            setting.source,
+            setting.target,
+            setting.layer_pairs,
+            setting.rows_of_closed_forms,
+            setting.budget,
+        )
+
+    def maps(self, kind: str, *, bias: bool = True) -> list[AffineMap]:
+        """Return a closed form of every layer pair.
+
+        Args:
+            kind: "least_squares", "reduced_rank", "procrustes" or "bias".
+            bias: Whether it is fitted with a constant.
+        """
+        moments = self.moments
+        config = self.setting.config
+        maps = []
+        for pair in counted(self.setting.layer_pairs, "closed form"):
+            if kind == "least_squares":
+                solution = closed_forms.least_squares(moments, pair, config.ridge, bias)
+            elif kind == "reduced_rank":
+                solution = closed_forms.reduced_rank(
+                    moments, pair, config.rank, config.ridge, bias
+                )
+            elif kind == "procrustes":
+                solution = closed_forms.procrustes(moments, pair, bias=bias)
+            else:
+                solution = closed_forms.bias_only(moments, pair)
+            maps.append(solution)
+        return maps
+
+    @cached_property
+    def starts(self) -> list[AffineMap]:
+        """The maps that training starts from; those of stitch=linear have no constant."""
+        has_constant = self.setting.config.kind != "linear"
+        return self.maps(self.setting.config.init, bias=has_constant)
+
+    def statistics_read_by(self, fit: Fit) -> PairStatistics:
+        """Return the statistics of the source's or target's states that a stitch reads."""
+        for pair in self.setting.layer_pairs:
+            if fit.reads is self.setting.source and fit.layer == pair[0]:
+                return self.moments.of(pair)
+        for pair in self.setting.layer_pairs:
+            if fit.layer == pair[1]:
+                return self.moments.of(pair).reversed
+        raise AssertionError(f"no layer pair has the layer that {fit} reads")
+
+
+class FitStatistics(NamedTuple):
+    """What one pass over the text to fit on gathers of the states of both models."""
+
+    moments: HalvedMoments | None
+    """The moments of closed forms; None: the job has no closed forms."""
+
+    means: TokenMeans
+    """The target's mean state of each token; with controls also that of each pair of tokens."""
+
+
+def gather_statistics(setting: StitchSetting) -> FitStatistics:
+    """Read the text to fit on, for closed forms and for the mean states of tokens.
+
+    The target reads what both need once, and the source reads what closed forms need.
+    """
+    target = setting.target
+    tokens = setting.corpus.fit.tokens
+    kind_of_means = TokenMeans
+    if setting.config.controls:
+        kind_of_means = BigramMeans
+    means = kind_of_means(target, setting.target_layers, tokens[:0], setting.corpus.report.tokens)
+
+    moments = None
+    rows_read = 0
+    if setting.config.has_closed_forms:
+        rows = setting.rows_of_closed_forms
+        moments = state_moments(
+            setting.source, target, setting.layer_pairs, rows, setting.budget, means
+        )
+        rows_read = len(rows.tokens)
+    rows_of_means = max(MOST_TOKENS // setting.corpus.fit.context, 1)
+    means.read(target, tokens[rows_read : max(rows_read, rows_of_means)])
+    free_cached_memory(target.device)
+    return FitStatistics(moments, means)

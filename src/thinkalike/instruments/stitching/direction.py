@@ -1,0 +1,128 @@
+"""One direction of a stitching job, from the statistics of states to the table of details."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+import numpy as np
+import pandas as pd
+from pytorch_lightning.loggers import Logger
+from torch import Tensor
+
+from thinkalike.data.rows import PairedRows
+from thinkalike.instruments.stitching.closed_forms import ClosedForms, gather_statistics
+from thinkalike.instruments.stitching.fitting import Fitted, fitted
+from thinkalike.instruments.stitching.reporting import DocumentTotals, reported, rung_losses
+from thinkalike.instruments.stitching.setting import StitchSetting
+from thinkalike.instruments.stitching.table import penalties, penalty_readings
+from thinkalike.job import Work
+from thinkalike.measures.halved_moments import HalvedMoments
+from thinkalike.models.variants import randomised
+from thinkalike.training.run import Run
+
+Value = TypeVar("Value")
+
+
+@dataclass
+class Direction:
+    """One direction of a job.
+
+    Attributes:
+        forms: The closed forms of its layer pairs.
+        details: One row for each layer pair.
+        weights: The stitches that the result keeps.
+        arrays: The arrays that the result keeps.
+        sums: The sums by document, which are among the arrays.
+    """
+
+    forms: ClosedForms
+    details: pd.DataFrame
+    weights: dict[str, Tensor]
+    arrays: dict[str, np.ndarray]
+    sums: DocumentTotals
+
+
+def with_prefixes(entries: Mapping[str, Mapping[str, Value]], mark: str) -> dict[str, Value]:
+    """Return all entries in one dictionary.
+
+    Args:
+        entries: Entries by the name of their part; those of the part "" keep their names.
+        mark: What stands between the name of a part and that of an entry.
+    """
+    joined = {}
+    for name_of_part, entries_of_part in entries.items():
+        prefix = f"{name_of_part}{mark}" if name_of_part else ""
+        for name, value in entries_of_part.items():
+            joined[f"{prefix}{name}"] = value
+    return joined
+
+
+def stitched(setting: StitchSetting, run: Run, loggers: Sequence[Logger], work: Work) -> Direction:
+    """Fit the stitches of one direction with every seed, and report on them.
+
+    Args:
+        setting: The models, their layer pairs and the text.
+        run: Where and how stitches are trained.
+        loggers: What gets the learning curves of the first seed.
+        work: The context of the running job.
+    """
+    with work.phase("statistics"):
+        statistics = gather_statistics(setting)
+    with work.phase("controls"):
+        untrained = None
+        if setting.config.controls:
+            random_source = randomised(setting.source, setting.seed)
+            untrained = ClosedForms(replace(setting, source=random_source))
+            del random_source
+    forms = ClosedForms(setting, statistics.moments)
+    with work.phase("fit"):
+        first = fitted(forms, run, loggers, untrained)
+        further_seeds = _further_seeds(setting, statistics.moments, run)
+    with work.phase("report"):
+        maps_of_seeds = {name: fits.maps for name, fits in further_seeds.items()}
+        sums = reported(forms, first, untrained, maps_of_seeds, statistics.means)
+        report = setting.corpus.report
+        if isinstance(report, PairedRows):
+            sums["target_bytes"] = report.target_bytes
+            sums["source_bytes"] = report.source_bytes
+            sums["documents"] = report.document_hashes
+
+    untrained = None  # the random source makes room for rounded copies
+    with work.phase("ruler"):
+        sums |= rung_losses(setting, sums)
+    details = penalties(setting, sums).assign(**penalty_readings(sums))
+
+    weights_of_seeds = {name: fits.weights for name, fits in further_seeds.items()}
+    weights = with_prefixes({"": first.weights, **weights_of_seeds}, ".")
+    arrays = dict(first.arrays)
+    for name, totals in sums.items():
+        arrays[name] = totals.numpy()
+    return Direction(forms, details, weights, arrays, sums)
+
+
+def _further_seeds(
+    setting: StitchSetting, moments: HalvedMoments | None, run: Run
+) -> dict[str, Fitted]:
+    """Return the stitches of all seeds but the first, by name.
+
+    They are trained without other rates and without the floor.
+
+    Args:
+        setting: The models, their layer pairs and the text.
+        moments: The moments of both models' states, if they are known.
+        run: Where and how stitches are trained.
+    """
+    if not setting.config.trained:
+        return {}
+    config = replace(setting.config, floor=False, lr_multiples=[])
+    fits = {}
+    for number in range(1, setting.config.seeds):
+        training_name = f"seed-{number}"
+        if run.part:
+            training_name = f"{run.part}-{training_name}"
+        setting_of_seed = replace(setting, config=config, seed=setting.seed + number)
+        forms = ClosedForms(setting_of_seed, moments)
+        fits[f"seed_{number}"] = fitted(forms, replace(run, part=training_name))
+    return fits

@@ -1,0 +1,212 @@
+"""What a stitching job will take, known before any weights are loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from typing import TYPE_CHECKING
+
+from thinkalike.data.splits import tokens_of_report
+from thinkalike.job.budget_ladder import LADDER
+from thinkalike.models.layer_choice import layers_at_depths, pairs_of_layers
+from thinkalike.training.recipe import (
+    OF_TRAINING,
+    StitchConfig,
+    StitchJob,
+    fewest_steps,
+    whole_rows,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from thinkalike.measures.moments import LayerPair
+    from thinkalike.models.shapes import Passes, Shape, Shapes
+
+REPORT_TOKENS = 2**18
+"""The tokens of the report where the data do not state them."""
+
+SHORT_ROW = 128
+"""The tokens of a row where text is little."""
+
+LITTLE_REPORT = 2**14
+"""Where a report has fewer tokens, rows are short."""
+
+STATISTICS_TOKENS = 2**16
+"""The most tokens that closed forms beside a training are fitted on."""
+
+MEANS_TOKENS = 2**18
+"""The most tokens that the mean states of tokens are of."""
+
+FEWEST_TOKENS_PER_STEP = 1024
+
+COPIES_MEASURED = 4
+"""Of six rounded copies, those around the penalties of a job are measured."""
+
+PASSES_PER_STEP = 2
+"""A step goes through frozen weights twice: forward, and for the gradients of states."""
+
+CONTROLS_IN_REPORT = 6
+"""With controls so many further maps are reported."""
+
+MAPS_IN_REPORT = 2
+"""φ and the identity are always reported."""
+
+TRAINING_SETTINGS = {
+    "stitch",
+    *(f"stitch.{name}" for name in ("kind", "norm", "steps", *OF_TRAINING)),
+}
+"""The settings that decide how φ is trained. A budget leaves those that a command line has."""
+
+CLOSED_FORM = {"stitch.kind": "least_squares"}
+
+
+def passes_of_job(config: StitchJob, shapes: Shapes) -> list[Passes]:
+    """Return the passes of all directions of a job, and of similarity."""
+    source = shapes["model"]
+    target = shapes["target"]
+    pairs = pairs_of_layers(config.layers, source.layers, target.layers)
+    passes = _passes_of_direction(config, source, target, pairs)
+    if config.stitch.both:
+        reversed_pairs = [(target_layer, layer) for layer, target_layer in pairs]
+        passes += _passes_of_direction(config, target, source, reversed_pairs)
+    if config.similarity:
+        from thinkalike.instruments.ruler.words import tokens_of_words
+        from thinkalike.instruments.stitching.similarity import words_read
+
+        tokens = tokens_of_words(words_read([source.width, target.width]))
+        for shape in dict.fromkeys([source, target]):
+            passes.append(shape.passes("similarity", tokens, SHORT_ROW, full=False))
+    return passes
+
+
+def _passes_of_direction(
+    config: StitchJob, source: Shape, target: Shape, pairs: Sequence[LayerPair]
+) -> list[Passes]:
+    """Return the passes of one direction; each stitch runs the tail of the target."""
+    stitch = config.stitch
+    row = config.data.context or min(source.context, target.context)
+    report_tokens = tokens_of_report(
+        config.data, config.data.report_tokens or REPORT_TOKENS, target.vocabulary
+    )
+    tokens_of_steps = stitch.steps * whole_rows(stitch.tokens_per_step, row)
+    most_fit_tokens = tokens_of_steps or report_tokens
+    fit_tokens = min(config.data.fit_tokens or most_fit_tokens, most_fit_tokens)
+    training_tokens = tokens_of_steps * stitch.trained
+    statistics_tokens = 0
+    if stitch.has_closed_forms:
+        statistics_tokens = fit_tokens
+        if not stitch.is_closed:
+            statistics_tokens = min(fit_tokens, STATISTICS_TOKENS)
+    means_tokens = min(fit_tokens, MEANS_TOKENS)
+
+    # the share of a full pass that is left after each layer of the target
+    full_pass = target.operations.full(row)
+    tail_of_layer = {}
+    for _, layer in pairs:
+        tail_of_layer[layer] = (
+            full_pass - target.operations.forward(0, layer + 1, row)
+        ) / full_pass
+    tails_of_pairs = sum(tail_of_layer[layer] for _, layer in pairs)
+    tails_of_floor = stitch.floor * sum(tail_of_layer.values())
+
+    stitches_per_pair = stitch.seeds + len(stitch.lr_multiples) + stitch.controls
+    tails_trained = tails_of_pairs * stitches_per_pair + tails_of_floor
+    # The loss may compare with the target's own predictions or states, and the floor reads these.
+    reads_own_states = stitch.seeds * (stitch.loss != "cross_entropy") or stitch.floor
+    maps_of_training = 1 + len(stitch.lr_multiples) + stitch.seeds + stitch.floor
+    maps_reported = (
+        MAPS_IN_REPORT + CONTROLS_IN_REPORT * stitch.controls + maps_of_training * stitch.trained
+    )
+    copies = COPIES_MEASURED * (config.ruler is not None)
+    passes = [
+        source.passes(
+            "training", training_tokens, row, stitch.seeds + stitch.controls, full=False
+        ),
+        target.passes(
+            "training", training_tokens, row, reads_own_states + PASSES_PER_STEP * tails_trained
+        ),
+        source.passes("statistics", statistics_tokens, row, full=False),
+        target.passes("statistics", max(statistics_tokens, means_tokens), row, full=False),
+        source.passes("report", report_tokens, row, full=False),
+        target.passes("report", report_tokens, row, 1 + maps_reported * tails_of_pairs),
+        target.passes("rungs", report_tokens, row, copies),
+    ]
+    return [entry for entry in passes if entry.tokens]
+
+
+def smaller_jobs(
+    config: StitchJob, shapes: Shapes, chosen: Collection[str]
+) -> Iterator[dict[str, object]]:
+    """Yield settings of less and less work: fewer layers, and then closed forms of less text.
+
+    Where a command line names the kind of map or its training, that stays, and there are fewer
+    steps, but never fewer than `left_to_gain` needs: a φ that has not settled says nothing of
+    either model.
+
+    Args:
+        config: The job.
+        shapes: The shapes of its models.
+        chosen: The settings that a command line has.
+    """
+    source_layers = shapes["model"].layers
+    target_layers = shapes["target"].layers
+    shortest_context = min(shape.context for shape in shapes.values())
+    row = config.data.context or shortest_context
+    report_tokens = config.data.report_tokens or REPORT_TOKENS
+    names_training = not TRAINING_SETTINGS.isdisjoint(chosen)
+    for layers, share in LADDER:
+        tokens = report_tokens // share
+        settings: dict[str, object] = {}
+        if layers < max(source_layers, target_layers):
+            settings["layers"] = layers_at_depths(layers, source_layers, target_layers)
+        if share > 1:
+            if names_training and config.stitch.trained:
+                settings |= _less_training(config.stitch, share, row, chosen)
+            else:
+                if not names_training:
+                    settings |= CLOSED_FORM
+                settings["data.fit_tokens"] = tokens
+            settings["data.report_tokens"] = tokens
+        if tokens < LITTLE_REPORT and shortest_context > SHORT_ROW:
+            # Little text is then of more documents.
+            settings["data.context"] = SHORT_ROW
+            settings["data.aligned"] = True
+        yield settings
+
+
+def _less_training(
+    stitch: StitchConfig, share: int, row: int, chosen: Collection[str]
+) -> dict[str, int]:
+    """Return settings of one part of the training.
+
+    Args:
+        stitch: The map φ and its training.
+        share: The training is divided by this.
+        row: How many tokens a row has; a step reads one row at least.
+        chosen: The settings that a command line has.
+    """
+    tokens = stitch.steps * stitch.tokens_per_step // share
+    warmup = None
+    if "stitch.warmup" in chosen:
+        warmup = stitch.warmup
+    steps = max(stitch.steps // share, fewest_steps(warmup))
+    steps = min(steps, stitch.steps)
+    tokens_per_step = max(tokens // steps, FEWEST_TOKENS_PER_STEP, row)
+    return {"stitch.steps": steps, "stitch.tokens_per_step": tokens_per_step}
+
+
+def bytes_needed(config: StitchJob, shapes: Shapes) -> float:
+    """Return the bytes of one direction's stitches in training, or of the moments of states."""
+    from thinkalike.instruments.stitching.setting import bytes_of_moments, bytes_trained
+    from thinkalike.measures.losses import bytes_of_logits
+
+    source = shapes["model"]
+    target = shapes["target"]
+    pairs = pairs_of_layers(config.layers, source.layers, target.layers)
+    moments = bytes_of_moments(source.width, target.width, pairs)
+    closed_forms = moments + bytes_of_logits(target.vocabulary)
+    rounded_copy = 0.0
+    if config.ruler is not None:
+        rounded_copy = target.bytes
+    trained = bytes_trained(config.stitch, source.width, target.width, pairs)
+    return max(trained, closed_forms, rounded_copy)

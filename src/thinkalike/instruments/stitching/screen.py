@@ -1,0 +1,210 @@
+"""What a stitching result says on the screen: the cost of each direction."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from thinkalike.config.parts import MIDDLE
+from thinkalike.errors import listed
+from thinkalike.screen import Column, Table, number_column, show_table, show_text, span
+from thinkalike.store import Result
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pandas as pd
+
+BASELINES = {"identity": "identity_penalty", "token mean": "token_mean_penalty"}
+"""The columns of baselines, by their headers on the screen."""
+
+BASELINES_IN_WORDS = {
+    "identity_penalty": "without a map",
+    "floor_penalty": "for {target} into itself",
+}
+"""What the sentence of a direction says of the columns of baselines."""
+
+ASYMMETRIES = {"asymmetry": "nats per token", "asymmetry_bits_per_byte": "bits per byte"}
+"""The units of the columns of asymmetries."""
+
+
+def details_of(result: Result) -> pd.DataFrame:
+    """Return all columns of a result; results of an older version have them in their one table."""
+    return result.tables.get("details", result.table)
+
+
+def layer_pairs_in_words(table: pd.DataFrame) -> str:
+    """Return the layer pairs of a table in words: "0→0, 1→1"."""
+    return listed(_arrows(table))
+
+
+def _arrows(table: pd.DataFrame) -> list[str]:
+    """Return the layer pair of each row: "0→0"."""
+    pairs = zip(table["source_layer"], table["target_layer"], strict=True)
+    return [f"{source_layer}→{target_layer}" for source_layer, target_layer in pairs]
+
+
+def _layers_in_words(table: pd.DataFrame) -> str:
+    """Return which layers of the source are stitched, and to which layers if these differ."""
+    sources = table["source_layer"].tolist()
+    targets = table["target_layer"].tolist()
+    if len(sources) == 1:
+        if sources == targets:
+            return f"Layer {sources[0]}"
+        return f"Layer {sources[0]}, before block {targets[0] + 1},"
+    if sources != targets:
+        return f"Layers {min(sources)} to {max(sources)}, in {len(sources)} pairs,"
+    are_consecutive = sources == list(range(sources[0], sources[-1] + 1))
+    if are_consecutive:
+        return f"Layers {sources[0]} to {sources[-1]}"
+    return f"Layers {', '.join(str(layer) for layer in sources)}"
+
+
+def _range(table: pd.DataFrame, column: str) -> str:
+    """Return the least and the greatest number of a column, once if they round to the same."""
+    least = f"{table[column].min():.2g}"
+    greatest = f"{table[column].max():.2g}"
+    if least == greatest:
+        return least
+    return f"{least} to {greatest}"
+
+
+def sentence_of_direction(table: pd.DataFrame) -> str:
+    """Return the cost of the stitches of one direction in nats and bits, and that of baselines."""
+    first = table.iloc[0]
+    is_itself = first["source"] == first["target"]
+    target = "itself" if is_itself else str(first["target"])
+    verb = "feeds" if len(table) == 1 else "feed"
+    cost = f"at a cost of {_range(table, 'penalty')} nats per token"
+    if "reading" in table:
+        cost += f", as much as rounding {target} to {_range(table, 'reading')} bits"
+
+    baselines = []
+    if not is_itself:
+        for column, words in BASELINES_IN_WORDS.items():
+            if column in table:
+                baselines.append(f"{_range(table, column)} {words.format(target=target)}")
+    if baselines:
+        cost += f", against {' and '.join(baselines)}"
+    return f"{_layers_in_words(table)} of {first['source']} {verb} {target} {cost}."
+
+
+def in_bits(reading: float) -> str:
+    """Return a reading in bits, in words where it is at an end of the scale."""
+    from thinkalike.measures.ladder import RUNGS
+
+    if reading <= RUNGS[0]:
+        return f"below {RUNGS[0]}"
+    if reading >= RUNGS[-1]:
+        return f"{RUNGS[-1]} or more"
+    return f"{reading:.1f}"
+
+
+def _gain_in_words(left_to_gain: float) -> str:
+    """Return what is left to gain, "?" where there is no bound."""
+    if math.isnan(left_to_gain):
+        return "?"
+    return f"{max(left_to_gain, 0.0):.2f}"
+
+
+def show_direction(table: pd.DataFrame, rows: Sequence[int]) -> None:
+    """Print what each stitch of one direction costs, its baselines, and what is left to gain.
+
+    Args:
+        table: The details of the direction.
+        rows: The rows that are shown.
+    """
+    first = table.iloc[0]
+    unit = "nats per token"
+    if "penalty_bits_per_byte" in table:  # the tokenizers differ
+        unit += f" of {first['target']}"
+    title = f"{first['source']} → {first['target']}: loss and penalty, {unit}"
+    show_table(Table(title, _columns_of_direction(table.iloc[[*rows]])))
+    show_text(sentence_of_direction(table))
+    _show_convergence(table)
+
+
+def _columns_of_direction(rows: pd.DataFrame) -> list[Column]:
+    penalties = []
+    for row in rows.itertuples():
+        penalties.append(span(row.penalty, row.penalty_low, row.penalty_high, ".2f"))
+    columns = [
+        number_column("layer", _arrows(rows)),
+        number_column("loss", rows["stitching_loss"], ".2f"),
+        number_column("penalty", penalties),
+    ]
+    for label, name in BASELINES.items():
+        if name in rows:
+            columns.append(number_column(label, rows[name], ".2f"))
+    if "reading" in rows:
+        columns.append(number_column("bits", [in_bits(reading) for reading in rows["reading"]]))
+    if "left_to_gain" in rows:
+        gains = [_gain_in_words(gain) for gain in rows["left_to_gain"]]
+        columns.append(number_column("to gain", gains))
+    return columns
+
+
+def _show_convergence(table: pd.DataFrame) -> None:
+    """Say what longer training would gain, or where that is unknown; closed forms gain nothing."""
+    if "left_to_gain" not in table:
+        return
+    has_no_bound = table["left_to_gain"].isna()
+    bounded = table[~has_no_bound]
+    if len(bounded):
+        gain = max(bounded["left_to_gain"].max(), 0.0)
+        layers = f" at {layer_pairs_in_words(bounded)}" if has_no_bound.any() else ""
+        show_text(f"Training three times longer would gain at most about {gain:.2f} nats{layers}.")
+    if has_no_bound.any():
+        layers = layer_pairs_in_words(table[has_no_bound])
+        show_text(f"Not converged at {layers}: how much longer training would gain is unknown.")
+
+
+def show_asymmetry(table: pd.DataFrame) -> None:
+    """Say where one direction costs most beyond the other.
+
+    Args:
+        table: The details of the first direction.
+    """
+    for name, unit in ASYMMETRIES.items():
+        if name not in table:
+            continue
+        index = int(table[name].abs().argmax())
+        row = table.iloc[index]
+        value = float(row[name])
+        low = float(row[f"{name}_low"])
+        high = float(row[f"{name}_high"])
+        if value < 0:
+            costs_more = f"{row['target']} into {row['source']}"
+            difference = span(-value, -high, -low, ".3f")
+        else:
+            costs_more = f"{row['source']} into {row['target']}"
+            difference = span(value, low, high, ".3f")
+        layers = layer_pairs_in_words(table.iloc[[index]])
+        show_text(
+            f"The directions differ most at {layers}, where {costs_more} costs {difference} "
+            f"{unit} more."
+        )
+
+
+def cut_models(result: Result) -> str:
+    """Return which models are cut before the MLP of a layer, "" if none is."""
+    names = [model["name"] for model in result.provenance["models"] if "site" in model]
+    if not names:
+        return ""
+    return f"{listed(dict.fromkeys(names))} at {MIDDLE}"
+
+
+def interval_of_mean_penalty(arrays: Mapping[str, np.ndarray]) -> tuple[float, float]:
+    """Return the interval of the mean penalty over layer pairs, over documents and seeds."""
+    import torch
+
+    from thinkalike.measures.bootstrap import documents_and_seeds_interval
+
+    penalties_of_seeds = []
+    for name, losses in arrays.items():
+        if name == "stitch" or name.startswith("seed_"):
+            penalty = (losses - arrays["target"]).mean(0)
+            penalties_of_seeds.append(torch.from_numpy(penalty))
+    tokens = torch.from_numpy(arrays["tokens"])
+    estimate = documents_and_seeds_interval(torch.stack(penalties_of_seeds), tokens)
+    return float(estimate.low), float(estimate.high)

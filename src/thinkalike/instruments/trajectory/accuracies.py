@@ -1,0 +1,256 @@
+"""Held-out accuracies of probes by step, beside their null, and the onset of a feature.
+
+A feature is there from the first step on from which its accuracy stays above its null to the end.
+The null permutes labels between groups of stimuli, such as sentences or words, and takes the
+greatest accuracy over all steps. Bands hold for all steps together.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from torch.nn.functional import one_hot
+
+from thinkalike.measures.accuracy import balanced_accuracies
+from thinkalike.measures.bootstrap import drawn_counts, sum_by_document
+from thinkalike.measures.estimates import Estimate, interval_around, jackknife
+from thinkalike.measures.folds import splits
+from thinkalike.measures.mlem.importance import regrouped
+from thinkalike.measures.sample_size import FEWEST_GROUPS
+from thinkalike.measures.seeds import seeded
+
+SHRINKAGE = 0.1
+"""How much of a covariance is replaced by a multiple of the identity."""
+
+ALPHA = 0.05
+"""A feature without information exceeds its threshold with this probability."""
+
+
+def held_out_right(
+    states: Float[Tensor, "n d"],
+    labels: Int[Tensor, "p n"],
+    levels: int,
+    fold_of: Int[Tensor, " n"],
+    shrinkage: float = SHRINKAGE,
+) -> Bool[Tensor, "p n"]:
+    """Return which stimuli get their label from a linear discriminant of the other folds.
+
+    The answer is the level whose mean is nearest in (1 - s) S + s tr(S)/d I, with s the shrinkage
+    and S the covariance of all states of the other folds, so that all levels are equally likely
+    beforehand. S knows no labels, and so one inversion serves all labellings. Of two levels the
+    answers are those of S within levels (Fisher 1936) where s is 0.
+
+    Args:
+        states: The states of n stimuli.
+        labels: The level of each stimulus, in each of p labellings.
+        levels: How many levels there are.
+        fold_of: The fold of each stimulus.
+        shrinkage: The share s.
+    """
+    is_right = torch.zeros(labels.shape, dtype=torch.bool)
+    for train, test in splits(fold_of):
+        rows = states[train].double()
+        mean = rows.mean(0)
+        covariance = (rows - mean).T @ (rows - mean) / len(rows)
+        ridge = shrinkage * covariance.diagonal().mean()
+        identity = torch.eye(len(mean), dtype=torch.float64)
+        covariance = (1 - shrinkage) * covariance + ridge * identity
+        root = torch.linalg.cholesky(covariance)
+        centred = (states.double() - mean).T
+        whitened = torch.linalg.solve_triangular(root, centred, upper=False)  # (d, n)
+
+        is_of_level = one_hot(labels[:, train], levels).double()  # (p, m, k)
+        counts = is_of_level.sum(1)
+        sums = torch.einsum("dm,pmk->pkd", whitened[:, train], is_of_level)
+        means = sums / counts.clamp(min=1)[..., None]
+        # the nearest mean, up to a term that all levels share
+        scores = means @ whitened[:, test] - means.square().sum(-1, keepdim=True) / 2
+        never_seen = counts[..., None] == 0
+        answers = scores.masked_fill(never_seen, -torch.inf).argmax(1)
+        is_right[:, test] = answers == labels[:, test]
+    return is_right
+
+
+def permuted_labels(
+    labels: Int[Tensor, " n"], groups: Int[Tensor, " n"], permutations: int, seed: int = 0
+) -> Int[Tensor, "p n"]:
+    """Return the labels, and then permutations of them between groups, see `regrouped`."""
+    generator = seeded(seed)
+    one_stratum = torch.zeros(len(labels))
+    labellings = [labels]
+    for _ in range(permutations):
+        order = regrouped(one_stratum, groups, generator)
+        labellings.append(labels[order])
+    return torch.stack(labellings)
+
+
+def balanced(
+    is_right: Bool[Tensor, "p n"], labels: Int[Tensor, "p n"], levels: int
+) -> Float[Tensor, " p"]:
+    """Return the mean recall of each labelling over the levels that occur in it.
+
+    Args:
+        is_right: Which stimuli get their label.
+        labels: The level of each stimulus, in each of p labellings.
+        levels: How many levels there are.
+    """
+    is_of_level = one_hot(labels, levels).double()  # (p, n, k)
+    counts = is_of_level.sum(1)
+    recalls = (is_of_level * is_right[..., None]).sum(1) / counts.clamp(min=1)
+    return recalls.sum(1) / (counts > 0).sum(1)
+
+
+def simultaneous_t(
+    replicates: Float[Tensor, "b s *r"], level: float = 0.95, draws: int = 4000
+) -> Float[Tensor, " *r"]:
+    """Return the t with which the intervals of s values hold for all of them together.
+
+    It is the quantile of maxₛ |Tₛ| for T of the multivariate t distribution with b - 1 degrees of
+    freedom, whose correlation is that of the replicates: Tₛ = Σ g d / √(Σ d²) / √(χ² / (b - 1))
+    over b, with normal g and the deviations d of a value's replicates from their mean (Hothorn,
+    Bretz & Westfall 2008). Of one value it is Student's t up to the error of drawing. A value
+    without deviations takes no part.
+
+    Args:
+        replicates: b replicates of s values, in each of r families.
+        level: The level of the intervals.
+        draws: How many T are drawn.
+    """
+    b, s, *families_shape = replicates.shape
+    deviations = (replicates - replicates.mean(0)).double().cpu().reshape(b, s, -1)
+    generator = seeded(0)
+    normal = torch.randn(draws, b, generator=generator, dtype=torch.float64)
+    squares = torch.randn(draws, b - 1, generator=generator, dtype=torch.float64).square()
+    chi = squares.mean(1).sqrt()
+    quantiles = []
+    for family in deviations.unbind(2):  # (b, s)
+        size = family.square().sum(0).sqrt()
+        statistics = (normal @ family / size).nan_to_num(0.0)  # (draws, s)
+        largest = statistics.abs().amax(1) / chi
+        quantiles.append(largest.quantile(level))
+    return torch.stack(quantiles).view(families_shape).to(replicates)
+
+
+def band(
+    value: Float[Tensor, " s"],
+    replicates: Float[Tensor, "b s"],
+    reference: Float[Tensor, " s"] | None = None,
+) -> Estimate:
+    """Return values by step with intervals that hold for all steps together.
+
+    Fewer than `FEWEST_GROUPS` replicates have the interval (-∞, ∞).
+
+    Args:
+        value: The value of each step.
+        replicates: The values without each part of the groups.
+        reference: See `jackknife`.
+    """
+    if len(replicates) < FEWEST_GROUPS:
+        return interval_around(value, torch.inf)
+    return jackknife(value, replicates, reference, t=simultaneous_t(replicates))
+
+
+def percentile_interval(
+    value: Int[Tensor, "*b"], draws: Int[Tensor, "*b r"], level: float
+) -> Estimate:
+    """Return whole numbers with the interval of this share of r draws, whose ends are draws."""
+    tail = (1 - level) / 2
+    numbers = draws.double()
+    low = numbers.quantile(tail, -1, interpolation="lower")
+    high = numbers.quantile(1 - tail, -1, interpolation="higher")
+    return Estimate(value, low.to(draws), high.to(draws))
+
+
+class Curve(NamedTuple):
+    """The held-out accuracy of a feature by step, beside its null, and its onset."""
+
+    accuracy: Estimate
+    """The balanced accuracy, in [0, 1], with intervals over groups of stimuli that hold for all
+    steps together."""
+
+    threshold: float
+    """What an accuracy exceeds by chance, at any of the steps, in 5 % of permutations."""
+
+    onset: int
+    """The index of the first step from which the accuracy stays above the threshold, or the number
+    of steps."""
+
+    draws: Int[Tensor, " r"]
+    """The onset in each resample of groups."""
+
+
+def curve_of(
+    is_right: Bool[Tensor, "s n"],
+    labels: Int[Tensor, " n"],
+    groups: Int[Tensor, " n"],
+    null: Float[Tensor, "s p"],
+    resamples: int = 2000,
+) -> Curve:
+    """Return the curve of a feature.
+
+    Stimuli depend on each other in groups, and resamples draw whole groups. Permutations and
+    resamples are the same at all steps.
+
+    Args:
+        is_right: Which stimuli get their label at each step, from probes of other groups.
+        labels: The level of each stimulus.
+        groups: The group of each stimulus.
+        null: The accuracies of permuted labels at each step.
+        resamples: How often groups are drawn.
+    """
+    levels = int(labels.max()) + 1
+    accuracies = balanced_accuracies(is_right, labels, groups, levels)
+    accuracy = band(
+        torch.stack([of_step.value for of_step in accuracies]),
+        torch.stack([of_step.replicates for of_step in accuracies], 1),
+    )
+    threshold = _threshold(null)
+    resampled = _resampled_accuracies(is_right, labels, groups, levels, resamples)
+    return Curve(
+        accuracy,
+        threshold,
+        onset=int(onset(accuracy.value > threshold)),
+        draws=onset(resampled > threshold),
+    )
+
+
+def _threshold(null: Float[Tensor, "s p"]) -> float:
+    """Return what the greatest accuracy over all steps exceeds in 5 % of permutations."""
+    greatest = null.amax(0).sort(descending=True).values
+    index = int(ALPHA * (len(greatest) + 1)) - 1
+    return float(greatest[max(index, 0)])
+
+
+def _resampled_accuracies(
+    is_right: Bool[Tensor, "s n"],
+    labels: Int[Tensor, " n"],
+    groups: Int[Tensor, " n"],
+    levels: int,
+    resamples: int,
+) -> Float[Tensor, "r s"]:
+    """Return the balanced accuracy of each step in each resample of groups."""
+    is_of_level = one_hot(labels, levels).double().T  # (k, n)
+    _, group_numbers = groups.unique(return_inverse=True)
+    group_count = int(group_numbers.max()) + 1
+    times_drawn = drawn_counts(group_count, resamples, seeded(0))  # (r, groups)
+    stimuli = sum_by_document(is_of_level, group_numbers, group_count)  # (k, groups)
+    right_by_group = sum_by_document(is_right[:, None] * is_of_level, group_numbers, group_count)
+    counts = times_drawn @ stimuli.T  # (r, k)
+    right_counts = torch.einsum("rg,skg->rsk", times_drawn, right_by_group)
+    recalls = right_counts / counts.clamp(min=1)[:, None]
+    levels_drawn = (counts > 0).sum(-1, keepdim=True)
+    return recalls.sum(-1) / levels_drawn
+
+
+def onset(is_above: Bool[Tensor, "*b s"]) -> Int[Tensor, "*b"]:
+    """Return the index of the first step from which on all steps are above.
+
+    It is the number of steps if the last one is not.
+    """
+    steps = is_above.shape[-1]
+    from_the_end = is_above.flip(-1).long()
+    steps_above_at_the_end = from_the_end.cumprod(-1).sum(-1)
+    return steps - steps_above_at_the_end

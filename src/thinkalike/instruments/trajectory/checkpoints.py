@@ -1,0 +1,170 @@
+"""The checkpoints of a run: folders, branches or tags that are named by a step of training."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from fnmatch import fnmatch
+from pathlib import Path
+
+from thinkalike.config import ModelConfig
+from thinkalike.errors import ConfigError, listed, natural_order
+from thinkalike.hub import cached, patiently, refused
+from thinkalike.instruments.trajectory.settings import TrajectoryConfig
+from thinkalike.models.checkpoints import named_folder, revisions_in
+from thinkalike.models.fingerprints import checkpoint_fingerprint
+from thinkalike.models.loading_errors import explained
+
+log = logging.getLogger(__name__)
+
+STEP_IN_NAME = re.compile(
+    r"(?P<before>.*?)(step|checkpoint)[-_=]?(?P<count>\d+)(?P<unit>[kKmM]?)"
+    r"(?![A-Za-z0-9]|[.,_]\d)"
+)
+"""Matches the beginning of names such as step64, step1k, global_step64, checkpoint-500,
+step1000-tokens4B and epoch=0-step=500.ckpt."""
+
+STEPS_PER_UNIT = {"": 1, "k": 10**3, "m": 10**6}
+
+EPOCH_IN_NAME = re.compile(r"epoch[-_=]?\d+")
+
+FEWEST_CHECKPOINTS = 2
+
+
+class Checkpoints(dict[int, ModelConfig]):
+    """The checkpoints of a run by their steps."""
+
+    def fingerprint(self) -> str:
+        """Return steps and fingerprints, and warn of two steps with the same files."""
+        step_of_files: dict[str, int] = {}
+        fingerprints = []
+        for step, model in self.items():
+            files = checkpoint_fingerprint(model)
+            first_step = step_of_files.setdefault(files, step)
+            if first_step != step:
+                log.warning(
+                    "the checkpoints of steps %d and %d are equal; is this one run?",
+                    first_step,
+                    step,
+                )
+            fingerprints.append(f"{step}:{files}")
+        return " ".join(fingerprints)
+
+
+def checkpoints_of(model: ModelConfig, measure: TrajectoryConfig) -> Checkpoints:
+    """Return the checkpoints of a run that are asked for, in the order of their steps.
+
+    The folder of a result of task=pretrain stands for the run in it.
+
+    Args:
+        model: The model.
+        measure: The settings.
+
+    Raises:
+        ConfigError: There is no checkpoint of a step, or there are fewer than two checkpoints.
+    """
+    model = _with_folder_of_run(model)
+    revisions = steps_of(model, measure.checkpoints)
+    steps = list(revisions)
+    if measure.steps != "all":
+        steps = sorted(set(measure.steps))
+    for step in steps:
+        if step not in revisions:
+            known_steps = listed(revisions) or "no step"
+            raise ConfigError(
+                f"measure.steps={step}: {model.called} has checkpoints of these steps: "
+                f"{known_steps}"
+            )
+    if len(steps) < FEWEST_CHECKPOINTS:
+        raise ConfigError(
+            f"{model.called} has {len(revisions)} checkpoints in folders or revisions with a step "
+            "in their names, such as step64 or checkpoint-500, and a trajectory needs two: keep "
+            "several while the model is trained"
+        )
+    return Checkpoints({step: replace(model, revision=revisions[step]) for step in steps})
+
+
+def _with_folder_of_run(model: ModelConfig) -> ModelConfig:
+    """Return a model whose path is the only folder with checkpoints in it, if there is one."""
+    if not model.path or revisions_in(Path(model.path)):
+        return model
+    folders = [folder for folder in Path(model.path).glob("*/") if revisions_in(folder)]
+    if len(folders) != 1:
+        return model
+    return replace(model, path=str(folders[0]))
+
+
+def steps_of(model: ModelConfig, pattern: str = "*") -> dict[int, str]:
+    """Return the revisions of a model that are named by a step of its training, in order.
+
+    Args:
+        model: The model.
+        pattern: What their names are like, such as stage1-*.
+
+    Raises:
+        ConfigError: The order of the revisions is not known, as two have one step, or names differ
+            in what stands before the step.
+    """
+    names = _revision_names(model)
+    # A name is itself before it is a pattern: `run [a]-step4` does not match itself.
+    chosen = [pattern] if pattern in names else [name for name in names if fnmatch(name, pattern)]
+    matches: dict[str, re.Match[str]] = {}
+    for name in chosen:
+        match = STEP_IN_NAME.match(name)
+        if match:
+            matches[name] = match
+    without_step = [name for name in names if name not in matches]
+    if without_step:
+        log.info("%s: left out are %s", model.called, listed(without_step))
+
+    name_of_step: dict[int, str] = {}
+    for name, match in matches.items():
+        first = next(iter(matches))
+        if _before_step(match) != _before_step(matches[first]):
+            _refuse(model, first, name, "are named differently, so their order is not known")
+        step = int(match["count"]) * STEPS_PER_UNIT[match["unit"].lower()]
+        if step in name_of_step:
+            _refuse(model, name_of_step[step], name, f"have the same step {step}")
+        name_of_step[step] = name
+    return dict(sorted(name_of_step.items()))
+
+
+def _before_step(match: re.Match[str]) -> str:
+    """Return what stands before the step of a name, without the epoch."""
+    return EPOCH_IN_NAME.sub("", match["before"])
+
+
+def _refuse(model: ModelConfig, first: str, second: str, reason: str) -> None:
+    raise ConfigError(
+        f"{model.called}: {first} and {second} {reason}; measure.checkpoints=PATTERN chooses by "
+        "name"
+    )
+
+
+def _revision_names(model: ModelConfig) -> Sequence[str]:
+    """Return the names of a model's checkpoints: folders, or branches and tags of the hub."""
+    folder = named_folder(replace(model, revision=None))
+    with explained(model):
+        if folder:
+            return [path.name for path in revisions_in(folder)]
+        return _on_hub(str(model.hub_id))
+
+
+def _on_hub(repository: str) -> list[str]:
+    """Return the branches and tags of a model in natural order.
+
+    Where the hub does not answer, these are the ones in the cache.
+    """
+    from huggingface_hub import HfApi, constants
+
+    try:
+        refs = patiently(lambda: HfApi(endpoint=constants.ENDPOINT).list_repo_refs(repository))
+        names = [ref.name for ref in (*refs.branches, *refs.tags)]
+    except Exception as error:
+        folder = cached("model", repository) / "refs"
+        names = [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()]
+        if refused(error) or not names:
+            raise
+    return sorted(names, key=natural_order)

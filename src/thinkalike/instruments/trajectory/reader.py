@@ -1,0 +1,198 @@
+"""What each checkpoint of a trajectory gives: states, losses, accuracies and importances."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TypedDict, cast
+
+import pandas as pd
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from thinkalike.config import AnalyzeConfig, ModelConfig
+from thinkalike.data.stimuli import Stimuli
+from thinkalike.digests import tokenizer_fingerprint
+from thinkalike.errors import DataError
+from thinkalike.evaluation.batch_sizes import BATCH_TOKENS
+from thinkalike.evaluation.forward import next_token_losses
+from thinkalike.instruments.mlem.fitting import fit_profiles
+from thinkalike.instruments.mlem.settings import MLEMConfig
+from thinkalike.instruments.probing_tasks import SPLITS, Task, tasks_of
+from thinkalike.instruments.random_rows import read_random_rows
+from thinkalike.instruments.trajectory.accuracies import (
+    balanced,
+    held_out_right,
+    permuted_labels,
+)
+from thinkalike.instruments.trajectory.settings import TrajectoryConfig
+from thinkalike.job import Work
+from thinkalike.models.frozen import FrozenModel
+from thinkalike.models.load import load_model
+from thinkalike.states.stimuli import StimulusStates, stimulus_states
+from thinkalike.states.tokens import sites
+
+
+class Text(TypedDict):
+    """The text that all checkpoints read."""
+
+    tokens: Int[Tensor, "rows t"]
+    documents: Int[Tensor, "rows t"]
+    facts: dict[str, object]
+    tokenizer: str
+
+
+class CheckpointNumbers(TypedDict, total=False):
+    """What one checkpoint gives.
+
+    Attributes:
+        states: The states of all tokens by layer, (n, d) each.
+        losses: The loss of each token but the first of a row.
+        model: What the provenance says of the checkpoint.
+        right: For each task, which stimuli each layer gets right, (l, n).
+        null: For each task, the accuracies of permuted labels in each layer, (l, p).
+        importance: The importance of each feature in each layer on each fold; missing if it was
+            not asked for.
+    """
+
+    states: list[Tensor]
+    losses: Tensor
+    model: dict[str, str]
+    right: list[Tensor]
+    null: list[Tensor]
+    importance: Float[Tensor, "l f k"]
+
+
+def tasks_of_features(config: AnalyzeConfig, stimuli: Stimuli) -> list[Task]:
+    """Return the task of each feature.
+
+    Words are held out where each word has one level, and sentences otherwise.
+    """
+    measure = config.measure_as(TrajectoryConfig)
+    task_of_feature: dict[str, Task] = {}
+    for task in tasks_of(stimuli, SPLITS, measure.folds, measure.least, config.seed):
+        # The task that holds out words follows the one that holds out sentences.
+        if task.split == "sentence" or _has_one_level_per_word(task, stimuli):
+            task_of_feature[task.feature] = task
+    return list(task_of_feature.values())
+
+
+def _has_one_level_per_word(task: Task, stimuli: Stimuli) -> bool:
+    words = [stimuli.words[row] for row in task.rows.tolist()]
+    labelled = pd.DataFrame({"word": words, "level": task.labels})
+    return bool(labelled.groupby("word")["level"].nunique().max() == 1)
+
+
+class CheckpointReader:
+    """Reads checkpoints, each once: all of the same text and the same stimuli.
+
+    Args:
+        config: The job.
+        work: The context of the running job.
+
+    Attributes:
+        stimuli: The stimuli.
+        tasks: The probing task of each feature.
+    """
+
+    def __init__(self, config: AnalyzeConfig, work: Work):
+        self.config = config
+        self.measure = config.measure_as(TrajectoryConfig)
+        self.work = work
+        self.stimuli: Stimuli = work.input("stimuli", Stimuli)
+        self.tasks = tasks_of_features(config, self.stimuli)
+        self._text = cast(Text | None, work.resume("text"))
+        self._labellings = []
+        for task in self.tasks:
+            self._labellings.append(
+                permuted_labels(
+                    task.labels, task.groups, self.measure.permutations, seed=config.seed
+                )
+            )
+
+    @property
+    def text(self) -> Text:
+        """The text, which the first checkpoint has read."""
+        assert self._text is not None
+        return self._text
+
+    def read(self, checkpoint: ModelConfig) -> CheckpointNumbers:
+        """Return what one checkpoint gives."""
+        with self.work.phase("loading"):
+            model = load_model(checkpoint)
+            tokenizer = tokenizer_fingerprint(model.tokenizer)
+            if self._text is None:
+                self._text = self._read_text(model, tokenizer)
+                self.work.keep("text", dict(self._text))
+        if tokenizer != self.text["tokenizer"]:
+            raise DataError(f"{model.name} has another tokenizer than the checkpoints before it")
+        with self.work.phase("text"):
+            states, losses = _states_and_losses(model, self.text["tokens"].long())
+        with self.work.phase("stimuli"):
+            stimulus_layers = stimulus_states(model, self.stimuli)
+            is_right, null = self._accuracies(stimulus_layers)
+        numbers: CheckpointNumbers = {
+            "states": states,
+            "losses": losses,
+            "model": model.describe(),
+            "right": is_right,
+            "null": null,
+        }
+        if self.measure.importance:
+            with self.work.phase("importance"):
+                numbers["importance"] = self._importance(model.name, stimulus_layers)
+        return numbers
+
+    def _read_text(self, model: FrozenModel, tokenizer: str) -> Text:
+        text = read_random_rows(self.config, self.measure.tokens, model)
+        return {
+            "tokens": text.rows.tokens,
+            "documents": text.rows.documents,
+            "facts": text.facts,
+            "tokenizer": tokenizer,
+        }
+
+    def _importance(
+        self, name: str, layers: Sequence[Float[Tensor, "n d"]]
+    ) -> Float[Tensor, "l f k"]:
+        """Return the importance of each feature in each layer on each fold."""
+        side = StimulusStates(name, list(range(len(layers))), list(layers), {})
+        config = replace(self.config, measure=MLEMConfig(folds=self.measure.folds))
+        _, importance = fit_profiles(config, self.stimuli, [side])
+        return importance.by_fold()
+
+    def _accuracies(
+        self, layers: Sequence[Float[Tensor, "n d"]]
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """Return for each task what each layer gets right, (l, n), and its null, (l, p)."""
+        is_right = []
+        null = []
+        for task, labellings in zip(self.tasks, self._labellings, strict=True):
+            levels = len(task.levels)
+            right_of_layers = []
+            null_of_layers = []
+            for states in layers:
+                answers = held_out_right(states[task.rows], labellings, levels, task.fold_of)
+                right_of_layers.append(answers[0])
+                null_of_layers.append(balanced(answers[1:], labellings[1:], levels))
+            is_right.append(torch.stack(right_of_layers))
+            null.append(torch.stack(null_of_layers))
+        return is_right, null
+
+
+@torch.no_grad()
+def _states_and_losses(
+    model: FrozenModel, rows: Int[Tensor, "rows t"]
+) -> tuple[list[Float[Tensor, "n d"]], Float[Tensor, "rows u"]]:
+    """Return the states of all tokens by layer, and the losses of all but the first of a row."""
+    batches = []
+    losses = []
+    rows_at_once = max(BATCH_TOKENS // rows.shape[1], 1)
+    for tokens in rows.split(rows_at_once):
+        *layers, last = model.residuals(tokens, [*sites(model), model.n_layers - 1])
+        (loss,) = next_token_losses(model, [last], tokens)
+        losses.append(loss.float().cpu())
+        batches.append([layer.flatten(0, 1).float().cpu() for layer in layers])
+    states = [torch.cat(batches_of_layer) for batches_of_layer in zip(*batches, strict=True)]
+    return states, torch.cat(losses)

@@ -1,0 +1,65 @@
+"""What a trajectory says on the screen: losses, likeness to the last checkpoint, and onsets."""
+
+from __future__ import annotations
+
+import math
+
+import pandas as pd
+
+from thinkalike.screen import Table, number_column, number_of_documents, show_table, show_text
+from thinkalike.store import Result
+
+MOST_CHECKPOINTS = 14
+"""At most about so many checkpoints are shown."""
+
+
+def show_steps(result: Result) -> None:
+    """Print the loss of checkpoints, their likeness to the last one, and how fast they change."""
+    losses = result.tables["losses"]
+    indices = _evenly_spaced(len(losses))
+    columns = [
+        number_column("step", losses["step"][indices]),
+        number_column("loss", losses["loss"][indices], ".3f"),
+    ]
+    likeness = result.table.pivot(index="step", columns="layer", values="to_last").iloc[indices]
+    layers = likeness.columns
+    for layer in sorted({layers[0], layers[len(layers) // 2], layers[-1]}):
+        columns.append(number_column(f"layer {layer}", likeness[layer], ".3f"))
+    speeds = []
+    for speed in result.table.groupby("step")["speed"].mean().iloc[indices]:
+        speeds.append("" if pd.isna(speed) else f"{speed:.2f}")
+    columns.append(number_column("speed", speeds))
+    last = result.provenance["models"][-1]["name"]
+    title = f"loss, CKA with {last} by layer, and radians of change per doubling of the step"
+    show_table(Table(title, columns))
+
+
+def _evenly_spaced(count: int) -> list[int]:
+    """Return the indices of checkpoints that are shown, with the first and the last."""
+    stride = -(-count // MOST_CHECKPOINTS)
+    return sorted({*range(0, count, stride), count - 1})
+
+
+def show_onsets(onsets: pd.DataFrame) -> None:
+    """Say from which step on each feature is there in some layer."""
+    with_onset = onsets.dropna(subset="onset").sort_values("onset", kind="stable")
+    earliest = with_onset.groupby("feature", sort=False).first()
+    in_words = []
+    for feature, row in earliest.iterrows():
+        in_words.append(f"{feature} {row['onset']:.0f} (layer {row['layer']:.0f})")
+    sentence = f"Features are there for good from step: {', '.join(in_words) or 'none'}."
+    never = [name for name in onsets["feature"].unique() if name not in earliest.index]
+    if never:
+        sentence += f" Not at the end: {', '.join(never)}."
+    show_text(sentence)
+
+
+def show_settling(result: Result) -> None:
+    """Say by which step the loss and the likeness to the last checkpoint have settled."""
+    scalars = result.scalars
+    loss = scalars.get("loss_settles", math.nan)
+    likeness = scalars.get("likeness_settles", math.nan)
+    show_text(
+        f"Nine tenths of the way: loss by step {loss:.0f}, likeness to the end by step "
+        f"{likeness:.0f}; {number_of_documents(scalars)}."
+    )

@@ -1,0 +1,300 @@
+"""Lineage: do two blocks share a training history? An exact test of their hidden units.
+
+The hidden units of an MLP have no order. Initial weights are exchangeable over units, and gradient
+descent with elementwise optimisers commutes with a permutation of units. So if two models were
+trained independently, on whatever text, every order of the units of one block is as likely as any
+other, given everything else.
+
+The test matches the units of two blocks by a rule that looks at weights and never at positions.
+It counts the matched pairs that stand in the same position in both blocks. Under independence the
+count is the number of fixed points of a random permutation (rencontres numbers, close to a Poisson
+variable of mean 1 if all units are matched), so that its p-value is exact and needs no simulation.
+
+Blocks of different numbers of units have no common positions. If units were taken out, the others
+kept their order, so the test counts the inversions of the matching instead.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from typing import Literal, NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from scipy.special import log_ndtr
+from torch import Tensor
+from torch.nn.functional import normalize
+
+# Of wider blocks, so many units are matched first, and all of them where these are suspicious.
+SAMPLED_UNITS = 256
+
+# Below this p-value of the sampled units, all units are matched.
+SUSPICIOUS = 1e-3
+
+# Up to so many matched units, the distribution of inversions is computed; beyond, it is normal.
+EXACT_INVERSIONS = 40
+
+# p-values below this are given as this: floats end there.
+LEAST_P = 1e-300
+
+
+class Matching(NamedTuple):
+    """Pairs of units of two blocks, each the other's nearest.
+
+    Attributes:
+        source: The position of each matched unit in the first block, ascending.
+        target: The position of its partner in the second block.
+    """
+
+    source: Int[Tensor, " m"]
+    target: Int[Tensor, " m"]
+
+
+class UnitTest(NamedTuple):
+    """How many units of two blocks are where a common history would leave them.
+
+    Attributes:
+        compared: The number of units that could be in place: of the smaller block, or of a sample.
+        matched: The number of units that were matched.
+        kept: The number of matched pairs in the same position; for blocks of different numbers of
+            units, the most matched pairs that are in the same order.
+        by: "position" or, for blocks of different numbers of units, "order".
+        log_p: The logarithm of the probability of as many or more under independent training.
+        log_p_of_more: The logarithm of the probability of more.
+    """
+
+    compared: int
+    matched: int
+    kept: int
+    by: Literal["position", "order"]
+    log_p: float
+    log_p_of_more: float
+
+    @property
+    def p(self) -> float:
+        """The p-value, which is never too small: P(count >= observed)."""
+        return self.corrected_p(1)
+
+    def corrected_p(self, tests: int) -> float:
+        """Return Bonferroni's p-value of one of several tests."""
+        return max(math.exp(min(self.log_p + math.log(tests), 0.0)), LEAST_P)
+
+    def randomised_p(self, uniform: float) -> float:
+        """Return a p-value that is uniform on [0, 1] under independence, as no discrete one is.
+
+        Args:
+            uniform: A uniform random number that decides within the probability of the count.
+        """
+        p_of_more = math.exp(self.log_p_of_more)
+        return p_of_more + uniform * (math.exp(self.log_p) - p_of_more)
+
+
+def compare_units(
+    source: Float[Tensor, "u d"],
+    target: Float[Tensor, "v d"],
+    of_sample: Matching | None = None,
+) -> UnitTest:
+    """Test whether two blocks were trained independently.
+
+    Of wide blocks, only a sample of the source's units is matched at first, with all of the
+    target's. All are matched where the sample's p-value is below `SUSPICIOUS`. The p-value stays
+    valid: one below `SUSPICIOUS` always comes from all units, and a larger one implies that the
+    sample's p-value was at most as large.
+
+    Args:
+        source: What each unit reads, as a vector in the stream that both models share.
+        target: The same of the second block.
+        of_sample: The matching of `sample_of` the source's units, if it is known.
+    """
+    sampled = sample_of(len(source))
+    if of_sample is None:
+        of_sample = match_units(source, target, sampled)
+    result = unit_test(of_sample, sampled, len(source), len(target))
+    if len(sampled) < len(source) and result.p < SUSPICIOUS:
+        every_unit = torch.arange(len(source))
+        matching = match_units(source, target, every_unit)
+        result = unit_test(matching, every_unit, len(source), len(target))
+    return result
+
+
+def sample_of(units: int) -> Int[Tensor, " s"]:
+    """Return the positions of at most `SAMPLED_UNITS` units, evenly spaced."""
+    count = min(units, SAMPLED_UNITS)
+    return torch.arange(count) * units // max(count, 1)
+
+
+def match_units(
+    source: Float[Tensor, "u d"],
+    target: Float[Tensor, "v d"],
+    sampled: Int[Tensor, " s"],
+) -> Matching:
+    """Match units that are each other's nearest by cosine: sampled ones and all of the target's.
+
+    Units that are zero, or that have two equally near partners, stay unmatched. An arbitrary
+    choice among them would depend on positions, and the test would no longer be exact.
+    """
+    if len(sampled) == 0 or len(target) == 0:
+        nothing = torch.zeros(0, dtype=torch.long)
+        return Matching(nothing, nothing)
+    source_directions = normalize(source[sampled], dim=1)
+    target_directions = normalize(target, dim=1)
+    cosines = source_directions @ target_directions.T  # (s, v)
+
+    nearest_target = cosines.argmax(1)
+    nearest_source = cosines.argmax(0)
+    rows = torch.arange(len(sampled))
+    is_mutual = nearest_source[nearest_target] == rows
+
+    rows = rows[is_mutual]
+    columns = nearest_target[is_mutual]
+    best = cosines[rows, columns]
+    is_only_in_row = (cosines[rows] == best[:, None]).sum(1) == 1
+    is_only_in_column = (cosines[:, columns] == best[None, :]).sum(0) == 1
+    is_clear = is_only_in_row & is_only_in_column & (best != 0)
+    return Matching(sampled[rows[is_clear]], columns[is_clear])
+
+
+def unit_test(
+    matching: Matching,
+    sampled: Int[Tensor, " s"],
+    source_units: int,
+    target_units: int,
+) -> UnitTest:
+    """Return the test of a matching, by positions or, for different numbers of units, by order."""
+    compared = min(len(sampled), target_units)
+    if source_units == target_units:
+        return _test_of_positions(matching, compared, source_units)
+    return _test_of_order(matching, compared)
+
+
+def _test_of_positions(matching: Matching, compared: int, units: int) -> UnitTest:
+    matched = len(matching.source)
+    in_place = int((matching.source == matching.target).sum())
+    return UnitTest(
+        compared=compared,
+        matched=matched,
+        kept=in_place,
+        by="position",
+        log_p=log_tail_of_positions(in_place, matched, units),
+        log_p_of_more=log_tail_of_positions(in_place + 1, matched, units),
+    )
+
+
+def log_tail_of_positions(count: int, matched: int, units: int) -> float:
+    """Return log P(at least `count` of `matched` pairs are in place) for a random order of units.
+
+    With S_j the expected number of sets of j pairs that are in place, C(m, j) (n - j)! / n!, it is
+    the alternating sum over j >= count of (-1)^(j - count) C(j - 1, count - 1) S_j. Each term is
+    smaller than the one before, so the sum is computed relative to its first term.
+
+    Args:
+        count: The number of pairs in place.
+        matched: The number m of matched pairs.
+        units: The number n of units of each block.
+    """
+    if count <= 0:
+        return 0.0
+    if count > matched:
+        return -math.inf
+    log_sets = math.lgamma(matched + 1) - math.lgamma(count + 1) - math.lgamma(matched - count + 1)
+    log_orders = math.lgamma(units - count + 1) - math.lgamma(units + 1)
+
+    relative_sum = 1.0
+    term = 1.0
+    for size in range(count, matched):
+        ratio_of_choices = size / (size - count + 1)
+        ratio_of_sets = (matched - size) / ((size + 1) * (units - size))
+        term *= -ratio_of_choices * ratio_of_sets
+        relative_sum += term
+        if abs(term) < 1e-17:
+            break
+    return min(log_sets + log_orders + math.log(relative_sum), 0.0)
+
+
+def _test_of_order(matching: Matching, compared: int) -> UnitTest:
+    matched = len(matching.source)
+    target = matching.target.tolist()
+    inversions = inversions_of(target)
+    return UnitTest(
+        compared=compared,
+        matched=matched,
+        kept=longest_increasing(target),
+        by="order",
+        log_p=log_tail_of_inversions(inversions, matched),
+        log_p_of_more=log_tail_of_inversions(inversions - 1, matched),
+    )
+
+
+def inversions_of(positions: list[int]) -> int:
+    """Return the number of pairs of different positions that descend."""
+    inversions = 0
+    earlier: list[int] = []  # in ascending order
+    for position in positions:
+        smaller = bisect_left(earlier, position)
+        inversions += len(earlier) - smaller
+        earlier.insert(smaller, position)
+    return inversions
+
+
+def longest_increasing(positions: list[int]) -> int:
+    """Return the length of the longest increasing subsequence of different positions."""
+    smallest_ends: list[int] = []  # of increasing subsequences, by their length
+    for position in positions:
+        length = bisect_left(smallest_ends, position)
+        smallest_ends[length : length + 1] = [position]
+    return len(smallest_ends)
+
+
+def log_tail_of_inversions(inversions: int, matched: int) -> float:
+    """Return log P(at most so many inversions) for a random order of matched units.
+
+    The number of inversions is a sum of independent uniform variables on 0..i for i < m. Its tails
+    are lighter than those of the normal distribution that stands for it where m is large.
+    """
+    most = matched * (matched - 1) // 2
+    if inversions < 0:
+        return -math.inf
+    if inversions >= most:
+        return 0.0
+    if matched <= EXACT_INVERSIONS:
+        probabilities = distribution_of_inversions(matched)
+        return math.log(float(probabilities[: inversions + 1].sum()))
+    variance = matched * (matched - 1) * (2 * matched + 5) / 72
+    return float(log_ndtr((inversions + 0.5 - most / 2) / math.sqrt(variance)))
+
+
+def distribution_of_inversions(matched: int) -> Float[Tensor, " k"]:
+    """Return the probability of each number of inversions of a random order."""
+    probabilities = torch.ones(1, dtype=torch.float64)
+    for further in range(1, matched):
+        # The next element descends below 0 to `further` of the earlier ones, each as likely.
+        sums = torch.zeros(len(probabilities) + further, dtype=torch.float64)
+        for descents in range(further + 1):
+            sums[descents : descents + len(probabilities)] += probabilities
+        probabilities = sums / (further + 1)
+    return probabilities
+
+
+def stream_map(source: Float[Tensor, "t d"], target: Float[Tensor, "t e"]) -> Float[Tensor, "d e"]:
+    """Return the map from one residual stream to another, fitted on embeddings of the same tokens.
+
+    It is the orthogonal Procrustes solution: M = U V' with U S V' the singular value decomposition
+    of source' target, both centred. For different widths it has orthonormal rows or columns. The
+    test of units stays exact after it, as it looks at no unit.
+    """
+    products = (source - source.mean(0)).T @ (target - target.mean(0))
+    left, _, right = torch.linalg.svd(products.double(), full_matrices=False)
+    return (left @ right).to(source.dtype)
+
+
+def agreeing_units(reading: Matching, writing: Matching) -> int:
+    """Return how many pairs of units are matched by what they read and by what they write.
+
+    A reordered copy keeps such pairs, which the robust test of Zhu et al. 2025 (arXiv 2502.12292)
+    looks for, too. Independent models have more of them than chance gives, because units that read
+    alike write alike. So the count is evidence of likeness, and has no p-value under independence.
+    """
+    of_reading = set(zip(reading.source.tolist(), reading.target.tolist(), strict=True))
+    of_writing = set(zip(writing.source.tolist(), writing.target.tolist(), strict=True))
+    return len(of_reading & of_writing)

@@ -1,0 +1,465 @@
+"""The hidden units of a model's blocks, as their weights are stored, one block at a time.
+
+A unit is a neuron of an MLP, of one expert of a mixture, or a channel of a Mamba mixer. It reads
+the residual stream by one vector and writes to it by another one. Weights of an ordinary folder
+are read from its files when they are asked for, so that two blocks at a time are in memory.
+Adapters, GGUF files, quantised models and models in memory are loaded as for any other job.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, Protocol, cast, runtime_checkable
+
+import torch
+from jaxtyping import Float
+from safetensors import safe_open
+from torch import Tensor, nn
+
+from thinkalike.config import ModelConfig
+from thinkalike.config.in_memory import LoadedModelConfig
+from thinkalike.errors import ModelError
+from thinkalike.models.access import reached
+from thinkalike.models.checkpoints import LIGHTNING, base_of, is_gguf, named_folder, weight_map
+from thinkalike.models.config_json import read_config_json
+from thinkalike.models.families import family_in, stated_quantization
+from thinkalike.models.fingerprints import checkpoint_fingerprint
+from thinkalike.models.formats import WEIGHT_FILES
+from thinkalike.models.frozen import FrozenModel
+from thinkalike.models.load import load_model
+from thinkalike.models.loading_errors import explained
+from thinkalike.models.minis import mini_tokenizer
+from thinkalike.models.module_facts import embedding_of, tensors_of
+from thinkalike.models.parts import is_wrapper
+from thinkalike.models.stored_weights import check_dtypes, check_one_set, tensors_in_file
+from thinkalike.models.tokenizer_reading import read_tokenizer
+
+# The name of a weight in a block: the stack of blocks, the number of the block, and the rest.
+IN_BLOCK = re.compile(r"^(?P<stack>.*?)\.?(?P<block>\d+)\.(?P<inside>.+)$")
+
+# Weights of attention, and of blocks that read no text.
+NOT_OF_UNITS = re.compile(r"att|vision|visual|audio|speech|lora_")
+
+# By what units read, the gate of gated ones first: the ends of names of weights, in order.
+READING = (
+    "gate_proj",
+    "gate_up_proj",
+    "wi_0",
+    "w1",
+    "wi",
+    "Wi",
+    "fc_in",
+    "c_fc",
+    "fc1",
+    "lin1",
+    "dense_h_to_4h",
+    "intermediate.dense",
+    "layer_1",
+    "linear_1",
+    "input_linear",
+    "feed_forward.key",
+    "up_proj",
+    "in_proj",
+    "ffn",
+)
+
+# By what units write.
+WRITING = (
+    "down_proj",
+    "w2",
+    "wo",
+    "Wo",
+    "fc_out",
+    "c_proj",
+    "fc2",
+    "lin2",
+    "dense_4h_to_h",
+    "output.dense",
+    "layer_2",
+    "linear_2",
+    "output_linear",
+    "feed_forward.value",
+    "out_proj",
+    "ffn_output",
+)
+
+# The ends of names of embeddings of tokens.
+EMBEDDING = re.compile(
+    r"(^|\.)(embed_tokens|wte|word_embeddings?|embed_in|tok_embed(dings)?|tokens_embed|embeddings?"
+    r"|shared|embed)\.weight$"
+)
+
+# How a SentencePiece vocabulary and one of bytes write the space before a word.
+SPACES = ("\u2581", "\u0120")
+
+
+@runtime_checkable
+class Weights(Protocol):
+    """The weights of a model by name."""
+
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Return the shape of each weight."""
+        ...
+
+    def read(self, name: str) -> Tensor:
+        """Return a weight as it is stored."""
+        ...
+
+
+class Units(NamedTuple):
+    """Where the weights of the hidden units of a block are.
+
+    Attributes:
+        block: The number of the block; an encoder's blocks come before a decoder's.
+        part: The path inside the block, such as "mlp" or "mlp.experts.3".
+        reading: The name of the weight by which units read the stream.
+        writing: The name of the weight by which they write to it.
+        units: The number of units.
+        width: The width of the stream.
+        expert: Which matrix of a stack of matrices it is, or None.
+    """
+
+    block: int
+    part: str
+    reading: str
+    writing: str
+    units: int
+    width: int
+    expert: int | None = None
+
+
+@dataclass
+class UnitModel:
+    """A model as its hidden units and its embedding.
+
+    Attributes:
+        name: What results call it.
+        units: The units of all blocks, in order.
+        tokens: The row of the embedding of each token.
+        facts: What the provenance of a result says of the model.
+    """
+
+    name: str
+    weights: Weights
+    units: list[Units]
+    tokens: Mapping[str, int]
+    embedding_name: str
+    facts: dict[str, str]
+
+    def reading(self, units: Units) -> Float[Tensor, "u d"]:
+        """Return the vector by which each unit reads the stream."""
+        return self._vectors(units, units.reading, is_reading=True)
+
+    def writing(self, units: Units) -> Float[Tensor, "u d"]:
+        """Return the vector by which each unit writes to the stream."""
+        return self._vectors(units, units.writing, is_reading=False)
+
+    def embedding(self, rows: list[int]) -> Float[Tensor, "t d"]:
+        """Return the embedding of some tokens."""
+        return self._checked(self.embedding_name, self.weights.read(self.embedding_name)[rows])
+
+    @property
+    def embedding_width(self) -> int:
+        """The width of the embedding, which is that of the residual stream in most models."""
+        return self.weights.shapes()[self.embedding_name][1]
+
+    def _vectors(self, units: Units, name: str, is_reading: bool) -> Float[Tensor, "u d"]:
+        stored = self.weights.read(name)
+        if units.expert is not None:
+            stored = stored[units.expert]
+        matrix = self._checked(name, stored)
+        if not _units_are_rows(name, tuple(matrix.shape), units.width, is_reading):
+            matrix = matrix.T
+        # Fused weights have the values of gated units, or further channels, after the gates.
+        return matrix[: units.units]
+
+    def _checked(self, name: str, stored: Tensor) -> Tensor:
+        check_dtypes({name: stored}, self.name)
+        matrix = stored.detach().float().cpu()
+        if not bool(torch.isfinite(matrix).all()):
+            raise ModelError(
+                f"{self.name}: {name} holds numbers that are not finite; replace the checkpoint"
+            )
+        return matrix
+
+
+def open_units(config: ModelConfig, name: str) -> UnitModel:
+    """Return the hidden units of a model.
+
+    Raises:
+        ModelError: Weights cannot be read, or no block has hidden units of a known kind.
+    """
+    if isinstance(config, LoadedModelConfig):
+        return units_of_model(cast(FrozenModel, config.loaded), name)
+    folder = named_folder(config)
+    if folder is not None and base_of(config) is None and config.quantization is None:
+        is_plain = folder.is_dir() and not is_gguf(str(folder)) and folder.suffix != LIGHTNING
+        if is_plain and any((folder / file).is_file() for file in WEIGHT_FILES):
+            in_files = _units_in_files(config, name)
+            if in_files is not None:
+                return in_files
+    return units_of_model(load_model(config), name)
+
+
+def _units_in_files(config: ModelConfig, name: str) -> UnitModel | None:
+    """Return the units of a folder whose weights have the names and the form that a module has.
+
+    None means that the folder must be loaded to know its weights.
+    """
+    with explained(config), reached(config) as (place, revision):
+        config_json = read_config_json(config, place)
+        family = family_in(config_json, f"{place}/config.json")
+        if family.reader == "legacy" or stated_quantization(config_json):
+            return None
+        folder = Path(place)
+        check_one_set(folder)
+        is_mini = family.reader == "native"
+        tokenizer = mini_tokenizer(place) if is_mini else read_tokenizer(config, place)
+        facts = {
+            "name": name,
+            "family": family.name,
+            "revision": revision,
+            "weights": checkpoint_fingerprint(config),
+        }
+        return unit_model(name, StoredWeights(folder), tokenizer.get_vocab(), facts)
+
+
+def units_of_model(model: FrozenModel, name: str) -> UnitModel:
+    """Return the hidden units of a model that is loaded."""
+    weights = LoadedWeights(model)
+    return unit_model(
+        name, weights, model.tokenizer.get_vocab(), model.describe() | {"name": name}
+    )
+
+
+def unit_model(
+    name: str, weights: Weights, vocabulary: Mapping[str, int], facts: dict[str, str]
+) -> UnitModel:
+    """Return a model as its units, given its weights and its vocabulary.
+
+    Raises:
+        ModelError: It has no embedding of tokens, or no block with hidden units of a known kind.
+    """
+    shapes = weights.shapes()
+    embedding_name = _embedding_name(shapes)
+    if not embedding_name:
+        raise ModelError(
+            f"{name} has no embedding of tokens of a known name, such as embed_tokens.weight"
+        )
+    rows, embedding_width = shapes[embedding_name]
+    units = _units_of_blocks(shapes, embedding_width)
+    if not units:
+        raise ModelError(
+            f"{name} has no block with an MLP or mixer of a known form, whose weights have names "
+            f"such as {READING[0]} and {WRITING[0]}"
+        )
+    spelled = {token.replace(*SPACES): row for token, row in vocabulary.items() if row < rows}
+    return UnitModel(name, weights, units, spelled, embedding_name, facts)
+
+
+def _embedding_name(shapes: Mapping[str, tuple[int, ...]]) -> str:
+    """Return the name of the embedding of tokens: the candidate with most rows."""
+    candidates = []
+    for name, shape in shapes.items():
+        if EMBEDDING.search(name) and len(shape) == 2 and not IN_BLOCK.match(name):
+            candidates.append((shape[0], name))
+    return max(candidates, default=(0, ""))[1]
+
+
+def _units_of_blocks(shapes: Mapping[str, tuple[int, ...]], embedding_width: int) -> list[Units]:
+    """Return the units of all blocks in order, those of each part whose two weights are known."""
+    weights_of_part: dict[tuple[str, int, str], dict[str, tuple[int, str]]] = {}
+    for name in shapes:
+        in_block = IN_BLOCK.match(name)
+        if not in_block or NOT_OF_UNITS.search(name):
+            continue
+        for role, endings in (("reading", READING), ("writing", WRITING)):
+            found = _ending_of(in_block["inside"], endings)
+            if found is None:
+                continue
+            rank, part = found
+            key = (in_block["stack"], int(in_block["block"]), part)
+            candidates = weights_of_part.setdefault(key, {})
+            candidates[role] = min(candidates.get(role, (rank, name)), (rank, name))
+
+    stacks = sorted(
+        {stack for stack, _, _ in weights_of_part}, key=lambda stack: ("decoder" in stack, stack)
+    )
+    first_block = dict.fromkeys(stacks, 0)
+    for before, after in itertools.pairwise(stacks):
+        blocks = [block for stack, block, _ in weights_of_part if stack == before]
+        first_block[after] = first_block[before] + max(blocks) + 1
+
+    units = []
+    for (stack, block, part), roles in weights_of_part.items():
+        if len(roles) == 2:
+            reading = roles["reading"][1]
+            writing = roles["writing"][1]
+            number = first_block[stack] + block
+            units += _units_of_part(shapes, number, part, reading, writing, embedding_width)
+    return sorted(units, key=lambda item: (item.block, _natural(item.part), item.expert or 0))
+
+
+def _ending_of(inside: str, endings: Iterable[str]) -> tuple[int, str] | None:
+    """Return the rank of the ending that a name has, and the part of the block before it."""
+    path = inside.removesuffix(".weight")
+    for rank, ending in enumerate(endings):
+        if path == ending or path.endswith(f".{ending}"):
+            return rank, path.removesuffix(ending).rstrip(".")
+    return None
+
+
+def _natural(part: str) -> list[tuple[bool, int, str]]:
+    """Return a key that sorts experts.10 after experts.9."""
+    return [(word.isdigit(), int(word) if word.isdigit() else 0, word) for word in part.split(".")]
+
+
+def _units_of_part(
+    shapes: Mapping[str, tuple[int, ...]],
+    block: int,
+    part: str,
+    reading: str,
+    writing: str,
+    embedding_width: int,
+) -> list[Units]:
+    """Return the units of a part, or of all of its experts whose weights are in one tensor."""
+    reading_shape = shapes[reading]
+    writing_shape = shapes[writing]
+    if not len(reading_shape) == len(writing_shape) in (2, 3):
+        return []
+    width = _stream_width(reading_shape[-2:], writing_shape[-2:], embedding_width)
+    is_row = _units_are_rows(writing, writing_shape[-2:], width, is_reading=False)
+    count = writing_shape[-2] if is_row else writing_shape[-1]
+    if len(reading_shape) == 2:
+        return [Units(block, part, reading, writing, count, width)]
+    return [
+        Units(block, part, reading, writing, count, width, expert)
+        for expert in range(reading_shape[0])
+    ]
+
+
+def _stream_width(reading: tuple[int, ...], writing: tuple[int, ...], embedding_width: int) -> int:
+    """Return the width of the stream that units read and write.
+
+    It is that of the embedding, unless that is smaller than the stream, as in ALBERT: then it is
+    the length of the rows of a linear map of torch, which is (out, in).
+    """
+    if embedding_width in reading and embedding_width in writing:
+        return embedding_width
+    return reading[-1]
+
+
+def _units_are_rows(name: str, shape: tuple[int, ...], width: int, is_reading: bool) -> bool:
+    """Return whether units are the rows of a weight, and not its columns.
+
+    The length that is not the stream's width is that of the units. A square weight does not tell:
+    then linear maps of torch, which are (out, in), are told from GPT-2's by their names.
+    """
+    rows, columns = shape
+    if rows != columns:
+        return columns == width
+    is_transposed = name.removesuffix(".weight").endswith(("c_fc", "c_proj"))
+    return is_reading != is_transposed
+
+
+class StoredWeights:
+    """The weights in the files of a folder; each is read when it is asked for."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        index = next(file for file in WEIGHT_FILES if (folder / file).is_file())
+        files = [index]
+        if index.endswith(".index.json"):
+            files = sorted(set(weight_map(folder / index).values()))
+        self._shapes: dict[str, tuple[int, ...]] = {}
+        self._read: dict[str, Callable[[], Tensor]] = {}
+        for file in files:
+            self._add(folder / file)
+
+    def _add(self, path: Path) -> None:
+        if path.suffix != ".safetensors":
+            for name, tensor in tensors_in_file(
+                path
+            ).items():  # mapped, and read when they are used
+                self._shapes[name] = tuple(tensor.shape)
+                self._read[name] = tensor.clone
+            return
+        opened = safe_open(path, framework="pt")
+        with opened as file:
+            for name in file.keys():  # noqa: SIM118
+                self._shapes[name] = tuple(file.get_slice(name).get_shape())
+                self._read[name] = _ReadTensor(path, name)
+
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        return self._shapes
+
+    def read(self, name: str) -> Tensor:
+        return self._read[name]()
+
+
+class _ReadTensor:
+    """Reads one tensor of a file of safetensors."""
+
+    def __init__(self, path: Path, name: str):
+        self.path = path
+        self.name = name
+
+    def __call__(self) -> Tensor:
+        with safe_open(self.path, framework="pt") as file:
+            return cast(Tensor, file.get_tensor(self.name))
+
+
+class LoadedWeights:
+    """The weights of a model in memory; packed and adapted linear maps are read as one matrix."""
+
+    def __init__(self, model: FrozenModel):
+        self._linear: dict[str, nn.Module] = {}
+        for path, module in model.module.named_modules():
+            if _is_linear_map_in_another_form(module):
+                self._linear[f"{path}.weight"] = module
+        paths = tuple(name.removesuffix("weight") for name in self._linear)
+        self._tensors: dict[str, Tensor] = {}
+        for name, tensor in tensors_of(model.module):
+            if not (paths and name.startswith(paths)):
+                self._tensors[name] = tensor
+        # An embedding may be wrapped, or have an unusual name.
+        self._tensors["embed_tokens.weight"] = embedding_of(model.module)
+
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        shapes = {name: tuple(tensor.shape) for name, tensor in self._tensors.items()}
+        for name, module in self._linear.items():
+            shapes[name] = (
+                int(cast(int, module.out_features)),
+                int(cast(int, module.in_features)),
+            )
+        return shapes
+
+    def read(self, name: str) -> Tensor:
+        if name in self._linear:
+            return _matrix_of(self._linear[name])
+        return self._tensors[name]
+
+
+def _is_linear_map_in_another_form(module: nn.Module) -> bool:
+    """Return whether a module is a linear map whose weight is no plain matrix of floats."""
+    if not isinstance(getattr(module, "in_features", None), int):
+        return False
+    if is_wrapper(module):
+        return True
+    weight = getattr(module, "weight", None)
+    return not (isinstance(weight, Tensor) and weight.is_floating_point() and weight.dim() == 2)
+
+
+@torch.no_grad()
+def _matrix_of(module: nn.Module) -> Float[Tensor, "out in"]:
+    """Return the matrix of a linear map, from what it makes of unit vectors."""
+    width = int(cast(int, module.in_features))
+    first = next(module.parameters(), torch.zeros(1))
+    dtype = first.dtype if first.is_floating_point() else torch.float32
+    basis = torch.eye(width, dtype=dtype, device=first.device)
+    constant = module(torch.zeros_like(basis[:1]))
+    return cast(Tensor, module(basis) - constant).T
