@@ -146,6 +146,7 @@ def _callback_of_user(name: str) -> Callback:
     """Return the callback that the class or function FILE.py:NAME of a user makes."""
     function = plugins.load(name)
     with plugins.blaming(f"callback {name}"):
+        assert callable(function), "it is neither a class nor a function"
         callback: Callback = function()
         return callback
 

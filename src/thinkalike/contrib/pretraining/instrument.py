@@ -23,14 +23,8 @@ from thinkalike.data.splits import training_texts
 from thinkalike.errors import ConfigError, one_line
 from thinkalike.evaluation.held_out import held_out_loss
 from thinkalike.instruments.loss import show_loss
-from thinkalike.job.instrument import (
-    OF_STITCHES,
-    Instrument,
-    Outcome,
-    Work,
-    fingerprints,
-    left_in_key,
-)
+from thinkalike.job import Instrument, Outcome, Work, fingerprints
+from thinkalike.job.setting_groups import OF_STITCHES, left_in_key
 from thinkalike.models.families import FAMILIES, Family, pick_device
 from thinkalike.models.load import load_model
 from thinkalike.models.minis import build_mini, save_mini, train_tokenizer

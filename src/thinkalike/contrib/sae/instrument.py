@@ -98,7 +98,7 @@ class SparseAutoencoders(
 
     def run(self, config: SAEJob, work: Work) -> Outcome:
         with work.phase("loading"):
-            materials = SAEMaterials.of(config, work.inputs.get("source"))
+            materials = SAEMaterials.of(config, work.optional_input("source", Result))
         run = Run(work.job.partial, materials.model.device, config.trainer, work.tracker)
         with work.phase("fit"):
             fitted = fit_all(materials, run, loggers_of(run, config.logger.kind))

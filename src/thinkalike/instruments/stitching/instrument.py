@@ -24,7 +24,7 @@ from thinkalike.instruments.stitching.screen import (
     show_asymmetry,
     show_direction,
 )
-from thinkalike.job.instrument import Instrument, Outcome, Work
+from thinkalike.job import Instrument, Outcome, Work
 from thinkalike.models.layer_choice import check_stitchable
 from thinkalike.processes import check_processes
 from thinkalike.screen import MOST_ROWS, few, number_of_documents, show_text
