@@ -35,8 +35,10 @@ from thinkalike.data.grammar import lexicon, with_s
 from thinkalike.instruments import run_job
 from thinkalike.models.load import load_model
 from thinkalike.models.minis import build_mini, save_mini, train_tokenizer
+from thinkalike.training.data import StepData
 from thinkalike.training.optimizers import scheduled
-from thinkalike.training.run import Run, StepData, fit
+from thinkalike.training.run import Run
+from thinkalike.training.trainer import fit
 
 STEPS, EVERY, TOKENS = 800, 100, 1024
 PROMPT = "{} sings and"

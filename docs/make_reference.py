@@ -29,8 +29,9 @@ from omegaconf import MISSING, OmegaConf
 import thinkalike
 from thinkalike import measures
 from thinkalike.config import CONF, MEASURES, TASKS, AnalyzeConfig, TrainConfig, compose_job, instrument, measure_schema
-from thinkalike.config.schema import Range, declared_of, default_of
+from thinkalike.config.schema import declared_of, default_of
 from thinkalike.errors import ConfigError
+from thinkalike.ranges import Within
 from thinkalike.registry import CORE, Entry
 
 HERE = Path(__file__).parent / "reference"
@@ -343,7 +344,7 @@ def text_of(hint: Any) -> str:
     return KINDS.get(name, "dictionary" if name.startswith("dict") else "")
 
 
-def interval(allowed: Range) -> str:
+def interval(allowed: Within) -> str:
     """Return a range as an interval: square brackets belong to it, round ones do not."""
     low = "[" + size(allowed.least) if allowed.above is None else "(" + size(allowed.above)
     high = size(allowed.most) + "]" if allowed.most is not None else size(allowed.below) + ")"

@@ -155,7 +155,7 @@ def served(root, monkeypatch, tmp_path):
 
 def step_data(rows, module, seed=0):
     """The rows of a training, as many a step as its configuration says."""
-    from thinkalike.training.run import StepData
+    from thinkalike.training.data import StepData
 
     return StepData(rows, module.config.tokens_per_step, module.steps, seed)
 

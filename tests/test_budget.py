@@ -4,13 +4,13 @@ import pytest
 from hydra import compose
 from omegaconf import open_dict
 
-from thinkalike import forecast
+from thinkalike import budget, forecast
 from thinkalike.config.compose import checked, hydra_ready
 from thinkalike.digests import remembered
 from thinkalike.errors import ConfigError
-from thinkalike.job.settings import asked_for
+from thinkalike.job.listed_jobs import asked_for
+from thinkalike.job.lookup import instrument_of
 from thinkalike.models import shapes
-from thinkalike.plugins import instrument_of
 from thinkalike.training.recipe import fewest_steps
 
 PAIR = ["model=neox-5l-mini", "model@target=neox-6l-mini", "dry_run=true"]
@@ -33,7 +33,7 @@ def composed(script, *words):
 
 
 def test_times_are_read_and_said():
-    assert [forecast.seconds_of(each) for each in ("90s", "10min", "2h")] == [90, 600, 7200]
+    assert [budget.seconds_of(each) for each in ("90s", "10min", "2h")] == [90, 600, 7200]
     assert [forecast.in_words(each) for each in (45.2, 240.0, 468e3)] == ["45 seconds", "4 minutes", "130 hours"]
 
 
@@ -47,21 +47,21 @@ def test_a_number_of_the_machine_is_found_once(monkeypatch, tmp_path):
 )
 def test_a_smaller_budget_is_less_work(slow, script, words):
     config = composed(script, *words, *PAIR)
-    jobs = [forecast.smaller(config, [], budget) for budget in ("60s", "20min", "24h")]
-    assert jobs[0][2] < jobs[1][2] <= jobs[2][2]
-    assert jobs[1][2] <= 1200
-    assert forecast.smaller(config, [], "20min")[0] == jobs[1][0], "the same budget is the same job"
-    assert all(each.ruler == "bits" for each, *_ in jobs) or words == ["measure=ruler"]
-    assert script == "analyze" or jobs[0][0].data.aligned, "documents give their beginnings"
+    jobs = [budget.smaller(config, [], time) for time in ("60s", "20min", "24h")]
+    assert jobs[0].seconds < jobs[1].seconds <= jobs[2].seconds
+    assert jobs[1].seconds <= 1200
+    assert budget.smaller(config, [], "20min").config == jobs[1].config, "the same budget is the same job"
+    assert all(job.config.ruler == "bits" for job in jobs) or words == ["measure=ruler"]
+    assert script == "analyze" or jobs[0].config.data.aligned, "documents give their beginnings"
 
 
 def test_what_a_command_line_chose_stays(slow):
     words = ["measure=cka", "layers=[[0,0]]"]
     config = composed("analyze", *words, *PAIR)
-    job, *_ = forecast.smaller(config, ["measure", "layers"], "60s")
+    job = budget.smaller(config, ["measure", "layers"], "60s").config
     assert job.layers == [[0, 0]]
     assert job.measure.batches < 64, "control"
-    trained = forecast.smaller(composed("train", "stitch=affine", *PAIR), ["stitch"], "60s")[0]
+    trained = budget.smaller(composed("train", "stitch=affine", *PAIR), ["stitch"], "60s").config
     assert trained.stitch.kind == "affine"
 
 
@@ -99,22 +99,22 @@ def test_a_training_that_is_named_keeps_steps_enough_for_a_bound(words, fewest):
 
 def test_steps_that_a_command_line_sets_stay(slow):
     config = composed("train", "stitch.steps=8", *PAIR)
-    job = forecast.smaller(config, ["stitch.steps"], "60s")[0]
+    job = budget.smaller(config, ["stitch.steps"], "60s").config
     assert (job.stitch.steps, job.stitch.kind) == (8, "linear")
 
 
 def test_long_jobs_are_offered_a_budget_that_holds(slow):
     config = composed("train", *PAIR)
-    assert forecast.offered(config, [], 599.0) == ""
-    budget, _, what = forecast.offered(config, [], 1e6).removeprefix("; budget=").partition(" does ")
-    _job, said, seconds = forecast.smaller(config, [], budget)
-    assert said == what
-    assert seconds <= 1.3 * forecast.seconds_of(budget)
+    assert budget.offered(config, [], 599.0) == ""
+    time, _, words = budget.offered(config, [], 1e6).removeprefix("; budget=").partition(" does ")
+    job = budget.smaller(config, [], time)
+    assert job.words == words
+    assert job.seconds <= 1.3 * budget.seconds_of(time)
 
 
 def test_a_job_that_leaves_nothing_out_takes_no_budget(slow):
     with pytest.raises(ConfigError, match="budget=5min is for a comparison or stitch"):
-        forecast.within(composed("analyze", "measure=mlem", "budget=5min", *PAIR[:1]), [])
+        budget.within(composed("analyze", "measure=mlem", "budget=5min", *PAIR[:1]), [])
 
 
 def test_a_budget_that_has_nothing_to_choose_is_refused(slow):
@@ -122,14 +122,14 @@ def test_a_budget_that_has_nothing_to_choose_is_refused(slow):
     chosen = ["measure", "layers", "measure.batches"]
     config = composed("analyze", "measure=cka", "layers=[[0,0]]", "measure.batches=48", "budget=60s", *PAIR)
     with pytest.raises(ConfigError, match="left open"):
-        forecast.within(config, chosen)
-    assert forecast.offered(config, chosen, 1e6) == ""
+        budget.within(config, chosen)
+    assert budget.offered(config, chosen, 1e6) == ""
 
 
-@pytest.mark.parametrize("budget", ["0min", "0s", "00s", "-1s", "1.5min", "5"])
-def test_a_budget_without_time_is_refused(budget):
+@pytest.mark.parametrize("time", ["0min", "0s", "00s", "-1s", "1.5min", "5"])
+def test_a_budget_without_time_is_refused(time):
     with pytest.raises(ConfigError, match="budget"):
-        composed("analyze", "measure=cka", f"budget={budget}", *PAIR)
+        composed("analyze", "measure=cka", f"budget={time}", *PAIR)
 
 
 @pytest.mark.parametrize("rows", [10**5, 10**8])

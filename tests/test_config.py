@@ -26,7 +26,7 @@ from thinkalike.config import (
     setting,
 )
 from thinkalike.config.compose import compose_open_job, keys_of, with_quoted_paths
-from thinkalike.config.parts import chosen_scale
+from thinkalike.config.scale import chosen_scale
 from thinkalike.errors import ConfigError, StoreError, ThinkalikeError
 from thinkalike.instruments import check_read
 from thinkalike.training.recipe import StitchConfig

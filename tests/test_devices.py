@@ -14,8 +14,9 @@ from thinkalike.config import TrainerConfig
 from thinkalike.models.families import FAMILIES
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.training.recipe import StitchConfig
-from thinkalike.training.run import Run, fit
+from thinkalike.training.run import Run
 from thinkalike.training.stitching import StitchTraining
+from thinkalike.training.trainer import fit
 
 PAIR = ("measure.batches=12", "measure.tokens_per_batch=128")
 STIMULI = ("model=gpt2-mini", "stimuli.sentences=60", "stimuli.sample=80")

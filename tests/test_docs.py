@@ -16,13 +16,13 @@ from packaging.requirements import Requirement
 import pages
 from conftest import ROOT, composed
 from pages import script
+from thinkalike.catalogue import conf_folders
 from thinkalike.cli import NAMES_OF_MODELS, as_analysis
 from thinkalike.config import CONF, MEASURES, TASKS, TrainConfig, instrument, measure_schema, options
 from thinkalike.config.compose import _keys
 from thinkalike.config.groups import GROUPS, folder_node, schema_node, unset_settings
 from thinkalike.errors import ConfigError
 from thinkalike.listing import Query
-from thinkalike.plugins import conf_folders
 
 DOCS = ROOT / "docs"
 DOORS = ("train", "analyze")

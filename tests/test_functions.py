@@ -39,6 +39,9 @@ from thinkalike.errors import (
     ThinkalikeError,
 )
 from thinkalike.inputs import config_of, model_configs, stimuli_config
+from thinkalike.job.lookup import instrument_of_measure, instrument_of_task
+from thinkalike.jobs.configuration import setting_of
+from thinkalike.jobs.plain_values import plain
 from thinkalike.models.checkpoints import ASSETS
 from thinkalike.models.identity import sample_digest
 from thinkalike.models.labels import told_apart
@@ -139,18 +142,19 @@ def test_keywords_are_settings_with_their_defaults(name):
         for kind in JOBS[name]:
             if name == "compare" and keyword not in {each.name for each in fields(measure_schema(kind))} | COMMON:
                 continue  # of another measure
-            part, _, setting = jobs.setting_of(keyword, kind).rpartition(".")
+            instrument = instrument_of_task("stitch") if kind == "stitch" else instrument_of_measure(kind)
+            part, _, setting = setting_of(keyword, kind, instrument).rpartition(".")
             root = StitchJob if kind == "stitch" else AnalyzeConfig
             own = {"model": ModelConfig, "stitch": StitchConfig, "data": DataConfig, "stimuli": StimuliConfig, "": root}
             schema = measure_schema(kind) if part == "measure" else own[part]
             found += [item for item in fields(schema) if item.name == setting]
         usual = [initial_of(item) for item in found]
-        plain = jobs._plain(default)
+        value = plain(default)
         differ = any(each != usual[0] for each in usual)
-        fits = [plain == each or (default is None and (differ or isinstance(each, list | dict))) for each in usual]
+        fits = [value == each or (default is None and (differ or isinstance(each, list | dict))) for each in usual]
         wrong += [] if fits and all(fits) else [(keyword, default, usual)]
     assert wrong == []
-    assert jobs.setting_of("steps", "stitch") == "stitch.steps", "control"
+    assert setting_of("steps", "stitch", instrument_of_task("stitch")) == "stitch.steps", "control"
 
 
 @pytest.mark.parametrize(
@@ -169,7 +173,7 @@ def test_a_keyword_counts_whatever_the_default_of_another_measure_is(measure, ke
         asked.append(config)
         raise DataError("no job is run here")
 
-    monkeypatch.setattr(jobs, "run_job", run_job)
+    monkeypatch.setattr("thinkalike.jobs.running.run_job", run_job)
     for settings in ({keyword: value}, {}):
         with pytest.raises(DataError):
             thinkalike.compare("gpt2-mini", "gpt2-mini-s1", measure=measure, stimuli="crossed", **settings)
@@ -473,7 +477,7 @@ def test_a_result_in_memory_is_in_no_folder_until_it_is_saved(tmp_path):
     result = thinkalike.compare(PAIR[0], texts=[{"text": text} for text in TEXTS], **FEW)
     assert "CKA of the layers of gelu-3l-mini" in result._repr_html_()
     assert (result.is_kept, "not kept" in repr(result)) == (False, True)
-    with pytest.raises(StoreError, match=r"^this result is in memory, and in no folder; keep it by result.save"):
+    with pytest.raises(StoreError, match=r"^this result is in memory and has no folder; save it by result.save"):
         _ = result.folder
     saved = result.save(tmp_path / "mine")
     opened = open_result(tmp_path / "mine")

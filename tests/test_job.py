@@ -24,7 +24,7 @@ from thinkalike.config import (
     TASKS,
     AnalyzeConfig,
     DataConfig,
-    LoggerConfig,
+    JobConfig,
     MeasureConfig,
     ModelConfig,
     StimuliConfig,
@@ -39,7 +39,8 @@ from thinkalike.config.schema import left_out_of
 from thinkalike.errors import DataError, ResourceError, ResultError, StoreError
 from thinkalike.instruments import instrument, instrument_of
 from thinkalike.job import Instrument, Outcome, Work
-from thinkalike.job.performing import contents_of, perform
+from thinkalike.job.inputs import contents_of
+from thinkalike.job.performing import perform
 from thinkalike.processes import Interrupted
 from thinkalike.store import seal, write_state
 from thinkalike.training.recipe import StitchConfig
@@ -52,19 +53,13 @@ class ToyMeasure(MeasureConfig):
 
 
 @dataclass
-class Config:
-    """A small configuration; the last ones are what the frame itself reads."""
+class Config(JobConfig):
+    """A small configuration."""
 
     measure: ToyMeasure = field(default_factory=ToyMeasure)
     other: ToyMeasure = field(default_factory=ToyMeasure)
-    seed: int = 0
-    store: str = setting("results", in_key=False)
-    force: bool = setting(False, in_key=False)
-    wait: bool = setting(True, in_key=False)
     screen: str = setting("short", in_key=False)
-    threads: int | None = setting(None, in_key=False)
     trainer: TrainerConfig = setting(TrainerConfig, in_key=False)
-    logger: LoggerConfig = setting(LoggerConfig, in_key=False)
 
 
 class Toy(Instrument, kind="toy", reads=("measure", "seed"), config=Config):

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 import tiny
 from conftest import composed, kill_and_resume, untrained
-from thinkalike.config.schema import key_settings
+from thinkalike.config.values import key_settings
 from thinkalike.instruments.stitching.screen import sentence_of_direction
 from thinkalike.instruments.stitching.table import bytes_by_document
 from thinkalike.models.layer_choice import pairs_of_layers

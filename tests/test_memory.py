@@ -33,8 +33,9 @@ from thinkalike.memory import (
 )
 from thinkalike.store import newest_state, read_state
 from thinkalike.training.recipe import StitchConfig
-from thinkalike.training.run import Run, fit
+from thinkalike.training.run import Run
 from thinkalike.training.stitching import Microbatch, StitchTraining, largest_microbatch, mean_losses
+from thinkalike.training.trainer import fit
 
 CPU = torch.device("cpu")
 NUMBER = 4  # bytes

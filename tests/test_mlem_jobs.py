@@ -19,7 +19,7 @@ from thinkalike.errors import ConfigError, DataError
 from thinkalike.instruments import instrument_of, of_stimuli
 from thinkalike.instruments.mlem.instrument import FeatureProfiles
 from thinkalike.instruments.mlem.table import with_share
-from thinkalike.job.performing import contents_of
+from thinkalike.job.inputs import contents_of
 from thinkalike.measures import MLEM, feature_importance, split_half_reference, weighted_tau
 from thinkalike.models.load import load_model
 from thinkalike.states.stimuli import StimulusStates, stimulus_states, stimulus_states_of, without_massive

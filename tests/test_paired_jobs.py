@@ -26,7 +26,7 @@ from thinkalike.instruments.stitching.closed_forms import ClosedForms
 from thinkalike.instruments.stitching.setting import load_setting
 from thinkalike.models.families import FAMILIES
 from thinkalike.models.frozen import FrozenModel
-from thinkalike.training.run import StepData
+from thinkalike.training.data import StepData
 from thinkalike.training.stitching import StitchTraining
 
 

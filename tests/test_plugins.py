@@ -16,7 +16,7 @@ from thinkalike.config import measure_schema
 from thinkalike.errors import ConfigError, PluginError, StitchError
 from thinkalike.instruments import instrument_of
 from thinkalike.instruments.layer_pairs.of_user import OfFunction
-from thinkalike.job.performing import plan
+from thinkalike.job.planning import plan
 from thinkalike.stitches.results import load_stitch, stitch_modules
 
 DOCS = (Path(__file__).resolve().parents[1] / "docs" / "how-to" / "plugins.md").read_text()

@@ -14,7 +14,7 @@ import torch
 
 from thinkalike import processes
 from thinkalike.errors import ConfigError, ShareDone
-from thinkalike.job.instrument import Phases
+from thinkalike.job.phases import Phases
 from thinkalike.measures import LayerMeans, MutualKNN
 from thinkalike.measures.accumulator import without_empty
 from thinkalike.measures.metric import CKA

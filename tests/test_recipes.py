@@ -28,8 +28,9 @@ from thinkalike.models.middle import MiddleModel
 from thinkalike.stitches.stitch_map import Site, StitchMap
 from thinkalike.training.optimizers import EPSILON, PulledAdamW, WhitenedSGD, inverse_moments, peak_rate
 from thinkalike.training.recipe import StitchConfig
-from thinkalike.training.run import Run, fit
+from thinkalike.training.run import Run
 from thinkalike.training.stitching import Fit, StitchAveraging, StitchTraining
+from thinkalike.training.trainer import fit
 
 CONFIG = StitchConfig(steps=10, warmup=2, tokens_per_step=128)
 PAIRS = [(0, 1), (2, 2)]

@@ -22,7 +22,16 @@ from transformers.pytorch_utils import Conv1D
 import tiny
 from stores import layer_pairs, made, profile
 from thinkalike.config import MEASURES, TASKS, ModelConfig, TrainerConfig, compose_job
-from thinkalike.forecast import SHARE, Forecast, Planned, forecast, hours_on, precision_of, show, summary
+from thinkalike.forecast import (
+    SHARE_OF_PEAK,
+    Forecast,
+    ForecastJob,
+    forecast,
+    hours_on,
+    precision_of,
+    show,
+    summary,
+)
 from thinkalike.instruments import instrument
 from thinkalike.instruments.stitching.table import BASELINES_AND_CONTROLS, short_table
 from thinkalike.models.load import load_model
@@ -114,9 +123,9 @@ def forecast_of_two() -> Forecast:
     shapes = {name: Shape(name, *sizes, Operations((1.0,), (0.0,), 0.0)) for name in names}
     passes = [shape.passes("forward passes", 1.5e9, 512) for shape in shapes.values()]
     unsized = {"organisation/model-of-unknown-size": None}
-    done, unknown = (Planned(name, name == "done", unsized, [], "float32", 0.0) for name in ("done", "odd"))
+    done, unknown = (ForecastJob(name, name == "done", unsized, "float32") for name in ("done", "odd"))
     label = "cka: gpt2-mini, pythia-6.9b-deduped"
-    return Forecast([[Planned(label, False, shapes, passes, "float32", 0.0)], [done], [unknown]])
+    return Forecast([[ForecastJob(label, False, shapes, "float32", passes)], [done], [unknown]])
 
 
 def everything() -> dict:
@@ -323,7 +332,7 @@ def test_jobs_of_one_pass_share_the_passes_of_their_models():
 
 def test_hours_are_those_of_the_peak_in_the_precision_of_the_job():
     shape = Shape("a", 1, 1, 1, 1, 4.0, 8, Operations((1e9,), (0.0,), 0.0))
-    hour = shape.passes("report", 312e3 * SHARE * 3600, 8)
+    hour = shape.passes("report", 312e3 * SHARE_OF_PEAK * 3600, 8)
     assert hours_on("A100", hour, "bfloat16") == pytest.approx(1)
     assert hours_on("A100", replace(hour, times=3), "TF32") == pytest.approx(6)
     assert precision_of("bfloat16", TrainerConfig()) == "bfloat16"

@@ -9,10 +9,10 @@ from torch import nn
 from conftest import composed
 from thinkalike import forecast, timing
 from thinkalike.instruments import of_stimuli
+from thinkalike.job.lookup import instrument_of
 from thinkalike.models import pass_times, shapes
 from thinkalike.models.operations import Operations
 from thinkalike.models.shapes import Shape
-from thinkalike.plugins import instrument_of
 
 
 @pytest.fixture(autouse=True)
@@ -169,4 +169,4 @@ def test_a_forecast_is_start_loading_passes_and_work(monkeypatch):
     work = sum(job.seconds for job in plan.jobs)
     assert loading > 0
     assert work > 0
-    assert plan.seconds() == pytest.approx(forecast.START + loading + plan.flops * 1e-9 + work)
+    assert plan.seconds() == pytest.approx(forecast.START_SECONDS + loading + plan.flops * 1e-9 + work)

@@ -35,10 +35,13 @@ from thinkalike.models.minis import train_tokenizer
 from thinkalike.processes import own_device, rank
 from thinkalike.store import newest_state, read_state, write_state
 from thinkalike.training.checkpoints import invalid_momenta
+from thinkalike.training.curves import loggers_of
+from thinkalike.training.data import StepData
 from thinkalike.training.optimizers import rate
 from thinkalike.training.recipe import StitchConfig, whole_rows
-from thinkalike.training.run import Run, StepData, fit, loggers_of
+from thinkalike.training.run import Run
 from thinkalike.training.stitching import StitchTraining
+from thinkalike.training.trainer import fit
 
 CONFIG = StitchConfig(steps=6, warmup=2, tokens_per_step=128)
 PAIRS = [(0, 0), (1, 1), (2, 2), (3, 3)]

@@ -82,7 +82,7 @@ def run(folder: Path, *words: str) -> subprocess.CompletedProcess:
 
 @pytest.mark.ci_slow
 def test_the_core_is_imported_and_lists_nothing_of_contrib(without_contrib):
-    code = "import thinkalike, thinkalike.plugins as p; print(thinkalike.__file__, p.PACKAGES, p.conf_folders())"
+    code = "import thinkalike, thinkalike.catalogue as p; print(thinkalike.__file__, p.PACKAGES, p.conf_folders())"
     found = run(without_contrib, "-c", code)
     assert found.returncode == 0, found.stderr
     assert str(without_contrib) in found.stdout

@@ -10,7 +10,7 @@ from pathlib import Path
 from unittest import mock
 
 from thinkalike.config import compose_job, options
-from thinkalike.forecast import PEAKS, SHARE, Forecast, forecast, shapes_of
+from thinkalike.forecast import PEAKS, SHARE_OF_PEAK, Forecast, forecast, shapes_of
 from thinkalike.memory import readable
 
 HERE = Path(__file__).parent
@@ -68,7 +68,7 @@ def page() -> str:
         rows = [_experiment(name, forecast(config, looks_up=False)) for name, config in asked.items()]
         plans = {"float32": _pythias(()), "bfloat16": _pythias(FASTER)}
     return PAGE.format(
-        share=f"{SHARE:.0%}",
+        share=f"{SHARE_OF_PEAK:.0%}",
         peaks="; ".join(_peaks(gpu) for gpu in PEAKS),
         gpus=" | ".join(f"hours, {gpu} 80 GB" for gpu in PEAKS),
         dashes="|".join(["---"] * len(PEAKS)),

@@ -17,7 +17,7 @@ gives a `Result`: `.table`, `.arrays`, `.plot()`, `.save(folder)`. A name is loa
 """
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # what type checkers and editors see; test_install.py compares it with what is loaded
     from thinkalike.arguments import takes_arrays
@@ -93,7 +93,7 @@ __all__ = list(_HOME)  # pyright: ignore[reportUnsupportedDunderAll]
 
 if not TYPE_CHECKING:  # a checker is to see a name that is not there
 
-    def __getattr__(name: str) -> Any:
+    def __getattr__(name: str) -> object:
         if name == "__version__":
             from importlib.metadata import version
 

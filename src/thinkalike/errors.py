@@ -138,7 +138,7 @@ def listed(names: Collection[object]) -> str:
     return f"{shown}, ... ({len(names)} in all)"
 
 
-def flat(settings: Mapping[str, Any]) -> dict[str, Any]:
+def flat(settings: Mapping[Any, Any]) -> dict[str, Any]:  # a file may have numbers as names
     """Return nested settings by dotted names."""
     by_name: dict[str, Any] = {}
     for name, value in settings.items():

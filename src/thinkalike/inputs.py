@@ -1,6 +1,6 @@
-"""What a user hands to a function becomes parts of a configuration: models, texts, stimuli and arrays of states.
+"""What a user hands to a function becomes parts of a configuration.
 
-    model_configs({"source": "gpt2", "target": (module, tokenizer)})
+    model_configs({"source": "gpt2", "target": (module, tokenizer)}, {})
     text_config(["One text.", "Another one."], {})
     stimuli_config(pandas.DataFrame(...), {"sample": 100})
     recorded({"low": array, "high": array}, argument="source", number=1)
@@ -16,10 +16,19 @@ import json
 import os
 import re
 import sys
-from collections.abc import Container, Iterable, Iterator, KeysView, Mapping, Sequence, Set
+from collections.abc import (
+    Callable,
+    Container,
+    Iterable,
+    Iterator,
+    KeysView,
+    Mapping,
+    Sequence,
+    Set,
+)
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TypeGuard
 
 import numpy as np
 import pandas as pd
@@ -27,8 +36,15 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from thinkalike.arguments import shown, tensor_of
-from thinkalike.config import DataConfig, ModelConfig, StimuliConfig, options, part_named
-from thinkalike.config.groups import option
+from thinkalike.config import (
+    DataConfig,
+    ModelConfig,
+    SettingValues,
+    StimuliConfig,
+    options,
+    part_named,
+)
+from thinkalike.config.groups import option, with_changes
 from thinkalike.config.in_memory import (
     LoadedModelConfig,
     Records,
@@ -51,72 +67,104 @@ from thinkalike.models.model_config import configured
 from thinkalike.models.module_facts import entries_of
 from thinkalike.shards.index import holds_states
 
-Model = str | os.PathLike[str] | ModelConfig | FrozenModel | nn.Module | tuple[nn.Module, Any]
-Arrays = np.ndarray | Tensor | pd.DataFrame | Mapping[str, Any]
-Text = str | os.PathLike[str] | Iterable[str] | Iterable[Mapping[str, Any]]
+Tokenizer = Callable[..., object]  # of transformers
+ModelPair = tuple[nn.Module, Tokenizer]
+Model = str | os.PathLike[str] | ModelConfig | FrozenModel | nn.Module | ModelPair
+Arrays = np.ndarray | Tensor | pd.DataFrame | Mapping[str, object]
+Text = str | os.PathLike[str] | Iterable[str] | Iterable[Mapping[str, object]]
 StimulusTable = str | os.PathLike[str] | pd.DataFrame
-Settings = Mapping[str, Any]
 
 RECORDING_FILES = (".npz", ".safetensors")
 RESERVED = (IDS, RUNS, "__metadata__")  # names in a file of recorded states that are no layers
 LONGEST_NAME = 1000  # letters of the name of a layer
+LONGEST_IN_MESSAGE = 40  # letters of the name of a layer that a message has
+DIGEST_DIGITS = 16
+FLOAT32_BYTES = 4
 TABLE_FILES = {".parquet": "table", ".conllu": "conllu", **dict.fromkeys(MARKS, "table")}
 
 
 # ---- models
 
 
-def is_model(side: Any) -> bool:
-    """Return whether a side of a comparison is a model, by name or in memory, and not recorded states."""
+def is_model(side: object) -> bool:
+    """Return whether a side of a comparison is a model, by name or in memory.
+
+    Otherwise it is recorded states.
+    """
     if isinstance(side, str | os.PathLike):
         return Path(side).suffix not in RECORDING_FILES
-    is_pair = isinstance(side, tuple) and len(side) == 2 and isinstance(side[0], nn.Module) and callable(side[1])
-    return is_pair or isinstance(side, ModelConfig | FrozenModel) or type(side).__name__ == "TransformerBridge"
+    is_bridge = type(side).__name__ == "TransformerBridge"
+    return is_bridge or is_pair(side) or isinstance(side, ModelConfig | FrozenModel)
 
 
-def model_configs(models: Mapping[str, Any], settings: Settings) -> list[ModelConfig]:
+def is_pair(side: object) -> TypeGuard[ModelPair]:
+    """Return whether a side of a comparison is a model of transformers with its tokenizer."""
+    if not isinstance(side, tuple) or len(side) != 2:
+        return False
+    module, tokenizer = side
+    return isinstance(module, nn.Module) and callable(tokenizer)
+
+
+def model_configs(models: Mapping[str, object], settings: SettingValues) -> list[ModelConfig]:
     """Return the configurations of models, named or in memory, with these settings, such as site.
 
-    A model in memory enters keys by its weights, settings, tokenizer, and what else decides its output. One that has
-    the label of another model gets a number. Two models are one only if they are one module with one tokenizer.
+    A model in memory enters keys by its weights, settings, tokenizer, and what else decides its
+    output. One that has the label of another model gets a number. Two models are one only if they
+    are one module with one tokenizer.
 
     Args:
-        models: by the names of the arguments, which errors have.
+        models: Each is a `Model`, by the name of its argument, which errors have.
     """
     configs: list[ModelConfig] = []
-    named = {argument: _named_model(model, argument) for argument, model in models.items() if _is_named(model)}
-    loaded: dict[tuple[int, ...], FrozenModel] = {}  # by what is the same object
+    loaded: dict[tuple[int, ...], FrozenModel] = {}  # by the identities of module and tokenizer
+    named = {}
+    for argument, model in models.items():
+        if isinstance(model, ModelConfig | str | os.PathLike):
+            named[argument] = _named_model(model, argument)
     for argument, model in models.items():
         if argument in named:
             configs.append(named[argument])
             continue
         objects = model if isinstance(model, tuple) else (model,)
-        identity = tuple(map(id, objects))
+        identity = tuple(id(part) for part in objects)
         if identity not in loaded:
-            loaded[identity] = model if isinstance(model, FrozenModel) else load_model(*objects)
+            loaded[identity] = _loaded(model)
         config = _told_apart(config_of(loaded[identity]), configs)
         if any(label(other) == config.name for other in named.values()):
-            # A name that is loaded later has settings that a model in memory lacks, so they tell nobody anything.
+            # A model that is loaded later by this name has settings that one in memory lacks, so
+            # they would tell nobody anything.
             config = replace(config, name=f"{config.name} (in memory)")
         configs.append(config)
-    return [replace(config, **settings) for config in configs]
+    return [with_changes(config, settings) for config in configs]
 
 
-def _is_named(model: Any) -> bool:
-    """Return whether a model is given by its name or its configuration, and not in memory."""
-    return isinstance(model, ModelConfig | str | os.PathLike)
+def _loaded(model: object) -> FrozenModel:
+    """Return a model in memory, frozen."""
+    if isinstance(model, FrozenModel):
+        return model
+    if is_pair(model):
+        module, tokenizer = model
+        return load_model(module, tokenizer)
+    assert isinstance(model, nn.Module), "a bridge is a module"
+    return load_model(model)
 
 
 def _named_model(model: ModelConfig | str | os.PathLike[str], argument: str) -> ModelConfig:
     try:
         return configured(model, {})
     except ConfigError as error:
-        error.args = (re.sub(r"^model=", lambda _: f"{argument}=", str(error)),)
+        message = re.sub(r"^model=", lambda _: f"{argument}=", str(error))
+        error.args = (message,)
         raise
 
 
 def config_of(model: FrozenModel) -> LoadedModelConfig:
     """Return the configuration of a model in memory, with a digest of what decides its numbers."""
+    how_it_runs: dict[str, object] = {
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "bos": model.bos_each_row,
+        "context": model.context,
+    }
     facts = [
         model.fingerprint(),
         sorted(map(repr, entries_of(model.module).items())),
@@ -125,95 +173,116 @@ def config_of(model: FrozenModel) -> LoadedModelConfig:
         model.family.name,
         model.quantization,
         model.classes,
+        how_it_runs,
     ]
-    runs: dict[str, Any] = {
-        "dtype": str(model.dtype).removeprefix("torch."),
-        "bos": model.bos_each_row,
-        "context": model.context,
-    }
-    sites = {"site": model.sites.chosen, "head": model.sites.head} if model.sites else {}
-    digest = hashlib.sha256(json.dumps([*facts, runs]).encode()).hexdigest()[:16]
+    digest = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:DIGEST_DIGITS]
+    sites: dict[str, object] = {}
+    if model.sites:
+        sites = {"site": model.sites.chosen, "head": model.sites.head}
     return loaded_model_config(
         model,
         f"memory:{digest}",
         name=model.name,
         device=str(model.device),
         corpus=model.corpus,
-        **runs,
+        **how_it_runs,
         **sites,
     )
 
 
-def _told_apart(config: LoadedModelConfig, before: Sequence[ModelConfig]) -> LoadedModelConfig:
-    """Return the configuration of a model in memory with a digest and a name that no different model before it has."""
-    number = len(before) + 1
-    for other in before:
+def _told_apart(config: LoadedModelConfig, earlier: Sequence[ModelConfig]) -> LoadedModelConfig:
+    """Return the configuration of a model with a digest and a name of its own.
+
+    Args:
+        earlier: The configurations of the models before it.
+    """
+    number = len(earlier) + 1
+    for other in earlier:
         if not isinstance(other, LoadedModelConfig) or other.digest != config.digest:
             continue
         if other.loaded.module is not config.loaded.module:
             config = replace(config, digest=f"{config.digest} ({number})")
-    if any(_share_a_name(config, other) for other in before):
+    if any(_share_a_name(config, other) for other in earlier):
         config = replace(config, name=f"{config.name} ({number})")
     return config
 
 
 def _share_a_name(config: LoadedModelConfig, other: ModelConfig) -> bool:
-    """Return whether two models have one label and nothing that tables would tell them apart by, such as their site."""
+    """Return whether two models have one label, and tables could not tell them apart."""
     if label(other) != config.name:
         return False
     if not isinstance(other, LoadedModelConfig):
         return True
-    is_alike = config.digest.partition(" ")[0] == other.digest.partition(" ")[0]
-    has_other_site = is_alike and (config.site, config.head) != (other.site, other.head)
-    return other.digest != config.digest and not has_other_site
+    if other.digest == config.digest:
+        return False
+    has_same_weights = config.digest.partition(" ")[0] == other.digest.partition(" ")[0]
+    has_other_site = (config.site, config.head) != (other.site, other.head)
+    return not (has_same_weights and has_other_site)
 
 
 # ---- recorded states
 
 
-def recorded(side: Any, argument: str, number: int) -> str | RecordedArrays:
+def recorded(side: object, argument: str, number: int) -> str | RecordedArrays:
     """Return recorded states of stimuli: the path of their file, or arrays in memory.
 
     Args:
-        argument: its name, which errors have.
-        number: which of the recorded sides it is, from 1, by which tables call arrays.
+        side: A path, an array, or arrays by the names of layers.
+        argument: The name of the argument, which errors have.
+        number: Which of the recorded sides it is, from 1, by which tables call arrays.
     """
     if isinstance(side, str | os.PathLike):
         return os.fspath(side)
     layers: dict[str, Tensor] = {}
-    for name, states in (side if isinstance(side, Mapping) else {UNNAMED_LAYER: side}).items():
-        place = f"{argument}[{name!r}]" if isinstance(side, Mapping) else argument
-        _check_layer_name(name, layers, argument, place)
-        layers[str(name)] = _layer_states(states, place)
-    if not layers:
-        raise ConfigError(f"{argument} has no layers: give an array for each, by its name")
-    return RecordedArrays(f"arrays{number if number > 1 else ''}", argument, layers)
+    if isinstance(side, Mapping):
+        for name, states in side.items():
+            place = f"{argument}[{name!r}]"
+            _check_layer_name(name, layers, argument, place)
+            layers[str(name)] = _layer_states(states, place)
+        if not layers:
+            raise ConfigError(f"{argument} has no layers: give an array for each, by its name")
+    else:
+        layers[UNNAMED_LAYER] = _layer_states(side, argument)
+    name_in_tables = "arrays" if number == 1 else f"arrays{number}"
+    return RecordedArrays(name_in_tables, argument, layers)
 
 
-def _check_layer_name(name: Any, before: Container[str], argument: str, place: str) -> None:
+def _check_layer_name(name: object, earlier: Container[str], argument: str, place: str) -> None:
+    """Check that a layer has a name of its own.
+
+    Args:
+        earlier: The names of the layers before it.
+        argument: The name of the argument.
+        place: The argument with the name of the layer.
+    """
     is_name = isinstance(name, str | int) and not isinstance(name, bool)
-    if not is_name or str(name) in ("", *RESERVED) or str(name) in before:
+    if not is_name or str(name) in ("", *RESERVED) or str(name) in earlier:
         raise ConfigError(f"{place}: a layer has a name or a number of its own, but none of {', '.join(RESERVED)}")
-    if plain_line(str(name)) != str(name) or len(str(name)) > LONGEST_NAME:
+    written = str(name)
+    if plain_line(written) != written or len(written) > LONGEST_NAME:
         raise ConfigError(
-            f"{argument}[{str(name)[:40]!r}]: the name of a layer has at most {LONGEST_NAME} "
-            "letters, and no line breaks, control characters or halves of surrogate pairs"
+            f"{argument}[{written[:LONGEST_IN_MESSAGE]!r}]: the name of a layer has at most "
+            f"{LONGEST_NAME} letters, and no line breaks, control characters or halves of surrogate "
+            "pairs"
         )
 
 
-def _layer_states(states: Any, place: str) -> Tensor:
+def _layer_states(states: object, place: str) -> Tensor:
     try:
         tensor = tensor_of(states, Float, place).detach().cpu()
     except ValueError as error:
         raise ConfigError(error) from None
     if tensor.ndim < 2 or not tensor.numel():
-        shape = tuple(tensor.shape)
-        raise ConfigError(f"{place} has shape {shape}: give states of (stimuli, width) or (layers, stimuli, width)")
-    return tensor.float() if tensor.dtype.itemsize < 4 else tensor  # NumPy has no bfloat16
+        raise ConfigError(
+            f"{place} has shape {tuple(tensor.shape)}: give states of (stimuli, width) or (layers, stimuli, width)"
+        )
+    if tensor.dtype.itemsize < FLOAT32_BYTES:  # NumPy has no bfloat16
+        return tensor.float()
+    return tensor
 
 
 def numbered_rows(arrays: RecordedArrays) -> pd.DataFrame:
-    """Return stimuli that stand for the rows of arrays, of which nothing is known but their order."""
+    """Return stimuli that stand for the rows of arrays, whose order alone is known."""
     states = next(iter(arrays.layers.values()))
     count = states.shape[-2]
     if count < 2:
@@ -224,52 +293,64 @@ def numbered_rows(arrays: RecordedArrays) -> pd.DataFrame:
 # ---- texts
 
 
-def text_config(texts: Any, settings: Settings) -> DataConfig:
-    """Return the text that an argument stands for: a data set, a file, or a list in memory; None leaves it open."""
+def text_config(texts: object, settings: SettingValues) -> DataConfig:
+    """Return the text that an argument stands for.
+
+    Args:
+        texts: A `Text`: a data set, a file, or texts in memory; None leaves it open.
+    """
     if texts is None:
-        return part_named("data", "schema", settings)  # type: ignore[no-any-return]
+        return part_named("data", "schema", settings)
     if isinstance(texts, str | os.PathLike):
         return _named_text(texts, settings)
     if isinstance(texts, Mapping | pd.DataFrame):
         raise ConfigError(f"texts has the parts {', '.join(map(str, texts))}: give one of them")
-    if isinstance(texts, Set) and not isinstance(texts, KeysView):
-        raise ConfigError(f"texts is a {type(texts).__name__}, which has no order: give a list, such as sorted(texts)")
     if not isinstance(texts, Iterable) or isinstance(texts, bytes | Tensor):
         raise ConfigError(f"texts is {type(texts).__name__}: give the name of a data set, a file or a list of strings")
+    if isinstance(texts, Set) and not isinstance(texts, KeysView):
+        raise ConfigError(f"texts is a {type(texts).__name__}, which has no order: give a list, such as sorted(texts)")
     for setting in ("field", "group"):
         if not isinstance(settings.get(setting, ""), str):
             raise ConfigError(f"{setting}={shown(settings[setting])} must be text, the name of one field of records")
-    rows = [_row(text, f"texts[{number}]", settings) for number, text in enumerate(_texts_in(texts))]
-    return made(TextInMemory, {**option("data", "text"), **settings, "records": Records(rows)}, "data.")
+    rows = []
+    for number, text in enumerate(_texts_in(texts)):
+        rows.append(_record(text, f"texts[{number}]", settings))
+    values = {**option("data", "text"), **settings, "records": Records(rows)}
+    return made(TextInMemory, values, "data.")
 
 
-def _texts_in(texts: Iterable[Any]) -> Iterator[Any]:
-    """Yield what an iterable gives; a ConfigError names the argument if it ends in an error of its own."""
-    number = 0
+def _texts_in(texts: Iterable[object]) -> Iterator[object]:
+    """Yield what an iterable gives; a ConfigError names the argument if it ends in an error."""
+    count = 0
     try:
         for text in texts:
             yield text
-            number += 1
+            count += 1
     except Exception as error:  # of any kind, as code of the user runs here
         reason = f"{type(error).__name__}: {one_line(error)}"
-        raise ConfigError(f"texts ends in an error after {number} of its items ({reason})") from error
+        raise ConfigError(f"texts ends in an error after {count} of its items ({reason})") from error
 
 
-def _named_text(texts: str | os.PathLike[str], settings: Settings) -> DataConfig:
+def _named_text(texts: str | os.PathLike[str], settings: SettingValues) -> DataConfig:
     path = os.fspath(texts)
     if holds_states(path):
-        return part_named("data", "states", {"files": [path], **settings})  # type: ignore[no-any-return]
-    is_file = isinstance(texts, os.PathLike) or (path not in options("data") and os.path.isfile(path))
+        return part_named("data", "states", {"files": [path], **settings})
+    is_file = isinstance(texts, os.PathLike)
+    if not is_file and path not in options("data"):
+        is_file = os.path.isfile(path)
     if is_file:
-        return part_named("data", "text", {"files": [path], **settings})  # type: ignore[no-any-return]
+        return part_named("data", "text", {"files": [path], **settings})
     if " " in path:
         raise ConfigError("texts is one string, and neither a data set nor a file: give a list of strings")
-    return part_named("data", path, settings)  # type: ignore[no-any-return]
+    return part_named("data", path, settings)
 
 
-def _row(text: Any, place: str, settings: Settings) -> dict[str, Any]:
-    """Return a text or a record as a record; its text is in the field that `settings` name, or in "text"."""
-    field = settings.get("field", "text")
+def _record(text: object, place: str, settings: SettingValues) -> dict[str, object]:
+    """Return a text or a record as a record.
+
+    The text is in the field that `settings` name, or in "text".
+    """
+    field = str(settings.get("field", "text"))
     if isinstance(text, Mapping):
         for setting in ("field", "group"):
             name = settings.get(setting)
@@ -279,15 +360,15 @@ def _row(text: Any, place: str, settings: Settings) -> dict[str, Any]:
     if not isinstance(text, str):
         raise ConfigError(f"texts holds a {type(text).__name__}: give strings, or records with a {field}")
     for setting in ("field", "group"):
-        if settings.get(setting) is not None:
-            value = settings[setting]
+        value = settings.get(setting)
+        if value is not None:
             raise ConfigError(f"{setting}={value} has no effect on strings, which have no fields; leave it out")
     return {field: text}
 
 
-def _plain_record(record: Mapping[Any, Any], read: Container[str | None], place: str) -> dict[str, Any]:
-    """Return a record as JSON can have it: the fields that are read, and None for all others."""
-    fields: dict[str, Any] = {}
+def _plain_record(record: Mapping[object, object], read: Container[object], place: str) -> dict[str, object]:
+    """Return a record as JSON can have it: the fields that are read, and None for the rest."""
+    fields: dict[str, object] = {}
     for name, value in record.items():
         if not isinstance(name, str):
             raise ConfigError(f"{place} has the key {shown(name)}: give names of fields as text")
@@ -295,11 +376,12 @@ def _plain_record(record: Mapping[Any, Any], read: Container[str | None], place:
     return fields
 
 
-def _plain_cell(value: Any, place: str) -> str | int | float | None:
-    value = value.item() if isinstance(value, np.generic) else value
+def _plain_cell(value: object, place: str) -> str | int | float | None:
+    if isinstance(value, np.generic):
+        value = value.item()
     if isinstance(value, datetime.date):
         value = value.isoformat()
-    if not isinstance(value, str | int | float | None):
+    if value is not None and not isinstance(value, str | int | float):
         raise ConfigError(f"{place} is {type(value).__name__}, and neither text nor a number")
     return value
 
@@ -307,19 +389,24 @@ def _plain_cell(value: Any, place: str) -> str | int | float | None:
 # ---- stimuli
 
 
-def stimuli_config(stimuli: Any, settings: Settings) -> StimuliConfig:
-    """Return the stimuli that an argument stands for: a name, a file or a DataFrame; None takes the usual ones."""
+def stimuli_config(stimuli: object, settings: SettingValues) -> StimuliConfig:
+    """Return the stimuli that an argument stands for.
+
+    Args:
+        stimuli: A `StimulusTable`: a name, a file or a DataFrame; None takes the usual ones.
+    """
     if isinstance(stimuli, pd.DataFrame):
-        return made(TableInMemory, {**option("stimuli", "table"), **settings, "table": _table(stimuli)}, "stimuli.")
+        values = {**option("stimuli", "table"), **settings, "table": _table(stimuli)}
+        return made(TableInMemory, values, "stimuli.")
     if stimuli is None:
-        return part_named("stimuli", "schema", settings)  # type: ignore[no-any-return]
+        return part_named("stimuli", "schema", settings)
     if not isinstance(stimuli, str | os.PathLike):
         raise ConfigError(f"stimuli is {type(stimuli).__name__}: give a DataFrame, a file or a name, as 'controlled'")
     path = os.fspath(stimuli)
     kind = TABLE_FILES.get(Path(path).suffix)
     if kind is None:
-        return part_named("stimuli", path, settings)  # type: ignore[no-any-return]
-    return part_named("stimuli", kind, {"path": path, **settings})  # type: ignore[no-any-return]
+        return part_named("stimuli", path, settings)
+    return part_named("stimuli", kind, {"path": path, **settings})
 
 
 def _table(frame: pd.DataFrame) -> Table:
@@ -327,44 +414,54 @@ def _table(frame: pd.DataFrame) -> Table:
     try:
         return Table(_digest(frame), frame)
     except UnicodeEncodeError as error:
-        raise ConfigError(
-            f"stimuli has {error.object[error.start]!r}, which is half of a character: remove it"
-        ) from None
+        letter = error.object[error.start]
+        raise ConfigError(f"stimuli has {letter!r}, which is half of a character: remove it") from None
     except (ValueError, TypeError, RecursionError) as error:
         raise ConfigError(f"stimuli has a cell that is neither text nor a number: {one_line(error)}") from error
 
 
 def _digest(table: pd.DataFrame) -> str:
-    """Return the SHA-256 of all that is read from a table: names, types, categories in their order, exact cells.
+    """Return the SHA-256 of all that is read from a table.
 
-    `DataFrame.to_json` would not do: it writes infinity as NaN, rounds numbers, and leaves types and categories out.
+    These are names, types, categories in their order, and exact cells. `DataFrame.to_json` would
+    not do: it writes infinity as NaN, rounds numbers, and leaves types and categories out.
     """
     columns = []
     for position, name in enumerate(table.columns.tolist()):
         column = table.iloc[:, position]
-        categories: Any = None
+        categories: list[object] | None = None
         if isinstance(column.dtype, pd.CategoricalDtype):
             categories = [column.cat.categories.tolist(), bool(column.cat.ordered)]
         cells = [_as_read(cell) for cell in column.tolist()]
         columns.append([name, str(column.dtype), categories, cells])
-    content = json.dumps(columns, default=_typed, ensure_ascii=False)  # as ASCII, half a character would pass
+    # With ensure_ascii, half a character would pass.
+    content = json.dumps(columns, default=_typed_cell, ensure_ascii=False)
     return hashlib.sha256(content.encode()).hexdigest()
 
 
-def _as_read(cell: Any) -> Any:
-    """Return a cell for JSON, which would write the content of one whose text is another, as of members of an Enum."""
+def _as_read(cell: object) -> object:
+    """Return a cell for JSON, with its type where JSON would write another text than it has.
+
+    That is so for the members of an Enum.
+    """
     if type(cell) in (str, int, float, bool):
         return cell
-    for kind, content in ((str, str.__str__), (int, int.__repr__), (float, float.__repr__)):
-        if isinstance(cell, kind) and str(cell) != content(cell):
-            return _typed(cell)
-    return cell
+    if isinstance(cell, str):
+        written = str.__str__(cell)
+    elif isinstance(cell, int):
+        written = int.__repr__(cell)
+    elif isinstance(cell, float):
+        written = float.__repr__(cell)
+    else:
+        return cell
+    return cell if str(cell) == written else _typed_cell(cell)
 
 
-def _typed(cell: Any) -> list[Any]:
-    """Return a cell that JSON lacks with its type, since a date and its text are different cells.
+def _typed_cell(cell: object) -> list[object]:
+    """Return a cell that JSON lacks with its type, since a date and its text are two cells.
 
-    Cells are read by `str`. Of libraries it says no less than `repr`, but a class of a user may say anything.
+    Cells are read by `str`. For classes of libraries it says no less than `repr`, but a class of a
+    user may say anything.
     """
     kind = type(cell).__qualname__
     if isinstance(cell, np.ndarray | np.generic):

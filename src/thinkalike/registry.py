@@ -1,8 +1,9 @@
-"""What `task=` and `measure=` can be, and the class of each: nothing is imported before it is used.
+"""What `task=` and `measure=` can be, and the class of each, which is imported when it is used.
 
-A new instrument is a row of `CORE`; a new measure of layer pairs is a row that names its `LayerMeasure`, and says with
-`through` which instrument compares by it. A test imports every class that a row names.
-Other packages have such rows as entry points, see `thinkalike.plugins`.
+A new instrument is a row of `CORE`; a new measure of layer pairs is a row that names its
+`LayerMeasure`, and says with `through` which instrument compares by it. A test imports every class
+that a row names.
+Other packages have such rows as entry points, see `thinkalike.catalogue`.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any
 
 
 @dataclass(frozen=True)
@@ -21,8 +21,17 @@ class Place:
     module: str
     name: str
 
-    def load(self) -> Any:
-        return getattr(import_module(self.module), self.name)
+    def load(self) -> object:
+        """Import the module, and return the object."""
+        value: object = getattr(import_module(self.module), self.name)
+        return value
+
+    def call(self, *arguments: object) -> object:
+        """Import the module, and return what the class or function of this name gives."""
+        function = self.load()
+        assert callable(function), f"{self.module}.{self.name} is neither a class nor a function"
+        value: object = function(*arguments)
+        return value
 
 
 @dataclass(frozen=True)
@@ -46,8 +55,9 @@ class Registered:
 
     Attributes:
         tasks, measures: The choices of `task=` and `measure=`.
-        subjects: The instruments that take the place of measures for the recordings of several subjects.
-        settings: By part and name, such as model.mine: a subclass of the schema of a part that adds settings to it.
+        subjects: The instruments that replace measures for the recordings of several subjects.
+        settings: By part and name, such as model.mine: a subclass of the schema of a part that
+            adds settings to it.
         conf: By name the path of a folder of configuration groups.
         experiment: A function from the name of an experiment to its instrument.
     """
@@ -62,58 +72,74 @@ class Registered:
 
 OF_STATES = Place("thinkalike.instruments.layer_pairs.by_measure", "StatesByMeasure")
 OF_OUTPUTS = Place("thinkalike.instruments.layer_pairs.outputs", "OutputsByMeasure")
-OF_USER = Place("thinkalike.instruments.layer_pairs.of_user", "user_instrument")  # from FILE.py:NAME to an instrument
+# makes an instrument of FILE.py:NAME
+OF_USER = Place("thinkalike.instruments.layer_pairs.of_user", "user_instrument")
+
+
+def _by_states(module: str, name: str, kind: str, title: str) -> Entry:
+    """Return the row of a `LayerMeasure` of `thinkalike.measures` that compares states."""
+    return Entry(f"thinkalike.measures.{module}", name, kind, title, through=OF_STATES)
+
+
+def _by_outputs(name: str, kind: str, title: str) -> Entry:
+    """Return the row of a `LayerMeasure` of `thinkalike.measures` that compares outputs."""
+    return Entry("thinkalike.measures.outputs", name, kind, title, through=OF_OUTPUTS)
+
+
+def _instrument(module: str, name: str, kind: str, title: str = "") -> Entry:
+    """Return the row of an instrument of `thinkalike.instruments`."""
+    return Entry(f"thinkalike.instruments.{module}", name, kind, title)
+
 
 CORE = Registered(
-    tasks=(Entry("thinkalike.instruments.stitching.instrument", "Stitching", "stitch"),),
+    tasks=(_instrument("stitching.instrument", "Stitching", "stitch"),),
     measures=(  # those of layer pairs in the order of the columns of an atlas
-        Entry("thinkalike.instruments.cka", "LayerCKA", "cka", "CKA"),
-        Entry("thinkalike.measures.neighbours", "MutualKNN", "mutual_knn", "mutual nearest neighbours", OF_STATES),
-        Entry("thinkalike.measures.shape", "Procrustes", "procrustes", "angular Procrustes distance", OF_STATES),
-        Entry("thinkalike.measures.singular_vectors", "SVCCA", "svcca", "SVCCA", OF_STATES),
-        Entry("thinkalike.measures.unit_matching", "SoftMatching", "soft_matching", "soft matching", OF_STATES),
-        Entry(
-            "thinkalike.measures.distances.of_layers",
+        _instrument("cka", "LayerCKA", "cka", "CKA"),
+        _by_states("neighbours", "MutualKNN", "mutual_knn", "mutual nearest neighbours"),
+        _by_states("shape", "Procrustes", "procrustes", "angular Procrustes distance"),
+        _by_states("singular_vectors", "SVCCA", "svcca", "SVCCA"),
+        _by_states("unit_matching", "SoftMatching", "soft_matching", "soft matching"),
+        _by_states(
+            "distances.of_layers",
             "DistanceCorrelation",
             "distance_correlation",
             "distance correlation",
-            OF_STATES,
         ),
-        Entry("thinkalike.measures.distances.of_layers", "TokenRSA", "token_rsa", "RSA of tokens", OF_STATES),
-        Entry("thinkalike.measures.neighbour_sets", "Jaccard", "jaccard", "Jaccard index of neighbours", OF_STATES),
-        Entry(
-            "thinkalike.measures.neighbour_sets",
-            "SecondOrderCosine",
-            "second_order_cosine",
-            "second-order cosine",
-            OF_STATES,
-        ),
-        Entry("thinkalike.instruments.r2", "LayerR2", "r2", "residual R²"),
-        Entry("thinkalike.measures.outputs", "JensenShannon", "jsd", "Jensen-Shannon divergence in nats", OF_OUTPUTS),
-        Entry(
-            "thinkalike.measures.outputs", "Disagreement", "disagreement", "disagreement of the top token", OF_OUTPUTS
-        ),
-        Entry("thinkalike.instruments.ruler.instrument", "Ruler", "ruler"),
-        Entry("thinkalike.instruments.distance", "Distance", "distance", "relative distance of states"),
-        Entry("thinkalike.instruments.loss", "Loss", "loss"),
-        Entry("thinkalike.instruments.diff.instrument", "Diff", "diff"),
-        Entry("thinkalike.instruments.lineage.instrument", "Lineage", "lineage"),
-        Entry("thinkalike.instruments.mlem.instrument", "FeatureProfiles", "mlem", "MLEM"),
-        Entry("thinkalike.instruments.rsa.instrument", "RSA", "rsa", "RSA"),
-        Entry("thinkalike.instruments.trajectory.instrument", "Trajectory", "trajectory"),
+        _by_states("distances.of_layers", "TokenRSA", "token_rsa", "RSA of tokens"),
+        _by_states("neighbour_sets", "Jaccard", "jaccard", "Jaccard index of neighbours"),
+        _by_states("neighbour_sets", "SecondOrderCosine", "second_order_cosine", "second-order cosine"),
+        _instrument("r2", "LayerR2", "r2", "residual R²"),
+        _by_outputs("JensenShannon", "jsd", "Jensen-Shannon divergence in nats"),
+        _by_outputs("Disagreement", "disagreement", "disagreement of the top token"),
+        _instrument("ruler.instrument", "Ruler", "ruler"),
+        _instrument("distance", "Distance", "distance", "relative distance of states"),
+        _instrument("loss", "Loss", "loss"),
+        _instrument("diff.instrument", "Diff", "diff"),
+        _instrument("lineage.instrument", "Lineage", "lineage"),
+        _instrument("mlem.instrument", "FeatureProfiles", "mlem", "MLEM"),
+        _instrument("rsa.instrument", "RSA", "rsa", "RSA"),
+        _instrument("trajectory.instrument", "Trajectory", "trajectory"),
     ),
 )
-STUDIES = Place("thinkalike.contrib.registry", "STUDIES")  # come with the package, and may be deleted
+# comes with the package; its folder may be deleted
+STUDIES = Place("thinkalike.contrib.registry", "STUDIES")
 
 
 def studies() -> Registered:
-    """Return what the studies that come with the package add; nothing where that folder was deleted."""
+    """Return what the studies that come with the package add; nothing if they were deleted."""
     folder = STUDIES.module.rpartition(".")[0]
     if find_spec(folder) is None:
         return Registered()
-    return STUDIES.load()  # type: ignore[no-any-return]
+    of_studies = STUDIES.load()
+    assert isinstance(of_studies, Registered)
+    return of_studies
 
 
 def layer_measures(*through: Place) -> list[Entry]:
-    """Return the entries of the core that name a `LayerMeasure`; by default those of states and of outputs."""
-    return [entry for entry in CORE.measures if entry.through in (through or (OF_STATES, OF_OUTPUTS))]
+    """Return the entries of the core that name a `LayerMeasure`.
+
+    Args:
+        through: The instruments that compare by them; by default those of states and of outputs.
+    """
+    instruments = through or (OF_STATES, OF_OUTPUTS)
+    return [entry for entry in CORE.measures if entry.through in instruments]

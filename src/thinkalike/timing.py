@@ -1,6 +1,7 @@
-"""How long a piece of work takes on this machine: found once by doing it, and remembered.
+"""How long a piece of work takes on this machine: measured once, and remembered.
 
-Seconds are of processor time divided by the number of threads, so that other work on the machine changes little.
+Seconds are of processor time divided by the number of threads, so that other work on the machine
+changes little.
 """
 
 from __future__ import annotations
@@ -15,24 +16,30 @@ import torch
 
 from thinkalike.digests import remembered
 
-LONG = 0.5  # seconds, from which a first call is taken as it is: what libraries do at first is a small part of it
-ENOUGH = 0.3  # seconds of further calls, whose mean counts where one is short
+# A first call that takes longer counts: what libraries do once is a small part of it.
+LONG_CALL_SECONDS = 0.5
+ENOUGH_SECONDS = 0.3  # of further calls; their mean counts if the first is short
+STEEPEST_POWER = 3.0  # of the rows, with which the time of any work grows
 
 
 def seconds_of(work: Callable[[], object]) -> float:
-    """Return how long some work takes; libraries are loaded the first time, which does not count if it is short."""
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)  # random states may well be worth a warning, and nobody asked for them
+    """Return how long some work takes.
+
+    Libraries are loaded in the first call, which does not count if it is short.
+    """
+    level_before = logging.root.manager.disable
+    # Random states may well be worth a warning, which nobody asked for.
+    logging.disable(logging.WARNING)
     try:
         first = _seconds_of_call(work)
-        if first > LONG:
+        if first > LONG_CALL_SECONDS:
             return first
         further: list[float] = []
-        while sum(further) < ENOUGH:
+        while sum(further) < ENOUGH_SECONDS:
             further.append(_seconds_of_call(work))
         return sum(further) / len(further)
     finally:
-        logging.disable(before)
+        logging.disable(level_before)
 
 
 def _seconds_of_call(work: Callable[[], object]) -> float:
@@ -45,7 +52,7 @@ def remembered_seconds(name: str, work: Callable[[], object]) -> float:
     """Return how long some work takes, which is done once for a machine.
 
     Args:
-        name: Everything that decides how long it takes, but for the machine.
+        name: Everything that decides how long it takes, except for the machine.
     """
     machine = f"{torch.get_num_threads()} threads, torch {torch.__version__}"
     return remembered(f"{name}, {machine}", partial(seconds_of, work))
@@ -54,7 +61,8 @@ def remembered_seconds(name: str, work: Callable[[], object]) -> float:
 def seconds_of_rows(name: str, work: Callable[[int], object], rows: int, most: int) -> float:
     """Return how long some work on so many rows takes.
 
-    More than `most` rows are not made: that many and half as many tell with which power of the rows the time grows.
+    No more than `most` rows are made: that many and half as many tell with which power of the rows
+    the time grows.
     """
 
     def timed(count: int) -> float:
@@ -64,5 +72,6 @@ def seconds_of_rows(name: str, work: Callable[[int], object], rows: int, most: i
         return timed(rows)
     large = timed(most)
     small = timed(most // 2)
-    power = min(max(math.log2(large / small), 1.0), 3.0)  # linear at least, as all rows are read
+    power = math.log2(large / small)
+    power = min(max(power, 1.0), STEEPEST_POWER)  # linear at least, as all rows are read
     return large * (rows / most) ** power

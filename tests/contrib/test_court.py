@@ -34,7 +34,8 @@ from thinkalike.measures.ridge import both_ways
 from thinkalike.models.load import load_model
 from thinkalike.states.mixing import BAGS, TokenMixing
 from thinkalike.store import Result
-from thinkalike.training.run import Run, fit
+from thinkalike.training.run import Run
+from thinkalike.training.trainer import fit
 
 LAYER = 1
 SEEN = {judge.name: judge for judge in JUDGES}

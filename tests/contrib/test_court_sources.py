@@ -18,7 +18,8 @@ from thinkalike.contrib.court.token_means import NGRAM_CODES, TrigramMeans, othe
 from thinkalike.measures.splitmix import SPLITMIX_STEP, splitmix
 from thinkalike.models.load import load_model
 from thinkalike.models.variants import fresh, twin, variant
-from thinkalike.training.run import Run, fit
+from thinkalike.training.run import Run
+from thinkalike.training.trainer import fit
 
 LAYER, TOKENS, CONTEXT = 1, 40, 32
 LEAKS = ("next token", "next token, half of the tokens", "next token, half of the variance")

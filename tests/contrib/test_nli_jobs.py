@@ -33,7 +33,7 @@ from thinkalike.contrib.populations.member_likeness import likeness_of_members
 from thinkalike.contrib.populations.pair_templates import nli_challenge, nli_training
 from thinkalike.contrib.populations.pairs import HANS, MNLI, Pairs
 from thinkalike.job import Work
-from thinkalike.job.performing import key_of
+from thinkalike.job.inputs import key_of
 from thinkalike.models.load import load_model
 from thinkalike.processes import Interrupted, heeded
 from thinkalike.store import Job
@@ -170,7 +170,9 @@ def test_the_key_knows_how_members_run(tmp_path, pairs, members):
 
     def key(*more):
         config = composed(*command(tmp_path, pairs, members, *more), entry="analyze")
-        return key_of(kind, kind.key_settings(config), {**kind.inputs(config), **kind.prepare(config)})
+        return key_of(
+            kind.kind, kind.version, kind.key_settings(config), {**kind.inputs(config), **kind.prepare(config)}
+        )
 
     assert key("model.device=cpu", "model.dtype=float32") == key()
     assert len({key(), key("model.dtype=float64"), key("model.dtype=bfloat16"), key("model.context=16")}) == 4

@@ -17,7 +17,8 @@ from thinkalike.instruments.trajectory.checkpoints import steps_of
 from thinkalike.models.fingerprints import checkpoint_fingerprint
 from thinkalike.models.load import load_model
 from thinkalike.models.minis import build_mini, train_tokenizer
-from thinkalike.training.run import Run, fit
+from thinkalike.training.run import Run
+from thinkalike.training.trainer import fit
 
 SMALL = ["model.architecture.d_model=16", "model.architecture.n_heads=2", "model.architecture.d_head=8",
          "model.architecture.d_mlp=32", "model.architecture.n_ctx=64", "model.context=64",

@@ -3,10 +3,10 @@
 import pytest
 
 import pages
+from thinkalike.catalogue import SUBJECTS, conf_folders
 from thinkalike.config import MEASURES, TASKS, instrument
 from thinkalike.contrib.registry import STUDIES
 from thinkalike.job import Instrument
-from thinkalike.plugins import SUBJECTS, conf_folders
 
 ENTRIES = (*STUDIES.tasks, *STUDIES.measures, *STUDIES.subjects)
 

@@ -37,7 +37,8 @@ from thinkalike.measures.round_trips import both_directions
 from thinkalike.models.load import load_model
 from thinkalike.models.operations import operations
 from thinkalike.store import Result
-from thinkalike.training.run import Run, fit
+from thinkalike.training.run import Run
+from thinkalike.training.trainer import fit
 
 CONTEXT = 16
 SIZES = {"layer": 1, "width": 40, "k": 4, "tokens": 1024, "tokens_per_step": 32, "steps_per_buffer": 4}

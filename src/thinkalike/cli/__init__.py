@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from importlib.metadata import version
 
-import thinkalike
 from thinkalike.cli.job import entry_point
 from thinkalike.cli.pair_words import NAMES_OF_MODELS as NAMES_OF_MODELS
 from thinkalike.cli.pair_words import as_analysis as as_analysis
@@ -95,7 +95,7 @@ def main() -> None:
         print(USAGE)
         return
     if name in VERSION_FLAGS:
-        print(f"thinkalike {thinkalike.__version__}")
+        print(f"thinkalike {version('thinkalike')}")
         return
     if name in COMPLETION_FLAGS:
         command = _command_of_completion(words)

@@ -20,6 +20,7 @@ from thinkalike.cli.words import (
     without_overrides,
 )
 from thinkalike.completion import LINE, is_query, readable_line
+from thinkalike.config import JobConfig
 from thinkalike.config.compose import (
     PROGRAM,
     DictConfig,
@@ -43,7 +44,6 @@ from thinkalike.plugins import TRUSTED
 from thinkalike.processes import doing
 
 if TYPE_CHECKING:
-    from thinkalike.config import AnalyzeConfig, TrainConfig
     from thinkalike.store import Result
 
 log = logging.getLogger(__name__)
@@ -172,8 +172,11 @@ def do_jobs(composed: DictConfig) -> list[Result]:
     results: list[Result] = []
     with watched(), doing("starting", steps_aside=True), contextlib.suppress(ShareDone):
         # importing torch takes seconds
-        from thinkalike.job.performing import called_by, may_take_long, run_jobs
-        from thinkalike.job.settings import asked_for, check_read, warn_of_unread
+        from thinkalike.job.listed_jobs import asked_for
+        from thinkalike.job.performing import run_jobs
+        from thinkalike.job.planning import may_take_long
+        from thinkalike.job.provenance import called_by
+        from thinkalike.job.unread_settings import check_read, warn_of_unread
 
         check_read(chosen_keys, config)
         warn_of_unread(settings_of_files, config)
@@ -208,7 +211,7 @@ def _warn_of_sweep_settings() -> None:
         )
 
 
-def _check_command_line(config: TrainConfig | AnalyzeConfig) -> None:
+def _check_command_line(config: JobConfig) -> None:
     """Check what a job from Python may have, and one of a command line may not."""
     if config.store is None:
         raise ConfigError("store=null: a command line keeps its results; give store=DIR")
@@ -217,9 +220,7 @@ def _check_command_line(config: TrainConfig | AnalyzeConfig) -> None:
         raise ConfigError("trainer=ddp does not go with -m: start each such job by itself")
 
 
-def _forecast(
-    config: TrainConfig | AnalyzeConfig, chosen_keys: Sequence[str]
-) -> TrainConfig | AnalyzeConfig:
+def _forecast(config: JobConfig, chosen_keys: Sequence[str]) -> JobConfig:
     """Return a configuration within its budget; offer a long job a budget.
 
     A dry run prints what the job would do.
@@ -229,7 +230,8 @@ def _forecast(
     """
     import torch
 
-    from thinkalike.forecast import forecast, in_words, offered, show, within
+    from thinkalike.budget import offered, within
+    from thinkalike.forecast import forecast, in_words, show
     from thinkalike.screen import aside
 
     if config.threads:

@@ -1,11 +1,10 @@
-"""The options of a group, such as `model=gpt2`, and the configuration of a job made of them, without Hydra.
+"""The options of a configuration group, such as `model=gpt2`, without Hydra.
 
-    part_named("model", "gpt2", {"dtype": "bfloat16"})     # what model=gpt2 model.dtype=bfloat16 stands for
-    completed(open_job(schema, model=..., data=...))       # with everything decided that was left open
+    part_named("model", "gpt2", {"dtype": "bfloat16"})     # model=gpt2 model.dtype=bfloat16
 
-An option is a file of `conf/` or of an installed package, `conf/GROUP/NAME.yaml`; or a schema; or, of models and data,
-a folder or a repository of the hub. A command line may name further folders of options: then the reader of
-`thinkalike.config.compose` answers, see `reading_options`.
+An option is a file of `conf/` or of an installed package, `conf/GROUP/NAME.yaml`; or a schema; or,
+for models and data, a folder or a repository of the hub. A command line may name further folders
+of options: then the reader of `thinkalike.config.compose` answers, see `reading_options`.
 """
 
 from __future__ import annotations
@@ -13,41 +12,68 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from functools import cache
 from pathlib import Path
-from typing import Any, Protocol, get_type_hints, runtime_checkable
+from typing import Literal, Protocol, get_type_hints, overload, runtime_checkable
 
 import yaml
 
+from thinkalike.catalogue import MEASURES, TASKS, conf_folders, instrument, measure_entry
 from thinkalike.config import parts
-from thinkalike.config.parts import AnalyzeConfig, JobConfig, ModelConfig, TrainConfig, model_settings
-from thinkalike.config.schema import Checked, extended, initial_of, made
-from thinkalike.errors import ConfigError, nearest, one_of, short
-from thinkalike.files import YAML_LOADER, is_folder
-from thinkalike.plugins import (
-    MEASURES,
-    TASKS,
-    conf_folders,
-    instrument,
-    instrument_of,
-    is_plugin,
-    measure_entry,
+from thinkalike.config.jobs import AnalyzeConfig, JobConfig, TrainConfig
+from thinkalike.config.parts import (
+    DataConfig,
+    MeasureConfig,
+    ModelConfig,
+    StimuliConfig,
+    model_settings,
 )
+from thinkalike.config.schema import (
+    Checked,
+    Schema,
+    SettingValues,
+    extended,
+    fields_of,
+    initial_of,
+    made,
+    once_for_each_schema,
+)
+from thinkalike.errors import ConfigError, nearest, short
+from thinkalike.files import YAML_LOADER, is_folder
+from thinkalike.plugins import is_plugin
 
-Settings = dict[str, Any]
+Settings = dict[str, object]
 
-_CHECKOUT = Path(__file__).resolve().parents[3] / "conf"
-CONF = _CHECKOUT if _CHECKOUT.is_dir() else Path(__file__).resolve().parents[1] / "conf"  # where a wheel has it
-GROUPS: dict[str, Any] = {schema.part: schema for schema in vars(parts).values() if getattr(schema, "part", "")}
-LISTS = {"task": [*TASKS], "measure": [*MEASURES]}  # groups whose options are no files
-PACKAGES = "packages"  # packages/train is what installed packages add to the command lines of train.py
+
+def _schemas_of_parts() -> dict[str, type[Checked]]:
+    """Return the schema of each group, which is the part of a configuration of that name."""
+    schemas = {}
+    for value in vars(parts).values():
+        if isinstance(value, type) and issubclass(value, Checked) and value.part:
+            schemas[value.part] = value
+    return schemas
+
+
+_IN_CHECKOUT = Path(__file__).resolve().parents[3] / "conf"
+_IN_WHEEL = Path(__file__).resolve().parents[1] / "conf"
+CONF = _IN_CHECKOUT if _IN_CHECKOUT.is_dir() else _IN_WHEEL
+GROUPS = _schemas_of_parts()
+# groups whose options are no files
+LISTS = {"task": [*TASKS], "measure": [*MEASURES]}
+# packages/train is what installed packages add to the command lines of train.py
+PACKAGES = "packages"
+# what else a group may be
 HINTS = {"model": "; or a folder, or ORG/NAME of the hub", "data": "; or ORG/NAME of the hub"}
-REFERENCE = re.compile(r"\$\{\.(\w+)\}")  # in a text of an option: the value of another setting beside it
-DEFAULT = re.compile(r"(?:/(?P<group>[\w-]+)/)?(?P<name>[\w.-]+)(?:@_here_)?")  # an item of a list of defaults
-POWER_OF_TEN = re.compile(r"[-+]?[0-9]+[eE][-+]?[0-9]+")  # 3e-3, which YAML 1.1 takes for a text and Hydra for a number
-OPTIONAL = re.compile(r"optional /(?P<group>[\w-]+)@_here_")  # its group where it may lack the option
+# in a text of an option: the value of another setting beside it
+REFERENCE = re.compile(r"\$\{\.(\w+)\}")
+# an item of a list of defaults
+DEFAULT = re.compile(r"(?:/(?P<group>[\w-]+)/)?(?P<name>[\w.-]+)(?:@_here_)?")
+# an item whose group may lack the option
+OPTIONAL_DEFAULT = re.compile(r"optional /(?P<group>[\w-]+)@_here_")
+# such as 3e-3, which YAML 1.1 takes for a text and Hydra for a number
+POWER_OF_TEN = re.compile(r"[-+]?[0-9]+[eE][-+]?[0-9]+")
 
 
 class _Loader(YAML_LOADER):  # type: ignore[misc]
@@ -55,6 +81,9 @@ class _Loader(YAML_LOADER):  # type: ignore[misc]
 
 
 _Loader.add_implicit_resolver("tag:yaml.org,2002:float", POWER_OF_TEN, [*"-+0123456789"])
+
+
+# ---- who knows the options
 
 
 @runtime_checkable
@@ -65,10 +94,13 @@ class OptionReader(Protocol):
         """Return the names of the options that are files or measures, sorted."""
         ...
 
-    def settings(self, group: str, name: str, given: Mapping[str, Any]) -> Settings:
-        """Return the settings of an option, in which those that are given take the place of its own.
+    def settings(self, group: str, name: str, overrides: SettingValues) -> Settings:
+        """Return the settings of an option.
 
-        Only texts of the option itself may refer to other settings; what is given are plain values.
+        Only texts of the option itself may refer to other settings.
+
+        Args:
+            overrides: Plain values that replace those of the option.
 
         Raises:
             ConfigError: There is no such option; the message names the nearest one.
@@ -77,16 +109,20 @@ class OptionReader(Protocol):
 
 
 class PackagedOptions:
-    """The options of this package and of installed packages that extend it, as their YAML files say."""
+    """The options in the YAML files of this package and of installed packages that extend it."""
 
     def names(self, group: str) -> list[str]:
         return [*_packaged_names(group)]
 
-    def settings(self, group: str, name: str, given: Mapping[str, Any]) -> Settings:
-        settings = {**_packaged_settings(group, name), **given}
-        for setting, value in settings.items():
-            if setting not in given and isinstance(value, str):
-                settings[setting] = REFERENCE.sub(lambda reference: str(settings[reference[1]]), value)
+    def settings(self, group: str, name: str, overrides: SettingValues) -> Settings:
+        settings = {**_packaged_settings(group, name), **overrides}
+
+        def value_of(reference: re.Match[str]) -> str:
+            return str(settings[reference[1]])
+
+        for key, value in settings.items():
+            if key not in overrides and isinstance(value, str):
+                settings[key] = REFERENCE.sub(value_of, value)
         return settings
 
 
@@ -96,11 +132,11 @@ _reader: ContextVar[OptionReader] = ContextVar("reader of options", default=Pack
 @contextlib.contextmanager
 def reading_options(reader: OptionReader) -> Iterator[None]:
     """Let a reader answer for the options of all groups while this is open."""
-    before = _reader.set(reader)
+    token = _reader.set(reader)
     try:
         yield
     finally:
-        _reader.reset(before)
+        _reader.reset(token)
 
 
 def options(group: str) -> list[str]:
@@ -109,8 +145,19 @@ def options(group: str) -> list[str]:
 
 
 def option(group: str, name: str) -> Settings:
-    """Return the settings of an option of a group, or of a model by its folder or repository."""
+    """Return the settings of an option of a group; a model may be a folder or a repository."""
     return _reader.get().settings(group, name, {})
+
+
+# ---- files of options
+
+
+def option_folders() -> list[Path]:
+    """Return the folders of groups of this package, and then of installed packages.
+
+    The first folder that has an option counts.
+    """
+    return [CONF, *conf_folders().values()]
 
 
 @cache
@@ -122,21 +169,22 @@ def _packaged_names(group: str) -> tuple[str, ...]:
     return tuple(sorted(names))
 
 
-def option_folders() -> list[Path]:
-    """Return the folders of groups of this package and of installed packages; the first that has an option counts."""
-    return [CONF, *conf_folders().values()]
-
-
 def _packaged_settings(group: str, name: str) -> Settings:
+    """Return the settings of an option, whatever stands for it: a folder, a file or a schema."""
     node = folder_node(f"{group}/{name}")
-    if node is None and name in _packaged_names(group):
-        node = None if group == "measure" else _read_option(group, name)
+    if node is None and group != "measure" and name in _packaged_names(group):
+        node = _read_option(group, name)
     if node is None:
         node = schema_node(f"{group}/{name}")
     if node is None:
-        raise ConfigError(f"{group}={short(name)} is not known; {nearest(name, options(group))}{HINTS.get(group, '')}")
+        hint = HINTS.get(group, "")
+        raise ConfigError(
+            f"{group}={short(name)} is not known; {nearest(name, options(group))}{hint}"
+        )
     if group == "measure":
-        return dict(node["measure"])
+        settings = node["measure"]
+        assert isinstance(settings, dict)
+        return dict(settings)
     return _with_defaults(group, node)
 
 
@@ -146,174 +194,237 @@ def _read_option(group: str, name: str) -> Settings:
     for folder in option_folders():
         file = folder / group / f"{name}.yaml"
         if file.is_file():
-            return yaml.load(file.read_bytes(), Loader=_Loader) or {}
+            settings: Settings | None = yaml.load(file.read_bytes(), Loader=_Loader)
+            return settings or {}
     raise ConfigError(f"{group}={short(name)} has no file")
 
 
-def _with_defaults(group: str, node: Mapping[str, Any]) -> Settings:
-    """Return the settings of an option, merged with those of the options in its list of defaults, in their order."""
+def _with_defaults(group: str, node: Settings) -> Settings:
+    """Return the settings of an option, merged with those of its list of defaults, in order."""
     stated = {name: value for name, value in node.items() if name != "defaults"}
+    defaults = node.get("defaults", ["_self_"])
+    assert isinstance(defaults, list)
     settings: Settings = {}
-    for item in node.get("defaults", ["_self_"]):
+    for item in defaults:
         if item == "_self_":
             settings = _merged(settings, stated)
-        elif isinstance(item, Mapping):
-            ((key, name),) = item.items()
-            matched = OPTIONAL.fullmatch(key)
-            assert matched is not None, f"{group}: {key} is no optional default"
-            if name in _packaged_names(matched["group"]):
-                settings = _merged(settings, _packaged_settings(matched["group"], name))
         else:
-            matched = DEFAULT.fullmatch(item)
-            assert matched is not None, f"{group}: {item} is no default"
-            settings = _merged(settings, _packaged_settings(matched["group"] or group, matched["name"]))
+            settings = _merged(settings, _settings_of_default(group, item))
     return settings
 
 
-def _merged(settings: Mapping[str, Any], later: Mapping[str, Any]) -> Settings:
-    """Return settings in which later ones replace those before, one by one also inside dictionaries."""
-    result = {**settings}
+def _settings_of_default(group: str, item: object) -> Settings:
+    """Return the settings of an item of a list of defaults of an option of a group.
+
+    An item is a name, or {"optional /GROUP@_here_": NAME}, which has none if there is no such
+    option.
+    """
+    if isinstance(item, Mapping):
+        ((key, name),) = item.items()
+        optional = OPTIONAL_DEFAULT.fullmatch(str(key))
+        assert optional is not None, f"{group}: {key} is no optional default"
+        if name not in _packaged_names(optional["group"]):
+            return {}
+        return _packaged_settings(optional["group"], str(name))
+    default = DEFAULT.fullmatch(str(item))
+    assert default is not None, f"{group}: {item} is no default"
+    return _packaged_settings(default["group"] or group, default["name"])
+
+
+def _merged(settings: SettingValues, later: SettingValues) -> Settings:
+    """Return settings in which later ones replace the earlier, also inside dictionaries."""
+    merged = {**settings}
     for name, value in later.items():
-        before = result.get(name)
-        both_have_settings = isinstance(before, Mapping) and isinstance(value, Mapping)
-        result[name] = _merged(before, value) if both_have_settings else value  # type: ignore[arg-type]
-    return result
+        earlier = merged.get(name)
+        if isinstance(earlier, Mapping) and isinstance(value, Mapping):
+            merged[name] = _merged(earlier, value)
+        else:
+            merged[name] = value
+    return merged
+
+
+# ---- options without a file
 
 
 def folder_node(path: str) -> Settings | None:
-    """Return what stands for the model in a folder, or in a GGUF file, if a path model/DIR names one."""
+    """Return what stands for the model in a folder, or in a GGUF file.
+
+    Args:
+        path: GROUP/NAME; None is returned unless it is model/PATH.
+    """
     group, _, name = path.partition("/")
-    is_written_as_path = name.startswith((".", "/", "~")) or name.count("/") > 1 or name.endswith((".gguf", ".ckpt"))
-    is_place = is_written_as_path or ("/" in name and is_folder(name))
-    if group != "model" or "://" in name or not is_place:
+    if group != "model" or "://" in name:
+        return None
+    is_written_as_path = (
+        name.startswith((".", "/", "~"))
+        or name.count("/") > 1
+        or name.endswith((".gguf", ".ckpt"))
+    )
+    is_existing_folder = "/" in name and is_folder(name)
+    if not (is_written_as_path or is_existing_folder):
         return None
     return {"defaults": ["/model/local@_here_", "_self_"], "path": name}
 
 
 def schema_node(path: str) -> Settings | None:
-    """Return what stands for any other path GROUP/NAME that is no file: a schema, a task, a measure, ORG/NAME."""
+    """Return what stands for a path GROUP/NAME that is no file.
+
+    That is a schema, a task, a measure, or ORG/NAME of the hub.
+    """
     group, _, name = path.partition("/")
-    if path in ("train_schema", "analyze_schema"):  # of models and data, which may not be named, all settings are open
-        unset = unset_settings(AnalyzeConfig if path == "analyze_schema" else instrument(TASKS["stitch"]).config)
-        return unset | {part: dict.fromkeys(unset[part]) for part in ("model", "target", "data")}
+    if path in ("train_schema", "analyze_schema"):
+        return _root_node(path)
     if group == PACKAGES:
-        files = {f"{package}_{name}": folder for package, folder in conf_folders().items()}
-        return {"defaults": [f"/{file}" for file, folder in files.items() if (folder / f"{file}.yaml").is_file()]}
+        return _packages_node(name)
     if name == "schema" and group in GROUPS:
         return unset_settings(schema_of_group(group))
     if group == "task" and name in TASKS:
-        return {"task": name, **_added(instrument(TASKS[name]).config, TrainConfig)}
+        config = config_schema_of(instrument(TASKS[name]))
+        return {"task": name, **_added_parts(config, TrainConfig)}
     if group == "measure" and (name in MEASURES or is_plugin(name)):
-        added = _added(instrument(measure_entry(name)).config, AnalyzeConfig)
+        config = config_schema_of(instrument(measure_entry(name)))
+        added = _added_parts(config, AnalyzeConfig)
         return {"measure": unset_settings(measure_schema(name)), **added}
-    is_odd = "/" not in name or "--" in name or ".." in name or name.endswith(".git")
-    if group in ("model", "data") and re.match(parts.REPOSITORY, name, re.ASCII) and not is_odd:
-        node = {"defaults": [f"/{group}/hub@_here_", "_self_"], "hub_id": name}
-        return node | ({"name": name} if group == "data" else {})
+    if group in ("model", "data") and _is_repository(name):
+        node: Settings = {"defaults": [f"/{group}/hub@_here_", "_self_"], "hub_id": name}
+        if group == "data":
+            node["name"] = name
+        return node
     return None
 
 
-def _added(schema: Any, root: Any) -> Settings:
+def _root_node(path: str) -> Settings:
+    """Return the settings of all jobs of a script, in which those of models and data are open."""
+    schema: type[JobConfig] = AnalyzeConfig
+    if path == "train_schema":
+        schema = config_schema_of(instrument(TASKS["stitch"]))
+    unset = dict(unset_settings(schema))
+    for part in ("model", "target", "data"):  # they may not be named
+        settings = unset[part]
+        assert isinstance(settings, dict)
+        unset[part] = dict.fromkeys(settings)
+    return unset
+
+
+def _packages_node(script: str) -> Settings:
+    """Return the defaults that installed packages add to the command lines of a script."""
+    defaults = []
+    for package, folder in conf_folders().items():
+        name = f"{package}_{script}"
+        if (folder / f"{name}.yaml").is_file():
+            defaults.append(f"/{name}")
+    return {"defaults": defaults}
+
+
+def _is_repository(name: str) -> bool:
+    """Return whether a name can be ORG/NAME of the hub."""
+    is_odd = "/" not in name or "--" in name or ".." in name or name.endswith(".git")
+    return not is_odd and re.match(parts.REPOSITORY, name, re.ASCII) is not None
+
+
+def _added_parts(schema: type[Checked], root: type[Checked]) -> Settings:
     """Return the parts that the configuration of a task or measure has beyond those of all."""
     known = unset_settings(root)
-    return {name: part for name, part in unset_settings(schema).items() if name not in known}
+    added = unset_settings(schema)
+    return {name: part for name, part in added.items() if name not in known}
 
 
-@cache
-def unset_settings(schema: Any) -> Settings:
+@once_for_each_schema
+def unset_settings(schema: type[Checked]) -> Settings:
     """Return the defaults of a schema, and None for what is left to the recipe."""
     hints = get_type_hints(schema)
     settings: Settings = {}
-    for item in dataclasses.fields(schema):
-        if dataclasses.is_dataclass(hints[item.name]):
-            part: Any = extended(hints[item.name])
-            settings[item.name] = unset_settings(part)
+    for item in fields_of(schema):
+        hint = hints[item.name]
+        if dataclasses.is_dataclass(hint):
+            assert isinstance(hint, type)
+            assert issubclass(hint, Checked)
+            settings[item.name] = unset_settings(extended(hint))
         else:
             settings[item.name] = initial_of(item)
     return settings
 
 
-def schema_of_group(group: str) -> Any:
-    """Return the schema of the options of a group, with the settings that installed packages add."""
+# ---- schemas and their settings
+
+
+def schema_of_group(group: str) -> type[Checked]:
+    """Return the schema of a group, with the settings that installed packages add."""
     return extended(GROUPS[group])
 
 
-def measure_schema(kind: str) -> Any:
-    """Return the schema of a kind of measure, which is defined in the file of its instrument."""
-    return instrument(measure_entry(kind)).settings
+def measure_schema(kind: str) -> type[MeasureConfig]:
+    """Return the schema of a kind of measure, which is in the file of its instrument."""
+    return settings_schema_of(instrument(measure_entry(kind)))
 
 
-def part_named(group: str, name: str, given: Mapping[str, Any]) -> Any:
-    """Return the part that an option of a group stands for, with what is given; "schema" leaves the recipe's open."""
-    settings = _reader.get().settings(group, name, given)
+def settings_schema_of(instrument: object) -> type[MeasureConfig]:
+    """Return the schema of the measure of an `Instrument`."""
+    schema = getattr(instrument, "settings", None)
+    assert isinstance(schema, type)
+    assert issubclass(schema, MeasureConfig)
+    return schema
+
+
+def config_schema_of(instrument: object) -> type[JobConfig]:
+    """Return the class of the configurations of an `Instrument`."""
+    schema = getattr(instrument, "config", None)
+    assert isinstance(schema, type)
+    assert issubclass(schema, JobConfig)
+    return schema
+
+
+@overload
+def part_named(group: Literal["model"], name: str, overrides: SettingValues) -> ModelConfig: ...
+@overload
+def part_named(group: Literal["data"], name: str, overrides: SettingValues) -> DataConfig: ...
+@overload
+def part_named(
+    group: Literal["stimuli"], name: str, overrides: SettingValues
+) -> StimuliConfig: ...
+@overload
+def part_named(
+    group: Literal["measure"], name: str, overrides: SettingValues
+) -> MeasureConfig: ...
+@overload
+def part_named(group: str, name: str, overrides: SettingValues) -> Checked: ...
+def part_named(group: str, name: str, overrides: SettingValues) -> Checked:
+    """Return the part that an option of a group stands for.
+
+    Args:
+        name: The option; "schema" leaves open what is left to the recipe.
+        overrides: Settings that replace those of the option.
+    """
+    settings = _reader.get().settings(group, name, overrides)
     schema = measure_schema(name) if group == "measure" else schema_of_group(group)
     return made(schema, settings, f"{group}.")
 
 
-def model_named(model: ModelConfig | str, settings: Mapping[str, Any]) -> ModelConfig:
-    """Return the configuration of a model, as `model=NAME model.SETTING=VALUE` does, or a given one with settings."""
-    if isinstance(model, ModelConfig) and model.is_in_memory:
-        return dataclasses.replace(model, **settings)
-    if isinstance(model, ModelConfig):
-        return model_settings(**{**vars(model), **settings})
-    return part_named("model", model, settings)  # type: ignore[no-any-return]
+def model_named(model: ModelConfig | str, settings: SettingValues) -> ModelConfig:
+    """Return the configuration of a model, as `model=NAME model.SETTING=VALUE` does.
+
+    Args:
+        model: A name, or a configuration, which gets these settings.
+    """
+    if isinstance(model, str):
+        return part_named("model", model, settings)
+    if model.is_in_memory:
+        return with_changes(model, settings)
+    return model_settings(**{**vars(model), **settings})
 
 
-def given_settings(part: Mapping[str, Any]) -> Settings:
+def with_changes(part: Schema, changes: SettingValues) -> Schema:
+    """Return a part of a configuration with other values, which are checked."""
+    return dataclasses.replace(part, **changes)  # type: ignore[type-var]
+
+
+def given_settings(part: SettingValues) -> Settings:
     """Return the settings of a part that have a value."""
     return {key: value for key, value in part.items() if value is not None}
 
 
-def settings_of(part: Any) -> Settings:
-    """Return the settings that are given of a part without a name."""
-    unset = unset_settings(part.__class__)
-    return {name: value for name, value in given_settings(vars(part)).items() if value != unset[name]}
-
-
-def open_job(schema: Any, **given: Any) -> Any:
-    """Return the configuration of a job with these parts and settings, in which everything else is left open."""
-    return dataclasses.replace(made(schema, unset_settings(schema)), **given)
-
-
-def completed(config: Any, reads: Collection[str] | None = None) -> Any:
-    """Return a configuration in which what was left open is decided, in the parts that the job `reads`.
-
-    The data is what the models were trained on, and other parts without a name are what their schemas say; the settings
-    of every part are those of its recipe.
-    """
-    if not isinstance(config, JobConfig):  # an instrument may have a configuration of its own
-        return config
-    if reads is None:
-        return instrument_of(config).completed(config)
-    if "data" in reads:
-        config = _with_rows_of_states(config)
-    if "data" in reads and config.data.name is None:
-        corpus = config.data.source or config.model.corpus or config.target.corpus or "pydoc"
-        one_of("model.corpus", corpus, (each for each in options("data") if each != "auto"))
-        config = dataclasses.replace(config, data=part_named("data", corpus, settings_of(config.data)))
-    parts: Settings = {name: part for name in reads if isinstance(part := getattr(config, name, None), Checked)}
-    for name, part in parts.items():
-        if part.usual_option and part.name is None:
-            part = made(type(part), option(name, part.usual_option) | settings_of(part), f"{name}.")
-        parts[name] = part.completed(config)
-    return dataclasses.replace(config, **parts).completed(config)
-
-
-def _with_rows_of_states(config: JobConfig) -> JobConfig:
-    """Return the configuration of a job that reads the text of its folder of states, if one of its models is such.
-
-    Raises:
-        ConfigError: Other text is asked for, of which the folder has no states.
-    """
-    folders = [model.path for model in (config.model, config.target) if model is not None and model.holds_states]
-    if not folders:
-        return config
-    if config.data.name is not None and config.data.source != "states":
-        raise ConfigError(
-            f"data={config.data.name}: the text that is compared is that of {folders[0]}, a folder of states; "
-            "leave data out"
-        )
-    if config.data.name is not None:
-        return config
-    settings = {**settings_of(config.data), "files": folders[:1]}
-    return dataclasses.replace(config, data=part_named("data", "states", settings))
+def settings_of(part: Checked) -> Settings:
+    """Return the settings of a part without a name that have another value than the default."""
+    unset = unset_settings(type(part))
+    settings = given_settings(vars(part))
+    return {name: value for name, value in settings.items() if value != unset[name]}

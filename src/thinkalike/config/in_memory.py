@@ -4,19 +4,20 @@
     TextInMemory           records of texts, in place of files of text
     TableInMemory          stimuli in a DataFrame, in place of a table in a file
 
-Recorded states in memory, in place of a file of `activations`, are `thinkalike.config.recorded.RecordedArrays`.
-An object is no setting: no key, no stored configuration and no command line has it. Its digest, which decides the
-numbers, enters the key where that of a file would.
+Recorded states in memory, in place of a file of `activations`, are
+`thinkalike.config.recorded.RecordedArrays`. An object is no setting: no key, no stored
+configuration and no command line has it. Its digest, which decides the numbers, enters the key
+where that of a file would.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 from thinkalike.config.parts import DataConfig, ModelConfig, StimuliConfig
 from thinkalike.config.schema import an_object, extended
@@ -27,7 +28,14 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class Loaded(Protocol):
-    """What a configuration knows of a model that is loaded."""
+    """What a configuration knows of a model that is loaded, a `FrozenModel`."""
+
+    @property
+    def module(self) -> object: ...
+    @property
+    def predicts(self) -> Literal["next", "hidden", "class", "states"]: ...
+    @property
+    def n_layers(self) -> int: ...
 
     def parameters(self) -> int:
         """Return the number of its weights."""
@@ -39,11 +47,11 @@ class LoadedModelConfig(ModelConfig):
     """A model in memory, and how it runs.
 
     Attributes:
-        loaded: the `FrozenModel`.
-        digest: of all that decides its numbers, "memory:" and 16 digits.
+        loaded: The `FrozenModel`.
+        digest: Of all that decides its numbers, "memory:" and 16 digits.
     """
 
-    loaded: Any = an_object()
+    loaded: Loaded = an_object()
     digest: str = an_object("memory:")
 
     @property
@@ -51,21 +59,25 @@ class LoadedModelConfig(ModelConfig):
         return True
 
     @property
-    def weights(self) -> int:
-        """How many weights it has."""
-        loaded: Loaded = self.loaded
-        return loaded.parameters()
+    def weights_in_memory(self) -> int:
+        return self.loaded.parameters()
 
 
-def loaded_model_config(loaded: Loaded, digest: str, **settings: Any) -> LoadedModelConfig:
-    """Return the configuration of a model in memory, also with the settings that installed packages add."""
-    return _loaded_schema()(loaded=loaded, digest=digest, **settings)
+def loaded_model_config(loaded: Loaded, digest: str, **settings: object) -> LoadedModelConfig:
+    """Return the configuration of a model in memory.
+
+    Its settings may also be those that installed packages add.
+    """
+    schema = _loaded_schema()
+    return schema(loaded=loaded, digest=digest, **settings)  # type: ignore[arg-type]
 
 
 @cache
 def _loaded_schema() -> type[LoadedModelConfig]:
+    """Return the schema of a model in memory, with the settings that installed packages add."""
     content = {"__module__": __name__, "__doc__": LoadedModelConfig.__doc__}
-    schema = type(LoadedModelConfig.__name__, (LoadedModelConfig, extended(ModelConfig)), content)
+    bases = (LoadedModelConfig, extended(ModelConfig))
+    schema = type(LoadedModelConfig.__name__, bases, content)
     return dataclass(schema)
 
 
@@ -73,7 +85,7 @@ def _loaded_schema() -> type[LoadedModelConfig]:
 class Records:
     """Records of texts, each of which has a field that holds the text."""
 
-    rows: Sequence[Mapping[str, Any]]
+    rows: Sequence[dict[str, object]]
 
     @cached_property
     def digest(self) -> bytes:
@@ -88,7 +100,7 @@ class Records:
 class TextInMemory(DataConfig):
     """Texts in memory, and how they become rows of tokens."""
 
-    records: Any = an_object()  # `Records`
+    records: Records = an_object()
 
     @property
     def has_files(self) -> bool:
@@ -107,7 +119,7 @@ class Table:
 class TableInMemory(StimuliConfig):
     """The stimuli of a DataFrame."""
 
-    table: Any = an_object()  # `Table`
+    table: Table = an_object()
 
     @property
     def has_file(self) -> bool:

@@ -11,15 +11,17 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 IN_ORDER = "order"  # in place of the ids of recorded states: row i is stimulus i
+DIGITS = 16  # of a fingerprint
 
 
 class RecordedArrays:
     """Recorded states of stimuli in memory, whose rows are in the order of the stimuli.
 
     Attributes:
-        name: what tables call them.
-        argument: what errors call them, such as source or models[0].
-        layers: the states of each layer by its name, all (stimuli, width), or one array (layers, stimuli, width).
+        name: What tables call them.
+        argument: What errors call them, such as source or models[0].
+        layers: The states of each layer by its name, all (stimuli, width); or one array
+            (layers, stimuli, width).
     """
 
     def __init__(self, name: str, argument: str, layers: Mapping[str, Tensor]):
@@ -32,9 +34,9 @@ class RecordedArrays:
 
     @cached_property
     def fingerprint(self) -> str:
-        """The name, and the first digits of the SHA-256 of the arrays as a file of safetensors."""
+        """The name, and the first digits of the SHA-256 of the arrays as safetensors."""
         from safetensors.numpy import save
 
         arrays = {name: states.numpy() for name, states in self.layers.items()}
         content = save(arrays, metadata={"ids": IN_ORDER})
-        return f"{self.name} {hashlib.sha256(content).hexdigest()[:16]}"
+        return f"{self.name} {hashlib.sha256(content).hexdigest()[:DIGITS]}"

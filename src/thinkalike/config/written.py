@@ -1,22 +1,32 @@
 """Numbers as a person wrote them, for settings that are texts.
 
-YAML and Hydra read `revision: 1.10` as the number 1.1 before anybody knows that a revision is a text. So the text of
-each such number is kept beside the values, by its place, until the schema of the setting is known.
+YAML and Hydra read `revision: 1.10` as the number 1.1 before anybody knows that a revision is a
+text. So the text of each such number is kept beside the values, by its place, until the schema of
+the setting is known.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import UnionType
-from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Protocol,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+    runtime_checkable,
+)
 
 import yaml
 
 from thinkalike.files import YAML_LOADER
 
-Place = tuple[str | int, ...]  # the keys and list positions that lead to a value, such as ("data", "files", 0)
-NumberTexts = dict[Place, str]
+# the keys and list positions that lead to a value, such as ("data", "files", 0)
+KeyPath = tuple[str | int, ...]
+NumberTexts = dict[KeyPath, str]
 MERGE_TAG = "tag:yaml.org,2002:merge"
 
 
@@ -38,110 +48,163 @@ class WrittenFloat(float):
         return self.text
 
 
-def taken_texts(value: Any, key: str) -> tuple[Any, NumberTexts]:
-    """Return the value of a dotted key with plain numbers, and the texts of those that remember theirs."""
+@runtime_checkable
+class SettingsTree(Protocol):
+    """Nested settings that can be changed, such as a configuration of OmegaConf."""
+
+    def __getitem__(self, key: str | int, /) -> object: ...
+    def __setitem__(self, key: str | int, value: object, /) -> None: ...
+
+
+def taken_texts(value: object, key: str) -> tuple[object, NumberTexts]:
+    """Return a value with plain numbers, and the texts of those that remember theirs.
+
+    Args:
+        key: The dotted key of the value.
+    """
     texts: NumberTexts = {}
-    return _plain(value, tuple(key.split(".")), texts), texts
+    plain = _plain(value, tuple(key.split(".")), texts)
+    return plain, texts
 
 
-def _plain(value: Any, place: Place, texts: NumberTexts) -> Any:
+def _plain(value: object, key_path: KeyPath, texts: NumberTexts) -> object:
     if isinstance(value, dict):
-        return {name: _plain(inner, (*place, name), texts) for name, inner in value.items()}
+        return {name: _plain(inner, (*key_path, name), texts) for name, inner in value.items()}
     if isinstance(value, list):
-        return [_plain(inner, (*place, position), texts) for position, inner in enumerate(value)]
-    if isinstance(value, WrittenInt | WrittenFloat):
-        texts[place] = value.text
-        return int(value) if isinstance(value, int) else float(value)
+        return [_plain(inner, (*key_path, index), texts) for index, inner in enumerate(value)]
+    if isinstance(value, WrittenInt):
+        texts[key_path] = value.text
+        return int(value)
+    if isinstance(value, WrittenFloat):
+        texts[key_path] = value.text
+        return float(value)
     return value
 
 
-def texts_of_yaml(content: bytes, settings: Any) -> NumberTexts:
-    """Return the texts of the numbers of a YAML file, given the settings that were read from it."""
+def texts_of_yaml(content: bytes, settings: object) -> NumberTexts:
+    """Return the texts of those numbers of a YAML file that print as another text.
+
+    Args:
+        settings: What was read from the file.
+    """
     texts: NumberTexts = {}
     _add_texts(yaml.compose(content, Loader=YAML_LOADER), (), texts)
-    return {place: text for place, text in texts.items() if _is_number_written_otherwise(settings, place, text)}
+    written_otherwise = {}
+    for key_path, text in texts.items():
+        value = _value_at(settings, key_path)
+        if _is_number(value) and str(value) != text:
+            written_otherwise[key_path] = text
+    return written_otherwise
 
 
-def _add_texts(node: Any, place: Place, texts: NumberTexts) -> None:
+def _add_texts(node: yaml.Node | None, key_path: KeyPath, texts: NumberTexts) -> None:
+    """Add the texts of the values inside a node of a YAML file."""
     if isinstance(node, yaml.ScalarNode):
-        texts[place] = node.value
+        texts[key_path] = node.value
     elif isinstance(node, yaml.SequenceNode):
-        for position, inner in enumerate(node.value):
-            _add_texts(inner, (*place, position), texts)
+        for index, inner in enumerate(node.value):
+            _add_texts(inner, (*key_path, index), texts)
     elif isinstance(node, yaml.MappingNode):
-        # what <<: brings in is overridden by the keys beside it
-        for key, inner in sorted(node.value, key=lambda pair: pair[0].tag != MERGE_TAG):
-            if key.tag != MERGE_TAG:
-                _add_texts(inner, (*place, key.value), texts)
-                continue
-            merged = reversed(inner.value) if isinstance(inner, yaml.SequenceNode) else [inner]
-            for mapping in merged:
-                _add_texts(mapping, place, texts)
+        # The keys of a mapping override what <<: brings in, so that comes first.
+        merged_first = sorted(node.value, key=lambda pair: pair[0].tag != MERGE_TAG)
+        for key, inner in merged_first:
+            if key.tag == MERGE_TAG:
+                _add_merged_texts(inner, key_path, texts)
+            else:
+                _add_texts(inner, (*key_path, key.value), texts)
 
 
-def _is_number_written_otherwise(settings: Any, place: Place, text: str) -> bool:
-    value = _value_at(settings, place)
-    return _is_number(value) and str(value) != text
+def _add_merged_texts(node: yaml.Node, key_path: KeyPath, texts: NumberTexts) -> None:
+    """Add the texts of what <<: brings in: a mapping, or several, of which the first counts."""
+    if not isinstance(node, yaml.SequenceNode):
+        _add_texts(node, key_path, texts)
+        return
+    for mapping in reversed(node.value):
+        _add_texts(mapping, key_path, texts)
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _value_at(settings: Any, place: Place) -> Any:
+def _value_at(settings: object, key_path: KeyPath) -> object:
     """Return the value at a place of nested settings, or None if there is no such place."""
     value = settings
-    for step in place:
-        if isinstance(step, int):
-            value = value[step] if isinstance(value, list) and step < len(value) else None
+    for step in key_path:
+        if isinstance(step, int) and isinstance(value, list) and step < len(value):
+            value = value[step]
+        elif isinstance(step, str) and isinstance(value, Mapping):
+            value = value.get(step)
         else:
-            value = value.get(step) if isinstance(value, Mapping) else None
+            return None
     return value
 
 
 def drop_texts(texts: NumberTexts, keys: Iterable[str]) -> None:
-    """Remove the texts of the settings that have these dotted keys, and of all that is inside them."""
+    """Remove the texts of the settings that have these dotted keys, and of all inside them."""
     overridden = {tuple(key.split(".")) for key in keys}
-    for place in list(texts):
-        starts = (place[:length] for length in range(1, len(place) + 1))
-        if any(start in overridden for start in starts):
-            del texts[place]
+    for key_path in list(texts):
+        beginnings = [key_path[:length] for length in range(1, len(key_path) + 1)]
+        if any(beginning in overridden for beginning in beginnings):
+            del texts[key_path]
 
 
-def restore_texts(composed: Any, settings: Any, texts: NumberTexts, schema_of: Any) -> None:
+def restore_texts(
+    composed: SettingsTree,
+    settings: object,
+    texts: NumberTexts,
+    schema_of: Callable[[KeyPath], tuple[object, KeyPath] | None],
+) -> None:
     """Put the text of each number into a composed configuration where the setting is a text.
 
     Args:
-        settings: the plain values of `composed`.
-        schema_of: a function from the place of a setting to the schema that holds it and its place in there, or None.
+        settings: The plain values of `composed`.
+        schema_of: Returns for the place of a setting the schema that holds it and its place in
+            there, or None.
     """
-    for place, text in texts.items():
-        if not _is_number(_value_at(settings, place)):  # a later file or override set another value
+    for key_path, text in texts.items():
+        if not _is_number(
+            _value_at(settings, key_path)
+        ):  # a later file or override set another value
             continue
-        found = schema_of(place)
-        if found is None:
+        schema_and_path = schema_of(key_path)
+        if schema_and_path is None:
             continue
-        types = types_at(*found)
+        types = types_at(*schema_and_path)
         if str in types and not {int, float} & types:
-            holder = composed
-            for step in place[:-1]:
-                holder = holder[step]
-            holder[place[-1]] = text
+            _set_at(composed, key_path, text)
 
 
-def types_at(hint: Any, place: Place) -> set[Any]:
-    """Return the types that a value at a place inside an annotation can have: those of `list[str]` at 0 are {str}."""
-    origin, arguments = get_origin(hint), get_args(hint)
+def _set_at(settings: SettingsTree, key_path: KeyPath, value: object) -> None:
+    """Set the value at a place of nested settings."""
+    holder: object = settings
+    for step in key_path[:-1]:
+        holder = holder[step]  # type: ignore[index]
+    holder[key_path[-1]] = value  # type: ignore[index]
+
+
+def types_at(hint: object, key_path: KeyPath) -> set[object]:
+    """Return the types that a value at a place inside an annotation can have.
+
+    Those of `list[str]` at 0 are {str}.
+    """
+    origin = get_origin(hint)
+    arguments = get_args(hint)
     if origin is Annotated:
-        return types_at(arguments[0], place)
+        return types_at(arguments[0], key_path)
     if origin in (Union, UnionType):
-        return set().union(*(types_at(argument, place) for argument in arguments))
-    if not place:
+        types: set[object] = set()
+        for argument in arguments:
+            types |= types_at(argument, key_path)
+        return types
+    if not key_path:
         return {hint}
-    step, rest = place[0], place[1:]
+
+    step = key_path[0]
+    rest = key_path[1:]
     if dataclasses.is_dataclass(hint):
         hints = get_type_hints(hint, include_extras=True)
-        return types_at(hints[step], rest) if step in hints else set()
+        return types_at(hints[str(step)], rest) if step in hints else set()
     if origin is list and isinstance(step, int):
         return types_at(arguments[0], rest)
     if origin is dict and isinstance(step, str):

@@ -24,7 +24,7 @@ import pandas as pd
 
 from thinkalike.config import StimuliConfig
 from thinkalike.config.in_memory import Table, TableInMemory
-from thinkalike.config.schema import as_settings
+from thinkalike.config.values import as_settings
 from thinkalike.data.conllu import read_conllu
 from thinkalike.data.sources import read_by_ending, whole_characters
 from thinkalike.data.stimuli import (

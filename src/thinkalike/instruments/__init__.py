@@ -10,11 +10,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, cast
 
 from thinkalike import figures
+from thinkalike.catalogue import instrument
 from thinkalike.errors import ResultError
 from thinkalike.global_state import isolated
+from thinkalike.job.listed_jobs import asked_for
+from thinkalike.job.lookup import instrument_of
 from thinkalike.job.performing import passes, run_job, run_jobs
-from thinkalike.job.settings import asked_for, check_read
-from thinkalike.plugins import instrument, instrument_of
+from thinkalike.job.unread_settings import check_read
 from thinkalike.store import Result
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from typing import ClassVar, Literal
 import pandas as pd
 from torch import Tensor
 
-from thinkalike.config import AnalyzeConfig, JobConfig, SettingValues
+from thinkalike.config import AnalyzeConfig, RecipeJob, SettingValues
 from thinkalike.errors import ConfigError, DataError, listed
 from thinkalike.instruments.layer_pairs.instrument import LayerPairs
 from thinkalike.instruments.layer_pairs.settings import BATCHES, OF_STATES, WithNull
@@ -52,7 +52,7 @@ class CKAConfig(WithNull):
     # what a row is; mean: over the tokens of a row of text
     flatten: Literal["token", "sample", "mean"] = "token"
 
-    def by_recipe(self, job: JobConfig) -> SettingValues:
+    def by_recipe(self, job: RecipeJob) -> SettingValues:
         if job.is_mini:
             return {"batches": BATCHES}
         return {"batches": BATCHES_OF_PAPER}

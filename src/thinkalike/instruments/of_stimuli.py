@@ -314,7 +314,7 @@ def comparison_of_stimuli(
         work: The context of the running job.
     """
     measure = replace(instrument.measure_settings(config), **instrument.for_stimuli)
-    stimuli = work.inputs["stimuli"]
+    stimuli = work.input("stimuli", Stimuli)
     states_by_side = stimulus_states_of(config, stimuli, measure.embed)
     compared, with_massive = without_massive(config, stimuli, states_by_side)
 

@@ -34,7 +34,7 @@ from thinkalike.instruments.ruler.words import (
     tokens_of_words,
 )
 from thinkalike.job import Outcome, Work
-from thinkalike.job.instrument import LADDER
+from thinkalike.job.budget_ladder import LADDER
 from thinkalike.measures.contract import SAME_SHAPE
 from thinkalike.measures.ridge import Predictor, both_ways, bytes_of_predictor, with_interval
 from thinkalike.models.shapes import Passes, Shapes

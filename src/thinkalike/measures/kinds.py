@@ -27,17 +27,12 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from thinkalike.arguments import (
-    EXACT,
-    UNREADABLE,
-    check_choice,
-    in_plain_lines,
-    refuse_huge,
-    refuse_masked,
-    shown,
-    tensor_of,
-)
+from thinkalike.arguments import check_choice, shown, tensor_of
+from thinkalike.arguments.huge_arrays import refuse_huge
+from thinkalike.arguments.messages import in_plain_lines
+from thinkalike.arguments.tensors import UNREADABLE, refuse_masked
 from thinkalike.errors import one_line, plain_line
+from thinkalike.ranges import EXACT
 
 KINDS = ("nominal", "ordinal", "numeric", "continuous")
 NUMBER_KINDS = ("numeric", "continuous")

@@ -252,7 +252,7 @@ def _step_grids(table: Columns, trained_model: str) -> Iterator[Grid]:
     # Each layer has a grid of its own.
     for (layer_name,), rows in sorted(named.groups(["layer"]).items()):
         for variant, cells in _variants(rows, ["feature", "step"]):
-            full_variant = ", ".join(text for text in (layer_name, variant) if text)
+            full_variant = ", ".join(text for text in (str(layer_name), variant) if text)
             yield _grid("steps", [trained_model], full_variant, cells, "feature", "step")
 
 

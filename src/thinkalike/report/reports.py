@@ -16,6 +16,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TypedDict
 
+from thinkalike.catalogue import title_of
 from thinkalike.columns import Columns
 from thinkalike.errors import StoreError, ThinkalikeError, one_line, plain, plain_line
 from thinkalike.listing import (
@@ -30,7 +31,6 @@ from thinkalike.listing import (
     skipping,
     stores_and_settings,
 )
-from thinkalike.plugins import title_of
 from thinkalike.processes import counted
 from thinkalike.report.grids import Cell, Grid, grids_of, plain_value, rounded
 from thinkalike.screen import watched

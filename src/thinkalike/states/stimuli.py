@@ -17,7 +17,7 @@ from torch import Tensor
 
 from thinkalike.config import AnalyzeConfig, ModelConfig
 from thinkalike.config.recorded import RecordedArrays
-from thinkalike.config.schema import as_settings
+from thinkalike.config.values import as_settings
 from thinkalike.data.cache import CacheEntry, cache_folder, read_or_compute
 from thinkalike.data.recordings import mean_of_runs, read_recording, recording_fingerprint
 from thinkalike.data.stimuli import Stimuli

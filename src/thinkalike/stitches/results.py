@@ -110,7 +110,9 @@ def _contents(result: Result, seed: Seed, is_back: bool) -> tuple[_Claims, str]:
         seed: of the fits, numbered from 0.
         is_back: whether the stitches from the target to the source are asked for.
     """
-    seed = checked_numbers(_contents, {"seed": seed})["seed"]
+    checked_seed = checked_numbers(_contents, {"seed": seed})["seed"]
+    assert isinstance(checked_seed, int)
+    seed = checked_seed
     path = _path(result)
     prefix = ""
     if is_back:

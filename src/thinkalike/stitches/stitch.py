@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from jaxtyping import Float
@@ -200,8 +200,9 @@ def _map_of_plugin(kind: str, width_in: int, width_out: int) -> nn.Module:
     Raises:
         PluginError: it has no weights, or leads to another width.
     """
-    function: Callable[[int, int], nn.Module] = plugins.load(kind)
+    function = plugins.load(kind)
     with plugins.blaming(f"stitch {kind}"):
+        assert callable(function), "it is neither a class nor a function"
         module = function(width_in, width_out)
     try:
         with torch.no_grad():

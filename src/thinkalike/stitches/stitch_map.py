@@ -16,7 +16,8 @@ from jaxtyping import Float
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from thinkalike.arguments import WHOLE, tensor_of
+from thinkalike.arguments import tensor_of
+from thinkalike.arguments.tensors import WHOLE
 from thinkalike.digests import read_json, regular
 from thinkalike.errors import StitchError, plain
 from thinkalike.files import is_folder

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import yaml
 
+from thinkalike.catalogue import instrument_of_kind
 from thinkalike.columns import Columns
 from thinkalike.digests import digest_of
 from thinkalike.errors import StoreError, checked_path, one_line, plain_line
 from thinkalike.files import ForeignFileError, open_regular, read_yaml
 from thinkalike.global_state import isolated
-from thinkalike.plugins import instrument_of_kind
 from thinkalike.store.array_file import read_arrays
 from thinkalike.store.headline import Headline
 from thinkalike.store.manifest import (
@@ -66,7 +66,7 @@ class ResultInstrument(Protocol):
 
     def plot(
         self, result: Result, name: str | None = None, ax: Axes | None = None
-    ) -> tuple[Figure, Axes]:
+    ) -> tuple[Figure, Axes | list[Axes]]:
         """Draw a figure of a result again; return it and its axes."""
 
     def said(self, result: Result) -> str:
@@ -243,10 +243,12 @@ class Result:
     def instrument(self) -> ResultInstrument | None:
         """The instrument that did the job; None where the result is drawn from several jobs."""
         is_of_subjects = "subjects" in self.provenance
-        return instrument_of_kind(self.kind, is_of_subjects)
+        instrument = instrument_of_kind(self.kind, is_of_subjects)
+        assert instrument is None or isinstance(instrument, ResultInstrument)
+        return instrument
 
     @isolated()
-    def plot(self, ax: Axes | None = None, name: str | None = None) -> Axes:
+    def plot(self, ax: Axes | None = None, name: str | None = None) -> Axes | list[Axes]:
         """Draw the figure of the command again, or another one by name; return its axes.
 
         It is drawn into a new figure, or in the place of `ax`. See `thinkalike.plot`.

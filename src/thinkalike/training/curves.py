@@ -9,7 +9,6 @@ from __future__ import annotations
 import io
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pandas as pd
 from pytorch_lightning.loggers import CSVLogger, Logger, TensorBoardLogger, WandbLogger
@@ -17,9 +16,7 @@ from pytorch_lightning.loggers import CSVLogger, Logger, TensorBoardLogger, Wand
 from thinkalike.errors import StoreError, check_extra, one_line
 from thinkalike.files import read_bytes
 from thinkalike.processes import rank
-
-if TYPE_CHECKING:
-    from thinkalike.training.run import Run
+from thinkalike.training.run import Run
 
 FOLDER = "curves"
 WRITTEN = "metrics.csv"

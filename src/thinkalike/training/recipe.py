@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from thinkalike.config import JobConfig, SettingValues, TrainConfig, setting
+from thinkalike.config import RecipeJob, SettingValues, TrainConfig, setting
 from thinkalike.config.parts import TOKENS_AT_ONCE
 from thinkalike.config.schema import STEPS, Checked
 from thinkalike.errors import ConfigError, one_of
@@ -179,7 +179,7 @@ class StitchConfig(Checked, part="stitch"):
         """Whether adam trains the stitch by the project's recipe."""
         return self.kind in ("orthogonal", "low_rank")
 
-    def by_recipe(self, job: JobConfig) -> SettingValues:
+    def by_recipe(self, job: RecipeJob) -> SettingValues:
         """Return the settings of the project's recipe, or of that of brown2023.
 
         The project's recipe takes a third of the steps to where the other one gets. It trains
@@ -196,7 +196,7 @@ class StitchConfig(Checked, part="stitch"):
             return {**values, **shared, "optimizer": "adam", "schedule": "cosine"}
         return {**values, **shared, "weight_decay": 0.0, "schedule": "average"}
 
-    def _amounts(self, job: JobConfig) -> SettingValues:
+    def _amounts(self, job: RecipeJob) -> SettingValues:
         """Return how much text a recipe reads: the steps, and the tokens of each."""
         if self.kind in CLOSED:
             if job.is_mini:

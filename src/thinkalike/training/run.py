@@ -1,41 +1,19 @@
-"""One run of Lightning, which trains a module to its last step."""
+"""Where and how a module is trained."""
 
 from __future__ import annotations
 
-import contextlib
-import logging
-import warnings
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING
 
-import pytorch_lightning as pl
 import torch
-from pytorch_lightning.callbacks import Callback, LearningRateMonitor
-from pytorch_lightning.loggers import Logger
-from pytorch_lightning.strategies import DDPStrategy
 
-from thinkalike import plugins
 from thinkalike.config import TrainerConfig
-from thinkalike.errors import ShareDone, ThinkalikeError, one_line
-from thinkalike.memory import out_of_memory_error
-from thinkalike.processes import Activity, at_boundaries, check_processes, doing, rank
-from thinkalike.store import newest_state
-from thinkalike.training.checkpoints import KeepStates, KeptState, StateFiles, invalid_state
-from thinkalike.training.curves import FOLDER, join_all, move_to_earlier, read_curves
-from thinkalike.training.curves import loggers_of as loggers_of
-from thinkalike.training.data import StepData as StepData
-from thinkalike.training.module import SteppedModule as SteppedModule
 
 if TYPE_CHECKING:
     from thinkalike.loggers import Wandb
 
-log = logging.getLogger(__name__)
-
 STATE = "training"  # the name of the state
-LOGGED_ROWS = 50  # at least, of the curves of a training
-CHATTY_LIBRARIES = ("pytorch_lightning", "lightning_fabric")
 
 
 @dataclass(frozen=True)
@@ -69,172 +47,3 @@ class Run:
         if self.part:
             return f"{STATE}-{self.part}"
         return STATE
-
-
-def fit(
-    module: SteppedModule,
-    data: StepData,
-    run: Run,
-    loggers: Sequence[Logger] = (),
-    callbacks: Sequence[Callback] = (),
-) -> None:
-    """Train a module on rows to its last step, from the state of an earlier run if there is one.
-
-    Args:
-        loggers: see `loggers_of`.
-
-    Raises:
-        ShareDone: this is not the first of the processes that share the job, and its share is
-            done.
-        TrainingError: the loss is not finite.
-        StoreError: the state or the curves of an earlier run are not those of this training.
-        Interrupted: a signal came; a state is kept.
-    """
-    resumed = _resumed_state(run, module.steps)
-    curve_folder = None
-    if run.partial is not None and loggers:
-        curve_folder = run.partial / FOLDER
-        read_curves(curve_folder)  # a damaged file is found now, and not when they are joined
-        if resumed:
-            move_to_earlier(curve_folder, resumed.step)
-
-    with (
-        at_boundaries(),
-        _quiet_libraries(),
-        _matmul_precision(run.trainer.matmul),
-        doing("training step", module.steps) as activity,
-    ):
-        _train(module, data, run, loggers, callbacks, resumed, activity)
-
-    if rank(run):
-        raise ShareDone
-    if curve_folder is not None:
-        join_all(curve_folder)
-
-
-def _resumed_state(run: Run, steps: int) -> KeptState | None:
-    """Return the state of an earlier run, if there is one."""
-    if run.state_folder is None:
-        return None
-    path = newest_state(run.state_folder, run.state_name)
-    if path is None:
-        return None
-    log.info("resuming from %s", path)
-    return KeptState.read(path, steps, has_settings=not run.trainer.callbacks)
-
-
-def _train(
-    module: SteppedModule,
-    data: StepData,
-    run: Run,
-    loggers: Sequence[Logger],
-    callbacks: Sequence[Callback],
-    resumed: KeptState | None,
-    activity: Activity,
-) -> None:
-    """Let Lightning train a module."""
-    files = StateFiles()
-    keep_states = KeepStates(
-        run.state_folder,
-        run.state_name,
-        run.trainer.checkpoint_every,
-        activity,
-        files,
-        resumed,
-    )
-    all_callbacks = [*callbacks]
-    for name in run.trainer.callbacks:
-        all_callbacks.append(_callback_of_user(name))
-    all_callbacks.append(keep_states)
-    if loggers:
-        all_callbacks.append(LearningRateMonitor("step"))
-
-    accelerator = run.device.type
-    if accelerator == "cuda":
-        accelerator = "gpu"
-    trainer = pl.Trainer(
-        max_steps=module.steps,
-        max_epochs=-1,
-        accelerator=accelerator,
-        **_process_options(run),
-        precision=run.trainer.precision,  # type: ignore[arg-type]
-        callbacks=all_callbacks,
-        plugins=[files],
-        logger=list(loggers) or False,
-        log_every_n_steps=max(1, min(run.trainer.log_every, module.steps // LOGGED_ROWS)),
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        default_root_dir=run.partial,
-    )
-    state_path = None
-    if resumed:
-        state_path = resumed.path
-    try:
-        trainer.fit(module, data, ckpt_path=state_path, weights_only=True)
-    except (ThinkalikeError, OSError, MemoryError):
-        raise
-    except Exception as error:
-        # Before the training begins, an error of Lightning comes from the state.
-        is_from_state = resumed and not keep_states.has_begun and not out_of_memory_error(error)
-        if not resumed or not is_from_state:
-            raise
-        reason = f"{type(error).__name__}: {one_line(error)}"
-        raise invalid_state(resumed.path, reason) from error
-
-
-def _callback_of_user(name: str) -> Callback:
-    """Return the callback that the class or function FILE.py:NAME of a user makes."""
-    function = plugins.load(name)
-    with plugins.blaming(f"callback {name}"):
-        callback: Callback = function()
-        return callback
-
-
-class ProcessOptions(TypedDict, total=False):
-    """The arguments of Lightning's trainer that say which processes share a training."""
-
-    devices: list[int] | int
-    num_nodes: int
-    strategy: DDPStrategy
-    use_distributed_sampler: bool
-
-
-def _process_options(run: Run) -> ProcessOptions:
-    if run.trainer.strategy == "ddp":
-        check_processes(run.trainer, run.device.type)
-        return ProcessOptions(
-            devices=run.trainer.devices or -1,
-            num_nodes=run.trainer.num_nodes,
-            strategy=DDPStrategy(broadcast_buffers=False),
-            use_distributed_sampler=False,  # StepData shares the rows
-        )
-    if run.device.type == "cuda":
-        return ProcessOptions(devices=[run.device.index or 0])
-    return ProcessOptions(devices=1)
-
-
-@contextlib.contextmanager
-def _matmul_precision(precision: str) -> Iterator[None]:
-    """Let torch multiply float32 matrices with this precision while this is open."""
-    earlier = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision(precision)
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(earlier)
-
-
-@contextlib.contextmanager
-def _quiet_libraries() -> Iterator[None]:
-    """Let Lightning announce nothing while this is open."""
-    loggers = [logging.getLogger(library) for library in CHATTY_LIBRARIES]
-    earlier_levels = [logger.level for logger in loggers]
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", module="pytorch_lightning|lightning_fabric")
-        for logger in loggers:
-            logger.setLevel(logging.WARNING)
-        try:
-            yield
-        finally:
-            for logger, level in zip(loggers, earlier_levels, strict=True):
-                logger.setLevel(level)

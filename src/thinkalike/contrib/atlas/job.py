@@ -57,7 +57,7 @@ class Atlas(Instrument[AnalyzeConfig], kind="atlas", version=3, reads=("models",
         return {"labels": ", ".join(model_names(jobs)), "parts": FinishedJobs(jobs, results)}
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
-        jobs, results = work.inputs["parts"]
+        jobs, results = work.input("parts", FinishedJobs)
         table = joined_table(jobs, results)
         measures = columns_of(jobs)
         correlations = by_pair(table, measures)

@@ -18,7 +18,7 @@ from thinkalike.measures.seeds import seeded
 from thinkalike.models.families import EMBED
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.variants import fresh, variant
-from thinkalike.training.run import StepData
+from thinkalike.training.data import StepData
 
 WEIGHT_NOISE = 0.02  # of the root mean square of each tensor
 REVERTED_SHARE = 0.1  # of the way back to untrained weights

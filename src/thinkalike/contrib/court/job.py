@@ -38,7 +38,10 @@ from thinkalike.models.load import load_model
 from thinkalike.processes import asked, at_boundaries, doing, stop
 from thinkalike.screen import Table, few, number_column, show_table, show_text, text_column
 from thinkalike.store import Result
-from thinkalike.training.run import Run, StepData, SteppedModule, fit
+from thinkalike.training.data import StepData
+from thinkalike.training.module import SteppedModule
+from thinkalike.training.run import Run
+from thinkalike.training.trainer import fit
 
 STATE = "court"  # the name of the state that a job resumes from
 JUDGES_SHOWN = ("penalty", "KL", "CKA", "RSA")  # on the screen

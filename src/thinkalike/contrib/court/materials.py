@@ -13,7 +13,8 @@ from torch import Tensor
 
 from thinkalike.contrib.court.source import CachedStates, Source, Tokens, stage
 from thinkalike.models.frozen import FrozenModel
-from thinkalike.training.run import StepData, SteppedModule
+from thinkalike.training.data import StepData
+from thinkalike.training.module import SteppedModule
 
 Train = Callable[[SteppedModule, StepData, str], None]
 """Trains a module to the end, under a name."""

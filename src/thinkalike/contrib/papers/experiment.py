@@ -16,16 +16,16 @@ import pandas as pd
 from thinkalike.config import (
     RUNS,
     AnalyzeConfig,
+    JobConfig,
     MeasureConfig,
     ModelConfig,
     SettingValues,
-    TrainConfig,
     model_named,
     settings_of,
 )
+from thinkalike.config.completing import completed, completed_for_instrument
 from thinkalike.config.compose import compose_inner_job
-from thinkalike.config.groups import completed
-from thinkalike.config.schema import with_settings
+from thinkalike.config.values import with_settings
 from thinkalike.contrib.papers.claims import Claim, claims_table, counts_of
 from thinkalike.contrib.populations.config import PopulationJob
 from thinkalike.errors import ConfigError, ResourceError, listed
@@ -53,7 +53,7 @@ PARTS_OF_ANALYSES = (
 )
 PARTS_OF_TRAININGS = ("store", "seed", "force", "threads")
 
-Job = TrainConfig | AnalyzeConfig
+Job = JobConfig
 
 
 @dataclass(frozen=True)
@@ -169,6 +169,9 @@ class Experiment(
         labelled_jobs = [(inner.label, job_of(config, inner)) for inner in self.inner_jobs(case)]
         return case, labelled_jobs
 
+    def labelled_jobs(self, config: AnalyzeConfig) -> list[tuple[str, Job]]:
+        return self.jobs(config)[1]
+
     def case(self, config: AnalyzeConfig) -> Case:
         """Return the configuration with its models.
 
@@ -236,7 +239,7 @@ class Experiment(
         return {"case": replace(case, results=in_order)}
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
-        case: Case = work.inputs["case"]
+        case = work.input("case", Case)
         conclusion = self.conclude(case)
         return Outcome(
             conclusion.table,
@@ -312,5 +315,4 @@ def job_of(config: AnalyzeConfig, inner: InnerJob) -> Job:
         job = compose_inner_job("analyze", [f"measure={measure.kind}", *words], **parts)
     if config.data.name is None:
         return job
-    with_text: Job = completed(replace(job, data=config.data))
-    return with_text
+    return completed_for_instrument(replace(job, data=config.data))

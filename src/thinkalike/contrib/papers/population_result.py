@@ -52,9 +52,10 @@ def population_parts(case: Case, side: Side) -> PopulationParts:
             measure = replace(measure, tokens="cls")
         return PopulationParts(measure=measure)
 
-    paper: PopulationJob = compose_inner_job(
+    paper = compose_inner_job(
         "analyze", ["measure=population", "pairs=mnli", "population=feather-berts"]
     )
+    assert isinstance(paper, PopulationJob)
     pairs = config.pairs
     if pairs.source == "templates":
         pairs = paper.pairs

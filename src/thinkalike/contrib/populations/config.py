@@ -11,9 +11,9 @@ from pydantic import Field
 
 from thinkalike.config import (
     AnalyzeConfig,
-    JobConfig,
     MeasureConfig,
     ModelConfig,
+    RecipeJob,
     SettingValues,
     TrainConfig,
     setting,
@@ -211,7 +211,7 @@ class NLIConfig(Checked, part="nli"):
     # the first block whose weights are drawn anew, with all later ones; null: none
     redraw: int | None = setting(None, least=0, most=10**4)
 
-    def by_recipe(self, job: JobConfig) -> SettingValues:
+    def by_recipe(self, job: RecipeJob) -> SettingValues:
         """Return what suits a mini, whatever the machine: its rate ruins a pretrained BERT."""
         is_small = job.is_mini
         if job.scale == "auto":

@@ -27,22 +27,19 @@ from thinkalike.contrib.populations.pair_sets import (
 from thinkalike.contrib.populations.pairs import Pairs
 from thinkalike.contrib.pretraining.training import WholeModel, cosine
 from thinkalike.errors import ConfigError, ModelError
-from thinkalike.job.instrument import (
-    OF_STITCHES,
-    Instrument,
-    Outcome,
-    Work,
-    fingerprints,
-    left_in_key,
-)
+from thinkalike.job import Instrument, Outcome, Work, fingerprints
+from thinkalike.job.setting_groups import OF_STITCHES, left_in_key
 from thinkalike.models.families import pick_device
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_model
 from thinkalike.models.shapes import Passes, Shapes
 from thinkalike.screen import Table, number_column, show_table, show_text, text_column
 from thinkalike.store import Headline, Result
+from thinkalike.training.curves import loggers_of
+from thinkalike.training.data import StepData
 from thinkalike.training.optimizers import scheduled
-from thinkalike.training.run import Run, StepData, fit, loggers_of
+from thinkalike.training.run import Run
+from thinkalike.training.trainer import fit
 
 SIDES: tuple[Side, ...] = ("fit", "report", "challenge")
 CHECKPOINT = "model"  # the folder of the classifier in a result
@@ -163,7 +160,7 @@ class ClassifierFinetuning(
         ]
 
     def run(self, config: NLIJob, work: Work) -> Outcome:
-        pairs: dict[str, Pairs] = {side: work.inputs[side] for side in SIDES}
+        pairs: dict[str, Pairs] = {side: work.input(side, Pairs) for side in SIDES}
         module, tokenizer = new_classifier(
             config.model, pairs["fit"].classes, config.nli.head_std, config.nli.redraw
         )

@@ -171,7 +171,8 @@ def _finetuned(config: PopulationJob, start: Sequence[str], words: Sequence[str]
     # A child starts from a folder, which does not say whether its model is a mini.
     scale = "mini" if _base(config).mini else "paper"
     overrides = ["task=nli", *start, f"scale={scale}", *words, "logger=none"]
-    job: NLIJob = compose_inner_job("train", overrides)
+    job = compose_inner_job("train", overrides)
+    assert isinstance(job, NLIJob)
 
     set_by_words = {}
     for word in words:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import ClassVar
 
 import pandas as pd
@@ -17,6 +16,7 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from thinkalike.config import RUNS, ModelConfig, settings_of
+from thinkalike.config.groups import with_changes
 from thinkalike.contrib.populations.all_stitches import stitched_members
 from thinkalike.contrib.populations.class_losses import check_labels
 from thinkalike.contrib.populations.config import PopulationJob, PopulationMeasureConfig
@@ -137,7 +137,7 @@ class Population(
 
     def run(self, config: PopulationJob, work: Work) -> Outcome:
         measure = config.measure_as(PopulationMeasureConfig)
-        pairs: Pairs = work.inputs["pairs"]
+        pairs = work.input("pairs", Pairs)
         members = [item for item in work.inputs.values() if isinstance(item, Member)]
         with work.phase("loading"):
             models = _load_members(members, config, pairs)
@@ -240,7 +240,7 @@ def as_chosen(member: ModelConfig, config: PopulationJob) -> ModelConfig:
     if config.model.name:
         return member
     chosen = {key: value for key, value in settings_of(config.model).items() if key in RUNS}
-    return replace(member, **chosen)
+    return with_changes(member, chosen)
 
 
 def _load_members(

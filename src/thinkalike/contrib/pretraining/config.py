@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from thinkalike.config import JobConfig, SettingValues, TrainConfig, setting
+from thinkalike.config import RecipeJob, SettingValues, TrainConfig, setting
 from thinkalike.config.parts import COUNTS, TOKENS_AT_ONCE
 from thinkalike.config.schema import STEPS, Checked, extended
 from thinkalike.contrib.pretraining.settings import PretrainedModel
@@ -47,7 +47,7 @@ class PretrainConfig(Checked, part="pretrain"):
                 f"pretrain.keep={self.keep} names a step after the last one, which is {self.steps}"
             )
 
-    def by_recipe(self, job: JobConfig) -> SettingValues:
+    def by_recipe(self, job: RecipeJob) -> SettingValues:
         names = ("tokens", "tokens_per_step", "lr", "vocabulary")
         return {name: getattr(job.model, f"pretrain_{name}") for name in names}
 

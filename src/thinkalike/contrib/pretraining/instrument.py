@@ -23,21 +23,18 @@ from thinkalike.data.splits import training_texts
 from thinkalike.errors import ConfigError, one_line
 from thinkalike.evaluation.held_out import held_out_loss
 from thinkalike.instruments.loss import show_loss
-from thinkalike.job.instrument import (
-    OF_STITCHES,
-    Instrument,
-    Outcome,
-    Work,
-    fingerprints,
-    left_in_key,
-)
+from thinkalike.job import Instrument, Outcome, Work, fingerprints
+from thinkalike.job.setting_groups import OF_STITCHES, left_in_key
 from thinkalike.models.families import FAMILIES, Family, pick_device
 from thinkalike.models.load import load_model
 from thinkalike.models.minis import build_mini, save_mini, train_tokenizer
 from thinkalike.models.shapes import Passes, Shape, Shapes, shape_from
 from thinkalike.store import Result
+from thinkalike.training.curves import loggers_of
+from thinkalike.training.data import StepData
 from thinkalike.training.recipe import whole_rows
-from thinkalike.training.run import Run, StepData, fit, loggers_of
+from thinkalike.training.run import Run
+from thinkalike.training.trainer import fit
 
 USUAL_CONTEXT = 256  # tokens, where `model.context` is not set
 KEPT = "kept"  # the folder of checkpoints of a running job

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from thinkalike.config import JobConfig, SettingValues, TrainConfig, setting
+from thinkalike.config import RecipeJob, SettingValues, TrainConfig, setting
 from thinkalike.config.parts import COUNTS, TOKENS_AT_ONCE
 from thinkalike.config.schema import STEPS, Checked
 from thinkalike.errors import ConfigError
@@ -71,7 +71,7 @@ class SAEConfig(Checked, part="sae"):
                 "sae.start=transferred needs sae.source=<a result of task=sae, or a model>"
             )
 
-    def by_recipe(self, job: JobConfig) -> SettingValues:
+    def by_recipe(self, job: RecipeJob) -> SettingValues:
         if job.is_mini:
             return {}
         return {

@@ -14,7 +14,8 @@ from thinkalike.contrib.sae.autoencoder import SparseAutoencoder
 from thinkalike.contrib.sae.materials import SAEMaterials
 from thinkalike.contrib.sae.site_states import spread_by_document
 from thinkalike.contrib.sae.training import SAEFit, SAETraining
-from thinkalike.training.run import Run, fit
+from thinkalike.training.run import Run
+from thinkalike.training.trainer import fit
 
 log = logging.getLogger(__name__)
 

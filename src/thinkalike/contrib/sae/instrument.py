@@ -34,7 +34,8 @@ from thinkalike.screen import (
     text_column,
 )
 from thinkalike.store import Headline, Result
-from thinkalike.training.run import Run, loggers_of
+from thinkalike.training.curves import loggers_of
+from thinkalike.training.run import Run
 
 SCALARS = ("explained_variance", "loss_recovered", "dead_latents", "active_latents")
 
@@ -97,7 +98,7 @@ class SparseAutoencoders(
 
     def run(self, config: SAEJob, work: Work) -> Outcome:
         with work.phase("loading"):
-            materials = SAEMaterials.of(config, work.inputs.get("source"))
+            materials = SAEMaterials.of(config, work.optional_input("source", Result))
         run = Run(work.job.partial, materials.model.device, config.trainer, work.tracker)
         with work.phase("fit"):
             fitted = fit_all(materials, run, loggers_of(run, config.logger.kind))

@@ -23,8 +23,8 @@ from thinkalike.measures.round_trips import both_directions
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_models
 from thinkalike.store import Result
+from thinkalike.training.data import StepData
 from thinkalike.training.recipe import whole_rows
-from thinkalike.training.run import StepData
 
 LAYER_PAIR = (0, 0)  # the only one of the moments here
 

@@ -9,7 +9,7 @@ from thinkalike.contrib.sae.config import SAEJob
 from thinkalike.data.alignment import check_same_tokenizer
 from thinkalike.errors import ConfigError, ModelError
 from thinkalike.instruments import instrument_of, run_job
-from thinkalike.job.performing import is_stored
+from thinkalike.job.planning import is_stored
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_models
 from thinkalike.store import Result, open_result

@@ -19,7 +19,8 @@ from thinkalike.contrib.sae.carrying import in_own_units, standardised
 from thinkalike.contrib.sae.config import SAEConfig
 from thinkalike.contrib.sae.site_states import SiteStates, reconstruction_by_document, states_after
 from thinkalike.models.frozen import FrozenModel
-from thinkalike.training.run import StepData, SteppedModule
+from thinkalike.training.data import StepData
+from thinkalike.training.module import SteppedModule
 
 BETAS = (0.9, 0.99)  # of Adam: a short memory, as many jobs have a few hundred steps
 AVERAGING = 8  # the mean of weights is over about the last ninth of the steps

@@ -45,7 +45,7 @@ class SubjectsRSA(RSA, kind="rsa", version=RSA.version, reads=RSA.reads):
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
         measure = config.measure_as(RSAConfig)
-        stimuli: Stimuli = work.inputs["stimuli"]
+        stimuli = work.input("stimuli", Stimuli)
         (stimuli, sides), _ = of_stimuli.states_of_sides(config, stimuli)
         n_subjects = len(config.subjects)
         recorded_layers = sides[0].layers

@@ -18,6 +18,7 @@ from thinkalike.data.rows import Corpus
 from thinkalike.errors import ModelError
 from thinkalike.evaluation.moments import state_moments
 from thinkalike.job import Instrument, fingerprints
+from thinkalike.job.inputs import Inputs
 from thinkalike.measures.closed_forms import AffineMap
 from thinkalike.measures.moments import LayerPair
 from thinkalike.measures.round_trips import RIDGE, Unexplained, both_directions
@@ -44,7 +45,7 @@ class OfMaps(Instrument[AnalyzeConfig]):
 
     of_models: ClassVar[str] = "pairs"
 
-    def inputs(self, config: AnalyzeConfig) -> Mapping[str, object]:
+    def inputs(self, config: AnalyzeConfig) -> Inputs:
         check_layer_pairs(config.model, config.target, config.layers)
         return fingerprints(config, ("model", "target", "data"))
 

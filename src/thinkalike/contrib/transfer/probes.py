@@ -48,6 +48,7 @@ from thinkalike.instruments.of_stimuli import sentence_passes, stimuli_facts
 from thinkalike.instruments.probing_tasks import SPLITS, Task, tasks_of
 from thinkalike.instruments.stitching.setting import shared_text
 from thinkalike.job import Outcome, Work
+from thinkalike.job.inputs import Inputs
 from thinkalike.measures.accuracy import Accuracy
 from thinkalike.measures.estimates import interval_around
 from thinkalike.models.shapes import Passes, Shapes
@@ -142,7 +143,7 @@ class CarriedProbes(
 
     takes_sites: ClassVar[bool] = True
 
-    def inputs(self, config: AnalyzeConfig) -> Mapping[str, object]:
+    def inputs(self, config: AnalyzeConfig) -> Inputs:
         stimuli = read_stimuli(config.stimuli)
         for model in (config.model, config.target):
             if not isinstance(model.site, str) or model.site in ONCE or model.head == "all":
@@ -166,7 +167,7 @@ class CarriedProbes(
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
         measure = config.measure_as(ProbesConfig)
-        stimuli: Stimuli = work.inputs["stimuli"]
+        stimuli: Stimuli = work.input("stimuli", Stimuli)
         with work.phase("loading"):
             source, target, pairs = load_pair(config)
             corpus = shared_text(config.data, source, target, measure.fit_tokens)

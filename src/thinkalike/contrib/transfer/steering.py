@@ -8,7 +8,7 @@ Source: Chen, Merullo, Stolfo & Pavlick 2025, arXiv 2506.06609.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import isfinite
 from pathlib import Path
@@ -38,6 +38,7 @@ from thinkalike.contrib.transfer.steering_trial import (
 from thinkalike.errors import ConfigError, one_of
 from thinkalike.instruments.stitching.setting import shared_text
 from thinkalike.job import Outcome, Work
+from thinkalike.job.inputs import Input, Inputs
 from thinkalike.models.layer_choice import pairs_of_layers
 from thinkalike.models.shapes import Passes, Shapes
 from thinkalike.processes import counted
@@ -51,7 +52,7 @@ from thinkalike.screen import (
     span,
     text_column,
 )
-from thinkalike.states.contrasts import CONTRASTS, grammar_contrasts, read_contrasts
+from thinkalike.states.contrasts import CONTRASTS, Contrasts, grammar_contrasts, read_contrasts
 from thinkalike.store import Headline, Result
 
 log = logging.getLogger(__name__)
@@ -114,8 +115,8 @@ class Steering(
     The direction is the target's own, or that of `model`, carried over.
     """
 
-    def inputs(self, config: AnalyzeConfig) -> Mapping[str, object]:
-        inputs: dict[str, object] = {}
+    def inputs(self, config: AnalyzeConfig) -> Inputs:
+        inputs: dict[str, Input] = {}
         measure = config.measure_as(SteeringConfig)
         if measure.path:
             inputs["contrasts"] = read_contrasts(measure.path)
@@ -143,7 +144,7 @@ class Steering(
         measure = config.measure_as(SteeringConfig)
         with work.phase("loading"):
             source, target, pairs = load_pair(config)
-            contrasts = work.inputs.get("contrasts")
+            contrasts = work.optional_input("contrasts", Contrasts)
             if contrasts is None:
                 contrasts = grammar_contrasts(
                     measure.contrast, target.tokenizer, measure.pairs, config.seed

@@ -34,7 +34,7 @@ from thinkalike.instruments.diff.settings import DiffConfig
 from thinkalike.instruments.diff.unread_tokens import unread_numbers
 from thinkalike.instruments.random_rows import TOKENS_PER_ROW, read_random_rows
 from thinkalike.job import Instrument, Outcome, Work
-from thinkalike.job.instrument import REPORT_TEXT, left_in_key
+from thinkalike.job.setting_groups import REPORT_TEXT, left_in_key
 from thinkalike.models.fingerprints import checkpoint_fingerprint
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_model, load_models
@@ -147,7 +147,7 @@ class Diff(
             fit_tokens = FORK_TOKENS if measure.null == "drift" else 0
             text = read_random_rows(config, measure.tokens, base, fit_tokens)
             check_same_tokens(base, changed, text.rows.tokens)
-        contrasts: Contrasts | None = work.inputs.get("contrasts")
+        contrasts: Contrasts | None = work.optional_input("contrasts", Contrasts)
         if measure.contrast in CONTRASTS:
             contrasts = grammar_contrasts(
                 measure.contrast, base.tokenizer, measure.pairs, size="large"

@@ -20,9 +20,9 @@ from thinkalike.config import AnalyzeConfig, MeasureConfig, setting
 from thinkalike.errors import ConfigError
 from thinkalike.instruments.layer_pairs.instrument import LayerPairs
 from thinkalike.instruments.layer_pairs.settings import BATCHES, OF_STATES, WithNull
-from thinkalike.measures.contract import AnyMeasure
+from thinkalike.measures.contract import AnyMeasure, LayerMeasure
 from thinkalike.measures.layer_means import LayerMeans
-from thinkalike.ranges import Range
+from thinkalike.ranges import Within
 from thinkalike.registry import Entry
 
 
@@ -65,8 +65,14 @@ def parameters_of(measure_class: type[AnyMeasure]) -> dict[str, Field[object]]:
     """Return the parameters of a measure as settings, by name."""
     declared = {}
     for parameter in measure_class.settings():
-        values: Range = parameter.metadata["range"]
-        declared[parameter.name] = setting(parameter.default, **values._asdict())
+        within: Within = parameter.metadata["range"]
+        declared[parameter.name] = setting(
+            parameter.default,
+            least=within.least,
+            most=within.most,
+            above=within.above,
+            below=within.below,
+        )
     return declared
 
 
@@ -86,7 +92,9 @@ class ByMeasure(LayerPairs[ComparedAgain]):
     config = AnalyzeConfig
 
     def __init__(self, entry: Entry):
-        measure_class: type[AnyMeasure] = entry.load()
+        measure_class = entry.load()
+        assert isinstance(measure_class, type)
+        assert issubclass(measure_class, LayerMeasure)
         self.measure_class = measure_class
         self.kind = entry.kind
         self.version = measure_class.version

@@ -15,7 +15,7 @@ from torch import Tensor
 from thinkalike.errors import DataError
 from thinkalike.instruments.layer_pairs.equal_depth import LayerName
 from thinkalike.instruments.layer_pairs.settings import LayerPairsConfig
-from thinkalike.job.instrument import Work
+from thinkalike.job import Work
 from thinkalike.measures.accumulator import Accumulator
 from thinkalike.measures.layer_pair_estimate import LayerPairEstimate
 from thinkalike.processes import asked, at_boundaries, doing, stop

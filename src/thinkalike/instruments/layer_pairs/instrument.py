@@ -17,7 +17,8 @@ from thinkalike.instruments.layer_pairs.comparison import rounds
 from thinkalike.instruments.layer_pairs.measure import PairMeasure, Settings
 from thinkalike.instruments.layer_pairs.one_pass import run_together
 from thinkalike.instruments.layer_pairs.table import outcome_of_comparison
-from thinkalike.job.instrument import LADDER, Outcome, Work
+from thinkalike.job import Outcome, Work
+from thinkalike.job.budget_ladder import LADDER
 from thinkalike.states.batches import ModelRuns
 from thinkalike.states.folder import load_sources
 from thinkalike.states.source import StateSource
@@ -35,7 +36,7 @@ class LayerPairs(PairMeasure[Settings]):
     `activations` takes the place of `model`. Then stimuli are compared instead of tokens of text.
     """
 
-    run_all = staticmethod(run_together)
+    run_all = staticmethod(run_together)  # type: ignore[assignment]  # for measures of pairs
 
     def inputs(self, config: AnalyzeConfig) -> Mapping[str, Any]:
         if not config.activations:

@@ -8,15 +8,16 @@ from pathlib import Path
 from typing import ClassVar
 
 from thinkalike import figures
+from thinkalike.catalogue import title_of
 from thinkalike.config import AnalyzeConfig, SettingValues
 from thinkalike.config.parts import AFTER
 from thinkalike.instruments.layer_pairs import screen
 from thinkalike.instruments.layer_pairs.components import as_matrix, show_components
 from thinkalike.instruments.layer_pairs.equal_depth import LayerName
-from thinkalike.job.instrument import FIT_TEXT, REPORT_TEXT, Instrument, left_in_key
+from thinkalike.job import Instrument
+from thinkalike.job.setting_groups import FIT_TEXT, REPORT_TEXT, left_in_key
 from thinkalike.models.families import Layer
 from thinkalike.models.layer_choice import layers_of_sides
-from thinkalike.plugins import title_of
 from thinkalike.states.source import StateSource
 from thinkalike.states.tokens import site_numbers, sites
 from thinkalike.store import Headline, Result

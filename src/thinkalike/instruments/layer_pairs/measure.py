@@ -22,7 +22,7 @@ from thinkalike.instruments.layer_pairs.comparison import (
 )
 from thinkalike.instruments.layer_pairs.matrix import LayerMatrix
 from thinkalike.instruments.layer_pairs.settings import BATCHES, LayerPairsConfig
-from thinkalike.job.instrument import Work
+from thinkalike.job import Work
 from thinkalike.measures.accumulator import Accumulator
 from thinkalike.measures.layer_pair_estimate import LayerPairEstimate
 from thinkalike.measures.sample_size import FEWEST_GROUPS

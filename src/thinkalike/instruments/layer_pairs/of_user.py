@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass, make_dataclass
 from functools import cache
-from typing import TypeGuard, cast
+from typing import Any, TypeGuard, cast
 
 import torch
 from jaxtyping import Float
@@ -74,19 +74,18 @@ class StatesByUser(StatesByMeasure):
     """Compares states by a measure of the user's.
 
     Args:
-        name: Where the measure is, FILE.py:NAME.
+        measure: A function, a class of measures, a measure, or a `MeasurePlugin`.
+        kind: The kind of the results.
+        name: Where the measure is, FILE.py:NAME; None: it is an object in memory.
     """
 
-    def __init__(self, name: str):
-        self.kind = name.rpartition(":")[2]
-        if self.kind in MEASURES:
+    def __init__(self, measure: object, kind: str, name: str | None = None):
+        self.kind = kind
+        if kind in MEASURES:
             raise PluginError(
-                f"{name} has the name of a measure of the package; choose another name"
+                f"{name or kind} has the name of a measure of the package; choose another name"
             )
-        plugin = plugins.load(name)
-        if not isinstance(plugin, MeasurePlugin):
-            plugin = MeasurePlugin(plugin)
-        self.plugin = plugin
+        self.plugin = measure if isinstance(measure, MeasurePlugin) else MeasurePlugin(measure)
         low, high = self.plugin.scale
         self.scale = (float(low), float(high))
         self.is_distance = self.plugin.is_distance
@@ -103,7 +102,7 @@ class StatesByUser(StatesByMeasure):
         return self._settings
 
     def measure_of(self, settings: ComparedAgain) -> AnyMeasure:
-        measure = self.plugin.measure
+        measure: Any = self.plugin.measure
         with plugins.blaming(f"measure {self.kind}"):
             if is_measure_class(measure):
                 measure = made_of(measure, settings)
@@ -115,7 +114,7 @@ class StatesByUser(StatesByMeasure):
             return OfDistanceFunction(self.kind, measure)
         return OfFunction(self.kind, measure)
 
-    def _schema(self, name: str) -> type[MeasureConfig]:
+    def _schema(self, name: str | None) -> type[MeasureConfig]:
         """Return the settings of the measure: those of all measures, and those of its own."""
         settings_of_plugin: dict[str, object] = dict(self.plugin.settings)
         namespace: dict[str, object] = {"__doc__": f"The settings of {self.name}."}
@@ -126,7 +125,9 @@ class StatesByUser(StatesByMeasure):
             namespace["compares_within_groups"] = measure.compares_within_groups is True
 
         common_names = {item.name for item in dataclasses.fields(ComparedAgain)}
-        fields: list[tuple[str, object, object]] = [("kind", str, name)]
+        if name is None:
+            namespace["instrument_in_memory"] = self
+        fields: list[tuple[str, object, object]] = [("kind", str, name or self.kind)]
         for setting_name, default in settings_of_plugin.items():
             item = default
             if not isinstance(item, dataclasses.Field):
@@ -156,4 +157,17 @@ def user_instrument(name: str) -> StatesByUser:
 
 @cache
 def _user_instrument(name: str, digest: str) -> StatesByUser:
-    return StatesByUser(name)
+    return StatesByUser(plugins.load(name), name.rpartition(":")[2], name)
+
+
+def instrument_in_memory(measure: object) -> StatesByUser:
+    """Return the instrument of a measure that is an object in memory, such as a function."""
+    return StatesByUser(measure, kind_of(measure))
+
+
+def kind_of(measure: object) -> str:
+    """Return what results call a measure in memory: the name of its function or class."""
+    if isinstance(measure, MeasurePlugin):
+        measure = measure.measure
+    name = str(getattr(measure, "__name__", type(measure).__name__))
+    return name if name.isidentifier() else "own"  # such as <lambda>

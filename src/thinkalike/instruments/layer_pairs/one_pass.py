@@ -14,7 +14,8 @@ from thinkalike.errors import DataError, ThinkalikeError
 from thinkalike.instruments.layer_pairs.comparison import LayerPairComparison, rounds
 from thinkalike.instruments.layer_pairs.measure import AnyPairMeasure
 from thinkalike.instruments.layer_pairs.table import outcome_of_comparison
-from thinkalike.job.instrument import Outcome, Work, phase_of_all
+from thinkalike.job import Outcome, Work
+from thinkalike.job.work import phase_of_all
 from thinkalike.measures.accumulator import Accumulator
 from thinkalike.measures.contract import Batch
 from thinkalike.measures.layer_means import LayerMeans

@@ -13,7 +13,7 @@ from torch import Tensor
 from thinkalike.instruments.layer_pairs.comparison import LayerPairComparison
 from thinkalike.instruments.layer_pairs.components import components_of
 from thinkalike.instruments.layer_pairs.measure import AnyPairMeasure
-from thinkalike.job.instrument import Outcome
+from thinkalike.job import Outcome
 from thinkalike.measures.estimates import Estimate
 from thinkalike.measures.layer_pair_estimate import LayerPairEstimate
 from thinkalike.measures.row_groups import FEW

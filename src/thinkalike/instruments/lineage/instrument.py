@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar, cast
+from typing import ClassVar
 
 import pandas as pd
 
@@ -17,7 +17,7 @@ from thinkalike.config import (
     ModelConfig,
     measure_schema,
 )
-from thinkalike.config.groups import completed
+from thinkalike.config.completing import completed
 from thinkalike.instruments.lineage.comparison import (
     EMBEDDING_LAYER,
     Comparison,
@@ -28,6 +28,7 @@ from thinkalike.instruments.lineage.comparison import (
 from thinkalike.instruments.lineage.family import table_of_relations
 from thinkalike.instruments.lineage.screen import show_family, show_lineage
 from thinkalike.job import Instrument, Outcome, Work
+from thinkalike.job.inputs import Inputs
 from thinkalike.job.settings import asked_for
 from thinkalike.models.fingerprints import checkpoint_fingerprint
 from thinkalike.models.labels import told_apart
@@ -57,9 +58,9 @@ class Lineage(
         reads = self.reads
         if config.models is not None:
             reads = ("models", "measure")
-        return cast(AnalyzeConfig, completed(config, reads))
+        return completed(config, reads)
 
-    def inputs(self, config: AnalyzeConfig) -> Mapping[str, object]:
+    def inputs(self, config: AnalyzeConfig) -> Inputs:
         if config.models is None:
             return super().inputs(config)
         models = listed_models(config)

@@ -95,7 +95,7 @@ class FeatureProfiles(
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
         measure = config.measure_as(MLEMConfig)
         with work.phase("states"):
-            compared, with_massive = states_of_sides(config, work.inputs["stimuli"])
+            compared, with_massive = states_of_sides(config, work.input("stimuli", Stimuli))
         stimuli = compared.stimuli
         sides = compared.sides
         warn_of_words(stimuli)

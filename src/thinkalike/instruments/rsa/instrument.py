@@ -86,7 +86,7 @@ class RSA(
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
         with work.phase("states"):
-            compared, with_massive = states_of_sides(config, work.inputs["stimuli"])
+            compared, with_massive = states_of_sides(config, work.input("stimuli", Stimuli))
         stimuli = compared.stimuli
         warn_of_words(stimuli)
         try:

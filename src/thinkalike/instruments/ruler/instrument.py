@@ -37,7 +37,8 @@ from thinkalike.instruments.ruler.words import (
     tokens_of_words,
 )
 from thinkalike.job import Instrument, Outcome, Work
-from thinkalike.job.instrument import FIT_TEXT, REPORT_TEXT, left_in_key
+from thinkalike.job.inputs import Inputs
+from thinkalike.job.setting_groups import FIT_TEXT, REPORT_TEXT, left_in_key
 from thinkalike.measures.ladder import RUNGS
 from thinkalike.measures.sample_size import has_interval, why_no_interval
 from thinkalike.models.fingerprints import checkpoint_fingerprint
@@ -121,7 +122,7 @@ class Ruler(
     def unread(self, config: AnalyzeConfig) -> SettingValues:
         return left_in_key(config, FIT_TEXT | REPORT_TEXT)
 
-    def inputs(self, config: AnalyzeConfig) -> Mapping[str, object]:
+    def inputs(self, config: AnalyzeConfig) -> Inputs:
         inputs = dict(super().inputs(config))
         for name in config.measure_as(RulerConfig).further_models:
             model = configured(name, {})

@@ -19,10 +19,12 @@ from thinkalike.measures.closed_forms import AffineMap
 from thinkalike.measures.moments import LayerPair
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.stitches.stitch import Stitch
+from thinkalike.training.data import StepData
 from thinkalike.training.optimizers import peak_rate
 from thinkalike.training.recipe import whole_rows
-from thinkalike.training.run import Run, StepData, fit
+from thinkalike.training.run import Run
 from thinkalike.training.stitching import Fit, StitchTraining
+from thinkalike.training.trainer import fit
 
 log = logging.getLogger(__name__)
 

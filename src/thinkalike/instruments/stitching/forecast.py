@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING
 
 from thinkalike.data.splits import tokens_of_report
-from thinkalike.job.instrument import LADDER
+from thinkalike.job.budget_ladder import LADDER
 from thinkalike.models.layer_choice import layers_at_depths, pairs_of_layers
 from thinkalike.training.recipe import (
     OF_TRAINING,

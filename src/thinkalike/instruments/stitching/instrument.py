@@ -24,7 +24,7 @@ from thinkalike.instruments.stitching.screen import (
     show_asymmetry,
     show_direction,
 )
-from thinkalike.job.instrument import Instrument, Outcome, Work
+from thinkalike.job import Instrument, Outcome, Work
 from thinkalike.models.layer_choice import check_stitchable
 from thinkalike.processes import check_processes
 from thinkalike.screen import MOST_ROWS, few, number_of_documents, show_text
@@ -215,7 +215,8 @@ def _stitch_directions(
 ) -> dict[str, Direction]:
     """Return the directions of a job by name: from source to target, and `BACK` if asked for."""
     from thinkalike.instruments.stitching.direction import stitched
-    from thinkalike.training.run import Run, loggers_of
+    from thinkalike.training.curves import loggers_of
+    from thinkalike.training.run import Run
 
     partial = None
     if work.job.keeps_states:

@@ -95,7 +95,7 @@ class Trajectory(
         return {"steps": checkpoints_of(trained(config), measure)}
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
-        checkpoints: Checkpoints = work.inputs["steps"]
+        checkpoints: Checkpoints = work.input("steps", Checkpoints)
         reader = CheckpointReader(config, work)
         numbers = []
         for step in counted(list(checkpoints), "checkpoint"):

@@ -100,7 +100,7 @@ class CheckpointReader:
         self.config = config
         self.measure = config.measure_as(TrajectoryConfig)
         self.work = work
-        self.stimuli: Stimuli = work.inputs["stimuli"]
+        self.stimuli: Stimuli = work.input("stimuli", Stimuli)
         self.tasks = tasks_of_features(config, self.stimuli)
         self._text = cast(Text | None, work.resume("text"))
         self._labellings = []

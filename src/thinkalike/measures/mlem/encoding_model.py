@@ -20,10 +20,10 @@ from thinkalike.arguments import (
     check_rows,
     checked_numbers,
     real_numbers,
-    refuse_huge,
     shown,
     tensor_of,
 )
+from thinkalike.arguments.huge_arrays import refuse_huge
 from thinkalike.measures.distances.neural import NeuralDistances, upper
 from thinkalike.measures.folds import check_groups, stimulus_folds
 from thinkalike.measures.kinds import Columns, Kinds, Level, level_of

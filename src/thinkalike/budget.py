@@ -1,0 +1,155 @@
+"""`budget=10min`: the largest job that there is time for on this machine.
+
+It chooses layers, the amount of text, steps and the kind of map that are left open.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from thinkalike.config import JobConfig, SettingValues
+from thinkalike.config.groups import with_changes
+from thinkalike.errors import ConfigError
+from thinkalike.forecast import forecast, in_words
+from thinkalike.instruments import asked_for, instrument_of
+from thinkalike.models.shapes import Shape
+
+log = logging.getLogger(__name__)
+
+Config = TypeVar("Config", bound=JobConfig)
+
+LONG_SECONDS = 600.0  # a longer job is offered a budget
+TOLERANCE = 1.2  # a job that takes so many times its budget is still within it
+OFFERED = ("10min", "30min", "2h", "8h")
+UNITS = {"s": 1, "min": 60, "h": 3600}  # seconds
+OF_SEVERAL_JOBS = ("experiment", "models", "activations")
+
+
+@dataclass(frozen=True)
+class SmallerJob:
+    """A job that does less.
+
+    Attributes:
+        config: Its configuration.
+        words: What it does.
+        seconds: Its time on this machine.
+    """
+
+    config: JobConfig
+    words: str
+    seconds: float
+
+
+def within(config: JobConfig, chosen: Collection[str]) -> JobConfig:
+    """Return the configuration that does as much as its budget has time for.
+
+    Args:
+        chosen: The keys of settings that were given, and stay.
+    """
+    if config.budget is None:
+        return config
+    job = smaller(config, chosen, config.budget)
+    if job is None:
+        raise ConfigError(
+            f"budget={config.budget} is for a comparison or stitch of models of known size, and "
+            "chooses the layers and the amount of text that are left open; leave it out"
+        )
+    log.info("budget=%s: %s; about %s on this machine", config.budget, job.words, in_words(job.seconds))
+    if job.seconds > TOLERANCE * seconds_of(config.budget):
+        log.warning(
+            "warning: this is the least that this job does, and takes longer than budget=%s",
+            config.budget,
+        )
+    return job.config
+
+
+def offered(config: JobConfig, chosen: Collection[str], seconds: float) -> str:
+    """Return what budget a long job could have, and what it would do then; "" if it is short.
+
+    Args:
+        seconds: The time that the job takes.
+    """
+    if seconds <= LONG_SECONDS:
+        return ""
+    for budget in OFFERED:
+        job = smaller(config, chosen, budget)
+        if job is not None and job.seconds <= TOLERANCE * seconds_of(budget) < seconds:
+            return f"; budget={budget} does {job.words}"
+    return ""
+
+
+def smaller(config: JobConfig, chosen: Collection[str], budget: str) -> SmallerJob | None:
+    """Return the largest job that a budget has time for, or the least.
+
+    None: the job has nothing to leave out, all of it is `chosen`, or a shape is unknown.
+    """
+    config = replace(config, budget=None)
+    if any(getattr(config, setting, None) for setting in OF_SEVERAL_JOBS):
+        return None
+    choices = _choices(config, chosen)
+    if len(choices) > 1 and all(choice == choices[0] for choice in choices):
+        return None
+
+    allowed = seconds_of(budget)
+    job = None
+    for choice in choices:
+        changed = _with_choice(config, choice)
+        seconds = forecast(changed, looks_up=False).seconds()
+        job = SmallerJob(changed, in_words_of(choice), seconds)
+        if seconds <= allowed:
+            break
+    return job
+
+
+def _choices(config: JobConfig, chosen: Collection[str]) -> Sequence[SettingValues]:
+    """Return settings of less and less work, without those that are chosen already."""
+    (job,) = asked_for(config)
+    instrument = instrument_of(job)
+    shapes: dict[str, Shape] = {}
+    for part, shape in instrument.shapes_of(job).items():
+        if shape is None:
+            return []
+        shapes[part] = shape
+
+    choices = []
+    for settings in instrument.smaller(job, shapes, chosen):
+        choice = {}
+        for key, value in settings.items():
+            if key not in chosen and key.removesuffix(".kind") not in chosen:
+                choice[key] = value
+        choices.append(choice)
+    return choices
+
+
+def _with_choice(config: Config, choice: SettingValues) -> Config:
+    """Return a configuration with other values, by their keys, which are checked."""
+    for key, value in choice.items():
+        part, _, name = key.partition(".")
+        if name:
+            value = with_changes(getattr(config, part), {name: value})
+        config = with_changes(config, {part: value})
+    return config
+
+
+def in_words_of(settings: Mapping[str, object]) -> str:
+    """Return settings in words, the layers first: "layers 0→0, 5→6, data.report_tokens=8192"."""
+    words = []
+    layers = settings.get("layers")
+    if isinstance(layers, list | tuple):
+        pairs = [f"{source}→{target}" for source, target in layers]
+        words.append(f"layers {', '.join(pairs)}")
+    for key, value in settings.items():
+        if key != "layers":
+            words.append(f"{key.removesuffix('.kind')}={value}")
+    return ", ".join(words) or "all of it"
+
+
+def seconds_of(budget: str) -> float:
+    """Return the seconds of a budget such as 90s, 5min or 2h."""
+    matched = re.fullmatch("([0-9]+)(s|min|h)", budget)
+    assert matched is not None, "the schema allows no other budget"
+    return float(matched[1]) * UNITS[matched[2]]

@@ -1,0 +1,36 @@
+"""How much of a job `budget=` leaves: fewer layers of each model, and less of the text."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+ALL_LAYERS = 10**9
+
+
+class Rung(NamedTuple):
+    """An amount of work.
+
+    Attributes:
+        layers: The most layers of each model.
+        text_divisor: The text is divided by it.
+    """
+
+    layers: int
+    text_divisor: int
+
+
+# from all of the job to little of it: a budget takes the first rung that it has time for
+LADDER = (
+    Rung(ALL_LAYERS, 1),
+    Rung(12, 1),
+    Rung(8, 1),
+    Rung(5, 1),
+    Rung(5, 2),
+    Rung(5, 4),
+    Rung(5, 8),
+    Rung(5, 16),
+    Rung(5, 32),
+    Rung(5, 64),
+    Rung(5, 128),
+    Rung(2, 128),
+)

@@ -1,0 +1,73 @@
+"""What a job reads besides its settings, and how its key is made of both."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Protocol, runtime_checkable
+
+from thinkalike.config import DataConfig, JobConfig, ModelConfig
+from thinkalike.config.schema import SettingValues
+from thinkalike.data.documents import text_fingerprint
+from thinkalike.models.fingerprints import checkpoint_fingerprint
+from thinkalike.models.labels import told_apart
+
+KEY_DIGITS = 12  # hexadecimal digits of a key
+
+
+@runtime_checkable
+class Fingerprinted(Protocol):
+    """Something that was read, such as the stimuli of a file."""
+
+    def fingerprint(self) -> str:
+        """Return a text that changes with anything that can change a number."""
+        ...
+
+
+Input = str | Fingerprinted  # a fingerprint, or something that has one
+Inputs = Mapping[str, Input]
+
+
+def fingerprints(config: JobConfig, parts: Sequence[str]) -> dict[str, str]:
+    """Return the fingerprints of those parts of a configuration that are checkpoints or texts.
+
+    The labels of the models are an entry as well, as the tables of a result have them.
+    """
+    by_part: dict[str, str] = {}
+    models: list[ModelConfig] = []
+    for part in ("model", "target"):
+        model: ModelConfig | None = getattr(config, part) if part in parts else None
+        if model is not None:
+            by_part[part] = checkpoint_fingerprint(model)
+            models.append(model)
+    if models:
+        by_part["labels"] = ", ".join(told_apart(models))
+
+    data: DataConfig | None = config.data if "data" in parts else None
+    if data is not None:
+        by_part["data"] = text_fingerprint(data)
+    return by_part
+
+
+def contents_of(inputs: Inputs) -> dict[str, str]:
+    """Return the fingerprint of each thing that a job reads, see `Instrument.inputs`."""
+    return {name: fingerprint_of(value) for name, value in inputs.items()}
+
+
+def fingerprint_of(value: Input) -> str:
+    """Return a fingerprint, or that of something that has one."""
+    if isinstance(value, str):
+        return value
+    return value.fingerprint()
+
+
+def key_of(kind: str, version: int, entered: SettingValues, inputs: Inputs) -> str:
+    """Return the key of a job: a hash of its kind, version, settings and inputs.
+
+    Args:
+        version: That of the kind.
+        entered: The settings that enter the key, see `Instrument.key_settings`.
+    """
+    text = json.dumps([kind, version, entered, contents_of(inputs)], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:KEY_DIGITS]

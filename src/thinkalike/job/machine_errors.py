@@ -1,0 +1,70 @@
+"""One line for an error that means that the machine has too little memory or space for a job."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import re
+from collections.abc import Iterator
+
+from thinkalike.errors import ModelError, ResourceError, chain, one_line, panicked
+from thinkalike.processes import Interrupted
+from thinkalike.store import Job
+from thinkalike.unkept import UnkeptJob
+
+CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES)
+RUST_ERROR_NUMBER = re.compile(r"\(os error (\d+)\)")  # how libraries written in Rust say it
+LESS_MEMORY = (
+    "lower trainer.memory, measure.tokens_per_batch, pairs or layers, or choose a larger machine"
+)
+MORE_SPACE = "free some space, or choose other places with store=DIR and data.cache=DIR"
+
+
+@contextlib.contextmanager
+def explaining_machine_errors(job: Job | UnkeptJob) -> Iterator[None]:
+    """Say in one line what the machine lacks, and whether the job can be resumed."""
+    try:
+        yield
+    except Interrupted as error:
+        error.kept = error.kept or job.has_states()
+        raise
+    except ResourceError:
+        raise
+    except Exception as error:
+        reason = _reason_of(error)
+        if reason is None:
+            raise
+        how_to_resume = " to resume from the last state" if job.has_states() else ""
+        raise ResourceError(f"{reason}, and rerun the command{how_to_resume}") from error
+    except BaseException as error:
+        if panicked(error):
+            raise ModelError(
+                f"a tokenizer gives up on the text ({one_line(error)}): "
+                "a pattern of its tokenizer.json takes too many steps; replace it"
+            ) from error
+        raise
+
+
+def _reason_of(error: BaseException) -> str | None:
+    """Return what the machine lacks and the remedy; None if the error means something else."""
+    from thinkalike.memory import out_of_memory_error
+
+    memory_error = out_of_memory_error(error)
+    if memory_error:
+        detail = one_line(memory_error) or type(memory_error).__name__
+        return f"there is too little memory ({detail}): {LESS_MEMORY}"
+
+    for cause in chain(error, suppressed=True):
+        if _error_number(cause) in CANNOT_WRITE:
+            return f"{one_line(cause)}: {MORE_SPACE}"
+    return None
+
+
+def _error_number(error: BaseException) -> int | None:
+    """Return the number that the operating system gave an error; None if it gave none."""
+    if isinstance(error, OSError):
+        return error.errno
+    numbered = RUST_ERROR_NUMBER.search(str(error))
+    if numbered is None:
+        return None
+    return int(numbered[1])

@@ -1,0 +1,122 @@
+"""The numbers that a job computed, and the check that all of them are finite."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from thinkalike.errors import ResultError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pandas as pd
+
+LONGEST_PLACE = 200  # characters of a message that say in which row of a table a number stands
+
+
+def _draw_nothing(folder: Path) -> None:
+    """Draw no figure beside those that the instrument draws."""
+
+
+@dataclass
+class Outcome:
+    """The numbers that a job computed.
+
+    Attributes:
+        table: The tidy table of the result.
+        scalars: Headline numbers by name.
+        arrays: Arrays by name.
+        tables: Further tables by name, beside `table`.
+        models: The provenance of each model, which has at least its `name`.
+        facts: The provenance of the data.
+        draw: Draws figures into a folder, beside those that the instrument draws.
+        blank: The columns and arrays that may have empty cells.
+    """
+
+    table: pd.DataFrame
+    scalars: dict[str, float]
+    arrays: dict[str, np.ndarray] = field(default_factory=dict)
+    tables: dict[str, pd.DataFrame] = field(default_factory=dict)
+    models: Sequence[Mapping[str, object]] = ()
+    facts: Mapping[str, object] = field(default_factory=dict)
+    draw: Callable[[Path], object] = _draw_nothing
+    blank: Sequence[str] = ()
+
+    @property
+    def model_names(self) -> list[str]:
+        """What tables call the models that the job ran."""
+        return [str(model["name"]) for model in self.models]
+
+    def guarded(self) -> Outcome:
+        """Return this outcome with the ends of unbounded intervals left blank.
+
+        Raises:
+            ResultError: A number is not finite; the message says which.
+        """
+        self._check_is_finite()
+        tables = {
+            name: _with_unbounded_ends(table, math.nan) for name, table in self.tables.items()
+        }
+        return replace(self, table=_with_unbounded_ends(self.table, math.nan), tables=tables)
+
+    def _check_is_finite(self) -> None:
+        for name, value in self.scalars.items():
+            self._check_values(f"the headline number {name}", value)
+
+        for table in (self.table, *self.tables.values()):
+            numbers = _with_unbounded_ends(table, 0.0).select_dtypes("number")
+            for column in numbers:
+                self._check_values(str(column), numbers[column].to_numpy(), table)
+
+        for name, array in self.arrays.items():
+            if array.dtype.kind == "f":
+                self._check_values(name, array)
+
+    def _check_values(
+        self, name: str, values: float | np.ndarray, table: pd.DataFrame | None = None
+    ) -> None:
+        """Raise a ResultError if a value is infinite, or missing where blanks are not allowed.
+
+        Args:
+            name: The name of the number, the column or the array.
+            table: The table that has the column.
+        """
+        import numpy as np
+
+        array = np.asarray(values)
+        is_wrong = np.isinf(array) if name in self.blank else ~np.isfinite(array)
+        if not is_wrong.any():
+            return
+
+        position = tuple(int(index) for index in np.argwhere(is_wrong)[0])
+        written_position = str(list(position)) if position else ""
+        row = "" if table is None else _row_in_words(table, position[0])
+        raise ResultError(
+            f"{name}{written_position}{row} came out as {array[position]}, so nothing is stored; "
+            "check the weights and the text, or take more of the text and model.dtype=float32"
+        )
+
+
+def _row_in_words(table: pd.DataFrame, position: int) -> str:
+    """Return the texts and whole numbers of a row, such as " (model=gpt2, layer=3)"."""
+    labels = table.iloc[[position]].select_dtypes(exclude="float").iloc[0]
+    if labels.empty:
+        return ""
+    words = ", ".join(f"{column}={cell}" for column, cell in labels.items())
+    return f" ({words[:LONGEST_PLACE]})"
+
+
+def _with_unbounded_ends(table: pd.DataFrame, end: float) -> pd.DataFrame:
+    """Return a table with this number for both ends of each unbounded interval."""
+    changed = {}
+    for low in map(str, table):
+        high = f"{low.removesuffix('low')}high"
+        if not low.endswith("low") or high not in table:
+            continue
+        is_unbounded = (table[low] == -math.inf) & (table[high] == math.inf)
+        changed[low] = table[low].mask(is_unbounded, end)
+        changed[high] = table[high].mask(is_unbounded, end)
+    return table.assign(**changed)

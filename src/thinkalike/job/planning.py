@@ -1,0 +1,266 @@
+"""A job before it runs: its key, its place in the store, and what is known of its models."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from thinkalike.config import AnalyzeConfig, JobConfig, ModelConfig
+from thinkalike.config.parts import AFTER
+from thinkalike.config.scale import chosen_scale
+from thinkalike.config.values import as_settings
+from thinkalike.errors import ConfigError, ModelError
+from thinkalike.job.inputs import Input, contents_of, key_of
+from thinkalike.job.instrument import AnyInstrument, Instrument
+from thinkalike.job.listed_jobs import asked_for
+from thinkalike.job.lookup import instrument_of
+from thinkalike.job.outcome import Outcome
+from thinkalike.job.provenance import environment
+from thinkalike.job.unread_settings import ONE_SITE
+from thinkalike.job.work import Work
+from thinkalike.loggers import Wandb
+from thinkalike.plugins import check_trusted, digest, named_in
+from thinkalike.processes import ProcessGroup, rank
+from thinkalike.screen import aside
+from thinkalike.store import Job, Result
+from thinkalike.unkept import UnkeptJob, UnkeptResult
+
+# parts of the configuration that every job reads
+ALWAYS_READ = ("store", "force", "wait", "seed", "threads", "trainer", "logger")
+MANY_TOKENS = 2**18  # embedded minis read as many in minutes
+SIDES: Sequence[str] = ("model", "target")
+OF_SEVERAL_JOBS = ("experiment", "models", "activations")
+
+
+@dataclass(frozen=True)
+class PlannedJob:
+    """A job whose key is known.
+
+    Attributes:
+        instrument: The kind of the job.
+        config: Its configuration, with everything decided.
+        read: That of `Instrument.as_read`, which has the settings that the job reads.
+        inputs: What it reads besides its settings.
+        contents: The fingerprint of each of the inputs.
+        entered: The settings that are in the key.
+        plugins: The digests of the user's files of code, by FILE.py:NAME.
+        job: The place of its result.
+    """
+
+    instrument: AnyInstrument
+    config: JobConfig
+    read: JobConfig
+    inputs: Mapping[str, Input]
+    contents: dict[str, str]
+    entered: dict[str, object]
+    plugins: dict[str, str]
+    job: Job | UnkeptJob
+
+    @property
+    def key(self) -> str:
+        """The hash of everything that can change the numbers."""
+        return self.job.key
+
+    @property
+    def is_of_first_process(self) -> bool:
+        """Whether this process, of those that share the job, writes and speaks."""
+        return not rank(self.config)
+
+    @cached_property
+    def models(self) -> Mapping[str, ModelConfig]:
+        """The models that run; for the checkpoints of a run, the hub is asked which there are."""
+        return self.instrument.models_of(self.read)
+
+    def check(self) -> str:
+        """Check what can be known of models before they are loaded.
+
+        Returns:
+            Which scale is taken, and why; "" where that needs no words.
+        """
+        from thinkalike.models.families import check_models
+
+        models = list(self.models.values())
+        if not self.instrument.takes_sites and any(model.site != AFTER for model in models):
+            raise ConfigError(ONE_SITE.format("model.site", self.instrument.kind))
+
+        reads = self.instrument.reads
+        check_models({side: getattr(self.read, side) for side in SIDES if side in reads})
+
+        if "data" not in reads:
+            return ""
+        scale, reason = chosen_scale(self.config.scale, models)
+        if not reason:
+            return ""
+        if scale == "mini":
+            alternative = "scale=paper takes the papers' recipe"
+        else:
+            alternative = "scale=mini takes a laptop's"
+        return f"scale={scale}: {reason}; {alternative}"
+
+    def work(self, processes: ProcessGroup) -> Work:
+        """Return the context of the running job."""
+        shown = (*self.instrument.reads, *ALWAYS_READ)
+        settings = as_settings(self.read)
+        settings = {name: part if name in shown else None for name, part in settings.items()}
+        work = Work(self.job, settings, self.inputs, contextlib.ExitStack(), processes=processes)
+        if self.is_of_first_process:
+            work.tracker = work.opened.enter_context(self.tracked(settings))
+        return work
+
+    def tracked(
+        self, settings: Mapping[str, object]
+    ) -> contextlib.AbstractContextManager[Wandb | None]:
+        """Log the job to W&B while this is open, if that is asked for."""
+        if self.config.logger.kind != "wandb":
+            return contextlib.nullcontext()
+        from thinkalike.loggers import tracked
+
+        assert isinstance(self.job, Job), "a job without a store has no logger"
+        return tracked(self.config.logger, self.job, self.inputs, settings)
+
+    def write(self, work: Work, outcome: Outcome, took: RunFacts, warnings: list[str]) -> Result:
+        """Write, draw and publish the result, with the provenance of the run."""
+        began = time.monotonic()
+        provenance = {
+            **environment(),
+            "seed": self.config.seed,
+            "models": list(outcome.models),
+            **outcome.facts,
+            "wall_seconds": took.wall_seconds,
+            "inputs": self.contents,
+        }
+        if took.jobs_in_this_pass > 1:
+            provenance["jobs_in_this_pass"] = took.jobs_in_this_pass
+        if warnings:
+            provenance["warnings"] = warnings
+        if self.plugins:
+            provenance["plugins"] = [
+                {"name": name, "sha256": sha256} for name, sha256 in self.plugins.items()
+            ]
+
+        record = {
+            "version": self.instrument.version,
+            "scalars": outcome.scalars,
+            "settings": self.entered,
+            "provenance": provenance,
+        }
+        tables = {"table": outcome.table, **outcome.tables}
+        written = self.job.write(work.settings, record, tables, outcome.arrays)
+        self._draw(written, work, outcome)
+
+        # What drawing took belongs to the run, and the headlines need the written result.
+        provenance["wall_seconds"] = round(took.wall_seconds + time.monotonic() - began, 1)
+        provenance["phases"] = work.phase.seconds
+        headlines = [headline._asdict() for headline in self.instrument.headlines(written)]
+        written = self.job.add({"headlines": headlines, "provenance": provenance})
+
+        if work.tracker:
+            work.tracker.publish(written)
+        work.opened.close()
+        return self.job.appear()
+
+    def _draw(self, written: Result, work: Work, outcome: Outcome) -> None:
+        """Draw the figures into the folder of the result; in memory, they wait for `save`."""
+        if isinstance(written, UnkeptResult):
+            written.add_figures(outcome.draw)
+            return
+        figures = written.folder / "figures"
+        with work.phase("drawing"):
+            self.instrument.draw(written, figures)
+            outcome.draw(figures)
+
+    def show(self, result: Result) -> None:
+        """Print the result, in the first of the processes that share the job."""
+        if self.is_of_first_process:
+            with aside():
+                self.instrument.show(result)
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """What a pass took.
+
+    Attributes:
+        wall_seconds: The seconds of the whole pass.
+        jobs_in_this_pass: The number of jobs that were done in it.
+    """
+
+    wall_seconds: float
+    jobs_in_this_pass: int
+
+
+def plan(instrument: AnyInstrument, config: JobConfig) -> PlannedJob:
+    """Return a job with its key, after the jobs whose results it reads are done."""
+    is_analysis = isinstance(config, AnalyzeConfig)
+    if is_analysis and config.trainer.strategy == "ddp" and not instrument.is_shared:
+        raise ConfigError(f"{instrument.kind} is done by one process; leave trainer=ddp out")
+    if getattr(config, "budget", None):
+        raise ConfigError(
+            f"budget={config.budget} is for a command line: "
+            "choose layers and the amount of text here"
+        )
+
+    config = instrument.completed(config)
+    inputs: dict[str, Input] = {**instrument.inputs(config), **instrument.prepare(config)}
+    read = instrument.as_read(config)
+    entered = instrument.key_settings(config)
+    plugins = _plugins_of(instrument, read)
+    if plugins:
+        inputs["plugins"] = " ".join(sorted(plugins.values()))
+
+    contents = contents_of(inputs)
+    key = key_of(instrument.kind, instrument.version, entered, contents)
+    job: Job | UnkeptJob
+    if config.store is None:
+        job = UnkeptJob(instrument.kind, key, instrument)
+    else:
+        job = Job(config.store, instrument.kind, key)
+    return PlannedJob(instrument, config, read, inputs, contents, entered, plugins, job)
+
+
+def _plugins_of(instrument: AnyInstrument, config: JobConfig) -> dict[str, str]:
+    """Return the user's files of code that a job runs, by FILE.py:NAME, each with its digest."""
+    settings = as_settings(config)
+    parts = [part for name, part in settings.items() if name in instrument.reads]
+    digests = {}
+    for name in named_in(parts):
+        check_trusted(name)  # a `Stitch` trusts any kind that it is given
+        digests[name] = digest(name)
+    return digests
+
+
+def is_stored(instrument: AnyInstrument, config: JobConfig) -> bool:
+    """Return whether the store has the result of a job; nothing is computed or written."""
+    return not config.force and plan(instrument, config).job.done
+
+
+def is_known_done(instrument: AnyInstrument, config: JobConfig) -> bool:
+    """Return whether the store has the result; False where only further jobs, or the hub, tell."""
+    if type(instrument).prepare is not Instrument.prepare:
+        return False
+    try:
+        return is_stored(instrument, config)
+    except ModelError:
+        return False
+
+
+def may_take_long(config: JobConfig) -> bool:
+    """Return whether a job is to be done whose models are no minis, or that reads much text."""
+    if any(getattr(config, setting, None) for setting in OF_SEVERAL_JOBS):
+        return False
+    (job,) = asked_for(config)
+    kind = instrument_of(job)
+    is_of_minis = all(model.mini for model in kind.models_of(job).values())
+    is_long = _tokens_read(job) > MANY_TOKENS or not is_of_minis
+    return is_long and not is_known_done(kind, job)
+
+
+def _tokens_read(config: JobConfig) -> int:
+    """Return how many tokens a job reads, as its settings of the text and of the measure say."""
+    measure = getattr(config, "measure", None)
+    amounts = [getattr(measure, name, None) or 0 for name in ("batches", "tokens_per_batch")]
+    return max(config.data.report_tokens or 0, math.prod(amounts))

@@ -1,0 +1,99 @@
+"""A job beside the settings that were given: which of them it reads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, is_dataclass
+
+from thinkalike.config import JobConfig, key_settings
+from thinkalike.config.schema import default_of
+from thinkalike.config.values import value_at
+from thinkalike.errors import flat
+from thinkalike.job.instrument import AnyInstrument
+from thinkalike.job.lookup import instrument_of
+from thinkalike.job.setting_groups import OF_EVERY_JOB
+
+
+@dataclass(frozen=True)
+class ReadingJob:
+    """A job, and the settings that it reads.
+
+    Attributes:
+        kind: Its instrument.
+        read: The keys of `Instrument.settings_read`.
+    """
+
+    kind: AnyInstrument
+    config: JobConfig
+    read: frozenset[str]
+
+    @classmethod
+    def of(cls, config: JobConfig, kind: AnyInstrument | None = None) -> ReadingJob:
+        """Return the job of a configuration.
+
+        Args:
+            kind: Its instrument, if the configuration alone does not say it.
+        """
+        if kind is None:
+            kind = instrument_of(config)
+        return cls(kind, config, kind.settings_read(config))
+
+    def reads(self, key: str, requested: JobConfig) -> bool:
+        """Return whether the job reads the value that a requested configuration has for a key.
+
+        A job inside an experiment may have another value than the request, which it then does not
+        read. A value that holds anyway is no error: null, which leaves a setting to the recipe,
+        and a default that the job has as well.
+        """
+        key = key_of_setting(key)
+        part, _, name = key.partition(".")
+        if key in self.read:
+            return self._has_requested_value(key, requested)
+        if part not in self.kind.reads:
+            return False
+        is_left_to_recipe = bool(name) and value_at(requested, key) is None
+        return is_left_to_recipe or self._holds_anyway(key, requested)
+
+    def _has_requested_value(self, key: str, requested: JobConfig) -> bool:
+        value = value_at(requested, key)
+        if value is None or value == "auto":  # further settings decide it
+            return True
+        value_in_job = value_at(self.config, key)
+        return is_dataclass(value_in_job) or bool(value_in_job == value)
+
+    def _holds_anyway(self, key: str, requested: JobConfig) -> bool:
+        """Return whether the default is requested, and the job has it without reading it."""
+        unread = self.kind.unread(self.config)
+        if key not in unread or unread[key] != value_at(requested, key):
+            return False
+        return _is_default(key, requested)
+
+    def values(self) -> dict[str, object]:
+        """Return the settings that the job reads, by key, unless they have their defaults."""
+        settings = flat(key_settings(self.kind.as_read(self.config)))
+        return {key: value for key, value in settings.items() if key_of_setting(key) in self.read}
+
+    def parts(self) -> list[str]:
+        """Return the parts of the configuration that the job reads, first those of its kind."""
+        read = {key.partition(".")[0] for key in self.read - OF_EVERY_JOB}
+        read -= {"logger", "activations"}
+        in_order = [item.name for item in fields(self.config) if item.name in read]
+        return list(dict.fromkeys([*self.kind.reads, *in_order]))
+
+
+def _is_default(key: str, config: JobConfig) -> bool:
+    """Return whether a configuration has the default for a key."""
+    part, _, name = key.partition(".")
+    if name:
+        schema = getattr(config, part)
+    else:
+        schema, name = config, part
+    (item,) = (item for item in fields(schema) if item.name == name)
+    return bool(getattr(schema, item.name) == default_of(item))
+
+
+def key_of_setting(key: str) -> str:
+    """Return the key of the setting that a key is inside of.
+
+    That of model.architecture.n_layers is model.architecture, whose value is a dictionary.
+    """
+    return ".".join(key.split(".")[:2])

@@ -1,0 +1,230 @@
+"""The settings of a command line or a file that no job reads.
+
+`Instrument.settings_read` says which settings a job reads. Here a command line that sets another
+one is refused, and a file that does so leads to a warning.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from thinkalike.config import (
+    AnalyzeConfig,
+    JobConfig,
+    ModelConfig,
+    key_settings,
+    measure_schema,
+    settings_of,
+)
+from thinkalike.errors import ConfigError, flat, listed
+from thinkalike.job.listed_jobs import asked_for, listed_model
+from thinkalike.job.lookup import instrument_of, instrument_of_measure
+from thinkalike.job.reading_job import ReadingJob
+from thinkalike.job.setting_groups import OF_EVERY_JOB, OF_SITES, REPORT_TEXT
+
+log = logging.getLogger(__name__)
+
+# settings that decide others, where those are left to the recipe, with their two values
+RECIPES = {"scale": ("mini", "paper"), "recipe": ("honest", "paper")}
+CORPORA = ("model.corpus", "target.corpus")
+# settings of a measure that say how much is compared
+AMOUNTS = ("batches", "tokens_per_batch", "tokens", "words")
+ONE_SITE = (
+    "{}=: {} reads the stream after each block, resid_post, alone; "
+    "measure=cka or mlem read other sites"
+)
+
+
+def check_read(keys: Sequence[str], config: JobConfig) -> None:
+    """Raise a ConfigError unless each setting that is given is read by a requested job.
+
+    Models that a command line names for an experiment are checked by it.
+    """
+    _check_listed_models(config)
+    request = _Request.of(config)
+    unread = request.unread(keys)
+    if unread:
+        raise _refusal(unread[0], request.jobs)
+
+
+def warn_of_unread(files: Mapping[str, Collection[str]], config: JobConfig) -> None:
+    """Say which settings of configuration files change nothing of the requested jobs.
+
+    They are no error, as several kinds of jobs may share a file.
+
+    Args:
+        files: The keys that each file sets.
+    """
+    not_default = flat(key_settings(config))
+    for file, keys in files.items():
+        request = _Request.of(config)
+        unread = request.unread([key for key in sorted(keys) if key in not_default])
+        if unread:
+            log.warning(
+                "warning: %s sets %s, which %s does not read",
+                file,
+                listed(unread),
+                _kinds(request.jobs),
+            )
+
+
+@dataclass(frozen=True)
+class _Request:
+    """A configuration, and the jobs that it stands for.
+
+    Attributes:
+        checks_models: Whether the experiment that it names checks the models itself.
+    """
+
+    config: JobConfig
+    jobs: Sequence[ReadingJob]
+    checks_models: bool
+
+    @classmethod
+    def of(cls, config: JobConfig) -> _Request:
+        is_experiment = (
+            isinstance(config, AnalyzeConfig)
+            and config.experiment is not None
+            and config.models is None
+        )
+        if not is_experiment:
+            return cls(config, [ReadingJob.of(job) for job in asked_for(config)], False)
+
+        experiment = instrument_of(config)
+        jobs = [ReadingJob.of(job) for _, job in experiment.labelled_jobs(config)]
+        if not jobs:
+            jobs = [ReadingJob.of(config, experiment)]
+        return cls(config, jobs, True)
+
+    def unread(self, keys: Iterable[str]) -> list[str]:
+        """Return those of the keys that none of the jobs reads."""
+        unread = []
+        for key in keys:
+            is_of_model = key.partition(".")[0] in ("model", "target")
+            if key in OF_EVERY_JOB or (self.checks_models and is_of_model):
+                continue
+            if not self._is_read(key):
+                unread.append(key)
+        return unread
+
+    def _is_read(self, key: str) -> bool:
+        """Return whether one of the jobs reads what the configuration has for a key."""
+        if key in RECIPES:
+            return _decides(key, self.config)
+        if key in CORPORA and self.config.data.name is not None:
+            return False
+        if key.startswith("logger."):  # read by the job itself, and by none inside an experiment
+            return key.removeprefix("logger.") in self.config.logger.settings_read()
+        return any(job.reads(key, self.config) for job in self.jobs)
+
+
+def _decides(key: str, config: JobConfig) -> bool:
+    """Return whether the requested jobs differ between the two values of `scale` or `recipe`.
+
+    The value that holds anyway is no error: scale=mini says that the usual choice is meant.
+    """
+    if isinstance(config, AnalyzeConfig) and config.experiment is not None:
+        return True
+    if key == "recipe":
+        is_usual = config.recipe == "honest"
+    else:
+        is_usual = replace(config, scale="auto").is_mini == config.is_mini
+    if is_usual:
+        return True
+
+    variants = []
+    for value in RECIPES[key]:
+        try:
+            jobs = asked_for(_with_recipe(config, key, value))
+        except ConfigError:  # the settings of one recipe alone go with those that are given
+            return True
+        variants.append([ReadingJob.of(job).values() for job in jobs])
+    return variants[0] != variants[1]
+
+
+def _with_recipe(config: JobConfig, key: str, value: str) -> JobConfig:
+    changes = {key: value}
+    return replace(config, **changes)  # type: ignore[arg-type]
+
+
+def _refusal(key: str, jobs: Sequence[ReadingJob]) -> ConfigError:
+    """Return what to say of a setting of a command line that no job reads."""
+    kinds = _kinds(jobs)
+    part = key.partition(".")[0]
+    parts: dict[str, None] = {}
+    for job in jobs:
+        parts |= dict.fromkeys(job.parts())
+
+    if key in OF_SITES and not any(job.kind.takes_sites for job in jobs):
+        return ConfigError(ONE_SITE.format(key, kinds))
+    if part not in parts:
+        setting = "model@target" if key == "target" else key
+        return ConfigError(
+            f"{setting}= is not read by {kinds} with these settings; it reads {', '.join(parts)}"
+        )
+    if key in REPORT_TEXT:
+        amounts = _amounts(jobs)
+        remedy = "leave it out"
+        if amounts:
+            remedy = f"{' and '.join(amounts)} say how much is compared"
+        return ConfigError(f"{key}= has no effect on {kinds}; {remedy}")
+    return ConfigError(f"{key}= has no effect on {kinds} beside the other settings; leave it out")
+
+
+def _amounts(jobs: Sequence[ReadingJob]) -> list[str]:
+    """Return the settings of the measures of jobs that say how much is compared."""
+    measures = [job.config.measure for job in jobs if isinstance(job.config, AnalyzeConfig)]
+    amounts = []
+    for name in AMOUNTS:
+        if any(hasattr(measure, name) for measure in measures):
+            amounts.append(f"measure.{name}")
+    return amounts
+
+
+def _kinds(jobs: Sequence[ReadingJob]) -> str:
+    return ", ".join(dict.fromkeys(job.kind.kind for job in jobs))
+
+
+def _check_listed_models(config: JobConfig) -> None:
+    """Raise a ConfigError for a setting of an entry of models=[...] that no job reads."""
+    if not isinstance(config, AnalyzeConfig) or config.models is None:
+        return
+    kind = instrument_of_measure(config.measure.kind)
+    measure = config.measure
+    if kind.of_models == "all":  # its one job is made of comparisons of pairs
+        measure = measure_schema("cka")()
+    jobs = [ReadingJob.of(job) for job in asked_for(replace(config, measure=measure))]
+
+    for entry in config.models:
+        if not isinstance(entry, dict):
+            continue
+        model = listed_model(entry, settings_of(config.model))
+        for name in entry:
+            if name == "model":
+                continue
+            readers = [
+                job.reads(f"{part}.{name}", job.config)
+                for job, part in _occurrences(model, name, jobs)
+            ]
+            if readers and not any(readers):
+                raise ConfigError(
+                    f"models: {name} of {model.called} has no effect on {kind.kind}; leave it out"
+                )
+
+
+def _occurrences(
+    model: ModelConfig, name: str, jobs: Sequence[ReadingJob]
+) -> Iterator[tuple[ReadingJob, str]]:
+    """Yield the jobs that a listed model is in, each with its part of their configuration.
+
+    Args:
+        name: A setting, whose value tells the model from those of the same name.
+    """
+    value = getattr(model, name)
+    for job, part in itertools.product(jobs, ("model", "target")):
+        side = getattr(job.config, part)
+        if side.called == model.called and getattr(side, name) == value:
+            yield job, part

@@ -1,0 +1,85 @@
+"""What a job has at hand while it runs: its folder, its inputs, its states to resume from."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from thinkalike.job.inputs import Inputs
+from thinkalike.job.phases import Phases
+from thinkalike.loggers import Wandb
+from thinkalike.processes import ProcessGroup, doing
+from thinkalike.store import Job, newest_state, read_state, write_state
+from thinkalike.unkept import UnkeptJob
+
+log = logging.getLogger(__name__)
+
+InputType = TypeVar("InputType")
+
+
+@dataclass
+class Work:
+    """The context of a running job.
+
+    Attributes:
+        job: With a store, `job.partial` is the folder of its states, `job.aside` of the result.
+        settings: The settings as nested dictionaries; a part that the job does not read is None.
+        inputs: What `Instrument.inputs` read.
+        opened: Contexts that stay open until the result is written.
+        processes: The processes that share the job.
+        tracker: The run of W&B that gets the curves; None where there is none.
+        phase: Times phases, as in `with work.phase("loading"): ...`; the rest is "computing".
+    """
+
+    job: Job | UnkeptJob
+    settings: dict[str, object]
+    inputs: Inputs
+    opened: contextlib.ExitStack
+    processes: ProcessGroup = field(default_factory=ProcessGroup)
+    tracker: Wandb | None = None
+    phase: Phases = field(default_factory=Phases)
+
+    def input(self, name: str, kind: type[InputType]) -> InputType:
+        """Return what `Instrument.inputs` read under a name, which is of this class."""
+        value = self.inputs[name]
+        assert isinstance(value, kind), (
+            f"{name} is {type(value).__name__}, and not {kind.__name__}"
+        )
+        return value
+
+    def optional_input(self, name: str, kind: type[InputType]) -> InputType | None:
+        """Return what `Instrument.inputs` read under a name, or None if it read nothing."""
+        return self.input(name, kind) if name in self.inputs else None
+
+    def resume(self, name: str) -> dict[str, Any] | None:
+        """Return the tensors and plain values that an earlier run kept under a name, or None.
+
+        A damaged state is put aside.
+        """
+        if not self.job.keeps_states:
+            return None
+        path = newest_state(self.job.states, name)
+        if path is None:
+            return None
+        log.info("resuming from %s", path)
+        return read_state(path)
+
+    def keep(self, name: str, state: dict[str, Any]) -> None:
+        """Keep tensors and plain values under a name, in place of those before.
+
+        A job without a store keeps nothing.
+        """
+        if self.job.keeps_states:
+            write_state(self.job.states, name, state)
+
+
+@contextlib.contextmanager
+def phase_of_all(works: Iterable[Work], name: str) -> Iterator[None]:
+    """Time a phase of all jobs of one pass; phases inside it take their time from it."""
+    with contextlib.ExitStack() as phases, doing(name, steps_aside=True):
+        for work in works:
+            phases.enter_context(work.phase.counting(name))
+        yield

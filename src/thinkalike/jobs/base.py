@@ -1,0 +1,166 @@
+"""What all jobs have in common: their settings, what they are of, and the checks of both.
+
+Annotations are evaluated here, as those of inherited fields are read where a subclass is defined.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import ClassVar
+
+from thinkalike.arguments import check_rows, checked_numbers
+from thinkalike.errors import ConfigError, checked_path
+from thinkalike.inputs import Arrays, Model, StimulusTable, Text, is_model
+from thinkalike.job.instrument import AnyInstrument
+from thinkalike.job.lookup import instrument_of_measure
+from thinkalike.jobs.plain_values import checked_plain, plain
+
+Folder = str | os.PathLike[str]
+Layers = str | Sequence[int] | Sequence[Sequence[int]]
+Side = Model | Arrays
+
+# fields that are no settings, beside the sides
+INPUTS = ("texts", "stimuli", "measure", "store", "force")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Job:
+    """A computation, with everything that decides its numbers; each kind of job is a subclass.
+
+    Args:
+        threads: CPU threads; None takes torch's default.
+        store: the folder in which its result is kept and found again; None: the result stays in
+            memory.
+        force: do it again if the store has its result.
+
+    Raises:
+        ConfigError: An argument has a wrong type or value; the message names it.
+
+    >>> isinstance(Compare("gelu-3l-mini", "solu-3l-mini", measure="mutual_knn"), Job)
+    True
+    """
+
+    SIDES: ClassVar[tuple[str, ...]] = ("model",)  # the fields that hold what is compared
+    # The job itself says which of its arguments is wrong, before a checker of types that somebody
+    # installs.
+    __no_type_check__ = True
+
+    threads: int | None = None
+    store: Folder | None = None
+    force: bool = False
+
+    def __post_init__(self) -> None:
+        self._check_paths()
+        given = {name: value for name, value in vars(self).items() if value is not None}
+        try:
+            vars(self).update(checked_numbers(type(self).__init__, given))
+        except ValueError as error:
+            raise ConfigError(error) from None
+        for name, default in self.defaults().items():
+            value = checked_plain(name, getattr(self, name))
+            vars(self)[name] = default if value is None else value
+        self._check_sides()
+
+    @property
+    def does(self) -> str:
+        """The name of the task or the measure that does the job, such as stitch or mutual_knn."""
+        return type(self).__name__.lower()
+
+    @property
+    def instrument(self) -> AnyInstrument:
+        """The kind of the job as the frame of jobs knows it."""
+        return instrument_of_measure(self.does)
+
+    @property
+    def texts_given(self) -> Text | None:
+        """The text that the job reads; None leaves it open, or the job reads none."""
+        texts: Text | None = getattr(self, "texts", None)
+        return texts
+
+    @property
+    def stimuli_given(self) -> StimulusTable | None:
+        """The stimuli of the job; None leaves them open, or the job has none."""
+        stimuli: StimulusTable | None = getattr(self, "stimuli", None)
+        return stimuli
+
+    def sides(self) -> dict[str, object]:
+        """Return what is compared, by the names of the arguments.
+
+        A single one stands for both sides.
+        """
+        first: object = getattr(self, self.SIDES[0])
+        if isinstance(first, list):
+            return {f"{self.SIDES[0]}[{number}]": side for number, side in enumerate(first)}
+        sides = {}
+        for name in self.SIDES:
+            side: object = getattr(self, name)
+            sides[name] = first if side is None else side
+        return sides
+
+    @classmethod
+    def defaults(cls) -> dict[str, object]:
+        """Return the settings with their defaults."""
+        settings = [item for item in fields(cls) if item.name not in (*cls.SIDES, *INPUTS)]
+        return {item.name: item.default for item in settings}
+
+    def settings(self) -> dict[str, object]:
+        """Return the settings that differ from their defaults."""
+        settings = {}
+        for name, default in self.defaults().items():
+            value = getattr(self, name)
+            if value is not None and value != plain(default):
+                settings[name] = value
+        return settings
+
+    def _check_paths(self) -> None:
+        """Raise a ConfigError for a path that no file can have, of whatever may be one."""
+        may_be_paths = {
+            **self.sides(),
+            "texts": self.texts_given,
+            "stimuli": self.stimuli_given,
+        }
+        for name, value in may_be_paths.items():
+            if isinstance(value, str | os.PathLike):
+                checked_path(name, value)
+        if self.store is not None:
+            checked_path("store", self.store)
+
+    def _check_sides(self) -> None:
+        """Raise a ConfigError for a side that is neither a model nor states.
+
+        This is also the last place that has the labels of tables: states become tensors, and
+        stimuli are numbered. So their orders of rows are compared here.
+        """
+        sides = self.sides()
+        if not sides:
+            raise ConfigError(f"{self.SIDES[0]} is empty: give a list of models or of arrays")
+        for name, side in sides.items():
+            is_states = isinstance(side, str | os.PathLike | Mapping) or hasattr(side, "__array__")
+            if not (is_states or is_model(side)):
+                raise ConfigError(
+                    f"{name} is {type(side).__name__}: "
+                    "give a name, (model, tokenizer), a bridge or arrays"
+                )
+        tables = [(name, side) for name, side in sides.items() if not is_model(side)]
+        try:
+            check_rows([*tables, ("stimuli", self.stimuli_given)])
+        except ValueError as error:
+            raise ConfigError(error) from None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TextJob(Job):
+    """A job that reads text.
+
+    Args:
+        texts: the name of a data set, a file, or a list of strings or of records; None takes the
+            text that the models were trained on.
+        field: the field of records that holds the text.
+        group: the field of records whose documents intervals take together.
+        context: tokens of a row; None takes what the models can.
+    """
+
+    texts: Text | None = None
+    field: str | None = None
+    group: str | None = None
+    context: int | None = None

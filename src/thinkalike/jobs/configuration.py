@@ -1,0 +1,234 @@
+"""From a job object to the configuration of the frame of jobs, as a command line gives it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from thinkalike import plugins
+from thinkalike.config import AnalyzeConfig, DataConfig, JobConfig, StimuliConfig
+from thinkalike.config.completing import open_job
+from thinkalike.config.groups import Settings, unset_settings
+from thinkalike.config.recorded import RecordedArrays
+from thinkalike.config.schema import Checked, fields_of, made
+from thinkalike.errors import ConfigError
+from thinkalike.inputs import (
+    StimulusTable,
+    is_model,
+    model_configs,
+    numbered_rows,
+    recorded,
+    stimuli_config,
+    text_config,
+)
+from thinkalike.instruments import check_read
+from thinkalike.job.instrument import AnyInstrument
+from thinkalike.jobs.base import Job
+from thinkalike.jobs.kinds import Compare, Stitch
+from thinkalike.training.recipe import StitchConfig, StitchJob
+
+OF_MODELS = ("site", "head")  # fields that are settings of the models
+OF_WORDS = ("measure.skip_first",)  # settings of measures that choose among the words of stimuli
+PARTS = ("stitch", "measure", "data", "stimuli", "model")
+
+SettingsByPart = dict[str, Settings]  # "" has those of the job itself
+Recording = str | RecordedArrays
+
+
+def configuration(job: Job, instrument: AnyInstrument) -> JobConfig:
+    """Return the configuration of a job, in which everything is left open that it does not say."""
+    sides = _Sides.of(job)
+    settings = _by_part(job, instrument)
+    _check_sides(job, instrument, sides, settings)
+    stimuli = job.stimuli_given
+    if sides.recordings and stimuli is None:
+        stimuli = _stimuli_of_rows(job, sides, settings)
+
+    parts: dict[str, object] = {
+        "data": text_config(job.texts_given, settings["data"]),
+        "store": None if job.store is None else os.fspath(job.store),
+        "force": job.force,
+        **settings[""],
+    }
+    schema: type[JobConfig]
+    if isinstance(job, Stitch):
+        schema = StitchJob
+        stitch_settings = unset_settings(StitchConfig) | settings["stitch"]
+        parts["stitch"] = made(StitchConfig, stitch_settings, "stitch.")
+    else:
+        schema = instrument.config
+        measure_settings = unset_settings(instrument.settings) | settings["measure"]
+        parts["measure"] = made(instrument.settings, measure_settings, "measure.")
+        parts["stimuli"] = stimuli_config(stimuli, settings["stimuli"])
+    if sides.recordings:
+        parts["activations"] = sides.recordings
+    models = model_configs(sides.models, settings["model"])
+    is_target = sides.is_target(len(models))
+    if models and not is_target:
+        parts["model"] = models[0]
+    if models:
+        parts["target"] = models[-1]
+    config = open_job(schema, **parts)
+
+    check_read(_keys_given(job, stimuli, sides, settings, is_target), config)
+    return config
+
+
+@dataclass(frozen=True)
+class _Sides:
+    """What a job compares.
+
+    Attributes:
+        models: The models by the names of their arguments.
+        recordings: Recorded states, each once.
+        begins_with_model: Whether the first of the arguments is a model.
+    """
+
+    models: Mapping[str, object]
+    recordings: Sequence[Recording]
+    begins_with_model: bool
+
+    @classmethod
+    def of(cls, job: Job) -> _Sides:
+        models = {}
+        states: dict[int, tuple[str, object]] = {}  # by identity, with the first of their names
+        sides = job.sides()
+        for name, side in sides.items():
+            if is_model(side):
+                models[name] = side
+            else:
+                states.setdefault(id(side), (name, side))
+        recordings = []
+        for number, (name, side) in enumerate(states.values(), 1):
+            recordings.append(recorded(side, name, number))
+        return cls(models, recordings, next(iter(sides)) in models)
+
+    def is_target(self, different_models: int) -> bool:
+        """Return whether the model beside recordings is the target.
+
+        It is, unless it comes before the only recording.
+        """
+        if not self.recordings or different_models > 1:
+            return False
+        return not (len(self.recordings) == 1 and self.begins_with_model)
+
+
+def _check_sides(
+    job: Job, instrument: AnyInstrument, sides: _Sides, settings: SettingsByPart
+) -> None:
+    """Raise a ConfigError for sides that the job does not take, or settings that they lack."""
+    count = len(sides.models)
+    if count > 2:
+        raise ConfigError(
+            f"{job.does} compares two models at most, and not {count}: call it for each pair"
+        )
+    if sides.recordings and not instrument.takes_activations:
+        raise ConfigError(f"{job.does} runs models, and states that are given cannot run")
+    if sides.models:
+        return
+    without_effect = [*settings["model"]]
+    if "scale" in settings[""]:  # `check_read` lets the scale pass that is the default anyway
+        without_effect.append("scale")
+    if without_effect:
+        raise ConfigError(
+            f"{without_effect[0]}= has no effect on arrays, which no model computes; leave it out"
+        )
+
+
+def _keys_given(
+    job: Job,
+    stimuli: StimulusTable | None,
+    sides: _Sides,
+    settings: SettingsByPart,
+    is_target: bool,
+) -> list[str]:
+    """Return the keys of all that a job gives, as a command line would have them."""
+    keys = []
+    if job.texts_given is not None:
+        keys.append("data")
+    if stimuli is not None:
+        keys.append("stimuli")
+    different = {id(model) for model in sides.models.values()}
+    if len(different) > 1:
+        keys.append("target")
+    for part, values in settings.items():
+        if part == "model" and is_target:
+            part = "target"
+        keys += [f"{part}.{name}".lstrip(".") for name in values]
+    return keys
+
+
+def check_measure(job: Job, instrument: AnyInstrument) -> None:
+    """Raise a ConfigError unless a comparison has a measure of two sides, that may be stored."""
+    if not isinstance(job, Compare):
+        return
+    if not isinstance(job.measure, str) and job.store is not None:
+        raise ConfigError(
+            "measure is a function in memory, which has no key: with store= give FILE.py:NAME"
+        )
+    if "model" not in instrument.reads:
+        raise ConfigError(
+            f"measure={job.does} is of more than two models: "
+            f"use python analyze.py measure={job.does}"
+        )
+
+
+def trust_plugins_of(job: Job) -> None:
+    """Let the files of code be run that a job names, because a person wrote the job."""
+    values = list(job.settings().values())
+    if isinstance(job, Compare):
+        values.append(job.measure)
+    plugins.trust(plugins.named_in(values))
+
+
+def _by_part(job: Job, instrument: AnyInstrument) -> SettingsByPart:
+    """Return the settings of a job that differ from their defaults, by part."""
+    by_part: SettingsByPart = {part: {} for part in ("", *PARTS)}
+    for field, value in job.settings().items():
+        part, _, name = setting_of(field, job.does, instrument).rpartition(".")
+        by_part[part][name] = value
+    return by_part
+
+
+def setting_of(field: str, does: str, instrument: AnyInstrument) -> str:
+    """Return the setting that a field of a job is, such as stitch.steps.
+
+    Args:
+        does: The task or the measure that does the job.
+        instrument: Its instrument.
+    """
+    if field in OF_MODELS:
+        return f"model.{field}"
+    schemas: dict[str, type[Checked]] = {}
+    if does == "stitch":
+        schemas["stitch"] = StitchConfig
+    else:
+        schemas["measure"] = instrument.settings
+    schemas |= {"data": DataConfig, "stimuli": StimuliConfig}
+    for part, schema in schemas.items():
+        if field in _names_of(schema) - {"seed"}:  # the seed is that of the job
+            return f"{part}.{field}"
+    if field not in _names_of(StitchJob if does == "stitch" else AnalyzeConfig):
+        raise ConfigError(f"{field} is no setting of {does}; leave it out")
+    return field
+
+
+def _names_of(schema: type[Checked]) -> set[str]:
+    return {item.name for item in fields_of(schema)}
+
+
+def _stimuli_of_rows(job: Job, sides: _Sides, settings: SettingsByPart) -> StimulusTable:
+    """Return stimuli that stand for the rows of arrays that were given without any."""
+    for part, values in settings.items():
+        for name in values:
+            setting = f"{part}.{name}"
+            if part == "stimuli" or setting in OF_WORDS:
+                raise ConfigError(
+                    f"{setting} has no effect on arrays without stimuli; leave it out"
+                )
+    arrays = [states for states in sides.recordings if isinstance(states, RecordedArrays)]
+    are_all_in_memory = len(arrays) == len(sides.recordings)
+    if job.does == "mlem" or sides.models or not are_all_in_memory:
+        raise ConfigError("stimuli is missing: a table that has a row for each row of the states")
+    return numbered_rows(arrays[0])

@@ -1,0 +1,44 @@
+"""Does a job, with errors that call its settings by the fields of the job."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+import weakref
+from dataclasses import replace
+
+from thinkalike.global_state import isolated
+from thinkalike.instruments import instrument_of, run_job
+from thinkalike.jobs.base import Folder, Job
+from thinkalike.jobs.configuration import check_measure, configuration, trust_plugins_of
+from thinkalike.jobs.wording import naming
+from thinkalike.screen import watched
+from thinkalike.store import Result
+
+
+def run(job: Job, store: Folder | None = None, force: bool = False) -> Result:
+    """Do a job, or return its result if the store has it.
+
+    Args:
+        store: the folder in which the result is kept and found again; None takes that of the job.
+            If the job has none, the result is in memory, and nothing is written.
+        force: do it again if the store has its result.
+
+    >>> result = run(Compare("gelu-3l-mini", "solu-3l-mini", batches=2, tokens_per_batch=128))
+    >>> result.is_kept
+    False
+    """
+    if store is not None or force:
+        job = replace(job, store=job.store if store is None else store, force=force or job.force)
+    trust_plugins_of(job)
+    instrument = job.instrument
+    check_measure(job, instrument)
+    with isolated(), contextlib.ExitStack() as kept, naming(job), watched():
+        config = configuration(job, instrument)
+        if config.store is None and instrument_of(config).needs_store:
+            folder = tempfile.TemporaryDirectory(prefix="thinkalike-")
+            config = replace(config, store=kept.enter_context(folder))
+        result = run_job(config, shown=False)
+        # The folder of a job that needs one is removed with the result.
+        weakref.finalize(result, kept.pop_all().close)
+    return result
