@@ -29,7 +29,7 @@ from thinkalike.instruments.lineage.family import table_of_relations
 from thinkalike.instruments.lineage.screen import show_family, show_lineage
 from thinkalike.job import Instrument, Outcome, Work
 from thinkalike.job.inputs import Inputs
-from thinkalike.job.settings import asked_for
+from thinkalike.job.listed_jobs import asked_for
 from thinkalike.models.fingerprints import checkpoint_fingerprint
 from thinkalike.models.labels import told_apart
 from thinkalike.models.shapes import Passes, Shapes
