@@ -23,7 +23,7 @@ from pathlib import Path
 import torch
 from measuring import large_product, seconds, speed
 
-from thinkalike.config.compose import compose_job
+from thinkalike.config import compose_job
 from thinkalike.forecast import forecast
 
 ROOT = Path(__file__).resolve().parents[1]

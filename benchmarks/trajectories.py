@@ -29,7 +29,8 @@ import pandas as pd
 import torch
 from scipy import stats
 
-from thinkalike.config import PretrainConfig, TrainerConfig, compose_job
+from thinkalike.config import TrainerConfig, compose_job
+from thinkalike.contrib.pretraining.config import PretrainConfig
 from thinkalike.contrib.pretraining.training import KeepsCheckpoints, Pretraining
 from thinkalike.data.grammar import lexicon, with_s
 from thinkalike.instruments import run_job

@@ -79,7 +79,8 @@ OWNERS = {
     "pytorch_lightning": "training",
     "matplotlib": "figures",
 }
-BESIDE = {"contrib": ("training", "figures", "data"), "cli": ("config",)}  # parts whose libraries others use, too
+# Parts whose libraries others use, too: a stitch names the type of Lightning's loggers.
+BESIDE = {"contrib": ("training", "figures", "data"), "cli": ("config",), "instruments": ("training",)}
 
 
 def part_of(file: Path) -> str:
