@@ -166,7 +166,7 @@ REFUSED = {  # lines by what is said of them: the nearest thing that there is, o
     "hydra.job.chdir=foo is not possible: Value 'foo' is not a valid bool": ["analyze hydra.job.chdir=foo"],
     "hydra.output_subdir=[1] is not possible": ["train hydra.output_subdir=[1]"],
     "hydra.hydra_logging=foo is not possible": ["train hydra.hydra_logging=foo"],
-    "No match in the defaults list": ["train measure=loss"],
+    "measure is a setting of analyze": ["train measure=loss"],
     "brackets inside one another": [
         f"train layers={'[' * 600}{']' * 600}", f"train 'store={'${' * 600}seed{'}' * 600}'",
     ],
@@ -185,7 +185,7 @@ REFUSED = {  # lines by what is said of them: the nearest thing that there is, o
     "'measure.batchs' is not a setting; did you mean 'measure.batches'?": ["analyze measure=cka measure.batchs=5"],
     "measure=ckaa is not known; did you mean 'cka'?": ["analyze measure=ckaa"],
     "measure=asymmetry is not known": ["analyze measure=asymmetry"],
-    "'stitch' is not a setting": ["analyze measure=cka stitch.steps=4"],
+    "stitch is a setting of train": ["analyze measure=cka stitch.steps=4"],
     "sede": ["train stitch.lr=${sede}"],
     "NOPE": ["train seed=${oc.env:NOPE}"],
     "stitch.steps": ["train stitch.steps=abc"],

@@ -40,6 +40,7 @@ from thinkalike.errors import (
 )
 from thinkalike.inputs import config_of, model_configs, stimuli_config
 from thinkalike.job.lookup import instrument_of_measure, instrument_of_task
+from thinkalike.jobs import wording
 from thinkalike.jobs.configuration import setting_of
 from thinkalike.jobs.plain_values import plain
 from thinkalike.models.checkpoints import ASSETS
@@ -1136,7 +1137,7 @@ def test_messages_have_settings_as_python_writes_them(message, caplog):
 
     def fail():
         logging.getLogger("thinkalike.states").warning("warning: %s", message)
-        with jobs.naming(job):
+        with wording.naming(job):
             logging.getLogger("thinkalike.states").warning("warning: %s", message)
             raise DataError(message)
 

@@ -147,7 +147,7 @@ def test_what_the_cache_has_is_used_while_the_hub_is_down(served, caplog):
 @pytest.mark.parametrize("name", [WEIGHTS, "tokenizer.json"])
 def test_a_file_that_is_not_what_the_hub_states_is_refused(served, name):
     served({f"main/{name}": Fault(altered=True), f"{hub.COMMIT}/{name}": Fault(altered=True)})
-    assert f"{name} of someone/m has not the SHA-256" in line_of(lambda: load_model(MODEL))
+    assert f"{name} of someone/m does not have the SHA-256" in line_of(lambda: load_model(MODEL))
     served(cache="another")
     assert load_model(MODEL).revision == hub.COMMIT, "control"
 

@@ -72,7 +72,7 @@ def test_the_guide_names_every_model():
     from conftest import ROOT
 
     text = (ROOT / "docs/guide/models.md").read_text()
-    listed = text[text.index("`conf/model/` lists them") :].split("\n- **")[0]
+    listed = text[text.index("`conf/model/` lists") :].split("\n- **")[0]
     spelt = set()
     for word in re.findall(r"`([^`]+)`", listed):
         stem, _, rest = word.partition("{")

@@ -1228,7 +1228,8 @@ def explained(error: BaseException) -> str:
             return _setting_of_command(not_offered[1], command)
     cause = error.__cause__
     if isinstance(cause, ConfigAttributeError | ConfigKeyError):
-        command = _command_with(str(cause.full_key or "").partition(".")[0])
+        # Keys of a group that exists have a dot, such as measure.folds of a measure without folds.
+        command = _command_with(str(cause.full_key or ""))
         if command:
             return _setting_of_command(short(cause.full_key), command)
         key_is_known = bool(cause.full_key) and bool(cause.parent_node)

@@ -113,12 +113,13 @@ def _axes_in_place(place: Axes, rows: int, columns: int, **options: Any) -> Any:
 
 
 @contextlib.contextmanager
-def shown(ax: Axes | None = None) -> Iterator[ShownFigures]:
+def shown(ax: object = None) -> Iterator[ShownFigures]:
     """Show figures while this is open, the first in the place of some axes, and save none.
 
     It yields each figure by its name, with its axes.
     """
     check_axes(ax)
+    assert ax is None or isinstance(ax, Axes)
     global _screen
     earlier = _screen
     screen = Screen(place=ax)
@@ -231,7 +232,10 @@ def layer_name(layer: object) -> str:
 
 
 def ticks(
-    axis: Axis, layers: Sequence[object] | pd.Index | pd.Series, most: float = 8, **style: Any
+    axis: Axis,
+    layers: Sequence[object] | pd.Index | pd.Series,
+    most: int | float = 8,
+    **style: Any,
 ) -> None:
     """Write the names of some layers at an axis.
 

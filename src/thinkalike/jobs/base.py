@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from thinkalike.arguments import check_rows, checked_numbers
 from thinkalike.errors import ConfigError, checked_path
-from thinkalike.inputs import Arrays, Model, StimulusTable, Text, is_model
+from thinkalike.inputs import Arrays, Model, Text, is_model
 from thinkalike.job.instrument import AnyInstrument
 from thinkalike.job.lookup import instrument_of_measure
 from thinkalike.jobs.plain_values import checked_plain, plain
@@ -72,16 +72,14 @@ class Job:
         return instrument_of_measure(self.does)
 
     @property
-    def texts_given(self) -> Text | None:
-        """The text that the job reads; None leaves it open, or the job reads none."""
-        texts: Text | None = getattr(self, "texts", None)
-        return texts
+    def texts_given(self) -> object:
+        """What was given as text, unchecked; None leaves it open, or the job reads none."""
+        return getattr(self, "texts", None)
 
     @property
-    def stimuli_given(self) -> StimulusTable | None:
-        """The stimuli of the job; None leaves them open, or the job has none."""
-        stimuli: StimulusTable | None = getattr(self, "stimuli", None)
-        return stimuli
+    def stimuli_given(self) -> object:
+        """What was given as stimuli, unchecked; None leaves them open, or the job has none."""
+        return getattr(self, "stimuli", None)
 
     def sides(self) -> dict[str, object]:
         """Return what is compared, by the names of the arguments.

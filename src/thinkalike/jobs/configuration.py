@@ -138,7 +138,7 @@ def _check_sides(
 
 def _keys_given(
     job: Job,
-    stimuli: StimulusTable | None,
+    stimuli: object,
     sides: _Sides,
     settings: SettingsByPart,
     is_target: bool,

@@ -36,7 +36,8 @@ from thinkalike.tables import repeated_rows
 
 CEILING = "noise ceiling"  # what comparisons call its lower end
 
-LayerVectors = Sequence[Float[Tensor, "layers p"]]
+# One entry for each side, which has layers of its own.
+LayerVectors = Sequence[Float[Tensor, "_ p"]]
 """The distances in each layer, of each side."""
 
 
