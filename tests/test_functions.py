@@ -1015,7 +1015,8 @@ def test_the_example_of_a_public_name_runs(name):
     )  # fmt: skip
     lines = [line for example in parsed.examples for line in (example.source + example.want).splitlines()]
     assert 0 < len(lines) <= 6
-    assert doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(parsed).failed == 0
+    flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+    assert doctest.DocTestRunner(optionflags=flags).run(parsed).failed == 0
 
 
 PLAIN = {

@@ -210,7 +210,7 @@ def test_a_stitch_before_the_mlp(tmp_path):
     result = thinkalike.stitch("gelu-3l-mini", kind="identity", **few)
     assert (result.table["penalty"] == 0).all()
     assert "before their MLP: gelu-3l-mini at resid_mid" in result._repr_html_()
-    with pytest.raises(ModelError, match="resid_mid is no site of neox-3l-mini, which has embed, resid_pre, z"):
+    with pytest.raises(ModelError, match='site="resid_mid" is no site of neox-3l-mini, which has embed, resid_pre, z'):
         thinkalike.stitch("neox-3l-mini", **few)
     for name in ("openai-gpt", "opt", "gemma4_text", "mixtral"):  # norms behind, rows in one, norms around, experts
         make_models.write(KNOWN[name], tmp_path / name)
@@ -221,7 +221,7 @@ def test_a_stitch_before_the_mlp(tmp_path):
 
 
 def test_sites_that_mean_nothing_are_refused():
-    with pytest.raises(ConfigError, match=r"^site=attn_out is no place to cut a model: stitch at resid_post"):
+    with pytest.raises(ConfigError, match='^site="attn_out" is no place to cut a model: stitch at resid_post'):
         thinkalike.stitch("gelu-3l-mini", site="attn_out")
     with pytest.raises(ConfigError, match=r"^model\.site=: loss reads the stream after each block"):
         run_job(composed("measure=loss", "model=gelu-3l-mini", "model.site=attn_out", entry="analyze"))
