@@ -156,7 +156,7 @@ def test_some_layers_of_other_sites_are_compared_by_their_names(root):
     theirs = ta.compare(root / "a", root / "b", texts=root / "sites", **chosen, **FEW)
     check_same(ours, theirs, ["value"])
     assert set(ours.table["source_layer"]) == {"1.attn_out", "1.mlp_out", "3.attn_out", "3.mlp_out"}
-    with pytest.raises(ConfigError, match='site="resid_post" is no site of sites, which has blocks.1.hook_attn_out'):
+    with pytest.raises(ConfigError, match=r'site="resid_post" is no site of sites, which has blocks.1.hook_attn_out'):
         ta.compare(root / "sites", root / "b", **FEW)
 
 

@@ -221,14 +221,14 @@ def test_a_stitch_before_the_mlp(tmp_path):
 
 
 def test_sites_that_mean_nothing_are_refused():
-    with pytest.raises(ConfigError, match='^site="attn_out" is no place to cut a model: stitch at resid_post'):
+    with pytest.raises(ConfigError, match=r'^site="attn_out" is no place to cut a model: stitch at resid_post'):
         thinkalike.stitch("gelu-3l-mini", site="attn_out")
     with pytest.raises(ConfigError, match=r"^model\.site=: loss reads the stream after each block"):
         run_job(composed("measure=loss", "model=gelu-3l-mini", "model.site=attn_out", entry="analyze"))
     for words, said in (
-        ({"site": "resid_mid", "head": 2}, "^head=2 is a head of site=z, and site=resid_mid"),
+        ({"site": "resid_mid", "head": 2}, '^head=2 is a head of site="z", and site="resid_mid"'),
         ({"site": "z", "head": 9}, "^head=9: gelu-3l-mini has heads 0 to 3"),
-        ({"site": "hook_z"}, "^site=hook_z"),
+        ({"site": "hook_z"}, '^site="hook_z"'),
     ):
         with pytest.raises((ConfigError, ModelError), match=said):
             thinkalike.compare("gelu-3l-mini", **FEW, **words)
