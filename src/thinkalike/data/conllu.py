@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -56,7 +56,7 @@ def read_conllu(
 
     words: list[str] = []
     spans: list[Span] = []
-    rows: list[dict[str, Any]] = []
+    rows: list[dict[str, str | int | None]] = []
     ids: list[str] = []
     for number, sentence in enumerate(sentences, 1):
         words += sentence.words
@@ -100,7 +100,7 @@ class _Sentence:
     text: str = ""
     words: list[str] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
-    features: list[dict[str, Any]] = field(default_factory=list)
+    features: list[dict[str, str | int | None]] = field(default_factory=list)
     multiword_tokens: list[_MultiwordToken] = field(default_factory=list)
 
     def add(self, line: str) -> None:
@@ -177,7 +177,7 @@ def _unexpected_id(number: str, form: str, next_word: int) -> ValueError:
     )
 
 
-def _parse_features(feats: str) -> dict[str, Any]:
+def _parse_features(feats: str) -> dict[str, str | int | None]:
     """Return the features of a word by name.
 
     Raises:
@@ -185,7 +185,7 @@ def _parse_features(feats: str) -> dict[str, Any]:
     """
     if feats == "_":
         return {}
-    features: dict[str, Any] = {}
+    features: dict[str, str | int | None] = {}
     for pair in feats.split("|"):
         name, _, value = pair.partition("=")
         if not name or not value or "=" in value or name in features:

@@ -423,7 +423,7 @@ class _Grouping:
         self.field = field
         self.root = root
         self._value_type: type | None = None
-        self._first_value: Any = None
+        self._first_value: object = None
 
     def document(self, text: str, record: Record, path: Path | None = None) -> str:
         """Return a text as a document of its group."""
@@ -439,7 +439,7 @@ class _Grouping:
             raise DataError(f"data.group={self.field}: the records have no such field; {hint}")
         return Document(text, self._group_name(record[self.field]))
 
-    def _group_name(self, value: Any) -> str:
+    def _group_name(self, value: object) -> str:
         """Return the name of a group.
 
         Raises:

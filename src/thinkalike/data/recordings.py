@@ -206,7 +206,7 @@ def _read_safetensors(path: Path) -> _FileContents:
     return _FileContents(arrays, labels.get(IDS), labels.get(RUNS))
 
 
-def _texts_in(labels: Any, location: str) -> list[str]:
+def _texts_in(labels: np.ndarray, location: str) -> list[str]:
     """Return ids or runs as text.
 
     Args:

@@ -298,7 +298,7 @@ class Stimuli:
     def fingerprint(self) -> str:
         """Return the SHA-256 of texts, spans and features, as 16 hexadecimal digits."""
         table, levels = self.codes()
-        content: list[Any] = [
+        content: list[object] = [
             self.texts,
             self.sentence.tolist(),
             self.span,
@@ -425,7 +425,7 @@ def check_unique(source: str | Path, label: str, names: Sequence[str]) -> None:
         raise DataError(f"{source}: the {label} {repeated[0]} occurs more than once")
 
 
-def check_kinds(kinds: Any, source: str | Path) -> None:
+def check_kinds(kinds: object, source: str | Path) -> None:
     """Raise a DataError unless these are kinds by feature.
 
     A kind is the name of one, or different levels in order.
@@ -519,7 +519,7 @@ def _as_float64(column: pd.Series, name: str, source: str) -> pd.Series:
     return values
 
 
-def _level_name(value: Any) -> str:
+def _level_name(value: object) -> str:
     """Return the name of a level; a whole number loses its point."""
     if isinstance(value, float | np.floating) and value.is_integer():
         return str(int(value))

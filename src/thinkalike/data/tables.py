@@ -306,7 +306,7 @@ def _cell_texts(column: pd.Series, source: str | Path) -> list[str]:
     return ["" if pd.isna(cell) else str(cell) for cell in column]
 
 
-def _check_cell(cell: Any, location: str) -> None:
+def _check_cell(cell: object, location: str) -> None:
     """Raise a DataError if a cell is bytes or a list, which `str` would turn into a made-up text.
 
     Halves of a character, which no file can hold, are refused as well.
@@ -530,7 +530,9 @@ def _is_position(cell: str) -> bool:
     return cell.isdecimal() and len(cell) <= MOST_DIGITS
 
 
-def _feature_values(column: pd.Series, kind: Any, location: str) -> pd.Series:
+def _feature_values(
+    column: pd.Series, kind: str | Sequence[str] | None, location: str
+) -> pd.Series:
     """Return a column with NaN for missing cells, and numbers for written numbers.
 
     A decimal comma is read as well. A nominal column stays as written if two of its levels, such

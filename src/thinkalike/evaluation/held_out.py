@@ -30,7 +30,7 @@ RANDOM_FROM = 0.9
 
 
 def masked_losses(
-    model: Callable[[Tensor], Any],
+    model: Callable[[Tensor], Tensor],
     tokens: Int[Tensor, "b t"],
     tokenizer: Any,
     generator: torch.Generator,

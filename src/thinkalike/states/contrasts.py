@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -25,6 +25,9 @@ from thinkalike.data.words import Span
 from thinkalike.errors import DataError
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.states.spans import has_own_state, last_tokens
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 TEXTS_PER_BATCH = 64
 """How many texts a model reads together."""
@@ -95,7 +98,7 @@ class Contrasts:
         return hashlib.sha256(repr(content).encode()).hexdigest()[:16]
 
 
-def ids_of(tokenizer: Any, text: str) -> list[int]:
+def ids_of(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     """Return the token ids of a text, without special tokens."""
     encoded = tokenizer(text, add_special_tokens=False, verbose=False)
     token_ids: list[int] = encoded["input_ids"]
@@ -103,7 +106,7 @@ def ids_of(tokenizer: Any, text: str) -> list[int]:
 
 
 def continuations(
-    contrasts: Contrasts, tokenizer: Any, vocabulary: int
+    contrasts: Contrasts, tokenizer: PreTrainedTokenizerBase, vocabulary: int
 ) -> tuple[Bool[Tensor, "n v"], Bool[Tensor, "n v"]]:
     """Return which tokens are the `up` and the `down` of each pair.
 
@@ -135,7 +138,7 @@ def continuations(
     return up, down
 
 
-def boundary_tokens(tokenizer: Any, vocabulary: int) -> Bool[Tensor, " v"]:
+def boundary_tokens(tokenizer: PreTrainedTokenizerBase, vocabulary: int) -> Bool[Tensor, " v"]:
     """Return which tokens do not continue the word before.
 
     These are white space, punctuation and special tokens, and tokens that begin with them.
@@ -152,7 +155,7 @@ def boundary_tokens(tokenizer: Any, vocabulary: int) -> Bool[Tensor, " v"]:
     return is_boundary
 
 
-def kind_of_token(tokenizer: Any, token: int) -> str:
+def kind_of_token(tokenizer: PreTrainedTokenizerBase, token: int) -> str:
     """Return what a token is.
 
     It is "special", "white space", "punctuation", a "number", a "word" (or the beginning of one),
@@ -173,7 +176,9 @@ def kind_of_token(tokenizer: Any, token: int) -> str:
     return "rest of a word"
 
 
-def _next_token(contrasts: Contrasts, pair: int, word: str, tokenizer: Any) -> int:
+def _next_token(
+    contrasts: Contrasts, pair: int, word: str, tokenizer: PreTrainedTokenizerBase
+) -> int:
     """Return the token that a continuation adds to the text of a pair.
 
     Raises:
@@ -206,7 +211,7 @@ class _VerbEnding(NamedTuple):
 
 
 def grammar_contrasts(
-    kind: str, tokenizer: Any, count: int, seed: int = 0, size: str = "small"
+    kind: str, tokenizer: PreTrainedTokenizerBase, count: int, seed: int = 0, size: str = "small"
 ) -> Contrasts:
     """Draw pairs of texts that end in a verb, or before one, whose form the feature decides.
 
@@ -264,7 +269,9 @@ def _prompt(before: str, word: str, after: str) -> Prompt:
     return Prompt(before + word + after, (start, start + len(word)))
 
 
-def _verb_endings(entries: Sequence[str], tokenizer: Any) -> Iterator[_VerbEnding]:
+def _verb_endings(
+    entries: Sequence[str], tokenizer: PreTrainedTokenizerBase
+) -> Iterator[_VerbEnding]:
     """Yield the endings of the verbs whose forms a tokenizer tells apart by one token."""
     subject_ids = ids_of(tokenizer, "the")
     for entry in entries:
