@@ -164,3 +164,11 @@ def _where_it_failed(error: Exception, path: Path) -> str:
         if frame.filename == str(path):
             lines.append(frame.lineno)
     return f"{reason} at line {lines[-1]}" if lines else reason
+
+
+def name_in_memory(measure: object) -> str:
+    """Return what results call a measure in memory: the name of its function or class."""
+    if isinstance(measure, MeasurePlugin):
+        measure = measure.measure
+    name = str(getattr(measure, "__name__", type(measure).__name__))
+    return name if name.isidentifier() else "own"  # such as <lambda>

@@ -9,11 +9,10 @@ from typing import ClassVar
 from thinkalike.config import ModelConfig
 from thinkalike.errors import ConfigError
 from thinkalike.inputs import Model, StimulusTable
-from thinkalike.instruments.layer_pairs.of_user import instrument_in_memory, kind_of
 from thinkalike.job.instrument import AnyInstrument
 from thinkalike.job.lookup import instrument_of_measure, instrument_of_task
 from thinkalike.jobs.base import Folder, Job, Layers, Side, TextJob
-from thinkalike.plugins import MeasurePlugin
+from thinkalike.plugins import MeasurePlugin, name_in_memory
 
 # a name on the command line, or an object in memory: a function of two matrices, or a measure
 Measure = str | Callable[..., object] | MeasurePlugin
@@ -143,12 +142,15 @@ class Compare(TextJob):
 
     @property
     def does(self) -> str:
-        return self.measure if isinstance(self.measure, str) else kind_of(self.measure)
+        return self.measure if isinstance(self.measure, str) else name_in_memory(self.measure)
 
     @property
     def instrument(self) -> AnyInstrument:
         if isinstance(self.measure, str):
             return instrument_of_measure(self.measure)
+        # Here and not above: it imports torchmetrics, and with it scipy and matplotlib.
+        from thinkalike.instruments.layer_pairs.of_user import instrument_in_memory
+
         return instrument_in_memory(self.measure)
 
 

@@ -28,7 +28,7 @@ from thinkalike.instruments.layer_pairs.by_measure import (
     parts_read,
 )
 from thinkalike.measures.contract import AnyMeasure, LayerMeasure
-from thinkalike.plugins import MeasurePlugin
+from thinkalike.plugins import MeasurePlugin, name_in_memory
 
 VERSION = 12
 """The version of the results of all measures of users."""
@@ -162,12 +162,4 @@ def _user_instrument(name: str, digest: str) -> StatesByUser:
 
 def instrument_in_memory(measure: object) -> StatesByUser:
     """Return the instrument of a measure that is an object in memory, such as a function."""
-    return StatesByUser(measure, kind_of(measure))
-
-
-def kind_of(measure: object) -> str:
-    """Return what results call a measure in memory: the name of its function or class."""
-    if isinstance(measure, MeasurePlugin):
-        measure = measure.measure
-    name = str(getattr(measure, "__name__", type(measure).__name__))
-    return name if name.isidentifier() else "own"  # such as <lambda>
+    return StatesByUser(measure, name_in_memory(measure))
