@@ -1,14 +1,13 @@
-r"""Draw the five pictures of docs/concepts/ideas.md.
+"""Draw the five pictures of docs/concepts/ideas.md.
 
 python docs/make_ideas.py [--store results]
 
 Two of the pictures show measured numbers. The store must hold the results of these two commands:
 
 python train.py
-python analyze.py measure=ruler model=./smollm2 model@target=./gemma3-270m 'layers=[[14,8]]' \
-    'measure.rungs=[bits,./smollm2-8bit,./smollm2-6bit]'
+python analyze.py measure=ruler model=./smollm2 model@target=./gemma3-270m
 
-docs/make_real_models.py makes the four folders. Two further pictures are diagrams, and the last is a
+docs/make_real_models.py makes the two folders. Two further pictures are diagrams, and the last is a
 simulation.
 """
 
@@ -19,7 +18,6 @@ import csv
 import itertools
 import json
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
@@ -229,7 +227,7 @@ def draw_ruler(reading: RulerReading) -> None:
     bottom = 260.0
 
     def across(bits: float) -> float:
-        return left + (right - left) * (bits - 1.5) / 6.7
+        return left + (right - left) * (bits - 1.5) / 3.7
 
     def up(value: float) -> float:
         return bottom - (bottom - top) * value
@@ -238,7 +236,7 @@ def draw_ruler(reading: RulerReading) -> None:
     for tick in (0, 0.25, 0.5, 0.75, 1):
         picture.line(left, up(tick), right, up(tick), colour=PALE, width=1)
         picture.text(left - 8, up(tick) + 4.5, f"{tick:g}", anchor="end", colour=GREY)
-    for bits in range(3, 9):
+    for bits in range(3, 6):
         picture.text(across(bits), bottom + 20, f"{bits}", anchor="middle", colour=GREY)
     picture.text(across(2), bottom + 20, "untrained", anchor="middle", colour=GREY)
     picture.text((left + right) / 2, bottom + 44, "bits per weight of the copy", anchor="middle", colour=GREY)
@@ -249,7 +247,7 @@ def draw_ruler(reading: RulerReading) -> None:
     for copy_bits, value in points:
         picture.dot(across(copy_bits), up(value), colour=SOURCE)
     picture.dot(across(2), up(reading.untrained), colour=SOURCE)
-    picture.text(across(6) + 4, up(0.82), "rounded copies of it", colour=SOURCE)
+    picture.text(across(4) + 10, up(0.6), "rounded copies of it", colour=SOURCE)
 
     x = across(reading.bits)
     y = up(reading.value)
@@ -328,11 +326,8 @@ def ruler_reading(store: Path) -> RulerReading:
     for rung in _rows(folder / "rungs.csv"):
         if (rung["model"], rung["layer"]) != (row["source"], row["source_layer"]):
             continue
-        # The folders smollm2-8bit and smollm2-6bit are models, and have no number of bits in the table.
-        copy = re.fullmatch(r"smollm2-(\d)bit", rung["rung"])
-        bits = copy[1] if copy else rung["bits"]
-        if bits:
-            points.append((float(bits), float(rung["value"])))
+        if rung["bits"]:
+            points.append((float(rung["bits"]), float(rung["value"])))
     return RulerReading(
         source="SmolLM2",
         target="Gemma",

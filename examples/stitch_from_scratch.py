@@ -1,10 +1,13 @@
 """A stitch from scratch: what `python train.py` does at its first layer, in plain PyTorch.
 
-python examples/stitch_from_scratch.py          about three minutes on one core, offline
+python examples/stitch_from_scratch.py          a minute on one core, offline
 
 The first block of gelu-3l-mini feeds blocks 1 and 2 of solu-3l-mini through a linear map φ. It prints the target's
-own loss, the loss of the stitched model, and their difference, the penalty, next to those of no map at all. The full
-program also has intervals, further baselines and bounds on what more training would gain.
+own loss, the loss of the stitched model, and their difference, the penalty, next to those of no map at all.
+
+The penalty is about 0.25 nats per token here, and 0.19 in the table of `python train.py`. That reads its rows from all
+documents instead of the first ones, and leaves out held-out documents that nearly repeat one to fit on. It also has
+intervals, further baselines and a bound on what more training would gain.
 """
 
 import hashlib
