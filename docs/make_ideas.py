@@ -44,6 +44,8 @@ SYNTHETIC_DOCUMENTS = 40
 TOKENS_PER_DOCUMENT = 50
 SIMULATED_EXPERIMENTS = 24
 
+INTERPOLATION_STEPS = 24
+
 
 @dataclass
 class Picture:
@@ -101,7 +103,7 @@ class Picture:
 
 def draw_cut() -> None:
     """Draw how a model is cut at a layer, and the proof that the cut changes nothing."""
-    picture = Picture("A model is cut into a head and a tail, and the cut is proved", 210)
+    picture = Picture("A model is cut into a head and a tail, and the cut is checked", 210)
     picture.text(16, 28, "The whole model", colour=GREY)
     _draw_blocks(picture, y=40, colours=[SOURCE] * 6)
     picture.arrow(402, 56, 424, 56)
@@ -242,8 +244,10 @@ def draw_ruler(reading: RulerReading) -> None:
     picture.text((left + right) / 2, bottom + 44, "bits per weight of the copy", anchor="middle", colour=GREY)
 
     points = sorted(reading.points)
-    for (start, start_value), (end, end_value) in itertools.pairwise(points):
-        picture.line(across(start), up(start_value), across(end), up(end_value), colour=SOURCE, width=2)
+    for lower, upper in itertools.pairwise(points):
+        curve = interpolated(lower, upper)
+        for (start, start_value), (end, end_value) in itertools.pairwise(curve):
+            picture.line(across(start), up(start_value), across(end), up(end_value), colour=SOURCE, width=2)
     for copy_bits, value in points:
         picture.dot(across(copy_bits), up(value), colour=SOURCE)
     picture.dot(across(2), up(reading.untrained), colour=SOURCE)
@@ -264,16 +268,28 @@ def draw_ruler(reading: RulerReading) -> None:
     picture.save("idea-ruler")
 
 
+def interpolated(lower: tuple[float, float], upper: tuple[float, float]) -> list[tuple[float, float]]:
+    """Return the curve between two calibration points (bits, R²), along which artanh √R² is a straight line."""
+    start = math.atanh(math.sqrt(max(lower[1], 0)))
+    end = math.atanh(math.sqrt(max(upper[1], 0)))
+    curve = []
+    for step in range(INTERPOLATION_STEPS + 1):
+        share = step / INTERPOLATION_STEPS
+        bits = lower[0] + share * (upper[0] - lower[0])
+        curve.append((bits, math.tanh(start + share * (end - start)) ** 2))
+    return curve
+
+
 def draw_intervals() -> None:
     """Draw intervals over documents and over tokens of the same simulated experiments."""
-    picture = Picture("Intervals over documents hold the truth, and intervals over tokens do not", 300)
+    picture = Picture("Intervals over documents contain the true value, and intervals over tokens do not", 300)
     generator = torch.Generator().manual_seed(0)
     for column, name in enumerate(["over documents", "over tokens"]):
         left = 16 + column * 232
         centre = left + 108
         picture.line(centre, 50, centre, 262, colour=INK, dash="3 3")
         picture.text(centre, 22, name, anchor="middle")
-        picture.text(centre, 42, "truth", anchor="middle", colour=GREY, size=12)
+        picture.text(centre, 42, "true value", anchor="middle", colour=GREY, size=12)
 
     covering = [0, 0]
     for experiment in range(SIMULATED_EXPERIMENTS):
@@ -289,7 +305,7 @@ def draw_intervals() -> None:
             colour = STITCH if holds_truth else TARGET
             picture.line(centre + 160 * low, y, centre + 160 * high, y, colour=colour, width=3)
     for column, count in enumerate(covering):
-        words = f"{count} of {SIMULATED_EXPERIMENTS} hold the truth"
+        words = f"{count} of {SIMULATED_EXPERIMENTS} contain it"
         picture.text(16 + column * 232 + 108, 284, words, anchor="middle")
     picture.save("idea-intervals")
 
