@@ -68,7 +68,7 @@ class Norms(Instrument, kind="norms", reads=("model", "data", "measure")):
     def draw(self, result: Result, folder: Path) -> None:
         from thinkalike.figures.style import canvas, save
 
-        with canvas(4, 3) as (figure, axes):
+        with canvas(4.0, 3.0) as (figure, axes):
             axes.plot(result.table["layer"], result.table["norm"])
             axes.set(xlabel="layer", ylabel="mean norm")
             save(figure, folder, "norms")
@@ -118,7 +118,7 @@ def add_row(folder: Path, row: str) -> None:
     """Add a row to the registry, behind the last measure."""
     registry = folder / "src" / "thinkalike" / "registry.py"
     text = registry.read_text()
-    (last,) = re.findall(r'^ +Entry\(.*"Trajectory".*\),\n', text, re.MULTILINE)
+    (last,) = re.findall(r'^ +_instrument\(.*"Trajectory".*\),\n', text, re.MULTILINE)
     registry.write_text(text.replace(last, f"{last}        {row},\n"))
 
 
@@ -141,7 +141,7 @@ def test_a_new_measure_touches_three_files(copy):
     (copy / "src/thinkalike/measures/best_unit.py").write_text(
         f'"""The best match of each unit."""\n\n{BEST_UNIT[1]}\n'
     )
-    add_row(copy, 'Entry("thinkalike.measures.best_unit", "BestUnit", "best_unit", "best unit", OF_STATES)')
+    add_row(copy, '_by_states("best_unit", "BestUnit", "best_unit", "best unit")')
     run(copy, "docs/make_reference.py")
     assert touched(copy) == [
         "docs/guide/measures.md",
@@ -163,7 +163,7 @@ def test_a_measure_that_says_what_is_not_so_is_found(copy):
     wrong = BEST_UNIT[1].replace('frozenset({"isotropic', 'frozenset({"orthogonal", "isotropic')
     assert wrong != BEST_UNIT[1]
     (copy / "src/thinkalike/measures/best_unit.py").write_text(wrong)
-    add_row(copy, 'Entry("thinkalike.measures.best_unit", "BestUnit", "best_unit", "best unit", OF_STATES)')
+    add_row(copy, '_by_states("best_unit", "BestUnit", "best_unit", "best unit")')
     with pytest.raises(AssertionError, match="orthogonal moves the value"):
         run_tests(copy, "tests/test_declared_measures.py", "-k", "best_unit and orthogonal")
 
@@ -172,7 +172,7 @@ def test_a_measure_that_says_what_is_not_so_is_found(copy):
 def test_a_new_instrument_touches_six_files(copy):
     (copy / "src/thinkalike/instruments/norms.py").write_text(NORMS)
     (copy / "tests/test_norms.py").write_text(TEST_OF_NORMS)
-    add_row(copy, 'Entry("thinkalike.instruments.norms", "Norms", "norms", "mean norms")')
+    add_row(copy, '_instrument("norms", "Norms", "norms", "mean norms")')
     run(copy, "docs/make_reference.py")
     files = touched(copy)
     assert len(files) <= 6, files
