@@ -77,8 +77,8 @@ def test_a_family_is_grouped_as_it_was_trained(cli, tmp_path):
     assert done.result.figures
 
 
-def test_both_parents_of_a_merge_are_named(tmp_path):
-    """One half of the blocks is of each parent."""
+def test_blocks_of_a_merge_that_are_of_the_first_parent_are_named(tmp_path):
+    """One half of the blocks is of each parent; the stream is that of the first."""
     for name, seed in (("first", 1), ("second", 2)):
         tiny.write_checkpoint("gpt2", tmp_path / name, seed=seed)
     shutil.copytree(tmp_path / "first", tmp_path / "merged")

@@ -16,6 +16,7 @@ from thinkalike.instruments.diff.null_runs import SIGNS
 from thinkalike.instruments.diff.observations import Observations
 from thinkalike.instruments.diff.tables import (
     BOUNDS,
+    row_of_equal_part,
     table_of_classes,
     table_of_contexts,
     table_of_layers,
@@ -74,19 +75,7 @@ def unchanged(base: FrozenModel, margin: Mapping[str, float | None]) -> Outcome:
         base: The model.
         margin: The margins of equivalence.
     """
-    rows = []
-    for part in parts_of(base):
-        rows.append(
-            {
-                "component": part.component,
-                "layer": part.layer,
-                "weights": 0.0,
-                "entering": 0.0,
-                "goes": 0.0,
-                "comes": 0.0,
-                "share": 0.0,
-            }
-        )
+    rows = [row_of_equal_part(part) for part in parts_of(base)]
     names = ["parts", "settings", "tokens"]
     for name in ("kl", "flips", "loss_change"):
         names += [name, f"{name}_low", f"{name}_high"]

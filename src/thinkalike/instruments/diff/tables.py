@@ -20,7 +20,7 @@ from thinkalike.measures.changes import above_null, excess, false_discovery_rate
 from thinkalike.measures.estimates import SCORE_ROUNDING, Estimate, interval_around
 from thinkalike.measures.sample_size import FEWEST_GROUPS
 from thinkalike.models.frozen import FrozenModel
-from thinkalike.models.parts import norms, parts_of
+from thinkalike.models.parts import Part, norms, parts_of
 from thinkalike.states.contrasts import kind_of_token
 
 FEWEST_OCCURRENCES = 3
@@ -44,6 +44,12 @@ BOUNDS = {
 """The least and the greatest value at a token."""
 
 
+def row_of_equal_part(part: Part) -> dict[str, object]:
+    """Return the row of a part whose weights are equal in both models."""
+    numbers = dict.fromkeys(("weights", "entering", "goes", "comes", "share"), 0.0)
+    return {"component": part.component, "layer": part.layer, **numbers}
+
+
 def table_of_modules(observed: Observations) -> pd.DataFrame:
     """Return one row for each part of the base: what differs and enters, and shares of KL."""
     documents = observed.documents(observed.first)
@@ -51,15 +57,7 @@ def table_of_modules(observed: Observations) -> pd.DataFrame:
     parts = parts_of(observed.base)
     rows = []
     for part in parts:
-        row: dict[str, object] = {
-            "component": part.component,
-            "layer": part.layer,
-            "weights": 0.0,
-            "entering": 0.0,
-            "goes": 0.0,
-            "comes": 0.0,
-            "share": 0.0,
-        }
+        row = row_of_equal_part(part)
         if part in observed.parts:
             row |= dict.fromkeys(("entering", "goes", "comes", "share"), math.nan)
             row["weights"] = _relative_change(observed, part.paths)
