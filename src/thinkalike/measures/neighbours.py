@@ -193,8 +193,9 @@ def nearest_rows(
 def tie_order(size: int) -> Int[Tensor, " s"]:
     """Return the order in which equally near rows of a group are taken as neighbours.
 
-    It is a fixed permutation of their numbers in the group, by the splitmix64 code of each, so that
-    another program can reproduce it. The order of the numbers would prefer the first documents.
+    It is a fixed permutation of their numbers in the group, by the splitmix64 code of each, so
+    that another program can reproduce it. The order of the numbers itself would prefer the rows of
+    the first documents.
     """
     return random_codes(torch.arange(size), TIE_SEED).argsort()
 

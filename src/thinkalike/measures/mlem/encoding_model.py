@@ -32,8 +32,8 @@ from thinkalike.measures.mlem.features import (
     MISSING,
     FeatureEncoder,
     Features,
-    grouped,
     predict,
+    weight_slices,
 )
 from thinkalike.measures.mlem.solver import Division, FittedWeights, describe, fit_weights
 from thinkalike.measures.mlem.stimulus_pairs import StimulusPairs
@@ -280,13 +280,15 @@ class MLEM(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no annotati
         return StimulusTable(values[rows], levels, columns, pairs, owners, is_single)
 
     def divide(self, pairs: StimulusPairs, groups: Tensor | None) -> Division:
-        """Return the folds that choose alpha; one fold without parts if there is one alpha."""
+        """Return the folds that choose alpha; a single fold if there is one alpha."""
         units = pairs.index if pairs.chosen is None else pairs.chosen
         if len(self._alphas()) == 1:
             return Division(torch.zeros_like(units), [])
         cells = self.folds_of(pairs, self.folds, self.seed, groups).to(units.device)
-        parts = (pairs.part((cells == fold).nonzero()[:, 0]) for fold in range(self.folds))
-        return Division(cells, parts)
+        pairs_of_folds = (
+            pairs.part((cells == fold).nonzero()[:, 0]) for fold in range(self.folds)
+        )
+        return Division(cells, pairs_of_folds)
 
     def folds_of(
         self, pairs: StimulusPairs, folds: int, seed: int, groups: Tensor | None
@@ -461,8 +463,8 @@ def level_weights(
         single: Whether the weights are those of a single layer, without an axis of layers.
     """
     of_features = []
-    for (feature, *_), weight_slice in grouped(fitted.terms):
-        size = features.known[feature]
+    for (feature, *_), weight_slice in weight_slices(fitted.terms):
+        size = features.weighted_levels[feature]
         if not size:
             continue
         first, second = torch.triu_indices(size, size, 1)
@@ -470,7 +472,7 @@ def level_weights(
         matrix = fitted.weights.new_zeros(len(fitted.weights), size, size)
         matrix[:, first, second] = of_pairs
         matrix[:, second, first] = of_pairs
-        values = torch.cat([of_pairs.new_tensor([torch.nan]), encoder.known[feature]])
+        values = torch.cat([of_pairs.new_tensor([torch.nan]), encoder.training_levels[feature]])
 
         # Level 0 is a missing value, which is left out unless a stimulus has it.
         has_missing = (features.levels[:, feature] == 0).any()

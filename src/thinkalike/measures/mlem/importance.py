@@ -271,7 +271,7 @@ def feature_importance(
 
 def _with_listed_parts(fold: _HeldOutFold) -> _HeldOutFold:
     """Return a fold whose inner parts can be used several times."""
-    division = fold.division._replace(parts=list(fold.division.parts))
+    division = fold.division._replace(pairs_of_folds=list(fold.division.pairs_of_folds))
     return fold._replace(division=division)
 
 
