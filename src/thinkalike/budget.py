@@ -106,14 +106,17 @@ def smaller(config: JobConfig, chosen: Collection[str], budget: str) -> SmallerJ
 
 
 def _choices(config: JobConfig, chosen: Collection[str]) -> Sequence[SettingValues]:
-    """Return settings of less and less work, without those that are chosen already."""
+    """Return settings of less and less work, without those that are chosen already.
+
+    There are none if a model has an unknown shape, because its work cannot be forecast.
+    """
     (job,) = asked_for(config)
     instrument = instrument_of(job)
     shapes: dict[str, Shape] = {}
-    for part, shape in instrument.shapes_of(job).items():
+    for model_part, shape in instrument.shapes_of(job).items():
         if shape is None:
             return []
-        shapes[part] = shape
+        shapes[model_part] = shape
 
     choices = []
     for settings in instrument.smaller(job, shapes, chosen):
@@ -128,10 +131,10 @@ def _choices(config: JobConfig, chosen: Collection[str]) -> Sequence[SettingValu
 def _with_choice(config: Config, choice: SettingValues) -> Config:
     """Return a configuration with other values, by their keys, which are checked."""
     for key, value in choice.items():
-        part, _, name = key.partition(".")
-        if name:
-            value = with_changes(getattr(config, part), {name: value})
-        config = with_changes(config, {part: value})
+        field_name, _, setting = key.partition(".")
+        if setting:
+            value = with_changes(getattr(config, field_name), {setting: value})
+        config = with_changes(config, {field_name: value})
     return config
 
 

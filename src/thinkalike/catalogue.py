@@ -36,7 +36,7 @@ THIS_PACKAGE = "thinkalike"
 def _of_installed_packages() -> Registered:
     """Return what the entry points of other packages add."""
     entries: dict[str, list[Entry]] = {"task": [], "measure": [], "subjects": []}
-    places: dict[str, dict[str, Place]] = {"settings": {}, "conf": {}}
+    objects: dict[str, dict[str, Place]] = {"settings": {}, "conf": {}}
     experiment = None
     for point in sorted(entry_points(group=GROUP)):
         # An older version of this package may be installed, which this checkout replaces.
@@ -48,16 +48,16 @@ def _of_installed_packages() -> Registered:
         elif kind == "layer_measure":
             entry = Entry(point.module, point.attr, name, through=OF_STATES)
             entries["measure"].append(entry)
-        elif kind in places:
-            places[kind][name] = Place(point.module, point.attr)
+        elif kind in objects:
+            objects[kind][name] = Place(point.module, point.attr)
         elif kind == "experiment":
             experiment = Place(point.module, point.attr)
     return Registered(
         tasks=tuple(entries["task"]),
         measures=tuple(entries["measure"]),
         subjects=tuple(entries["subjects"]),
-        settings=places["settings"],
-        conf=places["conf"],
+        settings=objects["settings"],
+        conf=objects["conf"],
         experiment=experiment,
     )
 
@@ -71,9 +71,9 @@ def _schemas_by_part(packages: Iterable[Registered]) -> dict[str, list[Place]]:
     """Return by the part of a configuration the schemas that add settings to it."""
     schemas: dict[str, list[Place]] = {}
     for package in packages:
-        for name, place in sorted(package.settings.items()):
-            part = name.partition(".")[0]
-            schemas.setdefault(part, []).append(place)
+        for name, schema in sorted(package.settings.items()):
+            part_name = name.partition(".")[0]
+            schemas.setdefault(part_name, []).append(schema)
     return schemas
 
 
@@ -86,10 +86,10 @@ ADDED_SETTINGS = _schemas_by_part(PACKAGES)
 
 def conf_folders() -> dict[str, Path]:
     """Return by name the folders of configuration groups that installed packages have."""
-    places: dict[str, Place] = {}
+    folders: dict[str, Place] = {}
     for package in PACKAGES:
-        places |= package.conf
-    return {name: Path(str(place.load())) for name, place in sorted(places.items())}
+        folders |= package.conf
+    return {name: Path(str(folder.load())) for name, folder in sorted(folders.items())}
 
 
 def measure_entry(kind: str) -> Entry | str:
@@ -113,11 +113,15 @@ def instrument(entry: Entry | str) -> object:
 
 
 def experiment_named(name: str) -> object:
-    """Return the `Instrument` of an experiment, which one of the packages has."""
-    places = [package.experiment for package in PACKAGES if package.experiment is not None]
-    if not places:
+    """Return the `Instrument` of an experiment, from the last package that has experiments.
+
+    Raises:
+        ConfigError: No package has experiments.
+    """
+    lookups = [package.experiment for package in PACKAGES if package.experiment is not None]
+    if not lookups:
         raise ConfigError(f"experiment={short(name)}: no installed package has experiments")
-    return places[-1].call(name)
+    return lookups[-1].call(name)
 
 
 def title_of(kind: str) -> str:

@@ -204,9 +204,9 @@ def _labelled_jobs(config: JobConfig) -> list[tuple[str, JobConfig]]:
 
     labelled: list[tuple[str, JobConfig]] = []
     for label, job in requested:
-        known = [earlier for _, earlier in labelled]
+        earlier_jobs = [earlier for _, earlier in labelled]
         for needed in instrument_of(job).prepared(job):
-            if needed not in known:
+            if needed not in earlier_jobs:
                 labelled.append((_label(needed), needed))
         labelled.append((label, job))
     return labelled
@@ -226,18 +226,18 @@ def _forecast_of_job(label: str, config: JobConfig, looks_up: bool) -> ForecastJ
     kind = instrument_of(config)
     names = told_apart(list(kind.models_of(config).values()))
     shapes = kind.shapes_of(config)
-    known = {part: shape for part, shape in shapes.items() if shape is not None}
+    known_shapes = {name: shape for name, shape in shapes.items() if shape is not None}
     job = ForecastJob(
         label,
         is_stored=looks_up and is_known_done(kind, config),
         shapes=dict(zip(names, shapes.values(), strict=True)),
         precision=precision_of(config.model.dtype, config.trainer),
-        bytes_beside_models=_bytes_of_process(config, known),
+        bytes_beside_models=_bytes_of_process(config, known_shapes),
     )
     has_recorded_states = bool(getattr(config, "activations", None))
-    if has_recorded_states or len(known) < len(shapes):
+    if has_recorded_states or len(known_shapes) < len(shapes):
         return job
-    return _with_work(job, kind, config, known)
+    return _with_work(job, kind, config, known_shapes)
 
 
 def _bytes_of_process(config: JobConfig, shapes: Mapping[str, Shape]) -> float:
@@ -250,11 +250,11 @@ def _bytes_of_process(config: JobConfig, shapes: Mapping[str, Shape]) -> float:
 
 def _with_work(job: ForecastJob, kind: AnyInstrument, config: JobConfig, shapes: Mapping[str, Shape]) -> ForecastJob:
     """Return a job with what its instrument says of its work."""
-    held = FRAGMENTATION * kind.holds(config, shapes)
+    bytes_of_job = FRAGMENTATION * kind.holds(config, shapes)
     job = replace(
         job,
         passes=[of_model for of_model in kind.passes(config, shapes) if of_model.tokens],
-        bytes_beside_models=job.bytes_beside_models + held,
+        bytes_beside_models=job.bytes_beside_models + bytes_of_job,
     )
     if shapes:
         job = replace(job, time_work=partial(kind.seconds, config, shapes))

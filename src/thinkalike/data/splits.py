@@ -136,16 +136,22 @@ def training_texts(config: DataConfig) -> Iterator[str]:
 def _without_copies(
     config: DataConfig, counts: Counter[str], report_share: float
 ) -> Iterator[_SplitDocument]:
-    """Yield each document unless it is empty or a copy, and count those in `counts`."""
-    known: set[tuple[bool, str]] = set()
+    """Yield each document unless it is empty or a copy of an earlier one of the same split.
+
+    Args:
+        config: The settings of the text.
+        counts: Gets how many documents were left out, as "duplicate_documents".
+        report_share: The share of documents for the report.
+    """
+    earlier_keys: set[tuple[bool, str]] = set()
     for document in _split_documents(config, report_share):
         content = document_fingerprint(canonical(document.text))
         key = (document.is_for_report, content)
         is_empty = not document.text.strip()
-        if is_empty or key in known:
+        if is_empty or key in earlier_keys:
             counts["duplicate_documents"] += 1
         else:
-            known.add(key)
+            earlier_keys.add(key)
             yield document
 
 

@@ -51,9 +51,9 @@ class Job:
 
     def __post_init__(self) -> None:
         self._check_paths()
-        given = {name: value for name, value in vars(self).items() if value is not None}
+        values = {name: value for name, value in vars(self).items() if value is not None}
         try:
-            vars(self).update(checked_numbers(type(self).__init__, given))
+            vars(self).update(checked_numbers(type(self).__init__, values))
         except ValueError as error:
             raise ConfigError(error) from None
         for name, default in self.defaults().items():

@@ -128,8 +128,8 @@ class Columns(NamedTuple):
         if feature in self.names:
             return self.names.index(str(feature))
         if feature not in range(len(self.kinds)):
-            known = ", ".join(self.names) or f"0..{len(self.kinds) - 1}"
-            raise ValueError(f"{argument}: feature {shown(feature)} is not one of {known}")
+            features = ", ".join(self.names) or f"0..{len(self.kinds) - 1}"
+            raise ValueError(f"{argument}: feature {shown(feature)} is not one of {features}")
         return int(feature)
 
     def read(
@@ -269,6 +269,7 @@ def _array_of(X: Tensor) -> np.ndarray:
 
 
 def _check_columns(frame: pd.DataFrame) -> None:
+    """Raise a ValueError for columns of the same name, and for none or too many of them."""
     repeated = frame.columns[frame.columns.duplicated()].tolist()
     if repeated:
         raise ValueError(f"X has two columns of the name {repeated[0]!r}: rename or leave out one")

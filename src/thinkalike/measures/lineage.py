@@ -57,7 +57,7 @@ class UnitTest(NamedTuple):
     Attributes:
         compared: The number of units that could be in place: of the smaller block, or of a sample.
         matched: The number of units that were matched.
-        kept: The number of matched pairs in the same position; for blocks of different numbers of
+        in_place: The number of matched pairs in the same position; for blocks of different numbers of
             units, the most matched pairs that are in the same order.
         by: "position" or, for blocks of different numbers of units, "order".
         log_p: The logarithm of the probability of as many or more under independent training.
@@ -66,7 +66,7 @@ class UnitTest(NamedTuple):
 
     compared: int
     matched: int
-    kept: int
+    in_place: int
     by: Literal["position", "order"]
     log_p: float
     log_p_of_more: float
@@ -174,7 +174,7 @@ def _test_of_positions(matching: Matching, compared: int, units: int) -> UnitTes
     return UnitTest(
         compared=compared,
         matched=matched,
-        kept=in_place,
+        in_place=in_place,
         by="position",
         log_p=log_tail_of_positions(in_place, matched, units),
         log_p_of_more=log_tail_of_positions(in_place + 1, matched, units),
@@ -219,7 +219,7 @@ def _test_of_order(matching: Matching, compared: int) -> UnitTest:
     return UnitTest(
         compared=compared,
         matched=matched,
-        kept=longest_increasing(target),
+        in_place=longest_increasing(target),
         by="order",
         log_p=log_tail_of_inversions(inversions, matched),
         log_p_of_more=log_tail_of_inversions(inversions - 1, matched),
@@ -284,8 +284,8 @@ def stream_map(source: Float[Tensor, "t d"], target: Float[Tensor, "t e"]) -> Fl
     test of units stays exact after it, as it looks at no unit.
     """
     products = (source - source.mean(0)).T @ (target - target.mean(0))
-    left, _, right = torch.linalg.svd(products.double(), full_matrices=False)
-    rotation: Tensor = (left @ right).to(source.dtype)
+    u, _, v_transposed = torch.linalg.svd(products.double(), full_matrices=False)
+    rotation: Tensor = (u @ v_transposed).to(source.dtype)
     return rotation
 
 

@@ -219,16 +219,17 @@ def _read(
 
 
 def _device_of(module: torch.nn.Module, device: torch.device) -> torch.device:
-    """Return where the states and logits of a module are.
+    """Return the device that has the states and logits of a module.
 
-    If `model.device_map` spreads it, that is where its first weights run, or the CPU.
+    If `model.device_map` spreads the module over devices, it is the first one that is neither the
+    CPU nor the disk, or else the CPU.
     """
     device_map = getattr(module, "hf_device_map", None)
     if device_map is None:
         return device
-    for place in device_map.values():
-        if place not in ("cpu", "disk"):
-            return torch.device(place)
+    for mapped_device in device_map.values():
+        if mapped_device not in ("cpu", "disk"):
+            return torch.device(mapped_device)
     return torch.device("cpu")
 
 

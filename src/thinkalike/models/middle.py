@@ -48,8 +48,8 @@ class MiddleModel(FrozenModel):
     ) -> contextlib.AbstractContextManager[object]:
         if layer == EMBED:
             return super()._captured(layer, rows, states)
-        place = Place(MIDDLE, int(layer))
-        return self.middle_sites.captured(place, layer, rows, states)
+        hook_point = Place(MIDDLE, int(layer))
+        return self.middle_sites.captured(hook_point, layer, rows, states)
 
     def _ended_after(self, count: int) -> contextlib.AbstractContextManager[None]:
         if count == 0:

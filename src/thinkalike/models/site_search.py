@@ -351,9 +351,10 @@ def _is_sum(total: Tensor | None, summands: Sequence[Tensor | None], unit: float
 def _is_attention(block: Block, run: Run) -> bool:
     """Return whether a module is attention by its name or class, or a norm of its output."""
     if run.is_norm:
-        for other in block.values():
-            is_normalised = other.path and not other.is_norm and _is_same(other.output, run.input)
-            if is_normalised and _is_attention(block, other):
+        for candidate in block.values():
+            is_module_inside = candidate.path and not candidate.is_norm
+            is_normalised = is_module_inside and _is_same(candidate.output, run.input)
+            if is_normalised and _is_attention(block, candidate):
                 return True
         return False
     components = run.path.split(".")
@@ -366,6 +367,7 @@ def _is_attention(block: Block, run: Run) -> bool:
 
 
 def _is_same(first: Tensor | None, second: Tensor | None) -> bool:
+    """Return whether two states are equal to the bit; False if one of them is missing."""
     return first is not None and second is not None and torch.equal(first, second)
 
 

@@ -91,18 +91,19 @@ class Sites:
         return "; ".join(phrases)
 
     def at(self, layers: Iterable[int]) -> list[Place]:
-        """Return the places at these layers, from the first block to the last.
+        """Return the chosen hook points at these layers, from the first block to the last.
 
-        The embedding and the last norm belong to no block, and are always among them.
+        The embedding and the last norm belong to no block. They are included, if chosen, whatever
+        the layers.
         """
         blocks = list(layers)
-        places = []
+        hook_points = []
         for site in self.chosen:
             heads = self.heads if site == "z" else [None]
             layers_of_site = self.layers(site) if site in ONCE else blocks
             for layer in layers_of_site:
-                places += [Place(site, int(layer), head) for head in heads]
-        return sorted(places, key=int)
+                hook_points += [Place(site, int(layer), head) for head in heads]
+        return sorted(hook_points, key=int)
 
     def captured(
         self, place: Place, key: Key, rows: Sequence[int], states: MutableMapping[Key, Tensor]

@@ -115,7 +115,7 @@ class Units(NamedTuple):
 
     Attributes:
         block: The number of the block; an encoder's blocks come before a decoder's.
-        part: The path inside the block, such as "mlp" or "mlp.experts.3".
+        module: The path inside the block, such as "mlp" or "mlp.experts.3".
         reading: The name of the weight by which units read the stream.
         writing: The name of the weight by which they write to it.
         units: The number of units.
@@ -124,7 +124,7 @@ class Units(NamedTuple):
     """
 
     block: int
-    part: str
+    module: str
     reading: str
     writing: str
     units: int
@@ -271,37 +271,43 @@ def _embedding_name(shapes: Mapping[str, tuple[int, ...]]) -> str:
 
 
 def _units_of_blocks(shapes: Mapping[str, tuple[int, ...]], embedding_width: int) -> list[Units]:
-    """Return the units of all blocks in order, those of each part whose two weights are known."""
-    weights_of_part: dict[tuple[str, int, str], dict[str, tuple[int, str]]] = {}
+    """Return the units of all blocks in order.
+
+    The units are those of each module of a block that has both a weight by which they read the
+    stream and one by which they write to it. Of several candidates, the name that comes first in
+    `READING` or `WRITING` is taken.
+    """
+    # By stack, block and module, for each role the best rank with the name of the weight.
+    weights_of_module: dict[tuple[str, int, str], dict[str, tuple[int, str]]] = {}
     for name in shapes:
         in_block = IN_BLOCK.match(name)
         if not in_block or NOT_OF_UNITS.search(name):
             continue
         for role, endings in (("reading", READING), ("writing", WRITING)):
-            found = _ending_of(in_block["inside"], endings)
-            if found is None:
+            ranked_module = _ending_of(in_block["inside"], endings)
+            if ranked_module is None:
                 continue
-            rank, part = found
-            key = (in_block["stack"], int(in_block["block"]), part)
-            candidates = weights_of_part.setdefault(key, {})
+            rank, module = ranked_module
+            key = (in_block["stack"], int(in_block["block"]), module)
+            candidates = weights_of_module.setdefault(key, {})
             candidates[role] = min(candidates.get(role, (rank, name)), (rank, name))
 
     stacks = sorted(
-        {stack for stack, _, _ in weights_of_part}, key=lambda stack: ("decoder" in stack, stack)
+        {stack for stack, _, _ in weights_of_module}, key=lambda stack: ("decoder" in stack, stack)
     )
     first_block = dict.fromkeys(stacks, 0)
     for before, after in itertools.pairwise(stacks):
-        blocks = [block for stack, block, _ in weights_of_part if stack == before]
+        blocks = [block for stack, block, _ in weights_of_module if stack == before]
         first_block[after] = first_block[before] + max(blocks) + 1
 
     units = []
-    for (stack, block, part), roles in weights_of_part.items():
+    for (stack, block, module), roles in weights_of_module.items():
         if len(roles) == 2:
             reading = roles["reading"][1]
             writing = roles["writing"][1]
             number = first_block[stack] + block
-            units += _units_of_part(shapes, number, part, reading, writing, embedding_width)
-    return sorted(units, key=lambda item: (item.block, _natural(item.part), item.expert or 0))
+            units += _units_of_module(shapes, number, module, reading, writing, embedding_width)
+    return sorted(units, key=lambda item: (item.block, _natural(item.module), item.expert or 0))
 
 
 def _ending_of(inside: str, endings: Iterable[str]) -> tuple[int, str] | None:

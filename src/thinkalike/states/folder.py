@@ -401,9 +401,10 @@ class StateFolder:
         return self._embedding.sample
 
     def embedded(self, vocabulary: Int[Tensor, " v"]) -> Float[Tensor, "v d"]:
-        known = self._embedding.tokens
-        indices = torch.searchsorted(known, vocabulary).clamp(max=len(known) - 1)
-        missing = vocabulary[known[indices] != vocabulary]
+        embedded_tokens = self._embedding.tokens  # in rising order
+        indices = torch.searchsorted(embedded_tokens, vocabulary)
+        indices = indices.clamp(max=len(embedded_tokens) - 1)
+        missing = vocabulary[embedded_tokens[indices] != vocabulary]
         if missing.numel() > 0:
             raise DataError(
                 f"{self.name} has no embedding of token {int(missing[0])}, which none of its rows "

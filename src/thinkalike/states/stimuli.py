@@ -201,8 +201,8 @@ def _key(config: ModelConfig, stimuli_fingerprint: str, embed: bool) -> str:
 
     package_folder = Path(__file__).parents[1]
     files: list[Path] = []
-    for part in CODE:
-        files += (package_folder / part).rglob("*.py")
+    for subpackage in CODE:
+        files += (package_folder / subpackage).rglob("*.py")
     code = b"".join(path.read_bytes() for path in sorted(files))
 
     content = [

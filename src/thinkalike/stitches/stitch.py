@@ -134,10 +134,10 @@ class Stitch(nn.Module):
             inner, outer = self.map
             assert isinstance(inner, nn.Linear)
             assert isinstance(outer, nn.Linear)
-            left, singular_values, right = torch.linalg.svd(map_weight, full_matrices=False)
+            u, singular_values, v_transposed = torch.linalg.svd(map_weight, full_matrices=False)
             rank = len(inner.weight)
-            inner.weight.copy_(right[:rank])
-            outer.weight.copy_(left[:, :rank] * singular_values[:rank])
+            inner.weight.copy_(v_transposed[:rank])
+            outer.weight.copy_(u[:, :rank] * singular_values[:rank])
             outer.bias.copy_(bias)
             return
 

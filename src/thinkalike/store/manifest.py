@@ -104,11 +104,11 @@ def _check_name(manifest: Path, name: str) -> None:
             f"{manifest} is damaged: no file of a result has the name {name[:20]!r}..., "
             f"of {len(name):,} characters and {folder_count:,} folders"
         )
-    parts = name.split("/")
-    if name.startswith("/") or ".." in parts or "\0" in name:
+    components = name.split("/")
+    if name.startswith("/") or ".." in components or "\0" in name:
         raise StoreError(f"{manifest} is damaged: it names a file outside of its folder")
-    # With empty parts or ".", one file could have two names.
-    if name == MANIFEST or "" in parts or "." in parts:
+    # With empty components or ".", one file could have two names.
+    if name == MANIFEST or "" in components or "." in components:
         raise StoreError(f"{manifest} is damaged: no file of a result has the name {name!r}")
 
 
@@ -185,9 +185,9 @@ def _folders_of(names: Iterable[str]) -> set[str]:
     """Return all folders that lead to files of these names: a and a/b for the file a/b/c."""
     folders: set[str] = set()
     for name in names:
-        parts = name.split("/")
-        for length in range(1, len(parts)):
-            folders.add("/".join(parts[:length]))
+        components = name.split("/")
+        for length in range(1, len(components)):
+            folders.add("/".join(components[:length]))
     return folders
 
 

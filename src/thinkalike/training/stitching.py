@@ -227,10 +227,10 @@ class StitchTraining(SteppedModule):
         read_models = dict.fromkeys([target, *(fit.reads for fit in fits)])
         states_by_site: dict[tuple[FrozenModel, int], Tensor] = {}
         for model in read_models:
-            wanted = {fit.layer for fit in fits if fit.reads is model}
+            layers_read = {fit.layer for fit in fits if fit.reads is model}
             if model is target:
-                wanted.update(loss_layers)
-            layers = sorted(wanted)
+                layers_read.update(loss_layers)
+            layers = sorted(layers_read)
             states: Sequence[Tensor] = []
             if model is not target:
                 states = layout.source_states(model, rows, layers)

@@ -46,9 +46,9 @@ def places_in_words(model: FrozenModel, name: str, tensor: Tensor, change: Edit)
         tensor: The tensor.
         change: The edit.
     """
-    if change.axis is None or not change.places:
+    if change.axis is None or not change.indices:
         return ""
-    indices = change.places
+    indices = change.indices
     is_of_vocabulary = len(tensor) == model.vocabulary and model.family.blocks not in name
     if change.axis == 0 and is_of_vocabulary:
         tokens = [repr(model.tokenizer.decode([token])) for token in indices]

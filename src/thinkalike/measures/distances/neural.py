@@ -67,14 +67,14 @@ class NeuralDistances:
         states: In float64. If `exact`, centred states with these squared Euclidean distances; of
             given distances, (n, n), these.
         distance: The distance.
-        whole: Whether (D^N)² are whole numbers: they are rounded, so that equal ones tie.
+        is_integral: Whether (D^N)² are whole numbers: they are rounded, so that equal ones tie.
         error: By how much rounding may have moved each state, in units of D^N; None if that is not
             known.
     """
 
     states: Float[Tensor, "n d"]
     distance: str
-    whole: bool = False
+    is_integral: bool = False
     error: Float[Tensor, " n"] | None = None
 
     @classmethod
@@ -162,7 +162,7 @@ class NeuralDistances:
         if self.distance == GIVEN:
             states = states[:, index]
         error = None if self.error is None else self.error[index]
-        return NeuralDistances(states, self.distance, self.whole, error)
+        return NeuralDistances(states, self.distance, self.is_integral, error)
 
     def block(
         self, rows: Index, columns: Index, out: Float[Tensor, "a b"] | None = None
@@ -182,7 +182,7 @@ class NeuralDistances:
         row_norms = self.norms[rows]
         column_norms = self.norms[columns]
         squared = squared_distances(row_states, column_states, row_norms, column_norms, out)
-        if self.whole:
+        if self.is_integral:
             return squared.round_()
         return squared
 
@@ -238,7 +238,7 @@ class NeuralDistances:
         if self.error is not None:
             error = self.error[rows] + self.error[columns]
             rounding += error * (2 * squared.clamp(min=0).sqrt() + error)
-        if self.exact and not self.whole:
+        if self.exact and not self.is_integral:
             sizes = self.norms[rows] + self.norms[columns]
             # Closer states have distances that are sums of squares, which lose no digits.
             is_difference = squared >= CANCELLING_SHARE * sizes

@@ -206,8 +206,8 @@ class _Ranks(NamedTuple):
         pair_count = n * (n - 1) // 2
         # Doubled ranks are from 1 - pair_count to pair_count - 1.
         codes = (self.doubled.view(-1)[pairs] + pair_count).long()
-        ones = torch.ones_like(codes, dtype=torch.float64)
-        ranks = ranks_of_levels(codes, ones, 2 * pair_count).sub_((len(pairs) + 1) / 2)
+        one_each = torch.ones_like(codes, dtype=torch.float64)
+        ranks = ranks_of_levels(codes, one_each, 2 * pair_count).sub_((len(pairs) + 1) / 2)
         norm: Tensor = ranks.norm()
         return ranks / norm
 

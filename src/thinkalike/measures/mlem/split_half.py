@@ -89,7 +89,7 @@ def split_half_reference(
     group_count = int(owners.max()) + 1
     part_of = numbered_by_part(owners) % JACKKNIFE_PARTS
     part_count = min(JACKKNIFE_PARTS, group_count)
-    without_parts = [part_of != part for part in range(part_count)]
+    without_parts = [part_of != part_number for part_number in range(part_count)]
     remaining = torch.stack([torch.ones_like(without_parts[0]), *without_parts])
 
     of_divisions = []
