@@ -14,7 +14,7 @@ from typing import TypeVar
 from thinkalike.config import JobConfig, SettingValues
 from thinkalike.config.groups import with_changes
 from thinkalike.errors import ConfigError
-from thinkalike.forecast import forecast, in_words
+from thinkalike.forecast import duration_in_words, forecast
 from thinkalike.instruments import asked_for, instrument_of
 from thinkalike.models.shapes import Shape
 
@@ -58,8 +58,8 @@ def within(config: JobConfig, chosen: Collection[str]) -> JobConfig:
             f"budget={config.budget} is for a comparison or stitch of models of known size, and "
             "chooses the layers and the amount of text that are left open; leave it out"
         )
-    log.info("budget=%s: %s; about %s on this machine", config.budget, job.words, in_words(job.seconds))
-    if job.seconds > TOLERANCE * seconds_of(config.budget):
+    log.info("budget=%s: %s; about %s on this machine", config.budget, job.words, duration_in_words(job.seconds))
+    if job.seconds > TOLERANCE * seconds_of_budget(config.budget):
         log.warning(
             "warning: this is the least that this job does, and takes longer than budget=%s",
             config.budget,
@@ -77,7 +77,7 @@ def offered(config: JobConfig, chosen: Collection[str], seconds: float) -> str:
         return ""
     for budget in OFFERED:
         job = smaller(config, chosen, budget)
-        if job is not None and job.seconds <= TOLERANCE * seconds_of(budget) < seconds:
+        if job is not None and job.seconds <= TOLERANCE * seconds_of_budget(budget) < seconds:
             return f"; budget={budget} does {job.words}"
     return ""
 
@@ -94,12 +94,12 @@ def smaller(config: JobConfig, chosen: Collection[str], budget: str) -> SmallerJ
     if len(choices) > 1 and all(choice == choices[0] for choice in choices):
         return None
 
-    allowed = seconds_of(budget)
+    allowed = seconds_of_budget(budget)
     job = None
     for choice in choices:
         changed = _with_choice(config, choice)
         seconds = forecast(changed, looks_up=False).seconds()
-        job = SmallerJob(changed, in_words_of(choice), seconds)
+        job = SmallerJob(changed, settings_in_words(choice), seconds)
         if seconds <= allowed:
             break
     return job
@@ -138,7 +138,7 @@ def _with_choice(config: Config, choice: SettingValues) -> Config:
     return config
 
 
-def in_words_of(settings: Mapping[str, object]) -> str:
+def settings_in_words(settings: Mapping[str, object]) -> str:
     """Return settings in words, the layers first: "layers 0→0, 5→6, data.report_tokens=8192"."""
     words = []
     layers = settings.get("layers")
@@ -151,7 +151,7 @@ def in_words_of(settings: Mapping[str, object]) -> str:
     return ", ".join(words) or "all of it"
 
 
-def seconds_of(budget: str) -> float:
+def seconds_of_budget(budget: str) -> float:
     """Return the seconds of a budget such as 90s, 5min or 2h."""
     matched = re.fullmatch("([0-9]+)(s|min|h)", budget)
     assert matched is not None, "the schema allows no other budget"

@@ -27,7 +27,7 @@ from pathlib import Path
 
 from thinkalike.errors import ConfigError, one_of, short
 from thinkalike.plugins import is_plugin
-from thinkalike.registry import CORE, OF_STATES, OF_USER, Entry, Place, Registered, studies
+from thinkalike.registry import CORE, OF_STATES, OF_USER, KindEntry, ObjectReference, Registered, studies
 
 GROUP = "thinkalike.instruments"
 THIS_PACKAGE = "thinkalike"
@@ -35,8 +35,8 @@ THIS_PACKAGE = "thinkalike"
 
 def _of_installed_packages() -> Registered:
     """Return what the entry points of other packages add."""
-    entries: dict[str, list[Entry]] = {"task": [], "measure": [], "subjects": []}
-    objects: dict[str, dict[str, Place]] = {"settings": {}, "conf": {}}
+    entries: dict[str, list[KindEntry]] = {"task": [], "measure": [], "subjects": []}
+    objects: dict[str, dict[str, ObjectReference]] = {"settings": {}, "conf": {}}
     experiment = None
     for point in sorted(entry_points(group=GROUP)):
         # An older version of this package may be installed, which this checkout replaces.
@@ -44,14 +44,14 @@ def _of_installed_packages() -> Registered:
             continue
         kind, _, name = point.name.partition(".")
         if kind in entries:
-            entries[kind].append(Entry(point.module, point.attr, name))
+            entries[kind].append(KindEntry(point.module, point.attr, name))
         elif kind == "layer_measure":
-            entry = Entry(point.module, point.attr, name, through=OF_STATES)
+            entry = KindEntry(point.module, point.attr, name, through=OF_STATES)
             entries["measure"].append(entry)
         elif kind in objects:
-            objects[kind][name] = Place(point.module, point.attr)
+            objects[kind][name] = ObjectReference(point.module, point.attr)
         elif kind == "experiment":
-            experiment = Place(point.module, point.attr)
+            experiment = ObjectReference(point.module, point.attr)
     return Registered(
         tasks=tuple(entries["task"]),
         measures=tuple(entries["measure"]),
@@ -62,14 +62,14 @@ def _of_installed_packages() -> Registered:
     )
 
 
-def _by_kind(entries: Iterable[Entry]) -> dict[str, Entry]:
+def _entries_by_kind(entries: Iterable[KindEntry]) -> dict[str, KindEntry]:
     """Return entries by their names on the command line, in alphabetical order."""
     return {entry.kind: entry for entry in sorted(entries, key=lambda entry: entry.kind)}
 
 
-def _schemas_by_part(packages: Iterable[Registered]) -> dict[str, list[Place]]:
+def _schemas_by_part(packages: Iterable[Registered]) -> dict[str, list[ObjectReference]]:
     """Return by the part of a configuration the schemas that add settings to it."""
-    schemas: dict[str, list[Place]] = {}
+    schemas: dict[str, list[ObjectReference]] = {}
     for package in packages:
         for name, schema in sorted(package.settings.items()):
             part_name = name.partition(".")[0]
@@ -78,21 +78,21 @@ def _schemas_by_part(packages: Iterable[Registered]) -> dict[str, list[Place]]:
 
 
 PACKAGES = (CORE, studies(), _of_installed_packages())
-TASKS = _by_kind(entry for package in PACKAGES for entry in package.tasks)
-MEASURES = _by_kind(entry for package in PACKAGES for entry in package.measures)
-SUBJECTS = _by_kind(entry for package in PACKAGES for entry in package.subjects)
+TASKS = _entries_by_kind(entry for package in PACKAGES for entry in package.tasks)
+MEASURES = _entries_by_kind(entry for package in PACKAGES for entry in package.measures)
+SUBJECTS = _entries_by_kind(entry for package in PACKAGES for entry in package.subjects)
 ADDED_SETTINGS = _schemas_by_part(PACKAGES)
 
 
 def conf_folders() -> dict[str, Path]:
     """Return by name the folders of configuration groups that installed packages have."""
-    folders: dict[str, Place] = {}
+    folders: dict[str, ObjectReference] = {}
     for package in PACKAGES:
         folders |= package.conf
     return {name: Path(str(folder.load())) for name, folder in sorted(folders.items())}
 
 
-def measure_entry(kind: str) -> Entry | str:
+def measure_entry(kind: str) -> KindEntry | str:
     """Return the entry of a kind of measure; FILE.py:NAME stays as it is."""
     if is_plugin(kind):
         return kind
@@ -100,7 +100,7 @@ def measure_entry(kind: str) -> Entry | str:
     return MEASURES[kind]
 
 
-def instrument(entry: Entry | str) -> object:
+def instrument(entry: KindEntry | str) -> object:
     """Return the `Instrument` of an entry, or that of a user's measure FILE.py:NAME.
 
     `thinkalike.job.lookup` gives it with its type, which this module does not know.

@@ -15,7 +15,7 @@ from importlib.util import find_spec
 
 
 @dataclass(frozen=True)
-class Place:
+class ObjectReference:
     """Names an object of a module, which is imported when it is first used."""
 
     module: str
@@ -35,7 +35,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Entry(Place):
+class KindEntry(ObjectReference):
     """An instrument, or a measure of layer pairs.
 
     Attributes:
@@ -46,7 +46,7 @@ class Entry(Place):
 
     kind: str
     title: str = ""
-    through: Place | None = None
+    through: ObjectReference | None = None
 
 
 @dataclass(frozen=True)
@@ -62,33 +62,33 @@ class Registered:
         experiment: A function from the name of an experiment to its instrument.
     """
 
-    tasks: tuple[Entry, ...] = ()
-    measures: tuple[Entry, ...] = ()
-    subjects: tuple[Entry, ...] = ()
-    settings: Mapping[str, Place] = field(default_factory=dict)
-    conf: Mapping[str, Place] = field(default_factory=dict)
-    experiment: Place | None = None
+    tasks: tuple[KindEntry, ...] = ()
+    measures: tuple[KindEntry, ...] = ()
+    subjects: tuple[KindEntry, ...] = ()
+    settings: Mapping[str, ObjectReference] = field(default_factory=dict)
+    conf: Mapping[str, ObjectReference] = field(default_factory=dict)
+    experiment: ObjectReference | None = None
 
 
-OF_STATES = Place("thinkalike.instruments.layer_pairs.by_measure", "StatesByMeasure")
-OF_OUTPUTS = Place("thinkalike.instruments.layer_pairs.outputs", "OutputsByMeasure")
+OF_STATES = ObjectReference("thinkalike.instruments.layer_pairs.by_measure", "StatesByMeasure")
+OF_OUTPUTS = ObjectReference("thinkalike.instruments.layer_pairs.outputs", "OutputsByMeasure")
 # makes an instrument of FILE.py:NAME
-OF_USER = Place("thinkalike.instruments.layer_pairs.of_user", "user_instrument")
+OF_USER = ObjectReference("thinkalike.instruments.layer_pairs.of_user", "user_instrument")
 
 
-def _by_states(module: str, name: str, kind: str, title: str) -> Entry:
+def _by_states(module: str, name: str, kind: str, title: str) -> KindEntry:
     """Return the row of a `LayerMeasure` of `thinkalike.measures` that compares states."""
-    return Entry(f"thinkalike.measures.{module}", name, kind, title, through=OF_STATES)
+    return KindEntry(f"thinkalike.measures.{module}", name, kind, title, through=OF_STATES)
 
 
-def _by_outputs(name: str, kind: str, title: str) -> Entry:
+def _by_outputs(name: str, kind: str, title: str) -> KindEntry:
     """Return the row of a `LayerMeasure` of `thinkalike.measures` that compares outputs."""
-    return Entry("thinkalike.measures.outputs", name, kind, title, through=OF_OUTPUTS)
+    return KindEntry("thinkalike.measures.outputs", name, kind, title, through=OF_OUTPUTS)
 
 
-def _instrument(module: str, name: str, kind: str, title: str = "") -> Entry:
+def _instrument(module: str, name: str, kind: str, title: str = "") -> KindEntry:
     """Return the row of an instrument of `thinkalike.instruments`."""
-    return Entry(f"thinkalike.instruments.{module}", name, kind, title)
+    return KindEntry(f"thinkalike.instruments.{module}", name, kind, title)
 
 
 CORE = Registered(
@@ -113,16 +113,16 @@ CORE = Registered(
         _by_outputs("Disagreement", "disagreement", "disagreement of the top token"),
         _instrument("ruler.instrument", "Ruler", "ruler"),
         _instrument("distance", "Distance", "distance", "relative distance of states"),
-        _instrument("loss", "Loss", "loss"),
-        _instrument("diff.instrument", "Diff", "diff"),
-        _instrument("lineage.instrument", "Lineage", "lineage"),
+        _instrument("loss", "LossInstrument", "loss"),
+        _instrument("diff.instrument", "DiffInstrument", "diff"),
+        _instrument("lineage.instrument", "LineageInstrument", "lineage"),
         _instrument("mlem.instrument", "FeatureProfiles", "mlem", "MLEM"),
         _instrument("rsa.instrument", "RSA", "rsa", "RSA"),
-        _instrument("trajectory.instrument", "Trajectory", "trajectory"),
+        _instrument("trajectory.instrument", "TrajectoryInstrument", "trajectory"),
     ),
 )
 # comes with the package; its folder may be deleted
-STUDIES = Place("thinkalike.contrib.registry", "STUDIES")
+STUDIES = ObjectReference("thinkalike.contrib.registry", "STUDIES")
 
 
 def studies() -> Registered:
@@ -135,7 +135,7 @@ def studies() -> Registered:
     return of_studies
 
 
-def layer_measures(*through: Place) -> list[Entry]:
+def layer_measures(*through: ObjectReference) -> list[KindEntry]:
     """Return the entries of the core that name a `LayerMeasure`.
 
     Args:

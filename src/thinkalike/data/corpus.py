@@ -93,7 +93,7 @@ def read_corpus(
             corpus = source.pack(data, tokenizer, context, bos, limits)
         else:
             corpus = pack(data, TokenizerReader(tokenizer, bos), context, limits)
-        return _cache_entry(corpus)
+        return _named_tensors(corpus)
 
     name = _cache_name(data, tokenizer, context, bos, limits, source)
     path = cache_folder(data) / "tokens" / f"{name}.safetensors"
@@ -159,7 +159,7 @@ def _cache_name(
     return hashlib.sha256(json.dumps(request).encode()).hexdigest()[:16]
 
 
-def _cache_entry(corpus: Corpus) -> CacheEntry:
+def _named_tensors(corpus: Corpus) -> CacheEntry:
     """Return a corpus as named tensors; `_corpus_of` is the inverse."""
     tensors: dict[str, Tensor] = {}
     for side, rows in {"fit": corpus.fit, "report": corpus.report}.items():

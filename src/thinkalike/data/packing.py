@@ -189,7 +189,7 @@ def pack(config: DataConfig, reader: DocumentReader, context: int, limits: TextL
     if limits.fit_tokens is not None:
         total_tokens = limits.fit_tokens + limits.report_tokens
     with doing("tokenising, token", total_tokens) as activity:
-        report = _fill(fit, report, split, reader, limits.document_bytes, activity)
+        report = _fill_rows(fit, report, split, reader, limits.document_bytes, activity)
 
     fit_rows, dropped_from_fit = fit.rows()
     report_rows, dropped_from_report = report.rows()
@@ -255,7 +255,7 @@ class _TokenisedDocument:
     group: str | None
 
 
-def _fill(
+def _fill_rows(
     fit: RowPacker,
     report: RowPacker,
     split: DocumentSplit,

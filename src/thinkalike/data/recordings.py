@@ -90,10 +90,10 @@ def read_recording(recorded: str | Path | RecordedArrays, stimuli: Stimuli) -> R
         )
 
     is_in_order = contents.ids.shape == () and str(contents.ids) == IN_ORDER
-    row_ids = stimuli.ids if is_in_order else _texts_in(contents.ids, f"{path}: {IDS}")
+    row_ids = stimuli.ids if is_in_order else _labels_as_text(contents.ids, f"{path}: {IDS}")
     row_runs = ["1"] * len(row_ids)
     if contents.runs is not None:
-        row_runs = _texts_in(contents.runs, f"{path}: {RUNS}")
+        row_runs = _labels_as_text(contents.runs, f"{path}: {RUNS}")
     if len(row_runs) != len(row_ids):
         raise DataError(
             f"{path}: runs has {len(row_runs)} rows, but ids has {len(row_ids)}; give one run for "
@@ -206,7 +206,7 @@ def _read_safetensors(path: Path) -> _FileContents:
     return _FileContents(arrays, labels.get(IDS), labels.get(RUNS))
 
 
-def _texts_in(labels: np.ndarray, location: str) -> list[str]:
+def _labels_as_text(labels: np.ndarray, location: str) -> list[str]:
     """Return ids or runs as text.
 
     Args:

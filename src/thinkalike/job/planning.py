@@ -26,7 +26,7 @@ from thinkalike.loggers import Wandb
 from thinkalike.plugins import check_trusted, digest, named_in
 from thinkalike.processes import ProcessGroup, rank
 from thinkalike.screen import aside
-from thinkalike.store import Job, Result
+from thinkalike.store import Result, StoredJob
 from thinkalike.unkept import UnkeptJob, UnkeptResult
 
 # Parts of the configuration that every job reads.
@@ -64,7 +64,7 @@ class PlannedJob:
     contents: dict[str, str]
     key_settings: dict[str, object]
     plugins: dict[str, str]
-    job: Job | UnkeptJob
+    job: StoredJob | UnkeptJob
 
     @property
     def key(self) -> str:
@@ -126,7 +126,7 @@ class PlannedJob:
             return contextlib.nullcontext()
         from thinkalike.loggers import tracked
 
-        assert isinstance(self.job, Job), "a job without a store has no logger"
+        assert isinstance(self.job, StoredJob), "a job without a store has no logger"
         return tracked(self.config.logger, self.job, self.inputs, settings)
 
     def write(self, work: Work, outcome: Outcome, took: RunFacts, warnings: list[str]) -> Result:
@@ -225,11 +225,11 @@ def plan(instrument: AnyInstrument, config: JobConfig) -> PlannedJob:
 
     contents = contents_of(inputs)
     key = key_of(instrument.kind, instrument.version, key_settings, contents)
-    job: Job | UnkeptJob
+    job: StoredJob | UnkeptJob
     if config.store is None:
         job = UnkeptJob(instrument.kind, key, instrument)
     else:
-        job = Job(config.store, instrument.kind, key)
+        job = StoredJob(config.store, instrument.kind, key)
     return PlannedJob(
         instrument=instrument,
         config=config,

@@ -73,7 +73,9 @@ class ReadingJob:
     def values(self) -> dict[str, object]:
         """Return the settings that the job reads, by key, unless they have their defaults."""
         settings = flat(key_settings(self.kind.as_read(self.config)))
-        return {key: value for key, value in settings.items() if key_of_setting(key) in self.keys_read}
+        return {
+            key: value for key, value in settings.items() if key_of_setting(key) in self.keys_read
+        }
 
     def parts(self) -> list[str]:
         """Return the parts of the configuration that the job reads, first those of its kind."""

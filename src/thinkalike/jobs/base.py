@@ -13,7 +13,7 @@ from thinkalike.errors import ConfigError, checked_path
 from thinkalike.inputs import Arrays, Model, Text, is_model
 from thinkalike.job.instrument import AnyInstrument
 from thinkalike.job.lookup import instrument_of_measure
-from thinkalike.jobs.plain_values import checked_plain, plain
+from thinkalike.jobs.plain_values import checked_plain, plain_value
 
 Folder = str | os.PathLike[str]
 Layers = str | Sequence[int] | Sequence[Sequence[int]]
@@ -106,7 +106,7 @@ class Job:
         settings = {}
         for name, default in self.defaults().items():
             value = getattr(self, name)
-            if value is not None and value != plain(default):
+            if value is not None and value != plain_value(default):
                 settings[name] = value
         return settings
 

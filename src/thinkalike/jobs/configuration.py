@@ -175,7 +175,7 @@ def check_measure(job: Job, instrument: AnyInstrument) -> None:
         )
 
 
-def trust_plugins_of(job: Job) -> None:
+def trust_plugins_of_job(job: Job) -> None:
     """Let the files of code be run that a job names, because a person wrote the job."""
     values = list(job.settings().values())
     if isinstance(job, Compare):

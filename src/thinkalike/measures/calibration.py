@@ -91,7 +91,7 @@ def calibrate(
         reason = why_no_interval(worth, len(counts), "groups", FEWEST_GROUPS_IF_BIASED)
         warnings.warn(reason, stacklevel=2)
     value = torch.tensor(_value_of(function, X, Y), dtype=torch.float64)
-    estimate = _with_interval(function, X, Y, numbers, value, seed)
+    estimate = _with_jackknife_interval(function, X, Y, numbers, value, seed)
 
     seeds = [seed * permutations + index for index in range(permutations)]
     null = []
@@ -118,7 +118,7 @@ def calibrate(
     )
 
 
-def _with_interval(
+def _with_jackknife_interval(
     function: UserFunction,
     X: Float[Tensor, "n d"],
     Y: Float[Tensor, "n e"],

@@ -15,7 +15,7 @@ from thinkalike.measures.chance import BatchNull, chance_of
 from thinkalike.measures.contract import AnyMeasure, Batch, BatchRows, Blocks, Pair, joined
 from thinkalike.measures.estimates import Estimate, jackknife
 from thinkalike.measures.folds import JACKKNIFE_PARTS
-from thinkalike.measures.layer_pair_estimate import LayerPairEstimate, document_counts
+from thinkalike.measures.layer_pair_estimate import LayerPairEstimate, sizes_of_documents
 from thinkalike.measures.leave_out import (
     bias_of_documents,
     given_tokens,
@@ -217,7 +217,7 @@ class LayerMeans(Accumulator):
             "within_target": joint[depth:, depth:],
             "batches": len(states["values"]),
             "needed": self.needed,
-            **document_counts(states["documents"]),
+            **sizes_of_documents(states["documents"]),
         }
         if "null" in states:
             first_batch = int(states["moved"][:, 0].argmin())

@@ -57,8 +57,8 @@ class UnitTest(NamedTuple):
     Attributes:
         compared: The number of units that could be in place: of the smaller block, or of a sample.
         matched: The number of units that were matched.
-        in_place: The number of matched pairs in the same position; for blocks of different numbers of
-            units, the most matched pairs that are in the same order.
+        in_place: The number of matched pairs in the same position; for blocks of different
+            numbers of units, the most matched pairs that are in the same order.
         by: "position" or, for blocks of different numbers of units, "order".
         log_p: The logarithm of the probability of as many or more under independent training.
         log_p_of_more: The logarithm of the probability of more.

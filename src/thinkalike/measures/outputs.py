@@ -60,7 +60,7 @@ def _refuse_flawed(largest: Float[Tensor, "..."], name: str) -> None:
         raise ValueError(f"{name}: a logit is NaN or +inf, or all those of a row are -inf")
 
 
-def _check_vocabulary(source: _Outputs, target: _Outputs) -> None:
+def _check_same_vocabulary(source: _Outputs, target: _Outputs) -> None:
     if source.vocabulary != target.vocabulary:
         raise ValueError(
             f"outputs over {source.vocabulary} and {target.vocabulary} entries are not of one "
@@ -77,7 +77,7 @@ def _divergences(source: _Outputs, target: _Outputs) -> Float[Tensor, " n"]:
 
     It is least for this w, so the rounding of w adds next to nothing.
     """
-    _check_vocabulary(source, target)
+    _check_same_vocabulary(source, target)
     first = source.values
     n, width = first.shape
     if source is target:
@@ -207,5 +207,5 @@ class Disagreement(MeanOfRows):
         return _Outputs(largest, layer.shape[1], name)
 
     def of_rows(self, first: _Outputs, second: _Outputs) -> Float[Tensor, " n"]:
-        _check_vocabulary(first, second)
+        _check_same_vocabulary(first, second)
         return (first.values != second.values).double()

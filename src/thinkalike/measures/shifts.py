@@ -13,7 +13,7 @@ from thinkalike.measures.changes import relative_distance
 from thinkalike.measures.contract import Batch
 from thinkalike.measures.estimates import Estimate, jackknife, without_parts
 from thinkalike.measures.folds import JACKKNIFE_PARTS
-from thinkalike.measures.layer_pair_estimate import LayerPairEstimate, document_counts
+from thinkalike.measures.layer_pair_estimate import LayerPairEstimate, sizes_of_documents
 from thinkalike.measures.rows import labels_of_rows, rows_of
 
 
@@ -95,5 +95,5 @@ class LayerShifts(Accumulator):
             _on_diagonal(norm_target),
             across=distance,
             batches=len(batch_sums),
-            **document_counts(documents),
+            **sizes_of_documents(documents),
         )

@@ -80,17 +80,17 @@ def frozen_model(
         bos_each_row=puts_bos(tokenizer) if config.bos is None else config.bos,
         device=device,
         revision=revision,
-        classes=_classes(config, module) if family.predicts == "class" else (),
+        classes=_names_of_classes(config, module) if family.predicts == "class" else (),
         quantization=quantization,
     )
     frozen.corpus = config.corpus
-    _check_vocabulary(frozen, tokenizer)
+    _check_rows_of_vocabulary(frozen, tokenizer)
     if not config.implausible:
         check_plausible(frozen)
     return frozen
 
 
-def _check_vocabulary(model: FrozenModel, tokenizer: PreTrainedTokenizerBase) -> None:
+def _check_rows_of_vocabulary(model: FrozenModel, tokenizer: PreTrainedTokenizerBase) -> None:
     """Raise a ModelError if a piece of the vocabulary has no row in the embedding.
 
     An added token occurs only in a text that spells it, and may have no row: each pass checks its
@@ -106,7 +106,7 @@ def _check_vocabulary(model: FrozenModel, tokenizer: PreTrainedTokenizerBase) ->
         )
 
 
-def _classes(config: ModelConfig, module: PreTrainedModel) -> list[str]:
+def _names_of_classes(config: ModelConfig, module: PreTrainedModel) -> list[str]:
     """Return the classes of a classifier in the order of its logits."""
     names = []
     for number in range(module.config.num_labels):

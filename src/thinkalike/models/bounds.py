@@ -140,7 +140,7 @@ def bytes_held(place: Path) -> int:
     return sum(file.stat().st_size for file in files if file.is_file())
 
 
-def check_size(numbers: int, place: Path) -> None:
+def check_claimed_size(numbers: int, place: Path) -> None:
     """Raise a ModelError if a checkpoint states more numbers than it can hold.
 
     A number takes at least a bit. Libraries may draw some modules anew, with at most `DRAWN`

@@ -25,7 +25,7 @@ from thinkalike.models.families import (
     stated_quantization,
 )
 from thinkalike.models.frozen import FrozenModel
-from thinkalike.models.loading_errors import explained
+from thinkalike.models.loading_errors import explaining_loading_errors
 from thinkalike.models.model_config import configured
 from thinkalike.models.module_facts import (
     TOLERANCE,
@@ -88,7 +88,7 @@ def load_live(
     live = _checked(module, tokenizer, name)
     _check_applicable(settings)
     config = _config_of(live, settings)
-    with explained(config), doing(f"model {config.name}"):
+    with explaining_loading_errors(config), doing(f"model {config.name}"):
         family = _family_of(live.module.get_base_model() if live.is_adapted else live.module)
         check_settings(config, family)
         # What is compared is the output of the whole model: where states are of a part of it,

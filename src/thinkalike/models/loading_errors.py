@@ -19,7 +19,7 @@ TAKE_LESS = (
 
 
 @contextlib.contextmanager
-def explained(config: ModelConfig) -> Iterator[None]:
+def explaining_loading_errors(config: ModelConfig) -> Iterator[None]:
     """Turn errors of the libraries that load models into a ModelError or a ResourceError."""
     _quieten()
     try:

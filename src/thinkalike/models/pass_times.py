@@ -93,7 +93,7 @@ def _timed_operation(shape: TimedShape, row: int, device: str) -> float:
 def _time_of_blocks(shape: TimedShape, row: int, device: torch.device) -> float:
     """Return the time of an operation in a pass through blocks of the sizes of a model."""
     model = meta_model(json.loads(shape.sizes))
-    _fill(model.module, device)
+    _fill_weights(model.module, device)
     return _BlockTimer(model, shape, row, device).seconds_per_operation()
 
 
@@ -164,7 +164,7 @@ class _BlockTimer:
         return self.seconds * torch.get_num_threads()
 
 
-def _fill(module: nn.Module, device: torch.device) -> None:
+def _fill_weights(module: nn.Module, device: torch.device) -> None:
     """Give a module on the meta device numbers for weights.
 
     Weights of one shape share their memory.

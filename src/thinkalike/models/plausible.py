@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from thinkalike.errors import ModelError, listed, short
-from thinkalike.models.module_facts import UNREAD, tensors_of, text_config
+from thinkalike.models.module_facts import UNREAD, config_of_text_model, tensors_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -163,7 +163,7 @@ def _check_architecture(model: CutModel) -> None:
     # Of an encoder-decoder one side is read.
     full_module = getattr(model.module, "both", model.module)
     config = getattr(full_module, "config", None)
-    text = text_config(full_module)
+    text = config_of_text_model(full_module)
     if config is None or not hasattr(config, "model_type"):
         return
     model_types = {str(config.model_type), str(text.model_type)}

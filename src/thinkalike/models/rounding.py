@@ -47,7 +47,7 @@ def can_be_rounded(model: FrozenModel) -> bool:
 
 
 @torch.no_grad()
-def rounded(model: FrozenModel, bits: int | float) -> FrozenModel:
+def rounded_copy(model: FrozenModel, bits: int | float) -> FrozenModel:
     """Return a copy with fewer bits: each matrix is balanced, rounded by row, and scaled back.
 
     Rows of a balanced matrix have 2^bits - 1 values, equally far apart, from -max |w| to max |w|.

@@ -17,7 +17,7 @@ from thinkalike.errors import ModelError, listed
 from thinkalike.models.families import Place
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.hooks import Arguments, NamedArguments, state_in
-from thinkalike.models.module_facts import HEADS, first_tensor, number_in, text_config
+from thinkalike.models.module_facts import HEADS, config_of_text_model, first_tensor, number_in
 from thinkalike.models.site_search import hook_points
 
 # The sites that belong to no block.
@@ -46,7 +46,7 @@ class Sites:
     """
 
     def __init__(self, model: FrozenModel, chosen: Sequence[str], head: int | str | None):
-        stated_heads = number_in(text_config(model.module), HEADS)
+        stated_heads = number_in(config_of_text_model(model.module), HEADS)
         self.n_layers = model.n_layers
         self.n_heads = stated_heads or 1
         self.modules = hook_points(model, self.n_heads)

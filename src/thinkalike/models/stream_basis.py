@@ -212,14 +212,14 @@ def _gains_of(states: Tensor, output: Tensor, width: int) -> Float[Tensor, " d"]
     """Return g if the output is g ∘ x / rms(x) of each state x; None if it is anything else."""
     if states.shape != output.shape or states.shape[-1] != width:
         return None
-    normalised = _normalised(states).reshape(-1, width)
+    normalised = _divided_by_rms(states).reshape(-1, width)
     rows = output.float().reshape(-1, width)
     gains: Tensor = (rows * normalised).sum(0) / normalised.square().sum(0).clamp(min=SMALLEST)
     is_rms_norm = (rows - gains * normalised).norm() < SAME_FUNCTION * rows.norm()
     return gains if is_rms_norm else None
 
 
-def _normalised(states: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
+def _divided_by_rms(states: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
     """Return x / rms(x) of each state x."""
     floats = states.float()
     return floats / floats.square().mean(-1, keepdim=True).sqrt().clamp(min=SMALLEST)
@@ -255,7 +255,7 @@ def _without_gains(model: FrozenModel, basis: StreamBasis) -> Iterator[None]:
     """
 
     def normalise(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
-        return _normalised(inputs[0]).to(output.dtype)
+        return _divided_by_rms(inputs[0]).to(output.dtype)
 
     with ExitStack() as hooks:
         for path in basis.norms:

@@ -13,7 +13,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from thinkalike.errors import ModelError, listed, one_line
 from thinkalike.models.cut_model import CutModel
 from thinkalike.models.hooks import Arguments
-from thinkalike.models.module_facts import first_tensor, sample_tokens, text_config
+from thinkalike.models.module_facts import config_of_text_model, first_tensor, sample_tokens
 
 # The rows and the tokens of the sample.
 ROWS = 2
@@ -41,7 +41,7 @@ def survey(model: CutModel) -> Survey:
     Raises:
         ModelError: Blocks do not run so, or return something else.
     """
-    for config in (getattr(model.module, "config", None), text_config(model.module)):
+    for config in (getattr(model.module, "config", None), config_of_text_model(model.module)):
         if config is not None and hasattr(config, "use_cache"):
             config.use_cache = False
     order, outputs = _outputs_of_blocks(model)

@@ -31,7 +31,7 @@ from thinkalike.models.fingerprints import checkpoint_fingerprint
 from thinkalike.models.formats import WEIGHT_FILES
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_model
-from thinkalike.models.loading_errors import explained
+from thinkalike.models.loading_errors import explaining_loading_errors
 from thinkalike.models.minis import mini_tokenizer
 from thinkalike.models.module_facts import embedding_of, tensors_of
 from thinkalike.models.parts import is_wrapper
@@ -210,7 +210,7 @@ def _units_in_files(config: ModelConfig, name: str) -> UnitModel | None:
 
     None means that the folder must be loaded to know its weights.
     """
-    with explained(config), reached(config) as (place, revision):
+    with explaining_loading_errors(config), reached(config) as (place, revision):
         config_json = read_config_json(config, place)
         family = family_in(config_json, f"{place}/config.json")
         if family.reader == "legacy" or stated_quantization(config_json):
@@ -324,15 +324,26 @@ def _natural(part: str) -> list[tuple[bool, int, str]]:
     return [(word.isdigit(), int(word) if word.isdigit() else 0, word) for word in part.split(".")]
 
 
-def _units_of_part(
+def _units_of_module(
     shapes: Mapping[str, tuple[int, ...]],
     block: int,
-    part: str,
+    module: str,
     reading: str,
     writing: str,
     embedding_width: int,
 ) -> list[Units]:
-    """Return the units of a part, or of all of its experts whose weights are in one tensor."""
+    """Return the units of a module, or those of each expert if one tensor has all experts.
+
+    There are none if the two weights are not both matrices, or both stacks of matrices.
+
+    Args:
+        shapes: The shape of each weight of the model.
+        block: The number of the block.
+        module: The path of the module inside the block.
+        reading: The name of the weight by which units read the stream.
+        writing: The name of the weight by which they write to it.
+        embedding_width: The width of the embedding of tokens.
+    """
     reading_shape = shapes[reading]
     writing_shape = shapes[writing]
     if not len(reading_shape) == len(writing_shape) in (2, 3):
@@ -341,9 +352,9 @@ def _units_of_part(
     is_row = _units_are_rows(writing, writing_shape[-2:], width, is_reading=False)
     count = writing_shape[-2] if is_row else writing_shape[-1]
     if len(reading_shape) == 2:
-        return [Units(block, part, reading, writing, count, width)]
+        return [Units(block, module, reading, writing, count, width)]
     return [
-        Units(block, part, reading, writing, count, width, expert)
+        Units(block, module, reading, writing, count, width, expert)
         for expert in range(reading_shape[0])
     ]
 

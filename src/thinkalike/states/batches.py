@@ -245,7 +245,7 @@ def _draw_pools(unit_count: int, batches: int, most_batches: int) -> list[_PoolP
     return pools
 
 
-class RowLabels(NamedTuple):
+class PoolLabels(NamedTuple):
     """What is known of the tokens or words of a pool, (n,), or of whole rows of text, (b, t)."""
 
     content: Hashable
@@ -317,7 +317,7 @@ class TextBatches(ABC):
         """Read the text, and set how many units and batches it has."""
 
     @abstractmethod
-    def labels(self, units: Int[Tensor, " u"]) -> RowLabels:
+    def labels(self, units: Int[Tensor, " u"]) -> PoolLabels:
         """Return what is known of the tokens or words of some units."""
 
     @abstractmethod
@@ -368,7 +368,7 @@ class TextBatches(ABC):
             yield batch._replace(with_massive=counterpart)
 
     def _massive_rows(
-        self, number: int, pool: Pool, labels: RowLabels
+        self, number: int, pool: Pool, labels: PoolLabels
     ) -> Bool[Tensor, " n"] | None:
         """Return which rows of a pool have massive states and are left out; None: none are."""
         if self.measure.massive == "keep" or self.takes_whole_rows:
@@ -426,7 +426,7 @@ class TextBatches(ABC):
         return joined
 
     def _residuals(
-        self, pool: Pool, labels: RowLabels, batch_numbers: range
+        self, pool: Pool, labels: PoolLabels, batch_numbers: range
     ) -> Callable[..., list[Tensor]]:
         """Return a function that removes the means of token and position from a pool's states.
 
@@ -456,7 +456,7 @@ class TextBatches(ABC):
     def _batch(
         self,
         pool: Pool,
-        labels: RowLabels,
+        labels: PoolLabels,
         batch_numbers: range,
         number: int,
         rows: Int[Tensor, " b"],
@@ -547,7 +547,7 @@ class TokenBatches(TextBatches):
         first_model = self.models[0]
         tokenizer = first_model.tokenizer
         bos = first_model.bos_each_row
-        read = partial(
+        read_rows = partial(
             read_corpus,
             data,
             tokenizer,
@@ -557,7 +557,7 @@ class TokenBatches(TextBatches):
             whole=not self.is_spread,
         )
         key = (repr(data), tokenizer_fingerprint(tokenizer), context, bos, self.is_spread)
-        corpus: Corpus = self.runs.text(key, read)
+        corpus: Corpus = self.runs.text(key, read_rows)
         return corpus
 
     def _read_stored(self, data: DataConfig) -> None:
@@ -575,16 +575,16 @@ class TokenBatches(TextBatches):
         warn_of_few_documents(data, len(drawn.documents.unique()))
         self.facts = {"name": data.name, "states": folder.fingerprint(), "rows": len(self.rows)}
 
-    def labels(self, units: Int[Tensor, " u"]) -> RowLabels:
+    def labels(self, units: Int[Tensor, " u"]) -> PoolLabels:
         rows = self.rows[units]
         mask = self.is_compared[units]
         groups = self.groups[units]
         row_bytes = rows.numpy().tobytes()
         content = (self.takes_whole_rows, tuple(rows.shape), row_bytes, mask.numpy().tobytes())
         if self.takes_whole_rows:
-            return RowLabels(content, rows, groups, mask=mask)
+            return PoolLabels(content, rows, groups, mask=mask)
         positions = torch.arange(rows.shape[1]).expand_as(rows)
-        return RowLabels(content, rows[mask], groups[mask], positions[mask])
+        return PoolLabels(content, rows[mask], groups[mask], positions[mask])
 
     def run(
         self, model: StateReader, layers: Sequence[Any], units: Int[Tensor, " u"]
@@ -631,10 +631,10 @@ class WordBatches(TextBatches):
         self.batches = min(self.measure.batches, max(self.text.count // words_per_batch, 1))
         self.facts = {"name": data.name, "level": "word"}
 
-    def labels(self, units: Int[Tensor, " u"]) -> RowLabels:
+    def labels(self, units: Int[Tensor, " u"]) -> PoolLabels:
         pieces = self.text.select(units)
         words = tuple(tuple(spans) for spans in pieces.words)
-        return RowLabels((tuple(pieces.texts), words), pieces.forms, pieces.owners)
+        return PoolLabels((tuple(pieces.texts), words), pieces.forms, pieces.owners)
 
     def run(
         self, model: StateReader, layers: Sequence[Any], units: Int[Tensor, " u"]

@@ -90,12 +90,12 @@ class Stitch(nn.Module):
             inner = nn.Linear(width_in, rank, bias=False)
             outer = nn.Linear(rank, width_out)
             nn.init.orthogonal_(inner.weight)
-            _initialise(outer, to_zero=self.residual)
+            _initialise_linear(outer, to_zero=self.residual)
             return nn.Sequential(inner, outer)
 
         has_bias = self.kind != "linear"
         linear = nn.Linear(width_in, width_out, bias=has_bias)
-        _initialise(linear, to_zero=self.residual)
+        _initialise_linear(linear, to_zero=self.residual)
         if self.kind != "orthogonal":
             return linear
         with torch.no_grad():
@@ -222,7 +222,7 @@ def _map_of_plugin(kind: str, width_in: int, width_out: int) -> nn.Module:
     return module
 
 
-def _initialise(linear: nn.Linear, *, to_zero: bool) -> None:
+def _initialise_linear(linear: nn.Linear, *, to_zero: bool) -> None:
     """Set a linear map to zero, or to an orthogonal one; its bias becomes zero."""
     with torch.no_grad():
         if to_zero:

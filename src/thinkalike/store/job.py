@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 PARTIAL_FOLDERS = ("checkpoints", "curves", "old", "result")  # of a running job, beside its lock
 
 
-class Job:
+class StoredJob:
     """One computation and the folder of its result.
 
     Attributes:

@@ -77,7 +77,7 @@ def manifest_entries(folder: Path) -> dict[str, FileEntry]:
         raise StoreError(f"{file} is damaged")
 
     for name in entries:
-        _check_name(file, name)
+        _check_file_name(file, name)
     return entries
 
 
@@ -93,7 +93,7 @@ def _read_manifest(file: Path) -> tuple[str, dict[str, FileEntry]]:
     return str(manifest["digest"]), entries
 
 
-def _check_name(manifest: Path, name: str) -> None:
+def _check_file_name(manifest: Path, name: str) -> None:
     """Check that a name in a manifest can only be that of a file inside the manifest's folder.
 
     The length comes first: a name of a megabyte has a million folders.

@@ -265,7 +265,7 @@ def _count_of_values(settings: Mapping[str, object]) -> int:
     return count
 
 
-def check_values(value: object) -> None:
+def check_writable(value: object) -> None:
     """Check that a configuration consists of types that every list of results can write.
 
     YAML also has dates, sets, bytes, keys that are lists, and integers of any length.
@@ -278,10 +278,10 @@ def check_values(value: object) -> None:
             if not isinstance(name, str):
                 name_type = type(name).__name__
                 raise ForeignFileError(f"one of its names is of type {name_type}, not text")
-            check_values(member)
+            check_writable(member)
     elif isinstance(value, list):
         for member in value:
-            check_values(member)
+            check_writable(member)
     elif not (value is None or isinstance(value, bool | str) or is_number(value)):
         value_type = type(value).__name__
         raise ForeignFileError(

@@ -38,7 +38,7 @@ from thinkalike.store.record import (
     Provenance,
     ResultRecord,
     by_dotted_name,
-    check_values,
+    check_writable,
     checked_record,
     errors_naming,
     read_json_of_result,
@@ -173,7 +173,7 @@ class Result:
                 entry = manifest_entries(self.folder)[CONFIG]
                 if digest_of(file) != entry.digest:
                     raise ForeignFileError("its checksum is not that of what was written")
-            check_values(config)
+            check_writable(config)
             by_dotted_name(config)
             return config
 

@@ -16,7 +16,7 @@ from pytorch_lightning.loggers import CSVLogger, Logger, TensorBoardLogger, Wand
 from thinkalike.errors import StoreError, check_extra, one_line
 from thinkalike.files import read_bytes
 from thinkalike.processes import rank
-from thinkalike.training.run import Run
+from thinkalike.training.run import TrainingRun
 
 FOLDER = "curves"
 WRITTEN = "metrics.csv"
@@ -26,7 +26,7 @@ MOST_CURVE_BYTES = 2**28
 MOST_COLUMNS = 10_000
 
 
-def loggers_of(run: Run, kind: str) -> list[Logger]:
+def loggers_of(run: TrainingRun, kind: str) -> list[Logger]:
     """Return Lightning's loggers of the curves of a run, by `logger.kind`.
 
     The job's tracker closes what it opened.

@@ -169,7 +169,7 @@ def largest_microbatch(
 
     whole_step = Microbatch(len(rows), len(weights))
     size = whole_step
-    while room <= 0 or not _fits(
+    while room <= 0 or not _fits_in_memory(
         losses, weights, rows[: size.rows], longest_first[: size.stitches], room
     ):
         if room <= 0 or size == SMALLEST:
@@ -210,7 +210,7 @@ def _bytes_beside_a_step(limits: TrainerConfig, weights: Weights, momenta: int) 
     return copies * weight_bytes / FRAGMENTATION
 
 
-def _fits(
+def _fits_in_memory(
     losses: TokenLosses, weights: Weights, rows: Tensor, chosen: Sequence[int], room: float
 ) -> bool:
     """Return whether both passes of the chosen stitches fit into `room` bytes."""

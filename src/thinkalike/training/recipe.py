@@ -226,21 +226,21 @@ class StitchConfig(Checked, part="stitch"):
         }
 
     def settings_read(self) -> frozenset[str]:
-        """Return the settings that change something with the others as they are."""
-        read = super().settings_read()
+        """Return the names of the settings that have an effect beside the values of the others."""
+        names = super().settings_read()
         if not self.trained:
-            read -= OF_TRAINING
+            names -= OF_TRAINING
         elif self.optimizer != "sgd":
-            read -= {"momentum", "scale_lr_by_momentum"}
+            names -= {"momentum", "scale_lr_by_momentum"}
         if self.kind == "identity" and not self.trained:
-            read -= {"steps", "tokens_per_step"}
+            names -= {"steps", "tokens_per_step"}
 
         maps = {self.kind, self.init}  # φ, and the one that training begins with
         if maps.isdisjoint({"low_rank", "reduced_rank"}):
-            read -= {"rank"}
+            names -= {"rank"}
         if not self.controls and maps.isdisjoint({"least_squares", "reduced_rank"}):
-            read -= {"ridge"}
-        return read
+            names -= {"ridge"}
+        return names
 
     @property
     def peak(self) -> float:

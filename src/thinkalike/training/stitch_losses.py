@@ -111,7 +111,7 @@ class Penultimate:
         return losses
 
 
-class Alignment:
+class OnwardAlignment:
     """The mean of ‖s - t‖² / ‖t‖² from the site of the stitch on (arXiv 2505.20142)."""
 
     def layers(self, depths: Sequence[int], layer_count: int) -> Sequence[int]:
@@ -139,5 +139,5 @@ STITCH_LOSSES: Mapping[str, StitchLoss] = {
     "kl": KullbackLeibler(),
     "mse": MeanSquaredError(),
     "penultimate": Penultimate(),
-    "alignment": Alignment(),
+    "alignment": OnwardAlignment(),
 }

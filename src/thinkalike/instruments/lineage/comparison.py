@@ -222,10 +222,10 @@ def table_of_pairs(comparison: Comparison) -> pd.DataFrame:
 
 def _part_name(units: Units) -> str:
     """Return the part of a block that units are in."""
-    part = units.part or "mlp"
+    module = units.module or "mlp"
     if units.expert is None:
-        return part
-    return f"{part}.{units.expert}"
+        return module
+    return f"{module}.{units.expert}"
 
 
 def _numbers(test: UnitTest, p_corrected: float, alike: float | None) -> dict[str, object]:

@@ -45,7 +45,7 @@ class LineageConfig(MeasureConfig):
     likeness: bool = True  # look for copies with reordered units, too
 
 
-class Lineage(
+class LineageInstrument(
     Instrument[AnalyzeConfig], kind="lineage", reads=("models", "model", "target", "measure")
 ):
     """Tests which blocks of `model@target`, or of each of `models`, share a training history."""

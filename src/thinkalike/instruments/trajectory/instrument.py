@@ -32,7 +32,7 @@ from thinkalike.processes import counted
 from thinkalike.store import Headline, Result
 
 
-class Trajectory(
+class TrajectoryInstrument(
     Instrument[AnalyzeConfig],
     kind="trajectory",
     version=4,

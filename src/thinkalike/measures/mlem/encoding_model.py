@@ -26,7 +26,7 @@ from thinkalike.arguments import (
 from thinkalike.arguments.huge_arrays import refuse_huge
 from thinkalike.measures.distances.neural import NeuralDistances, upper
 from thinkalike.measures.folds import check_groups, stimulus_folds
-from thinkalike.measures.kinds import Columns, Kinds, Level, level_of
+from thinkalike.measures.kinds import FeatureColumns, Kinds, Level, level_of
 from thinkalike.measures.mlem.features import (
     DIFFERENCES,
     MISSING,
@@ -81,7 +81,8 @@ class MLEM(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no annotati
             over the folds; with levels its unit is a number of stimuli, and ∞ is added to several
             α.
         kinds: "auto": as the type and the values of each column imply, see `kinds.kind_of`; else
-            the kind of all features, of each, or {name or number: kind} of some, see `Columns.of`.
+            the kind of all features, of each, or {name or number: kind} of some, see
+            `FeatureColumns.of`.
         difference, missing: See `FeatureEncoder`.
         unknown: How `predict` and `score` treat a level that is new to the fit: "error", or "new":
             its distance to all other levels is the mean distance of two levels of that feature, as
@@ -224,7 +225,7 @@ class MLEM(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no annotati
         return scores
 
     def read(
-        self, X: object, Y: object, groups: object = None, columns: Columns | None = None
+        self, X: object, Y: object, groups: object = None, columns: FeatureColumns | None = None
     ) -> StimulusTable:
         """Check this model's choices, and the data of a `fit`.
 
@@ -240,7 +241,7 @@ class MLEM(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no annotati
         checked_numbers(MLEM.__init__, self.get_params(deep=False))
         divides_pairs = self.recipe == "paper"
         if columns is None:
-            columns = Columns.of(X, self.kinds)
+            columns = FeatureColumns.of(X, self.kinds)
         if divides_pairs and groups is not None:
             raise ValueError(
                 "recipe='paper' divides pairs into folds and cannot keep groups together"
@@ -414,7 +415,7 @@ class StimulusTable(NamedTuple):
 
     Attributes:
         values: The features, as numbers.
-        levels: See `Columns.read`.
+        levels: See `FeatureColumns.read`.
         columns: How the table was read.
         stimulus_pairs: The pairs of the stimuli.
         groups: The group of each stimulus, if given.
@@ -423,7 +424,7 @@ class StimulusTable(NamedTuple):
 
     values: Float[Tensor, "n f"]
     levels: list[list[Level] | None]
-    columns: Columns
+    columns: FeatureColumns
     stimulus_pairs: StimulusPairs
     groups: Int[Tensor, " n"] | None
     single: bool

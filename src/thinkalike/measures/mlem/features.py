@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from thinkalike.arguments import check_choice
-from thinkalike.measures.kinds import NUMBER_KINDS, Columns, Kinds, Level, level_of
+from thinkalike.measures.kinds import NUMBER_KINDS, FeatureColumns, Kinds, Level, level_of
 
 DIFFERENCES = ("indicator", "scaled", "levels")
 MISSING = ("own_level", "ignore", "drop", "error")
@@ -163,7 +163,7 @@ class FeatureEncoder:
         has_missing: For each feature, whether some training stimulus lacks a value of it.
     """
 
-    columns: Columns
+    columns: FeatureColumns
     difference: str
     missing: str
     training_levels: tuple[Float[Tensor, " _"], ...]
@@ -182,15 +182,20 @@ class FeatureEncoder:
         Args:
             X, kinds, difference, missing: See `MLEM`.
         """
-        columns = Columns.of(X, kinds)
+        columns = FeatureColumns.of(X, kinds)
         values, _ = columns.read(X)
         return cls.of(values, columns, difference, missing)
 
     @classmethod
     def of(
-        cls, values: Float[Tensor, "n f"], columns: Columns, difference: str, missing: str
+        cls, values: Float[Tensor, "n f"], columns: FeatureColumns, difference: str, missing: str
     ) -> FeatureEncoder:
-        """Return the encoder that `fit` does, from the numbers that `Columns.read` gives."""
+        """Return the encoder of some stimuli, as `fit` does, from the numbers of their table.
+
+        Args:
+            values: The numbers that `FeatureColumns.read` gives.
+            columns, difference, missing: See `FeatureEncoder`.
+        """
         check_choice("difference", difference, DIFFERENCES)
         check_choice("missing", missing, MISSING)
         training_levels = tuple(column[~column.isnan()].unique() for column in values.T)
@@ -207,7 +212,7 @@ class FeatureEncoder:
         return self.encode_values(values)
 
     def encode_values(self, values: Float[Tensor, "n f"]) -> Features:
-        """Return what `encode` does, from the numbers that `Columns.read` gives."""
+        """Return what `encode` does, from the numbers that `FeatureColumns.read` gives."""
         is_missing = values.isnan()
         if self.missing in ("error", "drop") and is_missing.any():
             feature = int(is_missing.any(0).nonzero()[0])
@@ -249,7 +254,7 @@ class FeatureEncoder:
         continuous features are accepted: they lie between or beyond the known ones.
 
         Args:
-            values: The numbers that `Columns.read` gives.
+            values: The numbers that `FeatureColumns.read` gives.
             levels: The levels that it gives.
         """
         for feature, column in enumerate(values.T):

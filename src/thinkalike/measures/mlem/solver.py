@@ -127,7 +127,7 @@ def fit_weights(
         sizes = pair_sizes(counts, terms)
         path = level_path(about_means(sums), varies & has_pairs, sizes, terms, alphas)
     else:
-        path = _path(sums, varies, terms, alphas)
+        path = _weights_by_alpha(sums, varies, terms, alphas)
 
     layers = torch.arange(path.shape[2], device=path.device)
     best = torch.zeros_like(layers)  # the index of the α of each layer
@@ -181,7 +181,7 @@ def _constant(covariance: Float[Tensor, "r r"], terms: Sequence[Term]) -> Bool[T
     return torch.stack(of_constant)
 
 
-def _path(
+def _weights_by_alpha(
     sums: Float[Tensor, "s t u"],
     varies: Bool[Tensor, " r"],
     terms: Sequence[Term],

@@ -181,11 +181,13 @@ def _references_of_layer(
         cell_pairs = cells_of_pair.amin(0) * cell_count + cells_of_pair.amax(0)
         is_remaining = remaining[:, first] & remaining[:, second]
         halves.append(_HalfPairs(squared, levels_of(squared), cell_pairs, is_remaining))
-    references = [_reference(halves, number, cell_count**2) for number in range(len(remaining))]
+    references = [
+        _reference_of_set(halves, number, cell_count**2) for number in range(len(remaining))
+    ]
     return torch.stack(references)
 
 
-def _reference(
+def _reference_of_set(
     halves: Sequence[_HalfPairs], set_number: int, cell_pair_count: int
 ) -> Float[Tensor, ""]:
     """Return the mean of ρ(B, A) / √r over both directions for one set of stimuli.
