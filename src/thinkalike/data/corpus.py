@@ -183,6 +183,7 @@ def _named_tensors(corpus: Corpus) -> CacheEntry:
 
 
 def _corpus_of(entry: CacheEntry) -> Corpus:
+    """Return the corpus of a cache entry; `_named_tensors` is the inverse."""
     return Corpus(
         fit=_rows_of(entry.tensors, "fit"),
         report=_rows_of(entry.tensors, "report"),
@@ -191,6 +192,7 @@ def _corpus_of(entry: CacheEntry) -> Corpus:
 
 
 def _rows_of(tensors: dict[str, Tensor], side: str) -> TokenRows:
+    """Return the rows of one split, "fit" or "report", from the tensors of a cache entry."""
     token_ids = tensors[f"{side}.tokens"]
     documents = tensors[f"{side}.documents"]
     if f"{side}.source_tokens" not in tensors:

@@ -129,6 +129,7 @@ class RowPacker:
 
     @property
     def is_full(self) -> bool:
+        """Return whether no further row is needed; without a limit there is always room."""
         if self.most_rows is None:
             return False
         return len(self.tokens) >= self.most_rows * self.text_width

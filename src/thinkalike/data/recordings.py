@@ -123,6 +123,7 @@ def _name_in_errors(recorded: str | Path | RecordedArrays, layer: str | None = N
 
 
 def _contents_of(recorded: str | Path | RecordedArrays) -> _FileContents:
+    """Return the arrays of a recording, a file or arrays in memory, with its ids and runs."""
     if isinstance(recorded, RecordedArrays):
         return _FileContents(dict(recorded.layers), np.array(IN_ORDER), None)
     readers = {".npz": _read_npz, ".safetensors": _read_safetensors}
@@ -167,6 +168,7 @@ def _rows_of_run(
 
 
 def _read_npz(path: Path) -> _FileContents:
+    """Read the arrays, the ids and the runs of an archive of NumPy."""
     arrays: dict[str, np.ndarray] = {}
     with np.load(path) as file:
         # By the names in the archive: NumPy itself gives the array `a` where `a.npy` is asked for.
@@ -188,6 +190,7 @@ def _read_npz(path: Path) -> _FileContents:
 
 
 def _read_safetensors(path: Path) -> _FileContents:
+    """Read the arrays of a safetensors file; ids and runs are arrays or stand in its metadata."""
     with safe_open(path, framework="pt") as file:
         names = file.keys()
         arrays = {name: file.get_tensor(name) for name in names}

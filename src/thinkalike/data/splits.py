@@ -91,6 +91,7 @@ class DocumentSplit:
             yield document.text, document.is_for_report
 
     def _remember(self, document: _SplitDocument) -> None:
+        """Remember the shingles of a document, by which near duplicates are found later."""
         if document.is_for_report:
             self._report_shingles.append(shingles(document.text))
         else:

@@ -85,6 +85,7 @@ class _Request:
 
     @classmethod
     def of(cls, config: JobConfig) -> _Request:
+        """Return the request of a configuration: its jobs, or those of its experiment."""
         is_experiment = (
             isinstance(config, AnalyzeConfig)
             and config.experiment is not None

@@ -91,6 +91,10 @@ class _Sides:
 
     @classmethod
     def of(cls, job: Job) -> _Sides:
+        """Return the models and the recordings that a job compares.
+
+        A side that is given twice is recorded once.
+        """
         models = {}
         states: dict[int, tuple[str, object]] = {}  # by identity, with the first of their names
         sides = job.sides()

@@ -334,6 +334,7 @@ class LayerMeasure(FastPaths[Prepared], ABC):
     def _values(
         self, sources: Sequence[Tensor], targets: Sequence[Tensor], names: Sequence[str]
     ) -> Tensor:
+        """Return the values of every source layer with every target layer, (l, m)."""
         for name, side in {"sources": sources, "targets": targets}.items():
             if not len(side):
                 raise ValueError(f"{name} is empty: give the states of one layer or more")
@@ -425,6 +426,7 @@ def both_in_order(
 
 
 def check_same_rows(counts: Sequence[int], names: Sequence[str]) -> None:
+    """Raise a ValueError unless all layers have the same number of rows."""
     for count, name in zip(counts, names, strict=True):
         if count != counts[0]:
             raise ValueError(
@@ -450,6 +452,11 @@ class BatchRows(NamedTuple):
     tokens: Int[Tensor, " n"] | None
 
     def of(self, chosen: Int[Tensor, " m"]) -> BatchRows:
+        """Return the labels of some of the rows, by their numbers in the present order.
+
+        The states of layers stay as they are, and `order` tells which of their rows are
+        meant.
+        """
         tokens = None if self.tokens is None else self.tokens[chosen]
         return self._replace(
             order=self.order[chosen], documents=self.documents[chosen], tokens=tokens

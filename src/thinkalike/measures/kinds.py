@@ -294,6 +294,7 @@ def _refuse_inexact_numbers(frame: pd.DataFrame) -> None:
 
 
 def _beyond_floats(label: str) -> ValueError:
+    """Return the error for whole numbers that float64 cannot hold."""
     return ValueError(
         f"feature {label} has whole numbers beyond 2^53, which float64 cannot tell "
         "apart: give them as text"

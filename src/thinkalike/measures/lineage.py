@@ -169,6 +169,7 @@ def unit_test(
 
 
 def _test_of_positions(matching: Matching, compared: int, units: int) -> UnitTest:
+    """Return the test of how many units are matched in their own position."""
     matched = len(matching.source)
     in_place = int((matching.source == matching.target).sum())
     return UnitTest(
@@ -213,6 +214,7 @@ def log_tail_of_positions(count: int, matched: int, units: int) -> float:
 
 
 def _test_of_order(matching: Matching, compared: int) -> UnitTest:
+    """Return the test of how many inversions the order of the matched units has."""
     matched = len(matching.source)
     target = matching.target.tolist()
     inversions = inversions_of(target)

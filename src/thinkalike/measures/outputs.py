@@ -61,6 +61,7 @@ def _refuse_flawed(largest: Float[Tensor, "..."], name: str) -> None:
 
 
 def _check_same_vocabulary(source: _Outputs, target: _Outputs) -> None:
+    """Raise a ValueError unless two outputs have logits for as many tokens."""
     if source.vocabulary != target.vocabulary:
         raise ValueError(
             f"outputs over {source.vocabulary} and {target.vocabulary} entries are not of one "
@@ -197,6 +198,7 @@ class Disagreement(MeanOfRows):
     invariances = frozenset({"row_permutation", "isotropic_scaling"})
 
     def prepare(self, layer: Float[Tensor, "n v"], name: str) -> _Outputs:
+        """Return the token with the largest logit of each row."""
         if layer.is_cpu:
             # NumPy compares with vector instructions, in a fifth of the time
             largest = torch.from_numpy(np.argmax(layer.detach().numpy(), 1))

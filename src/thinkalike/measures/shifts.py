@@ -47,6 +47,7 @@ class LayerShifts(Accumulator):
     batch_states: ClassVar[tuple[str, ...]] = ("sums",)
 
     def gather(self, batch: Batch) -> None:
+        """Add a batch: sums of distances, cosines, norms and counts by part of the documents."""
         source, target = batch.states
         self.check(source, target, batch.groups)
         assert batch.documents is not None

@@ -49,6 +49,11 @@ def transport_plan(likeness: Float[Tensor, "d e"]) -> Float[Tensor, "d e"]:
 
 
 def _transported(scores: np.ndarray) -> np.ndarray:
+    """Return the transport plan of the greatest score, by linear programming.
+
+    Args:
+        scores: The score of each of d units with each of e units, (d, e).
+    """
     from scipy.optimize import linprog
     from scipy.sparse import eye_array, kron, vstack
 
@@ -86,5 +91,6 @@ class SoftMatching(LayerMeasure[Tensor]):
     def compare(
         self, first: Float[Tensor, "n d"], second: Float[Tensor, "n e"]
     ) -> Float[Tensor, ""]:
+        """Return the mean correlation of units under the best transport plan."""
         correlations = first.T @ second
         return (transport_plan(correlations) * correlations).sum()

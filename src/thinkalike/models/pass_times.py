@@ -124,6 +124,10 @@ class _BlockTimer:
 
     @torch.no_grad()
     def seconds_per_operation(self) -> float:
+        """Return the processor time of one operation of a block.
+
+        Passes are repeated until blocks have taken `TIMED_SECONDS` together.
+        """
         with one_text_per_row(), contextlib.ExitStack() as hooks:
             # Libraries are loaded in the first pass, which is not timed.
             with contextlib.suppress(_TimedEnough):

@@ -168,6 +168,7 @@ class UnitModel:
         return self.weights.shapes()[self.embedding_name][1]
 
     def _vectors(self, units: Units, name: str, is_reading: bool) -> Float[Tensor, "u d"]:
+        """Return the vector by which each unit reads the stream, or writes to it."""
         stored = self.weights.read(name)
         if units.expert is not None:
             stored = stored[units.expert]
@@ -178,6 +179,7 @@ class UnitModel:
         return matrix[: units.units]
 
     def _checked(self, name: str, stored: Tensor) -> Tensor:
+        """Return a stored weight in float32 on the CPU, after checks of its dtype and values."""
         check_dtypes({name: stored}, self.name)
         matrix = stored.detach().float().cpu()
         if not bool(torch.isfinite(matrix).all()):
@@ -398,6 +400,7 @@ class StoredWeights:
             self._add(folder / file)
 
     def _add(self, path: Path) -> None:
+        """Add the weights of a file: their shapes now, their values when they are read."""
         if path.suffix != ".safetensors":
             for name, tensor in tensors_in_file(
                 path

@@ -490,6 +490,7 @@ class TokenBatches(TextBatches):
     level = "token"
 
     def read(self, data: DataConfig) -> None:
+        """Read the text, or the recorded states, and count units and batches."""
         if data.source == "states":
             self._read_stored(data)
         else:
@@ -576,6 +577,7 @@ class TokenBatches(TextBatches):
         self.facts = {"name": data.name, "states": folder.fingerprint(), "rows": len(self.rows)}
 
     def labels(self, units: Int[Tensor, " u"]) -> PoolLabels:
+        """Return the tokens, groups and positions of the rows of a pool."""
         rows = self.rows[units]
         mask = self.is_compared[units]
         groups = self.groups[units]
@@ -589,6 +591,7 @@ class TokenBatches(TextBatches):
     def run(
         self, model: StateReader, layers: Sequence[Any], units: Int[Tensor, " u"]
     ) -> list[Tensor]:
+        """Return the states of a model at each layer for the compared tokens of some rows."""
         is_token = self.is_token[units]
         mask = None if is_token.all() else is_token.long()
         states = model.residuals(self.rows[units].long(), layers, mask)
@@ -598,6 +601,7 @@ class TokenBatches(TextBatches):
         return [layer.flatten(0, 1)[compared] for layer in states]
 
     def named(self, units: Int[Tensor, " u"], tokens: Int[Tensor, " n"]) -> list[str]:
+        """Return how messages call these tokens, as text where there is a tokenizer."""
         tokenizer = self.models[0].tokenizer
         if tokenizer is None:
             return [f"token {token}" for token in tokens.tolist()]
@@ -613,6 +617,7 @@ class WordBatches(TextBatches):
     level = "word"
 
     def read(self, data: DataConfig) -> None:
+        """Draw pieces of text that all models read whole, and count words and batches."""
         words_per_batch = self.measure.tokens_per_batch
         words = self.measure.batches * words_per_batch
         distinct_models = list(dict.fromkeys(self.models))
@@ -632,6 +637,7 @@ class WordBatches(TextBatches):
         self.facts = {"name": data.name, "level": "word"}
 
     def labels(self, units: Int[Tensor, " u"]) -> PoolLabels:
+        """Return the forms of the words of a pool and the documents that they are from."""
         pieces = self.text.select(units)
         words = tuple(tuple(spans) for spans in pieces.words)
         return PoolLabels((tuple(pieces.texts), words), pieces.forms, pieces.owners)
@@ -639,9 +645,11 @@ class WordBatches(TextBatches):
     def run(
         self, model: StateReader, layers: Sequence[Any], units: Int[Tensor, " u"]
     ) -> list[Tensor]:
+        """Return the states of a model at each layer for the words of some pieces."""
         return word_states(model, self.text.select(units), layers)
 
     def named(self, units: Int[Tensor, " u"], tokens: Int[Tensor, " n"]) -> list[str]:
+        """Return how messages call the words of these forms."""
         pieces = self.text.select(units)
         word_of_form = dict(zip(pieces.forms.tolist(), pieces.written_words(), strict=True))
         return [repr(word_of_form[form]) for form in tokens.tolist()]

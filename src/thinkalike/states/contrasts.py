@@ -381,6 +381,7 @@ def encode_prompts(
 def _encode_prompts(
     model: FrozenModel, texts: Sequence[Prompt], up: Tensor, down: Tensor
 ) -> EncodedPrompts:
+    """Return the token ids of prompts with the positions of their words, for one model."""
     bos = model.tokenizer.bos_token_id
     prefix = []
     if model.bos_each_row and bos is not None:

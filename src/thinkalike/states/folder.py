@@ -489,6 +489,7 @@ class StateFolder:
 
 
 def _layer_at(site: str, block: int) -> Layer:
+    """Return the layer of a site of a block; what enters block 0 is the embedding."""
     if site == "resid_pre" and block == 0:
         return EMBED
     return Place(site, block)
@@ -539,6 +540,7 @@ def offsets_of(tokenizer: Tokenizer, ids: list[int], text: str) -> list[Span]:
 
 
 def _common_prefix_length(first: str, second: str) -> int:
+    """Return how many characters two texts have in common at their beginning."""
     length = 0
     for first_character, second_character in zip(first, second, strict=False):
         if first_character != second_character:

@@ -168,6 +168,7 @@ def _shards(
 
 
 def _joined_shard(passes: Sequence[_Shard]) -> _Shard:
+    """Return the rows of several passes as one shard."""
     lengths: list[int] = []
     for one_pass in passes:
         lengths += one_pass.lengths

@@ -57,6 +57,7 @@ class _Claims:
 
     @classmethod
     def _checked(cls, facts: object) -> _Claims:
+        """Return the claims of a file about its stitches, if they are possible."""
         if not isinstance(facts, dict):
             raise _ImpossibleClaim("what it says of its stitches is no JSON object")
         for name in ("kind", "norm", "pairs"):
@@ -90,6 +91,7 @@ class _ImpossibleClaim(Exception):
 
 
 def _is_pair(pair: object) -> bool:
+    """Return whether a value, which may come from any file, is a pair of layers."""
     if not isinstance(pair, list) or len(pair) != 2:
         return False
     return all(type(layer) is int and layer >= 0 for layer in pair)

@@ -181,6 +181,7 @@ class Stitch(nn.Module):
 
 
 def _check_arguments(kind: str, width_in: int, width_out: int, norm: str, rank: int) -> None:
+    """Raise a ValueError for an unknown kind or norm, or widths that do not fit the kind."""
     if kind not in KINDS and not plugins.is_plugin(kind):
         raise ValueError(f"kind={shown(kind)} is unknown; kinds are {', '.join(KINDS)}")
     if norm not in NORMS:

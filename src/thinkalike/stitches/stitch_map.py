@@ -227,6 +227,7 @@ def _checked_numbers(tensor: object, name: str) -> Tensor:
 
 
 def _check_site(site: object, name: str) -> None:
+    """Raise a StitchError unless this is a `Site`."""
     if not isinstance(site, Site):
         raise StitchError(
             f"the {name} of a stitch is {site!r}: give a thinkalike.stitches.stitch_map.Site"

@@ -133,6 +133,7 @@ class StoredJob:
             self._check_leftover(path)
 
     def _check_leftover(self, path: Path) -> None:
+        """Raise a StoreError if a path in the folder of a job is no ordinary file or folder."""
         try:
             status = os.lstat(path)
         except FileNotFoundError:  # another process has removed it

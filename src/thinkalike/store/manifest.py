@@ -192,6 +192,11 @@ def _folders_of(names: Iterable[str]) -> set[str]:
 
 
 def _is_digest_compared(name: str, size: int, endings: Collection[str] | None) -> bool:
+    """Return whether the content of a file is compared with its digest.
+
+    With `endings` it is so for the record, and for files with these endings that are not too
+    large.
+    """
     if endings is None or name == RECORD:
         return True
     return os.path.splitext(name)[1] in endings and size <= MOST_LISTED_BYTES

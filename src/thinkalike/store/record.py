@@ -178,12 +178,14 @@ def _check_count(name: str, count: int, most: int) -> None:
 
 
 def _check_headlines(headlines: object) -> None:
+    """Raise a ForeignFileError unless headlines are a list of names with numbers."""
     if not isinstance(headlines, list) or not all(map(_is_headline, headlines)):
         raise ForeignFileError("its headlines are not a list of names with numbers")
     _check_count("headlines", len(headlines), MOST_HEADLINES)
 
 
 def _check_provenance(provenance: Mapping[str, object]) -> None:
+    """Raise a ForeignFileError if an entry of the provenance is of a wrong type."""
     models = provenance.get("models", [])
     if not isinstance(models, list) or not all(map(_has_name, models)):
         raise ForeignFileError("its models are not a list of JSON objects with names")

@@ -45,11 +45,13 @@ class StateFiles(CheckpointIO):
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: str | Path, storage_options: object = None
     ) -> None:
+        """Write a state of Lightning as a state of the store."""
         write_state(Path(path).parent, Path(path).name, checkpoint)
 
     def load_checkpoint(
         self, path: str | Path, map_location: object = None, weights_only: bool | None = None
     ) -> dict[str, Any]:
+        """Read a state of the store, and keep it for the checks of `KeepStates`."""
         self.loaded = read_state(Path(path))
         return self.loaded
 
@@ -180,6 +182,7 @@ def _difference(stored: object, expected: object, name: str, *, with_values: boo
 def _difference_of_mappings(
     stored: object, expected: Mapping[str, object], name: str, with_values: bool
 ) -> str:
+    """Return in words how a stored mapping differs from the expected one; "" if it does not."""
     if not isinstance(stored, dict):
         return f"{name} is {type(stored).__name__}, and should have {len(expected)} entries"
     if stored.keys() != expected.keys():
@@ -195,6 +198,7 @@ def _difference_of_mappings(
 def _difference_of_lists(
     stored: object, expected: list[object], name: str, with_values: bool
 ) -> str:
+    """Return in words how a stored list differs from the expected one; "" if it does not."""
     if not isinstance(stored, list):
         return f"{name} should have {len(expected)} entries, and has none"
     if len(stored) != len(expected):
@@ -208,6 +212,7 @@ def _difference_of_lists(
 
 
 def _difference_of_tensors(stored: object, expected: Tensor, name: str) -> str:
+    """Return in words how the shape or dtype of a stored tensor differs; "" if neither does."""
     if not isinstance(stored, Tensor):
         return f"{name} is {type(stored).__name__}, and should be a tensor"
     stored_form = (tuple(stored.shape), stored.dtype)
@@ -272,6 +277,7 @@ def invalid_momenta(state: object, optimizer: torch.optim.Optimizer, steps: int)
 
 
 def _invalid_count(count: object, steps: int) -> str:
+    """Return in words what is wrong with the count of steps of a weight; "" if nothing is."""
     is_number = (
         isinstance(count, Tensor) and count.shape == torch.Size() and count.is_floating_point()
     )
@@ -281,6 +287,7 @@ def _invalid_count(count: object, steps: int) -> str:
 
 
 def _invalid_momentum(momentum: object, weight: Tensor) -> str:
+    """Return in words what is wrong with the momentum of a weight; "" if nothing is."""
     if not isinstance(momentum, Tensor):
         return f"is {str(momentum)[:SHOWN]}, and should have shape {tuple(weight.shape)}"
     if momentum.shape != weight.shape:
@@ -336,11 +343,13 @@ class KeepStates(Checkpoint):
         self._time_of_last_state = time.monotonic()
 
     def on_fit_start(self, trainer: pl.Trainer, *_: object) -> None:
+        """Check the state that Lightning has loaded, if training resumes."""
         if self.resumed:
             self.resumed.check(self.files.loaded, trainer)
         self.files.loaded = {}
 
     def on_train_start(self, trainer: pl.Trainer, *_: object) -> None:
+        """Take the signal handlers back from Lightning, and check the step of the state."""
         take_back()  # Lightning's own handler ends a job with status 0 and without a state
         self._time_of_last_state = time.monotonic()
         if self.resumed and trainer.global_step != self.resumed.step:
@@ -356,6 +365,7 @@ class KeepStates(Checkpoint):
     def on_train_batch_end(  # type: ignore[override]
         self, trainer: pl.Trainer, module: SteppedModule, *_: object
     ) -> None:
+        """Report the step, and write a state if it is time for one."""
         step = trainer.global_step
         # A weight that has no momenta in the state gets them in the first step.
         is_first_step = self.resumed is not None and step == self.resumed.step + 1

@@ -89,6 +89,10 @@ class _AccumulatedLosses(torch.autograd.Function):
         size: Microbatch,
         *all_weights: Tensor,
     ) -> Float[Tensor, " p"]:
+        """Return the mean loss of each stitch.
+
+        The gradients of its weights, summed over microbatches, are kept for `backward`.
+        """
         sums = torch.zeros(len(weights), device=rows.device)
         count = 0  # values per stitch; all stitches have as many
         gradients = []
@@ -113,6 +117,7 @@ class _AccumulatedLosses(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradients that `forward` has summed, times those of the losses."""
         gradients: list[list[Tensor]] = ctx.gradients
         ctx.gradients = None  # the parameters take these tensors over, without a copy
         factors = grad_outputs[0] / ctx.count

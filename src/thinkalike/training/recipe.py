@@ -155,6 +155,7 @@ class StitchConfig(Checked, part="stitch"):
             self.floor = not identity_is_best
 
     def _decide_steps(self) -> None:
+        """Set steps and warmup to 0 where nothing is trained, and refuse too few steps."""
         if not self.trained:
             self.warmup = 0
         if self.kind == "identity" and not self.trained:

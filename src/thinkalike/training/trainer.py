@@ -161,6 +161,7 @@ class ProcessOptions(TypedDict, total=False):
 
 
 def _process_options(run: TrainingRun) -> ProcessOptions:
+    """Return the options of Lightning's trainer that decide its devices and processes."""
     if run.trainer.strategy == "ddp":
         check_processes(run.trainer, run.device.type)
         return ProcessOptions(
