@@ -168,7 +168,7 @@ def test_a_sample_of_units_decides_whether_all_are_matched():
     target = torch.randn(600, 32, generator=seeded(1))
     independent = lineage.compare_units(source, target)
     assert independent.compared == lineage.SAMPLED_UNITS
-    assert independent.p > lineage.SUSPICIOUS
+    assert independent.p > lineage.P_TO_MATCH_ALL_UNITS
     same = lineage.compare_units(source, source + 0.1 * target)
     assert same.compared == same.in_place == 600
 

@@ -339,7 +339,7 @@ def test_the_size_of_chunks_changes_nothing(params, monkeypatch):
     table, states = drawn(50, f=3)
     expected = MLEM(**params).fit(table, states)
     monkeypatch.setattr("thinkalike.measures.mlem.sums.PAIRS_AT_ONCE", 1)
-    monkeypatch.setattr("thinkalike.measures.distances.neural.PANEL", 7)
+    monkeypatch.setattr("thinkalike.measures.distances.neural.ROWS_AT_ONCE", 7)
     found = MLEM(**params).fit(table, states)
     torch.testing.assert_close(found.weights_, expected.weights_, rtol=1e-9, atol=1e-12)
     assert found.score(table, states) == pytest.approx(expected.score(table, states), abs=1e-12)

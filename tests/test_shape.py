@@ -177,9 +177,9 @@ def by_linprog(correlations):
 
 
 @pytest.mark.parametrize(("d", "e"), [(6, 6), (6, 9), (7, 5), (1, 4)])
-@pytest.mark.parametrize("copies", [unit_matching.COPIES, 0], ids=["assignment", "linear program"])
+@pytest.mark.parametrize("copies", [unit_matching.MOST_COPIES, 0], ids=["assignment", "linear program"])
 def test_soft_matching_is_the_optimal_transport_of_correlations(d, e, copies, monkeypatch):
-    monkeypatch.setattr(unit_matching, "COPIES", copies)
+    monkeypatch.setattr(unit_matching, "MOST_COPIES", copies)
     x, y = pair(d=d, e=e)
     expected = by_linprog(np.corrcoef(x.numpy(), y.numpy(), rowvar=False)[:d, d:])
     assert float(soft_matching(x, y)) == pytest.approx(expected, abs=1e-9)

@@ -23,9 +23,9 @@ log = logging.getLogger(__name__)
 Config = TypeVar("Config", bound=JobConfig)
 
 LONG_SECONDS = 600.0  # a longer job is offered a budget
-TOLERANCE = 1.2  # a job that takes so many times its budget is still within it
-OFFERED = ("10min", "30min", "2h", "8h")
-UNITS = {"s": 1, "min": 60, "h": 3600}  # seconds
+BUDGET_TOLERANCE = 1.2  # a job that takes so many times its budget is still within it
+OFFERED_BUDGETS = ("10min", "30min", "2h", "8h")
+SECONDS_PER_UNIT = {"s": 1, "min": 60, "h": 3600}  # seconds
 OF_SEVERAL_JOBS = ("experiment", "models", "activations")
 
 
@@ -59,7 +59,7 @@ def within(config: JobConfig, chosen: Collection[str]) -> JobConfig:
             "chooses the layers and the amount of text that are left open; leave it out"
         )
     log.info("budget=%s: %s; about %s on this machine", config.budget, job.words, duration_in_words(job.seconds))
-    if job.seconds > TOLERANCE * seconds_of_budget(config.budget):
+    if job.seconds > BUDGET_TOLERANCE * seconds_of_budget(config.budget):
         log.warning(
             "warning: this is the least that this job does, and takes longer than budget=%s",
             config.budget,
@@ -75,9 +75,9 @@ def offered(config: JobConfig, chosen: Collection[str], seconds: float) -> str:
     """
     if seconds <= LONG_SECONDS:
         return ""
-    for budget in OFFERED:
+    for budget in OFFERED_BUDGETS:
         job = smaller(config, chosen, budget)
-        if job is not None and job.seconds <= TOLERANCE * seconds_of_budget(budget) < seconds:
+        if job is not None and job.seconds <= BUDGET_TOLERANCE * seconds_of_budget(budget) < seconds:
             return f"; budget={budget} does {job.words}"
     return ""
 
@@ -155,4 +155,4 @@ def seconds_of_budget(budget: str) -> float:
     """Return the seconds of a budget such as 90s, 5min or 2h."""
     matched = re.fullmatch("([0-9]+)(s|min|h)", budget)
     assert matched is not None, "the schema allows no other budget"
-    return float(matched[1]) * UNITS[matched[2]]
+    return float(matched[1]) * SECONDS_PER_UNIT[matched[2]]

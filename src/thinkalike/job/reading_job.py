@@ -57,6 +57,7 @@ class ReadingJob:
 
     def _has_requested_value(self, key: str, requested: JobConfig) -> bool:
         """Return whether the job has the requested value, or one that was left open."""
+        """Return whether the job has the requested value, or one that was left open."""
         value = value_at(requested, key)
         if value is None or value == "auto":  # further settings decide it
             return True

@@ -188,6 +188,7 @@ def _amounts(jobs: Sequence[ReadingJob]) -> list[str]:
 
 def _kinds(jobs: Sequence[ReadingJob]) -> str:
     """Return the kinds of jobs in words, such as "cka, rsa"."""
+    """Return the kinds of jobs in words, such as "cka, rsa"."""
     return ", ".join(dict.fromkeys(job.kind.kind for job in jobs))
 
 

@@ -437,7 +437,9 @@ def check_same_rows(counts: Sequence[int], names: Sequence[str]) -> None:
 
 # ---- a batch of the states of models
 
-APART = 2**32  # between the numbers of the rows of two batches, where each row is a document
+NUMBERS_PER_BATCH = (
+    2**32
+)  # between the numbers of the rows of two batches, where each row is a document
 States = Sequence[Float[Tensor, "... _ _"]]
 
 
@@ -538,7 +540,7 @@ class Batch(NamedTuple):
             documents = torch.arange(first[..., 0].numel(), device=first.device).view(
                 first.shape[:-1]
             )
-            documents = documents + self.number * APART
+            documents = documents + self.number * NUMBERS_PER_BATCH
         if flatten == "token" or first.ndim == 2:
             return labels_of_rows(documents, self.mask, first, "documents")
         return documents.to(first.device).flatten(1)[:, 0]

@@ -30,7 +30,7 @@ from torch.nn.functional import normalize
 SAMPLED_UNITS = 256
 
 # Below this p-value of the sampled units, all units are matched.
-SUSPICIOUS = 1e-3
+P_TO_MATCH_ALL_UNITS = 1e-3
 
 # Up to so many matched units, the distribution of inversions is computed; beyond, it is normal.
 EXACT_INVERSIONS = 40
@@ -98,9 +98,9 @@ def compare_units(
     """Test whether two blocks were trained independently.
 
     Of wide blocks, only a sample of the source's units is matched at first, with all of the
-    target's. All are matched where the sample's p-value is below `SUSPICIOUS`. The p-value stays
-    valid: one below `SUSPICIOUS` always comes from all units, and a larger one implies that the
-    sample's p-value was at most as large.
+    target's. All are matched where the sample's p-value is below `P_TO_MATCH_ALL_UNITS`. The
+    p-value stays valid: one below that always comes from all units, and a larger one implies that
+    the sample's p-value was at most as large.
 
     Args:
         source: What each unit reads, as a vector in the stream that both models share.
@@ -111,7 +111,7 @@ def compare_units(
     if of_sample is None:
         of_sample = match_units(source, target, sampled)
     result = unit_test(of_sample, sampled, len(source), len(target))
-    if len(sampled) < len(source) and result.p < SUSPICIOUS:
+    if len(sampled) < len(source) and result.p < P_TO_MATCH_ALL_UNITS:
         every_unit = torch.arange(len(source))
         matching = match_units(source, target, every_unit)
         result = unit_test(matching, every_unit, len(source), len(target))

@@ -12,7 +12,7 @@ import torch
 from thinkalike.config import ModelConfig
 from thinkalike.config.parts import AFTER
 from thinkalike.errors import ConfigError, ModelError
-from thinkalike.models.families import LONGEST, Family
+from thinkalike.models.families import DEFAULT_CONTEXT, Family
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.module_facts import Checkpoint, puts_bos
 from thinkalike.models.plausible import check_plausible
@@ -76,7 +76,7 @@ def frozen_model(
         family,
         tokenizer,
         name=name,
-        context=min(longest or LONGEST, config.context or LONGEST),
+        context=min(longest or DEFAULT_CONTEXT, config.context or DEFAULT_CONTEXT),
         bos_each_row=puts_bos(tokenizer) if config.bos is None else config.bos,
         device=device,
         revision=revision,

@@ -59,7 +59,7 @@ Predicts = Literal["next", "hidden", "class", "states"]
 Reader = Literal["transformers", "legacy", "native"]
 
 # The tokens per row of models that can take more.
-LONGEST = 1024
+DEFAULT_CONTEXT = 1024
 
 # The family of fine-tuned BERTs.
 CLASSIFIER = "bert_classifier"

@@ -16,8 +16,8 @@ from thinkalike.errors import ConfigError, ModelError
 from thinkalike.models.assembly import at_sites, check_settings, frozen_model
 from thinkalike.models.copies import copied
 from thinkalike.models.families import (
+    DEFAULT_CONTEXT,
     FAMILIES,
-    LONGEST,
     Family,
     family_in,
     is_known,
@@ -229,7 +229,7 @@ def _outputs_as_given(module: PreTrainedModel, name: str) -> torch.Tensor:
     The model stays as it is.
     """
     embedding = embedding_of(module)
-    tokens = sample_tokens(len(embedding), longest_row(module) or LONGEST)
+    tokens = sample_tokens(len(embedding), longest_row(module) or DEFAULT_CONTEXT)
     was_training = {submodule: submodule.training for submodule in module.modules()}
     try:
         with torch.no_grad(), passing(name):
@@ -243,7 +243,7 @@ def _outputs_as_given(module: PreTrainedModel, name: str) -> torch.Tensor:
 def _check_copy(model: FrozenModel, expected: torch.Tensor) -> None:
     """Raise a ModelError unless the copy of a model in memory gives what the model itself does."""
     vocabulary = len(embedding_of(model.module))
-    tokens = sample_tokens(vocabulary, longest_row(model.module) or LONGEST)
+    tokens = sample_tokens(vocabulary, longest_row(model.module) or DEFAULT_CONTEXT)
     error = relative_error(model.full(tokens).to(expected), expected)
     if not error <= TOLERANCE[model.dtype]:  # NaN fails as well
         raise ModelError(

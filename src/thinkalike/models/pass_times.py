@@ -17,7 +17,7 @@ from thinkalike.measures.losses import compare_outputs
 from thinkalike.models.families import pick_device
 from thinkalike.models.hooks import one_text_per_row
 from thinkalike.models.meta_models import MetaModel, meta_model
-from thinkalike.models.operations import ROW, Operations
+from thinkalike.models.operations import TOKENS_OF_SHORT_ROW, Operations
 from thinkalike.timing import remembered_seconds
 
 log = logging.getLogger(__name__)
@@ -131,7 +131,7 @@ class _BlockTimer:
         with one_text_per_row(), contextlib.ExitStack() as hooks:
             # Libraries are loaded in the first pass, which is not timed.
             with contextlib.suppress(_TimedEnough):
-                self.module(self.tokens[:1, :ROW])
+                self.module(self.tokens[:1, :TOKENS_OF_SHORT_ROW])
             for number, block in enumerate(self.blocks):
                 hooks.enter_context(block.register_forward_pre_hook(self._start))
                 hooks.enter_context(block.register_forward_hook(partial(self._stop, number)))

@@ -19,7 +19,7 @@ from thinkalike.config import ModelConfig
 from thinkalike.models.bounds import check_claimed_size
 from thinkalike.models.checkpoints import base_of, folder_of, named_folder
 from thinkalike.models.config_json import known_config_json
-from thinkalike.models.families import LONGEST
+from thinkalike.models.families import DEFAULT_CONTEXT
 from thinkalike.models.labels import label
 from thinkalike.models.meta_models import meta_model
 from thinkalike.models.module_facts import config_of_text_model, embedding_of
@@ -200,7 +200,7 @@ def _shape_of_states(config: ModelConfig, name: str | None) -> Shape:
         vocabulary=0,
         parameters=0,
         bytes=0.0,
-        context=LONGEST,
+        context=DEFAULT_CONTEXT,
         operations=Operations(no_operations, no_operations, 0.0),
     )
 
@@ -227,7 +227,7 @@ def shape_from(
         vocabulary=sizes.vocabulary,
         parameters=sizes.parameters,
         bytes=float(sizes.parameters * dtype.itemsize),
-        context=min(sizes.longest or LONGEST, config.context or LONGEST),
+        context=min(sizes.longest or DEFAULT_CONTEXT, config.context or DEFAULT_CONTEXT),
         operations=sizes.operations,
         sizes=sizes_as_text,
     )

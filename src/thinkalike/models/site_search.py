@@ -31,13 +31,13 @@ from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.hooks import Arguments, NamedArguments, alone, state_in
 from thinkalike.models.module_facts import embedding_of, first_tensor, sample_tokens
 from thinkalike.models.parts import component_of
-from thinkalike.models.survey import ROWS, passing
+from thinkalike.models.survey import SAMPLE_ROWS, passing
 
 # The tokens of each row of the sample.
-TOKENS = 8
+TOKENS_OF_SAMPLE_ROW = 8
 
 # By how many units of the dtype, of all that is added, a sum may differ.
-ROUNDING = 8
+SUM_TOLERANCE = 8
 
 # Whether a site is the input or the output of a module.
 Direction = Literal["input", "output"]
@@ -101,7 +101,7 @@ class Form(NamedTuple):
 def hook_points(model: FrozenModel, n_heads: int) -> HookPoints:
     """Return the hook point of each site that is proved."""
     blocks, runs_outside = _recorded_runs(model)
-    unit = ROUNDING * torch.finfo(model.dtype).eps
+    unit = SUM_TOLERANCE * torch.finfo(model.dtype).eps
     forms = _agreed([list(_forms(block, unit)) for block in blocks])
 
     points: HookPoints = {}
@@ -151,7 +151,7 @@ def _last_projections(blocks: Sequence[Block], paths: Sequence[str]) -> dict[int
 
 def _recorded_runs(model: FrozenModel) -> tuple[list[Block], list[ModuleRun]]:
     """Return what the modules of each block, and those outside, did with sample tokens."""
-    tokens = sample_tokens(model.vocabulary, model.context, ROWS, TOKENS)
+    tokens = sample_tokens(model.vocabulary, model.context, SAMPLE_ROWS, TOKENS_OF_SAMPLE_ROW)
     moments = itertools.count()
     entries: dict[nn.Module, tuple[int, Tensor | None]] = {}
     runs: dict[str, ModuleRun] = {}
@@ -391,7 +391,7 @@ def _points_outside(
     first_moment = blocks[0][""].entered
     resid_post = blocks[-1][""].output
     embeddings = _embedding_rows(model)
-    tolerance = ROUNDING * torch.finfo(model.dtype).eps
+    tolerance = SUM_TOLERANCE * torch.finfo(model.dtype).eps
 
     points: HookPoints = {}
     for run in runs_outside:
@@ -409,7 +409,7 @@ def _points_outside(
 def _embedding_rows(model: FrozenModel) -> Tensor:
     """Return the rows of the embedding of the sample tokens, (n, d), in float64."""
     weight = embedding_of(model.module)
-    tokens = sample_tokens(model.vocabulary, model.context, ROWS, TOKENS)
+    tokens = sample_tokens(model.vocabulary, model.context, SAMPLE_ROWS, TOKENS_OF_SAMPLE_ROW)
     return weight[tokens.flatten().to(weight.device)].double().cpu()
 
 

@@ -21,7 +21,7 @@ from thinkalike.models.module_facts import HEADS, config_of_text_model, first_te
 from thinkalike.models.site_search import hook_points
 
 # The sites that belong to no block.
-ONCE = ("embed", "ln_final")
+SITES_OUTSIDE_BLOCKS = ("embed", "ln_final")
 
 Key = TypeVar("Key")
 
@@ -73,7 +73,7 @@ class Sites:
     def layers(self, site: str) -> list[int]:
         """Return the layers that have a site, or none if some block lacks it."""
         layers = self._layers_with(site)
-        if site in ONCE or len(layers) == self.n_layers:
+        if site in SITES_OUTSIDE_BLOCKS or len(layers) == self.n_layers:
             return layers
         return []
 
@@ -100,7 +100,7 @@ class Sites:
         hook_points = []
         for site in self.chosen:
             heads = self.heads if site == "z" else [None]
-            layers_of_site = self.layers(site) if site in ONCE else blocks
+            layers_of_site = self.layers(site) if site in SITES_OUTSIDE_BLOCKS else blocks
             for layer in layers_of_site:
                 hook_points += [Place(site, int(layer), head) for head in heads]
         return sorted(hook_points, key=int)

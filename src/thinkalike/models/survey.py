@@ -16,8 +16,8 @@ from thinkalike.models.hooks import Arguments
 from thinkalike.models.module_facts import config_of_text_model, first_tensor, sample_tokens
 
 # The rows and the tokens of the sample.
-ROWS = 2
-TOKENS = 3
+SAMPLE_ROWS = 2
+SAMPLE_TOKENS = 3
 
 
 class Survey(NamedTuple):
@@ -57,9 +57,10 @@ def survey(model: CutModel) -> Survey:
         )
     shapes = {tuple(first_tensor(output).shape) for output in outputs}
     first_shape = next(iter(shapes))
-    if len(shapes) > 1 or first_shape[:-1] != (ROWS, TOKENS):
+    if len(shapes) > 1 or first_shape[:-1] != (SAMPLE_ROWS, SAMPLE_TOKENS):
         raise ModelError(
-            f"{model.name}: its blocks return {sorted(shapes)} for {ROWS} rows of {TOKENS} tokens"
+            f"{model.name}: its blocks return {sorted(shapes)} for {SAMPLE_ROWS} rows of "
+            f"{SAMPLE_TOKENS} tokens"
         )
     tuple_lengths: list[int | None] = []
     for output in outputs:
@@ -81,7 +82,7 @@ def _outputs_of_blocks(model: CutModel) -> tuple[list[int], list[object]]:
             record_block = functools.partial(record, number)
             hooks.enter_context(block.register_forward_hook(record_block))
         with passing(model.name):
-            model.full(sample_tokens(model.vocabulary, TOKENS, rows=ROWS))
+            model.full(sample_tokens(model.vocabulary, SAMPLE_TOKENS, rows=SAMPLE_ROWS))
     return order, outputs
 
 

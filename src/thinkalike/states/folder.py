@@ -29,7 +29,7 @@ from thinkalike.measures.seeds import seeded
 from thinkalike.models.families import EMBED, Layer, Place, pick_device
 from thinkalike.models.frozen import encoded_text, sampled_tokens
 from thinkalike.models.load import load_groups, load_model, load_tokenizer
-from thinkalike.models.sites import ONCE
+from thinkalike.models.sites import SITES_OUTSIDE_BLOCKS
 from thinkalike.processes import counted
 from thinkalike.shards.arrays import StoredRows
 from thinkalike.shards.index import HOOK, INDEX, holds_states
@@ -227,7 +227,7 @@ class StateFolder:
         """The blocks at which there are states of all sites that are set."""
         blocks_of_sites = []
         for site in self._sites:
-            if site not in ONCE:
+            if site not in SITES_OUTSIDE_BLOCKS:
                 blocks = {int(layer) for layer in self._hooks if self._site(layer) == site}
                 blocks_of_sites.append(blocks)
         if not blocks_of_sites:
@@ -240,7 +240,7 @@ class StateFolder:
         for site in self._sites:
             if site == "resid_post":
                 sites += blocks
-            elif site in ONCE:
+            elif site in SITES_OUTSIDE_BLOCKS:
                 sites += [layer for layer in self._hooks if self._site(layer) == site]
             else:
                 sites += [_layer_at(site, block) for block in blocks]

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 CONFIG = "config.yaml"
 ARRAYS = "arrays.npz"
 NUMBER_ENDINGS = {".csv", ".npz", ".safetensors"}  # of the files that hold what was computed
-REDO = "or do the job again with force=true"
+HOW_TO_REDO = "or do the job again with force=true"
 
 
 @runtime_checkable
@@ -375,7 +375,7 @@ def undamaged(result: Result) -> Result:
         return result
     if _inode(result.folder) != inode_before:  # another process replaced the result meanwhile
         return undamaged(Result(result.folder))
-    raise StoreError(f"{problem}; delete {result.folder} {REDO}")
+    raise StoreError(f"{problem}; delete {result.folder} {HOW_TO_REDO}")
 
 
 def _inode(folder: Path) -> int | None:

@@ -28,8 +28,8 @@ from thinkalike.training.module import SteppedModule
 RATE_TOLERANCE = 1e-9  # share of a rate by which two versions of torch may differ
 # A state of more bytes is written only if the last one is as many seconds old.
 LARGE_STATE = 100e6
-PAUSE = 180.0
-SHOWN = 40  # characters of a damaged value that a message shows
+SECONDS_BETWEEN_LARGE_STATES = 180.0
+MOST_SHOWN = 40  # characters of a damaged value that a message shows
 
 
 class StateFiles(CheckpointIO):
@@ -86,7 +86,7 @@ class KeptState:
         if type(step) is not int or not 0 < step <= steps:
             raise invalid_state(
                 path,
-                f"its global_step is {str(step)[:SHOWN]}, "
+                f"its global_step is {str(step)[:MOST_SHOWN]}, "
                 f"and should be a number from 1 to {steps}",
             )
         return cls(path, step, has_settings)
@@ -168,7 +168,10 @@ def _difference(stored: object, expected: object, name: str, *, with_values: boo
     if isinstance(expected, Tensor):
         return _difference_of_tensors(stored, expected, name)
     if type(stored) is not type(expected):
-        return f"{name} is {str(stored)[:SHOWN]}, of another type than {str(expected)[:SHOWN]}"
+        return (
+            f"{name} is {str(stored)[:MOST_SHOWN]}, of another type than "
+            f"{str(expected)[:MOST_SHOWN]}"
+        )
     if not with_values:
         return ""
     is_equal = stored == expected
@@ -176,7 +179,9 @@ def _difference(stored: object, expected: object, name: str, *, with_values: boo
         is_equal = math.isclose(stored, expected, rel_tol=RATE_TOLERANCE)
     if is_equal:
         return ""
-    return f"{name} is {str(stored)[:SHOWN]}, and {str(expected)[:SHOWN]} in this training"
+    return (
+        f"{name} is {str(stored)[:MOST_SHOWN]}, and {str(expected)[:MOST_SHOWN]} in this training"
+    )
 
 
 def _difference_of_mappings(
@@ -262,11 +267,11 @@ def invalid_momenta(state: object, optimizer: torch.optim.Optimizer, steps: int)
         is_known = type(number) is int and 0 <= number < len(weights)
         if not is_known or not isinstance(entries, dict):
             return (
-                f"the state of an optimizer has the entry {str(number)[:SHOWN]}, "
+                f"the state of an optimizer has the entry {str(number)[:MOST_SHOWN]}, "
                 f"and there are {len(weights)} weights"
             )
         for name, value in entries.items():
-            subject = f"{str(name)[:SHOWN]} of weight {number}"
+            subject = f"{str(name)[:MOST_SHOWN]} of weight {number}"
             if name == "step":
                 reason = _invalid_count(value, steps)
             else:
@@ -283,13 +288,13 @@ def _invalid_count(count: object, steps: int) -> str:
     )
     if is_number and 0 < float(count) <= steps:  # type: ignore[arg-type]
         return ""
-    return f"is {str(count)[:SHOWN]}, and should be a number from 1 to {steps}"
+    return f"is {str(count)[:MOST_SHOWN]}, and should be a number from 1 to {steps}"
 
 
 def _invalid_momentum(momentum: object, weight: Tensor) -> str:
     """Return in words what is wrong with the momentum of a weight; "" if nothing is."""
     if not isinstance(momentum, Tensor):
-        return f"is {str(momentum)[:SHOWN]}, and should have shape {tuple(weight.shape)}"
+        return f"is {str(momentum)[:MOST_SHOWN]}, and should have shape {tuple(weight.shape)}"
     if momentum.shape != weight.shape:
         return f"is {tuple(momentum.shape)}, and should have shape {tuple(weight.shape)}"
     if momentum.dtype != weight.dtype:
@@ -398,7 +403,7 @@ class KeepStates(Checkpoint):
                         size += value.nbytes
         if size < LARGE_STATE:
             return True
-        is_old = time.monotonic() - self._time_of_last_state >= PAUSE
+        is_old = time.monotonic() - self._time_of_last_state >= SECONDS_BETWEEN_LARGE_STATES
         return trainer.strategy.reduce_boolean_decision(is_old, all=False)
 
 

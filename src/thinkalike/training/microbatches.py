@@ -42,7 +42,7 @@ class Microbatch(NamedTuple):
     stitches: int
 
 
-SMALLEST = Microbatch(1, 1)
+SMALLEST_MICROBATCH = Microbatch(1, 1)
 
 
 @dataclass(frozen=True)
@@ -177,7 +177,7 @@ def largest_microbatch(
     while room <= 0 or not _fits_in_memory(
         losses, weights, rows[: size.rows], longest_first[: size.stitches], room
     ):
-        if room <= 0 or size == SMALLEST:
+        if room <= 0 or size == SMALLEST_MICROBATCH:
             raise ResourceError(
                 f"one row of text and {len(weights)} stitches do not fit into memory: "
                 f"{budget.limit}; set trainer.recompute=true, lower data.context, choose fewer or "

@@ -34,7 +34,7 @@ OF_TRAINING = {
 }
 # steps between warm-up and the first average: with fewer, 4 of 15 fits of minis went on to speed
 # up
-SETTLED = 5
+SETTLING_STEPS = 5
 # stitch.lr where none is given, by optimiser, and in whitened coordinates
 DEFAULT_RATES = {"sgd": 1.0, "adam": 0.18}
 WHITENED_RATE = 10.0
@@ -268,10 +268,10 @@ class StitchConfig(Checked, part="stitch"):
     def has_settled(self) -> bool:
         """Whether the steps are enough for a bound on what more would gain, see `left_to_gain`.
 
-        The first average, from a quarter of the steps on, has to begin `SETTLED` steps after
-        warm-up.
+        The first average begins after a quarter of the steps. That must be at least
+        `SETTLING_STEPS` steps after warm-up.
         """
-        return self.steps // 4 - self.warmup >= SETTLED
+        return self.steps // 4 - self.warmup >= SETTLING_STEPS
 
     @property
     def trained(self) -> bool:
@@ -289,9 +289,11 @@ def fewest_steps(warmup: int | None = None) -> int:
         steps.
     """
     if warmup is not None:
-        return 4 * (warmup + SETTLED)
+        return 4 * (warmup + SETTLING_STEPS)
     # A tenth is rounded down, so that 28 steps are enough, and 30 are not.
-    return 1 + max(steps for steps in range(20 * SETTLED) if steps // 4 - steps // 10 < SETTLED)
+    return 1 + max(
+        steps for steps in range(20 * SETTLING_STEPS) if steps // 4 - steps // 10 < SETTLING_STEPS
+    )
 
 
 @dataclass

@@ -36,7 +36,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from thinkalike.measures.distances.neural import PANEL, NeuralDistances
+from thinkalike.measures.distances.neural import ROWS_AT_ONCE, NeuralDistances
 from thinkalike.measures.mlem.features import (
     Features,
     Term,
@@ -219,7 +219,9 @@ class _Blocks:
         self, states: Float[Tensor, "n d"]
     ) -> Callable[[Term, Term], Float[Tensor, " s"]]:
         """Return a function that sums the squared distances of states over pairs within blocks."""
-        norms = torch.cat([panel.square().sum(1, keepdim=True) for panel in states.split(PANEL)])
+        norms = torch.cat(
+            [panel.square().sum(1, keepdim=True) for panel in states.split(ROWS_AT_ONCE)]
+        )
 
         @cache
         def squares(agree: Term, needed: Term) -> Tensor:
