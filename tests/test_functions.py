@@ -22,7 +22,7 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import save_file
-from thinkalike.jobs.plains import plain_value
+from thinkalike.jobs.plain_values import plain_value
 
 import thinkalike
 import tiny
