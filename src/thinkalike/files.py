@@ -32,6 +32,8 @@ MOST_NUMBERED_KEYS = 1000  # of a YAML file; settings have names
 OLD_NUMBER = re.compile(r"[-+]?(0[0-7_]+|[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?)")
 NUMBER_TAGS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 NUMBER_SIGNS = "+-.0123456789"  # how a number may begin
+# Bytes of sparse files that are read. Some file systems make holes of zeros that a program wrote.
+MOST_BYTES_IN_HOLES = 2**28
 
 
 class ForeignFileError(ValueError):
@@ -121,6 +123,11 @@ def bytes_in_holes(path: Path, most: int) -> int:
                 position = size
             holes += position - hole
         return holes
+
+
+def is_sparse(path: Path) -> bool:
+    """Return whether so much of a file is holes that it is not read; links are followed."""
+    return bytes_in_holes(path.resolve(), MOST_BYTES_IN_HOLES) > MOST_BYTES_IN_HOLES
 
 
 def read_bytes(path: Path, most: int, follow: bool = True) -> bytes:
