@@ -237,7 +237,7 @@ def compressed(name: str, content: bytes) -> bytes:
 
 EXPANDING = {  # what a small file repeats, and what is said of it
     "one line.jsonl.zst": (b"a", 0, "expands to more than"),
-    "one line.jsonl.gz": (b"a", 0, "expands to more than"),
+    "one line.jsonl.gz": (b"a", 0, "line 1 has more than 65,536 characters"),
     "empty lines.jsonl.zst": (b"\n", 0, "expands to more than"),
     "records.jsonl.gz": (b'{"text": "a"}\n', 0, "expands to more than"),
     "allowed.jsonl.zst": (b'{"text": "a b"}\n' * 1000, 2**26, ""),
