@@ -220,9 +220,7 @@ def _check_token_ids(header: Header, path: Path) -> None:
     """Raise a ModelError if a special token has an id beyond the tokens of a GGUF file."""
     from transformers.integrations import GGUF_CONFIG_MAPPING
 
-    token_count = header.lengths.get("tokenizer.ggml.tokens")
-    if token_count is None:
-        return
+    token_count = header.lengths.get("tokenizer.ggml.tokens", 0)
     if not token_count:
         raise ModelError(f"{path} has no tokens (tokenizer.ggml.tokens); {TAKE_ORIGINAL}")
     for name in GGUF_CONFIG_MAPPING["tokenizer"]:
