@@ -229,8 +229,7 @@ def check_revision(revision: object, repository: str) -> None:
         return
     if not isinstance(revision, str) or NO_REVISION.search(revision):
         raise ConfigError(
-            f"revision={short(str(revision))} of {repository} can be no branch, tag or commit; "
-            "name one, such as main"
+            f"revision={short(str(revision))} of {repository} can be no branch, tag or commit; name one, such as main"
         )
 
 
@@ -243,9 +242,7 @@ def _stated_commit(info: ModelInfo | DatasetInfo) -> str:
     from huggingface_hub.utils import validate_repo_id
 
     if not isinstance(info.sha, str) or not COMMIT_SHA.fullmatch(info.sha):
-        raise ValueError(
-            f"the hub states the commit {short(info.sha)}, which is not 40 hexadecimal digits"
-        )
+        raise ValueError(f"the hub states the commit {short(info.sha)}, which is not 40 hexadecimal digits")
     try:
         validate_repo_id(info.id)
     except ValueError:

@@ -204,7 +204,7 @@ def base_of(config: ModelConfig) -> ModelConfig | None:
 
 
 def _stated_revision(revision: object, folder: Path, base_name: str) -> str:
-    """Return the revision of its base that an adapter states, which a stranger may have written."""
+    """Return the revision of its base that an adapter states; a stranger may have written it."""
     from thinkalike.hub import check_revision  # which no other checkpoint needs here
 
     try:

@@ -402,7 +402,8 @@ def _is_of_a_kind(config: PreTrainedConfig, name: str, value: Value) -> bool:
     if "dimension_count" in name:
         return value in widths
     if "freq_base" in name:
-        return any(settings.get("rope_theta") == value for settings in config.rope_parameters.values())
+        bases = [settings.get("rope_theta") for settings in config.rope_parameters.values()]
+        return value in bases
     return True
 
 

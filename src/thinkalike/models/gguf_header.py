@@ -188,7 +188,10 @@ class _Cursor:
         return self.take(self.count(1)).decode("utf-8", errors="replace")
 
     def value(self, type_code: int) -> Value | _Array:
-        """Read a value; of an array, its entry in a list if it is the only one, and else the length."""
+        """Read a value.
+
+        Of an array with a single entry it is that in a list, and of any other the length.
+        """
         if type_code in NUMBERS:
             return self.number(NUMBERS[type_code])
         if type_code == TEXT:
