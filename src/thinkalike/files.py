@@ -36,6 +36,8 @@ READ_WHOLE = (".json", ".txt", ".model", ".spm", ".tiktoken", ".codes", ".tokeni
 LARGEST_READ_WHOLE = 2**27
 NUMBER_TAGS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 NUMBER_SIGNS = "+-.0123456789"  # how a number may begin
+# Bytes of sparse files that are read. Some file systems make holes of zeros that a program wrote.
+MOST_BYTES_IN_HOLES = 2**28
 
 
 class ForeignFileError(ValueError):
@@ -133,6 +135,11 @@ def bytes_in_holes(path: Path, most: int) -> int:
                 position = size
             holes += position - hole
         return holes
+
+
+def is_sparse(path: Path) -> bool:
+    """Return whether so much of a file is holes that it is not read; links are followed."""
+    return bytes_in_holes(path.resolve(), MOST_BYTES_IN_HOLES) > MOST_BYTES_IN_HOLES
 
 
 def read_bytes(path: Path, most: int, follow: bool = True) -> bytes:
