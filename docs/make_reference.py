@@ -255,14 +255,14 @@ def rows_of(schema: Any, prefix: str = "", made: Sequence[Any] = ()) -> list[Row
     return [
         row(schema, item, prefix, meanings.get(item.name, ""), [getattr(each, item.name) for each in made])
         for item in dataclasses.fields(schema)
-        if f"{prefix}{item.name}" not in HIDDEN and (item.name != "given" or takes_token(schema))
+        if f"{prefix}{item.name}" not in HIDDEN and (item.name != "conditional_on" or takes_token(schema))
     ]
 
 
 def takes_token(schema: Any) -> bool:
-    """Return whether a schema takes `given=token`; most measures that have the setting refuse it."""
+    """Return whether a schema takes `conditional_on=token`; most measures that have the setting refuse it."""
     with contextlib.suppress(ConfigError, TypeError):
-        schema(given="token")
+        schema(conditional_on="token")
         return True
     return False
 

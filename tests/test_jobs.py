@@ -177,7 +177,7 @@ def test_tensorboard_has_the_curves_of_a_training(cli, small_stitching):
 
 def test_a_scale_that_nobody_gave_is_said_with_its_reason(cli, minis, text_files):
     words = ["measure=loss", "model=local", f"model.path={minis}/a", "data=text", f"data.files=[{text_files}/*.txt]"]
-    words += ["model.context=32", "data.report_tokens=2048", "data.report_share=0.4", "store=results"]
+    words += ["model.context=32", "data.evaluation_tokens=2048", "data.evaluation_share=0.4", "store=results"]
     assert cli("analyze.py", *words).stderr.count("scale=mini: these models are small; scale=paper takes") == 1
     assert "scale=" not in cli("analyze.py", *words, "scale=mini", "force=true").stderr
 

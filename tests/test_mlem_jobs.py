@@ -254,7 +254,7 @@ BAD = {
         ["activations=BRAIN", "model=gpt2-mini", "model@target=bert-mini"],
         "takes the place of model= or of model@target=",
     ),
-    "a stratum that is not there": (["measure.given=Nmber"], "did you mean 'Number'?"),
+    "a stratum that is not there": (["measure.conditional_on=Nmber"], "did you mean 'Number'?"),
     "a number for each row": (
         ["activations=BRAIN", "stimuli=table", "stimuli.path=TABLE", "stimuli.columns={word: null}", *OF_LEVELS],
         "word has a level of its own",

@@ -54,7 +54,7 @@ class JobConfig(Checked):
     # size of the recipe; auto: mini for small models or without a GPU
     scale: Literal["auto", "mini", "paper"] = "auto"
     # paper: fitted, split and reported as the papers state it
-    recipe: Literal["honest", "paper"] = "honest"
+    recipe: Literal["default", "paper"] = "default"
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     logger: LoggerConfig = setting(LoggerConfig, in_key=False)
     # CPU threads; null: torch's default

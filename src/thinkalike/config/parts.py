@@ -45,8 +45,8 @@ OF_ROWS = {
     "bos",
     "aligned",
     "fit_tokens",
-    "report_tokens",
-    "report_share",
+    "evaluation_tokens",
+    "evaluation_share",
     "same_split",
 }
 
@@ -238,9 +238,9 @@ class DataConfig(Checked, part="data"):
     aligned: bool | None = None
     fit_tokens: int | None = setting(None, least=1, most=COUNTS)  # null: as many as training sees
     # held-out tokens that numbers are of
-    report_tokens: int | None = setting(None, by_recipe=True, least=2, most=COUNTS)
+    evaluation_tokens: int | None = setting(None, by_recipe=True, least=2, most=COUNTS)
     # share of the documents that only the report sees
-    report_share: float | None = setting(None, above=0, below=1)
+    evaluation_share: float | None = setting(None, above=0, below=1)
     # fit on the report's documents, too, as brown2023 did
     same_split: bool | None = setting(None, by_recipe=True)
     # folder of tokens; null: $THINKALIKE_CACHE or ~/.cache/thinkalike
@@ -276,8 +276,8 @@ class DataConfig(Checked, part="data"):
     def by_recipe(self, job: RecipeJob) -> SettingValues:
         if self.source in (None, "grammar", "states"):
             return {}
-        report_tokens = 2**18 if job.is_mini else 2**20
-        return {"report_tokens": report_tokens, "same_split": job.recipe == "paper"}
+        evaluation_tokens = 2**18 if job.is_mini else 2**20
+        return {"evaluation_tokens": evaluation_tokens, "same_split": job.recipe == "paper"}
 
     def settings_read(self) -> frozenset[str]:
         of_hub = {"hub_id", "subset", "split", "revision", "hub_files"}

@@ -60,11 +60,11 @@ class CKAConfig(WithNull):
     def __post_init__(self) -> None:
         super().__post_init__()
         compares_tokens_linearly = self.kernel == "linear" and self.flatten == "token"
-        if self.given != "none" and not compares_tokens_linearly:
+        if self.conditional_on != "none" and not compares_tokens_linearly:
             raise ConfigError(
-                f"measure.given={self.given} compares single tokens by the linear kernel: leave "
-                f"out measure.kernel={self.kernel} and measure.flatten={self.flatten}, or "
-                "measure.given"
+                f"measure.conditional_on={self.conditional_on} compares single tokens by the "
+                f"linear kernel: leave out measure.kernel={self.kernel} and "
+                f"measure.flatten={self.flatten}, or measure.conditional_on"
             )
 
 
@@ -89,7 +89,7 @@ class LayerCKA(LayerPairs[CKAConfig], kind="cka", version=14, reads=OF_STATES):
             aggregate=measure.aggregate,
             kernel=measure.kernel,
             flatten=measure.flatten,
-            given=measure.given,
+            conditional_on=measure.conditional_on,
             permutations=permutations,
         )
 

@@ -78,7 +78,7 @@ class Distance(
     def metric(
         self, measure: DistanceConfig, source_layers: int, target_layers: int
     ) -> LayerShifts:
-        return LayerShifts(source_layers, target_layers, given=measure.given)
+        return LayerShifts(source_layers, target_layers, conditional_on=measure.conditional_on)
 
     def columns(self, estimate: LayerPairEstimate) -> dict[str, Float[Tensor, "l l"]]:
         assert isinstance(estimate, ShiftEstimate)

@@ -27,7 +27,7 @@ class DiffConfig(MeasureConfig):
     # of attention and MLPs, and as many of heads, that are exchanged
     outputs: int = setting(4, least=0, most=10**6)
     # random changes, or forks by training on `data`
-    null: Literal["perturbation", "drift"] = "perturbation"
+    null: Literal["random_change", "continued_training"] = "random_change"
     # of a fork, by AdamW at a rate by which it moves as far
     steps: int = setting(40, least=1, most=10**7)
     # pairs of the grammar, or of your own
@@ -54,7 +54,7 @@ class DiffConfig(MeasureConfig):
 
     def settings_read(self) -> frozenset[str]:
         settings = super().settings_read()
-        if self.null != "drift":
+        if self.null != "continued_training":
             settings -= {"steps"}
         if self.contrast not in ("number", "question"):
             settings -= {"pairs"}

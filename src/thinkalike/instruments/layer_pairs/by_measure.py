@@ -128,7 +128,7 @@ class ByMeasure(LayerPairs[ComparedAgain]):
             target_layers,
             self.measure_of(measure),
             permutations,
-            given=measure.given,
+            conditional_on=measure.conditional_on,
         )
 
 

@@ -207,9 +207,9 @@ class BatchComparison(RulerComparison):
         ]
         self.measure = measure
         of_metric = measure
-        if measure.given != "none":
+        if measure.conditional_on != "none":
             # The means of positions have been removed from the states of the batches already.
-            of_metric = replace(measure, given="token")
+            of_metric = replace(measure, conditional_on="token")
         self._new_metric = partial(instrument.metric, of_metric, 1, 1)
 
         layers_of_models = [self._layers_of_model(side) for side in (0, 1)]
@@ -220,7 +220,7 @@ class BatchComparison(RulerComparison):
         batches_by_side: tuple[list[States], list[States]] = ([], [])
         for batch in _all_batches(self._text):
             tokens = batch.tokens
-            if measure.given == "none":
+            if measure.conditional_on == "none":
                 tokens = None
             self.batches.append(RowLabels(batch.number, batch.groups, tokens, batch.mask))
             for side in (0, 1):

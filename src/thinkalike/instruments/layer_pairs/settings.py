@@ -24,7 +24,7 @@ class LayerPairsConfig(MeasureConfig):
     # words, where the models' tokenizers differ
     tokens_per_batch: int = setting(1024, least=1, most=TOKENS_AT_ONCE)
     # of rows; auto: words where the tokenizers differ
-    level: Literal["auto", "token", "word"] = "auto"
+    unit: Literal["auto", "token", "word"] = "auto"
     embed: bool = False  # also the site before block 0
     massive: Literal["drop", "keep"] = "drop"  # the few tokens whose long states decide some layer
     # tokens of every row of text that are left out
@@ -32,7 +32,7 @@ class LayerPairsConfig(MeasureConfig):
     skip_special_tokens: bool = False  # leave out BOS, EOS and the like
     # token: rows are compared with those of the same token or word alone; token_position: less the
     # means of their tokens and positions
-    given: Literal["none", "token", "token_position"] = "none"
+    conditional_on: Literal["none", "token", "token_position"] = "none"
 
 
 @dataclass
@@ -55,8 +55,8 @@ class WithNull(LayerPairsConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.given != "none" and self.kind and not self.compares_within_groups:
+        if self.conditional_on != "none" and self.kind and not self.compares_within_groups:
             raise ConfigError(
-                f"measure={self.kind} compares all rows: omit measure.given={self.given}, or take "
-                "cka"
+                f"measure={self.kind} compares all rows: omit "
+                f"measure.conditional_on={self.conditional_on}, or take cka"
             )

@@ -47,8 +47,8 @@ def outcome_of_comparison(instrument: AnyPairMeasure, comparison: LayerPairCompa
     if instrument.same_layers:
         is_same = table["source_layer"] == table["target_layer"]
         table = table[is_same].reset_index(drop=True)
-    if comparison.measure.given != "none":
-        table["given"] = comparison.measure.given.replace("_", " and ")
+    if comparison.measure.conditional_on != "none":
+        table["given"] = comparison.measure.conditional_on.replace("_", " and ")
 
     across = table[table["source"] != table["target"]]
     arrays = _values(estimate, on_diagonal=instrument.same_layers) | instrument.arrays(estimate)

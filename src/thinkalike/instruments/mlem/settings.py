@@ -32,7 +32,7 @@ class MLEMConfig(StimulusDistanceConfig):
     folds: int = setting(5, least=2, most=10**4)  # outer and inner
     together: Literal["sentence", "stimulus"] = "sentence"  # what a fold keeps together
     permutations: int = setting(5, least=1, most=10**6)  # of each feature, on each fold
-    given: str | None = None  # a feature within whose levels the others are permuted
+    conditional_on: str | None = None  # a feature within whose levels the others are permuted
     # pairs of features that are also permuted together
     interactions: list[list[str]] = field(default_factory=list)
     # how often each feature moves between sentences, for p-values
@@ -50,8 +50,8 @@ class MLEMConfig(StimulusDistanceConfig):
     def features_named(self) -> list[str]:
         """The features that the settings name."""
         names = []
-        if self.given is not None:
-            names.append(self.given)
+        if self.conditional_on is not None:
+            names.append(self.conditional_on)
         for pair in self.interactions:
             names += pair
         return names

@@ -61,8 +61,8 @@ OWN_RUNGS: Mapping[str, Sequence[str]] = {
     "layers": tuple(BLOCKS_AWAY),
     "text": (TEXT,),
 }
-"""The rungs that the words of the setting `rungs` stand for; any other word names a model. Copies
-of fewer bits are always there."""
+"""The rungs that the words of the setting `calibration_points` stand for; any other word names a
+model. Copies of fewer bits are always there."""
 
 TOKENS_PER_PIECE = 128
 """Models read text in pieces of so many tokens at most."""
@@ -81,18 +81,18 @@ class RulerConfig(MeasureConfig):
     massive: Literal["drop", "keep"] = "drop"  # the few words whose long states decide some layer
     # layers: the own layers 1, 2 and 4 blocks away; text: states of other text; names and
     # folders of further models
-    rungs: list[str] = field(default_factory=lambda: ["bits"])
+    calibration_points: list[str] = field(default_factory=lambda: ["bits"])
 
     def __post_init__(self) -> None:
         super().__post_init__()
         # Copies of fewer bits are always rungs, and a rung is measured once. So other spellings
         # of the same list are the same job.
-        self.rungs = list(dict.fromkeys(["bits", *self.rungs]))
+        self.calibration_points = list(dict.fromkeys(["bits", *self.calibration_points]))
 
     @property
     def further_models(self) -> list[str]:
         """The names and folders of the models that are rungs."""
-        return [name for name in self.rungs if name not in OWN_RUNGS]
+        return [name for name in self.calibration_points if name not in OWN_RUNGS]
 
     def further_of(self, model: StateSource) -> list[str]:
         """Return the names of a model's rungs that are not copies of fewer bits.
@@ -101,7 +101,7 @@ class RulerConfig(MeasureConfig):
         each of its layers has such a one.
         """
         rungs = []
-        for name in self.rungs:
+        for name in self.calibration_points:
             for rung in OWN_RUNGS.get(name, (name,)):
                 if 2 * BLOCKS_AWAY.get(rung, 0) <= model.n_layers:
                     rungs.append(rung)

@@ -67,7 +67,7 @@ class Stitching(
         "stitch.steps": 3,
         "stitch.warmup": 1,
         "stitch.tokens_per_step": 512,
-        "data.report_tokens": 4096,
+        "data.evaluation_tokens": 4096,
     }
 
     # ---- the settings of a job
