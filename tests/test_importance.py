@@ -180,7 +180,7 @@ def test_a_layer_no_feature_explains_scores_0_and_harms_no_other():
 
 REFUSED = {
     "feature 4": ({}, {"conditional_on": 4}),
-    "given": ({"recipe": "paper"}, {"conditional_on": 0}),
+    "conditional_on": ({"recipe": "paper"}, {"conditional_on": 0}),
     "folds=61 leaves a fold with fewer than 3 stimuli": ({}, {"folds": 61}),
 }
 
