@@ -45,11 +45,14 @@ class CKAConfig(WithNull):
 
     compares_within_groups: ClassVar[bool] = True
     kind: str = "cka"
-    estimator: Literal["unbiased", "biased"] = "unbiased"  # of HSIC
-    # brown2023: the second
+    # estimator of HSIC; biased is larger where rows are few
+    estimator: Literal["unbiased", "biased"] = "unbiased"
+    # how batches are combined: the ratio of the mean HSICs, or the mean of the ratios as in Brown
+    # et al. (2023)
     aggregate: Literal["ratio_of_means", "mean_of_ratios"] = "ratio_of_means"
-    kernel: Literal["linear", "rbf"] = "linear"  # rbf has the median distance as bandwidth
-    # what a row is; mean: over the tokens of a row of text
+    # linear, or rbf with the median distance as bandwidth
+    kernel: Literal["linear", "rbf"] = "linear"
+    # what a row is: a token, a whole row of text (sample), or its mean over tokens
     flatten: Literal["token", "sample", "mean"] = "token"
 
     def by_recipe(self, job: RecipeJob) -> SettingValues:

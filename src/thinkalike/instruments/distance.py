@@ -31,7 +31,7 @@ class DistanceConfig(LayerPairsConfig):
     """The settings of distances of states."""
 
     kind: str = "distance"
-    # over which the mean is taken
+    # number of batches whose mean is the value
     batches: int = setting(BATCHES // 32, by_recipe=True, least=1, most=10**9)
 
     def settings_read(self) -> frozenset[str]:

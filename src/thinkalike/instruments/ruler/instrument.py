@@ -76,11 +76,13 @@ class RulerConfig(MeasureConfig):
     """The settings of the ruler."""
 
     kind: str = "ruler"
-    # of held-out text, in pieces of up to 128
+    # number of held-out words, in pieces of text of up to 128 tokens
     words: int = setting(WORDS, least=LEAST_WORDS, most=10**8)
-    massive: Literal["drop", "keep"] = "drop"  # the few words whose long states decide some layer
-    # layers: the own layers 1, 2 and 4 blocks away; text: states of other text; names and
-    # folders of further models
+    # drop excludes the few words with massive activations, which alone would decide a layer; keep
+    # includes them
+    massive: Literal["drop", "keep"] = "drop"
+    # what each model is also compared with, besides rounded copies (bits): its own layers 1, 2 and
+    # 4 blocks away (layers), its states on other text (text), and models by name or folder
     calibration_points: list[str] = field(default_factory=lambda: ["bits"])
 
     def __post_init__(self) -> None:
