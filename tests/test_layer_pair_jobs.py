@@ -175,7 +175,7 @@ def test_the_screen_says_how_many_rows_were_compared(measure, cli, minis, tmp_pa
     scalars = done.result.scalars
     assert scalars["rows"] <= 12 * scalars["documents"] < 1024
     assert scalars["rows"] == 12 * scalars["documents"], "control: it is all of them"
-    assert screen.rows_of(done.result).startswith(f"1 batches of {scalars['rows']:.0f} rows, ")
+    assert screen.rows_of(done.result).startswith(f"1 batch of {scalars['rows']:.0f} words, ")
 
 
 @pytest.mark.ci_slow
@@ -206,7 +206,9 @@ def test_one_massive_token_is_warned_of(cli, words, tmp_path):
     itself = [*words, "measure=cka", f"model.path={massive}", f"target.path={massive}", "model.context=64"]
     itself += ["target.context=64"]
     done = cli("analyze.py", *itself, "measure.tokens_per_batch=32", "measure.batches=40")
-    assert re.search(r"are left out, as .* times as long as the median, decide some layer: .* times", done.stderr)
+    assert re.search(
+        r"excluded .* with massive activations, whose norm is over 3 times the median .* layer: .* times", done.stderr
+    )
     assert "carries" not in done.stderr
     kept = cli("analyze.py", *itself, "measure.tokens_per_batch=32", "measure.batches=40", "measure.massive=keep")
     assert "of gelu-3l-mini: in some batch one token carries" in kept.stderr
@@ -219,7 +221,7 @@ def test_one_massive_token_is_warned_of(cli, words, tmp_path):
     assert np.abs(every.flatten() - table["value"][across]).max() > 0.1
     distance = [word.replace("measure=cka", "measure=distance") for word in itself]
     beside_its_copy = cli("analyze.py", *distance, "measure.tokens_per_batch=32", "measure.batches=40")
-    assert "left out" not in beside_its_copy.stderr
+    assert "massive activations" not in beside_its_copy.stderr
     assert "with_massive" not in beside_its_copy.result.table
 
 

@@ -146,11 +146,11 @@ def read(copies, text_files):
 @pytest.mark.parametrize(
     ("target", "low", "high", "says"),
     [
-        ("copy4", 3.7, 4.3, "as much as gelu-3l-mini[path=base] shares with its copy of 4.0"),
-        ("copy3.5", 3.35, 3.65, "as much as gelu-3l-mini[path=base] shares with its copy of 3."),
-        ("copy3", 2.7, 3.3, "as much as gelu-3l-mini[path=base] shares with its copy of 3.0"),
-        ("base", 8, 8, "share 100 % of what varies"),
-        ("other", 2, 2, "share no more than a network does that only mixes"),
+        ("copy4", 3.7, 4.3, "as similar as gelu-3l-mini[path=base] is to its copy rounded to 4.0 bits"),
+        ("copy3.5", 3.35, 3.65, "as similar as gelu-3l-mini[path=base] is to its copy rounded to 3."),
+        ("copy3", 2.7, 3.3, "as similar as gelu-3l-mini[path=base] is to its copy rounded to 3.0 bits"),
+        ("base", 8, 8, "rounded to 8 or more bits"),
+        ("other", 2, 2, "no more similar than a network that only mixes"),
     ],
 )
 def test_copies_read_as_they_were_made(read, capsys, target, low, high, says):
@@ -257,7 +257,7 @@ def test_r2_is_what_the_ruler_shares_of_the_same_words(read, capsys):
     assert len(table) == 16
     assert (table["low"] <= table["value"]).all()
     assert (table["plain_back"] <= table["plain_back_high"]).all()
-    assert "With words, positions and neighbours left in, R² is" in capsys.readouterr().out
+    assert "Before word, position and earlier tokens are regressed out, R² is" in capsys.readouterr().out
     assert result.instrument.label(result) == "residual R²"
 
 

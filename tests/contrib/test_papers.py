@@ -85,7 +85,7 @@ def test_claims_hold_where_they_are_planted(penalties, verdict, claims):
     found = claims(*penalties)
     assert [claim.verdict for claim in found] == [verdict] * 3
     assert all("hold for all together (max-t)" in claim.numbers for claim in found)
-    assert {claim.units for claim in found} == {"40 documents (as 40.0 of equal length)"}
+    assert {claim.units for claim in found} == {"40 documents (effective sample size 40.0)"}
     assert all(0 < claim.smallest_effect < 0.02 for claim in found)
     assert verdict != "holds" or "+0.200 [" in found[0].numbers
 

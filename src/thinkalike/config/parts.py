@@ -370,7 +370,7 @@ class StimuliConfig(Checked, part="stimuli"):
 
 @dataclass
 class TrainerConfig(Checked, part="trainer"):
-    """How Lightning trains, and how often it writes checkpoints; it runs on the target's device."""
+    """How Lightning trains on the device of the target, and how often it writes checkpoints."""
 
     # precision of training; evaluation always runs in full precision
     precision: Literal["32-true", "bf16-mixed"] = "32-true"

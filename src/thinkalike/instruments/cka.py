@@ -173,4 +173,7 @@ class LayerCKA(LayerPairs[CKAConfig], kind="cka", version=14, reads=OF_STATES):
             low = scalars.get("distance_low", math.nan)
             high = scalars.get("distance_high", math.nan)
             distance = span(scalars["distance"], low, high, ".4f")
-            show_text(f"distance between the models (equation 2): {distance}", indent=2)
+            show_text(
+                "The distance between the models (Brown et al. 2023, equation 2) is "
+                f"{distance} radians."
+            )

@@ -187,7 +187,8 @@ class LayerR2(
             greatest = f"{plain.max():.2f}"
             values = least if least == greatest else f"{least} to {greatest}"
             show_text(
-                f"With words, positions and neighbours left in, R² is {values} at these layers."
+                f"Before word, position and earlier tokens are regressed out, R² is {values} at "
+                "these layers."
             )
 
 

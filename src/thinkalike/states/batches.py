@@ -71,7 +71,7 @@ MOST_POOL_BATCHES = 64
 READING_BATCHES = 8
 """How many batches readings in bits are of, at most, and how many maps are fitted on."""
 
-KEEPS_MASSIVE = "; measure.massive=keep keeps them"
+KEEPS_MASSIVE = "; measure.massive=keep includes them"
 
 StateReader = StateSource | TokenMixing
 
@@ -196,9 +196,9 @@ def say_massive(
     frequent = [f"{name} {times} times" for name, times in Counter(names).most_common(3)]
     share = percentage(len(names), len(outliers))
     log.warning(
-        f"warning: {len(names)} of {len(outliers)} {units} ({share}) are left out, as their "
-        f"states, more than {LONG_NORM} times as long as the median, decide some layer: "
-        f"{', '.join(frequent)}{remedy}"
+        f"warning: excluded {len(names)} of {len(outliers)} {units} ({share}) with massive "
+        f"activations, whose norm is over {LONG_NORM} times the median and would decide some "
+        f"layer: {', '.join(frequent)}{remedy}"
     )
 
 

@@ -166,7 +166,7 @@ class PairMeasure(LayerMatrix, Generic[Settings]):
         sites_by_model = self.sites(config, models)
         batches = self.batches(measure, config, models, runs)
         if batches.level == "word" and measure.conditional_on == "token_position":
-            log.info("words have no common position: compared given the token alone")
+            log.info("words have no common position: compared conditional on the token alone")
             measure = replace(measure, conditional_on="token")
 
         sides: dict[int, ComparedSide] = {}

@@ -69,7 +69,7 @@ def _warn_of_few_rows_used(share: float, level: str) -> None:
     if share < FEW:
         log.warning(
             f"warning: only {100 * share:.0f} % of the {level}s occur often enough in a batch to "
-            "be compared given the token, and those are frequent ones; raise "
+            "be compared conditional on the token, and those are frequent ones; raise "
             "measure.tokens_per_batch"
         )
 

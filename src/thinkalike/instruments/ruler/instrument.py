@@ -20,8 +20,9 @@ from thinkalike.instruments.ruler.rungs import (
     measure_rungs,
 )
 from thinkalike.instruments.ruler.screen import (
+    RESIDUAL_R2,
     sentence_of_ruler,
-    show_further_rungs,
+    show_further_points,
     show_readings,
     sides_with_readings,
 )
@@ -204,7 +205,7 @@ class Ruler(
         )
 
     def draw(self, result: Result, folder: Path) -> None:
-        label = "share of what varies beyond word, position and neighbours"
+        label = "residual R², mean of both directions"
         documents = result.scalars["documents"]
         figures.ruler(result.table, result.tables["rungs"], documents, folder, label)
 
@@ -222,13 +223,13 @@ class Ruler(
         table = result.table
         source = table["source"].iloc[0]
         target = table["target"].iloc[0]
-        title = (
-            f"What {source} and {target} share beyond the word, its position and its neighbours, "
-            "as bits of a copy"
-        )
-        show_readings(table, title, "shared")
         show_text(sentence_of_ruler(table, result.scalars))
-        show_further_rungs(result.tables["rungs"])
+        title = (
+            f"Residual R² (mean of both directions) of {source} and {target}, with the equivalent "
+            "bit width by residual R²"
+        )
+        show_readings(table, title, RESIDUAL_R2)
+        show_further_points(result.tables["rungs"])
 
 
 def _layer_pairs(layers: LayerChoice, models: Sequence[StateSource]) -> list[tuple[int, int]]:
