@@ -87,7 +87,7 @@ def test_a_job_runs_on_it_and_knows_its_shape(file, tmp_path):
     words = [f"model={file}", "model.context=16", "data=text", f"data.files=[{tmp_path}/*.txt]", "logger=none"]
     for seed in range(8):
         (tmp_path / f"{seed}.txt").write_text(tiny.document(seed))
-    words += ["data.report_tokens=8192", "data.report_share=0.5", f"store={tmp_path}/store"]
+    words += ["data.evaluation_tokens=8192", "data.evaluation_share=0.5", f"store={tmp_path}/store"]
     result = run_job(composed("measure=loss", *words, entry="analyze"))
     assert result.provenance["models"][0]["quantization"] == "Q8_0 x 16, F32 x 5"
     shape = shape_of(tiny.local(file))

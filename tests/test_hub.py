@@ -21,8 +21,8 @@ from thinkalike.errors import ConfigError, DataError, ModelError
 from thinkalike.models.fingerprints import checkpoint_fingerprint
 from thinkalike.models.load import load_model
 
-SMALL = ("stitch.steps=4", "stitch.warmup=1", "stitch.tokens_per_step=256", "data=text", "data.report_tokens=4096",
-         "data.report_share=0.4", "model.context=32", "ruler=null")  # fmt: skip
+SMALL = ("stitch.steps=4", "stitch.warmup=1", "stitch.tokens_per_step=256", "data=text", "data.evaluation_tokens=4096",
+         "data.evaluation_share=0.4", "model.context=32", "ruler=null")  # fmt: skip
 SETS = ("NeelNanda/pile-10k", "pile-10k", "pile-val", "old/tales")
 SOLU = "NeelNanda/SoLU_3L512W_C4_Code"
 
@@ -74,7 +74,12 @@ def test_sets_of_the_hub_are_streamed(cli, tmp_path):
     for place in ("EleutherAI/pile_val_test/val.jsonl", "old/tales/train.jsonl"):
         (tmp_path / "hub" / place).write_text(lines)
     tiny.write_mini(tmp_path / "mini")
-    words = [f"model.path={tmp_path}/mini", "data.report_tokens=4096", "data.context=32", "data.report_share=0.4"]
+    words = [
+        f"model.path={tmp_path}/mini",
+        "data.evaluation_tokens=4096",
+        "data.context=32",
+        "data.evaluation_share=0.4",
+    ]
     lacking = {"field": "data.field=story", "subset": "data.subset=fr", "split": "data.split=test"}
     with hub.serve(tmp_path / "hub") as (endpoint, _):
         results = [cli.process("analyze.py", *words, f"data={name}", endpoint=endpoint).result for name in SETS]

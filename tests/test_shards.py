@@ -78,7 +78,7 @@ def test_cka_is_that_of_the_models(root, sides):
     [
         {"measure": "mutual_knn"},
         {"measure": "procrustes"},
-        {"given": "token_position"},
+        {"conditional_on": "token_position"},
         {"flatten": "mean", "batches": 2},
         {"null": True, "permutations": 9},
     ],
