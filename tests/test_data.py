@@ -71,14 +71,16 @@ def config(tmp_path):
 
     def make(*files, **changes) -> DataConfig:
         files = files or (write_jsonl(tmp_path / "default.jsonl", texts()),)
-        settings = {"field": "text", "report_share": 0.3, "cache": str(tmp_path / "cache")}
+        settings = {"field": "text", "evaluation_share": 0.3, "cache": str(tmp_path / "cache")}
         return DataConfig(name="text", source="text", files=[str(file) for file in files], **{**settings, **changes})
 
     return make
 
 
-def read(data: DataConfig, tokenizer=None, *, bos=False, fit_tokens=None, report_tokens=ALL, context=CONTEXT) -> Corpus:
-    data = replace(data, report_tokens=report_tokens)
+def read(
+    data: DataConfig, tokenizer=None, *, bos=False, fit_tokens=None, evaluation_tokens=ALL, context=CONTEXT
+) -> Corpus:
+    data = replace(data, evaluation_tokens=evaluation_tokens)
     return read_corpus(data, tokenizer or Letters(), context, bos=bos, fit_tokens=fit_tokens, whole=True)
 
 
@@ -128,7 +130,7 @@ FORMATS = ["x.txt", "x.jsonl", "x.JSONL", "x.jsonl.gz", "x.jsonl.zst", "x.parque
 
 
 def test_pythons_manual_is_english_in_pieces():
-    pydoc = DataConfig(name="pydoc", source="pydoc", report_share=0.3)
+    pydoc = DataConfig(name="pydoc", source="pydoc", evaluation_share=0.3)
     found = list(documents_of(pydoc))
     assert sum(map(len, found)) > 300_000
     assert max(map(len, found)) <= PIECE_CHARACTERS
@@ -425,7 +427,7 @@ def test_pieces_of_a_document_are_even_and_end_with_a_unit(joint, size):
 
 def test_one_file_is_enough_text_for_both_sides(tmp_path, config):
     (tmp_path / "book.txt").write_text(paragraphs(2000), encoding="utf-8")
-    book = config(tmp_path / "book.txt", report_share=0.1)
+    book = config(tmp_path / "book.txt", evaluation_share=0.1)
     for whole in (False, True):
         corpus = read_corpus(book, Letters(), 1024, bos=False, fit_tokens=None, whole=whole)
         size = corpus.counts["fit_tokens"] + corpus.counts["report_tokens"]
@@ -436,13 +438,13 @@ def test_one_file_is_enough_text_for_both_sides(tmp_path, config):
 def test_the_report_gets_its_share_of_the_documents(tmp_path, config):
     file = write_jsonl(tmp_path / "many.jsonl", [f"document {number}" for number in range(4000)])
     for share in (0.1, 0.3):
-        fit = sum(1 for _ in training_texts(config(file, report_share=share)))
+        fit = sum(1 for _ in training_texts(config(file, evaluation_share=share)))
         assert abs(1 - fit / 4000 - share) < 4 * (share * (1 - share) / 4000) ** 0.5
 
 
 @pytest.mark.parametrize(("asked", "rows", "bos"), [(64, 4, False), (79, 4, True), (16, 1, False), (1, 1, True)])
 def test_limits_cut_the_same_rows_short(asked, rows, bos, config):
-    whole, cut = read(config(), bos=bos), read(config(), bos=bos, fit_tokens=asked, report_tokens=160)
+    whole, cut = read(config(), bos=bos), read(config(), bos=bos, fit_tokens=asked, evaluation_tokens=160)
     assert len(cut.fit) == rows
     assert torch.equal(cut.fit.tokens, whole.fit.tokens[:rows])
     assert torch.equal(cut.report.tokens, whole.report.tokens[:10])
@@ -451,7 +453,7 @@ def test_limits_cut_the_same_rows_short(asked, rows, bos, config):
 def test_reading_stops_when_both_sides_are_full(tmp_path, config):
     file = write_jsonl(tmp_path / "many.jsonl", texts(600))
     tokenizer = Letters()
-    read(config(file), tokenizer, fit_tokens=64, report_tokens=640)
+    read(config(file), tokenizer, fit_tokens=64, evaluation_tokens=640)
     everything = Letters()
     read(config(file), everything)
     assert tokenizer.calls <= 2 < everything.calls
@@ -461,7 +463,9 @@ def one_sided(report: bool, share: float = 0.3) -> list[str]:
     return [text for text in texts(60) if (int(document_fingerprint(text)[:8], 16) / 16**8 < share) == report]
 
 
-@pytest.mark.parametrize(("fit", "report", "key"), [(0, 60, "fit on"), (60, 1, r"data\.report_share"), (0, 0, "text")])
+@pytest.mark.parametrize(
+    ("fit", "report", "key"), [(0, 60, "fit on"), (60, 1, r"data\.evaluation_share"), (0, 0, "text")]
+)
 def test_too_little_on_one_side_is_refused(fit, report, key, tmp_path, config):
     rows = [*one_sided(report=False)[:fit], *one_sided(report=True)[:report]]
     with pytest.raises(DataError, match=key):
@@ -486,15 +490,15 @@ def test_a_second_read_is_the_same_and_does_not_tokenise(tmp_path, config):
 
 
 @pytest.mark.parametrize(
-    "change", ["bos", "context", "fit_tokens", "report_tokens", "report_share", "vocabulary", "text"]
+    "change", ["bos", "context", "fit_tokens", "evaluation_tokens", "evaluation_share", "vocabulary", "text"]
 )
 def test_the_cache_is_not_served_for_another_request(change, tmp_path, config):
     read(config())
-    other = {"bos": True, "context": 8, "fit_tokens": 64, "report_tokens": 160}
+    other = {"bos": True, "context": 8, "fit_tokens": 64, "evaluation_tokens": 160}
     tokenizer = Letters()
     if change == "vocabulary":
         tokenizer.get_vocab = lambda: {"a": 1}
-    data = config(report_share=0.4) if change == "report_share" else config()
+    data = config(evaluation_share=0.4) if change == "evaluation_share" else config()
     if change == "text":
         write_jsonl(tmp_path / "default.jsonl", texts(61))
     read(data, tokenizer, **{key: value for key, value in other.items() if key == change})

@@ -349,13 +349,13 @@ def _file_fingerprint(path: Path) -> bytes:
         return endings.encode() + hashlib.file_digest(file, "sha256").digest()
 
 
-def beginning_bytes(report_tokens: int) -> int:
+def beginning_bytes(evaluation_tokens: int) -> int:
     """Return how many UTF-8 bytes of each document a report of so many tokens reads.
 
     It then has at least `DOCUMENTS_FOR_INTERVALS` documents. Bytes are counted and not tokens, so
     that models with different tokenizers read the same text.
     """
-    bytes_per_document = BYTES_PER_TOKEN * report_tokens // DOCUMENTS_FOR_INTERVALS
+    bytes_per_document = BYTES_PER_TOKEN * evaluation_tokens // DOCUMENTS_FOR_INTERVALS
     return max(bytes_per_document, FEWEST_BYTES)
 
 
