@@ -18,8 +18,12 @@ from thinkalike.former_names import FORMER_NAMES
 
 GLOSSARY = (ROOT / "docs" / "reference" / "glossary.md").read_text(encoding="utf-8")
 STEM = 4  # letters by which a word is found in a meaning: fit in fitted, neighbour in neighbours
-# what every reader of these pages knows, and what follows from the part of a setting
-KNOWN = {"model", "data", "measure", "stimuli", "kind", "name", "path", "seed", "steps", "trainer", "logger", "devices"}
+# the words of PyTorch, Hugging Face, Lightning, W&B and of command lines, which are not this project's own
+KNOWN = {
+    "activations", "corpus", "data", "device", "devices", "dry", "dtype", "entity", "every", "experiment", "first",
+    "force", "id", "index", "kind", "logger", "map", "matmul", "measure", "model", "name", "nodes", "path", "per",
+    "quantization", "revision", "run", "seed", "steps", "stimuli", "strategy", "subset", "task", "trainer",
+}  # fmt: skip
 
 
 def terms() -> set[str]:
@@ -61,7 +65,7 @@ def unexplained_words(name: str, meaning: str) -> list[str]:
 
 
 SETTINGS = list(settings())
-OF_PARTS = {*GROUPS, "model", "target", "trainer", "logger", "measure", "kind"}  # a page of settings explains them
+OF_PARTS = {*GROUPS, "target", "measure", "stitch", "kind"}  # the page of settings has a section for each
 
 
 def test_every_setting_has_a_meaning_of_whole_words():
@@ -75,7 +79,7 @@ def test_every_word_of_a_setting_is_explained():
     lacking = {}
     for schema, name, meaning in SETTINGS:
         words = unexplained_words(name, meaning)
-        if words:
+        if words and name not in OF_PARTS:
             lacking[f"{schema}.{name}"] = words
     assert lacking == {}
 
