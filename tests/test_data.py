@@ -218,6 +218,72 @@ def test_a_line_without_text_is_named(line, tmp_path, config):
         list(documents_of(config(tmp_path / "x.jsonl")))
 
 
+@pytest.mark.parametrize(
+    "line",
+    ['{"text": "a", "text": "b"}', '{"text": "a", "n": 1, "n": 1}', '{"text": "a", "more": [{"x": 1, "x": 2}]}'],
+)
+def test_a_line_with_a_name_twice_is_no_record(line, tmp_path, config):
+    """Readers of JSON drop all values but one."""
+    (tmp_path / "x.jsonl").write_text('{"text": "fine"}\n' + line + "\n")
+    with pytest.raises(DataError, match=r"x\.jsonl line 2 is not a JSON object \(it has the name \w+ twice"):
+        list(documents_of(config(tmp_path / "x.jsonl")))
+
+
+def compressed(name: str, content: bytes) -> bytes:
+    if name.endswith(".gz"):
+        return gzip.compress(content)
+    import zstandard
+
+    return zstandard.ZstdCompressor().compress(content)
+
+
+EXPANDING = {  # what a small file repeats, and what is said of it
+    "one line.jsonl.zst": (b"a", 0, "expands to more than"),
+    "one line.jsonl.gz": (b"a", 0, "line 1 has more than 65,536 characters"),
+    "empty lines.jsonl.zst": (b"\n", 0, "expands to more than"),
+    "records.jsonl.gz": (b'{"text": "a"}\n', 0, "expands to more than"),
+    "allowed.jsonl.zst": (b'{"text": "a b"}\n' * 1000, 2**26, ""),
+    "a long line.jsonl": (b"a", 2**26, "line 1 has more than 65,536 characters"),
+    "a long line.jsonl.zst": (b"a", 2**26, "line 1 has more than 65,536 characters"),
+    "a long document.txt": (b"a", 2**26, "and a file that is read at once has at most 1,048,576"),
+}
+
+
+@pytest.mark.parametrize("name", EXPANDING)
+def test_a_small_file_does_not_fill_the_memory(name, tmp_path, config, monkeypatch):
+    unit, allowed, message = EXPANDING[name]
+    monkeypatch.setattr("thinkalike.data.sources.LONGEST_LINE", 2**16)
+    monkeypatch.setattr("thinkalike.data.sources.MOST_TEXT_BYTES", 2**20)
+    monkeypatch.setattr("thinkalike.data.sources.ALWAYS_EXPANDED", allowed)
+    content = unit * (2**22 // len(unit))
+    if name.endswith((".gz", ".zst")):
+        content = compressed(name, content)
+    (tmp_path / name).write_bytes(content)
+    data = config(tmp_path / name)
+    if not message:
+        assert len(list(documents_of(data))) == 2**22 // len(unit) * 1000
+        return
+    with pytest.raises(DataError, match=message):
+        list(documents_of(data))
+
+
+@pytest.mark.parametrize("name", ["x.txt", "x.jsonl", "x.jsonl.zst", "x.parquet"])
+@pytest.mark.parametrize("call", [lambda data: list(documents_of(data)), text_fingerprint])
+@pytest.mark.parametrize("is_link", [False, True])
+def test_a_sparse_file_is_not_read(name, call, is_link, tmp_path, config):
+    """It takes no room on the disk, and minutes to read."""
+    file = tmp_path / f"real-{name}"
+    file.write_text("a text")
+    os.truncate(file, 2**40)
+    named = tmp_path / name
+    if is_link:
+        named.symlink_to(file)
+    else:
+        file.rename(named)
+    with pytest.raises(DataError, match="it is a sparse file of 1,099,511,627,776 bytes"):
+        call(config(named))
+
+
 @pytest.mark.parametrize("call", [lambda data: list(documents_of(data)), text_fingerprint])
 def test_only_regular_files_are_read(call, tmp_path, config):
     """A pipe or /dev/zero would never end."""
