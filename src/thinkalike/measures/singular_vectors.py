@@ -35,7 +35,7 @@ def svcca(
 class SVCCA(LayerMeasure[Tensor]):
     """Singular vector canonical correlation analysis, see `svcca`."""
 
-    # share of the variance that the principal components explain together
+    # share of the variance that the kept principal components explain together
     kept: float = parameter(KEPT, above=0, most=1)
 
     formula = (

@@ -42,7 +42,7 @@ class LineageConfig(MeasureConfig):
     """The settings of lineage."""
 
     kind: str = "lineage"
-    # also look for copies whose hidden units were reordered
+    # also look for copies whose hidden units were reordered, by the likeness of their units
     likeness: bool = True
 
 
