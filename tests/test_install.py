@@ -56,7 +56,7 @@ def installed(tmp_path_factory) -> Path:
 def test_a_wheel_in_a_fresh_environment_runs_the_main_job(installed, tmp_path):
     done = run(installed, "train", "model=gelu-3l-mini", "model@target=solu-3l-mini", *SMALL, cwd=tmp_path)
     result = open_result(tmp_path / done.stdout.splitlines()[-1].removeprefix("results: "))
-    assert list(result.table["source_layer"]) == [0, 1, 2]
+    assert list(result.details["source_layer"]) == [0, 1, 2]
     assert "train|analyze" in run(installed, cwd=tmp_path).stdout
     wrong = run(installed, "analyse", cwd=tmp_path, check=False)
     assert (wrong.returncode, wrong.stderr) == (1, "error: thinkalike analyse is not known; did you mean 'analyze'?\n")

@@ -46,6 +46,7 @@ from thinkalike.models.parts import (
     without_difference,
 )
 from thinkalike.models.shapes import Passes, Shapes
+from thinkalike.ranking import ranked_rows
 from thinkalike.screen import show_text
 from thinkalike.states.contrasts import CONTRASTS, Contrasts, grammar_contrasts, read_contrasts
 from thinkalike.store import Headline, Result
@@ -177,7 +178,11 @@ class Diff(
         if "layers" in result.tables:
             base, changed = (model["name"] for model in result.provenance["models"][:2])
             about = f"{base} → {changed}, {result.scalars['documents']:.0f} documents"
-            figures.changes(result.table, result.tables["layers"], folder, about)
+            figures.changes(result.details, result.tables["layers"], folder, about)
+
+    def ranked(self, table: pd.DataFrame) -> pd.DataFrame:
+        """Return the modules first that bring back most of the base model."""
+        return ranked_rows(table, "share")
 
     def headlines(self, result: Result) -> Sequence[Headline]:
         scalars = result.scalars

@@ -109,7 +109,7 @@ class Trajectory(
         return outcome_of_trajectory(list(checkpoints), numbers, reader)
 
     def draw(self, result: Result, folder: Path) -> None:
-        figures.trajectory(result.table, result.tables, folder)
+        figures.trajectory(result.details, result.tables, folder)
 
     def headlines(self, result: Result) -> Sequence[Headline]:
         """Return when the loss and when likeness to the last checkpoint settled."""
