@@ -129,6 +129,7 @@ def test_a_function_gives_the_table_of_its_command(kind, files, cli, tmp_path):
 
 JOBS = {"stitch": ["stitch"], "compare": ["cka", "r2", "ruler", "mutual_knn", "svcca", "distance", "jsd", "rsa", "mlem",
                                            "diff"],
+        "ruler": ["ruler"], "loss": ["loss"],
         "mlem": ["mlem"], "rsa": ["rsa"], "diff": ["diff"], "lineage": ["lineage"],
         "trajectory": ["trajectory"]}  # fmt: skip
 COMMON = {each.name for part in (DataConfig, StimuliConfig, AnalyzeConfig) for each in fields(part)} | {"site", "head"}

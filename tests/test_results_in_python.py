@@ -154,4 +154,5 @@ def test_a_wide_table_loses_the_intervals_of_further_columns_first():
     wide = pd.DataFrame(0.0, index=[0], columns=[*"abcdefghijkl", "value", "low", "high", "b_low", "b_high"])
     assert list(shortened(wide)) == [*"abcdefghijkl", "value", "low", "high"]
     assert list(shortened(wide[[*"abc"]])) == [*"abc"]
-    assert len(shortened(pd.DataFrame(0.0, index=[0], columns=[f"c{number}" for number in range(40)])).columns) == MOST_COLUMNS
+    many = pd.DataFrame(0.0, index=[0], columns=[f"c{number}" for number in range(40)])
+    assert len(shortened(many).columns) == MOST_COLUMNS

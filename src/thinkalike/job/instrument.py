@@ -293,6 +293,18 @@ class Instrument(ABC, Generic[Config]):
         figures.close(unused)
         return figure, axes
 
+    def picture(self, result: Result) -> bytes | None:
+        """Return the figure of a result as a PNG file; None: the kind draws none."""
+        from thinkalike import figures
+
+        if type(self).draw is Instrument.draw:
+            return None
+        try:
+            figure, _ = self.plot(result)
+        except ResultError:  # there is nothing to draw in this very result
+            return None
+        return figures.png_of(figure)
+
     def said(self, result: Result) -> str:
         """Return what the screen says of a result."""
         text = io.StringIO()

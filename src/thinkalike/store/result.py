@@ -72,6 +72,9 @@ class ResultInstrument(Protocol):
     ) -> tuple[Figure, Axes | list[Axes]]:
         """Draw a figure of a result again; return it and its axes."""
 
+    def picture(self, result: Result) -> bytes | None:
+        """Return the figure of a result as a PNG file; None: the kind draws none."""
+
     def said(self, result: Result) -> str:
         """Return what the screen says of a result."""
 
