@@ -1,10 +1,12 @@
 """budget=5min: what a job leaves out so that it takes no longer, and that long jobs are offered one."""
 
+import numpy as np
 import pytest
 from hydra import compose
 from omegaconf import open_dict
 
-from thinkalike import budget, forecast
+import thinkalike
+from thinkalike import budget, forecast, load_model
 from thinkalike.config.compose import checked, hydra_ready
 from thinkalike.digests import remembered
 from thinkalike.errors import ConfigError
@@ -157,3 +159,24 @@ def test_a_forecast_does_not_make_the_batch_that_it_foretells(slow, rows):
     fewer = composed("analyze", "measure=cka", "measure.batches=1", "measure.tokens_per_batch=4096", *PAIR)
     (small,) = forecast.forecast(fewer, looks_up=False).jobs
     assert job.seconds >= small.seconds * rows / 4096
+
+
+def test_a_function_takes_a_budget(slow):
+    """Models in memory have one, too."""
+    for model in ("gelu-3l-mini", load_model("gelu-3l-mini")):
+        result = thinkalike.loss(model, budget="1s")
+        assert result.config["data"]["report_tokens"] == 2048
+    assert thinkalike.loss("gelu-3l-mini", budget="1s", report_tokens=4096).config["data"]["report_tokens"] == 4096
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: thinkalike.lineage("bert-mini", "bert-mini-nli", budget="5min"), "^budget=5min chooses layers"),
+        (lambda: thinkalike.compare(np.eye(9), np.eye(9), budget="5min"), "^budget=5min chooses layers"),
+        (lambda: thinkalike.loss("gelu-3l-mini", budget="5"), "^budget=5 must"),
+    ],
+)
+def test_a_function_without_a_choice_takes_no_budget(slow, call, said):
+    with pytest.raises(ConfigError, match=said):
+        call()

@@ -115,10 +115,13 @@ class Result:
             description = self._description()
         except Exception as error:  # a damaged or hostile folder can cause any error
             description = f"cannot be read, {type(error).__name__}"
-        location = "not kept"
+        return plain_line(f"Result({description}; {self._place_in_words})")
+
+    @property
+    def _place_in_words(self) -> str:
         if self.is_kept:
-            location = str(self.folder)
-        return plain_line(f"Result({description}; {location})")
+            return str(self.folder)
+        return "not kept"
 
     @isolated()
     def __str__(self) -> str:
@@ -342,6 +345,18 @@ class Result:
         if self.instrument is None:
             return None
         return page_of(self, self.instrument)
+
+
+class TemporaryResult(Result):
+    """A finished job in a folder that is removed with this object; `save` keeps it."""
+
+    @property
+    def _place_in_words(self) -> str:
+        return "not kept"
+
+    @property
+    def location(self) -> str:
+        return "not kept: its folder is removed with this object; result.save(FOLDER) keeps it"
 
 
 def _headline_of(entry: HeadlineRecord) -> Headline:
