@@ -2,17 +2,20 @@
 
 import numpy as np
 import pytest
+import torch
+import transformers
 from hydra import compose
 from omegaconf import open_dict
 
 import thinkalike
-from thinkalike import budget, forecast, load_model
+from thinkalike import budget, forecast
 from thinkalike.config.compose import checked, hydra_ready
 from thinkalike.digests import remembered
 from thinkalike.errors import ConfigError
 from thinkalike.job.listed_jobs import asked_for
 from thinkalike.job.lookup import instrument_of
 from thinkalike.models import shapes
+from thinkalike.models.checkpoints import ASSETS
 from thinkalike.training.recipe import fewest_steps
 
 PAIR = ["model=neox-5l-mini", "model@target=neox-6l-mini", "dry_run=true"]
@@ -162,11 +165,13 @@ def test_a_forecast_does_not_make_the_batch_that_it_foretells(slow, rows):
 
 
 def test_a_function_takes_a_budget(slow):
-    """Models in memory have one, too."""
-    for model in ("gelu-3l-mini", load_model("gelu-3l-mini")):
-        result = thinkalike.loss(model, budget="1s")
+    """Models of transformers in memory have one, too."""
+    folder = ASSETS / "neox-4l-mini"
+    module = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    for model in ("neox-4l-mini", (module, tokenizer)):
+        result = thinkalike.loss(model, texts="stdlib", budget="1s")
         assert result.config["data"]["report_tokens"] == 2048
-    assert thinkalike.loss("gelu-3l-mini", budget="1s", report_tokens=4096).config["data"]["report_tokens"] == 4096
 
 
 @pytest.mark.parametrize(
@@ -174,6 +179,10 @@ def test_a_function_takes_a_budget(slow):
     [
         (lambda: thinkalike.lineage("bert-mini", "bert-mini-nli", budget="5min"), "^budget=5min chooses layers"),
         (lambda: thinkalike.compare(np.eye(9), np.eye(9), budget="5min"), "^budget=5min chooses layers"),
+        (
+            lambda: thinkalike.loss("gelu-3l-mini", budget="5min", report_tokens=4096),
+            "^budget=5min chooses .* left open",
+        ),
         (lambda: thinkalike.loss("gelu-3l-mini", budget="5"), "^budget=5 must"),
     ],
 )
