@@ -80,7 +80,7 @@ def rungs_of_stitches(chosen, *words):
 @pytest.mark.parametrize("chosen", [(), ("stitch.both", "stitch.controls")])
 def test_a_stitch_that_has_no_time_to_converge_is_a_closed_form(chosen):
     rungs = rungs_of_stitches(chosen)
-    with_less_text = [rung for rung in rungs if "data.report_tokens" in rung]
+    with_less_text = [rung for rung in rungs if "data.evaluation_tokens" in rung]
     assert len(with_less_text) > 5
     assert all(rung["stitch.kind"] == "least_squares" for rung in with_less_text)
     assert not any("stitch.steps" in rung for rung in rungs)
@@ -126,7 +126,7 @@ def test_a_job_that_leaves_nothing_out_takes_no_budget(slow):
     ("words", "part", "setting"),
     [
         (["measure=diff", "model=gelu-3l-mini", "model@target=gelu-3l-mini-s1"], "measure", "tokens"),
-        (["measure=loss", "model=gelu-3l-mini"], "data", "report_tokens"),
+        (["measure=loss", "model=gelu-3l-mini"], "data", "evaluation_tokens"),
         (["measure=mlem", "model=gpt2-mini", "stimuli.sentences=800"], "stimuli", "sample"),
     ],
 )
@@ -171,7 +171,7 @@ def test_a_function_takes_a_budget(slow):
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     for model in ("neox-4l-mini", (module, tokenizer)):
         result = thinkalike.loss(model, texts="stdlib", budget="1s")
-        assert result.config["data"]["report_tokens"] == 2048
+        assert result.config["data"]["evaluation_tokens"] == 2048
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ def test_a_function_takes_a_budget(slow):
         (lambda: thinkalike.lineage("bert-mini", "bert-mini-nli", budget="5min"), "^budget=5min chooses layers"),
         (lambda: thinkalike.compare(np.eye(9), np.eye(9), budget="5min"), "^budget=5min chooses layers"),
         (
-            lambda: thinkalike.loss("gelu-3l-mini", budget="5min", report_tokens=4096),
+            lambda: thinkalike.loss("gelu-3l-mini", budget="5min", evaluation_tokens=4096),
             "^budget=5min chooses .* left open",
         ),
         (lambda: thinkalike.loss("gelu-3l-mini", budget="5"), "^budget=5 must"),
