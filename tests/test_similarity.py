@@ -48,7 +48,7 @@ def test_similarity_is_what_the_ruler_shares(job, capsys):
     result = similar(job, "copy", SOME)
     assert ", above the local-mixing control (" in " ".join(capsys.readouterr().out.split())
     details = result.tables["details"]
-    shared = job("analyze", "copy", "measure=ruler", SOME).table
+    shared = job("analyze", "copy", "measure=ruler", SOME).details
     assert details["similarity"].to_numpy() == pytest.approx(shared["value"].to_numpy(), abs=1e-6)
     for name in PREFIXED:
         np.testing.assert_allclose(details[f"similarity_{name}"], shared[name], atol=1e-6)

@@ -175,14 +175,14 @@ class LayerR2(
         Results of earlier versions are of the states as they are.
         """
         label = super().label(result)
-        if "plain" in result.table:
+        if "plain" in result.details:
             return label
         return label.replace(self.name, "R²")
 
     def show(self, result: Result) -> None:
         super().show(result)
-        if "plain" in result.table:
-            plain = at_equal_depth(result.table)["plain"]
+        if "plain" in result.details:
+            plain = at_equal_depth(result.details)["plain"]
             least = f"{plain.min():.2f}"
             greatest = f"{plain.max():.2f}"
             values = least if least == greatest else f"{least} to {greatest}"

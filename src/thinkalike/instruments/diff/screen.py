@@ -63,7 +63,7 @@ def _lines_of_text(result: Result) -> Iterator[str]:
     if "null_p" in numbers:
         yield f"More than by chance? {beside_null(numbers, null)}"
     if numbers["parts"]:
-        yield f"Where? {_modules_in_words(result.table, numbers.get('part_p'))}"
+        yield f"Where? {_modules_in_words(result.details, numbers.get('part_p'))}"
     if len(tables.get("outputs", ())):
         yield f"Through which outputs? {_outputs_in_words(tables['outputs'])}"
     yield f"On what? {_tokens_in_words(tables.get('tokens'), tables.get('contexts'), null)}"

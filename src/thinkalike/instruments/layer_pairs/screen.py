@@ -157,7 +157,7 @@ def headlines_of(kind: str, result: Result, is_distance: bool) -> Sequence[Headl
         result: The result.
         is_distance: Whether smaller values are closer.
     """
-    across = rows_across(result.table)
+    across = rows_across(result.details)
     is_same_layer = (across["source"] == across["target"]) & (
         across["source_layer"] == across["target_layer"]
     )
@@ -215,7 +215,7 @@ def _unit_of_rows(result: Result) -> str:
 
 def show_layer_pairs(label: str, result: Result, is_distance: bool) -> None:
     """Print where models are most and least similar, a map of all layer pairs, and the null."""
-    across = rows_across(result.table)
+    across = rows_across(result.details)
     sentence = answer(label, across, is_distance)
     if sentence:
         show_text(sentence)
@@ -247,7 +247,7 @@ def show_layer_pairs(label: str, result: Result, is_distance: bool) -> None:
 def show_what_was_read(result: Result) -> None:
     """Say how much was compared, and what intervals are over if there are any."""
     text = f"Computed on {rows_of(result)}."
-    if result.table["low"].notna().any():
+    if result.details["low"].notna().any():
         units = "documents"
         if "stimuli" in result.provenance:
             units = "groups of stimuli"

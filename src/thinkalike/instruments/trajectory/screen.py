@@ -21,12 +21,12 @@ def show_steps(result: Result) -> None:
         number_column("step", losses["step"][indices]),
         number_column("loss", losses["loss"][indices], ".3f"),
     ]
-    likeness = result.table.pivot(index="step", columns="layer", values="to_last").iloc[indices]
+    likeness = result.details.pivot(index="step", columns="layer", values="to_last").iloc[indices]
     layers = likeness.columns
     for layer in sorted({layers[0], layers[len(layers) // 2], layers[-1]}):
         columns.append(number_column(f"layer {layer}", likeness[layer], ".3f"))
     speeds = []
-    for speed in result.table.groupby("step")["speed"].mean().iloc[indices]:
+    for speed in result.details.groupby("step")["speed"].mean().iloc[indices]:
         speeds.append("" if pd.isna(speed) else f"{speed:.2f}")
     columns.append(number_column("speed", speeds))
     last = result.provenance["models"][-1]["name"]
