@@ -116,7 +116,7 @@ def test_a_job_leaves_the_measure_of_the_states_of_both_models(name, cli, words,
     if "given" in name:
         assert result.scalars["rows_used"] == pytest.approx(expected.rows_used)
         assert (result.details["given"] == "token").all()
-        assert "given the token of a (rows) and wide (columns)" in done.stdout
+        assert "conditional on the token of a (rows) and wide (columns)" in done.stdout
 
 
 def test_a_job_of_outputs_compares_logits(cli, words, pair, minis, tmp_path):
