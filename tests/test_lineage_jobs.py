@@ -135,8 +135,8 @@ def test_models_in_memory_are_those_of_their_folders(llama):
 
 def test_likeness_is_left_out_when_asked(llama, tmp_path):
     other = tiny.write_checkpoint("gpt2", tmp_path / "other", hidden_size=32)
-    assert thinkalike.lineage(llama, other).table["alike"].notna().any()
-    assert thinkalike.lineage(llama, other, likeness=False).table["alike"].isna().all()
+    assert thinkalike.lineage(llama, other).table["similar_units"].notna().any()
+    assert thinkalike.lineage(llama, other, likeness=False).table["similar_units"].isna().all()
 
 
 def test_experts_are_compared_each_with_each(tmp_path):
@@ -156,7 +156,7 @@ def test_experts_are_compared_each_with_each(tmp_path):
         assert len(result.table) == 1 + 36
         assert (found["source_layer"] == found["target_layer"]).all()
         assert (found["in_place"] == 48).all()
-        assert found["source_part"].nunique() == 3
+        assert found["source_module"].nunique() == 3
 
 
 class Packed(nn.Module):

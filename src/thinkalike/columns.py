@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from thinkalike.files import ForeignFileError, open_regular
+from thinkalike.former_names import FormerNames, by_names_today
 
 if TYPE_CHECKING:
     import pandas as pd  # which takes half a second to import
@@ -124,6 +125,16 @@ class Columns:
             filled = [math.nan if value is None else value for value in values]
             columns[name] = pd.Series(filled, dtype=dtypes.get(self.kinds[name]))
         return pd.DataFrame(columns)
+
+    def renamed(self, former_names: FormerNames, table: str) -> Columns:
+        """Return a stored table with the names of today for its columns."""
+        if not former_names:
+            return self
+        values = by_names_today(self.values, former_names, table)
+        kinds = by_names_today(self.kinds, former_names, table)
+        if len(values) < len(self.values):
+            raise ForeignFileError("it has a column twice, under a former name and that of today")
+        return Columns(values, kinds)
 
     @property
     def names(self) -> list[str]:

@@ -52,7 +52,7 @@ def number_of_documents(numbers: Mapping[str, float]) -> str:
     Results of earlier versions have no number of equal length.
     """
     text = f"{numbers['documents']:.0f} documents"
-    effective = numbers.get("effective_documents")
+    effective = numbers.get("effective_sample_size")
     if effective:
         text += f" (as {effective:.1f} of equal length)"
     return text

@@ -63,8 +63,8 @@ def beside_null(numbers: Mapping[str, float], null: str) -> str:
         null: The setting `measure.null`.
     """
     own_kl = (
-        f"On the {numbers['tokens_of_part']:,.0f} of these tokens that all of these models read, "
-        f"KL is {numbers['kl_of_part']:.4g};"
+        f"On the {numbers['compared_tokens']:,.0f} of these tokens that all of these models read, "
+        f"KL is {numbers['kl_of_compared_tokens']:.4g};"
     )
     beside = _beside_runs(numbers, "null")
     if null == "drift":
@@ -88,7 +88,7 @@ def _beside_runs(numbers: Mapping[str, float], name: str) -> BesideRuns:
         numbers: The headline numbers of the result.
         name: What the numbers of the null are called.
     """
-    kl = numbers["kl_of_part"]
+    kl = numbers["kl_of_compared_tokens"]
     low = numbers[f"{name}_low"]
     high = numbers[f"{name}_high"]
     p = numbers[f"{name}_p"]

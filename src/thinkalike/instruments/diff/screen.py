@@ -62,14 +62,14 @@ def _lines_of_text(result: Result) -> Iterator[str]:
     null = result.config["measure"]["null"]
     if "null_p" in numbers:
         yield f"More than by chance? {beside_null(numbers, null)}"
-    if numbers["parts"]:
-        yield f"Where? {_modules_in_words(result.table, numbers.get('part_p'))}"
+    if numbers["modules"]:
+        yield f"Where? {_modules_in_words(result.table, numbers.get('p_of_farthest_module'))}"
     if len(tables.get("outputs", ())):
         yield f"Through which outputs? {_outputs_in_words(tables['outputs'])}"
     yield f"On what? {_tokens_in_words(tables.get('tokens'), tables.get('contexts'), null)}"
     if "words" in tables:
         yield f"On which words? {_words_in_words(tables['words'], numbers)}"
-    if numbers["parts"]:
+    if numbers["modules"]:
         yield f"In which directions? {_directions_in_words(tables.get('directions'))}"
 
 
@@ -87,8 +87,8 @@ def _change_in_words(numbers: Numbers) -> str:
     documents = number_of_documents(numbers)
     if not numbers["kl"]:
         what = "Settings"
-        if numbers["parts"]:
-            what = f"Weights of {numbers['parts']:.0f} modules"
+        if numbers["modules"]:
+            what = f"Weights of {numbers['modules']:.0f} modules"
         return f"{what} differ, and no prediction over {documents}."
     return (
         f"KL(base ‖ changed) {_value_with_interval(numbers, 'kl', '.4g')} nats per token (reverse "
@@ -116,16 +116,16 @@ def _modules_in_words(table: pd.DataFrame, p: float | None) -> str:
         table: The modules.
         p: The p-value of the module that is farthest from forks; None: there are no forks.
     """
-    changed = table[table["weights"] != 0]
+    changed = table[table["relative_weight_change"] != 0]
     sentences = [_entry_in_words(changed, len(table))]
-    shares = changed["share"].dropna().sort_values(ascending=False, kind="stable")
+    shares = changed["mean_effect"].dropna().sort_values(ascending=False, kind="stable")
     if shares.empty:
         sentences.append("No prediction differs.")
     else:
         modules = []
         for index in shares.index[:MOST_SHARES]:
             row = changed.loc[index]
-            modules.append(f"{_named([row])} {_value_with_interval(row, 'share', '.2f')}")
+            modules.append(f"{_named([row])} {_value_with_interval(row, 'mean_effect', '.2f')}")
         sentences.append(f"Shares of KL: {', '.join(modules)}.")
     if p is not None:
         sentences.append(_farthest_in_words(changed, p))
@@ -140,7 +140,7 @@ def _entry_in_words(changed: pd.DataFrame, modules: int) -> str:
         modules: How many modules there are.
     """
     count = f"Weights differ in {len(changed)} of {modules} modules"
-    entering = changed["entering"].dropna().sort_values(ascending=False, kind="stable")
+    entering = changed["onset"].dropna().sort_values(ascending=False, kind="stable")
     entered_before = entering.cumsum() - entering
     holds_most = entered_before < SHARE_NAMED * entering.sum()
     indices = entering.index[holds_most]
@@ -156,10 +156,11 @@ def _entry_in_words(changed: pd.DataFrame, modules: int) -> str:
 
 def _farthest_in_words(changed: pd.DataFrame, p: float) -> str:
     """Return whether a module moved farther than in forks and than the remaining modules did."""
-    compared = changed[changed["beyond"].notna()].sort_values("beyond")
+    compared = changed[changed["weight_change_beyond_control"].notna()]
+    compared = compared.sort_values("weight_change_beyond_control")
     farthest = compared.iloc[-1]
     module = "No module"
-    if p <= FALSE_DISCOVERIES and farthest["beyond"] >= APART:
+    if p <= FALSE_DISCOVERIES and farthest["weight_change_beyond_control"] >= APART:
         module = _named([farthest])
     return (
         f"{module} moved farther than in forks and than the remaining modules did (p = {p:.2g} "
@@ -204,7 +205,7 @@ def _shares_of_outputs(rows: pd.DataFrame) -> str:
             output = f"head {row['layer']}.{row['head']:.0f}"
         else:
             output = f"{names[row['output']]} {row['layer']}"
-        outputs.append(f"{output} {_value_with_interval(row, 'share', '.2f')}")
+        outputs.append(f"{output} {_value_with_interval(row, 'mean_effect', '.2f')}")
     return ", ".join(outputs)
 
 
@@ -238,7 +239,7 @@ def _more_than_at_random(tokens: pd.DataFrame, null: str) -> str:
         by_null = "in the forks"
     if beyond.empty:
         return f"After none {tested} do predictions move more than {by_null}."
-    times = (beyond["kl"] / beyond["null"]).median()
+    times = (beyond["kl"] / beyond["null_mean"]).median()
     return (
         f"After {len(beyond)} {tested}, predictions move more than {by_null}: in the median of "
         f"these, KL is {times:.2g} times as large."
@@ -287,9 +288,9 @@ def _directions_in_words(table: pd.DataFrame | None) -> str:
     if first["layer"] < 0:
         site = "the embedding"
     return (
-        f"After {site} one direction holds {first['share']:.0%} of the change (cosine between "
-        f"halves of documents {first['stability']:.2f}); it raises {first['raises']} and lowers "
-        f"{first['lowers']}."
+        f"After {site} one direction holds {first['share_of_change']:.0%} of the change (cosine "
+        f"between halves of documents {first['stability']:.2f}); it raises {first['raises']} and "
+        f"lowers {first['lowers']}."
     )
 
 

@@ -77,8 +77,8 @@ class Run:
     @property
     def alike(self) -> float:
         """The largest share of units that agree; NaN if they were not counted."""
-        counts = [float(row["alike"]) for row in self.rows if not math.isnan(row["alike"])]
-        return max(counts, default=math.nan)
+        shares = [float(row["similar_units"]) for row in self.rows]
+        return max((share for share in shares if not math.isnan(share)), default=math.nan)
 
 
 def in_words(numbers: list[int]) -> str:
@@ -197,13 +197,13 @@ def likeness(runs: list[Run]) -> Iterator[str]:
     if not counted:
         return
     most = max(counted, key=lambda run: run.alike)
-    row = max(most.rows, key=lambda row: float(row["alike"]))
+    row = max(most.rows, key=lambda row: float(row["similar_units"]))
     sentence = (
-        f"Likeness: {row['alike']:.0%} of the units of block {row['target_layer']} agree with "
-        "those of one block in what they read and write; between independent models up to "
+        f"Likeness: {row['similar_units']:.0%} of the units of block {row['target_layer']} agree "
+        "with those of one block in what they read and write; between independent models up to "
         f"{LIKENESS_OF_INDEPENDENT:.0%} do."
     )
-    if row["alike"] > REORDERED:
+    if row["similar_units"] > REORDERED:
         sentence += " It may be a copy with reordered units, which no test here can prove."
     yield sentence
 
@@ -241,14 +241,14 @@ def show_family(result: Result) -> None:
 
     related_rows = relations[(relations["shared_blocks"] > 0) | relations["same_stream"]]
     if len(related_rows):
-        rows = related_rows.sort_values("shared", ascending=False)[:MOST_ROWS]
+        rows = related_rows.sort_values("units_in_place", ascending=False)[:MOST_ROWS]
         shared = zip(rows["shared_blocks"], rows["blocks"], strict=True)
         columns = [
             text_column("model", rows["source"]),
             text_column("model", rows["target"]),
             text_column("shared blocks", [f"{count} of {blocks}" for count, blocks in shared]),
-            text_column("units in place", [f"{share:.0%}" for share in rows["shared"]]),
-            text_column("p, corrected", [p_in_words(float(p)) for p in rows["least_p"]]),
+            text_column("units in place", [f"{share:.0%}" for share in rows["units_in_place"]]),
+            text_column("p, corrected", rows["lowest_p_corrected"].map(p_in_words)),
             text_column("same stream", rows["same_stream"].map({True: "yes", False: "no"})),
         ]
         show_table(Table(f"Models of a common history, corrected for {pairs}", columns, keys=2))

@@ -38,7 +38,11 @@ REFERENCE = "reference"
 REFERENCE_OF_WORDS = "reference_of_words"
 """The column of the split-half reference of words."""
 
-GIVEN_WORD = ("given_word", "given_word_low", "given_word_high")
+GIVEN_WORD = (
+    "conditional_on_word",
+    "conditional_on_word_low",
+    "conditional_on_word_high",
+)
 """The columns of importance beyond the identity of words, with the ends of its interval."""
 
 Columns: TypeAlias = dict[str, np.ndarray | float]

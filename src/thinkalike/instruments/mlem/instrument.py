@@ -116,8 +116,8 @@ class FeatureProfiles(
                 replace(config, measure=brief), with_massive.stimuli, with_massive.sides
             )
             profile = importance_with_massive.profile().value
-            profiles["with_massive"] = profile.flatten().numpy()
-            scores["with_massive"] = importance_with_massive.score().value.numpy()
+            profiles["including_massive_activations"] = profile.flatten().numpy()
+            scores["including_massive_activations"] = importance_with_massive.score().value.numpy()
         tables = {"scores": scores, **tables}
         tables |= self.beside(config, stimuli, sides, profiles, scores)
         return Outcome(

@@ -48,7 +48,7 @@ SIGNS = {
 }
 """What screens and figures call each comparator."""
 
-BLANK = ("p", "p_of_largest", "given_word")
+BLANK = ("p", "p_corrected", "conditional_on_word")
 """Columns that may have empty cells: few sentences have no p, and a word may determine states."""
 
 
@@ -127,7 +127,7 @@ class RSA(
         most = pairs.iloc[int(pairs["value"].argmax())]
         return [
             Headline("mean_similarity", result.scalars["mean_similarity"]),
-            Headline.with_ends("greatest_similarity", most["value"], most["low"], most["high"]),
+            Headline.with_ends("highest_similarity", most["value"], most["low"], most["high"]),
         ]
 
     def show(self, result: Result) -> None:
@@ -145,8 +145,9 @@ class RSA(
         show_text(f"Least alike: {_layers_and_similarity(least_alike, sign)}.")
         for sentence in stimuli.get("confounded_with_words", ()):
             show_text(f"{sentence}.")
-        if "given_word" in pairs:
-            show_text(f"Over pairs of one word: {_given_word_in_words(pairs['given_word'])}.")
+        if "conditional_on_word" in pairs:
+            given_word = _given_word_in_words(pairs["conditional_on_word"])
+            show_text(f"Over pairs of one word: {given_word}.")
 
 
 def _similarity(
@@ -163,7 +164,8 @@ def _similarity(
     columns: dict[str, Tensor] = {}
     if with_massive:
         all_distances = distances_of_sides(with_massive.sides, measure)
-        columns["with_massive"] = rsa(all_distances, comparator=measure.comparator)
+        of_all_stimuli = rsa(all_distances, comparator=measure.comparator)
+        columns["including_massive_activations"] = of_all_stimuli
 
     stimuli = compared.stimuli
     layers = distances_of_sides(compared.sides, measure)
@@ -171,7 +173,7 @@ def _similarity(
     columns["low"] = similarity.low
     columns["high"] = similarity.high
     if stimuli.confounded_with_words():
-        columns["given_word"] = similarity_given_word(layers, stimuli)
+        columns["conditional_on_word"] = similarity_given_word(layers, stimuli)
     if measure.permutations:
         columns |= p_values(layers, measure, config.seed, stimuli)
     return similarity, columns

@@ -62,7 +62,7 @@ def similarity_estimate(
 def p_values(
     layers: Sequence[NeuralDistances], measure: RSAConfig, seed: int, stimuli: Stimuli
 ) -> dict[str, Float[Tensor, "l l"]]:
-    """Return the columns `p` and `p_of_largest` of every two layers, by Mantel's test.
+    """Return the columns `p` and `p_corrected` of every two layers, by Mantel's test.
 
     A warning says if there are too few sentences. For the arguments see `similarity_estimate`.
     """
@@ -79,7 +79,7 @@ def p_values(
         )
     for warning in caught:
         log.warning("warning: %s: %s", stimuli.source, warning.message)
-    return {"p": test.p, "p_of_largest": test.p_of_largest}
+    return {"p": test.p, "p_corrected": test.p_of_largest}
 
 
 def similarity_given_word(

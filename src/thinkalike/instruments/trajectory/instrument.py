@@ -114,7 +114,7 @@ class Trajectory(
     def headlines(self, result: Result) -> Sequence[Headline]:
         """Return when the loss and when likeness to the last checkpoint settled."""
         headlines = []
-        for name in ("loss_settles", "likeness_settles"):
+        for name in ("loss_settles", "similarity_settles"):
             if name in result.scalars:
                 headlines.append(Headline(name, result.scalars[name]))
         return headlines

@@ -21,10 +21,12 @@ def show_steps(result: Result) -> None:
         number_column("step", losses["step"][indices]),
         number_column("loss", losses["loss"][indices], ".3f"),
     ]
-    likeness = result.table.pivot(index="step", columns="layer", values="to_last").iloc[indices]
-    layers = likeness.columns
+    similarity = result.table.pivot(
+        index="step", columns="layer", values="similarity_to_last"
+    ).iloc[indices]
+    layers = similarity.columns
     for layer in sorted({layers[0], layers[len(layers) // 2], layers[-1]}):
-        columns.append(number_column(f"layer {layer}", likeness[layer], ".3f"))
+        columns.append(number_column(f"layer {layer}", similarity[layer], ".3f"))
     speeds = []
     for speed in result.table.groupby("step")["speed"].mean().iloc[indices]:
         speeds.append("" if pd.isna(speed) else f"{speed:.2f}")
@@ -58,7 +60,7 @@ def show_settling(result: Result) -> None:
     """Say by which step the loss and the likeness to the last checkpoint have settled."""
     scalars = result.scalars
     loss = scalars.get("loss_settles", math.nan)
-    likeness = scalars.get("likeness_settles", math.nan)
+    likeness = scalars.get("similarity_settles", math.nan)
     show_text(
         f"Nine tenths of the way: loss by step {loss:.0f}, likeness to the end by step "
         f"{likeness:.0f}; {number_of_documents(scalars)}."
