@@ -179,7 +179,11 @@ def test_a_job_names_the_part_that_changed_on_one_screen(cli, words):
     screen = run.stdout.splitlines()
     assert len(screen) <= 31
     assert max(map(len, screen[:-1])) <= 80
-    assert "enters at MLP 2." in " ".join(screen)
+    said = " ".join(result.instrument.said(result).split())
+    base, changed = (model["name"] for model in result.provenance["models"])
+    assert said.startswith(f"{base} → {changed}: 1 of 9 modules changed"), "the first sentence is the answer"
+    assert "the effect is concentrated: restoring MLP 2 alone removes 100 % of the KL" in said.partition("How much?")[0]
+    assert "Onset: states begin to differ at MLP 2." in said
     assert [path.name for path in result.figures] == ["diff.png", "diff.svg"]
 
 
@@ -301,7 +305,7 @@ def test_the_null_of_drift_has_the_shares_of_its_forks(cli, words):
     assert run.result.scalars["p_of_farthest_module"] == 0.05
     assert table.loc[("MLP", 2), "weight_change_beyond_control"] > 3
     assert table["weight_change_beyond_control"].notna().sum() == 1, "of parts that differ"
-    assert "drift on this text" in run.stdout.replace("\n ", "")
+    assert "than the continued-training control." in " ".join(run.stdout.split())
     error = cli("analyze.py", "measure=diff", *words("changed", "measure.steps=3")).error
     assert "measure.steps= has no effect" in error
 
@@ -349,7 +353,7 @@ def test_the_word_whose_contrast_changed_is_named(cli, words, contrasted):
     assert table["word"][0] == word
     assert (table["q"] <= 0.05).sum() == 1
     assert numbers["contrast_base"] + numbers["contrast_change"] != pytest.approx(numbers["contrast_base"], abs=1e-4)
-    assert f"null at 1: {word} " in " ".join(run.stdout.split())
+    assert f"more than the null and the remaining words change {word} by " in " ".join(run.stdout.split())
     assert table["change_low"][0] < table["change"][0] < table["change_high"][0]
     assert table["change"][1:].abs().max() < 1e-5, "control: other words"
     assert {"word", "rest of a word"} >= set(run.result.tables["classes"]["class"])
@@ -397,8 +401,8 @@ def test_a_tuned_model_moves_more_than_at_random_after_nearly_every_token(mini):
     assert moved.mean() > 0.8
     assert (tokens["kl"] > tokens["null_mean"])[moved].all()
     assert f"After {moved.sum()} of {len(tokens)} tokens" in said
-    assert "predictions move more than when as large a change is at random places" in said
-    assert "More than random changes of the same size." in said
+    assert "predictions change more than by matched random changes" in said
+    assert "More than matched random changes." in said
     numbers = result.scalars
     assert numbers["kl_of_compared_tokens"] != numbers["kl"]
     assert f"On the {numbers['compared_tokens']:.0f} of these tokens" in said, "why there are two values of KL"
@@ -424,7 +428,7 @@ def test_noise_in_proportion_to_weights_is_not_less_than_random_changes(mini, ki
     assert "Less than random" not in said
     assert "outputs" not in result.tables
     if kind == "added":
-        assert "Not distinguishable from random changes of the same size" in said
+        assert "Not distinguishable from matched random changes" in said
     else:
         assert numbers["kl_of_compared_tokens"] < numbers["null_low"], "control: less than at random places"
         assert numbers["kl_of_compared_tokens"] >= numbers["signs_low"]
@@ -460,7 +464,7 @@ def test_the_output_that_changed_carries_all_of_the_kl(mini, component, place):
         .all()
         .all()
     )
-    named = {"attn_out": "attention 2 1.00", "mlp_out": "MLP 2 1.00", "z": "head 2.1 1.00"}[place]
+    named = {"attn_out": "attention 2: 100 %", "mlp_out": "MLP 2: 100 %", "z": "head 2.1: 100 %"}[place]
     assert named in said
     assert "An output also carries what changed before it." in said
 

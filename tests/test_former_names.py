@@ -56,7 +56,8 @@ def test_one_name_may_have_stood_for_several_things(tmp_path):
     tables = {"table": DIFF, "directions": DIRECTIONS, "words": WORDS}
     result = open_result(finish(tmp_path, "diff", "old", tables, scalars={"parts": 1.0}).folder)
     assert list(result.table) == [
-        "component", "layer", "relative_weight_change", "restoring_effect", "mean_effect", "weight_change_beyond_control",
+        "component", "layer", "relative_weight_change", "restoring_effect", "mean_effect",
+        "weight_change_beyond_control",
     ]  # fmt: skip
     assert list(result.tables["directions"]) == ["layer", "share_of_change"]
     assert list(result.tables["words"]) == ["word", "change_beyond_null"]

@@ -206,8 +206,8 @@ def test_a_job_leaves_the_weights_of_pairs_of_levels(cli, words, table, recordin
     assert weight["missing", "blue"] < 0.2 * weight["green", "red"], "it was blue"
     scores = pd.read_csv(result.folder / "scores.csv")
     assert (scores["alpha"].isna() == ~model.alpha_.isfinite().numpy()).all()
-    assert scores["reference"].between(0, 1).all()
-    assert scores["reference_of_words"].isna().all(), "a word is in one sentence"
+    assert scores["split_half_reference"].between(0, 1).all()
+    assert scores["split_half_reference_of_words"].isna().all(), "a word is in one sentence"
 
 
 @pytest.mark.parametrize("together", ["sentence", pytest.param("stimulus", marks=pytest.mark.slow)])
@@ -221,13 +221,13 @@ def test_scores_have_references_of_features_and_of_words(together, cli):
     (side,) = stimulus_states_of(config, stimuli, False)
     groups = stimuli.sentence.tolist() if together == "sentence" else None
     rows = [tuple(str(value) for value in row) for row in stimuli.features.itertuples(index=False)]
-    for name, cells in (("reference", rows), ("reference_of_words", stimuli.words)):
+    for name, cells in (("split_half_reference", rows), ("split_half_reference_of_words", stimuli.words)):
         expected = split_half_reference(cells, side.states, groups=groups, splits=2, seed=0)
         for end, values in zip(("", "_low", "_high"), expected, strict=True):
             assert np.allclose(result.tables["scores"][f"{name}{end}"], values, atol=1e-6)
         assert (result.tables["scores"]["score"] < result.tables["scores"][name]).all()
     scores = result.tables["scores"]
-    assert np.allclose(scores["share_of_reference"], scores["score"] / scores["reference"])
+    assert np.allclose(scores["share_of_reference"], scores["score"] / scores["split_half_reference"])
     best = scores.iloc[int(scores["score"].argmax())]
     assert f"{best['share_of_reference']:.0%} of the reference" in " ".join(shown.stdout.split())
 
@@ -240,7 +240,7 @@ def test_p_values_of_single_words_of_sentences_are_refused(word):
 
 
 def test_a_score_is_no_share_of_a_reference_that_is_not_above_0():
-    beside = with_share(pd.DataFrame({"score": [0.3, 0.2, 0.1], "reference": [0.6, -0.1, np.nan]}))
+    beside = with_share(pd.DataFrame({"score": [0.3, 0.2, 0.1], "split_half_reference": [0.6, -0.1, np.nan]}))
     assert beside["share_of_reference"].tolist()[0] == 0.5
     assert beside["share_of_reference"].isna().tolist() == [False, True, True]
 

@@ -184,6 +184,8 @@ def _former_names(measures: tuple[Entry, ...]) -> dict[str, FormerNames]:
         "relations.lowest_p_corrected": "least_p",
     }
     by_kind["mlem"] = {
+        "split_half_reference": "reference",
+        "split_half_reference_of_words": "reference_of_words",
         "share_of_reference": "share",
         "conditional_on_word": "given_word",
         "including_massive_activations": "with_massive",

@@ -330,10 +330,10 @@ def _draw_importances(axes: Axes, importances: pd.DataFrame, features: list[str]
 
 def _draw_scores(axes: Axes, scores: pd.DataFrame) -> None:
     band(axes, scores, "score", "held-out ρ", color="0.3", marker="o")
-    if "reference" in scores:
+    if "split_half_reference" in scores:
         axes.plot(
             range(len(scores)),
-            scores["reference"],
+            scores["split_half_reference"],
             linewidth=1,
             color="0.3",
             linestyle="--",

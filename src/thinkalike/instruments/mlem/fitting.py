@@ -32,10 +32,10 @@ from thinkalike.states.stimuli import StimulusStates, numbered
 
 log = logging.getLogger(__name__)
 
-REFERENCE = "reference"
+REFERENCE = "split_half_reference"
 """The column of the split-half reference of all features together."""
 
-REFERENCE_OF_WORDS = "reference_of_words"
+REFERENCE_OF_WORDS = "split_half_reference_of_words"
 """The column of the split-half reference of words."""
 
 GIVEN_WORD = (
