@@ -60,7 +60,7 @@ def test_independent_models_are_told_apart_and_their_likeness_is_no_descent(cli,
     assert all(math.isnan(origin) for origin in origins(done.result).values())
     said = " ".join(done.stdout.split())
     assert "No block of gpt2-mini-s1 has units in the positions of a block of gpt2-mini" in said
-    assert "Likeness: " in said
+    assert "Similarity: " in said
     assert "were aligned by 1,280 tokens" in said
 
 

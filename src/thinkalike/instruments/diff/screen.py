@@ -128,13 +128,14 @@ def _count_of_modules(table: pd.DataFrame, modules: int) -> str:
 
 def _spread_of_effect(table: pd.DataFrame) -> str:
     """Return whether restoring one module undoes most of the change."""
-    effects = table[table["relative_weight_change"] != 0]["restoring_effect"].dropna()
-    if effects.empty:
+    changed = table[table["relative_weight_change"] != 0].dropna(subset="restoring_effect")
+    if changed.empty:
         return "no module was exchanged"
-    largest = effects.max()
+    with_largest = changed.iloc[int(changed["restoring_effect"].argmax())]
+    largest = with_largest["restoring_effect"]
     if largest < LEAST_EFFECT:
         return "the effect is spread out: restoring one module removes none of it"
-    module = _named([table.loc[effects.idxmax()]])
+    module = _named([with_largest])
     share = in_digits(largest, ".0%")
     if largest >= CONCENTRATED:
         return f"the effect is concentrated: restoring {module} alone removes {share} of the KL"

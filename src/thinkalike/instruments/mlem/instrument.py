@@ -183,8 +183,11 @@ class FeatureProfiles(
 
     def show(self, result: Result) -> None:
         stimuli = result.provenance["stimuli"]
-        show_text(f"{stimuli['count']} stimuli of {stimuli['source']}")
         profiles, scores = self.shown(result)
         show_scores(profiles, scores)
+        show_text(
+            f"Spearman's ρ is between predicted and measured distances of held-out stimuli, of "
+            f"{stimuli['count']} stimuli of {stimuli['source']}."
+        )
         for sentence in stimuli.get("confounded_with_words", ()):
             show_text(f"{sentence}.")
