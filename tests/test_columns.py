@@ -7,7 +7,7 @@ import pytest
 
 import tiny
 from conftest import ROOT, smallest_words
-from thinkalike.catalogue import FORMER_NAMES
+from thinkalike.catalogue import FORMER_COLUMNS
 from thinkalike.config import MEASURES, compose_job, instrument
 from thinkalike.instruments import run_job
 from thinkalike.registry import CORE, layer_measures
@@ -62,15 +62,15 @@ def unexplained(kind: str, names) -> list[str]:
 
 def test_every_instrument_of_the_registry_has_a_section():
     assert {*SECTIONS} - {"stitching"} == {entry.kind for entry in CORE.measures}
-    assert {*FORMER_NAMES} <= {*SECTIONS}
+    assert {*FORMER_COLUMNS} <= {*SECTIONS}
 
 
-@pytest.mark.parametrize("kind", FORMER_NAMES)
+@pytest.mark.parametrize("kind", FORMER_COLUMNS)
 def test_every_name_that_replaces_a_former_one_is_explained(kind):
     names = []
-    for today in FORMER_NAMES[kind]:
-        is_table = today.endswith(".csv")
-        names.append(today if is_table else today.rpartition(".")[2])
+    for present in FORMER_COLUMNS[kind]:
+        is_table = present.endswith(".csv")
+        names.append(present if is_table else present.rpartition(".")[2])
     if SECTIONS[kind] == "Layer pairs":
         only_of_r2 = {"r2_forward", "r2_backward"}
         assert kind == "r2" or not only_of_r2 & {*names}

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from importlib import import_module
 from importlib.util import find_spec
 
-from thinkalike.former_names import FormerNames
+from thinkalike.former_columns import FormerColumns
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Registered:
             adds settings to it.
         conf: By name the path of a folder of configuration groups.
         experiment: A function from the name of an experiment to its instrument.
-        former_names: By the kind of a result, how earlier versions named its tables, columns and
+        former_columns: By the kind of a result, how earlier versions named its tables, columns and
             numbers.
     """
 
@@ -72,7 +72,7 @@ class Registered:
     settings: Mapping[str, Place] = field(default_factory=dict)
     conf: Mapping[str, Place] = field(default_factory=dict)
     experiment: Place | None = None
-    former_names: Mapping[str, FormerNames] = field(default_factory=dict)
+    former_columns: Mapping[str, FormerColumns] = field(default_factory=dict)
 
 
 OF_STATES = Place("thinkalike.instruments.layer_pairs.by_measure", "StatesByMeasure")
@@ -96,10 +96,10 @@ def _instrument(module: str, name: str, kind: str, title: str = "") -> Entry:
     return Entry(f"thinkalike.instruments.{module}", name, kind, title)
 
 
-# ---- what earlier versions called tables, columns and numbers, see `thinkalike.former_names`
+# ---- what earlier versions called tables, columns and numbers, see `thinkalike.former_columns`
 
-OF_TEXT: FormerNames = {"effective_sample_size": "effective_documents"}
-OF_RULER: FormerNames = {
+OF_TEXT: FormerColumns = {"effective_sample_size": "effective_documents"}
+OF_RULER: FormerColumns = {
     "value_forward": "there",
     "value_backward": "back",
     "above_local_mixing": "beyond",
@@ -114,7 +114,7 @@ OF_RULER: FormerNames = {
 }
 
 
-def _of_layer_pairs(kind: str) -> FormerNames:
+def _of_layer_pairs(kind: str) -> FormerColumns:
     """Return the former names of a measure of layer pairs."""
     return {
         **OF_TEXT,
@@ -130,7 +130,7 @@ def _of_layer_pairs(kind: str) -> FormerNames:
     }
 
 
-def _former_names(measures: tuple[Entry, ...]) -> dict[str, FormerNames]:
+def _former_columns(measures: tuple[Entry, ...]) -> dict[str, FormerColumns]:
     """Return the former names of the core, by the kind of a result.
 
     Args:
@@ -240,7 +240,7 @@ CORE = Registered(
         _instrument("trajectory.instrument", "Trajectory", "trajectory"),
     ),
 )
-CORE = replace(CORE, former_names=_former_names(CORE.measures))
+CORE = replace(CORE, former_columns=_former_columns(CORE.measures))
 # comes with the package; its folder may be deleted
 STUDIES = Place("thinkalike.contrib.registry", "STUDIES")
 

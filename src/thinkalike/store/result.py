@@ -15,12 +15,17 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import yaml
 
-from thinkalike.catalogue import FORMER_NAMES, instrument_of_kind
+from thinkalike.catalogue import FORMER_COLUMNS, instrument_of_kind
 from thinkalike.columns import MOST_COLUMNS, Columns
 from thinkalike.digests import digest_of
 from thinkalike.errors import StoreError, checked_path, one_line, plain_line
 from thinkalike.files import ForeignFileError, open_regular, read_yaml
-from thinkalike.former_names import FormerNames, by_names_today, column_today, table_today
+from thinkalike.former_columns import (
+    FormerColumns,
+    by_present_names,
+    present_column,
+    present_table,
+)
 from thinkalike.global_state import isolated
 from thinkalike.store.array_file import read_arrays
 from thinkalike.store.headline import Headline
@@ -142,7 +147,7 @@ class Result:
     @property
     def scalars(self) -> dict[str, float]:
         """Further numbers of the whole result, by name."""
-        return by_names_today(self._record["scalars"], self._former_names)
+        return by_present_names(self._record["scalars"], self._former_columns)
 
     @property
     def headlines(self) -> list[Headline]:
@@ -150,14 +155,14 @@ class Result:
         headlines = []
         for entry in self._record.get("headlines", []):
             stored = _headline_of(entry)
-            name = column_today(stored.name, self._former_names)
+            name = present_column(stored.name, self._former_columns)
             headlines.append(stored._replace(name=name))
         return headlines
 
     @property
-    def _former_names(self) -> FormerNames:
+    def _former_columns(self) -> FormerColumns:
         """How earlier versions named what a result of this kind has."""
-        return FORMER_NAMES.get(self.kind, {})
+        return FORMER_COLUMNS.get(self.kind, {})
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -208,7 +213,7 @@ class Result:
         for file_name in self.files:
             if file_name.endswith(".csv"):
                 stored_name = file_name.removesuffix(".csv")
-                table_names[file_name] = table_today(stored_name, self._former_names)
+                table_names[file_name] = present_table(stored_name, self._former_columns)
         return table_names
 
     def columns_of(
@@ -216,10 +221,10 @@ class Result:
     ) -> Columns:
         """Return the table of a file, such as table.csv, without pandas."""
         file = self._checked_path(file_name)
-        table_name = table_today(file_name.removesuffix(".csv"), self._former_names)
+        table_name = present_table(file_name.removesuffix(".csv"), self._former_columns)
         with errors_naming(file):
             stored = Columns.read(file, most_bytes, most_columns)
-            return stored.renamed(self._former_names, table_name)
+            return stored.renamed(self._former_columns, table_name)
 
     def _read_table(self, file_name: str) -> pd.DataFrame:
         return self.columns_of(file_name).frame()
@@ -249,7 +254,7 @@ class Result:
             return {}
         path = self.folder / ARRAYS
         with errors_naming(path):
-            return by_names_today(read_arrays(path), self._former_names)
+            return by_present_names(read_arrays(path), self._former_columns)
 
     @contextlib.contextmanager
     def opened_tensors(self, name: str) -> Iterator[TensorReader]:

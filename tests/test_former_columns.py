@@ -1,4 +1,4 @@
-"""Results that an earlier version stored are read under the names of today, wherever they are read."""
+"""Results that an earlier version stored are read under their present names, wherever they are read."""
 
 import numpy as np
 import pandas as pd
@@ -6,8 +6,8 @@ import pytest
 
 from stores import finish
 from thinkalike import open_result
-from thinkalike.catalogue import FORMER_NAMES
-from thinkalike.former_names import column_today, table_today
+from thinkalike.catalogue import FORMER_COLUMNS
+from thinkalike.former_columns import present_column, present_table
 from thinkalike.report.reports import gather, report_of
 
 RULER = pd.DataFrame({
@@ -25,10 +25,10 @@ WORDS = pd.DataFrame({"word": ["he"], "beyond": [0.3]})
 
 def renamed(names):
     """Return the columns of a table that were renamed, by what they were called, by hand."""
-    return {former: today for today, former in names.items()}
+    return {former: present for present, former in names.items()}
 
 
-def test_tables_and_columns_and_numbers_have_their_names_of_today(tmp_path):
+def test_tables_and_columns_and_numbers_have_their_present_names(tmp_path):
     scalars = {"documents": 58.0, "effective_documents": 47.7}
     headlines = [{"name": "shared", "value": 0.5, "low": 0.4, "high": 0.6}]
     folder = finish(
@@ -41,7 +41,7 @@ def test_tables_and_columns_and_numbers_have_their_names_of_today(tmp_path):
     assert list(result.tables["calibration_points"]) == [
         "model", "layer", "calibration_point", "bits", "value", "value_forward",
     ]  # fmt: skip
-    expected = RULER.rename(columns=renamed(FORMER_NAMES["ruler"])).rename(columns=with_ends(FORMER_NAMES["ruler"]))
+    expected = RULER.rename(columns=renamed(FORMER_COLUMNS["ruler"])).rename(columns=with_ends(FORMER_COLUMNS["ruler"]))
     pd.testing.assert_frame_equal(result.table, expected)
     assert result.table["above_local_mixing_low"].item() == 0.1
     assert (folder / "rungs.csv").read_text().startswith("model,layer,rung"), "files stay as they are"
@@ -49,7 +49,7 @@ def test_tables_and_columns_and_numbers_have_their_names_of_today(tmp_path):
 
 def with_ends(names):
     """Return the former and the new names of the ends of intervals."""
-    return {f"{former}{end}": f"{today}{end}" for today, former in names.items() for end in ("_low", "_high")}
+    return {f"{former}{end}": f"{present}{end}" for present, former in names.items() for end in ("_low", "_high")}
 
 
 def test_one_name_may_have_stood_for_several_things(tmp_path):
@@ -89,14 +89,14 @@ def test_results_of_other_kinds_keep_their_names(tmp_path):
     assert (list(result.table), result.scalars) == (["layer", "share"], {"parts": 1.0})
 
 
-@pytest.mark.parametrize("kind", FORMER_NAMES)
-def test_no_name_of_today_is_a_former_name_too(kind):
+@pytest.mark.parametrize("kind", FORMER_COLUMNS)
+def test_no_present_name_is_a_former_name_too(kind):
     """Otherwise a new result would be read under a wrong name."""
-    names = FORMER_NAMES[kind]
-    for today in names:
-        scope, _, column = today.rpartition(".")
+    names = FORMER_COLUMNS[kind]
+    for present in names:
+        scope, _, column = present.rpartition(".")
         if column == "csv":
-            assert table_today(scope, names) == scope
+            assert present_table(scope, names) == scope
         else:
-            assert column_today(column, names, scope) == column
-            assert column_today(f"{column}_low", names, scope) == f"{column}_low"
+            assert present_column(column, names, scope) == column
+            assert present_column(f"{column}_low", names, scope) == f"{column}_low"
