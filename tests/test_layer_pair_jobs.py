@@ -201,16 +201,16 @@ def test_one_massive_token_is_warned_of(cli, words, tmp_path):
     kept = cli("analyze.py", *itself, "measure.tokens_per_batch=32", "measure.batches=40", "measure.massive=keep")
     assert "of gelu-3l-mini: in some batch one token carries" in kept.stderr
     assert kept.stderr.count("carries") == 1, "one line for all layers"
-    assert "with_massive" not in kept.result.table
+    assert "including_massive_activations" not in kept.result.table
     table, every = done.result.table, kept.result.arrays["hsics"][:4].mean(0)
     across = table["source"].eq(table["source"][0]) & table["target"].eq(table["target"][0])
     every = every[:4, :4] / np.sqrt(np.outer(np.diag(every)[:4], np.diag(every)[:4]))
-    np.testing.assert_allclose(table["with_massive"][across], every.flatten(), atol=1e-6)
+    np.testing.assert_allclose(table["including_massive_activations"][across], every.flatten(), atol=1e-6)
     assert np.abs(every.flatten() - table["value"][across]).max() > 0.1
     distance = [word.replace("measure=cka", "measure=distance") for word in itself]
     beside_its_copy = cli("analyze.py", *distance, "measure.tokens_per_batch=32", "measure.batches=40")
     assert "left out" not in beside_its_copy.stderr
-    assert "with_massive" not in beside_its_copy.result.table
+    assert "including_massive_activations" not in beside_its_copy.result.table
 
 
 @pytest.mark.ci_slow

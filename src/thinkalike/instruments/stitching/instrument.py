@@ -204,7 +204,7 @@ class Stitching(
             show_text(f"Layers end before their MLP: {cut_models(result)}.")
         first = directions[0]
         show_asymmetry(first)
-        if "similarity" in first:
+        if "residual_r2" in first:
             from thinkalike.instruments.stitching.similarity import sentence_of_similarity
 
             show_text(sentence_of_similarity(first))
