@@ -129,6 +129,7 @@ def test_a_function_gives_the_table_of_its_command(kind, files, cli, tmp_path):
 
 JOBS = {"stitch": ["stitch"], "compare": ["cka", "r2", "ruler", "mutual_knn", "svcca", "distance", "jsd", "rsa", "mlem",
                                            "diff"],
+        "ruler": ["ruler"], "loss": ["loss"],
         "mlem": ["mlem"], "rsa": ["rsa"], "diff": ["diff"], "lineage": ["lineage"],
         "trajectory": ["trajectory"]}  # fmt: skip
 COMMON = {each.name for part in (DataConfig, StimuliConfig, AnalyzeConfig) for each in fields(part)} | {"site", "head"}
@@ -229,7 +230,7 @@ def test_a_model_in_memory_is_keyed_by_what_it_is():
     other = thinkalike.compare((changed, given[1]), store="kept", texts=TEXTS, **FEW)
     assert other.key != first.key
     both = thinkalike.compare(given, (changed, given[1]), texts=TEXTS, **FEW)
-    assert list(dict.fromkeys(both.table["target"])) == ["gpt2-mini (2)", "gpt2-mini"]
+    assert list(dict.fromkeys(both.details["target"])) == ["gpt2-mini (2)", "gpt2-mini"]
 
 
 def small_llama():
@@ -476,7 +477,6 @@ def test_a_factor_beside_a_count_of_calls_is_part_of_the_key(holder):
 
 def test_a_result_in_memory_is_in_no_folder_until_it_is_saved(tmp_path):
     result = thinkalike.compare(PAIR[0], texts=[{"text": text} for text in TEXTS], **FEW)
-    assert "CKA of the layers of gelu-3l-mini" in result._repr_html_()
     assert (result.is_kept, "not kept" in repr(result)) == (False, True)
     with pytest.raises(StoreError, match=r"^this result is in memory and has no folder; save it by result.save"):
         _ = result.folder
@@ -486,7 +486,7 @@ def test_a_result_in_memory_is_in_no_folder_until_it_is_saved(tmp_path):
     assert opened.headlines == saved.headlines == result.headlines
     assert opened.config == result.config
     pd.testing.assert_frame_equal(opened.table, result.table, check_exact=True)
-    assert opened._repr_html_() == result._repr_html_()
+    assert opened.summary == result.summary
 
 
 def test_stitches_in_memory_are_those_of_the_saved_result(tmp_path):
@@ -635,12 +635,12 @@ def test_profiles_and_matrices_of_distances_are_in_the_order_in_which_sides_are_
     for sides in ([states, "gelu-3l-mini"], ["gelu-3l-mini", states]):
         names = ["gelu-3l-mini" if side is not states else "arrays" for side in sides]
         assert _names_in(thinkalike.rsa(sides, stimuli=FRAME).provenance) == names
-        assert list(dict.fromkeys(thinkalike.mlem(*sides, stimuli=FRAME, **PROFILES).table["model"])) == names
+        assert list(dict.fromkeys(thinkalike.mlem(*sides, stimuli=FRAME, **PROFILES).details["model"])) == names
 
 
 def test_the_name_of_a_measure_in_a_file_is_the_word_of_a_person():
     Path("half.py").write_text("def half(x, y):\n    return 0.5\n")
-    assert thinkalike.compare(STATES, OTHERS, measure="half.py:half").table["value"].tolist()[-1] == 0.5
+    assert thinkalike.compare(STATES, OTHERS, measure="half.py:half").details["value"].tolist()[-1] == 0.5
 
 
 def test_fields_of_records_that_are_not_read_may_hold_anything():

@@ -29,6 +29,8 @@ class Job:
 
     Args:
         threads: CPU threads; None takes torch's default.
+        budget: the time that there is on this machine, such as "90s", "10min" or "2h": it chooses
+            layers, text, stimuli, steps and the kind of map where these are left open.
         store: the folder in which its result is kept and found again; None: the result stays in
             memory.
         force: do it again if the store has its result.
@@ -46,6 +48,7 @@ class Job:
     __no_type_check__ = True
 
     threads: int | None = None
+    budget: str | None = None
     store: Folder | None = None
     force: bool = False
 
@@ -156,9 +159,15 @@ class TextJob(Job):
         field: the field of records that holds the text.
         group: the field of records whose documents intervals take together.
         context: tokens of a row; None takes what the models can.
+        bos: whether each row begins with the token of the beginning; None: as the models expect.
+        aligned: whether each row begins with a document.
+        report_share: the share of documents that numbers are of; the rest is fitted on.
     """
 
     texts: Text | None = None
     field: str | None = None
     group: str | None = None
     context: int | None = None
+    bos: bool | None = None
+    aligned: bool | None = None
+    report_share: float | None = None

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from thinkalike import plugins
+from thinkalike.budget import within
 from thinkalike.config import AnalyzeConfig, DataConfig, JobConfig, StimuliConfig
 from thinkalike.config.completing import open_job
 from thinkalike.config.groups import Settings, unset_settings
@@ -71,8 +72,9 @@ def configuration(job: Job, instrument: AnyInstrument) -> JobConfig:
         parts["target"] = models[-1]
     config = open_job(schema, **parts)
 
-    check_read(_keys_given(job, stimuli, sides, settings, is_target), config)
-    return config
+    keys = _keys_given(job, stimuli, sides, settings, is_target)
+    check_read(keys, config)
+    return within(config, keys)
 
 
 @dataclass(frozen=True)

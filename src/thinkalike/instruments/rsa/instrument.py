@@ -35,6 +35,7 @@ from thinkalike.instruments.rsa.similarity import (
 from thinkalike.job import Outcome, Work
 from thinkalike.measures.distances.rsa import rsa
 from thinkalike.measures.estimates import Estimate
+from thinkalike.ranking import ranked_layer_pairs
 from thinkalike.screen import in_digits, show_text, span
 from thinkalike.states.stimuli import Compared, StimulusStates, numbered
 from thinkalike.store import Headline, Result
@@ -122,10 +123,14 @@ class RSA(
     def draw(self, result: Result, folder: Path) -> None:
         sign = SIGNS[result.config["measure"]["comparator"]]
         about = f"{result.scalars['stimuli']:,.0f} stimuli"
-        figures.similarity({f"{sign} of distances": result.table}, folder, about=about)
+        figures.similarity({f"{sign} of distances": result.details}, folder, about=about)
+
+    def ranked(self, table: pd.DataFrame) -> pd.DataFrame:
+        """Return the most similar layers first."""
+        return ranked_layer_pairs(table)
 
     def headlines(self, result: Result) -> Sequence[Headline]:
-        pairs = _different_layers(result.table)
+        pairs = _different_layers(result.details)
         if pairs.empty:
             return super().headlines(result)
         most = pairs.iloc[int(pairs["value"].argmax())]
@@ -135,7 +140,7 @@ class RSA(
         ]
 
     def show(self, result: Result) -> None:
-        pairs = _different_layers(result.table)
+        pairs = _different_layers(result.details)
         if pairs.empty:
             return
         stimuli = result.provenance["stimuli"]
