@@ -223,11 +223,14 @@ def _different_layers(table: pd.DataFrame) -> pd.DataFrame:
 
     Of the two rows of a pair, this is the one in the order in which the layers were given.
     """
-    layers = list(dict.fromkeys(zip(table["source"], table["source_layer"], strict=True)))
-    number = {layer: position for position, layer in enumerate(layers)}
-    sources = [number[layer] for layer in zip(table["source"], table["source_layer"], strict=True)]
-    targets = [number[layer] for layer in zip(table["target"], table["target_layer"], strict=True)]
-    in_order = table[np.less(sources, targets)]
+    sources = list(zip(table["source"], table["source_layer"], strict=True))
+    targets = list(zip(table["target"], table["target_layer"], strict=True))
+    number = {
+        layer: position for position, layer in enumerate(dict.fromkeys([*sources, *targets]))
+    }
+    source_numbers = [number[layer] for layer in sources]
+    target_numbers = [number[layer] for layer in targets]
+    in_order = table[np.less(source_numbers, target_numbers)]
     is_across = in_order["source"] != in_order["target"]
     if is_across.any():
         return in_order[is_across]
