@@ -58,6 +58,7 @@ LEVELS = {
     "job": 4,
     "training": 4,
     "instruments": 5,
+    "state_arguments": 5.4,
     "inputs": 5.5,
     "jobs": 5.8,
     "functions": 6,

@@ -4,7 +4,7 @@ Annotations are evaluated here, as those of inherited fields are read where a su
 """
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import ClassVar
 
@@ -14,6 +14,7 @@ from thinkalike.inputs import Arrays, Model, Text, is_model
 from thinkalike.job.instrument import AnyInstrument
 from thinkalike.job.lookup import instrument_of_measure
 from thinkalike.jobs.plain_values import checked_plain, plain
+from thinkalike.state_arguments import is_states
 
 Folder = str | os.PathLike[str]
 Layers = str | Sequence[int] | Sequence[Sequence[int]]
@@ -90,8 +91,6 @@ class Job:
         A single one stands for both sides.
         """
         first: object = getattr(self, self.SIDES[0])
-        if isinstance(first, list):
-            return {f"{self.SIDES[0]}[{number}]": side for number, side in enumerate(first)}
         sides = {}
         for name in self.SIDES:
             side: object = getattr(self, name)
@@ -136,8 +135,7 @@ class Job:
         if not sides:
             raise ConfigError(f"{self.SIDES[0]} is empty: give a list of models or of arrays")
         for name, side in sides.items():
-            is_states = isinstance(side, str | os.PathLike | Mapping) or hasattr(side, "__array__")
-            if not (is_states or is_model(side)):
+            if not (is_states(side) or is_model(side)):
                 raise ConfigError(
                     f"{name} is {type(side).__name__}: "
                     "give a name, (model, tokenizer), a bridge or arrays"

@@ -236,6 +236,11 @@ class Mlem(Job):
             )
         super().__post_init__()
 
+    def sides(self) -> dict[str, object]:
+        if isinstance(self.model, list):
+            return {f"model[{number}]": side for number, side in enumerate(self.model)}
+        return super().sides()
+
 
 @dataclass(frozen=True, eq=False)
 class Rsa(Job):
