@@ -268,7 +268,7 @@ def _outputs_in_words(table: pd.DataFrame) -> str:
     is_head = table["output"] == "z"
     heads = ""
     if is_head.any():
-        heads = f"; single heads: {_shares_of_outputs(table[is_head])}"
+        heads = f"; among heads, {_shares_of_outputs(table[is_head])}"
     return (
         "Share of the KL that one output restores or transplants, on average: "
         f"{_shares_of_outputs(table[~is_head])}{heads}. An output also carries what changed "
