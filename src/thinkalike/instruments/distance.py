@@ -104,7 +104,7 @@ class Distance(
 
     def headlines(self, result: Result) -> Sequence[Headline]:
         row = result.details.iloc[int(result.details["value"].argmax())]
-        return [Headline.with_ends("greatest_distance", row["value"], row["low"], row["high"])]
+        return [Headline.with_ends("highest_distance", row["value"], row["low"], row["high"])]
 
     def show(self, result: Result) -> None:
         if "components" in result.tables:

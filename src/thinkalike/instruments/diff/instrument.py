@@ -195,7 +195,7 @@ class Diff(
 
     def ranked(self, table: pd.DataFrame) -> pd.DataFrame:
         """Return the modules first that bring back most of the base model."""
-        return ranked_rows(table, "share")
+        return ranked_rows(table, "mean_effect")
 
     def headlines(self, result: Result) -> Sequence[Headline]:
         scalars = result.scalars

@@ -98,8 +98,8 @@ class LayerMatrix(Instrument[AnalyzeConfig]):
         site = _site_of_all(result)
         if site and "components" not in result.tables:
             label += f" at {site}"
-        if "given" in result.details:
-            label += f" conditional on the {result.details['given'].iloc[0]}"
+        if "conditional_on" in result.details:
+            label += f" conditional on the {result.details['conditional_on'].iloc[0]}"
         return label
 
     def ranked(self, table: pd.DataFrame) -> pd.DataFrame:

@@ -105,7 +105,7 @@ class Lineage(
             _scalars(comparisons, origins),
             tables=tables,
             models=[model.facts for model in models],
-            blank=("alike", "source_layer"),
+            blank=("similar_units", "source_layer"),
         )
 
     def draw(self, result: Result, folder: Path) -> None:
@@ -124,7 +124,7 @@ class Lineage(
         return ranked_rows(table, "p", smallest_first=True)
 
     def headlines(self, result: Result) -> Sequence[Headline]:
-        names = ("blocks_with_origin", "least_p_corrected")
+        names = ("blocks_with_origin", "lowest_p_corrected")
         return [Headline(name, result.scalars[name]) for name in names]
 
     def show(self, result: Result) -> None:
@@ -153,7 +153,7 @@ def _scalars(comparisons: list[Comparison], origins: pd.DataFrame) -> dict[str, 
     return {
         "blocks": float(len(origins)),
         "blocks_with_origin": float(origins["source_layer"].notna().sum()),
-        "least_p_corrected": float(origins["p_corrected"].min()),
+        "lowest_p_corrected": float(origins["p_corrected"].min()),
         "pairs_of_blocks": float(comparisons[0].tests),
     }
 

@@ -150,7 +150,7 @@ class Stitching(
             tables={"details": details},
             models=[setting.source.describe(), setting.target.describe()],
             facts={"data": {"name": config.data.name, **corpus.facts()}},
-            blank=[name for name in details.columns if name.startswith("left_to_gain")],
+            blank=[name for name in details.columns if name.startswith("upper_bound_of_gain")],
         )
 
     # ---- figures and screen
@@ -211,7 +211,7 @@ class Stitching(
             show_text(f"Stitched before the MLP of a layer: {cut_models(result)}.")
         first = directions[0]
         show_asymmetry(first)
-        if "similarity" in first:
+        if "residual_r2" in first:
             from thinkalike.instruments.stitching.similarity import sentence_of_similarity
 
             show_text(sentence_of_similarity(first))
