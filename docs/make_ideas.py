@@ -339,7 +339,7 @@ def ruler_reading(store: Path) -> RulerReading:
     table = _rows(folder / "table.csv")
     row = table[len(table) // 2]
     points: list[tuple[float, float]] = []
-    for rung in _rows(folder / "rungs.csv"):
+    for rung in _rows(folder / "calibration_points.csv"):
         if (rung["model"], rung["layer"]) != (row["source"], row["source_layer"]):
             continue
         if rung["bits"]:
@@ -350,10 +350,10 @@ def ruler_reading(store: Path) -> RulerReading:
         source_layer=int(row["source_layer"]),
         target_layer=int(row["target_layer"]),
         value=float(row["value"]),
-        bits=float(row["source_bits"]),
-        local_mixing=float(row["source_mixing"]),
+        bits=float(row["source_equivalent_bits"]),
+        local_mixing=float(row["source_local_mixing"]),
         points=points,
-        untrained=float(row["source_untrained"]),
+        untrained=float(row["source_random_control"]),
     )
 
 

@@ -292,13 +292,13 @@ def test_models_that_differ_in_no_weight_and_no_setting_are_two(change, tmp_path
     torch.testing.assert_close(load_model(changed, cutter).full(tokens).log_softmax(-1), after)
     found = thinkalike.diff((base, cutter), (changed, cutter), texts=texts, tokens=512)
     assert found.scalars["kl"] > 1e-5
-    assert found.scalars["settings"] + found.scalars["parts"] > 0, "it is named"
+    assert found.scalars["settings"] + found.scalars["modules"] > 0, "it is named"
     compared = thinkalike.compare((base, cutter), (changed, cutter), measure="distance", texts=texts, **FEW)
     assert compared.table["value"].max() > 1e-3
     alone = [thinkalike.compare((model, cutter), store="kept", texts=texts, **FEW) for model in (base, changed, base)]
     assert alone[0].key == alone[2].key != alone[1].key
     same = thinkalike.diff((base, cutter), (copy.deepcopy(base), cutter), texts=texts, tokens=512)
-    assert not any(same.scalars[name] for name in ("kl", "settings", "parts", "tokens")), "control"
+    assert not any(same.scalars[name] for name in ("kl", "settings", "modules", "tokens")), "control"
 
 
 def test_a_replaced_forward_of_a_copy_computes_with_the_copy():

@@ -102,15 +102,15 @@ def test_a_job_leaves_the_measure_of_the_states_of_both_models(name, cli, words,
     if name == "cka":
         assert result.scalars["distance"] == pytest.approx(float(expected.distance().value), abs=1e-5)
     if name == "procrustes":
-        distance, chance = across["value"] - across["null"], expected.chance
-        assert (across["calibrated"] + distance / across["null"]).abs().max() < 1e-9
+        distance, chance = across["value"] - across["null_mean"], expected.chance
+        assert (across["calibrated"] + distance / across["null_mean"]).abs().max() < 1e-9
         np.testing.assert_allclose(across["p"], chance.p.flatten(), atol=1e-12)
-        assert result.table.iloc[16:]["null"].isna().all(), "there is none within a model"
+        assert result.table.iloc[16:]["null_mean"].isna().all(), "there is none within a model"
         assert ("closest layers are" in done.stdout) == bool(chance.p.isfinite().all())
         assert ("no intervals: effective sample size" in done.stderr) == bool(across["low"].isna().any())
     if "given" in name:
         assert result.scalars["rows_used"] == pytest.approx(expected.rows_used)
-        assert (result.table["given"] == "token").all()
+        assert (result.table["conditional_on"] == "token").all()
         assert "given the token of a (rows) and wide (columns)" in done.stdout
 
 
@@ -123,7 +123,7 @@ def test_a_job_of_outputs_compares_logits(cli, words, pair, minis, tmp_path):
     across = table.iloc[0]
     assert across["value"] == pytest.approx(np.mean([float(jensen_shannon(*both)) for both in logits]), abs=1e-6)
     assert (across["source_layer"], across["target_layer"]) == ("logits", "logits")
-    assert 0 < across["value"] < across["null"] < math.log(2)
+    assert 0 < across["value"] < across["null_mean"] < math.log(2)
     assert len(table) == 3
 
 
@@ -263,7 +263,7 @@ def test_a_new_measure_is_one_class():
         made.settings(power=-1)
     metric = made.metric(settings, 1, 1)
     metric.update([torch.randn(20, 3)], [torch.randn(20, 4)])
-    assert set(made.columns(metric.compute())) >= {"null", "calibrated", "p", "p_of_largest"}
+    assert set(made.columns(metric.compute())) >= {"null_mean", "calibrated", "p", "p_corrected"}
     assert (made.kind, made.version, made.settings().kind) == ("mine", 13, "mine")
 
 

@@ -214,14 +214,14 @@ def test_pair_headlines_are_the_mean_and_least_of_equal_depths(kind):
     table = pd.concat([across, cells("a", "a", [[1.0, 0.99], [0.99, 1.0]])], ignore_index=True)
     found = of(kind, table)
     assert found[f"mean_{kind}"].value == pytest.approx((0.9 + 0.4) / 2)
-    assert found[f"least_{kind}"][1:4] == pytest.approx((0.4, 0.3, 0.5))
-    assert str(found[f"least_{kind}"]) == f"least {kind.replace('_', ' ')} 0.4 [0.3, 0.5] at layer 1 with 2"
+    assert found[f"lowest_{kind}"][1:4] == pytest.approx((0.4, 0.3, 0.5))
+    assert str(found[f"lowest_{kind}"]) == f"lowest {kind.replace('_', ' ')} 0.4 [0.3, 0.5] at layer 1 with 2"
 
 
 def test_a_model_beside_itself_says_nothing_by_its_diagonal():
     found = of("cka", cells("a", "a", [[1.0, 0.3], [0.5, 1.0]]))
     assert found["mean_cka"].value == pytest.approx(0.4)
-    assert (found["least_cka"].value, found["least_cka"].at) == (0.3, "layer 0 with 1")
+    assert (found["lowest_cka"].value, found["lowest_cka"].at) == (0.3, "layer 0 with 1")
     assert list(of("cka", cells("a", "a", [[1.0]]), {"batches": 64.0})) == ["batches"], "one layer has no pair"
 
 
@@ -234,10 +234,10 @@ def test_mlem_and_rsa_have_their_means_and_their_best():
     assert found["best_score"][1:4] == (0.6, 0.5, 0.7)
     found = of("rsa", cells("a", "a", [[1.0, 0.3], [0.3, 1.0]]), {"stimuli": 8.0, "mean_similarity": 0.3})
     assert found["mean_similarity"].value == 0.3
-    assert found["greatest_similarity"][1:4] == pytest.approx((0.3, 0.2, 0.4)), "of different layers"
+    assert found["highest_similarity"][1:4] == pytest.approx((0.3, 0.2, 0.4)), "of different layers"
     two = [cells("a", "a", [[1.0, 0.3], [0.3, 1.0]]), cells("a", "b", [[0.1, 0.2], [0.0, 0.1]])]
     found = of("rsa", pd.concat(two, ignore_index=True), {"stimuli": 8.0, "mean_similarity": 0.3})
-    assert found["greatest_similarity"].value == 0.2, "of two models, where there are two"
+    assert found["highest_similarity"].value == 0.2, "of two models, where there are two"
     assert list(of("rsa", cells("a", "a", [[1.0]]), {"stimuli": 8.0})) == ["stimuli"]
 
 

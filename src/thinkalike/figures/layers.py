@@ -251,7 +251,7 @@ def changes(shares: pd.DataFrame, layers: pd.DataFrame, folder: Path, about: str
         about: a title that says which models.
     """
     cells = shares.pivot_table(
-        index="component", columns="layer", values="share", sort=False, dropna=False
+        index="component", columns="layer", values="mean_effect", sort=False, dropna=False
     )
     colours = matplotlib.colormaps["magma_r"].with_extremes(under=BELOW, bad="0.9")
     scale = PowerNorm(0.5, 0, 1)
@@ -330,10 +330,10 @@ def _draw_importances(axes: Axes, importances: pd.DataFrame, features: list[str]
 
 def _draw_scores(axes: Axes, scores: pd.DataFrame) -> None:
     band(axes, scores, "score", "held-out ρ", color="0.3", marker="o")
-    if "reference" in scores:
+    if "split_half_reference" in scores:
         axes.plot(
             range(len(scores)),
-            scores["reference"],
+            scores["split_half_reference"],
             linewidth=1,
             color="0.3",
             linestyle="--",
@@ -364,7 +364,7 @@ def ruler(
     # the models that have a reading, and on which side of the layer pairs they are
     side_of_model = {}
     for side in ("target", "source"):
-        if table[f"{side}_bits"].notna().any():
+        if table[f"{side}_equivalent_bits"].notna().any():
             side_of_model[table[side].iloc[0]] = side
     model_names = dict.fromkeys([table["source"].iloc[0], table["target"].iloc[0]])
     models = [model for model in model_names if model in side_of_model]
@@ -378,7 +378,7 @@ def ruler(
     with canvas(width, 3.4, 1, len(models), squeeze=False, sharey=True) as (figure, panels):
         for axes, model in zip(panels[0], models, strict=True):
             of_model = rungs[rungs["model"] == model]
-            rung_cells = of_model.pivot(index="layer", columns="rung", values="value")
+            rung_cells = of_model.pivot(index="layer", columns="calibration_point", values="value")
             layers = table[f"{side_of_model[model]}_layer"]
             _draw_rungs(axes, rung_cells.loc[layers])
             line(axes, table, "value", ("low", "high"), "both models", colour_of(0), "o-")

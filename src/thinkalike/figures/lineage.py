@@ -26,12 +26,13 @@ def family(relations: pd.DataFrame, folder: Path) -> None:
     Each joint of the tree has the smallest p-value between the models on both sides of it.
 
     Args:
-        relations: A row for each pair of models, with source, target, shared and least_p.
+        relations: A row for each pair of models, with source, target, units_in_place and
+            lowest_p_corrected.
         folder: Where the figure is written.
     """
     names = list(dict.fromkeys([*relations["source"], *relations["target"]]))
-    shared = square_matrix(relations, names, "shared", diagonal=1.0)
-    p_values = square_matrix(relations, names, "least_p", diagonal=0.0)
+    shared = square_matrix(relations, names, "units_in_place", diagonal=1.0)
+    p_values = square_matrix(relations, names, "lowest_p_corrected", diagonal=0.0)
     size = PER_MODEL * len(names) + 1.6
     with canvas(2 * size + 1, size, 1, 2) as (figure, (left, right)):
         image = left.imshow(shared, cmap="magma", norm=Normalize(0, 1))

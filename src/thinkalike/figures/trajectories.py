@@ -33,8 +33,8 @@ def trajectory(table: pd.DataFrame, tables: Mapping[str, pd.DataFrame], folder: 
             of_middle_layer[name] = layer_table[layer_table["layer"] == middle]
 
     with canvas(10.5, 3.6, 1, 3) as (figure, (left, centre, right)):
-        likeness = of_middle_layer["likeness"]
-        cells = likeness.pivot(index="step", columns="other", values="value")
+        likeness = of_middle_layer["similarity"]
+        cells = likeness.pivot(index="step", columns="other_step", values="value")
         image = left.imshow(cells.to_numpy(), origin="lower", vmin=0, vmax=1, cmap="magma")
         for axis in (left.xaxis, left.yaxis):
             axis.set_ticks(_few(range(len(steps))), _few(steps), fontsize=7, rotation=45)
@@ -57,7 +57,7 @@ def _draw_similarity(
     stride = -(-len(layers) // MOST_LAYERS)
     for number, layer in enumerate(layers[::stride]):
         rows = table[table["layer"] == layer]
-        _draw_curve(axes, rows, "to_last", f"layer {layer}", colour_of(number))
+        _draw_curve(axes, rows, "similarity_to_last", f"layer {layer}", colour_of(number))
     loss_axes = axes.twinx()
     assert isinstance(loss_axes, Axes)
     _draw_curve(loss_axes, losses, "loss", "loss", "black", "--")

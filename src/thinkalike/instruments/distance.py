@@ -96,7 +96,7 @@ class Distance(
 
     def headlines(self, result: Result) -> Sequence[Headline]:
         row = result.table.iloc[int(result.table["value"].argmax())]
-        return [Headline.with_ends("greatest_distance", row["value"], row["low"], row["high"])]
+        return [Headline.with_ends("highest_distance", row["value"], row["low"], row["high"])]
 
     def show(self, result: Result) -> None:
         if "components" in result.tables:

@@ -79,5 +79,6 @@ def show_loss(result: Result) -> None:
     model = result.provenance["models"][0]["name"]
     show_text(
         f"The loss of {model} on {result.config['data']['name']} is {loss} nats per token over "
-        f"{number_of_documents(numbers)}; unigram entropy {numbers['unigram_entropy']:.4f}."
+        f"{number_of_documents(numbers)}; predicting each token by its frequency alone would give "
+        f"{numbers['unigram_entropy']:.4f} (the unigram entropy)."
     )

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from thinkalike.errors import plain
 
+UNBROKEN_SPACE = "\ue000"  # stands for a space at which a line is not broken, as in "18 %"
 HANGING_INDENT = 2  # columns by which the lines after the first begin further right
 
 
@@ -20,8 +21,9 @@ def screen_width() -> int:
 
 def wrapped(text: str, width: int) -> list[str]:
     """Return the lines of a text in this many columns; only a word wider than that is broken."""
-    lines = Text(plain(text)).wrap(Console(), max(width, 1))
-    return [line.plain.rstrip() for line in lines]
+    unbroken = plain(text).replace(" %", f"{UNBROKEN_SPACE}%")
+    lines = Text(unbroken).wrap(Console(), max(width, 1))
+    return [line.plain.rstrip().replace(UNBROKEN_SPACE, " ") for line in lines]
 
 
 def show_text(text: str, indent: int = 0) -> None:
@@ -38,8 +40,18 @@ def span(value: object, low: object, high: object, spec: str = "+.3f") -> str:
     The numbers may be cells of a table, whose types pandas does not know.
     """
     if _is_nan(low) or _is_nan(high):
-        return f"{value:{spec}}"
-    return f"{value:{spec}} [{low:{spec}}, {high:{spec}}]"
+        return in_digits(value, spec)
+    return f"{in_digits(value, spec)} [{in_digits(low, spec)}, {in_digits(high, spec)}]"
+
+
+def in_digits(number: object, spec: str) -> str:
+    """Return a number in a format; one that rounds to zero has no minus sign.
+
+    A percentage has a space before its sign: "18 %".
+    """
+    sign = "+" if spec.startswith("+") else ""
+    digits = f"{number:{sign}z{spec.removeprefix('+')}}"
+    return digits.replace("%", " %")
 
 
 def _is_nan(number: object) -> bool:
@@ -52,7 +64,7 @@ def number_of_documents(numbers: Mapping[str, float]) -> str:
     Results of earlier versions have no number of equal length.
     """
     text = f"{numbers['documents']:.0f} documents"
-    effective = numbers.get("effective_documents")
+    effective = numbers.get("effective_sample_size")
     if effective:
         text += f" (as {effective:.1f} of equal length)"
     return text

@@ -29,7 +29,7 @@ def draw_settling(runs: Mapping[str, pd.DataFrame], onsets: pd.DataFrame, folder
 def _draw_curves(axes: Axes, runs: Mapping[str, pd.DataFrame]) -> None:
     for table in runs.values():
         positions = step_position(table["step"].unique())
-        by_layer = table.pivot(index="step", columns="layer", values="to_last")
+        by_layer = table.pivot(index="step", columns="layer", values="similarity_to_last")
         for layer, curve in by_layer.items():
             axes.plot(positions, curve, color=colour_of(int(str(layer))), linewidth=0.9)
     axes.set(title="CKA with the last checkpoint, each seed a line", ylim=(None, 1.02))

@@ -92,8 +92,8 @@ class LayerMatrix(Instrument[AnalyzeConfig]):
         site = _site_of_all(result)
         if site and "components" not in result.tables:
             label += f" at {site}"
-        if "given" in result.table:
-            label += f" given the {result.table['given'].iloc[0]}"
+        if "conditional_on" in result.table:
+            label += f" given the {result.table['conditional_on'].iloc[0]}"
         return label
 
     def headlines(self, result: Result) -> Sequence[Headline]:

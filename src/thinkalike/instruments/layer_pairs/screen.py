@@ -108,7 +108,7 @@ def headlines_of(kind: str, result: Result, is_distance: bool) -> Sequence[Headl
         averaged = different_layers
     mean = float(averaged["value"].mean())
     least = _least_alike(compared, is_distance)
-    name = f"greatest_{kind}" if is_distance else f"least_{kind}"
+    name = f"highest_{kind}" if is_distance else f"lowest_{kind}"
     return [
         Headline.with_ends(name, least.value, least.low, least.high, at=least.layers),
         Headline(f"mean_{kind}", mean),
@@ -172,8 +172,8 @@ def _show_groups_and_null(result: Result) -> None:
         show_text(
             f"{scalars['rows_used']:.0%} of the rows stood in large enough groups of one token."
         )
-    if "largest_p" in scalars:
+    if "lowest_p_corrected" in scalars:
         show_text(
             f"The closest layers are {scalars['largest_calibrated']:+.4f} above chance (of 1), "
-            f"p = {scalars['largest_p']:.3g} among all layer pairs."
+            f"p = {scalars['lowest_p_corrected']:.3g} among all layer pairs."
         )

@@ -103,7 +103,7 @@ class Lineage(
             _scalars(comparisons, origins),
             tables=tables,
             models=[model.facts for model in models],
-            blank=("alike", "source_layer"),
+            blank=("similar_units", "source_layer"),
         )
 
     def draw(self, result: Result, folder: Path) -> None:
@@ -118,7 +118,7 @@ class Lineage(
         figures.layer_heatmaps(shares, folder, "units_in_place", "share of units in place")
 
     def headlines(self, result: Result) -> Sequence[Headline]:
-        names = ("blocks_with_origin", "least_p_corrected")
+        names = ("blocks_with_origin", "lowest_p_corrected")
         return [Headline(name, result.scalars[name]) for name in names]
 
     def show(self, result: Result) -> None:
@@ -147,7 +147,7 @@ def _scalars(comparisons: list[Comparison], origins: pd.DataFrame) -> dict[str, 
     return {
         "blocks": float(len(origins)),
         "blocks_with_origin": float(origins["source_layer"].notna().sum()),
-        "least_p_corrected": float(origins["p_corrected"].min()),
+        "lowest_p_corrected": float(origins["p_corrected"].min()),
         "pairs_of_blocks": float(comparisons[0].tests),
     }
 

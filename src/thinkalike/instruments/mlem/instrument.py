@@ -116,8 +116,8 @@ class FeatureProfiles(
                 replace(config, measure=brief), with_massive.stimuli, with_massive.sides
             )
             profile = importance_with_massive.profile().value
-            profiles["with_massive"] = profile.flatten().numpy()
-            scores["with_massive"] = importance_with_massive.score().value.numpy()
+            profiles["including_massive_activations"] = profile.flatten().numpy()
+            scores["including_massive_activations"] = importance_with_massive.score().value.numpy()
         tables = {"scores": scores, **tables}
         tables |= self.beside(config, stimuli, sides, profiles, scores)
         return Outcome(
@@ -183,8 +183,11 @@ class FeatureProfiles(
 
     def show(self, result: Result) -> None:
         stimuli = result.provenance["stimuli"]
-        show_text(f"{stimuli['count']} stimuli of {stimuli['source']}")
         profiles, scores = self.shown(result)
         show_scores(profiles, scores)
+        show_text(
+            f"Spearman's ρ is between predicted and measured distances of held-out stimuli, of "
+            f"{stimuli['count']} stimuli of {stimuli['source']}."
+        )
         for sentence in stimuli.get("confounded_with_words", ()):
             show_text(f"{sentence}.")

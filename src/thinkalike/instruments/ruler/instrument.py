@@ -186,7 +186,7 @@ class Ruler(
         say_left_out(comparison)
 
         scalars = comparison.numbers()
-        effective_documents = scalars["effective_documents"]
+        effective_documents = scalars["effective_sample_size"]
         if not has_interval(effective_documents):
             reason = why_no_interval(effective_documents, int(scalars["documents"]))
             log.warning("warning: %s", reason)
@@ -195,7 +195,7 @@ class Ruler(
         return Outcome(
             table,
             scalars,
-            tables={"rungs": rungs},
+            tables={"calibration_points": rungs},
             models=described,
             facts=facts_of_words(config.data),
             blank=blank_columns(table),
@@ -204,16 +204,17 @@ class Ruler(
     def draw(self, result: Result, folder: Path) -> None:
         label = "share of what varies beyond word, position and neighbours"
         documents = result.scalars["documents"]
-        figures.ruler(result.table, result.tables["rungs"], documents, folder, label)
+        figures.ruler(result.table, result.tables["calibration_points"], documents, folder, label)
 
     def headlines(self, result: Result) -> Sequence[Headline]:
         """Return what the middle layer pair shares, and its reading in bits of each side."""
         row = result.table.iloc[len(result.table) // 2]
-        shared = Headline.with_ends("shared", row["value"], row["low"], row["high"])
+        shared = Headline.with_ends("residual_r2", row["value"], row["low"], row["high"])
         headlines = [shared]
         for side, _ in sides_with_readings(row):
-            bits, low, high = row[[f"{side}_bits", f"{side}_bits_low", f"{side}_bits_high"]]
-            headlines.append(Headline.with_ends(f"bits_of_{side}", bits, low, high))
+            name = f"{side}_equivalent_bits"
+            bits, low, high = row[[name, f"{name}_low", f"{name}_high"]]
+            headlines.append(Headline.with_ends(f"equivalent_bits_of_{side}", bits, low, high))
         return headlines
 
     def show(self, result: Result) -> None:
@@ -226,7 +227,7 @@ class Ruler(
         )
         show_readings(table, title, "shared")
         show_text(sentence_of_ruler(table, result.scalars))
-        show_further_rungs(result.tables["rungs"])
+        show_further_rungs(result.tables["calibration_points"])
 
 
 def _layer_pairs(layers: LayerChoice, models: Sequence[StateSource]) -> list[tuple[int, int]]:

@@ -147,7 +147,7 @@ class Stitching(
             tables={"details": details},
             models=[setting.source.describe(), setting.target.describe()],
             facts={"data": {"name": config.data.name, **corpus.facts()}},
-            blank=[name for name in details.columns if name.startswith("left_to_gain")],
+            blank=[name for name in details.columns if name.startswith("upper_bound_of_gain")],
         )
 
     # ---- figures and screen

@@ -76,8 +76,8 @@ def sentence_of_direction(table: pd.DataFrame) -> str:
     target = "itself" if is_itself else str(first["target"])
     verb = "feeds" if len(table) == 1 else "feed"
     cost = f"at a cost of {_range(table, 'penalty')} nats per token"
-    if "reading" in table:
-        cost += f", as much as rounding {target} to {_range(table, 'reading')} bits"
+    if "equivalent_bits" in table:
+        cost += f", as much as rounding {target} to {_range(table, 'equivalent_bits')} bits"
 
     baselines = []
     if not is_itself:
@@ -136,22 +136,22 @@ def _columns_of_direction(rows: pd.DataFrame) -> list[Column]:
     for label, name in BASELINES.items():
         if name in rows:
             columns.append(number_column(label, rows[name], ".2f"))
-    if "reading" in rows:
-        columns.append(number_column("bits", [in_bits(reading) for reading in rows["reading"]]))
-    if "left_to_gain" in rows:
-        gains = [_gain_in_words(gain) for gain in rows["left_to_gain"]]
+    if "equivalent_bits" in rows:
+        columns.append(number_column("bits", rows["equivalent_bits"].map(in_bits)))
+    if "upper_bound_of_gain" in rows:
+        gains = [_gain_in_words(gain) for gain in rows["upper_bound_of_gain"]]
         columns.append(number_column("to gain", gains))
     return columns
 
 
 def _show_convergence(table: pd.DataFrame) -> None:
     """Say what longer training would gain, or where that is unknown; closed forms gain nothing."""
-    if "left_to_gain" not in table:
+    if "upper_bound_of_gain" not in table:
         return
-    has_no_bound = table["left_to_gain"].isna()
+    has_no_bound = table["upper_bound_of_gain"].isna()
     bounded = table[~has_no_bound]
     if len(bounded):
-        gain = max(bounded["left_to_gain"].max(), 0.0)
+        gain = max(bounded["upper_bound_of_gain"].max(), 0.0)
         layers = f" at {layer_pairs_in_words(bounded)}" if has_no_bound.any() else ""
         show_text(f"Training three times longer would gain at most about {gain:.2f} nats{layers}.")
     if has_no_bound.any():

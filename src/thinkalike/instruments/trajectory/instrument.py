@@ -112,17 +112,17 @@ class Trajectory(
         figures.trajectory(result.table, result.tables, folder)
 
     def headlines(self, result: Result) -> Sequence[Headline]:
-        """Return when the loss and when likeness to the last checkpoint settled."""
+        """Return when the loss and when the similarity to the last checkpoint settled."""
         headlines = []
-        for name in ("loss_settles", "likeness_settles"):
+        for name in ("loss_settles", "similarity_settles"):
             if name in result.scalars:
                 headlines.append(Headline(name, result.scalars[name]))
         return headlines
 
     def show(self, result: Result) -> None:
-        show_steps(result)
-        show_onsets(result.tables["onsets"])
         show_settling(result)
+        show_onsets(result.tables["onsets"])
+        show_steps(result)
 
 
 def training(config: AnalyzeConfig) -> Any:
