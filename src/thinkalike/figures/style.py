@@ -38,6 +38,7 @@ TITLE_SIZE = 7.5  # points
 SMALL = 6.5  # points, of ticks, legends and names beside lines
 VALUE_SIZE = 6  # points, of the numbers in cells
 VALUE_WIDTH = 0.29  # inches of a cell that has a number
+LONG_WORD = 6  # letters
 LETTER_WIDTH = 0.56  # of the size of a font, about, in English text
 POINTS_PER_INCH = 72
 SCREEN_DPI = 180  # of a figure in a notebook, where 3.3 inches at 100 would be small
@@ -191,16 +192,25 @@ def write_title(figure: Figure, axes: Axes, *lines: str) -> None:
         axes: Its first axes.
         lines: What is compared, and then how much of it and what intervals are; "" is left out.
     """
-    letters = int(figure.get_figwidth() * POINTS_PER_INCH / (LETTER_WIDTH * TITLE_SIZE))
-    wrapped = []
-    for text in lines:
-        for paragraph in text.splitlines():
-            wrapped += textwrap.wrap(paragraph, letters)
-    title = "\n".join(wrapped)
+    paragraphs = [paragraph for text in lines for paragraph in text.splitlines()]
+    title = "\n".join(in_lines(paragraph, figure.get_figwidth()) for paragraph in paragraphs)
     if _screen is not None and _screen.place is not None:
         axes.set_title(title, fontsize=TITLE_SIZE)
     else:
         figure.suptitle(title, fontsize=TITLE_SIZE)
+
+
+def in_lines(text: str, inches: float) -> str:
+    """Return a title or the label of an axis in lines that fit into a width."""
+    letters = inches * POINTS_PER_INCH / (LETTER_WIDTH * TITLE_SIZE)
+    lines = max(math.ceil(len(text) / letters), 1)
+    if lines == 1:
+        return text
+
+    # Lines of about one length, so that no word stands alone below the others.
+    balanced = len(text) / lines + LONG_WORD
+    width = int(max(min(letters, balanced), 1))
+    return "\n".join(textwrap.wrap(text, width, break_long_words=False))
 
 
 def colour_range(values: np.ndarray, scale: tuple[float, float]) -> tuple[float, float]:
@@ -233,7 +243,11 @@ def lower_half(values: np.ndarray) -> np.ndarray:
 
 
 def heatmap(
-    axes: Axes, cells: pd.DataFrame, scale: Normalize, colours: str | Colormap
+    axes: Axes,
+    cells: pd.DataFrame,
+    scale: Normalize,
+    colours: str | Colormap,
+    most_ticks: int = 8,
 ) -> AxesImage:
     """Draw a matrix of layers, rows the source's, columns the target's, layer 0 at the bottom.
 
@@ -247,8 +261,8 @@ def heatmap(
     if is_missing.any():
         show_missing(axes, is_missing)
     longest = max(cells.shape)
-    ticks(axes.xaxis, cells.columns, 8 * len(cells.columns) / longest)
-    ticks(axes.yaxis, cells.index, 8 * len(cells.index) / longest)
+    ticks(axes.xaxis, cells.columns, most_ticks * len(cells.columns) / longest)
+    ticks(axes.yaxis, cells.index, most_ticks * len(cells.index) / longest)
     axes.spines[:].set_visible(False)
     return image
 
@@ -260,7 +274,9 @@ def show_missing(axes: Axes, is_missing: np.ndarray, reason: str = "not computed
         corner = (column - 0.5, row - 0.5)
         axes.add_patch(Rectangle(corner, 1, 1, facecolor=MISSING, linewidth=0))
     grey = Patch(facecolor=MISSING, label=reason)
-    axes.legend(handles=[grey], loc="upper center", bbox_to_anchor=(0.5, -0.3))
+    figure = axes.figure
+    if not figure.legends:  # a panel before this one may have it
+        figure.legend(handles=[grey], loc="outside lower left")
 
 
 def write_values(axes: Axes, values: np.ndarray, image: AxesImage) -> None:
@@ -333,7 +349,7 @@ def colour_of(number: int) -> str:
 def layer_name(layer: object) -> str:
     """Return a layer as figures call it."""
     if str(layer) == EMBEDDING:
-        return "embed"
+        return "emb"
     return str(layer)
 
 

@@ -92,7 +92,8 @@ class Distance(
         if "components" in result.tables:
             super().draw(result, folder)
         else:
-            figures.shifts(result.table, folder, rows_of(result))
+            about = f"{rows_of(result)}\nbars: 95 % intervals over documents"
+            figures.shifts(result.table, folder, about)
 
     def headlines(self, result: Result) -> Sequence[Headline]:
         row = result.table.iloc[int(result.table["value"].argmax())]

@@ -115,7 +115,10 @@ class Lineage(
         sides = ["source", "target", "source_layer", "target_layer"]
         by_layer = blocks.assign(value=value).groupby(sides, sort=False)["value"]
         shares: pd.DataFrame = by_layer.max().reset_index()
-        figures.layer_heatmaps(shares, folder, "units_in_place", "share of units in place")
+        most_units = int(blocks["units"].max())
+        about = f"of up to {most_units:,} hidden units of a block"
+        label = "share of units in place"
+        figures.layer_heatmaps(shares, folder, "units_in_place", label, about=about)
 
     def headlines(self, result: Result) -> Sequence[Headline]:
         names = ("blocks_with_origin", "lowest_p_corrected")

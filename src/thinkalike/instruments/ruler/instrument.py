@@ -202,9 +202,10 @@ class Ruler(
         )
 
     def draw(self, result: Result, folder: Path) -> None:
-        label = "share of what varies beyond word, position and neighbours"
         documents = result.scalars["documents"]
-        figures.ruler(result.table, result.tables["calibration_points"], documents, folder, label)
+        figures.ruler(
+            result.table, result.tables["calibration_points"], documents, folder, "residual R²"
+        )
 
     def headlines(self, result: Result) -> Sequence[Headline]:
         """Return what the middle layer pair shares, and its reading in bits of each side."""
