@@ -21,6 +21,7 @@ from thinkalike.figures.style import (
     check_axes,
     colour_of,
     colour_range,
+    colours_of,
     heatmap,
     in_lines,
     line,
@@ -28,6 +29,7 @@ from thinkalike.figures.style import (
     show_missing,
     shown,
     ticks,
+    width_of,
     write_title,
     write_values,
 )
@@ -252,7 +254,7 @@ def similarity(
         about: How much was compared.
     """
     rows = 1
-    width = min(COLUMN * len(matrices), PAGE)
+    width = width_of(len(matrices))
     height = 2.9
     if below:
         rows = 2
@@ -284,12 +286,8 @@ def _draw_blocks(axes: Axes, table: pd.DataFrame) -> AxesImage:
     layer_names = list(layers["source_layer"])
     values = table["value"].to_numpy(float).reshape(len(layers), len(layers))
     cells = pd.DataFrame(values, index=layer_names, columns=layer_names)
-    lowest, highest = colour_range(values, (-1.0, 1.0))
-    if lowest < 0:
-        norm = Normalize(-max(-lowest, highest), max(-lowest, highest))
-        image = heatmap(axes, cells, norm, "RdBu_r")
-    else:
-        image = heatmap(axes, cells, Normalize(lowest, highest), "magma")
+    norm, colours = colours_of(values, (-1.0, 1.0))
+    image = heatmap(axes, cells, norm, colours)
     if (COLUMN - BESIDE_MATRIX) / len(layers) >= VALUE_WIDTH:
         write_values(axes, np.ma.asarray(image.get_array()), image)
 

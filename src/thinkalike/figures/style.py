@@ -19,13 +19,14 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
+from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
 from thinkalike.errors import ConfigError, short
 
 if TYPE_CHECKING:
-    from matplotlib.colors import Colormap, Normalize
+    from matplotlib.colors import Colormap
     from matplotlib.image import AxesImage
 
 COLUMN = 3.3
@@ -37,7 +38,7 @@ PAGE = 6.9
 TITLE_SIZE = 7.5  # points
 SMALL = 6.5  # points, of ticks, legends and names beside lines
 VALUE_SIZE = 6  # points, of the numbers in cells
-VALUE_WIDTH = 0.29  # inches of a cell that has a number
+VALUE_WIDTH = 0.23  # inches of a cell that has a number
 LONG_WORD = 6  # letters
 LETTER_WIDTH = 0.56  # of the size of a font, about, in English text
 POINTS_PER_INCH = 72
@@ -184,6 +185,13 @@ def close(figures: Iterable[Figure]) -> None:
         pyplot.close(figure)
 
 
+def width_of(panels: int) -> float:
+    """Return the width of a figure with so many panels in a row: a column's, or a page's."""
+    if panels == 1:
+        return COLUMN
+    return PAGE
+
+
 def write_title(figure: Figure, axes: Axes, *lines: str) -> None:
     """Write a title over a whole figure, or over axes of the user's; long lines are wrapped.
 
@@ -228,6 +236,18 @@ def colour_range(values: np.ndarray, scale: tuple[float, float]) -> tuple[float,
     highest = float(finite.max())
     least_span = LEAST_SPAN * (scale[1] - scale[0])
     return lowest, max(highest, lowest + least_span)
+
+
+def colours_of(values: np.ndarray, scale: tuple[float, float]) -> tuple[Normalize, str]:
+    """Return the scale of colours of values and the name of the colours.
+
+    Where there are negative values, white is 0, and both ends are as far from it.
+    """
+    lowest, highest = colour_range(values, scale)
+    if lowest < 0:
+        farthest = max(-lowest, highest)
+        return Normalize(-farthest, farthest), "RdBu_r"
+    return Normalize(lowest, highest), "magma"
 
 
 def lower_half(values: np.ndarray) -> np.ndarray:
