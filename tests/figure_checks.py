@@ -47,6 +47,10 @@ def _of_small_text(texts: list[Text]) -> list[str]:
 def _of_cut_text(figure: Figure, texts: list[Text]) -> list[str]:
     found = []
     limits = figure.bbox.padded(figure.dpi / 72 * TOLERANCE)
+    legends = [axes.get_legend() for axes in figure.axes if axes.get_legend() is not None]
+    for legend in [*figure.legends, *legends]:
+        if legend.get_window_extent().x0 < limits.x0 or legend.get_window_extent().x1 > limits.x1:
+            found.append(f"the legend of {legend.get_texts()[0].get_text()!r} reaches out of the figure")
     for text in texts:
         box = text.get_window_extent()
         if box.x0 < limits.x0 or box.x1 > limits.x1 or box.y0 < limits.y0 or box.y1 > limits.y1:

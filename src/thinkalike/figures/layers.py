@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
 MARKERS = "osD^vP*X"
 SHORT_NAME = 6  # letters of the name of a layer
+MOST_BESIDE_EMBEDDING = 7  # ticks at an axis that may begin with the embedding
 MOST_TICKS = 6  # at an axis of a panel that shares its row
 
 # inches
@@ -258,12 +259,12 @@ def similarity(
     height = 2.9
     if below:
         rows = 2
-        height = 6.0
+        height = 6.6
     with canvas(width, height, rows, len(matrices), squeeze=False) as (figure, panels):
         for column, (title, table) in enumerate(matrices.items()):
             axes = panels[0][column]
             image = _draw_blocks(axes, table)
-            _add_colorbar(figure, axes, image, title)
+            _add_colorbar(figure, axes, image, title, is_below=len(matrices) > 1)
             if below:
                 below(panels[1][column], title)
         first = next(iter(matrices.values()))
@@ -304,7 +305,7 @@ def _draw_blocks(axes: Axes, table: pd.DataFrame) -> AxesImage:
 
     middles = ends - layer_counts / 2 - 0.5
     for axis in (axes.xaxis, axes.yaxis):
-        ticks(axis, layer_names, 16, fontsize=6)
+        ticks(axis, layer_names, 12, fontsize=6)
         model_names = [str(name) for name in layer_counts.index]
         axis.set_ticks(middles, model_names, minor=True, fontsize=SMALL)
 
@@ -316,6 +317,7 @@ def _draw_blocks(axes: Axes, table: pd.DataFrame) -> AxesImage:
     axes.tick_params(which="minor", axis="x", labelrotation=30)
     for name in axes.get_xticklabels(minor=True):
         name.set(ha="right", rotation_mode="anchor")
+    axes.set(xlabel="layer, by model", ylabel="layer, by model")
     return image
 
 
@@ -346,7 +348,7 @@ def changes(
         if is_missing.any():
             show_missing(upper, is_missing, "the model has no such module")
         upper.set_yticks(range(len(cells)), list(cells.index))
-        ticks(upper.xaxis, cells.columns, 12)
+        ticks(upper.xaxis, cells.columns, MOST_BESIDE_EMBEDDING)
         upper.set(xlabel="layer", ylabel="module")
         bar = figure.colorbar(
             image,
@@ -361,7 +363,7 @@ def changes(
 
         ends = ("distance_low", "distance_high")
         line(lower, layers, "distance", ends, "distance", colour_of(0), "o-")
-        ticks(lower.xaxis, layers["layer"], 12)
+        ticks(lower.xaxis, layers["layer"], MOST_BESIDE_EMBEDDING)
         lower.set(xlabel="layer", ylabel="relative distance\nof states")
         lower.set_ylim(0, HEADROOM * layers["distance_high"].max())
         write_title(figure, upper, names, about)

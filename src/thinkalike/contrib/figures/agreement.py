@@ -33,7 +33,7 @@ def draw_agreement(table: pd.DataFrame, measures: Sequence[str], folder: Path) -
     cells = cells.mask(np.eye(len(names), dtype=bool), 1.0)
     order = cells.mean().sort_values(ascending=False, kind="stable").index
     cells = cells.loc[order, order]
-    with canvas(COLUMN, COLUMN) as (figure, axes):
+    with canvas(COLUMN, 2.9) as (figure, axes):
         inches = COLUMN - BESIDE_MATRIX
         image = draw_correlation_matrix(axes, cells, rotation=90.0, inches=inches, ha="right")
         label = "Spearman's ρ over layer pairs"

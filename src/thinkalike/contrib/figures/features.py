@@ -80,7 +80,7 @@ def draw_plane(axes: Axes, points: pd.DataFrame) -> None:
                 textcoords="offset points",
             )
     axes.set_title(f"layers in a plane (MDS), stress {points['stress'].iloc[0]:.2f}")
-    axes.legend(ncols=3, loc="upper center", bbox_to_anchor=(0.5, 0.0))
+    axes.legend(ncols=2, loc="upper center", bbox_to_anchor=(0.5, 0.0))
     axes.set_aspect("equal", adjustable="datalim")
     axes.set(xticks=[], yticks=[])
 

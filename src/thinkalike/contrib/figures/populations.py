@@ -46,6 +46,7 @@ def draw_groups_by_depth(panels_by_title: Mapping[str, pd.DataFrame], folder: Pa
     down = -(-n_panels // across)
     all_rows = pd.concat(list(panels_by_title.values()))
     values = all_rows.set_index("column")[["mean", "low", "high"]]
+    handle_of_label = {}
     finite = values.replace([np.inf, -np.inf], np.nan)  # an interval may be unbounded
     with canvas(PAGE, 2.3 * down + 0.3, down, across, squeeze=False) as (figure, panels):
         for axes in panels.flat[n_panels:]:
@@ -58,7 +59,10 @@ def draw_groups_by_depth(panels_by_title: Mapping[str, pd.DataFrame], folder: Pa
             _draw_means(axes, table)
             axes.set_ylim(lowest - margin, highest + margin)
             axes.set(ylabel=LABELS[quantity], title=title)
-            axes.legend()
+            for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+                handle_of_label[label] = handle
+        labels = list(handle_of_label)
+        figure.legend(handle_of_label.values(), labels, loc="outside lower center", ncols=3)
         note = "bars: 95 % intervals over models; panels of one quantity have one scale"
         write_title(figure, panels[0, 0], "Pairs of models within and between groups", note)
         save(figure, folder, "groups")

@@ -58,7 +58,7 @@ def _draw_onsets(axes: Axes, onsets: pd.DataFrame) -> None:
             )
     axes.set_yticks(range(len(features)), features)
     axes.set(
-        title="number of seeds with an onset at a step (none: absent at the end)",
+        title="seeds with an onset at a step; blank: none",
         ylabel="feature",
         ylim=(-0.5, len(features) - 0.5),
     )
