@@ -113,8 +113,25 @@ def test_long_jobs_are_offered_a_budget_that_holds(slow):
 
 
 def test_a_job_that_leaves_nothing_out_takes_no_budget(slow):
-    with pytest.raises(ConfigError, match="budget=5min is for a comparison or stitch"):
-        budget.within(composed("analyze", "measure=mlem", "budget=5min", *PAIR[:1]), [])
+    with pytest.raises(ConfigError, match="budget=5min chooses layers, text or stimuli"):
+        budget.within(composed("analyze", "measure=lineage", "budget=5min", *PAIR), [])
+
+
+@pytest.mark.parametrize(
+    ("words", "part", "setting"),
+    [
+        (["measure=diff", "model=gelu-3l-mini", "model@target=gelu-3l-mini-s1"], "measure", "tokens"),
+        (["measure=loss", "model=gelu-3l-mini"], "data", "report_tokens"),
+        (["measure=mlem", "model=gpt2-mini", "stimuli.sentences=800"], "stimuli", "sample"),
+    ],
+)
+def test_each_instrument_of_text_or_stimuli_reads_less_in_less_time(slow, words, part, setting):
+    config = composed("analyze", *words)
+    none_chosen = [budget.smaller(config, [], time) for time in ("1s", "20h")]
+    least, all_of_it = (getattr(getattr(job.config, part), setting) for job in none_chosen)
+    assert none_chosen[0].seconds < none_chosen[1].seconds
+    assert all_of_it in (getattr(getattr(config, part), setting), 2**18)
+    assert all_of_it is None or least < all_of_it
 
 
 def test_a_budget_that_has_nothing_to_choose_is_refused(slow):

@@ -49,7 +49,7 @@ def numbers_of(name, cli, minis, text_files, *more):
         words += ["data.report_tokens=4096", "data.report_share=0.4"]
         words += [f"target.path={minis}/b"] if name != "loss" else []
     result = cli(script, *words, *more).result
-    return result.table[column].to_numpy(), result.provenance["models"]
+    return result.details[column].to_numpy(), result.provenance["models"]
 
 
 @pytest.mark.parametrize(("place", "name"), [*(("cpu", name) for name in QUICK), *SLOW, *GPU])

@@ -42,8 +42,8 @@ def test_tables_and_columns_and_numbers_have_their_present_names(tmp_path):
         "model", "layer", "calibration_point", "bits", "value", "value_forward",
     ]  # fmt: skip
     expected = RULER.rename(columns=renamed(FORMER_COLUMNS["ruler"])).rename(columns=with_ends(FORMER_COLUMNS["ruler"]))
-    pd.testing.assert_frame_equal(result.table, expected)
-    assert result.table["above_local_mixing_low"].item() == 0.1
+    pd.testing.assert_frame_equal(result.details, expected)
+    assert result.details["above_local_mixing_low"].item() == 0.1
     assert (folder / "rungs.csv").read_text().startswith("model,layer,rung"), "files stay as they are"
 
 
@@ -55,7 +55,7 @@ def with_ends(names):
 def test_one_name_may_have_stood_for_several_things(tmp_path):
     tables = {"table": DIFF, "directions": DIRECTIONS, "words": WORDS}
     result = open_result(finish(tmp_path, "diff", "old", tables, scalars={"parts": 1.0}).folder)
-    assert list(result.table) == [
+    assert list(result.details) == [
         "component", "layer", "relative_weight_change", "restoring_effect", "mean_effect",
         "weight_change_beyond_control",
     ]  # fmt: skip

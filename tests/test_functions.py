@@ -1,5 +1,6 @@
 """The functions for notebooks: the same tables as commands, of models, text and stimuli in memory; and the examples."""
 
+import collections
 import copy
 import doctest
 import inspect
@@ -28,6 +29,7 @@ from conftest import of_core, with_slow
 from thinkalike import jobs, load_model, measures, open_result
 from thinkalike.config import MEASURES, AnalyzeConfig, DataConfig, ModelConfig, StimuliConfig, measure_schema
 from thinkalike.config.schema import initial_of
+from thinkalike.digests import tokenizer_fingerprint
 from thinkalike.errors import (
     ConfigError,
     DataError,
@@ -49,6 +51,7 @@ from thinkalike.models.labels import told_apart
 from thinkalike.store import Result
 from thinkalike.training.recipe import StitchConfig, StitchJob
 
+SAME_CALL = "0"  # stands for the random text that all models of one call of a function share
 PAIR = ("gelu-3l-mini", "solu-3l-mini")
 FRAME = pd.DataFrame(
     [(f"The {word}{'s' * many} ran.", f"{word}{'s' * many}", many, kind)
@@ -129,6 +132,7 @@ def test_a_function_gives_the_table_of_its_command(kind, files, cli, tmp_path):
 
 JOBS = {"stitch": ["stitch"], "compare": ["cka", "r2", "ruler", "mutual_knn", "svcca", "distance", "jsd", "rsa", "mlem",
                                            "diff"],
+        "ruler": ["ruler"], "loss": ["loss"],
         "mlem": ["mlem"], "rsa": ["rsa"], "diff": ["diff"], "lineage": ["lineage"],
         "trajectory": ["trajectory"]}  # fmt: skip
 COMMON = {each.name for part in (DataConfig, StimuliConfig, AnalyzeConfig) for each in fields(part)} | {"site", "head"}
@@ -229,7 +233,7 @@ def test_a_model_in_memory_is_keyed_by_what_it_is():
     other = thinkalike.compare((changed, given[1]), store="kept", texts=TEXTS, **FEW)
     assert other.key != first.key
     both = thinkalike.compare(given, (changed, given[1]), texts=TEXTS, **FEW)
-    assert list(dict.fromkeys(both.table["target"])) == ["gpt2-mini (2)", "gpt2-mini"]
+    assert list(dict.fromkeys(both.details["target"])) == ["gpt2-mini (2)", "gpt2-mini"]
 
 
 def small_llama():
@@ -327,7 +331,7 @@ def test_a_change_that_no_sample_shows_is_in_the_code_of_a_function():
         late_change(model, factor)
     frozen = [load_model(model, cutter) for model in models]
     assert len({sample_digest(model) for model in frozen}) == 1, "the sample is too short for it"
-    paths = [config_of(model).digest for model in frozen]
+    paths = [config_of(model, SAME_CALL).digest for model in frozen]
     assert paths[1] == paths[2]
     assert len(set(paths)) == 3
     found = thinkalike.diff((models[1], cutter), (models[3], cutter), texts=TEXTS, tokens=256)
@@ -340,14 +344,14 @@ def test_a_patch_of_a_library_enters_the_key(monkeypatch):
     from transformers.models.llama import modeling_llama
 
     model = load_model(small_llama(), tiny.tokenizer())
-    before = config_of(model).digest
+    before = config_of(model, SAME_CALL).digest
     with monkeypatch.context() as patch:
         patch.setattr(modeling_llama, "rotate_half", lambda states: states.flip(-1))
-        assert config_of(model).digest != before
+        assert config_of(model, SAME_CALL).digest != before
     with monkeypatch.context() as patch:
         patch.setattr(modeling_llama.LlamaMLP, "forward", lambda self, states: self.down_proj(self.up_proj(states)))
-        assert config_of(model).digest != before
-    assert config_of(model).digest == before
+        assert config_of(model, SAME_CALL).digest != before
+    assert config_of(model, SAME_CALL).digest == before
 
 
 USES = {
@@ -365,12 +369,12 @@ USES = {
 def test_what_a_user_did_with_a_model_before_is_no_part_of_its_key(use):
     """Nor of that of another model: compiled functions stay among the globals of transformers, without a module."""
     tokens = torch.arange(5)[None]
-    before = config_of(load_model(small_llama(), tiny.tokenizer())).digest
+    before = config_of(load_model(small_llama(), tiny.tokenizer()), SAME_CALL).digest
     model = small_llama()
     with torch.no_grad():
         use(model, tokens)
-    assert config_of(load_model(model, tiny.tokenizer())).digest == before
-    assert config_of(load_model(small_llama(), tiny.tokenizer())).digest == before
+    assert config_of(load_model(model, tiny.tokenizer()), SAME_CALL).digest == before
+    assert config_of(load_model(small_llama(), tiny.tokenizer()), SAME_CALL).digest == before
 
 
 def test_a_patch_that_was_made_from_text_enters_the_key(monkeypatch):
@@ -378,16 +382,16 @@ def test_a_patch_that_was_made_from_text_enters_the_key(monkeypatch):
     from transformers.models.llama import modeling_llama
 
     model = load_model(small_llama(), tiny.tokenizer())
-    before = config_of(model).digest
+    before = config_of(model, SAME_CALL).digest
     namespace: dict = {}
     exec("def rotate_half(states): return states.flip(-1)", {}, namespace)
     assert namespace["rotate_half"].__module__ is None
     with monkeypatch.context() as patch:
         patch.setattr(modeling_llama, "rotate_half", namespace["rotate_half"])
-        assert config_of(model).digest != before
+        assert config_of(model, SAME_CALL).digest != before
     with monkeypatch.context() as patch:
         patch.setattr(modeling_llama, "a_name_that_nothing_reads", namespace["rotate_half"], raising=False)
-        assert config_of(model).digest == before
+        assert config_of(model, SAME_CALL).digest == before
 
 
 def test_a_model_in_memory_has_one_key_in_every_process(tmp_path):
@@ -396,7 +400,7 @@ def test_a_model_in_memory_has_one_key_in_every_process(tmp_path):
         "from thinkalike import load_model\n"
         "from thinkalike.inputs import config_of\n"
         "model = tests.small_llama(); tests.hooked(model); tests.replaced_forward(model)\n"
-        "print(config_of(load_model(model, tiny.tokenizer())).digest)"
+        "print(config_of(load_model(model, tiny.tokenizer()), tests.SAME_CALL).digest)"
     )
     paths = set()
     for seed, threads in (("1", "1"), ("2", "2")):
@@ -406,10 +410,65 @@ def test_a_model_in_memory_has_one_key_in_every_process(tmp_path):
     assert len(paths) == 1
 
 
+class Strength:
+    """The strength of a steering hook, in places that cannot be read from outside."""
+
+    __slots__ = ("in_a_slot",)
+    of_all = 1.0
+
+    def __init__(self):
+        self.in_a_slot = 1.0
+
+
+STRENGTH = Strength()
+STRENGTHS = collections.deque([1.0])
+OWN_CODE = {  # what a hook reads, and what changes it
+    "an attribute of a class": (lambda: Strength.of_all, lambda: setattr(Strength, "of_all", 9.0)),
+    "a slot": (lambda: STRENGTH.in_a_slot, lambda: setattr(STRENGTH, "in_a_slot", 9.0)),
+    "a queue": (lambda: STRENGTHS[0], lambda: STRENGTHS.__setitem__(0, 9.0)),
+    "the environment": (lambda: float(os.environ.get("STRENGTH", "1")), lambda: os.environ.update(STRENGTH="9")),
+    "a module": (lambda: getattr(sys.modules["tiny"], "strength", 1.0), lambda: setattr(tiny, "strength", 9.0)),
+}
+
+
+@pytest.mark.parametrize(("read", "change"), OWN_CODE.values(), ids=OWN_CODE)
+def test_what_own_code_reads_is_read_at_each_call(read, change, tmp_path, monkeypatch):
+    """Whatever the hook reads, the second call gives what it would give alone."""
+    monkeypatch.setenv("STRENGTH", "1")
+    monkeypatch.setattr(tiny, "strength", 1.0, raising=False)
+    model = small_llama()
+
+    def strengthen_long_batches(_, __, output):  # which no sample of tokens at loading shows
+        return output * (read() if len(output) > 3 else 1.0)
+
+    model.model.layers[0].mlp.register_forward_hook(strengthen_long_batches)
+    pair = ((model, tiny.tokenizer()), (small_llama(), tiny.tokenizer()))
+    before = thinkalike.compare(*pair, store=tmp_path / "kept", texts=TEXTS, context=32, **FEW)
+    change()
+    after = thinkalike.compare(*pair, store=tmp_path / "kept", texts=TEXTS, context=32, **FEW)
+    alone = thinkalike.compare(*pair, texts=TEXTS, context=32, **FEW)
+    values = [result.table["value"].tolist() for result in (before, after, alone)]
+    assert values[1] == values[2]
+    assert values[0] != values[1], "the change has no effect, and the test could not fail"
+
+
+def test_a_tokenizer_with_a_method_of_its_own_is_another_one(tmp_path):
+    class Capitals(type(tiny.tokenizer())):
+        def __call__(self, text, *args, **kwargs):
+            capitals = text.upper() if isinstance(text, str) else [entry.upper() for entry in text]
+            return super().__call__(capitals, *args, **kwargs)
+
+    plain = tiny.tokenizer()
+    capitals = copy.deepcopy(plain)
+    capitals.__class__ = Capitals
+    assert tokenizer_fingerprint(plain) != tokenizer_fingerprint(capitals)
+    assert tokenizer_fingerprint(plain) == tokenizer_fingerprint(tiny.tokenizer())
+
+
 def test_a_list_that_a_hook_fills_is_no_part_of_the_key():
     model, rows = small_llama(), []
     model.model.layers[0].register_forward_hook(lambda _, __, output: rows.append(output[0, 0]))
-    paths = {config_of(load_model(model, tiny.tokenizer())).digest for _ in range(2)}
+    paths = {config_of(load_model(model, tiny.tokenizer()), SAME_CALL).digest for _ in range(2)}
     assert rows
     assert len(paths) == 1
 
@@ -466,7 +525,7 @@ def test_a_factor_beside_a_count_of_calls_is_part_of_the_key(holder):
             lambda _, __, output: torch.cat([output[:, :10_000], scaled(output[:, 10_000:])], 1)
         )
         frozen = load_model(model, tiny.tokenizer())
-        paths = {config_of(frozen).digest for _ in range(3)}
+        paths = {config_of(frozen, SAME_CALL).digest for _ in range(3)}
         assert len(paths) == 1, "the count alone makes no other model"
         return paths.pop()
 
@@ -476,7 +535,6 @@ def test_a_factor_beside_a_count_of_calls_is_part_of_the_key(holder):
 
 def test_a_result_in_memory_is_in_no_folder_until_it_is_saved(tmp_path):
     result = thinkalike.compare(PAIR[0], texts=[{"text": text} for text in TEXTS], **FEW)
-    assert "CKA of the layers of gelu-3l-mini" in result._repr_html_()
     assert (result.is_kept, "not kept" in repr(result)) == (False, True)
     with pytest.raises(StoreError, match=r"^this result is in memory and has no folder; save it by result.save"):
         _ = result.folder
@@ -486,7 +544,7 @@ def test_a_result_in_memory_is_in_no_folder_until_it_is_saved(tmp_path):
     assert opened.headlines == saved.headlines == result.headlines
     assert opened.config == result.config
     pd.testing.assert_frame_equal(opened.table, result.table, check_exact=True)
-    assert opened._repr_html_() == result._repr_html_()
+    assert opened.summary == result.summary
 
 
 def test_stitches_in_memory_are_those_of_the_saved_result(tmp_path):
@@ -635,12 +693,12 @@ def test_profiles_and_matrices_of_distances_are_in_the_order_in_which_sides_are_
     for sides in ([states, "gelu-3l-mini"], ["gelu-3l-mini", states]):
         names = ["gelu-3l-mini" if side is not states else "arrays" for side in sides]
         assert _names_in(thinkalike.rsa(sides, stimuli=FRAME).provenance) == names
-        assert list(dict.fromkeys(thinkalike.mlem(*sides, stimuli=FRAME, **PROFILES).table["model"])) == names
+        assert list(dict.fromkeys(thinkalike.mlem(*sides, stimuli=FRAME, **PROFILES).details["model"])) == names
 
 
 def test_the_name_of_a_measure_in_a_file_is_the_word_of_a_person():
     Path("half.py").write_text("def half(x, y):\n    return 0.5\n")
-    assert thinkalike.compare(STATES, OTHERS, measure="half.py:half").table["value"].tolist()[-1] == 0.5
+    assert thinkalike.compare(STATES, OTHERS, measure="half.py:half").details["value"].tolist()[-1] == 0.5
 
 
 def test_fields_of_records_that_are_not_read_may_hold_anything():
@@ -683,7 +741,7 @@ def test_states_that_a_hook_of_transformers_wrote_are_those_of_the_model():
     [
         (lambda: thinkalike.stitch(PAIR[0], steps=-1), "^steps=-1 must be"),
         (lambda: thinkalike.stitch(PAIR[0], texts=[{"body": "a"}]), "^texts line 1 has no text in field text"),
-        (lambda: thinkalike.stitch("states.npz"), "^stitch runs models, and states that are given cannot"),
+        (lambda: thinkalike.stitch("states.npz"), "^stitch runs models, which arrays of states cannot re"),
         (lambda: thinkalike.compare(PAIR[0], neighbours=3), "^neighbours is no setting of cka"),
         (lambda: thinkalike.compare(PAIR[0], stimuli=FRAME), "^stimuli= has no effect on cka"),
         (lambda: thinkalike.compare(np.eye(9), "gpt2-mini"), "^stimuli is missing: a table that has a row for each"),

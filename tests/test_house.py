@@ -47,6 +47,7 @@ LEVELS = {
     "data": 2,
     "measures": 1.5,  # knows arguments, errors and processes at most: no models, files or configuration
     "tables": 3,
+    "ranking": 0,
     "store": 2,
     "unkept": 2.2,  # knows store
     "states": 2.5,
@@ -57,13 +58,14 @@ LEVELS = {
     "job": 4,
     "training": 4,
     "instruments": 5,
+    "state_arguments": 5.4,
     "inputs": 5.5,
     "jobs": 5.8,
     "functions": 6,
     "writing": 6.5,
     "listing": 6,
-    "forecast": 6,
-    "budget": 6.5,  # knows forecast
+    "forecast": 5.6,
+    "budget": 5.7,  # knows forecast
     "report": 7,
     "completion": 7,
     "cli": 8,

@@ -77,7 +77,7 @@ def test_an_mlem_job_stores_the_importance_of_features(family, cli, words, check
     model, groups = MLEM(alpha=[0.01, 1.0]), torch.from_numpy(stimuli.sentence)
     features = stimuli.codes().table
     expected = feature_importance(model, features, states, groups=groups, permutations=2)
-    table = result.table
+    table = result.details
     assert list(table.columns) == ["model", "layer", "feature", "importance", "low", "high", "weight"]
     assert list(table["feature"][:8]) == stimuli.names
     for column, values in zip(("importance", "low", "high"), expected.profile(), strict=True):
@@ -100,7 +100,7 @@ def test_rsa_of_two_models_is_scipys(cli, words, checkpoints):
     more = ["measure.permutations=9", "measure.distance=cosine", "measure.massive=keep"]
     done = cli("analyze.py", "measure=rsa", *both, *words, *more)
     assert "Least similar" in done.stdout
-    table, stimuli = done.result.table, controlled_stimuli(SENTENCES)
+    table, stimuli = done.result.details, controlled_stimuli(SENTENCES)
     states = [layer for family in ("bert", "mamba") for layer in states_of(checkpoints[family], stimuli)]
     distances = [pdist(layer.double().numpy(), "cosine") for layer in states]
     expected = np.array([[spearmanr(a, b).statistic for b in distances] for a in distances])
@@ -115,8 +115,8 @@ def test_pairs_of_features_and_p_values_are_there_when_asked_for(cli, words, tab
     own = [f"activations={recording}", "stimuli=table", f"stimuli.path={table}", "measure.weights=full"]
     more = ["measure.interactions=[[colour,size]]", "measure.null=2"]
     result = cli("analyze.py", "measure=mlem", *own, *words[1:], *QUICK, *more).result
-    assert result.table["p"].between(1 / 3, 1).all()
-    assert (result.table["p_corrected"] >= result.table["p"]).all()
+    assert result.details["p"].between(1 / 3, 1).all()
+    assert (result.details["p_corrected"] >= result.details["p"]).all()
     assert list(result.tables["interactions"]["features"]) == ["colour x size"] * 2
     assert (result.tables["interactions"]["low"] <= result.tables["interactions"]["effect"]).all()
 
@@ -124,16 +124,16 @@ def test_pairs_of_features_and_p_values_are_there_when_asked_for(cli, words, tab
 @pytest.mark.ci_slow
 def test_models_share_a_job_and_keep_their_numbers(cli, words, checkpoints):
     one, two = local(checkpoints["bert"]), local(checkpoints["gpt2"], "target")
-    tables = [cli("analyze.py", "measure=mlem", *models, *words).result.table for models in ([*one, *two], one)]
+    tables = [cli("analyze.py", "measure=mlem", *models, *words).result.details for models in ([*one, *two], one)]
     assert list(tables[0]["model"].unique()) == ["bert", "gpt2"]
     pd.testing.assert_frame_equal(tables[0].iloc[: len(tables[1])], tables[1])
 
 
 def test_layers_may_be_chosen(cli, words, checkpoints):
     both = [*local(checkpoints["bert"]), *local(checkpoints["gpt2"], "target"), *words]
-    table = cli("analyze.py", "measure=mlem", *both, *QUICK, "layers=[[1,0]]").result.table
+    table = cli("analyze.py", "measure=mlem", *both, *QUICK, "layers=[[1,0]]").result.details
     assert [*table.groupby("model")["layer"].unique().map(list)] == [[1], [0]]
-    table = cli("analyze.py", "measure=rsa", *both, "layers=[0]").result.table
+    table = cli("analyze.py", "measure=rsa", *both, "layers=[0]").result.details
     assert {*table["source_layer"], *table["target_layer"]} == {0}
     assert "layers: [9,9] is out of range" in cli("analyze.py", "measure=rsa", *both, "layers=[9]").stderr
 
@@ -171,7 +171,7 @@ def recording(tmp_path, table):
 def test_a_recording_takes_the_place_of_the_model(cli, words, table, recording):
     own = [f"activations={recording}", "stimuli=table", f"stimuli.path={table}"]
     result = cli("analyze.py", "measure=mlem", *own, *words[1:], *QUICK).result
-    found = result.table.set_index(["model", "layer", "feature"])["importance"]
+    found = result.details.set_index(["model", "layer", "feature"])["importance"]
     assert [layer for _, layer, _ in found.index[::2]] == [2, 10]
     assert (found[:, :, "colour"] > 0.5).all()
     assert (found[:, :, "size"].abs() < 0.1).all()
@@ -327,10 +327,10 @@ def test_massive_first_words_are_left_out_of_both_sides(kind, cli, words, tmp_pa
     alone = cli("analyze.py", *asked, f"store={tmp_path}/alone")
     assert "are left out" not in alone.stderr
     value = {"mlem": "importance", "rsa": "value"}[kind]
-    with_massive = done.result.table.pop("including_massive_activations")
-    np.testing.assert_allclose(with_massive, every.result.table[value], atol=1e-6)
-    assert (with_massive - done.result.table[value]).abs().max() > 0.1
-    pd.testing.assert_frame_equal(done.result.table, alone.result.table)
+    with_massive = done.result.details.pop("including_massive_activations")
+    np.testing.assert_allclose(with_massive, every.result.details[value], atol=1e-6)
+    assert (with_massive - done.result.details[value]).abs().max() > 0.1
+    pd.testing.assert_frame_equal(done.result.details, alone.result.details)
     assert done.result.provenance["stimuli"] == alone.result.provenance["stimuli"]
 
 
@@ -381,7 +381,7 @@ def tenses(tmp_path, *, crossed: float, tense: float) -> list[str]:
 def test_nothing_is_left_of_a_feature_whose_levels_are_one_word_each(cli, words, tmp_path):
     own = tenses(tmp_path, crossed=0.0, tense=0.0)
     found = cli("analyze.py", "measure=mlem", *own, *words[1:], *QUICK)
-    table = found.result.table.set_index("feature")
+    table = found.result.details.set_index("feature")
     assert (table.loc["Tense", "importance"] > 0.5).all()
     assert (table.loc["Tense", "conditional_on_word"] == 0).all()
     assert table.loc["place", "conditional_on_word"].isna().all()
@@ -393,7 +393,7 @@ def test_nothing_is_left_of_a_feature_whose_levels_are_one_word_each(cli, words,
 def test_what_a_model_knows_beyond_the_word_is_left(cli, words, tmp_path):
     own = tenses(tmp_path, crossed=0.06, tense=1.5)
     found = cli("analyze.py", "measure=mlem", *own, *words[1:], *QUICK[1:])
-    tense = found.result.table.set_index(["feature", "layer"]).loc["Tense"]
+    tense = found.result.details.set_index(["feature", "layer"]).loc["Tense"]
     assert tense["importance"].min() > 0.1
     assert abs(tense["conditional_on_word"][1]) < 0.02, "its states are those of the word"
     assert tense["conditional_on_word_low"][2] > 0
@@ -408,7 +408,9 @@ def test_rsa_names_features_of_words_and_compares_pairs_of_one_word(cli, words, 
     is_past = np.arange(120) % 2
     within = is_past[np.triu_indices(120, 1)[0]] == is_past[np.triu_indices(120, 1)[1]]
     expected = spearmanr(*(each[within] for each in distances)).statistic
-    pair = result.table.query("source_layer == '1' and target_layer == '2' or source_layer == 1 and target_layer == 2")
+    pair = result.details.query(
+        "source_layer == '1' and target_layer == '2' or source_layer == 1 and target_layer == 2"
+    )
     assert pair["conditional_on_word"].item() == pytest.approx(expected)
 
 
@@ -416,5 +418,5 @@ def test_balanced_stimuli_have_no_column_given_the_word(cli, words, table, recor
     own = [f"activations={recording}", "stimuli=table", f"stimuli.path={table}"]
     for measure in (["measure=mlem", *QUICK], ["measure=rsa"]):
         result = cli("analyze.py", *measure, *own, *words[1:]).result
-        assert not {"conditional_on_word"} & {*result.table}
+        assert not {"conditional_on_word"} & {*result.details}
         assert "confounded_with_words" not in result.provenance["stimuli"]

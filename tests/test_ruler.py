@@ -154,7 +154,7 @@ def read(copies, text_files):
     ],
 )
 def test_copies_read_as_they_were_made(read, capsys, target, low, high, says):
-    table = read("base", target).table
+    table = read("base", target).details
     assert table["source_equivalent_bits"].between(low, high).all()
     assert (table["low"] <= table["value"]).all()
     assert (table["value"] <= table["high"]).all()
@@ -165,7 +165,7 @@ def test_copies_read_as_they_were_made(read, capsys, target, low, high, says):
 def test_further_rungs_stand_beside_bits(read, copies, capsys):
     plain = read("base", "copy3")
     result = read("base", "copy3", f"measure.rungs=[bits,layers,text,{copies}/copy4,{copies}/base]")
-    assert result.table.equals(plain.table)
+    assert result.details.equals(plain.details)
     rungs = result.tables["calibration_points"]
     base = rungs[rungs["model"] == "gelu-3l-mini[path=base]"].pivot(
         index="calibration_point", columns="layer", values="value"
@@ -191,7 +191,7 @@ def test_a_rung_with_a_shorter_context_reads_the_same_words(read, copies):
     result = read("base", "copy3", "measure.rungs=[bits,bert-mini]")
     assert shorter.context < load_model(f"{copies}/base").context, "control"
     rung = result.tables["calibration_points"].query("calibration_point == 'bert-mini'")
-    assert len(rung) == 2 * len(result.table)
+    assert len(rung) == 2 * len(result.details)
     assert rung["value"].between(-0.05, 0.95).all()
 
 
@@ -227,7 +227,7 @@ def test_rungs_are_kept_when_a_job_stops(read, monkeypatch, tmp_path):
     resumed = read("base", "copy3", f"store={tmp_path}")
     assert seen
     assert not set(before) & set(seen)
-    assert resumed.table.equals(whole.table)
+    assert resumed.details.equals(whole.details)
 
 
 @pytest.mark.parametrize("measure", ["ruler", "r2"])
@@ -250,9 +250,9 @@ R2 = ("measure=r2", "measure.words=4096")
 
 
 def test_r2_is_what_the_ruler_shares_of_the_same_words(read, capsys):
-    shared = read("base", "copy3").table
+    shared = read("base", "copy3").details
     result = read("base", "copy3", measure=R2)
-    table = result.table.set_index(["source_layer", "target_layer"]).sort_index()
+    table = result.details.set_index(["source_layer", "target_layer"]).sort_index()
     diagonal = table.loc[[(layer, layer) for layer in shared["source_layer"]]]
     assert diagonal["value"].to_numpy() == pytest.approx(shared["value_forward"].to_numpy(), abs=1e-6)
     assert diagonal["value_backward"].to_numpy() == pytest.approx(shared["value_backward"].to_numpy(), abs=1e-6)
@@ -264,10 +264,10 @@ def test_r2_is_what_the_ruler_shares_of_the_same_words(read, capsys):
 
 
 def test_models_that_share_their_text_alone_have_plain_r2_and_no_more(read):
-    other = read("base", "other", measure=R2).table
+    other = read("base", "other", measure=R2).details
     assert other["r2_forward"].max() > 0.15, "control: words and positions can be predicted"
     assert other[["value", "value_backward"]].to_numpy().max() < 0.05
-    same = read("base", "base", measure=R2).table
+    same = read("base", "base", measure=R2).details
     is_same = same["source_layer"] == same["target_layer"]
     assert same[is_same][["value", "value_backward", "r2_forward", "r2_backward"]].to_numpy() == pytest.approx(
         1, abs=1e-3
@@ -288,7 +288,7 @@ def test_states_that_are_not_finite_are_refused(read, monkeypatch):
 
 def test_results_of_earlier_versions_are_called_plain_r2(read):
     result = read("base", "copy3", measure=R2)
-    old = result.table.drop(columns=[name for name in result.table if name.startswith("r2_")])
+    old = result.details.drop(columns=[name for name in result.details if name.startswith("r2_")])
     earlier = Result(result.folder)
     vars(earlier)["table"] = old
     assert result.instrument.label(earlier) == "R²"
@@ -336,7 +336,7 @@ def test_measures_read_copies_as_they_were_made(read, capsys, measure, target):
         assert found["source_equivalent_bits"].to_numpy() == pytest.approx(8 if target == "base" else 2, abs=0.5)
     assert "only mixes neighbouring tokens" in " ".join(capsys.readouterr().out.lower().split())
     alone = read("base", target, measure=words)
-    assert alone.table.equals(result.table)
+    assert alone.details.equals(result.details)
     assert (alone.key != result.key, "equivalent_bits" in alone.tables) == (True, False)
 
 
@@ -408,10 +408,10 @@ def test_stitches_of_copies_read_as_they_were_made(tmp_path, bits, low, high):
     last = base.n_layers - 1
     words = ["model=gpt2-mini", f"model.path={tmp_path}/copy", "model@target=gpt2-mini", "data=grammar"]
     words += ["stitch=identity", f"layers=[[{last},{last}]]", "data.report_tokens=4096", f"store={tmp_path}/store"]
-    table = run_job(composed(*words)).table
+    table = run_job(composed(*words)).details
     assert low <= table["equivalent_bits"].iloc[0] <= high
     if bits == 3:
-        alone = run_job(composed(*words, "ruler=null")).table
+        alone = run_job(composed(*words, "ruler=null")).details
         assert "equivalent_bits" not in alone
         assert alone["penalty"].equals(table["penalty"])
 

@@ -57,7 +57,7 @@ def test_similarity_is_what_the_ruler_shares(job, capsys):
     result = similar(job, "copy", SOME)
     assert "more than a network that only mixes neighbouring words does" in " ".join(capsys.readouterr().out.split())
     details = result.tables["details"]
-    shared = job("analyze", "copy", "measure=ruler", SOME).table
+    shared = job("analyze", "copy", "measure=ruler", SOME).details
     for name, name_in_ruler in IN_RULER.items():
         np.testing.assert_allclose(details[name], shared[name_in_ruler], atol=1e-6)
     mixing = shared[["source_local_mixing", "target_local_mixing"]].max(axis=1)

@@ -84,7 +84,7 @@ def test_what_was_put_in_comes_out(tmp_path):
     result = open_result(done(tmp_path, arrays=arrays, tables={"scores": TABLE[:1]}))
     assert (result.kind, result.key, result.scalars) == ("stitching", "abc", {"penalty": 0.5})
     assert (result.config, result.settings, result.provenance["seed"]) == (CONFIG, {"seed": 3}, 3)
-    pd.testing.assert_frame_equal(result.table, TABLE)
+    pd.testing.assert_frame_equal(result.details, TABLE)
     assert list(result.tables) == ["scores", "table"]
     pd.testing.assert_frame_equal(result.tables["scores"], TABLE[:1])
     assert set(result.arrays) == {"curve", "sums"}

@@ -24,8 +24,10 @@ if TYPE_CHECKING:  # what type checkers and editors see; test_install.py compare
     from thinkalike.functions import compare as compare
     from thinkalike.functions import diff as diff
     from thinkalike.functions import lineage as lineage
+    from thinkalike.functions import loss as loss
     from thinkalike.functions import mlem as mlem
     from thinkalike.functions import rsa as rsa
+    from thinkalike.functions import ruler as ruler
     from thinkalike.functions import stitch as stitch
     from thinkalike.functions import trajectory as trajectory
     from thinkalike.instruments import plot as plot
@@ -36,6 +38,7 @@ if TYPE_CHECKING:  # what type checkers and editors see; test_install.py compare
     from thinkalike.jobs import Loss as Loss
     from thinkalike.jobs import Mlem as Mlem
     from thinkalike.jobs import Rsa as Rsa
+    from thinkalike.jobs import Ruler as Ruler
     from thinkalike.jobs import Trajectory as Trajectory
     from thinkalike.jobs import run as run
     from thinkalike.listing import results as results
@@ -71,8 +74,8 @@ if TYPE_CHECKING:  # what type checkers and editors see; test_install.py compare
     __version__: str
 
 _NAMES = {  # in the order of their documentation
-    "functions": ["stitch", "compare", "mlem", "rsa", "diff", "lineage", "trajectory"],
-    "jobs": ["run", "Job", "Compare", "Mlem", "Rsa", "Diff", "Lineage", "Loss", "Trajectory"],
+    "functions": ["stitch", "compare", "ruler", "mlem", "rsa", "diff", "lineage", "loss", "trajectory"],
+    "jobs": ["run", "Job", "Compare", "Ruler", "Mlem", "Rsa", "Diff", "Lineage", "Loss", "Trajectory"],
     "writing": ["write_states", "write_prompts", "index_states"],
     "store": ["Result", "open_result"],
     "listing": ["results"],

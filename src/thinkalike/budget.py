@@ -55,8 +55,8 @@ def within(config: JobConfig, chosen: Collection[str]) -> JobConfig:
     job = smaller(config, chosen, config.budget)
     if job is None:
         raise ConfigError(
-            f"budget={config.budget} is for a comparison or stitch of models of known size, and "
-            "chooses the layers and the amount of text that are left open; leave it out"
+            f"budget={config.budget} chooses layers, text or stimuli that are left open, of models "
+            "of known size, and this job has nothing to choose; leave it out"
         )
     log.info("budget=%s: %s; about %s on this machine", config.budget, job.words, in_words(job.seconds))
     if job.seconds > TOLERANCE * seconds_of(config.budget):

@@ -24,7 +24,7 @@ from thinkalike.data.documents import (
 )
 from thinkalike.data.packing import TextLimits, TokenizerReader, pack
 from thinkalike.data.rows import Corpus, PairedRows, SourceTokens, TokenRows
-from thinkalike.digests import tokenizer_fingerprint
+from thinkalike.digests import runs_own_code, tokenizer_fingerprint
 from thinkalike.errors import DataError
 from thinkalike.measures.document_order import neighbour_correlation
 
@@ -95,9 +95,15 @@ def read_corpus(
             corpus = pack(data, TokenizerReader(tokenizer, bos), context, limits)
         return _cache_entry(corpus)
 
-    name = _cache_name(data, tokenizer, context, bos, limits, source)
-    path = cache_folder(data) / "tokens" / f"{name}.safetensors"
-    corpus = _corpus_of(read_or_compute(path, compute))
+    tokenizers = [tokenizer]
+    if source is not None:
+        tokenizers.append(source.tokenizer)
+    if any(map(runs_own_code, tokenizers)):
+        corpus = _corpus_of(compute())  # what such code does at the next call cannot be known
+    else:
+        name = _cache_name(data, tokenizer, context, bos, limits, source)
+        path = cache_folder(data) / "tokens" / f"{name}.safetensors"
+        corpus = _corpus_of(read_or_compute(path, compute))
 
     counts = [f"{count:,} {name.replace('_', ' ')}" for name, count in corpus.counts.items()]
     log.info("data %s: %s", data.name, ", ".join(counts))

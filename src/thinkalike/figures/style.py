@@ -7,6 +7,7 @@ row. No text is smaller than 6 points at that width.
 from __future__ import annotations
 
 import contextlib
+import io
 import math
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
@@ -70,6 +71,7 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7")  # colour-blind readers c
 MORE_COLOURS = (*COLOURS, "#e69f00", "#56b4e9", "#000000", "#8c564b", "#7f7f7f", "#bcbd22")
 COLORBAR = "<colorbar>"  # how matplotlib labels the axes of one
 EMBEDDING = "-1"  # the layer of the embedding in tables
+PIXELS_PER_INCH = 110  # of a figure in a notebook
 LONG_NAME = 6  # letters; longer names of layers, such as 3.attn_out, are rotated
 # weights of red, green and blue in how bright a colour looks
 BRIGHTNESS = (0.3, 0.6, 0.1)
@@ -175,6 +177,14 @@ def check_axes(ax: object) -> None:
             f"ax={short(ax)} must be axes of matplotlib: "
             "write a file by plot().figure.savefig(FILE)"
         )
+
+
+def png_of(figure: Figure) -> bytes:
+    """Return a figure as a PNG file, and close it: a notebook would show it a second time."""
+    file = io.BytesIO()
+    figure.savefig(file, format="png", dpi=PIXELS_PER_INCH)
+    close([figure])
+    return file.getvalue()
 
 
 def close(figures: Iterable[Figure]) -> None:

@@ -172,14 +172,14 @@ class LayerR2(
         Results of earlier versions are of the states as they are.
         """
         label = super().label(result)
-        if "r2_forward" in result.table:
+        if "r2_forward" in result.details:
             return label
         return label.replace(self.name, "R²")
 
     def show(self, result: Result) -> None:
         super().show(result)
-        if "r2_forward" in result.table:
-            plain = at_equal_depth(result.table)["r2_forward"]
+        if "r2_forward" in result.details:
+            plain = at_equal_depth(result.details)["r2_forward"]
             least = f"{plain.min():.2f}"
             greatest = f"{plain.max():.2f}"
             values = least if least == greatest else f"{least} to {greatest}"

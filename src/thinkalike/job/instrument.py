@@ -31,9 +31,11 @@ from thinkalike.job.outcome import Outcome
 from thinkalike.job.setting_groups import OF_EVERY_JOB, OF_SITES
 from thinkalike.job.work import Work
 from thinkalike.models.labels import told_apart
+from thinkalike.screen import gathered_sentences
 from thinkalike.store import Headline, Result, first_scalar
 
 if TYPE_CHECKING:
+    import pandas as pd
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -291,12 +293,38 @@ class Instrument(ABC, Generic[Config]):
         figures.close(unused)
         return figure, axes
 
+    def picture(self, result: Result) -> bytes | None:
+        """Return the figure of a result as a PNG file; None: the kind draws none."""
+        from thinkalike import figures
+
+        if type(self).draw is Instrument.draw:
+            return None
+        try:
+            figure, _ = self.plot(result)
+        except ResultError:  # there is nothing to draw in this very result
+            return None
+        return figures.png_of(figure)
+
     def said(self, result: Result) -> str:
         """Return what the screen says of a result."""
         text = io.StringIO()
         with contextlib.redirect_stdout(text), reporting_damage(result):
             self.show(result)
         return text.getvalue()
+
+    def sentences(self, result: Result) -> Sequence[str]:
+        """Return the sentences of the screen, without its tables and maps."""
+        with gathered_sentences() as sentences, reporting_damage(result):
+            self.show(result)
+        return sentences
+
+    def ranked(self, table: pd.DataFrame) -> pd.DataFrame:
+        """Return the rows of the table of a result, first those that a reader asks for first.
+
+        By default they keep their order. A table of many columns may lose some of them here; see
+        `thinkalike.ranking`.
+        """
+        return table
 
     def headlines(self, result: Result) -> Sequence[Headline]:
         """Return the numbers that summarise a result, the most important one first.

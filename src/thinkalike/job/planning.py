@@ -200,7 +200,7 @@ def plan(instrument: AnyInstrument, config: JobConfig) -> PlannedJob:
         raise ConfigError(f"{instrument.kind} is done by one process; leave trainer=ddp out")
     if getattr(config, "budget", None):
         raise ConfigError(
-            f"budget={config.budget} is for a command line: "
+            f"budget={config.budget} is for a command line or a function: "
             "choose layers and the amount of text here"
         )
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextvars import ContextVar
 
 from rich.console import Console
 from rich.text import Text
@@ -12,6 +14,28 @@ from thinkalike.errors import plain
 
 UNBROKEN_SPACE = "\ue000"  # stands for a space at which a line is not broken, as in "18 %"
 HANGING_INDENT = 2  # columns by which the lines after the first begin further right
+
+# what `gathered_sentences` gathers while it is open
+_GATHERED: ContextVar[list[str] | None] = ContextVar("_GATHERED", default=None)
+
+
+@contextlib.contextmanager
+def gathered_sentences() -> Iterator[list[str]]:
+    """Gather the texts that are shown while this is open.
+
+    Nothing is printed meanwhile: neither the texts, nor tables, nor maps.
+    """
+    sentences: list[str] = []
+    token = _GATHERED.set(sentences)
+    try:
+        yield sentences
+    finally:
+        _GATHERED.reset(token)
+
+
+def only_sentences_count() -> bool:
+    """Return whether sentences are being gathered, and tables and maps are not to be printed."""
+    return _GATHERED.get() is not None
 
 
 def screen_width() -> int:
@@ -28,6 +52,10 @@ def wrapped(text: str, width: int) -> list[str]:
 
 def show_text(text: str, indent: int = 0) -> None:
     """Print a text to stdout in lines that fit the screen, with a hanging indent."""
+    sentences = _GATHERED.get()
+    if sentences is not None:
+        sentences.append(plain(text))
+        return
     first_line, *more_lines = wrapped(text, screen_width() - indent - HANGING_INDENT)
     print(" " * indent + first_line)
     for line in more_lines:

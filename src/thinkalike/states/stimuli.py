@@ -16,6 +16,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from thinkalike.config import AnalyzeConfig, ModelConfig
+from thinkalike.config.in_memory import LoadedModelConfig
 from thinkalike.config.recorded import RecordedArrays
 from thinkalike.config.values import as_settings
 from thinkalike.data.cache import CacheEntry, cache_folder, read_or_compute
@@ -162,7 +163,10 @@ def _of_model(
         facts = {"layers": site_numbers(sites(model, embed)), "origin": model.describe()}
         return CacheEntry({**tensors, HAS_OWN: has_own}, facts)
 
-    if config.holds_states:  # a copy in the cache would be no faster
+    is_cached = not config.holds_states  # a copy in the cache would be no faster
+    if isinstance(config, LoadedModelConfig) and config.has_own_code:
+        is_cached = False  # nothing could find it again
+    if not is_cached:
         entry = compute()
     else:
         path = cache / f"{_key(config, stimuli.fingerprint(), embed)}.safetensors"

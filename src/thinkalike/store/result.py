@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import html
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -27,6 +26,7 @@ from thinkalike.former_columns import (
     present_table,
 )
 from thinkalike.global_state import isolated
+from thinkalike.ranking import shortened
 from thinkalike.store.array_file import read_arrays
 from thinkalike.store.headline import Headline
 from thinkalike.store.manifest import (
@@ -38,6 +38,7 @@ from thinkalike.store.manifest import (
     is_sealed,
     manifest_entries,
 )
+from thinkalike.store.notebook import page_of
 from thinkalike.store.record import (
     MOST_JSON_BYTES,
     HeadlineRecord,
@@ -61,6 +62,8 @@ CONFIG = "config.yaml"
 ARRAYS = "arrays.npz"
 NUMBER_ENDINGS = {".csv", ".npz", ".safetensors"}  # of the files that hold what was computed
 REDO = "or do the job again with force=true"
+TABLE = "table.csv"
+DETAILS = "details.csv"  # of a job whose table.csv has only some columns
 
 
 @runtime_checkable
@@ -75,13 +78,26 @@ class ResultInstrument(Protocol):
     ) -> tuple[Figure, Axes | list[Axes]]:
         """Draw a figure of a result again; return it and its axes."""
 
+    def picture(self, result: Result) -> bytes | None:
+        """Return the figure of a result as a PNG file; None: the kind draws none."""
+
     def said(self, result: Result) -> str:
         """Return what the screen says of a result."""
+
+    def sentences(self, result: Result) -> Sequence[str]:
+        """Return the sentences of the screen, without its tables and maps."""
+
+    def ranked(self, table: pd.DataFrame) -> pd.DataFrame:
+        """Return the rows of a table, first those that a reader asks for first."""
 
 
 @dataclass(frozen=True)
 class Result:
     """A finished job, read from its folder; each file is read when it is first asked for.
+
+    `print(result)` is the screen of the job, and `result.summary` has its sentences.
+    `result.table` begins with the rows that answer the question, `result.details` has all columns,
+    and `result.plot()` draws the figure.
 
     >>> result = diff("gelu-3l-mini", "gelu-3l-mini")
     >>> result.kind, result.scalars["flips"], sorted(result.tables)
@@ -109,6 +125,26 @@ class Result:
         if self.is_kept:
             location = str(self.folder)
         return plain_line(f"Result({description}; {location})")
+
+    @isolated()
+    def __str__(self) -> str:
+        """Return the screen of the job, whose last line says where the result is kept."""
+        if self.instrument is None:
+            return repr(self)
+        return self.instrument.said(self) + self.location
+
+    @property
+    def location(self) -> str:
+        """Where the result is kept, as the last line of the screen says it."""
+        return f"results: {self.folder}"
+
+    @property
+    def summary(self) -> str:
+        """The sentences of the screen, one in each line, without its tables and maps."""
+        if self.instrument is None:
+            return self._description()
+        with isolated():
+            return "\n".join(self.instrument.sentences(self))
 
     def _description(self) -> str:
         """Return kind, models and first headline number, such as "cka of a and b: ..."."""
@@ -195,12 +231,26 @@ class Result:
 
     @cached_property
     def table(self) -> pd.DataFrame:
-        """The tidy table of the result."""
-        return self._read_table("table.csv")
+        """The table for a reader: at most fifteen columns, the most telling rows first.
+
+        What comes first depends on the job: the most similar layers, the features that matter
+        most, the modules that changed most. The index has the numbers of the rows in `details`.
+        """
+        table = self._read_table(TABLE)
+        if self.instrument is not None:
+            table = self.instrument.ranked(table)
+        return shortened(table)
+
+    @cached_property
+    def details(self) -> pd.DataFrame:
+        """The tidy table with all columns, its rows in the order in which they were computed."""
+        if DETAILS in self.files:
+            return self._read_table(DETAILS)
+        return self._read_table(TABLE)
 
     @cached_property
     def tables(self) -> dict[str, pd.DataFrame]:
-        """All tables by name; the one that every result has is `table`."""
+        """All tables as they are stored, by name; the one that every result has is `table`."""
         tables = {}
         for file_name, table_name in self.table_files.items():
             tables[table_name] = self._read_table(file_name)
@@ -320,11 +370,10 @@ class Result:
 
     @isolated()
     def _repr_html_(self) -> str | None:
-        """Return what a notebook shows: what the screen says of the result."""
+        """Return what a notebook shows: the sentences, the figure and the table."""
         if self.instrument is None:
             return None
-        text = html.escape(self.instrument.said(self))
-        return f"<pre style='white-space:pre;overflow-x:auto;line-height:normal'>{text}</pre>"
+        return page_of(self, self.instrument)
 
 
 def _headline_of(entry: HeadlineRecord) -> Headline:

@@ -119,7 +119,7 @@ def joined_table(jobs: Sequence[MeasureJob], results: Sequence[Result]) -> pd.Da
 
 def _values(job: MeasureJob, result: Result) -> pd.DataFrame:
     """Return the values between the two models, which come first in a result of layer pairs."""
-    table = result.table
+    table = result.details
     first_pair = table[MODEL_COLUMNS].iloc[0]
     between = table[(table[MODEL_COLUMNS] == first_pair).all(axis=1)]
     values = between[PAIR_COLUMNS].assign(source=job.source, target=job.target)

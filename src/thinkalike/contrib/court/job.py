@@ -126,15 +126,15 @@ class Court(
         )
 
     def show(self, result: Result) -> None:
-        first = result.table.iloc[0]
-        rows = result.table.iloc[few(len(result.table), ROWS_SHOWN)]
+        first = result.details.iloc[0]
+        rows = result.details.iloc[few(len(result.details), ROWS_SHOWN)]
         columns = [text_column("source", rows["source"]), text_column("kind", rows["kind"])]
         columns += [number_column(judge, rows[judge], ".3f") for judge in JUDGES_SHOWN]
         title = f"sources of known similarity to {first['target']}, layer {first['layer']}"
         show_table(Table(title, columns))
         show_text(
-            f"{len(rows)} of {len(result.table)} sources and {len(JUDGES_SHOWN)} of {len(JUDGES)} "
-            "judges are shown."
+            f"{len(rows)} of {len(result.details)} sources and {len(JUDGES_SHOWN)} of "
+            f"{len(JUDGES)} judges are shown."
         )
 
 

@@ -237,7 +237,7 @@ def _tilt(case: Case) -> Claim:
 
 def _conclusion(case: Case, claims: Sequence[Claim], drawn: Sequence[Names]) -> Conclusion:
     """Return the table of all pairs of models, with heatmaps of those that are drawn."""
-    table = pd.concat([result.table for result in case.results.values()], ignore_index=True)
+    table = pd.concat([result.details for result in case.results.values()], ignore_index=True)
     table = table.drop_duplicates(["source", "target", "source_layer", "target_layer"])
     tables = []
     for source, target in drawn:

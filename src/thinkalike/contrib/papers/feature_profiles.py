@@ -47,7 +47,7 @@ class Profiles:
 
     @property
     def features(self) -> list[str]:
-        return list(dict.fromkeys(self.result.table["feature"]))
+        return list(dict.fromkeys(self.result.details["feature"]))
 
     @property
     def importances(self) -> Float[Tensor, "k l f"]:

@@ -215,7 +215,7 @@ class ClassifierFinetuning(
         return [Headline(name, result.scalars[name]) for name in names]
 
     def show(self, result: Result) -> None:
-        table = result.table
+        table = result.details
         columns = [
             text_column("set", table["set"]),
             number_column("pairs", table["pairs"], ","),

@@ -145,7 +145,7 @@ class SparseAutoencoders(
 
     def headlines(self, result: Result) -> list[Headline]:
         """Return what the autoencoder of `sae.start` explains and recovers, and its dead share."""
-        table = result.table
+        table = result.details
         last = table[table["start"] == result.config["sae"]["start"]].iloc[-1]
         headlines = []
         for name in ("explained_variance", "loss_recovered"):
@@ -157,7 +157,7 @@ class SparseAutoencoders(
         return headlines
 
     def show(self, result: Result) -> None:
-        table = result.table
+        table = result.details
         sae = result.config["sae"]
         first = table.iloc[0]
         activation = "ReLU"

@@ -73,7 +73,7 @@ def _lines_of_text(result: Result) -> Iterator[str]:
         yield f"More than by chance? {beside_null(numbers, by_forks)}"
     if numbers["modules"]:
         p = numbers.get("p_of_farthest_module")
-        yield f"Where? {_modules_in_words(result.table, p)}"
+        yield f"Where? {_modules_in_words(result.details, p)}"
     if len(tables.get("outputs", ())):
         yield f"Through which outputs? {_outputs_in_words(tables['outputs'])}"
     if "contexts" in tables:
@@ -82,7 +82,7 @@ def _lines_of_text(result: Result) -> Iterator[str]:
     if "words" in tables:
         yield f"On which words? {_words_in_words(tables['words'], numbers)}"
     if numbers["modules"]:
-        directions = _directions_in_words(tables.get("directions"), result.table, numbers)
+        directions = _directions_in_words(tables.get("directions"), result.details, numbers)
         yield f"In which directions? {directions}"
 
 
@@ -94,14 +94,14 @@ def summary(result: Result) -> str:
         return f"{changed} equals {base}: all weights, settings and tokenizers are the same."
 
     text = f"text: {result.config['data']['name']}, {numbers['tokens']:,.0f} tokens"
-    what_changed = _count_of_modules(result.table, int(numbers["modules"]))
+    what_changed = _count_of_modules(result.details, int(numbers["modules"]))
     what_changed = f"{base} → {changed}: {what_changed}"
     if not numbers["kl"]:
         return f"{what_changed}, and no prediction differs; {text}."
 
     clauses = [what_changed, f"KL is {in_digits(numbers['kl'], '.3g')} nats per token"]
     if numbers["modules"]:
-        clauses.append(_spread_of_effect(result.table))
+        clauses.append(_spread_of_effect(result.details))
     clauses += _most_affected_tokens(result.tables)
     return f"{'; '.join([*clauses, text])}."
 
@@ -268,7 +268,7 @@ def _outputs_in_words(table: pd.DataFrame) -> str:
     is_head = table["output"] == "z"
     heads = ""
     if is_head.any():
-        heads = f"; single heads: {_shares_of_outputs(table[is_head])}"
+        heads = f"; among heads, {_shares_of_outputs(table[is_head])}"
     return (
         "Share of the KL that one output restores or transplants, on average: "
         f"{_shares_of_outputs(table[~is_head])}{heads}. An output also carries what changed "

@@ -94,7 +94,7 @@ def headlines_of(kind: str, result: Result, is_distance: bool) -> Sequence[Headl
         result: The result.
         is_distance: Whether smaller values are closer.
     """
-    across = rows_across(result.table)
+    across = rows_across(result.details)
     is_same_layer = (across["source"] == across["target"]) & (
         across["source_layer"] == across["target_layer"]
     )
@@ -138,7 +138,7 @@ def rows_of(result: Result) -> str:
 
 def show_layer_pairs(label: str, result: Result, is_distance: bool) -> None:
     """Print a map of all layer pairs, and where likeness is least and falls most."""
-    across = rows_across(result.table)
+    across = rows_across(result.details)
     sources = across["source_layer"].unique()
     targets = across["target_layer"].unique()
     source = across["source"].iloc[0]

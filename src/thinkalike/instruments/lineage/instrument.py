@@ -34,6 +34,7 @@ from thinkalike.models.fingerprints import checkpoint_fingerprint
 from thinkalike.models.labels import told_apart
 from thinkalike.models.shapes import Passes, Shapes
 from thinkalike.models.units import open_units
+from thinkalike.ranking import ranked_rows
 from thinkalike.store import Headline, Result
 
 
@@ -110,7 +111,7 @@ class Lineage(
         if "relations" in result.tables:
             figures.family(result.tables["relations"], folder)
             return
-        blocks = result.table[result.table["target_layer"] != EMBEDDING_LAYER]
+        blocks = result.details[result.details["target_layer"] != EMBEDDING_LAYER]
         value = blocks["in_place"] / blocks["units"]
         sides = ["source", "target", "source_layer", "target_layer"]
         by_layer = blocks.assign(value=value).groupby(sides, sort=False)["value"]
@@ -119,6 +120,10 @@ class Lineage(
         about = f"of up to {most_units:,} hidden units of a block"
         label = "share of units in place"
         figures.layer_heatmaps(shares, folder, "units_in_place", label, about=about)
+
+    def ranked(self, table: pd.DataFrame) -> pd.DataFrame:
+        """Return the blocks first that are most surely of one origin."""
+        return ranked_rows(table, "p", smallest_first=True)
 
     def headlines(self, result: Result) -> Sequence[Headline]:
         names = ("blocks_with_origin", "lowest_p_corrected")

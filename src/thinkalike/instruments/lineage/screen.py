@@ -126,7 +126,7 @@ def runs_of(origins: pd.DataFrame) -> list[Run]:
 def show_lineage(result: Result) -> None:
     """Print which blocks of the target come from which blocks of the source."""
     runs = runs_of(result.tables["origins"])
-    table = result.table
+    table = result.details
     source = str(table["source"].iloc[0])
     target = str(table["target"].iloc[0])
     for sentence in sentences(result, runs, source, target):
@@ -170,7 +170,7 @@ def no_origin_in_words(
     result: Result, runs: list[Run], source: str, target: str, all_runs: int
 ) -> str:
     """Return which blocks have no origin, and the lowest p-value among them."""
-    pairs = int((result.table["target_layer"] != EMBEDDING_LAYER).sum())
+    pairs = int((result.details["target_layer"] != EMBEDDING_LAYER).sum())
     which = f"No block of {target} has"
     if len(runs) < all_runs:
         which = f"Other blocks of {target} ({listed([run.target for run in runs])}) do not have"
@@ -215,7 +215,7 @@ def streams_in_words(result: Result, source: str, target: str) -> str:
     tokens = f"{streams['tokens']:,} tokens"
     if streams["basis"] == "as stored":
         return f"Weights are compared as they are stored, as the vocabularies share {tokens}."
-    row = result.table[result.table["target_layer"] == EMBEDDING_LAYER].iloc[0]
+    row = result.details[result.details["target_layer"] == EMBEDDING_LAYER].iloc[0]
     coordinates = f"{counts_in_words(row)} coordinates {where(row)}"
     evidence = f"{coordinates}, {p_in_words(row['p'])}"
     if streams["basis"] == "shared":

@@ -46,6 +46,7 @@ from thinkalike.instruments.of_stimuli import (
 from thinkalike.job import Outcome, Work
 from thinkalike.measures.estimates import interval_around
 from thinkalike.measures.mlem.importance import fold_interval
+from thinkalike.ranking import ranked_rows
 from thinkalike.screen import show_text
 from thinkalike.states.stimuli import StimulusStates
 from thinkalike.store import Headline, Result
@@ -155,7 +156,7 @@ class FeatureProfiles(
 
     def shown(self, result: Result) -> tuple[pd.DataFrame, pd.DataFrame]:
         """Return the profiles and the scores that the screen and the figure show."""
-        return result.table, result.tables["scores"]
+        return result.details, result.tables["scores"]
 
     def draw(self, result: Result, folder: Path) -> None:
         stimuli = f"{result.provenance['stimuli']['count']:,} stimuli"
@@ -165,6 +166,10 @@ class FeatureProfiles(
         if "similarity" in result.tables:
             by_title = {"weighted τ of profiles": result.tables["similarity"]}
             figures.similarity(by_title, folder, about=stimuli)
+
+    def ranked(self, table: pd.DataFrame) -> pd.DataFrame:
+        """Return the features first that matter most, each with its layer."""
+        return ranked_rows(table, "importance")
 
     def headlines(self, result: Result) -> list[Headline]:
         """Return the held-out ρ, as the mean over layers and of the best layer.

@@ -35,6 +35,7 @@ from thinkalike.instruments.rsa.similarity import (
 from thinkalike.job import Outcome, Work
 from thinkalike.measures.distances.rsa import rsa
 from thinkalike.measures.estimates import Estimate
+from thinkalike.ranking import ranked_layer_pairs
 from thinkalike.screen import in_digits, show_text, span
 from thinkalike.states.stimuli import Compared, StimulusStates, numbered
 from thinkalike.store import Headline, Result
@@ -122,10 +123,14 @@ class RSA(
     def draw(self, result: Result, folder: Path) -> None:
         sign = SIGNS[result.config["measure"]["comparator"]]
         about = f"{result.scalars['stimuli']:,.0f} stimuli"
-        figures.similarity({f"{sign} of distances": result.table}, folder, about=about)
+        figures.similarity({f"{sign} of distances": result.details}, folder, about=about)
+
+    def ranked(self, table: pd.DataFrame) -> pd.DataFrame:
+        """Return the most similar layers first."""
+        return ranked_layer_pairs(table)
 
     def headlines(self, result: Result) -> Sequence[Headline]:
-        pairs = _different_layers(result.table)
+        pairs = _different_layers(result.details)
         if pairs.empty:
             return super().headlines(result)
         most = pairs.iloc[int(pairs["value"].argmax())]
@@ -135,7 +140,7 @@ class RSA(
         ]
 
     def show(self, result: Result) -> None:
-        pairs = _different_layers(result.table)
+        pairs = _different_layers(result.details)
         if pairs.empty:
             return
         stimuli = result.provenance["stimuli"]
@@ -218,11 +223,14 @@ def _different_layers(table: pd.DataFrame) -> pd.DataFrame:
 
     Of the two rows of a pair, this is the one in the order in which the layers were given.
     """
-    layers = list(dict.fromkeys(zip(table["source"], table["source_layer"], strict=True)))
-    number = {layer: position for position, layer in enumerate(layers)}
-    sources = [number[layer] for layer in zip(table["source"], table["source_layer"], strict=True)]
-    targets = [number[layer] for layer in zip(table["target"], table["target_layer"], strict=True)]
-    in_order = table[np.less(sources, targets)]
+    sources = list(zip(table["source"], table["source_layer"], strict=True))
+    targets = list(zip(table["target"], table["target_layer"], strict=True))
+    number = {
+        layer: position for position, layer in enumerate(dict.fromkeys([*sources, *targets]))
+    }
+    source_numbers = [number[layer] for layer in sources]
+    target_numbers = [number[layer] for layer in targets]
+    in_order = table[np.less(source_numbers, target_numbers)]
     is_across = in_order["source"] != in_order["target"]
     if is_across.any():
         return in_order[is_across]

@@ -27,11 +27,14 @@ from thinkalike.instruments.stitching.screen import (
 from thinkalike.job import Instrument, Outcome, Work
 from thinkalike.models.layer_choice import check_stitchable
 from thinkalike.processes import check_processes
+from thinkalike.ranking import ranked_rows
 from thinkalike.screen import MOST_ROWS, few, number_of_documents, show_text
 from thinkalike.store import Headline, Result
 from thinkalike.training.recipe import StitchJob
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from thinkalike.instruments.stitching.direction import Direction
     from thinkalike.instruments.stitching.setting import StitchSetting
     from thinkalike.models.shapes import Passes, Shapes
@@ -171,8 +174,12 @@ class Stitching(
                 about += "\nbars: 95 % intervals over documents"
                 figures.penalties(table, folder, about, file)
 
+    def ranked(self, table: pd.DataFrame) -> pd.DataFrame:
+        """Return the stitches first that lose least."""
+        return ranked_rows(table, "penalty", smallest_first=True)
+
     def headlines(self, result: Result) -> list[Headline]:
-        table = result.table
+        table = result.details
         mean_penalty = result.scalars["mean_penalty"]
         has_two_directions = len(table) > len(result.arrays["stitch"])
         if has_two_directions:  # whose documents are not the same
@@ -203,7 +210,7 @@ class Stitching(
             show_text(f"Layers end before their MLP: {cut_models(result)}.")
         first = directions[0]
         show_asymmetry(first)
-        if "similarity" in first:
+        if "residual_r2" in first:
             from thinkalike.instruments.stitching.similarity import sentence_of_similarity
 
             show_text(sentence_of_similarity(first))

@@ -30,7 +30,7 @@ ASYMMETRIES = {"asymmetry": "nats per token", "asymmetry_bits_per_byte": "bits p
 
 def details_of(result: Result) -> pd.DataFrame:
     """Return all columns of a result; results of an older version have them in their one table."""
-    return result.tables.get("details", result.table)
+    return result.tables.get("details", result.details)
 
 
 def layer_pairs_in_words(table: pd.DataFrame) -> str:

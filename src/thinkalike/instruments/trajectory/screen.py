@@ -19,14 +19,14 @@ def show_steps(result: Result) -> None:
         number_column("step", losses["step"][indices]),
         number_column("loss", losses["loss"][indices], ".3f"),
     ]
-    similarity = result.table.pivot(
+    similarity = result.details.pivot(
         index="step", columns="layer", values="similarity_to_last"
     ).iloc[indices]
     layers = similarity.columns
     for layer in sorted({layers[0], layers[len(layers) // 2], layers[-1]}):
         columns.append(number_column(f"layer {layer}", similarity[layer], ".3f"))
     speeds = []
-    for speed in result.table.groupby("step")["speed"].mean().iloc[indices]:
+    for speed in result.details.groupby("step")["speed"].mean().iloc[indices]:
         speeds.append("" if pd.isna(speed) else f"{speed:.2f}")
     columns.append(number_column("speed", speeds))
     last = result.provenance["models"][-1]["name"]
