@@ -89,7 +89,7 @@ class LayerMatrix(Instrument[AnalyzeConfig]):
         if self.is_distance:
             scale = (0.0, float(components["value"].max()))
             about += "; differences accumulate from layer to layer"
-        first = result.table.iloc[0]
+        first = result.details.iloc[0]
         about = f"{first.source} and {first.target}\n{about}"
         cells = as_matrix(components)
         figures.components(cells, folder, self.kind, self.label(result), scale, about)
