@@ -71,7 +71,7 @@ def trajectory(
         lower.set_ylabel("balanced accuracy, held out")
         for axes in (centre, lower):
             label_steps(axes, steps)
-            axes.legend(ncols=3, loc="upper center", bbox_to_anchor=(0.5, -0.25))
+            axes.legend(ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.25))
         write_title(figure, upper, names, about)
         save(figure, folder, "trajectory")
 

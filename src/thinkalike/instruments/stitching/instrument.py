@@ -169,7 +169,7 @@ class Stitching(
             cells = table.pivot(index="source_layer", columns="target_layer", values="penalty")
             has_all_pairs = cells.notna().all(axis=None)
             if min(cells.shape) > 1 and has_all_pairs:
-                figures.penalty_map(cells, source, target, folder, about, file)
+                figures.penalty_map(cells, str(source), str(target), folder, about, file)
             else:
                 about += "\nbars: 95 % intervals over documents"
                 figures.penalties(table, folder, about, file)
