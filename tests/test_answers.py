@@ -10,7 +10,7 @@ from stores import made
 from thinkalike.config import MEASURES, instrument
 from thinkalike.instruments.diff.screen import summary
 from thinkalike.instruments.mlem.screen import largest_changes
-from thinkalike.screen import in_digits, span
+from thinkalike.screen import number_text, span
 from thinkalike.screen.text import wrapped
 
 LAYERS = 24
@@ -26,11 +26,11 @@ def said(kind: str, result) -> str:
 
 @pytest.mark.parametrize(
     ("value", "spec", "expected"),
-    [(-0.0004, ".3f", "0.000"), (-0.0004, "+.3f", "+0.000"), (-0.4, ".0%", "-40 %"), (-0.001, ".0%", "0 %"),
+    [(-0.0004, ".3f", "0.000"), (-0.0004, "+.3f", "0.000"), (-0.4, ".0%", "-40 %"), (-0.001, ".0%", "0 %"),
      (2, ".2f", "2.00")],
 )  # fmt: skip
 def test_a_number_that_rounds_to_zero_has_no_sign(value, spec, expected):
-    assert in_digits(value, spec) == expected
+    assert number_text(value, spec) == expected
     assert span(value, value, math.nan, spec) == expected
     assert span(value, value, value, spec) == f"{expected} [{expected}, {expected}]"
 

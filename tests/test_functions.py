@@ -64,7 +64,7 @@ FEW = {"batches": 2, "tokens_per_batch": 128}
 PROFILES = {"folds": 2, "references": 0, "permutations": 2, "together": "stimulus"}
 SETTINGS = {  # small sizes, by their names on a command line, of which a keyword is the last part
     "stitch": {"layers": [1], "seed": 1, "model.site": "resid_mid", "stitch.steps": 3, "stitch.tokens_per_step": 256,
-               "data.report_tokens": 2048, "data.report_share": 0.5},
+               "data.evaluation_tokens": 2048, "data.evaluation_share": 0.5},
     "cka": {f"measure.{name}": value for name, value in FEW.items()},
     "mutual_knn": {f"measure.{name}": value for name, value in FEW.items()} | {"measure.neighbours": 5},
     "r2": {"measure.words": 8000},
@@ -73,7 +73,7 @@ SETTINGS = {  # small sizes, by their names on a command line, of which a keywor
     "diff": {"measure.tokens": 256, "measure.tokens_per_part": 64},
     "trajectory": {"measure.tokens": 256, "measure.folds": 2, "measure.permutations": 19, "measure.least": 2,
                    "measure.importance": False, "stimuli.sample": 60},
-    "loss": {"data.report_tokens": 2048},
+    "loss": {"data.evaluation_tokens": 2048},
     "lineage": {"measure.likeness": False},
     "ruler": {"measure.words": 8000},
 }  # fmt: skip
@@ -548,7 +548,7 @@ def test_a_result_in_memory_is_in_no_folder_until_it_is_saved(tmp_path):
 
 
 def test_stitches_in_memory_are_those_of_the_saved_result(tmp_path):
-    result = thinkalike.stitch(PAIR[0], layers=[1], kind="least_squares", steps=1, report_tokens=2048)
+    result = thinkalike.stitch(PAIR[0], layers=[1], kind="least_squares", steps=1, evaluation_tokens=2048)
     saved = result.save(tmp_path / "mine")
     here, there = (thinkalike.load_stitch(each)[1] for each in (result, saved))
     assert torch.equal(here.weight, there.weight)
@@ -942,13 +942,13 @@ def test_a_name_of_a_file_is_meant_as_it_is_written(tmp_path, monkeypatch):
 
 def test_a_text_is_meant_as_it_is_written(monkeypatch):
     monkeypatch.setenv("ELSEWHERE", "token")
-    with pytest.raises(ConfigError, match=r"^level=\$\{oc.env:ELSEWHERE\} must be"):
-        compare(PAIR[0], texts=TEXTS, level="${oc.env:ELSEWHERE}")
+    with pytest.raises(ConfigError, match=r"^unit=\$\{oc.env:ELSEWHERE\} must be"):
+        compare(PAIR[0], texts=TEXTS, unit="${oc.env:ELSEWHERE}")
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("skip_first", 2), ("embed", True), ("features", ["row"]), ("site", "z"), ("head", 1), ("level", "token"),
+    [("skip_first", 2), ("embed", True), ("features", ["row"]), ("site", "z"), ("head", 1), ("unit", "token"),
      ("massive", "keep"), ("scale", "mini"),
      ("batches", np.int64(2)), ("layers", np.array([0])), ("seed", torch.tensor(1))],
 )  # fmt: skip
@@ -1108,8 +1108,8 @@ def test_too_few_stimuli_for_folds_are_said_with_their_number(rows, folds, fewes
 
 @pytest.mark.parametrize("measure", ["cka", "procrustes", "distance"])
 def test_tokens_of_a_report_that_a_measure_does_not_read_are_refused(measure):
-    with pytest.raises(ConfigError, match=f"report_tokens= has no effect on {measure}; .*batches"):
-        thinkalike.compare(*PAIR, measure=measure, report_tokens=2000, texts=TEXTS, **FEW)
+    with pytest.raises(ConfigError, match=f"evaluation_tokens= has no effect on {measure}; .*batches"):
+        thinkalike.compare(*PAIR, measure=measure, evaluation_tokens=2000, texts=TEXTS, **FEW)
 
 
 def test_a_document_that_fills_the_report_is_told_from_too_little_text():
@@ -1117,7 +1117,7 @@ def test_a_document_that_fills_the_report_is_told_from_too_little_text():
     few = {"texts": long, "batches": 1, "tokens_per_batch": 64, "context": 64}
     with pytest.raises(DataError, match=r"one document fills .*raise batches") as caught:
         thinkalike.compare(PAIR[0], **few)
-    assert "report_share" not in str(caught.value)
+    assert "evaluation_share" not in str(caught.value)
     assert len(thinkalike.compare(PAIR[0], **few | {"batches": 64}).table)
 
 
@@ -1154,7 +1154,7 @@ class Incomparable:
         (lambda: compare(STATES, measure=pd.NA), "^measure is NAType: give a name"),
         (lambda: compare(STATES, measure=Incomparable()), "^measure is Incomparable: give a name"),
         (lambda: compare(STATES, measure=None), "^measure is NoneType: give a name"),
-        (lambda: compare(PAIR[0], level=Incomparable()), "^level holds Incomparable"),
+        (lambda: compare(PAIR[0], unit=Incomparable()), "^unit holds Incomparable"),
         (lambda: inspect.unwrap(thinkalike.rsa)([STATES], site=pd.NA), "^site holds NAType"),
         (lambda: inspect.unwrap(thinkalike.rsa)([STATES], site=Incomparable()), "^site holds Incomparable"),
         (lambda: compare(PAIR[0], texts=(1 / number for number in (1, 0))), "^texts holds a float"),
@@ -1182,11 +1182,11 @@ WORDS = {
     "take more of the text and model.dtype=float32": 'take more of the text and load_model(..., dtype="float32")',
     "declare kinds.size=nominal": "declare kinds={'size': 'nominal'}",
     "give its levels in order: kinds.Word size=['a', 'b']": "give its levels in order: kinds={'Word size': ['a', 'b']}",
-    "raise measure.batches, or data.report_tokens": "raise batches, or report_tokens",
+    "raise measure.batches, or data.evaluation_tokens": "raise batches, or evaluation_tokens",
     "measure.batches=3 are too few": "batches=3 are too few",
     "data=text has too little text": "texts has too little text",
     "data text: the report has 15 documents": "texts: the report has 15 documents",
-    "measure.level=tokens|words": "level=tokens|words",
+    "measure.unit=tokens|words": "unit=tokens|words",
 }
 
 
@@ -1278,7 +1278,9 @@ def test_results_in_memory_are_pickled_and_copied(name):
     calls = {
         "arrays": lambda: thinkalike.compare(STATES, OTHERS),
         "texts": lambda: thinkalike.compare(PAIR[0], texts=TEXTS, **FEW),
-        "stitches": lambda: thinkalike.stitch(PAIR[0], layers=[1], steps=2, tokens_per_step=256, report_tokens=2048),
+        "stitches": lambda: thinkalike.stitch(
+            PAIR[0], layers=[1], steps=2, tokens_per_step=256, evaluation_tokens=2048
+        ),
     }
     result = calls[name]()
     for again in (pickle.loads(pickle.dumps(result)), copy.deepcopy(result)):

@@ -26,6 +26,7 @@ FILES = sorted((SRC / "thinkalike").rglob("*.py"))
 # A module imports from its own part and from lower levels only, as tests/test_path.py sees to it.
 LEVELS = {
     "errors": 0,
+    "former_names": 0,
     "ranges": 0,
     "former_columns": 0,
     "registry": 0.25,  # knows former_columns; names classes of all levels, and imports them when a user chooses them
@@ -35,7 +36,7 @@ LEVELS = {
     "files": 0.5,  # knows errors
     "columns": 1,  # knows errors, files and former_columns
     "shards": 0.75,  # knows errors and digests
-    "config": 1,  # knows errors, files, the catalogue, plugins and shards, and nothing else
+    "config": 1,  # knows errors, former names, files, the catalogue, plugins and shards, and nothing else
     "digests": 0.5,  # knows errors
     "timing": 0.75,  # knows digests
     "global_state": 0,

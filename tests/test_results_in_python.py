@@ -16,7 +16,7 @@ from thinkalike.screen.tables import Table
 
 A, B = "gelu-3l-mini", "solu-3l-mini"
 SMALL = {
-    "stitch": lambda **more: ta.stitch(A, B, steps=3, tokens_per_step=256, report_tokens=2048, **more),
+    "stitch": lambda **more: ta.stitch(A, B, steps=3, tokens_per_step=256, evaluation_tokens=2048, **more),
     "cka": lambda **more: ta.compare(A, B, batches=2, tokens_per_batch=128, **more),
     "distance": lambda **more: ta.compare(A, f"{A}-s1", measure="distance", batches=2, tokens_per_batch=128, **more),
     "jsd": lambda **more: ta.compare(A, B, measure="jsd", batches=2, tokens_per_batch=128, **more),

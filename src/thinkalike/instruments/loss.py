@@ -33,7 +33,7 @@ class Loss(Instrument[AnalyzeConfig], kind="loss", version=2, reads=("model", "d
     """Measures the next-token loss of `model` on `data`, in nats per token."""
 
     of_models: ClassVar[str] = "each"
-    smallest: ClassVar[Mapping[str, object]] = {"data.report_tokens": 4096}
+    smallest: ClassVar[Mapping[str, object]] = {"data.evaluation_tokens": 4096}
 
     def unread(self, config: AnalyzeConfig) -> SettingValues:
         return left_in_key(config, FIT_TEXT)
@@ -42,9 +42,9 @@ class Loss(Instrument[AnalyzeConfig], kind="loss", version=2, reads=("model", "d
         self, config: AnalyzeConfig, shapes: Shapes, chosen: Collection[str]
     ) -> Iterator[dict[str, object]]:
         """Yield fewer tokens."""
-        if config.data.report_tokens:
-            for tokens in halvings(config.data.report_tokens, least=FEWEST_TOKENS):
-                yield {"data.report_tokens": tokens}
+        if config.data.evaluation_tokens:
+            for tokens in halvings(config.data.evaluation_tokens, least=FEWEST_TOKENS):
+                yield {"data.evaluation_tokens": tokens}
 
     def holds(self, config: AnalyzeConfig, shapes: Shapes) -> float:
         from thinkalike.measures.losses import bytes_of_logits
@@ -63,9 +63,9 @@ class Loss(Instrument[AnalyzeConfig], kind="loss", version=2, reads=("model", "d
             model = load_model(config.model)
             model.check_context(config.data.context)
             # A model may have been trained on the other documents of the same text.
-            report_share = config.data.report_share or REPORT_SHARE
+            evaluation_share = config.data.evaluation_share or REPORT_SHARE
             corpus = read_corpus(
-                replace(config.data, report_share=report_share),
+                replace(config.data, evaluation_share=evaluation_share),
                 model.tokenizer,
                 model.context,
                 bos=model.bos_each_row,

@@ -6,10 +6,11 @@ Annotations are evaluated here, as those of inherited fields are read where a su
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 from thinkalike.arguments import check_rows, checked_numbers
 from thinkalike.errors import ConfigError, checked_path
+from thinkalike.former_names import present_name
 from thinkalike.inputs import Arrays, Model, Text, is_model
 from thinkalike.job.instrument import AnyInstrument
 from thinkalike.job.lookup import instrument_of_measure
@@ -19,6 +20,7 @@ from thinkalike.state_arguments import is_states
 Folder = str | os.PathLike[str]
 Layers = str | Sequence[int] | Sequence[Sequence[int]]
 Side = Model | Arrays
+AnyJob = TypeVar("AnyJob", bound="Job")
 
 # fields that are no settings, beside the sides
 INPUTS = ("texts", "stimuli", "measure", "store", "force")
@@ -47,6 +49,14 @@ class Job:
     # The job itself says which of its arguments is wrong, before a checker of types that somebody
     # installs.
     __no_type_check__ = True
+
+    # Here and not in the functions, as jobs are also made by their classes.
+    def __new__(cls: type[AnyJob], *_: object, **settings: object) -> AnyJob:
+        for name in settings:
+            renamed = present_name(name)
+            if renamed in cls.__dataclass_fields__:
+                raise ConfigError(f"{name}= is now {renamed}=")
+        return super().__new__(cls)
 
     threads: int | None = None
     budget: str | None = None
@@ -159,7 +169,7 @@ class TextJob(Job):
         context: tokens of a row; None takes what the models can.
         bos: whether each row begins with the token of the beginning; None: as the models expect.
         aligned: whether each row begins with a document.
-        report_share: the share of documents that numbers are of; the rest is fitted on.
+        evaluation_share: the share of documents that numbers are of; the rest is fitted on.
     """
 
     texts: Text | None = None
@@ -168,4 +178,4 @@ class TextJob(Job):
     context: int | None = None
     bos: bool | None = None
     aligned: bool | None = None
-    report_share: float | None = None
+    evaluation_share: float | None = None

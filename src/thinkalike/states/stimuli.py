@@ -360,7 +360,13 @@ def without_massive(
     for number, (start, _) in zip(stimuli.sentence, stimuli.span, strict=True):
         words_before.append(len(word_spans(stimuli.texts[number][:start])))
     position = torch.tensor(words_before)
-    is_compared = (position >= measure.skip_first) & with_own_states(stimuli, sides)
+    is_far_enough = position >= measure.skip_first
+    if not is_far_enough.any():
+        raise DataError(
+            f"{stimuli.source}: no text has a stimulus after its first {measure.skip_first} "
+            "words, which measure.skip_first leaves out"
+        )
+    is_compared = is_far_enough & with_own_states(stimuli, sides)
     compared = Compared(stimuli, list(sides)).of(is_compared)
 
     layers_of_models: list[Tensor] = []

@@ -25,6 +25,7 @@ from thinkalike.former_columns import (
     present_column,
     present_table,
 )
+from thinkalike.former_names import with_present_names
 from thinkalike.global_state import isolated
 from thinkalike.ranking import shortened
 from thinkalike.store.array_file import read_arrays
@@ -203,7 +204,7 @@ class Result:
     @property
     def settings(self) -> dict[str, Any]:
         """The settings that entered the key: they can change numbers and are not the defaults."""
-        return dict(self._record["settings"])
+        return with_present_names(self._record["settings"])
 
     @property
     def provenance(self) -> Provenance:
@@ -227,7 +228,7 @@ class Result:
                     raise ForeignFileError("its checksum is not that of what was written")
             check_values(config)
             by_dotted_name(config)
-            return config
+            return with_present_names(config)
 
     @cached_property
     def table(self) -> pd.DataFrame:

@@ -12,7 +12,7 @@ from thinkalike.instruments.diff.null_runs import FORKS
 from thinkalike.instruments.diff.null_screen import beside_null
 from thinkalike.instruments.diff.ranges import ranges_in_words
 from thinkalike.instruments.diff.weights_screen import weights_in_words
-from thinkalike.screen import in_digits, number_of_documents, span
+from thinkalike.screen import number_of_documents, number_text, span
 from thinkalike.store import Result
 
 SHARE_NAMED = 0.9
@@ -99,7 +99,7 @@ def summary(result: Result) -> str:
     if not numbers["kl"]:
         return f"{what_changed}, and no prediction differs; {text}."
 
-    clauses = [what_changed, f"KL is {in_digits(numbers['kl'], '.3g')} nats per token"]
+    clauses = [what_changed, f"KL is {number_text(numbers['kl'], '.3g')} nats per token"]
     if numbers["modules"]:
         clauses.append(_spread_of_effect(result.details))
     clauses += _most_affected_tokens(result.tables)
@@ -123,7 +123,7 @@ def _count_of_modules(table: pd.DataFrame, modules: int) -> str:
     if math.isnan(median):  # the weights of an adapter have none in the base to compare with
         return count
     digits = ".0f" if median > 0.1 else ".2g"
-    return f"{count}, in the median by {in_digits(100 * median, digits)} % of their norm"
+    return f"{count}, in the median by {number_text(100 * median, digits)} % of their norm"
 
 
 def _spread_of_effect(table: pd.DataFrame) -> str:
@@ -136,7 +136,7 @@ def _spread_of_effect(table: pd.DataFrame) -> str:
     if largest < LEAST_EFFECT:
         return "the effect is spread out: restoring one module removes none of it"
     module = _named([with_largest])
-    share = in_digits(largest, ".0%")
+    share = number_text(largest, ".0%")
     if largest >= CONCENTRATED:
         return f"the effect is concentrated: restoring {module} alone removes {share} of the KL"
     return f"the effect is spread out: no module restores more than {share} ({module})"
@@ -230,7 +230,7 @@ def _onsets_in_words(changed: pd.DataFrame) -> str:
     most = changed.loc[indices[0]]
     return (
         f"Onset: states begin to differ at {len(indices)} modules, most at {_named([most])} "
-        f"(relative distance {in_digits(most['onset'], '.2g')})."
+        f"(relative distance {number_text(most['onset'], '.2g')})."
     )
 
 
@@ -341,7 +341,7 @@ def _words_in_words(table: pd.DataFrame, numbers: Numbers) -> str:
     """Return the words whose contrast changed beyond the null's and that of other words."""
     contrast = (
         f"The contrast of {len(table)} words is {numbers['contrast_base']:.2f} nats in the base "
-        f"and changes by {in_digits(numbers['contrast_change'], '+.3f')} nats on average"
+        f"and changes by {number_text(numbers['contrast_change'], '+.3f')} nats on average"
     )
     if "q" not in table:
         return f"{contrast}; it was not compared with a null."
@@ -378,7 +378,7 @@ def _directions_in_words(
     if first["layer"] < 0:
         site = "the embedding"
     return (
-        f"After {site}, one direction holds {in_digits(first['share_of_change'], '.0%')} of the "
+        f"After {site}, one direction holds {number_text(first['share_of_change'], '.0%')} of the "
         f"change of the states (cosine between halves of the documents {first['stability']:.2f}); "
         f"it raises {first['raises']} and lowers {first['lowers']}."
     )

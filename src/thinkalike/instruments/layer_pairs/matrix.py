@@ -101,7 +101,7 @@ class LayerMatrix(Instrument[AnalyzeConfig]):
         if site and "components" not in result.tables:
             label += f" at {site}"
         if "conditional_on" in result.details:
-            label += f" given the {result.details['conditional_on'].iloc[0]}"
+            label += f" conditional on the {result.details['conditional_on'].iloc[0]}"
         return label
 
     def ranked(self, table: pd.DataFrame) -> pd.DataFrame:

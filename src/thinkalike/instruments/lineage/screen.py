@@ -12,7 +12,7 @@ from thinkalike.errors import listed
 from thinkalike.instruments.lineage.comparison import EMBEDDING_LAYER
 from thinkalike.instruments.lineage.family import groups_of
 from thinkalike.measures.lineage import LEAST_P
-from thinkalike.screen import MOST_ROWS, Table, in_digits, show_table, show_text, text_column
+from thinkalike.screen import MOST_ROWS, Table, number_text, show_table, show_text, text_column
 from thinkalike.store import Result
 
 # The largest share of a block's units that agreed in what they read and write between two models
@@ -198,11 +198,11 @@ def similarity_in_words(runs: list[Run]) -> Iterator[str]:
         return
     most = max(counted, key=lambda run: run.alike)
     row = max(most.rows, key=lambda row: float(row["similar_units"]))
-    share = in_digits(row["similar_units"], ".0%")
+    share = number_text(row["similar_units"], ".0%")
     sentence = (
         f"Similarity: {share} of the units of block {row['target_layer']} agree with those of one "
         "block in what they read and write; between independent models up to "
-        f"{in_digits(SIMILARITY_OF_INDEPENDENT, '.0%')} do."
+        f"{number_text(SIMILARITY_OF_INDEPENDENT, '.0%')} do."
     )
     if row["similar_units"] > REORDERED:
         sentence += " It may be a copy with reordered units, which no test here can prove."
@@ -249,7 +249,7 @@ def show_family(result: Result) -> None:
             text_column("model", rows["target"]),
             text_column("shared blocks", [f"{count} of {blocks}" for count, blocks in shared]),
             text_column(
-                "units in place", [in_digits(share, ".0%") for share in rows["units_in_place"]]
+                "units in place", [number_text(share, ".0%") for share in rows["units_in_place"]]
             ),
             text_column("p, corrected", rows["lowest_p_corrected"].map(p_in_words)),
             text_column("same stream", rows["same_stream"].map({True: "yes", False: "no"})),

@@ -9,7 +9,7 @@ import pandas as pd
 
 from thinkalike.instruments.mlem.fitting import GIVEN_WORD
 from thinkalike.instruments.mlem.table import SHARE
-from thinkalike.screen import Table, few, in_digits, number_column, show_table, show_text, span
+from thinkalike.screen import Table, few, number_column, number_text, show_table, show_text, span
 
 MOST_FEATURES = 5
 """The columns of features on the screen."""
@@ -51,8 +51,8 @@ class Change(NamedTuple):
         verb = "rises"
         if self.second["importance"] < self.first["importance"]:
             verb = "falls"
-        before = in_digits(self.first["importance"], ".3f")
-        after = in_digits(self.second["importance"], ".3f")
+        before = number_text(self.first["importance"], ".3f")
+        after = number_text(self.second["importance"], ".3f")
         return (
             f"{self.feature} {verb} from {before} at layer {self.first['layer']} to {after} at "
             f"layer {self.second['layer']}"
@@ -99,7 +99,7 @@ def _show_model(model: str, profiles: pd.DataFrame, scores: pd.DataFrame, most_r
         number_column("held-out ρ", rows["score"], ".3f"),
     ]
     for name in _features_shown(importances, peak, changes):
-        values = [in_digits(value, ".3f") for value in importances[name].loc[rows["layer"]]]
+        values = [number_text(value, ".3f") for value in importances[name].loc[rows["layer"]]]
         columns.append(number_column(name, values))
     title = f"{model}: Spearman's ρ, and how much it drops when one feature is permuted"
     show_table(Table(title, columns))
@@ -142,7 +142,7 @@ def _best_in_words(best: pd.Series) -> str:
     score = span(best["score"], best["low"], best["high"], ".3f")
     sentence = f"the features predict distances best in layer {best['layer']}, with ρ {score}"
     if isfinite(best.get(SHARE, nan)):
-        sentence += f", {in_digits(best[SHARE], '.0%')} of the split-half reference"
+        sentence += f", {number_text(best[SHARE], '.0%')} of the split-half reference"
     if isfinite(best.get("lower", nan)):
         sentence += f", and a noise ceiling of {best['lower']:.3f} to {best['upper']:.3f}"
     return f"{sentence}."
@@ -174,5 +174,5 @@ def _given_word_in_words(row: pd.Series) -> str:
     importance = span(row[column], row[low], row[high], ".3f")
     return (
         f"Conditional on the word, {row['feature']} has importance {importance} in layer "
-        f"{row['layer']}, of {in_digits(row['importance'], '.3f')} without that condition."
+        f"{row['layer']}, of {number_text(row['importance'], '.3f')} without that condition."
     )

@@ -36,7 +36,7 @@ from thinkalike.job import Outcome, Work
 from thinkalike.measures.distances.rsa import rsa
 from thinkalike.measures.estimates import Estimate
 from thinkalike.ranking import ranked_layer_pairs
-from thinkalike.screen import in_digits, show_text, span
+from thinkalike.screen import number_text, show_text, span
 from thinkalike.states.stimuli import Compared, StimulusStates, numbered
 from thinkalike.store import Headline, Result
 from thinkalike.tables import matrix_rows
@@ -213,8 +213,8 @@ def _given_word_in_words(similarities: pd.Series, scalars: Mapping[str, float]) 
         return f"not computed, as there are {count:.0f} and at least {FEWEST_PAIRS} are needed"
     if finite.empty:
         return "not computed, as they are all equally far apart in every layer"
-    lowest = in_digits(finite.min(), ".3f")
-    highest = in_digits(finite.max(), ".3f")
+    lowest = number_text(finite.min(), ".3f")
+    highest = number_text(finite.max(), ".3f")
     return f"Spearman's ρ {lowest} to {highest}"
 
 
