@@ -100,6 +100,7 @@ def with_slow(names, *slow):
 
 def pytest_addoption(parser):
     parser.addoption("--device", default="cpu", help="where the measures run: cpu or cuda")
+    parser.addoption("--figures", help="a folder into which test_figures.py saves its figures, to look at")
 
 
 @pytest.fixture

@@ -96,7 +96,8 @@ class Distance(
         if "components" in result.tables:
             super().draw(result, folder)
         else:
-            figures.shifts(result.details, folder, rows_of(result))
+            about = f"{rows_of(result)}\nbars: 95 % intervals over documents"
+            figures.shifts(result.details, folder, about)
 
     def ranked(self, table: pd.DataFrame) -> pd.DataFrame:
         """Return the layers first whose states differ most."""

@@ -242,10 +242,7 @@ def _conclusion(case: Case, claims: Sequence[Claim], drawn: Sequence[Names]) -> 
     tables = []
     for source, target in drawn:
         tables.append(table[(table["source"] == source) & (table["target"] == target)])
-    panels_across = 2 if len(drawn) == 4 else 3
-    draw = partial(
-        layer_heatmaps, pd.concat(tables), file="cka", label="CKA", across=panels_across
-    )
+    draw = partial(layer_heatmaps, pd.concat(tables), file="cka", label="CKA")
     return Conclusion(table, claims, draw)
 
 

@@ -190,8 +190,10 @@ class Diff(
     def draw(self, result: Result, folder: Path) -> None:
         if "layers" in result.tables:
             base, changed = (model["name"] for model in result.provenance["models"][:2])
-            about = f"{base} → {changed}, {result.scalars['documents']:.0f} documents"
-            figures.changes(result.details, result.tables["layers"], folder, about)
+            documents = result.scalars["documents"]
+            about = f"bars: 95 % intervals over {documents:.0f} documents"
+            names = f"{base} → {changed}"
+            figures.changes(result.details, result.tables["layers"], folder, names, about)
 
     def ranked(self, table: pd.DataFrame) -> pd.DataFrame:
         """Return the modules first that bring back most of the base model."""

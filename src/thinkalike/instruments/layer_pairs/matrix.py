@@ -89,6 +89,8 @@ class LayerMatrix(Instrument[AnalyzeConfig]):
         if self.is_distance:
             scale = (0.0, float(components["value"].max()))
             about += "; differences accumulate from layer to layer"
+        first = result.details.iloc[0]
+        about = f"{first.source} and {first.target}\n{about}"
         cells = as_matrix(components)
         figures.components(cells, folder, self.kind, self.label(result), scale, about)
 

@@ -117,7 +117,10 @@ class Lineage(
         sides = ["source", "target", "source_layer", "target_layer"]
         by_layer = blocks.assign(value=value).groupby(sides, sort=False)["value"]
         shares: pd.DataFrame = by_layer.max().reset_index()
-        figures.layer_heatmaps(shares, folder, "units_in_place", "share of units in place")
+        most_units = int(blocks["units"].max())
+        about = f"of up to {most_units:,} hidden units of a block"
+        label = "share of units in place"
+        figures.layer_heatmaps(shares, folder, "units_in_place", label, about=about)
 
     def ranked(self, table: pd.DataFrame) -> pd.DataFrame:
         """Return the blocks first that are most surely of one origin."""

@@ -159,12 +159,13 @@ class FeatureProfiles(
         return result.details, result.tables["scores"]
 
     def draw(self, result: Result, folder: Path) -> None:
-        about = f"{result.provenance['stimuli']['count']:,} stimuli"
+        stimuli = f"{result.provenance['stimuli']['count']:,} stimuli"
+        about = f"{stimuli}\nbands: 95 % intervals over folds"
         profiles, scores = self.shown(result)
         figures.profiles(profiles, scores, folder, about=about)
         if "similarity" in result.tables:
             by_title = {"weighted τ of profiles": result.tables["similarity"]}
-            figures.similarity(by_title, folder, about=about)
+            figures.similarity(by_title, folder, about=stimuli)
 
     def ranked(self, table: pd.DataFrame) -> pd.DataFrame:
         """Return the features first that matter most, each with its layer."""

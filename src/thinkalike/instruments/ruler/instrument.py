@@ -220,10 +220,10 @@ class Ruler(
         )
 
     def draw(self, result: Result, folder: Path) -> None:
-        label = "residual R², mean of both directions"
         documents = result.scalars["documents"]
-        points = result.tables["calibration_points"]
-        figures.ruler(result.details, points, documents, folder, label)
+        figures.ruler(
+            result.details, result.tables["calibration_points"], documents, folder, "residual R²"
+        )
 
     def ranked(self, table: pd.DataFrame) -> pd.DataFrame:
         """Return the most similar layers first, without `FURTHER_COLUMNS`."""

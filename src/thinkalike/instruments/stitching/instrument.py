@@ -162,18 +162,17 @@ class Stitching(
             files.items(), directions, strict=False
         ):
             count = result.arrays[tokens].sum()
-            title = (
-                f"{source} into {target}\n"
-                f"{count:,.0f} tokens of {result.scalars['documents']:.0f} documents"
-            )
+            documents = f"{result.scalars['documents']:.0f} documents"
+            about = f"{count:,.0f} tokens of {documents}"
             if cut_models(result):
-                title += f"\n{cut_models(result)}"
+                about += f"; {cut_models(result)}"
             cells = table.pivot(index="source_layer", columns="target_layer", values="penalty")
             has_all_pairs = cells.notna().all(axis=None)
             if min(cells.shape) > 1 and has_all_pairs:
-                figures.penalty_map(cells, title, folder, file)
+                figures.penalty_map(cells, str(source), str(target), folder, about, file)
             else:
-                figures.penalties(table, title, folder, file)
+                about += "\nbars: 95 % intervals over documents"
+                figures.penalties(table, folder, about, file)
 
     def ranked(self, table: pd.DataFrame) -> pd.DataFrame:
         """Return the stitches first that lose least."""

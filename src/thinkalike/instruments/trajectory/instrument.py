@@ -30,6 +30,7 @@ from thinkalike.job import Instrument, Outcome, Work
 from thinkalike.job.budget_ladder import halvings
 from thinkalike.models.shapes import Passes, Shapes
 from thinkalike.processes import counted
+from thinkalike.screen import number_of_documents
 from thinkalike.store import Headline, Result
 
 FEWEST_TOKENS = 1024
@@ -120,7 +121,9 @@ class Trajectory(
         return outcome_of_trajectory(list(checkpoints), numbers, reader)
 
     def draw(self, result: Result, folder: Path) -> None:
-        figures.trajectory(result.details, result.tables, folder)
+        name = result.provenance["models"][-1]["name"]
+        about = f"{number_of_documents(result.scalars)}\nbands: simultaneous 95 % intervals"
+        figures.trajectory(result.details, result.tables, folder, name, about)
 
     def headlines(self, result: Result) -> Sequence[Headline]:
         """Return when the loss and when the similarity to the last checkpoint settled."""
