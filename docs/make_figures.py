@@ -13,7 +13,7 @@ import argparse
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 from thinkalike.errors import StoreError

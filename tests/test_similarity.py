@@ -8,7 +8,7 @@ import tiny
 from conftest import composed
 from thinkalike.instruments import run_job
 from thinkalike.models.load import load_model
-from thinkalike.models.rounding import rounded
+from thinkalike.models.rounding import rounded_copy
 
 IN_RULER = {
     "residual_r2": "value",
@@ -27,7 +27,7 @@ def models(tmp_path_factory):
     """A tiny model, a copy of 4 bits, a model of random weights, and one too wide for the text."""
     root = tmp_path_factory.mktemp("models")
     base = load_model(tiny.write_mini(root / "base"))
-    tiny.write_mini(root / "copy", module=rounded(base, 4).module)
+    tiny.write_mini(root / "copy", module=rounded_copy(base, 4).module)
     tiny.write_mini(root / "other", seed=7)
     tiny.write_mini(root / "wide", d_model=4096, n_layers=4)
     return root

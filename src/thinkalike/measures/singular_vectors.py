@@ -73,5 +73,6 @@ class SVCCA(LayerMeasure[Tensor]):
     def compare(
         self, first: Float[Tensor, "n r"], second: Float[Tensor, "n s"]
     ) -> Float[Tensor, ""]:
+        """Return the mean canonical correlation of two sets of orthonormal components."""
         cosines: Tensor = torch.linalg.svdvals(first.T @ second)
         return cosines.mean()

@@ -46,7 +46,7 @@ from thinkalike.store.record import (
     Provenance,
     ResultRecord,
     by_dotted_name,
-    check_values,
+    check_writable,
     checked_record,
     errors_naming,
     read_json_of_result,
@@ -62,7 +62,7 @@ if TYPE_CHECKING:
 CONFIG = "config.yaml"
 ARRAYS = "arrays.npz"
 NUMBER_ENDINGS = {".csv", ".npz", ".safetensors"}  # of the files that hold what was computed
-REDO = "or do the job again with force=true"
+HOW_TO_REDO = "or do the job again with force=true"
 TABLE = "table.csv"
 DETAILS = "details.csv"  # of a job whose table.csv has only some columns
 
@@ -229,7 +229,7 @@ class Result:
                 entry = manifest_entries(self.folder)[CONFIG]
                 if digest_of(file) != entry.digest:
                     raise ForeignFileError("its checksum is not that of what was written")
-            check_values(config)
+            check_writable(config)
             by_dotted_name(config)
             return with_present_names(config)
 
@@ -472,7 +472,7 @@ def undamaged(result: Result) -> Result:
         return result
     if _inode(result.folder) != inode_before:  # another process replaced the result meanwhile
         return undamaged(Result(result.folder))
-    raise StoreError(f"{problem}; delete {result.folder} {REDO}")
+    raise StoreError(f"{problem}; delete {result.folder} {HOW_TO_REDO}")
 
 
 def _inode(folder: Path) -> int | None:

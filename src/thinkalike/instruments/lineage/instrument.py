@@ -47,7 +47,7 @@ class LineageConfig(MeasureConfig):
     likeness: bool = True
 
 
-class Lineage(
+class LineageInstrument(
     Instrument[AnalyzeConfig], kind="lineage", reads=("models", "model", "target", "measure")
 ):
     """Tests which blocks of `model@target`, or of each of `models`, share a training history."""
