@@ -57,7 +57,9 @@ def made(table: pd.DataFrame, scalars=None, provenance=None, arrays=None, config
     """Return a result that no job computed and no folder holds."""
     result = Result(Path("nowhere"))
     record = {"kind": "k", "key": "x", "scalars": scalars or {}, "provenance": provenance or {}}
-    vars(result).update(_record=record, table=table, tables=tables, arrays=arrays or {}, config=config or {})
+    vars(result).update(
+        _record=record, table=table, details=table, tables=tables, arrays=arrays or {}, config=config or {}
+    )
     return result
 
 

@@ -64,7 +64,7 @@ FEW = {"batches": 2, "tokens_per_batch": 128}
 PROFILES = {"folds": 2, "references": 0, "permutations": 2, "together": "stimulus"}
 SETTINGS = {  # small sizes, by their names on a command line, of which a keyword is the last part
     "stitch": {"layers": [1], "seed": 1, "model.site": "resid_mid", "stitch.steps": 3, "stitch.tokens_per_step": 256,
-               "data.report_tokens": 2048, "data.report_share": 0.5},
+               "data.evaluation_tokens": 2048, "data.evaluation_share": 0.5},
     "cka": {f"measure.{name}": value for name, value in FEW.items()},
     "mutual_knn": {f"measure.{name}": value for name, value in FEW.items()} | {"measure.neighbours": 5},
     "r2": {"measure.words": 8000},
@@ -73,7 +73,7 @@ SETTINGS = {  # small sizes, by their names on a command line, of which a keywor
     "diff": {"measure.tokens": 256, "measure.tokens_per_part": 64},
     "trajectory": {"measure.tokens": 256, "measure.folds": 2, "measure.permutations": 19, "measure.least": 2,
                    "measure.importance": False, "stimuli.sample": 60},
-    "loss": {"data.report_tokens": 2048},
+    "loss": {"data.evaluation_tokens": 2048},
     "lineage": {"measure.likeness": False},
     "ruler": {"measure.words": 8000},
 }  # fmt: skip
@@ -132,6 +132,7 @@ def test_a_function_gives_the_table_of_its_command(kind, files, cli, tmp_path):
 
 JOBS = {"stitch": ["stitch"], "compare": ["cka", "r2", "ruler", "mutual_knn", "svcca", "distance", "jsd", "rsa", "mlem",
                                            "diff"],
+        "ruler": ["ruler"], "loss": ["loss"],
         "mlem": ["mlem"], "rsa": ["rsa"], "diff": ["diff"], "lineage": ["lineage"],
         "trajectory": ["trajectory"]}  # fmt: skip
 COMMON = {each.name for part in (DataConfig, StimuliConfig, AnalyzeConfig) for each in fields(part)} | {"site", "head"}
@@ -232,7 +233,7 @@ def test_a_model_in_memory_is_keyed_by_what_it_is():
     other = thinkalike.compare((changed, given[1]), store="kept", texts=TEXTS, **FEW)
     assert other.key != first.key
     both = thinkalike.compare(given, (changed, given[1]), texts=TEXTS, **FEW)
-    assert list(dict.fromkeys(both.table["target"])) == ["gpt2-mini (2)", "gpt2-mini"]
+    assert list(dict.fromkeys(both.details["target"])) == ["gpt2-mini (2)", "gpt2-mini"]
 
 
 def small_llama():
@@ -295,13 +296,13 @@ def test_models_that_differ_in_no_weight_and_no_setting_are_two(change, tmp_path
     torch.testing.assert_close(load_model(changed, cutter).full(tokens).log_softmax(-1), after)
     found = thinkalike.diff((base, cutter), (changed, cutter), texts=texts, tokens=512)
     assert found.scalars["kl"] > 1e-5
-    assert found.scalars["settings"] + found.scalars["parts"] > 0, "it is named"
+    assert found.scalars["settings"] + found.scalars["modules"] > 0, "it is named"
     compared = thinkalike.compare((base, cutter), (changed, cutter), measure="distance", texts=texts, **FEW)
     assert compared.table["value"].max() > 1e-3
     alone = [thinkalike.compare((model, cutter), store="kept", texts=texts, **FEW) for model in (base, changed, base)]
     assert alone[0].key == alone[2].key != alone[1].key
     same = thinkalike.diff((base, cutter), (copy.deepcopy(base), cutter), texts=texts, tokens=512)
-    assert not any(same.scalars[name] for name in ("kl", "settings", "parts", "tokens")), "control"
+    assert not any(same.scalars[name] for name in ("kl", "settings", "modules", "tokens")), "control"
 
 
 def test_a_replaced_forward_of_a_copy_computes_with_the_copy():
@@ -534,7 +535,6 @@ def test_a_factor_beside_a_count_of_calls_is_part_of_the_key(holder):
 
 def test_a_result_in_memory_is_in_no_folder_until_it_is_saved(tmp_path):
     result = thinkalike.compare(PAIR[0], texts=[{"text": text} for text in TEXTS], **FEW)
-    assert "CKA of the layers of gelu-3l-mini" in result._repr_html_()
     assert (result.is_kept, "not kept" in repr(result)) == (False, True)
     with pytest.raises(StoreError, match=r"^this result is in memory and has no folder; save it by result.save"):
         _ = result.folder
@@ -544,11 +544,11 @@ def test_a_result_in_memory_is_in_no_folder_until_it_is_saved(tmp_path):
     assert opened.headlines == saved.headlines == result.headlines
     assert opened.config == result.config
     pd.testing.assert_frame_equal(opened.table, result.table, check_exact=True)
-    assert opened._repr_html_() == result._repr_html_()
+    assert opened.summary == result.summary
 
 
 def test_stitches_in_memory_are_those_of_the_saved_result(tmp_path):
-    result = thinkalike.stitch(PAIR[0], layers=[1], kind="least_squares", steps=1, report_tokens=2048)
+    result = thinkalike.stitch(PAIR[0], layers=[1], kind="least_squares", steps=1, evaluation_tokens=2048)
     saved = result.save(tmp_path / "mine")
     here, there = (thinkalike.load_stitch(each)[1] for each in (result, saved))
     assert torch.equal(here.weight, there.weight)
@@ -693,12 +693,12 @@ def test_profiles_and_matrices_of_distances_are_in_the_order_in_which_sides_are_
     for sides in ([states, "gelu-3l-mini"], ["gelu-3l-mini", states]):
         names = ["gelu-3l-mini" if side is not states else "arrays" for side in sides]
         assert _names_in(thinkalike.rsa(sides, stimuli=FRAME).provenance) == names
-        assert list(dict.fromkeys(thinkalike.mlem(*sides, stimuli=FRAME, **PROFILES).table["model"])) == names
+        assert list(dict.fromkeys(thinkalike.mlem(*sides, stimuli=FRAME, **PROFILES).details["model"])) == names
 
 
 def test_the_name_of_a_measure_in_a_file_is_the_word_of_a_person():
     Path("half.py").write_text("def half(x, y):\n    return 0.5\n")
-    assert thinkalike.compare(STATES, OTHERS, measure="half.py:half").table["value"].tolist()[-1] == 0.5
+    assert thinkalike.compare(STATES, OTHERS, measure="half.py:half").details["value"].tolist()[-1] == 0.5
 
 
 def test_fields_of_records_that_are_not_read_may_hold_anything():
@@ -741,7 +741,7 @@ def test_states_that_a_hook_of_transformers_wrote_are_those_of_the_model():
     [
         (lambda: thinkalike.stitch(PAIR[0], steps=-1), "^steps=-1 must be"),
         (lambda: thinkalike.stitch(PAIR[0], texts=[{"body": "a"}]), "^texts line 1 has no text in field text"),
-        (lambda: thinkalike.stitch("states.npz"), "^stitch runs models, and states that are given cannot"),
+        (lambda: thinkalike.stitch("states.npz"), "^stitch runs models, which arrays of states cannot re"),
         (lambda: thinkalike.compare(PAIR[0], neighbours=3), "^neighbours is no setting of cka"),
         (lambda: thinkalike.compare(PAIR[0], stimuli=FRAME), "^stimuli= has no effect on cka"),
         (lambda: thinkalike.compare(np.eye(9), "gpt2-mini"), "^stimuli is missing: a table that has a row for each"),
@@ -942,13 +942,13 @@ def test_a_name_of_a_file_is_meant_as_it_is_written(tmp_path, monkeypatch):
 
 def test_a_text_is_meant_as_it_is_written(monkeypatch):
     monkeypatch.setenv("ELSEWHERE", "token")
-    with pytest.raises(ConfigError, match=r"^level=\$\{oc.env:ELSEWHERE\} must be"):
-        compare(PAIR[0], texts=TEXTS, level="${oc.env:ELSEWHERE}")
+    with pytest.raises(ConfigError, match=r"^unit=\$\{oc.env:ELSEWHERE\} must be"):
+        compare(PAIR[0], texts=TEXTS, unit="${oc.env:ELSEWHERE}")
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("skip_first", 2), ("embed", True), ("features", ["row"]), ("site", "z"), ("head", 1), ("level", "token"),
+    [("skip_first", 2), ("embed", True), ("features", ["row"]), ("site", "z"), ("head", 1), ("unit", "token"),
      ("massive", "keep"), ("scale", "mini"),
      ("batches", np.int64(2)), ("layers", np.array([0])), ("seed", torch.tensor(1))],
 )  # fmt: skip
@@ -1108,8 +1108,8 @@ def test_too_few_stimuli_for_folds_are_said_with_their_number(rows, folds, fewes
 
 @pytest.mark.parametrize("measure", ["cka", "procrustes", "distance"])
 def test_tokens_of_a_report_that_a_measure_does_not_read_are_refused(measure):
-    with pytest.raises(ConfigError, match=f"report_tokens= has no effect on {measure}; .*batches"):
-        thinkalike.compare(*PAIR, measure=measure, report_tokens=2000, texts=TEXTS, **FEW)
+    with pytest.raises(ConfigError, match=f"evaluation_tokens= has no effect on {measure}; .*batches"):
+        thinkalike.compare(*PAIR, measure=measure, evaluation_tokens=2000, texts=TEXTS, **FEW)
 
 
 def test_a_document_that_fills_the_report_is_told_from_too_little_text():
@@ -1117,7 +1117,7 @@ def test_a_document_that_fills_the_report_is_told_from_too_little_text():
     few = {"texts": long, "batches": 1, "tokens_per_batch": 64, "context": 64}
     with pytest.raises(DataError, match=r"one document fills .*raise batches") as caught:
         thinkalike.compare(PAIR[0], **few)
-    assert "report_share" not in str(caught.value)
+    assert "evaluation_share" not in str(caught.value)
     assert len(thinkalike.compare(PAIR[0], **few | {"batches": 64}).table)
 
 
@@ -1154,7 +1154,7 @@ class Incomparable:
         (lambda: compare(STATES, measure=pd.NA), "^measure is NAType: give a name"),
         (lambda: compare(STATES, measure=Incomparable()), "^measure is Incomparable: give a name"),
         (lambda: compare(STATES, measure=None), "^measure is NoneType: give a name"),
-        (lambda: compare(PAIR[0], level=Incomparable()), "^level holds Incomparable"),
+        (lambda: compare(PAIR[0], unit=Incomparable()), "^unit holds Incomparable"),
         (lambda: inspect.unwrap(thinkalike.rsa)([STATES], site=pd.NA), "^site holds NAType"),
         (lambda: inspect.unwrap(thinkalike.rsa)([STATES], site=Incomparable()), "^site holds Incomparable"),
         (lambda: compare(PAIR[0], texts=(1 / number for number in (1, 0))), "^texts holds a float"),
@@ -1182,11 +1182,11 @@ WORDS = {
     "take more of the text and model.dtype=float32": 'take more of the text and load_model(..., dtype="float32")',
     "declare kinds.size=nominal": "declare kinds={'size': 'nominal'}",
     "give its levels in order: kinds.Word size=['a', 'b']": "give its levels in order: kinds={'Word size': ['a', 'b']}",
-    "raise measure.batches, or data.report_tokens": "raise batches, or report_tokens",
+    "raise measure.batches, or data.evaluation_tokens": "raise batches, or evaluation_tokens",
     "measure.batches=3 are too few": "batches=3 are too few",
     "data=text has too little text": "texts has too little text",
     "data text: the report has 15 documents": "texts: the report has 15 documents",
-    "measure.level=tokens|words": "level=tokens|words",
+    "measure.unit=tokens|words": "unit=tokens|words",
 }
 
 
@@ -1278,7 +1278,9 @@ def test_results_in_memory_are_pickled_and_copied(name):
     calls = {
         "arrays": lambda: thinkalike.compare(STATES, OTHERS),
         "texts": lambda: thinkalike.compare(PAIR[0], texts=TEXTS, **FEW),
-        "stitches": lambda: thinkalike.stitch(PAIR[0], layers=[1], steps=2, tokens_per_step=256, report_tokens=2048),
+        "stitches": lambda: thinkalike.stitch(
+            PAIR[0], layers=[1], steps=2, tokens_per_step=256, evaluation_tokens=2048
+        ),
     }
     result = calls[name]()
     for again in (pickle.loads(pickle.dumps(result)), copy.deepcopy(result)):

@@ -18,7 +18,7 @@ from thinkalike.instruments.lineage.comparison import (
     table_of_origins,
     table_of_pairs,
 )
-from thinkalike.instruments.lineage.screen import LIKENESS_OF_INDEPENDENT, REORDERED
+from thinkalike.instruments.lineage.screen import REORDERED, SIMILARITY_OF_INDEPENDENT
 from thinkalike.measures import lineage
 from thinkalike.measures.seeds import seeded
 from thinkalike.models.model_config import configured
@@ -212,7 +212,7 @@ def test_the_published_test_alarms_on_independent_seeds(models):
     """Agreement of two matchings, read as a Poisson count, has p < 1e-6 for models of other seeds."""
     first, second = models[MODEL], models[OTHER_SEED]
     pairs = compared(first, second, likeness=True).pairs
-    assert max(pair.alike or 0 for pair in pairs) < LIKENESS_OF_INDEPENDENT
+    assert max(pair.alike or 0 for pair in pairs) < SIMILARITY_OF_INDEPENDENT
     agreeing = sum(round((pair.alike or 0) * 256) for pair in pairs)
     expected = sum(len(pair.reading.source) / 256 for pair in pairs)
     log_chance = agreeing * math.log(expected) - expected - math.lgamma(agreeing + 1)

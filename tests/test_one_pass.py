@@ -24,7 +24,12 @@ from thinkalike.store import open_result
 def words(text_files, tmp_path):
     """The command line of a small job, models and measure apart."""
     small = ["measure.batches=10", "measure.tokens_per_batch=128", "model.context=32"]
-    data = ["data=text", f"data.files=[{text_files}/*.txt]", "data.report_share=0.5", f"data.cache={tmp_path}/cache"]
+    data = [
+        "data=text",
+        f"data.files=[{text_files}/*.txt]",
+        "data.evaluation_share=0.5",
+        f"data.cache={tmp_path}/cache",
+    ]
     return [*small, *data]
 
 
@@ -64,7 +69,7 @@ def same(one, other):
 MEASURES = {
     "cka": ["measure=cka", "measure.null=true", "measure.permutations=1"],
     "mutual_knn": ["measure=mutual_knn"],
-    "given": ["measure=cka", "measure.given=token", "measure.tokens_per_batch=512", "measure.batches=5"],
+    "given": ["measure=cka", "measure.conditional_on=token", "measure.tokens_per_batch=512", "measure.batches=5"],
 }
 
 
@@ -97,14 +102,14 @@ def test_only_pairs_with_massive_tokens_have_values_with_them(cli, words, minis,
     few = [*(word for word in words if "context" not in word), "measure=cka", "model.context=64"]
     together = cli("analyze.py", *few, list_of(tmp_path / "all", ["a", "b", "massive"]), f"store={tmp_path}/together")
     plain, *beside = results(together)
-    assert "with_massive" not in plain.table
+    assert "including_massive_activations" not in plain.details
     for name, result in zip("ab", beside, strict=True):
         two = [f"model.path={minis}/{name}", f"target.path={tmp_path}/all/massive", f"model.name={name}"]
         two += ["model=gelu-3l-mini", "model@target=gelu-3l-mini", "target.name=massive", "target.context=64"]
         same(result, cli("analyze.py", *few, *two, f"store={tmp_path}/alone").result)
-        values = result.table[["value", "with_massive"]].dropna()
+        values = result.details[["value", "including_massive_activations"]].dropna()
         assert len(values) == 4 * 4
-        assert (values["value"] - values["with_massive"]).abs().min() > 0.01
+        assert (values["value"] - values["including_massive_activations"]).abs().min() > 0.01
 
 
 @pytest.mark.slow
@@ -258,7 +263,7 @@ def test_each_model_on_a_device_of_its_own(measure, devices, cli, words, chosen,
     apart = cli("analyze.py", *pair, *placed).result
     alone = cli("analyze.py", *pair, "model.device=cpu", "target.device=cpu", f"store={tmp_path}/cpu").result
     assert [model["device"] for model in apart.provenance["models"]] == devices
-    assert (apart.table["value"] - alone.table["value"]).abs().max() < 1e-3
+    assert (apart.details["value"] - alone.details["value"]).abs().max() < 1e-3
 
 
 def test_a_setting_of_one_model_is_that_of_no_other():
@@ -295,7 +300,9 @@ def agree(one, other):
     ("n", "null", "given"), [(150, 0, "none"), (601, 2, "none"), (150, 2, "token"), (601, 0, "token")]
 )
 def test_a_pair_of_three_models_has_the_bits_of_the_pair_alone(n, null, given):
-    metrics, alones = ([CKA(*depths(side), given=given, permutations=null) for side in SIDES] for _ in range(2))
+    metrics, alones = (
+        [CKA(*depths(side), conditional_on=given, permutations=null) for side in SIDES] for _ in range(2)
+    )
     for number in range(2):
         states, tokens, mask = drawn(n)
         states[0][1] = states[0][1].bfloat16()
@@ -318,7 +325,7 @@ def test_each_gram_is_made_once_however_many_pairs(monkeypatch):
 @pytest.mark.parametrize("given", ["none", "token"])
 def test_neighbours_of_a_pair_are_those_of_the_pair_alone(given, monkeypatch):
     def new(side):
-        return LayerMeans(*depths(side), MutualKNN(5), **({"given": given} if given == "token" else {}))
+        return LayerMeans(*depths(side), MutualKNN(5), **({"conditional_on": given} if given == "token" else {}))
 
     monkeypatch.setattr(mutual, "MEMBERSHIPS_AT_ONCE", 5000)
     monkeypatch.setattr(mutual, "SIMILARITIES_AT_ONCE", 3000)

@@ -84,7 +84,7 @@ def test_what_was_put_in_comes_out(tmp_path):
     result = open_result(done(tmp_path, arrays=arrays, tables={"scores": TABLE[:1]}))
     assert (result.kind, result.key, result.scalars) == ("stitching", "abc", {"penalty": 0.5})
     assert (result.config, result.settings, result.provenance["seed"]) == (CONFIG, {"seed": 3}, 3)
-    pd.testing.assert_frame_equal(result.table, TABLE)
+    pd.testing.assert_frame_equal(result.details, TABLE)
     assert list(result.tables) == ["scores", "table"]
     pd.testing.assert_frame_equal(result.tables["scores"], TABLE[:1])
     assert set(result.arrays) == {"curve", "sums"}
@@ -214,14 +214,14 @@ def test_pair_headlines_are_the_mean_and_least_of_equal_depths(kind):
     table = pd.concat([across, cells("a", "a", [[1.0, 0.99], [0.99, 1.0]])], ignore_index=True)
     found = of(kind, table)
     assert found[f"mean_{kind}"].value == pytest.approx((0.9 + 0.4) / 2)
-    assert found[f"least_{kind}"][1:4] == pytest.approx((0.4, 0.3, 0.5))
-    assert str(found[f"least_{kind}"]) == f"least {kind.replace('_', ' ')} 0.4 [0.3, 0.5] at layer 1 with 2"
+    assert found[f"lowest_{kind}"][1:4] == pytest.approx((0.4, 0.3, 0.5))
+    assert str(found[f"lowest_{kind}"]) == f"lowest {kind.replace('_', ' ')} 0.4 [0.3, 0.5] at layer 1 with 2"
 
 
 def test_a_model_beside_itself_says_nothing_by_its_diagonal():
     found = of("cka", cells("a", "a", [[1.0, 0.3], [0.5, 1.0]]))
     assert found["mean_cka"].value == pytest.approx(0.4)
-    assert (found["least_cka"].value, found["least_cka"].at) == (0.3, "layer 0 with 1")
+    assert (found["lowest_cka"].value, found["lowest_cka"].at) == (0.3, "layer 0 with 1")
     assert list(of("cka", cells("a", "a", [[1.0]]), {"batches": 64.0})) == ["batches"], "one layer has no pair"
 
 
@@ -234,10 +234,10 @@ def test_mlem_and_rsa_have_their_means_and_their_best():
     assert found["best_score"][1:4] == (0.6, 0.5, 0.7)
     found = of("rsa", cells("a", "a", [[1.0, 0.3], [0.3, 1.0]]), {"stimuli": 8.0, "mean_similarity": 0.3})
     assert found["mean_similarity"].value == 0.3
-    assert found["greatest_similarity"][1:4] == pytest.approx((0.3, 0.2, 0.4)), "of different layers"
+    assert found["highest_similarity"][1:4] == pytest.approx((0.3, 0.2, 0.4)), "of different layers"
     two = [cells("a", "a", [[1.0, 0.3], [0.3, 1.0]]), cells("a", "b", [[0.1, 0.2], [0.0, 0.1]])]
     found = of("rsa", pd.concat(two, ignore_index=True), {"stimuli": 8.0, "mean_similarity": 0.3})
-    assert found["greatest_similarity"].value == 0.2, "of two models, where there are two"
+    assert found["highest_similarity"].value == 0.2, "of two models, where there are two"
     assert list(of("rsa", cells("a", "a", [[1.0]]), {"stimuli": 8.0})) == ["stimuli"]
 
 
@@ -654,6 +654,38 @@ def test_other_folders_are_no_results(store, listed):
         (store / name).mkdir(parents=True)
     (store / "README.md").write_text("mine")
     assert listed(store).err == ""
+
+
+NEAR_A_STORE = {  # a folder that is named in place of the store, from the folder around the store
+    "a kind": "mine/cka",
+    "a result": "mine/cka/aa",
+    "the folder around it": ".",
+    "a kind, by a path up": "mine/loss/../cka",
+}
+READERS = {
+    "results": lambda folder: selected(search(Query.parsed([folder]).store), Query.parsed([folder])),
+    "results with store=": lambda folder: search(Query.parsed([f"store={folder}"]).store),
+    "from Python": thinkalike.results,
+    "report": lambda folder: gather([folder]),
+}
+
+
+@pytest.mark.parametrize("name", NEAR_A_STORE)
+@pytest.mark.parametrize("reader", READERS)
+def test_a_folder_inside_or_around_a_store_is_said_to_be_that(name, reader, tmp_path, monkeypatch):
+    for kind in ("cka", "loss"):
+        finish(tmp_path / "mine", kind, "aa", {"table": TABLE})
+    monkeypatch.chdir(tmp_path)
+    if (name, reader) == ("a result", "report"):
+        return  # a page may be that of one result
+    with pytest.raises(StoreError, match=f"is not a store itself; the store is {tmp_path}/mine"):
+        READERS[reader](NEAR_A_STORE[name])
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_a_path_with_nul_is_one_line(reader):
+    with pytest.raises(ConfigError, match="no character NUL"):
+        READERS[reader]("a\0b")
 
 
 @pytest.mark.parametrize(("words", "named"), [("sort=skore", "score"), ("knd=loss", "kind"), ("kind=los", "loss")])

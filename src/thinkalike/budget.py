@@ -55,8 +55,8 @@ def within(config: JobConfig, chosen: Collection[str]) -> JobConfig:
     job = smaller(config, chosen, config.budget)
     if job is None:
         raise ConfigError(
-            f"budget={config.budget} is for a comparison or stitch of models of known size, and "
-            "chooses the layers and the amount of text that are left open; leave it out"
+            f"budget={config.budget} chooses layers, text or stimuli that are left open, of models "
+            "of known size, and this job has nothing to choose; leave it out"
         )
     log.info("budget=%s: %s; about %s on this machine", config.budget, job.words, duration_in_words(job.seconds))
     if job.seconds > BUDGET_TOLERANCE * seconds_of_budget(config.budget):
@@ -139,7 +139,7 @@ def _with_choice(config: Config, choice: SettingValues) -> Config:
 
 
 def settings_in_words(settings: Mapping[str, object]) -> str:
-    """Return settings in words, the layers first: "layers 0→0, 5→6, data.report_tokens=8192"."""
+    """Return settings in words, the layers first: "layers 0→0, 5→6, data.evaluation_tokens=8192"."""
     words = []
     layers = settings.get("layers")
     if isinstance(layers, list | tuple):

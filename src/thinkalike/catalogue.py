@@ -21,11 +21,12 @@ A module is imported when it is needed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from importlib.metadata import entry_points
 from pathlib import Path
 
 from thinkalike.errors import ConfigError, one_of, short
+from thinkalike.former_columns import FormerColumns
 from thinkalike.plugins import is_plugin
 from thinkalike.registry import CORE, OF_STATES, OF_USER, KindEntry, ObjectReference, Registered, studies
 
@@ -67,6 +68,15 @@ def _entries_by_kind(entries: Iterable[KindEntry]) -> dict[str, KindEntry]:
     return {entry.kind: entry for entry in sorted(entries, key=lambda entry: entry.kind)}
 
 
+def _former_columns_by_kind(packages: Iterable[Registered]) -> dict[str, dict[str, str]]:
+    """Return by the kind of a result how earlier versions named its columns and tables."""
+    former_columns: dict[str, dict[str, str]] = {}
+    for package in packages:
+        for kind, names in package.former_columns.items():
+            former_columns.setdefault(kind, {}).update(names)
+    return former_columns
+
+
 def _schemas_by_part(packages: Iterable[Registered]) -> dict[str, list[ObjectReference]]:
     """Return by the part of a configuration the schemas that add settings to it."""
     schemas: dict[str, list[ObjectReference]] = {}
@@ -82,6 +92,7 @@ TASKS = _entries_by_kind(entry for package in PACKAGES for entry in package.task
 MEASURES = _entries_by_kind(entry for package in PACKAGES for entry in package.measures)
 SUBJECTS = _entries_by_kind(entry for package in PACKAGES for entry in package.subjects)
 ADDED_SETTINGS = _schemas_by_part(PACKAGES)
+FORMER_COLUMNS: Mapping[str, FormerColumns] = _former_columns_by_kind(PACKAGES)
 
 
 def conf_folders() -> dict[str, Path]:

@@ -123,7 +123,7 @@ def read_json(path: Path, largest: int = LARGEST_JSON, unique: bool = False) -> 
         raise ValueError(f"it has more than {largest:,} bytes")
     pairs_hook = None
     if unique:
-        pairs_hook = _with_unique_names
+        pairs_hook = with_unique_names
     try:
         value = json.loads(content.decode("utf-8"), object_pairs_hook=pairs_hook)
     except RecursionError:
@@ -134,7 +134,12 @@ def read_json(path: Path, largest: int = LARGEST_JSON, unique: bool = False) -> 
     return value
 
 
-def _with_unique_names(pairs: list[tuple[str, object]]) -> dict[str, object]:
+def with_unique_names(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """Return an object of JSON, for `json.loads(object_pairs_hook=...)`.
+
+    Raises:
+        ValueError: it has a name twice; readers of JSON drop all values but one.
+    """
     content = dict(pairs)
     if len(content) < len(pairs):
         counts = Counter(name for name, _ in pairs)

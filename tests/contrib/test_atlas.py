@@ -31,23 +31,28 @@ def six(tmp_path_factory):
 def words(text_files, tmp_path):
     """The command line of a small atlas, models and store apart."""
     small = ["measure=atlas", "measure.batches=4", "measure.tokens_per_batch=256", "model.context=32"]
-    data = ["data=text", f"data.files=[{text_files}/*.txt]", "data.report_share=0.5", f"data.cache={tmp_path}/cache"]
+    data = [
+        "data=text",
+        f"data.files=[{text_files}/*.txt]",
+        "data.evaluation_share=0.5",
+        f"data.cache={tmp_path}/cache",
+    ]
     return [*small, *data, "logger=none"]
 
 
 @pytest.mark.slow
 def test_six_models_run_once_per_batch_for_four_measures(cli, words, six, forwards, tmp_path):
     kinds = ("cka", "mutual_knn", "r2", "jsd")
-    words = [*words, f"measure.measures=[{','.join(kinds)}]", "measure.words=2048", "measure.level=token"]
+    words = [*words, f"measure.measures=[{','.join(kinds)}]", "measure.words=2048", "measure.unit=token"]
     words += [list_of(six, SIX), f"store={tmp_path}/store"]
     (result,) = results(cli("analyze.py", *words))
     assert len(forwards) == len(set(forwards)), "no model reads a batch twice"
     assert len({module for module, *_ in forwards}) == 6
     assert len(forwards) == 6 * (12 + 4 + 4), "r2 reads 12 batches to fit on and 4 to judge, the others 4 of their own"
     assert [len(results_in(tmp_path / "store", kind)) for kind in kinds] == [15] * 4
-    assert list(result.table) == [*PLACE, "cka", "mutual_knn", "r2", "r2_back", "jsd"]
-    assert len(result.table) == result.scalars["layer_pairs"] == 15 * DEPTH**2
-    assert result.table["jsd"].notna().sum() == 15, "predictions are those of the last layers"
+    assert list(result.details) == [*PLACE, "cka", "mutual_knn", "r2", "r2_back", "jsd"]
+    assert len(result.details) == result.scalars["layer_pairs"] == 15 * DEPTH**2
+    assert result.details["jsd"].notna().sum() == 15, "predictions are those of the last layers"
     assert [again.folder for again in results(cli("analyze.py", *words))] == [result.folder]
     assert len(forwards) == 6 * 20, "what is there is not computed again"
 
@@ -63,10 +68,10 @@ def test_an_atlas_part_has_the_bits_of_its_measure_alone(cli, words, six, tmp_pa
         for one in results(cli("analyze.py", *alone)):
             (part,) = [each for each in results_in(tmp_path / "atlas", measure) if each.key == one.key]
             assert part.fingerprint() == one.fingerprint()
-            first = one.table.iloc[0]
+            first = one.details.iloc[0]
             cells, across = (
                 table[(table["source"] == first["source"]) & (table["target"] == first["target"])]
-                for table in (result.table, one.table)
+                for table in (result.details, one.details)
             )
             assert cells[measure].tolist() == across["value"].tolist()
     drawn = {path.name for path in (result.folder / "figures").iterdir()}
@@ -84,7 +89,10 @@ REFUSED = {
     "models=": ["models=[gelu-3l-mini]"],
     "measure.measures": ["measure.measures=[cka,mlem]"],
     "two measures": ["measure.measures=[cka,jsd]"],
-    "distance_correlation compares all rows": ["measure.measures=[cka,distance_correlation]", "measure.given=token"],
+    "distance_correlation compares all rows": [
+        "measure.measures=[cka,distance_correlation]",
+        "measure.conditional_on=token",
+    ],
     "measure.embed=true": ["measure.measures=[cka,mutual_knn,jsd]", "measure.embed=true"],
 }
 TWO = "models=[gelu-3l-mini,solu-3l-mini]"

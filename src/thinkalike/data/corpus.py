@@ -43,7 +43,7 @@ BEGINNINGS_VERSION = 1
 """Raised where a change ends the documents of a report elsewhere."""
 
 REPORT_TOKENS = 262144
-"""How many tokens the report has if `data.report_tokens` is not set."""
+"""How many tokens the report has if `data.evaluation_tokens` is not set."""
 
 
 def read_corpus(
@@ -80,13 +80,13 @@ def read_corpus(
             source = replace(source, bos=bos)
     if fit_tokens != 0:
         fit_tokens = data.fit_tokens or fit_tokens
-    report_tokens = data.report_tokens or REPORT_TOKENS
+    evaluation_tokens = data.evaluation_tokens or REPORT_TOKENS
     if source is not None and data.group:
         raise DataError(
             "data.group is for models that cut text alike, and these have different tokenizers"
         )
-    document_bytes = None if whole else beginning_bytes(report_tokens)
-    limits = TextLimits(fit_tokens, report_tokens, document_bytes)
+    document_bytes = None if whole else beginning_bytes(evaluation_tokens)
+    limits = TextLimits(fit_tokens, evaluation_tokens, document_bytes)
 
     def compute() -> CacheEntry:
         if source is not None:
@@ -150,8 +150,8 @@ def _cache_name(
         "context": context,
         "bos": bos,
         "fit_tokens": limits.fit_tokens,
-        "report_tokens": limits.report_tokens,
-        "report_share": data.report_share,
+        "report_tokens": limits.evaluation_tokens,
+        "report_share": data.evaluation_share,
         "same_split": data.same_split,
         "aligned": data.aligned,
     }

@@ -56,10 +56,13 @@ class R2Config(MeasureConfig):
     """The settings of held-out R² of all layer pairs."""
 
     kind: str = "r2"
-    # of held-out text, in pieces of up to 128
+    # number of held-out words, in pieces of text of up to 128 tokens
     words: int = setting(WORDS, least=LEAST_WORDS, most=10**8)
-    embed: bool = False  # also the site before block 0
-    massive: Literal["drop", "keep"] = "drop"  # the few words whose long states decide some layer
+    # also compare the embedding, the input of block 0
+    embed: bool = False
+    # drop excludes the few words with massive activations, which alone would decide a layer; keep
+    # includes them
+    massive: Literal["drop", "keep"] = "drop"
 
 
 class LayerR2(
@@ -144,9 +147,9 @@ class LayerR2(
 
         values = {
             "value": residual[:, :, 0],
-            "back": residual[:, :, 1],
-            "plain": plain[:, :, 0],
-            "plain_back": plain[:, :, 1],
+            "value_backward": residual[:, :, 1],
+            "r2_forward": plain[:, :, 0],
+            "r2_backward": plain[:, :, 1],
         }
         columns: dict[str, Tensor] = {}
         for name, replicates in values.items():
@@ -172,19 +175,20 @@ class LayerR2(
         Results of earlier versions are of the states as they are.
         """
         label = super().label(result)
-        if "plain" in result.table:
+        if "r2_forward" in result.details:
             return label
         return label.replace(self.name, "R²")
 
     def show(self, result: Result) -> None:
         super().show(result)
-        if "plain" in result.table:
-            plain = at_equal_depth(result.table)["plain"]
+        if "r2_forward" in result.details:
+            plain = at_equal_depth(result.details)["r2_forward"]
             least = f"{plain.min():.2f}"
             greatest = f"{plain.max():.2f}"
             values = least if least == greatest else f"{least} to {greatest}"
             show_text(
-                f"With words, positions and neighbours left in, R² is {values} at these layers."
+                f"Before word, position and earlier tokens are regressed out, R² is {values} at "
+                "these layers."
             )
 
 

@@ -25,15 +25,18 @@ from thinkalike.config.completing import completed
 from thinkalike.config.schema import Checked, SettingValues, declared_of, fields_of
 from thinkalike.config.values import key_settings, with_settings
 from thinkalike.errors import ResultError, ThinkalikeError, nearest
+from thinkalike.former_names import with_former_names
 from thinkalike.job.damaged_results import reporting_damage
 from thinkalike.job.inputs import Inputs, fingerprints
 from thinkalike.job.outcome import Outcome
 from thinkalike.job.setting_groups import OF_EVERY_JOB, OF_SITES
 from thinkalike.job.work import Work
 from thinkalike.models.labels import told_apart
+from thinkalike.screen import gathered_sentences
 from thinkalike.store import Headline, Result, first_scalar
 
 if TYPE_CHECKING:
+    import pandas as pd
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -163,7 +166,8 @@ class Instrument(ABC, Generic[Config]):
         `left_in_key` gives the values that the configuration has.
 
             def unread(self, config):
-                return {} if config.measure.null == "drift" else {"data.fit_tokens": None}
+                has_forks = config.measure.null == "continued_training"
+                return {} if has_forks else {"data.fit_tokens": None}
         """
         return {}
 
@@ -172,9 +176,13 @@ class Instrument(ABC, Generic[Config]):
         return with_settings(config, self.unread(config))
 
     def key_settings(self, config: Config) -> dict[str, object]:
-        """Return the settings that enter the key: those in `reads` that are not the default."""
+        """Return the settings that enter the key: those in `reads` that are not the default.
+
+        They are under the names that they had first, see `thinkalike.former_names`.
+        """
         entering = key_settings(self.as_read(config))
-        return {name: value for name, value in entering.items() if name in self.reads}
+        read = {name: value for name, value in entering.items() if name in self.reads}
+        return with_former_names(read)
 
     def seed(self, config: Config) -> int:
         """Return the seed of torch's global generator."""
@@ -231,9 +239,9 @@ class Instrument(ABC, Generic[Config]):
 
     def passes(self, config: Config, shapes: Shapes) -> Sequence[Passes]:
         """Return the passes of the models of a job; by default each reads the report once."""
-        if "data" not in self.reads or not config.data.report_tokens:
+        if "data" not in self.reads or not config.data.evaluation_tokens:
             return []
-        tokens = float(config.data.report_tokens)
+        tokens = float(config.data.evaluation_tokens)
         shortest = min((shape.context for shape in shapes.values()), default=0)
         row = config.data.context or shortest
         different = dict.fromkeys(shapes.values())
@@ -294,12 +302,38 @@ class Instrument(ABC, Generic[Config]):
         figures.close(unused)
         return figure, axes
 
+    def picture(self, result: Result) -> bytes | None:
+        """Return the figure of a result as a PNG file; None: the kind draws none."""
+        from thinkalike import figures
+
+        if type(self).draw is Instrument.draw:
+            return None
+        try:
+            figure, _ = self.plot(result)
+        except ResultError:  # there is nothing to draw in this very result
+            return None
+        return figures.png_of(figure)
+
     def said(self, result: Result) -> str:
         """Return what the screen says of a result."""
         text = io.StringIO()
         with contextlib.redirect_stdout(text), reporting_damage(result):
             self.show(result)
         return text.getvalue()
+
+    def sentences(self, result: Result) -> Sequence[str]:
+        """Return the sentences of the screen, without its tables and maps."""
+        with gathered_sentences() as sentences, reporting_damage(result):
+            self.show(result)
+        return sentences
+
+    def ranked(self, table: pd.DataFrame) -> pd.DataFrame:
+        """Return the rows of the table of a result, first those that a reader asks for first.
+
+        By default they keep their order. A table of many columns may lose some of them here; see
+        `thinkalike.ranking`.
+        """
+        return table
 
     def headlines(self, result: Result) -> Sequence[Headline]:
         """Return the numbers that summarise a result, the most important one first.

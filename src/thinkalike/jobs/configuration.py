@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from thinkalike import plugins
+from thinkalike.budget import within
 from thinkalike.config import AnalyzeConfig, DataConfig, JobConfig, StimuliConfig
 from thinkalike.config.completing import open_job
 from thinkalike.config.groups import Settings, unset_settings
@@ -17,15 +18,15 @@ from thinkalike.inputs import (
     StimulusTable,
     is_model,
     model_configs,
-    numbered_rows,
-    recorded,
     stimuli_config,
     text_config,
 )
 from thinkalike.instruments import check_read
 from thinkalike.job.instrument import AnyInstrument
+from thinkalike.job.lookup import measures_of_states
 from thinkalike.jobs.base import Job
 from thinkalike.jobs.kinds import Compare, Stitch
+from thinkalike.state_arguments import GivenStates, numbered_rows, states_given
 from thinkalike.training.recipe import StitchConfig, StitchJob
 
 OF_MODELS = ("site", "head")  # fields that are settings of the models
@@ -38,9 +39,10 @@ Recording = str | RecordedArrays
 
 def configuration(job: Job, instrument: AnyInstrument) -> JobConfig:
     """Return the configuration of a job, in which everything is left open that it does not say."""
+    _check_takes_states(job, instrument)
     sides = _Sides.of(job)
     settings = _by_part(job, instrument)
-    _check_sides(job, instrument, sides, settings)
+    _check_sides(job, sides, settings)
     stimuli = job.stimuli_given
     if sides.recordings and stimuli is None:
         stimuli = _stimuli_of_rows(job, sides, settings)
@@ -71,8 +73,9 @@ def configuration(job: Job, instrument: AnyInstrument) -> JobConfig:
         values["target"] = models[-1]
     config = open_job(schema, **values)
 
-    check_read(_keys_given(job, stimuli, sides, settings, is_target), config)
-    return config
+    keys = _keys_given(job, stimuli, sides, settings, is_target)
+    check_read(keys, config)
+    return within(config, keys)
 
 
 @dataclass(frozen=True)
@@ -81,12 +84,12 @@ class _Sides:
 
     Attributes:
         models: The models by the names of their arguments.
-        recordings: Recorded states, each once.
+        states: Those that are states, each once.
         begins_with_model: Whether the first of the arguments is a model.
     """
 
     models: Mapping[str, object]
-    recordings: Sequence[Recording]
+    states: Sequence[GivenStates]
     begins_with_model: bool
 
     @classmethod
@@ -103,10 +106,16 @@ class _Sides:
                 models[name] = side
             else:
                 states.setdefault(id(side), (name, side))
-        recordings = []
+        has_stimuli = job.stimuli_given is not None
+        in_order = []
         for number, (name, side) in enumerate(states.values(), 1):
-            recordings.append(recorded(side, name, number))
-        return cls(models, recordings, next(iter(sides)) in models)
+            in_order.append(states_given(side, name, number, has_stimuli))
+        return cls(models, in_order, next(iter(sides)) in models)
+
+    @property
+    def recordings(self) -> list[Recording]:
+        """The states as configurations have them."""
+        return [states.recording for states in self.states]
 
     def is_target(self, different_models: int) -> bool:
         """Return whether the model beside recordings is the target.
@@ -118,17 +127,23 @@ class _Sides:
         return not (len(self.recordings) == 1 and self.begins_with_model)
 
 
-def _check_sides(
-    job: Job, instrument: AnyInstrument, sides: _Sides, settings: SettingsByPart
-) -> None:
+def _check_takes_states(job: Job, instrument: AnyInstrument) -> None:
+    """Raise a ConfigError for states where models are needed, before any file is read."""
+    has_states = not all(map(is_model, job.sides().values()))
+    if has_states and not instrument.takes_activations:
+        raise ConfigError(
+            f"{job.does} runs models, which arrays of states cannot replace; arrays go with "
+            f"{', '.join(measures_of_states())}"
+        )
+
+
+def _check_sides(job: Job, sides: _Sides, settings: SettingsByPart) -> None:
     """Raise a ConfigError for sides that the job does not take, or settings that they lack."""
     count = len(sides.models)
     if count > 2:
         raise ConfigError(
             f"{job.does} compares two models at most, and not {count}: call it for each pair"
         )
-    if sides.recordings and not instrument.takes_activations:
-        raise ConfigError(f"{job.does} runs models, and states that are given cannot run")
     if sides.models:
         return
     without_effect = [*settings["model"]]
@@ -234,8 +249,6 @@ def _stimuli_of_rows(job: Job, sides: _Sides, settings: SettingsByPart) -> Stimu
                 raise ConfigError(
                     f"{setting} has no effect on arrays without stimuli; leave it out"
                 )
-    arrays = [states for states in sides.recordings if isinstance(states, RecordedArrays)]
-    are_all_in_memory = len(arrays) == len(sides.recordings)
-    if job.does == "mlem" or sides.models or not are_all_in_memory:
+    if job.does == "mlem" or sides.models:
         raise ConfigError("stimuli is missing: a table that has a row for each row of the states")
-    return numbered_rows(arrays[0])
+    return numbered_rows(sides.states)

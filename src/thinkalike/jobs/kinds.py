@@ -28,7 +28,7 @@ class Stitch(TextJob):
     itself. With site="resid_mid" layers are before the MLP of each block. With similarity=True the
     details also say how much of the states of both models is shared.
 
-    >>> few = {"steps": 4, "tokens_per_step": 256, "report_tokens": 2048}
+    >>> few = {"steps": 4, "tokens_per_step": 256, "evaluation_tokens": 2048}
     >>> result = stitch("gelu-3l-mini", layers=[1], **few)
     >>> list(result.table["source_layer"])
     [1]
@@ -65,10 +65,9 @@ class Stitch(TextJob):
     warmup: int | None = None
     tokens_per_step: int | None = None
     fit_tokens: int | None = None
-    report_tokens: int | None = None
-    report_share: float | None = None
+    evaluation_tokens: int | None = None
     scale: str = "auto"
-    recipe: str = "honest"
+    recipe: str = "default"
     seed: int = 0
 
     @property
@@ -90,7 +89,7 @@ class Compare(TextJob):
             bias that a jackknife over documents, or rows of arrays, estimates. The column
             `uncorrected` has the ratio with this bias, which is `thinkalike.cka(X, Y)` of arrays
             in one batch; aggregate="mean_of_ratios" takes no bias off.
-        ruler: "bits": `tables["readings"]` has what some values are in bits of both models.
+        ruler: "bits": `tables["equivalent_bits"]` has what some values are in bits of both models.
 
     >>> result = compare("gelu-3l-mini", "solu-3l-mini", batches=2, tokens_per_batch=128)
     >>> result.arrays["value"].shape
@@ -110,12 +109,12 @@ class Compare(TextJob):
     ruler: str | None = None
     batches: int | None = None
     tokens_per_batch: int = 1024
-    level: str = "auto"
+    unit: str = "auto"
     embed: bool = False
     massive: str = "drop"
     skip_first: int = 0
     skip_special_tokens: bool = False
-    given: str | None = None
+    conditional_on: str | None = None
     null: bool | None = None
     permutations: int | None = None
     estimator: str = "unbiased"
@@ -125,10 +124,10 @@ class Compare(TextJob):
     neighbours: int = 10
     kept: float = 0.99
     words: int = 8192
-    report_tokens: int | None = None
+    evaluation_tokens: int | None = None
     features: Sequence[str] | None = None
     scale: str = "auto"
-    recipe: str = "honest"
+    recipe: str = "default"
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -152,6 +151,36 @@ class Compare(TextJob):
         from thinkalike.instruments.layer_pairs.of_user import instrument_in_memory
 
         return instrument_in_memory(self.measure)
+
+
+@dataclass(frozen=True, eq=False)
+class Ruler(TextJob):
+    """How similar are two models, in bits of a rounded copy?
+
+    The table has for each layer pair what a linear map predicts beyond the word, its position and
+    the earlier tokens, and the bits of a copy of either model that is as similar to it.
+
+    Args:
+        words: words of held-out text.
+        calibration_points: what stands beside copies of fewer bits: "layers" of the model itself,
+            states of other "text", or the names of further models.
+
+    >>> result = ruler("gelu-3l-mini", "solu-3l-mini", layers=[[2, 2]], words=8192)
+    >>> list(result.table["target_layer"])
+    [2]
+    """
+
+    SIDES: ClassVar[tuple[str, ...]] = ("source", "target")
+
+    source: Model
+    target: Model | None = None
+    _: KW_ONLY
+    layers: Layers | None = None
+    site: str = "resid_post"
+    words: int = 8192
+    calibration_points: Sequence[str] = ("bits",)
+    massive: str = "drop"
+    scale: str = "auto"
 
 
 @dataclass(frozen=True, eq=False)
@@ -188,7 +217,7 @@ class Mlem(Job):
     folds: int = 5
     together: str = "sentence"
     permutations: int = 5
-    given: str | None = None
+    conditional_on: str | None = None
     interactions: Sequence[Sequence[str]] = ()
     null: int = 0
     references: int = 3
@@ -196,7 +225,7 @@ class Mlem(Job):
     embed: bool = False
     massive: str = "drop"
     skip_first: int = 0
-    recipe: str = "honest"
+    recipe: str = "default"
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -206,6 +235,11 @@ class Mlem(Job):
                 "add the target to the list"
             )
         super().__post_init__()
+
+    def sides(self) -> dict[str, object]:
+        if isinstance(self.model, list):
+            return {f"model[{number}]": side for number, side in enumerate(self.model)}
+        return super().sides()
 
 
 @dataclass(frozen=True, eq=False)
@@ -231,6 +265,7 @@ class Rsa(Job):
     distance: str = "euclidean"
     comparator: str = "spearman"
     features: Sequence[str] | None = None
+    kinds: Mapping[str, object] | None = None
     columns: Mapping[str, str | None] | None = None
     token: str = "last"
     sample: int | None = None
@@ -272,14 +307,13 @@ class Diff(TextJob):
     tokens: int = 2048
     tokens_per_part: int = 512
     outputs: int = 4
-    null: str = "perturbation"
+    null: str = "random_change"
     steps: int = 40
     contrast: str | None = None
     path: str | None = None
     pairs: int = 2048
     other: str | None = None
     margin: Mapping[str, float] | None = None
-    report_share: float | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -288,15 +322,14 @@ class Loss(TextJob):
 
     The table has its loss beside the entropy of single tokens.
 
-    >>> result = run(Loss("gelu-3l-mini", report_tokens=2048))
+    >>> result = loss("gelu-3l-mini", evaluation_tokens=2048)
     >>> list(result.table["model"])
     ['gelu-3l-mini']
     """
 
     model: Model
     _: KW_ONLY
-    report_tokens: int | None = None
-    report_share: float | None = None
+    evaluation_tokens: int | None = None
     scale: str = "auto"
 
 
@@ -342,7 +375,12 @@ class Trajectory(TextJob):
     least: int = 20
     permutations: int = 99
     features: Sequence[str] | None = None
+    kinds: Mapping[str, object] | None = None
+    columns: Mapping[str, str | None] | None = None
+    token: str = "last"
     sample: int | None = None
     site: str = "resid_post"
     head: int | None = None
+    fit_tokens: int | None = None
+    evaluation_tokens: int | None = None
     seed: int = 0

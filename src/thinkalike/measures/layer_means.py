@@ -48,7 +48,7 @@ class LayerMeans(Accumulator):
 
     Args:
         source_layers, target_layers: How many layers the source and the target have.
-        given: "token" compares rows of the same token only, "none" compares all.
+        conditional_on: "token" compares rows of the same token only, "none" compares all.
         kwargs: The keyword arguments of `torchmetrics.Metric`.
         measure: The measure; where it is a ratio, such as CKA, means over batches are taken before
             the ratio.
@@ -78,15 +78,15 @@ class LayerMeans(Accumulator):
         measure: AnyMeasure,
         permutations: RepetitionsOrNone = 0,
         *,
-        given: str = "none",
+        conditional_on: str = "none",
         after_ratio: bool = False,
         **kwargs: Any,
     ):
-        super().__init__(source_layers, target_layers, given=given, **kwargs)
-        if given == "token" and not measure.compares_within_groups:
+        super().__init__(source_layers, target_layers, conditional_on=conditional_on, **kwargs)
+        if conditional_on == "token" and not measure.compares_within_groups:
             raise ValueError(
-                f"given=token: {type(measure).__name__} compares all rows; "
-                "leave given out, or take CKA"
+                f"conditional_on=token: {type(measure).__name__} compares all rows; "
+                "leave conditional_on out, or take CKA"
             )
         self.measure = measure
         self.permutations = permutations

@@ -16,6 +16,7 @@ import torch
 import yaml
 
 from thinkalike.config import ModelConfig
+from thinkalike.config.in_memory import LoadedModelConfig
 from thinkalike.models.bounds import check_claimed_size
 from thinkalike.models.checkpoints import base_of, folder_of, named_folder
 from thinkalike.models.config_json import known_config_json
@@ -141,7 +142,7 @@ def shape_of(config: ModelConfig, name: str | None = None) -> Shape | None:
     """Return the shape of a model without its weights and without any download.
 
     The sizes are those of config.json in a folder or in the hub's cache, or those of the table of
-    published sizes. None: neither has them.
+    published sizes; for a model in memory, those of its settings. None: neither has them.
 
     Args:
         config: The model.
@@ -149,6 +150,8 @@ def shape_of(config: ModelConfig, name: str | None = None) -> Shape | None:
     """
     if config.holds_states:
         return _shape_of_states(config, name)
+    if isinstance(config, LoadedModelConfig):
+        return shape_from(config, _config_json_in_memory(config), name)
     if config.path:
         folder_of(config)  # raises the error of a folder that cannot be read
     source = base_of(config) or config  # whose config.json has the sizes
@@ -162,6 +165,18 @@ def shape_of(config: ModelConfig, name: str | None = None) -> Shape | None:
     if shape is not None:
         check_claimed_size(shape.parameters, folder)
     return shape
+
+
+def _config_json_in_memory(config: LoadedModelConfig) -> Mapping[str, object]:
+    """Return the config.json of a model of transformers in memory; it is empty for any other."""
+    from transformers import PretrainedConfig
+
+    module = config.loaded.module
+    settings = getattr(module, "config", None)
+    if not isinstance(settings, PretrainedConfig):
+        return {}
+    config_json: dict[str, object] = json.loads(settings.to_json_string(use_diff=False))
+    return {**config_json, "architectures": [type(module).__name__]}
 
 
 def _config_json_of_hub(config: ModelConfig) -> Mapping[str, object]:

@@ -18,7 +18,14 @@ from typing import TypedDict
 
 from thinkalike.catalogue import title_of
 from thinkalike.columns import Columns
-from thinkalike.errors import StoreError, ThinkalikeError, one_line, plain, plain_line
+from thinkalike.errors import (
+    StoreError,
+    ThinkalikeError,
+    checked_path,
+    one_line,
+    plain,
+    plain_line,
+)
 from thinkalike.listing import (
     Entry,
     ListRecord,
@@ -164,7 +171,8 @@ def gather(folders: Sequence[str | Path], query: Query | None = None) -> StoreCo
     """
     content = StoreContent(Path(", ".join(map(str, folders))))
     entry_of_folder: dict[Path, Entry] = {}
-    for folder in dict.fromkeys(Path(folder).expanduser() for folder in folders):
+    paths = [Path(checked_path("store", folder)).expanduser() for folder in folders]
+    for folder in dict.fromkeys(paths):
         if is_sealed(folder):
             inside = StoreContent(folder, [_single_entry(folder)])
         else:
@@ -276,10 +284,8 @@ def report_of(content: StoreContent) -> Report:
 def _tables_of(result: Result) -> dict[str, Columns]:
     """Return the tables by name; `details`, which has all columns, takes the place of `table`."""
     tables = {}
-    for file_name in result.files:
-        path = result.folder / file_name
-        if path.suffix == ".csv":
-            tables[path.stem] = Columns.read(path, MOST_LISTED_BYTES, MOST_COLUMNS)
+    for file_name, table_name in result.table_files.items():
+        tables[table_name] = result.columns_of(file_name, MOST_LISTED_BYTES, MOST_COLUMNS)
     if "details" in tables:
         tables["table"] = tables.pop("details")
     return tables
@@ -309,7 +315,7 @@ def report_row(entry: Entry, record: ListRecord) -> ReportRow:
     if not is_command(command):
         command = ""
     settings = [f"{name}={value}" for name, value in record["settings"].items()]
-    distance_name = f"greatest_{entry.result.kind}"
+    distance_name = f"highest_{entry.result.kind}"
     provenance = json.dumps(entry.result.provenance, default=str)
     return ReportRow(
         kind=record["kind"],

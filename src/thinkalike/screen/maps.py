@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from thinkalike.screen.tables import few
-from thinkalike.screen.text import show_text
+from thinkalike.screen.text import only_sentences_count, show_text
 
 if TYPE_CHECKING:
     import numpy as np
@@ -22,6 +22,8 @@ NO_CELL = -1
 
 def show_map(values: pd.DataFrame, less_is_closer: bool = False) -> None:
     """Print a matrix as shaded cells, the darker the closer; the closest of each row has a dot."""
+    if only_sentences_count():
+        return
     import numpy as np
 
     longest_name = max(len(str(name)) for name in values.columns)
@@ -51,9 +53,9 @@ def show_map(values: pd.DataFrame, less_is_closer: bool = False) -> None:
         print(f"{label:>{label_width}} {_shaded_row(row_closeness, cell_width)}")
 
     ends = f"blank {lightest:.3f} to {SHADES[-1]} {darkest:.3f}"
-    scale = f"scale: {ends}; {MARK} the closest in its row"
+    scale = f"scale: {ends}; {MARK} the most similar in its row"
     if len(rows) * len(columns) < values.size:
-        scale += "; some layers are left out"
+        scale += "; some layers are not shown"
     show_text(scale, label_width)
 
 

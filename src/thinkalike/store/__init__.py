@@ -21,6 +21,7 @@ from thinkalike.store.record import Provenance as Provenance
 from thinkalike.store.record import ResultRecord as ResultRecord
 from thinkalike.store.result import Result as Result
 from thinkalike.store.result import ResultInstrument as ResultInstrument
+from thinkalike.store.result import TemporaryResult as TemporaryResult
 from thinkalike.store.result import make_new_folder as make_new_folder
 from thinkalike.store.result import open_result as open_result
 from thinkalike.store.result import write_content as write_content

@@ -237,15 +237,12 @@ def _tilt(case: Case) -> Claim:
 
 def _conclusion(case: Case, claims: Sequence[Claim], drawn: Sequence[Names]) -> Conclusion:
     """Return the table of all pairs of models, with heatmaps of those that are drawn."""
-    table = pd.concat([result.table for result in case.results.values()], ignore_index=True)
+    table = pd.concat([result.details for result in case.results.values()], ignore_index=True)
     table = table.drop_duplicates(["source", "target", "source_layer", "target_layer"])
     tables = []
     for source, target in drawn:
         tables.append(table[(table["source"] == source) & (table["target"] == target)])
-    panels_across = 2 if len(drawn) == 4 else 3
-    draw = partial(
-        layer_heatmaps, pd.concat(tables), file="cka", label="CKA", across=panels_across
-    )
+    draw = partial(layer_heatmaps, pd.concat(tables), file="cka", label="CKA")
     return Conclusion(table, claims, draw)
 
 

@@ -29,7 +29,7 @@ from thinkalike.measures.estimates import Estimate, interval_around, student_t
 from thinkalike.screen import number_of_documents
 from thinkalike.store import Result
 
-MINI_WORDS = ("data.report_tokens=131072",)  # 12 jobs within half an hour
+MINI_WORDS = ("data.evaluation_tokens=131072",)  # 12 jobs within half an hour
 # Steps whose losses are compared: a training learns if the last ones are lower.
 FIRST_STEPS = 10
 LAST_STEPS = 30
@@ -102,12 +102,12 @@ def _stitches(case: Case) -> list[InnerJob]:
 def _penalties(case: Case, directions: Sequence[Direction]) -> pd.DataFrame:
     tables = []
     for direction in directions:
-        tables.append(case.results[direction.label].table.assign(group=direction.group))
+        tables.append(case.results[direction.label].tables["table"].assign(group=direction.group))
     return pd.concat(tables, ignore_index=True)
 
 
 def _rows_of_same_layers(result: Result) -> pd.DataFrame:
-    return result.table[result.table["source_layer"] == result.table["target_layer"]]
+    return result.details[result.details["source_layer"] == result.details["target_layer"]]
 
 
 class PenaltyDifferences(NamedTuple):

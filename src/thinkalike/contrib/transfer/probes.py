@@ -222,7 +222,7 @@ class CarriedProbes(
     def draw(self, result: Result, folder: Path) -> None:
         from thinkalike.contrib.figures.transfer import draw_probes  # imports matplotlib
 
-        draw_probes(result.table, folder)
+        draw_probes(result.details, folder)
 
     def headlines(self, result: Result) -> list[Headline]:
         """Return means over features: the share that carried probes keep, and accuracies."""
@@ -231,7 +231,7 @@ class CarriedProbes(
         return [Headline(name, scalars[name]) for name in names if name in scalars]
 
     def show(self, result: Result) -> None:
-        table = result.table
+        table = result.details
         stimuli = result.provenance["stimuli"]
         first = table.iloc[0]
         splits = list(table["split"].unique())

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -34,6 +34,7 @@ from thinkalike.instruments.diff.settings import DiffConfig
 from thinkalike.instruments.diff.unread_tokens import unread_numbers
 from thinkalike.instruments.random_rows import TOKENS_PER_ROW, read_random_rows
 from thinkalike.job import Instrument, Outcome, Work
+from thinkalike.job.budget_ladder import halvings
 from thinkalike.job.setting_groups import REPORT_TEXT, left_in_key
 from thinkalike.models.fingerprints import checkpoint_fingerprint
 from thinkalike.models.frozen import FrozenModel
@@ -46,6 +47,7 @@ from thinkalike.models.parts import (
     without_difference,
 )
 from thinkalike.models.shapes import Passes, Shapes
+from thinkalike.ranking import ranked_rows
 from thinkalike.screen import show_text
 from thinkalike.states.contrasts import CONTRASTS, Contrasts, grammar_contrasts, read_contrasts
 from thinkalike.store import Headline, Result
@@ -57,6 +59,9 @@ FORK_TOKENS = 2**18
 
 MOST_PARTS_EXCHANGED = 16
 """At most so many parts of blocks are exchanged."""
+
+FEWEST_TOKENS = 512
+"""A budget leaves at least so many tokens."""
 
 TOKENS_OF_CONTRAST = 8
 """About how many tokens a text of a pair has."""
@@ -89,7 +94,7 @@ class DiffInstrument(
     def unread(self, config: AnalyzeConfig) -> SettingValues:
         """Return the settings that a job ignores: only forks are fitted on text."""
         unread = left_in_key(config, REPORT_TEXT)
-        if config.measure_as(DiffConfig).null != "drift":
+        if config.measure_as(DiffConfig).null != "continued_training":
             unread["data.fit_tokens"] = None
         return unread
 
@@ -115,7 +120,7 @@ class DiffInstrument(
             passes.append(shape.passes("both models", float(measure.tokens), row))
 
         runs = RUNS
-        if measure.null == "perturbation":
+        if measure.null == "random_change":
             runs = 2 * RUNS  # two kinds
         attention_and_mlps = 2 * base.layers
         parts_exchanged = min(attention_and_mlps, MOST_PARTS_EXCHANGED)
@@ -127,6 +132,15 @@ class DiffInstrument(
             tokens += TOKENS_OF_CONTRAST * texts * (RUNS + 2)
         passes.append(base.passes("parts and null", tokens, row))
         return passes
+
+    def smaller(
+        self, config: AnalyzeConfig, shapes: Shapes, chosen: Collection[str]
+    ) -> Iterator[dict[str, object]]:
+        """Yield fewer tokens, of all text and of what modules are exchanged on."""
+        measure = config.measure_as(DiffConfig)
+        for tokens in halvings(measure.tokens, least=FEWEST_TOKENS):
+            tokens_per_part = min(measure.tokens_per_part, tokens)
+            yield {"measure.tokens": tokens, "measure.tokens_per_part": tokens_per_part}
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
         measure = config.measure_as(DiffConfig)
@@ -144,7 +158,7 @@ class DiffInstrument(
             return replace(unchanged(base, measure.margin), models=described)
 
         with work.phase("text"):
-            fit_tokens = FORK_TOKENS if measure.null == "drift" else 0
+            fit_tokens = FORK_TOKENS if measure.null == "continued_training" else 0
             text = read_random_rows(config, measure.tokens, base, fit_tokens)
             check_same_tokens(base, changed, text.rows.tokens)
         contrasts: Contrasts | None = work.optional_input("contrasts", Contrasts)
@@ -176,8 +190,14 @@ class DiffInstrument(
     def draw(self, result: Result, folder: Path) -> None:
         if "layers" in result.tables:
             base, changed = (model["name"] for model in result.provenance["models"][:2])
-            about = f"{base} → {changed}, {result.scalars['documents']:.0f} documents"
-            figures.changes(result.table, result.tables["layers"], folder, about)
+            documents = result.scalars["documents"]
+            about = f"bars: 95 % intervals over {documents:.0f} documents"
+            names = f"{base} → {changed}"
+            figures.changes(result.details, result.tables["layers"], folder, names, about)
+
+    def ranked(self, table: pd.DataFrame) -> pd.DataFrame:
+        """Return the modules first that bring back most of the base model."""
+        return ranked_rows(table, "mean_effect")
 
     def headlines(self, result: Result) -> Sequence[Headline]:
         scalars = result.scalars
@@ -241,7 +261,7 @@ def _observe(
     if parts:
         with work.phase("parts"):
             most_parts = MOST_PARTS_EXCHANGED
-            if measure.null == "drift":
+            if measure.null == "continued_training":
                 most_parts = len(parts)
             observed.parts = exchange_parts(
                 base,

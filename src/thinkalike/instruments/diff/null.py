@@ -13,7 +13,7 @@ from torch import Tensor
 
 from thinkalike.evaluation.changes import BatchStates, perturbed
 from thinkalike.evaluation.forks import fork, part_moves, rate_for
-from thinkalike.instruments.diff.null_runs import SIGNS, NullRuns
+from thinkalike.instruments.diff.null_runs import FORKS, SIGNS, NullRuns
 from thinkalike.instruments.diff.observations import Observations
 from thinkalike.instruments.diff.settings import DiffConfig
 from thinkalike.job import Work
@@ -27,8 +27,6 @@ RUNS = 19
 
 PERMUTED = "permuted"
 """The kind of null whose changes move to random rows and columns."""
-
-FORKS = "forks"
 
 OpenModel = Callable[[int], AbstractContextManager[FrozenModel]]
 """Opens a model of a null by its number."""
@@ -59,7 +57,7 @@ def null_models(
         parts: The parts that differ.
         text: What forks are trained on.
     """
-    if measure.null == "perturbation":
+    if measure.null == "random_change":
         perturb = partial(perturbed, base, changed, parts)
         open_by_kind: dict[str, OpenModel] = {
             PERMUTED: partial(perturb, random_change=signed_permutation),

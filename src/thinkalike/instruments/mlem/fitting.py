@@ -32,13 +32,17 @@ from thinkalike.states.stimuli import StimulusStates, numbered
 
 log = logging.getLogger(__name__)
 
-REFERENCE = "reference"
+REFERENCE = "split_half_reference"
 """The column of the split-half reference of all features together."""
 
-REFERENCE_OF_WORDS = "reference_of_words"
+REFERENCE_OF_WORDS = "split_half_reference_of_words"
 """The column of the split-half reference of words."""
 
-GIVEN_WORD = ("given_word", "given_word_low", "given_word_high")
+GIVEN_WORD = (
+    "conditional_on_word",
+    "conditional_on_word_low",
+    "conditional_on_word_high",
+)
 """The columns of importance beyond the identity of words, with the ends of its interval."""
 
 Columns: TypeAlias = dict[str, np.ndarray | float]
@@ -141,7 +145,7 @@ def fit_profiles(
                 folds=measure.folds,
                 permutations=measure.permutations,
                 groups=groups,
-                given=measure.given,
+                conditional_on=measure.conditional_on,
                 interactions=[(first, second) for first, second in measure.interactions],
                 null=measure.null,
                 seed=config.seed,
@@ -201,7 +205,9 @@ def importance_given_word(
     varying = [overlap.feature for overlap in overlaps if overlap.differing > 0]
     if varying:
         stimuli_with_words, word = _with_words_as_feature(stimuli)
-        measure = replace(config.measure_as(MLEMConfig), given=word, null=0, interactions=[])
+        measure = replace(
+            config.measure_as(MLEMConfig), conditional_on=word, null=0, interactions=[]
+        )
         config_given_word = replace(config, measure=measure)
         _, importance = fit_profiles(config_given_word, stimuli_with_words, sides)
         profile = importance.profile()

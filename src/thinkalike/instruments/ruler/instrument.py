@@ -9,7 +9,7 @@ import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from thinkalike import figures
 from thinkalike.config import AnalyzeConfig, MeasureConfig, SettingValues, setting
@@ -20,8 +20,9 @@ from thinkalike.instruments.ruler.rungs import (
     measure_rungs,
 )
 from thinkalike.instruments.ruler.screen import (
+    RESIDUAL_R2,
     sentence_of_ruler,
-    show_further_rungs,
+    show_further_points,
     show_readings,
     sides_with_readings,
 )
@@ -46,10 +47,14 @@ from thinkalike.models.layer_choice import LayerChoice, layers_at_depths, pairs_
 from thinkalike.models.load import load_model
 from thinkalike.models.model_config import configured
 from thinkalike.models.shapes import Passes, Shapes
+from thinkalike.ranking import ranked_rows
 from thinkalike.screen import show_text
 from thinkalike.states.folder import load_sources
 from thinkalike.states.source import StateSource, pairs_of_sources, reader_of
 from thinkalike.store import Headline, Result
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 log = logging.getLogger(__name__)
 
@@ -61,8 +66,19 @@ OWN_RUNGS: Mapping[str, Sequence[str]] = {
     "layers": tuple(BLOCKS_AWAY),
     "text": (TEXT,),
 }
-"""The rungs that the words of the setting `rungs` stand for; any other word names a model. Copies
-of fewer bits are always there."""
+"""The rungs that the words of the setting `calibration_points` stand for; any other word names a
+model. Copies of fewer bits are always there."""
+
+FURTHER_COLUMNS = [
+    "above_local_mixing",
+    "value_forward",
+    "value_backward",
+    "above_local_mixing_low",
+    "above_local_mixing_high",
+    "source_random_control",
+    "target_random_control",
+]
+"""Columns that only `result.details` has."""
 
 TOKENS_PER_PIECE = 128
 """Models read text in pieces of so many tokens at most."""
@@ -76,23 +92,25 @@ class RulerConfig(MeasureConfig):
     """The settings of the ruler."""
 
     kind: str = "ruler"
-    # of held-out text, in pieces of up to 128
+    # number of held-out words, in pieces of text of up to 128 tokens
     words: int = setting(WORDS, least=LEAST_WORDS, most=10**8)
-    massive: Literal["drop", "keep"] = "drop"  # the few words whose long states decide some layer
-    # layers: the own layers 1, 2 and 4 blocks away; text: states of other text; names and
-    # folders of further models
-    rungs: list[str] = field(default_factory=lambda: ["bits"])
+    # drop excludes the few words with massive activations, which alone would decide a layer; keep
+    # includes them
+    massive: Literal["drop", "keep"] = "drop"
+    # what each model is also compared with, besides rounded copies (bits): its own layers 1, 2 and
+    # 4 blocks away (layers), its states on other text (text), and models by name or folder
+    calibration_points: list[str] = field(default_factory=lambda: ["bits"])
 
     def __post_init__(self) -> None:
         super().__post_init__()
         # Copies of fewer bits are always rungs, and a rung is measured once. So other spellings
         # of the same list are the same job.
-        self.rungs = list(dict.fromkeys(["bits", *self.rungs]))
+        self.calibration_points = list(dict.fromkeys(["bits", *self.calibration_points]))
 
     @property
     def further_models(self) -> list[str]:
         """The names and folders of the models that are rungs."""
-        return [name for name in self.rungs if name not in OWN_RUNGS]
+        return [name for name in self.calibration_points if name not in OWN_RUNGS]
 
     def further_of(self, model: StateSource) -> list[str]:
         """Return the names of a model's rungs that are not copies of fewer bits.
@@ -101,7 +119,7 @@ class RulerConfig(MeasureConfig):
         each of its layers has such a one.
         """
         rungs = []
-        for name in self.rungs:
+        for name in self.calibration_points:
             for rung in OWN_RUNGS.get(name, (name,)):
                 if 2 * BLOCKS_AWAY.get(rung, 0) <= model.n_layers:
                     rungs.append(rung)
@@ -186,7 +204,7 @@ class Ruler(
         say_left_out(comparison)
 
         scalars = comparison.numbers()
-        effective_documents = scalars["effective_documents"]
+        effective_documents = scalars["effective_sample_size"]
         if not has_interval(effective_documents):
             reason = why_no_interval(effective_documents, int(scalars["documents"]))
             log.warning("warning: %s", reason)
@@ -195,38 +213,44 @@ class Ruler(
         return Outcome(
             table,
             scalars,
-            tables={"rungs": rungs},
+            tables={"calibration_points": rungs},
             models=described,
             facts=facts_of_words(config.data),
             blank=blank_columns(table),
         )
 
     def draw(self, result: Result, folder: Path) -> None:
-        label = "share of what varies beyond word, position and neighbours"
         documents = result.scalars["documents"]
-        figures.ruler(result.table, result.tables["rungs"], documents, folder, label)
+        figures.ruler(
+            result.details, result.tables["calibration_points"], documents, folder, "residual R²"
+        )
+
+    def ranked(self, table: pd.DataFrame) -> pd.DataFrame:
+        """Return the most similar layers first, without `FURTHER_COLUMNS`."""
+        return ranked_rows(table.drop(columns=FURTHER_COLUMNS, errors="ignore"), "value")
 
     def headlines(self, result: Result) -> Sequence[Headline]:
         """Return what the middle layer pair shares, and its reading in bits of each side."""
-        row = result.table.iloc[len(result.table) // 2]
-        shared = Headline.with_ends("shared", row["value"], row["low"], row["high"])
+        row = result.details.iloc[len(result.details) // 2]
+        shared = Headline.with_ends("residual_r2", row["value"], row["low"], row["high"])
         headlines = [shared]
         for side, _ in sides_with_readings(row):
-            bits, low, high = row[[f"{side}_bits", f"{side}_bits_low", f"{side}_bits_high"]]
-            headlines.append(Headline.with_ends(f"bits_of_{side}", bits, low, high))
+            name = f"{side}_equivalent_bits"
+            bits, low, high = row[[name, f"{name}_low", f"{name}_high"]]
+            headlines.append(Headline.with_ends(f"equivalent_bits_of_{side}", bits, low, high))
         return headlines
 
     def show(self, result: Result) -> None:
-        table = result.table
+        table = result.details
         source = table["source"].iloc[0]
         target = table["target"].iloc[0]
-        title = (
-            f"What {source} and {target} share beyond the word, its position and its neighbours, "
-            "as bits of a copy"
-        )
-        show_readings(table, title, "shared")
         show_text(sentence_of_ruler(table, result.scalars))
-        show_further_rungs(result.tables["rungs"])
+        title = (
+            f"Residual R² (mean of both directions) of {source} and {target}, with the equivalent "
+            "bit width by residual R²"
+        )
+        show_readings(table, title, RESIDUAL_R2)
+        show_further_points(result.tables["calibration_points"])
 
 
 def _layer_pairs(layers: LayerChoice, models: Sequence[StateSource]) -> list[tuple[int, int]]:

@@ -27,11 +27,14 @@ from thinkalike.instruments.stitching.screen import (
 from thinkalike.job import Instrument, Outcome, Work
 from thinkalike.models.layer_choice import check_stitchable
 from thinkalike.processes import check_processes
+from thinkalike.ranking import ranked_rows
 from thinkalike.screen import MOST_ROWS, few, number_of_documents, show_text
 from thinkalike.store import Headline, Result
 from thinkalike.training.recipe import StitchJob
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from thinkalike.instruments.stitching.direction import Direction
     from thinkalike.instruments.stitching.setting import StitchSetting
     from thinkalike.models.shapes import Passes, Shapes
@@ -67,7 +70,7 @@ class Stitching(
         "stitch.steps": 3,
         "stitch.warmup": 1,
         "stitch.tokens_per_step": 512,
-        "data.report_tokens": 4096,
+        "data.evaluation_tokens": 4096,
     }
 
     # ---- the settings of a job
@@ -147,7 +150,7 @@ class Stitching(
             tables={"details": details},
             models=[setting.source.describe(), setting.target.describe()],
             facts={"data": {"name": config.data.name, **corpus.facts()}},
-            blank=[name for name in details.columns if name.startswith("left_to_gain")],
+            blank=[name for name in details.columns if name.startswith("upper_bound_of_gain")],
         )
 
     # ---- figures and screen
@@ -159,21 +162,24 @@ class Stitching(
             files.items(), directions, strict=False
         ):
             count = result.arrays[tokens].sum()
-            title = (
-                f"{source} into {target}\n"
-                f"{count:,.0f} tokens of {result.scalars['documents']:.0f} documents"
-            )
+            documents = f"{result.scalars['documents']:.0f} documents"
+            about = f"{count:,.0f} tokens of {documents}"
             if cut_models(result):
-                title += f"\n{cut_models(result)}"
+                about += f"; {cut_models(result)}"
             cells = table.pivot(index="source_layer", columns="target_layer", values="penalty")
             has_all_pairs = cells.notna().all(axis=None)
             if min(cells.shape) > 1 and has_all_pairs:
-                figures.penalty_map(cells, title, folder, file)
+                figures.penalty_map(cells, str(source), str(target), folder, about, file)
             else:
-                figures.penalties(table, title, folder, file)
+                about += "\nbars: 95 % intervals over documents"
+                figures.penalties(table, folder, about, file)
+
+    def ranked(self, table: pd.DataFrame) -> pd.DataFrame:
+        """Return the stitches first that lose least."""
+        return ranked_rows(table, "penalty", smallest_first=True)
 
     def headlines(self, result: Result) -> list[Headline]:
-        table = result.table
+        table = result.details
         mean_penalty = result.scalars["mean_penalty"]
         has_two_directions = len(table) > len(result.arrays["stitch"])
         if has_two_directions:  # whose documents are not the same
@@ -199,12 +205,12 @@ class Stitching(
         rows = MOST_ROWS if len(directions) == 1 else ROWS_OF_TWO
         for table in directions:
             show_direction(table, few(len(table), rows))
-        show_text(f"Intervals are over {number_of_documents(result.scalars)}.")
+        show_text(f"95 % intervals are over {number_of_documents(result.scalars)}.")
         if cut_models(result):
-            show_text(f"Layers end before their MLP: {cut_models(result)}.")
+            show_text(f"Stitched before the MLP of a layer: {cut_models(result)}.")
         first = directions[0]
         show_asymmetry(first)
-        if "similarity" in first:
+        if "residual_r2" in first:
             from thinkalike.instruments.stitching.similarity import sentence_of_similarity
 
             show_text(sentence_of_similarity(first))

@@ -23,13 +23,26 @@ from thinkalike.instruments.ruler.table import shared_columns
 from thinkalike.instruments.ruler.words import WORDS, compare_words, fewest_words, say_left_out
 from thinkalike.instruments.stitching.setting import StitchSetting
 from thinkalike.memory import free_cached_memory
+from thinkalike.screen import number_text
 
 log = logging.getLogger(__name__)
 
-PREFIX = "similarity"
-"""The column of what states share, and what the names of the columns beside it begin with."""
+RESIDUAL_R2 = "residual_r2"
+"""The column of residual R², the mean of both directions."""
 
-SWAPPED = {f"{PREFIX}_there": f"{PREFIX}_back", f"{PREFIX}_back": f"{PREFIX}_there"}
+NAMES_IN_DETAILS = {
+    "value": RESIDUAL_R2,
+    "low": f"{RESIDUAL_R2}_low",
+    "high": f"{RESIDUAL_R2}_high",
+    "value_forward": f"{RESIDUAL_R2}_forward",
+    "value_backward": f"{RESIDUAL_R2}_backward",
+}
+"""What the details of a stitch call columns of a ruler, in which R² is the value."""
+
+SWAPPED = {
+    f"{RESIDUAL_R2}_forward": f"{RESIDUAL_R2}_backward",
+    f"{RESIDUAL_R2}_backward": f"{RESIDUAL_R2}_forward",
+}
 """What the columns of single directions are called in the table of the opposite direction."""
 
 
@@ -65,10 +78,10 @@ def similarity_of(
         controls.append(comparison.shared(side, MIXING, states))
         free_cached_memory(model.device)
     shared = shared_columns(comparison.value(), controls)
-    columns = {PREFIX: shared.pop("value").numpy()}
+    columns = {}
     for name, values in shared.items():
-        columns[f"{PREFIX}_{name}"] = values.numpy()
-    columns[f"{PREFIX}_mixing"] = greatest_by_layer(controls).mean(1)[:, 0].numpy()
+        columns[NAMES_IN_DETAILS.get(name, name)] = values.numpy()
+    columns["local_mixing"] = greatest_by_layer(controls).mean(1)[:, 0].numpy()
     return columns
 
 
@@ -95,25 +108,24 @@ def with_similarity(
 def sentence_of_similarity(details: pd.DataFrame) -> str:
     """Return whether states are similar, given the details of one direction."""
     first = details.iloc[0]
-    is_more = shares_more(details, f"{PREFIX}_")
+    is_more = shares_more(details)
     if is_more.all():
-        verdict = "more"
+        verdict = "above"
     elif not is_more.any():
-        verdict = "no more"
+        verdict = "not above"
     else:
-        verdict = f"more at {is_more.sum()} of {len(details)} layer pairs"
+        verdict = f"at {is_more.sum()} of {len(details)} layer pairs above"
     return (
-        "Beyond the word, its position and its neighbours, the stitched layers of "
-        f"{first['source']} and {first['target']} share {_percent(details[PREFIX])} of what "
-        f"varies, {verdict} than a network that only mixes neighbouring words does "
-        f"({_percent(details[f'{PREFIX}_mixing'])})."
+        f"Residual R² of the stitched layers of {first['source']} and {first['target']} is "
+        f"{_range(details[RESIDUAL_R2])}, {verdict} the local-mixing control "
+        f"({_range(details['local_mixing'])})."
     )
 
 
-def _percent(shares: pd.Series) -> str:
-    """Return the smallest and the largest share in percent, once if they round to the same."""
-    least = f"{100 * shares.min():.0f}"
-    most = f"{100 * shares.max():.0f}"
+def _range(values: pd.Series) -> str:
+    """Return the smallest and the largest value, once if they round to the same."""
+    least = number_text(values.min(), ".2f")
+    most = number_text(values.max(), ".2f")
     if least == most:
-        return f"{least} %"
-    return f"{least} to {most} %"
+        return least
+    return f"{least} to {most}"
