@@ -22,7 +22,6 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import save_file
-from thinkalike.jobs.plain_values import plain_value
 
 import thinkalike
 import tiny
@@ -45,6 +44,7 @@ from thinkalike.inputs import config_of, model_configs, stimuli_config
 from thinkalike.job.lookup import instrument_of_measure, instrument_of_task
 from thinkalike.jobs import wording
 from thinkalike.jobs.configuration import setting_of
+from thinkalike.jobs.plain_values import plain_value
 from thinkalike.models.checkpoints import ASSETS
 from thinkalike.models.identity import sample_digest
 from thinkalike.models.labels import told_apart

@@ -24,7 +24,7 @@ from thinkalike.measures.folds import JACKKNIFE_PARTS, numbered_by_part
 from thinkalike.measures.halved_moments import HalvedMoments
 from thinkalike.measures.ladder import next_rung, reading_interval, reading_of
 from thinkalike.measures.ridge import FOLDS, Predictor, fold_of, with_interval
-from thinkalike.measures.ridge_penalty import PENALTIES, FEWEST_STANDARD_ERRORS
+from thinkalike.measures.ridge_penalty import FEWEST_STANDARD_ERRORS, PENALTIES
 from thinkalike.models.load import load_model
 from thinkalike.models.rounding import rounded_copy
 from thinkalike.processes import Interrupted
