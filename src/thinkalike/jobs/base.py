@@ -14,7 +14,7 @@ from thinkalike.former_names import present_name
 from thinkalike.inputs import Arrays, Model, Text, is_model
 from thinkalike.job.instrument import AnyInstrument
 from thinkalike.job.lookup import instrument_of_measure
-from thinkalike.jobs.plain_values import checked_plain, plain_value
+from thinkalike.jobs.plain_values import checked_plain, plain_setting
 from thinkalike.state_arguments import is_states
 
 Folder = str | os.PathLike[str]
@@ -118,7 +118,7 @@ class Job:
         settings = {}
         for name, default in self.defaults().items():
             value = getattr(self, name)
-            if value is not None and value != plain_value(default):
+            if value is not None and value != plain_setting(default):
                 settings[name] = value
         return settings
 
