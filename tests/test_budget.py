@@ -38,8 +38,12 @@ def composed(script, *words):
 
 
 def test_times_are_read_and_said():
-    assert [budget.seconds_of(each) for each in ("90s", "10min", "2h")] == [90, 600, 7200]
-    assert [forecast.in_words(each) for each in (45.2, 240.0, 468e3)] == ["45 seconds", "4 minutes", "130 hours"]
+    assert [budget.seconds_of_budget(each) for each in ("90s", "10min", "2h")] == [90, 600, 7200]
+    assert [forecast.duration_in_words(each) for each in (45.2, 240.0, 468e3)] == [
+        "45 seconds",
+        "4 minutes",
+        "130 hours",
+    ]
 
 
 def test_a_number_of_the_machine_is_found_once(monkeypatch, tmp_path):
@@ -114,7 +118,7 @@ def test_long_jobs_are_offered_a_budget_that_holds(slow):
     time, _, words = budget.offered(config, [], 1e6).removeprefix("; budget=").partition(" does ")
     job = budget.smaller(config, [], time)
     assert job.words == words
-    assert job.seconds <= 1.3 * budget.seconds_of(time)
+    assert job.seconds <= 1.3 * budget.seconds_of_budget(time)
 
 
 def test_a_job_that_leaves_nothing_out_takes_no_budget(slow):

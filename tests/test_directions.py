@@ -104,7 +104,13 @@ def test_a_job_without_baselines_has_fewer_columns(cli, small_stitching, minis):
     words = [*untrained(small_stitching), f"target.path={minis}/wide", "layers=[[0,0]]"]
     words.append("stitch=least_squares")
     table = cli("train.py", *words, "ruler=null").result.table
-    left_out = {"identity_penalty", "reading", "reading_low", "reading_high", "left_to_gain"}
+    left_out = {
+        "identity_penalty",
+        "equivalent_bits",
+        "equivalent_bits_low",
+        "equivalent_bits_high",
+        "upper_bound_of_gain",
+    }
     assert list(table) == [name for name in COLUMNS if name not in left_out]
 
 

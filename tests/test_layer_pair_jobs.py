@@ -27,7 +27,7 @@ from thinkalike.measures import (
 from thinkalike.measures.folds import numbered_by_part
 from thinkalike.models.load import load_model
 from thinkalike.ranges import parameter
-from thinkalike.registry import OF_STATES, Entry
+from thinkalike.registry import OF_STATES, KindEntry
 from thinkalike.states.pieces import Pieces, pieces_of_texts
 
 ASSETS = ROOT / "src" / "thinkalike" / "assets"
@@ -107,16 +107,16 @@ def test_a_job_leaves_the_measure_of_the_states_of_both_models(name, cli, words,
     if name == "cka":
         assert result.scalars["distance"] == pytest.approx(float(expected.distance().value), abs=1e-5)
     if name == "procrustes":
-        distance, chance = across["value"] - across["null"], expected.chance
-        assert (across["calibrated"] + distance / across["null"]).abs().max() < 1e-9
+        distance, chance = across["value"] - across["null_mean"], expected.chance
+        assert (across["calibrated"] + distance / across["null_mean"]).abs().max() < 1e-9
         np.testing.assert_allclose(across["p"], chance.p.flatten(), atol=1e-12)
-        assert result.details.iloc[16:]["null"].isna().all(), "there is none within a model"
+        assert result.details.iloc[16:]["null_mean"].isna().all(), "there is none within a model"
         assert ("closest layers are" in done.stdout) == bool(chance.p.isfinite().all())
         assert ("no intervals: effective sample size" in done.stderr) == bool(across["low"].isna().any())
     if "given" in name:
         assert result.scalars["rows_used"] == pytest.approx(expected.rows_used)
-        assert (result.details["given"] == "token").all()
-        assert "given the token of a (rows) and wide (columns)" in done.stdout
+        assert (result.details["conditional_on"] == "token").all()
+        assert "conditional on the token of a (rows) and wide (columns)" in done.stdout
 
 
 def test_a_job_of_outputs_compares_logits(cli, words, pair, minis, tmp_path):
@@ -128,7 +128,7 @@ def test_a_job_of_outputs_compares_logits(cli, words, pair, minis, tmp_path):
     across = table.iloc[0]
     assert across["value"] == pytest.approx(np.mean([float(jensen_shannon(*both)) for both in logits]), abs=1e-6)
     assert (across["source_layer"], across["target_layer"]) == ("logits", "logits")
-    assert 0 < across["value"] < across["null"] < math.log(2)
+    assert 0 < across["value"] < across["null_mean"] < math.log(2)
     assert len(table) == 3
 
 
@@ -213,16 +213,16 @@ def test_one_massive_token_is_warned_of(cli, words, tmp_path):
     kept = cli("analyze.py", *itself, "measure.tokens_per_batch=32", "measure.batches=40", "measure.massive=keep")
     assert "of gelu-3l-mini: in some batch one token carries" in kept.stderr
     assert kept.stderr.count("carries") == 1, "one line for all layers"
-    assert "with_massive" not in kept.result.details
+    assert "including_massive_activations" not in kept.result.details
     table, every = done.result.details, kept.result.arrays["hsics"][:4].mean(0)
     across = table["source"].eq(table["source"][0]) & table["target"].eq(table["target"][0])
     every = every[:4, :4] / np.sqrt(np.outer(np.diag(every)[:4], np.diag(every)[:4]))
-    np.testing.assert_allclose(table["with_massive"][across], every.flatten(), atol=1e-6)
+    np.testing.assert_allclose(table["including_massive_activations"][across], every.flatten(), atol=1e-6)
     assert np.abs(every.flatten() - table["value"][across]).max() > 0.1
     distance = [word.replace("measure=cka", "measure=distance") for word in itself]
     beside_its_copy = cli("analyze.py", *distance, "measure.tokens_per_batch=32", "measure.batches=40")
     assert "massive activations" not in beside_its_copy.stderr
-    assert "with_massive" not in beside_its_copy.result.details
+    assert "including_massive_activations" not in beside_its_copy.result.details
 
 
 @pytest.mark.ci_slow
@@ -267,7 +267,7 @@ class Mine(DistanceCorrelation):
 
 
 def test_a_new_measure_is_one_class():
-    entry = Entry(__name__, "Mine", "mine", "my measure", OF_STATES)
+    entry = KindEntry(__name__, "Mine", "mine", "my measure", OF_STATES)
     made = instrument(entry)
     settings = made.settings(null=True, permutations=3, power=2)
     assert made.measure_of(settings) == Mine(2)
@@ -275,7 +275,7 @@ def test_a_new_measure_is_one_class():
         made.settings(power=-1)
     metric = made.metric(settings, 1, 1)
     metric.update([torch.randn(20, 3)], [torch.randn(20, 4)])
-    assert set(made.columns(metric.compute())) >= {"null", "calibrated", "p", "p_of_largest"}
+    assert set(made.columns(metric.compute())) >= {"null_mean", "calibrated", "p", "p_corrected"}
     assert (made.kind, made.version, made.settings().kind) == ("mine", 13, "mine")
 
 

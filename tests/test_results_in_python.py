@@ -35,7 +35,7 @@ FIRST = {  # by what rows are sorted, and whether the smallest comes first
     "ruler": ("value", False),
     "mlem": ("importance", False),
     "rsa": ("value", False),
-    "diff": ("share", False),
+    "diff": ("mean_effect", False),
     "lineage": ("p", True),
 }
 

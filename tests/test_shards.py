@@ -90,7 +90,7 @@ def test_its_kin_and_its_settings_are_those_of_the_models(root, settings):
 
 def test_r2_is_that_of_the_models(root):
     ours, theirs = both(root, "states-a", "states-b", measure="r2", words=4096)
-    check_same(ours, theirs, ["value", "back", "plain", "low", "high"])
+    check_same(ours, theirs, ["value", "value_backward", "r2_forward", "low", "high"])
 
 
 def test_words_of_models_that_cut_text_otherwise_are_the_same(root):
@@ -103,15 +103,29 @@ def test_words_of_models_that_cut_text_otherwise_are_the_same(root):
 
 def test_the_ruler_reads_in_bits_of_the_side_that_has_weights(root, capsys, caplog):
     ours, theirs = both(root, "states-a", "b", measure="ruler", words=4096)
-    check_same(ours, theirs, ["value", "beyond", "source_mixing", "target_mixing", "target_bits", "target_untrained"])
-    assert ours.details["source_bits"].isna().all()
-    assert theirs.details["source_bits"].notna().all(), "control"
+    check_same(
+        ours,
+        theirs,
+        [
+            "value",
+            "above_local_mixing",
+            "source_local_mixing",
+            "target_local_mixing",
+            "target_equivalent_bits",
+            "target_random_control",
+        ],
+    )
+    assert ours.details["source_equivalent_bits"].isna().all()
+    assert theirs.details["source_equivalent_bits"].notna().all(), "control"
     assert "states-a is a folder of states, which has no weights: values are read in bits of b alone" in caplog.text
     ours.instrument.show(ours)
     shown = capsys.readouterr().out
     assert "bits of b" in shown
     assert "bits of states-a" not in shown
-    assert [headline.name for headline in ours.instrument.headlines(ours)] == ["shared", "bits_of_target"]
+    assert [headline.name for headline in ours.instrument.headlines(ours)] == [
+        "residual_r2",
+        "equivalent_bits_of_target",
+    ]
     with pytest.raises(DataError, match=r"states-a and states-b have no weights: .*measure=r2"):
         ta.compare(root / "states-a", root / "states-b", measure="ruler", words=4096)
 
@@ -334,7 +348,7 @@ def test_layer_0_of_vllm_is_the_embedding_that_r2_takes_out(root, tmp_path, capl
     ours = ta.compare(tmp_path / "vllm", root / "b", measure="r2", words=4096)
     settings = {"measure": "r2", "words": 4096, "layers": pairs_with([0, 2, 3])}
     theirs = ta.compare(root / "a", root / "b", texts=tmp_path / "vllm", **settings)
-    assert np.allclose(ours.arrays["plain"], theirs.arrays["plain"], atol=1e-5), "no embedding is needed"
+    assert np.allclose(ours.arrays["r2_forward"], theirs.arrays["r2_forward"], atol=1e-5), "no embedding is needed"
     assert np.allclose(ours.arrays["value"], theirs.arrays["value"], atol=0.01)
     assert "has no embedding" not in caplog.text
 

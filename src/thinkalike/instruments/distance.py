@@ -96,7 +96,8 @@ class Distance(
         if "components" in result.tables:
             super().draw(result, folder)
         else:
-            figures.shifts(result.details, folder, rows_of(result))
+            about = f"{rows_of(result)}\nbars: 95 % intervals over documents"
+            figures.shifts(result.details, folder, about)
 
     def ranked(self, table: pd.DataFrame) -> pd.DataFrame:
         """Return the layers first whose states differ most."""
@@ -104,7 +105,7 @@ class Distance(
 
     def headlines(self, result: Result) -> Sequence[Headline]:
         row = result.details.iloc[int(result.details["value"].argmax())]
-        return [Headline.with_ends("greatest_distance", row["value"], row["low"], row["high"])]
+        return [Headline.with_ends("highest_distance", row["value"], row["low"], row["high"])]
 
     def show(self, result: Result) -> None:
         if "components" in result.tables:

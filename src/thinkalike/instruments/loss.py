@@ -29,7 +29,7 @@ class LossConfig(MeasureConfig):
     kind: str = "loss"
 
 
-class Loss(Instrument[AnalyzeConfig], kind="loss", version=2, reads=("model", "data")):
+class LossInstrument(Instrument[AnalyzeConfig], kind="loss", version=2, reads=("model", "data")):
     """Measures the next-token loss of `model` on `data`, in nats per token."""
 
     of_models: ClassVar[str] = "each"
@@ -90,5 +90,6 @@ def show_loss(result: Result) -> None:
     model = result.provenance["models"][0]["name"]
     show_text(
         f"The loss of {model} on {result.config['data']['name']} is {loss} nats per token over "
-        f"{number_of_documents(numbers)}; unigram entropy {numbers['unigram_entropy']:.4f}."
+        f"{number_of_documents(numbers)}; predicting each token by its frequency alone would give "
+        f"{numbers['unigram_entropy']:.4f} (the unigram entropy)."
     )

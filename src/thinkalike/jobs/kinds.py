@@ -89,7 +89,7 @@ class Compare(TextJob):
             bias that a jackknife over documents, or rows of arrays, estimates. The column
             `uncorrected` has the ratio with this bias, which is `thinkalike.cka(X, Y)` of arrays
             in one batch; aggregate="mean_of_ratios" takes no bias off.
-        ruler: "bits": `tables["readings"]` has what some values are in bits of both models.
+        ruler: "bits": `tables["equivalent_bits"]` has what some values are in bits of both models.
 
     >>> result = compare("gelu-3l-mini", "solu-3l-mini", batches=2, tokens_per_batch=128)
     >>> result.arrays["value"].shape

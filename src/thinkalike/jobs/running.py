@@ -10,7 +10,7 @@ from dataclasses import replace
 from thinkalike.global_state import isolated
 from thinkalike.instruments import instrument_of, run_job
 from thinkalike.jobs.base import Folder, Job
-from thinkalike.jobs.configuration import check_measure, configuration, trust_plugins_of
+from thinkalike.jobs.configuration import check_measure, configuration, trust_plugins_of_job
 from thinkalike.jobs.wording import naming
 from thinkalike.screen import watched
 from thinkalike.store import Result, TemporaryResult
@@ -32,7 +32,7 @@ def run(job: Job, store: Folder | None = None, force: bool = False) -> Result:
         job = replace(job, store=job.store if store is None else store, force=force or job.force)
     with isolated(), contextlib.ExitStack() as temporary, watched():
         # The first use of an instrument imports libraries, which change the environment.
-        trust_plugins_of(job)
+        trust_plugins_of_job(job)
         instrument = job.instrument
         check_measure(job, instrument)
         with naming(job):

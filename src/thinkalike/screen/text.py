@@ -12,6 +12,7 @@ from rich.text import Text
 
 from thinkalike.errors import plain
 
+UNBROKEN_SPACE = "\ue000"  # stands for a space at which a line is not broken, as in "18 %"
 HANGING_INDENT = 2  # columns by which the lines after the first begin further right
 
 # what `gathered_sentences` gathers while it is open
@@ -44,8 +45,9 @@ def screen_width() -> int:
 
 def wrapped(text: str, width: int) -> list[str]:
     """Return the lines of a text in this many columns; only a word wider than that is broken."""
-    lines = Text(plain(text)).wrap(Console(), max(width, 1))
-    return [line.plain.rstrip() for line in lines]
+    unbroken = plain(text).replace(" %", f"{UNBROKEN_SPACE}%")
+    lines = Text(unbroken).wrap(Console(), max(width, 1))
+    return [line.plain.rstrip().replace(UNBROKEN_SPACE, " ") for line in lines]
 
 
 def show_text(text: str, indent: int = 0) -> None:
@@ -68,9 +70,10 @@ def capitalised(text: str) -> str:
 def number_text(value: object, form: str) -> str:
     """Return a number in a format, without a sign if it rounds to 0: 0.00 and not -0.00.
 
-    The number may be a cell of a table, whose type pandas does not know.
+    A percentage has a space before its sign: "18 %". The number may be a cell of a table, whose
+    type pandas does not know.
     """
-    text = f"{value:{form}}"
+    text = f"{value:{form}}".replace("%", " %")
     rounds_to_zero = text.startswith("-") and not any(digit in text for digit in "123456789")
     if rounds_to_zero and "0" in text:
         return text[1:]
@@ -95,7 +98,7 @@ def number_of_documents(numbers: Mapping[str, float]) -> str:
     It is "58 documents (effective sample size 41.3)". Results of earlier versions have none.
     """
     text = f"{numbers['documents']:.0f} documents"
-    effective = numbers.get("effective_documents")
+    effective = numbers.get("effective_sample_size")
     if effective:
         text += f" (effective sample size {effective:.1f})"
     return text

@@ -12,7 +12,7 @@ from thinkalike.store.checkpoints import read_state as read_state
 from thinkalike.store.checkpoints import write_state as write_state
 from thinkalike.store.headline import Headline as Headline
 from thinkalike.store.headline import first_scalar as first_scalar
-from thinkalike.store.job import Job as Job
+from thinkalike.store.job import StoredJob as StoredJob
 from thinkalike.store.manifest import damage as damage
 from thinkalike.store.manifest import is_sealed as is_sealed
 from thinkalike.store.manifest import seal as seal

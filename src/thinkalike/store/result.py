@@ -14,11 +14,17 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import yaml
 
-from thinkalike.catalogue import instrument_of_kind
-from thinkalike.columns import Columns
+from thinkalike.catalogue import FORMER_COLUMNS, instrument_of_kind
+from thinkalike.columns import MOST_COLUMNS, Columns
 from thinkalike.digests import digest_of
 from thinkalike.errors import StoreError, checked_path, one_line, plain_line
 from thinkalike.files import ForeignFileError, open_regular, read_yaml
+from thinkalike.former_columns import (
+    FormerColumns,
+    by_present_names,
+    present_column,
+    present_table,
+)
 from thinkalike.former_names import with_present_names
 from thinkalike.global_state import isolated
 from thinkalike.ranking import shortened
@@ -40,7 +46,7 @@ from thinkalike.store.record import (
     Provenance,
     ResultRecord,
     by_dotted_name,
-    check_values,
+    check_writable,
     checked_record,
     errors_naming,
     read_json_of_result,
@@ -56,7 +62,7 @@ if TYPE_CHECKING:
 CONFIG = "config.yaml"
 ARRAYS = "arrays.npz"
 NUMBER_ENDINGS = {".csv", ".npz", ".safetensors"}  # of the files that hold what was computed
-REDO = "or do the job again with force=true"
+HOW_TO_REDO = "or do the job again with force=true"
 TABLE = "table.csv"
 DETAILS = "details.csv"  # of a job whose table.csv has only some columns
 
@@ -181,12 +187,22 @@ class Result:
     @property
     def scalars(self) -> dict[str, float]:
         """Further numbers of the whole result, by name."""
-        return dict(self._record["scalars"])
+        return by_present_names(self._record["scalars"], self._former_columns)
 
     @property
     def headlines(self) -> list[Headline]:
         """The headline numbers, the most important first; older results have none."""
-        return [_headline_of(entry) for entry in self._record.get("headlines", [])]
+        headlines = []
+        for entry in self._record.get("headlines", []):
+            stored = _headline_of(entry)
+            name = present_column(stored.name, self._former_columns)
+            headlines.append(stored._replace(name=name))
+        return headlines
+
+    @property
+    def _former_columns(self) -> FormerColumns:
+        """How earlier versions named what a result of this kind has."""
+        return FORMER_COLUMNS.get(self.kind, {})
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -213,7 +229,7 @@ class Result:
                 entry = manifest_entries(self.folder)[CONFIG]
                 if digest_of(file) != entry.digest:
                     raise ForeignFileError("its checksum is not that of what was written")
-            check_values(config)
+            check_writable(config)
             by_dotted_name(config)
             return with_present_names(config)
 
@@ -240,16 +256,32 @@ class Result:
     def tables(self) -> dict[str, pd.DataFrame]:
         """All tables as they are stored, by name; the one that every result has is `table`."""
         tables = {}
-        for file_name in self.files:
-            if file_name.endswith(".csv"):
-                tables[file_name.removesuffix(".csv")] = self._read_table(file_name)
+        for file_name, table_name in self.table_files.items():
+            tables[table_name] = self._read_table(file_name)
         return tables
 
-    def _read_table(self, name: str) -> pd.DataFrame:
-        """Return the table of a file, such as table.csv."""
-        file = self._checked_path(name)
+    @property
+    def table_files(self) -> dict[str, str]:
+        """The names of the tables by those of their files."""
+        table_names = {}
+        for file_name in self.files:
+            if file_name.endswith(".csv"):
+                stored_name = file_name.removesuffix(".csv")
+                table_names[file_name] = present_table(stored_name, self._former_columns)
+        return table_names
+
+    def columns_of(
+        self, file_name: str, most_bytes: int = MOST_TABLE_BYTES, most_columns: int = MOST_COLUMNS
+    ) -> Columns:
+        """Return the table of a file, such as table.csv, without pandas."""
+        file = self._checked_path(file_name)
+        table_name = present_table(file_name.removesuffix(".csv"), self._former_columns)
         with errors_naming(file):
-            return Columns.read(file, MOST_TABLE_BYTES).frame()
+            stored = Columns.read(file, most_bytes, most_columns)
+            return stored.renamed(self._former_columns, table_name)
+
+    def _read_table(self, file_name: str) -> pd.DataFrame:
+        return self.columns_of(file_name).frame()
 
     @cached_property
     def files(self) -> list[str]:
@@ -276,7 +308,7 @@ class Result:
             return {}
         path = self.folder / ARRAYS
         with errors_naming(path):
-            return read_arrays(path)
+            return by_present_names(read_arrays(path), self._former_columns)
 
     @contextlib.contextmanager
     def opened_tensors(self, name: str) -> Iterator[TensorReader]:
@@ -440,7 +472,7 @@ def undamaged(result: Result) -> Result:
         return result
     if _inode(result.folder) != inode_before:  # another process replaced the result meanwhile
         return undamaged(Result(result.folder))
-    raise StoreError(f"{problem}; delete {result.folder} {REDO}")
+    raise StoreError(f"{problem}; delete {result.folder} {HOW_TO_REDO}")
 
 
 def _inode(folder: Path) -> int | None:

@@ -124,8 +124,8 @@ def _values(job: MeasureJob, result: Result) -> pd.DataFrame:
     between = table[(table[MODEL_COLUMNS] == first_pair).all(axis=1)]
     values = between[PAIR_COLUMNS].assign(source=job.source, target=job.target)
     values[job.measure] = between["value"]
-    if "back" in between:
-        values[f"{job.measure}{BACK}"] = between["back"]
+    if "value_backward" in between:
+        values[f"{job.measure}{BACK}"] = between["value_backward"]
     return values
 
 

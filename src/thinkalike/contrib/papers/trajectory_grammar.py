@@ -105,7 +105,7 @@ def _aligned(results: Mapping[str, Result], units: str) -> Claim:
     """Return the claim that runs differ less at the same loss than at the same step."""
     runs = []
     for result in results.values():
-        likeness = result.details.pivot(index="step", columns="layer", values="to_last")
+        likeness = result.details.pivot(index="step", columns="layer", values="similarity_to_last")
         runs.append(result.tables["losses"].merge(likeness, on="step"))
 
     mean_gains = []

@@ -80,7 +80,7 @@ class Differences(NamedTuple):
     """The tokens whose row of the embedding differs."""
 
 
-class Diff(
+class DiffInstrument(
     Instrument[AnalyzeConfig],
     kind="diff",
     version=7,
@@ -190,12 +190,14 @@ class Diff(
     def draw(self, result: Result, folder: Path) -> None:
         if "layers" in result.tables:
             base, changed = (model["name"] for model in result.provenance["models"][:2])
-            about = f"{base} → {changed}, {result.scalars['documents']:.0f} documents"
-            figures.changes(result.details, result.tables["layers"], folder, about)
+            documents = result.scalars["documents"]
+            about = f"bars: 95 % intervals over {documents:.0f} documents"
+            names = f"{base} → {changed}"
+            figures.changes(result.details, result.tables["layers"], folder, names, about)
 
     def ranked(self, table: pd.DataFrame) -> pd.DataFrame:
         """Return the modules first that bring back most of the base model."""
-        return ranked_rows(table, "share")
+        return ranked_rows(table, "mean_effect")
 
     def headlines(self, result: Result) -> Sequence[Headline]:
         scalars = result.scalars

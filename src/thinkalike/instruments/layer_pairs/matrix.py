@@ -89,6 +89,8 @@ class LayerMatrix(Instrument[AnalyzeConfig]):
         if self.is_distance:
             scale = (0.0, float(components["value"].max()))
             about += "; differences accumulate from layer to layer"
+        first = result.details.iloc[0]
+        about = f"{first.source} and {first.target}\n{about}"
         cells = as_matrix(components)
         figures.components(cells, folder, self.kind, self.label(result), scale, about)
 
@@ -98,8 +100,8 @@ class LayerMatrix(Instrument[AnalyzeConfig]):
         site = _site_of_all(result)
         if site and "components" not in result.tables:
             label += f" at {site}"
-        if "given" in result.details:
-            label += f" conditional on the {result.details['given'].iloc[0]}"
+        if "conditional_on" in result.details:
+            label += f" conditional on the {result.details['conditional_on'].iloc[0]}"
         return label
 
     def ranked(self, table: pd.DataFrame) -> pd.DataFrame:

@@ -171,7 +171,7 @@ def headlines_of(kind: str, result: Result, is_distance: bool) -> Sequence[Headl
         averaged = different_layers
     mean = float(averaged["value"].mean())
     least = PairValue.of(_least_similar(compared, is_distance))
-    name = f"greatest_{kind}" if is_distance else f"least_{kind}"
+    name = f"highest_{kind}" if is_distance else f"lowest_{kind}"
     return [
         Headline.with_ends(name, least.value, least.low, least.high, at=least.layers),
         Headline(f"mean_{kind}", mean),
@@ -264,9 +264,9 @@ def _show_groups_and_null(label: str, result: Result) -> None:
             f"{100 * scalars['rows_used']:.0f} % of the {unit} occur often enough in a batch to "
             "be compared conditional on the token."
         )
-    if "largest_p" in scalars:
+    if "lowest_p_corrected" in scalars:
         show_text(
             f"Calibrated for chance, {label} of the most similar of all layer pairs is "
             f"{number_text(scalars['largest_calibrated'], '.3f')} (0 by chance, 1 for a layer "
-            f"with itself; p = {scalars['largest_p']:.2g} among all pairs)."
+            f"with itself; p = {scalars['lowest_p_corrected']:.2g} among all pairs)."
         )

@@ -70,13 +70,13 @@ OWN_RUNGS: Mapping[str, Sequence[str]] = {
 model. Copies of fewer bits are always there."""
 
 FURTHER_COLUMNS = [
-    "beyond",
-    "there",
-    "back",
-    "beyond_low",
-    "beyond_high",
-    "source_untrained",
-    "target_untrained",
+    "above_local_mixing",
+    "value_forward",
+    "value_backward",
+    "above_local_mixing_low",
+    "above_local_mixing_high",
+    "source_random_control",
+    "target_random_control",
 ]
 """Columns that only `result.details` has."""
 
@@ -204,7 +204,7 @@ class Ruler(
         say_left_out(comparison)
 
         scalars = comparison.numbers()
-        effective_documents = scalars["effective_documents"]
+        effective_documents = scalars["effective_sample_size"]
         if not has_interval(effective_documents):
             reason = why_no_interval(effective_documents, int(scalars["documents"]))
             log.warning("warning: %s", reason)
@@ -213,16 +213,17 @@ class Ruler(
         return Outcome(
             table,
             scalars,
-            tables={"rungs": rungs},
+            tables={"calibration_points": rungs},
             models=described,
             facts=facts_of_words(config.data),
             blank=blank_columns(table),
         )
 
     def draw(self, result: Result, folder: Path) -> None:
-        label = "residual R², mean of both directions"
         documents = result.scalars["documents"]
-        figures.ruler(result.details, result.tables["rungs"], documents, folder, label)
+        figures.ruler(
+            result.details, result.tables["calibration_points"], documents, folder, "residual R²"
+        )
 
     def ranked(self, table: pd.DataFrame) -> pd.DataFrame:
         """Return the most similar layers first, without `FURTHER_COLUMNS`."""
@@ -231,11 +232,12 @@ class Ruler(
     def headlines(self, result: Result) -> Sequence[Headline]:
         """Return what the middle layer pair shares, and its reading in bits of each side."""
         row = result.details.iloc[len(result.details) // 2]
-        shared = Headline.with_ends("shared", row["value"], row["low"], row["high"])
+        shared = Headline.with_ends("residual_r2", row["value"], row["low"], row["high"])
         headlines = [shared]
         for side, _ in sides_with_readings(row):
-            bits, low, high = row[[f"{side}_bits", f"{side}_bits_low", f"{side}_bits_high"]]
-            headlines.append(Headline.with_ends(f"bits_of_{side}", bits, low, high))
+            name = f"{side}_equivalent_bits"
+            bits, low, high = row[[name, f"{name}_low", f"{name}_high"]]
+            headlines.append(Headline.with_ends(f"equivalent_bits_of_{side}", bits, low, high))
         return headlines
 
     def show(self, result: Result) -> None:
@@ -248,7 +250,7 @@ class Ruler(
             "bit width by residual R²"
         )
         show_readings(table, title, RESIDUAL_R2)
-        show_further_points(result.tables["rungs"])
+        show_further_points(result.tables["calibration_points"])
 
 
 def _layer_pairs(layers: LayerChoice, models: Sequence[StateSource]) -> list[tuple[int, int]]:

@@ -150,7 +150,7 @@ class Stitching(
             tables={"details": details},
             models=[setting.source.describe(), setting.target.describe()],
             facts={"data": {"name": config.data.name, **corpus.facts()}},
-            blank=[name for name in details.columns if name.startswith("left_to_gain")],
+            blank=[name for name in details.columns if name.startswith("upper_bound_of_gain")],
         )
 
     # ---- figures and screen
@@ -162,18 +162,17 @@ class Stitching(
             files.items(), directions, strict=False
         ):
             count = result.arrays[tokens].sum()
-            title = (
-                f"{source} into {target}\n"
-                f"{count:,.0f} tokens of {result.scalars['documents']:.0f} documents"
-            )
+            documents = f"{result.scalars['documents']:.0f} documents"
+            about = f"{count:,.0f} tokens of {documents}"
             if cut_models(result):
-                title += f"\n{cut_models(result)}"
+                about += f"; {cut_models(result)}"
             cells = table.pivot(index="source_layer", columns="target_layer", values="penalty")
             has_all_pairs = cells.notna().all(axis=None)
             if min(cells.shape) > 1 and has_all_pairs:
-                figures.penalty_map(cells, title, folder, file)
+                figures.penalty_map(cells, str(source), str(target), folder, about, file)
             else:
-                figures.penalties(table, title, folder, file)
+                about += "\nbars: 95 % intervals over documents"
+                figures.penalties(table, folder, about, file)
 
     def ranked(self, table: pd.DataFrame) -> pd.DataFrame:
         """Return the stitches first that lose least."""
@@ -211,7 +210,7 @@ class Stitching(
             show_text(f"Stitched before the MLP of a layer: {cut_models(result)}.")
         first = directions[0]
         show_asymmetry(first)
-        if "similarity" in first:
+        if "residual_r2" in first:
             from thinkalike.instruments.stitching.similarity import sentence_of_similarity
 
             show_text(sentence_of_similarity(first))
@@ -223,12 +222,12 @@ def _stitch_directions(
     """Return the directions of a job by name: from source to target, and `BACK` if asked for."""
     from thinkalike.instruments.stitching.direction import stitched
     from thinkalike.training.curves import loggers_of
-    from thinkalike.training.run import Run
+    from thinkalike.training.run import TrainingRun
 
     partial = None
     if work.job.keeps_states:
         partial = work.job.partial
-    run = Run(partial, setting.target.device, config.trainer, work.tracker)
+    run = TrainingRun(partial, setting.target.device, config.trainer, work.tracker)
     loggers = loggers_of(run, config.logger.kind)
     onward = stitched(setting, run, loggers, work)
     if not config.stitch.both:
@@ -237,7 +236,7 @@ def _stitch_directions(
     from thinkalike.instruments.stitching.asymmetry import add_asymmetries, add_unexplained
 
     reversed_setting = setting.reversed(config.data)
-    back = stitched(reversed_setting, replace(run, part=BACK), (), work)
+    back = stitched(reversed_setting, replace(run, name=BACK), (), work)
     add_asymmetries(onward, back)
     if config.stitch.kind == "least_squares":
         with work.phase("report"):

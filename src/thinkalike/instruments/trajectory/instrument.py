@@ -30,13 +30,14 @@ from thinkalike.job import Instrument, Outcome, Work
 from thinkalike.job.budget_ladder import halvings
 from thinkalike.models.shapes import Passes, Shapes
 from thinkalike.processes import counted
+from thinkalike.screen import number_of_documents
 from thinkalike.store import Headline, Result
 
 FEWEST_TOKENS = 1024
 """A budget leaves at least so many tokens of each checkpoint."""
 
 
-class Trajectory(
+class TrajectoryInstrument(
     Instrument[AnalyzeConfig],
     kind="trajectory",
     version=4,
@@ -120,20 +121,22 @@ class Trajectory(
         return outcome_of_trajectory(list(checkpoints), numbers, reader)
 
     def draw(self, result: Result, folder: Path) -> None:
-        figures.trajectory(result.details, result.tables, folder)
+        name = result.provenance["models"][-1]["name"]
+        about = f"{number_of_documents(result.scalars)}\nbands: simultaneous 95 % intervals"
+        figures.trajectory(result.details, result.tables, folder, name, about)
 
     def headlines(self, result: Result) -> Sequence[Headline]:
-        """Return when the loss and when likeness to the last checkpoint settled."""
+        """Return when the loss and when the similarity to the last checkpoint settled."""
         headlines = []
-        for name in ("loss_settles", "likeness_settles"):
+        for name in ("loss_settles", "similarity_settles"):
             if name in result.scalars:
                 headlines.append(Headline(name, result.scalars[name]))
         return headlines
 
     def show(self, result: Result) -> None:
-        show_steps(result)
-        show_onsets(result.tables["onsets"])
         show_settling(result)
+        show_onsets(result.tables["onsets"])
+        show_steps(result)
 
 
 def training(config: AnalyzeConfig) -> Any:
