@@ -40,12 +40,12 @@ import hub  # noqa: E402
 import tiny  # noqa: E402
 
 if TYPE_CHECKING:
-    from thinkalike.registry import Entry
+    from thinkalike.registry import KindEntry
 
 DRAWN = {name: getattr(matplotlib.figure.Figure, name) for name in ("savefig", "draw_without_rendering")}
 
 
-def of_core(entries: "Mapping[str, Entry]") -> list[str]:
+def of_core(entries: "Mapping[str, KindEntry]") -> list[str]:
     """The names of those tasks, measures and the like that are not of contrib, which has tests of its own."""
     return [kind for kind, entry in entries.items() if not entry.module.startswith("thinkalike.contrib.")]
 

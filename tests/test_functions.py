@@ -22,6 +22,7 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import save_file
+from thinkalike.jobs.plains import plain_value
 
 import thinkalike
 import tiny
@@ -44,7 +45,6 @@ from thinkalike.inputs import config_of, model_configs, stimuli_config
 from thinkalike.job.lookup import instrument_of_measure, instrument_of_task
 from thinkalike.jobs import wording
 from thinkalike.jobs.configuration import setting_of
-from thinkalike.jobs.plain_values import plain
 from thinkalike.models.checkpoints import ASSETS
 from thinkalike.models.identity import sample_digest
 from thinkalike.models.labels import told_apart
@@ -154,7 +154,7 @@ def test_keywords_are_settings_with_their_defaults(name):
             schema = measure_schema(kind) if part == "measure" else own[part]
             found += [item for item in fields(schema) if item.name == setting]
         usual = [initial_of(item) for item in found]
-        value = plain(default)
+        value = plain_value(default)
         differ = any(each != usual[0] for each in usual)
         fits = [value == each or (default is None and (differ or isinstance(each, list | dict))) for each in usual]
         wrong += [] if fits and all(fits) else [(keyword, default, usual)]

@@ -27,6 +27,7 @@ FILES = sorted((SRC / "thinkalike").rglob("*.py"))
 LEVELS = {
     "errors": 0,
     "former_names": 0,
+    "code_text": 0,
     "ranges": 0,
     "former_columns": 0,
     "registry": 0.25,  # knows former_columns; names classes of all levels, and imports them when a user chooses them

@@ -30,7 +30,7 @@ def test_a_job_prints_its_table_and_leaves_a_whole_result(cli, small_stitching, 
     table = result.tables["details"]
     assert (table["penalty"] - (table["stitching_loss"] - table["target_loss"])).abs().max() < 1e-9
     assert ((table["penalty_low"] <= table["penalty"]) & (table["penalty"] <= table["penalty_high"])).all()
-    assert all(word in done.stdout for word in ("penalty", "token-mean", "bit width", "left to gain", "0→0", "3→3"))
+    assert all(word in done.stdout for word in ("penalty", "token-mean", "bits", "left", "0→0", "3→3"))
     assert result.provenance["data"]["report_documents"] >= 2
     assert len(result.provenance["models"]) == 2
 

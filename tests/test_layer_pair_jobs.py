@@ -27,7 +27,7 @@ from thinkalike.measures import (
 from thinkalike.measures.folds import numbered_by_part
 from thinkalike.models.load import load_model
 from thinkalike.ranges import parameter
-from thinkalike.registry import OF_STATES, Entry
+from thinkalike.registry import OF_STATES, KindEntry
 from thinkalike.states.pieces import Pieces, pieces_of_texts
 
 ASSETS = ROOT / "src" / "thinkalike" / "assets"
@@ -116,7 +116,7 @@ def test_a_job_leaves_the_measure_of_the_states_of_both_models(name, cli, words,
     if "given" in name:
         assert result.scalars["rows_used"] == pytest.approx(expected.rows_used)
         assert (result.details["conditional_on"] == "token").all()
-        assert "given the token of a (rows) and wide (columns)" in done.stdout
+        assert "conditional on the token of a (rows) and wide (columns)" in done.stdout
 
 
 def test_a_job_of_outputs_compares_logits(cli, words, pair, minis, tmp_path):
@@ -267,7 +267,7 @@ class Mine(DistanceCorrelation):
 
 
 def test_a_new_measure_is_one_class():
-    entry = Entry(__name__, "Mine", "mine", "my measure", OF_STATES)
+    entry = KindEntry(__name__, "Mine", "mine", "my measure", OF_STATES)
     made = instrument(entry)
     settings = made.settings(null=True, permutations=3, power=2)
     assert made.measure_of(settings) == Mine(2)

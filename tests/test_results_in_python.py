@@ -2,6 +2,7 @@
 
 import base64
 import re
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -156,3 +157,14 @@ def test_a_wide_table_loses_the_intervals_of_further_columns_first():
     assert list(shortened(wide[[*"abc"]])) == [*"abc"]
     many = pd.DataFrame(0.0, index=[0], columns=[f"c{number}" for number in range(40)])
     assert len(shortened(many).columns) == MOST_COLUMNS
+
+
+def test_the_package_reads_the_whole_table_in_its_order():
+    """`Result.table` is for readers: it is sorted, and lacks columns."""
+    found = {}
+    for path in Path(ta.__file__).parent.rglob("*.py"):
+        lines = [line for line in path.read_text().splitlines() if re.search(r"\bresult\.table\b", line)]
+        reading = [line for line in lines if not re.search(r">>>|`|rows of|numbers are in", line)]
+        if reading:
+            found[path.name] = reading
+    assert list(found) == ["notebook.py"], found

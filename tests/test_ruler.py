@@ -26,7 +26,7 @@ from thinkalike.measures.ladder import next_rung, reading_interval, reading_of
 from thinkalike.measures.ridge import FOLDS, Predictor, fold_of, with_interval
 from thinkalike.measures.ridge_penalty import PENALTIES, SURE
 from thinkalike.models.load import load_model
-from thinkalike.models.rounding import rounded
+from thinkalike.models.rounding import rounded_copy
 from thinkalike.processes import Interrupted
 from thinkalike.store import Result
 
@@ -125,7 +125,7 @@ def copies(tmp_path_factory):
     root = tmp_path_factory.mktemp("copies")
     base = load_model(tiny.write_mini(root / "base"))
     for bits in (4, 3.5, 3):
-        tiny.write_mini(root / f"copy{bits}", module=rounded(base, bits).module)
+        tiny.write_mini(root / f"copy{bits}", module=rounded_copy(base, bits).module)
     tiny.write_mini(root / "other", seed=7)
     tiny.write_mini(root / "wide", d_model=640)
     return root
@@ -394,7 +394,7 @@ def test_weights_of_whole_numbers_are_not_rounded(copies):
     with torch.no_grad():
         model.module.whole = torch.nn.Parameter(torch.ones(2, 2, dtype=torch.int8), requires_grad=False)
     with pytest.raises(ModelError, match="cannot be rounded"):
-        rounded(model, 4)
+        rounded_copy(model, 4)
 
 
 @pytest.mark.parametrize(
@@ -403,7 +403,7 @@ def test_weights_of_whole_numbers_are_not_rounded(copies):
 def test_stitches_of_copies_read_as_they_were_made(tmp_path, bits, low, high):
     """A stitch of the last layer has the unembedding of the target, which is not rounded: it reads somewhat above."""
     base = load_model("gpt2-mini")
-    (rounded(base, bits) if bits else base).module.save_pretrained(tmp_path / "copy")
+    (rounded_copy(base, bits) if bits else base).module.save_pretrained(tmp_path / "copy")
     base.tokenizer.save_pretrained(tmp_path / "copy")
     last = base.n_layers - 1
     words = ["model=gpt2-mini", f"model.path={tmp_path}/copy", "model@target=gpt2-mini", "data=grammar"]

@@ -29,17 +29,17 @@ from thinkalike.listing.frames import FIXED_COLUMNS
 from thinkalike.measures import bootstrap_interval, fold_interval
 from thinkalike.processes import locked
 from thinkalike.report.reports import gather, report_of
-from thinkalike.store import Headline, Job, Result, first_scalar, newest_state, read_state, seal, write_state
+from thinkalike.store import Headline, Result, StoredJob, first_scalar, newest_state, read_state, seal, write_state
 
 TABLE = pd.DataFrame({"layer": [0, 1], "penalty": [0.5, 0.25]})
 CONFIG = {"model": {"name": "tiny"}, "seed": 3, "layers": [[0, 0]], "nothing": None}
 
 
-def job(store: Path, key: str = "abc", kind: str = "stitching") -> Job:
-    return Job(str(store), kind, key)
+def job(store: Path, key: str = "abc", kind: str = "stitching") -> StoredJob:
+    return StoredJob(str(store), kind, key)
 
 
-def write(work: Job, penalty: float = 0.5, tables=None, arrays=None) -> None:
+def write(work: StoredJob, penalty: float = 0.5, tables=None, arrays=None) -> None:
     provenance = {"seed": 3, "models": [{"name": "tiny"}]}
     record = {"scalars": {"penalty": penalty}, "settings": {"seed": 3}, "provenance": provenance}
     record["headlines"] = [{"name": "penalty", "value": penalty}]
@@ -92,7 +92,7 @@ def test_what_was_put_in_comes_out(tmp_path):
     assert result.figures == []
 
 
-def fail(work: Job, error: BaseException, state: bool) -> None:
+def fail(work: StoredJob, error: BaseException, state: bool) -> None:
     """Break off a running job, before or after it has kept a state to go on from."""
     with work.running():
         (work.partial / "curves").mkdir()

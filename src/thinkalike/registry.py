@@ -17,7 +17,7 @@ from thinkalike.former_columns import FormerColumns
 
 
 @dataclass(frozen=True)
-class Place:
+class ObjectReference:
     """Names an object of a module, which is imported when it is first used."""
 
     module: str
@@ -37,7 +37,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Entry(Place):
+class KindEntry(ObjectReference):
     """An instrument, or a measure of layer pairs.
 
     Attributes:
@@ -48,7 +48,7 @@ class Entry(Place):
 
     kind: str
     title: str = ""
-    through: Place | None = None
+    through: ObjectReference | None = None
 
 
 @dataclass(frozen=True)
@@ -66,34 +66,34 @@ class Registered:
             numbers.
     """
 
-    tasks: tuple[Entry, ...] = ()
-    measures: tuple[Entry, ...] = ()
-    subjects: tuple[Entry, ...] = ()
-    settings: Mapping[str, Place] = field(default_factory=dict)
-    conf: Mapping[str, Place] = field(default_factory=dict)
-    experiment: Place | None = None
+    tasks: tuple[KindEntry, ...] = ()
+    measures: tuple[KindEntry, ...] = ()
+    subjects: tuple[KindEntry, ...] = ()
+    settings: Mapping[str, ObjectReference] = field(default_factory=dict)
+    conf: Mapping[str, ObjectReference] = field(default_factory=dict)
+    experiment: ObjectReference | None = None
     former_columns: Mapping[str, FormerColumns] = field(default_factory=dict)
 
 
-OF_STATES = Place("thinkalike.instruments.layer_pairs.by_measure", "StatesByMeasure")
-OF_OUTPUTS = Place("thinkalike.instruments.layer_pairs.outputs", "OutputsByMeasure")
+OF_STATES = ObjectReference("thinkalike.instruments.layer_pairs.by_measure", "StatesByMeasure")
+OF_OUTPUTS = ObjectReference("thinkalike.instruments.layer_pairs.outputs", "OutputsByMeasure")
 # makes an instrument of FILE.py:NAME
-OF_USER = Place("thinkalike.instruments.layer_pairs.of_user", "user_instrument")
+OF_USER = ObjectReference("thinkalike.instruments.layer_pairs.of_user", "user_instrument")
 
 
-def _by_states(module: str, name: str, kind: str, title: str) -> Entry:
+def _by_states(module: str, name: str, kind: str, title: str) -> KindEntry:
     """Return the row of a `LayerMeasure` of `thinkalike.measures` that compares states."""
-    return Entry(f"thinkalike.measures.{module}", name, kind, title, through=OF_STATES)
+    return KindEntry(f"thinkalike.measures.{module}", name, kind, title, through=OF_STATES)
 
 
-def _by_outputs(name: str, kind: str, title: str) -> Entry:
+def _by_outputs(name: str, kind: str, title: str) -> KindEntry:
     """Return the row of a `LayerMeasure` of `thinkalike.measures` that compares outputs."""
-    return Entry("thinkalike.measures.outputs", name, kind, title, through=OF_OUTPUTS)
+    return KindEntry("thinkalike.measures.outputs", name, kind, title, through=OF_OUTPUTS)
 
 
-def _instrument(module: str, name: str, kind: str, title: str = "") -> Entry:
+def _instrument(module: str, name: str, kind: str, title: str = "") -> KindEntry:
     """Return the row of an instrument of `thinkalike.instruments`."""
-    return Entry(f"thinkalike.instruments.{module}", name, kind, title)
+    return KindEntry(f"thinkalike.instruments.{module}", name, kind, title)
 
 
 # ---- what earlier versions called tables, columns and numbers, see `thinkalike.former_columns`
@@ -130,7 +130,7 @@ def _of_layer_pairs(kind: str) -> FormerColumns:
     }
 
 
-def _former_columns(measures: tuple[Entry, ...]) -> dict[str, FormerColumns]:
+def _former_columns(measures: tuple[KindEntry, ...]) -> dict[str, FormerColumns]:
     """Return the former names of the core, by the kind of a result.
 
     Args:
@@ -232,17 +232,17 @@ CORE = Registered(
         _by_outputs("Disagreement", "disagreement", "disagreement of the top token"),
         _instrument("ruler.instrument", "Ruler", "ruler"),
         _instrument("distance", "Distance", "distance", "relative distance of states"),
-        _instrument("loss", "Loss", "loss"),
-        _instrument("diff.instrument", "Diff", "diff"),
-        _instrument("lineage.instrument", "Lineage", "lineage"),
+        _instrument("loss", "LossInstrument", "loss"),
+        _instrument("diff.instrument", "DiffInstrument", "diff"),
+        _instrument("lineage.instrument", "LineageInstrument", "lineage"),
         _instrument("mlem.instrument", "FeatureProfiles", "mlem", "MLEM"),
         _instrument("rsa.instrument", "RSA", "rsa", "RSA"),
-        _instrument("trajectory.instrument", "Trajectory", "trajectory"),
+        _instrument("trajectory.instrument", "TrajectoryInstrument", "trajectory"),
     ),
 )
 CORE = replace(CORE, former_columns=_former_columns(CORE.measures))
 # comes with the package; its folder may be deleted
-STUDIES = Place("thinkalike.contrib.registry", "STUDIES")
+STUDIES = ObjectReference("thinkalike.contrib.registry", "STUDIES")
 
 
 def studies() -> Registered:
@@ -255,7 +255,7 @@ def studies() -> Registered:
     return of_studies
 
 
-def layer_measures(*through: Place) -> list[Entry]:
+def layer_measures(*through: ObjectReference) -> list[KindEntry]:
     """Return the entries of the core that name a `LayerMeasure`.
 
     Args:

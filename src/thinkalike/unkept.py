@@ -1,6 +1,6 @@
 """Results in memory: a job without a store writes nothing to disk; its result can be saved later.
 
-`UnkeptJob` takes the place of `store.Job` while a job runs, and makes an `UnkeptResult`, which has
+`UnkeptJob` takes the place of `store.StoredJob` while a job runs, and makes an `UnkeptResult`, which has
 everything that a result in a folder has: a table has the very columns and types that its file
 would give back.
 """

@@ -90,10 +90,10 @@ def read_recording(recorded: str | Path | RecordedArrays, stimuli: Stimuli) -> R
         )
 
     is_in_order = contents.ids.shape == () and str(contents.ids) == IN_ORDER
-    row_ids = stimuli.ids if is_in_order else _texts_in(contents.ids, f"{path}: {IDS}")
+    row_ids = stimuli.ids if is_in_order else _labels_as_text(contents.ids, f"{path}: {IDS}")
     row_runs = ["1"] * len(row_ids)
     if contents.runs is not None:
-        row_runs = _texts_in(contents.runs, f"{path}: {RUNS}")
+        row_runs = _labels_as_text(contents.runs, f"{path}: {RUNS}")
     if len(row_runs) != len(row_ids):
         raise DataError(
             f"{path}: runs has {len(row_runs)} rows, but ids has {len(row_ids)}; give one run for "
@@ -123,6 +123,7 @@ def _name_in_errors(recorded: str | Path | RecordedArrays, layer: str | None = N
 
 
 def _contents_of(recorded: str | Path | RecordedArrays) -> FileContents:
+    """Return the arrays of a recording, a file or arrays in memory, with its ids and runs."""
     if isinstance(recorded, RecordedArrays):
         return FileContents(dict(recorded.layers), np.array(IN_ORDER), None)
     return contents_of_path(Path(recorded))
@@ -201,6 +202,7 @@ def _native(array: np.ndarray) -> Tensor:
 
 
 def _read_npz(path: Path) -> FileContents:
+    """Read the arrays, the ids and the runs of an archive of NumPy."""
     arrays: dict[str, np.ndarray] = {}
     with np.load(path) as file:
         # By the names in the archive: NumPy itself gives the array `a` where `a.npy` is asked for.
@@ -218,6 +220,7 @@ def _read_npz(path: Path) -> FileContents:
 
 
 def _read_safetensors(path: Path) -> FileContents:
+    """Read the arrays of a safetensors file; ids and runs are arrays or stand in its metadata."""
     with safe_open(path, framework="pt") as file:
         names = file.keys()
         arrays = {name: file.get_tensor(name) for name in names}
@@ -236,7 +239,7 @@ def _read_safetensors(path: Path) -> FileContents:
     return FileContents(arrays, labels.get(IDS), labels.get(RUNS))
 
 
-def _texts_in(labels: np.ndarray, location: str) -> list[str]:
+def _labels_as_text(labels: np.ndarray, location: str) -> list[str]:
     """Return ids or runs as text.
 
     Args:

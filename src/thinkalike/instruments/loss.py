@@ -29,7 +29,7 @@ class LossConfig(MeasureConfig):
     kind: str = "loss"
 
 
-class Loss(Instrument[AnalyzeConfig], kind="loss", version=2, reads=("model", "data")):
+class LossInstrument(Instrument[AnalyzeConfig], kind="loss", version=2, reads=("model", "data")):
     """Measures the next-token loss of `model` on `data`, in nats per token."""
 
     of_models: ClassVar[str] = "each"

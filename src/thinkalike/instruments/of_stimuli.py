@@ -78,7 +78,7 @@ class StimulusDistanceConfig(MeasureConfig):
     # drop excludes the stimuli with massive activations, which alone would decide a layer; keep
     # includes them
     massive: Literal["drop", "keep"] = "drop"
-    # number of words at the beginning of each text that are excluded
+    # number of words to skip at the beginning of each text
     skip_first: int = setting(0, least=0, most=CONTEXT)
 
 

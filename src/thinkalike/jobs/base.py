@@ -14,7 +14,7 @@ from thinkalike.former_names import present_name
 from thinkalike.inputs import Arrays, Model, Text, is_model
 from thinkalike.job.instrument import AnyInstrument
 from thinkalike.job.lookup import instrument_of_measure
-from thinkalike.jobs.plain_values import checked_plain, plain
+from thinkalike.jobs.plain_values import checked_plain, plain_value
 from thinkalike.state_arguments import is_states
 
 Folder = str | os.PathLike[str]
@@ -65,9 +65,9 @@ class Job:
 
     def __post_init__(self) -> None:
         self._check_paths()
-        given = {name: value for name, value in vars(self).items() if value is not None}
+        values = {name: value for name, value in vars(self).items() if value is not None}
         try:
-            vars(self).update(checked_numbers(type(self).__init__, given))
+            vars(self).update(checked_numbers(type(self).__init__, values))
         except ValueError as error:
             raise ConfigError(error) from None
         for name, default in self.defaults().items():
@@ -118,7 +118,7 @@ class Job:
         settings = {}
         for name, default in self.defaults().items():
             value = getattr(self, name)
-            if value is not None and value != plain(default):
+            if value is not None and value != plain_value(default):
                 settings[name] = value
         return settings
 

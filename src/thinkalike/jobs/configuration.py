@@ -47,7 +47,7 @@ def configuration(job: Job, instrument: AnyInstrument) -> JobConfig:
     if sides.recordings and stimuli is None:
         stimuli = _stimuli_of_rows(job, sides, settings)
 
-    parts: dict[str, object] = {
+    values: dict[str, object] = {
         "data": text_config(job.texts_given, settings["data"]),
         "store": None if job.store is None else os.fspath(job.store),
         "force": job.force,
@@ -57,21 +57,21 @@ def configuration(job: Job, instrument: AnyInstrument) -> JobConfig:
     if isinstance(job, Stitch):
         schema = StitchJob
         stitch_settings = unset_settings(StitchConfig) | settings["stitch"]
-        parts["stitch"] = made(StitchConfig, stitch_settings, "stitch.")
+        values["stitch"] = made(StitchConfig, stitch_settings, "stitch.")
     else:
         schema = instrument.config
         measure_settings = unset_settings(instrument.settings) | settings["measure"]
-        parts["measure"] = made(instrument.settings, measure_settings, "measure.")
-        parts["stimuli"] = stimuli_config(stimuli, settings["stimuli"])
+        values["measure"] = made(instrument.settings, measure_settings, "measure.")
+        values["stimuli"] = stimuli_config(stimuli, settings["stimuli"])
     if sides.recordings:
-        parts["activations"] = sides.recordings
+        values["activations"] = sides.recordings
     models = model_configs(sides.models, settings["model"])
     is_target = sides.is_target(len(models))
     if models and not is_target:
-        parts["model"] = models[0]
+        values["model"] = models[0]
     if models:
-        parts["target"] = models[-1]
-    config = open_job(schema, **parts)
+        values["target"] = models[-1]
+    config = open_job(schema, **values)
 
     keys = _keys_given(job, stimuli, sides, settings, is_target)
     check_read(keys, config)
@@ -94,6 +94,10 @@ class _Sides:
 
     @classmethod
     def of(cls, job: Job) -> _Sides:
+        """Return the models and the recordings that a job compares.
+
+        A side that is given twice is recorded once.
+        """
         models = {}
         states: dict[int, tuple[str, object]] = {}  # by identity, with the first of their names
         sides = job.sides()
@@ -158,7 +162,7 @@ def _keys_given(
     settings: SettingsByPart,
     is_target: bool,
 ) -> list[str]:
-    """Return the keys of all that a job gives, as a command line would have them."""
+    """Return the keys of the settings that a job sets, as a command line would name them."""
     keys = []
     if job.texts_given is not None:
         keys.append("data")
@@ -167,10 +171,11 @@ def _keys_given(
     different = {id(model) for model in sides.models.values()}
     if len(different) > 1:
         keys.append("target")
-    for part, values in settings.items():
-        if part == "model" and is_target:
-            part = "target"
-        keys += [f"{part}.{name}".lstrip(".") for name in values]
+    for part_name, values in settings.items():
+        prefix = part_name
+        if part_name == "model" and is_target:
+            prefix = "target"
+        keys += [f"{prefix}.{name}".lstrip(".") for name in values]
     return keys
 
 
@@ -189,7 +194,7 @@ def check_measure(job: Job, instrument: AnyInstrument) -> None:
         )
 
 
-def trust_plugins_of(job: Job) -> None:
+def trust_plugins_of_job(job: Job) -> None:
     """Let the files of code be run that a job names, because a person wrote the job."""
     values = list(job.settings().values())
     if isinstance(job, Compare):
@@ -199,10 +204,10 @@ def trust_plugins_of(job: Job) -> None:
 
 def _by_part(job: Job, instrument: AnyInstrument) -> SettingsByPart:
     """Return the settings of a job that differ from their defaults, by part."""
-    by_part: SettingsByPart = {part: {} for part in ("", *PARTS)}
+    by_part: SettingsByPart = {part_name: {} for part_name in ("", *PARTS)}
     for field, value in job.settings().items():
-        part, _, name = setting_of(field, job.does, instrument).rpartition(".")
-        by_part[part][name] = value
+        part_name, _, name = setting_of(field, job.does, instrument).rpartition(".")
+        by_part[part_name][name] = value
     return by_part
 
 
@@ -221,24 +226,26 @@ def setting_of(field: str, does: str, instrument: AnyInstrument) -> str:
     else:
         schemas["measure"] = instrument.settings
     schemas |= {"data": DataConfig, "stimuli": StimuliConfig}
-    for part, schema in schemas.items():
+    for part_name, schema in schemas.items():
         if field in _names_of(schema) - {"seed"}:  # the seed is that of the job
-            return f"{part}.{field}"
+            return f"{part_name}.{field}"
     if field not in _names_of(StitchJob if does == "stitch" else AnalyzeConfig):
         raise ConfigError(f"{field} is no setting of {does}; leave it out")
     return field
 
 
 def _names_of(schema: type[Checked]) -> set[str]:
+    """Return the names of the settings of a schema."""
+    """Return the names of the settings of a schema."""
     return {item.name for item in fields_of(schema)}
 
 
 def _stimuli_of_rows(job: Job, sides: _Sides, settings: SettingsByPart) -> StimulusTable:
     """Return stimuli that stand for the rows of arrays that were given without any."""
-    for part, values in settings.items():
+    for part_name, values in settings.items():
         for name in values:
-            setting = f"{part}.{name}"
-            if part == "stimuli" or setting in OF_WORDS:
+            setting = f"{part_name}.{name}"
+            if part_name == "stimuli" or setting in OF_WORDS:
                 raise ConfigError(
                     f"{setting} has no effect on arrays without stimuli; leave it out"
                 )

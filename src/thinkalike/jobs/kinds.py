@@ -162,8 +162,8 @@ class Ruler(TextJob):
 
     Args:
         words: words of held-out text.
-        rungs: what stands beside copies of fewer bits: "layers" of the model itself, states of
-            other "text", or the names of further models.
+        calibration_points: what stands beside copies of fewer bits: "layers" of the model itself,
+            states of other "text", or the names of further models.
 
     >>> result = ruler("gelu-3l-mini", "solu-3l-mini", layers=[[2, 2]], words=8192)
     >>> list(result.table["target_layer"])
@@ -178,7 +178,7 @@ class Ruler(TextJob):
     layers: Layers | None = None
     site: str = "resid_post"
     words: int = 8192
-    rungs: Sequence[str] = ("bits",)
+    calibration_points: Sequence[str] = ("bits",)
     massive: str = "drop"
     scale: str = "auto"
 

@@ -46,7 +46,7 @@ from thinkalike.store.record import (
     Provenance,
     ResultRecord,
     by_dotted_name,
-    check_values,
+    check_writable,
     checked_record,
     errors_naming,
     read_json_of_result,
@@ -62,7 +62,7 @@ if TYPE_CHECKING:
 CONFIG = "config.yaml"
 ARRAYS = "arrays.npz"
 NUMBER_ENDINGS = {".csv", ".npz", ".safetensors"}  # of the files that hold what was computed
-REDO = "or do the job again with force=true"
+HOW_TO_REDO = "or do the job again with force=true"
 TABLE = "table.csv"
 DETAILS = "details.csv"  # of a job whose table.csv has only some columns
 
@@ -122,10 +122,13 @@ class Result:
             description = self._description()
         except Exception as error:  # a damaged or hostile folder can cause any error
             description = f"cannot be read, {type(error).__name__}"
-        location = "not kept"
+        return plain_line(f"Result({description}; {self._place_in_words})")
+
+    @property
+    def _place_in_words(self) -> str:
         if self.is_kept:
-            location = str(self.folder)
-        return plain_line(f"Result({description}; {location})")
+            return str(self.folder)
+        return "not kept"
 
     @isolated()
     def __str__(self) -> str:
@@ -226,7 +229,7 @@ class Result:
                 entry = manifest_entries(self.folder)[CONFIG]
                 if digest_of(file) != entry.digest:
                     raise ForeignFileError("its checksum is not that of what was written")
-            check_values(config)
+            check_writable(config)
             by_dotted_name(config)
             return with_present_names(config)
 
@@ -377,6 +380,18 @@ class Result:
         return page_of(self, self.instrument)
 
 
+class TemporaryResult(Result):
+    """A finished job in a folder that is removed with this object; `save` keeps it."""
+
+    @property
+    def _place_in_words(self) -> str:
+        return "not kept"
+
+    @property
+    def location(self) -> str:
+        return "not kept: its folder is removed with this object; result.save(FOLDER) keeps it"
+
+
 def _headline_of(entry: HeadlineRecord) -> Headline:
     """Return a headline number of result.json.
 
@@ -457,7 +472,7 @@ def undamaged(result: Result) -> Result:
         return result
     if _inode(result.folder) != inode_before:  # another process replaced the result meanwhile
         return undamaged(Result(result.folder))
-    raise StoreError(f"{problem}; delete {result.folder} {REDO}")
+    raise StoreError(f"{problem}; delete {result.folder} {HOW_TO_REDO}")
 
 
 def _inode(folder: Path) -> int | None:

@@ -40,7 +40,7 @@ from thinkalike.screen import Table, few, number_column, show_table, show_text, 
 from thinkalike.store import Result
 from thinkalike.training.data import StepData
 from thinkalike.training.module import SteppedModule
-from thinkalike.training.run import Run
+from thinkalike.training.run import TrainingRun
 from thinkalike.training.trainer import fit
 
 STATE = "court"  # the name of the state that a job resumes from
@@ -186,7 +186,7 @@ def _materials(
 
     def train(module: SteppedModule, data: StepData, name: str) -> None:
         folder = work.job.partial / "sources" / re.sub(r"\W+", "-", name)
-        fit(module, data, Run(folder, target.device, TrainerConfig()))
+        fit(module, data, TrainingRun(folder, target.device, TrainerConfig()))
         shutil.rmtree(folder, ignore_errors=True)
 
     return Materials(

@@ -31,7 +31,7 @@ from thinkalike.figures.layers import layer_heatmaps
 from thinkalike.measures.estimates import Estimate, jackknife
 from thinkalike.models.access import reached
 from thinkalike.models.checkpoints import located, named_folder
-from thinkalike.models.loading_errors import explained
+from thinkalike.models.loading_errors import explaining_loading_errors
 from thinkalike.store import Result
 
 Statistic = Callable[[Sequence[Tensor]], Tensor]
@@ -290,7 +290,7 @@ def _head_dimensions(config: ModelConfig) -> dict[str, int]:
     """Return the sizes of a Hugging Face model by its configuration alone."""
     from transformers import AutoConfig
 
-    with explained(config), reached(config) as (place, commit):
+    with explaining_loading_errors(config), reached(config) as (place, commit):
         revision = None if named_folder(config) else commit
         shape = AutoConfig.from_pretrained(**located(place), revision=revision)
     d_head = shape.hidden_size // shape.num_attention_heads

@@ -52,7 +52,7 @@ from thinkalike.job.inputs import Inputs
 from thinkalike.measures.accuracy import Accuracy
 from thinkalike.measures.estimates import interval_around
 from thinkalike.models.shapes import Passes, Shapes
-from thinkalike.models.sites import ONCE
+from thinkalike.models.sites import SITES_OUTSIDE_BLOCKS
 from thinkalike.models.variants import fresh
 from thinkalike.processes import counted
 from thinkalike.screen import (
@@ -146,7 +146,11 @@ class CarriedProbes(
     def inputs(self, config: AnalyzeConfig) -> Inputs:
         stimuli = read_stimuli(config.stimuli)
         for model in (config.model, config.target):
-            if not isinstance(model.site, str) or model.site in ONCE or model.head == "all":
+            if (
+                not isinstance(model.site, str)
+                or model.site in SITES_OUTSIDE_BLOCKS
+                or model.head == "all"
+            ):
                 raise ConfigError(
                     "probes are of one place in each block: give one model.site, and one "
                     "model.head of z"

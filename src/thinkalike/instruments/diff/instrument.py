@@ -80,7 +80,7 @@ class Differences(NamedTuple):
     """The tokens whose row of the embedding differs."""
 
 
-class Diff(
+class DiffInstrument(
     Instrument[AnalyzeConfig],
     kind="diff",
     version=7,

@@ -222,10 +222,10 @@ def table_of_pairs(comparison: Comparison) -> pd.DataFrame:
 
 def _part_name(units: Units) -> str:
     """Return the part of a block that units are in."""
-    part = units.part or "mlp"
+    module = units.module or "mlp"
     if units.expert is None:
-        return part
-    return f"{part}.{units.expert}"
+        return module
+    return f"{module}.{units.expert}"
 
 
 def _numbers(test: UnitTest, p_corrected: float, alike: float | None) -> dict[str, object]:
@@ -233,7 +233,7 @@ def _numbers(test: UnitTest, p_corrected: float, alike: float | None) -> dict[st
         "test": test.by,
         "units": test.compared,
         "matched": test.matched,
-        "in_place": test.kept,
+        "in_place": test.in_place,
         "p": test.p,
         "p_corrected": p_corrected,
         "similar_units": math.nan if alike is None else alike,
@@ -265,4 +265,4 @@ def table_of_origins(comparison: Comparison) -> pd.DataFrame:
 
 def _strength(pair: PairOfBlocks) -> tuple[float, int, int]:
     """Return what is smaller for stronger evidence, and then for blocks of nearer depth."""
-    return pair.test.log_p, -pair.test.kept, abs(pair.source.block - pair.target.block)
+    return pair.test.log_p, -pair.test.in_place, abs(pair.source.block - pair.target.block)

@@ -43,11 +43,11 @@ class LineageConfig(MeasureConfig):
     """The settings of lineage."""
 
     kind: str = "lineage"
-    # also look for copies whose hidden units were reordered
+    # also look for copies whose hidden units were reordered, by the likeness of their units
     likeness: bool = True
 
 
-class Lineage(
+class LineageInstrument(
     Instrument[AnalyzeConfig], kind="lineage", reads=("models", "model", "target", "measure")
 ):
     """Tests which blocks of `model@target`, or of each of `models`, share a training history."""

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from thinkalike.data.stimuli import Stimuli
 from thinkalike.instruments.rsa.distances import RSAConfig
-from thinkalike.measures.distances.comparators import TIED
+from thinkalike.measures.distances.comparators import TIE_TOLERANCE
 from thinkalike.measures.distances.neural import NeuralDistances
 from thinkalike.measures.distances.ranks import mid_ranks
 from thinkalike.measures.distances.rsa import mantel, rsa, rsa_estimate
@@ -107,7 +107,7 @@ def similarity_given_word(
     if distances.shape[1] < FEWEST_PAIRS:
         return torch.full((len(layers), len(layers)), torch.nan, dtype=torch.float64)
 
-    ranks = mid_ranks(distances, TIED)
+    ranks = mid_ranks(distances, TIE_TOLERANCE)
     centred = ranks - ranks.mean(1, keepdim=True)
     # Of distances that are all equal, this is 0 / 0, which is NaN.
     norms: Tensor = torch.linalg.vector_norm(centred, dim=1, keepdim=True)

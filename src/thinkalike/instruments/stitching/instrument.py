@@ -222,12 +222,12 @@ def _stitch_directions(
     """Return the directions of a job by name: from source to target, and `BACK` if asked for."""
     from thinkalike.instruments.stitching.direction import stitched
     from thinkalike.training.curves import loggers_of
-    from thinkalike.training.run import Run
+    from thinkalike.training.run import TrainingRun
 
     partial = None
     if work.job.keeps_states:
         partial = work.job.partial
-    run = Run(partial, setting.target.device, config.trainer, work.tracker)
+    run = TrainingRun(partial, setting.target.device, config.trainer, work.tracker)
     loggers = loggers_of(run, config.logger.kind)
     onward = stitched(setting, run, loggers, work)
     if not config.stitch.both:
@@ -236,7 +236,7 @@ def _stitch_directions(
     from thinkalike.instruments.stitching.asymmetry import add_asymmetries, add_unexplained
 
     reversed_setting = setting.reversed(config.data)
-    back = stitched(reversed_setting, replace(run, part=BACK), (), work)
+    back = stitched(reversed_setting, replace(run, name=BACK), (), work)
     add_asymmetries(onward, back)
     if config.stitch.kind == "least_squares":
         with work.phase("report"):

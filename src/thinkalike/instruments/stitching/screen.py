@@ -173,7 +173,7 @@ def _columns_of_direction(rows: pd.DataFrame) -> list[Column]:
             columns.append(number_column(label, rows[name], ".2f"))
     if "equivalent_bits" in rows:
         bits = [in_bits(reading) for reading in rows["equivalent_bits"]]
-        columns.append(number_column("bit width by loss", bits))
+        columns.append(number_column("bits by loss", bits))
     if "upper_bound_of_gain" in rows:
         gains = [_gain_in_words(gain) for gain in rows["upper_bound_of_gain"]]
         columns.append(number_column("left to gain", gains))

@@ -37,7 +37,7 @@ FEWEST_TOKENS = 1024
 """A budget leaves at least so many tokens of each checkpoint."""
 
 
-class Trajectory(
+class TrajectoryInstrument(
     Instrument[AnalyzeConfig],
     kind="trajectory",
     version=4,
