@@ -395,11 +395,8 @@ def test_a_table_is_drawn_as_rich_draws_it(ruled):
 
 def pairs_of_layers(values: dict[tuple[int, int], float], target: str = "b", **columns) -> pd.DataFrame:
     """The rows of layer pairs, with intervals of 0.01 to both sides."""
-    rows = [
-        {"source": "a", "target": target, "source_layer": l, "target_layer": m, "value": v}
-        for (l, m), v in values.items()
-    ]
-    table = pd.DataFrame(rows)
+    layers = pd.DataFrame(list(values), columns=["source_layer", "target_layer"])
+    table = layers.assign(source="a", target=target, value=list(values.values()))
     return table.assign(low=table["value"] - 0.01, high=table["value"] + 0.01, **columns)
 
 
@@ -420,10 +417,10 @@ ANSWERS = {
     ),
     "one pair": (pairs_of_layers({(3, 3): 0.5}), False, "At layer 3, CKA of a and b is 0.500 [0.490, 0.510]."),
     "one model": (
-        pairs_of_layers({(l, m): 1 - 0.1 * abs(l - m) * (l + m) for l in range(3) for m in range(3)}, target="a"),
+        pairs_of_layers({(0, 1): 0.9, (1, 2): 0.7, (0, 0): 1.0, (1, 1): 1.0, (2, 2): 1.0}, target="a"),
         False,
-        "From one layer of a to the next, states change most between layers 1 and 2 (CKA 0.700 [0.690, 0.710]) and least "
-        "between layers 0 and 1 (0.900 [0.890, 0.910]).",
+        "From one layer of a to the next, states change most between layers 1 and 2 (CKA 0.700 [0.690, 0.710]) and "
+        "least between layers 0 and 1 (0.900 [0.890, 0.910]).",
     ),
     "a layer and itself": (pairs_of_layers({(1, 1): 1.0}, target="a"), False, ""),
 }
