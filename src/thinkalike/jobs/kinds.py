@@ -274,6 +274,7 @@ class Diff(TextJob):
     outputs: int = 4
     null: str = "perturbation"
     steps: int = 40
+    taught: bool = True
     contrast: str | None = None
     path: str | None = None
     pairs: int = 2048

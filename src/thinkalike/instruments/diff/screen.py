@@ -10,6 +10,7 @@ import pandas as pd
 
 from thinkalike.instruments.diff.null_screen import beside_null
 from thinkalike.instruments.diff.ranges import ranges_in_words
+from thinkalike.instruments.diff.taught_screen import lines_of_what_was_taught
 from thinkalike.instruments.diff.weights_screen import weights_in_words
 from thinkalike.screen import number_of_documents, span
 from thinkalike.store import Result
@@ -71,6 +72,7 @@ def _lines_of_text(result: Result) -> Iterator[str]:
         yield f"On which words? {_words_in_words(tables['words'], numbers)}"
     if numbers["parts"]:
         yield f"In which directions? {_directions_in_words(tables.get('directions'))}"
+    yield from lines_of_what_was_taught(tables, numbers)
 
 
 def _value_with_interval(numbers: Numbers | pd.Series, name: str, spec: str) -> str:

@@ -30,6 +30,8 @@ class DiffConfig(MeasureConfig):
     null: Literal["perturbation", "drift"] = "perturbation"
     # of a fork, by AdamW at a rate by which it moves as far
     steps: int = setting(40, least=1, most=10**7)
+    # the tokens that the change raises, and text by its amplified difference
+    taught: bool = True
     # pairs of the grammar, or of your own
     contrast: Literal["number", "question", "table"] | None = None
     path: str | None = setting(None, in_key=False)  # contrast=table: .csv .tsv .parquet
