@@ -328,4 +328,6 @@ def two_sided(
 
 def relative_distance(x: Float[Tensor, "n d"], y: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
     """Return ‖x - y‖ / ‖x‖ of each row, at least 0."""
-    return torch.linalg.vector_norm(x - y, dim=1) / torch.linalg.vector_norm(x, dim=1)
+    distances: Tensor = torch.linalg.vector_norm(x - y, dim=1)
+    norms: Tensor = torch.linalg.vector_norm(x, dim=1)
+    return distances / norms

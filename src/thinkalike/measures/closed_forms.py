@@ -186,4 +186,5 @@ def _solve(statistics: PairStatistics, ridge: float) -> Float[Tensor, "e d"]:
     penalised = values.clamp(min=0) + ridge
     is_significant = penalised > VARIANCE_ROUNDING * penalised[-1] + statistics.noise
     inverse = torch.where(is_significant, 1 / penalised, 0)
-    return (statistics.xy.T @ vectors * inverse) @ vectors.T
+    maps: Tensor = (statistics.xy.T @ vectors * inverse) @ vectors.T
+    return maps

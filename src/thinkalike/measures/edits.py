@@ -468,4 +468,5 @@ def _sketched_singular_values(
     basis = torch.linalg.qr(change @ start).Q
     for _ in range(iterations):
         basis = torch.linalg.qr(change @ (change.T @ basis)).Q
-    return torch.linalg.svdvals((basis.T @ change).double())
+    singular_values: Tensor = torch.linalg.svdvals((basis.T @ change).double())
+    return singular_values

@@ -27,7 +27,7 @@ def given_tokens(measure: AnyMeasure, rows: BatchRows) -> tuple[AnyMeasure, RowG
 def sizes_of_parts(parts: Int[Tensor, " n"]) -> list[int]:
     """Return how many rows each of the `JACKKNIFE_PARTS` parts has."""
     is_in_part = parts[:, None] == torch.arange(JACKKNIFE_PARTS, device=parts.device)
-    return is_in_part.sum(0).tolist()  # type: ignore[no-any-return]
+    return is_in_part.sum(0).tolist()
 
 
 def without_each(

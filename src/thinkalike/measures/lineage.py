@@ -285,7 +285,8 @@ def stream_map(source: Float[Tensor, "t d"], target: Float[Tensor, "t e"]) -> Fl
     """
     products = (source - source.mean(0)).T @ (target - target.mean(0))
     left, _, right = torch.linalg.svd(products.double(), full_matrices=False)
-    return (left @ right).to(source.dtype)
+    rotation: Tensor = (left @ right).to(source.dtype)
+    return rotation
 
 
 def agreeing_units(reading: Matching, writing: Matching) -> int:

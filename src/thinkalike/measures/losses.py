@@ -190,7 +190,7 @@ def _in_chunks(
     chunk = chunk or rows_of_logits(states, finish)
     stacked = states.reshape(math.prod(states.shape[:-2]), *states.shape[-2:])  # (k, n, d)
     if torch.is_grad_enabled() and states.requires_grad:
-        values = _ChunkedLoss.apply(stacked, finish, loss_of_chunk, chunk)
+        values = _ChunkedLoss.apply(stacked, finish, loss_of_chunk, chunk)  # type: ignore[no-untyped-call]
     else:
         with torch.no_grad():
             values, _ = _losses(stacked, finish, loss_of_chunk, chunk, needs_gradient=False)

@@ -82,4 +82,5 @@ def balanced_rows(documents: Int[Tensor, " n"]) -> Int[Tensor, "d m"]:
     first_row = counts.cumsum(0) - counts  # of each document in `order`
     rank = torch.arange(len(order), device=order.device) - first_row[labels[order]]
     is_long_enough = counts[labels[order]] >= rows_per_document
-    return order[is_long_enough & (rank < rows_per_document)].view(-1, rows_per_document)
+    rows: Tensor = order[is_long_enough & (rank < rows_per_document)]
+    return rows.view(-1, rows_per_document)

@@ -161,9 +161,11 @@ def principal_components(states: Float[Tensor, "n d"]) -> Float[Tensor, "n k"]:
     The sum of their squares is 1 for the mean row.
     """
     directions = torch.linalg.eigh(states.T @ states).eigenvectors[:, -COMPONENTS:]
-    components = states @ directions
+    components: Tensor = states @ directions
     size = components.norm() / len(components) ** 0.5
-    return components / size.clamp(min=torch.finfo(components.dtype).tiny)
+    size = size.clamp(min=torch.finfo(components.dtype).tiny)
+    unit_components: Tensor = components / size
+    return unit_components
 
 
 def functions_of(position: Int[Tensor, " n"]) -> Float[Tensor, "n f"]:

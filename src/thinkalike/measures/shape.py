@@ -56,9 +56,11 @@ class Procrustes(LayerMeasure[Tensor]):
         rows = centred_rows(layer, name)
         if rows.shape[1] > len(rows) and not rows.requires_grad:
             rows = torch.linalg.qr(rows.T).R.T
-        return rows / rows.norm()
+        norm: Tensor = rows.norm()
+        return rows / norm
 
     def compare(
         self, first: Float[Tensor, "n d"], second: Float[Tensor, "n e"]
     ) -> Float[Tensor, ""]:
-        return torch.linalg.svdvals(first.T @ second).sum().clamp(max=1).arccos()
+        singular_values: Tensor = torch.linalg.svdvals(first.T @ second)
+        return singular_values.sum().clamp(max=1).arccos()

@@ -63,10 +63,14 @@ class SVCCA(LayerMeasure[Tensor]):
         count = min(
             int((shares < self.kept).sum()) + 1, int((values > rounding * values[0]).sum())
         )
-        top = vectors[:, :count]
-        return top if is_wide else rows @ top / values[:count].sqrt()
+        top: Tensor = vectors[:, :count]
+        if is_wide:
+            return top
+        scaled: Tensor = rows @ top / values[:count].sqrt()
+        return scaled
 
     def compare(
         self, first: Float[Tensor, "n r"], second: Float[Tensor, "n s"]
     ) -> Float[Tensor, ""]:
-        return torch.linalg.svdvals(first.T @ second).mean()
+        cosines: Tensor = torch.linalg.svdvals(first.T @ second)
+        return cosines.mean()

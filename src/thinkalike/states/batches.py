@@ -539,7 +539,8 @@ class TokenBatches(TextBatches):
             layer_counts = {model: model.n_layers for model in self.models}
             tokens_in_memory = min(tokens, _tokens_in_memory(self.measure, layer_counts))
         longest = max(tokens_in_memory // FEWEST_TEXT_ROWS, SHORTEST_CONTEXT)
-        return min(*(model.context for model in self.models), longest)
+        contexts: list[int] = [model.context for model in self.models]
+        return min(*contexts, longest)
 
     def _corpus(self, data: DataConfig, context: int) -> Corpus:
         """Return the text as rows, which jobs that share runs read once."""
@@ -556,7 +557,8 @@ class TokenBatches(TextBatches):
             whole=not self.is_spread,
         )
         key = (repr(data), tokenizer_fingerprint(tokenizer), context, bos, self.is_spread)
-        return self.runs.text(key, read)
+        corpus: Corpus = self.runs.text(key, read)
+        return corpus
 
     def _read_stored(self, data: DataConfig) -> None:
         """Draw rows of a folder of states; shorter ones are padded on the right."""

@@ -16,8 +16,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from thinkalike.data.words import Span
 from thinkalike.measures.seeds import seeded
-from thinkalike.states.source import Span, StateSource
+from thinkalike.states.source import StateSource
 
 SPECTRAL_RADIUS = 0.2
 """That of the weights of the recurrent network; other radii between 0 and 1 share less."""

@@ -79,7 +79,7 @@ class Observations:
             rows: How many rows, the first ones; None: all.
         """
         documents = self.rows.documents[:rows, :-1].flatten().long()
-        _, numbers = documents.unique(return_inverse=True)
+        numbers: Tensor = documents.unique(return_inverse=True)[1]
         return numbers
 
     def kl(self) -> Float[Tensor, " n"]:

@@ -162,9 +162,11 @@ def settings_of(
     fields: list[tuple[str, object, object]] = [("kind", str, kind)]
     for name, parameter in parameters_of(measure_class).items():
         fields.append((name, types[name], parameter))
+    # A class that computes it has a property here, which is not True.
+    compares_within_groups: object = measure_class.compares_within_groups
     namespace = {
         "__doc__": f"The settings of {title}.",
         "measure_class": measure_class,
-        "compares_within_groups": measure_class.compares_within_groups is True,
+        "compares_within_groups": compares_within_groups is True,
     }
     return make_dataclass(f"{kind}_config", fields, bases=(common,), namespace=namespace)

@@ -16,7 +16,8 @@ def rows_across(table: pd.DataFrame) -> pd.DataFrame:
     """Return the rows across the two models, which come first in a table."""
     first = table.iloc[0]
     is_across = (table["source"] == first["source"]) & (table["target"] == first["target"])
-    return table[is_across]
+    rows_across: pd.DataFrame = table[is_across]
+    return rows_across
 
 
 def at_equal_depth(table: pd.DataFrame) -> pd.DataFrame:

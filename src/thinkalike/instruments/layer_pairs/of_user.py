@@ -122,7 +122,9 @@ class StatesByUser(StatesByMeasure):
         if is_measure_class(measure):
             settings_of_plugin |= parameters_of(measure)
             namespace["measure_class"] = measure
-            namespace["compares_within_groups"] = measure.compares_within_groups is True
+            # A class that computes it has a property here, which is not True.
+            compares_within_groups: object = measure.compares_within_groups
+            namespace["compares_within_groups"] = compares_within_groups is True
 
         common_names = {item.name for item in dataclasses.fields(ComparedAgain)}
         if name is None:

@@ -105,5 +105,6 @@ def similarity_given_word(
     ranks = mid_ranks(distances, TIED)
     centred = ranks - ranks.mean(1, keepdim=True)
     # Of distances that are all equal, this is 0 / 0, which is NaN.
-    unit = centred / torch.linalg.vector_norm(centred, dim=1, keepdim=True)
+    norms: Tensor = torch.linalg.vector_norm(centred, dim=1, keepdim=True)
+    unit = centred / norms
     return unit @ unit.T

@@ -90,7 +90,7 @@ def outcome_of_trajectory(
 def _documents_of_losses(reader: CheckpointReader) -> Tensor:
     """Return the number of the document of each token but the first of a row."""
     documents = reader.text["documents"][:, 1:].flatten().long()
-    _, numbers = documents.unique(return_inverse=True)
+    numbers: Tensor = documents.unique(return_inverse=True)[1]
     return numbers
 
 

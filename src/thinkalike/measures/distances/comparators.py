@@ -8,7 +8,7 @@ are.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import isqrt
+from math import isqrt, sqrt
 from typing import Annotated
 
 import numpy as np
@@ -199,7 +199,8 @@ def _refuse_constant(vector: Float[Tensor, " p"], comparator: str, name: str) ->
 def _normed(vectors: Float[Tensor, "k q"], weights: Float[Tensor, " q"]) -> Float[Tensor, "k q"]:
     """Return vectors of norm 1 under these weights, times the root of the weights."""
     weighted = vectors * weights.sqrt()
-    return weighted / weighted.norm(dim=1, keepdim=True)
+    norms: Tensor = weighted.norm(dim=1, keepdim=True)
+    return weighted / norms
 
 
 def _whitened(vectors: Float[Tensor, "k p"], counts: Float[Tensor, " n"]) -> Float[Tensor, "k q"]:
@@ -265,7 +266,8 @@ def _root_untied(levels: np.ndarray) -> float:
     """Return the root of the share of pairs of values that are not tied."""
     counts = np.bincount(levels).astype(float)
     tied = (counts * (counts - 1)).sum()
-    return float(1 - tied / (len(levels) * (len(levels) - 1))) ** 0.5
+    tied_share: float = float(tied) / (len(levels) * (len(levels) - 1))
+    return sqrt(1 - tied_share)
 
 
 def weighted_tau(

@@ -90,7 +90,8 @@ def _whitened_runs(
         return runs / covariance.diagonal().sqrt()
     factor = torch.linalg.cholesky(covariance)
     flat = runs.reshape(m * n, d)
-    return torch.linalg.solve_triangular(factor, flat.T, upper=False).T.reshape(m, n, d)
+    whitened: Tensor = torch.linalg.solve_triangular(factor, flat.T, upper=False)
+    return whitened.T.reshape(m, n, d)
 
 
 def noise_covariance(

@@ -150,7 +150,8 @@ class NeuralDistances:
     @cached_property
     def norms(self) -> Float[Tensor, " n"]:
         """The squared norms of the states."""
-        return torch.linalg.vector_norm(self.states, dim=1).square()
+        norms: Tensor = torch.linalg.vector_norm(self.states, dim=1)
+        return norms.square()
 
     def __len__(self) -> int:
         return len(self.states)
@@ -282,10 +283,11 @@ def _subtracted_sizes(states: Float[Tensor, "n d"], distance: str) -> Float[Tens
         return states.abs().sum(1)
     if distance == "cosine":
         return states.new_ones(len(states))
-    norms = torch.linalg.vector_norm(states, dim=1)
+    norms: Tensor = torch.linalg.vector_norm(states, dim=1)
     if distance == "correlation":
         deviations = states - states.mean(1, keepdim=True)
-        return norms / torch.linalg.vector_norm(deviations, dim=1)
+        deviation_norms: Tensor = torch.linalg.vector_norm(deviations, dim=1)
+        return norms / deviation_norms
     if distance == "precomputed":
         # Nothing is known but that they were computed from numbers of their size.
         return states.new_full((len(states),), float(states.abs().max()))
@@ -297,7 +299,8 @@ def _euclidean_states(
 ) -> Float[Tensor, "n _"]:
     """Return states whose Euclidean distances are the distances of these states."""
     if distance == "norm_difference":
-        return states.norm(dim=1, keepdim=True)
+        norms: Tensor = states.norm(dim=1, keepdim=True)
+        return norms
     is_correlation = distance == "correlation"
     has_no_direction = (states == (states[:, :1] if is_correlation else 0)).all(1)
     if has_no_direction.any():
@@ -306,7 +309,8 @@ def _euclidean_states(
         raise ValueError(f"row {row} of {name} is {adjective} and has no {distance}")
     if is_correlation:
         states = states - states.mean(1, keepdim=True)
-    return states / states.norm(dim=1, keepdim=True)
+    norms = states.norm(dim=1, keepdim=True)
+    return states / norms
 
 
 def upper(n: int, device: torch.device | None = None) -> Int[Tensor, " p"]:
@@ -314,7 +318,8 @@ def upper(n: int, device: torch.device | None = None) -> Int[Tensor, " p"]:
 
     They are in the order of `scipy.spatial.distance.pdist`.
     """
-    rows, columns = torch.triu_indices(n, n, 1, device=device)
+    indices: Tensor = torch.triu_indices(n, n, 1, device=device)
+    rows, columns = indices.unbind()
     return rows * n + columns
 
 

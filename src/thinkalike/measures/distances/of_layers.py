@@ -208,7 +208,8 @@ class _Ranks(NamedTuple):
         codes = (self.doubled.view(-1)[pairs] + pair_count).long()
         ones = torch.ones_like(codes, dtype=torch.float64)
         ranks = ranks_of_levels(codes, ones, 2 * pair_count).sub_((len(pairs) + 1) / 2)
-        return ranks / ranks.norm()
+        norm: Tensor = ranks.norm()
+        return ranks / norm
 
 
 @dataclass(frozen=True)

@@ -152,7 +152,8 @@ def _solved_on_used(
     gram: Float[Tensor, "b f f"], target: Float[Tensor, "b f"], is_used: Bool[Tensor, "b f"]
 ) -> Float[Tensor, "b f"]:
     """Return the least-squares solutions on the used columns, and 0 for the others."""
-    return torch.linalg.solve(_system_of_used(gram, is_used), target * is_used).where(is_used, 0)
+    solutions: Tensor = torch.linalg.solve(_system_of_used(gram, is_used), target * is_used)
+    return solutions.where(is_used, 0)
 
 
 def _system_of_used(

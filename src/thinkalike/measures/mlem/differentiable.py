@@ -108,7 +108,9 @@ class DifferentiableMLEM(nn.Module):
         pair_count = pairs.shape[1]
         if self.kind == "squared_error":
             error = (predicted - distances).square().mean()
-            return error + self.alpha / pair_count * self.weights.square().sum()
+            penalty = self.weights.square().sum() * self.alpha / pair_count
+            loss: Tensor = error + penalty
+            return loss
         if self.kind == "spearman":
             strength = 1 / pair_count if self.strength is None else self.strength
             predicted = soft_ranks(predicted, strength)
@@ -124,7 +126,7 @@ def pearson(x: Float[Tensor, " p"], y: Float[Tensor, " p"]) -> Float[Tensor, ""]
     """
     x = x - x.mean()
     y = y - y.mean()
-    norm = x.norm() * y.norm()
+    norm: Tensor = x.norm() * y.norm()
     if not norm > 0:
         raise ValueError(f"{len(x)} predictions or distances are all equal, or not finite")
     return x @ y / norm

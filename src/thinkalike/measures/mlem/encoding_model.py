@@ -59,7 +59,7 @@ CHOICES = {
 }
 
 
-class MLEM(BaseEstimator):
+class MLEM(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no annotations
     """A model of the squared neural distances of pairs of stimuli: a metric over their features.
 
     (D_ij)² ≈ b + Δᵀ W Δ with Δ the differences of the features, so that W_ff is the weight of a

@@ -281,7 +281,7 @@ class FeatureEncoder:
         If pairs of levels have weights, known levels come first, in order, and then new ones.
         """
         if not self.size(feature):
-            _, level_in_column = torch.unique(column, return_inverse=True)
+            level_in_column: Tensor = torch.unique(column, return_inverse=True)[1]
             return level_in_column
         known = self.known[feature]
         column = column.double().contiguous()
@@ -460,8 +460,8 @@ def _pattern_numbers(differences: Sequence[Tensor]) -> Int[Tensor, " p"]:
         numbers = numbers * size + column
         number_count *= size
     if number_count > MOST_COUNTED_PATTERNS:
-        _, numbers = torch.unique(numbers, return_inverse=True)
-        return numbers
+        consecutive: Tensor = torch.unique(numbers, return_inverse=True)[1]
+        return consecutive
     # Renumber them without sorting.
     occurs = torch.bincount(numbers, minlength=number_count) > 0
     return (occurs.cumsum(0) - 1)[numbers]

@@ -339,7 +339,8 @@ def add_forms(
     def shared_with(other_columns: Float[Tensor, "n m"]) -> Sequence[Float[Tensor, "s c m"]]:
         """Return M for the columns of each form and other columns."""
         of_cells = [columns[rows].T @ other_columns[rows] for rows in stimuli]
-        return of_sets(torch.stack(of_cells)).split(widths, 1)
+        products: Sequence[Tensor] = of_sets(torch.stack(of_cells)).split(widths, 1)
+        return products
 
     def write(column: int, products: Iterable[Tensor]) -> None:
         """Write the sums of each form times the term or layer of a column of the table.
