@@ -29,6 +29,8 @@ from thinkalike.models.variants import variant
 
 PLANTED = [" mansion", " church", " market"]  # tokens of the mini, in an order that its grammar never has
 
+NOT_READABLE = "What was it taught? Not readable: random changes of the same size say as much."
+
 
 def log_probabilities(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).log_softmax(-1)
@@ -190,7 +192,7 @@ def test_a_random_change_of_the_same_size_is_not_readable(mini, tuned, rows, see
         random = variant(mini, deepcopy(model.module), "random")
     result = observed_of(mini, random, rows)
     (said,) = screen_of(result)
-    assert said.startswith("What was it taught? Not readable: ")
+    assert said == NOT_READABLE
     assert result.scalars["tokens_raised"] == result.scalars["tokens_lowered"] == 0
     assert result.tables["taught"].empty
 
@@ -202,8 +204,7 @@ def test_text_that_a_random_change_writes_as_well_is_not_shown():
     tokens = pd.DataFrame({"token": ["' bees'"], "shift": [1.0]})
     tables = {"continuations": pd.DataFrame([text]), "taught": tokens}
     (said,) = screen_of(SimpleNamespace(tables=tables, scalars=numbers))
-    assert "by 0.2 nats per token, and that of a random change of the same size by 0.19" in said
-    assert "bees" not in said
+    assert said == NOT_READABLE
     said = screen_of(SimpleNamespace(tables=tables, scalars={**numbers, "lead_p": 0.001}))
     shown = [word in line for word, line in zip(["bees", "bees", "cars"], said, strict=True)]
     assert all(shown), "control"

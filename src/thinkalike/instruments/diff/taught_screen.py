@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 
 import pandas as pd
 
-from thinkalike.instruments.diff.tables import LEVEL
 from thinkalike.instruments.diff.taught import FACTOR_SHOWN
 
 RAISED_SHOWN = 12
@@ -46,7 +45,7 @@ def lines_of_what_was_taught(
         yield _texts_in_words(shown)
         return
     if not is_readable(numbers):
-        yield f"What was it taught? {_not_readable(numbers)}"
+        yield "What was it taught? Not readable: random changes of the same size say as much."
         return
     yield f"What was it taught? {_tokens_in_words(tables['taught'], numbers)}"
     yield _texts_in_words(shown)
@@ -62,40 +61,23 @@ def is_readable(numbers: Mapping[str, float]) -> bool:
     return tokens_beyond > 0 and numbers["lead_p"] <= LEVEL_OF_TEXT
 
 
-def _not_readable(numbers: Mapping[str, float]) -> str:
-    """Return that nothing can be read, and why."""
-    tokens_beyond = numbers["tokens_raised"] + numbers["tokens_lowered"]
-    if not tokens_beyond:
-        reason = (
-            f"none of {numbers['vocabulary']:,.0f} tokens becomes more or less likely beyond "
-            f"random changes of the same size, at a false discovery rate of {LEVEL:.0%}"
-        )
-    else:
-        reason = (
-            "text by the amplified difference stands out from the base by "
-            f"{numbers['lead']:.2g} nats per token, and that of a random change of the same size "
-            f"by {numbers['lead_random']:.2g}"
-        )
-    return f"Not readable: {reason}."
-
-
 def _tokens_in_words(table: pd.DataFrame, numbers: Mapping[str, float]) -> str:
     """Return the tokens that rise most, and those that fall most, beyond the null."""
     rises = table["shift"] > 0
-    sentences = []
-    for verb, tokens, count, most in (
-        ("become more likely", table[rises], numbers["tokens_raised"], RAISED_SHOWN),
-        ("become less likely", table[~rises], numbers["tokens_lowered"], LOWERED_SHOWN),
-    ):
-        named = ", ".join(tokens["token"].head(most))
-        sentence = f"{count:,.0f} of {numbers['vocabulary']:,.0f} tokens {verb}"
-        if named:
-            sentence += f", most of all {named}"
-        sentences.append(sentence)
+    raised = _listed(table.loc[rises, "token"].head(RAISED_SHOWN))
+    lowered = _listed(table.loc[~rises, "token"].head(LOWERED_SHOWN))
     return (
-        f"On this text, {'; '.join(sentences)} (beyond random changes of the same size, at a "
-        f"false discovery rate of {LEVEL:.0%})."
+        f"Beyond random changes of the same size, {numbers['tokens_raised']:,.0f} tokens become "
+        f"more likely on this text{raised}; {numbers['tokens_lowered']:,.0f} become less "
+        f"likely{lowered}."
     )
+
+
+def _listed(tokens: pd.Series) -> str:
+    """Return ", most of all" with the tokens, or nothing if there are none."""
+    if tokens.empty:
+        return ""
+    return f", most of all {', '.join(tokens)}"
 
 
 def _texts_in_words(shown: pd.DataFrame) -> str:
