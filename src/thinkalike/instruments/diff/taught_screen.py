@@ -91,7 +91,7 @@ def _beside_random_change(shown: pd.DataFrame, numbers: Mapping[str, float]) -> 
     """Return how the text compares with that of a random change of the same size."""
     first = shown.sort_values("lead", ascending=False, kind="stable").iloc[0]
     return (
-        f"The changed model expects such text by {numbers['lead']:.2g} nats per token more than "
-        f"the base does. A random change of the same size reaches {numbers['lead_random']:.2g}, "
-        f"and writes {first['beginning']} → {first['random']}."
+        f"Each token of such text is on average {numbers['lead']:.2g} nats more likely under the "
+        f"changed model than under the base; with a random change of the same size, "
+        f"{numbers['lead_random']:.2g}, and it writes {first['beginning']} → {first['random']}."
     )
