@@ -104,7 +104,7 @@ def simulated(name: str, seed: int, key: dict[str, Any], common: float) -> tuple
     rows, more["same_maps"] = key["rows"] * (4 if given == "token" else 1), name in of_outputs()
     names = ("documents", "share", "lengths", "width", "depth")
     drawn = scattered(rows, chance=chance, common=common, **{each: key[each] for each in names}, **more)
-    means = OneBatch(key["depth"], key["depth"], MEASURES[name], key["permutations"], given=given)
+    means = OneBatch(key["depth"], key["depth"], MEASURES[name], key["permutations"], conditional_on=given)
     groups = {"groups": drawn.tokens} if given == "token" else {}
     try:
         means.update(drawn.source, drawn.target, documents=drawn.documents, **groups)

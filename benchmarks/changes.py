@@ -76,7 +76,7 @@ class Court:
     def __init__(self, name: str, out: Path):
         self.name, self.out = name, out / name
         self.out.mkdir(parents=True, exist_ok=True)
-        config = compose_job("analyze", ["measure=diff", "measure.null=drift", f"model={name}"])
+        config = compose_job("analyze", ["measure=diff", "measure.null=continued_training", f"model={name}"])
         self.base = load_model(config.model)
         self.every, self.text, _ = read_random_rows(config, config.measure.tokens, self.base, FORK_TOKENS)
         self.first = TOKENS // self.every.context

@@ -562,7 +562,7 @@ def filler_of(model: FrozenModel) -> int:
 def job_of(target: str, files: Path | None) -> Any:
     words = ["measure=ruler", f"model={target}"]
     if files:
-        words += ["data=text", f"data.files=[{files}]", "data.report_share=0.7"]
+        words += ["data=text", f"data.files=[{files}]", "data.evaluation_share=0.7"]
     return compose_job("analyze", words)
 
 

@@ -61,7 +61,10 @@ def main() -> None:
         provenance, rate, wall = job(words, store)
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     taken, tokens = used.ru_utime + used.ru_stime, provenance["data"]["report_tokens"]
-    plan, operations = forecast(compose_job("train", [*words, f"data.report_tokens={tokens}"]), False), Counter[str]()
+    plan, operations = (
+        forecast(compose_job("train", [*words, f"data.evaluation_tokens={tokens}"]), False),
+        Counter[str](),
+    )
     for passes, _ in plan.passes:
         operations[passes.phase] += passes.flops
     clock = {phase: provenance["phases"][phase] for phase in PHASES}

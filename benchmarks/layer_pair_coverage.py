@@ -45,7 +45,7 @@ def layer_pair(name: str, batches: int, documents: int, share: float, lengths: s
         options = {"lengths": lengths, "common": COMMON, "vocabulary": vocabulary, "same_maps": name in of_outputs()}
         return scattered(rows, documents, share, chance, maps=maps, **options)
 
-    means: Accumulator = LayerMeans(1, 1, MEASURES[name], given="token" if vocabulary else "none")
+    means: Accumulator = LayerMeans(1, 1, MEASURES[name], conditional_on="token" if vocabulary else "none")
     found = drawn(rows, documents, share, seed)
     for part in torch.arange(rows).chunk(batches):
         groups = {"groups": found.tokens[part]} if vocabulary else {}

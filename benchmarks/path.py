@@ -35,7 +35,13 @@ from typing import Any
 PACKAGE = Path(str(find_spec("thinkalike").origin)).parent  # type: ignore[union-attr]
 ROOT = PACKAGE.parents[1]
 JOBS = {
-    "train": ["train.py", "stitch.steps=2", "stitch.warmup=1", "stitch.tokens_per_step=512", "data.report_tokens=2048"],
+    "train": [
+        "train.py",
+        "stitch.steps=2",
+        "stitch.warmup=1",
+        "stitch.tokens_per_step=512",
+        "data.evaluation_tokens=2048",
+    ],
     "cka": ["analyze.py", "measure=cka", "model@target=solu-3l-mini", "measure.batches=2"],
 }
 SMALL = ["layers=[[0,0]]", "logger=none", "threads=1"]

@@ -71,13 +71,13 @@ def commands(cache: Path) -> dict[str, list[str]]:
     """Return the command line of each job by its name: of all layers, or of the five pairs of the page."""
     page = make_real_models.jobs(cache)
     both = [f"model={cache}/smollm2", f"model@target={cache}/smollm2-8bit"]
-    given = ["measure=cka", "measure.given=token_position"]
+    given = ["measure=cka", "measure.conditional_on=token_position"]
     return {
         **{name: page[name] for name in ("loss-gemma", "distance-8bit", "cka", "mlem-smollm2")},
         "likeness": ["analyze.py", *given, *both, "measure.batches=4"],
         "r2": ["analyze.py", "measure=r2", *both],
         "r2-pairs": page["r2"],
-        "stitch": ["train.py", "stitch=least_squares", *both, "data.fit_tokens=4096", "data.report_tokens=1024"],
+        "stitch": ["train.py", "stitch=least_squares", *both, "data.fit_tokens=4096", "data.evaluation_tokens=1024"],
         "stitch-pairs": page["stitch"],
     }
 

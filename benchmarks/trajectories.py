@@ -121,7 +121,13 @@ def followed(run: Path, folder: Path) -> pd.DataFrame:
     pd.DataFrame(table, columns=["text", "word", *features]).to_csv(folder / "names.csv", index=False)
     chance, text = random.Random(1), folder / "text.jsonl"
     text.write_text("".join(json.dumps({"text": sentence(chance, True)}) + "\n" for _ in range(4000)))
-    words = [f"store={folder}/store", "data=text", f"data.files=[{text}]", "data.report_share=0.5", "data.field=text"]
+    words = [
+        f"store={folder}/store",
+        "data=text",
+        f"data.files=[{text}]",
+        "data.evaluation_share=0.5",
+        "data.field=text",
+    ]
     words += ["stimuli=table", f"stimuli.path={folder}/names.csv", "measure.importance=false", "measure.tokens=2048"]
     job = compose_job("analyze", ["measure=trajectory", "model=local", f"model.path={run}", *words])
     return run_job(job).tables["onsets"]

@@ -95,7 +95,7 @@ def layer_pair(name: str, shares: Tensor, share: float, seed: int, batches: int 
             maps=maps,
         )
 
-    means = LayerMeans(1, 1, MEASURES[name], given="token" if is_given_token else "none")
+    means = LayerMeans(1, 1, MEASURES[name], conditional_on="token" if is_given_token else "none")
     found = drawn(rows, shares, share, seed)
     for part in torch.arange(rows).chunk(batches):
         groups = {"groups": found.tokens[part]} if is_given_token else {}

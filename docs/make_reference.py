@@ -49,7 +49,10 @@ KINDS = {
     "typing.Any": "",
 }
 NAMED = {"model": {"name": "x"}, "data": {"name": "x"}, "stimuli": {"kind": "table", "path": "x"}}  # what they need
-PLACES = {"target": "the same as [`model`](#model)", "measure": "see `measure=` below"}  # of parts of a root schema
+PLACES = {
+    "target": "its settings are those of [`model`](#model)",
+    "measure": "see `measure=` below",
+}  # of parts of a root schema
 HIDDEN = ("measure.kind",)  # which the choice of a measure fills in
 TASK_OF = {"stitch": "stitch"}  # the tasks whose recipes decide the defaults of a part
 CONTRIB = "thinkalike.contrib."  # where the modules of contrib begin
@@ -255,14 +258,14 @@ def rows_of(schema: Any, prefix: str = "", made: Sequence[Any] = ()) -> list[Row
     return [
         row(schema, item, prefix, meanings.get(item.name, ""), [getattr(each, item.name) for each in made])
         for item in dataclasses.fields(schema)
-        if f"{prefix}{item.name}" not in HIDDEN and (item.name != "given" or takes_token(schema))
+        if f"{prefix}{item.name}" not in HIDDEN and (item.name != "conditional_on" or takes_token(schema))
     ]
 
 
 def takes_token(schema: Any) -> bool:
-    """Return whether a schema takes `given=token`; most measures that have the setting refuse it."""
+    """Return whether a schema takes `conditional_on=token`; most measures that have the setting refuse it."""
     with contextlib.suppress(ConfigError, TypeError):
-        schema(given="token")
+        schema(conditional_on="token")
         return True
     return False
 
@@ -307,7 +310,8 @@ def comments_in(source: str) -> Iterator[tuple[str, str]]:
     That is the one behind it, with the lines of comment below; or, where there is none behind it, those above.
     """
     tokens = list(tokenize.generate_tokens(io.StringIO(source).readline))
-    said = {token.start[0]: token.string.lstrip("# ") for token in tokens if token.type == tokenize.COMMENT}
+    written = [token for token in tokens if token.type == tokenize.COMMENT and "type: ignore" not in token.string]
+    said = {token.start[0]: token.string.lstrip("# ") for token in written}
     nodes = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.AnnAssign))
     fields = sorted(nodes, key=lambda node: node.lineno)
     ends = [node.end_lineno or 0 for node in fields]

@@ -253,7 +253,7 @@ def minis(tmp_path_factory):
 def small_stitching(minis, text_files, tmp_path):
     """The command line of a small stitching job."""
     small = ["stitch.steps=4", "stitch.warmup=1", "stitch.tokens_per_step=256", "model.context=32"]
-    data = ["data=text", f"data.files=[{text_files}/*.txt]", "data.report_tokens=4096", "data.report_share=0.4"]
+    data = ["data=text", f"data.files=[{text_files}/*.txt]", "data.evaluation_tokens=4096", "data.evaluation_share=0.4"]
     store = [f"store={tmp_path}/results", f"data.cache={tmp_path}/cache"]
     return [f"model.path={minis}/a", f"target.path={minis}/b", "target.context=32", *small, *data, *store]
 

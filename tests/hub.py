@@ -7,7 +7,7 @@ import re
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ class Fault:
         silence: seconds before the answer.
         pause: seconds before each byte of a file.
         altered: whether the content of a file is not the one that its ETag states.
+        states: headers of a file, or facts of a repository, in place of the true ones.
     """
 
     status: int | None = None
@@ -39,6 +40,7 @@ class Fault:
     silence: float = 0
     pause: float = 0
     altered: bool = False
+    states: dict[str, Any] = field(default_factory=dict)
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -96,7 +98,7 @@ class _Handler(BaseHTTPRequestHandler):
             found = sorted(inside.rglob("*") if deep else inside.glob("*"))
             return self._json([self._entry(folder, item) for item in found])
         if match := re.fullmatch(r"/api/(models|datasets)/(.+?)(?:/revision/([^/]+))?", path):
-            return self._repository(match[1], match[2], match[3])
+            return self._repository(match[1], match[2], match[3], fault)
         if match := re.fullmatch(r"/(?:datasets/)?(.+)/resolve/([^/]+)/(.+)", path):
             folder, self.commit = self._at(self._present(match[1]), match[2])  # of this request alone
             return self._file(folder, match[3], body, fault)
@@ -119,7 +121,7 @@ class _Handler(BaseHTTPRequestHandler):
         found = self.root.glob(f"*/{name}") if is_old else ()
         return next((str(each.relative_to(self.root)) for each in found), name)
 
-    def _repository(self, kind: str, name: str, revision: str | None) -> None:
+    def _repository(self, kind: str, name: str, revision: str | None, fault: Fault) -> None:
         name = self._present(name)
         folder, commit = self._at(name, revision)
         if not folder.is_dir() or not _files(folder) or _is_set(folder) != (kind == "datasets"):
@@ -128,7 +130,8 @@ class _Handler(BaseHTTPRequestHandler):
         if revision not in known and folder == self.root / name:
             return self._missing("RevisionNotFound")
         files = [{"rfilename": str(path.relative_to(folder))} for path in _files(folder)]
-        return self._json({"id": name, "sha": commit, "siblings": files, "tags": [], "private": False})
+        facts = {"id": name, "sha": commit, "siblings": files, "tags": [], "private": False}
+        return self._json({**facts, **fault.states})
 
     def _at(self, name: str, revision: str | None) -> tuple[Path, str]:
         """The folder of a revision, NAME@REVISION if it has files of its own, and its commit."""
@@ -148,9 +151,9 @@ class _Handler(BaseHTTPRequestHandler):
         start = int(wanted[1]) if wanted else 0
         part = data[start : int(wanted[2]) + 1 if wanted and wanted[2] else None]
         self.send_response(206 if wanted else 200)
-        self.send_header("ETag", f'"{hashlib.sha256(data).hexdigest()}"')
-        self.send_header("X-Repo-Commit", self.commit)
-        self.send_header("Content-Length", str(len(part)))
+        headers = {"ETag": f'"{hashlib.sha256(data).hexdigest()}"', "X-Repo-Commit": self.commit}
+        for header, value in {**headers, "Content-Length": str(len(part)), **fault.states}.items():
+            self.send_header(header, value)
         self.send_header("Accept-Ranges", "bytes")
         if wanted:
             self.send_header("Content-Range", f"bytes {start}-{start + len(part) - 1}/{len(data)}")

@@ -167,6 +167,15 @@ def test_its_base_is_of_the_revision_that_it_names(adapter):
     assert base_of(tiny.local(adapter, base="gpt2")).revision is None
 
 
+@pytest.mark.parametrize("revision", ["../../../../w/x", "/abs", "a/../b", ".", 5, 0, True, ["main"], {"a": 1}])
+def test_a_revision_that_a_stranger_states_is_no_path(revision, adapter):
+    settings = json.loads((adapter / "adapter_config.json").read_text())
+    settings |= {"base_model_name_or_path": "org/x", "revision": revision}
+    (adapter / "adapter_config.json").write_text(json.dumps(settings))
+    with pytest.raises(ModelError, match=r"adapter_config\.json: revision=.* of org/x can be no branch, tag or commit"):
+        load_model(adapter)
+
+
 def test_a_missing_extra_is_named(adapter, monkeypatch):
     monkeypatch.setitem(sys.modules, "peft", None)
     with pytest.raises(ModelError, match=r"is an adapter, which needs peft: pip install 'thinkalike\[peft\]'"):

@@ -70,16 +70,16 @@ def source(tmp_path, monkeypatch):
         own = {"files": [str(path)]} if kind == "text" else {"hub_id": "someone/set"}
         cache = tmp_path / f"cache-{path.stem}"
         return DataConfig(
-            name=kind, source=kind, field="text", report_share=SHARE, cache=str(cache), **{**own, **changes}
+            name=kind, source=kind, field="text", evaluation_share=SHARE, cache=str(cache), **{**own, **changes}
         )
 
     return make
 
 
-def read(config, *, fit_tokens=None, report_tokens=ALL):
+def read(config, *, fit_tokens=None, evaluation_tokens=ALL):
     tokenizer = Letters()
     tokenizer.eos_token_id = 0
-    config = replace(config, report_tokens=report_tokens)
+    config = replace(config, evaluation_tokens=evaluation_tokens)
     return read_corpus(config, tokenizer, 16, bos=False, fit_tokens=fit_tokens, whole=True)
 
 
@@ -246,8 +246,8 @@ def test_where_nothing_is_fitted_near_duplicates_stay(kind, source):
     texts = [f"{template} {number}" for number in range(200)]
     config = source(texts, kind)
     with pytest.raises(DataError, match="0 documents"):
-        read(config, fit_tokens=16, report_tokens=2**16)
-    corpus = read(config, fit_tokens=0, report_tokens=2**16)
+        read(config, fit_tokens=16, evaluation_tokens=2**16)
+    corpus = read(config, fit_tokens=0, evaluation_tokens=2**16)
     expected = [text for text in texts if for_report(text)]
     assert corpus.counts["report_documents"] == len(expected) > 20
     assert list(held_out_texts(config)) == expected
@@ -256,33 +256,35 @@ def test_where_nothing_is_fitted_near_duplicates_stay(kind, source):
 
 @pytest.mark.parametrize("texts", [FILLING[:2], FILLING[:5], FILLING], ids=len)
 def test_where_nothing_is_fitted_nothing_is_held_out(texts, source):
-    config = replace(source(texts), report_share=None)
+    config = replace(source(texts), evaluation_share=None)
     assert list(held_out_texts(config)) == texts
-    assert read(config, fit_tokens=0, report_tokens=2**20).counts["report_documents"] == len(texts)
+    assert read(config, fit_tokens=0, evaluation_tokens=2**20).counts["report_documents"] == len(texts)
     assert len(held_out(config)) < len(texts), "control: a job that fits something"
-    assert len(list(held_out_texts(replace(config, report_share=0.5)))) < len(texts), "a share that is set is the share"
+    assert len(list(held_out_texts(replace(config, evaluation_share=0.5)))) < len(texts), (
+        "a share that is set is the share"
+    )
 
 
 def test_unread_documents_of_local_files_count_as_well(source):
     report, fit = placed("\n".join(lines(1)), True), placed("\n".join(lines(1)), False)
     near, far = source([report, *FILLING, fit]), source([report, *FILLING])
-    assert report in reported(read(far, fit_tokens=16, report_tokens=2048))
-    assert report not in reported(read(near, fit_tokens=16, report_tokens=2048))
+    assert report in reported(read(far, fit_tokens=16, evaluation_tokens=2048))
+    assert report not in reported(read(near, fit_tokens=16, evaluation_tokens=2048))
 
 
 def test_a_hub_sets_report_is_refilled_from_what_was_read(source):
     report, fit = placed("\n".join(lines(1)), True), placed("\n".join(lines(1)), False)
     texts = [report, *FILLING[:40], fit, *FILLING[40:]]
     size = 16 * (sum(len(text) + 1 for text in [report, *FILLING[:40]] if for_report(text)) // 16)
-    corpus = read(source(texts, "hub"), fit_tokens=16, report_tokens=size)
+    corpus = read(source(texts, "hub"), fit_tokens=16, evaluation_tokens=size)
     assert corpus.report.tokens.numel() == size, "another document stands in for the one that gave way"
     assert report not in reported(corpus)
     assert corpus.counts["near_duplicates"] == 1
     assert source.read < len(texts), "and no more is read than that takes"
-    late = read(source([report, *FILLING, fit], "hub"), fit_tokens=16, report_tokens=2048)
+    late = read(source([report, *FILLING, fit], "hub"), fit_tokens=16, evaluation_tokens=2048)
     assert report in reported(late)
     assert source.read < len(FILLING)
-    assert report not in reported(read(source([report, *FILLING, fit], "hub"), report_tokens=2048))
+    assert report not in reported(read(source([report, *FILLING, fit], "hub"), evaluation_tokens=2048))
 
 
 WORDS = "one two three four five six seven"
@@ -314,7 +316,7 @@ def texts():
 def data(texts, tmp_path):
     path = tmp_path / "x.jsonl"
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    settings = {"field": "text", "report_share": 0.5, "cache": str(tmp_path / "cache"), "report_tokens": 40_000}
+    settings = {"field": "text", "evaluation_share": 0.5, "cache": str(tmp_path / "cache"), "evaluation_tokens": 40_000}
     return DataConfig(name="text", source="text", files=[str(path)], **settings)
 
 
@@ -332,7 +334,7 @@ def documents_of(rows, tokenizer):
 def test_a_report_reads_beginnings_of_many_documents(data, texts, caplog):
     corpus, whole, again = corpus_of(data), corpus_of(data, whole=True), corpus_of(data)
     assert torch.equal(corpus.report.tokens, again.report.tokens), "from the cache, which tells both apart"
-    most = beginning_bytes(data.report_tokens)
+    most = beginning_bytes(data.evaluation_tokens)
     found = documents_of(corpus.report, tiny.tokenizer())
     assert len(found) >= DOCUMENTS_FOR_INTERVALS > whole.counts["report_documents"]
     assert set(found) <= {beginning(text, most) for text in texts}
@@ -364,7 +366,7 @@ def test_two_tokenizers_read_the_same_beginnings_both_ways(data, texts):
         mine = documents_of(rows, target) if rows.source is None else []
         for number in range(int(rows.documents.max()) if rows.source is not None else 0):
             mine.append(target.decode(rows.tokens[rows.documents == number][:-1].tolist()))
-        assert set(mine) <= {beginning(text, beginning_bytes(data.report_tokens)) for text in texts}
+        assert set(mine) <= {beginning(text, beginning_bytes(data.evaluation_tokens)) for text in texts}
         assert abs(int(rows.source_bytes.sum()) / int(rows.target_bytes.sum()) - 1) < 0.05
         names.append(rows.document_hashes.tolist())
     fewer = min(map(len, names)) - 1

@@ -150,7 +150,8 @@ def test_jobs_run_on_architectures_without_a_line_in_the_table(name, cli, tmp_pa
     side = [f"model.side={KNOWN[name].side}"] if KNOWN[name].side else []
     words = [
         "measure=cka", "model=local", f"model.path={tmp_path}/m", *side, "measure.batches=2", "data=text",
-        f"data.files=[{text_files}/*.txt]", "measure.tokens_per_batch=2048", "data.context=32", "data.report_share=0.4",
+        f"data.files=[{text_files}/*.txt]", "measure.tokens_per_batch=2048", "data.context=32",
+        "data.evaluation_share=0.4",
     ]  # fmt: skip
     result = cli("analyze.py", *words).result
     assert len(result.table) == 16
@@ -174,7 +175,7 @@ def test_alternating_head_widths_are_counted_and_compared(tmp_path):
     for seed in range(8):
         (tmp_path / f"{seed}.txt").write_text(tiny.document(seed))
     words = [f"model={tmp_path}/m", "target.dtype=float64", "model.context=16", f"store={tmp_path}/store"]
-    words += ["data=text", f"data.files=[{tmp_path}/*.txt]", "data.report_share=0.5", "logger=none"]
+    words += ["data=text", f"data.files=[{tmp_path}/*.txt]", "data.evaluation_share=0.5", "logger=none"]
     words += ["measure=cka", "measure.batches=4", "measure.tokens_per_batch=64"]
     result = run_job(composed(*words, entry="analyze"))
     assert result.provenance["models"][0]["family"] == "gemma4_text"
@@ -302,7 +303,7 @@ def test_a_side_is_chosen_only_where_there_are_two(tmp_path):
 def test_measures_of_states_run_on_models_without_a_head(cli, tmp_path, text_files):
     module = transformers.MistralModel(transformers.MistralConfig(**TEXT))
     words = [f"model={written(module, tmp_path / 'm')}", "data=text", f"data.files=[{text_files}/*.txt]"]
-    sizes = ["measure.batches=2", "measure.tokens_per_batch=2048", "data.context=32", "data.report_share=0.4"]
+    sizes = ["measure.batches=2", "measure.tokens_per_batch=2048", "data.context=32", "data.evaluation_share=0.4"]
     assert len(cli("analyze.py", "measure=cka", *words, *sizes).result.table) == 9
     with pytest.raises(ModelError, match=r"predicts no next token.*measure=cka"):
         run_job(composed(*words, "data.context=32"))

@@ -106,13 +106,13 @@ def fitted(X, Y, groups):
 
 SIDES = {"source": [X, Y], "target": [Y]}
 OBJECTS = {  # by class: what its methods give of these arguments
-    "CKA": (lambda **given: gathered(CKA(2, 1, given="token"), **given), {**SIDES, "groups": TOKENS}),
+    "CKA": (lambda **given: gathered(CKA(2, 1, conditional_on="token"), **given), {**SIDES, "groups": TOKENS}),
     "LayerMeans": (
         lambda **given: gathered(LayerMeans(2, 1, DistanceCorrelation(), 2), **given),
         {**SIDES, "documents": GROUPS},
     ),
     "Accumulator": (
-        lambda **given: gathered(LayerMeans(2, 1, MutualKNN(2), given="token"), **given),
+        lambda **given: gathered(LayerMeans(2, 1, MutualKNN(2), conditional_on="token"), **given),
         {**SIDES, "groups": TOKENS},
     ),
     "Predictor": (lambda x, y, documents: Predictor(x, documents).of(y).shares, {"x": X, "y": Y, "documents": GROUPS}),
@@ -600,7 +600,10 @@ REFUSED = {  # by what is wrong: a call, and the argument that the error begins 
     "no states": (lambda: MLEM().fit(TABLE, []), "Y has no layers"),
     "a name as an estimator": (lambda: importance("x"), "model='x' must be an object of the class MLEM"),
     "a class as an estimator": (lambda: importance(MLEM), "model=<class .* must be an object of the class MLEM"),
-    "a list as a feature": (lambda: importance(given=["a"]), r"given=\['a'\] must be a whole number or text"),
+    "a list as a feature": (
+        lambda: importance(conditional_on=["a"]),
+        r"conditional_on=\['a'\] must be a whole number or text",
+    ),
     "a pair of one feature": (
         lambda: importance(interactions=[(0,)]),
         r"interactions=\[\(0,\)\] must be a list of pairs",

@@ -75,7 +75,7 @@ def rungs_of_stitches(chosen, *words):
 @pytest.mark.parametrize("chosen", [(), ("stitch.both", "stitch.controls")])
 def test_a_stitch_that_has_no_time_to_converge_is_a_closed_form(chosen):
     rungs = rungs_of_stitches(chosen)
-    with_less_text = [rung for rung in rungs if "data.report_tokens" in rung]
+    with_less_text = [rung for rung in rungs if "data.evaluation_tokens" in rung]
     assert len(with_less_text) > 5
     assert all(rung["stitch.kind"] == "least_squares" for rung in with_less_text)
     assert not any("stitch.steps" in rung for rung in rungs)

@@ -190,15 +190,15 @@ def test_given_the_token_documents_but_not_rows_keep_the_level(measure):
     def scattered():
         return torch.randint(20, (96,))
 
-    blocks = p_values(measure, scattered, given="token")
+    blocks = p_values(measure, scattered, conditional_on="token")
     assert (blocks <= 0.05 + 1e-9).mean() < 0.2
-    assert (p_values(measure, scattered, single=True, given="token") <= 0.05 + 1e-9).mean() > 0.3
+    assert (p_values(measure, scattered, single=True, conditional_on="token") <= 0.05 + 1e-9).mean() > 0.3
 
 
 def test_given_the_token_planted_likeness_is_found():
     owners, tokens, x = torch.arange(128) % 16, torch.randint(4, (128,)), torch.randn(128, 6)
     for documents in (owners, owners % 7):
-        means = LayerMeans(1, 1, CKAMeasure(), 19, given="token")
+        means = LayerMeans(1, 1, CKAMeasure(), 19, conditional_on="token")
         means.update([x], [x @ torch.randn(6, 6)], groups=tokens, documents=documents)
         p = float(means.compute().chance.p)
         assert p == 1 / 20 if documents is owners else math.isnan(p)

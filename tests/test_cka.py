@@ -165,7 +165,7 @@ def batches(count, n=12, dtype=F64, seed=0):
 
 
 def gathered(data, numbers=None, groups=None, **options):
-    metric = CKA(2, 3, given="none" if groups is None else "token", **options)
+    metric = CKA(2, 3, conditional_on="none" if groups is None else "token", **options)
     for index, (sources, targets) in enumerate(data):
         metric.update(sources, targets, number=numbers[index] if numbers else None, groups=groups)
     return metric

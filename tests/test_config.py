@@ -106,13 +106,13 @@ def test_a_data_set_of_the_hub_is_named_as_it_is_there():
     name = "roneneldan/TinyStories"
     data = composed(f"data={name}", "data.subset=en", "data.field=story").data
     assert (data.name, data.hub_id, data.subset, data.split, data.field) == (name, name, "en", "train", "story")
-    assert data.report_tokens == composed("data=text", "data.files=[a.txt]").data.report_tokens
+    assert data.evaluation_tokens == composed("data=text", "data.files=[a.txt]").data.evaluation_tokens
     with pytest.raises(ConfigError, match=r"data=hub needs data\.hub_id="):
         composed("data=hub")
 
 
 def test_overrides_of_data_survive_auto():
-    own = {"report_share": 0.3, "report_tokens": 4096, "field": "content", "context": 64, "fit_tokens": 999}
+    own = {"evaluation_share": 0.3, "evaluation_tokens": 4096, "field": "content", "context": 64, "fit_tokens": 999}
     words = [f"data.{key}={value}" for key, value in own.items()]
     named = composed("model=solu-3l", "data=c4-code", *words).data
     assert {key: getattr(named, key) for key in own} == own
@@ -139,7 +139,7 @@ def test_scale_follows_the_models_and_the_machine(words, scale, why, minis, monk
     config = composed(*(word.replace("=small", f"={minis}/a") for word in words))
     assert chosen_scale(config.scale, (config.model, config.target)) == (scale, why)
     steps, report = {"mini": (300, 262144), "paper": (2000, 1048576)}[scale]
-    assert (config.stitch.steps, config.data.report_tokens) == (steps, report)
+    assert (config.stitch.steps, config.data.evaluation_tokens) == (steps, report)
     assert config.stitch.warmup == steps // 10
 
 
@@ -202,8 +202,8 @@ REFUSED = {  # lines by what is said of them: the nearest thing that there is, o
     "budget": ["train budget=fast", "analyze measure=cka budget=5"],
     "measure.null": ["analyze measure=cka measure.null=99"],
     "measure.batches": ["analyze measure=cka measure.batches=0"],
-    "measure.level": ["analyze measure=cka measure.level=letter", "analyze measure=jsd measure.level=word"],
-    "measure.given": ["analyze measure=distance_correlation measure.given=token"],
+    "measure.unit": ["analyze measure=cka measure.unit=letter", "analyze measure=jsd measure.unit=word"],
+    "measure.conditional_on": ["analyze measure=distance_correlation measure.conditional_on=token"],
     "measure.neighbours": ["analyze measure=jaccard measure.neighbours=255 measure.tokens_per_batch=256"],
 }  # fmt: skip
 
@@ -240,7 +240,7 @@ UNREAD = [  # the key is the first override
     ),
 ]
 READ = [
-    ("analyze", ["data.fit_tokens=500", "measure=diff", "measure.null=drift"]),
+    ("analyze", ["data.fit_tokens=500", "measure=diff", "measure.null=continued_training"]),
     ("train", ["trainer.matmul=high", "stitch=linear"]),
     ("train", ["trainer.memory=8GB", "stitch=least_squares"]),
     ("analyze", ["measure.permutations=5", "measure=cka", "measure.null=true"]),
@@ -283,7 +283,7 @@ WITH_EFFECT = [
     ("analyze", ["scale=paper", "measure=cka"]),
     ("analyze", ["scale=mini"]),
     ("analyze", ["scale=mini", "measure=rsa"]),  # as it is anyway
-    ("analyze", ["recipe=honest", "measure=rsa"]),
+    ("analyze", ["recipe=default", "measure=rsa"]),
     ("analyze", ["recipe=paper", "measure=mlem"]),
     ("train", ["recipe=paper"]),
     ("train", ["scale=paper", "stitch.warmup=150"]),  # of one scale alone
@@ -356,8 +356,8 @@ def test_an_impossible_value_is_refused_by_its_key(key, schema, values):
 def test_the_smallest_possible_values_are_taken():
     """The positive control of the refusals above."""
     assert StitchConfig(steps=1, warmup=0, momentum=0.0, tokens_per_step=2).steps == 1
-    small = {"context": 2, "fit_tokens": 1, "report_tokens": 2, "report_share": 1e-6}
-    assert DataConfig(name="d", source="text", files=["a"], **small).report_share == 1e-6
+    small = {"context": 2, "fit_tokens": 1, "evaluation_tokens": 2, "evaluation_share": 1e-6}
+    assert DataConfig(name="d", source="text", files=["a"], **small).evaluation_share == 1e-6
 
 
 def test_an_identity_trains_nothing():

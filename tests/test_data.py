@@ -71,14 +71,16 @@ def config(tmp_path):
 
     def make(*files, **changes) -> DataConfig:
         files = files or (write_jsonl(tmp_path / "default.jsonl", texts()),)
-        settings = {"field": "text", "report_share": 0.3, "cache": str(tmp_path / "cache")}
+        settings = {"field": "text", "evaluation_share": 0.3, "cache": str(tmp_path / "cache")}
         return DataConfig(name="text", source="text", files=[str(file) for file in files], **{**settings, **changes})
 
     return make
 
 
-def read(data: DataConfig, tokenizer=None, *, bos=False, fit_tokens=None, report_tokens=ALL, context=CONTEXT) -> Corpus:
-    data = replace(data, report_tokens=report_tokens)
+def read(
+    data: DataConfig, tokenizer=None, *, bos=False, fit_tokens=None, evaluation_tokens=ALL, context=CONTEXT
+) -> Corpus:
+    data = replace(data, evaluation_tokens=evaluation_tokens)
     return read_corpus(data, tokenizer or Letters(), context, bos=bos, fit_tokens=fit_tokens, whole=True)
 
 
@@ -128,7 +130,7 @@ FORMATS = ["x.txt", "x.jsonl", "x.JSONL", "x.jsonl.gz", "x.jsonl.zst", "x.parque
 
 
 def test_pythons_manual_is_english_in_pieces():
-    pydoc = DataConfig(name="pydoc", source="pydoc", report_share=0.3)
+    pydoc = DataConfig(name="pydoc", source="pydoc", evaluation_share=0.3)
     found = list(documents_of(pydoc))
     assert sum(map(len, found)) > 300_000
     assert max(map(len, found)) <= PIECE_CHARACTERS
@@ -214,6 +216,72 @@ def test_a_line_without_text_is_named(line, tmp_path, config):
     (tmp_path / "x.jsonl").write_text('{"text": "fine"}\n' + line + "\n", encoding="utf-8-sig")
     with pytest.raises(DataError, match=r"x\.jsonl line 2"):
         list(documents_of(config(tmp_path / "x.jsonl")))
+
+
+@pytest.mark.parametrize(
+    "line",
+    ['{"text": "a", "text": "b"}', '{"text": "a", "n": 1, "n": 1}', '{"text": "a", "more": [{"x": 1, "x": 2}]}'],
+)
+def test_a_line_with_a_name_twice_is_no_record(line, tmp_path, config):
+    """Readers of JSON drop all values but one."""
+    (tmp_path / "x.jsonl").write_text('{"text": "fine"}\n' + line + "\n")
+    with pytest.raises(DataError, match=r"x\.jsonl line 2 is not a JSON object \(it has the name \w+ twice"):
+        list(documents_of(config(tmp_path / "x.jsonl")))
+
+
+def compressed(name: str, content: bytes) -> bytes:
+    if name.endswith(".gz"):
+        return gzip.compress(content)
+    import zstandard
+
+    return zstandard.ZstdCompressor().compress(content)
+
+
+EXPANDING = {  # what a small file repeats, and what is said of it
+    "one line.jsonl.zst": (b"a", 0, "expands to more than"),
+    "one line.jsonl.gz": (b"a", 0, "line 1 has more than 65,536 characters"),
+    "empty lines.jsonl.zst": (b"\n", 0, "expands to more than"),
+    "records.jsonl.gz": (b'{"text": "a"}\n', 0, "expands to more than"),
+    "allowed.jsonl.zst": (b'{"text": "a b"}\n' * 1000, 2**26, ""),
+    "a long line.jsonl": (b"a", 2**26, "line 1 has more than 65,536 characters"),
+    "a long line.jsonl.zst": (b"a", 2**26, "line 1 has more than 65,536 characters"),
+    "a long document.txt": (b"a", 2**26, "and a file that is read at once has at most 1,048,576"),
+}
+
+
+@pytest.mark.parametrize("name", EXPANDING)
+def test_a_small_file_does_not_fill_the_memory(name, tmp_path, config, monkeypatch):
+    unit, allowed, message = EXPANDING[name]
+    monkeypatch.setattr("thinkalike.data.sources.LONGEST_LINE", 2**16)
+    monkeypatch.setattr("thinkalike.data.sources.MOST_TEXT_BYTES", 2**20)
+    monkeypatch.setattr("thinkalike.data.sources.ALWAYS_EXPANDED", allowed)
+    content = unit * (2**22 // len(unit))
+    if name.endswith((".gz", ".zst")):
+        content = compressed(name, content)
+    (tmp_path / name).write_bytes(content)
+    data = config(tmp_path / name)
+    if not message:
+        assert len(list(documents_of(data))) == 2**22 // len(unit) * 1000
+        return
+    with pytest.raises(DataError, match=message):
+        list(documents_of(data))
+
+
+@pytest.mark.parametrize("name", ["x.txt", "x.jsonl", "x.jsonl.zst", "x.parquet"])
+@pytest.mark.parametrize("call", [lambda data: list(documents_of(data)), text_fingerprint])
+@pytest.mark.parametrize("is_link", [False, True])
+def test_a_sparse_file_is_not_read(name, call, is_link, tmp_path, config):
+    """It takes no room on the disk, and minutes to read."""
+    file = tmp_path / f"real-{name}"
+    file.write_text("a text")
+    os.truncate(file, 2**40)
+    named = tmp_path / name
+    if is_link:
+        named.symlink_to(file)
+    else:
+        file.rename(named)
+    with pytest.raises(DataError, match="it is a sparse file of 1,099,511,627,776 bytes"):
+        call(config(named))
 
 
 @pytest.mark.parametrize("call", [lambda data: list(documents_of(data)), text_fingerprint])
@@ -359,7 +427,7 @@ def test_pieces_of_a_document_are_even_and_end_with_a_unit(joint, size):
 
 def test_one_file_is_enough_text_for_both_sides(tmp_path, config):
     (tmp_path / "book.txt").write_text(paragraphs(2000), encoding="utf-8")
-    book = config(tmp_path / "book.txt", report_share=0.1)
+    book = config(tmp_path / "book.txt", evaluation_share=0.1)
     for whole in (False, True):
         corpus = read_corpus(book, Letters(), 1024, bos=False, fit_tokens=None, whole=whole)
         size = corpus.counts["fit_tokens"] + corpus.counts["report_tokens"]
@@ -370,13 +438,13 @@ def test_one_file_is_enough_text_for_both_sides(tmp_path, config):
 def test_the_report_gets_its_share_of_the_documents(tmp_path, config):
     file = write_jsonl(tmp_path / "many.jsonl", [f"document {number}" for number in range(4000)])
     for share in (0.1, 0.3):
-        fit = sum(1 for _ in training_texts(config(file, report_share=share)))
+        fit = sum(1 for _ in training_texts(config(file, evaluation_share=share)))
         assert abs(1 - fit / 4000 - share) < 4 * (share * (1 - share) / 4000) ** 0.5
 
 
 @pytest.mark.parametrize(("asked", "rows", "bos"), [(64, 4, False), (79, 4, True), (16, 1, False), (1, 1, True)])
 def test_limits_cut_the_same_rows_short(asked, rows, bos, config):
-    whole, cut = read(config(), bos=bos), read(config(), bos=bos, fit_tokens=asked, report_tokens=160)
+    whole, cut = read(config(), bos=bos), read(config(), bos=bos, fit_tokens=asked, evaluation_tokens=160)
     assert len(cut.fit) == rows
     assert torch.equal(cut.fit.tokens, whole.fit.tokens[:rows])
     assert torch.equal(cut.report.tokens, whole.report.tokens[:10])
@@ -385,7 +453,7 @@ def test_limits_cut_the_same_rows_short(asked, rows, bos, config):
 def test_reading_stops_when_both_sides_are_full(tmp_path, config):
     file = write_jsonl(tmp_path / "many.jsonl", texts(600))
     tokenizer = Letters()
-    read(config(file), tokenizer, fit_tokens=64, report_tokens=640)
+    read(config(file), tokenizer, fit_tokens=64, evaluation_tokens=640)
     everything = Letters()
     read(config(file), everything)
     assert tokenizer.calls <= 2 < everything.calls
@@ -395,7 +463,9 @@ def one_sided(report: bool, share: float = 0.3) -> list[str]:
     return [text for text in texts(60) if (int(document_fingerprint(text)[:8], 16) / 16**8 < share) == report]
 
 
-@pytest.mark.parametrize(("fit", "report", "key"), [(0, 60, "fit on"), (60, 1, r"data\.report_share"), (0, 0, "text")])
+@pytest.mark.parametrize(
+    ("fit", "report", "key"), [(0, 60, "fit on"), (60, 1, r"data\.evaluation_share"), (0, 0, "text")]
+)
 def test_too_little_on_one_side_is_refused(fit, report, key, tmp_path, config):
     rows = [*one_sided(report=False)[:fit], *one_sided(report=True)[:report]]
     with pytest.raises(DataError, match=key):
@@ -420,15 +490,15 @@ def test_a_second_read_is_the_same_and_does_not_tokenise(tmp_path, config):
 
 
 @pytest.mark.parametrize(
-    "change", ["bos", "context", "fit_tokens", "report_tokens", "report_share", "vocabulary", "text"]
+    "change", ["bos", "context", "fit_tokens", "evaluation_tokens", "evaluation_share", "vocabulary", "text"]
 )
 def test_the_cache_is_not_served_for_another_request(change, tmp_path, config):
     read(config())
-    other = {"bos": True, "context": 8, "fit_tokens": 64, "report_tokens": 160}
+    other = {"bos": True, "context": 8, "fit_tokens": 64, "evaluation_tokens": 160}
     tokenizer = Letters()
     if change == "vocabulary":
         tokenizer.get_vocab = lambda: {"a": 1}
-    data = config(report_share=0.4) if change == "report_share" else config()
+    data = config(evaluation_share=0.4) if change == "evaluation_share" else config()
     if change == "text":
         write_jsonl(tmp_path / "default.jsonl", texts(61))
     read(data, tokenizer, **{key: value for key, value in other.items() if key == change})

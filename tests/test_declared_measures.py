@@ -59,7 +59,7 @@ def tokens_of(n):
 
 
 def given_token(x, y):
-    metric = CKA(1, 1, given="token")
+    metric = CKA(1, 1, conditional_on="token")
     metric.update([x], [y], groups=tokens_of(len(x)))
     return metric.compute().value[0, 0]
 

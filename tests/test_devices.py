@@ -46,7 +46,7 @@ def numbers_of(name, cli, minis, text_files, *more):
     (script, *words), column, _ = JOBS[name]
     if "model=gpt2-mini" not in words:
         words += [f"model.path={minis}/a", "model.context=32", "data=text", f"data.files=[{text_files}/*.txt]"]
-        words += ["data.report_tokens=4096", "data.report_share=0.4"]
+        words += ["data.evaluation_tokens=4096", "data.evaluation_share=0.4"]
         words += [f"target.path={minis}/b"] if name != "loss" else []
     result = cli(script, *words, *more).result
     return result.table[column].to_numpy(), result.provenance["models"]

@@ -157,7 +157,7 @@ def forks(tmp_path_factory):
 @pytest.fixture
 def words(forks, text_files, tmp_path):
     def make(changed, *more):
-        data = ["data=text", f"data.files=[{text_files}/*.txt]", "data.report_share=0.4", "data.context=32"]
+        data = ["data=text", f"data.files=[{text_files}/*.txt]", "data.evaluation_share=0.4", "data.context=32"]
         return [f"model={forks}/base", f"model@target={forks}/{changed}", "measure.tokens=1024", *data,
                 "measure.tokens_per_part=512", "logger=none", f"store={tmp_path}/results", *more]  # fmt: skip
 
@@ -296,7 +296,7 @@ def test_moves_are_those_of_the_weights():
 
 @pytest.mark.ci_slow
 def test_the_null_of_drift_has_the_shares_of_its_forks(cli, words):
-    run = cli("analyze.py", "measure=diff", *words("changed", "measure.null=drift", "measure.steps=4"))
+    run = cli("analyze.py", "measure=diff", *words("changed", "measure.null=continued_training", "measure.steps=4"))
     table = run.result.table.set_index(["component", "layer"])
     assert run.result.scalars["part_p"] == 0.05
     assert table.loc[("MLP", 2), "beyond"] > 3
@@ -370,7 +370,11 @@ def test_settings_of_a_contrast_go_together(cli, words, word, message):
 @pytest.mark.slow
 @pytest.mark.parametrize("state", ["parts", "null"])
 def test_a_job_that_was_killed_goes_on_to_the_same_bits(cli, words, state):
-    job = [word for word in words("changed", "measure.null=drift", "measure.steps=4") if not word.startswith("store=")]
+    job = [
+        word
+        for word in words("changed", "measure.null=continued_training", "measure.steps=4")
+        if not word.startswith("store=")
+    ]
     resumed, whole = kill_and_resume(cli, "analyze.py", "measure=diff", *job, state=state)
     assert resumed.fingerprint() == whole.fingerprint()
     assert resumed.scalars == whole.scalars

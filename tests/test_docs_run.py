@@ -20,7 +20,7 @@ from thinkalike.training import optimizers
 
 LONG = {"experiment", "task", "population", "pairs"}  # settings of jobs that take minutes
 LONG_MEASURES = {"court", "atlas", "population", "steering", "probes"}
-STITCHES = ["stitch.steps=2", "stitch.warmup=1", "stitch.tokens_per_step=256", "data.report_tokens=4096"]
+STITCHES = ["stitch.steps=2", "stitch.warmup=1", "stitch.tokens_per_step=256", "data.evaluation_tokens=4096"]
 SMALL = {
     "train": STITCHES,
     # the stimuli are those of the page
@@ -107,7 +107,7 @@ def smaller(command):
 def test_a_command_of_a_page_runs(command, cli, workplace, tmp_path):
     shutil.copytree(workplace, tmp_path, dirs_exist_ok=True)
     words = smaller(command)
-    if "given" in " ".join(command.words):
+    if "conditional_on" in " ".join(command.words):
         words = [word.replace("per_batch=256", "per_batch=2048") for word in words]
     done = cli(f"{command.entry}.py", *words, "threads=1", "logger=none", f"store={tmp_path}/results")
     assert done.status == 0, done.stderr

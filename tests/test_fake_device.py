@@ -77,7 +77,7 @@ def compared(kind, batches, layers, dtype=torch.float32, **chosen):
     metric = instrument(measure_entry(kind)).metric(measure, layers, layers).to(GPU)
     for number in range(batches):
         labels = {"documents": torch.arange(ROWS) // 6 + 100 * number}
-        labels |= {"groups": torch.arange(ROWS) % 5} if chosen.get("given", "none") != "none" else {}
+        labels |= {"groups": torch.arange(ROWS) % 5} if chosen.get("conditional_on", "none") != "none" else {}
         labels = {name: each.to(GPU) for name, each in labels.items()}
         metric.update(states(layers, 2 * number, dtype), states(layers, 2 * number + 1, dtype), **labels)
     return metric.compute()
@@ -152,7 +152,12 @@ def changed(batches, parts):
 
 def read(batches, layers, level):
     measure, runs, models = measure_schema("cka")(), ModelRuns(), [made(1, OTHER), made(2, GPU)]
-    measure.batches, measure.level, measure.given, texts = batches, level, "token_position", ["ab ba b"] * 60 * batches
+    measure.batches, measure.unit, measure.conditional_on, texts = (
+        batches,
+        level,
+        "token_position",
+        ["ab ba b"] * 60 * batches,
+    )
     measure.tokens_per_batch, few = 96 if level == "token" else 12, texts[: 4 * batches]
     words = Pieces(few, [[(0, 2), (3, 5), (6, 7)]] * len(few), [*range(len(few))])
     runs.text = lambda *_: Corpus(rows(0), rows(0), {}) if level == "token" else words
@@ -193,7 +198,7 @@ def test_no_job_mixes_devices_or_waits_in_a_loop(name):
 
 
 CHOICES = [(kind, {"null": True, "permutations": 1}) for kind in KINDS if kind != "distance"]
-CHOICES += [(kind, {"given": "token", "null": True, "permutations": 1}) for kind in ("cka", "mutual_knn")]
+CHOICES += [(kind, {"conditional_on": "token", "null": True, "permutations": 1}) for kind in ("cka", "mutual_knn")]
 
 
 @pytest.mark.parametrize(("kind", "chosen"), by_length(CHOICES))

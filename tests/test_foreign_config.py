@@ -372,11 +372,11 @@ def test_a_file_may_leave_a_setting_to_what_is_read_after_it(files, words, cli):
 def test_what_a_file_sets_and_a_job_does_not_read_is_said(cli):
     begins = "defaults: [analyze, {override model: gelu-3l-mini}, _self_]"
     text = f"{begins}\nseed: 5\nstimuli: {{sample: 5, token: last}}\nlayers: [1]\n"
-    folder_of(cli, {"mine": f"{text}threads: 1\ndata: {{sentences: 5, report_tokens: 2048}}\nforce: true"})
+    folder_of(cli, {"mine": f"{text}threads: 1\ndata: {{sentences: 5, evaluation_tokens: 2048}}\nforce: true"})
     said = cli("analyze.py", "-cd", "own", "-cn", "mine", "dry_run=true").stderr
     assert "own/mine.yaml sets data.sentences, layers, seed, stimuli.sample, which loss does not read" in said
     said = cli("analyze.py", "-cd", "own", "-cn", "mine", "measure=rsa", "dry_run=true").stderr
-    assert "own/mine.yaml sets data.report_tokens, data.sentences, layers, which rsa does not read" not in said, (
+    assert "own/mine.yaml sets data.evaluation_tokens, data.sentences, layers, which rsa does not read" not in said, (
         "control"
     )
     assert "stimuli.sample" not in said

@@ -1,5 +1,6 @@
 """The functions for notebooks: the same tables as commands, of models, text and stimuli in memory; and the examples."""
 
+import collections
 import copy
 import doctest
 import inspect
@@ -28,6 +29,7 @@ from conftest import of_core, with_slow
 from thinkalike import jobs, load_model, measures, open_result
 from thinkalike.config import MEASURES, AnalyzeConfig, DataConfig, ModelConfig, StimuliConfig, measure_schema
 from thinkalike.config.schema import initial_of
+from thinkalike.digests import tokenizer_fingerprint
 from thinkalike.errors import (
     ConfigError,
     DataError,
@@ -49,6 +51,7 @@ from thinkalike.models.labels import told_apart
 from thinkalike.store import Result
 from thinkalike.training.recipe import StitchConfig, StitchJob
 
+SAME_CALL = "0"  # stands for the random text that all models of one call of a function share
 PAIR = ("gelu-3l-mini", "solu-3l-mini")
 FRAME = pd.DataFrame(
     [(f"The {word}{'s' * many} ran.", f"{word}{'s' * many}", many, kind)
@@ -61,7 +64,7 @@ FEW = {"batches": 2, "tokens_per_batch": 128}
 PROFILES = {"folds": 2, "references": 0, "permutations": 2, "together": "stimulus"}
 SETTINGS = {  # small sizes, by their names on a command line, of which a keyword is the last part
     "stitch": {"layers": [1], "seed": 1, "model.site": "resid_mid", "stitch.steps": 3, "stitch.tokens_per_step": 256,
-               "data.report_tokens": 2048, "data.report_share": 0.5},
+               "data.evaluation_tokens": 2048, "data.evaluation_share": 0.5},
     "cka": {f"measure.{name}": value for name, value in FEW.items()},
     "mutual_knn": {f"measure.{name}": value for name, value in FEW.items()} | {"measure.neighbours": 5},
     "r2": {"measure.words": 8000},
@@ -70,7 +73,7 @@ SETTINGS = {  # small sizes, by their names on a command line, of which a keywor
     "diff": {"measure.tokens": 256, "measure.tokens_per_part": 64},
     "trajectory": {"measure.tokens": 256, "measure.folds": 2, "measure.permutations": 19, "measure.least": 2,
                    "measure.importance": False, "stimuli.sample": 60},
-    "loss": {"data.report_tokens": 2048},
+    "loss": {"data.evaluation_tokens": 2048},
     "lineage": {"measure.likeness": False},
     "ruler": {"measure.words": 8000},
 }  # fmt: skip
@@ -327,7 +330,7 @@ def test_a_change_that_no_sample_shows_is_in_the_code_of_a_function():
         late_change(model, factor)
     frozen = [load_model(model, cutter) for model in models]
     assert len({sample_digest(model) for model in frozen}) == 1, "the sample is too short for it"
-    paths = [config_of(model).digest for model in frozen]
+    paths = [config_of(model, SAME_CALL).digest for model in frozen]
     assert paths[1] == paths[2]
     assert len(set(paths)) == 3
     found = thinkalike.diff((models[1], cutter), (models[3], cutter), texts=TEXTS, tokens=256)
@@ -340,14 +343,14 @@ def test_a_patch_of_a_library_enters_the_key(monkeypatch):
     from transformers.models.llama import modeling_llama
 
     model = load_model(small_llama(), tiny.tokenizer())
-    before = config_of(model).digest
+    before = config_of(model, SAME_CALL).digest
     with monkeypatch.context() as patch:
         patch.setattr(modeling_llama, "rotate_half", lambda states: states.flip(-1))
-        assert config_of(model).digest != before
+        assert config_of(model, SAME_CALL).digest != before
     with monkeypatch.context() as patch:
         patch.setattr(modeling_llama.LlamaMLP, "forward", lambda self, states: self.down_proj(self.up_proj(states)))
-        assert config_of(model).digest != before
-    assert config_of(model).digest == before
+        assert config_of(model, SAME_CALL).digest != before
+    assert config_of(model, SAME_CALL).digest == before
 
 
 USES = {
@@ -365,12 +368,12 @@ USES = {
 def test_what_a_user_did_with_a_model_before_is_no_part_of_its_key(use):
     """Nor of that of another model: compiled functions stay among the globals of transformers, without a module."""
     tokens = torch.arange(5)[None]
-    before = config_of(load_model(small_llama(), tiny.tokenizer())).digest
+    before = config_of(load_model(small_llama(), tiny.tokenizer()), SAME_CALL).digest
     model = small_llama()
     with torch.no_grad():
         use(model, tokens)
-    assert config_of(load_model(model, tiny.tokenizer())).digest == before
-    assert config_of(load_model(small_llama(), tiny.tokenizer())).digest == before
+    assert config_of(load_model(model, tiny.tokenizer()), SAME_CALL).digest == before
+    assert config_of(load_model(small_llama(), tiny.tokenizer()), SAME_CALL).digest == before
 
 
 def test_a_patch_that_was_made_from_text_enters_the_key(monkeypatch):
@@ -378,16 +381,16 @@ def test_a_patch_that_was_made_from_text_enters_the_key(monkeypatch):
     from transformers.models.llama import modeling_llama
 
     model = load_model(small_llama(), tiny.tokenizer())
-    before = config_of(model).digest
+    before = config_of(model, SAME_CALL).digest
     namespace: dict = {}
     exec("def rotate_half(states): return states.flip(-1)", {}, namespace)
     assert namespace["rotate_half"].__module__ is None
     with monkeypatch.context() as patch:
         patch.setattr(modeling_llama, "rotate_half", namespace["rotate_half"])
-        assert config_of(model).digest != before
+        assert config_of(model, SAME_CALL).digest != before
     with monkeypatch.context() as patch:
         patch.setattr(modeling_llama, "a_name_that_nothing_reads", namespace["rotate_half"], raising=False)
-        assert config_of(model).digest == before
+        assert config_of(model, SAME_CALL).digest == before
 
 
 def test_a_model_in_memory_has_one_key_in_every_process(tmp_path):
@@ -396,7 +399,7 @@ def test_a_model_in_memory_has_one_key_in_every_process(tmp_path):
         "from thinkalike import load_model\n"
         "from thinkalike.inputs import config_of\n"
         "model = tests.small_llama(); tests.hooked(model); tests.replaced_forward(model)\n"
-        "print(config_of(load_model(model, tiny.tokenizer())).digest)"
+        "print(config_of(load_model(model, tiny.tokenizer()), tests.SAME_CALL).digest)"
     )
     paths = set()
     for seed, threads in (("1", "1"), ("2", "2")):
@@ -406,10 +409,65 @@ def test_a_model_in_memory_has_one_key_in_every_process(tmp_path):
     assert len(paths) == 1
 
 
+class Strength:
+    """The strength of a steering hook, in places that cannot be read from outside."""
+
+    __slots__ = ("in_a_slot",)
+    of_all = 1.0
+
+    def __init__(self):
+        self.in_a_slot = 1.0
+
+
+STRENGTH = Strength()
+STRENGTHS = collections.deque([1.0])
+OWN_CODE = {  # what a hook reads, and what changes it
+    "an attribute of a class": (lambda: Strength.of_all, lambda: setattr(Strength, "of_all", 9.0)),
+    "a slot": (lambda: STRENGTH.in_a_slot, lambda: setattr(STRENGTH, "in_a_slot", 9.0)),
+    "a queue": (lambda: STRENGTHS[0], lambda: STRENGTHS.__setitem__(0, 9.0)),
+    "the environment": (lambda: float(os.environ.get("STRENGTH", "1")), lambda: os.environ.update(STRENGTH="9")),
+    "a module": (lambda: getattr(sys.modules["tiny"], "strength", 1.0), lambda: setattr(tiny, "strength", 9.0)),
+}
+
+
+@pytest.mark.parametrize(("read", "change"), OWN_CODE.values(), ids=OWN_CODE)
+def test_what_own_code_reads_is_read_at_each_call(read, change, tmp_path, monkeypatch):
+    """Whatever the hook reads, the second call gives what it would give alone."""
+    monkeypatch.setenv("STRENGTH", "1")
+    monkeypatch.setattr(tiny, "strength", 1.0, raising=False)
+    model = small_llama()
+
+    def strengthen_long_batches(_, __, output):  # which no sample of tokens at loading shows
+        return output * (read() if len(output) > 3 else 1.0)
+
+    model.model.layers[0].mlp.register_forward_hook(strengthen_long_batches)
+    pair = ((model, tiny.tokenizer()), (small_llama(), tiny.tokenizer()))
+    before = thinkalike.compare(*pair, store=tmp_path / "kept", texts=TEXTS, context=32, **FEW)
+    change()
+    after = thinkalike.compare(*pair, store=tmp_path / "kept", texts=TEXTS, context=32, **FEW)
+    alone = thinkalike.compare(*pair, texts=TEXTS, context=32, **FEW)
+    values = [result.table["value"].tolist() for result in (before, after, alone)]
+    assert values[1] == values[2]
+    assert values[0] != values[1], "the change has no effect, and the test could not fail"
+
+
+def test_a_tokenizer_with_a_method_of_its_own_is_another_one(tmp_path):
+    class Capitals(type(tiny.tokenizer())):
+        def __call__(self, text, *args, **kwargs):
+            capitals = text.upper() if isinstance(text, str) else [entry.upper() for entry in text]
+            return super().__call__(capitals, *args, **kwargs)
+
+    plain = tiny.tokenizer()
+    capitals = copy.deepcopy(plain)
+    capitals.__class__ = Capitals
+    assert tokenizer_fingerprint(plain) != tokenizer_fingerprint(capitals)
+    assert tokenizer_fingerprint(plain) == tokenizer_fingerprint(tiny.tokenizer())
+
+
 def test_a_list_that_a_hook_fills_is_no_part_of_the_key():
     model, rows = small_llama(), []
     model.model.layers[0].register_forward_hook(lambda _, __, output: rows.append(output[0, 0]))
-    paths = {config_of(load_model(model, tiny.tokenizer())).digest for _ in range(2)}
+    paths = {config_of(load_model(model, tiny.tokenizer()), SAME_CALL).digest for _ in range(2)}
     assert rows
     assert len(paths) == 1
 
@@ -466,7 +524,7 @@ def test_a_factor_beside_a_count_of_calls_is_part_of_the_key(holder):
             lambda _, __, output: torch.cat([output[:, :10_000], scaled(output[:, 10_000:])], 1)
         )
         frozen = load_model(model, tiny.tokenizer())
-        paths = {config_of(frozen).digest for _ in range(3)}
+        paths = {config_of(frozen, SAME_CALL).digest for _ in range(3)}
         assert len(paths) == 1, "the count alone makes no other model"
         return paths.pop()
 
@@ -490,7 +548,7 @@ def test_a_result_in_memory_is_in_no_folder_until_it_is_saved(tmp_path):
 
 
 def test_stitches_in_memory_are_those_of_the_saved_result(tmp_path):
-    result = thinkalike.stitch(PAIR[0], layers=[1], kind="least_squares", steps=1, report_tokens=2048)
+    result = thinkalike.stitch(PAIR[0], layers=[1], kind="least_squares", steps=1, evaluation_tokens=2048)
     saved = result.save(tmp_path / "mine")
     here, there = (thinkalike.load_stitch(each)[1] for each in (result, saved))
     assert torch.equal(here.weight, there.weight)
@@ -884,13 +942,13 @@ def test_a_name_of_a_file_is_meant_as_it_is_written(tmp_path, monkeypatch):
 
 def test_a_text_is_meant_as_it_is_written(monkeypatch):
     monkeypatch.setenv("ELSEWHERE", "token")
-    with pytest.raises(ConfigError, match=r"^level=\$\{oc.env:ELSEWHERE\} must be"):
-        compare(PAIR[0], texts=TEXTS, level="${oc.env:ELSEWHERE}")
+    with pytest.raises(ConfigError, match=r"^unit=\$\{oc.env:ELSEWHERE\} must be"):
+        compare(PAIR[0], texts=TEXTS, unit="${oc.env:ELSEWHERE}")
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("skip_first", 2), ("embed", True), ("features", ["row"]), ("site", "z"), ("head", 1), ("level", "token"),
+    [("skip_first", 2), ("embed", True), ("features", ["row"]), ("site", "z"), ("head", 1), ("unit", "token"),
      ("massive", "keep"), ("scale", "mini"),
      ("batches", np.int64(2)), ("layers", np.array([0])), ("seed", torch.tensor(1))],
 )  # fmt: skip
@@ -1050,8 +1108,8 @@ def test_too_few_stimuli_for_folds_are_said_with_their_number(rows, folds, fewes
 
 @pytest.mark.parametrize("measure", ["cka", "procrustes", "distance"])
 def test_tokens_of_a_report_that_a_measure_does_not_read_are_refused(measure):
-    with pytest.raises(ConfigError, match=f"report_tokens= has no effect on {measure}; .*batches"):
-        thinkalike.compare(*PAIR, measure=measure, report_tokens=2000, texts=TEXTS, **FEW)
+    with pytest.raises(ConfigError, match=f"evaluation_tokens= has no effect on {measure}; .*batches"):
+        thinkalike.compare(*PAIR, measure=measure, evaluation_tokens=2000, texts=TEXTS, **FEW)
 
 
 def test_a_document_that_fills_the_report_is_told_from_too_little_text():
@@ -1059,7 +1117,7 @@ def test_a_document_that_fills_the_report_is_told_from_too_little_text():
     few = {"texts": long, "batches": 1, "tokens_per_batch": 64, "context": 64}
     with pytest.raises(DataError, match=r"one document fills .*raise batches") as caught:
         thinkalike.compare(PAIR[0], **few)
-    assert "report_share" not in str(caught.value)
+    assert "evaluation_share" not in str(caught.value)
     assert len(thinkalike.compare(PAIR[0], **few | {"batches": 64}).table)
 
 
@@ -1096,7 +1154,7 @@ class Incomparable:
         (lambda: compare(STATES, measure=pd.NA), "^measure is NAType: give a name"),
         (lambda: compare(STATES, measure=Incomparable()), "^measure is Incomparable: give a name"),
         (lambda: compare(STATES, measure=None), "^measure is NoneType: give a name"),
-        (lambda: compare(PAIR[0], level=Incomparable()), "^level holds Incomparable"),
+        (lambda: compare(PAIR[0], unit=Incomparable()), "^unit holds Incomparable"),
         (lambda: inspect.unwrap(thinkalike.rsa)([STATES], site=pd.NA), "^site holds NAType"),
         (lambda: inspect.unwrap(thinkalike.rsa)([STATES], site=Incomparable()), "^site holds Incomparable"),
         (lambda: compare(PAIR[0], texts=(1 / number for number in (1, 0))), "^texts holds a float"),
@@ -1124,11 +1182,11 @@ WORDS = {
     "take more of the text and model.dtype=float32": 'take more of the text and load_model(..., dtype="float32")',
     "declare kinds.size=nominal": "declare kinds={'size': 'nominal'}",
     "give its levels in order: kinds.Word size=['a', 'b']": "give its levels in order: kinds={'Word size': ['a', 'b']}",
-    "raise measure.batches, or data.report_tokens": "raise batches, or report_tokens",
+    "raise measure.batches, or data.evaluation_tokens": "raise batches, or evaluation_tokens",
     "measure.batches=3 are too few": "batches=3 are too few",
     "data=text has too little text": "texts has too little text",
     "data text: the report has 15 documents": "texts: the report has 15 documents",
-    "measure.level=tokens|words": "level=tokens|words",
+    "measure.unit=tokens|words": "unit=tokens|words",
 }
 
 
@@ -1220,7 +1278,9 @@ def test_results_in_memory_are_pickled_and_copied(name):
     calls = {
         "arrays": lambda: thinkalike.compare(STATES, OTHERS),
         "texts": lambda: thinkalike.compare(PAIR[0], texts=TEXTS, **FEW),
-        "stitches": lambda: thinkalike.stitch(PAIR[0], layers=[1], steps=2, tokens_per_step=256, report_tokens=2048),
+        "stitches": lambda: thinkalike.stitch(
+            PAIR[0], layers=[1], steps=2, tokens_per_step=256, evaluation_tokens=2048
+        ),
     }
     result = calls[name]()
     for again in (pickle.loads(pickle.dumps(result)), copy.deepcopy(result)):

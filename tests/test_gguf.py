@@ -87,7 +87,7 @@ def test_a_job_runs_on_it_and_knows_its_shape(file, tmp_path):
     words = [f"model={file}", "model.context=16", "data=text", f"data.files=[{tmp_path}/*.txt]", "logger=none"]
     for seed in range(8):
         (tmp_path / f"{seed}.txt").write_text(tiny.document(seed))
-    words += ["data.report_tokens=8192", "data.report_share=0.5", f"store={tmp_path}/store"]
+    words += ["data.evaluation_tokens=8192", "data.evaluation_share=0.5", f"store={tmp_path}/store"]
     result = run_job(composed("measure=loss", *words, entry="analyze"))
     assert result.provenance["models"][0]["quantization"] == "Q8_0 x 16, F32 x 5"
     shape = shape_of(tiny.local(file))
@@ -115,6 +115,98 @@ def test_what_would_be_read_wrongly_is_refused_in_one_line(case, folder, tmp_pat
     fields, said = REFUSED[case]
     with pytest.raises(ModelError, match=said):
         load_model(tiny.write_gguf(folder, tmp_path / "m.gguf", **fields))
+
+
+UNREAD_FIELDS = {
+    "rope.scaling.factor": 4.0,
+    "rope.scaling.attn_factor": 3.0,
+    "rope.scaling.yarn_beta_fast": 16.0,
+    "rope.scale_linear": 2.0,
+    "attention.causal": False,
+    "use_parallel_residual": True,
+    "expert_count": 4,
+    "expert_gating_func": 2,
+    "nextn_predict_layers": 1,
+    "attention.sliding_window_pattern": [1, 0],
+    "attention.shared_kv_layers": 1,
+    "swin_norm": True,
+    "a_setting_of_next_year": "x",
+}
+HARMLESS_FIELDS = {
+    "rope.scaling.factor": 1.0,
+    "rope.scaling.type": "none",
+    "rope.scaling.finetuned": True,
+    "rope.scaling.original_context_length": 64,
+    "rope.scale_linear": 1.0,
+    "attention.causal": True,
+    "attention.value_length": 64,
+    "use_parallel_residual": False,
+    "expert_count": 0,
+    "pooling_type": 1,
+    "logit_scale": 1.0,
+    "tensor_data_layout": "Meta AI original pth",
+}
+
+
+@pytest.mark.parametrize("name", UNREAD_FIELDS)
+def test_a_field_that_nothing_reads_and_that_may_change_a_pass_is_refused(name, folder, tmp_path):
+    fields = {f"llama.{name}": UNREAD_FIELDS[name]}
+    with pytest.raises(ModelError, match=rf"{name}.*take the model's own"):
+        load_model(tiny.write_gguf(folder, tmp_path / "m.gguf", **fields))
+
+
+def test_fields_that_change_nothing_are_no_fault(folder, tmp_path):
+    fields = {f"llama.{name}": value for name, value in HARMLESS_FIELDS.items()}
+    fields |= {"general.type": "model", "someone.note": "x", "tokenizer.ggml.add_bos_token": True}
+    model = load_model(tiny.write_gguf(folder, tmp_path / "m.gguf", **fields))
+    tokens = torch.randint(len(tiny.tokenizer()), (2, 16))
+    torch.testing.assert_close(model.full(tokens), load_model(folder).full(tokens), atol=1e-5, rtol=0)
+
+
+UNREAD_TENSORS = [
+    "blk.0.attn_q_norm.weight", "blk.0.attn_q.bias", "blk.7.attn_q.weight", "output_norm.bias", "direction.1",
+    "blk.0.attn_q.scale", "blk.0.attn_q.weight.lora_a", "mm.0.weight", "x",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", UNREAD_TENSORS)
+def test_a_tensor_that_the_model_does_not_have_is_refused(name, folder, tmp_path):
+    with pytest.raises(ModelError, match=rf"m\.gguf has tensors that its model does not have: {name}; take the"):
+        load_model(tiny.write_gguf(folder, tmp_path / "m.gguf", tensors={name: (256,)}))
+
+
+def test_the_tensors_of_further_blocks_are_refused_and_known_ones_are_not(folder, tmp_path):
+    with pytest.raises(ModelError, match=r"does not have: blk\.1\.attn_k\.weight, "):
+        load_model(tiny.write_gguf(folder, tmp_path / "m.gguf", **{"llama.block_count": 1}))
+    known = {"blk.0.attn_rot_embd.weight": (32,), "cls.output.weight": (2, 256)}
+    assert load_model(tiny.write_gguf(folder, tmp_path / "n.gguf", tensors=known)).n_layers == 2
+
+
+NOT_WHOLE = {
+    "a LoRA": ({"adapter.type": "lora"}, r"no whole model, as it states adapter\.type"),
+    "an adapter": ({"general.type": "adapter"}, r"states general\.type=adapter"),
+    "a projector": ({"general.type": "mmproj"}, r"states general\.type=mmproj"),
+    "no epsilon": ({"llama.attention.layer_norm_rms_epsilon": None}, r"does not state llama\.\*epsilon"),
+    "no heads": ({"llama.attention.head_count": None}, r"not state llama\.\*attention\.head_count"),
+    "no rotary part": ({"llama.rope.dimension_count": 0}, r"llama\.rope\.dimension_count=0, a size"),
+    "no width": ({"llama.embedding_length": 0}, r"llama\.embedding_length=0, a size"),
+    "no tokens": ({"tokenizer.ggml.tokens": []}, r"has no tokens"),
+    "BOS beyond the tokens": ({"tokenizer.ggml.bos_token_id": 99999}, r"bos_token_id=99999, and has \d+ tokens"),
+    "padding beyond the tokens": ({"tokenizer.ggml.padding_token_id": 99999}, r"padding_token_id=99999, and has"),
+}
+
+
+@pytest.mark.parametrize("case", NOT_WHOLE)
+def test_what_is_no_whole_model_is_refused_in_its_own_words(case, folder, tmp_path):
+    fields, words = NOT_WHOLE[case]
+    with pytest.raises(ModelError, match=words):
+        load_model(tiny.write_gguf(folder, tmp_path / "m.gguf", **fields))
+
+
+@pytest.mark.parametrize("kind", ["F32", "Q8_0"])
+def test_a_file_that_is_not_quantised_is_no_reason_to_warn(kind, folder, tmp_path, caplog):
+    load_model(tiny.write_gguf(folder, tmp_path / "m.gguf", kind))
+    assert caplog.text == ""
 
 
 def test_fields_that_transformers_passes_over_are_read(folder, tmp_path):

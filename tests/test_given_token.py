@@ -46,7 +46,7 @@ def alike(tokens, shared, width=12):
 
 
 def given(x, y, tokens, **options):
-    metric = CKA(1, 1, given="token", **options)
+    metric = CKA(1, 1, conditional_on="token", **options)
     metric.update([x], [y], groups=tokens)
     return metric.compute()
 
@@ -123,7 +123,7 @@ def test_cka_given_the_token_is_that_of_explicit_grams(large, at_once, monkeypat
 def test_all_layers_of_both_sides_come_from_one_pass():
     tokens = drawn()
     layers = [*alike(tokens, 0.4), *alike(tokens, 0.8)]
-    metric = CKA(2, 3, given="token", permutations=1)
+    metric = CKA(2, 3, conditional_on="token", permutations=1)
     metric.update(layers[:2], [*layers[2:], layers[0]], groups=tokens)
     result = metric.compute()
     for i, x in enumerate(layers[:2]):
@@ -139,7 +139,7 @@ def test_the_ratio_is_taken_after_batches_and_groups():
     for _ in range(3):
         tokens = drawn(150)
         parts.append((*alike(tokens, 0.4), tokens))
-    one, other = CKA(1, 1, given="token"), CKA(1, 1, given="token")
+    one, other = CKA(1, 1, conditional_on="token"), CKA(1, 1, conditional_on="token")
     for number in range(3):
         x, y, tokens = parts[number]
         one.update([x], [y], groups=tokens, number=number)
@@ -153,7 +153,7 @@ def test_the_ratio_is_taken_after_batches_and_groups():
     used = sum(len(RowGroups.of(part[2], 4).order) for part in parts) / 450
     assert one.compute().rows_used == pytest.approx(used)
     state = one.state_dict()
-    again = CKA(1, 1, given="token")
+    again = CKA(1, 1, conditional_on="token")
     again.load_state_dict(state)
     assert value(again.compute()) == value(one.compute())
 
@@ -208,7 +208,7 @@ FINE = torch.randn(N, 4)
 @pytest.mark.parametrize(
     ("x", "y", "tokens", "message"),
     [
-        (FINE, FINE, None, "groups, the token of each state, come with given=token alone"),
+        (FINE, FINE, None, "groups, the token of each state, come with conditional_on=token alone"),
         (FINE, FINE, TOKENS[:3], r"groups of shape \(3,\) do not fit states of shape \(400, 4\)"),
         (FINE, FINE, torch.arange(N), "no group or token has 4 of the 400 rows"),
         (FINE, FINE[TOKENS], TOKENS, "target layer 0: the rows of each token are the same"),
@@ -217,7 +217,7 @@ FINE = torch.randn(N, 4)
     ],
 )
 def test_what_cannot_be_grouped_is_refused(x, y, tokens, message):
-    metric = CKA(1, 1, given="token")
+    metric = CKA(1, 1, conditional_on="token")
     with pytest.raises(ValueError, match=message):
         metric.update([x], [y], groups=tokens)
     assert not metric.update_called
@@ -225,9 +225,9 @@ def test_what_cannot_be_grouped_is_refused(x, y, tokens, message):
 
 def test_options_that_do_not_go_with_groups_are_refused():
     for options in ({"kernel": "rbf"}, {"flatten": "mean"}):
-        with pytest.raises(ValueError, match="given=token compares single tokens by kernel=linear"):
-            CKA(1, 1, given="token", **options)
-    with pytest.raises(ValueError, match="come with given=token alone, and this is none"):
+        with pytest.raises(ValueError, match="conditional_on=token compares single tokens by kernel=linear"):
+            CKA(1, 1, conditional_on="token", **options)
+    with pytest.raises(ValueError, match="come with conditional_on=token alone, and this is none"):
         CKA(1, 1).update([FINE], [FINE], groups=TOKENS)
     with pytest.raises(ValueError, match="all rows, or all of each token"):
         mutual_knn(FINE[TOKENS], FINE, 3, TOKENS)
@@ -252,7 +252,7 @@ def by_sklearn(x, y, tokens, k):
 @pytest.mark.parametrize("at_once", [2**24, 200])
 def test_neighbours_given_the_token_are_those_of_scikit_learn(at_once, monkeypatch):
     monkeypatch.setattr("thinkalike.measures.neighbours.MEMBERSHIPS_AT_ONCE", at_once)
-    metric, expected = LayerMeans(1, 2, MutualKNN(3), given="token"), []
+    metric, expected = LayerMeans(1, 2, MutualKNN(3), conditional_on="token"), []
     for number in range(3):
         tokens = drawn()
         x, y = alike(tokens, 0.7)
@@ -266,14 +266,14 @@ def test_neighbours_given_the_token_are_those_of_scikit_learn(at_once, monkeypat
     assert result.rows_used == pytest.approx(rows / N)
     assert float(result.value[0, 1]) == 1
     assert result.low[0, 0] < result.value[0, 0] < result.high[0, 0]
-    again = LayerMeans(1, 2, MutualKNN(3), given="token")
+    again = LayerMeans(1, 2, MutualKNN(3), conditional_on="token")
     again.load_state_dict(metric.state_dict())
     assert torch.equal(again.compute().high, result.high)
 
 
 def test_the_null_of_neighbours_given_the_token_is_chance():
     tokens = drawn()
-    metric = LayerMeans(1, 1, MutualKNN(3), 100, given="token")
+    metric = LayerMeans(1, 1, MutualKNN(3), 100, conditional_on="token")
     metric.update(*([each] for each in alike(tokens, 0.0)), groups=tokens)
     null = float(metric.compute().chance.null)
     assert null == pytest.approx(chance_share(RowGroups.of(tokens, 5), 3), abs=0.015)

@@ -40,7 +40,7 @@ from thinkalike.models.checkpoints import ASSETS
 PAIR = ("gelu-3l-mini", "solu-3l-mini")
 TEXTS = [tiny.document(seed, 60) for seed in range(240)]
 FEW = {"batches": 2, "tokens_per_batch": 128}
-SHORT = {"layers": [1], "steps": 2, "tokens_per_step": 256, "report_tokens": 2048, "report_share": 0.5}
+SHORT = {"layers": [1], "steps": 2, "tokens_per_step": 256, "evaluation_tokens": 2048, "evaluation_share": 0.5}
 ALONE = {"sample": 40, "features": ["Number"], "folds": 2, "references": 0, "permutations": 2}
 
 
@@ -251,7 +251,7 @@ import json, logging, os, warnings
 import random
 import thinkalike, torch
 before, state = dict(os.environ), random.getstate()
-thinkalike.stitch("gelu-3l-mini", layers=[1], steps=1, tokens_per_step=256, report_tokens=2048)
+thinkalike.stitch("gelu-3l-mini", layers=[1], steps=1, tokens_per_step=256, evaluation_tokens=2048)
 thinkalike.mlem("gpt2-mini", sample=40, features=["Number"], folds=2, references=0)
 thinkalike.mantel([torch.randn(9, 3)], permutations=9)
 import datasets, huggingface_hub, huggingface_hub.utils, transformers

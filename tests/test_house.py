@@ -26,6 +26,7 @@ FILES = sorted((SRC / "thinkalike").rglob("*.py"))
 # A module imports from its own part and from lower levels only, as tests/test_path.py sees to it.
 LEVELS = {
     "errors": 0,
+    "former_names": 0,
     "ranges": 0,
     "registry": 0,  # names classes of all levels, and imports them when a user chooses them
     "plugins": 0.5,  # knows errors
@@ -34,7 +35,7 @@ LEVELS = {
     "files": 0.5,  # knows errors
     "columns": 1,
     "shards": 0.75,  # knows errors and digests
-    "config": 1,  # knows errors, files, the catalogue, plugins and shards, and nothing else
+    "config": 1,  # knows errors, former names, files, the catalogue, plugins and shards, and nothing else
     "digests": 0.5,  # knows errors
     "timing": 0.75,  # knows digests
     "global_state": 0,

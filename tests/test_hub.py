@@ -17,12 +17,12 @@ from hub import Fault
 from thinkalike import hub as requests
 from thinkalike.config import ModelConfig
 from thinkalike.data.sources import commit_of
-from thinkalike.errors import DataError, ModelError
+from thinkalike.errors import ConfigError, DataError, ModelError
 from thinkalike.models.fingerprints import checkpoint_fingerprint
 from thinkalike.models.load import load_model
 
-SMALL = ("stitch.steps=4", "stitch.warmup=1", "stitch.tokens_per_step=256", "data=text", "data.report_tokens=4096",
-         "data.report_share=0.4", "model.context=32", "ruler=null")  # fmt: skip
+SMALL = ("stitch.steps=4", "stitch.warmup=1", "stitch.tokens_per_step=256", "data=text", "data.evaluation_tokens=4096",
+         "data.evaluation_share=0.4", "model.context=32", "ruler=null")  # fmt: skip
 SETS = ("NeelNanda/pile-10k", "pile-10k", "pile-val", "old/tales")
 SOLU = "NeelNanda/SoLU_3L512W_C4_Code"
 
@@ -74,7 +74,12 @@ def test_sets_of_the_hub_are_streamed(cli, tmp_path):
     for place in ("EleutherAI/pile_val_test/val.jsonl", "old/tales/train.jsonl"):
         (tmp_path / "hub" / place).write_text(lines)
     tiny.write_mini(tmp_path / "mini")
-    words = [f"model.path={tmp_path}/mini", "data.report_tokens=4096", "data.context=32", "data.report_share=0.4"]
+    words = [
+        f"model.path={tmp_path}/mini",
+        "data.evaluation_tokens=4096",
+        "data.context=32",
+        "data.evaluation_share=0.4",
+    ]
     lacking = {"field": "data.field=story", "subset": "data.subset=fr", "split": "data.split=test"}
     with hub.serve(tmp_path / "hub") as (endpoint, _):
         results = [cli.process("analyze.py", *words, f"data={name}", endpoint=endpoint).result for name in SETS]
@@ -158,6 +163,54 @@ def test_a_download_without_end_is_ended(served, monkeypatch, name):
     monkeypatch.setattr(requests, "PATIENCE", 1.0)
     served({name: Fault(pause=0.05)})
     assert "bytes in 1 s" in line_of(lambda: load_model(MODEL))
+
+
+def files_outside(tmp_path):
+    """The files that a test left beside the hub and the cache of its own."""
+    return {path.name for path in tmp_path.iterdir()} - {"hub", "cache"}
+
+
+OUTSIDE = ["../../../../x", "/x", "..", "a/b", "a\\b", ""]
+COMMITS = [*OUTSIDE, "abc", hub.COMMIT.upper(), hub.COMMIT + "0"]
+LIES = [
+    *(("/api/models", "sha", value) for value in [*COMMITS, None, 5, ["a"]]),
+    *(("/api/models", "id", value) for value in ["../../x", "/etc", "a/b/c"]),
+    *((file, "ETag", f'"{value}"') for file in ("config.json", WEIGHTS) for value in OUTSIDE),
+    *((WEIGHTS, "X-Linked-Etag", value) for value in OUTSIDE),
+    *((file, "X-Repo-Commit", value) for file in ("config.json", WEIGHTS) for value in COMMITS),
+    *((file, "X-Repo-Commit", "f" * 40) for file in ("tokenizer.json", WEIGHTS)),
+    *((file, "X-Linked-Size", str(2**40)) for file in ("config.json", "tokenizer.json")),
+]
+
+
+@pytest.mark.parametrize(("where", "name", "value"), LIES)
+def test_what_a_hub_states_makes_no_path_and_is_of_one_commit(where, name, value, served, tmp_path):
+    served({where: Fault(states={name: value})})
+    line = line_of(lambda: load_model(MODEL))
+    assert "the hub states" in line or hub.COMMIT in line or "HF_ENDPOINT" in line or "read as a whole" in line
+    assert files_outside(tmp_path) == set()
+
+
+REVISIONS = [
+    *("../../x", "/x", "a/../b", "a//b", "a b", "a\0", "a\n", "a:b"),
+    *("@", "a@{1}", ".a", "a/.b", "a.lock", "a/", "a."),
+]
+
+
+@pytest.mark.parametrize("revision", REVISIONS)
+def test_a_revision_has_the_form_of_a_branch_a_tag_or_a_commit(revision, served, tmp_path):
+    asked = served(revisions=REVISIONS)
+    with pytest.raises(ConfigError, match=r"revision=.* of someone/m can be no branch, tag or commit"):
+        load_model(dataclasses.replace(MODEL, revision=revision))
+    assert asked == []
+    assert files_outside(tmp_path) == set()
+
+
+def test_revisions_of_every_form_are_asked_for(served):
+    for revision in ("main", "v1.0", "refs/pr/1", "step-1000_a", "a@b", "5"):
+        requests.check_revision(revision, "someone/m")
+    served(revisions=("v1.0",))
+    assert load_model(dataclasses.replace(MODEL, revision="v1.0")).revision == hub.COMMIT
 
 
 CAUSES = {

@@ -134,7 +134,7 @@ def test_what_is_shared_with_the_given_feature_does_not_count():
     table[:, 1] = torch.where(torch.rand(120) < 0.85, table[:, 0], table[:, 1])
     states[:, :] += 2 * torch.randn(3, 12, dtype=torch.float64)[table[:, 1].long()]
     free = feature_importance(MLEM(alpha=1.0), table, states, **FAST).profile().value[0]
-    given = feature_importance(MLEM(alpha=1.0), table, states, given=0, **FAST).profile().value[0]
+    given = feature_importance(MLEM(alpha=1.0), table, states, conditional_on=0, **FAST).profile().value[0]
     assert given[0] == 0
     assert 0 < given[1] < free[1] / 2
 
@@ -179,8 +179,8 @@ def test_a_layer_no_feature_explains_scores_0_and_harms_no_other():
 
 
 REFUSED = {
-    "feature 4": ({}, {"given": 4}),
-    "given": ({"recipe": "paper"}, {"given": 0}),
+    "feature 4": ({}, {"conditional_on": 4}),
+    "conditional_on": ({"recipe": "paper"}, {"conditional_on": 0}),
     "folds=61 leaves a fold with fewer than 3 stimuli": ({}, {"folds": 61}),
 }
 

@@ -19,7 +19,13 @@ from thinkalike.evaluation.held_out import held_out_loss
 from thinkalike.models.checkpoints import ASSETS
 from thinkalike.models.load import load_model
 
-SMALL = ["stitch.steps=3", "stitch.warmup=1", "stitch.tokens_per_step=512", "data.report_tokens=8192", "logger=none"]
+SMALL = [
+    "stitch.steps=3",
+    "stitch.warmup=1",
+    "stitch.tokens_per_step=512",
+    "data.evaluation_tokens=8192",
+    "logger=none",
+]
 
 
 def run(*words: str | Path, cwd: Path, check: bool = True) -> subprocess.CompletedProcess:
@@ -64,7 +70,7 @@ def test_a_wheel_in_a_fresh_environment_runs_the_main_job(installed, tmp_path):
 
 JOB = """
 import sys
-sys.argv = ["analyze.py", "measure=loss", "data.report_tokens=4096", "store=results"]
+sys.argv = ["analyze.py", "measure=loss", "data.evaluation_tokens=4096", "store=results"]
 from thinkalike.cli import analyze
 analyze()
 print("there:", *[name for name in {heavy} if name in sys.modules])
@@ -172,7 +178,7 @@ jobs: list[Job] = [
     Mlem(model, stimuli=frame, features=["tense"], kinds={"tense": "nominal"}),
     Rsa([model, {"low": Y}], stimuli="crossed", permutations=99),
     Diff("gpt2", Path("tuned"), margin={"kl": 0.01}),
-    Loss("gpt2", texts="pydoc", report_tokens=2048),
+    Loss("gpt2", texts="pydoc", evaluation_tokens=2048),
     Trajectory("run", steps=[1, 2], threads=1),
 ]
 kept: list[Result] = [run(job, store=Path("results"), force=True) for job in jobs]

@@ -444,14 +444,14 @@ def test_a_model_with_itself_is_prepared_once():
     [
         lambda: LayerMeans(1, 1, Dots()),
         lambda: LayerMeans(1, 1, DistanceCorrelation(), permutations=3),
-        lambda: LayerMeans(1, 1, MutualKNN(2), given="token"),
+        lambda: LayerMeans(1, 1, MutualKNN(2), conditional_on="token"),
     ],
 )
 def test_batches_without_a_number_are_numbered_as_they_come(new):
     counted, numbered = new(), new()
     for number in range(4):
         pair = batch(1, 20), batch(1, 20)
-        more = {"groups": torch.arange(20) // 10} if counted.given == "token" else {}
+        more = {"groups": torch.arange(20) // 10} if counted.conditional_on == "token" else {}
         counted.update(*pair, **more)
         numbered.update(*pair, number=number, **more)
     assert torch.equal(counted.compute().value, numbered.compute().value)

@@ -37,6 +37,7 @@ from thinkalike.config import (
 from thinkalike.config.parts import model_settings
 from thinkalike.config.schema import left_out_of
 from thinkalike.errors import DataError, ResourceError, ResultError, StoreError
+from thinkalike.former_names import FORMER_NAMES, with_former_names
 from thinkalike.instruments import instrument, instrument_of
 from thinkalike.job import Instrument, Outcome, Work
 from thinkalike.job.inputs import contents_of
@@ -382,8 +383,8 @@ def check_defaults(file: Path, schemas: Iterable[Any], measures: Iterable[str]) 
     by_name |= {f"measure={kind}": measure_schema(kind) for kind in measures}
     known = json.loads(file.read_text())
     for name, values in known.items():
-        items = {item.name: item for item in dataclasses.fields(by_name[name])}
-        found = {key: left_out_of(items[key]) for key in values}
+        items = {FORMER_NAMES.get(item.name, item.name): item for item in dataclasses.fields(by_name[name])}
+        found = with_former_names({key: left_out_of(items[key]) for key in values})
         assert found == values, name
     assert set(known) <= set(by_name), f"{file} has the defaults of schemas that results were stored with"
 

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 import tiny
 from conftest import composed, kill_and_resume, untrained
 from thinkalike.config.values import key_settings
-from thinkalike.instruments.stitching.screen import sentence_of_direction
+from thinkalike.instruments.stitching.screen import sentence_of_baselines, sentence_of_direction
 from thinkalike.instruments.stitching.table import bytes_by_document
 from thinkalike.models.layer_choice import pairs_of_layers
 
@@ -30,7 +30,7 @@ def test_a_job_prints_its_table_and_leaves_a_whole_result(cli, small_stitching, 
     table = result.tables["details"]
     assert (table["penalty"] - (table["stitching_loss"] - table["target_loss"])).abs().max() < 1e-9
     assert ((table["penalty_low"] <= table["penalty"]) & (table["penalty"] <= table["penalty_high"])).all()
-    assert all(word in done.stdout for word in ("penalty", "token mean", "bits", "to gain", "0→0", "3→3"))
+    assert all(word in done.stdout for word in ("penalty", "token-mean", "bit width", "left to gain", "0→0", "3→3"))
     assert result.provenance["data"]["report_documents"] >= 2
     assert len(result.provenance["models"]) == 2
 
@@ -177,7 +177,7 @@ def test_tensorboard_has_the_curves_of_a_training(cli, small_stitching):
 
 def test_a_scale_that_nobody_gave_is_said_with_its_reason(cli, minis, text_files):
     words = ["measure=loss", "model=local", f"model.path={minis}/a", "data=text", f"data.files=[{text_files}/*.txt]"]
-    words += ["model.context=32", "data.report_tokens=2048", "data.report_share=0.4", "store=results"]
+    words += ["model.context=32", "data.evaluation_tokens=2048", "data.evaluation_share=0.4", "store=results"]
     assert cli("analyze.py", *words).stderr.count("scale=mini: these models are small; scale=paper takes") == 1
     assert "scale=" not in cli("analyze.py", *words, "scale=mini", "force=true").stderr
 
@@ -220,15 +220,29 @@ def table(pairs=((0, 0), (1, 1), (2, 2)), target="b", **columns):
 
 
 SENTENCES = {  # parts of a sentence that depend on the table
-    "three layers": (table(), ["Layers 0 to 2 of a feed b", "0.13 to 0.23", "0.38 to 1.6 without a map"]),
-    "one layer into another": (table([(0, 1)], floor_penalty=None), ["Layer 0, before block 2, of a feeds b"]),
-    "layers with a gap": (table([(0, 0), (2, 2)]), ["Layers 0, 2 of a feed b", "0.0003 to 0.0028 for b into itself"]),
-    "itself": (table(target="a", penalty=[-0.007, -0.006, -0.005]), ["feed itself", "-0.007 to -0.005 nats"]),
-    "a reading": (
-        table(reading=[3.2, 3.5, 3.3]),
-        ["token, as much as rounding b to 3.2 to 3.5 bits, against"],
+    "three layers": (table(), ["Stitching layers 0 to 2 of a into b costs 0.13 to 0.23 nats per token."]),
+    "one layer into another": (table([(0, 1)]), ["Stitching layer 0 of a into layer 1 of b costs 0.2 nats"]),
+    "layers with a gap": (table([(0, 0), (2, 2)]), ["Stitching layers 0, 2 of a into b costs"]),
+    "layers of unequal numbers": (
+        table([(0, 0), (7, 4), (14, 8)]),
+        ["Stitching layers 0, 7, 14 of a into layers 0, 4, 8 of b (3 pairs) costs"],
+    ),
+    "itself": (table(target="a", penalty=[-0.007, -0.006, -0.005]), ["into itself costs -0.007 to -0.005 nats"]),
+    "a reading": (table(reading=[3.2, 3.5, 3.3]), ["token, as much as rounding the weights of b to 3.2 to 3.5 bits."]),
+    "a reading at the end of the scale": (
+        table(reading=[1.0, 3.5, 3.3]),
+        ["rounding the weights of b to below 2 to 3.5"],
     ),
 }
+
+
+def test_a_sentence_has_the_baselines_of_different_models_alone():
+    both = (
+        "For comparison: the identity baseline 0.38 to 1.6, the floor (b into itself) 0.0003 to 0.0028 nats per token."
+    )
+    assert sentence_of_baselines(table()) == both
+    assert sentence_of_baselines(table(identity_penalty=None, floor_penalty=None)) == ""
+    assert sentence_of_baselines(table(target="a")) == ""
 
 
 @pytest.mark.parametrize("what", SENTENCES)

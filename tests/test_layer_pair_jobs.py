@@ -37,7 +37,12 @@ ASSETS = ROOT / "src" / "thinkalike" / "assets"
 def words(text_files, tmp_path):
     """The command line of a small job, measure and models apart."""
     rows = ["model.context=32", "target.context=32", "measure.tokens_per_batch=256", "measure.batches=5"]
-    data = ["data=text", f"data.files=[{text_files}/*.txt]", "data.report_share=0.5", f"data.cache={tmp_path}/cache"]
+    data = [
+        "data=text",
+        f"data.files=[{text_files}/*.txt]",
+        "data.evaluation_share=0.5",
+        f"data.cache={tmp_path}/cache",
+    ]
     return [*rows, *data, f"store={tmp_path}/results"]
 
 
@@ -72,10 +77,10 @@ def batches(minis, folder, count=40):
 NULL = ["measure.null=true", "measure.permutations=4"]
 METRICS = {  # the words of a measure, and what it computes from batches
     "cka": (["measure=cka"], lambda: CKA(4, 4)),
-    "cka given": (["measure=cka", "measure.given=token"], lambda: CKA(4, 4, given="token")),
+    "cka given": (["measure=cka", "measure.conditional_on=token"], lambda: CKA(4, 4, conditional_on="token")),
     "mutual_knn given": (
-        ["measure=mutual_knn", "measure.given=token", "measure.neighbours=3"],
-        lambda: LayerMeans(4, 4, MutualKNN(3), given="token"),
+        ["measure=mutual_knn", "measure.conditional_on=token", "measure.neighbours=3"],
+        lambda: LayerMeans(4, 4, MutualKNN(3), conditional_on="token"),
     ),
     "procrustes": (["measure=procrustes", *NULL], lambda: LayerMeans(4, 4, Procrustes(), 4)),
 }
@@ -158,14 +163,19 @@ def test_the_screen_says_how_many_rows_were_compared(measure, cli, minis, tmp_pa
     """Of short text batches hold fewer words than are asked for."""
     (tmp_path / "t.jsonl").write_text("".join(f'{{"text": "{tiny.document(n, words=12)}"}}\n' for n in range(60)))
     models = [f"model.path={minis}/a", f"target.path={minis}/b", "model.name=a", "target.name=b"]
-    data = ["data=text", f"data.files=[{tmp_path}/t.jsonl]", "data.report_share=0.4", f"data.cache={tmp_path}/cache"]
-    more = ["measure.level=word", "measure.batches=1", f"store={tmp_path}/results"]
+    data = [
+        "data=text",
+        f"data.files=[{tmp_path}/t.jsonl]",
+        "data.evaluation_share=0.4",
+        f"data.cache={tmp_path}/cache",
+    ]
+    more = ["measure.unit=word", "measure.batches=1", f"store={tmp_path}/results"]
     more += [] if measure == "distance" else ["measure.massive=keep"]  # which leaves nothing out
     done = cli("analyze.py", f"measure={measure}", *models, *data, *more)
     scalars = done.result.scalars
     assert scalars["rows"] <= 12 * scalars["documents"] < 1024
     assert scalars["rows"] == 12 * scalars["documents"], "control: it is all of them"
-    assert screen.rows_of(done.result).startswith(f"1 batches of {scalars['rows']:.0f} rows, ")
+    assert screen.rows_of(done.result).startswith(f"1 batch of {scalars['rows']:.0f} words, ")
 
 
 @pytest.mark.ci_slow
@@ -176,10 +186,10 @@ def test_models_of_different_tokenizers_are_compared_by_words(cli, words, checkp
     done = cli("analyze.py", *words, *both)
     assert "have different tokenizers: compared word by word" in done.stderr
     assert done.result.table["value"].between(-1, 1 + 1e-6).all()
-    given = cli("analyze.py", *words, *both, "measure.given=token", "measure.tokens_per_batch=512")
+    given = cli("analyze.py", *words, *both, "measure.conditional_on=token", "measure.tokens_per_batch=512")
     assert 0 < given.result.scalars["rows_used"] < 0.5
     assert "of the words occur often enough in a batch to be compared" in given.stderr
-    for setting in ("level=token", "skip_first=1", "flatten=mean"):
+    for setting in ("unit=token", "skip_first=1", "flatten=mean"):
         assert cli("analyze.py", *words, *both, f"measure.{setting}").status == 1
 
 
@@ -196,7 +206,9 @@ def test_one_massive_token_is_warned_of(cli, words, tmp_path):
     itself = [*words, "measure=cka", f"model.path={massive}", f"target.path={massive}", "model.context=64"]
     itself += ["target.context=64"]
     done = cli("analyze.py", *itself, "measure.tokens_per_batch=32", "measure.batches=40")
-    assert re.search(r"are left out, as .* times as long as the median, decide some layer: .* times", done.stderr)
+    assert re.search(
+        r"excluded .* with massive activations, whose norm is over 3 times the median .* layer: .* times", done.stderr
+    )
     assert "carries" not in done.stderr
     kept = cli("analyze.py", *itself, "measure.tokens_per_batch=32", "measure.batches=40", "measure.massive=keep")
     assert "of gelu-3l-mini: in some batch one token carries" in kept.stderr
@@ -209,7 +221,7 @@ def test_one_massive_token_is_warned_of(cli, words, tmp_path):
     assert np.abs(every.flatten() - table["value"][across]).max() > 0.1
     distance = [word.replace("measure=cka", "measure=distance") for word in itself]
     beside_its_copy = cli("analyze.py", *distance, "measure.tokens_per_batch=32", "measure.batches=40")
-    assert "left out" not in beside_its_copy.stderr
+    assert "massive activations" not in beside_its_copy.stderr
     assert "with_massive" not in beside_its_copy.result.table
 
 

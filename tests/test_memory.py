@@ -198,7 +198,12 @@ def test_a_job_that_does_not_fit_is_refused_by_the_setting(cli, minis, text_file
     monkeypatch.setattr(places, "bytes_in_use", lambda device: 500_000_000)
     monkeypatch.setattr(places, "available_bytes", lambda device: 1_000_000_000)
     words = ["trainer.memory=1MB", f"model.path={minis}/a", f"target.path={minis}/b", "model.context=32"]
-    words += ["data=text", f"data.files=[{text_files}/*.txt]", "data.report_tokens=4096", "data.report_share=0.4"]
+    words += [
+        "data=text",
+        f"data.files=[{text_files}/*.txt]",
+        "data.evaluation_tokens=4096",
+        "data.evaluation_share=0.4",
+    ]
     refused = cli("train.py", *words, f"store={tmp_path}/store").error
     assert "stitches of 4 layer pairs need at least 0 MB of memory beside 500 MB in use" in refused
 

@@ -254,7 +254,7 @@ BAD = {
         ["activations=BRAIN", "model=gpt2-mini", "model@target=bert-mini"],
         "takes the place of model= or of model@target=",
     ),
-    "a stratum that is not there": (["measure.given=Nmber"], "did you mean 'Number'?"),
+    "a stratum that is not there": (["measure.conditional_on=Nmber"], "did you mean 'Number'?"),
     "a number for each row": (
         ["activations=BRAIN", "stimuli=table", "stimuli.path=TABLE", "stimuli.columns={word: null}", *OF_LEVELS],
         "word has a level of its own",
@@ -305,9 +305,9 @@ def test_massive_first_words_are_left_out_of_both_sides(kind, cli, words, tmp_pa
     done = cli("analyze.py", *asked)
     kept, count = seen["kept"], seen["count"]
     assert f"{int((~kept).sum())} of {count} stimuli" in done.stderr
-    assert "measure.massive=keep keeps them, and model.bos=true puts" in done.stderr
+    assert "measure.massive=keep includes them, and model.bos=true puts" in done.stderr
     every = cli("analyze.py", *asked, "measure.massive=keep")
-    assert "are left out" not in every.stderr
+    assert "massive activations" not in every.stderr
     assert every.result.scalars["stimuli"] == count
 
     chosen = of_stimuli.stimuli_inputs
@@ -323,7 +323,7 @@ def test_massive_first_words_are_left_out_of_both_sides(kind, cli, words, tmp_pa
     monkeypatch.setattr(of_stimuli, "stimuli_inputs", inputs)
     monkeypatch.setattr(of_stimuli, "stimulus_states_of", without)
     alone = cli("analyze.py", *asked, f"store={tmp_path}/alone")
-    assert "are left out" not in alone.stderr
+    assert "massive activations" not in alone.stderr
     value = {"mlem": "importance", "rsa": "value"}[kind]
     with_massive = done.result.table.pop("with_massive")
     np.testing.assert_allclose(with_massive, every.result.table[value], atol=1e-6)

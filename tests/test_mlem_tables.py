@@ -74,8 +74,8 @@ def test_levels_are_called_as_in_the_table():
 def test_features_are_called_by_name_or_number():
     _, frame, states = drawn()
     model = MLEM(alpha=1.0)
-    by_name = feature_importance(model, frame, states, given="size", interactions=[("word", "plural")], **FEW)
-    by_number = feature_importance(model, frame, states, given=2, interactions=[(0, 1)], **FEW)
+    by_name = feature_importance(model, frame, states, conditional_on="size", interactions=[("word", "plural")], **FEW)
+    by_number = feature_importance(model, frame, states, conditional_on=2, interactions=[(0, 1)], **FEW)
     assert by_name.sets == by_number.sets
     assert torch.equal(by_name.drops, by_number.drops)
 

@@ -489,4 +489,4 @@ def test_a_long_row_that_a_model_cannot_read_is_said_in_one_line(checkpoints):
     module = hf.AutoModelForCausalLM.from_pretrained(checkpoints["gpt2"])
     module.transformer.h[1].register_forward_pre_hook(lambda _, args: args[0][:, 40])  # which short rows lack
     with pytest.raises(ModelError, match="its forward pass fails on sample tokens"):
-        config_of(load_model(module, tiny.tokenizer()))
+        config_of(load_model(module, tiny.tokenizer()), call="")

@@ -24,7 +24,12 @@ from thinkalike.store import open_result
 def words(text_files, tmp_path):
     """The command line of a small job, models and measure apart."""
     small = ["measure.batches=10", "measure.tokens_per_batch=128", "model.context=32"]
-    data = ["data=text", f"data.files=[{text_files}/*.txt]", "data.report_share=0.5", f"data.cache={tmp_path}/cache"]
+    data = [
+        "data=text",
+        f"data.files=[{text_files}/*.txt]",
+        "data.evaluation_share=0.5",
+        f"data.cache={tmp_path}/cache",
+    ]
     return [*small, *data]
 
 
@@ -64,7 +69,7 @@ def same(one, other):
 MEASURES = {
     "cka": ["measure=cka", "measure.null=true", "measure.permutations=1"],
     "mutual_knn": ["measure=mutual_knn"],
-    "given": ["measure=cka", "measure.given=token", "measure.tokens_per_batch=512", "measure.batches=5"],
+    "given": ["measure=cka", "measure.conditional_on=token", "measure.tokens_per_batch=512", "measure.batches=5"],
 }
 
 
@@ -295,7 +300,9 @@ def agree(one, other):
     ("n", "null", "given"), [(150, 0, "none"), (601, 2, "none"), (150, 2, "token"), (601, 0, "token")]
 )
 def test_a_pair_of_three_models_has_the_bits_of_the_pair_alone(n, null, given):
-    metrics, alones = ([CKA(*depths(side), given=given, permutations=null) for side in SIDES] for _ in range(2))
+    metrics, alones = (
+        [CKA(*depths(side), conditional_on=given, permutations=null) for side in SIDES] for _ in range(2)
+    )
     for number in range(2):
         states, tokens, mask = drawn(n)
         states[0][1] = states[0][1].bfloat16()
@@ -318,7 +325,7 @@ def test_each_gram_is_made_once_however_many_pairs(monkeypatch):
 @pytest.mark.parametrize("given", ["none", "token"])
 def test_neighbours_of_a_pair_are_those_of_the_pair_alone(given, monkeypatch):
     def new(side):
-        return LayerMeans(*depths(side), MutualKNN(5), **({"given": given} if given == "token" else {}))
+        return LayerMeans(*depths(side), MutualKNN(5), **({"conditional_on": given} if given == "token" else {}))
 
     monkeypatch.setattr(mutual, "MEMBERSHIPS_AT_ONCE", 5000)
     monkeypatch.setattr(mutual, "SIMILARITIES_AT_ONCE", 3000)

@@ -47,7 +47,7 @@ def words(small_stitching, recut):
 
     def make(source, target, *more):
         paths = [f"model.path={recut}/{source}", f"target.path={recut}/{target}", f"model.name={source}"]
-        small = [f"target.name={target}", "data.report_tokens=2048", "layers=[[0,0],[2,2]]", "logger=none"]
+        small = [f"target.name={target}", "data.evaluation_tokens=2048", "layers=[[0,0],[2,2]]", "logger=none"]
         return [*small_stitching, *paths, *small, *more]
 
     return make

@@ -60,8 +60,8 @@ calls = {
     "in memory": lambda: ta.compare(loaded, texts=TEXTS, **few),
     "arrays": lambda: ta.compare(states, {"low": states}),
     "function": lambda: ta.compare(states, states, measure=lambda x, y: 0.5),
-    "stitch": lambda: ta.stitch(loaded, layers=[1], steps=3, tokens_per_step=256, report_tokens=2048, texts=TEXTS,
-                                report_share=0.5),
+    "stitch": lambda: ta.stitch(loaded, layers=[1], steps=3, tokens_per_step=256, evaluation_tokens=2048, texts=TEXTS,
+                                evaluation_share=0.5),
     "mlem": lambda: ta.mlem("gpt2-mini", stimuli=FRAME, **profiles),
     "rsa": lambda: ta.rsa([states, "gpt2-mini"], stimuli=FRAME),
     "diff": lambda: ta.diff(loaded, "gelu-3l-mini", tokens=256, tokens_per_part=64),
@@ -167,7 +167,7 @@ def test_a_function_runs_its_job(tmp_path):
 
 
 def test_the_loss_is_a_job():
-    result = run(Loss("gelu-3l-mini", texts=[tiny.document(seed, 60) for seed in range(60)], report_tokens=1024))
+    result = run(Loss("gelu-3l-mini", texts=[tiny.document(seed, 60) for seed in range(60)], evaluation_tokens=1024))
     assert result.kind == "loss"
     assert result.scalars["loss"] > 0
 

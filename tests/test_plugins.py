@@ -52,8 +52,14 @@ def trained(tmp_path_factory, minis, text_files):
     folder = written(tmp_path_factory.mktemp("plugins"))
     words = [f"stitch.kind={STITCH}", f"trainer.callbacks=[{STEP}]", "layers=[[1,2]]"]
     words += [f"model.path={minis}/a", f"target.path={minis}/b", "model.context=32", "target.context=32"]
-    words += ["stitch.steps=2", "stitch.warmup=1", "stitch.tokens_per_step=256", "data=text", "data.report_share=0.4"]
-    words += [f"data.files=[{text_files}/*.txt]", "data.report_tokens=1024", "store=results"]
+    words += [
+        "stitch.steps=2",
+        "stitch.warmup=1",
+        "stitch.tokens_per_step=256",
+        "data=text",
+        "data.evaluation_share=0.4",
+    ]
+    words += [f"data.files=[{text_files}/*.txt]", "data.evaluation_tokens=1024", "store=results"]
     return folder, CLI(folder)("train.py", *words)
 
 
@@ -110,7 +116,7 @@ WORDS = ["measure.batches=5", "measure.tokens_per_batch=256"]
 )
 @pytest.mark.drawn
 def test_a_measure_of_a_plugin_is_as_the_others_are(files, cli, small_stitching, more):
-    words = [word for word in small_stitching if not word.startswith(("stitch.", "data.report_tokens"))]
+    words = [word for word in small_stitching if not word.startswith(("stitch.", "data.evaluation_tokens"))]
     more = [word.replace("{here}", str(files)) for word in more]
     result = cli("analyze.py", *WORDS, *more, *words).result
     assert result.kind == more[0].rpartition(":")[2]
@@ -125,7 +131,7 @@ def test_a_measure_of_a_plugin_is_as_the_others_are(files, cli, small_stitching,
 def test_a_plugin_measure_may_be_asymmetric(files, cli, small_stitching):
     ratio = "ratio = MeasurePlugin(lambda X, Y: X.norm() / Y.norm(), scale=(0, 9))"
     (files / "ratio.py").write_text(f"from thinkalike.plugins import *\n{ratio}")
-    words = [word for word in small_stitching if not word.startswith(("stitch.", "data.report_tokens"))]
+    words = [word for word in small_stitching if not word.startswith(("stitch.", "data.evaluation_tokens"))]
     table = cli("analyze.py", "measure=ratio.py:ratio", *WORDS, *words).result.table
     within = table[table["source"] == table["target"]]
     there = within.pivot_table("value", "source_layer", "target_layer").to_numpy()

@@ -31,7 +31,7 @@ def config(short_files, tmp_path):
     """Composes a small job on rows of 32 tokens."""
 
     def of(*words):
-        data = ["data=text", f"data.files=[{short_files}/*.txt]", "data.report_share=0.5", "data.context=32"]
+        data = ["data=text", f"data.files=[{short_files}/*.txt]", "data.evaluation_share=0.5", "data.context=32"]
         small = ["measure.tokens_per_batch=128", "measure.batches=20", f"data.cache={tmp_path}/cache"]
         return composed("measure=cka", *data, *small, *words, entry="analyze")
 
@@ -71,7 +71,7 @@ def read(config, models):
 
 def rows_of(config, model, tokens=20 * 128):
     """The rows that a job reads, and their documents."""
-    config.data.report_tokens = TIMES_AS_MUCH_TEXT * tokens
+    config.data.evaluation_tokens = TIMES_AS_MUCH_TEXT * tokens
     text = read_corpus(config.data, model.tokenizer, 32, bos=model.bos_each_row, fit_tokens=1, whole=True).report
     chosen = torch.randperm(len(text), generator=torch.Generator().manual_seed(0))[: tokens // 32].sort().values
     return text.select(chosen)
@@ -191,8 +191,8 @@ def planted(models, monkeypatch):
 def test_given_the_position_its_effect_counts_for_nothing(config, models, planted):
     values = {}
     for given in ("token", "token_position"):
-        job = config("measure.tokens_per_batch=1024", "measure.batches=4", f"measure.given={given}")
-        metric = CKA(4, 4, given="token")
+        job = config("measure.tokens_per_batch=1024", "measure.batches=4", f"measure.conditional_on={given}")
+        metric = CKA(4, 4, conditional_on="token")
         for pool in read(job, models):
             for batch in pool:
                 metric.update(*batch.states, number=batch.number, groups=batch.tokens)
@@ -204,7 +204,7 @@ def test_given_the_position_its_effect_counts_for_nothing(config, models, plante
 def test_a_pool_without_a_frequent_token_is_refused(config, models, monkeypatch):
     monkeypatch.setattr("thinkalike.states.batches.FEWEST_HSIC_ROWS", 10**4)
     with pytest.raises(DataError, match="batches 0 to 15: no group or token has 10000 of the 2048 rows"):
-        read(config("measure.given=token_position", "measure.batches=16"), models)
+        read(config("measure.conditional_on=token_position", "measure.batches=16"), models)
 
 
 def test_a_pool_of_wide_states_has_fewer_batches(config, models, told, monkeypatch):

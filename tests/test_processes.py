@@ -59,7 +59,7 @@ def metrics():
     return {
         "cka": lambda: CKA(2, 3, permutations=1),
         "mutual_knn": lambda: LayerMeans(2, 3, MutualKNN(5), permutations=5),
-        "mutual_knn given the token": lambda: LayerMeans(2, 3, MutualKNN(2), given="token"),
+        "mutual_knn given the token": lambda: LayerMeans(2, 3, MutualKNN(2), conditional_on="token"),
     }
 
 
@@ -197,7 +197,7 @@ def test_training_leaves_a_state_at_its_step_and_goes_on_from_it(cli, small_stit
 @pytest.mark.ci_slow
 def test_an_interrupted_analysis_resumes_to_the_same_bytes(cli, minis, text_files, tmp_path):
     words = ["analyze.py", "measure=cka", f"model.path={minis}/a", f"target.path={minis}/b", "model.context=32"]
-    words += ["target.context=32", "data=text", f"data.files=[{text_files}/*.txt]", "data.report_share=0.9"]
+    words += ["target.context=32", "data=text", f"data.files=[{text_files}/*.txt]", "data.evaluation_share=0.9"]
     words += ["measure.batches=260", "measure.tokens_per_batch=64", f"data.cache={tmp_path}/cache"]
     status, said = interrupted(cli, signal.SIGTERM, *words, f"store={tmp_path}/s", until="pool 1")
     assert status == 143, said

@@ -137,7 +137,7 @@ def read(copies, text_files):
 
     def job(source, target, *words, measure=("measure=ruler", "measure.words=4096")):
         models = [f"model.path={copies}/{source}", f"target.path={copies}/{target}"]
-        text = ["data=text", f"data.files=[{text_files}/*.txt]", "data.report_share=0.5", f"store={copies}/store"]
+        text = ["data=text", f"data.files=[{text_files}/*.txt]", "data.evaluation_share=0.5", f"store={copies}/store"]
         return run_job(composed(*measure, *models, *text, *words, entry="analyze"))
 
     return job
@@ -146,11 +146,11 @@ def read(copies, text_files):
 @pytest.mark.parametrize(
     ("target", "low", "high", "says"),
     [
-        ("copy4", 3.7, 4.3, "as much as gelu-3l-mini[path=base] shares with its copy of 4.0"),
-        ("copy3.5", 3.35, 3.65, "as much as gelu-3l-mini[path=base] shares with its copy of 3."),
-        ("copy3", 2.7, 3.3, "as much as gelu-3l-mini[path=base] shares with its copy of 3.0"),
-        ("base", 8, 8, "share 100 % of what varies"),
-        ("other", 2, 2, "share no more than a network does that only mixes"),
+        ("copy4", 3.7, 4.3, "as similar as gelu-3l-mini[path=base] is to its copy rounded to 4.0 bits"),
+        ("copy3.5", 3.35, 3.65, "as similar as gelu-3l-mini[path=base] is to its copy rounded to 3."),
+        ("copy3", 2.7, 3.3, "as similar as gelu-3l-mini[path=base] is to its copy rounded to 3.0 bits"),
+        ("base", 8, 8, "rounded to 8 or more bits"),
+        ("other", 2, 2, "no more similar than a network that only mixes"),
     ],
 )
 def test_copies_read_as_they_were_made(read, capsys, target, low, high, says):
@@ -164,7 +164,7 @@ def test_copies_read_as_they_were_made(read, capsys, target, low, high, says):
 
 def test_further_rungs_stand_beside_bits(read, copies, capsys):
     plain = read("base", "copy3")
-    result = read("base", "copy3", f"measure.rungs=[bits,layers,text,{copies}/copy4,{copies}/base]")
+    result = read("base", "copy3", f"measure.calibration_points=[bits,layers,text,{copies}/copy4,{copies}/base]")
     assert result.table.equals(plain.table)
     rungs = result.tables["rungs"]
     base = rungs[rungs["model"] == "gelu-3l-mini[path=base]"].pivot(index="rung", columns="layer", values="value")
@@ -179,14 +179,14 @@ def test_further_rungs_stand_beside_bits(read, copies, capsys):
 
 @pytest.mark.parametrize("rungs", [[], ["bits"], ["bits", "bits"]])
 def test_spellings_of_the_same_rungs_are_one_job(rungs):
-    assert RulerConfig(rungs=rungs) == RulerConfig()
-    assert RulerConfig(rungs=[*rungs, "layers", "layers"]).rungs == ["bits", "layers"]
+    assert RulerConfig(calibration_points=rungs) == RulerConfig()
+    assert RulerConfig(calibration_points=[*rungs, "layers", "layers"]).calibration_points == ["bits", "layers"]
 
 
 def test_a_rung_with_a_shorter_context_reads_the_same_words(read, copies):
     """bert-mini reads 64 tokens, with [CLS] and [SEP]; pieces of text for the others have up to 128 words."""
     shorter = load_model("bert-mini")
-    result = read("base", "copy3", "measure.rungs=[bits,bert-mini]")
+    result = read("base", "copy3", "measure.calibration_points=[bits,bert-mini]")
     assert shorter.context < load_model(f"{copies}/base").context, "control"
     rung = result.tables["rungs"].query("rung == 'bert-mini'")
     assert len(rung) == 2 * len(result.table)
@@ -198,7 +198,7 @@ def test_a_rung_that_cannot_be_loaded_stops_the_job_before_any_other_rung(read, 
     (tmp_path / "damaged" / "model.safetensors").write_bytes(b"damaged")
     monkeypatch.setattr(WordComparison, "read", lambda *_: pytest.fail("another rung was made first"))
     with pytest.raises(ModelError, match="damaged"):
-        read("base", "copy3", f"measure.rungs=[bits,{tmp_path}/damaged]")
+        read("base", "copy3", f"measure.calibration_points=[bits,{tmp_path}/damaged]")
 
 
 def test_rungs_are_kept_when_a_job_stops(read, monkeypatch, tmp_path):
@@ -257,7 +257,7 @@ def test_r2_is_what_the_ruler_shares_of_the_same_words(read, capsys):
     assert len(table) == 16
     assert (table["low"] <= table["value"]).all()
     assert (table["plain_back"] <= table["plain_back_high"]).all()
-    assert "With words, positions and neighbours left in, R² is" in capsys.readouterr().out
+    assert "Before word, position and earlier tokens are regressed out, R² is" in capsys.readouterr().out
     assert result.instrument.label(result) == "residual R²"
 
 
@@ -313,7 +313,7 @@ def test_layer_pairs_are_the_same_however_many_predictors_fit_in_memory(monkeypa
 
 OF_LAYERS = {
     "cka": ["measure=cka", "measure.batches=4"],
-    "words": ["measure=cka", "measure.batches=2", "measure.level=word", "measure.given=token"],
+    "words": ["measure=cka", "measure.batches=2", "measure.unit=word", "measure.conditional_on=token"],
     "mutual_knn": ["measure=mutual_knn", "measure.batches=2"],
 }
 
@@ -401,7 +401,7 @@ def test_stitches_of_copies_read_as_they_were_made(tmp_path, bits, low, high):
     base.tokenizer.save_pretrained(tmp_path / "copy")
     last = base.n_layers - 1
     words = ["model=gpt2-mini", f"model.path={tmp_path}/copy", "model@target=gpt2-mini", "data=grammar"]
-    words += ["stitch=identity", f"layers=[[{last},{last}]]", "data.report_tokens=4096", f"store={tmp_path}/store"]
+    words += ["stitch=identity", f"layers=[[{last},{last}]]", "data.evaluation_tokens=4096", f"store={tmp_path}/store"]
     table = run_job(composed(*words)).table
     assert low <= table["reading"].iloc[0] <= high
     if bits == 3:

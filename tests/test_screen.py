@@ -80,7 +80,7 @@ def stitched(aligned: bool) -> Result:
 def compared() -> Result:
     scalars = DOCUMENTS | {"batches": 64.0, "rows_used": 0.9, "largest_calibrated": 0.5, "largest_p": 0.05}
     scalars |= {"distance": 0.5, "distance_low": 0.4, "distance_high": 0.6}
-    config = {"measure": {"given": "token", "tokens_per_batch": 1024}}
+    config = {"measure": {"conditional_on": "token", "tokens_per_batch": 1024}}
     return made(layer_pairs(*NAMES, 3, 4), scalars, config=config)
 
 
@@ -365,8 +365,8 @@ def check_dry_run(cli, tmp_path, script, words, seen):
 
 
 def test_what_the_store_has_is_not_to_do(cli, minis, text_files, tmp_path):
-    words = ["measure=loss", f"model.path={minis}/a", "model.context=32", "data=text", "data.report_tokens=2048"]
-    words += [f"data.files=[{text_files}/*.txt]", "data.report_share=0.4", f"store={tmp_path}/store"]
+    words = ["measure=loss", f"model.path={minis}/a", "model.context=32", "data=text", "data.evaluation_tokens=2048"]
+    words += [f"data.files=[{text_files}/*.txt]", "data.evaluation_share=0.4", f"store={tmp_path}/store"]
     cli("analyze.py", *words)
     plan = forecast(compose_job("analyze", words))
     assert [job.is_stored for job in plan.jobs] == [True]

@@ -78,7 +78,7 @@ def test_cka_is_that_of_the_models(root, sides):
     [
         {"measure": "mutual_knn"},
         {"measure": "procrustes"},
-        {"given": "token_position"},
+        {"conditional_on": "token_position"},
         {"flatten": "mean", "batches": 2},
         {"null": True, "permutations": 9},
     ],
@@ -663,3 +663,31 @@ def test_an_index_of_what_came_back_is_checked(root, tmp_path, prompts):
     (tmp_path / "nothing").mkdir()
     with pytest.raises(DataError, match=r"has no states: no .safetensors, .npy or .arrow file"):
         ta.index_states(tmp_path / "nothing", model="a", blocks=4)
+
+
+WRONG_ARGUMENTS = {
+    "text for a switch": {"embed": "no"},
+    "a fraction of a word": {"words": 1.5},
+    "a switch for a number": {"words": True},
+    "no layers": {"layers": []},
+    "one layer twice": {"layers": [1, 1]},
+}
+
+
+@pytest.mark.parametrize("arguments", WRONG_ARGUMENTS.values(), ids=WRONG_ARGUMENTS)
+def test_write_states_refuses_arguments_of_other_types(arguments, tmp_path):
+    with pytest.raises(ValueError, match=f"^{next(iter(arguments))}="):
+        ta.write_states("gelu-3l-mini", tmp_path / "states", texts=["A cat sat here."] * 5, **arguments)
+    assert not (tmp_path / "states").exists()
+
+
+NO_PROMPTS = {"binary": b"\xff\xfe\x00", "nested ids": b'{"prompt_token_ids": [[1]], "document": 0, "text": "x"}\n'}
+
+
+@pytest.mark.parametrize("content", NO_PROMPTS.values(), ids=NO_PROMPTS)
+def test_a_file_without_prompts_is_refused_by_its_name(content, tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    path.write_bytes(content)
+    for prompts in (path, tmp_path, tmp_path / "missing"):
+        with pytest.raises(DataError, match=prompts.name):
+            ta.index_states(tmp_path, model="mine", blocks=3, prompts=prompts)

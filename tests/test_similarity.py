@@ -30,13 +30,13 @@ def job(models, text_files):
 
     def run(entry, target, *words):
         pair = [f"model.path={models}/base", f"target.path={models}/{target}"]
-        text = ["data=text", f"data.files=[{text_files}/*.txt]", "data.report_share=0.5", f"store={models}/store"]
+        text = ["data=text", f"data.files=[{text_files}/*.txt]", "data.evaluation_share=0.5", f"store={models}/store"]
         return run_job(composed(*pair, *text, *words, entry=entry))
 
     return run
 
 
-CLOSED = ("stitch=least_squares", "data.fit_tokens=4096", "data.report_tokens=2048", "ruler=null")
+CLOSED = ("stitch=least_squares", "data.fit_tokens=4096", "data.evaluation_tokens=2048", "ruler=null")
 SOME = "layers=[[1,1],[3,2]]"
 
 

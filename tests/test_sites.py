@@ -206,7 +206,7 @@ def test_two_models_of_different_sites_by_function_and_command(tmp_path, monkeyp
 
 
 def test_a_stitch_before_the_mlp(tmp_path):
-    few = {"site": "resid_mid", "layers": [1], "report_tokens": 2048, "texts": TEXTS}
+    few = {"site": "resid_mid", "layers": [1], "evaluation_tokens": 2048, "texts": TEXTS}
     result = thinkalike.stitch("gelu-3l-mini", kind="identity", **few)
     assert (result.table["penalty"] == 0).all()
     assert "before their MLP: gelu-3l-mini at resid_mid" in result._repr_html_()

@@ -37,7 +37,7 @@ from thinkalike.data.grammar import (
 )
 from thinkalike.data.recordings import read_recording
 from thinkalike.data.stimuli import Stimuli, controlled_stimuli, crossed_stimuli
-from thinkalike.data.tables import read_conllu, read_stimuli, read_table, with_named_index
+from thinkalike.data.tables import checked_frame, read_conllu, read_stimuli, read_table, with_named_index
 from thinkalike.errors import DataError
 from thinkalike.inputs import stimuli_config
 
@@ -1050,7 +1050,7 @@ def test_a_feature_that_is_asked_for_twice_is_refused(tmp_path):
         stimuli_of("crossed", features=["Number", "Number"])
 
 
-@pytest.mark.parametrize("name", ["", "  ", None, float("nan"), "Unnamed: 0", pd.NA])
+@pytest.mark.parametrize("name", ["", "  ", "Unnamed: 0"])
 def test_columns_without_a_name_are_no_features(name):
     frame = numbered_table()
     frame[name] = [5, 6] * 16
@@ -1117,3 +1117,10 @@ def test_cells_that_are_read_differently_have_different_digests(make):
         cells = pd.Series([make(text) for text in texts] * 8, dtype=object)
         digests.append(stimuli_config(numbered_table(kind=cells), {}).table.digest)
     assert digests[0] != digests[1]
+
+
+@pytest.mark.parametrize("name", [None, float("nan"), pd.NA])
+def test_a_column_whose_name_is_missing_is_refused(name):
+    table = pd.DataFrame({"text": ["a cat", "a dog"], "word": ["cat", "dog"], name: ["x", "y"]})
+    with pytest.raises(DataError, match="has a column named"):
+        checked_frame(table, "stimuli")

@@ -656,6 +656,38 @@ def test_other_folders_are_no_results(store, listed):
     assert listed(store).err == ""
 
 
+NEAR_A_STORE = {  # a folder that is named in place of the store, from the folder around the store
+    "a kind": "mine/cka",
+    "a result": "mine/cka/aa",
+    "the folder around it": ".",
+    "a kind, by a path up": "mine/loss/../cka",
+}
+READERS = {
+    "results": lambda folder: selected(search(Query.parsed([folder]).store), Query.parsed([folder])),
+    "results with store=": lambda folder: search(Query.parsed([f"store={folder}"]).store),
+    "from Python": thinkalike.results,
+    "report": lambda folder: gather([folder]),
+}
+
+
+@pytest.mark.parametrize("name", NEAR_A_STORE)
+@pytest.mark.parametrize("reader", READERS)
+def test_a_folder_inside_or_around_a_store_is_said_to_be_that(name, reader, tmp_path, monkeypatch):
+    for kind in ("cka", "loss"):
+        finish(tmp_path / "mine", kind, "aa", {"table": TABLE})
+    monkeypatch.chdir(tmp_path)
+    if (name, reader) == ("a result", "report"):
+        return  # a page may be that of one result
+    with pytest.raises(StoreError, match=f"is not a store itself; the store is {tmp_path}/mine"):
+        READERS[reader](NEAR_A_STORE[name])
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_a_path_with_nul_is_one_line(reader):
+    with pytest.raises(ConfigError, match="no character NUL"):
+        READERS[reader]("a\0b")
+
+
 @pytest.mark.parametrize(("words", "named"), [("sort=skore", "score"), ("knd=loss", "kind"), ("kind=los", "loss")])
 def test_a_bad_query_names_what_is_meant(store, words, named):
     with pytest.raises(ConfigError, match=named):

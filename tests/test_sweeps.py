@@ -71,7 +71,7 @@ def test_a_searching_sweeper_gets_the_headline_of_each_job(cli, small_stitching,
     launched, sweep = [], BasicSweeper.sweep
     monkeypatch.setattr(BasicSweeper, "sweep", lambda self, arguments: launched.extend(sweep(self, arguments)))
     words = [word for word in small_stitching if word.startswith(("data", "store", "model.")) and "tokens" not in word]
-    assert cli("analyze.py", "-m", "measure=loss", "data.report_tokens=2048,1", *words).status == 1
+    assert cli("analyze.py", "-m", "measure=loss", "data.evaluation_tokens=2048,1", *words).status == 1
     found, failed = (job.return_value for batch in launched for job in batch)
     (result,) = results_in(cli.folder / "results")
     assert (found, failed) == (result.headlines[0].value, None)
@@ -220,7 +220,7 @@ FILES = {
     "own/data/notes.yaml": "defaults: [text, _self_]\nname: notes\nfiles: [~/notes/*.txt]\n",
     "own/hydra/launcher/mine.yaml": "defaults: [joblib, _self_]\nn_jobs: 2\n",
     "own/mine.yaml": "defaults: [train, {override stitch: affine}, _self_]\n"
-    "layers: [[1, 1]]\nstitch: {steps: 6, warmup: 1, tokens_per_step: 512}\ndata: {report_tokens: 4096}\n",
+    "layers: [[1, 1]]\nstitch: {steps: 6, warmup: 1, tokens_per_step: 512}\ndata: {evaluation_tokens: 4096}\n",
 }
 
 
@@ -273,7 +273,7 @@ def test_a_sweep_without_a_folder_of_its_own_is_one_line(cli):
 
 @pytest.mark.parametrize("path", ["/gone/x", "", "."])
 def test_a_variable_of_a_sweep_that_ended_is_ignored(path, cli):
-    done = cli("analyze.py", "model=gelu-3l-mini", "data.report_tokens=1024", "dry_run=true", env={SHARED: path})
+    done = cli("analyze.py", "model=gelu-3l-mini", "data.evaluation_tokens=1024", "dry_run=true", env={SHARED: path})
     assert (done.status, "dry run" in done.stderr + done.stdout) == (0, True), done.stderr
 
 

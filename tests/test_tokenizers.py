@@ -174,7 +174,13 @@ def test_a_pattern_that_takes_too_many_steps_is_an_error_like_others(when, check
     path.write_text(json.dumps({**json.loads(path.read_text()), "pre_tokenizer": pattern}))
     for number in range(4):
         (tmp_path / f"{number}.txt").write_text(tiny.document(number) + " " + "abcd" * 20)
-    words = ["measure=loss", f"model={folder}", "data=text", f"data.files=[{tmp_path}/*.txt]", "data.report_share=0.7"]
+    words = [
+        "measure=loss",
+        f"model={folder}",
+        "data=text",
+        f"data.files=[{tmp_path}/*.txt]",
+        "data.evaluation_share=0.7",
+    ]
     words += ["logger=none"]
     with pytest.raises(ModelError, match="retry-limit"):
         run_job(composed(*words, f"store={tmp_path}/store", entry="analyze"))

@@ -38,7 +38,7 @@ from thinkalike.models.load import load_model
 def text(text_files, tmp_path_factory):
     """The words of a small text, its cache, and a store."""
     folder = tmp_path_factory.mktemp("trajectories")
-    return ["data=text", f"data.files=[{text_files}/*.txt]", "data.report_share=0.5", f"data.cache={folder}/cache",
+    return ["data=text", f"data.files=[{text_files}/*.txt]", "data.evaluation_share=0.5", f"data.cache={folder}/cache",
             f"store={folder}/results"]  # fmt: skip
 
 

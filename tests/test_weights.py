@@ -15,6 +15,7 @@ from torch.nn.utils import parametrizations
 import tiny
 from thinkalike.config import ModelConfig
 from thinkalike.errors import ModelError
+from thinkalike.files import LARGEST_READ_WHOLE
 from thinkalike.models.families import stated_quantization
 from thinkalike.models.load import load_model
 from thinkalike.models.plausible import check_plausible
@@ -640,11 +641,12 @@ REFUSED_SETTINGS = [
 WARNED_SETTINGS = [
     *(("use_qk_norm", True), ("hidden_activation", "relu"), ("no_rope_layers", [0, 0, 0, 0])),
     ("layer_types", ["sliding_attention", "full_attention"] * 2),
+    *(("activation_function", "relu"), ("scale_attn_weights", False)),
 ]
 NEUTRAL_SETTINGS = [
     *(("alibi", False), ("residual_multiplier", 1.0), ("logit_scale", 1.0), ("sliding_window", 0)),
     *(("position_embedding_type", "absolute"), ("max_length", 20), ("is_gpt_config", True), ("a_new_name", 7)),
-    ("gradient_checkpointing", True),
+    *(("gradient_checkpointing", True), ("activation_function", "gelu"), ("use_qk_norm", False)),
 ]
 
 
@@ -654,6 +656,65 @@ def test_a_setting_that_another_architecture_reads_is_refused(whole, name, value
     restate(folder, **{name: value})
     assert f"config.json says {name}={value}, which GPTNeoXForCausalLM does not read" in line_of("gpt_neox", folder)
     assert load("gpt_neox", folder, implausible=True), "and loads where the user knows better"
+
+
+READ_WHOLE = [
+    *("tokenizer_config.json", "tokenizer.json", "special_tokens_map.json", "added_tokens.json", "vocab.json"),
+    *("merges.txt", "spiece.model", "generation_config.json", "chat_template.json", "config.json"),
+]
+
+
+@pytest.mark.parametrize("name", READ_WHOLE)
+def test_a_file_that_would_fill_the_memory_is_refused_at_once(name, whole):
+    folder = whole("gpt_neox")
+    with (folder / name).open("a"):
+        os.truncate(folder / name, LARGEST_READ_WHOLE + 1)
+    began = time.monotonic()
+    assert f"{name} has at least {LARGEST_READ_WHOLE + 1:,} bytes" in line_of("gpt_neox", folder)
+    assert time.monotonic() - began < 5
+
+
+def test_a_long_file_that_loading_does_not_read_is_no_fault(whole):
+    folder = whole("gpt_neox")
+    for name in ("trainer_state.json", "train.txt"):
+        (folder / name).touch()
+        os.truncate(folder / name, LARGEST_READ_WHOLE + 1)
+    assert load("gpt_neox", folder)
+
+
+MINI_SETTINGS = {
+    "layer_norm_epsilon": 0.01,
+    "activation_function": "relu",
+    "rope_parameters": {"rope_theta": 77.0},
+    "partial_rotary_factor": 0.5,
+    "a_new_name": 0,
+}
+
+
+@pytest.mark.parametrize("name", MINI_SETTINGS)
+def test_an_entry_that_a_mini_does_not_read_is_said(name, tmp_path, caplog):
+    folder = tiny.write_mini(tmp_path / "mini")
+    load_model(folder)
+    assert caplog.text == "", "control"
+    restate(folder, **{name: MINI_SETTINGS[name]})
+    load_model(folder)
+    assert f"config.json says {name}, which the family native does not read" in caplog.text
+
+
+@pytest.mark.parametrize("value", [5, {"quant_method": "bitsandbytes", "load_in_8bit": True}])
+def test_a_mini_is_never_quantised(value, tmp_path):
+    folder = tiny.write_mini(tmp_path / "mini")
+    restate(folder, quantization_config=value)
+    with pytest.raises(ModelError, match=r"states a quantization_config, and a model of the family native"):
+        load_model(folder)
+
+
+@pytest.mark.parametrize(("name", "value"), [("d_mlp", ""), ("d_mlp", 0), ("act_fn", ""), ("a_new_name", 3)])
+def test_a_mini_is_built_as_its_architecture_states(name, value, tmp_path):
+    folder = tiny.write_mini(tmp_path / "mini")
+    restate(folder, architecture={**tiny.ARCHITECTURE, name: value})
+    with pytest.raises(ModelError, match=rf"config\.json says architecture\.{name}=|cannot load model=mini"):
+        load_model(folder)
 
 
 @pytest.mark.parametrize(("name", "value"), WARNED_SETTINGS)

@@ -241,39 +241,54 @@ def write_llama(folder: Path, kind: str = "F32", **sizes) -> Path:
     return folder
 
 
-def write_gguf(folder: Path, file: Path, kind: str = "F32", leave_out: str = "-", **fields) -> Path:
+def write_gguf(
+    folder: Path, file: Path, kind: str = "F32", leave_out: str = "-", tensors: dict | None = None, **fields
+) -> Path:
     """The Llama of a folder as llama.cpp's converter writes it: rows of queries and keys in another order.
 
     Args:
         kind: how its matrices are quantised; its vectors are F32.
         leave_out: the tensor that is not written.
-        fields: more fields, such as {"split.count": 2}.
+        tensors: the shapes of more tensors, by their names.
+        fields: other or more fields, such as {"split.count": 2}; None leaves one out.
     """
     import gguf
 
     shape, weights = json.loads((folder / "config.json").read_text()), load_file(folder / "model.safetensors")
     parts = json.loads((folder / "tokenizer.json").read_text())
-    writer = gguf.GGUFWriter(file, "llama")
-    writer.add_vocab_size(shape["vocab_size"])
-    writer.add_context_length(shape["max_position_embeddings"])
-    writer.add_embedding_length(shape["hidden_size"])
-    writer.add_block_count(shape["num_hidden_layers"])
-    writer.add_feed_forward_length(shape["intermediate_size"])
-    writer.add_head_count(shape["num_attention_heads"])
-    writer.add_head_count_kv(shape["num_key_value_heads"])
-    writer.add_rope_dimension_count(shape["head_dim"])
-    writer.add_rope_freq_base(shape["rope_parameters"]["rope_theta"])
-    writer.add_layer_norm_rms_eps(shape["rms_norm_eps"])
     tokens = sorted(parts["model"]["vocab"], key=parts["model"]["vocab"].__getitem__)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre(fields.pop("tokenizer.ggml.pre", "gpt-2"))
-    writer.add_token_list(tokens)
-    writer.add_token_types([3 if token.startswith("<|") else 1 for token in tokens])
-    writer.add_token_merges([" ".join(pair) for pair in parts["model"]["merges"]])
-    writer.add_bos_token_id(0)
-    writer.add_eos_token_id(0)
-    for name, value in fields.items():
-        (writer.add_uint32 if isinstance(value, int) else writer.add_string)(name, value)
+    usual = {
+        "llama.vocab_size": shape["vocab_size"],
+        "llama.context_length": shape["max_position_embeddings"],
+        "llama.embedding_length": shape["hidden_size"],
+        "llama.block_count": shape["num_hidden_layers"],
+        "llama.feed_forward_length": shape["intermediate_size"],
+        "llama.attention.head_count": shape["num_attention_heads"],
+        "llama.attention.head_count_kv": shape["num_key_value_heads"],
+        "llama.rope.dimension_count": shape["head_dim"],
+        "llama.rope.freq_base": float(shape["rope_parameters"]["rope_theta"]),
+        "llama.attention.layer_norm_rms_epsilon": float(shape["rms_norm_eps"]),
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "gpt-2",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [3 if token.startswith("<|") else 1 for token in tokens],
+        "tokenizer.ggml.merges": [" ".join(pair) for pair in parts["model"]["merges"]],
+        "tokenizer.ggml.bos_token_id": 0,
+        "tokenizer.ggml.eos_token_id": 0,
+    }
+    writer = gguf.GGUFWriter(file, "llama")
+    adding = {
+        bool: writer.add_bool,
+        int: writer.add_uint32,
+        float: writer.add_float32,
+        str: writer.add_string,
+        list: writer.add_array,
+    }
+    for name, value in {**usual, **fields}.items():
+        if value is not None:
+            adding[type(value)](name, value)
+    for name, size in (tensors or {}).items():
+        writer.add_tensor(name, torch.ones(size).numpy())
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, shape["num_hidden_layers"])
     for name, weight in weights.items():
         if name == leave_out:

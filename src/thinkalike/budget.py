@@ -136,7 +136,7 @@ def _with_choice(config: Config, choice: SettingValues) -> Config:
 
 
 def in_words_of(settings: Mapping[str, object]) -> str:
-    """Return settings in words, the layers first: "layers 0→0, 5→6, data.report_tokens=8192"."""
+    """Return settings in words, the layers first: "layers 0→0, 5→6, data.evaluation_tokens=8192"."""
     words = []
     layers = settings.get("layers")
     if isinstance(layers, list | tuple):

@@ -15,8 +15,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
+from thinkalike.code_text import code_text, is_installed, is_own_class
 from thinkalike.errors import short
 
 if TYPE_CHECKING:
@@ -121,7 +123,7 @@ def read_json(path: Path, largest: int = LARGEST_JSON, unique: bool = False) -> 
         raise ValueError(f"it has more than {largest:,} bytes")
     pairs_hook = None
     if unique:
-        pairs_hook = _with_unique_names
+        pairs_hook = with_unique_names
     try:
         value = json.loads(content.decode("utf-8"), object_pairs_hook=pairs_hook)
     except RecursionError:
@@ -132,7 +134,12 @@ def read_json(path: Path, largest: int = LARGEST_JSON, unique: bool = False) -> 
     return value
 
 
-def _with_unique_names(pairs: list[tuple[str, object]]) -> dict[str, object]:
+def with_unique_names(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """Return an object of JSON, for `json.loads(object_pairs_hook=...)`.
+
+    Raises:
+        ValueError: it has a name twice; readers of JSON drop all values but one.
+    """
     content = dict(pairs)
     if len(content) < len(pairs):
         counts = Counter(name for name, _ in pairs)
@@ -259,7 +266,7 @@ def _state_of_tokenizer(tokenizer: PreTrainedTokenizerBase) -> str | None:
     The backend writes all of itself in a tenth of the time that its parts take.
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
-    if not backend:
+    if not backend or runs_own_code(tokenizer):
         return None
     settings = [getattr(tokenizer, "split_special_tokens", None)]
     for mark in MARKS:
@@ -274,10 +281,37 @@ def tokenizer_facts(tokenizer: PreTrainedTokenizerBase) -> dict[str, object]:
         "special tokens": {mark: getattr(tokenizer, f"{mark}_token_id", None) for mark in MARKS},
         "treatment of special tokens": bool(getattr(tokenizer, "split_special_tokens", False)),
     }
+    if runs_own_code(tokenizer):
+        facts |= _facts_of_own_code(tokenizer)
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend:
         return facts | _facts_of_backend(json.loads(backend.to_str()))
     return facts | _facts_of_python_tokenizer(tokenizer)
+
+
+def runs_own_code(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Return whether a tokenizer has a class or a function that is of no installed package."""
+    if is_own_class(type(tokenizer)):
+        return True
+    attributes = list(vars(tokenizer).values())
+    for kind in type(tokenizer).__mro__:
+        attributes += vars(kind).values()
+    functions = [value for value in attributes if isinstance(value, FunctionType | MethodType)]
+    return not all(is_installed(function.__module__) for function in functions)
+
+
+def _facts_of_own_code(tokenizer: PreTrainedTokenizerBase) -> dict[str, object]:
+    """Return the functions of a tokenizer that are of no installed package, and what it does.
+
+    What it does are the ids of some texts.
+    """
+    codes = {}
+    for attributes in [vars(kind) for kind in type(tokenizer).__mro__] + [vars(tokenizer)]:
+        for name, value in attributes.items():
+            if isinstance(value, FunctionType | MethodType) and not is_installed(value.__module__):
+                codes[name] = code_text(value.__code__)
+    ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in PROBES]
+    return {"code": codes, "ids of probes": [list(map(int, row)) for row in ids]}
 
 
 def _facts_of_backend(backend: dict[str, Any]) -> dict[str, object]:

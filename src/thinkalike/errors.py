@@ -120,6 +120,8 @@ def check_extra(extra: str, packages: Sequence[str], subject: str) -> None:
 def nearest(value: str, names: Iterable[str]) -> str:
     """Return "did you mean …?" for a likely typo, and else the list of what there is."""
     names = sorted(names)
+    if not names:
+        return "there is none"
     name_of_lower = {name.lower(): name for name in names}
     close = difflib.get_close_matches(str(value).lower(), name_of_lower, n=1, cutoff=LEAST_SIMILARITY)
     if close:

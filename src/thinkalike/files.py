@@ -30,8 +30,14 @@ REFERENCE_SIZE = 100  # values that a ${...} counts for, as OmegaConf takes as l
 MOST_NUMBERED_KEYS = 1000  # of a YAML file; settings have names
 # What YAML 1.1 reads as a number of base 8 or 60. Every writer of YAML puts such a text in quotes.
 OLD_NUMBER = re.compile(r"[-+]?(0[0-7_]+|[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?)")
+# The suffixes of files of a configuration and of a tokenizer, which libraries read as a whole, ...
+READ_WHOLE = (".json", ".txt", ".model", ".spm", ".tiktoken", ".codes", ".tokenizer")
+# ... and the most bytes of one: four times the largest published tokenizer.json, that of Gemma 3.
+LARGEST_READ_WHOLE = 2**27
 NUMBER_TAGS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 NUMBER_SIGNS = "+-.0123456789"  # how a number may begin
+# Bytes of sparse files that are read. Some file systems make holes of zeros that a program wrote.
+MOST_BYTES_IN_HOLES = 2**28
 
 
 class ForeignFileError(ValueError):
@@ -74,6 +80,14 @@ def what_pulls(path: Path) -> str:
     """Return the message that a file is a pointer of Git LFS, with the remedy."""
     folder = shlex.quote(str(path.parent))
     return f"{path} is a pointer of Git LFS and not the file itself; run: cd {folder} && git lfs pull"
+
+
+def too_large(file: str, size: int) -> str:
+    """Return the message that a file is too large to be read as a whole."""
+    return (
+        f"{file} has at least {size:,} bytes, and {LARGEST_READ_WHOLE:,} are the most that are "
+        "read as a whole; give the checkpoint's own file"
+    )
 
 
 def open_regular(path: Path, follow: bool = True) -> BinaryIO:
@@ -121,6 +135,11 @@ def bytes_in_holes(path: Path, most: int) -> int:
                 position = size
             holes += position - hole
         return holes
+
+
+def is_sparse(path: Path) -> bool:
+    """Return whether so much of a file is holes that it is not read; links are followed."""
+    return bytes_in_holes(path.resolve(), MOST_BYTES_IN_HOLES) > MOST_BYTES_IN_HOLES
 
 
 def read_bytes(path: Path, most: int, follow: bool = True) -> bytes:

@@ -13,12 +13,16 @@ from collections.abc import Callable, Iterator
 from http.client import responses
 from pathlib import Path
 from time import monotonic, sleep
-from typing import Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 
 import httpx2
 
 from thinkalike.digests import remembered_digest
-from thinkalike.errors import ModelError, chain
+from thinkalike.errors import ConfigError, ModelError, chain, short
+from thinkalike.files import LARGEST_READ_WHOLE, READ_WHOLE, too_large
+
+if TYPE_CHECKING:
+    from huggingface_hub import DatasetInfo, ModelInfo
 
 RepositoryKind = Literal["model", "dataset"]
 Answer = TypeVar("Answer")
@@ -37,6 +41,21 @@ PATIENCE = 20.0
 LEAST_RATE = 2000.0
 SHA256 = re.compile(r"[0-9a-f]{64}")  # names of cached files whose digest the hub states
 COMMIT_SHA = re.compile(r"[0-9a-f]{40}")
+
+# What git refuses in the name of a branch or a tag (git help check-ref-format). The hub's library
+# makes paths of these names, which "../x" and "/x" would lead out of its cache.
+NO_REVISION = re.compile(
+    r"[\x00-\x20\x7f~^:?*\[\\]"  # a control character, a space, or a sign of git's own
+    r"|\.\.|@\{|//|^@$"
+    r"|(^|/)\."  # a part that begins with a dot
+    r"|^/|/$|\.$|\.lock($|/)"
+)
+
+# An ETag, of which the library makes the name of a file: a digest, or a mirror's word for one.
+ETAG = re.compile(r'(W/)?"?[\w+=-]+"?')
+
+# A file of a certain commit, in the address of a request.
+FILE_OF_COMMIT = re.compile(r"/resolve/(?P<commit>[0-9a-f]{40})/")
 
 
 class Commit(NamedTuple):
@@ -60,30 +79,91 @@ class Commit(NamedTuple):
 def _sending_steadily() -> Iterator[None]:
     """End downloads of the hub's library that would take for ever, while this is open.
 
-    The library limits the time between two bytes, and not the time of all bytes.
+    The library limits the time between two bytes, and not the time of all bytes. It also makes
+    paths of what the hub states, and reads files of any size; see `_check_answer`.
     """
     from huggingface_hub.utils import get_session
 
     session = get_session()
     earlier_hooks = session.event_hooks
 
+    refusals: list[ModelError] = []
+
     def watch(response: httpx2.Response) -> None:
+        try:
+            _check_answer(response)
+        except ModelError as error:
+            refusals.append(error)
+            raise
         if isinstance(response.stream, httpx2.SyncByteStream):
-            response.stream = _SteadyStream(response.stream)
+            response.stream = _SteadyStream(response.stream, _most_bytes(response))
 
     response_hooks = [*earlier_hooks.get("response", ()), watch]
     session.event_hooks = {**earlier_hooks, "response": response_hooks}
     try:
         yield
+    except Exception as error:
+        if refusals and error is not refusals[0]:
+            raise refusals[0] from error  # transformers calls the file missing
+        raise
     finally:
         session.event_hooks = earlier_hooks
+    if refusals:
+        raise refusals[0]
+
+
+def _check_answer(response: httpx2.Response) -> None:
+    """Refuse an answer of the hub that would lead its library astray.
+
+    Raises:
+        ModelError: a commit or an ETag cannot be one, so that files would be written outside the
+            cache; the file is of another commit than was asked for; or it is too large to be read
+            as a whole.
+    """
+    from huggingface_hub import constants
+
+    address = response.request.url.path
+    commit = response.headers.get(constants.HUGGINGFACE_HEADER_X_REPO_COMMIT)
+    if commit is not None:
+        if not COMMIT_SHA.fullmatch(commit):
+            raise ModelError(
+                f"{constants.ENDPOINT} states the commit {short(commit)} for {address}, which is "
+                "not 40 hexadecimal digits; check HF_ENDPOINT and proxies"
+            )
+        asked = FILE_OF_COMMIT.search(address)
+        if asked is not None and not response.is_error and asked["commit"] != commit:
+            raise ModelError(
+                f"{constants.ENDPOINT} has {address} of the commit {commit} alone, so that files "
+                "of two commits would be mixed; check HF_ENDPOINT, and load it again"
+            )
+        for header in (constants.HUGGINGFACE_HEADER_X_LINKED_ETAG, "ETag"):
+            etag = response.headers.get(header)
+            if etag is not None and not ETAG.fullmatch(etag):
+                raise ModelError(
+                    f"{constants.ENDPOINT} states the {header} {short(etag)} for {address}, which "
+                    "is no digest of a file; check HF_ENDPOINT and proxies"
+                )
+
+    most = _most_bytes(response)
+    for header in (constants.HUGGINGFACE_HEADER_X_LINKED_SIZE, "Content-Length"):
+        size = response.headers.get(header, "")
+        if most is not None and size.isdecimal() and int(size) > most:
+            raise ModelError(too_large(address, int(size)))
+
+
+def _most_bytes(response: httpx2.Response) -> int | None:
+    """Return the most bytes that the file of an answer may have; None if there is no limit."""
+    if response.request.url.path.endswith(READ_WHOLE):
+        return LARGEST_READ_WHOLE
+    return None
 
 
 class _SteadyStream(httpx2.SyncByteStream):
-    """A stream of bytes that raises an error if too few arrive."""
+    """A stream of bytes that raises an error if too few arrive, or more than `most`."""
 
-    def __init__(self, stream: httpx2.SyncByteStream):
+    def __init__(self, stream: httpx2.SyncByteStream, most: int | None):
         self.stream = stream
+        self.most = most
 
     def __iter__(self) -> Iterator[bytes]:
         began = monotonic()
@@ -93,6 +173,8 @@ class _SteadyStream(httpx2.SyncByteStream):
             seconds = monotonic() - began
             if seconds > PATIENCE and received < LEAST_RATE * seconds:
                 raise httpx2.ReadError(f"it sent {received:,} bytes in {seconds:.0f} s")
+            if self.most is not None and received > self.most:
+                raise ModelError(too_large("a file of the hub", received))
             yield chunk
 
     def close(self) -> None:
@@ -107,22 +189,26 @@ def resolved(kind: RepositoryKind, repository: str, revision: str | None) -> Com
     The hub is asked once in a process, until `resolved.cache_clear()`.
 
     Raises:
+        ConfigError: the revision cannot be one.
         Exception: the hub does not answer or refuses, and there is no copy; `cause_of` explains
             it.
     """
     import huggingface_hub
     from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
 
+    check_revision(revision, repository)
+
     huggingface_hub.logging.set_verbosity_error()  # the cause is told once, in one line
     api = huggingface_hub.HfApi(endpoint=huggingface_hub.constants.ENDPOINT)
 
-    def ask() -> object:
+    def ask() -> ModelInfo | DatasetInfo:
         if kind == "model":
             return api.model_info(repository, revision=revision, timeout=ANSWER_SECONDS)
         return api.dataset_info(repository, revision=revision, timeout=ANSWER_SECONDS)
 
     try:
         info = patiently(ask)
+        sha = _stated_commit(info)
     except (RepositoryNotFoundError, RevisionNotFoundError):
         raise
     except Exception as error:  # no network, a time-out, offline mode, an HTML page
@@ -131,13 +217,37 @@ def resolved(kind: RepositoryKind, repository: str, revision: str | None) -> Com
             raise
         return commit
 
-    newest = getattr(info, "sha", None)
-    if newest and newest != revision:
+    if sha != revision:
         _remember_branch(kind, repository, revision)
-    siblings = getattr(info, "siblings", None) or []
-    files = tuple(sibling.rfilename for sibling in siblings)
-    name = getattr(info, "id", "")
-    return Commit(newest or revision or "main", files, repository=name)
+    files = tuple(sibling.rfilename for sibling in info.siblings or [])
+    return Commit(sha, files, repository=info.id)
+
+
+def check_revision(revision: object, repository: str) -> None:
+    """Raise a ConfigError for what can be no branch, tag or commit of a repository."""
+    if revision is None or revision == "":
+        return
+    if not isinstance(revision, str) or NO_REVISION.search(revision):
+        raise ConfigError(
+            f"revision={short(str(revision))} of {repository} can be no branch, tag or commit; name one, such as main"
+        )
+
+
+def _stated_commit(info: ModelInfo | DatasetInfo) -> str:
+    """Return the commit that the hub states, which names a folder of the cache.
+
+    Raises:
+        ValueError: it is no commit, or the repository has a name of a folder of this machine.
+    """
+    from huggingface_hub.utils import validate_repo_id
+
+    if not isinstance(info.sha, str) or not COMMIT_SHA.fullmatch(info.sha):
+        raise ValueError(f"the hub states the commit {short(info.sha)}, which is not 40 hexadecimal digits")
+    try:
+        validate_repo_id(info.id)
+    except ValueError:
+        raise ValueError(f"the hub states the repository {short(info.id)}, which is none") from None
+    return info.sha
 
 
 def _cached_commit(kind: RepositoryKind, repository: str, revision: str | None, trouble: Exception) -> Commit | None:

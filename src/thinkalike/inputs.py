@@ -15,6 +15,7 @@ import hashlib
 import json
 import os
 import re
+import secrets
 import sys
 from collections.abc import (
     Callable,
@@ -57,7 +58,7 @@ from thinkalike.config.recorded import RecordedArrays
 from thinkalike.config.schema import made
 from thinkalike.data.recordings import IDS, RUNS, UNNAMED_LAYER
 from thinkalike.data.tables import MARKS, with_named_index
-from thinkalike.digests import tokenizer_fingerprint
+from thinkalike.digests import runs_own_code, tokenizer_fingerprint
 from thinkalike.errors import ConfigError, one_line, plain_line
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.identity import identity_of
@@ -117,6 +118,7 @@ def model_configs(models: Mapping[str, object], settings: SettingValues) -> list
     """
     configs: list[ModelConfig] = []
     loaded: dict[tuple[int, ...], FrozenModel] = {}  # by the identities of module and tokenizer
+    call = secrets.token_hex(8)
     named = {}
     for argument, model in models.items():
         if isinstance(model, ModelConfig | str | os.PathLike):
@@ -129,7 +131,7 @@ def model_configs(models: Mapping[str, object], settings: SettingValues) -> list
         identity = tuple(id(part) for part in objects)
         if identity not in loaded:
             loaded[identity] = _loaded(model)
-        config = _told_apart(config_of(loaded[identity]), configs)
+        config = _told_apart(config_of(loaded[identity], call), configs)
         if any(label(other) == config.name for other in named.values()):
             # A model that is loaded later by this name has settings that one in memory lacks, so
             # they would tell nobody anything.
@@ -158,8 +160,17 @@ def _named_model(model: ModelConfig | str | os.PathLike[str], argument: str) -> 
         raise
 
 
-def config_of(model: FrozenModel) -> LoadedModelConfig:
-    """Return the configuration of a model in memory, with a digest of what decides its numbers."""
+def config_of(model: FrozenModel, call: str) -> LoadedModelConfig:
+    """Return the configuration of a model in memory, with a digest of what decides its numbers.
+
+    Args:
+        model: The model.
+        call: A random text that is new at each call of a function of this package. A model or a
+            tokenizer that runs code of the user's own has it in its digest: what that code reads
+            cannot be known, so no result of an earlier call may be taken for its result.
+    """
+    identity = identity_of(model)
+    has_own_code = not identity.is_complete or runs_own_code(model.tokenizer)
     how_it_runs: dict[str, object] = {
         "dtype": str(model.dtype).removeprefix("torch."),
         "bos": model.bos_each_row,
@@ -168,13 +179,15 @@ def config_of(model: FrozenModel) -> LoadedModelConfig:
     facts = [
         model.fingerprint(),
         sorted(map(repr, entries_of(model.module).items())),
-        identity_of(model),
+        [identity.digest, identity.traits],
         tokenizer_fingerprint(model.tokenizer),
         model.family.name,
         model.quantization,
         model.classes,
         how_it_runs,
     ]
+    if has_own_code:
+        facts.append(call)
     digest = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:DIGEST_DIGITS]
     sites: dict[str, object] = {}
     if model.sites:
@@ -182,6 +195,7 @@ def config_of(model: FrozenModel) -> LoadedModelConfig:
     return loaded_model_config(
         model,
         f"memory:{digest}",
+        has_own_code=has_own_code,
         name=model.name,
         device=str(model.device),
         corpus=model.corpus,

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
+from thinkalike.arguments import Count, check_whole_numbers, checks_arguments, shown
 from thinkalike.config import ModelConfig
 from thinkalike.config.parts import Site
 from thinkalike.data.tables import read_stimuli
@@ -50,6 +51,7 @@ PathLike = str | os.PathLike[str]
 
 
 @isolated()
+@checks_arguments
 def write_states(
     model: Model,
     folder: PathLike,
@@ -59,7 +61,7 @@ def write_states(
     layers: Sequence[int] | None = None,
     embed: bool = False,
     site: Site | Sequence[Site] = "resid_post",
-    words: int = DEFAULT_WORDS,
+    words: Count = DEFAULT_WORDS,
     context: int | None = None,
     dtype: StatesDType | None = None,
     field: str | None = None,
@@ -92,8 +94,8 @@ def write_states(
     """
     if texts is not None and stimuli is not None:
         raise ConfigError("texts and stimuli are written into folders of their own: leave one of them out")
-    if words < 1:
-        raise ConfigError(f"words={words} must be at least 1")
+    if layers is not None:
+        check_whole_numbers("layers", layers, fewest=1)
     source = _loaded(model)
     if site != "resid_post":
         named_sites: Site | list[Site]
@@ -119,13 +121,14 @@ def write_states(
 
 
 @isolated()
+@checks_arguments
 def write_prompts(
     model: Model,
     path: PathLike,
     *,
     texts: Text | None = None,
     stimuli: StimulusTable | None = None,
-    words: int = DEFAULT_WORDS,
+    words: Count = DEFAULT_WORDS,
     context: int | None = None,
     field: str | None = None,
     group: str | None = None,
@@ -160,11 +163,12 @@ def write_prompts(
 
 
 @isolated()
+@checks_arguments
 def index_states(
     folder: PathLike,
     *,
     model: str,
-    blocks: int,
+    blocks: Count,
     tokenizer: str | Tokenizer | None = None,
     revision: str | None = None,
     layers: Sequence[int] | None = None,
@@ -195,6 +199,10 @@ def index_states(
     thinkalike.errors.ConfigError: ...
     """
     states_folder = Path(checked_path("folder", folder))
+    if layers is not None:
+        check_whole_numbers("layers", layers, fewest=1)
+    if isinstance(documents, str | bytes):
+        raise ConfigError(f"documents={shown(documents)} must be a list with an item for each row")
     known_tokenizer: Tokenizer | None
     if isinstance(tokenizer, str):
         known_tokenizer = load_tokenizer(tokenizer, beside=states_folder)

@@ -31,14 +31,19 @@ def six(tmp_path_factory):
 def words(text_files, tmp_path):
     """The command line of a small atlas, models and store apart."""
     small = ["measure=atlas", "measure.batches=4", "measure.tokens_per_batch=256", "model.context=32"]
-    data = ["data=text", f"data.files=[{text_files}/*.txt]", "data.report_share=0.5", f"data.cache={tmp_path}/cache"]
+    data = [
+        "data=text",
+        f"data.files=[{text_files}/*.txt]",
+        "data.evaluation_share=0.5",
+        f"data.cache={tmp_path}/cache",
+    ]
     return [*small, *data, "logger=none"]
 
 
 @pytest.mark.slow
 def test_six_models_run_once_per_batch_for_four_measures(cli, words, six, forwards, tmp_path):
     kinds = ("cka", "mutual_knn", "r2", "jsd")
-    words = [*words, f"measure.measures=[{','.join(kinds)}]", "measure.words=2048", "measure.level=token"]
+    words = [*words, f"measure.measures=[{','.join(kinds)}]", "measure.words=2048", "measure.unit=token"]
     words += [list_of(six, SIX), f"store={tmp_path}/store"]
     (result,) = results(cli("analyze.py", *words))
     assert len(forwards) == len(set(forwards)), "no model reads a batch twice"
@@ -84,7 +89,10 @@ REFUSED = {
     "models=": ["models=[gelu-3l-mini]"],
     "measure.measures": ["measure.measures=[cka,mlem]"],
     "two measures": ["measure.measures=[cka,jsd]"],
-    "distance_correlation compares all rows": ["measure.measures=[cka,distance_correlation]", "measure.given=token"],
+    "distance_correlation compares all rows": [
+        "measure.measures=[cka,distance_correlation]",
+        "measure.conditional_on=token",
+    ],
     "measure.embed=true": ["measure.measures=[cka,mutual_knn,jsd]", "measure.embed=true"],
 }
 TWO = "models=[gelu-3l-mini,solu-3l-mini]"

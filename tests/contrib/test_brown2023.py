@@ -28,7 +28,12 @@ from thinkalike.store import Result
 @pytest.fixture
 def small(text_files, tmp_path):
     """The words of a small experiment."""
-    data = ["data=text", f"data.files=[{text_files}/*.txt]", "data.report_share=0.5", f"data.cache={tmp_path}/cache"]
+    data = [
+        "data=text",
+        f"data.files=[{text_files}/*.txt]",
+        "data.evaluation_share=0.5",
+        f"data.cache={tmp_path}/cache",
+    ]
     return ["measure.batches=20", "measure.tokens_per_batch=128", *data, f"store={tmp_path}/results"]
 
 

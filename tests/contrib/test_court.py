@@ -138,8 +138,18 @@ def test_every_judge_says_a_number_and_the_planted_order(heard):
 
 @pytest.fixture
 def words(text_files, minis, tmp_path):
-    rows = ["model.context=32", "measure.fit_tokens=2048", "measure.report_tokens=1024", "measure.other_tokens=1024"]
-    data = ["data=text", f"data.files=[{text_files}/*.txt]", "data.report_share=0.3", f"data.cache={tmp_path}/cache"]
+    rows = [
+        "model.context=32",
+        "measure.fit_tokens=2048",
+        "measure.evaluation_tokens=1024",
+        "measure.other_tokens=1024",
+    ]
+    data = [
+        "data=text",
+        f"data.files=[{text_files}/*.txt]",
+        "data.evaluation_share=0.3",
+        f"data.cache={tmp_path}/cache",
+    ]
     return ["measure=court", *rows, *data, f"model.path={minis}/a", "model.name=a", f"store={tmp_path}/results"]
 
 

@@ -48,7 +48,7 @@ def test_too_little_memory_is_one_line(text_files, tmp_path):
     shape = {"d_model": 16, "n_heads": 2, "d_head": 8, "d_mlp": 32}
     words += [f"model.architecture.{name}={size}" for name, size in shape.items()]
     words += ["pretrain.vocabulary=280", "pretrain.warmup=1", "data=text", "data.context=64"]
-    words += [f"data.files=[{text_files}/*.txt]", "data.report_tokens=2048", "data.report_share=0.3"]
+    words += [f"data.files=[{text_files}/*.txt]", "data.evaluation_tokens=2048", "data.evaluation_share=0.3"]
     words += [f"store={tmp_path}/results", f"data.cache={tmp_path}/cache"]
     line = one_line(*ended(words, tmp_path, limited))
     assert "memory" in line

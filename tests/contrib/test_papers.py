@@ -85,7 +85,7 @@ def test_claims_hold_where_they_are_planted(penalties, verdict, claims):
     found = claims(*penalties)
     assert [claim.verdict for claim in found] == [verdict] * 3
     assert all("hold for all together (max-t)" in claim.numbers for claim in found)
-    assert {claim.units for claim in found} == {"40 documents (as 40.0 of equal length)"}
+    assert {claim.units for claim in found} == {"40 documents (effective sample size 40.0)"}
     assert all(0 < claim.smallest_effect < 0.02 for claim in found)
     assert verdict != "holds" or "+0.200 [" in found[0].numbers
 
@@ -168,7 +168,7 @@ def test_dtype_and_device_reach_all_models_of_an_experiment(name):
         (["experiment=brown2023/figure10", "model=gelu-3l-mini"], "model@target="),
         (["experiment=salle2024/figure2", "model=gpt2"], "it takes 2"),
         (["experiment=salle2024/figure2", "model=gpt2-mini", "model@target=gpt2-mini"], "gpt2-mini"),
-        (["experiment=salle2024/figure3", "measure.given=Nmber"], "did you mean 'Number'"),
+        (["experiment=salle2024/figure3", "measure.conditional_on=Nmber"], "did you mean 'Number'"),
         (["experiment=brown2023/figure1", "measure=cka"], "measure="),
         (["experiment=brown2023/figure9", "measure=rsa"], "is about measure=cka"),
         (["experiment=brown2023/figure77"], "did you mean 'brown2023/figure"),

@@ -38,8 +38,8 @@ def tokenizer():
 @pytest.fixture
 def text(text_files, tmp_path):
     """The words of a small text, its cache, and a store."""
-    return ["data=text", f"data.files=[{text_files}/*.txt]", "data.report_share=0.5", f"data.cache={tmp_path}/cache",
-            f"store={tmp_path}/results"]  # fmt: skip
+    return ["data=text", f"data.files=[{text_files}/*.txt]", "data.evaluation_share=0.5",
+            f"data.cache={tmp_path}/cache", f"store={tmp_path}/results"]  # fmt: skip
 
 
 def test_cosine_rises_falls_and_keeps_a_tenth():
@@ -96,8 +96,8 @@ def test_pretraining_makes_a_mini_that_loads(cli, text_files, tmp_path):
     architecture = {"d_model": 16, "n_heads": 2, "d_head": 8, "d_mlp": 32}
     shape = [f"model.architecture.{key}={value}" for key, value in architecture.items()]
     small = ["pretrain.tokens=4096", "pretrain.tokens_per_step=512", "pretrain.vocabulary=280", "pretrain.warmup=2"]
-    data = ["data=text", f"data.files=[{text_files}/*.txt]", "data.report_tokens=2048"]
-    data += ["data.context=64", "data.report_share=0.3"]
+    data = ["data=text", f"data.files=[{text_files}/*.txt]", "data.evaluation_tokens=2048"]
+    data += ["data.context=64", "data.evaluation_share=0.3"]
     store = [f"store={tmp_path}/results", f"data.cache={tmp_path}/cache"]
     result = cli("train.py", "task=pretrain", "model=gelu-3l-mini", *shape, *small, *data, *store).result
     folder = result.folder / "gelu-3l-mini"

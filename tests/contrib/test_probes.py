@@ -186,7 +186,7 @@ def words(checkpoints, tmp_path_factory, text_files, tmp_path):
     """The command line of a small job on two tiny models of one tokenizer."""
     other = tiny.write_checkpoint("gpt2", tmp_path_factory.mktemp("other") / "second", seed=2)
     models = ["model=local", f"model.path={checkpoints['gpt2']}", "model@target=local", f"target.path={other}"]
-    data = ["data=text", f"data.files=[{text_files}/*.txt]", "data.report_tokens=2048", "measure.fit_tokens=4096"]
+    data = ["data=text", f"data.files=[{text_files}/*.txt]", "data.evaluation_tokens=2048", "measure.fit_tokens=4096"]
     return [*models, *data, "data.context=32", f"data.cache={tmp_path}/cache", f"store={tmp_path}/results"]
 
 
@@ -270,7 +270,7 @@ def test_a_job_steers_by_pairs_of_a_table(cli, words, pairs):
 
 def test_maps_are_least_squares_of_all_states_of_the_text(text_files, tmp_path):
     both = [tiny.frozen(1), tiny.frozen(2)]
-    text = ["data=text", f"data.files=[{text_files}/*.txt]", f"data.cache={tmp_path}", "data.report_tokens=1024"]
+    text = ["data=text", f"data.files=[{text_files}/*.txt]", f"data.cache={tmp_path}", "data.evaluation_tokens=1024"]
     corpus = read_corpus(composed(*text).data, both[0].tokenizer, 32, bos=False, fit_tokens=4096)
     (found,) = fitted_maps(*both, [(0, 2)], corpus, 0.0).values()
 

@@ -236,7 +236,7 @@ def job_in(folder, minis, text_files):
     """The command line of a small job."""
     sizes = ["sae.layer=1", "sae.width=48", "sae.k=4", "sae.tokens=1024", "sae.tokens_per_step=64"]
     sizes += ["sae.steps_per_buffer=4", "sae.map_tokens=512", "model.context=32"]
-    data = ["data=text", f"data.files=[{text_files}/*.txt]", "data.report_tokens=2048", "data.report_share=0.4"]
+    data = ["data=text", f"data.files=[{text_files}/*.txt]", "data.evaluation_tokens=2048", "data.evaluation_share=0.4"]
     store = [f"store={folder}/results", f"data.cache={folder}/cache"]
     return ["task=sae", f"model.path={minis}/a", *sizes, *data, *store]
 

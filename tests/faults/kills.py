@@ -27,7 +27,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 EVENTS = ("os.rename", "os.remove", "os.mkdir", "os.rmdir")
 
 PAIR = "model.path={here}/a target.path={here}/b model.context=32"
-TEXT = "data=text data.files=[{here}/texts/*.txt] data.report_tokens=2048 data.report_share=0.4"
+TEXT = "data=text data.files=[{here}/texts/*.txt] data.evaluation_tokens=2048 data.evaluation_share=0.4"
 SMALL = "stitch.warmup=1 stitch.tokens_per_step=128 trainer.checkpoint_every=2"
 STIMULI = "stimuli.sentences=60 stimuli.sample=80"
 COMMANDS = {

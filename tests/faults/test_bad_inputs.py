@@ -56,7 +56,7 @@ BAD: dict[str, list[str]] = {  # by script
         "measure=rsa activations=[a.npz,b.npz,a.npz]",
         "measure=cka activations=a.npz model=gpt2-mini",
         "measure=r2 activations=a.npz",
-        "measure=cka measure.given=token measure.kernel=rbf",
+        "measure=cka measure.conditional_on=token measure.kernel=rbf",
         "measure=mutual_knn measure.neighbours=1023",
         "-cd {here}/own -cn measures",
         "-m measure=cka,nope",

@@ -17,7 +17,7 @@ All this is checked in the public functions alone. Code inside calls the functio
 themselves.
 """
 
-from thinkalike.arguments.door import takes_arrays
+from thinkalike.arguments.door import checks_arguments, takes_arrays
 from thinkalike.arguments.kinds import (
     MOST_REPETITIONS,
     BatchNumber,
@@ -28,6 +28,7 @@ from thinkalike.arguments.kinds import (
     Seed,
     Size,
     check_choice,
+    check_whole_numbers,
 )
 from thinkalike.arguments.messages import shown
 from thinkalike.arguments.numeric import checked_numbers, real_numbers
@@ -48,7 +49,9 @@ __all__ = [
     "Within",
     "check_choice",
     "check_rows",
+    "check_whole_numbers",
     "checked_numbers",
+    "checks_arguments",
     "real_numbers",
     "refuse_nan",
     "shown",

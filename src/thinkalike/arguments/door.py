@@ -69,6 +69,15 @@ def takes_arrays(function: Callable[P, R]) -> Callable[..., R]:
     return taking
 
 
+def checks_arguments(function: Callable[P, R]) -> Callable[P, R]:
+    """Let a function without arrays refuse arguments of other types than its annotations name.
+
+    Raises of that function:
+        ValueError: An argument has another type, or a number is outside of its range.
+    """
+    return takes_arrays(function)
+
+
 def _device_of(arguments: Mapping[str, object]) -> torch.device | None:
     """Return the device of the first tensor that has values, where the other arrays go."""
     for leaf in _leaves(arguments):

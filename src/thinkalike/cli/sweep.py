@@ -25,11 +25,12 @@ from thinkalike.config.compose import (
     Callback,
     DictConfig,
     called,
+    check_launcher,
     check_number_of_jobs,
     loading_files_only,
     use_folder,
 )
-from thinkalike.errors import ConfigError, ResourceError, short
+from thinkalike.errors import ConfigError, ResourceError, one_line, short
 from thinkalike.processes import doing
 
 if TYPE_CHECKING:
@@ -46,10 +47,13 @@ class Sweep(Callback):
     def on_multirun_start(self, config: DictConfig, **_: object) -> None:
         try:
             check_number_of_jobs(config)
+            check_launcher(config)
         except USER_ERRORS as error:  # Hydra makes a warning of any error of a callback
             print_error(message_of(error))
             sys.exit(1)
         if config.dry_run:
+            for folder in reversed(_make_sweep_folder(Path(config.hydra.sweep.dir))):
+                folder.rmdir()  # a dry run leaves nothing
             store = Path(tempfile.mkdtemp(prefix=DRY_RUN))
             use_folder(config, str(store))
         else:
@@ -76,8 +80,12 @@ def _new_shared_file(store: Path) -> tuple[int, str]:
         sys.exit(1)
 
 
-def _make_sweep_folder(folder: Path) -> None:
-    """Make the folder of Hydra's own files; exit if it cannot be written."""
+def _make_sweep_folder(folder: Path) -> list[Path]:
+    """Make the folder of Hydra's own files; exit if it cannot be written.
+
+    Returns it and its parents, as far as they did not exist, the outermost first.
+    """
+    made = [path for path in (*reversed(folder.parents), folder) if not path.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -85,6 +93,7 @@ def _make_sweep_folder(folder: Path) -> None:
             f"the folder {folder} cannot be written: {error.strerror}; choose hydra.sweep.dir=DIR"
         )
         sys.exit(1)
+    return made
 
 
 def _remove_stale(store: Path) -> None:
@@ -114,6 +123,16 @@ def run_all(run: Callable[[], None]) -> None:
         raise ResourceError(
             "a worker process of the sweep was killed; rerun the command, which skips what is "
             "done, perhaps with fewer jobs at once (hydra.launcher.n_jobs)"
+        ) from error
+    except Exception as error:
+        is_said_elsewhere = isinstance(error, (*USER_ERRORS, OSError, MemoryError, ImportError))
+        if is_said_elsewhere or SHARED not in os.environ:
+            raise
+        # The jobs of a sweep note their own errors, so this one is of what starts them.
+        reason = f"{type(error).__name__}: {one_line(error)}"
+        raise ConfigError(
+            f"the launcher or the sweeper of the sweep cannot go on ({reason}); change "
+            "hydra.launcher or hydra.sweeper"
         ) from error
     finally:  # also when a launcher gives up because a job was killed
         shared = os.environ.pop(SHARED, None)

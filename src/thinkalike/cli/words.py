@@ -60,6 +60,7 @@ def check_flags(words: argparse.Namespace) -> None:
             "repeat the command line of the job"
         )
     _check_one_mode(words)
+    _check_config_path(words.config_path)
     _check_named_config(words)
     if words.shell_completion:
         _check_completion(words.overrides)
@@ -76,6 +77,17 @@ def _check_one_mode(words: argparse.Namespace) -> None:
     chosen = [name for name, value in modes.items() if value]
     if len(chosen) > 1:
         raise ConfigError(f"{' and '.join(chosen)} do not go together; leave {chosen[-1]} out")
+
+
+def _check_config_path(folder: str | None) -> None:
+    """Check that --config-path is a whole path; Hydra takes others from this module's folder."""
+    if not folder or os.path.isabs(folder) or "://" in folder:
+        return
+    whole_path = os.path.abspath(os.path.expanduser(folder))
+    raise ConfigError(
+        f"--config-path={short(folder)} must be a whole path, {short(whole_path)}; "
+        "--config-dir takes a short one, and leaves the folder of this package in place"
+    )
 
 
 def _check_named_config(words: argparse.Namespace) -> None:

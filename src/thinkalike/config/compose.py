@@ -86,7 +86,15 @@ from thinkalike.config.groups import (
 )
 from thinkalike.config.hydra_settings import check_hydras_settings
 from thinkalike.config.jobs import AnalyzeConfig, JobConfig
-from thinkalike.config.references import ABSENT, check_size, literal, value_inside
+from thinkalike.config.references import (
+    ABSENT,
+    check_references,
+    environment_in,
+    literal,
+    texts_in,
+    unescaped,
+    value_inside,
+)
 from thinkalike.config.schema import Checked, SettingValues, unknown
 from thinkalike.config.two_models import settings_of_models
 from thinkalike.config.written import (
@@ -104,6 +112,7 @@ from thinkalike.errors import (
     ThinkalikeError,
     chain,
     flat,
+    listed,
     nearest,
     one_line,
     short,
@@ -122,12 +131,13 @@ HYDRAS = "hydra.conf"  # the package that has Hydra's own files
 LARGEST_FILE = 2**18  # bytes of a configuration file
 MOST_LOADED = 5000  # how often one command line may load a file; a long one loads 60
 DEEPEST_OVERRIDE = 20  # nested brackets; Hydra's reader calls itself a dozen times for each
+JOBLIB_LAUNCHER = "hydra_plugins.hydra_joblib_launcher.joblib_launcher.JoblibLauncher"
+# what Hydra's launcher passes to joblib whatever its settings are, and what that means for others
+JOBLIB_ALWAYS = {"backend": "loky", "prefer": "processes"}
 MOST_JOBS = 10_000  # of a sweep; Hydra lists and composes all of them before the first begins
 # of an integer in a file, as no float is larger; Python refuses to print very long ones
 MOST_BITS = 1024
 OF_HYDRA = re.compile(r"hydra\b")
-# inside of ${...}; \${...} may be read by a job inside
-ENVIRONMENT = re.compile(r"oc\.env\s*:\s*(\w+)", re.ASCII)
 
 _COMPOSING = threading.RLock()
 
@@ -367,12 +377,15 @@ class FilesOnly(ConfigRepository):
 
         It may hold a key, and settings go to loggers, to the hub and into results.
         """
-        for name in _environment_in(yaml.load(content, Loader=YAML_LOADER)):
-            if name not in self.notes.environment:
-                raise ConfigError(
-                    f"{file} reads the environment variable {name}, which may be a secret; give "
-                    f"the setting on the command line, as KEY='${{oc.env:{name}}}'"
-                )
+        for text in texts_in(yaml.load(content, Loader=YAML_LOADER)):
+            try:
+                names = environment_in(text)
+            except ConfigError as error:
+                raise ConfigError(f"{file}: {error}") from error
+            with contextlib.suppress(ConfigError):  # it may be no more than the name of a file
+                names |= environment_in(unescaped(text))
+            for name in sorted(names - self.notes.environment):
+                raise ConfigError(f"{file} reads {_may_be_secret(name)}")
 
     def check_all_are_read(self) -> None:
         """Check that no file of the user has the name of one of the package.
@@ -415,9 +428,16 @@ class FewLoads(CachingConfigRepository):
     """Ends lists of defaults that include each other again and again.
 
     A few files can include each other billions of times.
+
+    Attributes:
+        loads: How many files were loaded.
+        files: Those of a user among them, each once.
     """
 
-    loads = 0
+    def __init__(self, delegate: IConfigRepository):
+        super().__init__(delegate)
+        self.loads = 0
+        self.files: dict[str, None] = {}
 
     def load_config(self, config_path: str) -> ConfigResult | None:
         self.loads += 1
@@ -426,7 +446,10 @@ class FewLoads(CachingConfigRepository):
                 f"{config_path} and others include each other over {MOST_LOADED:,} times; "
                 "shorten defaults"
             )
-        return super().load_config(config_path)
+        loaded = super().load_config(config_path)
+        if loaded is not None and _file_of_user(loaded):
+            self.files[_file_of_user(loaded)] = None
+        return loaded
 
 
 class Loader(ConfigLoaderImpl):
@@ -437,6 +460,7 @@ class Loader(ConfigLoaderImpl):
     whatever header or list of defaults.
 
     Attributes:
+        given: The overrides.
         given_keys: The keys of the overrides.
         given_texts: The texts of the numbers in the overrides.
     """
@@ -445,6 +469,9 @@ class Loader(ConfigLoaderImpl):
         super().__init__(config_search_path)
         self.files = FilesOnly(config_search_path)
         self.repository = self.files
+        self._is_job = False  # whether a job is composed, and not an option of a group alone
+        self._files_of_user: Mapping[str, None] = {}
+        self.given: list[Override] = []
         self.given_keys: set[str] = set()
         self.given_texts: NumberTexts = {}
 
@@ -460,9 +487,11 @@ class Loader(ConfigLoaderImpl):
         self.notes.texts.clear()
         if config_name is not None:  # else it is an option of a group alone, see `_option`
             self.files.notes = FileNotes()
+        self._is_job = config_name is not None
+        self.given = parsed
         self.given_keys = set()
         self.given_texts = {}
-        self.notes.environment |= _environment_in(overrides)
+        self.notes.environment |= _environment_of(overrides)
         for override in parsed:
             _check_key(override)
             _check_option(override.key_or_group, override.value())
@@ -477,6 +506,7 @@ class Loader(ConfigLoaderImpl):
                     f"option; give {override.package}={{name: value}} for settings"
                 )
         repository = FewLoads(self.files)
+        self._files_of_user = repository.files
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # Hydra's, of what is refused below
             self._process_config_searchpath(config_name, parsed, repository)
@@ -494,7 +524,20 @@ class Loader(ConfigLoaderImpl):
             settings = OmegaConf.to_container(loaded.config, resolve=False)
             check_hydras_settings(settings, file)
             _check_plugins(settings)
+        elif OF_HYDRA.match(package or "") and not OF_HYDRA.match(str(default.config_path)):
+            raise ConfigError(
+                f"{default.config_path} has no settings of Hydra's, and a package puts it into "
+                f"{short(package)}; leave that package out"
+            )
         return loaded
+
+    def _compose_config_from_defaults_list(
+        self, defaults: list[ResultDefault], repo: IConfigRepository
+    ) -> DictConfig:
+        composed = super()._compose_config_from_defaults_list(defaults, repo)
+        if self._is_job:  # before overrides, which could only be refused for each setting
+            _check_is_job(composed)
+        return composed
 
     def load_configuration(
         self,
@@ -508,30 +551,75 @@ class Loader(ConfigLoaderImpl):
             composed = super().load_configuration(
                 config_name, overrides, run_mode, from_shell, validate_sweep_overrides
             )
-            self._check_and_restore(composed)
+            self._check_and_restore(composed, is_whole=run_mode == RunMode.RUN)
             return composed
-        except (ThinkalikeError, *COMPOSING_ERRORS):
+        except ConfigError as error:
+            raise ConfigError(self._with_files(str(error))) from error
+        except ThinkalikeError:
             raise
+        except COMPOSING_ERRORS as error:
+            raise ConfigError(self._with_files(self._explained(error))) from error
         except RecursionError as error:
-            raise ConfigError(
-                "the configuration includes itself, or is nested too deeply"
-            ) from error
+            message = "the configuration includes itself, or is nested too deeply"
+            raise ConfigError(self._with_files(message)) from error
         except Exception as error:  # Hydra has no errors for most of what can be wrong in a file
-            raise self._explained_failure(error) from error
+            raise ConfigError(self._with_files(self._explained_failure(error))) from error
 
-    def _check_and_restore(self, composed: DictConfig) -> None:
-        """Check a composed configuration, and put the texts of numbers into it."""
+    def _explained(self, error: BaseException) -> str:
+        """Return the message of an error of Hydra's in one line."""
+        if isinstance(error, MissingConfigException) and error.missing_cfg_file is not None:
+            path = str(error.missing_cfg_file)
+            for element in self.config_search_path.get_path():
+                folder = str(element.path).removeprefix("file://")
+                if element.provider == "main" and Path(folder).resolve() != CONF.resolve():
+                    return (
+                        f"there is no configuration {short(path)} in {short(folder)}, by which "
+                        "--config-path replaces the folder of this package; give it as "
+                        "--config-dir, which is searched beside that"
+                    )
+        return explained(error)
+
+    def _with_files(self, message: str) -> str:
+        """Return a message that names the files of the user which it is about.
+
+        An error of Hydra's says what is wrong, and seldom in which file.
+        """
+        files = self._files_of_user
+        names_a_file = any(file in message for file in files)
+        if not files or names_a_file or self._is_about_override(message):
+            return message
+        beginning = re.match(r"'?([\w.]+)('|=|:)", message)
+        if beginning is not None and beginning[1] in self.notes.values:
+            return f"{self.notes.values[beginning[1]][1]}: {message}"
+        return f"{listed(files)}: {message}"
+
+    def _is_about_override(self, message: str) -> bool:
+        """Return whether a message is about one of the overrides, and not about a file."""
+        for override in self.given:
+            key = override.key_or_group
+            if f"'{key}'" in message or f"{key}={short(override.value())}" in message:
+                return True
+            is_addition = override.is_add() or override.is_force_add()
+            if is_addition and re.search(rf"\b{re.escape(key)}\b", message):
+                return True
+        return False
+
+    def _check_and_restore(self, composed: DictConfig, is_whole: bool) -> None:
+        """Check a composed configuration, and put the texts of numbers into it.
+
+        Args:
+            is_whole: Whether it has all of its settings; that of a sweep may lack some groups.
+        """
         settings = _plain_settings(composed)
         assert settings is not None
         settings.pop("hydra")  # no file has set a text in it
         if composed.hydra.job.config_name:
             self.files.check_all_are_read()
-            _check_is_job(settings)
             self._check_order()
             overrides = OmegaConf.to_container(composed.hydra.overrides.task, resolve=False)
             assert isinstance(overrides, list)
             self._check_given(overrides)
-        check_size(settings)
+        check_references(settings, is_whole)
 
         drop_texts(self.notes.texts, self.given_keys)
         texts = {**self.notes.texts, **self.given_texts}
@@ -542,15 +630,15 @@ class Loader(ConfigLoaderImpl):
             lambda key_path: composed_settings.schema_of_key_path(key_path, settings),
         )
 
-    def _explained_failure(self, error: Exception) -> ConfigError:
+    def _explained_failure(self, error: Exception) -> str:
         """Return what to say of an error of Hydra's that is not one of its own classes."""
         beginning = "hydra.sweeper.params."
         for key in self.given_keys:
             if key.startswith(beginning):  # this sweeper has no parameters yet
                 name = short(key.removeprefix(beginning))
-                return ConfigError(f"{short(key)} is a setting of files; give -m {name}=VALUES")
+                return f"{short(key)} is a setting of files; give -m {name}=VALUES"
         reason = one_line(error) or type(error).__name__
-        return ConfigError(f"the configuration cannot be composed: {reason}")
+        return f"the configuration cannot be composed: {reason}"
 
     def _check_order(self) -> None:
         """Check that no default replaces a file's setting, as in `defaults: [_self_, train]`."""
@@ -596,18 +684,32 @@ def _check_search_path(repository: CachingConfigRepository) -> None:
             )
 
 
-def _environment_in(value: object) -> set[str]:
-    """Return the names of the environment variables that nested settings or overrides read."""
-    if isinstance(value, Mapping):
-        return _environment_in([*value.keys(), *value.values()])
-    if isinstance(value, list | tuple):
-        names: set[str] = set()
-        for inner in value:
-            names |= _environment_in(inner)
-        return names
-    if isinstance(value, str) and "${" in value:
-        return set(ENVIRONMENT.findall(value))
-    return set()
+def _may_be_secret(name: str) -> str:
+    """Return what to say of an environment variable that the command line does not name."""
+    return (
+        f"the environment variable {short(name)}, which may be a secret; give the setting on the "
+        f"command line, as KEY='${{oc.env:{short(name)}}}'"
+    )
+
+
+def _environment_of(overrides: Iterable[str]) -> set[str]:
+    """Return the names of the environment variables that overrides read.
+
+    Their values are looked at as Hydra has read them, without its quotes and backslashes.
+    """
+    names: set[str] = set()
+    for word in overrides:
+        for override in _parsed(word):
+            names |= environment_in(_values_of(override))
+    return names
+
+
+def _values_of(override: Override) -> list[object]:
+    """Return the value of an override, or the values that a sweep tries."""
+    value = override.value()
+    if isinstance(value, ChoiceSweep):
+        return [Override._convert_value(choice) for choice in value.list]
+    return [value]
 
 
 @contextlib.contextmanager
@@ -670,9 +772,9 @@ def _sorts_of(settings: Mapping[str, object], beginning: str = "") -> dict[str, 
 # ---- checks of files and overrides
 
 
-def _check_is_job(settings: Mapping[str, object]) -> None:
+def _check_is_job(composed: DictConfig) -> None:
     """Check that a composed configuration has the settings of a job, before a folder is made."""
-    if any(name not in settings for name in unset_settings(JobConfig)):
+    if any(name not in composed for name in unset_settings(JobConfig)):
         raise ConfigError(
             "a configuration of your own begins with defaults: [train, _self_], "
             "or analyze in its place"
@@ -804,6 +906,23 @@ def check_number_of_jobs(composed: DictConfig) -> None:
         )
 
 
+def check_launcher(composed: DictConfig) -> None:
+    """Check that the settings of a launcher have an effect.
+
+    Raises:
+        ConfigError: One chooses how joblib starts jobs, which its launcher has decided for.
+    """
+    launcher = composed.hydra.launcher
+    if launcher._target_ != JOBLIB_LAUNCHER:
+        return
+    for name, value in JOBLIB_ALWAYS.items():
+        if launcher.get(name) not in (None, value):
+            raise ConfigError(
+                f"hydra.launcher.{name}={short(launcher[name])} has no effect, as this launcher "
+                f"has {name}={value} always; leave it out"
+            )
+
+
 def _number_of_values(override: Override) -> int | float:
     """Return how many values a sweep tries of a setting, without making them."""
     if override.is_range_sweep():
@@ -889,9 +1008,7 @@ def _plugins_in(settings: object) -> list[str]:
             names += _plugins_in(value)
         return names
     if isinstance(settings, Override):
-        return _plugins_in(settings.value())
-    if isinstance(settings, ChoiceSweep):
-        return _plugins_in([Override._convert_value(choice) for choice in settings.list])
+        return _plugins_in(_values_of(settings))
 
     names = named_in(settings)
     if isinstance(settings, str) and "=" in settings and ".py:" in settings:
@@ -1068,7 +1185,7 @@ def compose_inner_job(entry_point: str, overrides: Iterable[str], **parts: objec
                 f"{short(word)} is a setting of Hydra's, which a job inside another one does not "
                 "take"
             )
-    for name in _environment_in(words):  # the outer job has replaced those that a person wrote
+    for name in _environment_of(words):  # the outer job has replaced those that a person wrote
         raise ConfigError(
             f"a job inside another one reads no environment variable, such as {name}; "
             "give its value"
@@ -1171,6 +1288,9 @@ def _checked(
         reads=() if stands_for_more else reads,
     )
 
+    # Texts that are put together from others may read what no file is seen to read.
+    for name in sorted(environment_in(settings) - _environment_of(overrides)):
+        raise ConfigError(f"the configuration reads {_may_be_secret(name)}")
     resolved = OmegaConf.to_container(OmegaConf.create(settings), resolve=True)
     assert isinstance(resolved, dict)
     settings = {str(name): value for name, value in resolved.items()}
@@ -1337,15 +1457,16 @@ def _without_full_key(message: str) -> str:
     return " ".join(re.split(r"\n\s*full_key", message)[0].split())
 
 
-def _keys(node: object, beginning: str = "") -> Iterator[str]:
-    """Yield the dotted keys of a configuration of OmegaConf."""
+def _keys(node: object) -> list[str]:
+    """Return the dotted keys of a configuration of OmegaConf; no ${...} of it is followed."""
     if not isinstance(node, DictConfig):
-        return
-    for name in node:
-        key = str(name)
-        yield f"{beginning}{key}"
-        inner = OmegaConf.select(node, key, throw_on_resolution_failure=False)
-        yield from _keys(inner, f"{beginning}{key}.")
+        return []
+    keys: dict[str, None] = {}  # in their order
+    for key in flat(_plain_settings(node) or {}):
+        names = key.split(".")
+        for length in range(1, len(names) + 1):
+            keys[".".join(names[:length])] = None
+    return list(keys)
 
 
 # ---- what Hydra knows of the job of this process

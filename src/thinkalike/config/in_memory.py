@@ -49,10 +49,13 @@ class LoadedModelConfig(ModelConfig):
     Attributes:
         loaded: The `FrozenModel`.
         digest: Of all that decides its numbers, "memory:" and 16 digits.
+        has_own_code: Whether it, or its tokenizer, runs code that is of no installed package. Its
+            digest is then a new one at each call.
     """
 
     loaded: Loaded = an_object()
     digest: str = an_object("memory:")
+    has_own_code: bool = an_object(False)
 
     @property
     def is_in_memory(self) -> bool:

@@ -47,29 +47,36 @@ class JobConfig(Checked):
     """The settings that both entry points have."""
 
     model: ModelConfig = field(default_factory=model_settings)
-    target: ModelConfig = field(default_factory=model_settings)  # of jobs of two models
-    # of layer pairs: same: l to l for every l; all; [0,3]; or [[0,0],[1,2]]
+    # second model, of jobs that compare two; null: the same as model
+    target: ModelConfig = field(default_factory=model_settings)
+    # pairs of layers (source, target); same: equal numbers; all: every pair; [0,3]: these layers,
+    # each with its own number; or a list of pairs, [[0,0],[1,2]]
     layers: Layers = setting("same", by_recipe=True)
     data: DataConfig = field(default_factory=DataConfig)
-    # size of the recipe; auto: mini for small models or without a GPU
+    # size of the job; auto: mini for small models and on a machine without a GPU, otherwise that
+    # of the papers
     scale: Literal["auto", "mini", "paper"] = "auto"
-    # paper: fitted, split and reported as the papers state it
-    recipe: Literal["honest", "paper"] = "honest"
+    # paper: fit, split and evaluate as the original papers do; default: separate documents for
+    # fitting and evaluation
+    recipe: Literal["default", "paper"] = "default"
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     logger: LoggerConfig = setting(LoggerConfig, in_key=False)
-    # CPU threads; null: torch's default
+    # number of CPU threads; null: torch's default
     threads: int | None = setting(None, least=1, most=1024, in_key=False)
-    seed: int = setting(0, least=0, most=SEEDS)  # of all that is drawn at random
-    # the folder that results go to; null, in Python alone: the result stays in memory
+    # random seed
+    seed: int = setting(0, least=0, most=SEEDS)
+    # folder in which results are kept; null, from Python only: the result stays in memory
     store: Annotated[FilePath, AfterValidator(_of_one_line)] | None = setting(
         "results", in_key=False
     )
-    force: bool = setting(False, in_key=False)  # do a finished job again
-    # for another process that is at the same job; false refuses
+    # compute a job again although its result is stored
+    force: bool = setting(False, in_key=False)
+    # wait for another process that computes the same job; false: stop with an error
     wait: bool = setting(True, in_key=False)
-    dry_run: bool = setting(False, in_key=False)  # print what it would take, and do nothing
-    # of time on this machine, 90s, 10min or 2h: it chooses layers, text, steps and kind of map
-    # that are left open
+    # print how much work the job is, and do nothing
+    dry_run: bool = setting(False, in_key=False)
+    # time on this machine, such as 90s, 10min or 2h; chooses the layers, the amount of text, the
+    # steps and the kind of map that you did not set
     budget: Annotated[str, Field(pattern=r"^[1-9][0-9]{0,3}(s|min|h)$")] | None = setting(
         None, in_key=False
     )
@@ -86,10 +93,13 @@ class JobConfig(Checked):
 class TrainConfig(JobConfig):
     """What all that `train.py` fits has in common; the schema of each task adds its own parts."""
 
-    task: str = "stitch"  # what is fitted
-    # what penalties stand beside: bits: the target rounded to 2 to 8 bits; null: nothing
+    # what is trained; stitch: a map between two models
+    task: str = "stitch"
+    # bits: express each stitch's loss in equivalent bits, by copies of the target rounded to 2 to
+    # 8 bits; null: do not
     ruler: Literal["bits"] | None = "bits"
-    # also say whether the states of stitched layers are similar, as measure=ruler has it
+    # also test whether the states of stitched layers are similar, by residual R² as in
+    # measure=ruler
     similarity: bool = False
 
 
@@ -98,16 +108,20 @@ class AnalyzeConfig(JobConfig):
     """All that `analyze.py` needs to know; the schemas of some measures add parts of their own."""
 
     measure: MeasureConfig = field(default_factory=MeasureConfig)
-    stimuli: StimuliConfig = field(default_factory=StimuliConfig)  # of measures that look at words
-    # instead of the model, or of the target where a model is named: a file, two, or subjects
+    # words or texts whose states are analysed, for measures of stimuli such as mlem and rsa
+    stimuli: StimuliConfig = field(default_factory=StimuliConfig)
+    # files of recorded states, used in place of the model (or of the target, if a model is named):
+    # one, two, or one for each participant
     activations: FilePath | Recordings | None = setting(None, in_key=False)
-    # instead of model and target: jobs of one pass
+    # list of models; compares all pairs, and runs each model once
     models: list[str | dict[str, object]] | None = setting(None, in_key=False)
-    # a paper's figure or table; takes the place of measure
+    # figure or table of a paper to reproduce; used in place of measure
     experiment: str | None = None
-    # bits: values stand beside copies of both models of 2 to 8 bits
+    # bits: also express similarities in equivalent bits, by copies of both models rounded to 2 to
+    # 8 bits
     ruler: Literal["bits"] | None = None
-    trainer: TrainerConfig = setting(TrainerConfig, in_key=False)  # which processes share the job
+    # which processes share the job
+    trainer: TrainerConfig = setting(TrainerConfig, in_key=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()

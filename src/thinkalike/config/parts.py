@@ -45,8 +45,8 @@ OF_ROWS = {
     "bos",
     "aligned",
     "fit_tokens",
-    "report_tokens",
-    "report_share",
+    "evaluation_tokens",
+    "evaluation_share",
     "same_split",
 }
 
@@ -90,44 +90,52 @@ MIDDLE: Site = "resid_mid"  # the stream between attention and MLP of each block
 
 @dataclass
 class ModelConfig(Checked, part="model"):
-    """A model by its everyday name: where its weights are, and how to run it."""
+    """A model: where its weights are, and how it runs."""
 
     elsewhere: ClassVar[tuple[str, ...]] = ("path", "hub_id")
 
-    # what tables and figures call it; null: no model is named
+    # name of the model in tables and figures; null: no model is chosen
     name: str = setting(None, by_recipe=True)
-    family: str = "auto"  # which residual stream it has; auto: from the checkpoint's config.json
-    # its repository on the Hugging Face hub, ORG/NAME
+    # architecture, which decides how the model is cut into blocks; auto: as the checkpoint's
+    # config.json says
+    family: str = "auto"
+    # repository of the model on the Hugging Face hub, ORG/NAME
     hub_id: Annotated[str, Field(pattern=REPOSITORY)] | None = None
-    # of the hub: branch, tag, commit; of a folder: a checkpoint in it, step64
+    # branch, tag or commit of the hub repository, or a checkpoint inside a folder, such as step64
     revision: str | None = None
-    # a folder or a GGUF file; takes the place of hub_id
+    # folder with a checkpoint, or a GGUF file; used in place of hub_id
     path: FilePath | None = setting(None, in_key=False)
-    # of an adapter: a folder, ORG/NAME or a name; null: as the adapter says
+    # base model of a LoRA adapter: a folder, ORG/NAME or a name; null: the one that the adapter
+    # names
     base: FilePath | None = setting(None, in_key=False)
-    # of weights and states
+    # number format of weights and states
     dtype: Literal["float32", "bfloat16", "float16", "float64"] = setting(
         "float32", by_recipe=True, in_memory=True
     )
-    # cpu | cuda | cuda:1 | mps; auto: a GPU where there is one
+    # device that the model runs on: cpu, cuda, cuda:1 or mps; auto: a GPU if there is one
     device: str = setting("auto", in_key=False, in_memory=True)
-    # weights over several devices, by accelerate
+    # how accelerate spreads the weights over several devices
     device_map: DeviceMap | ModuleMap | None = setting(None, in_key=False)
-    quantization: Literal["8bit", "4bit"] | None = None  # weights in fewer bits, by bitsandbytes
-    # of an encoder-decoder
+    # load the weights in 8 or 4 bits with bitsandbytes
+    quantization: Literal["8bit", "4bit"] | None = None
+    # which half of an encoder-decoder model is used
     side: Literal["encoder", "decoder"] | None = setting(None, in_memory=True)
-    # the data that `data=auto` stands for; null: that of the other model, or pydoc
+    # data set that data=auto stands for; null: that of the other model, or pydoc
     corpus: str | None = "stdlib"
-    # rows begin with BOS; null: if the tokenizer puts it before a text by itself
+    # begin every row with the BOS token; null: only if the tokenizer adds it to a text by itself
     bos: bool | None = setting(False, in_memory=True)
-    # tokens of a row; null: what it can take, to 1024
+    # tokens in a row; null: as many as the model takes, 1024 at most
     context: int | None = setting(None, least=2, most=CONTEXT, in_memory=True)
-    mini: bool = False  # trained by this project and shipped inside it
-    # where its states are taken; z is what heads mix, mlp_post what the last map of the MLP reads
+    # whether this project trained the model and ships it
+    mini: bool = False
+    # hook point at which states are read, by TransformerLens's names, or a list of them; z: the
+    # output of each attention head before it is projected; mlp_post: the activations of the MLP's
+    # hidden units
     site: Site | Annotated[list[Site], Field(min_length=1)] = setting(AFTER, in_memory=True)
-    # of z; null: all heads side by side
+    # attention head that is read at site=z; null: all heads concatenated; all: each head
+    # separately
     head: int | Literal["all"] | None = setting(None, least=0, in_memory=True)
-    # accept a model that is worse than a guess on an English sentence
+    # accept a model that predicts an English sentence worse than a uniform guess
     implausible: bool = setting(False, in_key=False, in_memory=True)
 
     def __post_init__(self) -> None:
@@ -213,37 +221,49 @@ def model_settings(**settings: object) -> ModelConfig:
 
 @dataclass
 class DataConfig(Checked, part="data"):
-    """Text, and how it becomes rows of tokens."""
+    """The text that models read, and how it is cut into rows of tokens."""
 
     elsewhere: ClassVar[tuple[str, ...]] = ("source", "files", "hub_id")
 
-    # what results call it; null: the corpus of the model
+    # name of the text in results; null: the text that the model was trained on
     name: str = setting(None, by_recipe=True)
+    # where the text comes from; usually set by the name of the data
     source: Source | None = None
-    # source=text: files or globs; .txt .jsonl[.gz|.zst] .parquet; source=states: a folder of
-    # states
+    # for source=text: files or globs (.txt, .jsonl[.gz|.zst], .parquet); for source=states: one
+    # folder of states
     files: list[FilePath] | None = setting(None, in_key=False)
-    sentences: int | None = setting(None, least=1, most=COUNTS)  # source=grammar: how many
-    hub_id: str | None = None  # source=hub: the repository of the data set, ORG/NAME
-    subset: str | None = None  # source=hub: its configuration; null: the only one
-    split: str | None = None  # source=hub: train, validation, ...
-    revision: str | None = None  # source=hub: branch, tag or commit; null: main
-    hub_files: list[str] | None = None  # files of a hub data set that has no loading configuration
-    field: str | None = None  # the field that holds the text
-    # whose documents intervals take together: a field, or "file" or "folder"
+    # for source=grammar: number of sentences
+    sentences: int | None = setting(None, least=1, most=COUNTS)
+    # for source=hub: repository of the data set, ORG/NAME
+    hub_id: str | None = None
+    # for source=hub: configuration of the data set; null: its only one
+    subset: str | None = None
+    # for source=hub: split of the data set, such as train or validation
+    split: str | None = None
+    # for source=hub: branch, tag or commit; null: main
+    revision: str | None = None
+    # for source=hub: files to read if the data set has no loading configuration
+    hub_files: list[str] | None = None
+    # field of each record that holds the text
+    field: str | None = None
+    # field by which documents are grouped for intervals, or "file" or "folder"; null: every
+    # document counts separately
     group: str | None = setting(None, in_key=False)
-    context: int | None = setting(None, least=2, most=CONTEXT)  # tokens per row; null: the models'
-    bos: bool | None = None  # begin each row with BOS; null: what the source model expects
-    # begin each row with a document; what is left of the one before is dropped
+    # tokens in a row; null: as many as both models take
+    context: int | None = setting(None, least=2, most=CONTEXT)
+    # begin every row with the BOS token; null: as the source model expects
+    bos: bool | None = None
+    # begin every row at the start of a document, and drop the rest of the previous one
     aligned: bool | None = None
-    fit_tokens: int | None = setting(None, least=1, most=COUNTS)  # null: as many as training sees
-    # held-out tokens that numbers are of
-    report_tokens: int | None = setting(None, by_recipe=True, least=2, most=COUNTS)
-    # share of the documents that only the report sees
-    report_share: float | None = setting(None, above=0, below=1)
-    # fit on the report's documents, too, as brown2023 did
+    # number of tokens that maps are fitted on; null: as many as the steps of training read
+    fit_tokens: int | None = setting(None, least=1, most=COUNTS)
+    # number of held-out tokens that results are computed on
+    evaluation_tokens: int | None = setting(None, by_recipe=True, least=2, most=COUNTS)
+    # share of the documents that is held out for evaluation
+    evaluation_share: float | None = setting(None, above=0, below=1)
+    # also fit on the evaluation documents, as Brown et al. (2023) did
     same_split: bool | None = setting(None, by_recipe=True)
-    # folder of tokens; null: $THINKALIKE_CACHE or ~/.cache/thinkalike
+    # folder that keeps the tokenized text; null: $THINKALIKE_CACHE or ~/.cache/thinkalike
     cache: FilePath | None = setting(None, in_key=False)
 
     def __post_init__(self) -> None:
@@ -276,8 +296,8 @@ class DataConfig(Checked, part="data"):
     def by_recipe(self, job: RecipeJob) -> SettingValues:
         if self.source in (None, "grammar", "states"):
             return {}
-        report_tokens = 2**18 if job.is_mini else 2**20
-        return {"report_tokens": report_tokens, "same_split": job.recipe == "paper"}
+        evaluation_tokens = 2**18 if job.is_mini else 2**20
+        return {"evaluation_tokens": evaluation_tokens, "same_split": job.recipe == "paper"}
 
     def settings_read(self) -> frozenset[str]:
         of_hub = {"hub_id", "subset", "split", "revision", "hub_files"}
@@ -297,26 +317,32 @@ class DataConfig(Checked, part="data"):
 
 @dataclass
 class StimuliConfig(Checked, part="stimuli"):
-    """What states and features are of: words of controlled sentences, or the user's own."""
+    """The stimuli of a measure of words: generated sentences, or texts of your own."""
 
-    # of a grammar, or files of the user's
+    # sentences of a built-in grammar (controlled, crossed), or a file of your own (table, conllu)
     kind: Literal["controlled", "crossed", "table", "conllu"] = "controlled"
-    # kind=controlled: how many; null: 400
+    # for kind=controlled: number of sentences; null: 400
     sentences: int | None = setting(None, least=1, most=COUNTS)
-    grammar: str = "small"  # kind=controlled: small | large | crossed
-    # kind=table (.csv .tsv .parquet), conllu: the file
+    # for kind=controlled: which grammar makes the sentences: small, large or crossed
+    grammar: str = "small"
+    # for kind=table (.csv, .tsv, .parquet) and conllu: the file
     path: FilePath | None = setting(None, in_key=False)
-    features: list[str] | None = None  # null: all
-    # nominal | ordinal | numeric | continuous | [levels]
+    # names of the features that are analysed; null: all
+    features: list[str] | None = None
+    # type of each feature: nominal, ordinal, numeric, continuous, or the list of its levels in
+    # order
     kinds: dict[str, str | list[Any]] | None = None
-    # kind=table: {text | word | start | stop | sentence | id: column}
+    # for kind=table: which columns hold text, word, start, stop, sentence and id
     columns: dict[str, str | None] | None = None
-    # whose state is that of a word or text: [CLS] is the first
+    # which token of a word (or text) gives its state: the last, the first such as [CLS], or the
+    # mean over all
     token: Literal["last", "mean", "first"] = "last"
-    sample: int | None = setting(None, least=1, most=COUNTS)  # how many stimuli; null: all
-    # features whose combinations come equally often in the sample
+    # number of stimuli that are drawn at random; null: all are used
+    sample: int | None = setting(None, least=1, most=COUNTS)
+    # features whose combinations are equally frequent in the sample
     balance: list[str] = field(default_factory=list)
-    seed: int = setting(0, least=0, most=SEEDS)  # of the sentences and the sample
+    # random seed of the sentences and of the sample
+    seed: int = setting(0, least=0, most=SEEDS)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -344,24 +370,31 @@ class StimuliConfig(Checked, part="stimuli"):
 
 @dataclass
 class TrainerConfig(Checked, part="trainer"):
-    """How Lightning runs, and how often it keeps a state; the device is the target's."""
+    """How Lightning trains on the device of the target, and how often it writes checkpoints."""
 
-    precision: Literal["32-true", "bf16-mixed"] = "32-true"  # the report never runs under autocast
-    matmul: Literal["highest", "high", "medium"] = "highest"  # of float32 products in training
-    compile: bool = False  # compile the frozen blocks: slow to start, then faster on a GPU
-    strategy: Literal["auto", "ddp"] = "auto"  # ddp: `devices` processes share the rows of a step
-    # ddp: processes per node; null: one for each GPU
+    # precision of training; evaluation always runs in full precision
+    precision: Literal["32-true", "bf16-mixed"] = "32-true"
+    # precision of float32 matrix products in training
+    matmul: Literal["highest", "high", "medium"] = "highest"
+    # compile the frozen blocks with torch.compile: slow to start, then faster on a GPU
+    compile: bool = False
+    # ddp: several processes share the rows of each step
+    strategy: Literal["auto", "ddp"] = "auto"
+    # for strategy=ddp: processes per machine; null: one for each GPU
     devices: int | None = setting(None, least=1, most=10**4)
-    num_nodes: int = setting(1, least=1, most=10**5)  # ddp: machines that share a job
-    # steps; then a state is kept
+    # for strategy=ddp: number of machines that share a job
+    num_nodes: int = setting(1, least=1, most=10**5)
+    # number of steps after which a checkpoint is written
     checkpoint_every: int = setting(50, least=1, most=STEPS, in_key=False)
-    # steps; then losses are read, checked and logged
+    # number of steps after which losses are checked and logged
     log_every: int = setting(10, least=1, most=STEPS, in_key=False)
-    # task=stitch: the most of a process, as 8GB; null: what is free, and 2 GiB for states on a CPU
-    # outside training
+    # for task=stitch: most memory that a process may use, such as 8GB; null: all that is free, and
+    # 2 GiB for cached states on a CPU
     memory: Size | None = setting(None, in_key=False)
-    callbacks: list[Plugin] = field(default_factory=list)  # of plugins, in this order
-    # task=stitch: keep no states inside the frozen blocks: less memory, more time
+    # Lightning callbacks of your own, FILE.py:NAME, in this order
+    callbacks: list[Plugin] = field(default_factory=list)
+    # for task=stitch: recompute activations of the frozen blocks instead of keeping them: less
+    # memory, more time
     recompute: bool = setting(False, in_key=False)
 
     def __post_init__(self) -> None:
@@ -375,12 +408,16 @@ class TrainerConfig(Checked, part="trainer"):
 
 @dataclass
 class LoggerConfig(Checked, part="logger"):
-    """Where curves go, and what else is known of a job: none, csv, wandb or tensorboard."""
+    """Where the curves and numbers of a job are logged: none, csv, wandb or tensorboard."""
 
-    kind: Literal["none", "csv", "wandb", "tensorboard"] = "csv"  # csv: curves beside the result
-    project: str = "thinkalike"  # of W&B
-    entity: str | None = None  # of W&B: user or team; null: the default of the key
-    group: str | None = None  # of W&B; null: the sweep, if the job belongs to one
+    # where training curves go; csv: a file beside the result
+    kind: Literal["none", "csv", "wandb", "tensorboard"] = "csv"
+    # W&B project
+    project: str = "thinkalike"
+    # W&B user or team; null: the default of the API key
+    entity: str | None = None
+    # W&B group; null: the sweep, if the job belongs to one
+    group: str | None = None
 
     def settings_read(self) -> frozenset[str]:
         names = super().settings_read()

@@ -1,101 +1,276 @@
-"""The ${...} of a configuration: which settings they stand for, and how large it becomes by them.
+"""The ${...} of a configuration: what they stand for, and how large it becomes by them.
 
-OmegaConf replaces them without any bound, so that a file of a few lines can fill the memory.
+OmegaConf's own grammar reads them here, so that no text means one thing to a check and another to
+OmegaConf. OmegaConf replaces them without any bound, so that a file of a few lines can fill the
+memory.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import reduce
 
-from thinkalike.errors import ConfigError, short
+from omegaconf.errors import GrammarParseError
+from omegaconf.grammar_parser import parse
+from omegaconf.grammar_visitor import GrammarVisitor
+
+from thinkalike.errors import ConfigError, nearest, one_line, short
 
 ABSENT = object()  # no value, not even null
 MOST_RESOLVED = 10**6  # letters and values of a configuration once its ${...} are replaced
 REFERENCE_COST = 200  # letters that OmegaConf reads to look up one ${...}, each time anew
-INNERMOST = re.compile(r"\$\{([^${}]*)\}")  # ${...} with no other inside
-RESOLVERS = ("oc.env", "oc.decode", "now", "hydra")  # they return no more than they are given
+ENVIRONMENT = "oc.env"  # the resolver that reads the environment
+# They return no more than they are given. oc.decode is not one of them: it reads a text that other
+# resolvers have put together, so that nobody can say beforehand what the text stands for.
+RESOLVERS = (ENVIRONMENT, "now", "hydra")
+MOST_HOPS = 100  # settings that are ${...} themselves on the way to one that is none
 REPLACED = "\0"  # stands for a ${...} that was read already
 
+KeyPath = tuple[str, ...]
 
-def check_size(settings: Mapping[str, object]) -> None:
-    """Check that a configuration is not too large once its ${...} are replaced.
 
-    Raises:
-        ConfigError: It is, or a ${...} is of a form that is not read.
+@dataclass(frozen=True)
+class Reference:
+    """One ${...} of a text.
+
+    Attributes:
+        resolver: The name of its resolver, such as "oc.env"; "" if it stands for a setting.
+        name: The key of the setting, such as "model.name" or ".name", or the first argument of the
+            resolver.
     """
-    _resolved_size(settings, "", settings, {})
+
+    resolver: str
+    name: str
 
 
-def _resolved_size(
-    value: object, key: str, root: Mapping[str, object], sizes: dict[str, int]
-) -> int:
-    """Return how many values and letters a setting has once it is resolved.
-
-    Args:
-        root: The whole configuration.
-        sizes: Those known so far, by keys.
-    """
-    if key in sizes:
-        return sizes[key]
-    sizes[key] = 0  # a setting that stands for itself is an error of OmegaConf's
-    size = 1
-    if isinstance(value, Mapping):
-        for name, inner in value.items():
-            size += _resolved_size(inner, f"{key}.{name}".lstrip("."), root, sizes)
-    elif isinstance(value, list):
-        for index, inner in enumerate(value):
-            size += _resolved_size(inner, f"{key}.{index}".lstrip("."), root, sizes)
-    elif isinstance(value, str):
-        size = len(value)
-        for referred in _referred_keys(value, key):
-            target = value_inside(root, referred)
-            size += REFERENCE_COST + _resolved_size(target, referred, root, sizes)
-    if size > MOST_RESOLVED:
-        raise ConfigError(
-            f"{short(key)} stands for more than {MOST_RESOLVED:,} values; "
-            "name fewer settings by ${...}"
-        )
-    sizes[key] = size
-    return size
-
-
-def _referred_keys(text: str, key: str) -> list[str]:
-    """Return the keys of the settings that the ${...} of a text stand for.
+def references_in(text: str) -> list[Reference]:
+    r"""Return the ${...} of a text in their order; \${...} stands for these letters.
 
     Raises:
         ConfigError: One is of another form than ${a.b}, ${oc.env:NAME} and the like, such as a key
             that is computed.
     """
-    keys = []
-    match = INNERMOST.search(text)
-    while match is not None:
-        content = match[1].strip()
-        resolver, colon, _ = content.partition(":")
-        is_computed = REPLACED in content and resolver != "oc.decode"
-        if is_computed or (colon and resolver not in RESOLVERS):
+    if "${" not in text:
+        return []
+    references: list[Reference] = []
+    reader = _ReferenceReader(text, references)
+    visitor = GrammarVisitor(reader.of_setting, reader.of_resolver, memo=None)
+    try:
+        visitor.visit(parse(text))
+    except RecursionError:
+        raise ConfigError(f"{short(text)} has too many ${{...}} inside one another") from None
+    except (GrammarParseError, ValueError) as error:  # Python reads no number of so many digits
+        raise ConfigError(
+            f"{short(text)} cannot be read ({one_line(error)}); write ${{name}} for a setting"
+        ) from None
+    return references
+
+
+class _ReferenceReader:
+    """Notes each ${...} that OmegaConf's visitor comes to, innermost first."""
+
+    def __init__(self, text: str, references: list[Reference]):
+        self._text = text
+        self._references = references
+
+    def of_setting(self, key: str, memo: set[int] | None) -> str:
+        self._check_form(key)
+        plain_key = re.sub(r"\[(.*?)\]", r".\1", key)  # a[b] is a.b, and [a] is a
+        if key.startswith("["):
+            plain_key = plain_key.removeprefix(".")
+        self._references.append(Reference("", plain_key))
+        return REPLACED
+
+    def of_resolver(self, name: str, args: tuple[object, ...], args_str: tuple[str, ...]) -> str:
+        self._check_form((name, args))
+        if name not in RESOLVERS:
+            raise self._not_read()
+        first = ""
+        if args:
+            first = str(args[0])
+        self._references.append(Reference(name, first))
+        return REPLACED
+
+    def _check_form(self, content: object) -> None:
+        """Check that nothing inside of a ${...} is computed by another one."""
+        if any(REPLACED in text for text in texts_in(content)):
+            raise self._not_read()
+
+    def _not_read(self) -> ConfigError:
+        return ConfigError(f"{short(self._text)} is not read; name a setting, as ${{seed}} does")
+
+
+def environment_in(value: object) -> set[str]:
+    """Return the names of the environment variables that nested settings read.
+
+    Raises:
+        ConfigError: A ${...} is of a form that is not read, see `references_in`.
+    """
+    names: set[str] = set()
+    for text in texts_in(value):
+        for reference in references_in(text):
+            if reference.resolver == ENVIRONMENT:
+                names.add(reference.name)
+    return names
+
+
+def texts_in(value: object) -> Iterator[str]:
+    """Yield the texts of nested settings, which include the keys."""
+    if isinstance(value, Mapping):
+        for name, inner in value.items():
+            yield from texts_in(name)
+            yield from texts_in(inner)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from texts_in(inner)
+    elif isinstance(value, str):
+        yield value
+
+
+def unescaped(text: str) -> str:
+    r"""Return a text with ${...} in place of \${...}, which a job inside may read."""
+    return re.sub(r"\\+\$\{", "${", text)
+
+
+def check_references(settings: Mapping[str, object], is_whole: bool = True) -> None:
+    """Check that the ${...} of a configuration stand for settings, and not for too many.
+
+    Args:
+        is_whole: Whether the configuration has all of its settings.
+
+    Raises:
+        ConfigError: It is too large once they are replaced, or a ${...} stands for itself, for
+            nothing, or is of a form that is not read.
+    """
+    _Sizes(settings, is_whole).of(settings, ())
+
+
+class _Sizes:
+    """How many values and letters the settings of a configuration have once it is resolved.
+
+    Args:
+        root: The configuration.
+        is_whole: Whether it has all of its settings.
+    """
+
+    def __init__(self, root: Mapping[str, object], is_whole: bool):
+        self._root = root
+        self._is_whole = is_whole
+        self._sizes: dict[KeyPath, int] = {}
+        self._open: set[KeyPath] = set()  # the settings whose size is being computed
+
+    def of(self, value: object, path: KeyPath) -> int:
+        """Return how many values and letters the setting at a path has."""
+        if path in self._sizes:
+            return self._sizes[path]
+        if path in self._open:
+            raise _stands_for_itself(path)
+        self._open.add(path)
+        size = 1
+        if isinstance(value, Mapping):
+            for name, inner in value.items():
+                size += self.of(inner, (*path, str(name)))
+        elif isinstance(value, list):
+            for index, inner in enumerate(value):
+                size += self.of(inner, (*path, str(index)))
+        elif isinstance(value, str):
+            size = len(value)
+            for referred_path in _paths_in(value, path):
+                size += REFERENCE_COST + self._of_referred(referred_path, path)
+        if size > MOST_RESOLVED:
             raise ConfigError(
-                f"{short(key)}: ${{{short(content)}}} is not read; "
-                "name a setting, as ${seed} does"
+                f"{_key(path)} stands for more than {MOST_RESOLVED:,} values; "
+                "name fewer settings by ${...}"
             )
-        if not colon:
-            keys.append(_absolute(content, key))
-        text = text[: match.start()] + REPLACED + text[match.end() :]
-        match = INNERMOST.search(text)
-    return keys
+        self._open.remove(path)
+        self._sizes[path] = size
+        return size
+
+    def _of_referred(self, path: KeyPath, origin: KeyPath) -> int:
+        """Return the size of the setting that a ${...} of the setting `origin` stands for."""
+        final_path, value = self._followed(path, origin)
+        if value is not ABSENT:
+            return self.of(value, final_path)
+        if not self._is_whole:
+            return 1
+        parent: object = self._root
+        beginning = ""
+        if len(path) > 1:
+            beginning = ".".join(path[:-1]) + "."
+            parent = value_inside(self._root, beginning[:-1])
+        if not isinstance(parent, Mapping):
+            parent = self._root
+            beginning = ""
+        known = [f"{beginning}{name}" for name in parent]
+        raise ConfigError(
+            f"{_key(origin)}: ${{...}} names {_key(path)}, which is not a setting; "
+            f"{nearest('.'.join(path), known)}"
+        )
+
+    def _followed(self, path: KeyPath, origin: KeyPath) -> tuple[KeyPath, object]:
+        """Return the path and the value of a setting whose path may lead through a ${...}.
+
+        It does so for ${target.name} where the file says target: ${model}.
+        """
+        value: object = self._root
+        passed: KeyPath = ()
+        remaining = list(path)
+        hops = 0
+        while remaining:
+            if isinstance(value, str):
+                targets = _paths_in(value, passed)
+                if not targets:
+                    return path, ABSENT
+                hops += 1
+                if hops > MOST_HOPS:
+                    raise _stands_for_itself(origin)
+                remaining = [*targets[0], *remaining]
+                value = self._root
+                passed = ()
+            name = remaining.pop(0)
+            passed = (*passed, name)
+            value = _step_inside(value, name)
+        return passed, value
 
 
-def _absolute(name: str, key: str) -> str:
-    """Return the key that ${name} stands for in a setting.
+def _stands_for_itself(path: KeyPath) -> ConfigError:
+    return ConfigError(f"{_key(path)} stands for itself by ${{...}}; give it a value")
 
-    With dots before it, it is relative to the key of the setting.
+
+def _key(path: KeyPath) -> str:
+    """Return the key of a setting as messages show it."""
+    return short(".".join(path))
+
+
+def _paths_in(text: str, path: KeyPath) -> list[KeyPath]:
+    """Return the paths of the settings that the ${...} of a setting stand for."""
+    try:
+        return [
+            _absolute(reference.name, path)
+            for reference in references_in(text)
+            if not reference.resolver
+        ]
+    except ConfigError as error:
+        raise ConfigError(f"{_key(path)}: {error}") from error
+
+
+def _absolute(name: str, path: KeyPath) -> KeyPath:
+    """Return the path that ${name} stands for in the setting at a path.
+
+    With dots before it, it is relative to that setting.
     """
     plain_name = name.lstrip(".")
     levels_up = len(name) - len(plain_name)
+    names = tuple(plain_name.split("."))
     if not levels_up:
-        return plain_name
-    return ".".join([*key.split(".")[:-levels_up], plain_name])
+        return names
+    if levels_up > len(path):
+        raise ConfigError(
+            f"${{{short(name)}}} has more dots than the key of the setting has names"
+        )
+    return (*path[:-levels_up], *names)
 
 
 def value_inside(settings: object, key: str) -> object:

@@ -42,6 +42,7 @@ from pydantic.fields import FieldInfo
 
 from thinkalike import catalogue
 from thinkalike.errors import ConfigError, nearest, short
+from thinkalike.former_names import present_name, present_value
 from thinkalike.ranges import Number, Within
 
 SEEDS = 2**32 - 1  # the largest seed that every library takes
@@ -409,6 +410,9 @@ def _sentence(part: str, error: pydantic.ValidationError) -> str:
 
     names = [name for name in first["loc"] if isinstance(name, str) and name.isidentifier()]
     key = ".".join(name for name in (part, *names[:1]) if name)
+    renamed = present_value(key, first["input"])
+    if renamed is not None:
+        return f"{key}={first['input']} is now {key}={renamed}"
     reason = first["msg"].removeprefix("Value error, ")
     reason = reason.replace("Input should", "must").replace("String should", "must")
     return f"{key}={short(first['input'])} {reason}"
@@ -419,6 +423,9 @@ def _sentence(part: str, error: pydantic.ValidationError) -> str:
 
 def unknown(key: str, known: Collection[str]) -> str:
     """Return what to say of a setting that is not among the known ones: the nearest one."""
+    renamed = present_name(key)
+    if renamed in known:
+        return f"'{key}' is now {renamed}"
     name = key.rpartition(".")[2]
     depth = key.count(".")
     deeper = [other for other in known if other.endswith(f".{name}") and other.count(".") > depth]

@@ -51,7 +51,7 @@ FIRST_COMBINING_CODE = 0x300
 
 WHITE_SPACE_CODES = [code for code in range(0x3001) if chr(code).isspace()]
 
-REMEDY = "or use task=stitch or words (measure=cka measure.level=word)"
+REMEDY = "or use task=stitch or words (measure=cka measure.unit=word)"
 """What compares models whose tokenizers differ."""
 
 Positions = NDArray[np.int64]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import NamedTuple
@@ -13,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from thinkalike.data.sources import read_by_ending
+from thinkalike.data.sources import read_by_ending, whole_text
 from thinkalike.data.stimuli import Kinds, Names, Stimuli, check_unique, select_names
 from thinkalike.data.words import Span
 from thinkalike.errors import DataError
@@ -48,8 +47,7 @@ def read_conllu(
         DataError: The file cannot be read or is empty, a line is malformed, or a feature has one
             level.
     """
-    read_text = partial(Path.read_text, encoding="utf-8-sig")
-    text = read_by_ending(Path(path), {".conllu": read_text})
+    text = read_by_ending(Path(path), {".conllu": whole_text})
     sentences = list(_sentences_in(path, text.split("\n")))  # splitlines would cut at U+2028, too
     if not sentences:
         raise DataError(f"{path} has no line of a word")

@@ -24,7 +24,7 @@ from thinkalike.data.documents import (
 )
 from thinkalike.data.packing import TextLimits, TokenizerReader, pack
 from thinkalike.data.rows import Corpus, PairedRows, SourceTokens, TokenRows
-from thinkalike.digests import tokenizer_fingerprint
+from thinkalike.digests import runs_own_code, tokenizer_fingerprint
 from thinkalike.errors import DataError
 from thinkalike.measures.document_order import neighbour_correlation
 
@@ -43,7 +43,7 @@ BEGINNINGS_VERSION = 1
 """Raised where a change ends the documents of a report elsewhere."""
 
 REPORT_TOKENS = 262144
-"""How many tokens the report has if `data.report_tokens` is not set."""
+"""How many tokens the report has if `data.evaluation_tokens` is not set."""
 
 
 def read_corpus(
@@ -80,13 +80,13 @@ def read_corpus(
             source = replace(source, bos=bos)
     if fit_tokens != 0:
         fit_tokens = data.fit_tokens or fit_tokens
-    report_tokens = data.report_tokens or REPORT_TOKENS
+    evaluation_tokens = data.evaluation_tokens or REPORT_TOKENS
     if source is not None and data.group:
         raise DataError(
             "data.group is for models that cut text alike, and these have different tokenizers"
         )
-    document_bytes = None if whole else beginning_bytes(report_tokens)
-    limits = TextLimits(fit_tokens, report_tokens, document_bytes)
+    document_bytes = None if whole else beginning_bytes(evaluation_tokens)
+    limits = TextLimits(fit_tokens, evaluation_tokens, document_bytes)
 
     def compute() -> CacheEntry:
         if source is not None:
@@ -95,9 +95,15 @@ def read_corpus(
             corpus = pack(data, TokenizerReader(tokenizer, bos), context, limits)
         return _cache_entry(corpus)
 
-    name = _cache_name(data, tokenizer, context, bos, limits, source)
-    path = cache_folder(data) / "tokens" / f"{name}.safetensors"
-    corpus = _corpus_of(read_or_compute(path, compute))
+    tokenizers = [tokenizer]
+    if source is not None:
+        tokenizers.append(source.tokenizer)
+    if any(map(runs_own_code, tokenizers)):
+        corpus = _corpus_of(compute())  # what such code does at the next call cannot be known
+    else:
+        name = _cache_name(data, tokenizer, context, bos, limits, source)
+        path = cache_folder(data) / "tokens" / f"{name}.safetensors"
+        corpus = _corpus_of(read_or_compute(path, compute))
 
     counts = [f"{count:,} {name.replace('_', ' ')}" for name, count in corpus.counts.items()]
     log.info("data %s: %s", data.name, ", ".join(counts))
@@ -144,8 +150,8 @@ def _cache_name(
         "context": context,
         "bos": bos,
         "fit_tokens": limits.fit_tokens,
-        "report_tokens": limits.report_tokens,
-        "report_share": data.report_share,
+        "report_tokens": limits.evaluation_tokens,
+        "report_share": data.evaluation_share,
         "same_split": data.same_split,
         "aligned": data.aligned,
     }

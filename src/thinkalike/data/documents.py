@@ -34,6 +34,7 @@ from thinkalike.data.sources import (
     parquet_rows,
     stream_records,
     whole_characters,
+    whole_text,
 )
 from thinkalike.errors import DataError, nearest, short
 from thinkalike.files import is_there
@@ -344,16 +345,17 @@ def _hub_fingerprint(config: DataConfig) -> str:
 def _file_fingerprint(path: Path) -> bytes:
     """Return the endings of a file's name and the SHA-256 of its content."""
     endings = path.name.partition(".")[2]
-    return endings.encode() + hashlib.sha256(path.read_bytes()).digest()
+    with path.open("rb") as file:
+        return endings.encode() + hashlib.file_digest(file, "sha256").digest()
 
 
-def beginning_bytes(report_tokens: int) -> int:
+def beginning_bytes(evaluation_tokens: int) -> int:
     """Return how many UTF-8 bytes of each document a report of so many tokens reads.
 
     It then has at least `DOCUMENTS_FOR_INTERVALS` documents. Bytes are counted and not tokens, so
     that models with different tokenizers read the same text.
     """
-    bytes_per_document = BYTES_PER_TOKEN * report_tokens // DOCUMENTS_FOR_INTERVALS
+    bytes_per_document = BYTES_PER_TOKEN * evaluation_tokens // DOCUMENTS_FOR_INTERVALS
     return max(bytes_per_document, FEWEST_BYTES)
 
 
@@ -479,7 +481,7 @@ def _texts_of_file(path: Path, field: str, group: str | None) -> Iterator[tuple[
         )
     with errors_name_file(path):
         if name.endswith(".txt"):
-            divided = divide_at_marks(path.read_text(encoding="utf-8-sig"))
+            divided = divide_at_marks(whole_text(path))
             if divided.marks:
                 marks = " and ".join(divided.marks)
                 count = len(divided.documents)

@@ -32,7 +32,7 @@ class TextLimits(NamedTuple):
     fit_tokens: int | None
     """How many tokens to fit on; None takes all that there are, and 0 fits nothing."""
 
-    report_tokens: int
+    evaluation_tokens: int
     """How many tokens the report has."""
 
     document_bytes: int | None
@@ -182,12 +182,12 @@ def pack(config: DataConfig, reader: DocumentReader, context: int, limits: TextL
     """
     aligned = bool(config.aligned)
     fit = RowPacker(limits.fit_tokens, context, reader.start, aligned)
-    report = RowPacker(limits.report_tokens, context, reader.start, aligned)
+    report = RowPacker(limits.evaluation_tokens, context, reader.start, aligned)
     split = DocumentSplit(config, is_fitted=limits.fit_tokens != 0)
 
     total_tokens = None
     if limits.fit_tokens is not None:
-        total_tokens = limits.fit_tokens + limits.report_tokens
+        total_tokens = limits.fit_tokens + limits.evaluation_tokens
     with doing("tokenising, token", total_tokens) as activity:
         report = _fill(fit, report, split, reader, limits.document_bytes, activity)
 
@@ -224,7 +224,8 @@ def _check_enough_text(
         raise DataError(
             f"data={config.name}: one document fills the {counts['report_tokens']:,} tokens that "
             "are read for the report, and an interval needs two; give shorter documents, or read "
-            "more tokens: raise measure.batches, or data.report_tokens of a job without batches"
+            "more tokens: raise measure.batches, or data.evaluation_tokens of a job without "
+            "batches"
         )
 
     if is_fit_empty:
@@ -240,8 +241,8 @@ def _check_enough_text(
             "needs two"
         )
     remedy = f"data.context={context}"
-    if split.report_share < 1:
-        remedy = f"data.report_share={split.report_share} or {remedy}"
+    if split.evaluation_share < 1:
+        remedy = f"data.evaluation_share={split.evaluation_share} or {remedy}"
     raise DataError(
         f"data={config.name} has too little text {lack}; give more text, or change {remedy}"
     )

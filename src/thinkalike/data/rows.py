@@ -168,9 +168,9 @@ class Corpus:
         `aligned_exactly` end where a source token ends, `aligned_earlier` get the state of a
         source token that ends before them, and `aligned_nowhere` follow no source token.
         """
-        report_tokens = self.counts["report_tokens"]
-        exactly = self.counts["aligned_exactly"] / report_tokens
-        nowhere = self.counts["aligned_nowhere"] / report_tokens
+        evaluation_tokens = self.counts["report_tokens"]
+        exactly = self.counts["aligned_exactly"] / evaluation_tokens
+        nowhere = self.counts["aligned_nowhere"] / evaluation_tokens
         return {
             "aligned_exactly": exactly,
             "aligned_earlier": 1 - exactly - nowhere,

@@ -10,15 +10,32 @@ import io
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from thinkalike.digests import with_unique_names
 from thinkalike.errors import DataError, one_line
-from thinkalike.files import is_pointer, is_there, what_pulls
+from thinkalike.files import is_pointer, is_sparse, is_there, what_pulls
 from thinkalike.hub import cause_of, resolved
 
 USE_LOCAL_TEXT = "use local files (data=text 'data.files=[...]') or data=pydoc"
 """What errors suggest where a set of the hub cannot be read."""
+
+MOST_TEXT_BYTES = 2**32
+"""The most bytes of a file that is read as one text, which needs several times as much memory."""
+
+LONGEST_LINE = 2**28
+"""The most characters of a line of a .jsonl file, which is one document."""
+
+MOST_EXPANSION = 200
+"""How many times as large as its file a compressed text may be; English is 3 to 10 times."""
+
+ALWAYS_EXPANDED = 2**26
+"""The bytes that every compressed file may expand to, as a small file may repeat one sentence."""
+
+BUFFER_BYTES = 2**20
+"""The bytes of a compressed file that are expanded at once."""
 
 Record = dict[str, Any]
 """A row, by column."""
@@ -52,6 +69,11 @@ def errors_name_file(path: Path) -> Iterator[None]:
             )
         if is_pointer(path):
             raise DataError(what_pulls(path))
+        if is_there(path) and is_sparse(path):
+            raise DataError(
+                f"cannot read {path}: it is a sparse file of {path.stat().st_size:,} bytes, most "
+                "of which are not on the disk; give the whole file"
+            )
         yield
     except DataError:
         raise
@@ -61,33 +83,91 @@ def errors_name_file(path: Path) -> Iterator[None]:
         ) from error
 
 
+def whole_text(path: Path) -> str:
+    """Return a text file in UTF-8, which may begin with a byte-order mark.
+
+    Raises:
+        DataError: The file is too large to be read at once.
+    """
+    size = path.stat().st_size
+    if size > MOST_TEXT_BYTES:
+        raise DataError(
+            f"{path} has {size:,} bytes, and a file that is read at once has at most "
+            f"{MOST_TEXT_BYTES:,}; divide it into several files"
+        )
+    return path.read_text(encoding="utf-8-sig")
+
+
+class _ExpandedBytes(io.RawIOBase):
+    """The content of a compressed file, which ends in an error if it expands too much.
+
+    A few kilobytes can stand for gigabytes.
+    """
+
+    def __init__(self, path: Path, read: Callable[[int], bytes]):
+        self._path = path
+        self._read = read
+        self._most = ALWAYS_EXPANDED + MOST_EXPANSION * path.stat().st_size
+        self._count = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        content = self._read(len(buffer))
+        self._count += len(content)
+        if self._count > self._most:
+            raise DataError(
+                f"{self._path} expands to more than {self._most:,} bytes, as no text does; "
+                "replace it, or give it uncompressed"
+            )
+        buffer[: len(content)] = content
+        return len(content)
+
+
+def _lines_of(path: Path) -> Iterator[str]:
+    """Yield the lines of a text file, which may be compressed and begin with a byte-order mark.
+
+    Raises:
+        DataError: A line is too long, or a compressed file expands too much.
+    """
+    import pyarrow
+
+    compression = {".zst": "zstd", ".gz": "gzip"}.get(path.suffix.lower())
+    stream = pyarrow.input_stream(str(path), compression=compression)
+    if compression is not None:
+        stream = io.BufferedReader(_ExpandedBytes(path, stream.read), BUFFER_BYTES)
+    with io.TextIOWrapper(stream, encoding="utf-8-sig") as lines:
+        read_line = partial(lines.readline, LONGEST_LINE + 1)
+        for number, line in enumerate(iter(read_line, ""), 1):
+            if len(line) > LONGEST_LINE:
+                raise DataError(
+                    f"{path} line {number} has more than {LONGEST_LINE:,} characters; write each "
+                    "document in a line of its own"
+                )
+            yield line
+
+
 def json_lines(path: Path) -> Iterator[tuple[str, Record]]:
     """Yield each record of a .jsonl file, and what errors call its line.
 
     The file may be compressed (.gz, .zst) and may begin with a byte-order mark.
 
     Raises:
-        DataError: A line is not a JSON object.
+        DataError: A line is not a JSON object, or has a name twice, of which readers take one.
     """
-    import pyarrow
-
-    compression = {".zst": "zstd", ".gz": "gzip"}.get(path.suffix.lower())
-    stream = pyarrow.input_stream(str(path), compression=compression)
-    with io.TextIOWrapper(stream, encoding="utf-8-sig") as lines:
-        for number, line in enumerate(lines, 1):
-            if not line.strip():
-                continue
-            location = f"{path} line {number}"
-            try:
-                record = json.loads(line)
-            except ValueError as error:
-                raise DataError(f"{location} is not a JSON object ({error})") from None
-            if not isinstance(record, dict):  # dict() would read a list of pairs as a record
-                type_name = type(record).__name__
-                raise DataError(
-                    f"{location} is not a JSON object, but a {type_name}; write {{...}}"
-                )
-            yield location, record
+    for number, line in enumerate(_lines_of(path), 1):
+        if not line.strip():
+            continue
+        location = f"{path} line {number}"
+        try:
+            record = json.loads(line, object_pairs_hook=with_unique_names)
+        except ValueError as error:
+            raise DataError(f"{location} is not a JSON object ({error})") from None
+        if not isinstance(record, dict):  # dict() would read a list of pairs as a record
+            type_name = type(record).__name__
+            raise DataError(f"{location} is not a JSON object, but a {type_name}; write {{...}}")
+        yield location, record
 
 
 def parquet_rows(path: Path, field: str | None = None) -> Iterator[tuple[str, Record]]:

@@ -37,7 +37,7 @@ from thinkalike.data.near_duplicates import Shingles, near_duplicates, shingles
 from thinkalike.processes import counted
 
 REPORT_SHARE = 0.1
-"""The share of documents for the report if `data.report_share` is not set."""
+"""The share of documents for the report if `data.evaluation_share` is not set."""
 
 SOURCES_UNSEEN_BY_MINIS = ("text", "hub")
 """Sources of which the minis have read nothing."""
@@ -82,7 +82,7 @@ class DocumentSplit:
         repeating: set[str] = set()
         if self._is_held_out and self.is_settled and not self.config.same_split:
             repeating = _repeating_documents(self.config)
-        for document in _without_copies(self.config, self.counts, self.report_share):
+        for document in _without_copies(self.config, self.counts, self.evaluation_share):
             if document.fingerprint in repeating:
                 self.counts["near_duplicates"] += 1
                 continue
@@ -97,48 +97,48 @@ class DocumentSplit:
             self._fit_shingles.append(shingles(document.text))
 
     @property
-    def report_share(self) -> float:
+    def evaluation_share(self) -> float:
         """The share of documents for the report: all of them if nothing has to be held out."""
-        if self.config.report_share is None and not self._is_held_out:
+        if self.config.evaluation_share is None and not self._is_held_out:
             return 1.0
-        return self.config.report_share or REPORT_SHARE
+        return self.config.evaluation_share or REPORT_SHARE
 
     def report_repeats(self) -> NDArray[np.bool_]:
         """Return, for each document of the report so far, whether it repeats one to fit on."""
         return near_duplicates(self._report_shingles, self._fit_shingles)
 
 
-def tokens_of_report(config: DataConfig, report_tokens: int, vocabulary: int) -> int:
+def tokens_of_report(config: DataConfig, evaluation_tokens: int, vocabulary: int) -> int:
     """Return about how many tokens a report has: those asked for, or all of a local text.
 
     A token of a vocabulary of v entries has about log2(v) / 4 bytes of English or code: 2.7 of the
     minis' 2,048 entries, and 3.9 of 49,152.
     """
     if config.source in ("hub", "states"):
-        return report_tokens
-    most = beginning_bytes(report_tokens)
+        return evaluation_tokens
+    most = beginning_bytes(evaluation_tokens)
     size = 0
-    for document in _split_documents(config, config.report_share or REPORT_SHARE):
+    for document in _split_documents(config, config.evaluation_share or REPORT_SHARE):
         if document.is_for_report:
             size += min(len(document.text.encode("utf-8", errors="replace")), most)
     bytes_per_token = math.log2(max(vocabulary, 2)) / 4
-    return min(report_tokens, round(size / bytes_per_token))
+    return min(evaluation_tokens, round(size / bytes_per_token))
 
 
 def training_texts(config: DataConfig) -> Iterator[str]:
     """Yield the documents that may be fitted on, in order and without copies."""
-    report_share = config.report_share or REPORT_SHARE
-    for document in _without_copies(config, Counter(), report_share):
+    evaluation_share = config.evaluation_share or REPORT_SHARE
+    for document in _without_copies(config, Counter(), evaluation_share):
         if not document.is_for_report:
             yield document.text
 
 
 def _without_copies(
-    config: DataConfig, counts: Counter[str], report_share: float
+    config: DataConfig, counts: Counter[str], evaluation_share: float
 ) -> Iterator[_SplitDocument]:
     """Yield each document unless it is empty or a copy, and count those in `counts`."""
     known: set[tuple[bool, str]] = set()
-    for document in _split_documents(config, report_share):
+    for document in _split_documents(config, evaluation_share):
         content = document_fingerprint(canonical(document.text))
         key = (document.is_for_report, content)
         is_empty = not document.text.strip()
@@ -149,7 +149,7 @@ def _without_copies(
             yield document
 
 
-def _split_documents(config: DataConfig, report_share: float) -> Iterator[_SplitDocument]:
+def _split_documents(config: DataConfig, evaluation_share: float) -> Iterator[_SplitDocument]:
     """Yield each document with its side, which the hash of its content or its group decides."""
     for text in documents_of(config):
         fingerprint = document_fingerprint(text)
@@ -158,7 +158,7 @@ def _split_documents(config: DataConfig, report_share: float) -> Iterator[_Split
         if group is not None:
             deciding_hash = document_fingerprint(group)
         uniform = int(deciding_hash[:8], 16) / 16**8  # in [0, 1)
-        yield _SplitDocument(text, fingerprint, uniform < report_share)
+        yield _SplitDocument(text, fingerprint, uniform < evaluation_share)
 
 
 def _repeating_documents(config: DataConfig) -> set[str]:
@@ -166,15 +166,15 @@ def _repeating_documents(config: DataConfig) -> set[str]:
 
     All documents of the source count.
     """
-    report_share = config.report_share or REPORT_SHARE
+    evaluation_share = config.evaluation_share or REPORT_SHARE
     report_documents: dict[str, Shingles] = {}
-    for document in counted(_split_documents(config, report_share), "document looked at"):
+    for document in counted(_split_documents(config, evaluation_share), "document looked at"):
         if document.is_for_report:
             report_documents[document.fingerprint] = shingles(document.text)
 
     fit_shingles = (
         shingles(document.text)
-        for document in counted(_split_documents(config, report_share), "document compared")
+        for document in counted(_split_documents(config, evaluation_share), "document compared")
         if not document.is_for_report
     )
     repeats = near_duplicates(list(report_documents.values()), fit_shingles)

@@ -228,19 +228,22 @@ def checked_frame(frame: pd.DataFrame, path: str | Path) -> pd.DataFrame:
     """Return a table in types of pandas, whose columns have different names.
 
     An index with a name becomes a column, and columns without a name are left out: they number the
-    rows, or nobody could say which feature they are.
+    rows.
 
     Args:
         path: What errors call the table.
 
     Raises:
-        DataError: The table has no rows, or two columns have one name.
+        DataError: The table has no rows, two columns have one name, or a name is missing.
     """
     frame = with_named_index(frame, path)
     if frame.empty:
         raise DataError(f"{path} is empty: it has no rows below a header")
     # In a header such as "text, word", a column " word" would have no role.
     frame = frame.rename(columns=lambda name: name.strip() if isinstance(name, str) else name)
+    missing = [name for name in frame.columns if _is_missing(name)]
+    if missing:
+        raise DataError(f"{path} has a column named {missing[0]}: name it, or leave it out")
     is_named = [_is_column_name(name) for name in frame.columns]
     if not all(is_named):
         log.info("%s: columns without a name are left out; name them if they are read", path)
@@ -354,11 +357,15 @@ def _read_separated(path: Path) -> pd.DataFrame:
 
 def _is_column_name(name: object) -> bool:
     """Return whether a column has a name; pandas writes row numbers without one, or reads one."""
-    if isinstance(name, str):
-        return bool(name.strip()) and not re.fullmatch(r"Unnamed: [\d.]+", name)
-    if isinstance(name, float):
-        return not math.isnan(name)
-    return name is not None and name is not pd.NA and name is not pd.NaT
+    return not isinstance(name, str) or bool(
+        name.strip() and not re.fullmatch(r"Unnamed: [\d.]+", name)
+    )
+
+
+def _is_missing(name: object) -> bool:
+    """Return whether the name of a column is what pandas has for a missing value."""
+    is_nan = isinstance(name, float) and math.isnan(name)
+    return is_nan or name is None or name is pd.NA or name is pd.NaT
 
 
 @contextlib.contextmanager

@@ -45,11 +45,14 @@ class CKAConfig(WithNull):
 
     compares_within_groups: ClassVar[bool] = True
     kind: str = "cka"
-    estimator: Literal["unbiased", "biased"] = "unbiased"  # of HSIC
-    # brown2023: the second
+    # estimator of HSIC; biased is larger where rows are few
+    estimator: Literal["unbiased", "biased"] = "unbiased"
+    # how batches are combined: the ratio of the mean HSICs, or the mean of the ratios as in Brown
+    # et al. (2023)
     aggregate: Literal["ratio_of_means", "mean_of_ratios"] = "ratio_of_means"
-    kernel: Literal["linear", "rbf"] = "linear"  # rbf has the median distance as bandwidth
-    # what a row is; mean: over the tokens of a row of text
+    # linear, or rbf with the median distance as bandwidth
+    kernel: Literal["linear", "rbf"] = "linear"
+    # what a row is: a token, a whole row of text (sample), or its mean over tokens
     flatten: Literal["token", "sample", "mean"] = "token"
 
     def by_recipe(self, job: RecipeJob) -> SettingValues:
@@ -60,11 +63,11 @@ class CKAConfig(WithNull):
     def __post_init__(self) -> None:
         super().__post_init__()
         compares_tokens_linearly = self.kernel == "linear" and self.flatten == "token"
-        if self.given != "none" and not compares_tokens_linearly:
+        if self.conditional_on != "none" and not compares_tokens_linearly:
             raise ConfigError(
-                f"measure.given={self.given} compares single tokens by the linear kernel: leave "
-                f"out measure.kernel={self.kernel} and measure.flatten={self.flatten}, or "
-                "measure.given"
+                f"measure.conditional_on={self.conditional_on} compares single tokens by the "
+                f"linear kernel: leave out measure.kernel={self.kernel} and "
+                f"measure.flatten={self.flatten}, or measure.conditional_on"
             )
 
 
@@ -89,7 +92,7 @@ class LayerCKA(LayerPairs[CKAConfig], kind="cka", version=14, reads=OF_STATES):
             aggregate=measure.aggregate,
             kernel=measure.kernel,
             flatten=measure.flatten,
-            given=measure.given,
+            conditional_on=measure.conditional_on,
             permutations=permutations,
         )
 
@@ -170,4 +173,7 @@ class LayerCKA(LayerPairs[CKAConfig], kind="cka", version=14, reads=OF_STATES):
             low = scalars.get("distance_low", math.nan)
             high = scalars.get("distance_high", math.nan)
             distance = span(scalars["distance"], low, high, ".4f")
-            show_text(f"distance between the models (equation 2): {distance}", indent=2)
+            show_text(
+                "The distance between the models (Brown et al. 2023, equation 2) is "
+                f"{distance} radians."
+            )

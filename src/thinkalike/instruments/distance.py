@@ -31,7 +31,7 @@ class DistanceConfig(LayerPairsConfig):
     """The settings of distances of states."""
 
     kind: str = "distance"
-    # over which the mean is taken
+    # number of batches whose mean is the value
     batches: int = setting(BATCHES // 32, by_recipe=True, least=1, most=10**9)
 
     def settings_read(self) -> frozenset[str]:
@@ -78,7 +78,7 @@ class Distance(
     def metric(
         self, measure: DistanceConfig, source_layers: int, target_layers: int
     ) -> LayerShifts:
-        return LayerShifts(source_layers, target_layers, given=measure.given)
+        return LayerShifts(source_layers, target_layers, conditional_on=measure.conditional_on)
 
     def columns(self, estimate: LayerPairEstimate) -> dict[str, Float[Tensor, "l l"]]:
         assert isinstance(estimate, ShiftEstimate)

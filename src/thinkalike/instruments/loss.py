@@ -30,7 +30,7 @@ class Loss(Instrument[AnalyzeConfig], kind="loss", version=2, reads=("model", "d
     """Measures the next-token loss of `model` on `data`, in nats per token."""
 
     of_models: ClassVar[str] = "each"
-    smallest: ClassVar[Mapping[str, object]] = {"data.report_tokens": 4096}
+    smallest: ClassVar[Mapping[str, object]] = {"data.evaluation_tokens": 4096}
 
     def unread(self, config: AnalyzeConfig) -> SettingValues:
         return left_in_key(config, FIT_TEXT)
@@ -52,9 +52,9 @@ class Loss(Instrument[AnalyzeConfig], kind="loss", version=2, reads=("model", "d
             model = load_model(config.model)
             model.check_context(config.data.context)
             # A model may have been trained on the other documents of the same text.
-            report_share = config.data.report_share or REPORT_SHARE
+            evaluation_share = config.data.evaluation_share or REPORT_SHARE
             corpus = read_corpus(
-                replace(config.data, report_share=report_share),
+                replace(config.data, evaluation_share=evaluation_share),
                 model.tokenizer,
                 model.context,
                 bos=model.bos_each_row,

@@ -67,11 +67,14 @@ DistanceName = Literal["euclidean", "cosine", "correlation", "manhattan", "norm_
 class StimulusDistanceConfig(MeasureConfig):
     """The settings that measures of the distances between stimuli have in common."""
 
+    # distance between the states of two stimuli
     distance: DistanceName = "euclidean"
-    embed: bool = False  # also the site before block 0
-    # the stimuli whose long states decide some layer
+    # also analyse the embedding, the input of block 0
+    embed: bool = False
+    # drop excludes the stimuli with massive activations, which alone would decide a layer; keep
+    # includes them
     massive: Literal["drop", "keep"] = "drop"
-    # words of every text that are left out
+    # number of words at the beginning of each text that are excluded
     skip_first: int = setting(0, least=0, most=CONTEXT)
 
 

@@ -56,10 +56,13 @@ class R2Config(MeasureConfig):
     """The settings of held-out R² of all layer pairs."""
 
     kind: str = "r2"
-    # of held-out text, in pieces of up to 128
+    # number of held-out words, in pieces of text of up to 128 tokens
     words: int = setting(WORDS, least=LEAST_WORDS, most=10**8)
-    embed: bool = False  # also the site before block 0
-    massive: Literal["drop", "keep"] = "drop"  # the few words whose long states decide some layer
+    # also compare the embedding, the input of block 0
+    embed: bool = False
+    # drop excludes the few words with massive activations, which alone would decide a layer; keep
+    # includes them
+    massive: Literal["drop", "keep"] = "drop"
 
 
 class LayerR2(
@@ -184,7 +187,8 @@ class LayerR2(
             greatest = f"{plain.max():.2f}"
             values = least if least == greatest else f"{least} to {greatest}"
             show_text(
-                f"With words, positions and neighbours left in, R² is {values} at these layers."
+                f"Before word, position and earlier tokens are regressed out, R² is {values} at "
+                "these layers."
             )
 
 

@@ -52,7 +52,7 @@ def read_random_rows(
     context = config.data.context or min(TOKENS_PER_ROW, model.context)
     row_count = max(tokens // context, FEWEST_ROWS)
     tokens_read = max(TIMES_AS_MUCH_TEXT * row_count * context, FEWEST_TOKENS_READ)
-    data = replace(config.data, report_tokens=tokens_read)
+    data = replace(config.data, evaluation_tokens=tokens_read)
     corpus = read_corpus(
         data, model.tokenizer, context, bos=model.bos_each_row, fit_tokens=fit_tokens
     )

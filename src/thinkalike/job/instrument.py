@@ -25,6 +25,7 @@ from thinkalike.config.completing import completed
 from thinkalike.config.schema import Checked, SettingValues, declared_of, fields_of
 from thinkalike.config.values import key_settings, with_settings
 from thinkalike.errors import ResultError, ThinkalikeError, nearest
+from thinkalike.former_names import with_former_names
 from thinkalike.job.damaged_results import reporting_damage
 from thinkalike.job.inputs import Inputs, fingerprints
 from thinkalike.job.outcome import Outcome
@@ -160,7 +161,8 @@ class Instrument(ABC, Generic[Config]):
         `left_in_key` gives the values that the configuration has.
 
             def unread(self, config):
-                return {} if config.measure.null == "drift" else {"data.fit_tokens": None}
+                has_forks = config.measure.null == "continued_training"
+                return {} if has_forks else {"data.fit_tokens": None}
         """
         return {}
 
@@ -169,9 +171,13 @@ class Instrument(ABC, Generic[Config]):
         return with_settings(config, self.unread(config))
 
     def key_settings(self, config: Config) -> dict[str, object]:
-        """Return the settings that enter the key: those in `reads` that are not the default."""
+        """Return the settings that enter the key: those in `reads` that are not the default.
+
+        They are under the names that they had first, see `thinkalike.former_names`.
+        """
         entering = key_settings(self.as_read(config))
-        return {name: value for name, value in entering.items() if name in self.reads}
+        read = {name: value for name, value in entering.items() if name in self.reads}
+        return with_former_names(read)
 
     def seed(self, config: Config) -> int:
         """Return the seed of torch's global generator."""
@@ -228,9 +234,9 @@ class Instrument(ABC, Generic[Config]):
 
     def passes(self, config: Config, shapes: Shapes) -> Sequence[Passes]:
         """Return the passes of the models of a job; by default each reads the report once."""
-        if "data" not in self.reads or not config.data.report_tokens:
+        if "data" not in self.reads or not config.data.evaluation_tokens:
             return []
-        tokens = float(config.data.report_tokens)
+        tokens = float(config.data.evaluation_tokens)
         shortest = min((shape.context for shape in shapes.values()), default=0)
         row = config.data.context or shortest
         different = dict.fromkeys(shapes.values())

@@ -96,7 +96,8 @@ class Outcome:
         row = "" if table is None else _row_in_words(table, position[0])
         raise ResultError(
             f"{name}{written_position}{row} came out as {array[position]}, so nothing is stored; "
-            "check the weights and the text, or take more of the text and model.dtype=float32"
+            "check the weights or arrays that are compared; of a text take more, and "
+            "model.dtype=float32"
         )
 
 

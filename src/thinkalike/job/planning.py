@@ -14,6 +14,7 @@ from thinkalike.config.parts import AFTER
 from thinkalike.config.scale import chosen_scale
 from thinkalike.config.values import as_settings
 from thinkalike.errors import ConfigError, ModelError
+from thinkalike.former_names import with_present_names
 from thinkalike.job.inputs import Input, contents_of, key_of
 from thinkalike.job.instrument import AnyInstrument, Instrument
 from thinkalike.job.listed_jobs import asked_for
@@ -145,7 +146,7 @@ class PlannedJob:
         record = {
             "version": self.instrument.version,
             "scalars": outcome.scalars,
-            "settings": self.entered,
+            "settings": with_present_names(self.entered),
             "provenance": provenance,
         }
         tables = {"table": outcome.table, **outcome.tables}
@@ -263,4 +264,4 @@ def _tokens_read(config: JobConfig) -> int:
     """Return how many tokens a job reads, as its settings of the text and of the measure say."""
     measure = getattr(config, "measure", None)
     amounts = [getattr(measure, name, None) or 0 for name in ("batches", "tokens_per_batch")]
-    return max(config.data.report_tokens or 0, math.prod(amounts))
+    return max(config.data.evaluation_tokens or 0, math.prod(amounts))

@@ -29,7 +29,7 @@ OF_EVERY_JOB = frozenset(
 OF_SITES = frozenset({"model.site", "target.site", "model.head", "target.head"})
 FIT_TEXT = frozenset({"data.fit_tokens"})  # of jobs that fit something on text
 REPORT_TEXT = frozenset(
-    {"data.report_tokens"}
+    {"data.evaluation_tokens"}
 )  # of jobs where no setting of the measure says how much is read
 OF_STITCHES = frozenset({"trainer.compile", "trainer.memory", "trainer.recompute"})
 

@@ -28,7 +28,7 @@ from thinkalike.job.setting_groups import OF_EVERY_JOB, OF_SITES, REPORT_TEXT
 log = logging.getLogger(__name__)
 
 # settings that decide others, where those are left to the recipe, with their two values
-RECIPES = {"scale": ("mini", "paper"), "recipe": ("honest", "paper")}
+RECIPES = {"scale": ("mini", "paper"), "recipe": ("default", "paper")}
 CORPORA = ("model.corpus", "target.corpus")
 # settings of a measure that say how much is compared
 AMOUNTS = ("batches", "tokens_per_batch", "tokens", "words")
@@ -129,7 +129,7 @@ def _decides(key: str, config: JobConfig) -> bool:
     if isinstance(config, AnalyzeConfig) and config.experiment is not None:
         return True
     if key == "recipe":
-        is_usual = config.recipe == "honest"
+        is_usual = config.recipe == "default"
     else:
         is_usual = replace(config, scale="auto").is_mini == config.is_mini
     if is_usual:

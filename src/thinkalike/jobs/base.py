@@ -6,10 +6,11 @@ Annotations are evaluated here, as those of inherited fields are read where a su
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 from thinkalike.arguments import check_rows, checked_numbers
 from thinkalike.errors import ConfigError, checked_path
+from thinkalike.former_names import present_name
 from thinkalike.inputs import Arrays, Model, Text, is_model
 from thinkalike.job.instrument import AnyInstrument
 from thinkalike.job.lookup import instrument_of_measure
@@ -18,6 +19,7 @@ from thinkalike.jobs.plain_values import checked_plain, plain
 Folder = str | os.PathLike[str]
 Layers = str | Sequence[int] | Sequence[Sequence[int]]
 Side = Model | Arrays
+AnyJob = TypeVar("AnyJob", bound="Job")
 
 # fields that are no settings, beside the sides
 INPUTS = ("texts", "stimuli", "measure", "store", "force")
@@ -44,6 +46,14 @@ class Job:
     # The job itself says which of its arguments is wrong, before a checker of types that somebody
     # installs.
     __no_type_check__ = True
+
+    # Here and not in the functions, as jobs are also made by their classes.
+    def __new__(cls: type[AnyJob], *_: object, **settings: object) -> AnyJob:
+        for name in settings:
+            renamed = present_name(name)
+            if renamed in cls.__dataclass_fields__:
+                raise ConfigError(f"{name}= is now {renamed}=")
+        return super().__new__(cls)
 
     threads: int | None = None
     store: Folder | None = None

@@ -28,7 +28,7 @@ class Stitch(TextJob):
     itself. With site="resid_mid" layers are before the MLP of each block. With similarity=True the
     details also say how much of the states of both models is shared.
 
-    >>> few = {"steps": 4, "tokens_per_step": 256, "report_tokens": 2048}
+    >>> few = {"steps": 4, "tokens_per_step": 256, "evaluation_tokens": 2048}
     >>> result = stitch("gelu-3l-mini", layers=[1], **few)
     >>> list(result.table["source_layer"])
     [1]
@@ -65,10 +65,10 @@ class Stitch(TextJob):
     warmup: int | None = None
     tokens_per_step: int | None = None
     fit_tokens: int | None = None
-    report_tokens: int | None = None
-    report_share: float | None = None
+    evaluation_tokens: int | None = None
+    evaluation_share: float | None = None
     scale: str = "auto"
-    recipe: str = "honest"
+    recipe: str = "default"
     seed: int = 0
 
     @property
@@ -110,12 +110,12 @@ class Compare(TextJob):
     ruler: str | None = None
     batches: int | None = None
     tokens_per_batch: int = 1024
-    level: str = "auto"
+    unit: str = "auto"
     embed: bool = False
     massive: str = "drop"
     skip_first: int = 0
     skip_special_tokens: bool = False
-    given: str | None = None
+    conditional_on: str | None = None
     null: bool | None = None
     permutations: int | None = None
     estimator: str = "unbiased"
@@ -125,10 +125,10 @@ class Compare(TextJob):
     neighbours: int = 10
     kept: float = 0.99
     words: int = 8192
-    report_tokens: int | None = None
+    evaluation_tokens: int | None = None
     features: Sequence[str] | None = None
     scale: str = "auto"
-    recipe: str = "honest"
+    recipe: str = "default"
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -188,7 +188,7 @@ class Mlem(Job):
     folds: int = 5
     together: str = "sentence"
     permutations: int = 5
-    given: str | None = None
+    conditional_on: str | None = None
     interactions: Sequence[Sequence[str]] = ()
     null: int = 0
     references: int = 3
@@ -196,7 +196,7 @@ class Mlem(Job):
     embed: bool = False
     massive: str = "drop"
     skip_first: int = 0
-    recipe: str = "honest"
+    recipe: str = "default"
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -272,7 +272,7 @@ class Diff(TextJob):
     tokens: int = 2048
     tokens_per_part: int = 512
     outputs: int = 4
-    null: str = "perturbation"
+    null: str = "random_change"
     steps: int = 40
     taught: bool = True
     contrast: str | None = None
@@ -280,7 +280,7 @@ class Diff(TextJob):
     pairs: int = 2048
     other: str | None = None
     margin: Mapping[str, float] | None = None
-    report_share: float | None = None
+    evaluation_share: float | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -289,15 +289,15 @@ class Loss(TextJob):
 
     The table has its loss beside the entropy of single tokens.
 
-    >>> result = run(Loss("gelu-3l-mini", report_tokens=2048))
+    >>> result = run(Loss("gelu-3l-mini", evaluation_tokens=2048))
     >>> list(result.table["model"])
     ['gelu-3l-mini']
     """
 
     model: Model
     _: KW_ONLY
-    report_tokens: int | None = None
-    report_share: float | None = None
+    evaluation_tokens: int | None = None
+    evaluation_share: float | None = None
     scale: str = "auto"
 
 

@@ -30,15 +30,17 @@ def run(job: Job, store: Folder | None = None, force: bool = False) -> Result:
     """
     if store is not None or force:
         job = replace(job, store=job.store if store is None else store, force=force or job.force)
-    trust_plugins_of(job)
-    instrument = job.instrument
-    check_measure(job, instrument)
-    with isolated(), contextlib.ExitStack() as kept, naming(job), watched():
-        config = configuration(job, instrument)
-        if config.store is None and instrument_of(config).needs_store:
-            folder = tempfile.TemporaryDirectory(prefix="thinkalike-")
-            config = replace(config, store=kept.enter_context(folder))
-        result = run_job(config, shown=False)
+    with isolated(), contextlib.ExitStack() as kept, watched():
+        # The first use of an instrument imports libraries, which change the environment.
+        trust_plugins_of(job)
+        instrument = job.instrument
+        check_measure(job, instrument)
+        with naming(job):
+            config = configuration(job, instrument)
+            if config.store is None and instrument_of(config).needs_store:
+                folder = tempfile.TemporaryDirectory(prefix="thinkalike-")
+                config = replace(config, store=kept.enter_context(folder))
+            result = run_job(config, shown=False)
         # The folder of a job that needs one is removed with the result.
         weakref.finalize(result, kept.pop_all().close)
     return result

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from thinkalike.errors import ConfigError, StoreError, nearest, one_of
+from thinkalike.errors import ConfigError, StoreError, checked_path, nearest, one_of
 from thinkalike.files import is_folder
 from thinkalike.listing.differing import with_differing
 from thinkalike.listing.store_content import Entry, StoreContent
@@ -66,7 +66,7 @@ class Query:
         if stores:
             store = stores[0]
         return cls(
-            store=Path(store).expanduser(),
+            store=Path(checked_path("store", store)).expanduser(),
             kinds=_listed_values(values, "kind"),
             models=_listed_values(values, "model"),
             order=values.get("sort", "date"),

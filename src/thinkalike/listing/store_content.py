@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from itertools import islice
 from pathlib import Path
 
 from thinkalike.errors import StoreError, flat, one_line
 from thinkalike.processes import counted
 from thinkalike.store import Headline, Result, damage, first_scalar, is_sealed
+
+MOST_SEARCHED = 1000  # folders that are looked at for a store where a user named another folder
 
 
 @dataclass(frozen=True)
@@ -129,9 +132,13 @@ def search(store: Path, endings: Collection[str] = ()) -> StoreContent:
     Args:
         endings: of the files whose digests are compared, see `damage`. The sizes of all files are
             compared.
+
+    Raises:
+        StoreError: there is no such folder, or it is not a store but inside or around one.
     """
     content = StoreContent(store)
-    for folder in counted(_job_folders(content), "result"):
+    folders = _job_folders(content)
+    for folder in counted(folders, "result"):
         if folder.suffix == ".partial":
             content.unfinished.append(folder)
         with skipping(folder, content.skipped):
@@ -143,8 +150,37 @@ def search(store: Path, endings: Collection[str] = ()) -> StoreContent:
             entry = Entry.of(Result(folder))
             _check_location(entry.result)
             content.entries.append(entry)
+    if not (content.entries or content.unfinished or content.skipped):
+        _check_is_store(store, folders)
     content.entries.sort(key=lambda entry: entry.date)
     return content
+
+
+def _check_is_store(store: Path, folders: Sequence[Path]) -> None:
+    """Check that a folder without results is not inside of a store, nor around one.
+
+    Args:
+        folders: those two levels inside the folder, where a store has its results.
+    """
+    actual_store = None
+    if is_sealed(store):
+        actual_store = store.resolve().parents[1]
+    elif _has_results(store):
+        actual_store = store.resolve().parent
+    else:
+        for folder in folders[:MOST_SEARCHED]:
+            if _has_results(folder):
+                actual_store = folder.parent.resolve()
+                break
+    if actual_store is not None:
+        raise StoreError(f"{store} is not a store itself; the store is {actual_store}: name that")
+
+
+def _has_results(folder: Path) -> bool:
+    """Return whether finished results are directly inside a folder that can be read."""
+    with contextlib.suppress(OSError, StoreError):
+        return any(is_sealed(inner) for inner in islice(folder.iterdir(), MOST_SEARCHED))
+    return False
 
 
 def _check_location(result: Result) -> None:

@@ -20,7 +20,7 @@ from torchmetrics.utilities import dim_zero_cat
 from thinkalike.arguments import BatchNumber, Count, check_choice, takes_arrays
 from thinkalike.measures.contract import Batch, States
 
-GIVEN = ("none", "token")
+CONDITIONS = ("none", "token")
 
 
 def from_everyone(state: Tensor, group: distributed.ProcessGroup | None = None) -> list[Tensor]:
@@ -46,7 +46,7 @@ class Accumulator(Metric):
 
     Args:
         source_layers, target_layers: How many layers a batch brings.
-        given: "token" compares rows within groups of one token; "none" compares all rows.
+        conditional_on: "token" compares rows within groups of one token; "none" compares all rows.
         kwargs: Options of `torchmetrics.Metric`.
     """
 
@@ -59,13 +59,18 @@ class Accumulator(Metric):
 
     @takes_arrays
     def __init__(
-        self, source_layers: Count, target_layers: Count, *, given: str = "none", **kwargs: Any
+        self,
+        source_layers: Count,
+        target_layers: Count,
+        *,
+        conditional_on: str = "none",
+        **kwargs: Any,
     ):
-        check_choice("given", given, GIVEN)
+        check_choice("conditional_on", conditional_on, CONDITIONS)
         super().__init__(**{"dist_sync_fn": from_everyone, "compute_with_cache": False, **kwargs})
         self.source_layers = source_layers
         self.target_layers = target_layers
-        self.given = given
+        self.conditional_on = conditional_on
         for name in ("numbers", "documents", *self.batch_states):
             self.add_state(name, default=[], dist_reduce_fx="cat", persistent=True)
 
@@ -119,7 +124,7 @@ class Accumulator(Metric):
             mask: The tokens that count.
             number: The number of this batch in the whole run; by default the next one. Processes
                 that share a run, and metrics that are merged, need it.
-            groups: The token of each state, (b, t) or (n,), for given="token" only.
+            groups: The token of each state, (b, t) or (n,), for conditional_on="token" only.
             documents: The number of the document of each state, or of whatever else its rows
                 depend on each other in, the same in all batches; by default each row is one.
                 Intervals leave out those of one `number % 10` at a time, see `numbered_by_part`,
@@ -152,10 +157,10 @@ class Accumulator(Metric):
                 f"source and target have {counts[0]} and {counts[1]} layers, but {announced[0]} "
                 f"and {announced[1]} layers were announced, as source_layers and target_layers"
             )
-        if (groups is None) != (self.given == "none"):
+        if (groups is None) != (self.conditional_on == "none"):
             raise ValueError(
-                "groups, the token of each state, come with given=token alone, and this is "
-                f"{self.given}"
+                "groups, the token of each state, come with conditional_on=token alone, and this "
+                f"is {self.conditional_on}"
             )
 
     def add(

@@ -47,7 +47,7 @@ class LayerMeans(Accumulator):
     `jackknife`. The null is that of the first batch, see `BatchNull`.
 
     Args:
-        source_layers, target_layers, given, kwargs: See `Accumulator`.
+        source_layers, target_layers, conditional_on, kwargs: See `Accumulator`.
         measure: The measure; where it is a ratio, such as CKA, means over batches are taken before
             the ratio.
         permutations: How often documents of the target are permuted for a null, see `Chance`. 0:
@@ -75,15 +75,15 @@ class LayerMeans(Accumulator):
         measure: AnyMeasure,
         permutations: RepetitionsOrNone = 0,
         *,
-        given: str = "none",
+        conditional_on: str = "none",
         after_ratio: bool = False,
         **kwargs: Any,
     ):
-        super().__init__(source_layers, target_layers, given=given, **kwargs)
-        if given == "token" and not measure.compares_within_groups:
+        super().__init__(source_layers, target_layers, conditional_on=conditional_on, **kwargs)
+        if conditional_on == "token" and not measure.compares_within_groups:
             raise ValueError(
-                f"given=token: {type(measure).__name__} compares all rows; "
-                "leave given out, or take CKA"
+                f"conditional_on=token: {type(measure).__name__} compares all rows; "
+                "leave conditional_on out, or take CKA"
             )
         self.measure = measure
         self.permutations = permutations

@@ -132,8 +132,9 @@ class CKA(LayerMeans):
             the mean of each batch's CKA (Brown et al. 2023), which is biased if batches have few
             rows.
         flatten: What a row is, see `rows_of` (Brown et al. 2023, footnote 6).
-        given: "token" compares rows within groups of one token, each of at least 4 rows: sums over
-            groups, weighted by their rows, come before the ratio. "none" compares all rows.
+        conditional_on: "token" compares rows within groups of one token, each of at least 4 rows:
+            sums over groups, weighted by their rows, come before the ratio. "none" compares all
+            rows.
         permutations: For a null, see `LayerMeans`.
 
     >>> metric, states = CKA(1, 1), torch.randn(20, 4)
@@ -154,28 +155,29 @@ class CKA(LayerMeans):
         aggregate: str = "ratio_of_means",
         kernel: str = "linear",
         flatten: str = "token",
-        given: str = "none",
+        conditional_on: str = "none",
         permutations: RepetitionsOrNone = 0,
         **kwargs: Any,
     ):
         check_choice("aggregate", aggregate, AGGREGATES)
         options = {"estimator": estimator, "kernel": kernel, "flatten": flatten}
         measure = CKAMeasure(estimator, kernel, flatten=flatten)
-        if given == "token" and not measure.compares_within_groups:
+        if conditional_on == "token" and not measure.compares_within_groups:
             raise ValueError(
-                f"given=token compares single tokens by kernel=linear: leave {options} out"
+                "conditional_on=token compares single tokens by kernel=linear: "
+                f"leave {options} out"
             )
         super().__init__(
             source_layers,
             target_layers,
             measure,
             permutations,
-            given=given,
+            conditional_on=conditional_on,
             after_ratio=aggregate == "mean_of_ratios",
             **kwargs,
         )
         self.aggregate = aggregate
-        self.options = {**options, "given": given, "permutations": permutations}
+        self.options = {**options, "conditional_on": conditional_on, "permutations": permutations}
 
     def compute(self) -> CKAResult:
         """Return the CKA of all batches so far, of all processes, with intervals."""

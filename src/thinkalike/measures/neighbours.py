@@ -219,7 +219,8 @@ def neighbour_numbers_of(
 class OfNeighbours(LayerMeasure[Prepared]):
     """What measures of the nearest neighbours of rows have in common."""
 
-    neighbours: int = parameter(NEIGHBOURS, least=1, most=MOST_NEIGHBOURS)  # k
+    # number of nearest neighbours, k
+    neighbours: int = parameter(NEIGHBOURS, least=1, most=MOST_NEIGHBOURS)
 
     invariances = SAME_SHAPE - {"translation"}
     version = 13

@@ -35,7 +35,8 @@ def svcca(
 class SVCCA(LayerMeasure[Tensor]):
     """Singular vector canonical correlation analysis, see `svcca`."""
 
-    kept: float = parameter(KEPT, above=0, most=1)  # share of the variance that components hold
+    # share of the variance that the principal components explain together
+    kept: float = parameter(KEPT, above=0, most=1)
 
     formula = (
         "mean canonical correlation of the principal components that hold `measure.kept`=99 % of "

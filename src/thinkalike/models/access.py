@@ -10,7 +10,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 from thinkalike.config import ModelConfig
-from thinkalike.errors import ConfigError, ModelError
+from thinkalike.errors import ConfigError, ModelError, ThinkalikeError
 from thinkalike.files import is_folder
 from thinkalike.hub import Commit, reading, refused, resolved
 from thinkalike.models.checkpoints import LIGHTNING, check_no_adapter, files_beside, folder_of
@@ -90,6 +90,8 @@ def commit_of(config: ModelConfig) -> Commit:
         )
     try:
         commit = resolved("model", str(config.hub_id), config.revision)
+    except ThinkalikeError:
+        raise
     except Exception as error:
         if refused(error):
             raise

@@ -16,7 +16,7 @@ from thinkalike.config import ModelConfig, model_named
 from thinkalike.config.parts import HOW_IT_RUNS
 from thinkalike.digests import LARGEST_JSON, read_json, regular
 from thinkalike.errors import ConfigError, ModelError, listed, natural_order, one_line
-from thinkalike.files import is_folder, is_there
+from thinkalike.files import LARGEST_READ_WHOLE, READ_WHOLE, is_folder, is_there, too_large
 from thinkalike.models.formats import WEIGHT_FILES, check_no_pointer, conversion
 
 # The folder of the minis.
@@ -35,7 +35,11 @@ WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")
 STEP = re.compile(r"(?:step|checkpoint)[-_=]?(\d+)")
 
 # The suffixes of files of a configuration and of a tokenizer, ...
-TOKENIZER_SUFFIXES = {".json", ".txt", ".model", ".spm", ".tiktoken", ".codes", ".tokenizer"}
+TOKENIZER_SUFFIXES = set(READ_WHOLE)
+# ... the names of those that loading reads, and not of a run's notes, which may be long, ...
+NAMES_OF_READ = re.compile(
+    "token|vocab|merges|config|special|chat_template|piece|spm|bpe|^dict|emoji|tekken|maps|index"
+)
 # ... and of all files that loading may read, with those of weights.
 READ_SUFFIXES = {*TOKENIZER_SUFFIXES, ".safetensors", ".bin", ".pt", ".pth"}
 
@@ -193,10 +197,21 @@ def base_of(config: ModelConfig) -> ModelConfig | None:
             f"model={config.called}: its base {base_name} is an adapter itself; {GIVE_BASE}"
         )
     stated_revision = settings.get("revision")
-    if not config.base and not base.path and stated_revision:
-        base = replace(base, revision=cast(str, stated_revision))
+    if not config.base and not base.path and stated_revision not in (None, ""):
+        base = replace(base, revision=_stated_revision(stated_revision, folder, base_name))
     how_it_runs = {name: getattr(config, name) for name in (*HOW_IT_RUNS, "bos", "side")}
     return replace(base, **how_it_runs)
+
+
+def _stated_revision(revision: object, folder: Path, base_name: str) -> str:
+    """Return the revision of its base that an adapter states; a stranger may have written it."""
+    from thinkalike.hub import check_revision  # which no other checkpoint needs here
+
+    try:
+        check_revision(revision, base_name)
+    except ConfigError as error:
+        raise ModelError(f"{folder / ADAPTER}: {error}") from None
+    return cast(str, revision)
 
 
 def _model_or_none(name: str) -> ModelConfig | None:
@@ -213,16 +228,21 @@ def _has_weights(folder: Path) -> bool:
 
 
 def _check_readable(folder: Path, names: Collection[str]) -> None:
-    """Refuse what is no regular file, or may not be read.
+    """Refuse what is no regular file, may not be read, or is too large to be read as a whole.
 
-    transformers calls such a file missing, and waits for a pipe.
+    transformers calls such a file missing, waits for a pipe, and fills the memory.
     """
     suffixes = READ_SUFFIXES | {LIGHTNING}
     for name in sorted(names):
         path = os.path.join(folder, name)
-        if os.path.splitext(name)[1] not in suffixes:
+        suffix = os.path.splitext(name)[1]
+        if suffix not in suffixes:
             continue
         if os.path.isfile(path) and os.access(path, os.R_OK):
+            size = os.path.getsize(path)
+            is_read_whole = suffix in TOKENIZER_SUFFIXES and NAMES_OF_READ.search(name)
+            if is_read_whole and size > LARGEST_READ_WHOLE:
+                raise ModelError(too_large(path, size))
             continue
         try:
             regular(Path(path)).open("rb").close()

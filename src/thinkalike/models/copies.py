@@ -10,8 +10,8 @@ from typing import TypeVar, cast
 
 from torch import Tensor, nn
 
+from thinkalike.code_text import content_of
 from thinkalike.errors import ModelError, one_line
-from thinkalike.models.code_text import content_of
 from thinkalike.models.description import HOOKS
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)

@@ -20,15 +20,16 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedConfig
 
-from thinkalike.errors import flat
-from thinkalike.models.code_text import (
+from thinkalike.code_text import (
     code_text,
     content_of,
     globals_read,
     is_installed,
     is_of_library,
+    is_own_class,
     names_in_library,
 )
+from thinkalike.errors import flat
 from thinkalike.models.module_facts import UNREAD, known_entries, text_config
 from thinkalike.models.proof import may_change_states
 
@@ -118,6 +119,10 @@ class Description:
         self.held_counts: dict[Steps, int] = {}
         self.classes: dict[type, str] = {}
 
+        # Whether texts tell all that decides what the objects do. Code that is of no installed
+        # package can read anything: the attributes of a class, a file, the environment.
+        self.is_complete = True
+
         self.paths = {id(module): path for path, module in root.named_modules()}
         self.weights: dict[int, str] = {}
         for name, weight in root.named_parameters(remove_duplicate=False):
@@ -198,13 +203,24 @@ class Description:
         if isinstance(value, PreTrainedConfig):
             return self._config_text(value)
 
+        text_of_class = self.class_text(type(value))
+        if not hasattr(value, "__dict__"):
+            return f"{text_of_class}{self._state_text(value)}"
         attributes = {}
-        for name, entry in getattr(value, "__dict__", {}).items():
+        for name, entry in {**vars(value), **_values_of_slots(value)}.items():
             if not UNREAD.search(name):
                 attributes[name] = entry
-        text_of_class = self.class_text(type(value))
         text_of_attributes = self(attributes) if attributes else ""
         return f"{text_of_class}{text_of_attributes}"
+
+    def _state_text(self, value: object) -> str:
+        """Return what a copy of an object without a dictionary would be made of, as text."""
+        try:
+            made_of = _copied_from(value)
+        except Exception:  # of a class that says that its objects cannot be copied, in its own way
+            self.is_complete = False
+            return ""
+        return self(made_of) if made_of else ""
 
     def _array_text(self, value: Tensor | np.ndarray) -> str:
         if id(value) in self.weights:
@@ -283,6 +299,8 @@ class Description:
         # A class has steps of its own, as it is described but once, wherever it comes first.
         steps_outside = self.steps
         self.steps = ("class", name)
+        if is_own_class(kind):
+            self.is_complete = False
         functions = []
         for owner, function in _added_functions(kind):
             functions.append(f"{owner.__qualname__}.{self(function)}")
@@ -299,8 +317,11 @@ class Description:
         """
         name = f"{function.__module__}.{function.__qualname__}"
         is_defined_inside = "<locals>" in name or "<lambda>" in name
-        if is_installed(function.__module__) and not is_defined_inside:
-            return name
+        if is_installed(function.__module__):
+            if not is_defined_inside:
+                return name
+        else:
+            self.is_complete = False
         closure = [content_of(cell) for cell in function.__closure__ or ()]
         defaults = [function.__defaults__, function.__kwdefaults__]
         own_globals = {}
@@ -345,6 +366,33 @@ def _added_functions(kind: type) -> Iterator[tuple[type, FunctionType]]:
                 is_original = function.__module__ == owner.__module__ and function.__name__ == name
                 if not (is_library and (is_original or is_installed(function.__module__))):
                     yield owner, function
+
+
+def _values_of_slots(value: object) -> dict[str, object]:
+    """Return the attributes of an object that its classes keep in slots."""
+    values = {}
+    for kind in type(value).__mro__:
+        names = vars(kind).get("__slots__", ())
+        for name in [names] if isinstance(names, str) else names:
+            if name not in ("__dict__", "__weakref__") and hasattr(value, name):
+                values[name] = getattr(value, name)
+    return values
+
+
+def _copied_from(value: object) -> list[object]:
+    """Return the arguments, the state and the entries that a copy of an object is made of.
+
+    Raises:
+        TypeError: It cannot be copied, as an iterator.
+    """
+    made_of: list[object] = []
+    recipe = value.__reduce_ex__(2)
+    if isinstance(recipe, str):  # the name of a global
+        return [recipe]
+    for entry in recipe[1:]:
+        if entry is not None:
+            made_of.append(list(entry) if isinstance(entry, Iterator) else entry)
+    return made_of
 
 
 def _functions_in(value: object) -> list[FunctionType]:

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, cast
+from unittest.mock import patch
 
 from thinkalike.digests import content_key
-from thinkalike.errors import ModelError, check_extra, listed, one_line
+from thinkalike.errors import ModelError, check_extra, listed, one_line, short
 from thinkalike.models.bounds import check_counts
+from thinkalike.models.checkpoints import is_gguf
 from thinkalike.models.gguf_header import TAKE_ORIGINAL, Header, Value, read_header
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedConfig, PreTrainedTokenizerFast
+    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 # The tensors that scale rotary positions, ...
 SCALES = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
@@ -27,6 +30,50 @@ KEEPS_SCALES = ("gpt-oss",)
 CHANGES_A_PASS = re.compile(
     "freq_base|dimension_count|key_length$|epsilon|scale|softcapping|sliding_window|clamp|alibi"
 )
+
+# Fields of which the shapes of tensors tell as much: a file that states something else is refused
+# for its tensors, ...
+TOLD_BY_SHAPES = {
+    "vocab_size",
+    "context_length",
+    "feed_forward_length",
+    "expert_feed_forward_length",
+    "expert_shared_feed_forward_length",
+    "attention.head_count_kv",
+    "attention.value_length",
+}
+# ... those that change no state, as they are of pooling, of generation or of the converter, ...
+WITHOUT_EFFECT = {
+    "pooling_type",
+    "classifier.output_labels",
+    "decoder_start_token_id",
+    "tensor_data_layout",
+    "rope.scaling.original_context_length",
+    "rope.scaling.finetuned",
+}
+# ... and the entries of configurations with another name than the field.
+ENTRIES = {
+    "decoder_block_count": "num_decoder_layers",
+    "expert_weights_norm": "norm_topk_prob",
+    "shared_kv_layers": "num_kv_shared_layers",
+    "embedding_length_per_layer_input": "hidden_size_per_layer_input",
+}
+
+# The ends of fields that no shape tells: without one of these, transformers takes the default of a
+# class, which is the setting of one checkpoint.
+NEEDED = ("epsilon", "attention.head_count", "expert_used_count")
+
+# The base of rotary positions that llama.cpp takes where a file states none.
+USUAL_BASE = 10_000.0
+
+# Factors, which change nothing if they are 1.
+FACTORS = re.compile("scale|factor")
+
+# The ends of fields that are sizes, which are never 0 where transformers reads them.
+SIZES = ("_length", "_count")
+
+# Tensors of positions that every implementation computes.
+COMPUTED = re.compile(r"\.attn_rot_embd\.")
 
 # How llama.cpp cuts texts before it merges bytes, by its names: as GPT-2 does, ...
 LIKE_GPT2 = {"gpt-2", "phi-2", "olmo", "mpt", "jais"}
@@ -113,6 +160,8 @@ def _read_gguf(path: Path, _content: str) -> _Reading:
             f"{path}: transformers cannot read this GGUF file ({one_line(error)}); {TAKE_ORIGINAL}"
         ) from error
 
+    _check_is_model(fields, path)
+    _check_token_ids(header, path)
     file_count = cast(int, fields.get("split.count", 1))
     if file_count > 1:
         raise ModelError(
@@ -125,7 +174,20 @@ def _read_gguf(path: Path, _content: str) -> _Reading:
             f"{path} scales its rotary positions ({listed(scales)}), which transformers does not "
             f"read from GGUF files; {TAKE_ORIGINAL}"
         )
-    unread = _fill_in(config, fields, f"{architecture}.")
+    read_fields = _fields_read(path, architecture, config)
+    prefix = f"{architecture}."
+    for name in sorted(read_fields | {"rope.dimension_count"}):
+        size = fields.get(f"{prefix}{name}")
+        if name.endswith(SIZES) and isinstance(size, int) and size <= 0:
+            raise ModelError(f"{path} states {prefix}{name}={size}, a size; {TAKE_ORIGINAL}")
+    guessed = _guessed(header, config, prefix, read_fields)
+    if guessed:
+        raise ModelError(
+            f"{path} does not state {listed(guessed)}, which transformers would guess; "
+            f"{TAKE_ORIGINAL}"
+        )
+    unread = _fill_in(config, fields, prefix)
+    unread += _without_reader(header, config, prefix, read_fields)
     if unread:
         raise ModelError(
             f"{path} states {listed(unread)}, which transformers does not read from GGUF files; "
@@ -142,13 +204,152 @@ def _read_gguf(path: Path, _content: str) -> _Reading:
     return _Reading(config, ", ".join(f"{name} x {count}" for name, count in counts), fields)
 
 
+def _check_is_model(fields: Mapping[str, Value], path: Path) -> None:
+    """Raise a ModelError for an adapter, or a projector of images, which is no whole model."""
+    file_type = fields.get("general.type", "model")
+    of_adapter = [name for name in fields if name.startswith("adapter.")]
+    if file_type != "model" or of_adapter:
+        stated = of_adapter or [f"general.type={short(file_type)}"]
+        raise ModelError(
+            f"{path} is no whole model, as it states {listed(stated)}; give the GGUF file of the "
+            "model"
+        )
+
+
+def _check_token_ids(header: Header, path: Path) -> None:
+    """Raise a ModelError if a special token has an id beyond the tokens of a GGUF file."""
+    from transformers.integrations import GGUF_CONFIG_MAPPING
+
+    token_count = header.lengths.get("tokenizer.ggml.tokens", 0)
+    if not token_count:
+        raise ModelError(f"{path} has no tokens (tokenizer.ggml.tokens); {TAKE_ORIGINAL}")
+    for name in GGUF_CONFIG_MAPPING["tokenizer"]:
+        token_id = header.fields.get(f"tokenizer.{name}")
+        if isinstance(token_id, int) and not 0 <= token_id < token_count:
+            raise ModelError(
+                f"{path} states tokenizer.{name}={token_id}, and has {token_count:,} tokens; "
+                f"{TAKE_ORIGINAL}"
+            )
+
+
 def _scales_of_positions(header: Header, architecture: str) -> list[str]:
     """Return what scales the rotary positions of a GGUF file."""
     scales = [name for name in header.types if name in SCALES]
-    scaling = header.fields.get(f"{architecture}.rope.scaling.type", "none")
-    if scaling != "none":
-        scales.append(f"rope.scaling.type={scaling}")
+    prefix = f"{architecture}."
+    for field, value in header.fields.items():
+        name = field.removeprefix(prefix)
+        is_scaling = field.startswith(prefix) and name.startswith("rope.scaling.")
+        if is_scaling and name not in WITHOUT_EFFECT and not _is_neutral(name, value):
+            scales.append(f"{name}={short(value)}")
     return scales
+
+
+def _is_neutral(name: str, value: Value) -> bool:
+    """Return whether a field changes nothing: it is off, empty, 0, or a factor of 1.
+
+    Attention is causal where nothing is stated.
+    """
+    if name == "attention.causal":
+        return value is True
+    if FACTORS.search(name) and value == 1:
+        return True
+    return not value or value == "none"
+
+
+class _Recorded(dict[str, object]):
+    """Fields that remember which of them were read."""
+
+    def __init__(self, fields: Mapping[str, object]):
+        super().__init__(fields)
+        self.read_names: set[str] = set()
+
+    def __getitem__(self, name: str) -> object:
+        self.read_names.add(name)
+        return super().__getitem__(name)
+
+    def get(self, name: str, default: object = None) -> object:
+        self.read_names.add(name)
+        return super().get(name, default)
+
+
+def _fields_read(path: Path, architecture: str, config: PreTrainedConfig) -> set[str]:
+    """Return the fields of its architecture that transformers reads of a file, without its prefix.
+
+    transformers has a function for each newer architecture, and a table for the others.
+    """
+    from transformers.integrations import GGUF_CONFIG_MAPPING
+    from transformers.integrations.gguf import (
+        GGUF_CONFIG_ARCHS,
+        get_gguf_config,
+        read_gguf_metadata,
+    )
+
+    if architecture in GGUF_CONFIG_ARCHS:
+        metadata, tensor_names = read_gguf_metadata(str(path))
+        recorded = _Recorded(metadata)
+        get_gguf_config(recorded, tensor_names)
+        return {name.partition(".")[2] for name in recorded.read_names}
+    entries: Mapping[str, str | None] = {}
+    for name in (architecture, str(config.model_type)):
+        entries = GGUF_CONFIG_MAPPING.get(name, entries)
+    # None stands for a field that transformers knows and does not read.
+    return {name for name, entry in entries.items() if entry is not None}
+
+
+def _guessed(
+    header: Header, config: PreTrainedConfig, prefix: str, read_fields: Collection[str]
+) -> list[str]:
+    """Return the settings that a file should state and does not, and that no shape tells.
+
+    Args:
+        header: The header of the file.
+        config: Its configuration.
+        prefix: The beginning of the names of fields of its architecture.
+        read_fields: The fields that transformers reads, without the prefix.
+    """
+    stated_names = []
+    for field in (*header.fields, *header.lengths):
+        if field.startswith(prefix):
+            stated_names.append(field)
+    guessed = []
+    for ending in NEEDED:
+        is_read = any(name.endswith(ending) for name in read_fields)
+        if is_read and not any(name.endswith(ending) for name in stated_names):
+            guessed.append(f"{prefix}*{ending}")
+    rope = getattr(config, "rope_parameters", None) or {}
+    states_base = f"{prefix}rope.freq_base" in stated_names
+    if not states_base and rope.get("rope_theta", USUAL_BASE) != USUAL_BASE:
+        guessed.append(f"{prefix}rope.freq_base")
+    return guessed
+
+
+def _without_reader(
+    header: Header, config: PreTrainedConfig, prefix: str, read_fields: Collection[str]
+) -> list[str]:
+    """Return the fields of its architecture that nothing reads, and that may change a pass.
+
+    `_fill_in` deals with those of `CHANGES_A_PASS`, and `_scales_of_positions` with factors of
+    positions. See `_guessed` for the arguments.
+    """
+    unread = []
+    known_names = {*read_fields, *TOLD_BY_SHAPES, *WITHOUT_EFFECT}
+    for field, value in sorted(header.fields.items()):
+        name = field.removeprefix(prefix)
+        if not field.startswith(prefix) or name in known_names:
+            continue
+        last_part = name.rpartition(".")[2]
+        is_dealt_with = CHANGES_A_PASS.search(last_part) or name.startswith("rope.scaling.")
+        if is_dealt_with or _is_neutral(name, value):
+            continue
+        entry = ENTRIES.get(last_part, last_part)
+        if getattr(config, entry, None) != value:
+            unread.append(f"{field}={short(value)}")
+    for field, length in sorted(header.lengths.items()):
+        name = field.removeprefix(prefix)
+        is_read_above = field in header.fields
+        if field.startswith(prefix) and not is_read_above and name not in known_names:
+            unread.append(f"{field} of {length} entries")
+    return unread
 
 
 def _fill_in(config: PreTrainedConfig, fields: Mapping[str, Value], prefix: str) -> list[str]:
@@ -172,6 +373,8 @@ def _fill_in(config: PreTrainedConfig, fields: Mapping[str, Value], prefix: str)
         if not field.startswith(prefix) or not CHANGES_A_PASS.search(name) or not value:
             continue
         if has_rope_of_kinds and ".rope." in field:
+            if not _is_of_a_kind(config, name, value):
+                unread.append(f"{field}={short(value)}")
             continue
         entry = _entry_for(config, name)
         if name == "key_length":
@@ -188,9 +391,66 @@ def _fill_in(config: PreTrainedConfig, fields: Mapping[str, Value], prefix: str)
                 rope["partial_rotary_factor"] = rotary_width / width
         elif entry:
             setattr(config, entry, value)
-        else:
-            unread.append(f"{field}={value}")
+        elif not _is_neutral(name, value):
+            unread.append(f"{field}={short(value)}")
     return unread
+
+
+def _is_of_a_kind(config: PreTrainedConfig, name: str, value: Value) -> bool:
+    """Return whether rotary positions of some kind of layer have a setting of a file already."""
+    widths = (getattr(config, "head_dim", None), getattr(config, "global_head_dim", None))
+    if "dimension_count" in name:
+        return value in widths
+    if "freq_base" in name:
+        bases = [settings.get("rope_theta") for settings in config.rope_parameters.values()]
+        return value in bases
+    return True
+
+
+@contextlib.contextmanager
+def all_tensors_read(place: str, heads: re.Pattern[str]) -> Iterator[None]:
+    """Refuse a GGUF file with tensors that its model does not have, while transformers reads it.
+
+    transformers drops them without a word. Of its newer architectures it reports them, as it does
+    of other files.
+
+    Args:
+        place: The file; nothing else is checked.
+        heads: The names of the heads of other classes, which may be left over.
+
+    Raises:
+        ModelError: There is such a tensor.
+    """
+    from transformers import modeling_gguf_pytorch_utils
+
+    if not is_gguf(place):
+        yield
+        return
+    types = read_header(Path(place)).types
+    map_names = modeling_gguf_pytorch_utils.get_gguf_hf_weights_map
+
+    def checked(
+        model: PreTrainedModel, processor: object, *options: object, qual_name: str = ""
+    ) -> dict[str, str]:
+        mapped: dict[str, str] = map_names(model, processor, *options, qual_name=qual_name)
+        if qual_name:  # a submodule, which has some of the tensors
+            return mapped
+        unread = []
+        for name in types:
+            is_known = name in SCALES or COMPUTED.search(name) or heads.search(name)
+            # Parameters without "weight" in their names have it in those of their tensors.
+            is_read = name in mapped or name.removesuffix(".weight") in mapped
+            if not is_known and not is_read:
+                unread.append(name)
+        if unread:
+            raise ModelError(
+                f"{place} has tensors that its model does not have: {listed(sorted(unread))}; "
+                f"{TAKE_ORIGINAL}"
+            )
+        return mapped
+
+    with patch.object(modeling_gguf_pytorch_utils, "get_gguf_hf_weights_map", checked):
+        yield
 
 
 def _entry_for(config: PreTrainedConfig, name: str) -> str:

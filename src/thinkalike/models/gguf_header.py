@@ -59,10 +59,18 @@ class Header(NamedTuple):
     Attributes:
         fields: Its fields of one value.
         types: The type of each tensor, such as Q4_1.
+        lengths: The lengths of its fields that are arrays.
     """
 
     fields: dict[str, Value]
     types: dict[str, str]
+    lengths: dict[str, int]
+
+
+class _Array(NamedTuple):
+    """An array of which only the length is read."""
+
+    length: int
 
 
 def read_header(path: Path) -> Header:
@@ -92,18 +100,23 @@ def _header(path: Path) -> Header:
         field_count = cursor.count(SMALLEST_FIELD)
 
         fields: dict[str, Value] = {}
+        lengths: dict[str, int] = {}
         for _ in range(field_count):
             name = cursor.text()
             value = cursor.value(cursor.integer("I"))
-            if value is not None:
-                fields[name] = value
+            if isinstance(value, _Array):
+                lengths[name] = value.length
+                continue
+            fields[name] = value
+            if isinstance(value, list):
+                lengths[name] = len(value)
         types: dict[str, str] = {}
         for _ in range(tensor_count):
             name, type_name = _tensor(cursor)
             if name in types:
                 raise ValueError(f"it has two tensors of the name {name}")
             types[name] = type_name
-    return Header(fields, types)
+    return Header(fields, types, lengths)
 
 
 def _tensor(cursor: _Cursor) -> tuple[str, str]:
@@ -174,10 +187,10 @@ class _Cursor:
         """Read a text."""
         return self.take(self.count(1)).decode("utf-8", errors="replace")
 
-    def value(self, type_code: int) -> Value | None:
+    def value(self, type_code: int) -> Value | _Array:
         """Read a value.
 
-        Of an array only one with a single entry is returned, as a list, and else None.
+        Of an array with a single entry it is that in a list, and of any other the length.
         """
         if type_code in NUMBERS:
             return self.number(NUMBERS[type_code])
@@ -194,20 +207,20 @@ class _Cursor:
             f"it has an array of values of the type {entry_code}, which no model needs"
         )
 
-    def _texts(self) -> list[Scalar] | None:
+    def _texts(self) -> list[Scalar] | _Array:
         """Read an array of texts; see `value`."""
         count = self.count(LENGTH_OF_TEXT)
         if count == 1:
             return [self.text()]
         for _ in range(count):
             self.skip(self.count(1))
-        return None
+        return _Array(count)
 
-    def _numbers(self, form: str) -> list[Scalar] | None:
+    def _numbers(self, form: str) -> list[Scalar] | _Array:
         """Read an array of numbers; see `value`."""
         size = struct.calcsize(f"<{form}")
         count = self.count(size)
         if count == 1:
             return [self.number(form)]
         self.skip(size * count)
-        return None
+        return _Array(count)

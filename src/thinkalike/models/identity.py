@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -78,10 +78,25 @@ def _sample_outputs(model: FrozenModel, context: int) -> tuple[Tensor, Tensor]:
         return model.head(long_row, model.n_layers - 1), model.full(short_rows)
 
 
-def identity_of(model: FrozenModel) -> list[str | list[tuple[Trait, str]]]:
-    """Return what tells a model from another with the same weights and settings.
+class Identity(NamedTuple):
+    """What tells a model from another with the same weights and settings.
 
-    It is the `sample_digest` and the sorted traits. What a pass changes, such as the number in
+    Attributes:
+        digest: The `sample_digest`.
+        traits: The sorted traits.
+        is_complete: Whether no other model can have this identity. It is False where the model
+            runs code that is of no installed package, since that can read anything.
+    """
+
+    digest: str
+    traits: list[tuple[Trait, str]]
+    is_complete: bool
+
+
+def identity_of(model: FrozenModel) -> Identity:
+    """Return the identity of a model in memory.
+
+    What a pass changes, such as the number in
     which a hook counts its calls or the list to which it appends, is state and identifies nothing.
     All that stands beside it, such as a factor in the same dictionary, does.
     """
@@ -95,4 +110,5 @@ def identity_of(model: FrozenModel) -> list[str | list[tuple[Trait, str]]]:
     traits = described_traits(model.module, steady)
     # An attribute that a pass adds is state as well.
     lasting = traits_before.keys() & traits_after.keys()
-    return [digest, sorted((trait, text) for trait, text in traits.items() if trait in lasting)]
+    lasting_traits = sorted((trait, text) for trait, text in traits.items() if trait in lasting)
+    return Identity(digest, lasting_traits, steady.is_complete)

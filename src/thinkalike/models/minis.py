@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import logging
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -11,12 +12,15 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import nn
 
+from thinkalike.errors import ModelError, listed, short
 from thinkalike.models.families import FAMILIES
 from thinkalike.models.module_facts import Checkpoint
 from thinkalike.models.survey import without_hooks
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
+
+log = logging.getLogger(__name__)
 
 # The only special token of a mini that predicts the next token.
 END = "<|endoftext|>"
@@ -28,6 +32,10 @@ SENTENCE = {
     "sep_token": "[SEP]",
     "mask_token": "[MASK]",
 }
+
+# The entries of a config.json that are read, and those that tell how the mini was made.
+READ_ENTRIES = ("architecture", "seed")
+NOTES = ("training", "heldout", "step")
 
 
 def build_mini(
@@ -68,14 +76,52 @@ def read_mini(place: str, device: torch.device, dtype: torch.dtype) -> Checkpoin
     from thinkalike.models.stored_weights import check_dtypes
 
     config_json = json.loads(Path(place, "config.json").read_text())
+    _check_entries(config_json, place)
     tokenizer = mini_tokenizer(place)
     module = build_mini(config_json["architecture"], len(tokenizer), config_json["seed"])
+    _check_built(module, config_json["architecture"], place)
     weights = load_file(f"{place}/model.safetensors")
     kinds_of_parameters = {name.rpartition(".")[2] for name, _ in module.named_parameters()}
     check_dtypes(weights, place, kinds_of_parameters)
     module.load_state_dict({name: weight.float() for name, weight in weights.items()})
     longest = module.cfg.n_ctx  # type: ignore[union-attr]
     return Checkpoint(module.to(device=device, dtype=dtype), tokenizer, cast(int, longest))
+
+
+def _check_entries(config_json: Mapping[str, object], place: str) -> None:
+    """Warn of entries of a config.json that nothing reads of a mini.
+
+    Raises:
+        ModelError: It states a quantisation, which would change what the weights mean.
+    """
+    if config_json.get("quantization_config"):
+        raise ModelError(
+            f"{place}: config.json states a quantization_config, and a model of the family native "
+            "is never quantised; remove it"
+        )
+    unread = [name for name in config_json if name not in (*READ_ENTRIES, *NOTES)]
+    if unread:
+        log.warning(
+            "warning: %s: config.json says %s, which the family native does not read: its "
+            "settings are those of architecture",
+            place,
+            listed(unread),
+        )
+
+
+def _check_built(module: nn.Module, architecture: Mapping[str, object], place: str) -> None:
+    """Raise a ModelError if a mini was built with other settings than its config.json states.
+
+    TransformerLens passes over settings that it does not know, and replaces empty ones. None
+    stands for a default.
+    """
+    for name, stated in architecture.items():
+        used = getattr(module.cfg, name, None)
+        if stated is not None and used != stated:
+            raise ModelError(
+                f"{place}: config.json says architecture.{name}={short(repr(stated))}, and the "
+                f"model is built with {short(repr(used))}; correct it, or leave it out"
+            )
 
 
 def mini_tokenizer(place: str) -> PreTrainedTokenizerFast:

@@ -182,7 +182,7 @@ def _check_architecture(model: CutModel) -> None:
         is_number = isinstance(value, int | float)
         is_switch = isinstance(value, bool)  # which is no factor
         is_factor = is_number and not is_switch and FACTORS.search(name)
-        is_limit = is_number and LIMITS.search(name)
+        is_limit = is_number and bool(value) and LIMITS.search(name)
         if is_factor or is_limit:
             raise ModelError(
                 f"{model.name}: {sentence}; give the checkpoint's own config.json; "
@@ -204,14 +204,15 @@ def _unread_settings(module: PreTrainedModel, text: PreTrainedConfig) -> dict[st
 
     Neither the class of the configuration nor the code of any module has their names. Settings of
     texts to be generated are left out, and so are values that change nothing: those that are
-    false, empty or 0, a factor of 1, and a 1 or a text that is the default of an architecture
-    that reads the setting.
+    empty or 0, a factor of 1, and a 1, a false or a text that is the default of an architecture
+    that reads the setting. An activation function changes nothing if it is that of the model.
 
     Args:
         module: The model.
         text: Its configuration.
     """
     from transformers import GenerationConfig
+    from transformers.activations import ACT2FN
 
     known_names = {*type(text)().to_dict(), *dir(type(text)), *GenerationConfig().to_dict()}
     python_modules = {type(submodule).__module__ for submodule in module.modules()}
@@ -226,16 +227,25 @@ def _unread_settings(module: PreTrainedModel, text: PreTrainedConfig) -> dict[st
     rope = settings.get("rope_parameters")
     if isinstance(rope, dict) and rope.get("rope_type") == "default":
         settings |= rope  # those of other types read further settings
+    activations = set()
+    for name, value in settings.items():
+        if name in known_names and isinstance(value, str) and value in ACT2FN:
+            activations.add(value)
     unread = {}
     for name, value in settings.items():
-        if name in known_names or UNREAD.search(name) or not value:
+        is_empty = not value and value is not False
+        if name in known_names or UNREAD.search(name) or is_empty:
             continue
         if re.search(rf"\b{name}\b", source):
             continue
         is_one = value == 1 and not isinstance(value, bool)
         is_neutral_factor = is_one and FACTORS.search(name)
-        may_be_default = is_one or isinstance(value, str)
+        may_be_default = is_one or value is False or isinstance(value, str)
         is_default = may_be_default and _is_default_of_any(name, value)
+        if value is False and not _is_default_of_any(name, True):
+            is_default = True  # no architecture does it where nothing is stated
+        if isinstance(value, str) and value in ACT2FN and activations:
+            is_default = value in activations
         if name in architectures_that_read() and not (is_neutral_factor or is_default):
             unread[name] = value
     return unread
@@ -268,8 +278,18 @@ def architectures_that_read() -> dict[str, set[str]]:
 
 
 def _is_default_of_any(name: str, value: object) -> bool:
-    """Return whether a configuration of transformers has this default: a text, or the number 1."""
-    written = re.escape(f'"{value}"') if isinstance(value, str) else r"1(\.0)?\b"
+    """Return whether a configuration of transformers has this default.
+
+    Args:
+        name: The name of the setting.
+        value: A text, True or False, or the number 1.
+    """
+    if isinstance(value, str):
+        written = re.escape(f'"{value}"')
+    elif isinstance(value, bool):
+        written = rf"{value}\b"
+    else:
+        written = r"1(\.0)?\b"
     pattern = re.compile(rf"\b{name}\b[^=\n,]*= *{written}")
     sources = _sources_of_transformers("configuration").values()
     return any(pattern.search(source) for source in sources)

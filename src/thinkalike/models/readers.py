@@ -29,7 +29,7 @@ from thinkalike.models.bounds import check_size
 from thinkalike.models.checkpoints import is_gguf, located
 from thinkalike.models.families import Family, heads_of, stated_quantization
 from thinkalike.models.formats import conversion
-from thinkalike.models.gguf import gguf_config
+from thinkalike.models.gguf import all_tensors_read, gguf_config
 from thinkalike.models.gguf_header import TAKE_ORIGINAL
 from thinkalike.models.module_facts import (
     TOLERANCE,
@@ -276,7 +276,7 @@ def _loaded(
     Args:
         model_class, config, place, options: See `read_weights`.
     """
-    with _checked_while_read(place):
+    with _checked_while_read(place), all_tensors_read(place, HEADS):
         return model_class.from_pretrained(
             **located(place),
             revision=config.revision or "main",
@@ -372,7 +372,7 @@ def _checked_while_read(place: str) -> Iterator[None]:
         if load_config.hf_quantizer is None:
             kinds = {name.rpartition(".")[2] for name, _ in model.named_parameters()}
             check_dtypes(state_dict, place, kinds)
-        else:
+        elif not is_gguf(place):  # whose quantisation the file does not state, and its tensors do
             _warn_of_plain_weights(model, state_dict, place)
         return convert(model=model, state_dict=state_dict, load_config=load_config, **options)
 

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.nn.modules import module as torch_module
 
-from thinkalike.models.code_text import is_installed
+from thinkalike.code_text import is_installed
 from thinkalike.models.description import NO_VALUES, Description, Trait
 from thinkalike.models.module_facts import entries_of
 

@@ -18,7 +18,14 @@ from typing import TypedDict
 
 from thinkalike.catalogue import title_of
 from thinkalike.columns import Columns
-from thinkalike.errors import StoreError, ThinkalikeError, one_line, plain, plain_line
+from thinkalike.errors import (
+    StoreError,
+    ThinkalikeError,
+    checked_path,
+    one_line,
+    plain,
+    plain_line,
+)
 from thinkalike.listing import (
     Entry,
     ListRecord,
@@ -164,7 +171,8 @@ def gather(folders: Sequence[str | Path], query: Query | None = None) -> StoreCo
     """
     content = StoreContent(Path(", ".join(map(str, folders))))
     entry_of_folder: dict[Path, Entry] = {}
-    for folder in dict.fromkeys(Path(folder).expanduser() for folder in folders):
+    paths = [Path(checked_path("store", folder)).expanduser() for folder in folders]
+    for folder in dict.fromkeys(paths):
         if is_sealed(folder):
             inside = StoreContent(folder, [_single_entry(folder)])
         else:

@@ -22,7 +22,9 @@ from thinkalike.screen.tables import show_table as show_table
 from thinkalike.screen.tables import stacked as stacked
 from thinkalike.screen.tables import text_column as text_column
 from thinkalike.screen.tables import widths as widths
+from thinkalike.screen.text import capitalised as capitalised
 from thinkalike.screen.text import number_of_documents as number_of_documents
+from thinkalike.screen.text import number_text as number_text
 from thinkalike.screen.text import screen_width as screen_width
 from thinkalike.screen.text import show_text as show_text
 from thinkalike.screen.text import span as span

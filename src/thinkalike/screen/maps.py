@@ -51,9 +51,9 @@ def show_map(values: pd.DataFrame, less_is_closer: bool = False) -> None:
         print(f"{label:>{label_width}} {_shaded_row(row_closeness, cell_width)}")
 
     ends = f"blank {lightest:.3f} to {SHADES[-1]} {darkest:.3f}"
-    scale = f"scale: {ends}; {MARK} the closest in its row"
+    scale = f"scale: {ends}; {MARK} the most similar in its row"
     if len(rows) * len(columns) < values.size:
-        scale += "; some layers are left out"
+        scale += "; some layers are not shown"
     show_text(scale, label_width)
 
 

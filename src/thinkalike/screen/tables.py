@@ -14,7 +14,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from thinkalike.errors import plain
-from thinkalike.screen.text import screen_width, wrapped
+from thinkalike.screen.text import number_text, screen_width, wrapped
 
 LONGEST_WORD = 40  # columns of a word that is never broken; a list of layers may be longer
 # columns of the screen for the frame of each column, and of the table
@@ -68,7 +68,7 @@ def number_column(
     name: str, cells: Iterable[object], form: str = "", follows: bool = False
 ) -> Column:
     """Return a column of numbers in a format, which never wrap."""
-    return Column(name, [f"{cell:{form}}" for cell in cells], follows=follows)
+    return Column(name, [number_text(cell, form) for cell in cells], follows=follows)
 
 
 @dataclass(frozen=True)

@@ -32,14 +32,29 @@ def show_text(text: str, indent: int = 0) -> None:
         print(" " * (indent + HANGING_INDENT) + line)
 
 
-def span(value: object, low: object, high: object, spec: str = "+.3f") -> str:
-    """Return a number with its interval, if that is known: "+0.037 [+0.032, +0.043]".
+def capitalised(text: str) -> str:
+    """Return a text with a capital at its beginning, and otherwise as it is."""
+    return f"{text[:1].upper()}{text[1:]}"
 
-    The numbers may be cells of a table, whose types pandas does not know.
+
+def number_text(value: object, form: str) -> str:
+    """Return a number in a format, without a sign if it rounds to 0: 0.00 and not -0.00.
+
+    The number may be a cell of a table, whose type pandas does not know.
     """
+    text = f"{value:{form}}"
+    rounds_to_zero = text.startswith("-") and not any(digit in text for digit in "123456789")
+    if rounds_to_zero and "0" in text:
+        return text[1:]
+    return text
+
+
+def span(value: object, low: object, high: object, form: str = "+.3f") -> str:
+    """Return a number with its interval, if that is known: "+0.037 [+0.032, +0.043]"."""
     if _is_nan(low) or _is_nan(high):
-        return f"{value:{spec}}"
-    return f"{value:{spec}} [{low:{spec}}, {high:{spec}}]"
+        return number_text(value, form)
+    ends = f"{number_text(low, form)}, {number_text(high, form)}"
+    return f"{number_text(value, form)} [{ends}]"
 
 
 def _is_nan(number: object) -> bool:
@@ -47,12 +62,12 @@ def _is_nan(number: object) -> bool:
 
 
 def number_of_documents(numbers: Mapping[str, float]) -> str:
-    """Return how many documents an interval is over: "58 documents (as 41.3 of equal length)".
+    """Return how many documents an interval is over, with the effective sample size.
 
-    Results of earlier versions have no number of equal length.
+    It is "58 documents (effective sample size 41.3)". Results of earlier versions have none.
     """
     text = f"{numbers['documents']:.0f} documents"
     effective = numbers.get("effective_documents")
     if effective:
-        text += f" (as {effective:.1f} of equal length)"
+        text += f" (effective sample size {effective:.1f})"
     return text

@@ -71,7 +71,7 @@ MOST_POOL_BATCHES = 64
 READING_BATCHES = 8
 """How many batches readings in bits are of, at most, and how many maps are fitted on."""
 
-KEEPS_MASSIVE = "; measure.massive=keep keeps them"
+KEEPS_MASSIVE = "; measure.massive=keep includes them"
 
 StateReader = StateSource | TokenMixing
 
@@ -196,9 +196,9 @@ def say_massive(
     frequent = [f"{name} {times} times" for name, times in Counter(names).most_common(3)]
     share = percentage(len(names), len(outliers))
     log.warning(
-        f"warning: {len(names)} of {len(outliers)} {units} ({share}) are left out, as their "
-        f"states, more than {LONG_NORM} times as long as the median, decide some layer: "
-        f"{', '.join(frequent)}{remedy}"
+        f"warning: excluded {len(names)} of {len(outliers)} {units} ({share}) with massive "
+        f"activations, whose norm is over {LONG_NORM} times the median and would decide some "
+        f"layer: {', '.join(frequent)}{remedy}"
     )
 
 
@@ -337,7 +337,7 @@ class TextBatches(ABC):
         key: Hashable = (labels.content, self.units_per_pass)
         pool = self._states_of_models(key, partial(self._states_of_units, units=plan.units))
         outliers = self._massive_rows(number, pool, labels)
-        if self.measure.given == "token_position" and labels.positions is not None:
+        if self.measure.conditional_on == "token_position" and labels.positions is not None:
             key = (key, "residuals")
             residuals = self._residuals(pool, labels, plan.batch_numbers)
             pool = self._states_of_models(key, residuals)
@@ -520,7 +520,7 @@ class TokenBatches(TextBatches):
         tokens = measure.batches * measure.tokens_per_batch
         context = data.context or self._context(tokens)
         row_count = -(-tokens // context)
-        data = replace(data, report_tokens=TIMES_AS_MUCH_TEXT * row_count * context)
+        data = replace(data, evaluation_tokens=TIMES_AS_MUCH_TEXT * row_count * context)
         corpus = self._corpus(data, context)
         order = torch.randperm(len(corpus.report), generator=seeded(0))
         drawn = corpus.report.select(order[:row_count].sort().values)
@@ -622,8 +622,8 @@ class WordBatches(TextBatches):
         self.text: Pieces = self.runs.text(key, draw)
         if self.text.count == 0:
             remedy = "give more text"
-            if data.report_share:
-                remedy += f", or raise data.report_share={data.report_share}"
+            if data.evaluation_share:
+                remedy += f", or raise data.evaluation_share={data.evaluation_share}"
             raise DataError(f"the report has no words; {remedy}")
         warn_of_few_documents(data, len(set(self.text.documents)))
         self.units = len(self.text.texts)
@@ -662,11 +662,11 @@ def text_batches(
         models: The models, of which several may be the same.
         layers: The layers of each model.
         data: The text.
-        measure: The settings `batches`; `tokens_per_batch`, tokens or words; `level`: token, word,
+        measure: The settings `batches`; `tokens_per_batch`, tokens or words; `unit`: token, word,
             or auto, which is words where tokenizers differ; `massive`, where "drop" leaves out
-            massive states; `skip_first` and `skip_special_tokens`; `given`, where "token_position"
-            removes the means of both from the states of a pool. Any other `flatten` than "token"
-            keeps rows of text whole.
+            massive states; `skip_first` and `skip_special_tokens`; `conditional_on`, where
+            "token_position" removes the means of both from the states of a pool. Any other
+            `flatten` than "token" keeps rows of text whole.
         runs: Where states are kept for other jobs until they are forgotten.
         is_spread: Whether tokens are of beginnings of documents, as words are, so that little text
             is of more of them.
@@ -674,7 +674,7 @@ def text_batches(
     Raises:
         DataError: There is too little text, or settings of tokens are given for words.
     """
-    level = measure.level
+    level = measure.unit
     if level == "auto":
         vocabularies = {model.ids_fingerprint for model in models}
         level = "token" if len(vocabularies) == 1 else "word"
@@ -690,9 +690,9 @@ def text_batches(
     return batches.state_batches()
 
 
-def sampled(measure: Any, level: str = "auto") -> Any:
+def sampled(measure: Any, unit: str = "auto") -> Any:
     """Return the settings of the few batches that readings in bits are of."""
-    changes: dict[str, Any] = {"level": level, "batches": min(measure.batches, READING_BATCHES)}
+    changes: dict[str, Any] = {"unit": unit, "batches": min(measure.batches, READING_BATCHES)}
     if hasattr(measure, "null"):
         changes["null"] = False
     return replace(measure, **changes)

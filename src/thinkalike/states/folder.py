@@ -590,7 +590,7 @@ def check_reads_rows(model: StateSource, folder: StateFolder, rows: PaddedRows) 
     if longest > model.context:
         raise DataError(
             f"{folder.name} has a row of {longest} tokens, and {model.name} reads "
-            f"{model.context}: raise model.context, or write shorter rows by "
+            f"{model.context}: write shorter rows by "
             "thinkalike.write_states(context=...)"
         )
 

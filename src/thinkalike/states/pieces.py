@@ -161,8 +161,8 @@ def _fitting_pieces(
         return
     if len(spans) == 1:
         raise DataError(
-            f"the word {piece_text[:40]!r} is longer than the context of {too_short.name}: choose "
-            "a text that both models are made for, data=NAME, or raise model.context"
+            f"the word {piece_text[:40]!r} is longer than the context of {too_short.name}: leave "
+            "it out, or choose a text that both models are made for, data=NAME"
         )
     middle = len(spans) // 2
     yield from _fitting_pieces(text, spans[:middle], models)
@@ -217,7 +217,7 @@ def pieces_of_rows(folder: StateFolder, models: Sequence[TextReader], words: int
             if length > encoding.model.context:
                 raise DataError(
                     f"{folder.name} has a row of {length} tokens of {name}, which reads "
-                    f"{encoding.model.context}: raise model.context, or write shorter rows by "
+                    f"{encoding.model.context}: write shorter rows by "
                     "thinkalike.write_states(context=...)"
                 )
         piece = _with_own_states(text, word_spans(text), encodings)

@@ -16,6 +16,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from thinkalike.config import AnalyzeConfig, ModelConfig
+from thinkalike.config.in_memory import LoadedModelConfig
 from thinkalike.config.recorded import RecordedArrays
 from thinkalike.config.values import as_settings
 from thinkalike.data.cache import CacheEntry, cache_folder, read_or_compute
@@ -162,7 +163,10 @@ def _of_model(
         facts = {"layers": site_numbers(sites(model, embed)), "origin": model.describe()}
         return CacheEntry({**tensors, HAS_OWN: has_own}, facts)
 
-    if config.holds_states:  # a copy in the cache would be no faster
+    is_cached = not config.holds_states  # a copy in the cache would be no faster
+    if isinstance(config, LoadedModelConfig) and config.has_own_code:
+        is_cached = False  # nothing could find it again
+    if not is_cached:
         entry = compute()
     else:
         path = cache / f"{_key(config, stimuli.fingerprint(), embed)}.safetensors"
@@ -356,7 +360,13 @@ def without_massive(
     for number, (start, _) in zip(stimuli.sentence, stimuli.span, strict=True):
         words_before.append(len(word_spans(stimuli.texts[number][:start])))
     position = torch.tensor(words_before)
-    is_compared = (position >= measure.skip_first) & with_own_states(stimuli, sides)
+    is_far_enough = position >= measure.skip_first
+    if not is_far_enough.any():
+        raise DataError(
+            f"{stimuli.source}: no text has a stimulus after its first {measure.skip_first} "
+            "words, which measure.skip_first leaves out"
+        )
+    is_compared = is_far_enough & with_own_states(stimuli, sides)
     compared = Compared(stimuli, list(sides)).of(is_compared)
 
     layers_of_models: list[Tensor] = []

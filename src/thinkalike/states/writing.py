@@ -19,8 +19,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from thinkalike.digests import digest_of, tokenizer_fingerprint
-from thinkalike.errors import ConfigError, DataError, listed, natural_order, short
+from thinkalike.digests import digest_of, regular, tokenizer_fingerprint
+from thinkalike.errors import ConfigError, DataError, listed, natural_order, one_line, short
 from thinkalike.models.families import EMBED, Layer, Place
 from thinkalike.processes import counted
 from thinkalike.shards.arrays import DTYPES, StoredArray, StoredRows, arrays_of
@@ -240,20 +240,24 @@ def read_prompt_file(path: Path) -> list[SentPrompt]:
     """Read what `write_prompt_file` wrote.
 
     Raises:
-        DataError: A line is no prompt.
+        DataError: It is no file of text, or a line is no prompt.
     """
+    try:
+        text = regular(path).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise DataError(f"prompts={path} cannot be read: {one_line(error)}") from error
     prompts = []
-    with path.open(encoding="utf-8") as file:
-        for number, line in enumerate(file, 1):
-            try:
-                record = json.loads(line)
-                token_ids = list(record["prompt_token_ids"])
-                prompts.append(SentPrompt(token_ids, record["document"], record["text"]))
-            except (ValueError, KeyError, TypeError) as error:
-                raise DataError(
-                    f"{path} line {number} is no prompt of thinkalike.write_prompts "
-                    f"({type(error).__name__}: {error})"
-                ) from error
+    for number, line in enumerate(text.removesuffix("\n").split("\n"), 1):
+        try:
+            record = json.loads(line)
+            prompt = SentPrompt(record["prompt_token_ids"], record["document"], record["text"])
+            whole_numbers = [int(token_id) for token_id in prompt.token_ids]
+            is_prompt = whole_numbers == prompt.token_ids and isinstance(prompt.text, str)
+        except (ValueError, KeyError, TypeError, RecursionError):
+            is_prompt = False
+        if not is_prompt:
+            raise DataError(f"{path} line {number} is no prompt of thinkalike.write_prompts")
+        prompts.append(prompt)
     return prompts
 
 

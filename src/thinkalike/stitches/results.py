@@ -331,7 +331,7 @@ def load_stitch(result: Result | str | os.PathLike[str], *, seed: int = 0) -> St
         StoreError: The folder holds no finished result, or a file of it is damaged.
         StitchError: See `Stitches`.
 
-    >>> quick = {"steps": 1, "report_tokens": 2048}
+    >>> quick = {"steps": 1, "evaluation_tokens": 2048}
     >>> result = stitch("gelu-3l-mini", kind="least_squares", layers=[1], **quick)
     >>> load_stitch(result)[1, 1](torch.zeros(5, 128)).shape
     torch.Size([5, 128])

@@ -17,8 +17,8 @@ from typing import Any
 
 from thinkalike.digests import digest_of
 from thinkalike.errors import StoreError, one_line
-from thinkalike.files import bytes_in_holes, open_regular
-from thinkalike.store.manifest import MOST_BYTES_IN_HOLES, sync_to_disk
+from thinkalike.files import is_sparse, open_regular
+from thinkalike.store.manifest import sync_to_disk
 
 log = logging.getLogger(__name__)
 
@@ -34,8 +34,7 @@ def newest_state(folder: Path, name: str) -> Path | None:
     """
     for _, path in sorted(_states(folder, name).items(), reverse=True):
         # A sparse state is not read, because that may take minutes.
-        is_sparse = bytes_in_holes(path, MOST_BYTES_IN_HOLES) > MOST_BYTES_IN_HOLES
-        if not is_sparse and path.stem.endswith(f"-{digest_of(path)[:DIGEST_LENGTH]}"):
+        if not is_sparse(path) and path.stem.endswith(f"-{digest_of(path)[:DIGEST_LENGTH]}"):
             return path
         with contextlib.suppress(FileNotFoundError):  # another process of the job renamed it first
             os.replace(path, path.with_suffix(".damaged"))

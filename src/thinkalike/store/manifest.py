@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from thinkalike.digests import digest_of
 from thinkalike.errors import StoreError, one_line
-from thinkalike.files import bytes_in_holes
+from thinkalike.files import MOST_BYTES_IN_HOLES, bytes_in_holes
 from thinkalike.store.record import MOST_JSON_BYTES, read_json_of_result
 
 MANIFEST = "manifest.json"
@@ -22,8 +22,6 @@ RECORD = "result.json"
 # refuses these by their size.
 MOST_LISTED_BYTES = 2**24
 MOST_TABLE_BYTES = 2**33  # a table in memory needs several times as much
-# Bytes of sparse files that are read. Some file systems make holes of zeros that a job wrote.
-MOST_BYTES_IN_HOLES = 2**28
 LONGEST_NAME = 1000  # characters of a file name in a manifest
 DEEPEST_NAME = 8  # folders in a file name of a manifest; files of results have one
 

@@ -20,6 +20,7 @@ from thinkalike.columns import Columns
 from thinkalike.digests import digest_of
 from thinkalike.errors import StoreError, checked_path, one_line, plain_line
 from thinkalike.files import ForeignFileError, open_regular, read_yaml
+from thinkalike.former_names import with_present_names
 from thinkalike.global_state import isolated
 from thinkalike.store.array_file import read_arrays
 from thinkalike.store.headline import Headline
@@ -151,7 +152,7 @@ class Result:
     @property
     def settings(self) -> dict[str, Any]:
         """The settings that entered the key: they can change numbers and are not the defaults."""
-        return dict(self._record["settings"])
+        return with_present_names(self._record["settings"])
 
     @property
     def provenance(self) -> Provenance:
@@ -175,7 +176,7 @@ class Result:
                     raise ForeignFileError("its checksum is not that of what was written")
             check_values(config)
             by_dotted_name(config)
-            return config
+            return with_present_names(config)
 
     @cached_property
     def table(self) -> pd.DataFrame:

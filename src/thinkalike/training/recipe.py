@@ -49,53 +49,60 @@ def whole_rows(tokens: int, context: int) -> int:
 class StitchConfig(Checked, part="stitch"):
     """The map φ and its training."""
 
-    kind: str = "linear"  # of φ: trained, a closed form, or the identity
-    # where φ has a LayerNorm
+    # form of the map φ: trained by gradient descent, solved in closed form, or the identity
+    kind: str = "linear"
+    # LayerNorm before (pre) or after (post) the map
     norm: Literal["none", "pre", "post"] = setting("none", by_recipe=True)
-    rank: int = setting(16, least=1, most=10**6)  # of low_rank and reduced_rank
-    # where training starts; auto: at the closed form of the kind
+    # rank of the maps low_rank and reduced_rank
+    rank: int = setting(16, least=1, most=10**6)
+    # map at which training starts; auto: the closed-form solution of the same kind
     init: Init = setting("identity", by_recipe=True)
-    # λ of the closed forms least_squares and reduced_rank; null: it is chosen by cross-validation
-    # over documents
+    # ridge penalty λ of least_squares and reduced_rank; null: chosen by cross-validation over
+    # documents
     ridge: float | None = setting(None, least=0)
-    # cross_entropy: of the next token | kl: to the target's output | mse: to its state |
-    # penultimate: ‖s - t‖² / ‖t‖² to its state after the last block | alignment: the mean of that
-    # from the site on
+    # what training minimises: cross_entropy of the next token; kl to the target's predictions; mse
+    # to the target's state; penultimate: relative squared error of the target's last state;
+    # alignment: the mean of that error over all blocks above the stitch
     loss: Literal["cross_entropy", "kl", "mse", "penultimate", "alignment"] = setting(
         "cross_entropy", by_recipe=True
     )
-    controls: bool = False  # report closed forms, shuffled and random sources beside φ
-    # also fit the target to itself by the same recipe; null: where the identity is not the optimum
-    # of that
+    # also report closed-form maps, and maps from shuffled and random sources
+    controls: bool = False
+    # also stitch the target into itself by the same recipe; null: only where the best map is not
+    # known to be the identity
     floor: bool = setting(None, by_recipe=True, not_in_key_as=True)
-    both: bool = False  # also fit the target to the source
-    # sgd: with Nesterov momentum, as in brown2023 | adam: with decoupled decay
+    # also stitch in the opposite direction, from the target into the source
+    both: bool = False
+    # sgd: with Nesterov momentum, as in Brown et al. (2023); adam: with decoupled weight decay
     optimizer: Literal["sgd", "adam"] = setting("sgd", by_recipe=True)
-    # steps of sgd in coordinates of unit variance of the source's states; of linear and affine
+    # for sgd with linear and affine maps: train in coordinates in which the source's states have
+    # unit variance
     whiten: bool = setting(False, by_recipe=True)
-    # peak, for adam times √width; null: 1 for sgd, 10 for sgd in whitened coordinates, 0.18 for
+    # peak learning rate, for adam times √width; null: 1 for sgd, 10 for sgd with whiten, 0.18 for
     # adam
     lr: float | None = setting(None, above=0, most=1e37)
-    lr_multiples: list[float] = setting(
-        list, above=0, most=1e6
-    )  # of further rates, tried in the same pass
-    # fits whose order of the text differs; the table is of their mean
+    # multiples of the learning rate that are also tried, in the same pass over the text
+    lr_multiples: list[float] = setting(list, above=0, most=1e6)
+    # number of fits, each with the text in a different order; the table has their mean
     seeds: int = setting(1, least=1, most=MOST_SEEDS)
-    momentum: float = setting(0.9, least=0, below=1)  # of sgd
-    scale_lr_by_momentum: bool = True  # the rate that sgd gets is lr * (1 - momentum)
-    # pulls φ to where it begins; that of a plugin to zero
+    # momentum of sgd
+    momentum: float = setting(0.9, least=0, below=1)
+    # multiply the learning rate of sgd by (1 - momentum)
+    scale_lr_by_momentum: bool = True
+    # weight decay towards the initial map (towards zero for a map of your own)
     weight_decay: float = setting(1e-3, by_recipe=True, least=0)
-    clip: float = setting(1.0, least=0)  # gradient norm per stitch; 0: none
-    # of the rate; average: it stays, and φ is the mean over the last half of the steps
+    # largest gradient norm of each stitch; 0: no clipping
+    clip: float = setting(1.0, least=0)
+    # learning-rate schedule; average: a constant rate, and φ is the mean over the last half of the
+    # steps
     schedule: Literal["linear", "cosine", "average", "tuned_lens"] = setting(
         "linear", by_recipe=True
     )
-    # of training; of closed forms: batches that they read
+    # number of training steps; for closed forms the number of batches that they read
     steps: int = setting(2000, by_recipe=True, least=0, most=STEPS)
-    warmup: int = setting(
-        200, by_recipe=True, least=0, most=STEPS
-    )  # steps in which the rate rises
-    # target tokens that a step reads
+    # number of steps in which the learning rate rises to its peak
+    warmup: int = setting(200, by_recipe=True, least=0, most=STEPS)
+    # number of target tokens in a step
     tokens_per_step: int = setting(16384, by_recipe=True, least=2, most=TOKENS_AT_ONCE)
 
     def __post_init__(self) -> None:

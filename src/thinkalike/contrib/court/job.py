@@ -62,7 +62,7 @@ class CourtConfig(MeasureConfig):
     # tokens that maps are fitted on
     fit_tokens: int = setting(2**16, least=2, most=COUNTS)
     # tokens that scores are computed on
-    report_tokens: int = setting(2**15, least=2, most=COUNTS)
+    evaluation_tokens: int = setting(2**15, least=2, most=COUNTS)
     # tokens of other documents, from which a source itself learns
     other_tokens: int = setting(2**17, least=2, most=COUNTS)
     # experiment=validity/court: how many courts there are of a target
@@ -170,7 +170,7 @@ def _materials(
     fit_rows, other_rows = _rows_of_different_documents(
         corpus.fit, measure.fit_tokens, measure.other_tokens
     )
-    report = _spread_rows(corpus.report, measure.report_tokens)
+    report = _spread_rows(corpus.report, measure.evaluation_tokens)
     token_counts = {
         "fit": fit_rows.numel(),
         "other": other_rows.numel(),

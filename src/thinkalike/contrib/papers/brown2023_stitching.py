@@ -29,7 +29,7 @@ from thinkalike.measures.estimates import Estimate, interval_around, student_t
 from thinkalike.screen import number_of_documents
 from thinkalike.store import Result
 
-MINI_WORDS = ("data.report_tokens=131072",)  # 12 jobs within half an hour
+MINI_WORDS = ("data.evaluation_tokens=131072",)  # 12 jobs within half an hour
 # Steps whose losses are compared: a training learns if the last ones are lower.
 FIRST_STEPS = 10
 LAST_STEPS = 30

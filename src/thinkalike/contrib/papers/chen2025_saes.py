@@ -35,7 +35,7 @@ WORDS = (
     "sae.lr_multiples=[2,4]",
     f"sae.seeds={N_SEEDS}",
 )
-MINI_WORDS = ("data.report_tokens=16384",)  # three jobs and their sources within minutes
+MINI_WORDS = ("data.evaluation_tokens=16384",)  # three jobs and their sources within minutes
 FEWER_TOKENS = "sae.tokens=163840"
 SHARES_OF_TOKENS = (1 / 2, 1)  # of a job, at which claims are judged
 

@@ -35,7 +35,7 @@ class Claim:
 
     Attributes:
         numbers: What was found, with intervals.
-        units: What the intervals are over, such as "58 documents (as 41.3 of equal length)".
+        units: What the intervals are over, such as "58 documents (effective sample size 41.3)".
         tolerance: Where the numbers must be for the claim to hold, such as "above 0".
         smallest_effect: The smallest effect that could have been seen: half the widest interval;
             None if it is unbounded or there is none.

@@ -152,11 +152,11 @@ class ClassifierFinetuning(
         shape = shapes["model"]
         fit_tokens = config.nli.epochs * count_tokens(config.pairs, "fit")
         whole_challenge = replace(config.pairs, heuristic=None)
-        report_tokens = count_tokens(config.pairs, "report")
-        report_tokens += count_tokens(whole_challenge, "challenge")
+        evaluation_tokens = count_tokens(config.pairs, "report")
+        evaluation_tokens += count_tokens(whole_challenge, "challenge")
         return [
             shape.passes("training", fit_tokens, TOKENS_PER_PAIR, times=3, full=False),
-            shape.passes("report", report_tokens, TOKENS_PER_PAIR, full=False),
+            shape.passes("report", evaluation_tokens, TOKENS_PER_PAIR, full=False),
         ]
 
     def run(self, config: NLIJob, work: Work) -> Outcome:

@@ -16,6 +16,7 @@ from thinkalike.data.sources import (
     parquet_rows,
     read_by_ending,
     stream_records,
+    whole_text,
 )
 from thinkalike.data.stimuli import select_names
 from thinkalike.errors import DataError
@@ -98,7 +99,7 @@ def _tab_separated(path: Path) -> Iterator[tuple[str, Record]]:
     A quotation mark is a character like any other: GLUE has some that are never closed.
     """
     # `splitlines` would also cut at U+2028.
-    lines = path.read_text(encoding="utf-8-sig").split("\n")
+    lines = whole_text(path).split("\n")
     header = lines[0].split("\t")
     for number, line in enumerate(lines[1:], 2):
         if line == "":

@@ -73,10 +73,10 @@ class MiniPretraining(
     def passes(self, config: PretrainJob, shapes: Shapes) -> list[Passes]:
         shape = shapes["model"]
         row = config.data.context or shape.context
-        report_tokens = float(config.data.report_tokens or 0)
+        evaluation_tokens = float(config.data.evaluation_tokens or 0)
         return [
             shape.passes("training", float(config.pretrain.tokens), row, times=3),
-            shape.passes("report", report_tokens, row),
+            shape.passes("report", evaluation_tokens, row),
         ]
 
     def run(self, config: PretrainJob, work: Work) -> Outcome:

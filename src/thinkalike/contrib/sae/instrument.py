@@ -92,8 +92,8 @@ class SparseAutoencoders(
         passes.append(model.passes("training", training_tokens, row, full=False))
         # The report is read by the clean and the ablated model, and with each autoencoder.
         n_report_passes = 2 + 2 * len(sae.starts) * sae.seeds
-        report_tokens = float(config.data.report_tokens or 0)
-        passes.append(model.passes("report", report_tokens, row, times=n_report_passes))
+        evaluation_tokens = float(config.data.evaluation_tokens or 0)
+        passes.append(model.passes("report", evaluation_tokens, row, times=n_report_passes))
         return passes
 
     def run(self, config: SAEJob, work: Work) -> Outcome:

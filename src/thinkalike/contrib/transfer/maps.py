@@ -52,7 +52,7 @@ class OfMaps(Instrument[AnalyzeConfig]):
     def passes(self, config: AnalyzeConfig, shapes: Shapes) -> Sequence[Passes]:
         """Return the passes of both models over the text to fit on, and over held-out text."""
         fit_tokens = config.data.fit_tokens or config.measure_as(TransferConfig).fit_tokens
-        held_out_tokens = min(config.data.report_tokens or 0, fit_tokens)
+        held_out_tokens = min(config.data.evaluation_tokens or 0, fit_tokens)
         tokens = float(fit_tokens + held_out_tokens)
         row = config.data.context or min(shape.context for shape in shapes.values())
         distinct = dict.fromkeys(shapes.values())

@@ -90,7 +90,7 @@ class Diff(
     def unread(self, config: AnalyzeConfig) -> SettingValues:
         """Return the settings that a job ignores: only forks are fitted on text."""
         unread = left_in_key(config, REPORT_TEXT)
-        if config.measure_as(DiffConfig).null != "drift":
+        if config.measure_as(DiffConfig).null != "continued_training":
             unread["data.fit_tokens"] = None
         return unread
 
@@ -116,7 +116,7 @@ class Diff(
             passes.append(shape.passes("both models", float(measure.tokens), row))
 
         runs = RUNS
-        if measure.null == "perturbation":
+        if measure.null == "random_change":
             runs = 2 * RUNS  # two kinds
         attention_and_mlps = 2 * base.layers
         parts_exchanged = min(attention_and_mlps, MOST_PARTS_EXCHANGED)
@@ -147,7 +147,7 @@ class Diff(
             return replace(unchanged(base, measure.margin), models=described)
 
         with work.phase("text"):
-            fit_tokens = FORK_TOKENS if measure.null == "drift" else 0
+            fit_tokens = FORK_TOKENS if measure.null == "continued_training" else 0
             text = read_random_rows(config, measure.tokens, base, fit_tokens)
             check_same_tokens(base, changed, text.rows.tokens)
         contrasts: Contrasts | None = work.optional_input("contrasts", Contrasts)
@@ -244,7 +244,7 @@ def _observe(
     if parts:
         with work.phase("parts"):
             most_parts = MOST_PARTS_EXCHANGED
-            if measure.null == "drift":
+            if measure.null == "continued_training":
                 most_parts = len(parts)
             observed.parts = exchange_parts(
                 base,

@@ -60,7 +60,7 @@ def null_models(
         parts: The parts that differ.
         text: What forks are trained on.
     """
-    if measure.null == "perturbation":
+    if measure.null == "random_change":
         perturb = partial(perturbed, base, changed, parts)
         open_by_kind: dict[str, OpenModel] = {
             PERMUTED: partial(perturb, random_change=signed_permutation),

@@ -67,7 +67,7 @@ def beside_null(numbers: Mapping[str, float], null: str) -> str:
         f"KL is {numbers['kl_of_part']:.4g};"
     )
     beside = _beside_runs(numbers, "null")
-    if null == "drift":
+    if null == "continued_training":
         return (
             f"{BESIDE_FORKS[beside.comparison]} {own_kl} {numbers['nulls']:.0f} forks by further "
             f"training on this text, with changes of equal norm, make {beside.runs}."

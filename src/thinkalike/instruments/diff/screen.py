@@ -236,7 +236,7 @@ def _more_than_at_random(tokens: pd.DataFrame, null: str) -> str:
     beyond = tokens[tokens["q_random"] <= FALSE_DISCOVERIES]
     tested = f"of {len(tokens)} tokens that occur at least {tokens['count'].min()} times"
     by_null = "when as large a change is at random places"
-    if null == "drift":
+    if null == "continued_training":
         by_null = "in the forks"
     if beyond.empty:
         return f"After none {tested} do predictions move more than {by_null}."

@@ -21,25 +21,34 @@ class DiffConfig(MeasureConfig):
     """The settings of a diff."""
 
     kind: str = "diff"
-    tokens: int = setting(2048, least=64, most=10**9)  # of text that both models read
-    # of them, that parts are exchanged and nulls run on
+    # number of tokens of text that both models read
+    tokens: int = setting(2048, least=64, most=10**9)
+    # number of these tokens on which modules are exchanged and the control is run
     tokens_per_part: int = setting(512, least=64, most=10**9)
-    # of attention and MLPs, and as many of heads, that are exchanged
+    # number of attention and MLP outputs that are exchanged, and the same number of attention
+    # heads
     outputs: int = setting(4, least=0, most=10**6)
-    # random changes, or forks by training on `data`
-    null: Literal["perturbation", "drift"] = "perturbation"
-    # of a fork, by AdamW at a rate by which it moves as far
+    # control that the change is compared with: random_change, random changes of the same size;
+    # continued_training, copies of the base that are trained further on data
+    null: Literal["random_change", "continued_training"] = "random_change"
+    # for null=continued_training: number of training steps of each copy, by AdamW at a rate that
+    # moves it as far as the change
     steps: int = setting(40, least=1, most=10**7)
-    # the tokens that the change raises, and text by its amplified difference
+    # whether to name the tokens that the change raises, and to write text by the amplified
+    # difference of the models
     taught: bool = True
-    # pairs of the grammar, or of your own
+    # pairs of sentences that differ in one respect: number or question of the built-in grammar, or
+    # a table of your own
     contrast: Literal["number", "question", "table"] | None = None
-    path: str | None = setting(None, in_key=False)  # contrast=table: .csv .tsv .parquet
-    pairs: int = setting(2048, least=2, most=10**7)  # of the grammar
-    # a model that may have been mixed in: a folder, ORG/NAME or a name
+    # for contrast=table: the file (.csv, .tsv, .parquet)
+    path: str | None = setting(None, in_key=False)
+    # for contrast=number and question: number of pairs of sentences
+    pairs: int = setting(2048, least=2, most=10**7)
+    # third model that may have been mixed into the changed one: a folder, ORG/NAME or a name
     other: str | None = setting(None, in_key=False)
-    # of equivalence, null: none; kl, class (kl of every token class), loss and word (contrast of
-    # every word), up or down, in nats; flips: a share
+    # largest difference that counts as equivalent, for each of kl, class (kl of every class of
+    # tokens), loss, word (contrast of every word, up or down), in nats, and flips, as a share;
+    # null: not tested
     margin: dict[str, float | None] = setting(_no_margins, above=0)
 
     paths: ClassVar[tuple[str, ...]] = ("path",)
@@ -56,7 +65,7 @@ class DiffConfig(MeasureConfig):
 
     def settings_read(self) -> frozenset[str]:
         settings = super().settings_read()
-        if self.null != "drift":
+        if self.null != "continued_training":
             settings -= {"steps"}
         if self.contrast not in ("number", "question"):
             settings -= {"pairs"}

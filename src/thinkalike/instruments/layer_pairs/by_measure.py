@@ -33,9 +33,8 @@ class ComparedAgain(WithNull):
     measure_class: ClassVar[type[AnyMeasure] | None] = None
     """The class of the measure, whose parameters are settings, too."""
 
-    batches: int = setting(
-        BATCHES // 4, by_recipe=True, least=1, most=10**9
-    )  # whose mean is the value
+    # number of batches whose mean is the value
+    batches: int = setting(BATCHES // 4, by_recipe=True, least=1, most=10**9)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -128,7 +127,7 @@ class ByMeasure(LayerPairs[ComparedAgain]):
             target_layers,
             self.measure_of(measure),
             permutations,
-            given=measure.given,
+            conditional_on=measure.conditional_on,
         )
 
 

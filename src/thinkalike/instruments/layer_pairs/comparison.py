@@ -130,7 +130,7 @@ class LayerPairComparison:
             "mask": _moved(batch.mask, device),
             "documents": _moved(batch.groups, device),
         }
-        if self.measure.given != "none":
+        if self.measure.conditional_on != "none":
             labels["groups"] = _moved(batch.tokens, device)
         return labels
 

@@ -7,13 +7,14 @@ from typing import get_args
 import pandas as pd
 
 from thinkalike.config.parts import Site
+from thinkalike.instruments.layer_pairs.screen import show_what_was_read
 from thinkalike.screen import show_map, show_text, span
 from thinkalike.store import Result
 
 ACCUMULATES = (
-    "Distances accumulate: each place reads what already differs before it, so the greatest is "
-    "rarely the cause. `thinkalike diff` exchanges single outputs and heads between the two "
-    "models."
+    "Distances accumulate: every component reads states that already differ, so the one of the "
+    "greatest distance is rarely the cause. `thinkalike diff` exchanges single outputs and heads "
+    "between the two models."
 )
 
 ROUNDING = 1e-5
@@ -77,28 +78,40 @@ def as_matrix(components: pd.DataFrame) -> pd.DataFrame:
 
 
 def show_components(label: str, result: Result, is_distance: bool) -> None:
-    """Print a map of layers and components, and the component where the models are least alike."""
+    """Print where the models are least and most similar, and a map of layers and components."""
     table = result.tables["components"]
     source, target = table[["source", "target"]].iloc[0]
+    lowest = table.iloc[int(table["value"].argmin())]
+    highest = table.iloc[int(table["value"].argmax())]
+    least_similar = highest if is_distance else lowest
+    most_similar = lowest if is_distance else highest
+    show_text(
+        f"{source} and {target} are least similar at {_place_in_words(least_similar)} "
+        f"({label} {_value_in_words(least_similar)}) and most similar at "
+        f"{_place_in_words(most_similar)} ({_value_in_words(most_similar)})."
+    )
+
     are_same_components = bool((table["layer"] == table["target_layer"]).all())
     title = f"{label} of {source} and {target}, layers (rows) by component (columns)"
     if not are_same_components:
-        title += "; of each place with the closest of its site"
+        title += "; each hook point with the most similar one of the same kind"
     show_text(title)
     matrix = as_matrix(table)
     if len(matrix):
         show_map(matrix, is_distance)
-
-    least_alike = table["value"].argmax() if is_distance else table["value"].argmin()
-    row = table.iloc[int(least_alike)]
-    value = span(row["value"], row["low"], row["high"], ".3f")
-    show_text(
-        f"The models are least alike at {row['component']} of layer {row['layer']}: {value}."
-    )
+    show_what_was_read(result)
     if is_distance and are_same_components:
         show_text(ACCUMULATES)
     if are_same_components:
         _show_where_copy_differs(label, table, is_distance)
+
+
+def _place_in_words(row: pd.Series) -> str:
+    return f"{row['component']} of layer {row['layer']}"
+
+
+def _value_in_words(row: pd.Series) -> str:
+    return span(row["value"], row["low"], row["high"], ".3f")
 
 
 def _show_where_copy_differs(label: str, table: pd.DataFrame, is_distance: bool) -> None:
@@ -114,4 +127,4 @@ def _show_where_copy_differs(label: str, table: pd.DataFrame, is_distance: bool)
         first = table[~is_same].iloc[0]
         show_text(f"They begin to differ at {first['component']} of layer {first['layer']}.")
     if not is_distance:
-        show_text(f"{label} may not see that a component grew; measure=distance does.")
+        show_text(f"{label} does not change when a component is scaled; measure=distance does.")

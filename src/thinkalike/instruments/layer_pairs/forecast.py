@@ -185,8 +185,8 @@ def time_batch(
 
         of_metric = replace(settings, tokens_per_batch=rows)
         groups = None
-        if measure.given != "none":
-            of_metric = replace(of_metric, given="token")
+        if measure.conditional_on != "none":
+            of_metric = replace(of_metric, conditional_on="token")
             groups = torch.arange(rows) % TIMED_TOKEN_KINDS
         metric = new_metric(of_metric, layers, layers)
         metric.update(
@@ -227,7 +227,7 @@ def bytes_of_states(
     if config.data:
         most = pool_tokens(batch_tokens, numbers_per_token, parameters)
         tokens_of_pool = min(most, batch_tokens * measure.batches)
-    if measure.given == "token_position":
+    if measure.conditional_on == "token_position":
         tokens_of_pool *= 2  # the states as they are, and without the means
 
     total = 0.0

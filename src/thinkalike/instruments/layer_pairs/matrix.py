@@ -93,7 +93,7 @@ class LayerMatrix(Instrument[AnalyzeConfig]):
         if site and "components" not in result.tables:
             label += f" at {site}"
         if "given" in result.table:
-            label += f" given the {result.table['given'].iloc[0]}"
+            label += f" conditional on the {result.table['given'].iloc[0]}"
         return label
 
     def headlines(self, result: Result) -> Sequence[Headline]:

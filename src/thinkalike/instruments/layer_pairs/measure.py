@@ -45,9 +45,9 @@ class PairMeasure(LayerMatrix, Generic[Settings]):
     """Whether only layers of one number have a value."""
 
     for_stimuli: ClassVar[Mapping[str, object]] = {
-        "level": "auto",
+        "unit": "auto",
         "skip_special_tokens": False,
-        "given": "none",
+        "conditional_on": "none",
     }
     """The values of settings that have no meaning for stimuli."""
 
@@ -165,9 +165,9 @@ class PairMeasure(LayerMatrix, Generic[Settings]):
         measure = self.measure_settings(config)
         sites_by_model = self.sites(config, models)
         batches = self.batches(measure, config, models, runs)
-        if batches.level == "word" and measure.given == "token_position":
-            log.info("words have no common position: compared given the token alone")
-            measure = replace(measure, given="token")
+        if batches.level == "word" and measure.conditional_on == "token_position":
+            log.info("words have no common position: compared conditional on the token alone")
+            measure = replace(measure, conditional_on="token")
 
         sides: dict[int, ComparedSide] = {}
         for model, sites in zip(models, sites_by_model, strict=True):
@@ -202,9 +202,9 @@ class PairMeasure(LayerMatrix, Generic[Settings]):
             work: The context of the running job.
         """
         of_metric = measure
-        if measure.given != "none":
+        if measure.conditional_on != "none":
             # The means of positions have been removed from the states of the batches already.
-            of_metric = replace(measure, given="token")
+            of_metric = replace(measure, conditional_on="token")
         source, target = sides
         new_metric = partial(self.metric, of_metric, len(source.layers), len(target.layers))
         return LayerPairComparison(new_metric, measure, sides, batches, work)

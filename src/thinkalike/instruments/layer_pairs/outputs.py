@@ -31,8 +31,8 @@ class OutputConfig(ComparedAgain):
     def __post_init__(self) -> None:
         super().__post_init__()
         unusable = None
-        if self.level == "word":
-            unusable = "level=word"
+        if self.unit == "word":
+            unusable = "unit=word"
         elif self.embed:
             unusable = "embed=true"
         if unusable:
@@ -62,7 +62,7 @@ class OutputsByMeasure(ByMeasure):
     ) -> StateBatches:
         frozen_models = with_weights(models, f"measure={self.kind} compares what models predict")
         # Outputs have no massive states.
-        measure = replace(measure, level="token", massive="keep")
+        measure = replace(measure, unit="token", massive="keep")
         batches = super().batches(measure, config, models, runs)
 
         def pool(number: int) -> Iterator[StateBatch]:

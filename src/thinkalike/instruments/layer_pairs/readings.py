@@ -35,9 +35,7 @@ from thinkalike.instruments.ruler.rungs import (
     measure_rungs,
 )
 from thinkalike.instruments.ruler.screen import (
-    copies_in_words,
-    local_mixing,
-    shares_more,
+    sentence_of_reading,
     show_readings,
 )
 from thinkalike.instruments.ruler.table import BLANK, ruler_table, rungs_table
@@ -50,7 +48,7 @@ from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.layer_choice import LayerChoice, layers_at_depths, pairs_of_layers
 from thinkalike.models.rounding import can_be_rounded
 from thinkalike.processes import counted
-from thinkalike.screen import show_text
+from thinkalike.screen import capitalised, show_text
 from thinkalike.states.batches import (
     ModelRuns,
     StateBatch,
@@ -207,9 +205,9 @@ class BatchComparison(RulerComparison):
         ]
         self.measure = measure
         of_metric = measure
-        if measure.given != "none":
+        if measure.conditional_on != "none":
             # The means of positions have been removed from the states of the batches already.
-            of_metric = replace(measure, given="token")
+            of_metric = replace(measure, conditional_on="token")
         self._new_metric = partial(instrument.metric, of_metric, 1, 1)
 
         layers_of_models = [self._layers_of_model(side) for side in (0, 1)]
@@ -220,7 +218,7 @@ class BatchComparison(RulerComparison):
         batches_by_side: tuple[list[States], list[States]] = ([], [])
         for batch in _all_batches(self._text):
             tokens = batch.tokens
-            if measure.given == "none":
+            if measure.conditional_on == "none":
                 tokens = None
             self.batches.append(RowLabels(batch.number, batch.groups, tokens, batch.mask))
             for side in (0, 1):
@@ -361,7 +359,7 @@ def _all_batches(batches: StateBatches) -> Iterator[StateBatch]:
 
 
 def show_read(result: Result, label: str) -> None:
-    """Print the readings of a measure, and in words that of the middle layer pair.
+    """Say how similar the middle layer pair is, and print the readings of a measure.
 
     Args:
         result: The result.
@@ -370,21 +368,9 @@ def show_read(result: Result, label: str) -> None:
     table = result.tables["readings"]
     rows = result.scalars["rows_read"]
     documents = result.scalars["documents_read"]
-    title = f"{label} on {rows:,.0f} rows of {documents:.0f} documents, as bits of a copy"
-    show_readings(table, title, label)
-
-    row = table.iloc[len(table) // 2]
-    value = (
-        f"At layers {row['source_layer']} → {row['target_layer']}, {label} is {row['value']:.2f}"
+    show_text(sentence_of_reading(table.iloc[len(table) // 2], label))
+    title = (
+        f"{capitalised(label)} on {rows:,.0f} rows of {documents:.0f} documents, with the "
+        f"equivalent bit width by {label}"
     )
-    mixing = f"{float(local_mixing(row)):.2f}"
-    if shares_more(row):
-        show_text(
-            f"{value}, as {copies_in_words(row, 'has')}; a network that only mixes neighbouring "
-            f"tokens has {mixing}."
-        )
-    else:
-        show_text(
-            f"{value}, no more than that of a network that only mixes neighbouring tokens, "
-            f"{mixing}."
-        )
+    show_readings(table, title, label)

@@ -1,8 +1,9 @@
-"""What a result of layer pairs says on the screen: a map, and where likeness is least."""
+"""What a result of layer pairs says on the screen: where models are most and least similar."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import pandas as pd
@@ -12,7 +13,14 @@ from thinkalike.instruments.layer_pairs.equal_depth import (
     rows_across,
     rows_at_equal_depth,
 )
-from thinkalike.screen import number_of_documents, show_map, show_text, span
+from thinkalike.screen import (
+    capitalised,
+    number_of_documents,
+    number_text,
+    show_map,
+    show_text,
+    span,
+)
 from thinkalike.store import Headline, Result
 
 
@@ -25,6 +33,11 @@ class PairValue(NamedTuple):
     low: float
     high: float
 
+    @classmethod
+    def of(cls, row: pd.Series) -> PairValue:
+        """Return the value of a row of a table."""
+        return cls(*(row[name] for name in cls._fields))
+
     @property
     def layers(self) -> str:
         """The layers in words, such as "layer 2 with 3"."""
@@ -32,54 +45,104 @@ class PairValue(NamedTuple):
             return f"layer {self.source_layer}"
         return f"layer {self.source_layer} with {self.target_layer}"
 
-    @property
-    def interval(self) -> str:
-        """The value with its interval, such as "0.912 [0.905, 0.918]"."""
-        return span(self.value, self.low, self.high, ".3f")
+
+def _most_similar(rows: pd.DataFrame, is_distance: bool) -> pd.Series:
+    """Return the row of the greatest similarity, or of the least distance."""
+    index = rows["value"].argmin() if is_distance else rows["value"].argmax()
+    return rows.iloc[int(index)]
 
 
-def _least_alike(rows: pd.DataFrame, is_distance: bool) -> PairValue:
-    """Return the layer pair of the least likeness, or of the greatest distance."""
-    index = rows["value"].argmax() if is_distance else rows["value"].argmin()
-    chosen = rows.iloc[[int(index)]][list(PairValue._fields)]
-    return PairValue(*next(chosen.itertuples(index=False)))
+def _least_similar(rows: pd.DataFrame, is_distance: bool) -> pd.Series:
+    """Return the row of the least similarity, or of the greatest distance."""
+    return _most_similar(rows, not is_distance)
 
 
-def _sentences(compared: pd.DataFrame, is_distance: bool, is_itself: bool) -> list[str]:
-    """Return where likeness is least, and where it falls most.
+def _value_in_words(row: pd.Series) -> str:
+    """Return the value of a layer pair, with its interval and what chance gives, if known."""
+    value = span(row["value"], row["low"], row["high"], ".3f")
+    by_chance = row.get("null", math.nan)
+    if math.isnan(by_chance):
+        return value
+    return f"{value}, by chance {number_text(by_chance, '.3f')}"
+
+
+def _layers_in_words(row: pd.Series) -> str:
+    """Return the layers of a pair: "layer 2", or "layer 14 of a and layer 8 of b"."""
+    source_layer = row["source_layer"]
+    target_layer = row["target_layer"]
+    if source_layer == target_layer:
+        return f"layer {source_layer}"
+    return f"layer {source_layer} of {row['source']} and layer {target_layer} of {row['target']}"
+
+
+def answer(label: str, across: pd.DataFrame, is_distance: bool) -> str:
+    """Return in one sentence where models are most, and where they are least similar.
+
+    It is of layers of equal relative depth, or of consecutive layers of one model.
 
     Args:
-        compared: The rows of layers of equal depth, or of consecutive layers of one model.
+        label: What tables and figures call the measure.
+        across: The rows across the two models.
         is_distance: Whether smaller values are closer.
-        is_itself: Whether a model is compared with itself.
+
+    Returns:
+        The sentence; "" for a single layer that is compared with itself.
     """
-    least = _least_alike(compared, is_distance)
-    if len(compared) == 1 and not isinstance(least.source_layer, int):  # such as the logits
-        return [f"Between the two models it is {least.interval}."]
-    if is_itself:
-        return [
-            f"From one layer to the next, the states change most at {least.layers}: "
-            f"{least.interval}."
-        ]
-    sentences = [
-        f"At equal depth, the models are least alike at {least.layers}: {least.interval}."
-    ]
-    if len(compared) > 1:
-        sentences.append(_sentence_of_fall(compared, is_distance))
-    return sentences
+    compared = rows_at_equal_depth(across)
+    if compared.empty:
+        return ""
+    most = _most_similar(compared, is_distance)
+    least = _least_similar(compared, is_distance)
+    source = most["source"]
+    target = most["target"]
+    if source == target:
+        return _answer_of_one_model(label, most, least)
+
+    of_models = f"{label} of {source} and {target}"
+    if len(compared) == 1 and isinstance(most["source_layer"], str):  # such as the logits
+        return f"{capitalised(of_models)} is {_value_in_words(most)}."
+    if len(compared) == 1:
+        return f"At {_layers_in_words(most)}, {of_models} is {_value_in_words(most)}."
+    if most["value"] == least["value"]:
+        value = _value_in_words(most)
+        return f"At equal relative depth, {of_models} is {value} at every layer."
+    return (
+        f"At equal relative depth, {source} and {target} are most similar at "
+        f"{_layers_in_words(most)} ({label} {_value_in_words(most)}) and least similar at "
+        f"{_layers_in_words(least)} ({_value_in_words(least)})."
+    )
+
+
+def _answer_of_one_model(label: str, most: pd.Series, least: pd.Series) -> str:
+    """Return between which consecutive layers the states of a model change least, and most."""
+    most_layers = f"layers {most['source_layer']} and {most['target_layer']}"
+    least_layers = f"layers {least['source_layer']} and {least['target_layer']}"
+    model = most["source"]
+    if most_layers == least_layers:
+        return f"{capitalised(label)} of {most_layers} of {model} is {_value_in_words(most)}."
+    return (
+        f"From one layer of {model} to the next, states change most between {least_layers} "
+        f"({label} {_value_in_words(least)}) and least between {most_layers} "
+        f"({_value_in_words(most)})."
+    )
 
 
 def _sentence_of_fall(compared: pd.DataFrame, is_distance: bool) -> str:
-    """Return between which layers likeness falls most."""
-    falls = compared["value"].diff().to_numpy()[1:]
-    if not is_distance:
+    """Return between which layers similarity falls most, or distance rises most."""
+    falls = -compared["value"].diff().to_numpy()[1:]
+    change = "Similarity falls"
+    no_change = "Similarity never falls"
+    if is_distance:
         falls = -falls
+        change = "Distance rises"
+        no_change = "Distance never rises"
     most = falls.max()
     if not most > 0:
-        return "Likeness never falls from one layer to the next."
+        return f"{no_change} from one layer to the next."
     index = int(falls.argmax())
     before, after = compared["source_layer"].iloc[index : index + 2]
-    return f"Likeness falls most from layer {before} to layer {after}, by {most:.3f}."
+    source = compared["source"].iloc[0]
+    return f"{change} most between layers {before} and {after} of {source}, by {most:.3f}."
 
 
 def headlines_of(kind: str, result: Result, is_distance: bool) -> Sequence[Headline]:
@@ -107,7 +170,7 @@ def headlines_of(kind: str, result: Result, is_distance: bool) -> Sequence[Headl
     if is_same_layer.any():
         averaged = different_layers
     mean = float(averaged["value"].mean())
-    least = _least_alike(compared, is_distance)
+    least = PairValue.of(_least_similar(compared, is_distance))
     name = f"greatest_{kind}" if is_distance else f"least_{kind}"
     return [
         Headline.with_ends(name, least.value, least.low, least.high, at=least.layers),
@@ -118,7 +181,7 @@ def headlines_of(kind: str, result: Result, is_distance: bool) -> Sequence[Headl
 def rows_of(result: Result) -> str:
     """Return in words how much was compared.
 
-    This is "64 batches of 1,024 rows, 58 documents", or "1,018 stimuli". Batches may hold fewer
+    This is "64 batches of 1,024 tokens, 58 documents", or "1,018 stimuli". Batches may hold fewer
     rows than `tokens_per_batch` asks for. Results of earlier versions do not know their rows.
     """
     stimuli = result.provenance.get("stimuli")
@@ -129,51 +192,81 @@ def rows_of(result: Result) -> str:
     if "words" in result.scalars:
         return f"{result.scalars['words']:,.0f} words, {documents}"
     batches = result.scalars["batches"]
+    batches_in_words = f"{batches:.0f} batches"
+    if batches == 1:
+        batches_in_words = "1 batch"
     if "rows" not in result.scalars:
-        return f"{batches:.0f} batches, {documents}"
+        return f"{batches_in_words}, {documents}"
     rows = result.scalars["rows"] / batches
     about = "" if rows.is_integer() else "about "
-    return f"{batches:.0f} batches of {about}{rows:,.0f} rows, {documents}"
+    return f"{batches_in_words} of {about}{rows:,.0f} {_unit_of_rows(result)}, {documents}"
+
+
+def _unit_of_rows(result: Result) -> str:
+    """Return what a row of a batch is: "tokens", "words" or "rows of text"."""
+    text_facts = dict(result.provenance).get("data")
+    if isinstance(text_facts, Mapping) and text_facts.get("level") == "word":
+        return "words"
+    measure = result.config.get("measure") or {}
+    if measure.get("flatten", "token") != "token":
+        return "rows of text"
+    return "tokens"
 
 
 def show_layer_pairs(label: str, result: Result, is_distance: bool) -> None:
-    """Print a map of all layer pairs, and where likeness is least and falls most."""
+    """Print where models are most and least similar, a map of all layer pairs, and the null."""
     across = rows_across(result.table)
+    sentence = answer(label, across, is_distance)
+    if sentence:
+        show_text(sentence)
+
     sources = across["source_layer"].unique()
     targets = across["target_layer"].unique()
     source = across["source"].iloc[0]
     target = across["target"].iloc[0]
     is_itself = source == target
-    is_map = len(sources) * len(targets) > 1
-
-    if is_itself:
-        models = f"the layers of {source}"
-    elif is_map:
+    if len(sources) * len(targets) > 1:
         models = f"{source} (rows) and {target} (columns)"
-    else:
-        models = f"{source} and {target}"
-    units = "their groups" if "stimuli" in result.provenance else "documents"
-    show_text(f"{label} of {models}, {rows_of(result)}, 95 % intervals over {units}")
-
-    if is_map:
+        if is_itself:
+            models = f"the layers of {source}"
+        show_text(f"{capitalised(label)} of {models}:")
         values = across.pivot(index="source_layer", columns="target_layer", values="value")
         show_map(values.loc[sources, targets], is_distance)
+    elif not sentence:
+        row = across.iloc[0]
+        value = _value_in_words(row)
+        show_text(f"{capitalised(label)} of {_layers_in_words(row)} with itself is {value}.")
+
     compared = rows_at_equal_depth(across)
-    if len(compared):
-        for sentence in _sentences(compared, is_distance, is_itself):
-            show_text(sentence)
-    _show_groups_and_null(result)
+    if len(compared) > 1 and not is_itself:
+        show_text(_sentence_of_fall(compared, is_distance))
+    _show_groups_and_null(label, result)
+    show_what_was_read(result)
 
 
-def _show_groups_and_null(result: Result) -> None:
-    """Say how many rows were compared given the token, and what chance gives."""
+def show_what_was_read(result: Result) -> None:
+    """Say how much was compared, and what intervals are over if there are any."""
+    text = f"Computed on {rows_of(result)}."
+    if result.table["low"].notna().any():
+        units = "documents"
+        if "stimuli" in result.provenance:
+            units = "groups of stimuli"
+        text += f" 95 % intervals are over {units}."
+    show_text(text)
+
+
+def _show_groups_and_null(label: str, result: Result) -> None:
+    """Say how many rows were compared conditional on the token, and what chance gives."""
     scalars = result.scalars
     if "rows_used" in scalars:
+        unit = _unit_of_rows(result)
         show_text(
-            f"{scalars['rows_used']:.0%} of the rows stood in large enough groups of one token."
+            f"{100 * scalars['rows_used']:.0f} % of the {unit} occur often enough in a batch to "
+            "be compared conditional on the token."
         )
     if "largest_p" in scalars:
         show_text(
-            f"The closest layers are {scalars['largest_calibrated']:+.4f} above chance (of 1), "
-            f"p = {scalars['largest_p']:.3g} among all layer pairs."
+            f"Calibrated for chance, {label} of the most similar of all layer pairs is "
+            f"{number_text(scalars['largest_calibrated'], '.3f')} (0 by chance, 1 for a layer "
+            f"with itself; p = {scalars['largest_p']:.2g} among all pairs)."
         )

@@ -20,19 +20,24 @@ OF_STATES = ("model", "target", "layers", "data", "measure", "stimuli", "ruler")
 class LayerPairsConfig(MeasureConfig):
     """The settings that all measures of layer pairs have."""
 
-    batches: int = setting(BATCHES, by_recipe=True, least=1, most=10**9)  # whose mean is the value
-    # words, where the models' tokenizers differ
+    # number of batches whose mean is the value
+    batches: int = setting(BATCHES, by_recipe=True, least=1, most=10**9)
+    # number of tokens in a batch (of words, if the tokenizers differ)
     tokens_per_batch: int = setting(1024, least=1, most=TOKENS_AT_ONCE)
-    # of rows; auto: words where the tokenizers differ
-    level: Literal["auto", "token", "word"] = "auto"
-    embed: bool = False  # also the site before block 0
-    massive: Literal["drop", "keep"] = "drop"  # the few tokens whose long states decide some layer
-    # tokens of every row of text that are left out
+    # what is compared, tokens or words; auto: words if the tokenizers differ
+    unit: Literal["auto", "token", "word"] = "auto"
+    # also compare the embedding, the input of block 0
+    embed: bool = False
+    # drop excludes the few tokens with massive activations, which alone would decide a layer; keep
+    # includes them
+    massive: Literal["drop", "keep"] = "drop"
+    # number of tokens at the beginning of each row that are excluded
     skip_first: int = setting(0, least=0, most=CONTEXT)
-    skip_special_tokens: bool = False  # leave out BOS, EOS and the like
-    # token: rows are compared with those of the same token or word alone; token_position: less the
-    # means of their tokens and positions
-    given: Literal["none", "token", "token_position"] = "none"
+    # exclude special tokens such as BOS and EOS
+    skip_special_tokens: bool = False
+    # token: compare only states of the same token (or word); token_position: subtract the mean
+    # state of each token and position first
+    conditional_on: Literal["none", "token", "token_position"] = "none"
 
 
 @dataclass
@@ -42,9 +47,10 @@ class WithNull(LayerPairsConfig):
     compares_within_groups: ClassVar[bool] = False
     """Whether the measure can compare the rows of one token among themselves."""
 
-    # beside each value what permuted documents give, the calibrated value and p
+    # also compute the value by chance, from permuted documents: adds its mean, the calibrated
+    # value and a p-value
     null: bool = False
-    # of documents, in one batch; p is at least 1 / (this + 1)
+    # number of permutations of documents; the smallest p-value is 1 / (permutations + 1)
     permutations: int = setting(99, least=1, most=10**6)
 
     def settings_read(self) -> frozenset[str]:
@@ -55,8 +61,8 @@ class WithNull(LayerPairsConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.given != "none" and self.kind and not self.compares_within_groups:
+        if self.conditional_on != "none" and self.kind and not self.compares_within_groups:
             raise ConfigError(
-                f"measure={self.kind} compares all rows: omit measure.given={self.given}, or take "
-                "cka"
+                f"measure={self.kind} compares all rows: omit "
+                f"measure.conditional_on={self.conditional_on}, or take cka"
             )

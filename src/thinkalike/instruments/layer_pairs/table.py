@@ -47,8 +47,8 @@ def outcome_of_comparison(instrument: AnyPairMeasure, comparison: LayerPairCompa
     if instrument.same_layers:
         is_same = table["source_layer"] == table["target_layer"]
         table = table[is_same].reset_index(drop=True)
-    if comparison.measure.given != "none":
-        table["given"] = comparison.measure.given.replace("_", " and ")
+    if comparison.measure.conditional_on != "none":
+        table["given"] = comparison.measure.conditional_on.replace("_", " and ")
 
     across = table[table["source"] != table["target"]]
     arrays = _values(estimate, on_diagonal=instrument.same_layers) | instrument.arrays(estimate)
@@ -69,7 +69,7 @@ def _warn_of_few_rows_used(share: float, level: str) -> None:
     if share < FEW:
         log.warning(
             f"warning: only {100 * share:.0f} % of the {level}s occur often enough in a batch to "
-            "be compared given the token, and those are frequent ones; raise "
+            "be compared conditional on the token, and those are frequent ones; raise "
             "measure.tokens_per_batch"
         )
 

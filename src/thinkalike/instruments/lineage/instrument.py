@@ -42,7 +42,8 @@ class LineageConfig(MeasureConfig):
     """The settings of lineage."""
 
     kind: str = "lineage"
-    likeness: bool = True  # look for copies with reordered units, too
+    # also look for copies whose hidden units were reordered
+    likeness: bool = True
 
 
 class Lineage(

@@ -141,7 +141,7 @@ def fit_profiles(
                 folds=measure.folds,
                 permutations=measure.permutations,
                 groups=groups,
-                given=measure.given,
+                conditional_on=measure.conditional_on,
                 interactions=[(first, second) for first, second in measure.interactions],
                 null=measure.null,
                 seed=config.seed,
@@ -201,7 +201,9 @@ def importance_given_word(
     varying = [overlap.feature for overlap in overlaps if overlap.differing > 0]
     if varying:
         stimuli_with_words, word = _with_words_as_feature(stimuli)
-        measure = replace(config.measure_as(MLEMConfig), given=word, null=0, interactions=[])
+        measure = replace(
+            config.measure_as(MLEMConfig), conditional_on=word, null=0, interactions=[]
+        )
         config_given_word = replace(config, measure=measure)
         _, importance = fit_profiles(config_given_word, stimuli_with_words, sides)
         profile = importance.profile()

@@ -19,25 +19,33 @@ class MLEMConfig(StimulusDistanceConfig):
     """The settings of a metric-learning encoding model of every layer, and of its importances."""
 
     kind: str = "mlem"
-    # full: with an interaction of every two features
+    # diagonal: one weight for each feature; full: also one for the interaction of every two
     weights: Literal["diagonal", "full"] = "diagonal"
-    # ridges
+    # ridge penalties among which cross-validation chooses
     alphas: list[float] = setting(_default_alphas, least=0)
-    # indicator, as salle2024 has it | scaled, of ordered features | levels
+    # how two values of a feature differ: indicator, 0 or 1 as in Salle et al. (2024); scaled, by
+    # the distance of ordered values; levels, a weight for each pair of values
     difference: Literal["indicator", "scaled", "levels"] = "indicator"
-    # NaN is a value of its own
+    # what a missing value means: a level of its own, a difference that is ignored, a stimulus that
+    # is dropped, or an error
     missing: Literal["own_level", "ignore", "drop", "error"] = "own_level"
-    # of weights, by squared distances; recipe=paper: minmax
+    # how squared distances are scaled before the fit, which is the unit of the weights; auto:
+    # mean, or minmax with recipe=paper
     scale: Literal["auto", "mean", "minmax", "none"] = "auto"
-    folds: int = setting(5, least=2, most=10**4)  # outer and inner
-    together: Literal["sentence", "stimulus"] = "sentence"  # what a fold keeps together
-    permutations: int = setting(5, least=1, most=10**6)  # of each feature, on each fold
-    given: str | None = None  # a feature within whose levels the others are permuted
+    # number of folds of the outer and the inner cross-validation
+    folds: int = setting(5, least=2, most=10**4)
+    # what is never divided between two folds
+    together: Literal["sentence", "stimulus"] = "sentence"
+    # number of permutations of each feature in each fold, from which its importance is computed
+    permutations: int = setting(5, least=1, most=10**6)
+    # permute features only among stimuli that have the same value of this feature
+    conditional_on: str | None = None
     # pairs of features that are also permuted together
     interactions: list[list[str]] = field(default_factory=list)
-    # how often each feature moves between sentences, for p-values
+    # number of times that each feature is moved between sentences, for its importance by chance
+    # and p-values; 0: none
     null: int = setting(0, least=0, most=10**6)
-    # divisions of the stimuli for split-half references; 0: none
+    # number of random divisions of the stimuli into halves, for the split-half reference; 0: none
     references: int = setting(3, least=0, most=10**4)
 
     def __post_init__(self) -> None:
@@ -50,8 +58,8 @@ class MLEMConfig(StimulusDistanceConfig):
     def features_named(self) -> list[str]:
         """The features that the settings name."""
         names = []
-        if self.given is not None:
-            names.append(self.given)
+        if self.conditional_on is not None:
+            names.append(self.conditional_on)
         for pair in self.interactions:
             names += pair
         return names

@@ -23,14 +23,19 @@ class RSAConfig(StimulusDistanceConfig):
     """The settings of representational similarity analysis."""
 
     kind: str = "rsa"
+    # distance between the states of two stimuli; crossnobis needs repeated recordings
     distance: Literal[DistanceName, "crossnobis"] = "euclidean"  # type: ignore[assignment]
-    # of sentences, in Mantel's test; 0: no p-values
+    # number of permutations of sentences in Mantel's test; 0: no p-values
     permutations: int = setting(0, least=0, most=10**6)
+    # how two matrices of distances are compared: a rank correlation, a correlation, a cosine, or
+    # their whitened forms (_cov)
     comparator: Literal["spearman", "tau_a", "corr", "cosine", "corr_cov", "cosine_cov"] = (
         "spearman"
     )
-    noise: Literal["shrinkage", "diagonal", "none"] = "shrinkage"  # of distance=crossnobis
-    # of subjects and stimuli; 0: intervals are over subjects alone
+    # for distance=crossnobis: how the covariance of the noise is estimated
+    noise: Literal["shrinkage", "diagonal", "none"] = "shrinkage"
+    # number of bootstrap resamples of participants and stimuli; 0: intervals are over participants
+    # alone
     resamples: int = setting(1000, least=0, most=10**6)
 
     def __post_init__(self) -> None:

@@ -20,8 +20,9 @@ from thinkalike.instruments.ruler.rungs import (
     measure_rungs,
 )
 from thinkalike.instruments.ruler.screen import (
+    RESIDUAL_R2,
     sentence_of_ruler,
-    show_further_rungs,
+    show_further_points,
     show_readings,
     sides_with_readings,
 )
@@ -61,8 +62,8 @@ OWN_RUNGS: Mapping[str, Sequence[str]] = {
     "layers": tuple(BLOCKS_AWAY),
     "text": (TEXT,),
 }
-"""The rungs that the words of the setting `rungs` stand for; any other word names a model. Copies
-of fewer bits are always there."""
+"""The rungs that the words of the setting `calibration_points` stand for; any other word names a
+model. Copies of fewer bits are always there."""
 
 TOKENS_PER_PIECE = 128
 """Models read text in pieces of so many tokens at most."""
@@ -76,23 +77,25 @@ class RulerConfig(MeasureConfig):
     """The settings of the ruler."""
 
     kind: str = "ruler"
-    # of held-out text, in pieces of up to 128
+    # number of held-out words, in pieces of text of up to 128 tokens
     words: int = setting(WORDS, least=LEAST_WORDS, most=10**8)
-    massive: Literal["drop", "keep"] = "drop"  # the few words whose long states decide some layer
-    # layers: the own layers 1, 2 and 4 blocks away; text: states of other text; names and
-    # folders of further models
-    rungs: list[str] = field(default_factory=lambda: ["bits"])
+    # drop excludes the few words with massive activations, which alone would decide a layer; keep
+    # includes them
+    massive: Literal["drop", "keep"] = "drop"
+    # what each model is also compared with, besides rounded copies (bits): its own layers 1, 2 and
+    # 4 blocks away (layers), its states on other text (text), and models by name or folder
+    calibration_points: list[str] = field(default_factory=lambda: ["bits"])
 
     def __post_init__(self) -> None:
         super().__post_init__()
         # Copies of fewer bits are always rungs, and a rung is measured once. So other spellings
         # of the same list are the same job.
-        self.rungs = list(dict.fromkeys(["bits", *self.rungs]))
+        self.calibration_points = list(dict.fromkeys(["bits", *self.calibration_points]))
 
     @property
     def further_models(self) -> list[str]:
         """The names and folders of the models that are rungs."""
-        return [name for name in self.rungs if name not in OWN_RUNGS]
+        return [name for name in self.calibration_points if name not in OWN_RUNGS]
 
     def further_of(self, model: StateSource) -> list[str]:
         """Return the names of a model's rungs that are not copies of fewer bits.
@@ -101,7 +104,7 @@ class RulerConfig(MeasureConfig):
         each of its layers has such a one.
         """
         rungs = []
-        for name in self.rungs:
+        for name in self.calibration_points:
             for rung in OWN_RUNGS.get(name, (name,)):
                 if 2 * BLOCKS_AWAY.get(rung, 0) <= model.n_layers:
                     rungs.append(rung)
@@ -202,7 +205,7 @@ class Ruler(
         )
 
     def draw(self, result: Result, folder: Path) -> None:
-        label = "share of what varies beyond word, position and neighbours"
+        label = "residual R², mean of both directions"
         documents = result.scalars["documents"]
         figures.ruler(result.table, result.tables["rungs"], documents, folder, label)
 
@@ -220,13 +223,13 @@ class Ruler(
         table = result.table
         source = table["source"].iloc[0]
         target = table["target"].iloc[0]
-        title = (
-            f"What {source} and {target} share beyond the word, its position and its neighbours, "
-            "as bits of a copy"
-        )
-        show_readings(table, title, "shared")
         show_text(sentence_of_ruler(table, result.scalars))
-        show_further_rungs(result.tables["rungs"])
+        title = (
+            f"Residual R² (mean of both directions) of {source} and {target}, with the equivalent "
+            "bit width by residual R²"
+        )
+        show_readings(table, title, RESIDUAL_R2)
+        show_further_points(result.tables["rungs"])
 
 
 def _layer_pairs(layers: LayerChoice, models: Sequence[StateSource]) -> list[tuple[int, int]]:

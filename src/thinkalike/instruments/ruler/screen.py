@@ -1,4 +1,4 @@
-"""What a ruler's table says on the screen: what layer pairs share, as bits of copies."""
+"""What a ruler's table says on the screen: similarity, as bits of rounded copies."""
 
 from __future__ import annotations
 
@@ -8,20 +8,26 @@ from typing import overload
 import pandas as pd
 
 from thinkalike.instruments.ruler.rungs import MIXING, UNTRAINED
+from thinkalike.instruments.stitching.screen import in_bits
 from thinkalike.measures.ladder import RUNGS
 from thinkalike.screen import (
     Column,
     Table,
+    capitalised,
     number_column,
     number_of_documents,
+    number_text,
     show_table,
     span,
     text_column,
 )
 
+RESIDUAL_R2 = "residual R²"
+"""What the ruler measures: R² after word, position and local mixing are regressed out."""
+
 
 def show_readings(table: pd.DataFrame, title: str, label: str) -> None:
-    """Print the values of layer pairs, their readings in bits, and what local mixing shares.
+    """Print the values of layer pairs, their equivalent bit widths, and the local-mixing control.
 
     Args:
         table: The table of layer pairs.
@@ -36,21 +42,21 @@ def show_readings(table: pd.DataFrame, title: str, label: str) -> None:
     columns = [Column("layers", layers), Column(label, values)]
     for side, name in sides_with_readings(table.iloc[0]):
         bits = [bits_in_words(row, side) for _, row in table.iterrows()]
-        columns.append(Column(f"bits of {name}", bits))
-    columns.append(number_column("local mixing", local_mixing(table), ".2f"))
+        columns.append(Column(f"equivalent bit width of {name}", bits))
+    columns.append(number_column("local-mixing control", local_mixing(table), ".2f"))
     show_table(Table(title, columns))
 
 
-def show_further_rungs(rungs: pd.DataFrame) -> None:
-    """Print what each model shares, by layer, with its rungs other than copies of fewer bits."""
-    is_further = rungs["bits"].isna() & ~rungs["rung"].isin([MIXING, UNTRAINED])
-    for model, rows in rungs[is_further].groupby("model", sort=False):
+def show_further_points(points: pd.DataFrame) -> None:
+    """Print the calibration points of each model that are not rounded copies, by layer."""
+    is_further = points["bits"].isna() & ~points["rung"].isin([MIXING, UNTRAINED])
+    for model, rows in points[is_further].groupby("model", sort=False):
         cells = rows.pivot(index="rung", columns="layer", values="value")
         cells = cells.loc[rows["rung"].unique()]
-        columns = [text_column("rung", cells.index)]
+        columns = [text_column("calibration point", cells.index)]
         for layer in cells:
-            columns.append(number_column(str(layer), cells[layer], ".2f"))
-        show_table(Table(f"What {model} shares, by layer, with", columns))
+            columns.append(number_column(f"layer {layer}", cells[layer], ".2f"))
+        show_table(Table(f"Residual R² of {model} with further calibration points", columns))
 
 
 def sentence_of_ruler(table: pd.DataFrame, scalars: Mapping[str, float]) -> str:
@@ -61,24 +67,32 @@ def sentence_of_ruler(table: pd.DataFrame, scalars: Mapping[str, float]) -> str:
         scalars: The headline numbers of the result.
     """
     row = table.iloc[len(table) // 2]
-    layers = "these layers"
-    if len(table) > 1:
-        layers = f"layers {row['source_layer']} and {row['target_layer']}"
-    documents = f"over {number_of_documents(scalars)}"
-    mixing = f"{100 * float(local_mixing(row)):.0f} %"
-    beyond = (
-        f"Beyond the word, its position and its neighbours, {layers} of {row['source']} and "
+    answer = sentence_of_reading(row, RESIDUAL_R2)
+    return f"{answer} 95 % intervals are over {number_of_documents(scalars)}."
+
+
+def sentence_of_reading(row: pd.Series, label: str) -> str:
+    """Return how similar a layer pair is, beside its control and its equivalent bit widths.
+
+    Args:
+        row: A row of the table.
+        label: What the measure is called.
+    """
+    layers = (
+        f"layer {row['source_layer']} of {row['source']} and layer {row['target_layer']} of "
         f"{row['target']}"
     )
+    value = span(row["value"], row["low"], row["high"], ".2f")
+    control = number_text(local_mixing(row), ".2f")
+    of_layers = f"{capitalised(label)} of {layers} is {value}"
     if not shares_more(row):
         return (
-            f"{beyond} share no more than a network does that only mixes neighbouring words "
-            f"({row['value']:.2f} of what varies, against {mixing}, {documents})."
+            f"{of_layers}, not above the local-mixing control of {control}: the layers are no "
+            "more similar than a network that only mixes neighbouring tokens is to one of them."
         )
     return (
-        f"{beyond} share {100 * row['value']:.0f} % of what varies, {documents}: as much as "
-        f"{copies_in_words(row, 'shares')}. A network that only mixes neighbouring words shares "
-        f"{mixing}."
+        f"{of_layers}, above the local-mixing control of {control}. They are as similar as "
+        f"{copies_in_words(row)}."
     )
 
 
@@ -87,7 +101,7 @@ def local_mixing(table: pd.DataFrame) -> pd.Series: ...
 @overload
 def local_mixing(table: pd.Series) -> float: ...
 def local_mixing(table: pd.DataFrame | pd.Series) -> pd.Series | float:
-    """Return what local mixing shares with the source or with the target, whichever is more.
+    """Return the value of local mixing with the source or with the target, whichever is more.
 
     Results of earlier versions have an untrained twin in its place.
 
@@ -121,20 +135,13 @@ def shares_more(rows: pd.DataFrame | pd.Series, prefix: str = "") -> pd.Series |
     return bool(is_more and not interval_holds_zero)
 
 
-def copies_in_words(row: pd.Series, verb: str) -> str:
-    """Return with which copies the models of a layer pair share as much, in words.
-
-    Args:
-        row: A row of the table.
-        verb: "shares" or "has".
-    """
-    # Only the first clause has the verb: "A shares with its copy ..., and B with its copy ...".
-    subject_ends = f" {verb}"
+def copies_in_words(row: pd.Series) -> str:
+    """Return which rounded copies are as similar to their model as a layer pair is, in words."""
     clauses = []
     for side, name in sides_with_readings(row):
-        clauses.append(f"{name}{subject_ends} with its copy of {bits_in_words(row, side)} bits")
-        subject_ends = ""
-    return ", and ".join(clauses)
+        bits = in_bits(row[f"{side}_bits"])
+        clauses.append(f"{name} is to its copy rounded to {bits} bits")
+    return ", and as ".join(clauses)
 
 
 def sides_with_readings(row: pd.Series) -> list[tuple[str, str]]:
@@ -149,10 +156,8 @@ def sides_with_readings(row: pd.Series) -> list[tuple[str, str]]:
 
 
 def bits_in_words(row: pd.Series, side: str) -> str:
-    """Return the reading of a layer pair in bits of one side's model."""
+    """Return the equivalent bit width of one side's model at a layer pair, with its interval."""
     bits = row[f"{side}_bits"]
-    if bits <= RUNGS[0]:
-        return f"below {RUNGS[0]}"
-    if bits >= RUNGS[-1]:
-        return f"{RUNGS[-1]} or more"
-    return span(bits, row[f"{side}_bits_low"], row[f"{side}_bits_high"], ".1f")
+    if RUNGS[0] < bits < RUNGS[-1]:
+        return span(bits, row[f"{side}_bits_low"], row[f"{side}_bits_high"], ".1f")
+    return in_bits(bits)

@@ -85,11 +85,11 @@ def _passes_of_direction(
     """Return the passes of one direction; each stitch runs the tail of the target."""
     stitch = config.stitch
     row = config.data.context or min(source.context, target.context)
-    report_tokens = tokens_of_report(
-        config.data, config.data.report_tokens or REPORT_TOKENS, target.vocabulary
+    evaluation_tokens = tokens_of_report(
+        config.data, config.data.evaluation_tokens or REPORT_TOKENS, target.vocabulary
     )
     tokens_of_steps = stitch.steps * whole_rows(stitch.tokens_per_step, row)
-    most_fit_tokens = tokens_of_steps or report_tokens
+    most_fit_tokens = tokens_of_steps or evaluation_tokens
     fit_tokens = min(config.data.fit_tokens or most_fit_tokens, most_fit_tokens)
     training_tokens = tokens_of_steps * stitch.trained
     statistics_tokens = 0
@@ -127,9 +127,9 @@ def _passes_of_direction(
         ),
         source.passes("statistics", statistics_tokens, row, full=False),
         target.passes("statistics", max(statistics_tokens, means_tokens), row, full=False),
-        source.passes("report", report_tokens, row, full=False),
-        target.passes("report", report_tokens, row, 1 + maps_reported * tails_of_pairs),
-        target.passes("rungs", report_tokens, row, copies),
+        source.passes("report", evaluation_tokens, row, full=False),
+        target.passes("report", evaluation_tokens, row, 1 + maps_reported * tails_of_pairs),
+        target.passes("rungs", evaluation_tokens, row, copies),
     ]
     return [entry for entry in passes if entry.tokens]
 
@@ -152,10 +152,10 @@ def smaller_jobs(
     target_layers = shapes["target"].layers
     shortest_context = min(shape.context for shape in shapes.values())
     row = config.data.context or shortest_context
-    report_tokens = config.data.report_tokens or REPORT_TOKENS
+    evaluation_tokens = config.data.evaluation_tokens or REPORT_TOKENS
     names_training = not TRAINING_SETTINGS.isdisjoint(chosen)
     for layers, share in LADDER:
-        tokens = report_tokens // share
+        tokens = evaluation_tokens // share
         settings: dict[str, object] = {}
         if layers < max(source_layers, target_layers):
             settings["layers"] = layers_at_depths(layers, source_layers, target_layers)
@@ -166,7 +166,7 @@ def smaller_jobs(
                 if not names_training:
                     settings |= CLOSED_FORM
                 settings["data.fit_tokens"] = tokens
-            settings["data.report_tokens"] = tokens
+            settings["data.evaluation_tokens"] = tokens
         if tokens < LITTLE_REPORT and shortest_context > SHORT_ROW:
             # Little text is then of more documents.
             settings["data.context"] = SHORT_ROW

@@ -67,7 +67,7 @@ class Stitching(
         "stitch.steps": 3,
         "stitch.warmup": 1,
         "stitch.tokens_per_step": 512,
-        "data.report_tokens": 4096,
+        "data.evaluation_tokens": 4096,
     }
 
     # ---- the settings of a job
@@ -199,9 +199,9 @@ class Stitching(
         rows = MOST_ROWS if len(directions) == 1 else ROWS_OF_TWO
         for table in directions:
             show_direction(table, few(len(table), rows))
-        show_text(f"Intervals are over {number_of_documents(result.scalars)}.")
+        show_text(f"95 % intervals are over {number_of_documents(result.scalars)}.")
         if cut_models(result):
-            show_text(f"Layers end before their MLP: {cut_models(result)}.")
+            show_text(f"Stitched before the MLP of a layer: {cut_models(result)}.")
         first = directions[0]
         show_asymmetry(first)
         if "similarity" in first:

@@ -8,21 +8,26 @@ from typing import TYPE_CHECKING
 
 from thinkalike.config.parts import MIDDLE
 from thinkalike.errors import listed
-from thinkalike.screen import Column, Table, number_column, show_table, show_text, span
+from thinkalike.screen import (
+    Column,
+    Table,
+    number_column,
+    number_text,
+    show_table,
+    show_text,
+    span,
+)
 from thinkalike.store import Result
 
 if TYPE_CHECKING:
     import numpy as np
     import pandas as pd
 
-BASELINES = {"identity": "identity_penalty", "token mean": "token_mean_penalty"}
-"""The columns of baselines, by their headers on the screen."""
-
-BASELINES_IN_WORDS = {
-    "identity_penalty": "without a map",
-    "floor_penalty": "for {target} into itself",
+BASELINES = {
+    "identity baseline": "identity_penalty",
+    "token-mean baseline": "token_mean_penalty",
 }
-"""What the sentence of a direction says of the columns of baselines."""
+"""The columns of baselines, by their headers on the screen."""
 
 ASYMMETRIES = {"asymmetry": "nats per token", "asymmetry_bits_per_byte": "bits per byte"}
 """The units of the columns of asymmetries."""
@@ -45,19 +50,30 @@ def _arrows(table: pd.DataFrame) -> list[str]:
 
 
 def _layers_in_words(table: pd.DataFrame) -> str:
-    """Return which layers of the source are stitched, and to which layers if these differ."""
+    """Return which layers of the source are stitched into which of the target."""
+    source = table["source"].iloc[0]
+    target = table["target"].iloc[0]
     sources = table["source_layer"].tolist()
     targets = table["target_layer"].tolist()
+    into = "itself" if source == target else target
+    if sources == targets:
+        return f"{_listed_layers(sources)} of {source} into {into}"
     if len(sources) == 1:
-        if sources == targets:
-            return f"Layer {sources[0]}"
-        return f"Layer {sources[0]}, before block {targets[0] + 1},"
-    if sources != targets:
-        return f"Layers {min(sources)} to {max(sources)}, in {len(sources)} pairs,"
-    are_consecutive = sources == list(range(sources[0], sources[-1] + 1))
+        return f"layer {sources[0]} of {source} into layer {targets[0]} of {target}"
+    return (
+        f"{_listed_layers(sorted(set(sources)))} of {source} into "
+        f"{_listed_layers(sorted(set(targets)))} of {target} ({len(sources)} pairs)"
+    )
+
+
+def _listed_layers(layers: Sequence[int]) -> str:
+    """Return layers in words: "layer 1", "layers 0 to 5", "layers 0, 2, 5"."""
+    if len(layers) == 1:
+        return f"layer {layers[0]}"
+    are_consecutive = list(layers) == list(range(layers[0], layers[-1] + 1))
     if are_consecutive:
-        return f"Layers {sources[0]} to {sources[-1]}"
-    return f"Layers {', '.join(str(layer) for layer in sources)}"
+        return f"layers {layers[0]} to {layers[-1]}"
+    return f"layers {', '.join(str(layer) for layer in layers)}"
 
 
 def _range(table: pd.DataFrame, column: str) -> str:
@@ -69,24 +85,40 @@ def _range(table: pd.DataFrame, column: str) -> str:
     return f"{least} to {greatest}"
 
 
-def sentence_of_direction(table: pd.DataFrame) -> str:
-    """Return the cost of the stitches of one direction in nats and bits, and that of baselines."""
-    first = table.iloc[0]
-    is_itself = first["source"] == first["target"]
-    target = "itself" if is_itself else str(first["target"])
-    verb = "feeds" if len(table) == 1 else "feed"
-    cost = f"at a cost of {_range(table, 'penalty')} nats per token"
-    if "reading" in table:
-        cost += f", as much as rounding {target} to {_range(table, 'reading')} bits"
+def _range_of_bits(readings: pd.Series) -> str:
+    """Return the least and the greatest equivalent bit width, once if they round to the same."""
+    least = in_bits(readings.min())
+    greatest = in_bits(readings.max())
+    if least == greatest:
+        return least
+    return f"{least} to {greatest}"
 
-    baselines = []
-    if not is_itself:
-        for column, words in BASELINES_IN_WORDS.items():
-            if column in table:
-                baselines.append(f"{_range(table, column)} {words.format(target=target)}")
-    if baselines:
-        cost += f", against {' and '.join(baselines)}"
-    return f"{_layers_in_words(table)} of {first['source']} {verb} {target} {cost}."
+
+def sentence_of_direction(table: pd.DataFrame) -> str:
+    """Return what the stitches of one direction cost, in nats and in equivalent bits."""
+    target = table["target"].iloc[0]
+    cost = f"Stitching {_layers_in_words(table)} costs {_range(table, 'penalty')} nats per token"
+    if "reading" not in table:
+        return f"{cost}."
+    bits = _range_of_bits(table["reading"])
+    return f"{cost}, as much as rounding the weights of {target} to {bits} bits."
+
+
+def sentence_of_baselines(table: pd.DataFrame) -> str:
+    """Return what the baselines of one direction cost; "" for a model and itself."""
+    first = table.iloc[0]
+    if first["source"] == first["target"]:
+        return ""
+    costs = []
+    for name, column in BASELINES.items():
+        if column in table:
+            costs.append(f"the {name} {_range(table, column)}")
+    if "floor_penalty" in table:
+        floor = _range(table, "floor_penalty")
+        costs.append(f"the floor ({first['target']} into itself) {floor}")
+    if not costs:
+        return ""
+    return f"For comparison: {', '.join(costs)} nats per token."
 
 
 def in_bits(reading: float) -> str:
@@ -118,9 +150,12 @@ def show_direction(table: pd.DataFrame, rows: Sequence[int]) -> None:
     unit = "nats per token"
     if "penalty_bits_per_byte" in table:  # the tokenizers differ
         unit += f" of {first['target']}"
+    show_text(sentence_of_direction(table))
     title = f"{first['source']} → {first['target']}: loss and penalty, {unit}"
     show_table(Table(title, _columns_of_direction(table.iloc[[*rows]])))
-    show_text(sentence_of_direction(table))
+    baselines = sentence_of_baselines(table)
+    if baselines:
+        show_text(baselines)
     _show_convergence(table)
 
 
@@ -129,7 +164,7 @@ def _columns_of_direction(rows: pd.DataFrame) -> list[Column]:
     for row in rows.itertuples():
         penalties.append(span(row.penalty, row.penalty_low, row.penalty_high, ".2f"))
     columns = [
-        number_column("layer", _arrows(rows)),
+        number_column("layers", _arrows(rows)),
         number_column("loss", rows["stitching_loss"], ".2f"),
         number_column("penalty", penalties),
     ]
@@ -137,10 +172,11 @@ def _columns_of_direction(rows: pd.DataFrame) -> list[Column]:
         if name in rows:
             columns.append(number_column(label, rows[name], ".2f"))
     if "reading" in rows:
-        columns.append(number_column("bits", [in_bits(reading) for reading in rows["reading"]]))
+        bits = [in_bits(reading) for reading in rows["reading"]]
+        columns.append(number_column("bit width by loss", bits))
     if "left_to_gain" in rows:
         gains = [_gain_in_words(gain) for gain in rows["left_to_gain"]]
-        columns.append(number_column("to gain", gains))
+        columns.append(number_column("left to gain", gains))
     return columns
 
 
@@ -153,7 +189,10 @@ def _show_convergence(table: pd.DataFrame) -> None:
     if len(bounded):
         gain = max(bounded["left_to_gain"].max(), 0.0)
         layers = f" at {layer_pairs_in_words(bounded)}" if has_no_bound.any() else ""
-        show_text(f"Training three times longer would gain at most about {gain:.2f} nats{layers}.")
+        show_text(
+            "Training three times longer would gain at most about "
+            f"{number_text(gain, '.2f')} nats per token{layers}."
+        )
     if has_no_bound.any():
         layers = layer_pairs_in_words(table[has_no_bound])
         show_text(f"Not converged at {layers}: how much longer training would gain is unknown.")
@@ -181,8 +220,8 @@ def show_asymmetry(table: pd.DataFrame) -> None:
             difference = span(value, low, high, ".3f")
         layers = layer_pairs_in_words(table.iloc[[index]])
         show_text(
-            f"The directions differ most at {layers}, where {costs_more} costs {difference} "
-            f"{unit} more."
+            f"The two directions differ most at {layers}, where stitching {costs_more} costs "
+            f"{difference} {unit} more."
         )
 
 

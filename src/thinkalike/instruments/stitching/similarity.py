@@ -23,6 +23,7 @@ from thinkalike.instruments.ruler.table import shared_columns
 from thinkalike.instruments.ruler.words import WORDS, compare_words, fewest_words, say_left_out
 from thinkalike.instruments.stitching.setting import StitchSetting
 from thinkalike.memory import free_cached_memory
+from thinkalike.screen import number_text
 
 log = logging.getLogger(__name__)
 
@@ -97,23 +98,22 @@ def sentence_of_similarity(details: pd.DataFrame) -> str:
     first = details.iloc[0]
     is_more = shares_more(details, f"{PREFIX}_")
     if is_more.all():
-        verdict = "more"
+        verdict = "above"
     elif not is_more.any():
-        verdict = "no more"
+        verdict = "not above"
     else:
-        verdict = f"more at {is_more.sum()} of {len(details)} layer pairs"
+        verdict = f"at {is_more.sum()} of {len(details)} layer pairs above"
     return (
-        "Beyond the word, its position and its neighbours, the stitched layers of "
-        f"{first['source']} and {first['target']} share {_percent(details[PREFIX])} of what "
-        f"varies, {verdict} than a network that only mixes neighbouring words does "
-        f"({_percent(details[f'{PREFIX}_mixing'])})."
+        f"Residual R² of the stitched layers of {first['source']} and {first['target']} is "
+        f"{_range(details[PREFIX])}, {verdict} the local-mixing control "
+        f"({_range(details[f'{PREFIX}_mixing'])})."
     )
 
 
-def _percent(shares: pd.Series) -> str:
-    """Return the smallest and the largest share in percent, once if they round to the same."""
-    least = f"{100 * shares.min():.0f}"
-    most = f"{100 * shares.max():.0f}"
+def _range(values: pd.Series) -> str:
+    """Return the smallest and the largest value, once if they round to the same."""
+    least = number_text(values.min(), ".2f")
+    most = number_text(values.max(), ".2f")
     if least == most:
-        return f"{least} %"
-    return f"{least} to {most} %"
+        return least
+    return f"{least} to {most}"

@@ -167,7 +167,7 @@ def _likeness_of_checkpoints(
                 of_checkpoint = checkpoint["states"][layer][rows]
                 without_means = groups.without_means(of_checkpoint, positions[rows])
                 states.append(without_means.to(of_checkpoint))
-            metric = CKA(len(checkpoints), len(checkpoints), given="token")
+            metric = CKA(len(checkpoints), len(checkpoints), conditional_on="token")
             metric.update(
                 states,
                 states,

@@ -175,7 +175,7 @@ def feature_importance(
     folds: Count = 5,
     permutations: Repetitions = 5,
     groups: Any = None,
-    given: int | str | None = None,
+    conditional_on: int | str | None = None,
     interactions: Sequence[tuple[int | str, int | str]] = (),
     null: RepetitionsOrNone = 0,
     seed: Seed = 0,
@@ -193,13 +193,13 @@ def feature_importance(
         X, Y, groups: See `MLEM.fit`.
         folds: How many folds there are.
         permutations: How often features are permuted in each fold.
-        given: A feature, by number or name, within whose levels the values move: variance shared
-            with it does not count, and its own importance is 0.
+        conditional_on: A feature, by number or name, within whose levels the values move: variance
+            shared with it does not count, and its own importance is 0.
         interactions: Pairs (a, b) of features that are also permuted together, see
             `Importance.pair_effects`.
         null: The number of draws in which each feature is made irrelevant: its values move between
-            all stimuli (within `given`), with `groups` between whole groups, see `regrouped`, and
-            everything else is repeated, with f times the work for each draw.
+            all stimuli (within `conditional_on`), with `groups` between whole groups, see
+            `regrouped`, and everything else is repeated, with f times the work for each draw.
         seed: The seed of folds, permutations and draws.
 
     Raises:
@@ -215,11 +215,12 @@ def feature_importance(
     pairs = _pairs_of_features(interactions, table.columns)
     sets = (*((feature,) for feature in range(f)), *pairs)
     strata = torch.zeros(n)
-    if given is not None:
-        given_feature = table.columns.place(given, "given")
+    if conditional_on is not None:
+        given_feature = table.columns.place(conditional_on, "conditional_on")
         if table.stimulus_pairs.chosen is not None:
             raise ValueError(
-                "recipe='paper' permutes pairs, which have no strata: given needs recipe='stimuli'"
+                "recipe='paper' permutes pairs, which have no strata: "
+                "conditional_on needs recipe='stimuli'"
             )
         strata = table.values[:, given_feature].nan_to_num(torch.inf)
     generator = seeded(seed)

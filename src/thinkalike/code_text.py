@@ -39,6 +39,11 @@ def is_installed(module: str | None) -> bool:
     return file is None or str(Path(file).resolve()).startswith(_library_folders())
 
 
+def is_own_class(kind: type) -> bool:
+    """Return whether a class, or a class that it inherits from, is not of an installed package."""
+    return not all(is_installed(base.__module__) for base in kind.__mro__)
+
+
 def is_of_library(value: object) -> bool:
     """Return whether a global is a library, or a function or class of one."""
     if isinstance(value, ModuleType):
@@ -93,9 +98,7 @@ def globals_read(code: CodeType) -> set[str]:
 def code_text(code: CodeType) -> str:
     """Return what a code object does, without where it was written."""
     constants = [_constant_text(constant) for constant in code.co_consts]
-    return (
-        f"{code.co_code.hex()} {constants} {code.co_names} {code.co_freevars} {code.co_argcount}"
-    )
+    return f"{code.co_code.hex()} {constants} {code.co_names} {code.co_freevars} {code.co_argcount}"
 
 
 def _constant_text(constant: object) -> str:
